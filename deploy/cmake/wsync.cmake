@@ -1,0 +1,69 @@
+# Build rules shared by every folder: options of the whole tree, and the functions that declare a component, a test and a
+# fuzzer. Nothing is downloaded while configuring; every dependency is a system package.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_C_STANDARD 11)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "Build type" FORCE)
+endif()
+
+find_package(Threads REQUIRED)
+find_package(PkgConfig REQUIRED)
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(yaml-cpp REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(tl-expected REQUIRED)
+pkg_check_modules(UV REQUIRED IMPORTED_TARGET libuv)
+pkg_check_modules(ZMQ REQUIRED IMPORTED_TARGET libzmq)
+pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
+
+if(WSYNC_CUDA STREQUAL "ON")
+  message(FATAL_ERROR "WSYNC_CUDA=ON: the CUDA backend is not part of this release; configure with WSYNC_CUDA=OFF or AUTO")
+endif()
+message(STATUS "CUDA backend: off (not part of this release; host devices only)")
+
+add_library(wsync_warnings INTERFACE)
+target_compile_options(wsync_warnings INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wnon-virtual-dtor
+  -Woverloaded-virtual -Wimplicit-fallthrough -Wno-missing-field-initializers>)
+
+if(WSYNC_SANITIZER STREQUAL "address")
+  add_compile_options(-fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
+  add_link_options(-fsanitize=address,undefined)
+elseif(WSYNC_SANITIZER STREQUAL "thread")
+  add_compile_options(-fsanitize=thread -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=thread)
+elseif(NOT WSYNC_SANITIZER STREQUAL "")
+  message(FATAL_ERROR "WSYNC_SANITIZER is '${WSYNC_SANITIZER}'; expected empty, address or thread")
+endif()
+
+# wsync_component(<name> SOURCES <file>... HEADERS <file>... [LINK <target>...] [PRIVATE_LINK <target>...])
+# A static library wsync_<name> with alias wsync::<name>. Headers are included from the root of the tree.
+function(wsync_component name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;HEADERS;LINK;PRIVATE_LINK")
+  add_library(wsync_${name} STATIC ${arg_SOURCES})
+  add_library(wsync::${name} ALIAS wsync_${name})
+  target_sources(wsync_${name} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${arg_HEADERS})
+  set_target_properties(wsync_${name} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
+  target_link_libraries(wsync_${name} PUBLIC ${arg_LINK} PRIVATE wsync_warnings ${arg_PRIVATE_LINK})
+endfunction()
+
+# wsync_test(<name> LABEL <unit|contract|scenario|simulation|gpu> SOURCES <file>... LINK <target>... [TIMEOUT <seconds>])
+# One GoogleTest executable, one CTest entry.
+function(wsync_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LABEL;TIMEOUT" "SOURCES;LINK")
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE wsync_warnings ${arg_LINK} GTest::gtest GTest::gmock GTest::gtest_main)
+  target_compile_definitions(${name} PRIVATE WSYNC_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  add_test(NAME ${name} COMMAND ${name})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS ${arg_LABEL} TIMEOUT ${arg_TIMEOUT})
+endfunction()

@@ -1,0 +1,16 @@
+#include "shared/base/check.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace wsync {
+
+void check_failed(std::string_view condition, std::string_view message,
+                  std::source_location where) noexcept {
+  std::fprintf(stderr, "wsync: broken invariant (%.*s) at %s:%u: %.*s\n",
+               static_cast<int>(condition.size()), condition.data(), where.file_name(),
+               where.line(), static_cast<int>(message.size()), message.data());
+  std::abort();
+}
+
+}  // namespace wsync

@@ -1,0 +1,27 @@
+// Time as every state machine sees it: nanoseconds of a monotonic clock, given in with each event.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace wsync {
+
+// Nanoseconds since an arbitrary start; only differences mean something. Same clock for all processes of one host.
+enum class TimePoint : std::int64_t {};
+
+[[nodiscard]] inline TimePoint now() noexcept {
+  return TimePoint{std::chrono::duration_cast<std::chrono::nanoseconds>(
+                       std::chrono::steady_clock::now().time_since_epoch())
+                       .count()};
+}
+[[nodiscard]] constexpr TimePoint operator+(TimePoint t, std::chrono::nanoseconds d) noexcept {
+  return TimePoint{static_cast<std::int64_t>(t) + d.count()};
+}
+[[nodiscard]] constexpr std::chrono::nanoseconds operator-(TimePoint a, TimePoint b) noexcept {
+  return std::chrono::nanoseconds{static_cast<std::int64_t>(a) - static_cast<std::int64_t>(b)};
+}
+[[nodiscard]] constexpr double seconds(std::chrono::nanoseconds d) noexcept {
+  return static_cast<double>(d.count()) * 1e-9;
+}
+
+}  // namespace wsync

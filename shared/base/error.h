@@ -1,0 +1,76 @@
+// Error and Result: how every function of wsync reports failure. No exceptions cross a folder.
+#pragma once
+
+#include <cstdint>
+#include <source_location>
+#include <string>
+#include <string_view>
+#include <tl/expected.hpp>
+#include <utility>
+
+namespace wsync {
+
+// What kind of failure an Error is; decides exit codes and what the protocol does next.
+enum class ErrorCode : std::uint8_t {
+  kInvalidInput,      // a file, message, config or argument breaks a rule (exit code 2)
+  kNotFound,          // something named does not exist
+  kRefused,           // the peer, or a rule of the protocol, says no; nothing changed
+  kBusy,              // a resource stayed in use until the deadline
+  kDeadline,          // no answer before the deadline
+  kPeerLost,          // the other process went away
+  kFenced,            // a higher fence has been seen
+  kDigestMismatch,    // bytes differ from what their digest promises
+  kResourceExhausted, // memory, disk or descriptors
+  kCancelled,         // stopped on request
+  kIo,                // a system call failed
+  kInternal,          // a defect of wsync
+};
+
+// The code's stable lower-case name, as printed in JSON ("invalid_input").
+[[nodiscard]] std::string_view error_code_name(ErrorCode code) noexcept;
+
+// One failure: a code, one sentence (what, where, expected, found, what to do) and the source line that made it.
+class Error {
+ public:
+  Error(ErrorCode code, std::string message,
+        std::source_location where = std::source_location::current())
+      : code_(code), message_(std::move(message)), where_(where) {}
+
+  [[nodiscard]] ErrorCode code() const noexcept { return code_; }
+  [[nodiscard]] const std::string& message() const noexcept { return message_; }
+  [[nodiscard]] const std::source_location& where() const noexcept { return where_; }
+  // The same error with "context: " put before its sentence.
+  [[nodiscard]] Error with_context(std::string_view context) const;
+
+ private:
+  ErrorCode code_;
+  std::string message_;
+  std::source_location where_;
+};
+
+template <class T = void>
+using Result = tl::expected<T, Error>;
+
+// Makes the failed side of a Result: `return fail(ErrorCode::kIo, "...")`.
+[[nodiscard]] inline tl::unexpected<Error> fail(
+    ErrorCode code, std::string message,
+    std::source_location where = std::source_location::current()) {
+  return tl::unexpected<Error>(Error(code, std::move(message), where));
+}
+[[nodiscard]] inline tl::unexpected<Error> fail(Error error) {
+  return tl::unexpected<Error>(std::move(error));
+}
+// A failed system call: "<what>: <strerror(errno_value)>". ENOMEM, ENOSPC, EMFILE and ENFILE become kResourceExhausted,
+// ENOENT kNotFound, the rest kIo.
+[[nodiscard]] tl::unexpected<Error> fail_errno(
+    std::string_view what, int errno_value,
+    std::source_location where = std::source_location::current());
+
+}  // namespace wsync
+
+// Returns the error of a Result expression from the enclosing function.
+#define WSYNC_TRY(expression)                                              \
+  do {                                                                     \
+    if (auto wsync_try_result = (expression); !wsync_try_result)           \
+      return ::tl::unexpected(std::move(wsync_try_result).error());        \
+  } while (false)

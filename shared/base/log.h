@@ -1,0 +1,56 @@
+// Logging: one process-wide sink on standard error, as human lines or JSON lines.
+// Thread: every function may be called from any thread after log_init.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "shared/base/error.h"
+
+namespace wsync {
+
+enum class LogLevel : std::uint8_t { kDebug, kInfo, kWarning, kError, kOff };
+enum class LogFormat : std::uint8_t { kHuman, kJson };
+
+struct LogOptions {
+  LogLevel level = LogLevel::kInfo;
+  LogFormat format = LogFormat::kHuman;
+  std::string role;  // printed with every line, e.g. "sidecar host0"
+};
+
+// Configures the sink; may be called again (tests do).
+void log_init(const LogOptions& options);
+// "debug", "info", "warning", "error" or "off"; anything else is kInvalidInput naming the choices.
+[[nodiscard]] Result<LogLevel> parse_log_level(std::string_view text);
+// "human" or "json".
+[[nodiscard]] Result<LogFormat> parse_log_format(std::string_view text);
+// Whether a line of this level would be written.
+[[nodiscard]] bool log_enabled(LogLevel level) noexcept;
+// Writes one line.
+void log_write(LogLevel level, std::string_view message);
+
+template <class... Args>
+void log_debug(fmt::format_string<Args...> format, Args&&... args) {
+  if (log_enabled(LogLevel::kDebug))
+    log_write(LogLevel::kDebug, fmt::format(format, std::forward<Args>(args)...));
+}
+template <class... Args>
+void log_info(fmt::format_string<Args...> format, Args&&... args) {
+  if (log_enabled(LogLevel::kInfo))
+    log_write(LogLevel::kInfo, fmt::format(format, std::forward<Args>(args)...));
+}
+template <class... Args>
+void log_warning(fmt::format_string<Args...> format, Args&&... args) {
+  if (log_enabled(LogLevel::kWarning))
+    log_write(LogLevel::kWarning, fmt::format(format, std::forward<Args>(args)...));
+}
+template <class... Args>
+void log_error(fmt::format_string<Args...> format, Args&&... args) {
+  if (log_enabled(LogLevel::kError))
+    log_write(LogLevel::kError, fmt::format(format, std::forward<Args>(args)...));
+}
+
+}  // namespace wsync
