@@ -1,4 +1,5 @@
-// Fixed little-endian encoding of integers, strings and lists, with length checks before every read and allocation.
+// Fixed little-endian encoding of integers, strings and lists, with length checks before every read
+// and allocation.
 #pragma once
 
 #include <bit>
@@ -48,8 +49,8 @@ class ByteWriter {
   Bytes buffer_;
 };
 
-// Reads encoded values from a borrowed span. The first violation is remembered: later reads return zero values, and
-// finish() reports it, so that a decoder reads straight through and checks once.
+// Reads encoded values from a borrowed span. The first violation is remembered: later reads return
+// zero values, and finish() reports it, so that a decoder reads straight through and checks once.
 class ByteReader {
  public:
   explicit ByteReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
@@ -83,7 +84,8 @@ class ByteReader {
   [[nodiscard]] std::string get_string(std::uint64_t max_bytes, std::string_view field) {
     const auto n = get<std::uint32_t>(field);
     if (n > max_bytes) {
-      violate(field, std::to_string(n) + " bytes, at most " + std::to_string(max_bytes) + " allowed");
+      violate(field,
+              std::to_string(n) + " bytes, at most " + std::to_string(max_bytes) + " allowed");
       return {};
     }
     if (!want(n, field)) return {};
@@ -91,18 +93,19 @@ class ByteReader {
     at_ += n;
     return text;
   }
-  // A u32 count of at most max_count whose elements take at least min_element_bytes each, so that a hostile count
-  // cannot make the caller allocate more than the message's own size.
+  // A u32 count of at most max_count whose elements take at least min_element_bytes each, so that a
+  // hostile count cannot make the caller allocate more than the message's own size.
   [[nodiscard]] std::uint32_t get_count(std::uint64_t max_count, std::size_t min_element_bytes,
                                         std::string_view field) {
     const auto n = get<std::uint32_t>(field);
     if (n > max_count) {
-      violate(field, std::to_string(n) + " entries, at most " + std::to_string(max_count) + " allowed");
+      violate(field,
+              std::to_string(n) + " entries, at most " + std::to_string(max_count) + " allowed");
       return 0;
     }
     if (static_cast<std::uint64_t>(n) * min_element_bytes > remaining()) {
-      violate(field, std::to_string(n) + " entries do not fit in the " + std::to_string(remaining()) +
-                         " bytes that are left");
+      violate(field, std::to_string(n) + " entries do not fit in the " +
+                         std::to_string(remaining()) + " bytes that are left");
       return 0;
     }
     return n;
@@ -125,7 +128,8 @@ class ByteReader {
   bool want(std::uint64_t n, std::string_view field) {
     if (!ok()) return false;
     if (n > remaining()) {
-      violate(field, "needs " + std::to_string(n) + " bytes, " + std::to_string(remaining()) + " left");
+      violate(field,
+              "needs " + std::to_string(n) + " bytes, " + std::to_string(remaining()) + " left");
       return false;
     }
     return true;

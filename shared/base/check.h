@@ -1,4 +1,5 @@
-// WSYNC_CHECK: an invariant of wsync itself. A broken one aborts the process with the sentence and the source line.
+// WSYNC_CHECK: an invariant of wsync itself. A broken one aborts the process with the sentence and
+// the source line.
 #pragma once
 
 #include <source_location>
@@ -6,14 +7,15 @@
 
 namespace wsync {
 
-[[noreturn]] void check_failed(std::string_view condition, std::string_view message,
-                               std::source_location where = std::source_location::current()) noexcept;
+[[noreturn]] void check_failed(
+    std::string_view condition, std::string_view message,
+    std::source_location where = std::source_location::current()) noexcept;
 
 }  // namespace wsync
 
 // Active in every build type. `message` is only evaluated when the condition is false.
-#define WSYNC_CHECK(condition, message)                                      \
-  do {                                                                       \
-    if (!(condition)) [[unlikely]]                                           \
-      ::wsync::check_failed(#condition, (message));                          \
+#define WSYNC_CHECK(condition, message)             \
+  do {                                              \
+    if (!(condition)) [[unlikely]]                  \
+      ::wsync::check_failed(#condition, (message)); \
   } while (false)

@@ -6,7 +6,8 @@
 
 namespace wsync {
 
-// Nanoseconds since an arbitrary start; only differences mean something. Same clock for all processes of one host.
+// Nanoseconds since an arbitrary start; only differences mean something. Same clock for all
+// processes of one host.
 enum class TimePoint : std::int64_t {};
 
 [[nodiscard]] inline TimePoint now() noexcept {

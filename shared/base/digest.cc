@@ -12,15 +12,21 @@ std::string Digest::to_string() const { return fmt::format("{:016x}{:016x}", hig
 Result<Digest> Digest::parse(std::string_view text) {
   Digest digest;
   if (text.size() != 32)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("digest '{}' has {} characters; expected 32 hex digits", text, text.size()));
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("digest '{}' has {} characters; expected 32 hex digits", text, text.size()));
   for (std::size_t i = 0; i < 32; ++i) {
     const char c = text[i];
     std::uint64_t nibble = 0;
-    if (c >= '0' && c <= '9') nibble = static_cast<std::uint64_t>(c - '0');
-    else if (c >= 'a' && c <= 'f') nibble = static_cast<std::uint64_t>(c - 'a' + 10);
-    else if (c >= 'A' && c <= 'F') nibble = static_cast<std::uint64_t>(c - 'A' + 10);
-    else return fail(ErrorCode::kInvalidInput, fmt::format("digest '{}' has a character that is no hex digit", text));
+    if (c >= '0' && c <= '9')
+      nibble = static_cast<std::uint64_t>(c - '0');
+    else if (c >= 'a' && c <= 'f')
+      nibble = static_cast<std::uint64_t>(c - 'a' + 10);
+    else if (c >= 'A' && c <= 'F')
+      nibble = static_cast<std::uint64_t>(c - 'A' + 10);
+    else
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("digest '{}' has a character that is no hex digit", text));
     std::uint64_t& half = i < 16 ? digest.high : digest.low;
     half = (half << 4U) | nibble;
   }

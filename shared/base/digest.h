@@ -13,7 +13,8 @@
 
 namespace wsync {
 
-// 128 bits; to_string is 32 lower-case hex digits, high half first (the canonical form of `xxhsum -H2`).
+// 128 bits; to_string is 32 lower-case hex digits, high half first (the canonical form of `xxhsum
+// -H2`).
 struct Digest {
   std::uint64_t low = 0;
   std::uint64_t high = 0;
@@ -37,7 +38,7 @@ class Digester {
   void update(std::span<const std::byte> bytes) noexcept;
   void update(const Digest& digest) noexcept;  // its 16 canonical bytes
   void update(std::string_view text) noexcept;
-  void update(std::uint64_t value) noexcept;   // 8 little-endian bytes
+  void update(std::uint64_t value) noexcept;  // 8 little-endian bytes
   [[nodiscard]] Digest finish() const noexcept;
   void reset() noexcept;
 

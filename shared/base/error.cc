@@ -7,18 +7,30 @@ namespace wsync {
 
 std::string_view error_code_name(ErrorCode code) noexcept {
   switch (code) {
-    case ErrorCode::kInvalidInput: return "invalid_input";
-    case ErrorCode::kNotFound: return "not_found";
-    case ErrorCode::kRefused: return "refused";
-    case ErrorCode::kBusy: return "busy";
-    case ErrorCode::kDeadline: return "deadline";
-    case ErrorCode::kPeerLost: return "peer_lost";
-    case ErrorCode::kFenced: return "fenced";
-    case ErrorCode::kDigestMismatch: return "digest_mismatch";
-    case ErrorCode::kResourceExhausted: return "resource_exhausted";
-    case ErrorCode::kCancelled: return "cancelled";
-    case ErrorCode::kIo: return "io";
-    case ErrorCode::kInternal: return "internal";
+    case ErrorCode::kInvalidInput:
+      return "invalid_input";
+    case ErrorCode::kNotFound:
+      return "not_found";
+    case ErrorCode::kRefused:
+      return "refused";
+    case ErrorCode::kBusy:
+      return "busy";
+    case ErrorCode::kDeadline:
+      return "deadline";
+    case ErrorCode::kPeerLost:
+      return "peer_lost";
+    case ErrorCode::kFenced:
+      return "fenced";
+    case ErrorCode::kDigestMismatch:
+      return "digest_mismatch";
+    case ErrorCode::kResourceExhausted:
+      return "resource_exhausted";
+    case ErrorCode::kCancelled:
+      return "cancelled";
+    case ErrorCode::kIo:
+      return "io";
+    case ErrorCode::kInternal:
+      return "internal";
   }
   return "unknown";
 }
@@ -34,9 +46,14 @@ tl::unexpected<Error> fail_errno(std::string_view what, int errno_value,
     case ENOMEM:
     case ENOSPC:
     case EMFILE:
-    case ENFILE: code = ErrorCode::kResourceExhausted; break;
-    case ENOENT: code = ErrorCode::kNotFound; break;
-    default: break;
+    case ENFILE:
+      code = ErrorCode::kResourceExhausted;
+      break;
+    case ENOENT:
+      code = ErrorCode::kNotFound;
+      break;
+    default:
+      break;
   }
   char buffer[128] = {};
   const char* text = strerror_r(errno_value, buffer, sizeof buffer);

@@ -12,24 +12,25 @@ namespace wsync {
 
 // What kind of failure an Error is; decides exit codes and what the protocol does next.
 enum class ErrorCode : std::uint8_t {
-  kInvalidInput,      // a file, message, config or argument breaks a rule (exit code 2)
-  kNotFound,          // something named does not exist
-  kRefused,           // the peer, or a rule of the protocol, says no; nothing changed
-  kBusy,              // a resource stayed in use until the deadline
-  kDeadline,          // no answer before the deadline
-  kPeerLost,          // the other process went away
-  kFenced,            // a higher fence has been seen
-  kDigestMismatch,    // bytes differ from what their digest promises
-  kResourceExhausted, // memory, disk or descriptors
-  kCancelled,         // stopped on request
-  kIo,                // a system call failed
-  kInternal,          // a defect of wsync
+  kInvalidInput,       // a file, message, config or argument breaks a rule (exit code 2)
+  kNotFound,           // something named does not exist
+  kRefused,            // the peer, or a rule of the protocol, says no; nothing changed
+  kBusy,               // a resource stayed in use until the deadline
+  kDeadline,           // no answer before the deadline
+  kPeerLost,           // the other process went away
+  kFenced,             // a higher fence has been seen
+  kDigestMismatch,     // bytes differ from what their digest promises
+  kResourceExhausted,  // memory, disk or descriptors
+  kCancelled,          // stopped on request
+  kIo,                 // a system call failed
+  kInternal,           // a defect of wsync
 };
 
 // The code's stable lower-case name, as printed in JSON ("invalid_input").
 [[nodiscard]] std::string_view error_code_name(ErrorCode code) noexcept;
 
-// One failure: a code, one sentence (what, where, expected, found, what to do) and the source line that made it.
+// One failure: a code, one sentence (what, where, expected, found, what to do) and the source line
+// that made it.
 class Error {
  public:
   Error(ErrorCode code, std::string message,
@@ -60,8 +61,8 @@ using Result = tl::expected<T, Error>;
 [[nodiscard]] inline tl::unexpected<Error> fail(Error error) {
   return tl::unexpected<Error>(std::move(error));
 }
-// A failed system call: "<what>: <strerror(errno_value)>". ENOMEM, ENOSPC, EMFILE and ENFILE become kResourceExhausted,
-// ENOENT kNotFound, the rest kIo.
+// A failed system call: "<what>: <strerror(errno_value)>". ENOMEM, ENOSPC, EMFILE and ENFILE become
+// kResourceExhausted, ENOENT kNotFound, the rest kIo.
 [[nodiscard]] tl::unexpected<Error> fail_errno(
     std::string_view what, int errno_value,
     std::source_location where = std::source_location::current());
@@ -69,8 +70,8 @@ using Result = tl::expected<T, Error>;
 }  // namespace wsync
 
 // Returns the error of a Result expression from the enclosing function.
-#define WSYNC_TRY(expression)                                              \
-  do {                                                                     \
-    if (auto wsync_try_result = (expression); !wsync_try_result)           \
-      return ::tl::unexpected(std::move(wsync_try_result).error());        \
+#define WSYNC_TRY(expression)                                       \
+  do {                                                              \
+    if (auto wsync_try_result = (expression); !wsync_try_result)    \
+      return ::tl::unexpected(std::move(wsync_try_result).error()); \
   } while (false)

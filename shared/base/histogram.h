@@ -1,4 +1,5 @@
-// A histogram of non-negative integers with logarithmic buckets: every quantile is exact within 1/32 of its value.
+// A histogram of non-negative integers with logarithmic buckets: every quantile is exact within
+// 1/32 of its value.
 #pragma once
 
 #include <array>

@@ -11,29 +11,31 @@ inline constexpr std::uint64_t kMiB = 1024 * kKiB;
 inline constexpr std::uint64_t kGiB = 1024 * kMiB;
 
 // --- weights ---
-inline constexpr std::uint64_t kSafetensorsHeaderBytes = 100'000'000;  // the reference reader's own limit
-inline constexpr std::uint64_t kTensorCount = 1U << 20U;               // Kimi-K2 has 138,240
+inline constexpr std::uint64_t kSafetensorsHeaderBytes =
+    100'000'000;                                          // the reference reader's own limit
+inline constexpr std::uint64_t kTensorCount = 1U << 20U;  // Kimi-K2 has 138,240
 inline constexpr std::uint64_t kTensorNameBytes = 1024;
 inline constexpr std::uint64_t kTensorRank = 8;
 inline constexpr std::uint64_t kCheckpointFileCount = 100'000;
 inline constexpr std::uint64_t kIndexFileBytes = 256 * kMiB;
-inline constexpr std::uint64_t kLeafBytes = 1 * kMiB;        // unit of the content digest
-inline constexpr std::uint64_t kPieceAlignBytes = 256;       // alignment of a piece inside a bucket
-inline constexpr std::uint64_t kBucketAlignBytes = 4096;     // alignment of a bucket inside an arena
+inline constexpr std::uint64_t kLeafBytes = 1 * kMiB;   // unit of the content digest
+inline constexpr std::uint64_t kPieceAlignBytes = 256;  // alignment of a piece inside a bucket
+inline constexpr std::uint64_t kBucketAlignBytes =
+    256;  // alignment of a bucket inside an arena: a split tensor stays contiguous
 inline constexpr std::uint64_t kBucketBytesMin = 1 * kMiB;
 inline constexpr std::uint64_t kBucketBytesMax = 8 * kGiB;
 inline constexpr std::uint64_t kBucketBytesDefault = 64 * kMiB;
 inline constexpr std::uint64_t kModelBytesMax = 1ULL << 44U;  // 16 TiB
 
 // --- control ---
-inline constexpr std::uint64_t kMessageBytes = 512 * kMiB;   // one control message, layouts included
-inline constexpr std::uint64_t kStringBytes = 64 * kKiB;     // one string field
+inline constexpr std::uint64_t kMessageBytes = 512 * kMiB;  // one control message, layouts included
+inline constexpr std::uint64_t kStringBytes = 64 * kKiB;    // one string field
 inline constexpr std::uint64_t kReplicaNameBytes = 128;
 inline constexpr std::uint64_t kSidecarCount = 1024;
-inline constexpr std::uint64_t kReplicaCount = 4096;         // in one fleet
-inline constexpr std::uint64_t kReplicaRankCount = 256;      // ranks of one replica
+inline constexpr std::uint64_t kReplicaCount = 4096;     // in one fleet
+inline constexpr std::uint64_t kReplicaRankCount = 256;  // ranks of one replica
 inline constexpr std::uint64_t kTrainerRankCount = 4096;
-inline constexpr std::uint64_t kDeviceCount = 64;            // of one sidecar
+inline constexpr std::uint64_t kDeviceCount = 64;  // of one sidecar
 inline constexpr std::uint64_t kWithdrawnCount = 4096;
 inline constexpr std::uint64_t kFdsPerFrame = 64;
 inline constexpr std::uint64_t kRangesPerTensor = 8;
@@ -53,14 +55,17 @@ inline constexpr std::int64_t kReconnectMaxMs = 2'000;
 inline constexpr std::int64_t kPublishDeadlineMs = 900'000;
 
 // --- memory ---
-inline constexpr std::uint64_t kVersionsHeldDefault = 2;     // serving (or previous) and incoming
+inline constexpr std::uint64_t kVersionsHeldDefault = 2;  // serving (or previous) and incoming
 inline constexpr std::uint64_t kSidecarOverheadBytes = 64 * kMiB;
 
 static_assert(kLeafBytes % kPieceAlignBytes == 0);
 static_assert(kBucketBytesMin >= kLeafBytes, "a bucket holds at least one leaf");
-static_assert(kBucketAlignBytes % kPieceAlignBytes == 0);
-static_assert(kTensorCount * (kTensorNameBytes / 4) <= kMessageBytes, "a layout of typical names fits in a message");
-static_assert(kHeartbeatDeadlineMs >= 5 * kHeartbeatIntervalMs, "a few lost heartbeats are not a lost peer");
+static_assert(kBucketAlignBytes == kPieceAlignBytes,
+              "a tensor split over buckets is contiguous in the arena");
+static_assert(kTensorCount * (kTensorNameBytes / 4) <= kMessageBytes,
+              "a layout of typical names fits in a message");
+static_assert(kHeartbeatDeadlineMs >= 5 * kHeartbeatIntervalMs,
+              "a few lost heartbeats are not a lost peer");
 static_assert(kSwitchDeadlineMs >= kPauseDeadlineMs + kLoadDeadlineMs + kCommitDeadlineMs);
 static_assert(kPublishDeadlineMs >= kAnnounceDeadlineMs + kStageDeadlineMs + kSwitchDeadlineMs);
 

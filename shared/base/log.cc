@@ -1,22 +1,26 @@
 #include "shared/base/log.h"
 
+#include <memory>
+#include <mutex>
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
-
-#include <memory>
-#include <mutex>
 
 namespace wsync {
 namespace {
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
   switch (level) {
-    case LogLevel::kDebug: return spdlog::level::debug;
-    case LogLevel::kInfo: return spdlog::level::info;
-    case LogLevel::kWarning: return spdlog::level::warn;
-    case LogLevel::kError: return spdlog::level::err;
-    case LogLevel::kOff: return spdlog::level::off;
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarning:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+    case LogLevel::kOff:
+      return spdlog::level::off;
   }
   return spdlog::level::info;
 }
@@ -30,7 +34,8 @@ void append_json_string(spdlog::memory_buf_t& out, std::string_view text) {
       out.push_back('\\');
       out.push_back(c);
     } else if (byte < 0x20) {
-      for (const char e : {'\\', 'u', '0', '0', kHex[byte >> 4U], kHex[byte & 15U]}) out.push_back(e);
+      for (const char e : {'\\', 'u', '0', '0', kHex[byte >> 4U], kHex[byte & 15U]})
+        out.push_back(e);
     } else {
       out.push_back(c);
     }
@@ -65,7 +70,8 @@ class JsonFormatter final : public spdlog::formatter {
 
 std::shared_ptr<spdlog::logger> make_logger(const LogOptions& options) {
   auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
-  auto logger = std::make_shared<spdlog::logger>(options.role.empty() ? "wsync" : options.role, sink);
+  auto logger =
+      std::make_shared<spdlog::logger>(options.role.empty() ? "wsync" : options.role, sink);
   if (options.format == LogFormat::kJson) {
     logger->set_formatter(std::make_unique<JsonFormatter>());
   } else {
@@ -91,8 +97,9 @@ Result<LogLevel> parse_log_level(std::string_view text) {
   if (text == "warning") return LogLevel::kWarning;
   if (text == "error") return LogLevel::kError;
   if (text == "off") return LogLevel::kOff;
-  return fail(ErrorCode::kInvalidInput,
-              fmt::format("log level '{}' is unknown; expected debug, info, warning, error or off", text));
+  return fail(
+      ErrorCode::kInvalidInput,
+      fmt::format("log level '{}' is unknown; expected debug, info, warning, error or off", text));
 }
 
 Result<LogFormat> parse_log_format(std::string_view text) {

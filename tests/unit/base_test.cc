@@ -1,6 +1,5 @@
-#include <gtest/gtest.h>
-
 #include <cerrno>
+#include <gtest/gtest.h>
 #include <random>
 
 #include "shared/base/bytes.h"
@@ -131,7 +130,9 @@ TEST(Log, JsonLinesEscapeAndRespectTheLevel) {
   const std::string out = testing::internal::GetCapturedStderr();
   log_init({});
   EXPECT_EQ(out.find("hidden"), std::string::npos);
-  EXPECT_NE(out.find(R"("level":"warning","role":"side\"car","message":"line\u000a7"})"), std::string::npos) << out;
+  EXPECT_NE(out.find(R"("level":"warning","role":"side\"car","message":"line\u000a7"})"),
+            std::string::npos)
+      << out;
 }
 
 TEST(CheckDeathTest, AbortsWithTheSentence) {

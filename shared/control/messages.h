@@ -1,0 +1,501 @@
+// Every message of wsync as a struct: the contract of its processes. Who sends what to whom:
+//
+//   sidecar     -> coordinator   Hello, Accept, Refuse, Staged, Decided, Switched, VerifyReply,
+//   Heartbeat, Leave, Error coordinator -> sidecar       Welcome, Announce, Stage, Decide, Abort,
+//   Verify, Heartbeat, Leave, Error command     -> coordinator   Push, Rollback, Verify, Status (a
+//   sidecar answers Verify and Status as well) coordinator -> command       Progress, PushReply,
+//   RollbackReply, VerifyReply, StatusReply, Error engine rank -> sidecar       EngineHello,
+//   Prepared, Paused, BucketDone, Loaded, Committed, Resumed, Digests, Error sidecar     -> engine
+//   rank   EngineWelcome, Refuse, Prepare, Release, Pause, Load, BucketReady, Commit, Resume,
+//   ReadDigests, Abort trainer     -> sidecar       ArenaOffer (with descriptors, on the host link)
+//   sidecar     -> trainer       ArenaRequest (on the host link)
+//
+// Each travels behind an Envelope (codec.h). Versions, fences and decisions are explained in
+// README.md of this folder.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "shared/base/bytes.h"
+#include "shared/base/digest.h"
+#include "shared/weights/version.h"
+
+namespace wsync::control {
+
+inline constexpr std::uint32_t kMagic = 0x434e5357;  // "WSNC"
+inline constexpr std::uint16_t kProtocolVersion = 1;
+
+// What keeps an old coordinator from changing anything. Compared as a pair, epoch first.
+struct Fence {
+  std::uint64_t epoch = 0;
+  std::array<std::uint64_t, 2> run_id{};  // 128 random bits of one coordinator process
+  friend bool operator==(const Fence&, const Fence&) = default;
+  friend auto operator<=>(const Fence&, const Fence&) = default;
+};
+
+// Grows with every decision under one fence; 0 = no decision yet. Ordered as (fence, number).
+struct Decision {
+  Fence fence;
+  std::uint64_t number = 0;
+  friend bool operator==(const Decision&, const Decision&) = default;
+  friend auto operator<=>(const Decision&, const Decision&) = default;
+};
+
+enum class MessageType : std::uint16_t {
+  kHello = 1,
+  kWelcome,
+  kAnnounce,
+  kAccept,
+  kRefuse,
+  kStage,
+  kStaged,
+  kDecide,
+  kDecided,
+  kSwitched,
+  kAbort,
+  kHeartbeat,
+  kLeave,
+  kError,
+  kPush,
+  kPushReply,
+  kProgress,
+  kRollback,
+  kRollbackReply,
+  kVerify,
+  kVerifyReply,
+  kStatus,
+  kStatusReply,
+  kEngineHello,
+  kEngineWelcome,
+  kPrepare,
+  kPrepared,
+  kRelease,
+  kPause,
+  kPaused,
+  kLoad,
+  kBucketReady,
+  kBucketDone,
+  kLoaded,
+  kCommit,
+  kCommitted,
+  kResume,
+  kResumed,
+  kReadDigests,
+  kDigests,
+  kArenaRequest,
+  kArenaOffer,
+};
+inline constexpr MessageType kLastMessageType = MessageType::kArenaOffer;
+
+// What precedes every message; fixed size on the wire (kEnvelopeBytes in codec.h).
+struct Envelope {
+  Fence fence;                // the sender's view; a lower one than the receiver's changes nothing
+  std::uint64_t round = 0;    // of the coordinator; a reply echoes it
+  std::uint64_t request = 0;  // chosen by the asker; a reply echoes it
+  std::string replica;        // empty: not about one replica. At most limits::kReplicaNameBytes
+  std::uint32_t rank = 0;     // of that replica
+};
+
+// ---- shared parts ----
+
+enum class ReplicaState : std::uint8_t {
+  kAbsent,   // some rank is not attached
+  kServing,  // serves `version` on every rank
+  kBehind,   // serves an older version than the target, untouched
+  kPaused,   // whole, not serving
+  kLoading,  // inside its switch
+  kTainted,  // its memory matches no version; never routed to
+};
+enum class RankState : std::uint8_t { kLoading, kServing, kPaused, kLoaded, kTainted };
+
+struct ReplicaReport {
+  std::string replica;
+  std::uint32_t world_size = 1;
+  std::uint32_t ranks_attached = 0;
+  ReplicaState state = ReplicaState::kAbsent;
+  bool ready = false;  // may be routed to
+  Version version;     // active on every rank; 0.0 = none
+  std::string reason;  // why it is not ready, one sentence
+};
+
+enum class SwitchOutcome : std::uint8_t { kCommitted, kBehind, kRolledBack, kTainted, kFailed };
+
+// How the switch of one replica ended. Times in nanoseconds.
+struct ReplicaOutcome {
+  std::string replica;
+  SwitchOutcome outcome = SwitchOutcome::kFailed;
+  Version version;              // what the replica runs now
+  std::string reason;           // empty when committed
+  std::uint64_t wait_ns = 0;    // PAUSE sent to the last rank's PAUSED
+  std::uint64_t paused_ns = 0;  // last rank's PAUSED to RESUME sent
+  std::uint64_t load_ns = 0;    // LOAD sent to the last rank's LOADED
+  std::uint64_t bytes = 0;      // loaded, summed over the ranks
+};
+
+// One thing that does not fit between the trainer's layout and an engine's.
+enum class ProblemKind : std::uint8_t { kMissing, kExtra, kDtype, kShape, kRange, kMemory, kOther };
+struct Problem {
+  ProblemKind kind = ProblemKind::kOther;
+  std::string tensor;
+  std::string detail;   // one sentence: expected, found
+  std::string nearest;  // nearest name on the other side; empty = none is near
+};
+
+// ---- coordinator and sidecar ----
+
+// First message of a sidecar on every connection, and again after each Welcome that raised its
+// fence.
+struct Hello {
+  static constexpr MessageType kType = MessageType::kHello;
+  std::string name;  // of the sidecar, unique in the fleet
+  std::string host;  // host name, for people
+  std::uint32_t pid = 0;
+  std::string boot_id;       // kernel boot id: says only that a same-host hand-over is worth trying
+  std::string data_address;  // tcp://host:port of its relay, empty when it has none
+  Decision decision;         // newest persisted
+  Version target;            // of that decision
+  std::vector<Version> withdrawn;
+  std::vector<Version> staged;  // complete and verified copies it holds
+  std::vector<ReplicaReport> replicas;
+  Digest layout;  // of the layout it knows; zero = none
+};
+
+struct Welcome {
+  static constexpr MessageType kType = MessageType::kWelcome;
+  std::string host_socket;   // pathname of the Unix socket that hands over descriptors
+  std::string data_address;  // tcp://host:port that serves buckets; empty = none
+  std::uint32_t heartbeat_ms = 0;
+  std::uint32_t deadline_ms = 0;  // silence longer than this is a loss
+};
+
+// A version is offered. The layout travels when the receiver does not know its digest.
+struct Announce {
+  static constexpr MessageType kType = MessageType::kAnnounce;
+  Version version;
+  Digest layout_digest;
+  Bytes layout;  // encoded Manifest, or empty
+  Digest content_digest;
+  std::uint64_t bucket_bytes = 0;
+  std::uint64_t arena_bytes = 0;
+};
+struct Accept {
+  static constexpr MessageType kType = MessageType::kAccept;
+  Version version;
+};
+struct Refuse {
+  static constexpr MessageType kType = MessageType::kRefuse;
+  Version version;
+  std::string reason;
+  bool layout_unknown = false;  // send the Announce again with its layout
+  std::vector<Problem> problems;
+};
+
+enum class TransportKind : std::uint8_t { kMemfd, kTcp };
+
+struct Stage {
+  static constexpr MessageType kType = MessageType::kStage;
+  Version version;
+  TransportKind transport = TransportKind::kMemfd;
+  std::string source;  // memfd: the host socket; tcp: data address of the predecessor in the chain
+  std::uint64_t first_bucket = 0;  // tcp: the first one wanted when attached again
+};
+struct Staged {
+  static constexpr MessageType kType = MessageType::kStaged;
+  Version version;
+  Digest content_digest;  // computed by the sidecar over the bytes it holds
+  std::uint64_t bytes = 0;
+  std::uint64_t staging_ns = 0;
+  std::string failure;  // not empty: staging failed, the rest is void
+};
+
+enum class DecisionKind : std::uint8_t { kSwitch, kRollback };
+enum class PauseMode : std::uint8_t { kAbort, kWait, kKeep };
+
+struct Decide {
+  static constexpr MessageType kType = MessageType::kDecide;
+  std::uint64_t number = 0;  // under the envelope's fence
+  DecisionKind kind = DecisionKind::kSwitch;
+  Version target;
+  std::vector<Version> withdrawn;  // all known ones
+  PauseMode mode = PauseMode::kAbort;
+  std::uint32_t pause_deadline_ms = 0;
+  std::uint32_t load_deadline_ms = 0;
+};
+// The decision is on the sidecar's disc.
+struct Decided {
+  static constexpr MessageType kType = MessageType::kDecided;
+  std::uint64_t number = 0;
+  bool refused = false;
+  std::string reason;
+};
+// Every replica of the sidecar has finished its switch, well or not.
+struct Switched {
+  static constexpr MessageType kType = MessageType::kSwitched;
+  std::uint64_t number = 0;
+  Version target;
+  std::vector<ReplicaOutcome> outcomes;
+};
+
+struct Abort {
+  static constexpr MessageType kType = MessageType::kAbort;
+  Version version;
+  std::string reason;
+};
+struct Heartbeat {
+  static constexpr MessageType kType = MessageType::kHeartbeat;
+  std::uint64_t sequence = 0;
+  std::uint64_t staged_bytes = 0;  // sidecar: progress of the version being staged
+  Version target;
+  std::vector<Version> staged;
+  std::vector<ReplicaReport> replicas;  // sidecar: current state; coordinator: empty
+};
+struct Leave {
+  static constexpr MessageType kType = MessageType::kLeave;
+  std::string reason;
+};
+struct ErrorReply {
+  static constexpr MessageType kType = MessageType::kError;
+  std::uint8_t code = 0;  // ErrorCode
+  std::string message;
+};
+
+// ---- commands ----
+
+struct Push {
+  static constexpr MessageType kType = MessageType::kPush;
+  std::string directory;   // absolute; read by the coordinator
+  std::uint64_t step = 0;  // 0 = next free
+};
+enum class ProgressPhase : std::uint8_t { kSnapshot, kAnnounce, kStage, kSwitch };
+struct Progress {
+  static constexpr MessageType kType = MessageType::kProgress;
+  ProgressPhase phase = ProgressPhase::kSnapshot;
+  std::uint64_t done_bytes = 0;
+  std::uint64_t total_bytes = 0;
+};
+struct PushReply {
+  static constexpr MessageType kType = MessageType::kPushReply;
+  bool ok = false;
+  std::string reason;
+  Version version;
+  Digest content_digest;
+  std::uint64_t bytes = 0;
+  std::uint64_t snapshot_ns = 0;
+  std::uint64_t staged_ns = 0;
+  std::uint64_t switch_ns = 0;
+  std::vector<Problem> problems;
+  std::vector<ReplicaOutcome> outcomes;
+};
+struct Rollback {
+  static constexpr MessageType kType = MessageType::kRollback;
+  Version to;  // 0.0 = the previous one
+};
+struct RollbackReply {
+  static constexpr MessageType kType = MessageType::kRollbackReply;
+  bool ok = false;
+  bool partial = false;  // decided, but the named replicas have not acknowledged
+  std::string reason;
+  Version from;
+  Version to;
+  std::vector<ReplicaOutcome> outcomes;
+};
+struct Verify {
+  static constexpr MessageType kType = MessageType::kVerify;
+};
+struct TensorMismatch {
+  std::string tensor;
+  Digest expected;
+  Digest found;
+};
+struct VerifyRank {
+  std::string replica;
+  std::uint32_t rank = 0;
+  Version version;
+  std::uint64_t tensors = 0;  // checked
+  std::uint64_t bytes = 0;    // checked
+  std::string failure;        // not empty: it could not be read
+  std::vector<TensorMismatch> mismatches;
+};
+struct VerifyReply {
+  static constexpr MessageType kType = MessageType::kVerifyReply;
+  std::vector<VerifyRank> ranks;
+};
+struct Status {
+  static constexpr MessageType kType = MessageType::kStatus;
+};
+struct SidecarReport {
+  std::string name;
+  std::string host;
+  std::uint32_t pid = 0;
+  bool connected = false;
+  TransportKind transport = TransportKind::kMemfd;
+  Version target;
+  std::vector<Version> staged;
+  std::vector<ReplicaReport> replicas;
+};
+struct StatusReply {
+  static constexpr MessageType kType = MessageType::kStatusReply;
+  std::string role;  // "coordinator" or "sidecar"
+  Fence fence;
+  std::uint64_t decision = 0;
+  Version target;
+  bool can_roll_back = false;
+  Version rollback_target;
+  std::vector<Version> withdrawn;
+  std::string activity;  // "idle", "staging 0.3", ...
+  std::vector<SidecarReport> sidecars;
+};
+
+// ---- engine link (Unix socket; descriptors by SCM_RIGHTS in the order named) ----
+
+// A range of one dimension of a tensor that a rank takes; a tensor without ranges is taken whole.
+struct DimRange {
+  std::uint32_t dim = 0;
+  std::uint64_t begin = 0;
+  std::uint64_t length = 0;
+  friend bool operator==(const DimRange&, const DimRange&) = default;
+};
+struct EngineTensor {
+  std::string name;                  // as in the checkpoint
+  std::uint8_t dtype = 0;            // weights DType
+  std::vector<std::uint64_t> shape;  // full, not this rank's
+  std::vector<DimRange> ranges;
+};
+enum class TakeMode : std::uint8_t {
+  kPieces,  // copies pieces into its own memory
+  kWhole,   // wants whole tensors, a layer at a time
+  kAdopt,   // maps the staged version and uses it in place
+};
+// Sent once after connecting; the replica and rank are in the envelope.
+struct EngineHello {
+  static constexpr MessageType kType = MessageType::kEngineHello;
+  std::uint32_t world_size = 1;
+  bool leader = true;
+  std::uint32_t device = 0;  // index of the sidecar's device it runs on
+  std::uint32_t pid = 0;
+  TakeMode take = TakeMode::kPieces;
+  RankState state = RankState::kLoading;
+  Version active;  // 0.0 = none
+  std::uint64_t step = 0;
+  std::vector<EngineTensor> tensors;
+};
+enum class DeviceKind : std::uint8_t { kUnified, kSeparate };
+// Descriptors with it: separate devices: the two IPC buffers (memfd); unified: none.
+struct EngineWelcome {
+  static constexpr MessageType kType = MessageType::kEngineWelcome;
+  std::uint64_t generation = 0;  // of the sidecar process; an answer from another one is dropped
+  DeviceKind device_kind = DeviceKind::kUnified;
+  std::uint64_t buffer_bytes = 0;  // of each IPC buffer
+};
+// A version is staged, or about to be loaded: map it and get ready, while serving goes on.
+// Descriptors: unified: the arena.
+struct Prepare {
+  static constexpr MessageType kType = MessageType::kPrepare;
+  Version version;
+  Digest layout_digest;
+  Bytes layout;  // encoded Manifest; empty when the last one sent to this engine is meant
+  std::uint64_t bucket_bytes = 0;
+  std::uint64_t arena_bytes = 0;
+  std::vector<std::uint64_t>
+      checksums;  // of each copy group of this rank's load plan, in its order
+};
+struct Prepared {
+  static constexpr MessageType kType = MessageType::kPrepared;
+  Version version;
+  std::string failure;  // not empty: it cannot take this version
+};
+// The version is no longer held by the sidecar: unmap it unless it is the one in use.
+struct Release {
+  static constexpr MessageType kType = MessageType::kRelease;
+  Version version;
+};
+struct Pause {
+  static constexpr MessageType kType = MessageType::kPause;
+  PauseMode mode = PauseMode::kAbort;
+  std::uint32_t deadline_ms = 0;
+};
+struct Paused {
+  static constexpr MessageType kType = MessageType::kPaused;
+  std::uint64_t step = 0;
+};
+struct Load {
+  static constexpr MessageType kType = MessageType::kLoad;
+  Version version;
+  std::uint32_t deadline_ms = 0;
+};
+// Separate devices: a bucket lies in an IPC buffer.
+struct BucketReady {
+  static constexpr MessageType kType = MessageType::kBucketReady;
+  std::uint64_t bucket = 0;
+  std::uint32_t slot = 0;  // which IPC buffer
+};
+// Sent after the copy out of the bucket is complete: the buffer may be overwritten.
+struct BucketDone {
+  static constexpr MessageType kType = MessageType::kBucketDone;
+  std::uint64_t bucket = 0;
+  std::string failure;  // not empty: a checksum differed, or the callback failed
+};
+struct Loaded {
+  static constexpr MessageType kType = MessageType::kLoaded;
+  Version version;
+  std::uint64_t bytes = 0;
+  std::uint64_t copy_ns = 0;
+  std::string failure;
+};
+struct Commit {
+  static constexpr MessageType kType = MessageType::kCommit;
+  Version version;
+};
+struct Committed {
+  static constexpr MessageType kType = MessageType::kCommitted;
+  Version version;
+  std::string failure;
+};
+struct Resume {
+  static constexpr MessageType kType = MessageType::kResume;
+};
+struct Resumed {
+  static constexpr MessageType kType = MessageType::kResumed;
+};
+struct ReadDigests {
+  static constexpr MessageType kType = MessageType::kReadDigests;
+};
+struct HeldTensor {
+  std::string name;
+  Digest digest;  // XXH3-128 over this rank's bytes of the tensor, row-major
+  std::uint64_t bytes = 0;
+};
+struct Digests {
+  static constexpr MessageType kType = MessageType::kDigests;
+  Version version;
+  std::vector<HeldTensor> tensors;
+  std::string failure;
+};
+
+// ---- host link (Unix socket between trainer and sidecar of one host) ----
+
+struct ArenaRequest {
+  static constexpr MessageType kType = MessageType::kArenaRequest;
+  Version version;
+};
+// Descriptor with it: the arena (memfd), sealed. Empty `failure` or no descriptor.
+struct ArenaOffer {
+  static constexpr MessageType kType = MessageType::kArenaOffer;
+  Version version;
+  std::uint64_t bytes = 0;
+  std::string failure;
+};
+
+using Message =
+    std::variant<Hello, Welcome, Announce, Accept, Refuse, Stage, Staged, Decide, Decided, Switched,
+                 Abort, Heartbeat, Leave, ErrorReply, Push, PushReply, Progress, Rollback,
+                 RollbackReply, Verify, VerifyReply, Status, StatusReply, EngineHello,
+                 EngineWelcome, Prepare, Prepared, Release, Pause, Paused, Load, BucketReady,
+                 BucketDone, Loaded, Commit, Committed, Resume, Resumed, ReadDigests, Digests,
+                 ArenaRequest, ArenaOffer>;
+
+}  // namespace wsync::control

@@ -1,0 +1,24 @@
+// Version: (epoch, step), the name of one complete set of weights.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "shared/base/error.h"
+
+namespace wsync {
+
+// The epoch grows when the trainer's rank 0 is a new process; the step within it. 0.0 means "none".
+struct Version {
+  std::uint32_t epoch = 0;
+  std::uint64_t step = 0;
+  friend bool operator==(const Version&, const Version&) = default;
+  friend auto operator<=>(const Version&, const Version&) = default;
+  [[nodiscard]] bool none() const noexcept { return epoch == 0 && step == 0; }
+  [[nodiscard]] std::string to_string() const;  // "epoch.step"
+  // kInvalidInput unless text is two decimal numbers with a dot between.
+  [[nodiscard]] static Result<Version> parse(std::string_view text);
+};
+
+}  // namespace wsync
