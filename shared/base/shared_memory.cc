@@ -1,0 +1,313 @@
+#include "shared/base/shared_memory.h"
+
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <dirent.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <memory>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <thread>
+
+#include "shared/base/check.h"
+#include "shared/base/memory_limit.h"
+
+// Older C library headers lack these; the values are the kernel's.
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+
+namespace wsync {
+namespace {
+
+constexpr std::uint64_t kArenaMagic = 0x414e455241435357;  // "WSCARENA"
+constexpr std::uint32_t kArenaFormat = 1;
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
+constexpr std::uint64_t kPageBytes = 4096;
+constexpr std::uint64_t kPopulateSliceBytes = 8ULL << 20U;  // a multiple of a huge page
+
+// The header page, exactly as in the file.
+struct Header {
+  std::uint64_t magic;
+  std::uint32_t format;
+  ArenaState state;
+  std::uint64_t data_bytes;
+  ArenaIdentity identity;
+};
+static_assert(sizeof(Header) <= kArenaHeaderBytes && std::is_trivially_copyable_v<Header>);
+
+Header read_header(std::span<const std::byte> file) {
+  Header header;
+  std::memcpy(&header, file.data(), sizeof header);
+  return header;
+}
+void write_header(std::span<std::byte> file, const Header& header) {
+  std::memcpy(file.data(), &header, sizeof header);
+}
+
+bool set_lock(int fd, short type) {
+  struct flock lock{};
+  lock.l_type = type;
+  lock.l_whence = SEEK_SET;
+  int rc = 0;
+  do rc = ::fcntl(fd, F_OFD_SETLK, &lock);
+  while (rc != 0 && errno == EINTR);
+  return rc == 0;
+}
+
+Result<UniqueFd> reopen_read_only(int fd) {
+  const std::string path = fmt::format("/proc/self/fd/{}", fd);
+  UniqueFd reopened(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!reopened.valid()) return fail_errno("re-open arena " + path + " read-only", errno);
+  return reopened;
+}
+
+Result<UniqueFd> reopen_with_read_lock(int fd) {
+  auto reopened = reopen_read_only(fd);
+  if (!reopened) return reopened;
+  if (set_lock(reopened->get(), F_RDLCK)) return reopened;
+  if (errno == EAGAIN || errno == EACCES)
+    return fail(ErrorCode::kBusy, "the arena is being written; its writer holds the lease");
+  return fail_errno("read lock of an arena", errno);
+}
+
+// Populates the slices first, first + step, ... of a region; returns 0 or an errno.
+int populate_slices(std::span<std::byte> region, std::size_t first, std::size_t step,
+                    bool writable) {
+  for (std::size_t slice = first; slice * kPopulateSliceBytes < region.size(); slice += step) {
+    const std::size_t begin = slice * kPopulateSliceBytes;
+    const std::size_t n = std::min<std::size_t>(kPopulateSliceBytes, region.size() - begin);
+    int rc = 0;
+    do
+      rc = ::madvise(region.data() + begin, n, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+    while (rc != 0 && (errno == EINTR || errno == EAGAIN));
+    if (rc != 0) return errno;
+  }
+  return 0;
+}
+
+template <class T, class Print>
+std::string differs(std::string_view what, const T& expected, const T& found, Print print) {
+  return fmt::format("the arena's {} is {}, expected {}", what, print(found), print(expected));
+}
+
+Result<> compare(const ArenaIdentity& found, std::uint64_t data_bytes,
+                 const ArenaExpectation& expected) {
+  const auto number = [](std::uint64_t n) { return std::to_string(n); };
+  const auto pair = [](const std::pair<std::uint64_t, std::uint64_t>& p) {
+    return fmt::format("{}.{}", p.first, p.second);
+  };
+  const auto digest = [](const Digest& d) { return d.to_string(); };
+  const auto fence = [](const auto& f) {
+    return fmt::format("{}/{:016x}{:016x}", f.first, f.second[0], f.second[1]);
+  };
+  std::string problem;
+  if (expected.data_bytes && *expected.data_bytes != data_bytes)
+    problem = differs("data size in bytes", *expected.data_bytes, data_bytes, number);
+  const std::pair found_version{found.version_epoch, found.version_step};
+  if (expected.version && *expected.version != found_version)
+    problem = differs("version", *expected.version, found_version, pair);
+  const std::pair found_fence{found.fence_epoch, found.fence_run_id};
+  if (expected.fence && *expected.fence != found_fence)
+    problem = differs("fence", *expected.fence, found_fence, fence);
+  if (expected.layout && *expected.layout != found.layout)
+    problem = differs("layout digest", *expected.layout, found.layout, digest);
+  if (expected.content && *expected.content != found.content)
+    problem = differs("content digest", *expected.content, found.content, digest);
+  if (problem.empty()) return {};
+  return fail(ErrorCode::kRefused, problem + "; the writer has gone on to another version");
+}
+
+}  // namespace
+
+Result<MappedRegion> MappedRegion::map(int fd, std::uint64_t bytes, bool writable) {
+  void* at =
+      ::mmap(nullptr, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
+  if (at == MAP_FAILED) return fail_errno(fmt::format("map {} bytes of an arena", bytes), errno);
+  MappedRegion region;
+  region.bytes_ = {static_cast<std::byte*>(at), static_cast<std::size_t>(bytes)};
+  return region;
+}
+
+void MappedRegion::unmap() noexcept {
+  if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
+  bytes_ = {};
+}
+
+Result<> MappedRegion::populate(bool writable, unsigned threads) const {
+  std::vector<int> errors(std::max(1U, threads), 0);
+  {
+    std::vector<std::jthread> workers;
+    for (std::size_t i = 1; i < errors.size(); ++i)
+      workers.emplace_back(
+          [&, i] { errors[i] = populate_slices(bytes_, i, errors.size(), writable); });
+    errors[0] = populate_slices(bytes_, 0, errors.size(), writable);
+  }
+  for (const int error : errors) {
+    // Kernels before 5.14 do not know the request: pages then come at their first use.
+    if (error == 0 || error == EINVAL) continue;
+    return fail_errno(fmt::format("touch {} bytes of an arena", bytes_.size()),
+                      error == EFAULT ? ENOMEM : error);
+  }
+  return {};
+}
+
+std::span<std::byte> WriteLease::data() const noexcept {
+  return file_.subspan(kArenaHeaderBytes, read_header(file_).data_bytes);
+}
+
+void WriteLease::complete(const Digest& content) && {
+  WSYNC_CHECK(fd_ >= 0, "a write lease is completed once");
+  Header header = read_header(file_);
+  header.identity.content = content;
+  header.state = ArenaState::kComplete;
+  write_header(file_, header);
+  unlock();
+}
+
+WriteLease::~WriteLease() { unlock(); }
+
+void WriteLease::unlock() noexcept {
+  if (fd_ >= 0) (void)set_lock(fd_, F_UNLCK);
+  fd_ = -1;
+}
+
+Result<SharedArena> SharedArena::create(const ArenaOptions& options) {
+  const std::string what = fmt::format("arena {}", options.name);
+  const std::uint64_t file_bytes =
+      kArenaHeaderBytes + (options.data_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  WSYNC_TRY(require_memory(file_bytes, what));
+
+  UniqueFd fd(::memfd_create(options.name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd.valid()) return fail_errno(what + ": memfd_create", errno);
+  if (::ftruncate(fd.get(), static_cast<off_t>(file_bytes)) != 0)
+    return fail_errno(fmt::format("{}: size it to {} bytes", what, file_bytes), errno);
+  auto region = MappedRegion::map(fd.get(), file_bytes, true);
+  if (!region) return fail(region.error().with_context(what));
+  // Before the pages exist, or it has no effect. Only a hint: what the system says goes.
+  if (options.huge_pages)
+    (void)::madvise(region->bytes().data(), region->bytes().size(), MADV_HUGEPAGE);
+  if (auto touched = region->populate(true, options.threads); !touched)
+    return fail(touched.error().with_context(what));
+  // Reserves whatever the populating did not (all of it on old kernels): a later write cannot fail.
+  if (::fallocate(fd.get(), 0, 0, static_cast<off_t>(file_bytes)) != 0)
+    return fail_errno(fmt::format("{}: reserve {} bytes", what, file_bytes), errno);
+  write_header(region->bytes(), {.magic = kArenaMagic,
+                                 .format = kArenaFormat,
+                                 .state = ArenaState::kEmpty,
+                                 .data_bytes = options.data_bytes,
+                                 .identity = {}});
+  if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0)
+    return fail_errno(what + ": seal (Linux 5.1 or newer is needed)", errno);
+  return SharedArena(std::move(fd), std::move(*region));
+}
+
+std::uint64_t SharedArena::data_bytes() const noexcept {
+  return read_header(region_.bytes()).data_bytes;
+}
+std::span<const std::byte> SharedArena::data() const noexcept {
+  return region_.bytes().subspan(kArenaHeaderBytes, data_bytes());
+}
+ArenaState SharedArena::state() const noexcept { return read_header(region_.bytes()).state; }
+ArenaIdentity SharedArena::identity() const noexcept {
+  return read_header(region_.bytes()).identity;
+}
+
+Result<WriteLease> SharedArena::try_write_lease(const ArenaIdentity& identity) {
+  if (!set_lock(fd_.get(), F_WRLCK)) {
+    if (errno == EAGAIN || errno == EACCES)
+      return fail(ErrorCode::kBusy,
+                  fmt::format("the arena of version {}.{} is still being read",
+                              this->identity().version_epoch, this->identity().version_step));
+    return fail_errno("write lock of an arena", errno);
+  }
+  Header header = read_header(region_.bytes());
+  header.identity = identity;
+  header.identity.content = {};
+  header.state = ArenaState::kWriting;
+  write_header(region_.bytes(), header);
+  return WriteLease(fd_.get(), region_.bytes());
+}
+
+Result<ReadLease> SharedArena::try_read_lease() const {
+  auto fd = reopen_with_read_lock(fd_.get());
+  if (!fd) return fail(std::move(fd).error());
+  return ReadLease(std::move(*fd));
+}
+
+Result<UniqueFd> SharedArena::share() const { return reopen_read_only(fd_.get()); }
+
+std::vector<int> SharedArena::holders() const {
+  struct Close {
+    void operator()(DIR* directory) const { ::closedir(directory); }
+  };
+  using Directory = std::unique_ptr<DIR, Close>;
+  std::vector<int> found;
+  struct stat self{};
+  if (::fstat(fd_.get(), &self) != 0) return found;
+  const Directory proc(::opendir("/proc"));
+  while (const dirent* entry = proc ? ::readdir(proc.get()) : nullptr) {
+    int pid = 0;
+    const char* end = entry->d_name + std::strlen(entry->d_name);
+    if (std::from_chars(entry->d_name, end, pid).ptr != end || pid == ::getpid()) continue;
+    const std::string fds = fmt::format("/proc/{}/fd", pid);
+    const Directory list(::opendir(fds.c_str()));
+    while (const dirent* file = list ? ::readdir(list.get()) : nullptr) {
+      struct stat other{};
+      if (::stat(fmt::format("{}/{}", fds, file->d_name).c_str(), &other) == 0 &&
+          other.st_ino == self.st_ino && other.st_dev == self.st_dev) {
+        found.push_back(pid);
+        break;
+      }
+    }
+  }
+  return found;
+}
+
+Result<ArenaView> ArenaView::open(int fd, const ArenaExpectation& expected, unsigned threads) {
+  auto own = reopen_with_read_lock(fd);
+  if (!own) return fail(std::move(own).error());
+  struct stat file{};
+  if (::fstat(own->get(), &file) != 0) return fail_errno("stat of an arena", errno);
+  const auto file_bytes = static_cast<std::uint64_t>(file.st_size);
+  const int seals = ::fcntl(own->get(), F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals)
+    return fail(ErrorCode::kRefused,
+                fmt::format("the descriptor is not a sealed arena: seals {:#x}, expected {:#x}",
+                            seals < 0 ? 0 : seals, kSeals));
+  if (file_bytes < kArenaHeaderBytes)
+    return fail(ErrorCode::kRefused,
+                fmt::format("the arena has {} bytes, less than its header's {}", file_bytes,
+                            kArenaHeaderBytes));
+  auto region = MappedRegion::map(own->get(), file_bytes, false);
+  if (!region) return fail(std::move(region).error());
+  const Header header = read_header(region->bytes());
+  if (header.magic != kArenaMagic || header.format != kArenaFormat)
+    return fail(ErrorCode::kRefused,
+                fmt::format("the descriptor is not an arena of format {}", kArenaFormat));
+  if (header.data_bytes > file_bytes - kArenaHeaderBytes)
+    return fail(ErrorCode::kRefused,
+                fmt::format("the arena says {} bytes of data, its file has {}", header.data_bytes,
+                            file_bytes - kArenaHeaderBytes));
+  if (header.state != ArenaState::kComplete)
+    return fail(ErrorCode::kRefused, "the arena holds no complete version");
+  WSYNC_TRY(compare(header.identity, header.data_bytes, expected));
+  WSYNC_TRY(region->populate(false, threads));
+  return ArenaView(std::move(*own), std::move(*region), header.data_bytes);
+}
+
+std::span<const std::byte> ArenaView::data() const noexcept {
+  return region_.bytes().subspan(kArenaHeaderBytes, data_bytes_);
+}
+ArenaIdentity ArenaView::identity() const noexcept { return read_header(region_.bytes()).identity; }
+Result<UniqueFd> ArenaView::share() const { return reopen_read_only(fd_.get()); }
+
+}  // namespace wsync

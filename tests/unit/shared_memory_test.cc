@@ -1,0 +1,259 @@
+#include "shared/base/shared_memory.h"
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <fcntl.h>
+#include <filesystem>
+#include <fstream>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include "shared/base/limits.h"
+#include "shared/base/memory_limit.h"
+
+namespace wsync {
+namespace {
+
+constexpr std::uint64_t kBytes = 3 * limits::kMiB + 100;
+
+ArenaIdentity identity_of(std::uint64_t step) {
+  return {.fence_epoch = 7,
+          .fence_run_id = {1, 2},
+          .version_epoch = 3,
+          .version_step = step,
+          .layout = {.low = 5, .high = 6},
+          .bucket_bytes = limits::kBucketBytesMin};
+}
+
+SharedArena new_arena() {
+  auto arena = SharedArena::create({.name = "wsync-test", .data_bytes = kBytes});
+  EXPECT_TRUE(arena.has_value()) << arena.error().message();
+  return std::move(*arena);
+}
+
+void write_version(SharedArena& arena, std::uint64_t step) {
+  auto lease = arena.try_write_lease(identity_of(step));
+  ASSERT_TRUE(lease.has_value()) << lease.error().message();
+  std::memset(lease->data().data(), static_cast<int>(step), lease->data().size());
+  std::move(*lease).complete(digest_of(arena.data()));
+}
+
+TEST(SharedArena, ViewSeesWhatWasWrittenUnderItsIdentity) {
+  SharedArena arena = new_arena();
+  EXPECT_EQ(arena.state(), ArenaState::kEmpty);
+  EXPECT_EQ(arena.data().size(), kBytes);
+  write_version(arena, 9);
+  const UniqueFd shared = std::move(*arena.share());
+  const auto view = ArenaView::open(shared.get(), {.fence = {{7, {1, 2}}},
+                                                   .version = {{3, 9}},
+                                                   .layout = Digest{.low = 5, .high = 6},
+                                                   .content = digest_of(arena.data()),
+                                                   .data_bytes = kBytes});
+  ASSERT_TRUE(view.has_value()) << view.error().message();
+  EXPECT_EQ(view->data().size(), kBytes);
+  EXPECT_EQ(digest_of(view->data()), view->identity().content);
+  EXPECT_EQ(view->identity(), arena.identity());
+}
+
+TEST(SharedArena, ReaderKeepsTheWriterOutAndTheWriterKeepsReadersOut) {
+  SharedArena arena = new_arena();
+  write_version(arena, 1);
+  const UniqueFd shared = std::move(*arena.share());
+  {
+    const auto view = ArenaView::open(shared.get());
+    ASSERT_TRUE(view.has_value());
+    const auto lease = arena.try_write_lease(identity_of(2));
+    ASSERT_FALSE(lease.has_value());
+    EXPECT_EQ(lease.error().code(), ErrorCode::kBusy);
+    EXPECT_EQ(arena.identity().version_step, 1U);  // a refused lease changes nothing
+  }
+  auto lease = arena.try_write_lease(identity_of(2));
+  ASSERT_TRUE(lease.has_value()) << lease.error().message();
+  const auto view = ArenaView::open(shared.get());
+  ASSERT_FALSE(view.has_value());
+  EXPECT_EQ(view.error().code(), ErrorCode::kBusy);
+  EXPECT_EQ(arena.try_read_lease().error().code(), ErrorCode::kBusy);
+  std::move(*lease).complete({});
+  EXPECT_TRUE(ArenaView::open(shared.get()).has_value());
+}
+
+TEST(SharedArena, ReadLeaseOfTheSameProcessKeepsTheWriterOut) {
+  SharedArena arena = new_arena();
+  write_version(arena, 1);
+  {
+    const auto reading = arena.try_read_lease();
+    ASSERT_TRUE(reading.has_value());
+    EXPECT_EQ(arena.try_write_lease(identity_of(2)).error().code(), ErrorCode::kBusy);
+  }
+  EXPECT_TRUE(arena.try_write_lease(identity_of(2)).has_value());
+}
+
+TEST(SharedArena, UnfinishedVersionIsRefused) {
+  SharedArena arena = new_arena();
+  write_version(arena, 1);
+  {
+    const auto abandoned = arena.try_write_lease(identity_of(2));
+  }
+  const UniqueFd shared = std::move(*arena.share());
+  const auto view = ArenaView::open(shared.get());
+  ASSERT_FALSE(view.has_value());
+  EXPECT_EQ(view.error().message(), "the arena holds no complete version");
+}
+
+TEST(SharedArena, AnotherVersionFenceLayoutOrContentIsRefusedNamingBoth) {
+  SharedArena arena = new_arena();
+  write_version(arena, 1);
+  const UniqueFd shared = std::move(*arena.share());
+  const auto message = [&](const ArenaExpectation& expected) {
+    const auto view = ArenaView::open(shared.get(), expected);
+    return view ? std::string("accepted") : view.error().message();
+  };
+  EXPECT_NE(message({.version = {{3, 2}}}).find("version is 3.1, expected 3.2"), std::string::npos);
+  EXPECT_NE(message({.fence = {{8, {1, 2}}}}).find("fence is 7/"), std::string::npos);
+  EXPECT_NE(message({.layout = Digest{}}).find("layout digest is"), std::string::npos);
+  EXPECT_NE(message({.content = Digest{}}).find("content digest is"), std::string::npos);
+  EXPECT_NE(message({.data_bytes = kBytes - 1}).find("data size in bytes"), std::string::npos);
+  EXPECT_EQ(message({}), "accepted");
+}
+
+TEST(SharedArena, SealsLetNobodyElseWriteOrResize) {
+  SharedArena arena = new_arena();
+  const UniqueFd shared = std::move(*arena.share());
+  EXPECT_EQ(::ftruncate(shared.get(), 10), -1);
+  const std::string path = "/proc/self/fd/" + std::to_string(shared.get());
+  const UniqueFd writable(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_TRUE(writable.valid());
+  EXPECT_EQ(::ftruncate(writable.get(), 10), -1);
+  EXPECT_EQ(::ftruncate(writable.get(), 1 << 30), -1);
+  EXPECT_EQ(::pwrite(writable.get(), "x", 1, 0), -1);
+  EXPECT_FALSE(MappedRegion::map(writable.get(), kArenaHeaderBytes, true).has_value());
+}
+
+TEST(SharedArena, OnlySealedArenasAreMapped) {
+  const UniqueFd plain(::memfd_create("plain", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(::ftruncate(plain.get(), 1 << 20), 0);
+  EXPECT_EQ(ArenaView::open(plain.get()).error().code(), ErrorCode::kRefused);
+  ASSERT_EQ(::fcntl(plain.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE),
+            0);
+  EXPECT_EQ(ArenaView::open(plain.get()).error().message(),
+            "the descriptor is not an arena of format 1");
+  const UniqueFd device(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  EXPECT_FALSE(ArenaView::open(device.get()).has_value());
+}
+
+TEST(SharedArena, AskingForMoreThanThereIsNamesBothNumbers) {
+  const auto arena = SharedArena::create({.name = "huge", .data_bytes = 1ULL << 50U});
+  ASSERT_FALSE(arena.has_value());
+  EXPECT_EQ(arena.error().code(), ErrorCode::kResourceExhausted);
+  EXPECT_NE(arena.error().message().find("arena huge needs 1125899906846720 bytes"),
+            std::string::npos)
+      << arena.error().message();
+}
+
+// Forks a process that maps the arena, says so, and then waits to be killed.
+struct Holder {
+  pid_t pid = -1;
+  static Holder start(int fd) {
+    int ready[2];
+    EXPECT_EQ(::pipe(ready), 0);
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      const auto view = ArenaView::open(fd);
+      const char answer = view ? 'y' : 'n';
+      (void)!::write(ready[1], &answer, 1);
+      for (;;) ::pause();
+    }
+    char answer = 0;
+    EXPECT_EQ(::read(ready[0], &answer, 1), 1);
+    EXPECT_EQ(answer, 'y');
+    ::close(ready[0]);
+    ::close(ready[1]);
+    return {pid};
+  }
+  void kill_and_wait() const {
+    ::kill(pid, SIGKILL);
+    ::waitpid(pid, nullptr, 0);
+  }
+};
+
+TEST(SharedArena, LeaseOfAKilledProcessGoesWithItAndNotBefore) {
+  SharedArena arena = new_arena();
+  write_version(arena, 1);
+  const UniqueFd shared = std::move(*arena.share());
+  const Holder first = Holder::start(shared.get());
+  const Holder second = Holder::start(shared.get());
+  EXPECT_EQ(arena.try_write_lease(identity_of(2)).error().code(), ErrorCode::kBusy);
+  const std::vector<int> holders = arena.holders();
+  EXPECT_NE(std::find(holders.begin(), holders.end(), first.pid), holders.end());
+  ::kill(first.pid, SIGSTOP);  // a stopped holder still holds
+  second.kill_and_wait();
+  EXPECT_EQ(arena.try_write_lease(identity_of(2)).error().code(), ErrorCode::kBusy);
+  first.kill_and_wait();
+  EXPECT_TRUE(arena.try_write_lease(identity_of(2)).has_value());
+}
+
+class MemoryLimit : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = std::filesystem::temp_directory_path() / ("wsync_memory_" + std::to_string(::getpid()));
+    put("proc/meminfo", "MemTotal: 8000 kB\nMemAvailable:    4000 kB\n");
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+  void put(const std::string& path, const std::string& text) {
+    std::filesystem::create_directories((root_ / path).parent_path());
+    std::ofstream(root_ / path) << text;
+  }
+  [[nodiscard]] MemoryFiles files() const {
+    return {.proc = root_ / "proc", .cgroup = root_ / "cgroup"};
+  }
+  std::filesystem::path root_;
+};
+
+TEST_F(MemoryLimit, MachineAloneLimits) {
+  const auto available = available_memory(files());
+  ASSERT_TRUE(available.has_value());
+  EXPECT_EQ(available->bytes, 4000U * 1024U);
+}
+
+TEST_F(MemoryLimit, GroupOfVersion2AndItsParentsLimit) {
+  put("proc/self/cgroup", "0::/a/b\n");
+  put("cgroup/a/b/memory.max", "max\n");
+  put("cgroup/a/b/memory.current", "100\n");
+  put("cgroup/a/memory.max", "3000\n");
+  put("cgroup/a/memory.current", "2500\n");
+  put("cgroup/a/memory.stat", "anon 1\ninactive_file 400\n");
+  const auto available = available_memory(files());
+  ASSERT_TRUE(available.has_value());
+  EXPECT_EQ(available->bytes, 900U);  // 3000 - (2500 - 400)
+  EXPECT_NE(available->limited_by.find("/a/memory.max"), std::string::npos);
+  EXPECT_TRUE(require_memory(900, "x", files()).has_value());
+  const auto refused = require_memory(901, "arena v1", files());
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().message().find("arena v1 needs 901 bytes of memory, 900 are"), 0U);
+}
+
+TEST_F(MemoryLimit, GroupOfVersion1Limits) {
+  put("proc/self/cgroup", "9:cpu,memory:/job\n0::/\n");
+  put("cgroup/memory/job/memory.limit_in_bytes", "1000\n");
+  put("cgroup/memory/job/memory.usage_in_bytes", "1500\n");
+  const auto available = available_memory(files());
+  ASSERT_TRUE(available.has_value());
+  EXPECT_EQ(available->bytes, 0U);
+}
+
+TEST_F(MemoryLimit, PathOutsideTheContainerFallsBackToTheRoot) {
+  put("proc/self/cgroup", "0::/../other\n");
+  put("cgroup/memory.max", "1000\n");
+  put("cgroup/memory.current", "10\n");
+  EXPECT_EQ(available_memory(files())->bytes, 990U);
+}
+
+TEST_F(MemoryLimit, WithoutMeminfoItIsAnError) {
+  std::filesystem::remove(root_ / "proc/meminfo");
+  EXPECT_EQ(available_memory(files()).error().code(), ErrorCode::kIo);
+}
+
+}  // namespace
+}  // namespace wsync
