@@ -1,0 +1,168 @@
+# Shared by deploy/*.sh and .ci/run; sourced, never run. Sets `root`, the root of the tree.
+# Exit codes of the scripts: 0 done, 1 something failed, 2 wrong arguments, 3 something is missing on this machine.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+may_install=1
+exec </dev/null  # nothing here asks a question
+
+say() { printf '%s\n' "== $*"; }
+die() {
+  local code=$1
+  shift
+  printf '%s: %s\n' "$(basename "$0")" "$*" >&2
+  exit "$code"
+}
+
+# What is needed, one line each: Debian 12 package, and how its presence is seen on any system:
+# a command, a C++ header or a file (a shell pattern).
+build_needs='
+g++                 command g++
+cmake               command cmake
+ninja-build         command ninja
+pkg-config          command pkg-config
+libuv1-dev          header  uv.h
+libzmq3-dev         header  zmq.h
+cppzmq-dev          header  zmq.hpp
+libfmt-dev          header  fmt/format.h
+libspdlog-dev       header  spdlog/spdlog.h
+libxxhash-dev       header  xxhash.h
+libexpected-dev     header  tl/expected.hpp
+nlohmann-json3-dev  header  nlohmann/json.hpp
+libyaml-cpp-dev     header  yaml-cpp/yaml.h
+libcli11-dev        header  CLI/CLI.hpp
+'
+test_needs='
+libgtest-dev        header  gtest/gtest.h
+libgmock-dev        header  gmock/gmock.h
+python3             command python3
+spin                command spin
+'
+check_needs='
+clang-19            command clang++-19
+clang-format-19     command clang-format-19
+libclang-rt-19-dev  file    /usr/lib/llvm-19/lib/clang/19/lib/linux/libclang_rt.fuzzer-*.a
+'
+reference_needs='
+python3-venv        file    /usr/lib/python3*/ensurepip/__init__.py
+'
+
+# Prints the headers of "$@" that the compiler does not find.
+missing_headers() {
+  if ! command -v g++ >/dev/null; then
+    printf '%s\n' "$@"
+    return
+  fi
+  local header
+  for header in "$@"; do printf '#if !__has_include(<%s>)\nMISSING %s\n#endif\n' "$header" "$header"; done |
+    g++ -std=c++20 -E -P -x c++ - | sed -n 's/^MISSING //p'
+}
+
+# Prints the packages of the need lists "$@" that are not there.
+missing_packages() {
+  local lists="$*" package kind what absent
+  # shellcheck disable=SC2046
+  absent=$(missing_headers $(awk '$2 == "header" {print $3}' <<<"$lists"))
+  while read -r package kind what; do
+    case $kind in
+      command) command -v "$what" >/dev/null || echo "$package" ;;
+      header) grep -qxF "$what" <<<"$absent" && echo "$package" ;;
+      file) compgen -G "$what" >/dev/null || echo "$package" ;;
+    esac
+  done <<<"$lists"
+  return 0
+}
+
+distribution() {
+  [ -r /etc/os-release ] || { echo unknown; return; }
+  # shellcheck disable=SC1091
+  (. /etc/os-release && echo "${ID:-unknown} ${VERSION_ID:-}")
+}
+
+# Makes sure that everything of the need lists "$@" is there: on Debian 12 installs what is missing, elsewhere (and with
+# --no-install) lists it and stops. Touches no package list when nothing is missing.
+ensure() {
+  local missing become=()
+  missing=$(missing_packages "$@")
+  if [ -z "$missing" ]; then
+    say "every package is there; nothing to install"
+    return
+  fi
+  missing=$(tr '\n' ' ' <<<"$missing")
+  missing=${missing% }
+  if [ "$may_install" = 0 ]; then
+    die 3 "missing (names of Debian 12 packages): $missing; install them, or run without --no-install"
+  fi
+  if [ "$(distribution)" != "debian 12" ]; then
+    die 3 "missing (names of Debian 12 packages): $missing; this is $(distribution), where this script installs nothing: install them by hand"
+  fi
+  if [ "$(id -u)" != 0 ]; then
+    command -v sudo >/dev/null || die 3 "missing: $missing; installing them needs root or sudo"
+    become=(sudo)
+    [ -t 2 ] || become=(sudo -n)
+  fi
+  say "installing: $missing"
+  "${become[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -qq ||
+    die 3 "apt-get update failed; missing: $missing"
+  # shellcheck disable=SC2086
+  "${become[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+    -o Dpkg::Use-Pty=0 $missing >/dev/null || die 3 "apt-get install failed for: $missing"
+  missing=$(missing_packages "$@" | tr '\n' ' ')
+  [ -z "$missing" ] || die 3 "still missing after their installation: $missing"
+}
+
+# Compilers at once: one for each core, and no more than one for each 1.5 GiB of memory.
+build_jobs() {
+  local cores memory_kib by_memory
+  cores=$(nproc)
+  memory_kib=$(awk '$1 == "MemAvailable:" {print $2}' /proc/meminfo)
+  by_memory=$((memory_kib / 1572864))
+  [ "$by_memory" -ge 1 ] || by_memory=1
+  echo $((cores < by_memory ? cores : by_memory))
+}
+
+# configure PRESET [FOLDER [CACHE ENTRY...]]: configures build/<PRESET> (or FOLDER). ccache is used when a new folder finds it.
+configure() {
+  local preset=$1 folder=${2:-$root/build/$1} options=()
+  shift; [ $# = 0 ] || shift
+  if [ ! -e "$folder/CMakeCache.txt" ] && command -v ccache >/dev/null; then
+    options=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  fi
+  (cd "$root" && cmake --preset "$preset" -B "$folder" "${options[@]}" "$@" >"$folder.log" 2>&1) || {
+    tail -30 "$folder.log" >&2
+    return 1
+  }
+}
+
+# build FOLDER [TARGET...]
+build() {
+  local folder=$1
+  shift
+  cmake --build "$folder" -j "$(build_jobs)" ${1:+--target "$@"}
+}
+
+# run_ctest FOLDER [CTEST ARGUMENT...]: runs the tests, then says which were skipped and why, and repeats ctest's verdict.
+run_ctest() {
+  local folder=$1 code=0 log
+  shift
+  log=$folder/ctest.out
+  ctest --test-dir "$folder" --output-on-failure --no-tests=error -j "$(nproc)" "$@" 2>&1 | tee "$log" || code=$?
+  say "skipped tests"
+  print_skipped "$folder" "$log"
+  grep -E '^[0-9]+% tests passed' "$log" || true
+  return "$code"
+}
+
+# Tests that ctest skipped whole, and GoogleTest cases inside a test, each with its reason.
+print_skipped() {
+  local folder=$1 log=$2 found
+  found=$(
+    sed -nE 's/^[[:space:]]+[0-9]+ - (.*) \((Skipped|Disabled|Not Run)\).*$/\1: \2/p' "$log"
+    awk '
+      /^\[ RUN      \]/ { reason = ""; taking = 0; next }
+      /: Skipped$/ { taking = 1; next }
+      /^\[  SKIPPED \] .*\([0-9]+ ms\)$/ { sub(/^\[  SKIPPED \] /, ""); sub(/ \([0-9]+ ms\)$/, ""); print $0 ": " reason; taking = 0; next }
+      taking { reason = reason (reason == "" || $0 == "" ? "" : " ") $0 }
+    ' "$folder/Testing/Temporary/LastTest.log"
+  )
+  if [ -n "$found" ]; then printf '  %s\n' "${found//$'\n'/$'\n'  }"; else echo "  none"; fi
+}

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds the tree, and runs every test. A second run installs nothing and rebuilds nothing.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+usage() {
+  cat <<'TEXT'
+Usage: deploy/test.sh [options]
+
+Installs what is missing (Debian 12, as root or with sudo), builds into build/<preset>, runs the tests by ctest, and says
+which tests were skipped and why.
+
+  --no-install      install nothing: list what is missing and stop
+  --preset NAME     dev (default), release, asan or tsan
+  --label REGEX     only tests with this label: unit, contract, scenario, simulation, gpu
+  -h, --help        this text
+
+Exit status: 0 every test passed, 1 build or tests failed, 2 wrong arguments, 3 something is missing on this machine.
+Examples: deploy/test.sh
+          deploy/test.sh --preset asan --label 'unit|contract'
+TEXT
+}
+
+preset=dev
+select=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --no-install) may_install=0 ;;
+    --preset | --label)
+      [ $# -ge 2 ] || die 2 "$1 needs a value; see --help"
+      if [ "$1" = --preset ]; then preset=$2; else select=(-L "$2"); fi
+      shift
+      ;;
+    -h | --help) usage; exit 0 ;;
+    *) die 2 "unknown argument '$1'; see --help" ;;
+  esac
+  shift
+done
+case $preset in
+  dev | release | asan | tsan) ;;
+  *) die 2 "unknown preset '$preset'; expected dev, release, asan or tsan" ;;
+esac
+
+ensure "$build_needs" "$test_needs"
+say "building build/$preset"
+mkdir -p "$root/build"
+configure "$preset" || die 1 "configuring failed"
+build "$root/build/$preset" || die 1 "the build failed"
+say "testing"
+run_ctest "$root/build/$preset" "${select[@]}" || die 1 "tests failed; see above and build/$preset/Testing/Temporary/LastTest.log"
