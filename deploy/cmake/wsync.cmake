@@ -28,6 +28,13 @@ if(WSYNC_CUDA STREQUAL "ON")
 endif()
 message(STATUS "CUDA backend: off (not part of this release; host devices only)")
 
+# Deliberate faults for tests/planted (shared/base/planted.h): never on in a build that is used.
+set(WSYNC_PLANTED OFF CACHE BOOL "Build the planted faults in; WSYNC_PLANT=<name> in the environment picks one")
+mark_as_advanced(WSYNC_PLANTED)
+if(WSYNC_PLANTED)
+  add_compile_definitions(WSYNC_PLANTED)
+endif()
+
 add_library(wsync_warnings INTERFACE)
 target_compile_options(wsync_warnings INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wnon-virtual-dtor
