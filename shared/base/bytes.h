@@ -93,6 +93,13 @@ class ByteReader {
     at_ += n;
     return text;
   }
+  // Exactly n bytes, copied out.
+  [[nodiscard]] Bytes get_raw(std::size_t n, std::string_view field) {
+    if (!want(n, field)) return {};
+    const auto part = bytes_.subspan(at_, n);
+    at_ += n;
+    return {part.begin(), part.end()};
+  }
   // A u32 count of at most max_count whose elements take at least min_element_bytes each, so that a
   // hostile count cannot make the caller allocate more than the message's own size.
   [[nodiscard]] std::uint32_t get_count(std::uint64_t max_count, std::size_t min_element_bytes,

@@ -31,12 +31,20 @@ inline constexpr std::uint64_t kModelBytesMax = 1ULL << 44U;  // 16 TiB
 inline constexpr std::uint64_t kMessageBytes = 512 * kMiB;  // one control message, layouts included
 inline constexpr std::uint64_t kStringBytes = 64 * kKiB;    // one string field
 inline constexpr std::uint64_t kReplicaNameBytes = 128;
+inline constexpr std::uint64_t kPeerNameBytes = 256;   // names of sidecars, hosts, roles
+inline constexpr std::uint64_t kAddressBytes = 1024;   // one endpoint or socket path
+inline constexpr std::uint64_t kPathBytes = 4096;      // one file path, as PATH_MAX
+inline constexpr std::uint64_t kSentenceBytes = 4096;  // one reason or failure, shortened to this
 inline constexpr std::uint64_t kSidecarCount = 1024;
 inline constexpr std::uint64_t kReplicaCount = 4096;     // in one fleet
 inline constexpr std::uint64_t kReplicaRankCount = 256;  // ranks of one replica
 inline constexpr std::uint64_t kTrainerRankCount = 4096;
+inline constexpr std::uint64_t kFleetRankCount = 1U << 16U;
 inline constexpr std::uint64_t kDeviceCount = 64;  // of one sidecar
 inline constexpr std::uint64_t kWithdrawnCount = 4096;
+inline constexpr std::uint64_t kStagedCount = 64;                 // versions that one sidecar holds
+inline constexpr std::uint64_t kProblemCount = 2 * kTensorCount;  // all missing and all extra
+inline constexpr std::uint64_t kCopyGroupCount = 1U << 24U;       // checksums of one load plan
 inline constexpr std::uint64_t kFdsPerFrame = 64;
 inline constexpr std::uint64_t kRangesPerTensor = 8;
 
@@ -64,6 +72,9 @@ static_assert(kBucketAlignBytes == kPieceAlignBytes,
               "a tensor split over buckets is contiguous in the arena");
 static_assert(kTensorCount * (kTensorNameBytes / 4) <= kMessageBytes,
               "a layout of typical names fits in a message");
+static_assert(kCopyGroupCount * 8 <= kMessageBytes / 2, "the checksums of a plan fit in a message");
+static_assert(kSentenceBytes <= kStringBytes && kPathBytes <= kStringBytes);
+static_assert(kMessageBytes < (1ULL << 32U), "lengths are u32 on the wire");
 static_assert(kHeartbeatDeadlineMs >= 5 * kHeartbeatIntervalMs,
               "a few lost heartbeats are not a lost peer");
 static_assert(kSwitchDeadlineMs >= kPauseDeadlineMs + kLoadDeadlineMs + kCommitDeadlineMs);

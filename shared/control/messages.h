@@ -1,14 +1,18 @@
 // Every message of wsync as a struct: the contract of its processes. Who sends what to whom:
 //
-//   sidecar     -> coordinator   Hello, Accept, Refuse, Staged, Decided, Switched, VerifyReply,
-//   Heartbeat, Leave, Error coordinator -> sidecar       Welcome, Announce, Stage, Decide, Abort,
-//   Verify, Heartbeat, Leave, Error command     -> coordinator   Push, Rollback, Verify, Status (a
-//   sidecar answers Verify and Status as well) coordinator -> command       Progress, PushReply,
-//   RollbackReply, VerifyReply, StatusReply, Error engine rank -> sidecar       EngineHello,
-//   Prepared, Paused, BucketDone, Loaded, Committed, Resumed, Digests, Error sidecar     -> engine
-//   rank   EngineWelcome, Refuse, Prepare, Release, Pause, Load, BucketReady, Commit, Resume,
-//   ReadDigests, Abort trainer     -> sidecar       ArenaOffer (with descriptors, on the host link)
-//   sidecar     -> trainer       ArenaRequest (on the host link)
+//  * sidecar to coordinator: Hello, Accept, Refuse, Staged, Decided, Switched, VerifyReply,
+//    Heartbeat, Leave, Error
+//  * coordinator to sidecar: Welcome, Announce, Stage, Decide, Abort, Verify, Heartbeat,
+//    Leave, Error
+//  * command to coordinator: Push, Rollback, Verify, Status (a sidecar answers Verify and Status as
+//    well)
+//  * coordinator to command: Progress, PushReply, RollbackReply, VerifyReply, StatusReply, Error
+//  * engine rank to sidecar: EngineHello, Prepared, Paused, BucketDone, Loaded, Committed, Resumed,
+//    Digests, Error
+//  * sidecar to engine rank: EngineWelcome, Refuse, Prepare, Release, Pause, Load, BucketReady,
+//    Commit, Resume, ReadDigests, Abort
+//  * sidecar to trainer, on the host link: ArenaRequest
+//  * trainer to sidecar, on the host link: ArenaOffer (with descriptors)
 //
 // Each travels behind an Envelope (codec.h). Versions, fences and decisions are explained in
 // README.md of this folder.

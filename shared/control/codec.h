@@ -1,0 +1,61 @@
+// The wire format of a message, on every link: a fixed header, the replica's name, the fields.
+//
+//   offset  bytes  field
+//        0      4  magic, kMagic
+//        4      2  protocol version, kProtocolVersion
+//        6      2  message type
+//        8      4  payload length: bytes after the replica's name
+//       12      4  rank
+//       16     24  fence: epoch, run id (two words)
+//       40      8  round
+//       48      8  request
+//       56      4  length of the replica's name
+//       60      4  zero
+//       64      n  the replica's name
+//     64+n      p  payload: the fields in the order of fields.h
+//
+// All integers are little-endian. Strings and lists begin with a u32 length. Nothing is optional.
+// Thread: pure functions.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string_view>
+
+#include "shared/base/bytes.h"
+#include "shared/base/error.h"
+#include "shared/base/limits.h"
+#include "shared/control/messages.h"
+
+namespace wsync::control {
+
+inline constexpr std::size_t kEnvelopeBytes = 64;
+// The most that one encoded message can take.
+inline constexpr std::uint64_t kEncodedBytesMax =
+    kEnvelopeBytes + limits::kReplicaNameBytes + limits::kMessageBytes;
+
+struct Decoded {
+  Envelope envelope;
+  Message message;
+};
+
+// The type of the struct that a Message holds.
+[[nodiscard]] MessageType type_of(const Message& message) noexcept;
+// The struct's name ("EngineHello"); "unknown" for a value that is no message type.
+[[nodiscard]] std::string_view message_name(MessageType type) noexcept;
+
+// The bytes of one message. Sentences for people (reasons, failures) are shortened to
+// limits::kSentenceBytes; any other value over its limit is kInvalidInput naming message and field.
+[[nodiscard]] Result<Bytes> encode(const Envelope& envelope, const Message& message);
+
+// Reads exactly one message: every byte is used, every length and enum is checked before anything
+// is allocated for it. kRefused when the protocol version or the message type is unknown (the peer
+// is well-formed but newer or older: answer it with an ErrorReply, see decode_envelope);
+// kInvalidInput for anything else.
+[[nodiscard]] Result<Decoded> decode(std::span<const std::byte> bytes);
+
+// Only the envelope, of a message of any type of this protocol version, so that a refusal can echo
+// its round and request. kInvalidInput or kRefused as decode().
+[[nodiscard]] Result<Envelope> decode_envelope(std::span<const std::byte> bytes);
+
+}  // namespace wsync::control

@@ -1,0 +1,488 @@
+// The wire layout of every message: one list of its fields, in order, used by the encoder, the
+// decoder and the tests, so that they cannot disagree. A new field goes to the end of its list and
+// raises kProtocolVersion.
+//
+// What a visitor is called with (the type on the wire in brackets):
+//   number(name, value)             any integer [its own width]
+//   bounded(name, value, greatest)  an integer that may not exceed `greatest`
+//   flag(name, value)               bool [u8: 0 or 1]
+//   choice(name, value, last)       an enum whose greatest value is `last` [underlying type]
+//   label(name, value, max_bytes)   a name or path [u32 length, bytes]; too long is an error
+//   sentence(name, value)           text for people [same]; the encoder shortens it to the limit
+//   blob(name, value)               nested encoded data [u32 length, bytes]
+//   digest(name, value)             [low u64, high u64]
+//   version(name, value)            [epoch u32, step u64]
+//   part(name, value)               a struct that has a list here itself
+//   list(name, value, max_count)    [u32 count, elements]; elements are u64, versions or structs
+//   with a list here
+#pragma once
+
+#include <concepts>
+#include <type_traits>
+
+#include "shared/base/limits.h"
+#include "shared/control/messages.h"
+
+namespace wsync::control {
+
+// M is T, const or not.
+template <class M, class T>
+concept Is = std::same_as<std::remove_const_t<M>, T>;
+
+template <class V, class M>
+  requires Is<M, Fence>
+void fields(V& v, M& m) {
+  v.number("epoch", m.epoch);
+  v.number("run_id[0]", m.run_id[0]);
+  v.number("run_id[1]", m.run_id[1]);
+}
+
+template <class V, class M>
+  requires Is<M, Decision>
+void fields(V& v, M& m) {
+  v.part("fence", m.fence);
+  v.number("number", m.number);
+}
+
+// ---- shared parts ----
+
+template <class V, class M>
+  requires Is<M, ReplicaReport>
+void fields(V& v, M& m) {
+  v.label("replica", m.replica, limits::kReplicaNameBytes);
+  v.bounded("world_size", m.world_size, limits::kReplicaRankCount);
+  v.bounded("ranks_attached", m.ranks_attached, limits::kReplicaRankCount);
+  v.choice("state", m.state, ReplicaState::kTainted);
+  v.flag("ready", m.ready);
+  v.version("version", m.version);
+  v.sentence("reason", m.reason);
+}
+
+template <class V, class M>
+  requires Is<M, ReplicaOutcome>
+void fields(V& v, M& m) {
+  v.label("replica", m.replica, limits::kReplicaNameBytes);
+  v.choice("outcome", m.outcome, SwitchOutcome::kFailed);
+  v.version("version", m.version);
+  v.sentence("reason", m.reason);
+  v.number("wait_ns", m.wait_ns);
+  v.number("paused_ns", m.paused_ns);
+  v.number("load_ns", m.load_ns);
+  v.number("bytes", m.bytes);
+}
+
+template <class V, class M>
+  requires Is<M, Problem>
+void fields(V& v, M& m) {
+  v.choice("kind", m.kind, ProblemKind::kOther);
+  v.label("tensor", m.tensor, limits::kTensorNameBytes);
+  v.sentence("detail", m.detail);
+  v.label("nearest", m.nearest, limits::kTensorNameBytes);
+}
+
+// ---- coordinator and sidecar ----
+
+template <class V, class M>
+  requires Is<M, Hello>
+void fields(V& v, M& m) {
+  v.label("name", m.name, limits::kPeerNameBytes);
+  v.label("host", m.host, limits::kPeerNameBytes);
+  v.number("pid", m.pid);
+  v.label("boot_id", m.boot_id, limits::kPeerNameBytes);
+  v.label("data_address", m.data_address, limits::kAddressBytes);
+  v.part("decision", m.decision);
+  v.version("target", m.target);
+  v.list("withdrawn", m.withdrawn, limits::kWithdrawnCount);
+  v.list("staged", m.staged, limits::kStagedCount);
+  v.list("replicas", m.replicas, limits::kReplicaCount);
+  v.digest("layout", m.layout);
+}
+
+template <class V, class M>
+  requires Is<M, Welcome>
+void fields(V& v, M& m) {
+  v.label("host_socket", m.host_socket, limits::kAddressBytes);
+  v.label("data_address", m.data_address, limits::kAddressBytes);
+  v.number("heartbeat_ms", m.heartbeat_ms);
+  v.number("deadline_ms", m.deadline_ms);
+}
+
+template <class V, class M>
+  requires Is<M, Announce>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.digest("layout_digest", m.layout_digest);
+  v.blob("layout", m.layout);
+  v.digest("content_digest", m.content_digest);
+  v.number("bucket_bytes", m.bucket_bytes);
+  v.number("arena_bytes", m.arena_bytes);
+}
+
+template <class V, class M>
+  requires Is<M, Accept>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+}
+
+template <class V, class M>
+  requires Is<M, Refuse>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.sentence("reason", m.reason);
+  v.flag("layout_unknown", m.layout_unknown);
+  v.list("problems", m.problems, limits::kProblemCount);
+}
+
+template <class V, class M>
+  requires Is<M, Stage>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.choice("transport", m.transport, TransportKind::kTcp);
+  v.label("source", m.source, limits::kAddressBytes);
+  v.number("first_bucket", m.first_bucket);
+}
+
+template <class V, class M>
+  requires Is<M, Staged>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.digest("content_digest", m.content_digest);
+  v.number("bytes", m.bytes);
+  v.number("staging_ns", m.staging_ns);
+  v.sentence("failure", m.failure);
+}
+
+template <class V, class M>
+  requires Is<M, Decide>
+void fields(V& v, M& m) {
+  v.number("number", m.number);
+  v.choice("kind", m.kind, DecisionKind::kRollback);
+  v.version("target", m.target);
+  v.list("withdrawn", m.withdrawn, limits::kWithdrawnCount);
+  v.choice("mode", m.mode, PauseMode::kKeep);
+  v.number("pause_deadline_ms", m.pause_deadline_ms);
+  v.number("load_deadline_ms", m.load_deadline_ms);
+}
+
+template <class V, class M>
+  requires Is<M, Decided>
+void fields(V& v, M& m) {
+  v.number("number", m.number);
+  v.flag("refused", m.refused);
+  v.sentence("reason", m.reason);
+}
+
+template <class V, class M>
+  requires Is<M, Switched>
+void fields(V& v, M& m) {
+  v.number("number", m.number);
+  v.version("target", m.target);
+  v.list("outcomes", m.outcomes, limits::kReplicaCount);
+}
+
+template <class V, class M>
+  requires Is<M, Abort>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.sentence("reason", m.reason);
+}
+
+template <class V, class M>
+  requires Is<M, Heartbeat>
+void fields(V& v, M& m) {
+  v.number("sequence", m.sequence);
+  v.number("staged_bytes", m.staged_bytes);
+  v.version("target", m.target);
+  v.list("staged", m.staged, limits::kStagedCount);
+  v.list("replicas", m.replicas, limits::kReplicaCount);
+}
+
+template <class V, class M>
+  requires Is<M, Leave>
+void fields(V& v, M& m) {
+  v.sentence("reason", m.reason);
+}
+
+template <class V, class M>
+  requires Is<M, ErrorReply>
+void fields(V& v, M& m) {
+  v.bounded("code", m.code, static_cast<std::uint8_t>(ErrorCode::kInternal));
+  v.sentence("message", m.message);
+}
+
+// ---- commands ----
+
+template <class V, class M>
+  requires Is<M, Push>
+void fields(V& v, M& m) {
+  v.label("directory", m.directory, limits::kPathBytes);
+  v.number("step", m.step);
+}
+
+template <class V, class M>
+  requires Is<M, Progress>
+void fields(V& v, M& m) {
+  v.choice("phase", m.phase, ProgressPhase::kSwitch);
+  v.number("done_bytes", m.done_bytes);
+  v.number("total_bytes", m.total_bytes);
+}
+
+template <class V, class M>
+  requires Is<M, PushReply>
+void fields(V& v, M& m) {
+  v.flag("ok", m.ok);
+  v.sentence("reason", m.reason);
+  v.version("version", m.version);
+  v.digest("content_digest", m.content_digest);
+  v.number("bytes", m.bytes);
+  v.number("snapshot_ns", m.snapshot_ns);
+  v.number("staged_ns", m.staged_ns);
+  v.number("switch_ns", m.switch_ns);
+  v.list("problems", m.problems, limits::kProblemCount);
+  v.list("outcomes", m.outcomes, limits::kReplicaCount);
+}
+
+template <class V, class M>
+  requires Is<M, Rollback>
+void fields(V& v, M& m) {
+  v.version("to", m.to);
+}
+
+template <class V, class M>
+  requires Is<M, RollbackReply>
+void fields(V& v, M& m) {
+  v.flag("ok", m.ok);
+  v.flag("partial", m.partial);
+  v.sentence("reason", m.reason);
+  v.version("from", m.from);
+  v.version("to", m.to);
+  v.list("outcomes", m.outcomes, limits::kReplicaCount);
+}
+
+template <class V, class M>
+  requires Is<M, Verify>
+void fields(V&, M&) {}
+
+template <class V, class M>
+  requires Is<M, TensorMismatch>
+void fields(V& v, M& m) {
+  v.label("tensor", m.tensor, limits::kTensorNameBytes);
+  v.digest("expected", m.expected);
+  v.digest("found", m.found);
+}
+
+template <class V, class M>
+  requires Is<M, VerifyRank>
+void fields(V& v, M& m) {
+  v.label("replica", m.replica, limits::kReplicaNameBytes);
+  v.bounded("rank", m.rank, limits::kReplicaRankCount - 1);
+  v.version("version", m.version);
+  v.number("tensors", m.tensors);
+  v.number("bytes", m.bytes);
+  v.sentence("failure", m.failure);
+  v.list("mismatches", m.mismatches, limits::kTensorCount);
+}
+
+template <class V, class M>
+  requires Is<M, VerifyReply>
+void fields(V& v, M& m) {
+  v.list("ranks", m.ranks, limits::kFleetRankCount);
+}
+
+template <class V, class M>
+  requires Is<M, Status>
+void fields(V&, M&) {}
+
+template <class V, class M>
+  requires Is<M, SidecarReport>
+void fields(V& v, M& m) {
+  v.label("name", m.name, limits::kPeerNameBytes);
+  v.label("host", m.host, limits::kPeerNameBytes);
+  v.number("pid", m.pid);
+  v.flag("connected", m.connected);
+  v.choice("transport", m.transport, TransportKind::kTcp);
+  v.version("target", m.target);
+  v.list("staged", m.staged, limits::kStagedCount);
+  v.list("replicas", m.replicas, limits::kReplicaCount);
+}
+
+template <class V, class M>
+  requires Is<M, StatusReply>
+void fields(V& v, M& m) {
+  v.label("role", m.role, limits::kPeerNameBytes);
+  v.part("fence", m.fence);
+  v.number("decision", m.decision);
+  v.version("target", m.target);
+  v.flag("can_roll_back", m.can_roll_back);
+  v.version("rollback_target", m.rollback_target);
+  v.list("withdrawn", m.withdrawn, limits::kWithdrawnCount);
+  v.sentence("activity", m.activity);
+  v.list("sidecars", m.sidecars, limits::kSidecarCount);
+}
+
+// ---- engine link ----
+
+template <class V, class M>
+  requires Is<M, DimRange>
+void fields(V& v, M& m) {
+  v.number("dim", m.dim);
+  v.number("begin", m.begin);
+  v.number("length", m.length);
+}
+
+template <class V, class M>
+  requires Is<M, EngineTensor>
+void fields(V& v, M& m) {
+  v.label("name", m.name, limits::kTensorNameBytes);
+  v.number("dtype", m.dtype);
+  v.list("shape", m.shape, limits::kTensorRank);
+  v.list("ranges", m.ranges, limits::kRangesPerTensor);
+}
+
+template <class V, class M>
+  requires Is<M, EngineHello>
+void fields(V& v, M& m) {
+  v.bounded("world_size", m.world_size, limits::kReplicaRankCount);
+  v.flag("leader", m.leader);
+  v.bounded("device", m.device, limits::kDeviceCount - 1);
+  v.number("pid", m.pid);
+  v.choice("take", m.take, TakeMode::kAdopt);
+  v.choice("state", m.state, RankState::kTainted);
+  v.version("active", m.active);
+  v.number("step", m.step);
+  v.list("tensors", m.tensors, limits::kTensorCount);
+}
+
+template <class V, class M>
+  requires Is<M, EngineWelcome>
+void fields(V& v, M& m) {
+  v.number("generation", m.generation);
+  v.choice("device_kind", m.device_kind, DeviceKind::kSeparate);
+  v.number("buffer_bytes", m.buffer_bytes);
+}
+
+template <class V, class M>
+  requires Is<M, Prepare>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.digest("layout_digest", m.layout_digest);
+  v.blob("layout", m.layout);
+  v.number("bucket_bytes", m.bucket_bytes);
+  v.number("arena_bytes", m.arena_bytes);
+  v.list("checksums", m.checksums, limits::kCopyGroupCount);
+}
+
+template <class V, class M>
+  requires Is<M, Prepared>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.sentence("failure", m.failure);
+}
+
+template <class V, class M>
+  requires Is<M, Release>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+}
+
+template <class V, class M>
+  requires Is<M, Pause>
+void fields(V& v, M& m) {
+  v.choice("mode", m.mode, PauseMode::kKeep);
+  v.number("deadline_ms", m.deadline_ms);
+}
+
+template <class V, class M>
+  requires Is<M, Paused>
+void fields(V& v, M& m) {
+  v.number("step", m.step);
+}
+
+template <class V, class M>
+  requires Is<M, Load>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.number("deadline_ms", m.deadline_ms);
+}
+
+template <class V, class M>
+  requires Is<M, BucketReady>
+void fields(V& v, M& m) {
+  v.number("bucket", m.bucket);
+  v.number("slot", m.slot);
+}
+
+template <class V, class M>
+  requires Is<M, BucketDone>
+void fields(V& v, M& m) {
+  v.number("bucket", m.bucket);
+  v.sentence("failure", m.failure);
+}
+
+template <class V, class M>
+  requires Is<M, Loaded>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.number("bytes", m.bytes);
+  v.number("copy_ns", m.copy_ns);
+  v.sentence("failure", m.failure);
+}
+
+template <class V, class M>
+  requires Is<M, Commit>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+}
+
+template <class V, class M>
+  requires Is<M, Committed>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.sentence("failure", m.failure);
+}
+
+template <class V, class M>
+  requires Is<M, Resume>
+void fields(V&, M&) {}
+
+template <class V, class M>
+  requires Is<M, Resumed>
+void fields(V&, M&) {}
+
+template <class V, class M>
+  requires Is<M, ReadDigests>
+void fields(V&, M&) {}
+
+template <class V, class M>
+  requires Is<M, HeldTensor>
+void fields(V& v, M& m) {
+  v.label("name", m.name, limits::kTensorNameBytes);
+  v.digest("digest", m.digest);
+  v.number("bytes", m.bytes);
+}
+
+template <class V, class M>
+  requires Is<M, Digests>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.list("tensors", m.tensors, limits::kTensorCount);
+  v.sentence("failure", m.failure);
+}
+
+// ---- host link ----
+
+template <class V, class M>
+  requires Is<M, ArenaRequest>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+}
+
+template <class V, class M>
+  requires Is<M, ArenaOffer>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.number("bytes", m.bytes);
+  v.sentence("failure", m.failure);
+}
+
+}  // namespace wsync::control

@@ -1,0 +1,325 @@
+#include "shared/control/codec.h"
+
+#include <cstring>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/control/random_message.h"
+
+namespace wsync::control {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr std::size_t kMessageKinds = std::variant_size_v<Message>;
+
+// ---- every member of every struct is in its list ----
+
+struct Anything {
+  template <class T>
+  operator T() const;  // NOLINT: converts to any member; never defined
+};
+template <class T, class... A>
+consteval std::size_t member_count() {
+  if constexpr (requires { T{A{}..., Anything{}}; })
+    return member_count<T, A..., Anything>();
+  else
+    return sizeof...(A);
+}
+
+class Counter {
+ public:
+  template <class... A>
+  constexpr void number(A&&...) {
+    ++count;
+  }
+  template <class... A>
+  constexpr void bounded(A&&...) {
+    ++count;
+  }
+  template <class... A>
+  constexpr void flag(A&&...) {
+    ++count;
+  }
+  template <class... A>
+  constexpr void choice(A&&...) {
+    ++count;
+  }
+  template <class... A>
+  constexpr void label(A&&...) {
+    ++count;
+  }
+  template <class... A>
+  constexpr void sentence(A&&...) {
+    ++count;
+  }
+  template <class... A>
+  constexpr void blob(A&&...) {
+    ++count;
+  }
+  template <class... A>
+  constexpr void digest(A&&...) {
+    ++count;
+  }
+  template <class... A>
+  constexpr void version(A&&...) {
+    ++count;
+  }
+  template <class... A>
+  constexpr void part(A&&...) {
+    ++count;
+  }
+  template <class... A>
+  constexpr void list(A&&...) {
+    ++count;
+  }
+  std::size_t count = 0;
+};
+
+template <class T>
+void expect_every_member_is_listed(const char* name) {
+  T value;
+  Counter counter;
+  fields(counter, value);
+  EXPECT_EQ(counter.count, member_count<T>()) << name;
+}
+template <std::size_t... I>
+void expect_all_listed(std::index_sequence<I...>) {
+  (expect_every_member_is_listed<std::variant_alternative_t<I, Message>>(
+       message_name(static_cast<MessageType>(I + 1)).data()),
+   ...);
+}
+
+TEST(Codec, ListsNameEveryMember) {
+  expect_all_listed(std::make_index_sequence<kMessageKinds>());
+  expect_every_member_is_listed<Decision>("Decision");
+  expect_every_member_is_listed<ReplicaReport>("ReplicaReport");
+  expect_every_member_is_listed<ReplicaOutcome>("ReplicaOutcome");
+  expect_every_member_is_listed<Problem>("Problem");
+  expect_every_member_is_listed<TensorMismatch>("TensorMismatch");
+  expect_every_member_is_listed<VerifyRank>("VerifyRank");
+  expect_every_member_is_listed<SidecarReport>("SidecarReport");
+  expect_every_member_is_listed<DimRange>("DimRange");
+  expect_every_member_is_listed<EngineTensor>("EngineTensor");
+  expect_every_member_is_listed<HeldTensor>("HeldTensor");
+}
+
+// ---- round trips ----
+
+TEST(Codec, RoundTripOfEveryMessage) {
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    for (std::size_t kind = 0; kind < kMessageKinds; ++kind) {
+      Randomiser random(seed * 1000 + kind);
+      const Envelope envelope = random.envelope();
+      const Message message = random.message(kind);
+      const auto bytes = encode(envelope, message);
+      ASSERT_TRUE(bytes.has_value()) << bytes.error().message();
+      const auto decoded = decode(*bytes);
+      ASSERT_TRUE(decoded.has_value()) << decoded.error().message();
+      EXPECT_EQ(type_of(decoded->message), type_of(message));
+      EXPECT_EQ(decoded->envelope.fence, envelope.fence);
+      EXPECT_EQ(decoded->envelope.round, envelope.round);
+      EXPECT_EQ(decoded->envelope.request, envelope.request);
+      EXPECT_EQ(decoded->envelope.replica, envelope.replica);
+      EXPECT_EQ(decoded->envelope.rank, envelope.rank);
+      EXPECT_EQ(encode(decoded->envelope, decoded->message).value(), *bytes);
+    }
+  }
+}
+
+TEST(Codec, ValuesArriveInTheirFields) {
+  Refuse refuse{.version = {.epoch = 3, .step = 77},
+                .reason = "two tensors do not fit",
+                .layout_unknown = true,
+                .problems = {{.kind = ProblemKind::kShape,
+                              .tensor = "model.embed_tokens.weight",
+                              .detail = "expected [4, 8], found [4, 9]",
+                              .nearest = ""}}};
+  const auto bytes =
+      encode({.fence = {.epoch = 9, .run_id = {1, 2}}, .round = 5, .request = 6}, refuse);
+  const auto decoded = decode(bytes.value());
+  ASSERT_TRUE(decoded.has_value());
+  const auto& found = std::get<Refuse>(decoded->message);
+  EXPECT_EQ(found.version, (Version{.epoch = 3, .step = 77}));
+  EXPECT_EQ(found.reason, "two tensors do not fit");
+  EXPECT_TRUE(found.layout_unknown);
+  ASSERT_EQ(found.problems.size(), 1U);
+  EXPECT_EQ(found.problems[0].kind, ProblemKind::kShape);
+  EXPECT_EQ(found.problems[0].tensor, "model.embed_tokens.weight");
+  EXPECT_EQ(decoded->envelope.fence.epoch, 9U);
+}
+
+// The format is a contract between releases: these bytes may only change with kProtocolVersion.
+TEST(Codec, BytesOfOneMessageAreFixed) {
+  const auto bytes = encode({.fence = {.epoch = 1, .run_id = {2, 3}},
+                             .round = 4,
+                             .request = 5,
+                             .replica = "r0",
+                             .rank = 6},
+                            BucketReady{.bucket = 7, .slot = 1});
+  std::string hex;
+  for (const std::byte b : bytes.value()) hex += fmt::format("{:02x}", static_cast<unsigned>(b));
+  EXPECT_EQ(hex,
+            "57534e4301002000"
+            "0c00000006000000"
+            "010000000000000002000000000000000300000000000000"
+            "04000000000000000500000000000000"
+            "0200000000000000"
+            "7230"
+            "070000000000000001000000");
+}
+
+TEST(Codec, NamesAndTypesAgree) {
+  EXPECT_EQ(message_name(MessageType::kHello), "Hello");
+  EXPECT_EQ(message_name(MessageType::kError), "Error");
+  EXPECT_EQ(message_name(MessageType::kEngineHello), "EngineHello");
+  EXPECT_EQ(message_name(MessageType::kLoad), "Load");
+  EXPECT_EQ(message_name(MessageType::kArenaOffer), "ArenaOffer");
+  EXPECT_EQ(message_name(MessageType{0}), "unknown");
+  EXPECT_EQ(message_name(MessageType{999}), "unknown");
+  EXPECT_EQ(type_of(Message(Resumed{})), MessageType::kResumed);
+}
+
+// ---- refusals ----
+
+Bytes sample() {
+  Randomiser random(7);
+  return encode(random.envelope(), random.message(0)).value();
+}
+void put_at(Bytes& bytes, std::size_t at, std::uint32_t value) {
+  std::memcpy(bytes.data() + at, &value, sizeof value);
+}
+
+TEST(Codec, TruncationAtEveryByteIsRefused) {
+  for (std::size_t kind = 0; kind < kMessageKinds; ++kind) {
+    Randomiser random(100 + kind);
+    const Bytes bytes = encode(random.envelope(), random.message(kind)).value();
+    for (std::size_t n = 0; n < bytes.size(); ++n) {
+      // In a buffer of exactly n bytes, so that the address sanitizer sees a read past the end.
+      Bytes cut(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(n));
+      const auto decoded = decode(cut);
+      ASSERT_FALSE(decoded.has_value()) << "type " << kind + 1 << " cut to " << n;
+      EXPECT_EQ(decoded.error().code(), ErrorCode::kInvalidInput);
+      // The same with a header that agrees with the cut, so that the fields themselves are cut.
+      const std::size_t payload_at = kEnvelopeBytes + static_cast<std::size_t>(bytes[56]);
+      if (n >= payload_at) {
+        put_at(cut, 8, static_cast<std::uint32_t>(n - payload_at));
+        EXPECT_FALSE(decode(cut).has_value()) << "type " << kind + 1 << " cut to " << n;
+      }
+    }
+  }
+}
+
+TEST(Codec, HugeLengthsAnywhereNeitherCrashNorAllocate) {
+  for (std::size_t kind = 0; kind < kMessageKinds; ++kind) {
+    Randomiser random(200 + kind);
+    const Bytes bytes = encode(random.envelope(), random.message(kind)).value();
+    for (std::size_t at = 0; at + 4 <= bytes.size(); ++at) {
+      for (const std::uint32_t value : {0xffffffffU, 0x7fffffffU, 0x10000000U, 0x00100001U}) {
+        Bytes changed = bytes;
+        put_at(changed, at, value);
+        const auto decoded = decode(changed);
+        // What is still accepted was not a length: it must read back as the same bytes.
+        if (decoded) {
+          EXPECT_EQ(encode(decoded->envelope, decoded->message).value(), changed);
+        }
+      }
+    }
+  }
+}
+
+TEST(Codec, HugeCountNamesItsField) {
+  Bytes bytes = encode({}, Switched{}).value();
+  put_at(bytes, bytes.size() - 4, 0xffffffff);
+  EXPECT_THAT(decode(bytes).error().message(), HasSubstr("Switched: outcomes: 4294967295 entries"));
+  put_at(bytes, bytes.size() - 4, 4096);  // allowed as a count, but not in 0 bytes
+  EXPECT_THAT(decode(bytes).error().message(), HasSubstr("do not fit in the 0 bytes"));
+}
+
+TEST(Codec, TrailingBytesAreRefused) {
+  Bytes bytes = sample();
+  bytes.push_back(std::byte{0});
+  EXPECT_EQ(decode(bytes).error().code(), ErrorCode::kInvalidInput);
+  std::uint32_t length = 0;
+  std::memcpy(&length, bytes.data() + 8, sizeof length);
+  put_at(bytes, 8, length + 1);  // the header agrees, the fields do not
+  EXPECT_THAT(decode(bytes).error().message(), HasSubstr("Hello: end: 1 bytes left over"));
+}
+
+TEST(Codec, WrongMagicIsMalformed) {
+  Bytes bytes = sample();
+  bytes[0] = std::byte{'X'};
+  EXPECT_EQ(decode(bytes).error().code(), ErrorCode::kInvalidInput);
+  EXPECT_THAT(decode(bytes).error().message(), HasSubstr("not a wsync peer"));
+}
+
+TEST(Codec, AnotherProtocolVersionIsRefusedWithAReason) {
+  Bytes bytes = sample();
+  bytes[4] = std::byte{2};
+  const auto decoded = decode(bytes);
+  EXPECT_EQ(decoded.error().code(), ErrorCode::kRefused);
+  EXPECT_THAT(decoded.error().message(), HasSubstr("protocol version 2, this process speaks 1"));
+  EXPECT_EQ(decode_envelope(bytes).error().code(), ErrorCode::kRefused);
+}
+
+TEST(Codec, AnUnknownTypeIsRefusedAndItsEnvelopeCanBeEchoed) {
+  for (const std::uint16_t type :
+       {std::uint16_t{0}, std::uint16_t{kMessageKinds + 1}, std::uint16_t{0xffff}}) {
+    Bytes bytes = encode({.round = 3, .request = 41}, Leave{.reason = "x"}).value();
+    std::memcpy(bytes.data() + 6, &type, sizeof type);
+    const auto decoded = decode(bytes);
+    EXPECT_EQ(decoded.error().code(), ErrorCode::kRefused);
+    EXPECT_THAT(decoded.error().message(), HasSubstr(fmt::format("type {} is unknown", type)));
+    EXPECT_EQ(decode_envelope(bytes).value().request, 41U);
+    EXPECT_EQ(decode_envelope(bytes).value().round, 3U);
+  }
+}
+
+TEST(Codec, BadEnumsAndFlagsAreRefused) {
+  Bytes pause = encode({}, Pause{}).value();
+  pause[kEnvelopeBytes] = std::byte{3};
+  EXPECT_THAT(decode(pause).error().message(), HasSubstr("Pause: mode: value 3 is unknown"));
+  Bytes push = encode({}, PushReply{}).value();
+  push[kEnvelopeBytes] = std::byte{2};
+  EXPECT_THAT(decode(push).error().message(), HasSubstr("PushReply: ok: a flag must be 0 or 1"));
+  Bytes error = encode({}, ErrorReply{}).value();
+  error[kEnvelopeBytes] = std::byte{200};
+  EXPECT_THAT(decode(error).error().message(), HasSubstr("Error: code: 200, at most"));
+}
+
+TEST(Codec, HeaderLimitsAreChecked) {
+  Bytes bytes = sample();
+  put_at(bytes, 12, static_cast<std::uint32_t>(limits::kReplicaRankCount));
+  EXPECT_THAT(decode(bytes).error().message(), HasSubstr("rank: 256, at most 255"));
+  bytes = sample();
+  put_at(bytes, 56, 129);
+  EXPECT_THAT(decode(bytes).error().message(), HasSubstr("replica: 129 bytes, at most 128"));
+  bytes = sample();
+  put_at(bytes, 60, 1);
+  EXPECT_THAT(decode(bytes).error().message(), HasSubstr("reserved: must be zero"));
+}
+
+TEST(Codec, TheSenderIsToldWhatIsOverItsLimit) {
+  EXPECT_THAT(encode({.replica = std::string(129, 'r')}, Resume{}).error().message(),
+              HasSubstr("Resume: replica: a name of 129 bytes, at most 128"));
+  EXPECT_THAT(encode({.rank = 256}, Resume{}).error().message(), HasSubstr("rank: 256"));
+  Hello hello;
+  hello.withdrawn.resize(limits::kWithdrawnCount + 1);
+  EXPECT_THAT(encode({}, hello).error().message(), HasSubstr("Hello: withdrawn: 4097 entries"));
+  EXPECT_THAT(encode({}, Push{.directory = std::string(5000, '/')}).error().message(),
+              HasSubstr("Push: directory: 5000 bytes, at most 4096"));
+  EXPECT_FALSE(encode({}, Pause{.mode = PauseMode{9}}).has_value());
+  EXPECT_FALSE(encode({}, ErrorReply{.code = 99}).has_value());
+}
+
+TEST(Codec, LongSentencesAreShortenedAtACharacter) {
+  std::string text(limits::kSentenceBytes - 1, 'a');
+  text += "\xc3\xa9 and more";  // the limit falls inside the two bytes of e-acute
+  const auto decoded = decode(encode({}, Leave{.reason = text}).value());
+  ASSERT_TRUE(decoded.has_value());
+  EXPECT_EQ(std::get<Leave>(decoded->message).reason, std::string(limits::kSentenceBytes - 1, 'a'));
+}
+
+}  // namespace
+}  // namespace wsync::control
