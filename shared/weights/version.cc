@@ -1,7 +1,8 @@
 #include "shared/weights/version.h"
 
 #include <charconv>
-#include <fmt/format.h>
+
+#include "shared/base/format.h"
 
 namespace wsync {
 

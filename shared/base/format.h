@@ -1,0 +1,5 @@
+// fmt::format for every folder, so that the library is named in one place until std::format can
+// take over.
+#pragma once
+
+#include <fmt/format.h>  // IWYU pragma: export

@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""Checks which way includes point, and that each third-party library is included from its one folder.
+
+Usage: check_source.py [ROOT]
+
+A broken rule is printed as FILE:LINE: what is wrong and the rule; the exit status is then 1. Files over 500 lines and
+functions over 70 are listed and do not fail. Comments and strings are not looked into. Standard library only.
+"""
+
+import pathlib
+import re
+import sys
+from typing import Iterator, NamedTuple, Optional
+
+TOP_FOLDERS = ("shared", "trainer_side", "inference_side", "bench", "tests", "deploy")
+SUFFIXES = (".h", ".cc", ".c", ".h.in")
+FILE_LINES = 500
+FUNCTION_LINES = 70
+
+# Which folders a folder may include, beside itself. The longest matching prefix of a file's path rules.
+MAY_INCLUDE = {
+    "shared/base": (),
+    "shared/weights": ("shared/base",),
+    "shared/loop": ("shared/base",),
+    "shared/device": ("shared/base",),
+    "shared/collective": ("shared/base", "shared/device"),
+    "shared/transport": ("shared/base", "shared/loop", "shared/weights"),
+    "shared/control": ("shared/base", "shared/loop", "shared/weights"),
+    "shared/trace": ("shared/base",),
+    "shared/config": ("shared/base",),
+    "shared/moe": ("shared/base",),
+    "trainer_side": ("shared",),
+    "inference_side": ("shared",),
+    "bench": ("shared", "trainer_side", "inference_side"),
+    "deploy": ("shared", "trainer_side", "inference_side", "bench"),
+    "tests": TOP_FOLDERS,
+}
+
+# Public headers of the C APIs, included by their users as "wsync/engine.h"; they belong to the folder that has them.
+C_API_PREFIX = "wsync/"
+
+
+class Library(NamedTuple):
+    name: str
+    header: re.Pattern
+    folders: tuple
+    instead: str = ""
+
+
+LIBRARIES = (
+    Library("spdlog", re.compile(r"spdlog/"), ("shared/base",), 'include "shared/base/log.h"'),
+    Library("xxHash", re.compile(r"xxhash\.h|xxh3\.h"), ("shared/base",), 'include "shared/base/digest.h"'),
+    Library("tl::expected", re.compile(r"tl/expected\.hpp"), ("shared/base",), 'include "shared/base/error.h"'),
+    Library("nlohmann-json", re.compile(r"nlohmann/"), ("shared/weights", "shared/trace", "deploy/cli", "bench")),
+    Library("libuv", re.compile(r"uv\.h|uv/"), ("shared/loop", "shared/transport/tcp"), 'include "shared/loop/..."'),
+    Library("ZeroMQ", re.compile(r"zmq\.hpp|zmq\.h|zmq_addon\.hpp"), ("shared/control/zmq",)),
+    Library("yaml-cpp", re.compile(r"yaml-cpp/"), ("shared/config",), 'include "shared/config/..."'),
+    Library("CLI11", re.compile(r"CLI/"), ("deploy/cli", "bench")),
+    Library("zstd", re.compile(r"zstd\.h"), ("shared/weights",)),
+    Library("prometheus-cpp", re.compile(r"prometheus/"), ("shared/trace",)),
+    Library("OpenBLAS", re.compile(r"cblas\.h"), ("shared/moe",)),
+    Library("CUDA", re.compile(r"cuda.*\.h(pp)?$"), ("shared/device/cuda",)),
+    Library("NCCL", re.compile(r"nccl\.h"), ("shared/collective/nccl",)),
+    Library("UCX", re.compile(r"ucp/|ucs/|uct/"), ("shared/transport/ucx",)),
+    Library("GoogleTest", re.compile(r"gtest/|gmock/"), ("tests", "bench")),
+)
+
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:<([^>]+)>|"([^"]+)")')
+NOT_CODE = re.compile(
+    r'//[^\n]*|/\*.*?\*/|R"(?P<tag>[^()\\\s]{0,16})\(.*?\)(?P=tag)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'', re.DOTALL)
+DIGIT_SEPARATOR = re.compile(r"(?<=[0-9a-fA-F])'(?=[0-9a-fA-F])")
+CONTROL = re.compile(r"^\s*(if|else|for|while|switch|do|try|catch|return)\b")
+
+
+class Finding(NamedTuple):
+    path: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.text}"
+
+
+def inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + "/")
+
+
+def folder_of(path: str) -> Optional[str]:
+    """The entry of MAY_INCLUDE that rules this file."""
+    matches = [folder for folder in MAY_INCLUDE if inside(path, folder)]
+    return max(matches, key=len) if matches else None
+
+
+def without_comments(text: str) -> str:
+    """The same lines, comments blanked; strings stay, for they may be the name in an include."""
+
+    def blank(match: re.Match) -> str:
+        found = match.group(0)
+        return re.sub(r"[^\n]", " ", found) if found.startswith("/") else found
+
+    return NOT_CODE.sub(blank, DIGIT_SEPARATOR.sub("", text))
+
+
+def check_quoted(root: pathlib.Path, path: str, line: int, target: str) -> Iterator[Finding]:
+    if target.startswith(C_API_PREFIX):
+        return
+    owner, used = folder_of(path), folder_of(target)
+    if used is None or not (root / target).is_file():
+        yield Finding(path, line, f'"{target}" is no file of the tree; rule: includes start at the root of the tree')
+        return
+    if owner is None or used == owner or any(inside(used, folder) for folder in MAY_INCLUDE[owner]):
+        return
+    allowed = ", ".join(MAY_INCLUDE[owner]) or "nothing else of the tree"
+    yield Finding(path, line, f'"{target}" must not be included here; rule: {owner} includes {allowed}')
+
+
+def check_angled(path: str, line: int, target: str) -> Iterator[Finding]:
+    for library in LIBRARIES:
+        if not library.header.match(target):
+            continue
+        if not any(inside(path, folder) for folder in library.folders):
+            hint = f"; {library.instead}" if library.instead else ""
+            where = " and ".join(library.folders)
+            yield Finding(path, line, f"<{target}> must not be included here; rule: {library.name} only in {where}{hint}")
+        return
+
+
+def check_includes(root: pathlib.Path, path: str, text: str) -> Iterator[Finding]:
+    for number, line in enumerate(without_comments(text).split("\n"), start=1):
+        match = INCLUDE.match(line)
+        if match is None:
+            continue
+        angled, quoted = match.groups()
+        if angled is not None:
+            yield from check_angled(path, number, angled)
+            if angled.split("/")[0] in TOP_FOLDERS:
+                yield Finding(path, number, f'<{angled}> is a file of the tree; rule: write "{angled}"')
+        else:
+            # A library's header in quotes does not slip past its rule.
+            found = list(check_angled(path, number, quoted))
+            yield from found or check_quoted(root, path, number, quoted)
+
+
+def long_functions(path: str, text: str) -> Iterator[Finding]:
+    """Functions over the limit: braces that follow a `)` outside of any other function."""
+    code = NOT_CODE.sub(lambda m: re.sub(r"[^\n]", " ", m.group(0)), DIGIT_SEPARATOR.sub("", text))
+    code = re.sub(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", "", code, flags=re.MULTILINE)
+    line, depth, head, function_depth, start = 1, 0, "", None, 0
+    for char in code:
+        if char == "\n":
+            line += 1
+        if char == "{":
+            if function_depth is None and ")" in head and not CONTROL.match(head):
+                function_depth, start = depth, line
+            depth += 1
+            head = ""
+        elif char == "}":
+            depth -= 1
+            head = ""
+            if function_depth == depth:
+                if line - start > FUNCTION_LINES:
+                    yield Finding(path, start, f"a function of {line - start} lines (more than {FUNCTION_LINES})")
+                function_depth = None
+        elif char == ";":
+            head = ""
+        else:
+            head += char
+
+
+def sources(root: pathlib.Path) -> Iterator[str]:
+    for top in TOP_FOLDERS:
+        for path in sorted((root / top).rglob("*")):
+            relative = path.relative_to(root).as_posix()
+            if path.is_file() and relative.endswith(SUFFIXES) and not inside(relative, "tests/tidy/fixtures"):
+                yield relative
+
+
+def check_tree(root: pathlib.Path) -> tuple:
+    """(broken rules, long files and functions, number of files read)"""
+    broken, listed, count = [], [], 0
+    for path in sources(root):
+        text = (root / path).read_text(encoding="utf-8")
+        count += 1
+        broken.extend(check_includes(root, path, text))
+        lines = text.count("\n")
+        if lines > FILE_LINES:
+            listed.append(Finding(path, 1, f"a file of {lines} lines (more than {FILE_LINES})"))
+        listed.extend(long_functions(path, text))
+    return broken, listed, count
+
+
+def main(arguments: list) -> int:
+    if len(arguments) > 1 or (arguments and arguments[0].startswith("-")):
+        print(__doc__)
+        return 0 if arguments[0] in ("-h", "--help") else 2
+    root = pathlib.Path(arguments[0]) if arguments else pathlib.Path(__file__).resolve().parents[2]
+    broken, listed, count = check_tree(root)
+    if count == 0:
+        print(f"{root}: no source file found; expected a tree with {', '.join(TOP_FOLDERS)}", file=sys.stderr)
+        return 2
+    for finding in listed:
+        print(f"note: {finding}")
+    for finding in broken:
+        print(f"error: {finding}")
+    print(f"{count} files, {len(broken)} broken rules, {len(listed)} long files and functions")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
