@@ -62,6 +62,19 @@ inline constexpr std::int64_t kReconnectMinMs = 50;
 inline constexpr std::int64_t kReconnectMaxMs = 2'000;
 inline constexpr std::int64_t kPublishDeadlineMs = 900'000;
 
+// --- data streams ---
+inline constexpr std::uint64_t kStreamCountDefault = 4;  // TCP connections of one transfer
+inline constexpr std::uint64_t kStreamCountMax = 64;
+inline constexpr std::uint64_t kStreamRequestsAhead = 2;    // buckets asked for on one connection
+inline constexpr std::uint64_t kStreamRequestsPending = 8;  // a source closes a peer that asks more
+inline constexpr std::uint64_t kStreamConnectionCount = 512;  // of one source
+inline constexpr std::uint64_t kStreamSliceBytes =
+    1 * kMiB;  // digested, then written while in cache
+inline constexpr std::uint64_t kStreamTextBytes = 4 * kKiB;  // reason of a failure
+inline constexpr std::int64_t kStreamWaitingMs = 500;  // sign of life while a bucket is missing
+inline constexpr std::int64_t kStreamStallMs = 5'000;  // silence or a full pipe for longer: lost
+inline constexpr std::int64_t kStreamOfferWaitMs = 5'000;  // for a version that is not offered yet
+
 // --- memory ---
 inline constexpr std::uint64_t kVersionsHeldDefault = 2;  // serving (or previous) and incoming
 inline constexpr std::uint64_t kSidecarOverheadBytes = 64 * kMiB;
@@ -77,6 +90,9 @@ static_assert(kSentenceBytes <= kStringBytes && kPathBytes <= kStringBytes);
 static_assert(kMessageBytes < (1ULL << 32U), "lengths are u32 on the wire");
 static_assert(kHeartbeatDeadlineMs >= 5 * kHeartbeatIntervalMs,
               "a few lost heartbeats are not a lost peer");
+static_assert(kStreamRequestsAhead <= kStreamRequestsPending);
+static_assert(kStreamStallMs >= 5 * kStreamWaitingMs,
+              "a few late signs of life are not a lost source");
 static_assert(kSwitchDeadlineMs >= kPauseDeadlineMs + kLoadDeadlineMs + kCommitDeadlineMs);
 static_assert(kPublishDeadlineMs >= kAnnounceDeadlineMs + kStageDeadlineMs + kSwitchDeadlineMs);
 

@@ -13,6 +13,7 @@
 
 #include "shared/base/check.h"
 #include "shared/base/memory_limit.h"
+#include "shared/base/planted.h"
 
 // Older C library headers lack these; the values are the kernel's.
 #ifndef MADV_POPULATE_READ
@@ -222,7 +223,7 @@ ArenaIdentity SharedArena::identity() const noexcept {
 }
 
 Result<WriteLease> SharedArena::try_write_lease(const ArenaIdentity& identity) {
-  if (!set_lock(fd_.get(), F_WRLCK)) {
+  if (!planted("write_without_lease") && !set_lock(fd_.get(), F_WRLCK)) {
     if (errno == EAGAIN || errno == EACCES)
       return fail(ErrorCode::kBusy,
                   fmt::format("the arena of version {}.{} is still being read",
@@ -301,6 +302,7 @@ Result<ArenaView> ArenaView::open(int fd, const ArenaExpectation& expected, unsi
     return fail(ErrorCode::kRefused, "the arena holds no complete version");
   WSYNC_TRY(compare(header.identity, header.data_bytes, expected));
   WSYNC_TRY(region->populate(false, threads));
+  if (planted("lease_let_go")) (void)set_lock(own->get(), F_UNLCK);
   return ArenaView(std::move(*own), std::move(*region), header.data_bytes);
 }
 

@@ -1,0 +1,98 @@
+#include "shared/transport/frame.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+
+#include "shared/base/check.h"
+
+namespace wsync::transport {
+
+namespace {
+
+std::uint64_t bytes_max(FrameType type) {
+  switch (type) {
+    case FrameType::kGet:
+    case FrameType::kBucket:
+      return limits::kBucketBytesMax;
+    case FrameType::kArena:
+      return limits::kModelBytesMax;
+    case FrameType::kFailure:
+      return limits::kStreamTextBytes;
+    case FrameType::kWaiting:
+      return 0;
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::array<std::byte, kFrameBytes> encode_frame(const Frame& frame) {
+  ByteWriter writer;
+  writer.put(kFrameMagic);
+  writer.put(kFrameProtocol);
+  writer.put(frame.type);
+  writer.put(frame.key.fence.epoch);
+  writer.put(frame.key.fence.run_id[0]);
+  writer.put(frame.key.fence.run_id[1]);
+  writer.put(frame.key.version.epoch);
+  writer.put(frame.type == FrameType::kFailure ? static_cast<std::uint32_t>(frame.code) : 0U);
+  writer.put(frame.key.version.step);
+  writer.put(frame.bucket);
+  writer.put(frame.bytes);
+  writer.put(frame.key.layout.low);
+  writer.put(frame.key.layout.high);
+  WSYNC_CHECK(writer.size() == kFrameBytes, "a frame header has a fixed size");
+  std::array<std::byte, kFrameBytes> bytes;
+  std::copy_n(writer.buffer().begin(), kFrameBytes, bytes.begin());
+  return bytes;
+}
+
+Result<Frame> decode_frame(std::span<const std::byte, kFrameBytes> bytes) {
+  ByteReader reader(bytes);
+  Frame frame;
+  const auto magic = reader.get<std::uint32_t>("magic");
+  if (magic != kFrameMagic)
+    reader.violate("magic", fmt::format("{:#x}, expected {:#x}", magic, kFrameMagic));
+  const auto protocol = reader.get<std::uint16_t>("protocol version");
+  if (protocol != kFrameProtocol)
+    reader.violate("protocol version", fmt::format("{}, expected {}", protocol, kFrameProtocol));
+  frame.type = reader.get_enum(FrameType::kArena, "type");
+  if (frame.type < FrameType::kGet) reader.violate("type", "value 0 is unknown");
+  frame.key.fence.epoch = reader.get<std::uint64_t>("fence epoch");
+  for (auto& word : frame.key.fence.run_id) word = reader.get<std::uint64_t>("fence run id");
+  frame.key.version.epoch = reader.get<std::uint32_t>("version epoch");
+  const auto code = reader.get<std::uint32_t>("error code");
+  const bool is_failure = frame.type == FrameType::kFailure;
+  if (code > (is_failure ? static_cast<std::uint32_t>(ErrorCode::kInternal) : 0U))
+    reader.violate("error code", fmt::format("value {} is unknown", code));
+  if (is_failure && reader.ok()) frame.code = static_cast<ErrorCode>(code);
+  frame.key.version.step = reader.get<std::uint64_t>("version step");
+  frame.bucket = reader.get<std::uint64_t>("bucket");
+  frame.bytes = reader.get<std::uint64_t>("bytes");
+  const std::uint64_t most = bytes_max(frame.type);
+  if (frame.bytes > most)
+    reader.violate("bytes", fmt::format("{}, at most {} allowed", frame.bytes, most));
+  frame.key.layout.low = reader.get<std::uint64_t>("layout digest");
+  frame.key.layout.high = reader.get<std::uint64_t>("layout digest");
+  WSYNC_TRY(reader.finish("data frame"));
+  return frame;
+}
+
+std::array<std::byte, kTrailerBytes> encode_trailer(const Digest& digest) {
+  ByteWriter writer;
+  writer.put(digest.low);
+  writer.put(digest.high);
+  std::array<std::byte, kTrailerBytes> bytes;
+  std::copy_n(writer.buffer().begin(), kTrailerBytes, bytes.begin());
+  return bytes;
+}
+
+Digest decode_trailer(std::span<const std::byte, kTrailerBytes> bytes) {
+  ByteReader reader(bytes);
+  Digest digest;
+  digest.low = reader.get<std::uint64_t>("digest");
+  digest.high = reader.get<std::uint64_t>("digest");
+  return digest;
+}
+
+}  // namespace wsync::transport

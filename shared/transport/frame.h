@@ -1,0 +1,51 @@
+// The frames of the TCP data transport. Every frame is a header of kFrameBytes; what follows
+// depends on its type:
+//
+//   get       sink -> source   nothing. "Send this bucket of this version."
+//   bucket    source -> sink   `bytes` of payload, then the payload's XXH3-128 digest (16 bytes)
+//   arena     source -> sink   nothing; with it, as a descriptor, the arena (Unix socket only)
+//   waiting   source -> sink   nothing. "Alive; the bucket you asked for is not here yet."
+//   failure   source -> sink   `bytes` of text, at most limits::kStreamTextBytes. "No, because ..."
+//
+//   offset  0  magic u32 | protocol version u16 | type u16
+//           8  fence epoch u64 | fence run id 2 x u64
+//          32  version epoch u32 | error code u32 (failure; else 0)
+//          40  version step u64
+//          48  bucket u64
+//          56  bytes u64 (get: size of the bucket as the sink knows it)
+//          64  layout digest, low u64, high u64
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "shared/base/bytes.h"
+#include "shared/base/error.h"
+#include "shared/transport/stream.h"
+
+namespace wsync::transport {
+
+inline constexpr std::uint32_t kFrameMagic = 0x54425357;  // "WSBT"
+inline constexpr std::uint16_t kFrameProtocol = 1;
+inline constexpr std::size_t kFrameBytes = 80;
+inline constexpr std::size_t kTrailerBytes = 16;
+
+enum class FrameType : std::uint16_t { kGet = 1, kBucket, kWaiting, kFailure, kArena };
+
+struct Frame {
+  FrameType type = FrameType::kGet;
+  StreamKey key;
+  ErrorCode code = ErrorCode::kInternal;  // failure only
+  std::uint64_t bucket = 0;
+  std::uint64_t bytes = 0;
+};
+
+[[nodiscard]] std::array<std::byte, kFrameBytes> encode_frame(const Frame& frame);
+// kInvalidInput naming the field that is wrong: magic, protocol version, type, code or size.
+[[nodiscard]] Result<Frame> decode_frame(std::span<const std::byte, kFrameBytes> bytes);
+
+[[nodiscard]] std::array<std::byte, kTrailerBytes> encode_trailer(const Digest& digest);
+[[nodiscard]] Digest decode_trailer(std::span<const std::byte, kTrailerBytes> bytes);
+
+}  // namespace wsync::transport

@@ -1,0 +1,75 @@
+#include "shared/transport/tcp/frame_reader.h"
+
+#include <utility>
+
+#include "shared/base/check.h"
+
+namespace wsync::transport::tcp {
+
+std::span<std::byte> FrameReader::next() noexcept {
+  switch (part_) {
+    case Part::kHeader:
+      return std::span(header_).subspan(done_);
+    case Part::kPayload:
+      return payload_.subspan(done_);
+    case Part::kTrailer:
+      return std::span(trailer_).subspan(done_);
+    case Part::kText:
+      return std::as_writable_bytes(std::span(text_)).subspan(done_);
+  }
+  return {};
+}
+
+Result<std::optional<ArrivedFrame>> FrameReader::advance(std::size_t n) {
+  const std::span<std::byte> arrived = next();
+  WSYNC_CHECK(n <= arrived.size(), "more bytes reported than asked for");
+  if (part_ == Part::kPayload) digester_.update(arrived.first(n));
+  done_ += n;
+  if (n < arrived.size()) return std::nullopt;
+  done_ = 0;
+  switch (part_) {
+    case Part::kHeader:
+      return header_complete();
+    case Part::kPayload:
+      part_ = Part::kTrailer;
+      return std::nullopt;
+    case Part::kTrailer:
+    case Part::kText:
+      return finish_frame();
+  }
+  return std::nullopt;
+}
+
+Result<std::optional<ArrivedFrame>> FrameReader::header_complete() {
+  auto frame = decode_frame(header_);
+  if (!frame) return fail(std::move(frame).error());
+  frame_ = *frame;
+  auto destination = accept_(frame_);
+  if (!destination) return fail(std::move(destination).error());
+  if (frame_.type == FrameType::kBucket) {
+    WSYNC_CHECK(destination->size() == frame_.bytes, "a bucket goes where it fits exactly");
+    payload_ = *destination;
+    digester_.reset();
+    part_ = payload_.empty() ? Part::kTrailer : Part::kPayload;
+    return std::nullopt;
+  }
+  if (frame_.type == FrameType::kFailure && frame_.bytes != 0) {
+    text_.assign(frame_.bytes, '\0');
+    part_ = Part::kText;
+    return std::nullopt;
+  }
+  return finish_frame();
+}
+
+ArrivedFrame FrameReader::finish_frame() {
+  ArrivedFrame arrived{.frame = frame_, .text = std::exchange(text_, {})};
+  if (frame_.type == FrameType::kBucket) {
+    arrived.computed = digester_.finish();
+    arrived.promised = decode_trailer(trailer_);
+  }
+  payload_ = {};
+  part_ = Part::kHeader;
+  return arrived;
+}
+
+}  // namespace wsync::transport::tcp

@@ -1,0 +1,56 @@
+// FrameReader: takes a byte stream apart into frames. Pure: no socket, no thread.
+//
+// The caller reads into next() and reports with advance(). A payload goes straight to where the
+// `Accept` function says (the staging arena) and is digested on the way, while it is in the cache.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "shared/base/digest.h"
+#include "shared/transport/frame.h"
+
+namespace wsync::transport::tcp {
+
+// A frame of which everything has arrived.
+struct ArrivedFrame {
+  Frame frame;
+  std::string text;  // failure: the reason
+  Digest computed;   // bucket: of the payload as it arrived
+  Digest promised;   // bucket: what the source says
+};
+
+class FrameReader {
+ public:
+  // Judges a header. For a bucket it returns where its payload goes, frame.bytes long; for other
+  // types the span is ignored. An error ends the stream.
+  using Accept = std::function<Result<std::span<std::byte>>(const Frame&)>;
+  explicit FrameReader(Accept accept) : accept_(std::move(accept)) {}
+
+  // Where the next bytes of the stream go; never empty.
+  [[nodiscard]] std::span<std::byte> next() noexcept;
+  // `n` bytes (at most next().size()) have been put there. Returns a frame when one is complete.
+  // After an error the reader must not be used again.
+  [[nodiscard]] Result<std::optional<ArrivedFrame>> advance(std::size_t n);
+
+ private:
+  enum class Part : std::uint8_t { kHeader, kPayload, kTrailer, kText };
+  Result<std::optional<ArrivedFrame>> header_complete();
+  ArrivedFrame finish_frame();
+
+  Accept accept_;
+  Part part_ = Part::kHeader;
+  std::size_t done_ = 0;  // bytes of the current part
+  std::array<std::byte, kFrameBytes> header_{};
+  std::array<std::byte, kTrailerBytes> trailer_{};
+  std::span<std::byte> payload_;
+  std::string text_;
+  Frame frame_;
+  Digester digester_;
+};
+
+}  // namespace wsync::transport::tcp

@@ -1,0 +1,240 @@
+#include "shared/transport/tcp/source_connection.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+
+#include "shared/base/check.h"
+#include "shared/base/log.h"
+
+namespace wsync::transport::tcp {
+namespace {
+
+uv_buf_t buffer_of(std::span<const std::byte> bytes) {
+  // libuv does not write through the pointer of an outgoing buffer.
+  auto* base = const_cast<char*>(reinterpret_cast<const char*>(bytes.data()));
+  return uv_buf_init(base, static_cast<unsigned>(bytes.size()));
+}
+
+SourceConnection* connection_of(void* data) { return static_cast<SourceConnection*>(data); }
+
+Result<std::span<std::byte>> accept_get(const Frame& frame) {
+  if (frame.type == FrameType::kGet) return std::span<std::byte>{};
+  return fail(ErrorCode::kInvalidInput,
+              fmt::format("a receiver sent a frame of type {}, expected a request",
+                          static_cast<int>(frame.type)));
+}
+
+}  // namespace
+
+Result<> Offered::judge(const Frame& get) const {
+  const StreamKey& ours = offer.key;
+  if (get.key.fence < ours.fence)
+    return fail(ErrorCode::kFenced,
+                fmt::format("fence epoch {} is lower than {}, under which {} is "
+                            "offered",
+                            get.key.fence.epoch, ours.fence.epoch, ours.version.to_string()));
+  if (get.key.layout != ours.layout)
+    return fail(ErrorCode::kRefused,
+                fmt::format("version {} has layout {}, asked for {}", ours.version.to_string(),
+                            ours.layout.to_string(), get.key.layout.to_string()));
+  if (get.bucket >= offer.buckets.size() || get.bytes != offer.buckets[get.bucket].bytes)
+    return fail(ErrorCode::kRefused,
+                fmt::format("bucket {} of {} bytes asked for, version {} is cut differently: {} "
+                            "buckets; both ends need the same bucket_bytes",
+                            get.bucket, get.bytes, ours.version.to_string(), offer.buckets.size()));
+  return {};
+}
+
+SourceConnection::SourceConnection(std::shared_ptr<SourceShared> shared)
+    : shared_(std::move(shared)), reader_(accept_get), last_progress_(now()) {}
+
+bool SourceConnection::accept(uv_loop_t* loop, uv_stream_t* listener) {
+  WSYNC_CHECK(uv_tcp_init(loop, &handle_) == 0, "a TCP handle can be initialised");
+  handle_.data = this;
+  write_.data = this;
+  self_ = shared_from_this();
+  auto* stream = reinterpret_cast<uv_stream_t*>(&handle_);
+  const auto allocate = [](uv_handle_t* handle, std::size_t, uv_buf_t* buffer) {
+    *buffer = buffer_of(connection_of(handle->data)->reader_.next());
+  };
+  const auto on_data = [](uv_stream_t* from, ssize_t n, const uv_buf_t*) {
+    connection_of(from->data)->on_read(n);
+  };
+  if (uv_accept(listener, stream) != 0 || uv_tcp_nodelay(&handle_, 1) != 0 ||
+      uv_read_start(stream, allocate, on_data) != 0) {
+    close();
+    return false;
+  }
+  return true;
+}
+
+void SourceConnection::close() {
+  if (closing_) return;
+  closing_ = true;
+  uv_close(reinterpret_cast<uv_handle_t*>(&handle_), [](uv_handle_t* handle) {
+    const auto keep = std::move(connection_of(handle->data)->self_);
+    keep->on_closed_();
+  });
+}
+
+void SourceConnection::close_as_garbage(const Error& error) {
+  ++shared_->counters.garbage_peers;
+  log_warning("data connection closed: {}", error.message());
+  close();
+}
+
+void SourceConnection::on_read(ssize_t n) {
+  if (closing_ || n == 0) return;
+  if (n < 0) return close();  // the peer has gone, or is done
+  auto arrived = reader_.advance(static_cast<std::size_t>(n));
+  if (!arrived) return close_as_garbage(arrived.error());
+  if (!*arrived) return;
+  if (pending_.size() >= limits::kStreamRequestsPending)
+    return close_as_garbage(
+        Error(ErrorCode::kInvalidInput,
+              fmt::format("more than {} requests at a time", limits::kStreamRequestsPending)));
+  last_progress_ = now();
+  pending_.push_back({.frame = (*arrived)->frame, .since = last_progress_});
+  pump();
+}
+
+void SourceConnection::pump() {
+  if (closing_ || writing_ == Writing::kBucket) return;
+  for (auto request = pending_.begin(); request != pending_.end();) {
+    auto offered = shared_->find(request->frame.key.version);
+    if (!offered) {
+      ++request;
+      continue;
+    }
+    if (auto judged = offered->judge(request->frame); !judged) {
+      answer(*request, judged.error());
+      request = pending_.erase(request);
+      continue;
+    }
+    if (writing_ == Writing::kNothing && offered->ready[request->frame.bucket]) {
+      const Request taken = *request;
+      pending_.erase(request);
+      return start_bucket(std::move(offered), taken);
+    }
+    ++request;
+  }
+  if (outbox_.size() > limits::kStreamRequestsPending * limits::kStreamTextBytes)
+    return close_as_garbage(Error(ErrorCode::kInvalidInput,
+                                  "request after request that cannot be served, answers unread"));
+  if (writing_ == Writing::kNothing && !outbox_.empty()) {
+    writing_ = Writing::kSmall;
+    small_.swap(outbox_);
+    const std::array buffers{buffer_of(small_)};
+    write(buffers);
+  }
+}
+
+void SourceConnection::answer(const Request& request, const Error& error) {
+  ++shared_->counters.refused;
+  const std::string_view text =
+      std::string_view(error.message()).substr(0, limits::kStreamTextBytes);
+  Frame failure = request.frame;
+  failure.type = FrameType::kFailure;
+  failure.code = error.code();
+  failure.bytes = text.size();
+  const auto header = encode_frame(failure);
+  outbox_.insert(outbox_.end(), header.begin(), header.end());
+  const auto bytes = std::as_bytes(std::span(text));
+  outbox_.insert(outbox_.end(), bytes.begin(), bytes.end());
+}
+
+void SourceConnection::withdraw(Version version, const std::string& reason) {
+  std::deque<Request> kept;
+  for (const Request& request : pending_) {
+    if (request.frame.key.version == version)
+      answer(request, Error(ErrorCode::kCancelled, reason));
+    else
+      kept.push_back(request);
+  }
+  pending_ = std::move(kept);
+  pump();
+}
+
+void SourceConnection::start_bucket(std::shared_ptr<Offered> offered, const Request& request) {
+  writing_ = Writing::kBucket;
+  offered_ = std::move(offered);
+  bucket_ = request.frame.bucket;
+  sent_ = 0;
+  trailer_sent_ = false;
+  digester_.reset();
+  Frame frame = request.frame;
+  frame.type = FrameType::kBucket;
+  header_ = encode_frame(frame);
+  small_.swap(outbox_);  // failures that were waiting go first
+  const std::array buffers{buffer_of(small_), buffer_of(header_)};
+  write(buffers);
+}
+
+// Digests a slice and hands it to the socket right away, so that the kernel copies it from the
+// cache.
+void SourceConnection::write_next_slice() {
+  const BucketWindow window = offered_->offer.buckets[bucket_];
+  const std::uint64_t n = std::min(limits::kStreamSliceBytes, window.bytes - sent_);
+  if (n == 0) {
+    const std::optional<Digest>& known = offered_->digests[bucket_];
+    trailer_ = encode_trailer(known ? *known : digester_.finish());
+    trailer_sent_ = true;
+    const std::array buffers{buffer_of(trailer_)};
+    return write(buffers);
+  }
+  const auto slice = offered_->offer.data.subspan(window.offset + sent_, n);
+  if (!offered_->digests[bucket_]) digester_.update(slice);
+  sent_ += n;
+  const std::array buffers{buffer_of(slice)};
+  write(buffers);
+}
+
+void SourceConnection::write(std::span<const uv_buf_t> buffers) {
+  in_flight_bytes_ = 0;
+  for (const uv_buf_t& buffer : buffers) in_flight_bytes_ += buffer.len;
+  const int rc = uv_write(
+      &write_, reinterpret_cast<uv_stream_t*>(&handle_), buffers.data(),
+      static_cast<unsigned>(buffers.size()),
+      [](uv_write_t* request, int status) { connection_of(request->data)->on_written(status); });
+  if (rc != 0) close();
+}
+
+void SourceConnection::on_written(int status) {
+  if (closing_) return;
+  if (status != 0) return close();
+  last_progress_ = now();
+  shared_->counters.wire_bytes += in_flight_bytes_;
+  small_.clear();
+  if (writing_ == Writing::kBucket && !trailer_sent_) return write_next_slice();
+  if (writing_ == Writing::kBucket) ++shared_->counters.buckets;
+  writing_ = Writing::kNothing;
+  offered_.reset();
+  pump();
+}
+
+void SourceConnection::tick(TimePoint at) {
+  if (closing_) return;
+  if (writing_ != Writing::kNothing || pending_.empty()) {
+    if (at - last_progress_ > shared_->stall_deadline) close();
+    return;
+  }
+  std::erase_if(pending_, [&](const Request& request) {
+    const bool is_late =
+        !shared_->find(request.frame.key.version) && at - request.since > shared_->offer_wait;
+    if (is_late)
+      answer(request,
+             Error(ErrorCode::kNotFound, fmt::format("version {} is not offered here",
+                                                     request.frame.key.version.to_string())));
+    return is_late;
+  });
+  if (!pending_.empty() && outbox_.empty()) {
+    Frame waiting = pending_.front().frame;
+    waiting.type = FrameType::kWaiting;
+    waiting.bytes = 0;
+    const auto header = encode_frame(waiting);
+    outbox_.assign(header.begin(), header.end());
+  }
+  pump();
+}
+
+}  // namespace wsync::transport::tcp

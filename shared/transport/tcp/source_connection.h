@@ -1,0 +1,79 @@
+// One connection of a TcpSource: reads requests, writes buckets. Bulk thread only.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <uv.h>
+
+#include "shared/base/clock.h"
+#include "shared/transport/tcp/frame_reader.h"
+#include "shared/transport/tcp/offered.h"
+
+namespace wsync::transport::tcp {
+
+// What all connections of a source share; belongs to its Server.
+struct SourceShared {
+  std::function<std::shared_ptr<Offered>(Version)> find;
+  std::chrono::milliseconds stall_deadline;
+  std::chrono::milliseconds offer_wait;
+  SourceCounters counters;
+};
+
+// Keeps itself alive from accept() until its handle is closed.
+class SourceConnection : public std::enable_shared_from_this<SourceConnection> {
+ public:
+  explicit SourceConnection(std::shared_ptr<SourceShared> shared);
+  // Called once, when the handle is closed.
+  void on_closed(std::function<void()> closed) { on_closed_ = std::move(closed); }
+
+  // Takes the waiting connection of a listener; false: it was gone already.
+  [[nodiscard]] bool accept(uv_loop_t* loop, uv_stream_t* listener);
+  // Sends what can be sent now. Called when an offer or a bucket has come.
+  void pump();
+  // Answers every waiting request for this version with a failure.
+  void withdraw(Version version, const std::string& reason);
+  // Deadlines and signs of life.
+  void tick(TimePoint at);
+  void close();
+
+ private:
+  struct Request {
+    Frame frame;
+    TimePoint since;
+  };
+  enum class Writing : std::uint8_t { kNothing, kSmall, kBucket };
+
+  void on_read(ssize_t n);
+  void close_as_garbage(const Error& error);
+  void answer(const Request& request, const Error& error);
+  void start_bucket(std::shared_ptr<Offered> offered, const Request& request);
+  void write_next_slice();
+  void write(std::span<const uv_buf_t> buffers);
+  void on_written(int status);
+
+  std::shared_ptr<SourceShared> shared_;
+  std::function<void()> on_closed_;
+  std::shared_ptr<SourceConnection> self_;
+  uv_tcp_t handle_{};
+  uv_write_t write_{};
+  FrameReader reader_;
+  std::deque<Request> pending_;
+  Writing writing_ = Writing::kNothing;
+  Bytes outbox_;                       // whole small frames that wait
+  Bytes small_;                        // whole small frames that the write under way borrows
+  std::shared_ptr<Offered> offered_;   // kBucket
+  std::uint64_t bucket_ = 0;           // kBucket
+  std::uint64_t sent_ = 0;             // kBucket: payload bytes handed to the socket
+  bool trailer_sent_ = false;          // kBucket
+  std::uint64_t in_flight_bytes_ = 0;  // of the write under way
+  std::array<std::byte, kFrameBytes> header_{};
+  std::array<std::byte, kTrailerBytes> trailer_{};
+  Digester digester_;
+  TimePoint last_progress_;
+  bool closing_ = false;
+};
+
+}  // namespace wsync::transport::tcp

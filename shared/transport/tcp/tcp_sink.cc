@@ -1,0 +1,81 @@
+#include "shared/transport/tcp/tcp_sink.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <utility>
+
+#include "shared/transport/tcp/transfer.h"
+
+namespace wsync::transport::tcp {
+namespace {
+
+Result<> check_wanted(const Wanted& wanted) {
+  if (wanted.into.size() != wanted.data_bytes)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("the staging arena has {} bytes, the version needs {}",
+                            wanted.into.size(), wanted.data_bytes));
+  if (!wanted.have.empty() && wanted.have.size() != wanted.buckets.size())
+    return fail(ErrorCode::kInvalidInput, fmt::format("{} buckets are marked, the version has {}",
+                                                      wanted.have.size(), wanted.buckets.size()));
+  for (std::size_t i = 0; i < wanted.buckets.size(); ++i) {
+    const BucketWindow window = wanted.buckets[i];
+    if (window.bytes > limits::kBucketBytesMax || window.offset > wanted.data_bytes ||
+        window.bytes > wanted.data_bytes - window.offset)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("bucket {} ([{}, +{}]) is outside of the arena's {} bytes", i,
+                              window.offset, window.bytes, wanted.data_bytes));
+  }
+  return {};
+}
+
+}  // namespace
+
+TcpSink::TcpSink(UvThread& thread, Post post, const TcpSinkOptions& options)
+    : thread_(thread), post_(std::move(post)), options_(options) {
+  options_.streams = std::clamp<std::uint64_t>(options_.streams, 1, limits::kStreamCountMax);
+}
+
+TcpSink::~TcpSink() { cancel(); }
+
+Result<> TcpSink::receive(Wanted wanted, SinkCallbacks callbacks) {
+  if (session_ && session_->is_active)
+    return fail(ErrorCode::kBusy, "a transfer is under way; cancel it first");
+  auto address = parse_tcp_address(wanted.source);
+  if (!address) return fail(std::move(address).error());
+  WSYNC_TRY(check_wanted(wanted));
+  session_ = std::make_shared<Session>(Session{.callbacks = std::move(callbacks)});
+  TransferEvents events{
+      .on_bucket =
+          [post = post_, session = session_](std::uint64_t bucket, const Digest& digest) {
+            post([=] {
+              if (session->is_active) session->callbacks.on_bucket(bucket, digest);
+            });
+          },
+      .on_done =
+          [post = post_, session = session_] {
+            post([=] {
+              if (std::exchange(session->is_active, false))
+                session->callbacks.on_done(std::nullopt);
+            });
+          },
+      .on_failure =
+          [post = post_, session = session_](StreamFailure failure) {
+            post([=] {
+              if (std::exchange(session->is_active, false)) session->callbacks.on_failure(failure);
+            });
+          }};
+  transfer_ = std::make_shared<Transfer>(std::move(wanted), *address, std::move(events));
+  thread_.post([this_loop = thread_.loop(), transfer = transfer_, streams = options_.streams] {
+    transfer->start(this_loop, streams);
+  });
+  return {};
+}
+
+void TcpSink::cancel() {
+  if (session_) session_->is_active = false;
+  if (!transfer_) return;
+  thread_.run([&] { transfer_->stop(); });
+  transfer_.reset();
+}
+
+}  // namespace wsync::transport::tcp

@@ -1,0 +1,167 @@
+#include "shared/transport/tcp/tcp_source.h"
+
+#include <fmt/format.h>
+#include <map>
+#include <set>
+
+#include "shared/base/check.h"
+#include "shared/base/log.h"
+#include "shared/transport/tcp/source_connection.h"
+
+namespace wsync::transport::tcp {
+
+// The state of a source. Bulk thread only, except for its construction.
+class TcpSource::Server : public std::enable_shared_from_this<TcpSource::Server> {
+ public:
+  Server(uv_loop_t* loop, const TcpSourceOptions& options)
+      : loop_(loop), shared_(std::make_shared<SourceShared>()) {
+    shared_->stall_deadline = options.stall_deadline;
+    shared_->offer_wait = options.offer_wait;
+    shared_->find = [this](Version version) {
+      const auto found = offers_.find(version);
+      return found == offers_.end() ? nullptr : found->second;
+    };
+  }
+
+  // Binds and listens; the port that was bound.
+  Result<std::uint16_t> start(const TcpAddress& address);
+  void stop();
+
+  void offer(Offer offer) {
+    const Version version = offer.key.version;
+    offers_[version] = std::make_shared<Offered>(std::move(offer));
+    pump();
+  }
+  void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest) {
+    const auto found = offers_.find(version);
+    if (found == offers_.end() || bucket >= found->second->ready.size()) return;
+    found->second->ready[bucket] = true;
+    found->second->digests[bucket] = digest;
+    pump();
+  }
+  void withdraw(Version version, const std::string& reason) {
+    if (offers_.erase(version) == 0) return;
+    for (const auto& connection : std::set(connections_)) connection->withdraw(version, reason);
+  }
+  [[nodiscard]] SourceCounters counters() const { return shared_->counters; }
+
+ private:
+  void on_connection(int status);
+  void pump() {
+    for (const auto& connection : std::set(connections_)) connection->pump();
+  }
+
+  uv_loop_t* loop_;
+  std::shared_ptr<SourceShared> shared_;
+  std::map<Version, std::shared_ptr<Offered>> offers_;
+  std::set<std::shared_ptr<SourceConnection>> connections_;
+  uv_tcp_t listener_{};
+  uv_timer_t timer_{};
+  std::shared_ptr<Server> listener_holds_;  // until the handles are closed
+  std::shared_ptr<Server> timer_holds_;
+};
+
+Result<std::uint16_t> TcpSource::Server::start(const TcpAddress& address) {
+  WSYNC_CHECK(uv_tcp_init(loop_, &listener_) == 0 && uv_timer_init(loop_, &timer_) == 0,
+              "handles can be initialised");
+  listener_.data = this;
+  timer_.data = this;
+  listener_holds_ = timer_holds_ = shared_from_this();
+
+  sockaddr_storage where{};
+  auto* any = reinterpret_cast<sockaddr*>(&where);
+  const bool is_ipv6 = address.host.find(':') != std::string::npos;
+  int rc =
+      is_ipv6
+          ? uv_ip6_addr(address.host.c_str(), address.port, reinterpret_cast<sockaddr_in6*>(&where))
+          : uv_ip4_addr(address.host.c_str(), address.port, reinterpret_cast<sockaddr_in*>(&where));
+  if (rc == 0) rc = uv_tcp_bind(&listener_, any, 0);
+  if (rc == 0)
+    rc = uv_listen(reinterpret_cast<uv_stream_t*>(&listener_), 128,
+                   [](uv_stream_t* listener, int status) {
+                     static_cast<Server*>(listener->data)->on_connection(status);
+                   });
+  int length = sizeof where;
+  if (rc == 0) rc = uv_tcp_getsockname(&listener_, any, &length);
+  if (rc != 0) return fail(ErrorCode::kIo, uv_sentence("listen on " + address.to_string(), rc));
+  uv_timer_start(
+      &timer_,
+      [](uv_timer_t* timer) {
+        auto* self = static_cast<Server*>(timer->data);
+        for (const auto& connection : std::set(self->connections_)) connection->tick(now());
+      },
+      limits::kStreamWaitingMs, limits::kStreamWaitingMs);
+  return ntohs(is_ipv6 ? reinterpret_cast<sockaddr_in6*>(&where)->sin6_port
+                       : reinterpret_cast<sockaddr_in*>(&where)->sin_port);
+}
+
+void TcpSource::Server::stop() {
+  offers_.clear();
+  for (const auto& connection : std::set(connections_)) connection->close();
+  uv_close(reinterpret_cast<uv_handle_t*>(&listener_), [](uv_handle_t* handle) {
+    const auto keep = std::move(static_cast<Server*>(handle->data)->listener_holds_);
+  });
+  uv_close(reinterpret_cast<uv_handle_t*>(&timer_), [](uv_handle_t* handle) {
+    const auto keep = std::move(static_cast<Server*>(handle->data)->timer_holds_);
+  });
+}
+
+void TcpSource::Server::on_connection(int status) {
+  if (status != 0) {
+    log_warning("{}", uv_sentence("a data connection was not accepted", status));
+    return;
+  }
+  const auto connection = std::make_shared<SourceConnection>(shared_);
+  const std::weak_ptr<SourceConnection> weak = connection;
+  connection->on_closed(
+      [self = shared_from_this(), weak] { self->connections_.erase(weak.lock()); });
+  connections_.insert(connection);
+  if (!connection->accept(loop_, reinterpret_cast<uv_stream_t*>(&listener_))) return;
+  ++shared_->counters.connections;
+  if (connections_.size() > limits::kStreamConnectionCount) {
+    log_warning("more than {} data connections: the newest is closed",
+                limits::kStreamConnectionCount);
+    connection->close();
+  }
+}
+
+TcpSource::TcpSource(UvThread& thread, TcpAddress address, std::shared_ptr<Server> server)
+    : thread_(thread), address_(std::move(address)), server_(std::move(server)) {}
+
+Result<std::unique_ptr<TcpSource>> TcpSource::listen(UvThread& thread,
+                                                     const TcpSourceOptions& options) {
+  auto address = parse_tcp_address(options.listen);
+  if (!address) return fail(std::move(address).error());
+  auto server = std::make_shared<Server>(thread.loop(), options);
+  Result<std::uint16_t> port = 0;
+  thread.run([&] {
+    port = server->start(*address);
+    if (!port) server->stop();
+  });
+  if (!port) return fail(std::move(port).error());
+  address->port = *port;
+  return std::unique_ptr<TcpSource>(new TcpSource(thread, *address, std::move(server)));
+}
+
+TcpSource::~TcpSource() {
+  thread_.run([&] { server_->stop(); });
+}
+
+void TcpSource::offer(Offer offer) {
+  thread_.post([server = server_, shared = std::make_shared<Offer>(std::move(offer))] {
+    server->offer(std::move(*shared));
+  });
+}
+void TcpSource::bucket_ready(Version version, std::uint64_t bucket, const Digest& digest) {
+  thread_.post([=, server = server_] { server->bucket_ready(version, bucket, digest); });
+}
+void TcpSource::withdraw(Version version, const std::string& reason) {
+  thread_.post([=, server = server_] { server->withdraw(version, reason); });
+}
+SourceCounters TcpSource::counters() const {
+  SourceCounters counters;
+  thread_.run([&] { counters = server_->counters(); });
+  return counters;
+}
+
+}  // namespace wsync::transport::tcp

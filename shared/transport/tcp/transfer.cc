@@ -1,0 +1,241 @@
+#include "shared/transport/tcp/transfer.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <utility>
+
+#include "shared/base/check.h"
+#include "shared/base/planted.h"
+#include "shared/transport/tcp/uv_thread.h"
+
+namespace wsync::transport::tcp {
+namespace {
+
+TransferStream* stream_of(void* data) { return static_cast<TransferStream*>(data); }
+
+// A request in flight; frees itself.
+struct GetWrite {
+  uv_write_t request{};
+  std::array<std::byte, kFrameBytes> bytes{};
+};
+
+}  // namespace
+
+Transfer::Transfer(Wanted wanted, TcpAddress source, TransferEvents events)
+    : wanted_(std::move(wanted)), source_(std::move(source)), events_(std::move(events)) {
+  wanted_.have.resize(wanted_.buckets.size(), false);
+  missing_ = static_cast<std::uint64_t>(std::ranges::count(wanted_.have, false));
+}
+
+void Transfer::start(uv_loop_t* loop, std::uint64_t streams) {
+  WSYNC_CHECK(uv_timer_init(loop, &timer_) == 0, "a timer can be initialised");
+  timer_.data = this;
+  timer_holds_ = shared_from_this();
+  if (missing_ == 0) {
+    finish();
+    return events_.on_done();
+  }
+  uv_timer_start(
+      &timer_, [](uv_timer_t* timer) { static_cast<Transfer*>(timer->data)->tick(); },
+      limits::kStreamWaitingMs, limits::kStreamWaitingMs);
+  for (std::uint64_t i = 0; i < std::min(streams, missing_); ++i)
+    streams_.push_back(std::make_shared<TransferStream>(shared_from_this()));
+  for (const auto& stream : std::vector(streams_)) stream->connect(loop, source_);
+}
+
+void Transfer::stop() {
+  if (!is_over_) finish();
+}
+
+// Closing a handle ends its reads at once: from here on nothing is written to the destination.
+void Transfer::finish() {
+  is_over_ = true;
+  wanted_.hold.reset();
+  for (const auto& stream : streams_) stream->close();
+  streams_.clear();
+  uv_close(reinterpret_cast<uv_handle_t*>(&timer_), [](uv_handle_t* handle) {
+    const auto keep = std::move(static_cast<Transfer*>(handle->data)->timer_holds_);
+  });
+}
+
+void Transfer::fail_with(Error error) {
+  if (is_over_) return;
+  finish();
+  const auto first = std::ranges::find(wanted_.have, false);
+  events_.on_failure(
+      {.error = error.with_context(fmt::format(
+           "receive version {} from {}", wanted_.key.version.to_string(), source_.to_string())),
+       .first_missing = static_cast<std::uint64_t>(first - wanted_.have.begin())});
+}
+
+std::optional<std::uint64_t> Transfer::next_to_ask() {
+  while (cursor_ < wanted_.have.size() && wanted_.have[cursor_]) ++cursor_;
+  if (planted("skipped_bucket") && cursor_ == 1 && !wanted_.have[1]) {
+    wanted_.have[cursor_++] = true;
+    --missing_;
+  }
+  if (cursor_ == wanted_.have.size()) return std::nullopt;
+  return cursor_++;
+}
+
+std::span<std::byte> Transfer::destination(std::uint64_t bucket) const {
+  BucketWindow window = wanted_.buckets[bucket];
+  // Planted: attached again, the buckets are counted from the first one asked for.
+  if (planted("reattach_offset") && wanted_.have[0]) window.offset = wanted_.buckets[0].offset;
+  return wanted_.into.subspan(window.offset, window.bytes);
+}
+
+void Transfer::bucket_arrived(const ArrivedFrame& arrived) {
+  if (is_over_) return;
+  const std::uint64_t bucket = arrived.frame.bucket;
+  if (arrived.computed != arrived.promised && !planted("bucket_digest_not_compared"))
+    return fail_with(
+        Error(ErrorCode::kDigestMismatch,
+              fmt::format("bucket {} arrived with digest {}, its source says {}", bucket,
+                          arrived.computed.to_string(), arrived.promised.to_string())));
+  wanted_.have[bucket] = true;
+  --missing_;
+  events_.on_bucket(bucket, arrived.promised);
+  if (missing_ != 0) return;
+  finish();
+  events_.on_done();
+}
+
+void Transfer::tick() {
+  const TimePoint at = now();
+  const bool is_stalled =
+      std::ranges::any_of(streams_, [&](const auto& stream) { return stream->is_stalled(at); });
+  if (is_stalled)
+    fail_with(Error(ErrorCode::kDeadline, fmt::format("the source was silent for {} ms",
+                                                      wanted_.stall_deadline.count())));
+}
+
+TransferStream::TransferStream(std::shared_ptr<Transfer> transfer)
+    : transfer_(std::move(transfer)),
+      reader_([this](const Frame& frame) { return accept(frame); }),
+      last_heard_(now()) {}
+
+void TransferStream::connect(uv_loop_t* loop, const TcpAddress& source) {
+  if (is_closing_) return;  // another stream has failed already
+  WSYNC_CHECK(uv_tcp_init(loop, &handle_) == 0, "a TCP handle can be initialised");
+  handle_.data = this;
+  connect_.data = this;
+  self_ = shared_from_this();
+  sockaddr_storage where{};
+  const bool is_ipv6 = source.host.find(':') != std::string::npos;
+  const int parsed =
+      is_ipv6
+          ? uv_ip6_addr(source.host.c_str(), source.port, reinterpret_cast<sockaddr_in6*>(&where))
+          : uv_ip4_addr(source.host.c_str(), source.port, reinterpret_cast<sockaddr_in*>(&where));
+  WSYNC_CHECK(parsed == 0, "the address was parsed before");
+  const int rc = uv_tcp_connect(
+      &connect_, &handle_, reinterpret_cast<const sockaddr*>(&where),
+      [](uv_connect_t* request, int status) { stream_of(request->data)->on_connected(status); });
+  if (rc != 0) on_connected(rc);
+}
+
+void TransferStream::close() {
+  if (is_closing_) return;
+  is_closing_ = true;
+  if (!self_) return;  // never connected
+  uv_close(reinterpret_cast<uv_handle_t*>(&handle_), [](uv_handle_t* handle) {
+    const auto keep = std::move(stream_of(handle->data)->self_);
+  });
+}
+
+bool TransferStream::is_stalled(TimePoint at) const {
+  const bool is_expected = !is_connected_ || !asked_.empty();
+  return !is_closing_ && is_expected && at - last_heard_ > transfer_->wanted().stall_deadline;
+}
+
+void TransferStream::on_connected(int status) {
+  if (is_closing_) return;
+  if (status != 0)
+    return transfer_->fail_with(Error(ErrorCode::kPeerLost, uv_sentence("connect", status)));
+  is_connected_ = true;
+  last_heard_ = now();
+  uv_tcp_nodelay(&handle_, 1);
+  const int rc = uv_read_start(
+      reinterpret_cast<uv_stream_t*>(&handle_),
+      [](uv_handle_t* handle, std::size_t, uv_buf_t* buffer) {
+        const auto next = stream_of(handle->data)->reader_.next();
+        // Slices that are still in the cache when they are digested.
+        const std::size_t n = std::min<std::size_t>(next.size(), limits::kStreamSliceBytes);
+        *buffer = uv_buf_init(reinterpret_cast<char*>(next.data()), static_cast<unsigned>(n));
+      },
+      [](uv_stream_t* from, ssize_t n, const uv_buf_t*) { stream_of(from->data)->on_read(n); });
+  if (rc != 0) return transfer_->fail_with(Error(ErrorCode::kIo, uv_sentence("read", rc)));
+  ask();
+}
+
+// Keeps kStreamRequestsAhead requests open; a stream with nothing more to ask is closed.
+void TransferStream::ask() {
+  while (!is_closing_ && asked_.size() < limits::kStreamRequestsAhead) {
+    const auto bucket = transfer_->next_to_ask();
+    if (!bucket) break;
+    asked_.push_back(*bucket);
+    auto* get = new GetWrite;  // freed by the callback, which always comes
+    get->bytes = encode_frame({.type = FrameType::kGet,
+                               .key = transfer_->wanted().key,
+                               .bucket = *bucket,
+                               .bytes = transfer_->wanted().buckets[*bucket].bytes});
+    get->request.data = get;
+    const uv_buf_t buffer = uv_buf_init(reinterpret_cast<char*>(get->bytes.data()), kFrameBytes);
+    const int rc =
+        uv_write(&get->request, reinterpret_cast<uv_stream_t*>(&handle_), &buffer, 1,
+                 [](uv_write_t* request, int) {
+                   const std::unique_ptr<GetWrite> done(static_cast<GetWrite*>(request->data));
+                 });
+    if (rc != 0) {
+      delete get;
+      return transfer_->fail_with(Error(ErrorCode::kPeerLost, uv_sentence("ask", rc)));
+    }
+  }
+  if (asked_.empty()) close();
+}
+
+void TransferStream::on_read(ssize_t n) {
+  if (is_closing_ || n == 0) return;
+  if (n < 0)
+    return transfer_->fail_with(
+        Error(ErrorCode::kPeerLost, n == UV_EOF ? std::string("the source closed the connection")
+                                                : uv_sentence("read", static_cast<int>(n))));
+  last_heard_ = now();
+  auto arrived = reader_.advance(static_cast<std::size_t>(n));
+  if (!arrived) return transfer_->fail_with(std::move(arrived).error());
+  if (*arrived) handle(**arrived);
+}
+
+Result<std::span<std::byte>> TransferStream::accept(const Frame& frame) const {
+  if (frame.type == FrameType::kGet || frame.type == FrameType::kArena ||
+      frame.key != transfer_->wanted().key ||
+      std::ranges::find(asked_, frame.bucket) == asked_.end())
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("the source sent version {}, bucket {}, which was not asked for",
+                            frame.key.version.to_string(), frame.bucket));
+  if (frame.type != FrameType::kBucket) return std::span<std::byte>{};
+  const auto destination = transfer_->destination(frame.bucket);
+  if (destination.size() != frame.bytes)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("the source sent {} bytes for bucket {}, expected {}", frame.bytes,
+                            frame.bucket, destination.size()));
+  return destination;
+}
+
+void TransferStream::handle(const ArrivedFrame& arrived) {
+  switch (arrived.frame.type) {
+    case FrameType::kWaiting:
+      return;
+    case FrameType::kFailure:
+      return transfer_->fail_with(Error(arrived.frame.code, arrived.text));
+    case FrameType::kBucket:
+      std::erase(asked_, arrived.frame.bucket);
+      transfer_->bucket_arrived(arrived);
+      return ask();
+    case FrameType::kGet:
+    case FrameType::kArena:
+      WSYNC_CHECK(false, "accept() lets no request through");
+  }
+}
+
+}  // namespace wsync::transport::tcp

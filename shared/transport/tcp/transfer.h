@@ -1,0 +1,86 @@
+// One transfer of a TcpSink. Bulk thread only, except for its construction.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <uv.h>
+#include <vector>
+
+#include "shared/base/clock.h"
+#include "shared/transport/address.h"
+#include "shared/transport/stream.h"
+#include "shared/transport/tcp/frame_reader.h"
+
+namespace wsync::transport::tcp {
+
+class TransferStream;
+
+// Called on the bulk thread; after on_done or on_failure nothing touches the destination any more.
+struct TransferEvents {
+  std::function<void(std::uint64_t bucket, const Digest& digest)> on_bucket;
+  std::function<void()> on_done;
+  std::function<void(StreamFailure failure)> on_failure;
+};
+
+class Transfer : public std::enable_shared_from_this<Transfer> {
+ public:
+  Transfer(Wanted wanted, TcpAddress source, TransferEvents events);
+  // Opens the connections. Keeps itself alive until all its handles are closed.
+  void start(uv_loop_t* loop, std::uint64_t streams);
+  // Ends without an event.
+  void stop();
+
+  // For the streams:
+  [[nodiscard]] const Wanted& wanted() const noexcept { return wanted_; }
+  // The next bucket that nobody has asked for.
+  [[nodiscard]] std::optional<std::uint64_t> next_to_ask();
+  [[nodiscard]] std::span<std::byte> destination(std::uint64_t bucket) const;
+  void bucket_arrived(const ArrivedFrame& arrived);
+  void fail_with(Error error);
+
+ private:
+  void tick();
+  void finish();
+
+  Wanted wanted_;
+  TcpAddress source_;
+  TransferEvents events_;
+  std::uint64_t cursor_ = 0;   // buckets below it are there or asked for
+  std::uint64_t missing_ = 0;  // buckets that are not there
+  std::vector<std::shared_ptr<TransferStream>> streams_;
+  uv_timer_t timer_{};
+  std::shared_ptr<Transfer> timer_holds_;
+  bool is_over_ = false;
+};
+
+// One connection of a transfer.
+class TransferStream : public std::enable_shared_from_this<TransferStream> {
+ public:
+  explicit TransferStream(std::shared_ptr<Transfer> transfer);
+  void connect(uv_loop_t* loop, const TcpAddress& source);
+  void close();
+  // Silent for longer than the deadline while something is expected of it.
+  [[nodiscard]] bool is_stalled(TimePoint at) const;
+
+ private:
+  void on_connected(int status);
+  void on_read(ssize_t n);
+  void ask();
+  void handle(const ArrivedFrame& arrived);
+  [[nodiscard]] Result<std::span<std::byte>> accept(const Frame& frame) const;
+
+  std::shared_ptr<Transfer> transfer_;
+  std::shared_ptr<TransferStream> self_;
+  uv_tcp_t handle_{};
+  uv_connect_t connect_{};
+  FrameReader reader_;
+  std::deque<std::uint64_t> asked_;  // buckets this stream waits for
+  TimePoint last_heard_;
+  bool is_connected_ = false;
+  bool is_closing_ = false;
+};
+
+}  // namespace wsync::transport::tcp

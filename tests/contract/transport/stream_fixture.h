@@ -1,0 +1,161 @@
+// What the tests of the data transports share: an owner's loop that runs posted functions on the
+// test's thread, a version in an arena, and a receiver that writes down what it is told.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <gtest/gtest.h>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "shared/base/shared_memory.h"
+#include "shared/transport/stream.h"
+
+namespace wsync::transport {
+
+// Runs what is posted, on the thread that calls run_until().
+class OwnerLoop {
+ public:
+  [[nodiscard]] Post post() {
+    return [this](std::function<void()> work) {
+      const std::lock_guard lock(mutex_);
+      work_.push_back(std::move(work));
+      wake_.notify_one();
+    };
+  }
+  // Runs posted functions until `done` holds; false after a minute, which no healthy run needs.
+  [[nodiscard]] bool run_until(const std::function<bool()>& done) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    while (!done()) {
+      std::unique_lock lock(mutex_);
+      if (!wake_.wait_until(lock, deadline, [&] { return !work_.empty(); })) return false;
+      const std::function<void()> work = std::move(work_.front());
+      work_.pop_front();
+      lock.unlock();
+      work();
+    }
+    return true;
+  }
+  // Runs what has been posted so far.
+  void run_posted() {
+    std::deque<std::function<void()>> work;
+    {
+      const std::lock_guard lock(mutex_);
+      work.swap(work_);
+    }
+    for (const auto& function : work) function();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> work_;
+};
+
+// A complete version of random bytes, cut into buckets of 1 MiB with a short last one.
+class TestVersion {
+ public:
+  static constexpr std::uint64_t kBucketBytes = limits::kMiB;
+
+  explicit TestVersion(std::uint64_t step, std::uint64_t bytes = 8 * limits::kMiB + 300)
+      : key_{.fence = {.epoch = 5, .run_id = {1, 2}},
+             .version = {.epoch = 1, .step = step},
+             .layout = {.low = 11, .high = 22}} {
+    auto arena = SharedArena::create({.name = "wsync-test", .data_bytes = bytes});
+    EXPECT_TRUE(arena.has_value()) << arena.error().message();
+    arena_ = std::make_shared<SharedArena>(std::move(*arena));
+    auto lease = arena_->try_write_lease({.fence_epoch = key_.fence.epoch,
+                                          .fence_run_id = key_.fence.run_id,
+                                          .version_epoch = key_.version.epoch,
+                                          .version_step = key_.version.step,
+                                          .layout = key_.layout,
+                                          .bucket_bytes = kBucketBytes});
+    EXPECT_TRUE(lease.has_value());
+    std::mt19937_64 random(step);
+    const std::span<std::byte> out = lease->data();
+    for (std::size_t at = 0; at < out.size(); at += sizeof(std::uint64_t)) {
+      const std::uint64_t word = random();
+      std::memcpy(out.data() + at, &word, std::min(sizeof word, out.size() - at));
+    }
+    std::move(*lease).complete(digest_of(arena_->data()));
+    for (std::uint64_t at = 0; at < bytes; at += kBucketBytes)
+      buckets_.push_back({.offset = at, .bytes = std::min(kBucketBytes, bytes - at)});
+  }
+
+  [[nodiscard]] const StreamKey& key() const { return key_; }
+  [[nodiscard]] const std::vector<BucketWindow>& buckets() const { return buckets_; }
+  [[nodiscard]] std::span<const std::byte> data() const { return arena_->data(); }
+  [[nodiscard]] std::span<const std::byte> bucket(std::uint64_t i) const {
+    return data().subspan(buckets_[i].offset, buckets_[i].bytes);
+  }
+  [[nodiscard]] SharedArena& arena() const { return *arena_; }
+
+  [[nodiscard]] Offer offer() const {
+    auto lease = arena_->try_read_lease();
+    EXPECT_TRUE(lease.has_value());
+    return {.key = key_,
+            .buckets = buckets_,
+            .data = data(),
+            .hold = std::make_shared<std::pair<std::shared_ptr<SharedArena>, ReadLease>>(
+                arena_, std::move(*lease)),
+            .share = [arena = arena_] { return arena->share(); }};
+  }
+
+ private:
+  StreamKey key_;
+  std::shared_ptr<SharedArena> arena_;
+  std::vector<BucketWindow> buckets_;
+};
+
+// A sink with its staging memory, and everything that it reported.
+struct Receiver {
+  Receiver(std::unique_ptr<BucketSink> given, std::uint64_t bytes)
+      : sink(std::move(given)), memory(std::make_shared<std::vector<std::byte>>(bytes)) {}
+
+  [[nodiscard]] Wanted wanted(const TestVersion& version, const std::string& source) const {
+    return {.source = source,
+            .key = version.key(),
+            .data_bytes = version.data().size(),
+            .buckets = version.buckets(),
+            .into = *memory,
+            .hold = memory};
+  }
+  [[nodiscard]] Result<> receive(Wanted wanted) {
+    SinkCallbacks callbacks{.on_bucket =
+                                [this](std::uint64_t bucket, const Digest& digest) {
+                                  buckets.push_back(bucket);
+                                  if (relay) relay(bucket, digest);
+                                },
+                            .on_done =
+                                [this](std::optional<ArenaView> arrived) {
+                                  ++done;
+                                  view = std::move(arrived);
+                                },
+                            .on_failure = [this](StreamFailure why) { failure = std::move(why); }};
+    return sink->receive(std::move(wanted), std::move(callbacks));
+  }
+  [[nodiscard]] bool is_over() const { return done > 0 || failure.has_value(); }
+  [[nodiscard]] bool holds(const TestVersion& version) const {
+    return std::ranges::equal(view ? view->data() : std::span<const std::byte>(*memory),
+                              version.data());
+  }
+  [[nodiscard]] std::string failure_text() const {
+    return failure ? failure->error.message() : "no failure";
+  }
+
+  std::unique_ptr<BucketSink> sink;
+  std::shared_ptr<std::vector<std::byte>> memory;
+  std::vector<std::uint64_t> buckets;
+  std::function<void(std::uint64_t, const Digest&)> relay;
+  int done = 0;
+  std::optional<ArenaView> view;
+  std::optional<StreamFailure> failure;
+};
+
+}  // namespace wsync::transport

@@ -1,0 +1,250 @@
+// What the TCP ends do with peers that misbehave: plain sockets play the peer.
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include "shared/transport/frame.h"
+#include "shared/transport/tcp/tcp_sink.h"
+#include "shared/transport/tcp/tcp_source.h"
+#include "tests/contract/transport/stream_fixture.h"
+
+namespace wsync::transport {
+namespace {
+
+using ::testing::HasSubstr;
+constexpr std::chrono::milliseconds kShort{600};
+
+sockaddr_in loopback(std::uint16_t port) {
+  sockaddr_in where{};
+  where.sin_family = AF_INET;
+  where.sin_port = htons(port);
+  where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return where;
+}
+
+// Reads until the peer closes; false when it has not within ten seconds.
+bool closed_by_peer(int fd) {
+  std::array<char, 4096> buffer;
+  pollfd waiting{.fd = fd, .events = POLLIN, .revents = 0};
+  while (::poll(&waiting, 1, 10'000) == 1)
+    if (::read(fd, buffer.data(), buffer.size()) <= 0) return true;
+  return false;
+}
+
+class TcpPeer : public ::testing::Test {
+ protected:
+  OwnerLoop loop_;
+  TestVersion version_{1};
+  std::unique_ptr<tcp::UvThread> thread_ = std::move(*tcp::UvThread::start());
+  std::unique_ptr<tcp::TcpSource> source_ = std::move(
+      *tcp::TcpSource::listen(*thread_, {.stall_deadline = kShort, .offer_wait = kShort}));
+  Receiver receiver_{std::make_unique<tcp::TcpSink>(*thread_, loop_.post()),
+                     version_.data().size()};
+
+  [[nodiscard]] UniqueFd connect_to_source() const {
+    UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const sockaddr_in where = loopback(parse_tcp_address(source_->address())->port);
+    EXPECT_EQ(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&where), sizeof where), 0);
+    return fd;
+  }
+  static void send_all(int fd, std::span<const std::byte> bytes) {
+    EXPECT_EQ(::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+  }
+  [[nodiscard]] Frame get(std::uint64_t bucket) const {
+    return {.type = FrameType::kGet,
+            .key = version_.key(),
+            .bucket = bucket,
+            .bytes = version_.buckets()[bucket].bytes};
+  }
+};
+
+TEST_F(TcpPeer, GarbageClosesTheConnectionAndIsCounted) {
+  const UniqueFd peer = connect_to_source();
+  const std::vector<std::byte> garbage(1000, std::byte{'x'});
+  send_all(peer.get(), garbage);
+  EXPECT_TRUE(closed_by_peer(peer.get()));
+  EXPECT_EQ(source_->counters().garbage_peers, 1U);
+  // Others are served as before.
+  source_->offer(version_.offer());
+  ASSERT_TRUE(receiver_.receive(receiver_.wanted(version_, source_->address())).has_value());
+  ASSERT_TRUE(loop_.run_until([&] { return receiver_.is_over(); }));
+  EXPECT_TRUE(receiver_.holds(version_));
+}
+
+TEST_F(TcpPeer, AnswerWhereARequestBelongsIsGarbage) {
+  const UniqueFd peer = connect_to_source();
+  Frame bucket = get(0);
+  bucket.type = FrameType::kBucket;
+  send_all(peer.get(), encode_frame(bucket));
+  EXPECT_TRUE(closed_by_peer(peer.get()));
+  EXPECT_EQ(source_->counters().garbage_peers, 1U);
+}
+
+TEST_F(TcpPeer, TooManyRequestsAtATimeAreGarbage) {
+  const UniqueFd peer = connect_to_source();
+  for (std::uint64_t i = 0; i <= limits::kStreamRequestsPending; ++i)
+    send_all(peer.get(), encode_frame(get(0)));
+  EXPECT_TRUE(closed_by_peer(peer.get()));
+  EXPECT_EQ(source_->counters().garbage_peers, 1U);
+}
+
+TEST_F(TcpPeer, SilentPeerIsClosedAtTheDeadline) {
+  const UniqueFd peer = connect_to_source();
+  EXPECT_TRUE(closed_by_peer(peer.get()));
+  EXPECT_EQ(source_->counters().garbage_peers, 0U);
+}
+
+TEST_F(TcpPeer, PeerThatDoesNotReadIsClosedAndLetsTheMemoryGo) {
+  const TestVersion big(2, 64 * limits::kMiB);  // more than the sockets take
+  source_->offer(big.offer());
+  const UniqueFd peer = connect_to_source();
+  for (std::uint64_t i = 0; i < limits::kStreamRequestsPending; ++i)
+    send_all(peer.get(), encode_frame({.key = big.key(), .bucket = i, .bytes = limits::kMiB}));
+  pollfd waiting{.fd = peer.get(), .events = POLLRDHUP, .revents = 0};
+  source_->withdraw(big.key().version, "superseded");
+  // Nothing is read until the source has given up; then what was under way ends early.
+  ASSERT_EQ(::poll(&waiting, 1, 30'000), 1);
+  (void)source_->counters();
+  EXPECT_TRUE(big.arena().try_write_lease({}).has_value());
+}
+
+TEST_F(TcpPeer, BucketCutDifferentlyIsRefused) {
+  source_->offer(version_.offer());
+  Wanted wanted = receiver_.wanted(version_, source_->address());
+  wanted.buckets = {{.offset = 0, .bytes = 2 * limits::kMiB}};
+  ASSERT_TRUE(receiver_.receive(std::move(wanted)).has_value());
+  ASSERT_TRUE(loop_.run_until([&] { return receiver_.is_over(); }));
+  EXPECT_THAT(receiver_.failure_text(), HasSubstr("cut differently"));
+  EXPECT_EQ(source_->counters().refused, 1U);
+}
+
+TEST_F(TcpPeer, DamagedBucketIsRefusedAndNotReported) {
+  Offer offer = version_.offer();
+  offer.complete = false;
+  source_->offer(std::move(offer));
+  // The promised digest belongs to other bytes: what a flipped bit on the way looks like.
+  source_->bucket_ready(version_.key().version, 0, digest_of(version_.bucket(1)));
+  ASSERT_TRUE(receiver_.receive(receiver_.wanted(version_, source_->address())).has_value());
+  ASSERT_TRUE(loop_.run_until([&] { return receiver_.is_over(); }));
+  ASSERT_TRUE(receiver_.failure.has_value());
+  EXPECT_EQ(receiver_.failure->error.code(), ErrorCode::kDigestMismatch);
+  EXPECT_EQ(receiver_.failure->first_missing, 0U);
+  EXPECT_TRUE(receiver_.buckets.empty());
+}
+
+TEST_F(TcpPeer, LiveSourceWithoutTheBucketIsNotALoss) {
+  Offer offer = version_.offer();
+  offer.complete = false;
+  source_->offer(std::move(offer));
+  const UniqueFd peer = connect_to_source();
+  send_all(peer.get(), encode_frame(get(0)));
+  // Signs of life come for longer than the deadline of silence.
+  for (int i = 0; i < 3; ++i) {
+    std::array<std::byte, kFrameBytes> bytes;
+    ASSERT_EQ(::recv(peer.get(), bytes.data(), bytes.size(), MSG_WAITALL),
+              static_cast<ssize_t>(bytes.size()));
+    const auto frame = decode_frame(bytes);
+    ASSERT_TRUE(frame.has_value()) << frame.error().message();
+    EXPECT_EQ(frame->type, FrameType::kWaiting);
+  }
+}
+
+TEST_F(TcpPeer, AddressOutsideLoopbackIsRefusedWithASentence) {
+  for (const char* address : {"tcp://10.0.0.1:5000", "tcp://0.0.0.0:5000", "tcp://[::]:5000"}) {
+    const auto begun = receiver_.receive(receiver_.wanted(version_, address));
+    ASSERT_FALSE(begun.has_value());
+    EXPECT_EQ(begun.error().code(), ErrorCode::kRefused);
+    EXPECT_THAT(begun.error().message(), HasSubstr("is not on loopback"));
+    EXPECT_EQ(tcp::TcpSource::listen(*thread_, {.listen = address}).error().code(),
+              ErrorCode::kRefused);
+  }
+  for (const char* address : {"127.0.0.1:1", "tcp://127.0.0.1", "tcp://host:1", "tcp://127.0.0.1:x",
+                              "tcp://127.0.0.1:70000", "tcp://:1"})
+    EXPECT_EQ(parse_tcp_address(address).error().code(), ErrorCode::kInvalidInput) << address;
+  EXPECT_EQ(parse_tcp_address("tcp://localhost:7")->to_string(), "tcp://127.0.0.1:7");
+  EXPECT_EQ(parse_tcp_address("tcp://[::1]:7")->to_string(), "tcp://[::1]:7");
+}
+
+TEST_F(TcpPeer, PortInUseIsAnError) {
+  const auto second = tcp::TcpSource::listen(*thread_, {.listen = source_->address()});
+  ASSERT_FALSE(second.has_value());
+  EXPECT_THAT(second.error().message(), HasSubstr("address already in use"));
+}
+
+TEST_F(TcpPeer, WindowsOutsideTheArenaAreRefused) {
+  Wanted wanted = receiver_.wanted(version_, source_->address());
+  wanted.buckets.back().offset += 1;
+  EXPECT_EQ(receiver_.receive(std::move(wanted)).error().code(), ErrorCode::kInvalidInput);
+  wanted = receiver_.wanted(version_, source_->address());
+  wanted.into = wanted.into.first(10);
+  EXPECT_EQ(receiver_.receive(std::move(wanted)).error().code(), ErrorCode::kInvalidInput);
+}
+
+// A source that accepts and then does what `answer` says with each connection.
+class FalseSource {
+ public:
+  explicit FalseSource(std::span<const std::byte> answer) {
+    sockaddr_in where = loopback(0);
+    socklen_t length = sizeof where;
+    EXPECT_EQ(::bind(fd_.get(), reinterpret_cast<const sockaddr*>(&where), sizeof where), 0);
+    EXPECT_EQ(::listen(fd_.get(), 16), 0);
+    EXPECT_EQ(::getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&where), &length), 0);
+    port_ = ntohs(where.sin_port);
+    thread_ = std::jthread([this, bytes = Bytes(answer.begin(), answer.end())] {
+      std::vector<UniqueFd> open;
+      for (;;) {
+        UniqueFd peer(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+        if (!peer.valid()) return;
+        (void)!::send(peer.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+        open.push_back(std::move(peer));
+      }
+    });
+  }
+  ~FalseSource() { ::shutdown(fd_.get(), SHUT_RDWR); }
+  [[nodiscard]] std::string address() const { return "tcp://127.0.0.1:" + std::to_string(port_); }
+
+ private:
+  UniqueFd fd_{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  std::uint16_t port_ = 0;
+  std::jthread thread_;
+};
+
+TEST_F(TcpPeer, SilentSourceIsALossAtTheDeadline) {
+  const FalseSource silent({});
+  Wanted wanted = receiver_.wanted(version_, silent.address());
+  wanted.stall_deadline = kShort;
+  ASSERT_TRUE(receiver_.receive(std::move(wanted)).has_value());
+  ASSERT_TRUE(loop_.run_until([&] { return receiver_.is_over(); }));
+  ASSERT_TRUE(receiver_.failure.has_value());
+  EXPECT_EQ(receiver_.failure->error.code(), ErrorCode::kDeadline);
+}
+
+TEST_F(TcpPeer, SourceThatSendsGarbageOrWhatWasNotAskedFails) {
+  Frame unasked = get(0);
+  unasked.type = FrameType::kBucket;
+  unasked.key.version.step += 1;
+  Frame too_big = get(0);
+  too_big.type = FrameType::kBucket;
+  too_big.bytes += 1;
+  const std::vector<std::byte> garbage(200, std::byte{7});
+  for (const auto& [frame, sentence] :
+       {std::pair{unasked, "was not asked for"}, std::pair{too_big, "sent 1048577 bytes"}}) {
+    const auto bytes = encode_frame(frame);
+    const FalseSource source(bytes);
+    receiver_.failure.reset();
+    ASSERT_TRUE(receiver_.receive(receiver_.wanted(version_, source.address())).has_value());
+    ASSERT_TRUE(loop_.run_until([&] { return receiver_.is_over(); }));
+    EXPECT_THAT(receiver_.failure_text(), HasSubstr(sentence));
+  }
+  const FalseSource source(garbage);
+  receiver_.failure.reset();
+  ASSERT_TRUE(receiver_.receive(receiver_.wanted(version_, source.address())).has_value());
+  ASSERT_TRUE(loop_.run_until([&] { return receiver_.is_over(); }));
+  EXPECT_THAT(receiver_.failure_text(), HasSubstr("magic"));
+}
+
+}  // namespace
+}  // namespace wsync::transport
