@@ -119,6 +119,8 @@ class ByteReader {
   }
   [[nodiscard]] std::size_t remaining() const noexcept { return bytes_.size() - at_; }
   [[nodiscard]] bool ok() const noexcept { return violation_.empty(); }
+  // "<field>: <what>" of the first violation, or empty.
+  [[nodiscard]] std::string_view violation() const noexcept { return violation_; }
   // Records a violation found by the caller (a value out of its range).
   void violate(std::string_view field, std::string_view what) {
     if (violation_.empty()) violation_ = std::string(field) + ": " + std::string(what);

@@ -1,0 +1,129 @@
+#include "shared/weights/bucket_plan.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <limits>
+
+#include "shared/base/limits.h"
+
+namespace wsync {
+namespace {
+
+constexpr std::uint64_t align_up(std::uint64_t value, std::uint64_t alignment) {
+  return (value + alignment - 1) / alignment * alignment;
+}
+
+}  // namespace
+
+Result<BucketPlan> BucketPlan::create(const Manifest& manifest, std::uint64_t bucket_bytes) {
+  if (bucket_bytes < limits::kBucketBytesMin || bucket_bytes > limits::kBucketBytesMax ||
+      bucket_bytes % limits::kPieceAlignBytes != 0)
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("a bucket of {} bytes; expected a multiple of {} from {} to {}", bucket_bytes,
+                    limits::kPieceAlignBytes, limits::kBucketBytesMin, limits::kBucketBytesMax));
+  BucketPlan plan;
+  plan.bucket_bytes_ = bucket_bytes;
+  plan.first_piece_.reserve(manifest.size() + 1);
+  for (std::uint32_t tensor = 0; tensor < manifest.size(); ++tensor) {
+    plan.first_piece_.push_back(plan.pieces_.size());
+    const std::uint64_t size = manifest.byte_size(tensor);
+    for (std::uint64_t offset = 0; offset < size;) {
+      const std::uint64_t used =
+          plan.buckets_.empty() ? bucket_bytes
+                                : align_up(plan.buckets_.back().bytes, limits::kPieceAlignBytes);
+      const std::uint64_t space = bucket_bytes - used;
+      std::uint64_t take = size - offset;
+      if (take > space) take = space / limits::kLeafBytes * limits::kLeafBytes;
+      if (take == 0) {
+        plan.buckets_.push_back({.first_piece = plan.pieces_.size()});
+        continue;  // an empty bucket holds at least one leaf
+      }
+      plan.add_piece(tensor, offset, take);
+      offset += take;
+    }
+  }
+  plan.first_piece_.push_back(plan.pieces_.size());
+  plan.lay_out_arena();
+  return plan;
+}
+
+void BucketPlan::add_piece(std::uint32_t tensor, std::uint64_t offset, std::uint64_t bytes) {
+  Bucket& bucket = buckets_.back();
+  const std::uint64_t at = align_up(bucket.bytes, limits::kPieceAlignBytes);
+  pieces_.push_back({.tensor = tensor,
+                     .bucket = static_cast<std::uint32_t>(buckets_.size() - 1),
+                     .tensor_offset = offset,
+                     .bytes = bytes,
+                     .buffer_offset = at});
+  bucket.bytes = at + bytes;
+  ++bucket.piece_count;
+}
+
+void BucketPlan::lay_out_arena() {
+  for (Bucket& bucket : buckets_) {
+    bucket.arena_offset = arena_bytes_;
+    arena_bytes_ += align_up(bucket.bytes, limits::kBucketAlignBytes);
+    largest_bucket_ = std::max(largest_bucket_, bucket.bytes);
+  }
+}
+
+std::span<const Piece> BucketPlan::bucket(std::size_t index) const {
+  return std::span(pieces_).subspan(buckets_[index].first_piece, buckets_[index].piece_count);
+}
+
+std::span<const Piece> BucketPlan::tensor_pieces(std::uint32_t tensor) const {
+  return std::span(pieces_).subspan(first_piece_[tensor],
+                                    first_piece_[tensor + 1] - first_piece_[tensor]);
+}
+
+const Piece* BucketPlan::find_piece(std::uint32_t tensor, std::uint64_t offset) const {
+  const std::span<const Piece> pieces = tensor_pieces(tensor);
+  const auto after = std::upper_bound(
+      pieces.begin(), pieces.end(), offset,
+      [](std::uint64_t byte, const Piece& piece) { return byte < piece.tensor_offset; });
+  if (after == pieces.begin()) return nullptr;
+  const Piece& piece = *(after - 1);
+  return offset - piece.tensor_offset < piece.bytes ? &piece : nullptr;
+}
+
+void Coverage::mark(std::uint32_t tensor, std::uint64_t offset, std::uint64_t bytes) {
+  if (bytes == 0) return;
+  // A range past 2^64 can only be wrong; saturated, it is reported as past the tensor's end.
+  std::uint64_t end = 0;
+  if (__builtin_add_overflow(offset, bytes, &end)) end = std::numeric_limits<std::uint64_t>::max();
+  if (!marks_.empty() && marks_.back().tensor == tensor && marks_.back().end == offset)
+    marks_.back().end = end;
+  else
+    marks_.push_back({.tensor = tensor, .begin = offset, .end = end});
+}
+
+Result<> Coverage::complete() {
+  const auto wrong = [&](std::uint32_t tensor, std::uint64_t begin, std::uint64_t end,
+                         std::string_view what) {
+    return fail(ErrorCode::kDigestMismatch,
+                fmt::format("tensor '{}': bytes {} to {} of {} {}", manifest_->tensor(tensor).name,
+                            begin, end, manifest_->byte_size(tensor), what));
+  };
+  std::sort(marks_.begin(), marks_.end());
+  auto mark = marks_.begin();
+  for (std::uint32_t tensor = 0; tensor < manifest_->size(); ++tensor) {
+    const std::uint64_t size = manifest_->byte_size(tensor);
+    std::uint64_t done = 0;
+    for (; mark != marks_.end() && mark->tensor == tensor; ++mark) {
+      if (mark->end > size) return wrong(tensor, mark->begin, mark->end, "are past its end");
+      if (mark->begin > done) return wrong(tensor, done, mark->begin, "are missing");
+      if (mark->begin < done)
+        return wrong(tensor, mark->begin, std::min(mark->end, done), "came twice");
+      done = mark->end;
+    }
+    if (done != size) return wrong(tensor, done, size, "are missing");
+  }
+  if (mark != marks_.end())
+    return fail(ErrorCode::kDigestMismatch,
+                fmt::format("bytes of tensor {} came; the manifest has {} tensors", mark->tensor,
+                            manifest_->size()));
+  return {};
+}
+
+}  // namespace wsync

@@ -1,0 +1,55 @@
+#include "shared/weights/dtype.h"
+
+#include <array>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace wsync {
+namespace {
+
+struct DTypeInfo {
+  std::string_view name;
+  std::uint32_t bits;
+};
+
+constexpr std::array<DTypeInfo, kDTypeCount> kInfo{{
+    {"BOOL", 8},        {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
+    {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
+    {"F8_E5M2FNUZ", 8}, {"I16", 16},    {"U16", 16},    {"F16", 16},    {"BF16", 16},
+    {"I32", 32},        {"U32", 32},    {"F32", 32},    {"C64", 64},    {"F64", 64},
+    {"I64", 64},        {"U64", 64},
+}};
+
+}  // namespace
+
+std::string_view dtype_name(DType dtype) noexcept {
+  return kInfo[static_cast<std::size_t>(dtype)].name;
+}
+
+std::uint32_t dtype_bits(DType dtype) noexcept {
+  return kInfo[static_cast<std::size_t>(dtype)].bits;
+}
+
+std::optional<DType> parse_dtype(std::string_view name) noexcept {
+  for (std::size_t i = 0; i < kInfo.size(); ++i)
+    if (kInfo[i].name == name) return static_cast<DType>(i);
+  return std::nullopt;
+}
+
+Result<std::uint64_t> tensor_byte_size(DType dtype, std::span<const std::uint64_t> shape) {
+  std::uint64_t bits = 1;
+  bool overflow = false;
+  for (const std::uint64_t dim : shape) overflow |= __builtin_mul_overflow(bits, dim, &bits);
+  overflow |= __builtin_mul_overflow(bits, std::uint64_t{dtype_bits(dtype)}, &bits);
+  if (overflow)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("the bits of shape [{}] of {} do not fit in 64 bits",
+                            fmt::join(shape, ", "), dtype_name(dtype)));
+  if (bits % 8 != 0)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("shape [{}] of {} takes {} bits, which is no whole number of bytes",
+                            fmt::join(shape, ", "), dtype_name(dtype), bits));
+  return bits / 8;
+}
+
+}  // namespace wsync

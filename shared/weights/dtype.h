@@ -1,0 +1,53 @@
+// DType: every element type of safetensors, sub-byte ones included.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "shared/base/error.h"
+
+namespace wsync {
+
+// In the reference writer's alignment order: a writer puts later ones first. The values are on the
+// wire and in layout digests: append only.
+enum class DType : std::uint8_t {
+  kBool,
+  kF4,
+  kF6E2M3,
+  kF6E3M2,
+  kU8,
+  kI8,
+  kF8E5M2,
+  kF8E4M3,
+  kF8E8M0,
+  kF8E4M3Fnuz,
+  kF8E5M2Fnuz,
+  kI16,
+  kU16,
+  kF16,
+  kBF16,
+  kI32,
+  kU32,
+  kF32,
+  kC64,
+  kF64,
+  kI64,
+  kU64,
+};
+inline constexpr DType kLastDType = DType::kU64;
+inline constexpr std::size_t kDTypeCount = static_cast<std::size_t>(kLastDType) + 1;
+
+// The name in safetensors headers: "BF16", "F8_E4M3", "F6_E2M3".
+[[nodiscard]] std::string_view dtype_name(DType dtype) noexcept;
+// Bits of one element: 4, 6, 8, 16, 32 or 64.
+[[nodiscard]] std::uint32_t dtype_bits(DType dtype) noexcept;
+// Nothing when no dtype has that name (exact, upper case).
+[[nodiscard]] std::optional<DType> parse_dtype(std::string_view name) noexcept;
+// Bytes of a dense tensor; shape {} is a scalar. kInvalidInput when the product overflows 64 bits
+// or the bits do not make whole bytes.
+[[nodiscard]] Result<std::uint64_t> tensor_byte_size(DType dtype,
+                                                     std::span<const std::uint64_t> shape);
+
+}  // namespace wsync
