@@ -26,25 +26,6 @@ Result<std::span<std::byte>> accept_get(const Frame& frame) {
 
 }  // namespace
 
-Result<> Offered::judge(const Frame& get) const {
-  const StreamKey& ours = offer.key;
-  if (get.key.fence < ours.fence)
-    return fail(ErrorCode::kFenced,
-                fmt::format("fence epoch {} is lower than {}, under which {} is "
-                            "offered",
-                            get.key.fence.epoch, ours.fence.epoch, ours.version.to_string()));
-  if (get.key.layout != ours.layout)
-    return fail(ErrorCode::kRefused,
-                fmt::format("version {} has layout {}, asked for {}", ours.version.to_string(),
-                            ours.layout.to_string(), get.key.layout.to_string()));
-  if (get.bucket >= offer.buckets.size() || get.bytes != offer.buckets[get.bucket].bytes)
-    return fail(ErrorCode::kRefused,
-                fmt::format("bucket {} of {} bytes asked for, version {} is cut differently: {} "
-                            "buckets; both ends need the same bucket_bytes",
-                            get.bucket, get.bytes, ours.version.to_string(), offer.buckets.size()));
-  return {};
-}
-
 SourceConnection::SourceConnection(std::shared_ptr<SourceShared> shared)
     : shared_(std::move(shared)), reader_(accept_get), last_progress_(now()) {}
 
@@ -106,7 +87,7 @@ void SourceConnection::pump() {
       ++request;
       continue;
     }
-    if (auto judged = offered->judge(request->frame); !judged) {
+    if (auto judged = offered->judge_bucket(request->frame); !judged) {
       answer(*request, judged.error());
       request = pending_.erase(request);
       continue;
@@ -131,16 +112,10 @@ void SourceConnection::pump() {
 
 void SourceConnection::answer(const Request& request, const Error& error) {
   ++shared_->counters.refused;
-  const std::string_view text =
-      std::string_view(error.message()).substr(0, limits::kStreamTextBytes);
-  Frame failure = request.frame;
-  failure.type = FrameType::kFailure;
-  failure.code = error.code();
-  failure.bytes = text.size();
-  const auto header = encode_frame(failure);
+  const auto header = encode_frame(failure_frame(request.frame, error));
   outbox_.insert(outbox_.end(), header.begin(), header.end());
-  const auto bytes = std::as_bytes(std::span(text));
-  outbox_.insert(outbox_.end(), bytes.begin(), bytes.end());
+  const auto text = std::as_bytes(std::span(failure_text(error)));
+  outbox_.insert(outbox_.end(), text.begin(), text.end());
 }
 
 void SourceConnection::withdraw(Version version, const std::string& reason) {
@@ -221,10 +196,7 @@ void SourceConnection::tick(TimePoint at) {
   std::erase_if(pending_, [&](const Request& request) {
     const bool is_late =
         !shared_->find(request.frame.key.version) && at - request.since > shared_->offer_wait;
-    if (is_late)
-      answer(request,
-             Error(ErrorCode::kNotFound, fmt::format("version {} is not offered here",
-                                                     request.frame.key.version.to_string())));
+    if (is_late) answer(request, not_offered(request.frame.key.version));
     return is_late;
   });
   if (!pending_.empty() && outbox_.empty()) {

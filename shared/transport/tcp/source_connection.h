@@ -9,8 +9,8 @@
 #include <uv.h>
 
 #include "shared/base/clock.h"
+#include "shared/transport/offered.h"
 #include "shared/transport/tcp/frame_reader.h"
-#include "shared/transport/tcp/offered.h"
 
 namespace wsync::transport::tcp {
 

@@ -1,8 +1,12 @@
 // One suite over every backend of shared/transport.
+#include <cstdlib>
+#include <filesystem>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <numeric>
 
+#include "shared/transport/memfd/memfd_sink.h"
+#include "shared/transport/memfd/memfd_source.h"
 #include "shared/transport/tcp/tcp_sink.h"
 #include "shared/transport/tcp/tcp_source.h"
 #include "tests/contract/transport/stream_fixture.h"
@@ -35,6 +39,30 @@ class TcpBackend final : public Backend {
  private:
   OwnerLoop& loop_;
   std::unique_ptr<tcp::UvThread> thread_;
+};
+
+class MemfdBackend final : public Backend {
+ public:
+  explicit MemfdBackend(OwnerLoop& loop) : loop_(loop) {
+    std::string name = ::testing::TempDir() + "wsync_stream_XXXXXX";
+    EXPECT_NE(::mkdtemp(name.data()), nullptr);
+    directory_ = name;
+  }
+  ~MemfdBackend() override { std::filesystem::remove_all(directory_); }
+  std::unique_ptr<BucketSource> source() override {
+    auto source = memfd::MemfdSource::listen(
+        {.path = directory_ / "host.sock", .offer_wait = kShort}, loop_.post());
+    EXPECT_TRUE(source.has_value()) << source.error().message();
+    return std::move(*source);
+  }
+  std::unique_ptr<BucketSink> sink() override {
+    return std::move(*memfd::MemfdSink::create(loop_.post()));
+  }
+  std::string address_of_nobody() override { return directory_ / "nobody.sock"; }
+
+ private:
+  OwnerLoop& loop_;
+  std::filesystem::path directory_;
 };
 
 using MakeBackend = std::unique_ptr<Backend> (*)(OwnerLoop&);
@@ -177,7 +205,11 @@ TEST_P(Stream, WithdrawnVersionIsRefusedAndLetsItsMemoryGo) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, Stream,
-                         ::testing::Values(Named{"tcp",
+                         ::testing::Values(Named{"memfd",
+                                                 [](OwnerLoop& loop) -> std::unique_ptr<Backend> {
+                                                   return std::make_unique<MemfdBackend>(loop);
+                                                 }},
+                                           Named{"tcp",
                                                  [](OwnerLoop& loop) -> std::unique_ptr<Backend> {
                                                    return std::make_unique<TcpBackend>(loop);
                                                  }}),

@@ -1,0 +1,256 @@
+#include "shared/transport/memfd/memfd_sink.h"
+
+#include <cerrno>
+#include <fmt/format.h>
+#include <mutex>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <thread>
+#include <utility>
+
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
+#include "shared/transport/memfd/packet.h"
+
+namespace wsync::transport::memfd {
+namespace {
+
+// Owner's thread only: what a posted callback checks before it runs.
+struct Session {
+  SinkCallbacks callbacks;
+  bool is_active = true;
+};
+
+struct Pending {
+  Wanted wanted;
+  std::shared_ptr<Session> session;
+  TimePoint heard_at;
+};
+
+Result<ArenaView> open_arena(const Pending& pending, int fd, unsigned threads) {
+  const Wanted& wanted = pending.wanted;
+  const Version version = wanted.key.version;
+  ArenaExpectation expected{.version = {{version.epoch, version.step}},
+                            .layout = wanted.key.layout,
+                            .data_bytes = wanted.data_bytes};
+  if (wanted.content != Digest{}) expected.content = wanted.content;
+  auto view = ArenaView::open(fd, expected, threads);
+  if (!view) return view;
+  const ArenaIdentity identity = view->identity();
+  const StreamFence fence{.epoch = identity.fence_epoch, .run_id = identity.fence_run_id};
+  if (fence > wanted.key.fence)
+    return fail(ErrorCode::kFenced,
+                fmt::format("the arena was written under fence epoch {}, newer than the round's {}",
+                            fence.epoch, wanted.key.fence.epoch));
+  return view;
+}
+
+}  // namespace
+
+class MemfdSink::Link {
+ public:
+  Link(Post post, MemfdSinkOptions options, UniqueFd wake)
+      : post_(std::move(post)),
+        options_(std::move(options)),
+        wake_(std::move(wake)),
+        alive_(std::make_shared<bool>(true)),
+        thread_([this](const std::stop_token& stop) { run(stop); }) {}
+  ~Link() {
+    cancel();
+    *alive_ = false;
+    thread_.request_stop();
+    wake();
+  }
+
+  Result<> connect(const std::string& path);
+  void disconnect();
+  [[nodiscard]] bool is_connected() const {
+    const std::lock_guard lock(mutex_);
+    return socket_ != nullptr;
+  }
+  Result<> receive(Wanted wanted, SinkCallbacks callbacks);
+  void cancel();
+
+ private:
+  using Socket = std::shared_ptr<const UniqueFd>;  // shared with the thread while it polls
+
+  void run(const std::stop_token& stop);
+  void read(const Socket& socket);
+  void take(Packet packet);
+  void finish(Pending pending, Result<ArenaView> view);
+  void lose(const Socket& socket, const Error& error);
+  void wake() const { (void)eventfd_write(wake_.get(), 1); }
+
+  const Post post_;
+  const MemfdSinkOptions options_;
+  const UniqueFd wake_;
+  const std::shared_ptr<bool> alive_;  // owner's thread only
+  std::shared_ptr<Session> session_;   // owner's thread only
+  mutable std::mutex mutex_;
+  // Under mutex_:
+  std::string path_;
+  Socket socket_;
+  std::optional<Pending> pending_;
+  std::jthread thread_;
+};
+
+Result<> MemfdSink::Link::connect(const std::string& path) {
+  const std::lock_guard lock(mutex_);
+  if (socket_ && path_ == path) return {};
+  auto socket = connect_to(path);
+  if (!socket) return fail(std::move(socket).error());
+  const auto peer = peer_of(socket->get());
+  if (!peer || (peer->uid != ::geteuid() && peer->uid != 0))
+    return fail(ErrorCode::kRefused, fmt::format("{} is served by another user", path));
+  path_ = path;
+  socket_ = std::make_shared<const UniqueFd>(std::move(*socket));
+  wake();
+  return {};
+}
+
+void MemfdSink::Link::disconnect() {
+  cancel();
+  const std::lock_guard lock(mutex_);
+  socket_.reset();
+  wake();
+}
+
+Result<> MemfdSink::Link::receive(Wanted wanted, SinkCallbacks callbacks) {
+  if (session_ && session_->is_active)
+    return fail(ErrorCode::kBusy, "a transfer is under way; cancel it first");
+  WSYNC_TRY(connect(wanted.source));
+  const Frame request{.type = FrameType::kGet, .key = wanted.key};
+  session_ = std::make_shared<Session>(Session{.callbacks = std::move(callbacks)});
+  const std::lock_guard lock(mutex_);
+  // Before the request leaves: its answer may come at once.
+  pending_ = Pending{.wanted = std::move(wanted), .session = session_, .heard_at = now()};
+  if (auto sent = socket_ ? send_packet(socket_->get(), request, {}, -1)
+                          : fail(ErrorCode::kPeerLost, "the host link has just ended");
+      !sent) {
+    pending_.reset();
+    session_->is_active = false;
+    return sent;
+  }
+  wake();
+  return {};
+}
+
+void MemfdSink::Link::cancel() {
+  if (session_) session_->is_active = false;
+  const std::lock_guard lock(mutex_);
+  pending_.reset();
+}
+
+void MemfdSink::Link::run(const std::stop_token& stop) {
+  while (!stop.stop_requested()) {
+    Socket socket;
+    bool is_waiting = false;
+    {
+      const std::lock_guard lock(mutex_);
+      socket = socket_;
+      is_waiting = pending_.has_value();
+    }
+    std::array<pollfd, 2> waiting{
+        pollfd{.fd = wake_.get(), .events = POLLIN, .revents = 0},
+        pollfd{.fd = socket ? socket->get() : -1, .events = POLLIN, .revents = 0}};
+    const int timeout = is_waiting ? static_cast<int>(limits::kStreamWaitingMs) : -1;
+    if (::poll(waiting.data(), waiting.size(), timeout) < 0 && errno != EINTR) {
+      log_error("host link: poll failed, errno {}", errno);
+      return;
+    }
+    if (waiting[0].revents != 0) {
+      eventfd_t value = 0;
+      (void)eventfd_read(wake_.get(), &value);
+    }
+    if (socket && waiting[1].revents != 0) read(socket);
+    std::unique_lock lock(mutex_);
+    if (pending_ && now() - pending_->heard_at > pending_->wanted.stall_deadline) {
+      Pending late = std::move(*pending_);
+      pending_.reset();
+      lock.unlock();
+      const auto deadline = late.wanted.stall_deadline.count();
+      finish(std::move(late),
+             fail(ErrorCode::kDeadline, fmt::format("the source was silent for {} ms", deadline)));
+    }
+  }
+}
+
+void MemfdSink::Link::read(const Socket& socket) {
+  for (;;) {
+    auto packet = receive_packet(socket->get());
+    if (!packet) return lose(socket, packet.error());
+    if (!*packet) return;
+    take(std::move(**packet));
+  }
+}
+
+// Answers to requests that were cancelled are dropped, and with them their descriptors.
+void MemfdSink::Link::take(Packet packet) {
+  Pending pending;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!pending_ || pending_->wanted.key != packet.frame.key) return;
+    pending_->heard_at = now();
+    if (packet.frame.type == FrameType::kWaiting) return;
+    pending = std::move(*pending_);
+    pending_.reset();
+  }
+  if (packet.frame.type == FrameType::kFailure)
+    return finish(std::move(pending), fail(packet.frame.code, std::move(packet.text)));
+  if (packet.frame.type != FrameType::kArena)
+    return finish(std::move(pending),
+                  fail(ErrorCode::kInvalidInput, "the host link answered with a wrong frame"));
+  auto view = open_arena(pending, packet.fd.get(), options_.populate_threads);
+  finish(std::move(pending), std::move(view));
+}
+
+void MemfdSink::Link::finish(Pending pending, Result<ArenaView> view) {
+  const auto shared = std::make_shared<Result<ArenaView>>(std::move(view));
+  const std::string context =
+      fmt::format("take over version {} from {}", pending.wanted.key.version.to_string(),
+                  pending.wanted.source);
+  post_([session = pending.session, shared, context, buckets = pending.wanted.buckets.size()] {
+    if (!session->is_active) return;
+    if (!*shared) {
+      session->is_active = false;
+      return session->callbacks.on_failure({.error = shared->error().with_context(context)});
+    }
+    for (std::uint64_t bucket = 0; bucket < buckets && session->is_active; ++bucket)
+      session->callbacks.on_bucket(bucket, {});
+    if (std::exchange(session->is_active, false)) session->callbacks.on_done(std::move(**shared));
+  });
+}
+
+void MemfdSink::Link::lose(const Socket& socket, const Error& error) {
+  std::optional<Pending> pending;
+  {
+    const std::lock_guard lock(mutex_);
+    if (socket_ != socket) return;  // left on purpose
+    socket_.reset();
+    pending = std::exchange(pending_, std::nullopt);
+  }
+  if (pending) finish(std::move(*pending), fail(error));
+  post_([alive = alive_, on_lost = options_.on_lost, error] {
+    if (*alive) on_lost(error);
+  });
+}
+
+MemfdSink::MemfdSink(std::unique_ptr<Link> link) : link_(std::move(link)) {}
+MemfdSink::~MemfdSink() = default;
+
+Result<std::unique_ptr<MemfdSink>> MemfdSink::create(Post post, MemfdSinkOptions options) {
+  UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake.valid()) return fail_errno("make an eventfd", errno);
+  return std::unique_ptr<MemfdSink>(
+      new MemfdSink(std::make_unique<Link>(std::move(post), std::move(options), std::move(wake))));
+}
+
+Result<> MemfdSink::connect(const std::string& path) { return link_->connect(path); }
+void MemfdSink::disconnect() { link_->disconnect(); }
+bool MemfdSink::is_connected() const { return link_->is_connected(); }
+Result<> MemfdSink::receive(Wanted wanted, SinkCallbacks callbacks) {
+  return link_->receive(std::move(wanted), std::move(callbacks));
+}
+void MemfdSink::cancel() { link_->cancel(); }
+
+}  // namespace wsync::transport::memfd

@@ -1,0 +1,244 @@
+#include "shared/transport/memfd/memfd_source.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <fmt/format.h>
+#include <list>
+#include <map>
+#include <mutex>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <thread>
+
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
+#include "shared/transport/memfd/packet.h"
+#include "shared/transport/offered.h"
+
+namespace wsync::transport::memfd {
+
+class MemfdSource::Server {
+ public:
+  Server(MemfdSourceOptions options, Post post, Listener listener, UniqueFd wake)
+      : options_(std::move(options)),
+        post_(std::move(post)),
+        listener_(std::move(listener)),
+        wake_(std::move(wake)),
+        alive_(std::make_shared<bool>(true)),
+        thread_([this](const std::stop_token& stop) { run(stop); }) {}
+  ~Server() {
+    *alive_ = false;
+    thread_.request_stop();
+    wake();
+  }
+
+  [[nodiscard]] const std::string& path() const noexcept { return options_.path; }
+  void offer(Offer offer) {
+    const std::lock_guard lock(mutex_);
+    const Version version = offer.key.version;
+    offers_.insert_or_assign(version, Offered(std::move(offer)));
+    wake();
+  }
+  void bucket_ready(Version version, std::uint64_t bucket) {
+    const std::lock_guard lock(mutex_);
+    const auto found = offers_.find(version);
+    if (found == offers_.end() || bucket >= found->second.ready.size()) return;
+    found->second.ready[bucket] = true;
+    wake();
+  }
+  void withdraw(Version version, const std::string& reason) {
+    const std::lock_guard lock(mutex_);
+    if (offers_.erase(version) == 0) return;
+    for (Peer& peer : peers_)
+      if (peer.asked && peer.asked->key.version == version)
+        refuse(peer, Error(ErrorCode::kCancelled, reason));
+  }
+  [[nodiscard]] SourceCounters counters() const {
+    const std::lock_guard lock(mutex_);
+    return counters_;
+  }
+
+ private:
+  struct Peer {
+    UniqueFd socket;
+    int pid = 0;
+    std::optional<Frame> asked;  // a request that is not answered yet
+    TimePoint asked_at{};
+    TimePoint told_at{};  // last sign of life
+    bool is_lost = false;
+  };
+
+  void run(const std::stop_token& stop);
+  void accept_peers();
+  void read_peer(Peer& peer);
+  void serve(Peer& peer, TimePoint at);
+  void refuse(Peer& peer, const Error& error);
+  void send(Peer& peer, const Frame& frame, std::string_view text, int fd);
+  void drop_lost_peers();
+  void wake() const { (void)eventfd_write(wake_.get(), 1); }
+  void tell(const std::function<void(int)>& callback, int pid) {
+    post_([alive = alive_, callback, pid] {
+      if (*alive) callback(pid);
+    });
+  }
+
+  const MemfdSourceOptions options_;
+  const Post post_;
+  const Listener listener_;
+  const UniqueFd wake_;
+  const std::shared_ptr<bool> alive_;  // owner's thread only
+  mutable std::mutex mutex_;
+  // Under mutex_:
+  std::map<Version, Offered> offers_;
+  std::list<Peer> peers_;  // sockets are closed by the server's thread alone
+  SourceCounters counters_;
+  std::jthread thread_;
+};
+
+void MemfdSource::Server::run(const std::stop_token& stop) {
+  while (!stop.stop_requested()) {
+    std::vector<pollfd> waiting{{.fd = wake_.get(), .events = POLLIN, .revents = 0},
+                                {.fd = listener_.socket.get(), .events = POLLIN, .revents = 0}};
+    bool has_requests = false;
+    {
+      const std::lock_guard lock(mutex_);
+      for (const Peer& peer : peers_) {
+        waiting.push_back({.fd = peer.socket.get(), .events = POLLIN, .revents = 0});
+        has_requests = has_requests || peer.asked.has_value();
+      }
+    }
+    const int timeout = has_requests ? static_cast<int>(limits::kStreamWaitingMs) : -1;
+    if (::poll(waiting.data(), waiting.size(), timeout) < 0 && errno != EINTR) {
+      log_error("host link: poll failed, errno {}", errno);
+      return;
+    }
+    if (waiting[0].revents != 0) {
+      eventfd_t value = 0;
+      (void)eventfd_read(wake_.get(), &value);
+    }
+    const std::lock_guard lock(mutex_);
+    auto peer = peers_.begin();
+    for (std::size_t i = 2; i < waiting.size(); ++i, ++peer)
+      if (waiting[i].revents != 0) read_peer(*peer);
+    if (waiting[1].revents != 0) accept_peers();
+    const TimePoint at = now();
+    for (Peer& each : peers_) serve(each, at);
+    drop_lost_peers();
+  }
+}
+
+void MemfdSource::Server::accept_peers() {
+  for (;;) {
+    UniqueFd socket(
+        ::accept4(listener_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket.valid()) return;
+    const auto identity = peer_of(socket.get());
+    if (!identity || (identity->uid != ::geteuid() && identity->uid != 0)) {
+      log_warning("host link {}: a process of another user was refused", options_.path);
+      continue;
+    }
+    if (peers_.size() >= limits::kSidecarCount) {
+      log_warning("host link {}: more than {} processes, the newest is refused", options_.path,
+                  limits::kSidecarCount);
+      continue;
+    }
+    ++counters_.connections;
+    tell(options_.on_peer, identity->pid);
+    peers_.push_back({.socket = std::move(socket), .pid = identity->pid});
+  }
+}
+
+void MemfdSource::Server::read_peer(Peer& peer) {
+  while (!peer.is_lost) {
+    auto packet = receive_packet(peer.socket.get());
+    if (packet && !*packet) return;
+    const bool is_garbage = packet ? (*packet)->frame.type != FrameType::kGet
+                                   : packet.error().code() != ErrorCode::kPeerLost;
+    if (is_garbage) {
+      ++counters_.garbage_peers;
+      log_warning("host link {}: process {} sent garbage and is closed", options_.path, peer.pid);
+    }
+    if (is_garbage || !packet) {
+      peer.is_lost = true;
+      return;
+    }
+    peer.asked = (*packet)->frame;  // a newer request replaces one that still waits
+    peer.asked_at = now();
+  }
+}
+
+void MemfdSource::Server::serve(Peer& peer, TimePoint at) {
+  if (!peer.asked || peer.is_lost) return;
+  const auto found = offers_.find(peer.asked->key.version);
+  if (found == offers_.end()) {
+    if (at - peer.asked_at > options_.offer_wait)
+      return refuse(peer, not_offered(peer.asked->key.version));
+  } else {
+    const Offered& offered = found->second;
+    if (auto judged = offered.judge_key(peer.asked->key); !judged)
+      return refuse(peer, judged.error());
+    if (std::ranges::find(offered.ready, false) == offered.ready.end()) {
+      auto arena = offered.offer.share();
+      if (!arena) return refuse(peer, arena.error());
+      Frame frame = *peer.asked;
+      frame.type = FrameType::kArena;
+      frame.bytes = offered.offer.data.size();
+      counters_.buckets += offered.offer.buckets.size();
+      peer.asked.reset();
+      return send(peer, frame, {}, arena->get());
+    }
+  }
+  if (at - peer.told_at < std::chrono::milliseconds(limits::kStreamWaitingMs)) return;
+  peer.told_at = at;
+  Frame waiting = *peer.asked;
+  waiting.type = FrameType::kWaiting;
+  waiting.bytes = 0;
+  send(peer, waiting, {}, -1);
+}
+
+void MemfdSource::Server::refuse(Peer& peer, const Error& error) {
+  ++counters_.refused;
+  const Frame frame = failure_frame(*peer.asked, error);
+  peer.asked.reset();
+  send(peer, frame, failure_text(error), -1);
+}
+
+void MemfdSource::Server::send(Peer& peer, const Frame& frame, std::string_view text, int fd) {
+  if (send_packet(peer.socket.get(), frame, text, fd))
+    counters_.wire_bytes += kFrameBytes + text.size();
+  else
+    peer.is_lost = true;
+}
+
+void MemfdSource::Server::drop_lost_peers() {
+  peers_.remove_if([this](const Peer& peer) {
+    if (peer.is_lost) tell(options_.on_peer_lost, peer.pid);
+    return peer.is_lost;
+  });
+}
+
+MemfdSource::MemfdSource(std::unique_ptr<Server> server) : server_(std::move(server)) {}
+MemfdSource::~MemfdSource() = default;
+
+Result<std::unique_ptr<MemfdSource>> MemfdSource::listen(MemfdSourceOptions options, Post post) {
+  auto listener = listen_at(options.path);
+  if (!listener) return fail(std::move(listener).error());
+  UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake.valid()) return fail_errno("make an eventfd", errno);
+  return std::unique_ptr<MemfdSource>(new MemfdSource(std::make_unique<Server>(
+      std::move(options), std::move(post), std::move(*listener), std::move(wake))));
+}
+
+std::string MemfdSource::address() const { return server_->path(); }
+void MemfdSource::offer(Offer offer) { server_->offer(std::move(offer)); }
+void MemfdSource::bucket_ready(Version version, std::uint64_t bucket, const Digest& /*digest*/) {
+  server_->bucket_ready(version, bucket);
+}
+void MemfdSource::withdraw(Version version, const std::string& reason) {
+  server_->withdraw(version, reason);
+}
+SourceCounters MemfdSource::counters() const { return server_->counters(); }
+
+}  // namespace wsync::transport::memfd

@@ -1,0 +1,41 @@
+// MemfdSource: hands the arenas of offered versions to processes of the same host and user, over a
+// pathname Unix socket whose hang-up says that a peer is lost.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "shared/transport/stream.h"
+
+namespace wsync::transport::memfd {
+
+struct MemfdSourceOptions {
+  std::string path;  // of the socket; its directory exists and belongs to this user alone
+  std::chrono::milliseconds offer_wait{limits::kStreamOfferWaitMs};
+  // Told on the owner's thread when a process has connected, and when its connection has ended.
+  std::function<void(int pid)> on_peer = [](int) {};
+  std::function<void(int pid)> on_peer_lost = [](int) {};
+};
+
+// Thread: see BucketSource; a thread of its own waits on the sockets.
+class MemfdSource final : public BucketSource {
+ public:
+  // kBusy when another process serves the path, kIo when it cannot be made.
+  [[nodiscard]] static Result<std::unique_ptr<MemfdSource>> listen(MemfdSourceOptions options,
+                                                                   Post post);
+  ~MemfdSource() override;
+
+  [[nodiscard]] std::string address() const override;
+  void offer(Offer offer) override;
+  void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest) override;
+  void withdraw(Version version, const std::string& reason) override;
+  [[nodiscard]] SourceCounters counters() const override;
+
+ private:
+  class Server;
+  explicit MemfdSource(std::unique_ptr<Server> server);
+  std::unique_ptr<Server> server_;
+};
+
+}  // namespace wsync::transport::memfd

@@ -1,0 +1,160 @@
+#include "shared/transport/memfd/packet.h"
+
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+namespace wsync::transport::memfd {
+namespace {
+
+constexpr int kBacklog = 128;
+
+Result<sockaddr_un> address_of(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof address.sun_path)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("socket path '{}' has {} bytes, expected 1 to {}; choose a shorter "
+                            "run directory",
+                            path, path.size(), sizeof address.sun_path - 1));
+  std::memcpy(address.sun_path, path.data(), path.size());
+  return address;
+}
+
+Result<UniqueFd> new_socket() {
+  UniqueFd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid()) return fail_errno("make a Unix socket", errno);
+  return fd;
+}
+
+// Takes every descriptor out of a message; keeps the first, closes the others.
+UniqueFd take_descriptor(msghdr& message, bool& is_single) {
+  UniqueFd first;
+  is_single = true;
+  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
+       part = CMSG_NXTHDR(&message, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof fd);
+      UniqueFd owned(fd);
+      if (first.valid())
+        is_single = false;
+      else
+        first = std::move(owned);
+    }
+  }
+  return first;
+}
+
+}  // namespace
+
+Result<> send_packet(int socket, const Frame& frame, std::string_view text, int fd) {
+  auto header = encode_frame(frame);
+  std::array<iovec, 2> parts{iovec{header.data(), header.size()},
+                             iovec{const_cast<char*>(text.data()), text.size()}};
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = parts.data();
+  message.msg_iovlen = parts.size();
+  if (fd >= 0) {
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* part = CMSG_FIRSTHDR(&message);
+    part->cmsg_level = SOL_SOCKET;
+    part->cmsg_type = SCM_RIGHTS;
+    part->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(part), &fd, sizeof fd);
+  }
+  ssize_t n = 0;
+  do n = ::sendmsg(socket, &message, MSG_NOSIGNAL);
+  while (n < 0 && errno == EINTR);
+  if (n >= 0) return {};
+  return fail(ErrorCode::kPeerLost, fmt::format("send on the host link: {}", std::strerror(errno)));
+}
+
+Result<std::optional<Packet>> receive_packet(int socket) {
+  std::array<std::byte, kFrameBytes> header;
+  std::string text(limits::kStreamTextBytes, '\0');
+  std::array<iovec, 2> parts{iovec{header.data(), header.size()}, iovec{text.data(), text.size()}};
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(4 * sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = parts.data();
+  message.msg_iovlen = parts.size();
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  ssize_t n = 0;
+  do n = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  while (n < 0 && errno == EINTR);
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return std::nullopt;
+  if (n < 0) return fail(ErrorCode::kPeerLost, fmt::format("host link: {}", std::strerror(errno)));
+  if (n == 0) return fail(ErrorCode::kPeerLost, "the other end of the host link has gone");
+  bool is_single = true;
+  Packet packet{.fd = take_descriptor(message, is_single)};
+  const auto size = static_cast<std::size_t>(n);
+  if (size < kFrameBytes || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || !is_single)
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("host link: a packet of {} bytes is no frame of {}", size, kFrameBytes));
+  auto frame = decode_frame(header);
+  if (!frame) return fail(std::move(frame).error());
+  packet.frame = *frame;
+  text.resize(size - kFrameBytes);
+  const std::uint64_t text_bytes = frame->type == FrameType::kFailure ? frame->bytes : 0;
+  if (text.size() != text_bytes || packet.fd.valid() != (frame->type == FrameType::kArena))
+    return fail(ErrorCode::kInvalidInput,
+                "host link: text or descriptor do not belong to the frame's type");
+  packet.text = std::move(text);
+  return packet;
+}
+
+Result<Listener> listen_at(const std::string& path) {
+  const auto address = address_of(path);
+  if (!address) return fail(address.error());
+  const std::string lock_path = path + ".lock";
+  Listener listener{.lock =
+                        UniqueFd(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600))};
+  if (!listener.lock.valid()) return fail_errno("open lock file " + lock_path, errno);
+  if (::flock(listener.lock.get(), LOCK_EX | LOCK_NB) != 0)
+    return fail(ErrorCode::kBusy,
+                fmt::format("another process serves {} (it holds {})", path, lock_path));
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT)
+    return fail_errno("remove the left-over socket " + path, errno);
+  auto socket = new_socket();
+  if (!socket) return fail(std::move(socket).error());
+  listener.socket = std::move(*socket);
+  const auto* any = reinterpret_cast<const sockaddr*>(&*address);
+  // Before bind() the mode of the socket itself becomes that of the pathname.
+  if (::fchmod(listener.socket.get(), 0600) != 0 ||
+      ::bind(listener.socket.get(), any, sizeof *address) != 0 ||
+      ::listen(listener.socket.get(), kBacklog) != 0)
+    return fail_errno("listen at " + path, errno);
+  return listener;
+}
+
+Result<UniqueFd> connect_to(const std::string& path) {
+  const auto address = address_of(path);
+  if (!address) return fail(address.error());
+  auto socket = new_socket();
+  if (!socket) return socket;
+  const auto* any = reinterpret_cast<const sockaddr*>(&*address);
+  if (::connect(socket->get(), any, sizeof *address) != 0)
+    return fail(ErrorCode::kPeerLost, fmt::format("connect to {}: {}", path, std::strerror(errno)));
+  return socket;
+}
+
+Result<PeerIdentity> peer_of(int socket) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0)
+    return fail_errno("ask the kernel for the peer of a Unix socket", errno);
+  return PeerIdentity{.pid = peer.pid, .uid = peer.uid};
+}
+
+}  // namespace wsync::transport::memfd

@@ -1,0 +1,47 @@
+#include "shared/transport/offered.h"
+
+#include <fmt/format.h>
+
+namespace wsync::transport {
+
+Result<> Offered::judge_key(const StreamKey& asked) const {
+  const StreamKey& ours = offer.key;
+  if (asked.fence < ours.fence)
+    return fail(ErrorCode::kFenced,
+                fmt::format("fence epoch {} is lower than {}, under which version {} is offered",
+                            asked.fence.epoch, ours.fence.epoch, ours.version.to_string()));
+  if (asked.layout != ours.layout)
+    return fail(ErrorCode::kRefused,
+                fmt::format("version {} has layout {}, asked for {}", ours.version.to_string(),
+                            ours.layout.to_string(), asked.layout.to_string()));
+  return {};
+}
+
+Result<> Offered::judge_bucket(const Frame& get) const {
+  WSYNC_TRY(judge_key(get.key));
+  if (get.bucket >= offer.buckets.size() || get.bytes != offer.buckets[get.bucket].bytes)
+    return fail(
+        ErrorCode::kRefused,
+        fmt::format("bucket {} of {} bytes asked for, version {} is cut differently: {} "
+                    "buckets; both ends need the same bucket_bytes",
+                    get.bucket, get.bytes, offer.key.version.to_string(), offer.buckets.size()));
+  return {};
+}
+
+Frame failure_frame(const Frame& request, const Error& error) {
+  Frame failure = request;
+  failure.type = FrameType::kFailure;
+  failure.code = error.code();
+  failure.bytes = failure_text(error).size();
+  return failure;
+}
+
+std::string_view failure_text(const Error& error) {
+  return std::string_view(error.message()).substr(0, limits::kStreamTextBytes);
+}
+
+Error not_offered(Version version) {
+  return {ErrorCode::kNotFound, fmt::format("version {} is not offered here", version.to_string())};
+}
+
+}  // namespace wsync::transport

@@ -1,0 +1,37 @@
+// What a source knows of one offered version. Not synchronised.
+#pragma once
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "shared/transport/frame.h"
+#include "shared/transport/stream.h"
+
+namespace wsync::transport {
+
+struct Offered {
+  explicit Offered(Offer given)
+      : offer(std::move(given)),
+        ready(offer.buckets.size(), offer.complete),
+        digests(offer.buckets.size()) {}
+
+  // Whether the request means these bytes: kFenced when its fence is lower, kRefused when its
+  // layout is another.
+  [[nodiscard]] Result<> judge_key(const StreamKey& asked) const;
+  // The same, and that the bucket exists with this size: kRefused if not.
+  [[nodiscard]] Result<> judge_bucket(const Frame& get) const;
+
+  Offer offer;
+  std::vector<bool> ready;
+  std::vector<std::optional<Digest>> digests;  // of buckets that were received, not made, here
+};
+
+// The answer to a request that cannot be served.
+[[nodiscard]] Frame failure_frame(const Frame& request, const Error& error);
+// The failure's sentence, within its limit; failure_frame() counts its bytes.
+[[nodiscard]] std::string_view failure_text(const Error& error);
+// kNotFound: the version is not offered.
+[[nodiscard]] Error not_offered(Version version);
+
+}  // namespace wsync::transport

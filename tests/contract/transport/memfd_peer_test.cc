@@ -1,0 +1,180 @@
+// The host link: hang-ups, leases, and peers that misbehave.
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "shared/transport/memfd/memfd_sink.h"
+#include "shared/transport/memfd/memfd_source.h"
+#include "shared/transport/memfd/packet.h"
+#include "tests/contract/transport/stream_fixture.h"
+
+namespace wsync::transport::memfd {
+namespace {
+
+using ::testing::HasSubstr;
+constexpr std::chrono::milliseconds kShort{700};
+
+class MemfdPeer : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = ::testing::TempDir() + "wsync_host_XXXXXX";
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    directory_ = name;
+    source_ = listen();
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+  [[nodiscard]] std::string path() const { return directory_ / "host.sock"; }
+  std::unique_ptr<MemfdSource> listen() {
+    auto source = MemfdSource::listen({.path = path(),
+                                       .offer_wait = kShort,
+                                       .on_peer = [this](int pid) { peers_.push_back(pid); },
+                                       .on_peer_lost = [this](int pid) { lost_.push_back(pid); }},
+                                      loop_.post());
+    EXPECT_TRUE(source.has_value()) << source.error().message();
+    return std::move(*source);
+  }
+  [[nodiscard]] std::unique_ptr<MemfdSink> sink() {
+    return std::move(*MemfdSink::create(loop_.post(), {.on_lost = [this](const Error& why) {
+                                          links_lost_.push_back(why.code());
+                                        }}));
+  }
+
+  OwnerLoop loop_;
+  std::filesystem::path directory_;
+  TestVersion version_{1};
+  std::vector<int> peers_;
+  std::vector<int> lost_;
+  std::vector<ErrorCode> links_lost_;
+  std::unique_ptr<MemfdSource> source_;
+};
+
+TEST_F(MemfdPeer, NothingIsCopiedAndTheViewHoldsItsLease) {
+  source_->offer(version_.offer());
+  Receiver receiver(sink(), 0);
+  Wanted wanted = receiver.wanted(version_, path());
+  wanted.content = digest_of(version_.data());
+  ASSERT_TRUE(receiver.receive(std::move(wanted)).has_value());
+  ASSERT_TRUE(loop_.run_until([&] { return receiver.is_over(); }));
+  ASSERT_TRUE(receiver.view.has_value()) << receiver.failure_text();
+  EXPECT_LT(source_->counters().wire_bytes, 2 * kFrameBytes);
+  source_->withdraw(version_.key().version, "superseded");
+  EXPECT_EQ(version_.arena().try_write_lease({}).error().code(), ErrorCode::kBusy);
+  receiver.view.reset();
+  EXPECT_TRUE(version_.arena().try_write_lease({}).has_value());
+}
+
+TEST_F(MemfdPeer, ArenaWithOtherContentThanAnnouncedIsRefused) {
+  source_->offer(version_.offer());
+  Receiver receiver(sink(), 0);
+  Wanted wanted = receiver.wanted(version_, path());
+  wanted.content = Digest{.low = 1, .high = 1};
+  ASSERT_TRUE(receiver.receive(std::move(wanted)).has_value());
+  ASSERT_TRUE(loop_.run_until([&] { return receiver.is_over(); }));
+  EXPECT_THAT(receiver.failure_text(), HasSubstr("content digest is"));
+}
+
+TEST_F(MemfdPeer, HangUpTellsBothSidesAtOnce) {
+  auto link = sink();
+  ASSERT_TRUE(link->connect(path()).has_value());
+  ASSERT_TRUE(loop_.run_until([&] { return !peers_.empty(); }));
+  EXPECT_EQ(peers_, std::vector<int>{::getpid()});
+  link.reset();
+  ASSERT_TRUE(loop_.run_until([&] { return !lost_.empty(); }));
+  EXPECT_EQ(lost_, std::vector<int>{::getpid()});
+
+  auto second = sink();
+  ASSERT_TRUE(second->connect(path()).has_value());
+  source_.reset();
+  ASSERT_TRUE(loop_.run_until([&] { return !links_lost_.empty(); }));
+  EXPECT_EQ(links_lost_.front(), ErrorCode::kPeerLost);
+  EXPECT_FALSE(second->is_connected());
+}
+
+TEST_F(MemfdPeer, KilledProcessIsLostAndItsLeaseGoesWithIt) {
+  source_->offer(version_.offer());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    // A process with nothing but a socket and a view, as a sidecar that is killed has them.
+    const auto socket = connect_to(path());
+    const auto request = Frame{.type = FrameType::kGet, .key = version_.key()};
+    if (!socket || !send_packet(socket->get(), request, {}, -1)) ::_exit(1);
+    pollfd waiting{.fd = socket->get(), .events = POLLIN, .revents = 0};
+    if (::poll(&waiting, 1, 10'000) != 1) ::_exit(1);
+    const auto packet = receive_packet(socket->get());
+    if (!packet || !*packet) ::_exit(1);
+    const auto view = ArenaView::open((*packet)->fd.get());
+    if (!view) ::_exit(1);
+    const auto held = Frame{.type = FrameType::kGet, .key = {.version = {.epoch = 9, .step = 9}}};
+    if (!send_packet(socket->get(), held, {}, -1)) ::_exit(1);  // says: I hold it now
+    for (;;) ::pause();
+  }
+  // Its second request, for a version that is not there, is refused: then it holds the lease.
+  ASSERT_TRUE(loop_.run_until([&] { return !peers_.empty(); }));
+  while (source_->counters().buckets == 0 || source_->counters().refused == 0) {
+    ASSERT_EQ(::waitpid(child, nullptr, WNOHANG), 0) << "the child failed";
+    std::this_thread::yield();
+  }
+  source_->withdraw(version_.key().version, "superseded");
+  EXPECT_EQ(version_.arena().try_write_lease({}).error().code(), ErrorCode::kBusy);
+  ::kill(child, SIGKILL);
+  ASSERT_TRUE(loop_.run_until([&] { return !lost_.empty(); }));
+  EXPECT_EQ(lost_.front(), child);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_TRUE(version_.arena().try_write_lease({}).has_value());
+}
+
+TEST_F(MemfdPeer, GarbageClosesTheConnectionAndIsCounted) {
+  const auto socket = connect_to(path());
+  ASSERT_TRUE(socket.has_value());
+  ASSERT_EQ(::send(socket->get(), "hello", 5, MSG_NOSIGNAL), 5);
+  pollfd waiting{.fd = socket->get(), .events = POLLIN, .revents = 0};
+  ASSERT_EQ(::poll(&waiting, 1, 10'000), 1);
+  char byte = 0;
+  EXPECT_EQ(::recv(socket->get(), &byte, 1, 0), 0);
+  EXPECT_EQ(source_->counters().garbage_peers, 1U);
+}
+
+TEST_F(MemfdPeer, RequestWithADescriptorIsGarbage) {
+  const auto socket = connect_to(path());
+  ASSERT_TRUE(socket.has_value());
+  const Frame request{.type = FrameType::kGet, .key = version_.key()};
+  ASSERT_TRUE(send_packet(socket->get(), request, {}, socket->get()).has_value());
+  ASSERT_TRUE(loop_.run_until([&] { return !lost_.empty(); }));
+  EXPECT_EQ(source_->counters().garbage_peers, 1U);
+}
+
+TEST_F(MemfdPeer, StoppedSourceIsALossAtTheDeadline) {
+  const auto listener = listen_at(directory_ / "silent.sock");  // nobody reads from it
+  ASSERT_TRUE(listener.has_value());
+  Receiver receiver(sink(), 0);
+  Wanted wanted = receiver.wanted(version_, directory_ / "silent.sock");
+  wanted.stall_deadline = kShort;
+  ASSERT_TRUE(receiver.receive(std::move(wanted)).has_value());
+  ASSERT_TRUE(loop_.run_until([&] { return receiver.is_over(); }));
+  ASSERT_TRUE(receiver.failure.has_value());
+  EXPECT_EQ(receiver.failure->error.code(), ErrorCode::kDeadline);
+}
+
+TEST_F(MemfdPeer, LeftOverSocketIsReplacedAndALiveOneIsNot) {
+  const auto second = MemfdSource::listen({.path = path()}, loop_.post());
+  ASSERT_FALSE(second.has_value());
+  EXPECT_EQ(second.error().code(), ErrorCode::kBusy);
+  source_.reset();
+  ASSERT_TRUE(std::filesystem::exists(path()));  // as after a SIGKILL
+  source_ = listen();
+  EXPECT_TRUE(sink()->connect(path()).has_value());
+}
+
+TEST_F(MemfdPeer, PathThatIsTooLongIsRefusedWithItsLength) {
+  const auto source = MemfdSource::listen({.path = "/tmp/" + std::string(200, 'x')}, loop_.post());
+  ASSERT_FALSE(source.has_value());
+  EXPECT_THAT(source.error().message(), HasSubstr("has 205 bytes, expected 1 to 107"));
+}
+
+}  // namespace
+}  // namespace wsync::transport::memfd
