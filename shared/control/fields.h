@@ -96,6 +96,7 @@ void fields(V& v, M& m) {
   v.list("staged", m.staged, limits::kStagedCount);
   v.list("replicas", m.replicas, limits::kReplicaCount);
   v.digest("layout", m.layout);
+  v.digest("target_content", m.target_content);
 }
 
 template <class V, class M>
@@ -150,6 +151,7 @@ void fields(V& v, M& m) {
   v.number("bytes", m.bytes);
   v.number("staging_ns", m.staging_ns);
   v.sentence("failure", m.failure);
+  v.flag("source_lost", m.source_lost);
 }
 
 template <class V, class M>
@@ -162,6 +164,7 @@ void fields(V& v, M& m) {
   v.choice("mode", m.mode, PauseMode::kKeep);
   v.number("pause_deadline_ms", m.pause_deadline_ms);
   v.number("load_deadline_ms", m.load_deadline_ms);
+  v.digest("content_digest", m.content_digest);
 }
 
 template <class V, class M>

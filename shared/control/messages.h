@@ -165,7 +165,8 @@ struct Hello {
   std::vector<Version> withdrawn;
   std::vector<Version> staged;  // complete and verified copies it holds
   std::vector<ReplicaReport> replicas;
-  Digest layout;  // of the layout it knows; zero = none
+  Digest layout;          // of the layout it knows; zero = none
+  Digest target_content;  // of the target: a version never names two different byte strings
 };
 
 struct Welcome {
@@ -214,6 +215,8 @@ struct Staged {
   std::uint64_t bytes = 0;
   std::uint64_t staging_ns = 0;
   std::string failure;  // not empty: staging failed, the rest is void
+  // With a failure: only its source went away; a new Stage lets it go on where it stands.
+  bool source_lost = false;
 };
 
 enum class DecisionKind : std::uint8_t { kSwitch, kRollback };
@@ -228,6 +231,7 @@ struct Decide {
   PauseMode mode = PauseMode::kAbort;
   std::uint32_t pause_deadline_ms = 0;
   std::uint32_t load_deadline_ms = 0;
+  Digest content_digest;  // of the target; another one under the same name is refused
 };
 // The decision is on the sidecar's disc.
 struct Decided {
