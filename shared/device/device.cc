@@ -1,0 +1,48 @@
+#include "shared/device/device.h"
+
+#include <fmt/format.h>
+
+#include "shared/base/limits.h"
+#include "shared/device/host/device.h"
+
+namespace wsync::device {
+
+std::string_view device_kind_name(DeviceKind kind) noexcept {
+  switch (kind) {
+    case DeviceKind::kUnified:
+      return "unified";
+    case DeviceKind::kSeparate:
+      return "separate";
+    case DeviceKind::kCuda:
+      return "cuda";
+  }
+  return "unknown";
+}
+
+Result<DeviceKind> parse_device_kind(std::string_view text) {
+  for (const auto kind : {DeviceKind::kUnified, DeviceKind::kSeparate, DeviceKind::kCuda})
+    if (text == device_kind_name(kind)) return kind;
+  return fail(ErrorCode::kInvalidInput,
+              fmt::format("device kind '{}' is unknown, expected unified, separate or cuda", text));
+}
+
+Result<std::unique_ptr<Device>> make_device(const DeviceOptions& options) {
+  const auto index = static_cast<std::uint32_t>(options.index);
+  if (index >= limits::kDeviceCount)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("device index {} is too large, a sidecar drives at most {} devices",
+                            index, limits::kDeviceCount));
+  switch (options.kind) {
+    case DeviceKind::kUnified:
+    case DeviceKind::kSeparate:
+      return host::make_host_device(options);
+    case DeviceKind::kCuda:
+      return fail(ErrorCode::kRefused,
+                  fmt::format("device {}: kind cuda is refused, this release has no CUDA backend "
+                              "(libwsync_cuda.so); use unified or separate host devices",
+                              index));
+  }
+  return fail(ErrorCode::kInternal, "make_device: the device kind is not a listed one");
+}
+
+}  // namespace wsync::device
