@@ -1,0 +1,94 @@
+// Communicators: how the devices of a group pass a bucket on. A group has `size` ranks, one for
+// each device; they may all live in one process (a sidecar drives its devices itself) or each in a
+// process of its own. One interface for every backend; a backend is a folder, and one line in
+// make_group().
+//
+// No wait is without a deadline. Whatever breaks, the deadline or abort() ends every pending
+// operation on every rank of this process. A broken group is not repaired: its streams and
+// communicators are destroyed, and only then may its buffers be used again, by a new group without
+// the dead member.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "shared/base/bytes.h"
+#include "shared/base/clock.h"
+#include "shared/base/error.h"
+#include "shared/device/device.h"
+
+namespace wsync::collective {
+
+enum class Rank : std::uint32_t {};
+
+// One broadcast, as one rank sees it. Every rank of the group names the same bytes and root.
+struct Broadcast {
+  device::Region source;       // read on the root only; may be the destination itself
+  device::Region destination;  // written on every rank, the root included
+  Rank root{};
+  TimePoint deadline{};
+};
+
+// One rank's membership of a group. Every function may be called from any thread, but all ranks
+// enqueue their broadcasts in the same order. Destroying it leaves the group, which breaks it for
+// operations that are still pending.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  [[nodiscard]] virtual Rank rank() const noexcept = 0;
+  [[nodiscard]] virtual std::uint32_t size() const noexcept = 0;
+  // Waits until every rank has joined; kDeadline names how many have not.
+  [[nodiscard]] virtual Result<> wait_joined(TimePoint deadline) const = 0;
+  // Enqueues on a stream of this rank's device and returns at once; order it with the stream's
+  // events and callbacks. The root's part is complete after every rank has read its bytes. When
+  // ranks disagree about bytes or root, when the group breaks, or at the deadline, the work fails,
+  // and with it the stream.
+  [[nodiscard]] virtual Result<> broadcast(const Broadcast& broadcast, device::Stream& stream) = 0;
+  // Breaks the group: pending and later broadcasts of every rank fail with this error. The first
+  // one counts.
+  virtual void abort(const Error& reason) = 0;
+  // Success, or what broke the group; to be polled where an error may have no callback.
+  [[nodiscard]] virtual Result<> health() const = 0;
+
+ protected:
+  Communicator() = default;
+};
+
+// A group before its ranks have joined. May be destroyed once they have.
+class Group {
+ public:
+  virtual ~Group() = default;
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  [[nodiscard]] virtual std::uint32_t size() const noexcept = 0;
+  // What another process needs to join, carried over the control plane. kRefused for a backend
+  // whose ranks must share a process (host).
+  [[nodiscard]] virtual Result<Bytes> id() const = 0;
+  // Adds one rank, without waiting for the others (Communicator::wait_joined does). `device`
+  // outlives the communicator. kInvalidInput for a rank out of range, kRefused for one taken.
+  [[nodiscard]] virtual Result<std::unique_ptr<Communicator>> join(Rank rank,
+                                                                   device::Device& device) = 0;
+
+ protected:
+  Group() = default;
+};
+
+// A new group for devices of one kind. kInvalidInput for a size out of 1 to limits::kDeviceCount,
+// kRefused for a kind that this build does not have.
+[[nodiscard]] Result<std::unique_ptr<Group>> make_group(device::DeviceKind kind,
+                                                        std::uint32_t size);
+// The group that another process made, from its id. kRefused where ranks must share a process.
+[[nodiscard]] Result<std::unique_ptr<Group>> attach_group(device::DeviceKind kind, const Bytes& id,
+                                                          std::uint32_t size);
+
+// All ranks of a group in this process: one for each device, in their order, joined.
+[[nodiscard]] Result<std::vector<std::unique_ptr<Communicator>>> join_all(
+    const std::vector<device::Device*>& devices, TimePoint deadline);
+
+}  // namespace wsync::collective
