@@ -1,0 +1,181 @@
+// The weight pipeline as a pure state machine: which copy, broadcast and reload may start when.
+// Nothing runs here; a driver carries the commands out and reports what has ended, with the time.
+// The real driver is PipelineRunner, the one with a virtual clock is predict_timeline().
+//
+// Rules (README.md has the chart):
+//   - bucket b is owned by device b % N, which copies it from host memory into its H2D buffer;
+//   - broadcasts run one after the other in bucket order, so the source walks over the devices; b
+//     goes to IPC slot b % slots of every device;
+//   - a slot is broadcast into only when it is free on every device: every engine has acknowledged;
+//   - two stages: H2D never overlaps a broadcast: a round's H2D starts after the last broadcast of
+//     the round before, its broadcasts after its last H2D; three stages: a device's next H2D starts
+//     as soon as its own broadcast turn is over.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "inference_side/reload/buffer_state.h"
+#include "inference_side/reload/stage_choice.h"
+#include "shared/base/clock.h"
+#include "shared/base/error.h"
+
+namespace wsync::reload {
+
+// An engine rank attached to the group; chosen by the caller, unique in the pipeline.
+enum class EngineId : std::uint32_t {};
+
+// Where an engine sits.
+struct EngineSeat {
+  EngineId engine{};
+  DeviceIndex device{};
+};
+
+struct PipelineShape {
+  std::uint32_t devices = 1;
+  std::uint64_t buckets = 0;
+  std::uint32_t ipc_slots = 2;      // unified devices: one for each bucket
+  std::vector<EngineSeat> engines;  // any number for each device
+};
+
+// ---- commands ----
+struct StartH2D {
+  DeviceIndex device{};
+  std::uint64_t bucket = 0;
+};
+struct StartBroadcast {
+  std::uint64_t bucket = 0;
+  DeviceIndex source{};  // from its H2D buffer, into the slot of every device, its own included
+  SlotIndex slot{};
+};
+struct StartReload {
+  EngineId engine{};
+  DeviceIndex device{};
+  std::uint64_t bucket = 0;
+  SlotIndex slot{};
+};
+using Command = std::variant<StartH2D, StartBroadcast, StartReload>;
+
+// ---- events ----
+struct Begin {};
+struct H2DDone {
+  DeviceIndex device{};
+  std::uint64_t bucket = 0;
+};
+// The bucket is complete in the slot of this device. The source reports after every other device
+// has read from it.
+struct BroadcastDone {
+  DeviceIndex device{};
+  std::uint64_t bucket = 0;
+};
+// The engine has copied the bucket out and synchronised its device.
+struct ReloadDone {
+  EngineId engine{};
+  std::uint64_t bucket = 0;
+};
+// The engine is gone: it reads nothing any more and is not waited for.
+struct EngineLost {
+  EngineId engine{};
+};
+struct Failed {
+  Error error;
+};
+using Event = std::variant<Begin, H2DDone, BroadcastDone, ReloadDone, EngineLost, Failed>;
+
+enum class PipelinePhase : std::uint8_t { kIdle, kRunning, kFinished, kFailed };
+
+// Thread: confined to its driver.
+class WeightPipeline {
+ public:
+  // kInvalidInput for no device, more than limits::kDeviceCount, an engine on a device that is not
+  // there, or two engines of one id.
+  [[nodiscard]] static Result<WeightPipeline> create(PipelineShape shape, StageChoice choice);
+
+  // What is to be started now. An acknowledgement nobody waits for is counted as stray and changes
+  // nothing; an operation that ends without having been started fails the pipeline, as does the
+  // loss of the last engine (kPeerLost). After the end every event is ignored.
+  [[nodiscard]] std::vector<Command> step(const Event& event, TimePoint at);
+
+  [[nodiscard]] PipelinePhase phase() const noexcept { return phase_; }
+  // Why it failed; only in kFailed.
+  [[nodiscard]] const Error& error() const { return *error_; }
+  // The first broken invariant in words; empty when all hold. Checked (in part) after every move.
+  [[nodiscard]] std::string invariants() const;
+
+  // Reloads that have been started and not acknowledged.
+  struct Outstanding {
+    EngineId engine{};
+    std::uint64_t bucket = 0;
+    TimePoint since{};
+  };
+  [[nodiscard]] std::vector<Outstanding> outstanding() const;
+  // Buckets that every engine has acknowledged.
+  [[nodiscard]] std::uint64_t buckets_done() const noexcept { return done_; }
+  [[nodiscard]] std::uint64_t stray_acknowledgements() const noexcept { return stray_; }
+  [[nodiscard]] const StageChoice& choice() const noexcept { return choice_; }
+  [[nodiscard]] const PipelineShape& shape() const noexcept { return shape_; }
+  // Rounds run in each form: H2D of the following round under their broadcasts, or after them.
+  [[nodiscard]] std::uint64_t overlapped_rounds() const noexcept { return overlapped_rounds_; }
+
+ private:
+  // An operation in progress, for the measurement. Only a copy that began under a broadcast says
+  // how both run together; one that merely met the next broadcast says nothing.
+  enum class Company : std::uint8_t { kAlone, kTogether, kMixed };
+  struct Running {
+    TimePoint since{};
+    Company company = Company::kAlone;
+  };
+  struct Reader {
+    EngineId engine{};
+    DeviceIndex device{};
+    TimePoint since{};
+  };
+  struct Slot {
+    std::uint64_t bucket = kNoBucket;
+    std::uint32_t broadcasts_left = 0;  // devices
+    std::vector<Reader> readers;
+  };
+
+  WeightPipeline(PipelineShape shape, StageChoice choice);
+  void on(const Begin& event, TimePoint at);
+  void on(const H2DDone& event, TimePoint at);
+  void on(const BroadcastDone& event, TimePoint at);
+  void on(const ReloadDone& event, TimePoint at);
+  void on(const EngineLost& event, TimePoint at);
+  void on(const Failed& event, TimePoint at);
+
+  void pump(TimePoint at);
+  void start_copies(TimePoint at);
+  void start_broadcast(TimePoint at);
+  void start_reloads(DeviceIndex device, std::uint64_t bucket, TimePoint at);
+  void broadcast_ended(std::uint64_t bucket, TimePoint at);
+  void reader_ended(SlotIndex slot, const Reader& reader);
+  void count_if_done(SlotIndex slot);
+  void fail_with(Error error);
+  void moved(const Result<>& result, SlotIndex slot);
+  [[nodiscard]] bool copying() const noexcept;
+  [[nodiscard]] bool h2d_allowed(std::uint64_t bucket) const noexcept;
+  [[nodiscard]] SlotIndex slot_of(std::uint64_t bucket) const noexcept;
+  [[nodiscard]] DeviceIndex owner_of(std::uint64_t bucket) const noexcept;
+
+  PipelineShape shape_;
+  StageChoice choice_;
+  BufferTable buffers_;
+  PipelinePhase phase_ = PipelinePhase::kIdle;
+  std::optional<Error> error_;
+  std::vector<Command> commands_;                // of the step in progress
+  std::vector<std::uint64_t> next_h2d_;          // by device: the bucket it copies next
+  std::vector<std::optional<Running>> copying_;  // by device
+  std::optional<Running> broadcasting_;          // bucket next_broadcast_ - 1
+  std::uint64_t next_broadcast_ = 0;
+  bool overlap_ = false;  // of the round whose broadcasts run
+  std::vector<Slot> slots_;
+  std::uint64_t done_ = 0;
+  std::uint64_t stray_ = 0;
+  std::uint64_t overlapped_rounds_ = 0;
+};
+
+}  // namespace wsync::reload
