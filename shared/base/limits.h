@@ -79,6 +79,14 @@ inline constexpr std::int64_t kStreamOfferWaitMs = 5'000;  // for a version that
 inline constexpr std::uint64_t kVersionsHeldDefault = 2;  // serving (or previous) and incoming
 inline constexpr std::uint64_t kSidecarOverheadBytes = 64 * kMiB;
 
+// --- config ---
+inline constexpr std::uint64_t kConfigBytes = 256 * kKiB;
+inline constexpr std::uint64_t kConfigDepth = 8;
+inline constexpr std::uint64_t kConfigPathBytes = 1024;
+inline constexpr std::int64_t kConfigDurationMs = 24LL * 3600 * 1000;
+inline constexpr std::uint32_t kConfigVersionsHeld = 16;
+inline constexpr std::uint32_t kConfigArenas = 16;
+
 static_assert(kLeafBytes % kPieceAlignBytes == 0);
 static_assert(kBucketBytesMin >= kLeafBytes, "a bucket holds at least one leaf");
 static_assert(kBucketAlignBytes == kPieceAlignBytes,

@@ -1,0 +1,264 @@
+#include "shared/config/config.h"
+
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "shared/base/format.h"
+#include "shared/base/unique_fd.h"
+#include "shared/config/address.h"
+#include "shared/config/binder.h"
+
+namespace wsync::config {
+namespace {
+
+constexpr Range<Milliseconds> kDeadline{Milliseconds(1), Milliseconds(limits::kConfigDurationMs)};
+constexpr Range<Milliseconds> kStaleness{Milliseconds(0), Milliseconds(limits::kConfigDurationMs)};
+constexpr std::string_view kAutoText = "auto";
+// Socket names below it are at most this much longer, and a socket's path holds 107 bytes.
+constexpr std::size_t kRunDirBytes = 72;
+
+Result<std::string> read_file(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd.valid()) return fail_errno(path, errno);
+  struct stat info{};
+  if (::fstat(fd.get(), &info) != 0) return fail_errno(path, errno);
+  if (!S_ISREG(info.st_mode))
+    return fail(ErrorCode::kInvalidInput, path + ": expected a file of YAML, found something else");
+  std::string text;
+  char block[4096];
+  for (;;) {
+    const ssize_t n = ::read(fd.get(), block, sizeof block);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return fail_errno(path, errno);
+    // One byte over the limit is enough for the parser to refuse it.
+    if (n == 0 || text.size() > limits::kConfigBytes) return text;
+    text.append(block, static_cast<std::size_t>(n));
+  }
+}
+
+// "auto" is the same as leaving the key out.
+void text_or_auto(Binder& binder, std::string_view key, std::string& out) {
+  binder.text(key, out);
+  if (out == kAutoText) out.clear();
+}
+
+void bind_address(Binder& binder, std::string_view key, std::string& out,
+                  Result<> (*check)(std::string_view)) {
+  text_or_auto(binder, key, out);
+  if (out.empty()) return;
+  if (const Result<> checked = check(out); !checked) binder.refuse(key, checked.error().message());
+}
+
+void bind_directory(Binder& binder, std::string_view key, std::string& out,
+                    const std::string& otherwise, std::size_t most_bytes) {
+  text_or_auto(binder, key, out);
+  if (out.empty()) out = otherwise;
+  if (out.front() != '/')
+    binder.refuse(key, fmt::format("expected an absolute path, found '{}'", out));
+  else if (out.size() > most_bytes)
+    binder.refuse(key,
+                  fmt::format("expected a path of at most {} bytes (socket names are limited), "
+                              "found {} bytes: '{}'",
+                              most_bytes, out.size(), out));
+}
+
+void bind_log(Binder& binder, LogConfig& log) {
+  binder.choice("log.level", log.level,
+                {{"debug", LogLevel::kDebug},
+                 {"info", LogLevel::kInfo},
+                 {"warning", LogLevel::kWarning},
+                 {"error", LogLevel::kError},
+                 {"off", LogLevel::kOff}});
+  binder.choice("log.format", log.format,
+                {{"human", LogFormat::kHuman}, {"json", LogFormat::kJson}});
+}
+
+void bind_heartbeat(Binder& binder, HeartbeatConfig& heartbeat) {
+  binder.duration("heartbeat.interval", heartbeat.interval, kDeadline);
+  binder.duration("heartbeat.deadline", heartbeat.deadline, kDeadline);
+  if (heartbeat.deadline < 2 * heartbeat.interval)
+    binder.refuse("heartbeat.deadline",
+                  fmt::format("expected at least twice heartbeat.interval ({} ms), found {} ms",
+                              heartbeat.interval.count(), heartbeat.deadline.count()));
+}
+
+void bind_pause_mode(Binder& binder, std::string_view key, PauseMode& out) {
+  binder.choice(
+      key, out,
+      {{"abort", PauseMode::kAbort}, {"wait", PauseMode::kWait}, {"keep", PauseMode::kKeep}});
+}
+
+void bind_transport(Binder& binder, Transport& transport, std::string& data_address) {
+  binder.choice(
+      "transport", transport,
+      {{"auto", Transport::kAuto}, {"memfd", Transport::kMemfd}, {"tcp", Transport::kTcp}});
+  bind_address(binder, "data_address", data_address, check_data_address);
+}
+
+void bind_name(Binder& binder, std::string& name) {
+  text_or_auto(binder, "name", name);
+  if (name.empty()) {
+    char host[256] = {};
+    name = ::gethostname(host, sizeof host - 1) == 0 && host[0] != '\0' ? host : "localhost";
+    return;  // a host's name is no choice of the user: taken as it is
+  }
+  // The name is part of file names and log lines.
+  if (name.size() > limits::kReplicaNameBytes || name.find('/') != std::string::npos)
+    binder.refuse("name", fmt::format("expected at most {} characters and no '/', found '{}'",
+                                      limits::kReplicaNameBytes, name));
+}
+
+void bind(Binder& binder, SidecarConfig& c) {
+  bind_name(binder, c.name);
+  bind_address(binder, "coordinator", c.coordinator, check_control_address);
+  bind_directory(binder, "run_dir", c.run_dir, default_run_dir(), kRunDirBytes);
+  bind_directory(binder, "state_dir", c.state_dir, default_state_dir(), limits::kConfigPathBytes);
+  if (c.coordinator.empty()) c.coordinator = "ipc://" + c.run_dir + "/control";
+  binder.choice("devices.kind", c.devices.kind,
+                {{"unified", DeviceKind::kUnified}, {"separate", DeviceKind::kSeparate}});
+  binder.count("devices.count", c.devices.count, {1, limits::kDeviceCount});
+  binder.size("devices.buffer_bytes", c.devices.buffer_bytes,
+              {limits::kBucketBytesMin, limits::kBucketBytesMax});
+  binder.choice("stages", c.stages,
+                {{"auto", Stages::kAuto}, {"2", Stages::kTwo}, {"3", Stages::kThree}});
+  binder.size_or_auto("host_memory", c.host_memory, {limits::kMiB, limits::kModelBytesMax});
+  binder.count("versions_held", c.versions_held, {1, limits::kConfigVersionsHeld});
+  bind_transport(binder, c.transport, c.data_address);
+  bind_heartbeat(binder, c.heartbeat);
+  binder.duration("deadlines.pause", c.deadlines.pause, kDeadline);
+  binder.duration("deadlines.load", c.deadlines.load, kDeadline);
+  binder.duration("deadlines.commit", c.deadlines.commit, kDeadline);
+  bind_pause_mode(binder, "fallback_pause_mode", c.fallback_pause_mode);
+  binder.duration("max_staleness", c.max_staleness, kStaleness);
+  bind_log(binder, c.log);
+  binder.text("trace_file", c.trace_file);
+}
+
+void bind_commit(Binder& binder, CommitPolicy& out) {
+  const std::optional<Entry> entry = binder.take("commit");
+  if (!entry) return;
+  const Result<CommitPolicy> policy = parse_commit_policy(entry->value);
+  if (policy)
+    out = *policy;
+  else
+    binder.refuse(*entry, policy.error().message());
+}
+
+void bind(Binder& binder, TrainerConfig& c) {
+  binder.text("checkpoint", c.checkpoint);
+  binder.flag("watch", c.watch);
+  bind_address(binder, "listen", c.listen, check_control_address);
+  bind_directory(binder, "run_dir", c.run_dir, default_run_dir(), kRunDirBytes);
+  bind_directory(binder, "state_dir", c.state_dir, default_state_dir(), limits::kConfigPathBytes);
+  if (c.listen.empty()) c.listen = "ipc://" + c.run_dir + "/control";
+  bind_commit(binder, c.commit);
+  binder.count("min_replicas", c.min_replicas, {1, limits::kReplicaCount});
+  binder.count("min_sidecars", c.min_sidecars, {0, limits::kSidecarCount});
+  binder.size("bucket_bytes", c.bucket_bytes, {limits::kBucketBytesMin, limits::kBucketBytesMax});
+  if (c.bucket_bytes % limits::kLeafBytes != 0)
+    binder.refuse("bucket_bytes", fmt::format("expected a multiple of {} bytes, found {}",
+                                              limits::kLeafBytes, c.bucket_bytes));
+  binder.count("arenas", c.arenas, {1, limits::kConfigArenas});
+  bind_transport(binder, c.transport, c.data_address);
+  bind_pause_mode(binder, "pause_mode", c.pause_mode);
+  bind_heartbeat(binder, c.heartbeat);
+  binder.duration("deadlines.announce", c.deadlines.announce, kDeadline);
+  binder.duration("deadlines.stage", c.deadlines.stage, kDeadline);
+  binder.duration("deadlines.pause", c.deadlines.pause, kDeadline);
+  binder.duration("deadlines.load", c.deadlines.load, kDeadline);
+  binder.duration("deadlines.commit", c.deadlines.commit, kDeadline);
+  binder.duration("deadlines.publish", c.deadlines.publish, kDeadline);
+  binder.flag("take_over", c.take_over);
+  bind_log(binder, c.log);
+  binder.text("trace_file", c.trace_file);
+}
+
+template <class Config>
+Result<Config> parse(std::string_view text, std::string_view name, const Sources& sources) {
+  Result<std::vector<Entry>> entries = parse_document(text, name);
+  if (!entries) return fail(std::move(entries).error());
+  Binder binder(std::move(*entries), sources.set, sources.environment);
+  Config config;
+  bind(binder, config);
+  WSYNC_TRY(binder.finish());
+  return config;
+}
+
+template <class Config>
+Result<Config> load(const Sources& sources) {
+  if (sources.file.empty()) return parse<Config>("", "", sources);
+  const Result<std::string> text = read_file(sources.file);
+  if (!text) return fail(text.error());
+  return parse<Config>(*text, sources.file, sources);
+}
+
+template <class Config>
+std::vector<std::string> keys() {
+  Binder binder({}, {}, {});
+  Config config;
+  bind(binder, config);
+  return binder.keys();
+}
+
+}  // namespace
+
+std::map<std::string, std::string> process_environment() {
+  std::map<std::string, std::string> found;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text(*variable);
+    const std::size_t equals = text.find('=');
+    if (text.starts_with("WSYNC_") && equals != std::string_view::npos)
+      found.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  return found;
+}
+
+Result<SidecarConfig> load_sidecar(const Sources& sources) { return load<SidecarConfig>(sources); }
+Result<TrainerConfig> load_trainer(const Sources& sources) { return load<TrainerConfig>(sources); }
+Result<SidecarConfig> parse_sidecar(std::string_view text, std::string_view name,
+                                    const Sources& sources) {
+  return parse<SidecarConfig>(text, name, sources);
+}
+Result<TrainerConfig> parse_trainer(std::string_view text, std::string_view name,
+                                    const Sources& sources) {
+  return parse<TrainerConfig>(text, name, sources);
+}
+std::vector<std::string> sidecar_keys() { return keys<SidecarConfig>(); }
+std::vector<std::string> trainer_keys() { return keys<TrainerConfig>(); }
+
+std::string default_run_dir() {
+  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+  if (runtime != nullptr && runtime[0] == '/') return std::string(runtime) + "/wsync";
+  return fmt::format("/tmp/wsync-{}", ::getuid());
+}
+
+std::string default_state_dir() {
+  const char* state = std::getenv("XDG_STATE_HOME");
+  if (state != nullptr && state[0] == '/') return std::string(state) + "/wsync";
+  const char* home = std::getenv("HOME");
+  if (home != nullptr && home[0] == '/') return std::string(home) + "/.local/state/wsync";
+  return "/var/lib/wsync";
+}
+
+Result<CommitPolicy> parse_commit_policy(std::string_view text) {
+  constexpr std::string_view kQuorum = "quorum:";
+  if (text == "all") return CommitPolicy{};
+  if (text == "each") return CommitPolicy{.rule = CommitRule::kEach};
+  if (text.starts_with(kQuorum)) {
+    const std::string_view number = text.substr(kQuorum.size());
+    std::uint32_t quorum = 0;
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), quorum);
+    if (error == std::errc{} && end == number.data() + number.size() && quorum >= 1 &&
+        quorum <= limits::kReplicaCount)
+      return CommitPolicy{.rule = CommitRule::kQuorum, .quorum = quorum};
+  }
+  return fail(ErrorCode::kInvalidInput,
+              fmt::format("expected all, each or quorum:N (N from 1 to {}), found '{}'",
+                          limits::kReplicaCount, text));
+}
+
+}  // namespace wsync::config

@@ -1,0 +1,143 @@
+// The configuration of each role, and the only reader of it. Every key, its unit and its default
+// are documented in deploy/config/sidecar.yaml and deploy/config/trainer.yaml; a test keeps them
+// equal to the defaults here.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shared/base/error.h"
+#include "shared/base/limits.h"
+#include "shared/base/log.h"
+
+namespace wsync::config {
+
+using Milliseconds = std::chrono::milliseconds;
+
+enum class DeviceKind : std::uint8_t { kUnified, kSeparate };
+enum class Stages : std::uint8_t { kAuto, kTwo, kThree };
+enum class Transport : std::uint8_t { kAuto, kMemfd, kTcp };
+enum class PauseMode : std::uint8_t { kAbort, kWait, kKeep };
+enum class CommitRule : std::uint8_t { kAll, kQuorum, kEach };
+
+struct LogConfig {
+  LogLevel level = LogLevel::kInfo;
+  LogFormat format = LogFormat::kHuman;
+  friend bool operator==(const LogConfig&, const LogConfig&) = default;
+};
+
+struct HeartbeatConfig {
+  Milliseconds interval{limits::kHeartbeatIntervalMs};
+  Milliseconds deadline{limits::kHeartbeatDeadlineMs};  // silence longer than this is a loss
+  friend bool operator==(const HeartbeatConfig&, const HeartbeatConfig&) = default;
+};
+
+struct DevicesConfig {
+  DeviceKind kind = DeviceKind::kUnified;
+  std::uint32_t count = 1;
+  std::uint64_t buffer_bytes = 4 * limits::kMiB;  // of each buffer of a separate device
+  friend bool operator==(const DevicesConfig&, const DevicesConfig&) = default;
+};
+
+// Of the switch of one replica.
+struct SwitchDeadlines {
+  Milliseconds pause{limits::kPauseDeadlineMs};
+  Milliseconds load{limits::kLoadDeadlineMs};
+  Milliseconds commit{limits::kCommitDeadlineMs};
+  friend bool operator==(const SwitchDeadlines&, const SwitchDeadlines&) = default;
+};
+
+struct SidecarConfig {
+  std::string name;         // never empty once loaded: default is the host's name
+  std::string coordinator;  // default ipc://<run_dir>/control
+  std::string run_dir;      // sockets and lock files; 0700
+  std::string state_dir;    // persisted fence and decision; survives a reboot
+  DevicesConfig devices;
+  Stages stages = Stages::kAuto;
+  std::uint64_t host_memory =
+      0;  // bytes for staged versions; 0 = what the host and its limits allow
+  std::uint32_t versions_held = limits::kVersionsHeldDefault;
+  Transport transport = Transport::kAuto;
+  std::string data_address = "tcp://127.0.0.1:0";
+  HeartbeatConfig heartbeat;
+  SwitchDeadlines deadlines;
+  PauseMode fallback_pause_mode = PauseMode::kAbort;
+  Milliseconds max_staleness{300'000};  // 0 = a replica that is behind stays ready
+  LogConfig log;
+  std::string trace_file;  // empty = none
+  friend bool operator==(const SidecarConfig&, const SidecarConfig&) = default;
+};
+
+struct CommitPolicy {
+  CommitRule rule = CommitRule::kAll;
+  std::uint32_t quorum = 0;  // replicas; with kQuorum only
+  friend bool operator==(const CommitPolicy&, const CommitPolicy&) = default;
+};
+
+// Of one round.
+struct RoundDeadlines {
+  Milliseconds announce{limits::kAnnounceDeadlineMs};
+  Milliseconds stage{limits::kStageDeadlineMs};
+  Milliseconds pause{limits::kPauseDeadlineMs};
+  Milliseconds load{limits::kLoadDeadlineMs};
+  Milliseconds commit{limits::kCommitDeadlineMs};
+  Milliseconds publish{limits::kPublishDeadlineMs};  // the whole of it
+  friend bool operator==(const RoundDeadlines&, const RoundDeadlines&) = default;
+};
+
+struct TrainerConfig {
+  std::string checkpoint;  // directory to publish at start; empty = wait for `wsync push`
+  bool watch = true;       // publish new step_N directories beside it
+  std::string listen;      // default ipc://<run_dir>/control
+  std::string run_dir;
+  std::string state_dir;
+  CommitPolicy commit;
+  std::uint32_t min_replicas = 1;
+  std::uint32_t min_sidecars = 1;
+  std::uint64_t bucket_bytes = limits::kBucketBytesDefault;
+  std::uint32_t arenas = 2;
+  Transport transport = Transport::kAuto;
+  std::string data_address = "tcp://127.0.0.1:0";
+  PauseMode pause_mode = PauseMode::kAbort;
+  HeartbeatConfig heartbeat;
+  RoundDeadlines deadlines;
+  bool take_over = false;
+  LogConfig log;
+  std::string trace_file;
+  friend bool operator==(const TrainerConfig&, const TrainerConfig&) = default;
+};
+
+// Where values come from; a later one rules over an earlier: file, environment, set.
+struct Sources {
+  std::string file;                                // empty = none
+  std::map<std::string, std::string> environment;  // WSYNC_A_B -> value of a.b
+  std::vector<std::string> set;                    // "a.b=c"
+};
+// The WSYNC_* variables of this process.
+[[nodiscard]] std::map<std::string, std::string> process_environment();
+
+// Reads and checks a configuration; empty names and paths get their defaults. An error is
+// kInvalidInput (kNotFound: no such file) and says file, line, key, expected, found.
+[[nodiscard]] Result<SidecarConfig> load_sidecar(const Sources& sources);
+[[nodiscard]] Result<TrainerConfig> load_trainer(const Sources& sources);
+// The same from a text; `name` stands for the file in errors.
+[[nodiscard]] Result<SidecarConfig> parse_sidecar(std::string_view text, std::string_view name,
+                                                  const Sources& sources = {});
+[[nodiscard]] Result<TrainerConfig> parse_trainer(std::string_view text, std::string_view name,
+                                                  const Sources& sources = {});
+// Every key of each role, in the order of the example files.
+[[nodiscard]] std::vector<std::string> sidecar_keys();
+[[nodiscard]] std::vector<std::string> trainer_keys();
+
+// $XDG_RUNTIME_DIR/wsync, or /tmp/wsync-<uid>. Not created here.
+[[nodiscard]] std::string default_run_dir();
+// $XDG_STATE_HOME/wsync, or ~/.local/state/wsync, or /var/lib/wsync without a home.
+[[nodiscard]] std::string default_state_dir();
+// "all", "quorum:N" or "each"; kInvalidInput otherwise.
+[[nodiscard]] Result<CommitPolicy> parse_commit_policy(std::string_view text);
+
+}  // namespace wsync::config

@@ -1,0 +1,145 @@
+#include "shared/config/document.h"
+
+#include <algorithm>
+#include <exception>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/yaml.h>
+
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+
+namespace wsync::config {
+namespace {
+
+// A comment put behind the text. yaml-cpp takes a quote that is never closed as closed at the end;
+// then this is found inside the value.
+constexpr std::string_view kEndMark = "#end-of-config#";
+
+// Thrown by the handler and caught in parse_document: yaml-cpp's events have no other way to stop.
+struct Refusal : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+class Flattener final : public YAML::EventHandler {
+ public:
+  explicit Flattener(std::string_view name) : name_(name) {}
+
+  std::vector<Entry> take() { return std::move(entries_); }
+
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    no_anchor(mark, anchor);
+    if (levels_.empty()) return;  // an empty document
+    refuse(levels_.back().mark,
+           fmt::format("'{}' has no value; write one, or leave the key out", path()));
+  }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
+    refuse(mark, "an alias (*name) is not allowed; write the value out");
+  }
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                const std::string& value) override {
+    no_anchor(mark, anchor);
+    if (tag != "?" && tag != "!") refuse(mark, fmt::format("a tag ({}) is not allowed", tag));
+    if (levels_.empty()) refuse(mark, "expected 'key: value' lines, found a single value");
+    Level& level = levels_.back();
+    if (level.expects_key) {
+      take_key(mark, value);
+      return;
+    }
+    if (value.find(kEndMark) != std::string::npos)
+      refuse(level.mark, fmt::format("'{}': its quote is not closed", path()));
+    entries_.push_back({.key = path(), .value = value, .where = at(level.mark)});
+    level.expects_key = true;
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {
+    refuse(mark, levels_.empty() ? "expected 'key: value' lines, found a list"
+                                 : fmt::format("'{}': expected one value, found a list", path()));
+  }
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value) override {
+    no_anchor(mark, anchor);
+    if (tag != "?" && tag != "!" && !tag.empty())
+      refuse(mark, fmt::format("a tag ({}) is not allowed", tag));
+    if (!levels_.empty() && levels_.back().expects_key) refuse(mark, "a key must be a plain word");
+    if (levels_.size() >= limits::kConfigDepth)
+      refuse(mark, fmt::format("nested deeper than {} levels", limits::kConfigDepth));
+    levels_.push_back({});
+  }
+  void OnMapEnd() override {
+    levels_.pop_back();
+    if (!levels_.empty()) levels_.back().expects_key = true;
+  }
+
+ private:
+  struct Level {
+    std::string key;
+    YAML::Mark mark;  // of the key
+    bool expects_key = true;
+  };
+
+  void take_key(const YAML::Mark& mark, const std::string& key) {
+    // yaml-cpp hands over invalid UTF-8 and control characters as they are.
+    if (key.empty() || !std::all_of(key.begin(), key.end(), [](char c) {
+          return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
+        }))
+      refuse(mark, "a key must be made of a-z, 0-9 and _");
+    levels_.back().key = key;
+    levels_.back().mark = mark;
+    levels_.back().expects_key = false;
+    if (!seen_.insert(path()).second)
+      refuse(mark, fmt::format("'{}' is given a second time; keep one of the two", path()));
+  }
+  std::string path() const {
+    std::string result;
+    for (const Level& level : levels_) result += (result.empty() ? "" : ".") + level.key;
+    return result;
+  }
+  std::string at(const YAML::Mark& mark) const {
+    return fmt::format("{}:{}", name_, mark.line + 1);
+  }
+  void no_anchor(const YAML::Mark& mark, YAML::anchor_t anchor) const {
+    if (anchor != YAML::NullAnchor) refuse(mark, "an anchor (&name) is not allowed");
+  }
+  [[noreturn]] void refuse(const YAML::Mark& mark, const std::string& text) const {
+    throw Refusal(at(mark) + ": " + text);
+  }
+
+  std::string name_;
+  std::vector<Level> levels_;
+  std::set<std::string> seen_;
+  std::vector<Entry> entries_;
+};
+
+}  // namespace
+
+Result<std::vector<Entry>> parse_document(std::string_view text, std::string_view name) {
+  if (text.size() > limits::kConfigBytes)
+    return fail(ErrorCode::kInvalidInput, fmt::format("{}: {} bytes; a config has at most {}", name,
+                                                      text.size(), limits::kConfigBytes));
+  try {
+    std::istringstream stream{fmt::format("{}\n{}\n", text, kEndMark)};
+    YAML::Parser parser(stream);
+    Flattener flattener(name);
+    parser.HandleNextDocument(flattener);
+    Flattener rest(name);
+    if (parser.HandleNextDocument(rest))
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("{}: more than one YAML document; a config is one", name));
+    return flattener.take();
+  } catch (const Refusal& refusal) {
+    return fail(ErrorCode::kInvalidInput, refusal.what());
+  } catch (const YAML::Exception& error) {
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{}:{}: not YAML: {}", name, error.mark.line + 1, error.msg));
+  } catch (const std::exception& error) {
+    return fail(ErrorCode::kInvalidInput, fmt::format("{}: not YAML: {}", name, error.what()));
+  }
+}
+
+}  // namespace wsync::config

@@ -1,0 +1,27 @@
+// A YAML text as a flat list of "a.b" keys with their scalar values and lines. Only what a config
+// needs of YAML: one document, nested maps, scalars. The only user of yaml-cpp.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shared/base/error.h"
+
+namespace wsync::config {
+
+struct Entry {
+  std::string key;    // "devices.count"
+  std::string value;  // as written, without quotes
+  std::string where;  // "sidecar.yaml:12", for error sentences
+  friend bool operator==(const Entry&, const Entry&) = default;
+};
+
+// Entries in the order of the text. `name` is the file's name in error sentences. kInvalidInput,
+// with file and line: no YAML, more than one document, a list, an anchor, alias or tag, a key
+// twice, deeper than limits::kConfigDepth, longer than limits::kConfigBytes. A key with no value
+// ("a:") has none here: it is refused too. An empty text gives no entries.
+[[nodiscard]] Result<std::vector<Entry>> parse_document(std::string_view text,
+                                                        std::string_view name);
+
+}  // namespace wsync::config

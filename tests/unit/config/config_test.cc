@@ -1,0 +1,157 @@
+#include "shared/config/config.h"
+
+#include <fstream>
+#include <gtest/gtest.h>
+#include <iterator>
+#include <stdlib.h>
+
+#include "shared/config/document.h"
+
+namespace wsync::config {
+namespace {
+
+std::string example(const std::string& name) {
+  std::ifstream file(std::string(WSYNC_SOURCE_DIR) + "/deploy/config/" + name);
+  EXPECT_TRUE(file.good()) << name;
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::string sidecar_error(std::string_view text, const Sources& sources = {}) {
+  const Result<SidecarConfig> config = parse_sidecar(text, "s.yaml", sources);
+  if (config) return "accepted";
+  EXPECT_EQ(config.error().code(), ErrorCode::kInvalidInput);
+  return config.error().message();
+}
+
+std::vector<std::string> keys_of(const std::string& text) {
+  std::vector<std::string> keys;
+  const std::vector<Entry> entries = parse_document(text, "example").value();
+  for (const Entry& entry : entries) keys.push_back(entry.key);
+  return keys;
+}
+
+TEST(Config, ExampleFilesHoldEveryKeyWithItsDefault) {
+  EXPECT_EQ(keys_of(example("sidecar.yaml")), sidecar_keys());
+  EXPECT_EQ(keys_of(example("trainer.yaml")), trainer_keys());
+  EXPECT_EQ(parse_sidecar(example("sidecar.yaml"), "e").value(), parse_sidecar("", "").value());
+  EXPECT_EQ(parse_trainer(example("trainer.yaml"), "e").value(), parse_trainer("", "").value());
+}
+
+TEST(Config, ReadsEveryKindOfValue) {
+  const SidecarConfig c = parse_sidecar(
+                              "name: host7\nrun_dir: /run/w\n"
+                              "devices: {kind: separate, count: 4, buffer_bytes: 2MiB}\n"
+                              "stages: 3\nhost_memory: 12GiB\ntransport: tcp\n"
+                              "heartbeat: {interval: 50ms, deadline: 1s}\nmax_staleness: 0\n"
+                              "log:\n  level: debug\n  format: json\n",
+                              "s.yaml")
+                              .value();
+  EXPECT_EQ(c.name, "host7");
+  EXPECT_EQ(c.coordinator, "ipc:///run/w/control");
+  EXPECT_EQ(c.devices,
+            (DevicesConfig{.kind = DeviceKind::kSeparate, .count = 4, .buffer_bytes = 2U << 20U}));
+  EXPECT_EQ(c.stages, Stages::kThree);
+  EXPECT_EQ(c.host_memory, 12 * limits::kGiB);
+  EXPECT_EQ(c.transport, Transport::kTcp);
+  EXPECT_EQ(c.heartbeat.interval, Milliseconds(50));
+  EXPECT_EQ(c.max_staleness, Milliseconds(0));
+  EXPECT_EQ(c.log.level, LogLevel::kDebug);
+  EXPECT_EQ(c.log.format, LogFormat::kJson);
+
+  const TrainerConfig t =
+      parse_trainer("commit: quorum:3\ntake_over: true\narenas: 3\npause_mode: keep\n", "t")
+          .value();
+  EXPECT_EQ(t.commit, (CommitPolicy{.rule = CommitRule::kQuorum, .quorum = 3}));
+  EXPECT_TRUE(t.take_over);
+  EXPECT_EQ(t.arenas, 3U);
+  EXPECT_EQ(t.pause_mode, PauseMode::kKeep);
+}
+
+TEST(Config, SetRulesOverEnvironmentRulesOverFile) {
+  Sources sources;
+  const auto count = [&] {
+    return parse_sidecar("devices: {count: 2}", "s.yaml", sources).value().devices.count;
+  };
+  EXPECT_EQ(count(), 2U);
+  sources.environment["WSYNC_DEVICES_COUNT"] = "3";
+  EXPECT_EQ(count(), 3U);
+  sources.set = {"devices.count=4"};
+  EXPECT_EQ(count(), 4U);
+  sources.set.emplace_back("devices.count=5");  // the last one counts
+  EXPECT_EQ(count(), 5U);
+}
+
+TEST(Config, ProcessEnvironmentIsReadByPrefix) {
+  ASSERT_EQ(setenv("WSYNC_LOG_LEVEL", "error", 1), 0);
+  const auto environment = process_environment();
+  ASSERT_EQ(unsetenv("WSYNC_LOG_LEVEL"), 0);
+  EXPECT_EQ(environment.at("WSYNC_LOG_LEVEL"), "error");
+  for (const auto& [name, value] : environment) EXPECT_TRUE(name.starts_with("WSYNC_")) << name;
+}
+
+TEST(Config, UnknownKeysAreRefusedWithTheNearest) {
+  EXPECT_EQ(sidecar_error("name: a\ndevices:\n  cuont: 2\n"),
+            "s.yaml:3: devices.cuont: unknown key; did you mean devices.count?");
+  EXPECT_EQ(sidecar_error("zzzzzzzzzzzz: 1\n"), "s.yaml:1: zzzzzzzzzzzz: unknown key");
+  EXPECT_EQ(sidecar_error("", {.file = "", .environment = {}, .set = {"log.levle=info"}}),
+            "--set: log.levle: unknown key; did you mean log.level?");
+}
+
+TEST(Config, WrongValuesNameFileLineKeyExpectedAndFound) {
+  EXPECT_EQ(sidecar_error("\ndevices: {count: many}\n"),
+            "s.yaml:2: devices.count: expected a whole number from 1 to 64, found 'many'");
+  EXPECT_EQ(sidecar_error("devices: {count: 65}\n"),
+            "s.yaml:1: devices.count: expected a whole number from 1 to 64, found '65'");
+  EXPECT_EQ(sidecar_error("devices: {buffer_bytes: 1KiB}\n"),
+            "s.yaml:1: devices.buffer_bytes: expected 1MiB to 8GiB, found 1KiB");
+  EXPECT_EQ(sidecar_error("devices: {buffer_bytes: 4194304}\n"),
+            "s.yaml:1: devices.buffer_bytes: expected a size such as 64MiB (B, KiB, MiB, GiB, TiB, "
+            "KB, MB, GB, TB), found '4194304'");
+  EXPECT_EQ(sidecar_error("deadlines: {load: soon}\n"),
+            "s.yaml:1: deadlines.load: expected a duration such as 500ms (ms, s, m, h), found "
+            "'soon'");
+  EXPECT_EQ(sidecar_error("stages: 4\n"),
+            "s.yaml:1: stages: expected one of auto, 2, 3, found '4'");
+  EXPECT_EQ(sidecar_error("heartbeat: {interval: 2s}\n"),
+            "default: heartbeat.deadline: expected at least twice heartbeat.interval (2000 ms), "
+            "found 2000 ms");
+  EXPECT_EQ(sidecar_error("run_dir: here\n"),
+            "s.yaml:1: run_dir: expected an absolute path, found 'here'");
+  EXPECT_EQ(sidecar_error("", {.file = "", .environment = {{"WSYNC_STAGES", "x"}}, .set = {}}),
+            "environment WSYNC_STAGES: stages: expected one of auto, 2, 3, found 'x'");
+  EXPECT_EQ(sidecar_error("", {.file = "", .environment = {}, .set = {"stages"}}),
+            "--set stages: expected key=value, such as log.level=debug");
+  EXPECT_EQ(parse_trainer("commit: quorum:0", "t").error().message(),
+            "t:1: commit: expected all, each or quorum:N (N from 1 to 4096), found 'quorum:0'");
+  EXPECT_EQ(parse_trainer("take_over: yes", "t").error().message(),
+            "t:1: take_over: expected true or false, found 'yes'");
+  EXPECT_EQ(parse_trainer("bucket_bytes: 1500KiB", "t").error().message(),
+            "t:1: bucket_bytes: expected a multiple of 1048576 bytes, found 1536000");
+}
+
+TEST(Config, AddressesBeyondThisHostAreRefused) {
+  EXPECT_NE(sidecar_error("coordinator: tcp://10.0.0.1:5000\n").find("leaves this host"),
+            std::string::npos);
+  EXPECT_NE(sidecar_error("data_address: tcp://0.0.0.0:5000\n").find("leaves this host"),
+            std::string::npos);
+  EXPECT_NE(sidecar_error("coordinator: tcp://127.0.0.1:99999\n").find("expected tcp://"),
+            std::string::npos);
+  EXPECT_NE(sidecar_error("coordinator: ipc://relative\n").find("expected ipc:///"),
+            std::string::npos);
+  EXPECT_EQ(sidecar_error("coordinator: tcp://127.1.2.3:5000\n"), "accepted");
+  EXPECT_EQ(sidecar_error("coordinator: 'tcp://[::1]:5000'\n"), "accepted");
+  EXPECT_EQ(sidecar_error("coordinator: tcp://localhost:0\n"), "accepted");
+}
+
+TEST(Config, MissingFileAndFolderAreErrors) {
+  EXPECT_EQ(
+      load_sidecar({.file = "/nonexistent/s.yaml", .environment = {}, .set = {}}).error().code(),
+      ErrorCode::kNotFound);
+  EXPECT_EQ(load_trainer({.file = "/", .environment = {}, .set = {}}).error().code(),
+            ErrorCode::kInvalidInput);
+  EXPECT_EQ(load_trainer({.file = "", .environment = {}, .set = {}}).value(),
+            parse_trainer("", "").value());
+}
+
+}  // namespace
+}  // namespace wsync::config
