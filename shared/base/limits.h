@@ -46,6 +46,7 @@ inline constexpr std::uint64_t kStagedCount = 64;                 // versions th
 inline constexpr std::uint64_t kProblemCount = 2 * kTensorCount;  // all missing and all extra
 inline constexpr std::uint64_t kCopyGroupCount = 1U << 24U;       // checksums of one load plan
 inline constexpr std::uint64_t kFdsPerFrame = 64;
+inline constexpr std::uint64_t kSendQueueBytes = 640 * kMiB;  // unsent, of one stream connection
 inline constexpr std::uint64_t kRangesPerTensor = 8;
 
 // --- time ---
@@ -94,6 +95,7 @@ static_assert(kBucketAlignBytes == kPieceAlignBytes,
 static_assert(kTensorCount * (kTensorNameBytes / 4) <= kMessageBytes,
               "a layout of typical names fits in a message");
 static_assert(kCopyGroupCount * 8 <= kMessageBytes / 2, "the checksums of a plan fit in a message");
+static_assert(kSendQueueBytes > kMessageBytes + kMiB, "the largest message can be queued");
 static_assert(kSentenceBytes <= kStringBytes && kPathBytes <= kStringBytes);
 static_assert(kMessageBytes < (1ULL << 32U), "lengths are u32 on the wire");
 static_assert(kHeartbeatDeadlineMs >= 5 * kHeartbeatIntervalMs,

@@ -1,0 +1,336 @@
+#include "shared/base/unix_socket.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/un.h>
+
+#include "shared/base/limits.h"
+
+namespace wsync {
+namespace {
+
+constexpr int kListenBacklog = 128;
+
+Result<sockaddr_un> address_of(const std::string& path) {
+  WSYNC_TRY(check_socket_path(path));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.data(), path.size());
+  return address;
+}
+
+Result<UniqueFd> new_socket(bool non_blocking) {
+  UniqueFd fd(
+      ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | (non_blocking ? SOCK_NONBLOCK : 0), 0));
+  if (!fd.valid()) return fail_errno("socket", errno);
+  return fd;
+}
+
+std::string parent_of(const std::string& path) {
+  const std::size_t slash = path.find_last_of('/');
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+bool is_gone(int errno_value) {
+  return errno_value == EPIPE || errno_value == ECONNRESET || errno_value == ENOTCONN;
+}
+
+Result<> wait_for(int socket, short events, TimePoint deadline) {
+  for (;;) {
+    // Rounded up, so that the time is really over when poll says so.
+    const std::int64_t left_ms =
+        std::clamp<std::int64_t>(((deadline - now()).count() + 999'999) / 1'000'000, 0, 1 << 30);
+    pollfd entry{.fd = socket, .events = events, .revents = 0};
+    const int ready = ::poll(&entry, 1, static_cast<int>(left_ms));
+    if (ready > 0) return {};
+    if (ready < 0 && errno != EINTR) return fail_errno("poll", errno);
+    if (ready == 0 && now() >= deadline)
+      return fail(ErrorCode::kDeadline, events == POLLIN
+                                            ? "the peer sent nothing before the deadline"
+                                            : "the peer read nothing before the deadline");
+  }
+}
+
+std::string holder_of(int lock_fd) {
+  std::array<char, 24> text{};
+  const ssize_t n = ::pread(lock_fd, text.data(), text.size() - 1, 0);
+  if (n <= 0) return "another process";
+  return fmt::format("process {}", std::string_view(text.data(), static_cast<std::size_t>(n)));
+}
+
+// Whether `path` still names the file that is open as fd.
+bool still_names(const std::string& path, int fd) {
+  struct stat by_path{};
+  struct stat by_fd{};
+  return ::lstat(path.c_str(), &by_path) == 0 && ::fstat(fd, &by_fd) == 0 &&
+         by_path.st_ino == by_fd.st_ino && by_path.st_dev == by_fd.st_dev;
+}
+
+}  // namespace
+
+Result<> check_socket_path(const std::string& path) {
+  if (path.empty() || path.front() != '/')
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("socket path '{}' is not absolute: begin it with /", path));
+  if (path.back() == '/' || path.find('\0') != std::string::npos)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("socket path '{}' does not name a file", path));
+  if (path.size() > kSocketPathBytes)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("socket path '{}' has {} bytes, the kernel allows {}: choose a shorter "
+                            "directory",
+                            path, path.size(), kSocketPathBytes));
+  return {};
+}
+
+Result<> make_private_directory(const std::string& path) {
+  for (std::size_t slash = path.find('/', 1);; slash = path.find('/', slash + 1)) {
+    const std::string part = path.substr(0, slash);
+    if (::mkdir(part.c_str(), 0700) != 0 && errno != EEXIST)
+      return fail_errno(fmt::format("create directory {}", part), errno);
+    if (slash == std::string::npos) break;
+  }
+  struct stat status{};
+  if (::lstat(path.c_str(), &status) != 0) return fail_errno(fmt::format("stat {}", path), errno);
+  if (!S_ISDIR(status.st_mode))
+    return fail(ErrorCode::kRefused, fmt::format("{} is not a directory", path));
+  if (status.st_uid != ::geteuid())
+    return fail(ErrorCode::kRefused,
+                fmt::format("directory {} belongs to user {}, this process runs as user {}: choose "
+                            "a directory of its own",
+                            path, status.st_uid, ::geteuid()));
+  if ((status.st_mode & 077U) != 0)
+    return fail(ErrorCode::kRefused,
+                fmt::format("directory {} has mode {:04o}, sockets need a private one: chmod 0700",
+                            path, status.st_mode & 07777U));
+  return {};
+}
+
+Result<LockFile> LockFile::acquire(const std::string& path) {
+  for (;;) {
+    UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (!fd.valid()) return fail_errno(fmt::format("open {}", path), errno);
+    if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno == EINTR) continue;
+      if (errno != EWOULDBLOCK) return fail_errno(fmt::format("lock {}", path), errno);
+      return fail(ErrorCode::kBusy, fmt::format("{} is held by {}: stop it, or use another path",
+                                                path, holder_of(fd.get())));
+    }
+    // The last holder may have removed the file between our open and our lock.
+    if (!still_names(path, fd.get())) continue;
+    const std::string pid = std::to_string(::getpid());
+    if (::ftruncate(fd.get(), 0) != 0 ||
+        ::pwrite(fd.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size()))
+      return fail_errno(fmt::format("write {}", path), errno);
+    return LockFile(std::move(fd), path);
+  }
+}
+
+LockFile::~LockFile() {
+  if (fd_.valid() && still_names(path_, fd_.get())) ::unlink(path_.c_str());
+}
+
+Result<SocketPath> SocketPath::claim(const std::string& path) {
+  WSYNC_TRY(check_socket_path(path));
+  WSYNC_TRY(make_private_directory(parent_of(path)));
+  auto lock = LockFile::acquire(path + ".lock");
+  if (!lock) return fail(lock.error().with_context(fmt::format("socket {}", path)));
+  struct stat status{};
+  if (::lstat(path.c_str(), &status) == 0) {
+    if (!S_ISSOCK(status.st_mode))
+      return fail(
+          ErrorCode::kRefused,
+          fmt::format("{} exists and is not a socket: remove it, or use another path", path));
+    if (::unlink(path.c_str()) != 0 && errno != ENOENT)
+      return fail_errno(fmt::format("remove stale socket {}", path), errno);
+  } else if (errno != ENOENT) {
+    return fail_errno(fmt::format("stat {}", path), errno);
+  }
+  return SocketPath(std::move(*lock), path);
+}
+
+SocketPath::~SocketPath() {
+  if (lock_.held()) ::unlink(path_.c_str());
+}
+
+Result<PeerCredentials> peer_credentials(int socket) {
+  ucred credentials{};
+  socklen_t size = sizeof credentials;
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0)
+    return fail_errno("read peer credentials", errno);
+  return PeerCredentials{.pid = credentials.pid, .uid = credentials.uid};
+}
+
+Result<ListeningSocket> ListeningSocket::bind(const std::string& path) {
+  auto claimed = SocketPath::claim(path);
+  if (!claimed) return fail(std::move(claimed).error());
+  auto fd = new_socket(true);
+  if (!fd) return fail(std::move(fd).error());
+  const auto address = address_of(path);
+  if (!address) return fail(address.error());
+  if (::bind(fd->get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0)
+    return fail_errno(fmt::format("bind {}", path), errno);
+  if (::listen(fd->get(), kListenBacklog) != 0)
+    return fail_errno(fmt::format("listen on {}", path), errno);
+  return ListeningSocket(std::move(*claimed), std::move(*fd));
+}
+
+Result<std::optional<AcceptedSocket>> ListeningSocket::accept() {
+  for (;;) {
+    UniqueFd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!fd.valid()) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno == EAGAIN) return std::nullopt;
+      return fail_errno(fmt::format("accept on {}", path()), errno);
+    }
+    const auto peer = peer_credentials(fd.get());
+    if (!peer) return fail(peer.error());
+    if (peer->uid != ::geteuid())
+      return fail(ErrorCode::kRefused,
+                  fmt::format("connection to {} by process {} of user {}: only user {} may connect",
+                              path(), peer->pid, peer->uid, ::geteuid()));
+    return AcceptedSocket{.socket = std::move(fd), .peer = *peer};
+  }
+}
+
+Result<AcceptedSocket> ListeningSocket::accept(TimePoint deadline) {
+  for (;;) {
+    auto accepted = accept();
+    if (!accepted && accepted.error().code() != ErrorCode::kRefused)
+      return fail(std::move(accepted).error());
+    if (accepted && accepted->has_value()) return std::move(**accepted);
+    if (const auto ready = wait_readable(fd_.get(), deadline); !ready)
+      return fail(ErrorCode::kDeadline, fmt::format("nobody connected to {}", path()));
+  }
+}
+
+Result<UniqueFd> connect_unix(const std::string& path, TimePoint deadline) {
+  const auto address = address_of(path);
+  if (!address) return fail(address.error());
+  const std::int64_t left_us = (deadline - now()).count() / 1000;
+  auto fd = new_socket(left_us <= 0);
+  if (!fd) return fail(std::move(fd).error());
+  if (left_us > 0) {
+    // The kernel waits for room in the listener's queue as long as a send may wait.
+    const timeval timeout{.tv_sec = left_us / 1'000'000, .tv_usec = left_us % 1'000'000};
+    if (::setsockopt(fd->get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout) != 0)
+      return fail_errno("set connect timeout", errno);
+  }
+  int connected = 0;
+  do {
+    connected = ::connect(fd->get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address);
+  } while (connected != 0 && errno == EINTR && now() < deadline);
+  if (connected != 0) {
+    if (errno == EAGAIN || errno == EINTR)
+      return fail(
+          ErrorCode::kDeadline,
+          fmt::format("connect to {}: its queue is full, the listener accepts nobody", path));
+    if (errno == ECONNREFUSED)
+      return fail(ErrorCode::kPeerLost, fmt::format("connect to {}: nobody listens there", path));
+    return fail_errno(fmt::format("connect to {}", path), errno);
+  }
+  const int flags = ::fcntl(fd->get(), F_GETFL);
+  if (flags < 0 || ::fcntl(fd->get(), F_SETFL, flags | O_NONBLOCK) != 0)
+    return fail_errno("make socket non-blocking", errno);
+  const auto peer = peer_credentials(fd->get());
+  if (!peer) return fail(peer.error());
+  if (peer->uid != ::geteuid())
+    return fail(ErrorCode::kRefused,
+                fmt::format("{} is served by process {} of user {}, this process runs as user {}",
+                            path, peer->pid, peer->uid, ::geteuid()));
+  return std::move(*fd);
+}
+
+Result<std::pair<UniqueFd, UniqueFd>> unix_socket_pair() {
+  std::array<int, 2> fds{};
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds.data()) != 0)
+    return fail_errno("socketpair", errno);
+  return std::pair(UniqueFd(fds[0]), UniqueFd(fds[1]));
+}
+
+Result<std::size_t> send_some(int socket, std::span<const std::byte> bytes,
+                              std::span<const int> fds) {
+  if (fds.size() > limits::kFdsPerFrame)
+    return fail(ErrorCode::kInvalidInput, fmt::format("{} descriptors in one message, at most {}",
+                                                      fds.size(), limits::kFdsPerFrame));
+  iovec part{.iov_base = const_cast<std::byte*>(bytes.data()), .iov_len = bytes.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(limits::kFdsPerFrame * sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (!fds.empty()) {
+    message.msg_control = control.data();
+    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(header), fds.data(), fds.size_bytes());
+  }
+  for (;;) {
+    const ssize_t n = ::sendmsg(socket, &message, MSG_NOSIGNAL);
+    if (n >= 0) return static_cast<std::size_t>(n);
+    if (errno == EINTR) continue;
+    if (errno == EAGAIN) return 0;
+    if (is_gone(errno)) return fail(ErrorCode::kPeerLost, "the peer closed the connection");
+    return fail_errno("send", errno);
+  }
+}
+
+Result<std::size_t> receive_some(int socket, std::span<std::byte> buffer,
+                                 std::vector<UniqueFd>& fds) {
+  iovec part{.iov_base = buffer.data(), .iov_len = buffer.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(limits::kFdsPerFrame * sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  ssize_t n = 0;
+  do {
+    n = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  } while (n < 0 && errno == EINTR);
+  if (n < 0) {
+    if (errno == EAGAIN) return 0;
+    if (is_gone(errno)) return fail(ErrorCode::kPeerLost, "the peer closed the connection");
+    return fail_errno("receive", errno);
+  }
+  std::vector<UniqueFd> received;  // owned before anything can fail
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
+      received.emplace_back(fd);
+    }
+  }
+  if ((message.msg_flags & MSG_CTRUNC) != 0)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("the peer's descriptors did not all arrive: at most {} may come with "
+                            "one message, and this process must be able to open them",
+                            limits::kFdsPerFrame));
+  if (n == 0) return fail(ErrorCode::kPeerLost, "the peer closed the connection");
+  std::move(received.begin(), received.end(), std::back_inserter(fds));
+  return static_cast<std::size_t>(n);
+}
+
+Result<> wait_readable(int socket, TimePoint deadline) {
+  return wait_for(socket, POLLIN, deadline);
+}
+Result<> wait_writable(int socket, TimePoint deadline) {
+  return wait_for(socket, POLLOUT, deadline);
+}
+
+}  // namespace wsync

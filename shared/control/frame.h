@@ -1,0 +1,95 @@
+// Frames: messages with descriptors on a Unix stream socket.
+//
+//   offset  bytes  field
+//        0      4  length of the encoded message, kEnvelopeBytes to kEncodedBytesMax
+//        4      4  descriptors that come with the frame's first byte, at most kFdsPerFrame
+//        8      n  the encoded message (codec.h)
+//
+// Thread: objects are not synchronised.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "shared/base/bytes.h"
+#include "shared/base/error.h"
+#include "shared/base/limits.h"
+#include "shared/base/unique_fd.h"
+#include "shared/control/codec.h"
+
+namespace wsync::control {
+
+inline constexpr std::size_t kFramePrefixBytes = 8;
+
+struct Frame {
+  Envelope envelope;
+  Message message;
+  std::vector<UniqueFd> fds;
+};
+
+// Cuts a byte stream into frames. After any error the stream is of no use: every later call returns
+// the same error, and the connection is to be closed.
+class FrameReader {
+ public:
+  // `max_message_bytes` bounds one encoded message, and with it the memory taken: memory grows with
+  // the bytes that have arrived, never with the length that a peer announces.
+  explicit FrameReader(std::uint64_t max_message_bytes = kEncodedBytesMax)
+      : max_message_bytes_(max_message_bytes) {}
+
+  // Takes what one receive call returned. kInvalidInput when more descriptors wait than a frame may
+  // have.
+  [[nodiscard]] Result<> feed(std::span<const std::byte> bytes, std::vector<UniqueFd> fds = {});
+  // The next complete frame; nothing until more is fed. kInvalidInput for anything malformed;
+  // kRefused for a message of an unknown version or type.
+  [[nodiscard]] Result<std::optional<Frame>> next();
+  // The envelope of the message that next() has refused, to be echoed in an ErrorReply.
+  [[nodiscard]] const std::optional<Envelope>& refused() const noexcept { return refused_; }
+  // Bytes that belong to a frame that is not complete.
+  [[nodiscard]] std::size_t buffered() const noexcept { return buffer_.size() - at_; }
+
+ private:
+  [[nodiscard]] Result<std::optional<Frame>> read_next();
+  std::uint64_t max_message_bytes_;
+  Bytes buffer_;
+  std::size_t at_ = 0;  // consumed bytes of buffer_
+  std::deque<UniqueFd> fds_;
+  std::optional<Error> error_;
+  std::optional<Envelope> refused_;
+};
+
+// Queues frames and sends them as the socket takes them.
+class FrameWriter {
+ public:
+  explicit FrameWriter(std::uint64_t max_queued_bytes = limits::kSendQueueBytes)
+      : max_queued_bytes_(max_queued_bytes) {}
+
+  // Queues one frame; the descriptors are closed once sent. kBusy when the queue would exceed its
+  // limit; kInvalidInput as encode(), and for more than limits::kFdsPerFrame descriptors.
+  [[nodiscard]] Result<> push(const Envelope& envelope, const Message& message,
+                              std::vector<UniqueFd> fds = {});
+  // Sends what the socket takes now; true when nothing is left. Errors as send_some(): the
+  // connection is of no use afterwards.
+  [[nodiscard]] Result<bool> flush(int socket);
+  [[nodiscard]] bool empty() const noexcept { return frames_.empty(); }
+  [[nodiscard]] std::uint64_t queued_bytes() const noexcept { return queued_bytes_; }
+  // A frame has been sent in part: the stream can only go on with its rest.
+  [[nodiscard]] bool in_the_middle() const noexcept { return sent_ != 0; }
+  // Forgets every queued frame of which nothing has been sent.
+  void clear_unsent() noexcept;
+
+ private:
+  struct Queued {
+    Bytes bytes;
+    std::vector<UniqueFd> fds;
+  };
+  std::uint64_t max_queued_bytes_;
+  std::uint64_t queued_bytes_ = 0;
+  std::size_t sent_ = 0;  // bytes of the first frame
+  std::deque<Queued> frames_;
+};
+
+}  // namespace wsync::control
