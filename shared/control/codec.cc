@@ -2,12 +2,12 @@
 
 #include <array>
 #include <cstring>
-#include <fmt/format.h>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "shared/base/check.h"
+#include "shared/base/format.h"
 #include "shared/control/fields.h"
 
 namespace wsync::control {

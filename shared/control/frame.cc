@@ -2,10 +2,10 @@
 
 #include <array>
 #include <cstring>
-#include <fmt/format.h>
 #include <iterator>
 #include <utility>
 
+#include "shared/base/format.h"
 #include "shared/base/unix_socket.h"
 
 namespace wsync::control {

@@ -7,7 +7,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <filesystem>
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -16,6 +15,7 @@
 #include <thread>
 #include <unistd.h>
 
+#include "shared/base/format.h"
 #include "shared/base/limits.h"
 
 namespace wsync {

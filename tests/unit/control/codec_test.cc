@@ -1,10 +1,10 @@
 #include "shared/control/codec.h"
 
 #include <cstring>
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "shared/base/format.h"
 #include "tests/unit/control/random_message.h"
 
 namespace wsync::control {

@@ -1,7 +1,6 @@
 #include "shared/control/frame.h"
 
 #include <filesystem>
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <random>
@@ -10,6 +9,7 @@
 #include <sys/stat.h>
 #include <thread>
 
+#include "shared/base/format.h"
 #include "shared/control/link.h"
 #include "tests/unit/control/random_message.h"
 
