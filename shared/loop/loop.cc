@@ -1,0 +1,76 @@
+#include "shared/loop/loop.h"
+
+#include <cerrno>
+#include <utility>
+
+#include "shared/base/check.h"
+#include "shared/loop/loop_state.h"
+
+namespace wsync {
+namespace {
+
+void run_posted(uv_async_t* wake) {
+  auto& state = *static_cast<Loop::State*>(wake->data);
+  std::vector<Task> tasks;
+  {
+    const std::lock_guard lock(state.mutex);
+    tasks.swap(state.posted);
+  }
+  for (Task& task : tasks) {
+    task();
+    task = {};  // what it owns goes now, not after its successors
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Loop>> Loop::create() {
+  auto state = std::make_unique<State>();
+  state->owner = std::this_thread::get_id();
+  if (const int error = uv_loop_init(&state->loop); error != 0)
+    return fail_errno("make an event loop", -error);
+  if (const int error = uv_async_init(&state->loop, &state->wake, run_posted); error != 0) {
+    uv_loop_close(&state->loop);
+    return fail_errno("make an event loop", -error);
+  }
+  state->wake.data = state.get();
+  return std::unique_ptr<Loop>(new Loop(std::move(state)));
+}
+
+Loop::Loop(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+Loop::~Loop() {
+  // Destroying a task may destroy objects of the loop, or post: until nothing is left.
+  for (bool more = true; more;) {
+    std::vector<Task> dropped;
+    {
+      const std::lock_guard lock(state_->mutex);
+      dropped.swap(state_->posted);
+    }
+    more = !dropped.empty();
+  }
+  uv_close(reinterpret_cast<uv_handle_t*>(&state_->wake), nullptr);
+  // Two turns run every close callback; a handle that is still open would never let this end.
+  for (int turn = 0; turn < 2; ++turn) uv_run(&state_->loop, UV_RUN_NOWAIT);
+  WSYNC_CHECK(uv_loop_close(&state_->loop) == 0,
+              "a timer, watcher, signal handler or connection outlived its loop");
+}
+
+void Loop::run() {
+  state_->owner = std::this_thread::get_id();
+  uv_run(&state_->loop, UV_RUN_DEFAULT);
+}
+
+void Loop::stop() {
+  post([this] { uv_stop(&state_->loop); });
+}
+
+void Loop::post(Task task) {
+  const std::lock_guard lock(state_->mutex);
+  state_->posted.push_back(std::move(task));
+  uv_async_send(&state_->wake);
+}
+
+bool Loop::in_loop() const noexcept { return state_->owner.load() == std::this_thread::get_id(); }
+
+}  // namespace wsync

@@ -1,0 +1,35 @@
+// Timer: calls back once at a time, or again and again, on its loop.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+
+#include "shared/base/clock.h"
+#include "shared/loop/loop.h"
+
+namespace wsync {
+
+// Thread: the loop's. May be destroyed or restarted inside its callback.
+class Timer {
+ public:
+  Timer(Loop& loop, std::function<void()> on_fire);
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+  ~Timer();  // a callback that is due no longer runs
+
+  // Fires once, not earlier than `delay` from now (1 ms steps). Replaces an earlier start.
+  void start(std::chrono::nanoseconds delay);
+  // Fires once when now() >= `time`; one in the past fires in the next turn of the loop.
+  void start_at(TimePoint time) { start(time - now()); }
+  // Fires every `interval` (at least 1 ms), first after one interval.
+  void start_repeating(std::chrono::milliseconds interval);
+  void stop();
+  [[nodiscard]] bool active() const noexcept;
+
+ private:
+  struct State;
+  State* state_;  // freed by the loop after its close callback
+};
+
+}  // namespace wsync
