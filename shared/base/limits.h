@@ -76,6 +76,12 @@ inline constexpr std::int64_t kStreamWaitingMs = 500;  // sign of life while a b
 inline constexpr std::int64_t kStreamStallMs = 5'000;  // silence or a full pipe for longer: lost
 inline constexpr std::int64_t kStreamOfferWaitMs = 5'000;  // for a version that is not offered yet
 
+// --- device, pipeline, trace ---
+inline constexpr std::uint64_t kTraceSpans = 1U << 20U;  // kept of one process
+inline constexpr std::int64_t kBucketAckDeadlineMs = 30'000;
+inline constexpr std::int64_t kGroupJoinDeadlineMs = 30'000;
+inline constexpr std::uint64_t kDeviceMemoryPercent = 90;  // of the free memory, for three buffers
+
 // --- memory ---
 inline constexpr std::uint64_t kVersionsHeldDefault = 2;  // serving (or previous) and incoming
 inline constexpr std::uint64_t kSidecarOverheadBytes = 64 * kMiB;
@@ -104,6 +110,8 @@ static_assert(kStreamRequestsAhead <= kStreamRequestsPending);
 static_assert(kStreamStallMs >= 5 * kStreamWaitingMs,
               "a few late signs of life are not a lost source");
 static_assert(kSwitchDeadlineMs >= kPauseDeadlineMs + kLoadDeadlineMs + kCommitDeadlineMs);
+static_assert(kBucketAckDeadlineMs < kLoadDeadlineMs,
+              "one silent engine is dropped before the load of all fails");
 static_assert(kPublishDeadlineMs >= kAnnounceDeadlineMs + kStageDeadlineMs + kSwitchDeadlineMs);
 
 }  // namespace wsync::limits

@@ -1,0 +1,262 @@
+#include <fcntl.h>
+#include <fstream>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <pty.h>
+#include <sstream>
+#include <stack>
+#include <thread>
+
+#include "shared/trace/chrome_trace.h"
+#include "shared/trace/progress.h"
+#include "shared/trace/recorder.h"
+#include "shared/trace/text_file.h"
+#include "shared/trace/timeline.h"
+
+namespace wsync::trace {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+using std::chrono::seconds;
+
+constexpr TimePoint ms(std::int64_t t) { return TimePoint{t * 1'000'000}; }
+
+Span span(std::string lane, Category category, std::int64_t begin, std::int64_t end,
+          std::string label) {
+  return {.name = "bucket",
+          .lane = std::move(lane),
+          .category = category,
+          .begin = ms(begin),
+          .end = ms(end),
+          .label = std::move(label),
+          .args = {}};
+}
+
+std::vector<Span> chart() {
+  return {span("H2D 0", Category::kH2D, 100, 140, ""),
+          span("IPC 0", Category::kBroadcast, 140, 150, "0"),
+          span("IPC 0", Category::kReload, 150, 160, ""),
+          span("engine", Category::kPause, 130, 165, "")};
+}
+
+std::size_t count_of(const std::string& text, const std::string& what) {
+  std::size_t n = 0;
+  for (auto at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++n;
+  return n;
+}
+
+// Empty when every tag is closed in order and no stray '<' or '&' is left.
+std::string xml_problem(const std::string& text) {
+  std::stack<std::string> open;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    if (text[at] == '&' && text.find(';', at) > at + 6) return "a bare &";
+    if (text[at] != '<') continue;
+    const auto end = text.find('>', at);
+    if (end == std::string::npos) return "an open <";
+    const std::string tag = text.substr(at + 1, end - at - 1);
+    if (tag.find('<') != std::string::npos) return "a < inside <" + tag;
+    if (count_of(tag, "\"") % 2 != 0) return "an open quote in <" + tag;
+    at = end;
+    if (tag.front() == '?' || tag.back() == '/') continue;
+    if (tag.front() != '/') {
+      open.push(tag.substr(0, tag.find(' ')));
+      continue;
+    }
+    if (open.empty() || open.top() != tag.substr(1)) return "a stray <" + tag + ">";
+    open.pop();
+  }
+  return open.empty() ? "" : "<" + open.top() + "> is not closed";
+}
+
+TEST(Recorder, KeepsSpansOfAllThreadsByTheirBegin) {
+  Recorder recorder;
+  {
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < 4; ++t)
+      threads.emplace_back([&, t] {
+        for (int i = 0; i < 100; ++i)
+          recorder.record(span("lane", Category::kOther, 400 - 4 * i + t, 500, ""));
+      });
+  }
+  const auto spans = recorder.take();
+  ASSERT_EQ(spans.size(), 400U);
+  EXPECT_TRUE(std::is_sorted(spans.begin(), spans.end(),
+                             [](const Span& a, const Span& b) { return a.begin < b.begin; }));
+  EXPECT_TRUE(recorder.spans().empty());
+}
+
+TEST(Recorder, CountsWhatItDropsAtItsLimit) {
+  Recorder recorder(2);
+  for (int i = 0; i < 5; ++i) recorder.record(span("lane", Category::kOther, i, i + 1, ""));
+  EXPECT_EQ(recorder.spans().size(), 2U);
+  EXPECT_EQ(recorder.dropped(), 3U);
+}
+
+TEST(ChromeTrace, IsJsonWithLanesAsThreads) {
+  auto spans = chart();
+  spans[1].name = "quote \" backslash \\ line\n";
+  spans[1].args = {{.name = "bucket", .value = std::int64_t{7}},
+                   {.name = "why", .value = std::string("<x>")}};
+  const auto json = nlohmann::json::parse(
+      chrome_trace_json({{.name = "sidecar", .pid = 41, .spans = spans},
+                         {.name = "engine", .pid = 42, .spans = {spans[2]}}}));
+  std::map<std::string, int> tids;
+  std::vector<nlohmann::json> drawn;
+  for (const auto& event : json.at("traceEvents")) {
+    if (event.at("ph") == "X" && event.at("pid") == 41) drawn.push_back(event);
+    if (event.at("name") == "thread_name" && event.at("pid") == 41)
+      tids[event.at("args").at("name")] = event.at("tid");
+  }
+  ASSERT_EQ(drawn.size(), 4U);
+  EXPECT_EQ(drawn[1].at("name"), spans[1].name);
+  EXPECT_EQ(drawn[1].at("cat"), "broadcast");
+  EXPECT_EQ(drawn[1].at("tid"), tids.at("IPC 0"));
+  EXPECT_DOUBLE_EQ(drawn[1].at("ts"), 140'000.0);
+  EXPECT_DOUBLE_EQ(drawn[1].at("dur"), 10'000.0);
+  EXPECT_EQ(drawn[1].at("args").at("bucket"), 7);
+  EXPECT_EQ(drawn[1].at("args").at("why"), "<x>");
+  EXPECT_EQ(drawn[2].at("tid"), tids.at("IPC 0"));
+  EXPECT_EQ(tids.size(), 3U);
+}
+
+TEST(ChromeTrace, WithoutSpansIsStillJson) {
+  EXPECT_TRUE(nlohmann::json::parse(chrome_trace_json({})).at("traceEvents").empty());
+}
+
+TEST(Timeline, DrawsEveryCellAtItsTime) {
+  const auto svg = timeline_svg(chart(), {.title = "t", .subtitle = "", .lanes = {}});
+  EXPECT_EQ(xml_problem(svg), "");
+  // 65 ms over 1200 - 96 - 28 = 1076 px: the broadcast begins 40 ms after the first span.
+  EXPECT_NE(svg.find(R"(<rect x="758.15" y="122.0" width="165.54")"), std::string::npos) << svg;
+  EXPECT_NE(svg.find("paused 35.00 ms"), std::string::npos);
+  EXPECT_NE(svg.find(">60</text>"), std::string::npos) << "the axis is in milliseconds";
+  EXPECT_EQ(count_of(svg, "<g>"), 3U);
+  EXPECT_EQ(count_of(svg, "staging"), 0U) << "the legend names only what is drawn";
+  EXPECT_EQ(count_of(svg, "broadcast (number: source device)"), 1U);
+}
+
+TEST(Timeline, DrawsOnlyTheLanesThatAreAskedForInTheirOrder) {
+  const auto svg =
+      timeline_svg(chart(), {.title = "", .subtitle = "", .lanes = {"IPC 0", "H2D 0"}});
+  EXPECT_LT(svg.find(">IPC 0<"), svg.find(">H2D 0<"));
+  const auto one = timeline_svg(chart(), {.title = "", .subtitle = "", .lanes = {"H2D 0"}});
+  EXPECT_EQ(count_of(one, "<g>"), 1U);
+}
+
+TEST(Timeline, TextIsEscapedAndEmptyChartsAreValid) {
+  auto spans = chart();
+  spans[0].name = "a < b & \"c\"";
+  spans[0].label = "<&>";
+  const auto svg = timeline_svg(
+      spans, {.title = "<title> & more", .subtitle = "\"q\"", .lanes = {}, .width_px = 10});
+  EXPECT_EQ(xml_problem(svg), "");
+  EXPECT_NE(svg.find("&lt;title&gt; &amp; more"), std::string::npos);
+  EXPECT_EQ(xml_problem(timeline_svg({}, {.title = "", .subtitle = "", .lanes = {}})), "");
+}
+
+TEST(TextFile, ReplacesTheFileAndNamesADirectoryThatIsNotThere) {
+  const std::string path = ::testing::TempDir() + "wsync_trace_test.svg";
+  ASSERT_TRUE(write_text_file(path, "one, the longer text"));
+  ASSERT_TRUE(write_timeline_svg(path, chart(), {.title = "t", .subtitle = "", .lanes = {}}));
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  EXPECT_EQ(xml_problem(text.str()), "");
+  ::unlink(path.c_str());
+  const auto missing = write_text_file("/nonexistent/directory/file.svg", "x");
+  ASSERT_FALSE(missing);
+  EXPECT_EQ(missing.error().code(), ErrorCode::kNotFound);
+  EXPECT_NE(missing.error().message().find("/nonexistent/directory/file.svg"), std::string::npos);
+}
+
+TEST(Progress, FormatsBytesRatesAndTimes) {
+  EXPECT_EQ(format_bytes(0), "0 B");
+  EXPECT_EQ(format_bytes(1023), "1023 B");
+  EXPECT_EQ(format_bytes(1536), "1.50 KiB");
+  EXPECT_EQ(format_bytes(256ULL << 20U), "256 MiB");
+  EXPECT_EQ(format_bytes((1ULL << 30U) - 1), "1.00 GiB");
+  EXPECT_EQ(format_bytes(~0ULL), "16.0 EiB");
+  EXPECT_EQ(format_rate(12'300'000'000, seconds(1)), "12.3 GB/s");
+  EXPECT_EQ(format_rate(5'000'000, seconds(1)), "5.00 MB/s");
+  EXPECT_EQ(format_rate(1, nanoseconds(0)), "-");
+  EXPECT_EQ(format_duration(milliseconds(3)), "3.0 ms");
+  EXPECT_EQ(format_duration(nanoseconds(999'400'000)), "999.4 ms");
+  EXPECT_EQ(format_duration(milliseconds(4100)), "4.1 s");
+  EXPECT_EQ(format_duration(seconds(125)), "2 min 05 s");
+  EXPECT_EQ(format_duration(seconds(3720)), "1 h 02 min");
+}
+
+TEST(Progress, SaysBytesSpeedAndTimeLeftInTheColumnsThereAre) {
+  const ProgressState half{.label = "staging 0.3",
+                           .done_bytes = 1ULL << 30U,
+                           .total_bytes = 2ULL << 30U,
+                           .elapsed = seconds(2)};
+  const auto wide = progress_text(half, 120);
+  EXPECT_EQ(wide,
+            "staging 0.3  [############            ]  50 %  1.00 GiB of 2.00 GiB, 537 MB/s, 2.0 s "
+            "left");
+  EXPECT_EQ(progress_text(half, 70), "staging 0.3  1.00 GiB of 2.00 GiB, 537 MB/s, 2.0 s left");
+  EXPECT_EQ(progress_text(half, 10).size(), 10U);
+  EXPECT_EQ(progress_text({.label = "x", .done_bytes = 1024, .elapsed = seconds(1)}, 80),
+            "x  1.00 KiB, 1.02 kB/s");
+}
+
+// A pseudo-terminal: what a person would see.
+struct Terminal {
+  int master = -1;
+  int slave = -1;
+  Terminal() {
+    EXPECT_EQ(::openpty(&master, &slave, nullptr, nullptr, nullptr), 0);
+    EXPECT_EQ(::fcntl(master, F_SETFL, O_NONBLOCK), 0);
+  }
+  ~Terminal() {
+    ::close(master);
+    ::close(slave);
+  }
+  [[nodiscard]] std::string seen() const {
+    std::string text;
+    char buffer[4096];
+    for (ssize_t n = 0; (n = ::read(master, buffer, sizeof buffer)) > 0;)
+      text.append(buffer, static_cast<std::size_t>(n));
+    return text;
+  }
+};
+
+TEST(Progress, DrawsOnATerminalAtMostTenTimesASecond) {
+  const Terminal terminal;
+  ProgressLine line(terminal.slave);
+  ASSERT_TRUE(line.visible());
+  for (int t = 0; t <= 1000; t += 10) line.update("stage", static_cast<unsigned>(t), 1000, ms(t));
+  const auto seen = terminal.seen();
+  EXPECT_EQ(count_of(seen, "\r\x1b[K"), 11U);
+  line.finish(ms(1000));
+  EXPECT_NE(terminal.seen().find("1000 B of 1000 B"), std::string::npos);
+}
+
+TEST(Progress, AnUnfinishedLineIsErased) {
+  const Terminal terminal;
+  {
+    ProgressLine line(terminal.slave);
+    line.update("stage", 1, 10, ms(0));
+    (void)terminal.seen();
+  }
+  EXPECT_EQ(terminal.seen(), "\r\x1b[K");
+}
+
+TEST(Progress, IsQuietWhereThereIsNoTerminal) {
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_NONBLOCK), 0);
+  {
+    ProgressLine line(ends[1]);
+    EXPECT_FALSE(line.visible());
+    line.update("stage", 1, 10, ms(0));
+    line.finish(ms(1));
+  }
+  char byte = 0;
+  EXPECT_LT(::read(ends[0], &byte, 1), 0);
+  ::close(ends[0]);
+  ::close(ends[1]);
+}
+
+}  // namespace
+}  // namespace wsync::trace
