@@ -1,9 +1,9 @@
 #include "inference_side/reload/buffer_state.h"
 
 #include <array>
-#include <fmt/format.h>
 
 #include "shared/base/check.h"
+#include "shared/base/format.h"
 
 namespace wsync::reload {
 namespace {

@@ -1,7 +1,8 @@
 #include "inference_side/reload/stage_choice.h"
 
 #include <algorithm>
-#include <fmt/format.h>
+
+#include "shared/base/format.h"
 
 namespace wsync::reload {
 

@@ -1,10 +1,10 @@
 #include "inference_side/reload/weight_pipeline.h"
 
 #include <algorithm>
-#include <fmt/format.h>
 #include <utility>
 
 #include "shared/base/check.h"
+#include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/planted.h"
 

@@ -1,7 +1,6 @@
 #include "shared/collective/communicator.h"
 
-#include <fmt/format.h>
-
+#include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/collective/host/communicator.h"
 

@@ -1,7 +1,6 @@
 #include "shared/device/device.h"
 
-#include <fmt/format.h>
-
+#include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/device/host/device.h"
 

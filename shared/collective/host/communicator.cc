@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <fmt/format.h>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <utility>
 
+#include "shared/base/format.h"
 #include "shared/device/host/stream.h"
 
 namespace wsync::collective::host {

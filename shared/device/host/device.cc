@@ -2,10 +2,10 @@
 
 #include <cerrno>
 #include <cstring>
-#include <fmt/format.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "shared/base/format.h"
 #include "shared/base/memory_limit.h"
 #include "shared/device/host/memory.h"
 #include "shared/device/host/stream.h"

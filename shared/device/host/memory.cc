@@ -2,10 +2,10 @@
 
 #include <cerrno>
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/memory_limit.h"
 

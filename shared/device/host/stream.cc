@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <fmt/format.h>
 
 #include "shared/base/check.h"
+#include "shared/base/format.h"
 #include "shared/base/limits.h"
 
 namespace wsync::device::host {
