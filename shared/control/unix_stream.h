@@ -1,0 +1,75 @@
+// UnixStream and UnixListener: framed connections on the loop, for the sidecar's engines.
+//
+// Thread: the loop's. Callbacks run on the loop, never inside a call to the object; the object may
+//   be destroyed inside any of them.
+// Outlives: the loop outlives both.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "shared/base/unix_socket.h"
+#include "shared/control/frame.h"
+#include "shared/loop/loop.h"
+
+namespace wsync::control {
+
+struct StreamCallbacks {
+  std::function<void(Frame)> on_frame;
+  // The connection has ended; called once, nothing follows. kPeerLost: the peer hung up or died;
+  // kInvalidInput, kRefused: it sent what cannot be read (and, for kRefused, was told so);
+  // kCancelled: finish() is done; kDeadline: finish() was not done in time.
+  std::function<void(Error)> on_close;
+};
+
+class UnixStream {
+ public:
+  // Takes over a connected, non-blocking socket.
+  [[nodiscard]] static Result<std::unique_ptr<UnixStream>> adopt(Loop& loop, UniqueFd socket,
+                                                                 StreamCallbacks callbacks);
+  // Connects now or not at all; errors as connect_unix().
+  [[nodiscard]] static Result<std::unique_ptr<UnixStream>> connect(Loop& loop,
+                                                                   const std::string& path,
+                                                                   StreamCallbacks callbacks);
+  UnixStream(const UnixStream&) = delete;
+  UnixStream& operator=(const UnixStream&) = delete;
+  ~UnixStream();  // closes without further callbacks; what is unsent is lost
+
+  // Queues a frame and sends what fits now; the descriptors are closed once sent. kBusy: the peer
+  // does not read and the queue is full; kPeerLost: the connection has ended (on_close follows or
+  // has been called); kInvalidInput as encode().
+  [[nodiscard]] Result<> send(const Envelope& envelope, const Message& message,
+                              std::vector<UniqueFd> fds = {});
+  // Takes no further frames in either direction, sends what is queued, then closes.
+  void finish(std::chrono::milliseconds deadline);
+  [[nodiscard]] std::uint64_t queued_bytes() const noexcept;
+
+ private:
+  struct State;
+  explicit UnixStream(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;
+};
+
+class UnixListener {
+ public:
+  using OnConnection = std::function<void(UniqueFd socket, PeerCredentials peer)>;
+  // Listens on a claimed path; errors as ListeningSocket::bind(). Connections of other users are
+  // closed and logged.
+  [[nodiscard]] static Result<std::unique_ptr<UnixListener>> create(Loop& loop,
+                                                                    const std::string& path,
+                                                                    OnConnection on_connection);
+  UnixListener(const UnixListener&) = delete;
+  UnixListener& operator=(const UnixListener&) = delete;
+  ~UnixListener();  // removes the socket file
+  [[nodiscard]] const std::string& path() const noexcept;
+
+ private:
+  struct State;
+  explicit UnixListener(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace wsync::control
