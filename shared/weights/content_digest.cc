@@ -1,0 +1,96 @@
+#include "shared/weights/content_digest.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+
+#include "shared/base/check.h"
+#include "shared/base/limits.h"
+
+namespace wsync {
+
+std::uint64_t leaf_count(std::uint64_t tensor_bytes) noexcept {
+  return tensor_bytes / limits::kLeafBytes + (tensor_bytes % limits::kLeafBytes != 0 ? 1 : 0);
+}
+
+Digest tensor_digest(std::uint64_t tensor_bytes, std::span<const Digest> leaves) {
+  WSYNC_CHECK(leaves.size() == leaf_count(tensor_bytes), "a tensor digest needs every leaf");
+  Digester digester;
+  digester.update(tensor_bytes);
+  for (const Digest& leaf : leaves) digester.update(leaf);
+  return digester.finish();
+}
+
+Digest tensor_digest(std::span<const std::byte> tensor) {
+  std::vector<Digest> leaves;
+  leaves.reserve(leaf_count(tensor.size()));
+  for (std::size_t at = 0; at < tensor.size(); at += limits::kLeafBytes)
+    leaves.push_back(digest_of(
+        tensor.subspan(at, std::min<std::size_t>(limits::kLeafBytes, tensor.size() - at))));
+  return tensor_digest(tensor.size(), leaves);
+}
+
+Digest root_digest(std::span<const Digest> tensors) {
+  Digester digester;
+  digester.update(std::uint64_t{tensors.size()});
+  for (const Digest& tensor : tensors) digester.update(tensor);
+  return digester.finish();
+}
+
+ContentDigester::ContentDigester(const Manifest& manifest) : manifest_(&manifest) {
+  first_leaf_.reserve(manifest.size() + 1);
+  std::uint64_t leaves = 0;
+  for (std::size_t i = 0; i < manifest.size(); ++i) {
+    first_leaf_.push_back(leaves);
+    leaves += leaf_count(manifest.byte_size(i));
+  }
+  first_leaf_.push_back(leaves);
+  leaves_.resize(leaves);
+  added_.resize(leaves);
+}
+
+Result<> ContentDigester::add(std::uint32_t tensor, std::uint64_t offset,
+                              std::span<const std::byte> bytes) {
+  const std::uint64_t size = tensor < manifest_->size() ? manifest_->byte_size(tensor) : 0;
+  const bool inside = offset <= size && bytes.size() <= size - offset;
+  const std::uint64_t end = offset + bytes.size();
+  if (!inside || offset % limits::kLeafBytes != 0 || (end != size && end % limits::kLeafBytes != 0))
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("bytes {} to {} of tensor {} ({} bytes) are no whole leaves of it",
+                            offset, end, tensor, size));
+  for (std::size_t at = 0; at < bytes.size(); at += limits::kLeafBytes)
+    WSYNC_TRY(add_leaf(tensor, (offset + at) / limits::kLeafBytes,
+                       digest_of(bytes.subspan(
+                           at, std::min<std::size_t>(limits::kLeafBytes, bytes.size() - at)))));
+  return {};
+}
+
+Result<> ContentDigester::add_leaf(std::uint32_t tensor, std::uint64_t leaf, const Digest& digest) {
+  if (tensor >= manifest_->size() || leaf >= first_leaf_[tensor + 1] - first_leaf_[tensor])
+    return fail(ErrorCode::kInvalidInput, fmt::format("tensor {} has no leaf {}", tensor, leaf));
+  leaves_[first_leaf_[tensor] + leaf] = digest;
+  added_[first_leaf_[tensor] + leaf] = 1;
+  return {};
+}
+
+std::span<const Digest> ContentDigester::leaves(std::uint32_t tensor) const {
+  return std::span(leaves_).subspan(first_leaf_[tensor],
+                                    first_leaf_[tensor + 1] - first_leaf_[tensor]);
+}
+
+Result<ContentDigests> ContentDigester::finish() const {
+  ContentDigests digests;
+  digests.tensors.reserve(manifest_->size());
+  for (std::uint32_t tensor = 0; tensor < manifest_->size(); ++tensor) {
+    for (std::uint64_t i = first_leaf_[tensor]; i < first_leaf_[tensor + 1]; ++i)
+      if (added_[i] == 0)
+        return fail(ErrorCode::kDigestMismatch,
+                    fmt::format("tensor '{}': leaf {} of {} was never digested",
+                                manifest_->tensor(tensor).name, i - first_leaf_[tensor],
+                                first_leaf_[tensor + 1] - first_leaf_[tensor]));
+    digests.tensors.push_back(tensor_digest(manifest_->byte_size(tensor), leaves(tensor)));
+  }
+  digests.root = root_digest(digests.tensors);
+  return digests;
+}
+
+}  // namespace wsync

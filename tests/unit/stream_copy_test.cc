@@ -1,0 +1,235 @@
+// The streaming copy and its checksum: every kind alike, every size and alignment, and the quality
+// of the checksum against the changes that accidents make.
+#include "shared/base/stream_copy.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <gtest/gtest.h>
+#include <iostream>
+#include <random>
+#include <unordered_set>
+#include <vector>
+
+namespace wsync {
+namespace {
+
+using Buffer = std::vector<std::byte>;
+
+Buffer random_bytes(std::size_t count, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Buffer bytes(count);
+  for (std::byte& b : bytes) b = static_cast<std::byte>(random());
+  return bytes;
+}
+
+TEST(StreamCopy, PortableIsAlwaysThere) {
+  ASSERT_FALSE(available_copy_kinds().empty());
+  EXPECT_EQ(available_copy_kinds().front(), CopyKind::kPortable);
+  EXPECT_EQ(best_copy_kind(), available_copy_kinds().back());
+  for (const CopyKind kind : available_copy_kinds())
+    std::cout << "copy kind " << static_cast<int>(kind) << " is tested here\n";
+}
+
+TEST(StreamCopy, EveryKindSizeAndAlignmentGivesTheSame) {
+  const Buffer source = random_bytes(4096 + 64 + 512, 1);
+  std::mt19937_64 random(2);
+  for (std::size_t size = 0; size <= 4096 + 300; ++size) {
+    const std::size_t from = random() % 64;
+    const auto input = std::span(source).subspan(from, size);
+    const std::uint64_t expected = checksum(input, CopyKind::kPortable);
+    for (const CopyKind kind : available_copy_kinds()) {
+      ASSERT_EQ(checksum(input, kind), expected) << size;
+      for (const std::size_t to : {std::size_t{0}, std::size_t{random() % 63 + 1}}) {
+        alignas(64) static std::array<std::byte, 8192> memory;
+        // Two calls, each checked for what it wrote and that it wrote nothing else.
+        for (const bool with_checksum : {false, true}) {
+          memory.fill(std::byte{0xee});
+          const auto output = std::span(memory).subspan(64 + to, size);
+          if (with_checksum)
+            ASSERT_EQ(copy_streaming_checksum(output, input, kind), expected) << size << " " << to;
+          else
+            copy_streaming(output, input, kind);
+          ASSERT_TRUE(std::equal(output.begin(), output.end(), input.begin())) << size;
+          ASSERT_EQ(std::count(memory.begin(), memory.begin() + 64 + static_cast<long>(to),
+                               std::byte{0xee}),
+                    static_cast<long>(64 + to));
+          ASSERT_TRUE(std::all_of(output.data() + size, memory.data() + memory.size(),
+                                  [](std::byte b) { return b == std::byte{0xee}; }));
+        }
+      }
+    }
+  }
+}
+
+TEST(StreamCopy, LargeAndUnalignedCopies) {
+  const Buffer source = random_bytes((1U << 20U) + 77, 3);
+  Buffer destination(source.size() + 64);
+  for (const CopyKind kind : available_copy_kinds())
+    for (const std::size_t to : {0U, 1U, 16U, 63U}) {
+      std::fill(destination.begin(), destination.end(), std::byte{0});
+      const auto output = std::span(destination).subspan(to, source.size());
+      EXPECT_EQ(copy_streaming_checksum(output, source, kind),
+                checksum(source, CopyKind::kPortable));
+      EXPECT_TRUE(std::equal(output.begin(), output.end(), source.begin()));
+    }
+}
+
+// Engines of other builds compare these values: they must never change.
+TEST(Checksum, ValuesAreFixed) {
+  Buffer bytes(10'000);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7);
+  EXPECT_EQ(checksum({}), 10926654977684120529U);
+  EXPECT_EQ(checksum(std::span(bytes).first(1)), 10965431877181717486U);
+  EXPECT_EQ(checksum(std::span(bytes).first(64)), 7809149130522794980U);
+  EXPECT_EQ(checksum(bytes), 16958406720900398328U);
+}
+
+// Collects checksums of changed inputs; every one must differ from every other.
+class Distinct {
+ public:
+  void add(std::span<const std::byte> bytes) {
+    ++count_;
+    values_.insert(checksum(bytes));
+  }
+  void expect_no_collision() const { EXPECT_EQ(values_.size(), count_); }
+
+ private:
+  std::unordered_set<std::uint64_t> values_;
+  std::size_t count_ = 0;
+};
+
+// What weights look like: random, all zero, all one value, small bf16 values.
+std::vector<Buffer> typical_blocks(std::size_t bytes) {
+  std::vector<Buffer> blocks;
+  blocks.push_back(random_bytes(bytes, 11));
+  blocks.emplace_back(bytes, std::byte{0});
+  blocks.emplace_back(bytes, std::byte{0xff});
+  Buffer small(bytes);
+  std::mt19937_64 random(12);
+  std::normal_distribution<float> normal(0, 0.02F);
+  for (std::size_t i = 0; i + 2 <= bytes; i += 2) {
+    const auto bits =
+        static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(normal(random)) >> 16U);
+    std::memcpy(small.data() + i, &bits, 2);
+  }
+  blocks.push_back(small);
+  return blocks;
+}
+
+TEST(Checksum, SeesEverySingleBitFlip) {
+  for (Buffer& block : typical_blocks(4096 + 24)) {
+    Distinct distinct;
+    distinct.add(block);
+    for (std::size_t bit = 0; bit < block.size() * 8; ++bit) {
+      const auto mask = static_cast<std::byte>(1U << (bit % 8));
+      block[bit / 8] ^= mask;
+      distinct.add(block);
+      block[bit / 8] ^= mask;
+    }
+    distinct.expect_no_collision();
+  }
+}
+
+// Three stripes: keys with an arithmetic relation fail here.
+TEST(Checksum, SeesEveryPairOfBitFlipsNearby) {
+  for (Buffer block : {Buffer(192, std::byte{0}), typical_blocks(192).back()}) {
+    Distinct distinct;
+    const std::size_t bits = block.size() * 8;
+    const auto flip = [&](std::size_t bit) {
+      block[bit / 8] ^= static_cast<std::byte>(1U << (bit % 8));
+    };
+    for (std::size_t a = 0; a < bits; ++a) {
+      flip(a);
+      for (std::size_t b = a + 1; b < bits; ++b) {
+        flip(b);
+        distinct.add(block);
+        flip(b);
+      }
+      flip(a);
+    }
+    distinct.expect_no_collision();
+  }
+}
+
+TEST(Checksum, SeesSwappedWordsOfEverySize) {
+  // Every pair of 8-byte words of 4 KiB, and random pairs of 2-, 4-, 64- and 256-byte units.
+  Buffer block = random_bytes(4096, 21);
+  const auto swap = [&](std::size_t a, std::size_t b, std::size_t unit) {
+    std::swap_ranges(block.begin() + static_cast<long>(a * unit),
+                     block.begin() + static_cast<long>((a + 1) * unit),
+                     block.begin() + static_cast<long>(b * unit));
+  };
+  for (const std::size_t unit : {2U, 4U, 8U, 64U, 256U}) {
+    Distinct distinct;
+    distinct.add(block);
+    const std::size_t units = std::min<std::size_t>(block.size() / unit, 512);
+    for (std::size_t a = 0; a < units; ++a)
+      for (std::size_t b = a + 1; b < units; ++b) {
+        if (std::memcmp(&block[a * unit], &block[b * unit], unit) == 0) continue;
+        swap(a, b, unit);
+        distinct.add(block);
+        swap(a, b, unit);
+      }
+    distinct.expect_no_collision();
+  }
+}
+
+TEST(Checksum, SeesRangesThatAreZeroedMovedOrShifted) {
+  const Buffer original = random_bytes(16384, 31);
+  Distinct distinct;
+  distinct.add(original);
+  for (std::size_t begin = 0; begin < original.size(); begin += 64)
+    for (std::size_t bytes = 64; begin + bytes <= original.size(); bytes *= 2) {
+      Buffer zeroed = original;
+      std::fill_n(zeroed.begin() + static_cast<long>(begin), bytes, std::byte{0});
+      distinct.add(zeroed);
+    }
+  for (std::size_t by = 1; by < 4096; ++by) {
+    Buffer rotated = original;
+    std::rotate(rotated.begin(), rotated.begin() + static_cast<long>(by), rotated.end());
+    distinct.add(rotated);
+  }
+  for (std::size_t from = 0; from < original.size(); from += 1024)
+    for (std::size_t to = 0; to < original.size(); to += 1024) {
+      if (from == to) continue;
+      Buffer stale = original;  // a block that was copied to the wrong place
+      std::copy_n(original.begin() + static_cast<long>(from), 1024,
+                  stale.begin() + static_cast<long>(to));
+      distinct.add(stale);
+    }
+  distinct.expect_no_collision();
+}
+
+TEST(Checksum, SeesTheLength) {
+  Distinct distinct;
+  const Buffer zeros(8192, std::byte{0});
+  for (std::size_t size = 0; size <= zeros.size(); ++size)
+    distinct.add(std::span(zeros).first(size));
+  distinct.expect_no_collision();
+}
+
+TEST(Checksum, SeesSparseWritesIntoZeros) {
+  // The hardest input: nearly everything equal. One or two small values at any two places.
+  Buffer block(4096, std::byte{0});
+  Distinct distinct;
+  const auto put = [&](std::size_t word, std::uint64_t value) {
+    std::memcpy(block.data() + word * 8, &value, 8);
+  };
+  for (std::size_t a = 0; a < 512; ++a)
+    for (std::size_t b = a + 1; b < 512; ++b)
+      for (const std::uint64_t value :
+           {std::uint64_t{1}, ~std::uint64_t{0}, std::uint64_t{1} << 32U}) {
+        // Opposite values, so that a plain sum would not see them.
+        put(a, value);
+        put(b, ~value + 1);
+        distinct.add(block);
+        put(a, 0);
+        put(b, 0);
+      }
+  distinct.expect_no_collision();
+}
+
+}  // namespace
+}  // namespace wsync
