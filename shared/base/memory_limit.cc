@@ -1,10 +1,11 @@
 #include "shared/base/memory_limit.h"
 
 #include <charconv>
-#include <fmt/format.h>
 #include <fstream>
 #include <optional>
 #include <string_view>
+
+#include "shared/base/format.h"
 
 namespace wsync {
 namespace {

@@ -5,13 +5,13 @@
 #include <cstring>
 #include <dirent.h>
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <memory>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <thread>
 
 #include "shared/base/check.h"
+#include "shared/base/format.h"
 #include "shared/base/memory_limit.h"
 #include "shared/base/planted.h"
 

@@ -2,7 +2,8 @@
 
 #include <arpa/inet.h>
 #include <charconv>
-#include <fmt/format.h>
+
+#include "shared/base/format.h"
 
 namespace wsync::transport {
 

@@ -1,9 +1,9 @@
 #include "shared/transport/frame.h"
 
 #include <algorithm>
-#include <fmt/format.h>
 
 #include "shared/base/check.h"
+#include "shared/base/format.h"
 
 namespace wsync::transport {
 

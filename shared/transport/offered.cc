@@ -1,6 +1,6 @@
 #include "shared/transport/offered.h"
 
-#include <fmt/format.h>
+#include "shared/base/format.h"
 
 namespace wsync::transport {
 

@@ -22,13 +22,13 @@
 #include "shared/base/error.h"
 #include "shared/base/limits.h"
 #include "shared/base/shared_memory.h"
+#include "shared/base/thread_pool.h"
 #include "shared/base/unique_fd.h"
 #include "shared/weights/version.h"
 
 namespace wsync::transport {
 
-// Runs a function on the owner's loop thread, soon; may be called from any thread.
-using Post = std::function<void(std::function<void()>)>;
+using wsync::Post;
 
 // Where a bucket lies in the arena's data.
 struct BucketWindow {

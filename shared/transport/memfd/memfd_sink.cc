@@ -1,7 +1,6 @@
 #include "shared/transport/memfd/memfd_sink.h"
 
 #include <cerrno>
-#include <fmt/format.h>
 #include <mutex>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -9,6 +8,7 @@
 #include <utility>
 
 #include "shared/base/clock.h"
+#include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/transport/memfd/packet.h"
 
@@ -99,9 +99,8 @@ Result<> MemfdSink::Link::connect(const std::string& path) {
   if (socket_ && path_ == path) return {};
   auto socket = connect_to(path);
   if (!socket) return fail(std::move(socket).error());
-  const auto peer = peer_of(socket->get());
-  if (!peer || (peer->uid != ::geteuid() && peer->uid != 0))
-    return fail(ErrorCode::kRefused, fmt::format("{} is served by another user", path));
+  if (const auto peer = same_user(socket->get()); !peer)
+    return fail(peer.error().with_context(path));
   path_ = path;
   socket_ = std::make_shared<const UniqueFd>(std::move(*socket));
   wake();

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <fmt/format.h>
 #include <list>
 #include <map>
 #include <mutex>
@@ -13,6 +12,7 @@
 #include <thread>
 
 #include "shared/base/clock.h"
+#include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/transport/memfd/packet.h"
 #include "shared/transport/offered.h"
@@ -134,9 +134,9 @@ void MemfdSource::Server::accept_peers() {
     UniqueFd socket(
         ::accept4(listener_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) return;
-    const auto identity = peer_of(socket.get());
-    if (!identity || (identity->uid != ::geteuid() && identity->uid != 0)) {
-      log_warning("host link {}: a process of another user was refused", options_.path);
+    const auto peer = same_user(socket.get());
+    if (!peer) {
+      log_warning("host link {}: {}", options_.path, peer.error().message());
       continue;
     }
     if (peers_.size() >= limits::kSidecarCount) {
@@ -145,8 +145,8 @@ void MemfdSource::Server::accept_peers() {
       continue;
     }
     ++counters_.connections;
-    tell(options_.on_peer, identity->pid);
-    peers_.push_back({.socket = std::move(socket), .pid = identity->pid});
+    tell(options_.on_peer, peer->pid);
+    peers_.push_back({.socket = std::move(socket), .pid = peer->pid});
   }
 }
 

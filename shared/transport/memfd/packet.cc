@@ -2,12 +2,11 @@
 
 #include <cerrno>
 #include <cstring>
-#include <fcntl.h>
-#include <fmt/format.h>
-#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+
+#include "shared/base/format.h"
 
 namespace wsync::transport::memfd {
 namespace {
@@ -17,11 +16,7 @@ constexpr int kBacklog = 128;
 Result<sockaddr_un> address_of(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  if (path.empty() || path.size() >= sizeof address.sun_path)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("socket path '{}' has {} bytes, expected 1 to {}; choose a shorter "
-                            "run directory",
-                            path, path.size(), sizeof address.sun_path - 1));
+  WSYNC_TRY(check_socket_path(path));
   std::memcpy(address.sun_path, path.data(), path.size());
   return address;
 }
@@ -117,25 +112,16 @@ Result<std::optional<Packet>> receive_packet(int socket) {
 Result<Listener> listen_at(const std::string& path) {
   const auto address = address_of(path);
   if (!address) return fail(address.error());
-  const std::string lock_path = path + ".lock";
-  Listener listener{.lock =
-                        UniqueFd(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600))};
-  if (!listener.lock.valid()) return fail_errno("open lock file " + lock_path, errno);
-  if (::flock(listener.lock.get(), LOCK_EX | LOCK_NB) != 0)
-    return fail(ErrorCode::kBusy,
-                fmt::format("another process serves {} (it holds {})", path, lock_path));
-  if (::unlink(path.c_str()) != 0 && errno != ENOENT)
-    return fail_errno("remove the left-over socket " + path, errno);
+  auto claimed = SocketPath::claim(path);
+  if (!claimed) return fail(std::move(claimed).error());
   auto socket = new_socket();
   if (!socket) return fail(std::move(socket).error());
-  listener.socket = std::move(*socket);
   const auto* any = reinterpret_cast<const sockaddr*>(&*address);
   // Before bind() the mode of the socket itself becomes that of the pathname.
-  if (::fchmod(listener.socket.get(), 0600) != 0 ||
-      ::bind(listener.socket.get(), any, sizeof *address) != 0 ||
-      ::listen(listener.socket.get(), kBacklog) != 0)
+  if (::fchmod(socket->get(), 0600) != 0 || ::bind(socket->get(), any, sizeof *address) != 0 ||
+      ::listen(socket->get(), kBacklog) != 0)
     return fail_errno("listen at " + path, errno);
-  return listener;
+  return Listener{.path = std::move(*claimed), .socket = std::move(*socket)};
 }
 
 Result<UniqueFd> connect_to(const std::string& path) {
@@ -149,12 +135,13 @@ Result<UniqueFd> connect_to(const std::string& path) {
   return socket;
 }
 
-Result<PeerIdentity> peer_of(int socket) {
-  ucred peer{};
-  socklen_t length = sizeof peer;
-  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0)
-    return fail_errno("ask the kernel for the peer of a Unix socket", errno);
-  return PeerIdentity{.pid = peer.pid, .uid = peer.uid};
+Result<PeerCredentials> same_user(int socket) {
+  auto peer = peer_credentials(socket);
+  if (!peer) return peer;
+  if (peer->uid != ::geteuid() && peer->uid != 0)
+    return fail(ErrorCode::kRefused, fmt::format("process {} belongs to user {}, expected {}",
+                                                 peer->pid, peer->uid, ::geteuid()));
+  return peer;
 }
 
 }  // namespace wsync::transport::memfd

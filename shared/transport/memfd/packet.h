@@ -8,6 +8,7 @@
 
 #include "shared/base/error.h"
 #include "shared/base/unique_fd.h"
+#include "shared/base/unix_socket.h"
 #include "shared/transport/frame.h"
 
 namespace wsync::transport::memfd {
@@ -25,23 +26,17 @@ struct Packet {
 // the packet makes no sense (its descriptors are closed).
 [[nodiscard]] Result<std::optional<Packet>> receive_packet(int socket);
 
-// A socket that listens at `path`, for this user alone. What a killed process left there is
-// removed, under the lock file PATH.lock, which the result's second descriptor holds. kBusy when
-// another process serves there; kInvalidInput when the path is too long.
+// A socket that listens at `path`, for this user alone. Errors as SocketPath::claim().
 struct Listener {
+  SocketPath path;
   UniqueFd socket;
-  UniqueFd lock;
 };
 [[nodiscard]] Result<Listener> listen_at(const std::string& path);
 
 // Connects to `path`. kPeerLost when nobody serves there.
 [[nodiscard]] Result<UniqueFd> connect_to(const std::string& path);
 
-struct PeerIdentity {
-  int pid = 0;
-  unsigned uid = 0;
-};
-// Who is at the other end, as the kernel says (SO_PEERCRED).
-[[nodiscard]] Result<PeerIdentity> peer_of(int socket);
+// The process at the other end: kRefused when it belongs to another user (root aside).
+[[nodiscard]] Result<PeerCredentials> same_user(int socket);
 
 }  // namespace wsync::transport::memfd

@@ -1,9 +1,9 @@
 #include "shared/transport/tcp/source_connection.h"
 
 #include <algorithm>
-#include <fmt/format.h>
 
 #include "shared/base/check.h"
+#include "shared/base/format.h"
 #include "shared/base/log.h"
 
 namespace wsync::transport::tcp {

@@ -1,9 +1,9 @@
 #include "shared/transport/tcp/tcp_sink.h"
 
 #include <algorithm>
-#include <fmt/format.h>
 #include <utility>
 
+#include "shared/base/format.h"
 #include "shared/transport/tcp/transfer.h"
 
 namespace wsync::transport::tcp {

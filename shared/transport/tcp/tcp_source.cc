@@ -1,10 +1,10 @@
 #include "shared/transport/tcp/tcp_source.h"
 
-#include <fmt/format.h>
 #include <map>
 #include <set>
 
 #include "shared/base/check.h"
+#include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/transport/tcp/source_connection.h"
 

@@ -1,10 +1,10 @@
 #include "shared/transport/tcp/transfer.h"
 
 #include <algorithm>
-#include <fmt/format.h>
 #include <utility>
 
 #include "shared/base/check.h"
+#include "shared/base/format.h"
 #include "shared/base/planted.h"
 #include "shared/transport/tcp/uv_thread.h"
 

@@ -1,11 +1,11 @@
 #include "shared/transport/tcp/uv_thread.h"
 
 #include <csignal>
-#include <fmt/format.h>
 #include <future>
 #include <utility>
 
 #include "shared/base/check.h"
+#include "shared/base/format.h"
 
 namespace wsync::transport::tcp {
 

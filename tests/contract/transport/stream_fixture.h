@@ -1,62 +1,20 @@
-// What the tests of the data transports share: an owner's loop that runs posted functions on the
-// test's thread, a version in an arena, and a receiver that writes down what it is told.
+// What the tests of the data transports share: a version in an arena, and a receiver that writes
+// down what it is told.
 #pragma once
 
-#include <chrono>
-#include <condition_variable>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <gtest/gtest.h>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <random>
 #include <vector>
 
 #include "shared/base/shared_memory.h"
 #include "shared/transport/stream.h"
+#include "tests/support/owner_loop.h"
 
 namespace wsync::transport {
-
-// Runs what is posted, on the thread that calls run_until().
-class OwnerLoop {
- public:
-  [[nodiscard]] Post post() {
-    return [this](std::function<void()> work) {
-      const std::lock_guard lock(mutex_);
-      work_.push_back(std::move(work));
-      wake_.notify_one();
-    };
-  }
-  // Runs posted functions until `done` holds; false after a minute, which no healthy run needs.
-  [[nodiscard]] bool run_until(const std::function<bool()>& done) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-    while (!done()) {
-      std::unique_lock lock(mutex_);
-      if (!wake_.wait_until(lock, deadline, [&] { return !work_.empty(); })) return false;
-      const std::function<void()> work = std::move(work_.front());
-      work_.pop_front();
-      lock.unlock();
-      work();
-    }
-    return true;
-  }
-  // Runs what has been posted so far.
-  void run_posted() {
-    std::deque<std::function<void()>> work;
-    {
-      const std::lock_guard lock(mutex_);
-      work.swap(work_);
-    }
-    for (const auto& function : work) function();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<std::function<void()>> work_;
-};
 
 // A complete version of random bytes, cut into buckets of 1 MiB with a short last one.
 class TestVersion {

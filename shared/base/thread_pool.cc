@@ -1,0 +1,41 @@
+#include "shared/base/thread_pool.h"
+
+#include <algorithm>
+#include <sys/resource.h>
+#include <unistd.h>
+#include <utility>
+
+namespace wsync {
+
+ThreadPool::ThreadPool(unsigned threads, int nice) {
+  for (unsigned i = 0; i < std::max(1U, threads); ++i)
+    threads_.emplace_back([this, nice](const std::stop_token& stop) {
+      // On Linux the priority of a process id that is a thread's is that thread's own. Failing to
+      // be nicer is no reason not to work.
+      if (nice != 0) (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), nice);
+      run(stop);
+    });
+}
+
+ThreadPool::~ThreadPool() {
+  for (std::jthread& thread : threads_) thread.request_stop();
+}
+
+void ThreadPool::post(std::function<void()> work) {
+  const std::lock_guard lock(mutex_);
+  work_.push_back(std::move(work));
+  wake_.notify_one();
+}
+
+void ThreadPool::run(const std::stop_token& stop) {
+  while (!stop.stop_requested()) {
+    std::unique_lock lock(mutex_);
+    if (!wake_.wait(lock, stop, [&] { return !work_.empty(); }) || stop.stop_requested()) return;
+    const std::function<void()> work = std::move(work_.front());
+    work_.pop_front();
+    lock.unlock();
+    work();
+  }
+}
+
+}  // namespace wsync
