@@ -1,0 +1,148 @@
+// Store: the versions that a sidecar holds in host memory, and the one that is arriving.
+//
+// A version's memory is either an arena of a trainer on this host (mapped, nothing copied) or an
+// arena of the store's own, which is touched when it is made and used again for later versions.
+// Every byte is verified while it arrives (Verifier), by threads of low priority.
+//
+// Thread: the owner's loop thread calls everything; callbacks come on it through Post.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "inference_side/staging/verifier.h"
+#include "shared/base/error.h"
+#include "shared/base/shared_memory.h"
+#include "shared/base/thread_pool.h"
+#include "shared/weights/version.h"
+
+namespace wsync::staging {
+
+struct StoreOptions {
+  std::string name = "wsync-staging";  // of own arenas, as /proc shows them
+  std::uint64_t memory_bytes = 0;      // for all versions together; 0 = what the machine has
+  bool huge_pages = false;
+  unsigned verify_threads = 2;
+  int verify_nice = 10;
+};
+
+// An arena of the store's own, with the lease that it holds at the moment.
+struct OwnArena {
+  SharedArena arena;
+  std::variant<std::monostate, WriteLease, ReadLease> lease;
+};
+
+// A version that shall arrive.
+struct StagingJob {
+  ArenaIdentity identity;  // fence, version, layout, content as announced, bucket_bytes
+  std::shared_ptr<const Manifest> manifest;
+  std::shared_ptr<const BucketPlan> plan;
+  // See VerifierJob.
+  std::function<void(std::uint64_t bucket, std::span<const std::byte> bytes)> also;
+};
+
+// A complete, verified version. Immutable; its memory stays as it is while anyone has a pointer.
+class HeldVersion {
+ public:
+  using Memory = std::variant<ArenaView, std::shared_ptr<OwnArena>>;
+  HeldVersion(const StagingJob& job, ContentDigests digests, Memory memory);
+
+  [[nodiscard]] Version version() const noexcept;
+  [[nodiscard]] const ArenaIdentity& identity() const noexcept { return identity_; }
+  [[nodiscard]] const std::shared_ptr<const Manifest>& manifest() const noexcept {
+    return manifest_;
+  }
+  [[nodiscard]] const std::shared_ptr<const BucketPlan>& plan() const noexcept { return plan_; }
+  // Content digests, of each tensor and of the whole, computed over the bytes held here.
+  [[nodiscard]] const ContentDigests& digests() const noexcept { return digests_; }
+  [[nodiscard]] std::span<const std::byte> data() const noexcept { return data_; }
+  // Whether the memory is another process's arena.
+  [[nodiscard]] bool is_mapped() const noexcept { return memory_.index() == 0; }
+  // A new read-only descriptor of the arena without any lock, for an engine.
+  [[nodiscard]] Result<UniqueFd> share() const;
+
+ private:
+  ArenaIdentity identity_;
+  std::shared_ptr<const Manifest> manifest_;
+  std::shared_ptr<const BucketPlan> plan_;
+  ContentDigests digests_;
+  Memory memory_;
+  std::span<const std::byte> data_;
+};
+
+// Where the buckets of a version go.
+struct Destination {
+  std::span<std::byte> data;
+  std::shared_ptr<const void> hold;  // keeps the memory, also after an abort
+};
+
+class Store {
+ public:
+  using OnStaged = std::function<void(Result<std::shared_ptr<const HeldVersion>>)>;
+  Store(StoreOptions options, Post post);
+  ~Store();
+
+  // kResourceExhausted, naming the bytes needed, unless `versions` of that size fit the budget and,
+  // for own arenas that are still to be made, the machine.
+  [[nodiscard]] Result<> check_budget(std::uint64_t arena_bytes, std::uint64_t versions) const;
+  // Makes own arenas until there are `count` of that size, so that no update waits for memory.
+  [[nodiscard]] Result<> reserve(std::uint64_t arena_bytes, std::uint64_t count);
+
+  // Begins to stage a version that arrives as a mapped arena. kBusy while another is arriving;
+  // kRefused when the version is held already; kResourceExhausted when it does not fit beside the
+  // versions held: release one first.
+  [[nodiscard]] Result<> begin(StagingJob job, OnStaged on_staged);
+  // The same for a version that arrives bucket by bucket, into an own arena that no engine uses.
+  [[nodiscard]] Result<Destination> begin_own(StagingJob job, OnStaged on_staged);
+  // What the transport reports of the version that is arriving; without one it is ignored.
+  void bucket_arrived(std::uint64_t bucket);
+  void all_arrived();                 // own arena: on_staged comes when all is verified
+  void view_arrived(ArenaView view);  // mapped arena: likewise
+  // Drops the version that is arriving; on_staged does not come. The transport has been told first.
+  void abort();
+
+  [[nodiscard]] std::optional<Version> arriving() const;
+  [[nodiscard]] std::uint64_t verified_bytes() const;  // of the version that is arriving
+  [[nodiscard]] std::vector<Version> versions_held() const;
+  [[nodiscard]] std::shared_ptr<const HeldVersion> find(Version version) const;
+  // Bytes of everything that is held, is arriving or is kept to be used again.
+  [[nodiscard]] std::uint64_t bytes() const;
+  // Lets a version go. Its memory is free when the last pointer to it has gone; an own arena is
+  // kept for the next version.
+  void release(Version version);
+  // Gives back the own arenas that no version uses.
+  void trim();
+
+ private:
+  struct Arriving {
+    StagingJob job;
+    OnStaged on_staged;
+    std::shared_ptr<OwnArena> own;  // null: a mapped arena
+    std::optional<ArenaView> view;
+    std::unique_ptr<Verifier> verifier;  // last: it stops reading before its memory goes
+  };
+  [[nodiscard]] Result<> may_begin(const StagingJob& job) const;
+  [[nodiscard]] Result<std::shared_ptr<OwnArena>> take_own_arena(const StagingJob& job);
+  [[nodiscard]] Result<std::shared_ptr<OwnArena>> make_own_arena(std::uint64_t arena_bytes);
+  void drop_unused_arenas(std::uint64_t except_bytes);
+  void start_verifier(std::span<const std::byte> data);
+  void finish(Result<ContentDigests> verdict);
+
+  const StoreOptions options_;
+  const Post post_;
+  ThreadPool pool_;
+  std::shared_ptr<bool> alive_;
+  std::map<Version, std::shared_ptr<const HeldVersion>> held_;
+  std::vector<std::shared_ptr<OwnArena>> own_;  // used by a version or free
+  std::uint64_t generation_ = 0;                // of arriving versions
+  std::optional<Arriving> arriving_;
+};
+
+}  // namespace wsync::staging

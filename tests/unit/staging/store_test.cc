@@ -1,0 +1,269 @@
+#include "inference_side/staging/store.h"
+
+#include <cstring>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <random>
+
+#include "shared/base/limits.h"
+#include "tests/support/owner_loop.h"
+
+namespace wsync::staging {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// A layout and the arena bytes of one version of it, as a trainer would make them.
+struct TestModel {
+  explicit TestModel(std::uint64_t seed) {
+    auto made = Manifest::create({{"embed.weight", DType::kBF16, {2000, 777}},
+                                  {"layers.0.w", DType::kF32, {100, 30}},
+                                  {"layers.1.w", DType::kU8, {limits::kMiB + 5}},
+                                  {"layers.2.none", DType::kU8, {0}}});
+    EXPECT_TRUE(made.has_value()) << made.error().message();
+    manifest = std::make_shared<const Manifest>(std::move(*made));
+    plan = std::make_shared<const BucketPlan>(
+        std::move(*BucketPlan::create(*manifest, limits::kBucketBytesMin)));
+    data.resize(plan->arena_bytes());
+    std::mt19937_64 random(seed);
+    ContentDigester digester(*manifest);
+    for (const Piece& piece : plan->pieces()) {
+      const auto bytes = std::span(data).subspan(plan->arena_offset(piece), piece.bytes);
+      for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+      EXPECT_TRUE(digester.add(piece.tensor, piece.tensor_offset, bytes).has_value());
+    }
+    digests = *digester.finish();
+  }
+  [[nodiscard]] StagingJob job(std::uint64_t step) const {
+    return {.identity = {.fence_epoch = 3,
+                         .version_epoch = 1,
+                         .version_step = step,
+                         .layout = manifest->layout_digest(),
+                         .content = digests.root,
+                         .bucket_bytes = plan->bucket_bytes()},
+            .manifest = manifest,
+            .plan = plan};
+  }
+  // The arena of a trainer on this host that holds this version.
+  [[nodiscard]] SharedArena arena(std::uint64_t step) const {
+    auto made = SharedArena::create({.name = "trainer", .data_bytes = data.size()});
+    auto lease = made->try_write_lease(job(step).identity);
+    std::memcpy(lease->data().data(), data.data(), data.size());
+    std::move(*lease).complete(digests.root);
+    return std::move(*made);
+  }
+
+  std::shared_ptr<const Manifest> manifest;
+  std::shared_ptr<const BucketPlan> plan;
+  std::vector<std::byte> data;
+  ContentDigests digests;
+};
+
+Version step(std::uint64_t number) { return {.epoch = 1, .step = number}; }
+
+class StoreTest : public ::testing::Test {
+ protected:
+  using Staged = Result<std::shared_ptr<const HeldVersion>>;
+  [[nodiscard]] Store::OnStaged note() {
+    return [this](Staged staged) { staged_ = std::move(staged); };
+  }
+  [[nodiscard]] bool finished() {
+    return loop_.run_until([&] { return staged_.has_value(); });
+  }
+  // Stages a version bucket by bucket, last one first, leaving out one bucket if asked.
+  Staged stage_own(Store& store, const TestModel& model, std::uint64_t number,
+                   std::uint64_t skip = ~0ULL) {
+    staged_.reset();
+    auto destination = store.begin_own(model.job(number), note());
+    if (!destination) return fail(std::move(destination).error());
+    for (std::uint64_t bucket = model.plan->bucket_count(); bucket-- > 0;) {
+      if (bucket == skip) continue;
+      const std::uint64_t at = model.plan->bucket_offset(bucket);
+      std::memcpy(destination->data.data() + at, model.data.data() + at,
+                  model.plan->bucket_size(bucket));
+      store.bucket_arrived(bucket);
+    }
+    store.all_arrived();
+    EXPECT_TRUE(finished());
+    return *staged_;
+  }
+  Staged stage_view(Store& store, const TestModel& model, std::uint64_t number,
+                    const SharedArena& arena) {
+    staged_.reset();
+    WSYNC_TRY(store.begin(model.job(number), note()));
+    store.view_arrived(std::move(*ArenaView::open(arena.share()->get())));
+    EXPECT_TRUE(finished());
+    return *staged_;
+  }
+
+  OwnerLoop loop_;
+  TestModel model_{1};
+  std::optional<Staged> staged_;
+};
+
+TEST_F(StoreTest, OwnArenaHoldsTheVerifiedVersion) {
+  Store store({}, loop_.post());
+  const auto staged = stage_own(store, model_, 1);
+  ASSERT_TRUE(staged.has_value()) << staged.error().message();
+  const HeldVersion& held = **staged;
+  EXPECT_EQ(held.version(), step(1));
+  EXPECT_EQ(held.digests(), model_.digests);
+  EXPECT_THAT(store.versions_held(), ElementsAre(step(1)));
+  EXPECT_EQ(store.find(step(1)), *staged);
+  EXPECT_FALSE(store.arriving().has_value());
+  EXPECT_TRUE(std::ranges::equal(held.data(), model_.data));
+  const auto view =
+      ArenaView::open(held.share()->get(), {.version = {{1, 1}}, .content = model_.digests.root});
+  EXPECT_TRUE(view.has_value()) << view.error().message();
+}
+
+TEST_F(StoreTest, TrainersArenaIsVerifiedAndNotCopied) {
+  const SharedArena arena = model_.arena(1);
+  Store store({}, loop_.post());
+  const auto staged = stage_view(store, model_, 1, arena);
+  ASSERT_TRUE(staged.has_value()) << staged.error().message();
+  EXPECT_EQ((*staged)->digests(), model_.digests);
+  EXPECT_TRUE((*staged)->is_mapped());
+}
+
+TEST_F(StoreTest, ReleaseDropsTheLeaseAndNothingElseDoes) {
+  SharedArena arena = model_.arena(1);
+  Store store({}, loop_.post());
+  ASSERT_TRUE(stage_view(store, model_, 1, arena).has_value());
+  staged_.reset();
+  EXPECT_EQ(arena.try_write_lease({}).error().code(), ErrorCode::kBusy);
+  store.release(step(1));
+  EXPECT_TRUE(arena.try_write_lease({}).has_value());
+  EXPECT_TRUE(store.versions_held().empty());
+}
+
+TEST_F(StoreTest, BytesThatDifferFromTheAnnouncementAreNotStaged) {
+  Store store({}, loop_.post());
+  TestModel damaged(1);
+  damaged.data[damaged.plan->arena_offset(damaged.plan->pieces().back())] ^= std::byte{1};
+  const auto staged = stage_own(store, damaged, 1);
+  ASSERT_FALSE(staged.has_value());
+  EXPECT_EQ(staged.error().code(), ErrorCode::kDigestMismatch);
+  EXPECT_THAT(staged.error().message(),
+              HasSubstr("announced was " + model_.digests.root.to_string()));
+  EXPECT_TRUE(store.versions_held().empty());
+  EXPECT_TRUE(stage_own(store, model_, 1).has_value());  // and the arena is free again
+}
+
+TEST_F(StoreTest, MissingBucketIsFoundByCoverage) {
+  Store store({}, loop_.post());
+  const auto staged = stage_own(store, model_, 1, 1);
+  ASSERT_FALSE(staged.has_value());
+  EXPECT_EQ(staged.error().code(), ErrorCode::kDigestMismatch);
+  EXPECT_THAT(staged.error().message(), HasSubstr("embed.weight"));
+}
+
+TEST_F(StoreTest, ReleasedArenaIsUsedAgainUnlessAnEngineStillMapsIt) {
+  Store store({}, loop_.post());
+  auto first = stage_own(store, model_, 1);
+  ASSERT_TRUE(first.has_value());
+  const auto* memory = (*first)->data().data();
+  auto engine = ArenaView::open((*first)->share()->get());
+  ASSERT_TRUE(engine.has_value());
+  first = fail(ErrorCode::kCancelled, "dropped");
+  staged_.reset();
+  store.release(step(1));
+  auto second = stage_own(store, TestModel(2), 2);
+  ASSERT_TRUE(second.has_value());
+  EXPECT_NE((*second)->data().data(), memory);
+  EXPECT_TRUE(std::ranges::equal(engine->data(), model_.data));
+
+  engine = fail(ErrorCode::kCancelled, "unmapped");
+  const auto third = stage_own(store, TestModel(3), 3);
+  ASSERT_TRUE(third.has_value());
+  EXPECT_EQ((*third)->data().data(), memory);
+}
+
+TEST_F(StoreTest, BudgetIsCheckedUpFrontAndNamesTheBytes) {
+  const std::uint64_t bytes = model_.plan->arena_bytes();
+  Store store({.memory_bytes = 2 * bytes}, loop_.post());
+  EXPECT_TRUE(store.check_budget(bytes, 2).has_value());
+  const auto refused = store.check_budget(bytes, 3);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kResourceExhausted);
+  EXPECT_THAT(refused.error().message(), HasSubstr(std::to_string(3 * bytes)));
+  ASSERT_TRUE(stage_own(store, model_, 1).has_value());
+  ASSERT_TRUE(stage_view(store, model_, 2, model_.arena(2)).has_value());
+  EXPECT_EQ(store.bytes(), 2 * bytes);
+  EXPECT_EQ(stage_own(store, model_, 3).error().code(), ErrorCode::kResourceExhausted);
+  EXPECT_EQ(store.begin(model_.job(3), note()).error().code(), ErrorCode::kResourceExhausted);
+  staged_.reset();
+  store.release(step(2));
+  EXPECT_TRUE(stage_own(store, model_, 3).has_value());
+}
+
+TEST_F(StoreTest, ReservedArenasAreUsedAndTrimmed) {
+  const std::uint64_t bytes = model_.plan->arena_bytes();
+  Store store({}, loop_.post());
+  ASSERT_TRUE(store.reserve(bytes, 2).has_value());
+  EXPECT_EQ(store.bytes(), 2 * bytes);
+  ASSERT_TRUE(stage_own(store, model_, 1).has_value());
+  EXPECT_EQ(store.bytes(), 2 * bytes);
+  store.trim();
+  EXPECT_EQ(store.bytes(), bytes);
+}
+
+TEST_F(StoreTest, OneVersionArrivesAtATimeAndAVersionNeverNamesTwoByteStrings) {
+  Store store({}, loop_.post());
+  ASSERT_TRUE(store.begin(model_.job(1), note()).has_value());
+  EXPECT_EQ(store.arriving(), step(1));
+  EXPECT_EQ(store.begin(model_.job(2), note()).error().code(), ErrorCode::kBusy);
+  store.abort();
+  ASSERT_TRUE(stage_own(store, model_, 1).has_value());
+  const auto same = store.begin(model_.job(1), note());
+  EXPECT_THAT(same.error().message(), HasSubstr("held already, with the same content"));
+  const auto other = store.begin(TestModel(2).job(1), note());
+  EXPECT_EQ(other.error().code(), ErrorCode::kRefused);
+  EXPECT_THAT(other.error().message(), HasSubstr("with another content"));
+}
+
+TEST_F(StoreTest, AbortedVersionIsNotReportedAndLeavesNothing) {
+  Store store({}, loop_.post());
+  {
+    auto destination = store.begin_own(model_.job(1), note());
+    ASSERT_TRUE(destination.has_value());
+    std::memcpy(destination->data.data(), model_.data.data(), model_.data.size());
+    for (std::uint64_t bucket = 0; bucket < model_.plan->bucket_count(); ++bucket)
+      store.bucket_arrived(bucket);
+    store.all_arrived();
+    store.abort();
+    store.bucket_arrived(0);
+    loop_.run_posted();
+    EXPECT_FALSE(staged_.has_value());
+    EXPECT_TRUE(store.versions_held().empty());
+    // Somebody may still write to the old memory: another arena is taken.
+    EXPECT_TRUE(stage_own(store, model_, 2).has_value());
+    EXPECT_EQ(store.bytes(), 2 * model_.plan->arena_bytes());
+  }
+  staged_.reset();
+  ASSERT_TRUE(stage_own(store, model_, 3).has_value());
+  EXPECT_EQ(store.bytes(), 2 * model_.plan->arena_bytes());
+}
+
+TEST_F(StoreTest, EveryVerifiedBucketIsShownToTheHookOnce) {
+  Store store({}, loop_.post());
+  StagingJob job = model_.job(1);
+  std::mutex mutex;
+  std::vector<std::uint64_t> seen;
+  job.also = [&](std::uint64_t bucket, std::span<const std::byte> bytes) {
+    const std::lock_guard lock(mutex);
+    seen.push_back(bucket);
+    EXPECT_EQ(bytes.size(), model_.plan->bucket_size(bucket));
+  };
+  ASSERT_TRUE(store.begin(std::move(job), note()).has_value());
+  store.view_arrived(std::move(*ArenaView::open(model_.arena(1).share()->get())));
+  ASSERT_TRUE(finished());
+  std::ranges::sort(seen);
+  std::vector<std::uint64_t> all(model_.plan->bucket_count());
+  for (std::uint64_t i = 0; i < all.size(); ++i) all[i] = i;
+  EXPECT_EQ(seen, all);
+}
+
+}  // namespace
+}  // namespace wsync::staging
