@@ -1,0 +1,189 @@
+#include "trainer_side/publish/snapshot.h"
+
+#include <cstring>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <random>
+#include <thread>
+
+namespace wsync::publish {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A small model whose bytes follow from a seed: a tensor of several buckets, odd sizes, an empty
+// one.
+struct Model {
+  explicit Model(std::uint64_t seed, std::uint64_t rows = 3000) {
+    add("model.embed_tokens.weight", DType::kBF16, {rows, 512}, seed);
+    add("model.layers.0.mlp.weight", DType::kF32, {77, 333}, seed + 1);
+    add("model.layers.1.mlp.weight", DType::kU8, {13}, seed + 2);
+    add("model.layers.1.none", DType::kF32, {0, 4}, seed + 3);
+    add("lm_head.weight", DType::kBF16, {1}, seed + 4);
+  }
+  void add(const std::string& name, DType dtype, std::vector<std::uint64_t> shape,
+           std::uint64_t seed) {
+    TensorInfo info{.name = name, .dtype = dtype, .shape = std::move(shape)};
+    std::mt19937_64 random(seed);
+    std::vector<std::byte> bytes(*info.byte_size());
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+    tensors.emplace_back(std::move(info), std::move(bytes));
+  }
+  [[nodiscard]] MemorySource source() const {
+    std::vector<MemoryTensor> given;
+    for (const auto& [info, bytes] : tensors)
+      given.push_back({.info = info, .bytes = std::span<const std::byte>(bytes)});
+    auto source = MemorySource::create(std::move(given));
+    EXPECT_TRUE(source.has_value()) << source.error().message();
+    return std::move(*source);
+  }
+  std::vector<std::pair<TensorInfo, std::vector<std::byte>>> tensors;
+};
+
+SnapshotRequest request(std::uint64_t step) {
+  return {.fence_epoch = 4,
+          .fence_run_id = {1, 2},
+          .version = {.epoch = 2, .step = step},
+          .bucket_bytes = limits::kBucketBytesMin};
+}
+
+Result<std::shared_ptr<const Snapshot>> take(Snapshotter& snapshotter, const Model& model,
+                                             const SnapshotRequest& wanted) {
+  MemorySource source = model.source();
+  return snapshotter.take(source, wanted);
+}
+
+TEST(Snapshot, HoldsEveryTensorWhereThePlanSaysWithItsDigests) {
+  Snapshotter snapshotter({.threads = 3});
+  const Model model(1);
+  std::atomic<std::uint64_t> done = 0;
+  SnapshotRequest wanted = request(7);
+  wanted.done_bytes = &done;
+  const auto taken = take(snapshotter, model, wanted);
+  ASSERT_TRUE(taken.has_value()) << taken.error().message();
+  const Snapshot& snapshot = **taken;
+  EXPECT_EQ(snapshot.version(), (Version{.epoch = 2, .step = 7}));
+  EXPECT_EQ(done, snapshot.manifest()->total_bytes());
+  std::vector<Digest> digests(model.tensors.size());
+  for (const auto& [info, bytes] : model.tensors) {
+    const auto index = snapshot.manifest()->find(info.name);
+    ASSERT_TRUE(index.has_value());
+    digests[*index] = tensor_digest(bytes);
+    std::vector<std::byte> found;
+    for (const Piece& piece : snapshot.plan()->tensor_pieces(*index)) {
+      const auto part = snapshot.data().subspan(snapshot.plan()->arena_offset(piece), piece.bytes);
+      found.insert(found.end(), part.begin(), part.end());
+    }
+    EXPECT_EQ(found, bytes) << info.name;
+  }
+  EXPECT_EQ(snapshot.digests().tensors, digests);
+  EXPECT_EQ(snapshot.digests().root, root_digest(digests));
+  EXPECT_EQ(snapshot.identity().content, snapshot.digests().root);
+
+  const auto fd = snapshot.share();
+  ASSERT_TRUE(fd.has_value());
+  const auto view = ArenaView::open(fd->get(), {.version = {{2, 7}},
+                                                .layout = snapshot.manifest()->layout_digest(),
+                                                .content = snapshot.digests().root});
+  EXPECT_TRUE(view.has_value()) << view.error().message();
+}
+
+TEST(Snapshot, ArenasTakeTurnsAndOneThatIsReadIsNeverOverwritten) {
+  Snapshotter snapshotter({.arenas = 2});
+  auto first = take(snapshotter, Model(1), request(1));
+  auto second = take(snapshotter, Model(2), request(2));
+  ASSERT_TRUE(first.has_value() && second.has_value());
+  const auto* memory = (*first)->data().data();
+  EXPECT_NE(memory, (*second)->data().data());
+
+  const auto refused = take(snapshotter, Model(3), request(3));
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kBusy);
+  EXPECT_THAT(refused.error().message(),
+              HasSubstr("all 2 arenas are still being read: version 2.1 by this process"));
+  EXPECT_EQ((*first)->identity().content, (*first)->digests().root);
+
+  // A reader elsewhere counts as much as a pointer here.
+  const auto fd = (*first)->share();
+  auto view = ArenaView::open(fd->get());
+  ASSERT_TRUE(view.has_value());
+  first->reset();
+  EXPECT_EQ(take(snapshotter, Model(3), request(3)).error().code(), ErrorCode::kBusy);
+  EXPECT_EQ(view->identity().version_step, 1U);
+  view = fail(ErrorCode::kCancelled, "unmapped");
+  const auto third = take(snapshotter, Model(3), request(3));
+  ASSERT_TRUE(third.has_value()) << third.error().message();
+  EXPECT_EQ((*third)->data().data(), memory);  // the same memory again
+  EXPECT_EQ((*third)->times().setup.count(), 0);
+}
+
+TEST(Snapshot, WaitsForAReaderUntilTheDeadline) {
+  Snapshotter snapshotter({.arenas = 1});
+  auto first = take(snapshotter, Model(1), request(1));
+  ASSERT_TRUE(first.has_value());
+  SnapshotRequest wanted = request(2);
+  wanted.deadline = now() + std::chrono::seconds(60);
+  std::jthread reader([&] { first->reset(); });
+  EXPECT_TRUE(take(snapshotter, Model(2), wanted).has_value());
+}
+
+TEST(Snapshot, AnotherLayoutGetsOtherArenasAndTheOldOnesGo) {
+  Snapshotter snapshotter({.arenas = 1});
+  auto small = take(snapshotter, Model(1), request(1));
+  ASSERT_TRUE(small.has_value());
+  EXPECT_EQ(take(snapshotter, Model(1, 6000), request(2)).error().code(), ErrorCode::kBusy);
+  small->reset();
+  const auto big = take(snapshotter, Model(1, 6000), request(2));
+  ASSERT_TRUE(big.has_value()) << big.error().message();
+  EXPECT_GT((*big)->data().size(), 6000U * 512 * 2);
+}
+
+TEST(Snapshot, ReservedArenasAreUsedWithoutSetup) {
+  Snapshotter snapshotter({.arenas = 2});
+  const Model model(1);
+  ASSERT_TRUE(snapshotter.reserve(*model.source().manifest(), limits::kBucketBytesMin, 2));
+  const auto taken = take(snapshotter, model, request(1));
+  ASSERT_TRUE(taken.has_value());
+  EXPECT_EQ((*taken)->times().setup.count(), 0);
+}
+
+TEST(Snapshot, FailingSourceLeavesNoVersionAndAFreeArena) {
+  Snapshotter snapshotter({.arenas = 1});
+  const TensorInfo info{.name = "w", .dtype = DType::kU8, .shape = {5 * limits::kMiB}};
+  auto broken = MemorySource::create(
+      {{.info = info, .bytes = ReadTensor([](std::uint64_t offset, std::span<std::byte>) {
+                        return offset < 3 * limits::kMiB ? Result<>{}
+                                                         : fail(ErrorCode::kIo, "device gone");
+                      })}});
+  ASSERT_TRUE(broken.has_value());
+  const auto failed = snapshotter.take(*broken, request(1));
+  ASSERT_FALSE(failed.has_value());
+  EXPECT_EQ(failed.error().code(), ErrorCode::kIo);
+  EXPECT_EQ(failed.error().message(), "snapshot of version 2.1: w: device gone");
+  EXPECT_TRUE(take(snapshotter, Model(1), request(2)).has_value());
+}
+
+TEST(Snapshot, StopsOnRequest) {
+  Snapshotter snapshotter({.arenas = 1});
+  std::stop_source stop;
+  stop.request_stop();
+  SnapshotRequest wanted = request(1);
+  wanted.stop = stop.get_token();
+  EXPECT_EQ(take(snapshotter, Model(1), wanted).error().code(), ErrorCode::kCancelled);
+  const auto held = take(snapshotter, Model(1), request(2));
+  ASSERT_TRUE(held.has_value());
+  wanted.deadline = now() + std::chrono::seconds(60);
+  EXPECT_EQ(take(snapshotter, Model(1), wanted).error().code(), ErrorCode::kCancelled);
+}
+
+TEST(MemorySource, SpanOfAnotherSizeThanTheShapeIsRefused) {
+  const std::vector<std::byte> bytes(10);
+  const auto source =
+      MemorySource::create({{.info = {.name = "w", .dtype = DType::kF32, .shape = {3}},
+                             .bytes = std::span<const std::byte>(bytes)}});
+  ASSERT_FALSE(source.has_value());
+  EXPECT_THAT(source.error().message(), HasSubstr("has 10 bytes in memory, its shape needs 12"));
+}
+
+}  // namespace
+}  // namespace wsync::publish

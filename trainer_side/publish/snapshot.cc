@@ -1,0 +1,231 @@
+#include "trainer_side/publish/snapshot.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <fmt/ranges.h>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <unistd.h>
+#include <utility>
+
+#include "shared/base/format.h"
+
+namespace wsync::publish {
+namespace {
+
+constexpr std::chrono::milliseconds kLeaseRetry{2};  // the kernel does not tell when a lock is free
+
+Version version_of(const ArenaIdentity& identity) {
+  return {.epoch = static_cast<std::uint32_t>(identity.version_epoch),
+          .step = identity.version_step};
+}
+
+// Copies pieces, leaf by leaf, each digested while it is in the cache. Several threads run it.
+class Copier {
+ public:
+  Copier(WeightSource& source, const BucketPlan& plan, std::span<std::byte> data,
+         const SnapshotRequest& request)
+      : source_(source),
+        plan_(plan),
+        data_(data),
+        request_(request),
+        digester_(*source.manifest()) {
+    for (std::size_t i = 0; i < plan.pieces().size(); ++i)
+      for (std::uint64_t at = 0; at < plan.pieces()[i].bytes; at += limits::kLeafBytes)
+        leaves_.push_back({i, at});
+  }
+
+  Result<ContentDigests> run(unsigned threads) {
+    {
+      std::vector<std::jthread> workers;
+      for (unsigned i = 1; i < threads; ++i) workers.emplace_back([this] { copy_leaves(); });
+      copy_leaves();
+    }
+    if (failure_) return fail(*failure_);
+    return digester_.finish();
+  }
+
+ private:
+  struct Leaf {
+    std::size_t piece = 0;
+    std::uint64_t offset = 0;  // in the piece
+  };
+
+  void copy_leaves() {
+    // Runs of leaves, so that a thread reads its source in order.
+    constexpr std::size_t kRun = 4;
+    for (;;) {
+      const std::size_t first = next_.fetch_add(kRun);
+      if (first >= leaves_.size() || is_over_) return;
+      for (std::size_t i = first; i < std::min(first + kRun, leaves_.size()); ++i) {
+        auto copied = request_.stop.stop_requested()
+                          ? fail(ErrorCode::kCancelled, "the snapshot was stopped")
+                          : copy_leaf(leaves_[i]);
+        if (!copied) return end_with(std::move(copied).error());
+      }
+    }
+  }
+
+  Result<> copy_leaf(const Leaf& leaf) {
+    const Piece& piece = plan_.pieces()[leaf.piece];
+    const std::uint64_t n = std::min(limits::kLeafBytes, piece.bytes - leaf.offset);
+    const auto into = data_.subspan(plan_.arena_offset(piece) + leaf.offset, n);
+    const std::uint64_t offset = piece.tensor_offset + leaf.offset;
+    WSYNC_TRY(source_.read(piece.tensor, offset, into));
+    if (request_.done_bytes != nullptr) *request_.done_bytes += n;
+    return digester_.add(piece.tensor, offset, into);
+  }
+
+  void end_with(Error error) {
+    is_over_ = true;
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = std::move(error);
+  }
+
+  WeightSource& source_;
+  const BucketPlan& plan_;
+  const std::span<std::byte> data_;
+  const SnapshotRequest& request_;
+  std::vector<Leaf> leaves_;
+  ContentDigester digester_;  // no two threads have the same leaf
+  std::atomic<std::size_t> next_ = 0;
+  std::atomic<bool> is_over_ = false;
+  std::mutex mutex_;
+  std::optional<Error> failure_;  // under mutex_
+};
+
+}  // namespace
+
+Snapshot::Snapshot(std::shared_ptr<const SharedArena> arena, ReadLease lease,
+                   std::shared_ptr<const Manifest> manifest, std::shared_ptr<const BucketPlan> plan,
+                   ContentDigests digests, Times times)
+    : arena_(std::move(arena)),
+      lease_(std::move(lease)),
+      identity_(arena_->identity()),
+      manifest_(std::move(manifest)),
+      plan_(std::move(plan)),
+      digests_(std::move(digests)),
+      times_(times) {}
+
+Version Snapshot::version() const noexcept { return version_of(identity_); }
+
+Snapshotter::Snapshotter(SnapshotterOptions options) : options_(std::move(options)) {}
+
+Result<> Snapshotter::reserve(const Manifest& manifest, std::uint64_t bucket_bytes,
+                              std::uint32_t count) {
+  const auto plan = BucketPlan::create(manifest, bucket_bytes);
+  if (!plan) return fail(plan.error());
+  while (arenas_.size() < std::min(count, options_.arenas)) {
+    auto arena = make_arena(plan->arena_bytes());
+    if (!arena) return fail(std::move(arena).error());
+    arenas_.push_back(std::move(*arena));
+  }
+  return {};
+}
+
+Result<std::shared_ptr<const Snapshot>> Snapshotter::take(WeightSource& source,
+                                                          const SnapshotRequest& request) {
+  const auto& manifest = source.manifest();
+  if (!plan_ || plan_layout_ != manifest->layout_digest() ||
+      plan_->bucket_bytes() != request.bucket_bytes) {
+    auto plan = BucketPlan::create(*manifest, request.bucket_bytes);
+    if (!plan) return fail(std::move(plan).error());
+    plan_ = std::make_shared<const BucketPlan>(std::move(*plan));
+    plan_layout_ = manifest->layout_digest();
+  }
+  const ArenaIdentity identity{.fence_epoch = request.fence_epoch,
+                               .fence_run_id = request.fence_run_id,
+                               .version_epoch = request.version.epoch,
+                               .version_step = request.version.step,
+                               .layout = manifest->layout_digest(),
+                               .bucket_bytes = request.bucket_bytes};
+  Snapshot::Times times;
+  auto writable = wait_for_arena(plan_->arena_bytes(), identity, request, times);
+  if (!writable)
+    return fail(
+        writable.error().with_context("snapshot of version " + request.version.to_string()));
+
+  const TimePoint begun = now();
+  auto digests =
+      Copier(source, *plan_, writable->lease.data(), request).run(std::max(1U, options_.threads));
+  if (!digests)
+    return fail(digests.error().with_context("snapshot of version " + request.version.to_string()));
+  times.copy = now() - begun;
+  std::move(writable->lease).complete(digests->root);
+  auto lease = writable->arena->try_read_lease();
+  if (!lease) return fail(std::move(lease).error());
+  return std::make_shared<const Snapshot>(writable->arena, std::move(*lease), manifest, plan_,
+                                          std::move(*digests), times);
+}
+
+Result<Snapshotter::Writable> Snapshotter::wait_for_arena(std::uint64_t arena_bytes,
+                                                          const ArenaIdentity& identity,
+                                                          const SnapshotRequest& request,
+                                                          Snapshot::Times& times) {
+  const TimePoint begun = now();
+  std::mutex mutex;
+  std::condition_variable_any stopped;
+  for (;;) {
+    auto writable = try_arena(arena_bytes, identity, times);
+    if (writable || writable.error().code() != ErrorCode::kBusy) {
+      times.wait = now() - begun - times.setup;
+      return writable;
+    }
+    if (now() >= request.deadline)
+      return fail(ErrorCode::kBusy, fmt::format("all {} arenas are still being read: {}",
+                                                arenas_.size(), who_reads()));
+    std::unique_lock lock(mutex);
+    stopped.wait_for(lock, request.stop, kLeaseRetry, [] { return false; });
+    if (request.stop.stop_requested())
+      return fail(ErrorCode::kCancelled, "stopped while waiting for a free arena");
+  }
+}
+
+// An arena of the right size that nobody reads; else a new one while there are fewer than allowed.
+Result<Snapshotter::Writable> Snapshotter::try_arena(std::uint64_t arena_bytes,
+                                                     const ArenaIdentity& identity,
+                                                     Snapshot::Times& times) {
+  // Arenas of an earlier layout go when nobody reads them.
+  std::erase_if(arenas_, [&](const auto& arena) {
+    return arena->data_bytes() != arena_bytes && arena->try_write_lease({}).has_value();
+  });
+  for (const auto& arena : arenas_) {
+    if (arena->data_bytes() != arena_bytes) continue;
+    auto lease = arena->try_write_lease(identity);
+    if (lease) return Writable{.arena = arena, .lease = std::move(*lease)};
+    if (lease.error().code() != ErrorCode::kBusy) return fail(std::move(lease).error());
+  }
+  if (arenas_.size() >= options_.arenas) return fail(ErrorCode::kBusy, "no arena is free");
+  const TimePoint begun = now();
+  auto made = make_arena(arena_bytes);
+  if (!made) return fail(std::move(made).error());
+  times.setup += now() - begun;
+  arenas_.push_back(*made);
+  auto lease = (*made)->try_write_lease(identity);
+  if (!lease) return fail(std::move(lease).error());
+  return Writable{.arena = std::move(*made), .lease = std::move(*lease)};
+}
+
+Result<std::shared_ptr<SharedArena>> Snapshotter::make_arena(std::uint64_t arena_bytes) {
+  auto arena = SharedArena::create({.name = options_.name,
+                                    .data_bytes = arena_bytes,
+                                    .huge_pages = options_.huge_pages,
+                                    .threads = options_.threads});
+  if (!arena) return fail(std::move(arena).error());
+  return std::make_shared<SharedArena>(std::move(*arena));
+}
+
+std::string Snapshotter::who_reads() const {
+  std::string sentence;
+  for (const auto& arena : arenas_) {
+    const std::vector<int> others = arena->holders();
+    sentence += fmt::format("{}version {} by {}", sentence.empty() ? "" : ", ",
+                            version_of(arena->identity()).to_string(),
+                            others.empty() ? fmt::format("this process ({})", ::getpid())
+                                           : fmt::format("process {}", fmt::join(others, ", ")));
+  }
+  return sentence;
+}
+
+}  // namespace wsync::publish

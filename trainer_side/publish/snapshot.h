@@ -1,0 +1,115 @@
+// Snapshotter: copies the trainer's weights into a sealed arena, so that training may go on while
+// the version travels. Several arenas take turns; one that anybody still reads is never
+// overwritten.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "shared/base/clock.h"
+#include "shared/base/error.h"
+#include "shared/base/limits.h"
+#include "shared/base/shared_memory.h"
+#include "shared/weights/bucket_plan.h"
+#include "shared/weights/content_digest.h"
+#include "shared/weights/manifest.h"
+#include "shared/weights/version.h"
+#include "trainer_side/publish/weight_source.h"
+
+namespace wsync::publish {
+
+// A complete version in an arena. Immutable; the arena is not written while anyone has a pointer to
+// this, or a lease in another process.
+class Snapshot {
+ public:
+  struct Times {
+    std::chrono::nanoseconds wait{};   // for an arena that nobody reads
+    std::chrono::nanoseconds setup{};  // to make one, the first times
+    std::chrono::nanoseconds copy{};   // weights to arena, digests included
+  };
+  Snapshot(std::shared_ptr<const SharedArena> arena, ReadLease lease,
+           std::shared_ptr<const Manifest> manifest, std::shared_ptr<const BucketPlan> plan,
+           ContentDigests digests, Times times);
+
+  [[nodiscard]] Version version() const noexcept;
+  [[nodiscard]] const ArenaIdentity& identity() const noexcept { return identity_; }
+  [[nodiscard]] const std::shared_ptr<const Manifest>& manifest() const noexcept {
+    return manifest_;
+  }
+  [[nodiscard]] const std::shared_ptr<const BucketPlan>& plan() const noexcept { return plan_; }
+  [[nodiscard]] const ContentDigests& digests() const noexcept { return digests_; }
+  [[nodiscard]] const Times& times() const noexcept { return times_; }
+  [[nodiscard]] std::span<const std::byte> data() const noexcept { return arena_->data(); }
+  // A new read-only descriptor of the arena without any lock, for a sidecar on this host.
+  [[nodiscard]] Result<UniqueFd> share() const { return arena_->share(); }
+
+ private:
+  std::shared_ptr<const SharedArena> arena_;
+  ReadLease lease_;
+  ArenaIdentity identity_;
+  std::shared_ptr<const Manifest> manifest_;
+  std::shared_ptr<const BucketPlan> plan_;
+  ContentDigests digests_;
+  Times times_;
+};
+
+struct SnapshotterOptions {
+  std::string name = "wsync-snapshot";  // of the arenas, as /proc shows them
+  std::uint32_t arenas = 3;             // at most
+  unsigned threads = 2;
+  bool huge_pages = false;
+};
+
+struct SnapshotRequest {
+  std::uint64_t fence_epoch = 0;
+  std::array<std::uint64_t, 2> fence_run_id{};
+  Version version;
+  std::uint64_t bucket_bytes = limits::kBucketBytesDefault;
+  TimePoint deadline{};                              // for a free arena
+  std::stop_token stop;                              // ends it with kCancelled
+  std::atomic<std::uint64_t>* done_bytes = nullptr;  // told while copying; may be null
+};
+
+// Thread: one take() or reserve() at a time, on any thread; they block. Snapshots may be dropped on
+// any thread.
+class Snapshotter {
+ public:
+  explicit Snapshotter(SnapshotterOptions options);
+
+  // Makes `count` arenas for this model now, so that the first versions do not wait for memory.
+  [[nodiscard]] Result<> reserve(const Manifest& manifest, std::uint64_t bucket_bytes,
+                                 std::uint32_t count);
+
+  // Copies every tensor of the source into an arena and digests it on the way. When it returns, the
+  // weights may change. kBusy at the deadline, naming who reads each arena; kResourceExhausted when
+  // the memory for an arena is not there; else the source's error.
+  [[nodiscard]] Result<std::shared_ptr<const Snapshot>> take(WeightSource& source,
+                                                             const SnapshotRequest& request);
+
+ private:
+  struct Writable {
+    std::shared_ptr<SharedArena> arena;
+    WriteLease lease;
+  };
+  [[nodiscard]] Result<Writable> wait_for_arena(std::uint64_t arena_bytes,
+                                                const ArenaIdentity& identity,
+                                                const SnapshotRequest& request,
+                                                Snapshot::Times& times);
+  [[nodiscard]] Result<Writable> try_arena(std::uint64_t arena_bytes, const ArenaIdentity& identity,
+                                           Snapshot::Times& times);
+  [[nodiscard]] Result<std::shared_ptr<SharedArena>> make_arena(std::uint64_t arena_bytes);
+  [[nodiscard]] std::string who_reads() const;
+
+  const SnapshotterOptions options_;
+  std::shared_ptr<const BucketPlan> plan_;  // of the last layout
+  Digest plan_layout_;
+  std::vector<std::shared_ptr<SharedArena>> arenas_;
+};
+
+}  // namespace wsync::publish

@@ -1,0 +1,45 @@
+#include "trainer_side/publish/weight_source.h"
+
+#include <cstring>
+#include <utility>
+
+#include "shared/base/check.h"
+#include "shared/base/format.h"
+
+namespace wsync::publish {
+
+Result<MemorySource> MemorySource::create(std::vector<MemoryTensor> tensors) {
+  std::vector<TensorInfo> infos;
+  infos.reserve(tensors.size());
+  for (const MemoryTensor& tensor : tensors) infos.push_back(tensor.info);
+  auto manifest = Manifest::create(std::move(infos));
+  if (!manifest) return fail(std::move(manifest).error());
+  MemorySource source;
+  source.manifest_ = std::make_shared<const Manifest>(std::move(*manifest));
+  source.bytes_.resize(tensors.size());
+  for (MemoryTensor& tensor : tensors) {
+    const auto index = source.manifest_->find(tensor.info.name);
+    WSYNC_CHECK(index.has_value(), "a manifest has the tensors that it was made from");
+    const std::uint64_t needed = source.manifest_->byte_size(*index);
+    const auto* span = std::get_if<std::span<const std::byte>>(&tensor.bytes);
+    if (span != nullptr && span->size() != needed)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("tensor {} has {} bytes in memory, its shape needs {}",
+                              describe(tensor.info), span->size(), needed));
+    source.bytes_[*index] = std::move(tensor.bytes);
+  }
+  return source;
+}
+
+Result<> MemorySource::read(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) {
+  if (const auto* callback = std::get_if<ReadTensor>(&bytes_[tensor])) {
+    auto done = (*callback)(offset, into);
+    if (!done) return fail(done.error().with_context(manifest_->tensor(tensor).name));
+    return {};
+  }
+  const auto from = std::get<std::span<const std::byte>>(bytes_[tensor]);
+  std::memcpy(into.data(), from.data() + offset, into.size());
+  return {};
+}
+
+}  // namespace wsync::publish

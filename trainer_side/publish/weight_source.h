@@ -1,0 +1,52 @@
+// Where a trainer's weights come from.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "shared/base/error.h"
+#include "shared/weights/manifest.h"
+
+namespace wsync::publish {
+
+class WeightSource {
+ public:
+  virtual ~WeightSource() = default;
+  [[nodiscard]] virtual const std::shared_ptr<const Manifest>& manifest() const = 0;
+  // Copies bytes [offset, offset + into.size()) of a tensor (index in the manifest). Called by
+  // several threads at the same time, never for a range outside the tensor.
+  [[nodiscard]] virtual Result<> read(std::uint32_t tensor, std::uint64_t offset,
+                                      std::span<std::byte> into) = 0;
+};
+
+// Fills `into` with bytes from `offset` of one tensor; may be called by several threads at a time.
+using ReadTensor = std::function<Result<>(std::uint64_t offset, std::span<std::byte> into)>;
+
+// A tensor in the trainer's memory, or behind a callback.
+struct MemoryTensor {
+  TensorInfo info;
+  std::variant<std::span<const std::byte>, ReadTensor> bytes;  // the span is borrowed
+};
+
+// Tensors of a running trainer.
+class MemorySource final : public WeightSource {
+ public:
+  // kInvalidInput as Manifest::create, and when a span has another size than its tensor.
+  [[nodiscard]] static Result<MemorySource> create(std::vector<MemoryTensor> tensors);
+  [[nodiscard]] const std::shared_ptr<const Manifest>& manifest() const override {
+    return manifest_;
+  }
+  [[nodiscard]] Result<> read(std::uint32_t tensor, std::uint64_t offset,
+                              std::span<std::byte> into) override;
+
+ private:
+  MemorySource() = default;
+  std::shared_ptr<const Manifest> manifest_;
+  std::vector<std::variant<std::span<const std::byte>, ReadTensor>> bytes_;  // in manifest order
+};
+
+}  // namespace wsync::publish
