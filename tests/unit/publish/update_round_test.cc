@@ -1,0 +1,535 @@
+#include "trainer_side/publish/update_round.h"
+
+#include <chrono>
+#include <gtest/gtest.h>
+#include <random>
+
+namespace wsync::publish {
+namespace {
+
+using namespace std::chrono_literals;
+using control::Message;
+
+const control::Fence kNoFence{};
+
+// Drives one coordinator: collects its commands and answers as well-behaved sidecars would when
+// told to.
+class Fleet {
+ public:
+  explicit Fleet(CoordinatorOptions options = {})
+      : coordinator(with_defaults(std::move(options))) {}
+
+  static CoordinatorOptions with_defaults(CoordinatorOptions options) {
+    options.run_id = {7, 7};
+    options.boot_id = "boot";
+    options.host_socket = "/run/host.sock";
+    options.data_address = "tcp://127.0.0.1:1";
+    return options;
+  }
+
+  void step(decltype(CoordinatorEvent::what) what) {
+    for (auto& command : coordinator.step({.now = now, .what = std::move(what)})) {
+      if (auto* sent = std::get_if<SendTo>(&command))
+        sends.push_back(std::move(*sent));
+      else if (auto* done = std::get_if<RoundDone>(&command))
+        rounds.push_back(std::move(*done));
+      else if (auto* back = std::get_if<RollbackDone>(&command))
+        rollbacks.push_back(std::move(*back));
+      else if (auto* drop = std::get_if<DropVersion>(&command))
+        dropped.push_back(drop->version);
+      else if (auto* ready = std::get_if<Ready>(&command))
+        recovered = ready->target;
+      else if (auto* stopped = std::get_if<Stopped>(&command))
+        stop_reason = stopped->reason;
+      else if (auto* epoch = std::get_if<StoreEpoch>(&command))
+        stored_epoch = epoch->epoch;
+    }
+  }
+  void from(const std::string& peer, Message message, std::uint64_t round = 0) {
+    from_fence(peer, coordinator.fence(), std::move(message), round);
+  }
+  void from_fence(const std::string& peer, control::Fence fence, Message message,
+                  std::uint64_t round = 0) {
+    control::Envelope envelope;
+    envelope.fence = fence;
+    envelope.round = round;
+    step(PeerMessage{.peer = peer, .envelope = envelope, .message = std::move(message)});
+  }
+  static control::Hello hello(const std::string& name, std::vector<Version> staged = {}) {
+    control::Hello hello;
+    hello.name = name;
+    hello.boot_id = "boot";
+    hello.data_address = "tcp://127.0.0.1:" + std::to_string(10 + name.back());
+    hello.staged = std::move(staged);
+    hello.replicas = {{.replica = "r-" + name, .world_size = 1, .ranks_attached = 1}};
+    return hello;
+  }
+  // A sidecar joins: Hello, Welcome, Hello under our fence.
+  void join(const std::string& name, const control::Hello& first) {
+    from_fence(name, kNoFence, first);
+    from(name, first);
+  }
+  void join(const std::string& name) { join(name, hello(name)); }
+  void publish(std::uint64_t request = 1) {
+    const auto version = coordinator.next_version();
+    ASSERT_TRUE(version.has_value()) << version.error().message();
+    step(PublishRequested{.request = request,
+                          .version = *version,
+                          .layout_digest = {1, 1},
+                          .content_digest = {2, version->step},
+                          .layout = Bytes(4),
+                          .bucket_bytes = 1,
+                          .arena_bytes = 100});
+  }
+  // The last message of a type sent to a peer, with its envelope.
+  template <class T>
+  std::optional<std::pair<control::Envelope, T>> last(const std::string& peer) {
+    for (auto it = sends.rbegin(); it != sends.rend(); ++it)
+      if (it->peer == peer)
+        if (const auto* message = std::get_if<T>(&it->message))
+          return std::pair{it->envelope, *message};
+    return std::nullopt;
+  }
+  template <class T>
+  std::size_t count(const std::string& peer) {
+    return static_cast<std::size_t>(std::count_if(sends.begin(), sends.end(), [&](const SendTo& s) {
+      return s.peer == peer && std::holds_alternative<T>(s.message);
+    }));
+  }
+  void accept(const std::string& peer) {
+    const auto announce = last<control::Announce>(peer);
+    ASSERT_TRUE(announce.has_value());
+    from(peer, control::Accept{announce->second.version}, announce->first.round);
+  }
+  void staged(const std::string& peer) {
+    const auto announce = last<control::Announce>(peer);
+    from(peer,
+         control::Staged{.version = announce->second.version,
+                         .content_digest = announce->second.content_digest,
+                         .bytes = 100},
+         announce->first.round);
+  }
+  void switched(const std::string& peer,
+                control::SwitchOutcome outcome = control::SwitchOutcome::kCommitted) {
+    const auto decide = last<control::Decide>(peer);
+    ASSERT_TRUE(decide.has_value()) << peer;
+    from(peer, control::Decided{.number = decide->second.number});
+    from(peer, control::Switched{.number = decide->second.number,
+                                 .target = decide->second.target,
+                                 .outcomes = {{.replica = "r-" + peer,
+                                               .outcome = outcome,
+                                               .version = decide->second.target}}});
+  }
+  void full_round(const std::vector<std::string>& peers) {
+    publish();
+    for (const auto& p : peers) accept(p);
+    for (const auto& p : peers) staged(p);
+    for (const auto& p : peers) switched(p);
+  }
+  void wake() {
+    const auto at = coordinator.next_wake();
+    ASSERT_TRUE(at.has_value());
+    now = std::max(now, *at);
+    step(CoordinatorTick{});
+  }
+
+  Coordinator coordinator;
+  TimePoint now{1'000'000'000};
+  std::vector<SendTo> sends;
+  std::vector<RoundDone> rounds;
+  std::vector<RollbackDone> rollbacks;
+  std::vector<Version> dropped;
+  std::optional<Version> recovered;
+  std::string stop_reason;
+  std::uint64_t stored_epoch = 0;
+};
+
+TEST(Coordinator, ClaimsAboveEveryFenceThatItHearsOf) {
+  Fleet fleet({.stored_epoch = 3, .min_sidecars = 2});
+  fleet.from_fence("a", {.epoch = 8}, Fleet::hello("a"));
+  EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kGathering);
+  fleet.from_fence("b", {.epoch = 5}, Fleet::hello("b"));
+  EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kClaiming);
+  EXPECT_EQ(fleet.coordinator.fence().epoch, 9U);
+  EXPECT_EQ(fleet.stored_epoch, 9U);
+  EXPECT_EQ(fleet.count<control::Welcome>("a"), 1U);
+  EXPECT_FALSE(fleet.coordinator.next_version().has_value());
+}
+
+TEST(Coordinator, HellosBeforeTheFenceWasStoredChooseNothing) {
+  Fleet fleet;
+  auto old = Fleet::hello("a", {{1, 4}});
+  old.decision = {.fence = {.epoch = 2}, .number = 3};
+  old.target = {1, 4};
+  fleet.from_fence("a", {.epoch = 2}, old);
+  auto fresh = Fleet::hello("a", {{1, 3}});
+  fresh.decision = {.fence = {.epoch = 2}, .number = 4};
+  fresh.target = {1, 3};
+  fresh.withdrawn = {{1, 4}};
+  fleet.from("a", fresh);
+  EXPECT_EQ(fleet.coordinator.target(), (Version{1, 3}));
+  EXPECT_EQ(fleet.recovered, (Version{1, 3}));
+  const auto decide = fleet.last<control::Decide>("a");
+  ASSERT_TRUE(decide.has_value());
+  EXPECT_EQ(decide->second.withdrawn, (std::vector<Version>{{1, 4}}));
+}
+
+TEST(Coordinator, TheNewestDecisionIsTheTarget) {
+  Fleet fleet({.min_sidecars = 2});
+  auto a = Fleet::hello("a", {{1, 1}, {1, 2}});
+  a.decision = {.fence = {.epoch = 1}, .number = 2};
+  a.target = {1, 2};
+  auto b = Fleet::hello("b", {{1, 1}, {1, 2}});
+  b.decision = {.fence = {.epoch = 1}, .number = 1};
+  b.target = {1, 1};
+  fleet.from_fence("a", {.epoch = 1}, a);
+  fleet.from_fence("b", {.epoch = 1}, b);
+  fleet.from("a", a);
+  fleet.from("b", b);
+  EXPECT_EQ(fleet.coordinator.target(), (Version{1, 2}));
+  EXPECT_TRUE(fleet.last<control::Decide>("b").has_value());
+  EXPECT_EQ(fleet.coordinator.next_version()->step, 3U);
+}
+
+TEST(Coordinator, ARoundAnnouncesStagesDecidesAndReports) {
+  Fleet fleet({.min_sidecars = 2});
+  fleet.from_fence("a", kNoFence, Fleet::hello("a"));
+  fleet.from_fence("b", kNoFence, Fleet::hello("b"));
+  fleet.from("a", Fleet::hello("a"));
+  fleet.from("b", Fleet::hello("b"));
+  fleet.publish();
+  fleet.accept("a");
+  EXPECT_EQ(fleet.count<control::Stage>("a"), 0U) << "nothing moves before all accept";
+  fleet.accept("b");
+  ASSERT_EQ(fleet.count<control::Stage>("a"), 1U);
+  EXPECT_EQ(fleet.last<control::Stage>("a")->second.source, "/run/host.sock");
+  fleet.staged("a");
+  EXPECT_EQ(fleet.count<control::Decide>("a"), 0U) << "commit: all waits for every live sidecar";
+  fleet.staged("b");
+  ASSERT_EQ(fleet.count<control::Decide>("b"), 1U);
+  fleet.switched("a");
+  EXPECT_TRUE(fleet.rounds.empty());
+  fleet.switched("b");
+  ASSERT_EQ(fleet.rounds.size(), 1U);
+  EXPECT_TRUE(fleet.rounds[0].reply.ok) << fleet.rounds[0].reply.reason;
+  EXPECT_EQ(fleet.rounds[0].reply.outcomes.size(), 2U);
+  EXPECT_EQ(fleet.coordinator.target(), fleet.rounds[0].reply.version);
+}
+
+TEST(Coordinator, TheLayoutTravelsOnce) {
+  Fleet fleet;
+  fleet.join("a");
+  fleet.full_round({"a"});
+  EXPECT_FALSE(fleet.last<control::Announce>("a")->second.layout.empty());
+  fleet.publish();
+  EXPECT_TRUE(fleet.last<control::Announce>("a")->second.layout.empty());
+  const auto announce = fleet.last<control::Announce>("a");
+  fleet.from("a", control::Refuse{.version = announce->second.version, .layout_unknown = true},
+             announce->first.round);
+  EXPECT_FALSE(fleet.last<control::Announce>("a")->second.layout.empty());
+}
+
+TEST(Coordinator, ARefusalFailsTheRoundBeforeAnythingMoved) {
+  Fleet fleet;
+  fleet.join("a");
+  fleet.full_round({"a"});
+  const Version before = fleet.coordinator.target();
+  fleet.publish();
+  const auto announce = fleet.last<control::Announce>("a");
+  fleet.from("a",
+             control::Refuse{.version = announce->second.version,
+                             .reason = "shapes differ",
+                             .problems = {{.kind = control::ProblemKind::kShape, .tensor = "w"}}},
+             announce->first.round);
+  ASSERT_EQ(fleet.rounds.size(), 2U);
+  EXPECT_FALSE(fleet.rounds[1].reply.ok);
+  EXPECT_EQ(fleet.rounds[1].reply.problems.size(), 1U);
+  EXPECT_EQ(fleet.count<control::Stage>("a"), 1U);
+  EXPECT_EQ(fleet.count<control::Abort>("a"), 1U);
+  EXPECT_EQ(fleet.coordinator.target(), before);
+  EXPECT_EQ(fleet.dropped, (std::vector<Version>{announce->second.version}));
+}
+
+TEST(Coordinator, OtherBytesUnderTheSameNameFailTheRound) {
+  Fleet fleet;
+  fleet.join("a");
+  fleet.publish();
+  fleet.accept("a");
+  const auto announce = fleet.last<control::Announce>("a");
+  fleet.from("a", control::Staged{.version = announce->second.version, .content_digest = {9, 9}},
+             announce->first.round);
+  ASSERT_EQ(fleet.rounds.size(), 1U);
+  EXPECT_FALSE(fleet.rounds[0].reply.ok);
+  EXPECT_EQ(fleet.count<control::Decide>("a"), 0U);
+}
+
+TEST(Coordinator, AnswersOfAnotherRoundAreDropped) {
+  Fleet fleet;
+  fleet.join("a");
+  fleet.publish();
+  const auto announce = fleet.last<control::Announce>("a");
+  fleet.from("a", control::Accept{announce->second.version}, announce->first.round + 1);
+  EXPECT_EQ(fleet.count<control::Stage>("a"), 0U);
+  EXPECT_EQ(fleet.coordinator.dropped(), 1U);
+}
+
+TEST(Coordinator, MessagesUnderALowerFenceChangeNothing) {
+  Fleet fleet;
+  fleet.join("a");
+  fleet.publish();
+  const auto announce = fleet.last<control::Announce>("a");
+  fleet.from_fence("a", kNoFence, control::Accept{announce->second.version}, announce->first.round);
+  EXPECT_EQ(fleet.count<control::Stage>("a"), 0U);
+}
+
+TEST(Coordinator, AHigherFenceStopsIt) {
+  Fleet fleet;
+  fleet.join("a");
+  fleet.publish();
+  fleet.from_fence("a", {.epoch = 50}, control::Heartbeat{});
+  EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kStopped);
+  EXPECT_NE(fleet.stop_reason.find("--take-over"), std::string::npos);
+  ASSERT_EQ(fleet.rounds.size(), 1U);
+  EXPECT_FALSE(fleet.rounds[0].reply.ok);
+}
+
+TEST(Coordinator, TakeOverClaimsAboveTheHigherFence) {
+  Fleet fleet({.take_over = true});
+  fleet.join("a");
+  fleet.from_fence("a", {.epoch = 50}, control::Heartbeat{});
+  EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kClaiming);
+  EXPECT_EQ(fleet.coordinator.fence().epoch, 51U);
+  fleet.from("a", Fleet::hello("a"));
+  EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kReady);
+}
+
+TEST(Coordinator, SidecarsOnOtherHostsFormAChainAndALostLinkIsBridged) {
+  Fleet fleet({.min_sidecars = 3});
+  auto remote = [](const std::string& name) {
+    auto hello = Fleet::hello(name);
+    hello.boot_id = "other";
+    hello.data_address = "tcp://127.0.0.1:" + name;
+    return hello;
+  };
+  for (const char* name : {"1", "2", "3"}) fleet.from_fence(name, kNoFence, remote(name));
+  for (const char* name : {"1", "2", "3"}) fleet.from(name, remote(name));
+  fleet.publish();
+  for (const char* name : {"1", "2", "3"}) fleet.accept(name);
+  EXPECT_EQ(fleet.last<control::Stage>("1")->second.source, "tcp://127.0.0.1:1");  // the trainer
+  EXPECT_EQ(fleet.last<control::Stage>("2")->second.source, "tcp://127.0.0.1:1");  // sidecar 1
+  EXPECT_EQ(fleet.last<control::Stage>("3")->second.source, "tcp://127.0.0.1:2");
+  fleet.step(PeerLost{.peer = "2"});
+  EXPECT_EQ(fleet.count<control::Stage>("3"), 2U);
+  EXPECT_EQ(fleet.last<control::Stage>("3")->second.source, "tcp://127.0.0.1:1");
+  EXPECT_EQ(fleet.count<control::Stage>("1"), 1U) << "only the successor is attached again";
+  fleet.staged("1");
+  fleet.staged("3");
+  fleet.switched("1");
+  fleet.switched("3");
+  ASSERT_EQ(fleet.rounds.size(), 1U);
+  EXPECT_TRUE(fleet.rounds[0].reply.ok);
+}
+
+TEST(Coordinator, TooFewReplicasFailTheRound) {
+  Fleet fleet({.min_replicas = 2});
+  fleet.join("a");
+  fleet.publish();
+  fleet.accept("a");
+  fleet.staged("a");
+  ASSERT_EQ(fleet.rounds.size(), 1U);
+  EXPECT_NE(fleet.rounds[0].reply.reason.find("needs 2"), std::string::npos);
+}
+
+TEST(Coordinator, QuorumGoesOnWithoutTheSlowOneWhichFollowsLater) {
+  Fleet fleet({.min_sidecars = 2, .commit = {.kind = CommitPolicy::Kind::kQuorum, .quorum = 1}});
+  for (const char* name : {"a", "b"}) fleet.from_fence(name, kNoFence, Fleet::hello(name));
+  for (const char* name : {"a", "b"}) fleet.from(name, Fleet::hello(name));
+  fleet.publish();
+  fleet.accept("a");
+  fleet.accept("b");
+  fleet.staged("a");
+  EXPECT_EQ(fleet.count<control::Decide>("a"), 1U);
+  EXPECT_EQ(fleet.count<control::Decide>("b"), 0U);
+  fleet.switched("a");
+  fleet.staged("b");
+  EXPECT_EQ(fleet.count<control::Decide>("b"), 1U);
+  fleet.switched("b");
+  ASSERT_EQ(fleet.rounds.size(), 1U);
+  EXPECT_TRUE(fleet.rounds[0].reply.ok);
+}
+
+TEST(Coordinator, ANewerPublishReplacesTheWaitingOne) {
+  Fleet fleet;
+  fleet.join("a");
+  fleet.publish(1);
+  fleet.publish(2);
+  fleet.publish(3);
+  ASSERT_EQ(fleet.rounds.size(), 1U);
+  EXPECT_EQ(fleet.rounds[0].request, 2U);
+  EXPECT_TRUE(fleet.rounds[0].superseded);
+  fleet.accept("a");
+  fleet.staged("a");
+  fleet.switched("a");
+  EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kAnnouncing) << "the waiting one begins";
+}
+
+TEST(Coordinator, ARestartedSidecarCatchesUp) {
+  Fleet fleet;
+  fleet.join("a");
+  fleet.full_round({"a"});
+  const Version target = fleet.coordinator.target();
+  fleet.step(PeerLost{.peer = "a"});
+  auto again = Fleet::hello("a");
+  again.decision = {.fence = fleet.coordinator.fence(), .number = 1};
+  again.target = target;
+  fleet.from("a2", again);
+  EXPECT_EQ(fleet.last<control::Announce>("a2")->second.version, target);
+  fleet.accept("a2");
+  EXPECT_EQ(fleet.count<control::Stage>("a2"), 1U);
+  fleet.staged("a2");
+  EXPECT_EQ(fleet.last<control::Decide>("a2")->second.number, 1U);
+}
+
+TEST(Coordinator, RollbackWithdrawsTheNewerVersionAndNeedsEverybody) {
+  Fleet fleet({.min_sidecars = 2});
+  for (const char* name : {"a", "b"}) fleet.from_fence(name, kNoFence, Fleet::hello(name));
+  for (const char* name : {"a", "b"}) fleet.from(name, Fleet::hello(name));
+  fleet.full_round({"a", "b"});
+  const Version first = fleet.coordinator.target();
+  fleet.full_round({"a", "b"});
+  const Version second = fleet.coordinator.target();
+  EXPECT_TRUE(fleet.coordinator.status().can_roll_back);
+  fleet.step(RollbackRequested{.request = 5});
+  EXPECT_EQ(fleet.last<control::Decide>("a")->second.kind, control::DecisionKind::kRollback);
+  EXPECT_EQ(fleet.last<control::Decide>("a")->second.withdrawn, (std::vector<Version>{second}));
+  fleet.switched("a");
+  fleet.step(PeerLost{.peer = "b"});
+  ASSERT_EQ(fleet.rollbacks.size(), 1U);
+  EXPECT_TRUE(fleet.rollbacks[0].reply.partial);
+  EXPECT_NE(fleet.rollbacks[0].reply.reason.find("'b'"), std::string::npos);
+  EXPECT_EQ(fleet.coordinator.target(), first);
+}
+
+TEST(Coordinator, RollbackIsRefusedWhenALiveSidecarNoLongerHoldsTheVersion) {
+  Fleet fleet;
+  fleet.join("a");
+  fleet.step(RollbackRequested{.request = 1});
+  fleet.full_round({"a"});
+  const Version first = fleet.coordinator.target();
+  fleet.full_round({"a"});
+  fleet.from("a", control::Heartbeat{.staged = {fleet.coordinator.target()}});
+  fleet.step(RollbackRequested{.request = 2});
+  fleet.step(RollbackRequested{.request = 3, .to = first});
+  ASSERT_EQ(fleet.rollbacks.size(), 3U);
+  for (const auto& done : fleet.rollbacks) EXPECT_FALSE(done.reply.ok);
+  EXPECT_NE(fleet.rollbacks[2].reply.reason.find("'a'"), std::string::npos);
+}
+
+TEST(Coordinator, EveryWaitEndsAtItsDeadline) {
+  Fleet fleet;
+  fleet.join("a");
+  fleet.publish();
+  fleet.wake();  // no Accept
+  ASSERT_EQ(fleet.rounds.size(), 1U);
+  fleet.publish();
+  fleet.accept("a");
+  fleet.wake();  // no Staged
+  ASSERT_EQ(fleet.rounds.size(), 2U);
+  fleet.publish();
+  fleet.accept("a");
+  fleet.staged("a");
+  fleet.wake();  // no Switched
+  ASSERT_EQ(fleet.rounds.size(), 3U);
+  for (const auto& round : fleet.rounds) EXPECT_FALSE(round.reply.ok);
+}
+
+// Every (phase, event) pair, many times in random order: no crash, invariants hold (step() checks
+// them), and every publish that was asked for is answered once time passes.
+TEST(Coordinator, SurvivesEveryEventInEveryPhase) {
+  std::array<std::array<int, 16>, 7> seen{};
+  for (unsigned seed = 0; seed < 400; ++seed) {
+    std::mt19937 random(seed);
+    Fleet fleet({.take_over = seed % 2 == 0,
+                 .min_sidecars = 1 + seed % 2,
+                 .commit = {.kind = static_cast<CommitPolicy::Kind>(seed % 3), .quorum = 1}});
+    std::uint64_t asked = 0;
+    const std::array<std::string, 3> peers{"a", "b", "c"};
+    for (int i = 0; i < 120; ++i) {
+      const std::string& peer = peers[random() % peers.size()];
+      const auto announce = fleet.last<control::Announce>(peer);
+      const auto decide = fleet.last<control::Decide>(peer);
+      const std::uint64_t round =
+          announce && random() % 8 != 0 ? announce->first.round : random() % 4;
+      const Version version = announce ? announce->second.version : Version{1, 1};
+      const auto kind = random() % 14;
+      ++seen[static_cast<std::size_t>(fleet.coordinator.phase())][kind];
+      fleet.now = fleet.now + std::chrono::milliseconds(random() % 50);
+      switch (kind) {
+        case 0:
+          fleet.from_fence(peer, kNoFence, Fleet::hello(peer));
+          break;
+        case 1:
+        case 2:
+          fleet.from(peer, Fleet::hello(peer, {version}));
+          break;
+        case 3:
+          fleet.from(peer, control::Accept{version}, round);
+          break;
+        case 4:
+          fleet.from(peer, control::Refuse{.version = version, .layout_unknown = random() % 2 == 0},
+                     round);
+          break;
+        case 5:
+          fleet.from(peer,
+                     control::Staged{
+                         .version = version,
+                         .content_digest = announce ? announce->second.content_digest : Digest{}},
+                     round);
+          break;
+        case 6:
+          fleet.from(
+              peer,
+              control::Staged{.version = version, .failure = "x", .source_lost = random() % 2 == 0},
+              round);
+          break;
+        case 7:
+          fleet.from(peer, control::Decided{.number = decide ? decide->second.number : 0,
+                                            .refused = random() % 4 == 0});
+          break;
+        case 8:
+          if (decide) fleet.switched(peer);
+          break;
+        case 9:
+          fleet.from(peer, control::Heartbeat{.staged = {version}});
+          break;
+        case 10:
+          fleet.step(PeerLost{.peer = peer});
+          break;
+        case 11: {
+          const auto next = fleet.coordinator.next_version();
+          fleet.step(PublishRequested{.request = ++asked, .version = next.value_or(Version{1, 1})});
+          break;
+        }
+        case 12:
+          fleet.step(RollbackRequested{.request = 1});
+          break;
+        case 13:
+          if (fleet.coordinator.next_wake() && random() % 2 == 0)
+            fleet.wake();
+          else
+            fleet.step(CoordinatorTick{});
+          break;
+        default:
+          break;
+      }
+    }
+    for (int i = 0; i < 200 && fleet.rounds.size() < asked; ++i) fleet.wake();
+    EXPECT_EQ(fleet.rounds.size(), asked) << "seed " << seed;
+  }
+  for (std::size_t phase = 0; phase < 6; ++phase)
+    for (std::size_t kind = 0; kind < 14; ++kind)
+      EXPECT_GT(seen[phase][kind], 0) << "phase " << phase << " never saw event " << kind;
+}
+
+}  // namespace
+}  // namespace wsync::publish

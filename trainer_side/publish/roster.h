@@ -1,0 +1,82 @@
+// Roster: what the coordinator knows of each sidecar. Pure data; no I/O.
+// Thread: one.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "shared/base/clock.h"
+#include "shared/control/messages.h"
+
+namespace wsync::publish {
+
+// How far a version is on its way to one sidecar.
+enum class DeliveryPhase : std::uint8_t {
+  kNone,
+  kAnnounced,
+  kAccepted,
+  kStaging,
+  kStaged,
+  kFailed
+};
+
+// One version on its way to one sidecar, inside a round or to catch up.
+struct Delivery {
+  DeliveryPhase phase = DeliveryPhase::kNone;
+  Version version;
+  std::uint64_t round = 0;  // of its messages
+  control::TransportKind transport = control::TransportKind::kMemfd;
+  std::string source;          // last one named in a Stage
+  std::uint32_t attempts = 0;  // Stages sent
+  TimePoint deadline{};
+  std::string failure;
+};
+
+// One sidecar, known by its name. It stays known when it is lost.
+struct Member {
+  std::string name;
+  std::string peer;     // address on the control port; changes with each of its processes
+  bool joined = false;  // its Hello under this coordinator's fence has come, and it was not lost
+  std::string boot_id;
+  std::string data_address;
+  Digest layout;  // the one it knows
+  control::Decision decision;
+  Digest target_content;  // of the target it has persisted
+  Delivery delivery;
+  std::uint64_t decided = 0;                      // number it has acknowledged on disc
+  std::uint64_t asked = 0;                        // number last sent to it
+  std::uint64_t switched = 0;                     // number whose outcomes it has reported
+  std::string refused;                            // why it refused the decision last sent
+  std::vector<control::ReplicaOutcome> outcomes;  // of `switched`
+  std::uint64_t staged_bytes = 0;                 // progress of its delivery, from its heartbeats
+  control::SidecarReport report;
+
+  [[nodiscard]] bool holds(const Version& version) const;
+};
+
+class Roster {
+ public:
+  // The member of that name, made when it is new.
+  Member& add(const std::string& name);
+  [[nodiscard]] Member* by_peer(const std::string& peer);
+  [[nodiscard]] std::map<std::string, Member>& members() noexcept { return members_; }
+  [[nodiscard]] const std::map<std::string, Member>& members() const noexcept { return members_; }
+  [[nodiscard]] std::size_t joined_count() const noexcept;
+  // Replicas with all ranks attached, over the joined sidecars.
+  [[nodiscard]] std::uint32_t live_replicas() const noexcept;
+  // The newest version older than `target`, not in `withdrawn`, that every joined sidecar holds.
+  [[nodiscard]] std::optional<Version> rollback_target(const Version& target,
+                                                       const std::vector<Version>& withdrawn) const;
+
+ private:
+  std::map<std::string, Member> members_;
+};
+
+[[nodiscard]] bool contains(const std::vector<Version>& versions, const Version& version) noexcept;
+// Replicas of a sidecar with every rank attached.
+[[nodiscard]] std::uint32_t whole_replicas(const Member& member) noexcept;
+
+}  // namespace wsync::publish

@@ -1,0 +1,395 @@
+#include "trainer_side/publish/update_round.h"
+
+#include <algorithm>
+
+#include "shared/base/check.h"
+#include "shared/base/format.h"
+#include "shared/base/planted.h"
+
+namespace wsync::publish {
+namespace {
+
+template <class... Ts>
+struct Overloaded : Ts... {
+  using Ts::operator()...;
+};
+template <class... Ts>
+Overloaded(Ts...) -> Overloaded<Ts...>;
+
+void merge(std::vector<Version>& into, const std::vector<Version>& versions) {
+  for (const Version& version : versions)
+    if (!contains(into, version)) into.push_back(version);
+}
+
+}  // namespace
+
+std::string_view phase_name(CoordinatorPhase phase) noexcept {
+  switch (phase) {
+    case CoordinatorPhase::kGathering:
+      return "gathering";
+    case CoordinatorPhase::kClaiming:
+      return "claiming";
+    case CoordinatorPhase::kReady:
+      return "idle";
+    case CoordinatorPhase::kAnnouncing:
+      return "announcing";
+    case CoordinatorPhase::kStaging:
+      return "staging";
+    case CoordinatorPhase::kSwitching:
+      return "switching";
+    case CoordinatorPhase::kStopped:
+      return "stopped";
+  }
+  return "unknown";
+}
+
+Coordinator::Coordinator(CoordinatorOptions options)
+    : options_(std::move(options)), highest_epoch_(options_.stored_epoch) {}
+
+std::vector<CoordinatorCommand> Coordinator::step(const CoordinatorEvent& event) {
+  now_ = event.now;
+  out_.clear();
+  if (phase_ == CoordinatorPhase::kStopped) {
+    constexpr std::string_view kWhy = "this coordinator has stopped: a newer one has the fleet";
+    if (const auto* publish = std::get_if<PublishRequested>(&event.what))
+      refuse_publish(*publish, std::string(kWhy), false);
+    else if (const auto* rollback = std::get_if<RollbackRequested>(&event.what))
+      refuse_rollback(*rollback, std::string(kWhy));
+    else
+      ++dropped_;
+    return std::exchange(out_, {});
+  }
+  std::visit([this](const auto& what) { on(what); }, event.what);
+  const std::string broken = invariants();
+  WSYNC_CHECK(broken.empty(), broken);
+  return std::exchange(out_, {});
+}
+
+void Coordinator::on(const PeerMessage& event) {
+  if (const auto* hello = std::get_if<control::Hello>(&event.message)) {
+    on_hello(event, *hello);
+    return;
+  }
+  Member* member = roster_.by_peer(event.peer);
+  if (event.envelope.fence > fence_ && member != nullptr &&
+      phase_ != CoordinatorPhase::kGathering) {
+    higher_fence(event.envelope.fence, member->name);
+    return;
+  }
+  const bool current = event.envelope.fence == fence_ || planted("coordinator_ignores_fence");
+  if (member == nullptr || !member->joined || !current) {
+    ++dropped_;
+    return;
+  }
+  on_member(*member, event.envelope, event.message);
+}
+
+void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello) {
+  if (phase_ != CoordinatorPhase::kGathering && event.envelope.fence > fence_) {
+    higher_fence(event.envelope.fence, hello.name);
+    if (phase_ == CoordinatorPhase::kStopped) return;
+  }
+  Member& member = roster_.add(hello.name);
+  if (member.joined) lose(member);
+  member.peer = event.peer;
+  member.report.connected = true;
+  member.report.host = hello.host;
+  member.report.pid = hello.pid;
+  member.report.target = hello.target;
+  member.report.staged = hello.staged;
+  member.report.replicas = hello.replicas;
+  member.boot_id = hello.boot_id;
+  member.data_address = hello.data_address;
+  member.layout = hello.layout;
+  member.decision = hello.decision;
+  member.target_content = hello.target_content;
+  for (const Version& version : hello.staged) seen_step_ = std::max(seen_step_, version.step);
+  seen_step_ = std::max(seen_step_, hello.target.step);
+  for (const Version& version : hello.withdrawn) seen_step_ = std::max(seen_step_, version.step);
+
+  if (phase_ == CoordinatorPhase::kGathering) {
+    highest_epoch_ =
+        std::max({highest_epoch_, event.envelope.fence.epoch, hello.decision.fence.epoch});
+    if (roster_.members().size() >= options_.min_sidecars)
+      claim();
+    else if (!deadline_)
+      deadline_ = now_ + options_.gather;
+    return;
+  }
+  if (event.envelope.fence != fence_) {
+    // It has to store our fence first; what it says before that chooses nothing.
+    send(member,
+         control::Welcome{.host_socket = options_.host_socket,
+                          .data_address = options_.data_address,
+                          .heartbeat_ms = static_cast<std::uint32_t>(limits::kHeartbeatIntervalMs),
+                          .deadline_ms = static_cast<std::uint32_t>(limits::kHeartbeatDeadlineMs)},
+         0);
+    return;
+  }
+  member.joined = true;
+  member.decided = hello.decision.fence == fence_ ? hello.decision.number : 0;
+  member.asked = member.decided;
+  member.switched = 0;
+  merge(withdrawn_, hello.withdrawn);
+  if (phase_ == CoordinatorPhase::kClaiming) {
+    if (roster_.joined_count() == roster_.members().size()) finish_claim();
+  } else {
+    catch_up(member);
+  }
+}
+
+void Coordinator::claim() {
+  fence_ = {.epoch = highest_epoch_ + 1, .run_id = options_.run_id};
+  out_.emplace_back(StoreEpoch{fence_.epoch});
+  phase_ = CoordinatorPhase::kClaiming;
+  deadline_ = now_ + options_.hello;
+  for (auto& [name, member] : roster_.members()) {
+    member.joined = false;
+    send(member,
+         control::Welcome{.host_socket = options_.host_socket,
+                          .data_address = options_.data_address,
+                          .heartbeat_ms = static_cast<std::uint32_t>(limits::kHeartbeatIntervalMs),
+                          .deadline_ms = static_cast<std::uint32_t>(limits::kHeartbeatDeadlineMs)},
+         0);
+  }
+}
+
+void Coordinator::finish_claim() {
+  if (roster_.joined_count() == 0) {  // nobody answered: go on waiting
+    deadline_ = now_ + options_.hello;
+    return;
+  }
+  control::Decision newest;
+  Version target;
+  for (auto& [name, member] : roster_.members()) {
+    if (!member.joined || member.decision < newest || member.report.target.none()) continue;
+    newest = member.decision;
+    target = member.report.target;
+    target_content_ = member.target_content;
+  }
+  phase_ = CoordinatorPhase::kReady;
+  deadline_.reset();
+  if (contains(withdrawn_, target)) target = {};
+  out_.emplace_back(Ready{.fence = fence_, .target = target});
+  if (!target.none()) decide(control::DecisionKind::kSwitch, target);
+}
+
+void Coordinator::higher_fence(const control::Fence& seen, const std::string& who) {
+  if (options_.take_over) {
+    if (round_) abort_round("another coordinator's fence was seen; claiming above it");
+    highest_epoch_ = std::max(highest_epoch_, seen.epoch);
+    number_ = 0;
+    used_step_ = 0;
+    target_ = {};
+    claim();
+    return;
+  }
+  const std::string reason = fmt::format(
+      "sidecar '{}' has seen fence epoch {}, above this coordinator's {}: another coordinator is "
+      "newer; start with --take-over to claim the fleet",
+      who, seen.epoch, fence_.epoch);
+  if (round_) abort_round(reason);
+  if (waiting_) refuse_publish(*std::exchange(waiting_, std::nullopt), reason, false);
+  phase_ = CoordinatorPhase::kStopped;
+  deadline_.reset();
+  out_.emplace_back(Stopped{reason});
+}
+
+void Coordinator::on_member(Member& member, const control::Envelope& envelope,
+                            const control::Message& message) {
+  std::visit(
+      Overloaded{
+          [&](const control::Accept& accept) {
+            if (is_delivery(member, envelope, accept.version, DeliveryPhase::kAnnounced))
+              on_accept(member);
+          },
+          [&](const control::Refuse& refuse) {
+            if (is_delivery(member, envelope, refuse.version, DeliveryPhase::kAnnounced))
+              on_refuse(member, refuse);
+          },
+          [&](const control::Staged& staged) {
+            if (is_delivery(member, envelope, staged.version, DeliveryPhase::kStaging))
+              on_staged(member, staged);
+          },
+          [&](const control::Decided& decided) { on_decided(member, decided); },
+          [&](const control::Switched& switched) { on_switched(member, switched); },
+          [&](const control::Heartbeat& heartbeat) {
+            member.report.staged = heartbeat.staged;
+            member.report.target = heartbeat.target;
+            member.report.replicas = heartbeat.replicas;
+            member.staged_bytes = heartbeat.staged_bytes;
+          },
+          [&](const control::Leave&) { on(PeerLost{.peer = member.peer, .reason = "it left"}); },
+          [&](const auto&) { ++dropped_; },
+      },
+      message);
+}
+
+bool Coordinator::is_delivery(const Member& member, const control::Envelope& envelope,
+                              const Version& version, DeliveryPhase phase) {
+  const bool same_round =
+      envelope.round == member.delivery.round || planted("coordinator_ignores_round");
+  if (same_round && version == member.delivery.version && member.delivery.phase == phase)
+    return true;
+  ++dropped_;
+  return false;
+}
+
+void Coordinator::on(const PeerLost& event) {
+  Member* member = roster_.by_peer(event.peer);
+  if (member == nullptr) {
+    ++dropped_;
+    return;
+  }
+  lose(*member);
+  member->peer.clear();
+  member->report.connected = false;
+  if (phase_ == CoordinatorPhase::kClaiming && roster_.joined_count() > 0 &&
+      std::all_of(roster_.members().begin(), roster_.members().end(), [](const auto& entry) {
+        return entry.second.joined || entry.second.peer.empty();
+      }))
+    finish_claim();
+}
+
+void Coordinator::lose(Member& member) {
+  member.joined = false;
+  member.delivery = {};
+  member.staged_bytes = 0;
+  for (control::ReplicaReport& replica : member.report.replicas) {
+    replica.ready = false;
+    replica.reason = "its sidecar is not connected";
+  }
+  if (!in_round(member)) return;
+  if (phase_ == CoordinatorPhase::kSwitching) {
+    advance_round();
+    return;
+  }
+  leave_round(member);
+  bridge(member);
+  advance_round();
+}
+
+void Coordinator::on(const CoordinatorTick&) {
+  if (deadline_ && now_ >= *deadline_) phase_deadline();
+  if (phase_ < CoordinatorPhase::kReady || phase_ == CoordinatorPhase::kStopped) return;
+  for (auto& [name, member] : roster_.members()) {
+    Delivery& delivery = member.delivery;
+    if (!member.joined || in_round(member) || delivery.phase == DeliveryPhase::kNone ||
+        delivery.phase == DeliveryPhase::kStaged || now_ < delivery.deadline)
+      continue;
+    if (delivery.phase == DeliveryPhase::kFailed) {
+      delivery = {};
+      catch_up(member);
+    } else {
+      delivery_failed(member, "no answer before the deadline");
+    }
+  }
+}
+
+void Coordinator::phase_deadline() {
+  switch (phase_) {
+    case CoordinatorPhase::kGathering:
+      deadline_.reset();
+      claim();
+      return;
+    case CoordinatorPhase::kClaiming:
+      finish_claim();
+      return;
+    case CoordinatorPhase::kAnnouncing:
+    case CoordinatorPhase::kStaging: {
+      const std::vector<std::string> names = round_->members;
+      for (const std::string& name : names) {
+        Member& member = roster_.add(name);
+        const bool waited_for = phase_ == CoordinatorPhase::kAnnouncing
+                                    ? member.delivery.phase == DeliveryPhase::kAnnounced
+                                    : member.delivery.phase != DeliveryPhase::kStaged;
+        if (round_ && in_round(member) && waited_for)
+          delivery_failed(
+              member, fmt::format("no answer before the deadline while {}", phase_name(phase_)));
+      }
+      return;
+    }
+    case CoordinatorPhase::kSwitching:
+      finish_round();
+      return;
+    case CoordinatorPhase::kReady:
+    case CoordinatorPhase::kStopped:
+      deadline_.reset();
+      return;
+  }
+}
+
+std::optional<TimePoint> Coordinator::next_wake() const {
+  std::optional<TimePoint> wake = deadline_;
+  if (phase_ < CoordinatorPhase::kReady || phase_ == CoordinatorPhase::kStopped) return wake;
+  for (const auto& [name, member] : roster_.members()) {
+    if (!member.joined || in_round(member) || member.delivery.phase == DeliveryPhase::kNone ||
+        member.delivery.phase == DeliveryPhase::kStaged)
+      continue;
+    if (!wake || member.delivery.deadline < *wake) wake = member.delivery.deadline;
+  }
+  return wake;
+}
+
+Result<Version> Coordinator::next_version(std::uint64_t step) const {
+  if (phase_ < CoordinatorPhase::kReady || phase_ == CoordinatorPhase::kStopped)
+    return fail(ErrorCode::kBusy, fmt::format("the coordinator is {}; no sidecar has joined it yet",
+                                              phase_name(phase_)));
+  const auto epoch = static_cast<std::uint32_t>(fence_.epoch);
+  if (step == 0) return Version{epoch, std::max(seen_step_, used_step_) + 1};
+  if (step <= used_step_)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("step {} was used or passed under epoch {} (last: {}); a version never "
+                            "names two different byte strings",
+                            step, epoch, used_step_));
+  return Version{epoch, step};
+}
+
+std::uint64_t Coordinator::staged_bytes() const noexcept {
+  std::uint64_t bytes = 0;
+  if (!round_) return 0;
+  for (const auto& [name, member] : roster_.members()) {
+    if (!in_round(member)) continue;
+    bytes += member.delivery.phase == DeliveryPhase::kStaged ? round_->publish.arena_bytes
+                                                             : member.staged_bytes;
+  }
+  return bytes;
+}
+
+control::StatusReply Coordinator::status() const {
+  control::StatusReply reply;
+  reply.role = "coordinator";
+  reply.fence = fence_;
+  reply.decision = number_;
+  reply.target = target_;
+  reply.withdrawn = withdrawn_;
+  if (const auto to = roster_.rollback_target(target_, withdrawn_)) {
+    reply.can_roll_back = true;
+    reply.rollback_target = *to;
+  }
+  reply.activity = phase_name(phase_);
+  if (round_)
+    reply.activity += fmt::format(" {}", round_->is_rollback ? "back to " + target_.to_string()
+                                                             : round_->publish.version.to_string());
+  for (const auto& [name, member] : roster_.members()) reply.sidecars.push_back(member.report);
+  return reply;
+}
+
+std::string Coordinator::invariants() const {
+  const bool in_a_round = phase_ == CoordinatorPhase::kAnnouncing ||
+                          phase_ == CoordinatorPhase::kStaging ||
+                          phase_ == CoordinatorPhase::kSwitching;
+  if (in_a_round != round_.has_value())
+    return fmt::format("phase {} with{} a round", phase_name(phase_), round_ ? "" : "out");
+  if (in_a_round && !deadline_) return "a round without a deadline";
+  if (phase_ == CoordinatorPhase::kClaiming && !deadline_) return "a claim without a deadline";
+  if (!target_.none() && contains(withdrawn_, target_) && phase_ == CoordinatorPhase::kReady)
+    return fmt::format("the target {} is withdrawn", target_.to_string());
+  for (const auto& [name, member] : roster_.members())
+    if (member.decided > number_ && member.joined)
+      return fmt::format("sidecar '{}' acknowledged decision {} of {}", name, member.decided,
+                         number_);
+  return {};
+}
+
+}  // namespace wsync::publish

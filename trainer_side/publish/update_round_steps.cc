@@ -1,0 +1,555 @@
+// The second half of Coordinator: how a version is delivered, decided, withdrawn, and reported.
+#include <algorithm>
+#include <chrono>
+#include "shared/base/format.h"
+
+#include "shared/base/planted.h"
+#include "trainer_side/publish/update_round.h"
+
+namespace wsync::publish {
+namespace {
+
+constexpr std::uint32_t kStageAttempts = 8;
+constexpr std::chrono::milliseconds kCatchUpRetry{1'000};
+// What a sidecar may need beyond its own deadlines to report.
+constexpr std::chrono::milliseconds kReportMargin{5'000};
+
+std::uint64_t nanoseconds(std::chrono::nanoseconds d) {
+  return d.count() < 0 ? 0 : static_cast<std::uint64_t>(d.count());
+}
+
+}  // namespace
+
+bool Coordinator::in_round(const Member& member) const {
+  return round_ && std::find(round_->members.begin(), round_->members.end(), member.name) !=
+                       round_->members.end();
+}
+
+void Coordinator::leave_round(const Member& member) { std::erase(round_->members, member.name); }
+
+const PublishRequested* Coordinator::snapshot_of(const Version& version) const {
+  for (const PublishRequested& held : held_)
+    if (held.version == version) return &held;
+  return nullptr;
+}
+
+void Coordinator::send(const Member& member, control::Message message, std::uint64_t round) {
+  if (member.peer.empty()) return;
+  control::Envelope envelope;
+  envelope.fence = fence_;
+  envelope.round = round;
+  out_.emplace_back(
+      SendTo{.peer = member.peer, .envelope = std::move(envelope), .message = std::move(message)});
+}
+
+// ---- publish ----
+
+void Coordinator::refuse_publish(const PublishRequested& publish, const std::string& why,
+                                 bool superseded) {
+  control::PushReply reply;
+  reply.reason = why;
+  reply.version = publish.version;
+  reply.content_digest = publish.content_digest;
+  reply.bytes = publish.arena_bytes;
+  reply.snapshot_ns = publish.snapshot_ns;
+  out_.emplace_back(
+      RoundDone{.request = publish.request, .superseded = superseded, .reply = std::move(reply)});
+  out_.emplace_back(DropVersion{publish.version});
+}
+
+void Coordinator::on(const PublishRequested& event) {
+  if (phase_ < CoordinatorPhase::kReady) {
+    refuse_publish(event, fmt::format("the coordinator is {}", phase_name(phase_)), false);
+    return;
+  }
+  const Result<Version> name = next_version(event.version.step);
+  if (!name || *name != event.version) {
+    refuse_publish(event,
+                   name ? fmt::format("version {} is not of this coordinator's epoch {}",
+                                      event.version.to_string(), fence_.epoch)
+                        : name.error().message(),
+                   false);
+    return;
+  }
+  used_step_ = event.version.step;
+  seen_step_ = std::max(seen_step_, used_step_);
+  if (round_) {
+    if (waiting_)
+      refuse_publish(*waiting_, fmt::format("superseded by {}", event.version.to_string()), true);
+    waiting_ = event;
+    return;
+  }
+  start_round(event);
+}
+
+void Coordinator::start_round(const PublishRequested& publish) {
+  if (roster_.joined_count() == 0) {
+    refuse_publish(publish, "no sidecar is connected to this coordinator", false);
+    return;
+  }
+  round_.emplace(Round{.publish = publish, .started = now_});
+  held_.push_back(publish);
+  phase_ = CoordinatorPhase::kAnnouncing;
+  deadline_ = now_ + options_.announce;
+  out_.emplace_back(
+      PhaseEntered{.request = publish.request, .phase = control::ProgressPhase::kAnnounce});
+  for (auto& [name, member] : roster_.members()) {
+    if (!member.joined) continue;
+    round_->members.push_back(name);
+    announce(member, publish);
+  }
+}
+
+void Coordinator::announce(Member& member, const PublishRequested& publish) {
+  member.delivery = {.phase = DeliveryPhase::kAnnounced,
+                     .version = publish.version,
+                     .round = ++next_round_,
+                     .deadline = now_ + options_.announce};
+  member.staged_bytes = 0;
+  const bool with_layout = member.layout != publish.layout_digest;
+  send(member,
+       control::Announce{.version = publish.version,
+                         .layout_digest = publish.layout_digest,
+                         .layout = with_layout ? publish.layout : Bytes{},
+                         .content_digest = publish.content_digest,
+                         .bucket_bytes = publish.bucket_bytes,
+                         .arena_bytes = publish.arena_bytes},
+       member.delivery.round);
+  member.layout = publish.layout_digest;
+}
+
+void Coordinator::on_accept(Member& member) {
+  member.delivery.phase = DeliveryPhase::kAccepted;
+  if (in_round(member))
+    advance_round();
+  else
+    stage(member);
+}
+
+void Coordinator::on_refuse(Member& member, const control::Refuse& refuse) {
+  if (refuse.layout_unknown) {
+    on_layout_unknown(member);
+    return;
+  }
+  if (in_round(member))
+    round_->problems.insert(round_->problems.end(), refuse.problems.begin(), refuse.problems.end());
+  delivery_failed(member,
+                  fmt::format("it refuses {}: {}", refuse.version.to_string(), refuse.reason));
+}
+
+void Coordinator::on_layout_unknown(Member& member) {
+  const PublishRequested* publish = snapshot_of(member.delivery.version);
+  if (publish == nullptr || member.delivery.attempts > 0) {
+    delivery_failed(member, "it does not take the layout that was sent");
+    return;
+  }
+  member.layout = {};
+  announce(member, *publish);
+  member.delivery.attempts = 1;  // a second refusal of this kind is a failure
+}
+
+// ---- staging ----
+
+std::string Coordinator::chain_source(const Member& member) const {
+  std::string source = options_.data_address;
+  if (!in_round(member)) return source;
+  for (const std::string& name : round_->members) {
+    if (name == member.name) break;
+    const Member& before = roster_.members().at(name);
+    const bool relays = before.delivery.phase == DeliveryPhase::kStaging ||
+                        before.delivery.phase == DeliveryPhase::kStaged;
+    if (before.joined && relays && before.delivery.transport == control::TransportKind::kTcp &&
+        !before.data_address.empty())
+      source = before.data_address;
+  }
+  return source;
+}
+
+void Coordinator::stage(Member& member) {
+  Delivery& delivery = member.delivery;
+  const bool same_host = !member.boot_id.empty() && member.boot_id == options_.boot_id;
+  const bool memfd = options_.transport == TransportPolicy::kMemfd ||
+                     (options_.transport == TransportPolicy::kAuto && same_host);
+  delivery.transport = memfd ? control::TransportKind::kMemfd : control::TransportKind::kTcp;
+  member.report.transport = delivery.transport;
+  delivery.source = memfd ? options_.host_socket : chain_source(member);
+  if (delivery.source.empty()) {
+    delivery_failed(member, memfd ? "this coordinator serves no host socket"
+                                  : "it is not on this host, and no data_address is configured");
+    return;
+  }
+  if (++delivery.attempts > kStageAttempts) {
+    delivery_failed(member, fmt::format("its source was lost {} times", kStageAttempts));
+    return;
+  }
+  delivery.phase = DeliveryPhase::kStaging;
+  delivery.deadline = now_ + options_.stage;
+  send(member,
+       control::Stage{
+           .version = delivery.version, .transport = delivery.transport, .source = delivery.source},
+       delivery.round);
+}
+
+void Coordinator::bridge(const Member& lost) {
+  if (!round_ || lost.data_address.empty()) return;
+  const std::vector<std::string> names = round_->members;
+  for (const std::string& name : names) {
+    Member& member = roster_.add(name);
+    if (member.delivery.phase == DeliveryPhase::kStaging &&
+        member.delivery.transport == control::TransportKind::kTcp &&
+        member.delivery.source == lost.data_address)
+      stage(member);
+  }
+}
+
+void Coordinator::on_staged(Member& member, const control::Staged& staged) {
+  if (!staged.failure.empty()) {
+    if (staged.source_lost)
+      stage(member);
+    else
+      delivery_failed(member, "staging failed: " + staged.failure);
+    return;
+  }
+  const PublishRequested* publish = snapshot_of(staged.version);
+  if (publish != nullptr && publish->content_digest != staged.content_digest &&
+      !planted("staged_digest_not_compared")) {
+    delivery_failed(member, fmt::format("it holds other bytes: content digest {}, expected {}",
+                                        staged.content_digest.to_string(),
+                                        publish->content_digest.to_string()));
+    return;
+  }
+  member.delivery.phase = DeliveryPhase::kStaged;
+  if (!member.holds(staged.version)) member.report.staged.push_back(staged.version);
+  if (in_round(member) && phase_ != CoordinatorPhase::kSwitching) {
+    advance_round();
+  } else if (staged.version == target_) {
+    send_decide(member);
+  }
+}
+
+void Coordinator::delivery_failed(Member& member, const std::string& why) {
+  member.delivery.phase = DeliveryPhase::kFailed;
+  member.delivery.failure = why;
+  member.delivery.deadline = now_ + kCatchUpRetry;
+  if (!in_round(member) || round_->is_rollback) return;
+  if (phase_ != CoordinatorPhase::kSwitching && options_.commit.kind == CommitPolicy::Kind::kAll) {
+    abort_round(fmt::format("sidecar '{}': {}", member.name, why));
+    return;
+  }
+  if (phase_ != CoordinatorPhase::kSwitching) leave_round(member);
+  bridge(member);
+  advance_round();
+}
+
+void Coordinator::catch_up(Member& member) {
+  if (!member.joined || target_.none() || in_round(member)) return;
+  if (member.delivery.phase != DeliveryPhase::kNone &&
+      member.delivery.phase != DeliveryPhase::kStaged)
+    return;
+  if (!member.holds(target_)) {
+    if (const PublishRequested* publish = snapshot_of(target_)) {
+      announce(member, *publish);
+      return;
+    }
+  }
+  // Without our copy it still has to learn what the target is and what was withdrawn.
+  if (member.decided < number_ && member.asked < number_) send_decide(member);
+}
+
+// ---- decisions ----
+
+bool Coordinator::enough_staged() const {
+  if (planted("decide_before_all_staged") && !round_->members.empty()) return true;
+  std::uint32_t replicas = 0;
+  std::size_t staged = 0;
+  for (const std::string& name : round_->members) {
+    const Member& member = roster_.members().at(name);
+    if (member.delivery.phase != DeliveryPhase::kStaged) continue;
+    ++staged;
+    replicas += whole_replicas(member);
+  }
+  if (staged == 0) return false;
+  switch (options_.commit.kind) {
+    case CommitPolicy::Kind::kAll:
+      return staged == round_->members.size() && replicas >= options_.min_replicas;
+    case CommitPolicy::Kind::kQuorum:
+      return replicas >= std::max(options_.commit.quorum, options_.min_replicas);
+    case CommitPolicy::Kind::kEach:
+      return replicas >= options_.min_replicas;
+  }
+  return false;
+}
+
+void Coordinator::advance_round() {
+  if (!round_) return;
+  const auto all = [this](auto predicate) {
+    return std::all_of(
+        round_->members.begin(), round_->members.end(),
+        [&](const std::string& name) { return predicate(roster_.members().at(name)); });
+  };
+  if (phase_ == CoordinatorPhase::kSwitching) {
+    const bool over = all([this](const Member& member) {
+      return !member.joined || member.switched == number_ || !member.refused.empty() ||
+             member.delivery.phase == DeliveryPhase::kFailed;
+    });
+    if (over) finish_round();
+    return;
+  }
+  if (round_->members.empty()) {
+    abort_round("every sidecar of the round was lost");
+    return;
+  }
+  if (phase_ == CoordinatorPhase::kAnnouncing) {
+    if (all([](const Member& member) { return member.delivery.phase == DeliveryPhase::kAccepted; }))
+      enter_staging();
+    return;
+  }
+  if (enough_staged()) {
+    decide(control::DecisionKind::kSwitch, round_->publish.version);
+  } else if (all([](const Member& m) { return m.delivery.phase == DeliveryPhase::kStaged; })) {
+    abort_round(fmt::format("{} whole replicas have staged; the round needs {}",
+                            roster_.live_replicas(),
+                            std::max(options_.min_replicas, options_.commit.quorum)));
+  }
+}
+
+void Coordinator::enter_staging() {
+  phase_ = CoordinatorPhase::kStaging;
+  deadline_ = now_ + options_.stage;
+  out_.emplace_back(
+      PhaseEntered{.request = round_->publish.request, .phase = control::ProgressPhase::kStage});
+  const std::vector<std::string> names = round_->members;
+  for (const std::string& name : names) {
+    if (phase_ != CoordinatorPhase::kStaging) return;  // one failed and took the round with it
+    Member& member = roster_.add(name);
+    if (in_round(member)) stage(member);
+  }
+}
+
+void Coordinator::decide(control::DecisionKind kind, const Version& target) {
+  ++number_;
+  kind_ = kind;
+  if (target != target_) previous_target_ = target_;
+  target_ = target;
+  if (const PublishRequested* publish = snapshot_of(target))
+    target_content_ = publish->content_digest;
+  if (round_) {
+    round_->decided = now_;
+    phase_ = CoordinatorPhase::kSwitching;
+    deadline_ = now_ + options_.whole_switch + kReportMargin;
+    if (!round_->is_rollback)
+      out_.emplace_back(PhaseEntered{.request = round_->publish.request,
+                                     .phase = control::ProgressPhase::kSwitch});
+  }
+  for (auto& [name, member] : roster_.members()) {
+    if (!member.joined) continue;
+    const bool staged = !round_ || round_->is_rollback ||
+                        (in_round(member) && (member.delivery.phase == DeliveryPhase::kStaged ||
+                                              planted("decide_before_all_staged")));
+    if (staged) send_decide(member);
+  }
+}
+
+void Coordinator::send_decide(Member& member) {
+  member.asked = number_;
+  member.refused.clear();
+  send(member,
+       control::Decide{.number = number_,
+                       .kind = kind_,
+                       .target = target_,
+                       .withdrawn = withdrawn_,
+                       .mode = options_.pause_mode,
+                       .pause_deadline_ms = static_cast<std::uint32_t>(options_.pause.count()),
+                       .load_deadline_ms = static_cast<std::uint32_t>(options_.load.count()),
+                       .content_digest = target_content_},
+       member.delivery.round);
+}
+
+void Coordinator::on_decided(Member& member, const control::Decided& decided) {
+  if (decided.number != member.asked || decided.number != number_) {
+    ++dropped_;
+    return;
+  }
+  if (decided.refused) {
+    member.refused = decided.reason.empty() ? "refused without a reason" : decided.reason;
+    if (in_round(member)) advance_round();
+    return;
+  }
+  member.decided = decided.number;
+}
+
+void Coordinator::on_switched(Member& member, const control::Switched& switched) {
+  if (switched.number != number_ || switched.target != target_) {
+    ++dropped_;
+    return;
+  }
+  member.decided = switched.number;
+  member.switched = switched.number;
+  member.outcomes = switched.outcomes;
+  if (in_round(member)) advance_round();
+}
+
+// ---- how a round ends ----
+
+void Coordinator::abort_round(const std::string& why) {
+  const Round round = std::move(*round_);
+  round_.reset();
+  phase_ = CoordinatorPhase::kReady;
+  deadline_.reset();
+  for (auto& [name, member] : roster_.members()) {
+    if (!member.joined || member.delivery.version != round.publish.version) continue;
+    send(member, control::Abort{.version = round.publish.version, .reason = why},
+         member.delivery.round);
+    std::erase(member.report.staged, round.publish.version);
+    member.delivery = {};
+  }
+  control::PushReply reply;
+  reply.reason = why;
+  reply.version = round.publish.version;
+  reply.content_digest = round.publish.content_digest;
+  reply.bytes = round.publish.arena_bytes;
+  reply.snapshot_ns = round.publish.snapshot_ns;
+  reply.problems = round.problems;
+  out_.emplace_back(RoundDone{.request = round.publish.request, .reply = std::move(reply)});
+  drop_unneeded();
+  start_waiting();
+}
+
+void Coordinator::finish_round() {
+  if (round_->is_rollback)
+    finish_rollback();
+  else
+    finish_publish();
+}
+
+void Coordinator::finish_publish() {
+  const Round round = std::move(*round_);
+  round_.reset();
+  phase_ = CoordinatorPhase::kReady;
+  deadline_.reset();
+  control::PushReply reply;
+  reply.version = round.publish.version;
+  reply.content_digest = round.publish.content_digest;
+  reply.bytes = round.publish.arena_bytes;
+  reply.snapshot_ns = round.publish.snapshot_ns;
+  reply.staged_ns = nanoseconds(round.decided - round.started);
+  reply.switch_ns = nanoseconds(now_ - round.decided);
+  std::size_t committed = 0;
+  for (const std::string& name : round.members) {
+    Member& member = roster_.add(name);
+    if (member.switched != number_ && reply.reason.empty()) {
+      std::string why = "it did not report before the deadline";
+      if (!member.refused.empty()) why = "it refused the decision: " + member.refused;
+      if (!member.delivery.failure.empty()) why = member.delivery.failure;
+      if (!member.joined) why = "it was lost during the switch";
+      reply.reason = fmt::format("sidecar '{}': {}", name, why);
+    }
+    if (member.switched != number_) continue;
+    for (const control::ReplicaOutcome& outcome : member.outcomes) {
+      if (outcome.outcome == control::SwitchOutcome::kCommitted)
+        ++committed;
+      else if (reply.reason.empty())
+        reply.reason = fmt::format("replica '{}': {}", outcome.replica, outcome.reason);
+      reply.outcomes.push_back(outcome);
+    }
+  }
+  if (committed == 0 && reply.reason.empty()) reply.reason = "no replica has switched";
+  reply.ok = reply.reason.empty();
+  out_.emplace_back(RoundDone{.request = round.publish.request, .reply = std::move(reply)});
+  drop_unneeded();
+  for (auto& [name, member] : roster_.members()) catch_up(member);
+  start_waiting();
+}
+
+void Coordinator::start_waiting() {
+  if (waiting_ && phase_ == CoordinatorPhase::kReady)
+    start_round(*std::exchange(waiting_, std::nullopt));
+}
+
+void Coordinator::drop_unneeded() {
+  std::erase_if(held_, [this](const PublishRequested& held) {
+    const bool needed = held.version == target_ || held.version == previous_target_ ||
+                        (round_ && round_->publish.version == held.version);
+    if (!needed) out_.emplace_back(DropVersion{held.version});
+    return !needed;
+  });
+}
+
+// ---- rollback ----
+
+void Coordinator::refuse_rollback(const RollbackRequested& event, const std::string& why) {
+  control::RollbackReply reply;
+  reply.reason = why;
+  reply.from = target_;
+  reply.to = event.to;
+  out_.emplace_back(RollbackDone{.request = event.request, .reply = std::move(reply)});
+}
+
+void Coordinator::on(const RollbackRequested& event) {
+  if (phase_ != CoordinatorPhase::kReady)
+    return refuse_rollback(
+        event, fmt::format("the coordinator is {}; try again when it is idle", phase_name(phase_)));
+  if (target_.none()) return refuse_rollback(event, "no version has been decided yet");
+  if (roster_.joined_count() == 0)
+    return refuse_rollback(event, "no sidecar is connected to this coordinator");
+  const std::optional<Version> previous = roster_.rollback_target(target_, withdrawn_);
+  const Version to = event.to.none() ? previous.value_or(Version{}) : event.to;
+  if (to.none())
+    return refuse_rollback(event,
+                           fmt::format("no version before {} is still held by every live sidecar",
+                                       target_.to_string()));
+  if (to == target_)
+    return refuse_rollback(event, fmt::format("{} is the target already", to.to_string()));
+  if (contains(withdrawn_, to))
+    return refuse_rollback(event,
+                           fmt::format("{} was withdrawn by an earlier rollback", to.to_string()));
+  std::string lacking;
+  for (const auto& [name, member] : roster_.members())
+    if (member.joined && !member.holds(to)) lacking += (lacking.empty() ? "'" : ", '") + name + "'";
+  if (!lacking.empty())
+    return refuse_rollback(
+        event, fmt::format("{} is no longer held by sidecar {}", to.to_string(), lacking));
+  Round round{.started = now_};
+  round.is_rollback = true;
+  round.rollback_request = event.request;
+  round.from = target_;
+  for (const auto& [name, member] : roster_.members())
+    if (member.joined) round.members.push_back(name);
+  round_.emplace(std::move(round));
+  if (!planted("rollback_forgets_withdrawn")) withdrawn_.push_back(target_);
+  decide(control::DecisionKind::kRollback, to);
+}
+
+void Coordinator::finish_rollback() {
+  const Round round = std::move(*round_);
+  round_.reset();
+  phase_ = CoordinatorPhase::kReady;
+  deadline_.reset();
+  control::RollbackReply reply;
+  reply.from = round.from;
+  reply.to = target_;
+  std::string missing;
+  for (const auto& [name, member] : roster_.members()) {
+    if (member.switched != number_) {
+      missing += fmt::format("{}sidecar '{}'", missing.empty() ? "" : ", ", name);
+      continue;
+    }
+    for (const control::ReplicaOutcome& outcome : member.outcomes) {
+      reply.outcomes.push_back(outcome);
+      if (outcome.version != target_)
+        missing += fmt::format("{}replica '{}' ({})", missing.empty() ? "" : ", ", outcome.replica,
+                               outcome.reason);
+    }
+  }
+  reply.partial = !missing.empty();
+  reply.ok = missing.empty();
+  if (reply.partial)
+    reply.reason = fmt::format("{} is withdrawn, but these have not gone back yet: {}",
+                               round.from.to_string(), missing);
+  out_.emplace_back(RollbackDone{.request = round.rollback_request, .reply = std::move(reply)});
+  drop_unneeded();
+  for (auto& [name, member] : roster_.members()) catch_up(member);
+  start_waiting();
+}
+
+}  // namespace wsync::publish
