@@ -1,0 +1,145 @@
+#!/usr/bin/env bash
+# Checks the SPIN model of the update protocol: clean as designed, every planted variant caught for the expected reason,
+# and the states that show the search is not empty are reached. One line for each run; README.md explains the columns.
+#
+#   tests/model/check.sh [--deep] [NAME...]     only the runs with these names; --deep adds the long ones
+#
+# JOBS (2) runs go at once, each within LIMIT_S (240; with --deep 600) seconds and LIMIT_MIB (2500; 6000) of state memory.
+# Exit: 0 all as expected, 1 a run was not, 2 bad usage, 77 spin is not installed.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+deep=0
+names=()
+for argument in "$@"; do
+  case $argument in
+    --deep) deep=1 ;;
+    -*) echo "check.sh: unknown option '$argument'; expected --deep or names of runs" >&2; exit 2 ;;
+    *) names+=("$argument") ;;
+  esac
+done
+if ! command -v spin > /dev/null; then
+  echo "skip: spin is not installed (Debian package 'spin'); the model of the update protocol was not checked"
+  exit 77
+fi
+export JOBS=${JOBS:-2} LIMIT_S LIMIT_MIB
+if ((deep)); then LIMIT_S=${LIMIT_S:-600} LIMIT_MIB=${LIMIT_MIB:-6000}; else LIMIT_S=${LIMIT_S:-240} LIMIT_MIB=${LIMIT_MIB:-2500}; fi
+
+# name | expected: clean, or the property that has to fail | flags. The long ones come first, so that two cores end together.
+one="-DNREP=1 -DNCO=1"
+runs="
+two_replicas         | clean     | -DNREP=2 -DNF=1 -DNCO=1 -DMAXSTEP=1
+two_replicas_zombie  | clean     | -DNREP=2 -DNF=1 -DNCO=2 -DMAXSTEP=0 -DMAXD=2 -DMAXV=2
+zombie               | clean     | -DNREP=1 -DNF=1 -DNCO=2 -DMAXSTEP=1
+two_replicas_restart | clean     | -DNREP=2 -DNF=1 -DNCO=2 -DMAXSTEP=1 -DMAXD=2 -DRESTART
+two_faults           | clean     | $one -DNF=2 -DMAXSTEP=1
+three_steps          | clean     | $one -DNF=0 -DMAXSTEP=3
+one_fault            | clean     | $one -DNF=1 -DMAXSTEP=2
+adopt                | clean     | $one -DNF=1 -DMAXSTEP=2 -DADOPT -DNO_ROLLBACK
+adopt_three_arenas   | clean     | $one -DNF=1 -DMAXSTEP=1 -DADOPT -DNARENA=3
+coarse               | clean     | -DNREP=2 -DNF=1 -DNCO=2 -DCOARSE
+AW_COMMIT            | withdrawn | -DNREP=2 -DNF=2 -DNCO=1 -DMAXSTEP=0 -DMAXV=2 -DHIT_ONE
+AW_PERSIST           | withdrawn | -DNREP=1 -DNF=1 -DNCO=2 -DMAXSTEP=0
+AW_RESUME            | withdrawn | $one -DNF=1 -DMAXSTEP=0
+AW_FORWARD           | withdrawn | $one -DNF=0 -DMAXSTEP=0
+AW_DEADLINE          | withdrawn | $one -DNF=1 -DMAXSTEP=1
+AW_LIVE              | withdrawn | -DNREP=2 -DNF=1 -DNCO=2 -DCOARSE
+AW_HELLO             | target    | -DNREP=2 -DNF=0 -DNCO=2 -DCOARSE
+AW_TARGET            | target    | -DNREP=2 -DNF=1 -DNCO=2 -DCOARSE
+BUG_NO_WITHDRAW      | withdrawn | -DNREP=2 -DNF=1 -DNCO=2 -DCOARSE
+BUG_FENCE_MEM        | fence     | -DNREP=1 -DNF=1 -DNCO=2 -DMAXSTEP=0
+BUG_EPOCH_ONLY       | fence     | -DNREP=1 -DNF=0 -DNCO=2 -DMAXSTEP=0
+BUG_LEASE_MSG        | switched  | $one -DNF=1 -DMAXSTEP=2 -DADOPT -DNO_ROLLBACK
+BUG_NO_TAINT         | switched  | $one -DNF=1 -DMAXSTEP=2
+BUG_EARLY_RESUME     | resume    | $one -DNF=0 -DMAXSTEP=2
+BUG_REPAIR_ONE       | resume    | $one -DNF=1 -DMAXSTEP=2
+BUG_OWN_STEP         | load      | $one -DNF=0 -DMAXSTEP=2
+BUG_PAUSED_LEADER    | load      | $one -DNF=0 -DMAXSTEP=2
+BUG_LEADER_RUNS      | load      | $one -DNF=1 -DMAXSTEP=2
+BUG_DEADLINE_RESUME  | load      | $one -DNF=1 -DMAXSTEP=2
+BUG_NO_HEADER_CHECK  | step      | $one -DNF=1 -DMAXSTEP=2
+BUG_FOLLOWER_BEGINS  | rest      | $one -DNF=0 -DMAXSTEP=2
+BUG_RESUME_ALL       | rest      | $one -DNF=0 -DMAXSTEP=2
+BUG_NO_ABORT         | rest      | $one -DNF=1 -DMAXSTEP=2
+BUG_KEEP_HEADER      | rest      | $one -DNF=1 -DMAXSTEP=2
+WITNESS_SERVED       | reached   | -DNREP=2 -DNF=1 -DNCO=1 -DMAXSTEP=1
+WITNESS_REFUSED      | reached   | $one -DNF=1 -DMAXSTEP=2
+WITNESS_ROLLED       | reached   | $one -DNF=1 -DMAXSTEP=2
+"
+deep_runs="
+deep_restart         | clean     | -DNREP=2 -DNF=1 -DNCO=2 -DMAXSTEP=1 -DMAXD=3 -DRESTART
+deep_coarse          | clean     | -DNREP=2 -DNF=2 -DNCO=2 -DCOARSE
+deep_three_faults    | clean     | $one -DNF=3 -DMAXSTEP=1
+"
+if ((deep)); then runs="$deep_runs$runs"; fi
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/wsync-model.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+export here work
+
+# The property that an expression of the model states, from the text in which SPIN reports that it failed.
+property_of() {
+  case $1 in
+    *gdone!=0*|*"steps[0]"*|"0") echo reached ;;
+    *gdone*) echo withdrawn ;;
+    *gpf*) echo fence ;;
+    *got*) echo target ;;
+    *"cur[r]"*) echo switched ;;
+    *"conn["*|*"ins[(2*0)]"*|*"rep[0]"*|*"cst[0]"*) echo rest ;;
+    *"ins[(2*r)]"*) echo paused ;;
+    *"rs[x]!=1"*) echo load ;;
+    *"rs[(x^1)]"*) echo resume ;;
+    *"ver[x]"*) echo step ;;
+    *) echo "unknown: $1" ;;
+  esac
+}
+
+# check_one "name | expected | flags": prints the line, succeeds when the verdict is the expected one.
+check_one() {
+  local name expected flags found states="-" began ended status=0
+  IFS='|' read -r name expected flags <<< "$1"
+  name=${name// /}; expected=${expected// /}
+  local variant=()
+  case $name in AW_*|BUG_*|WITNESS_*) variant=("-D$name") ;; esac
+  mkdir "$work/$name"; cd "$work/$name"
+  # shellcheck disable=SC2086  # the flags are words
+  if ! { spin "${variant[@]}" $flags -a "$here/update_protocol.pml" &&
+         "${CC:-cc}" -O1 -w -DSAFETY -DCOLLAPSE -DNOFAIR -DVECTORSZ=512 "-DMEMLIM=$LIMIT_MIB" -o pan pan.c; } > build 2>&1; then
+    printf 'FAILED  %-20s does not build: %s\n' "$name" "$(tail -n 1 build)"
+    return 1
+  fi
+  began=$(date +%s%N)
+  timeout "$LIMIT_S" ./pan -n -m400000 -w22 > out 2>&1 || status=$?
+  ended=$(date +%s%N)
+  states=$(awk '/states, stored/ {print $1}' out)
+  if grep -q 'assertion violated' out; then
+    found=$(property_of "$(sed -n 's/^pan:1: assertion violated *\(.*\) (at depth.*/\1/p' out)")
+  elif ((status != 0)) || grep -qE 'Search not completed|max search depth too small|out of memory|reached -DMEMLIM' out; then
+    found=incomplete
+  elif grep -q 'errors: 0$' out; then
+    found=clean
+  else
+    found="error: $(grep -m 1 -E '^pan' out || echo 'no verdict in the output of pan')"
+  fi
+  local verdict=ok
+  [[ $found == "$expected" ]] || verdict=FAILED
+  printf '%-7s %-20s expected %-10s found %-10s %10s states %6s s   %s\n' "$verdict" "$name" "$expected" "$found" \
+    "${states:--}" "$(awk -v ns=$((ended - began)) 'BEGIN {printf "%.1f", ns / 1e9}')" "$flags"
+  rm -rf "${work:?}/$name"
+  [[ $verdict == ok ]]
+}
+export -f check_one property_of
+
+chosen=$(awk -F'|' -v names="${names[*]-}" '
+  BEGIN {count = split(names, list, " "); for (i in list) wanted[list[i]] = 1}
+  NF == 3 {name = $1; gsub(/ /, "", name); if (count == 0 || name in wanted) {print; found++}}
+  END {exit found < (count ? count : 1)}' <<< "$runs") || {
+  echo "check.sh: one of '${names[*]-}' is not a name of a run; the names are the first column of the table in $0" >&2
+  exit 2
+}
+if xargs -d '\n' -n 1 -P "$JOBS" bash -c 'check_one "$0"' <<< "$chosen"; then
+  echo "model: $(wc -l <<< "$chosen") runs, all as expected"
+else
+  echo "model: at least one run was not as expected" >&2
+  exit 1
+fi
