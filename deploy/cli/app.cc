@@ -1,0 +1,108 @@
+#include "deploy/cli/app.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "deploy/cli/commands.h"
+#include "shared/base/format.h"
+#include "shared/config/units.h"
+
+namespace wsync::cli {
+namespace {
+
+// Names that could have stood where `found` stands: options of the chosen command, or commands.
+std::vector<std::string> names_of(const CLI::App& app, bool options) {
+  std::vector<std::string> names;
+  if (options) {
+    for (const CLI::Option* option : app.get_options())
+      for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  } else {
+    for (const CLI::App* command : app.get_subcommands({}))
+      if (!command->get_group().empty()) names.push_back(command->get_name());
+  }
+  return names;
+}
+
+const CLI::App* chosen_command(const CLI::App& app) {
+  const CLI::App* chosen = &app;
+  while (!chosen->get_subcommands().empty()) chosen = chosen->get_subcommands().front();
+  return chosen;
+}
+
+// " Did you mean --set?" for the first argument that is no known name, or nothing.
+std::string suggestion(const CLI::App& app, const std::vector<std::string>& arguments) {
+  const CLI::App* chosen = chosen_command(app);
+  for (const std::string& argument : arguments) {
+    const bool option = argument.starts_with("--");
+    const std::vector<std::string> names = names_of(*chosen, option);
+    const std::string word = argument.substr(0, argument.find('='));
+    if (!option && chosen != &app) continue;
+    if (std::find(names.begin(), names.end(), word) != names.end()) continue;
+    const std::string nearest = config::nearest_name(word, names);
+    if (!nearest.empty()) return fmt::format("; did you mean {}?", nearest);
+  }
+  return {};
+}
+
+// "wsync bench sync" for the command that was chosen.
+std::string path_of(const CLI::App& app) {
+  const CLI::App* parent = app.get_parent();
+  return parent == nullptr ? app.get_name() : path_of(*parent) + " " + app.get_name();
+}
+
+int report_bad_arguments(const CLI::App& app, const CLI::ParseError& error,
+                         const std::vector<std::string>& arguments) {
+  const CLI::App* chosen = chosen_command(app);
+  std::string message = error.what();
+  while (!message.empty() && (message.back() == '\n' || message.back() == '.')) message.pop_back();
+  if (chosen == &app && !arguments.empty() && !arguments.front().starts_with('-'))
+    message = fmt::format("no command '{}'", arguments.front());
+  message += suggestion(app, arguments);
+  if (std::find(arguments.begin(), arguments.end(), "--json") != arguments.end()) {
+    const std::string command = chosen == &app ? "" : chosen->get_name();
+    print_line(stdout, to_line(error_json(command, Error(ErrorCode::kInvalidInput, message))));
+  } else {
+    print_line(stderr, fmt::format("{0}: {1} ({0} --help)", path_of(*chosen), message));
+  }
+  return kExitBadInput;
+}
+
+}  // namespace
+
+void build_app(CLI::App& app, Context& context) {
+  app.name("wsync");
+  app.set_version_flag("--version", "wsync " WSYNC_VERSION);
+  app.require_subcommand(1);
+  app.footer(
+      "Exit codes: 0 done, 1 failed or differs, 2 bad input, 3 not reachable or too late, "
+      "130 interrupted.\n`wsync COMMAND --help` has examples.");
+  add_doctor(app, context);
+  add_completion(app, context);
+}
+
+int run_app(int argc, const char* const* argv) {
+  CLI::App app("wsync keeps the weights of inference engines equal to those of a trainer");
+  Context context;
+  build_app(app, context);
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    const CLI::App* chosen = chosen_command(app);
+    const CLI::App* parent = chosen->get_parent();
+    print_line(stdout, chosen->help(parent == nullptr ? "" : path_of(*parent)));
+    return kExitOk;
+  } catch (const CLI::Success& success) {
+    return app.exit(success);
+  } catch (const CLI::ParseError& error) {
+    return report_bad_arguments(app, error, arguments);
+  } catch (const std::exception& error) {
+    print_line(stderr, fmt::format("wsync: {}", error.what()));
+    return kExitFailed;
+  }
+  return context.exit_code();
+}
+
+}  // namespace wsync::cli

@@ -1,0 +1,13 @@
+// One function for each command, in a file of its own: adds the command to the app. To add one:
+// write deploy/cli/<name>.cc with add_<name>(), declare it here, call it in add_all_commands()
+// (app.cc), and list the file in CMakeLists.txt.
+#pragma once
+
+#include "deploy/cli/context.h"
+
+namespace wsync::cli {
+
+void add_completion(CLI::App& app, Context& context);
+void add_doctor(CLI::App& app, Context& context);
+
+}  // namespace wsync::cli

@@ -1,0 +1,96 @@
+// `wsync doctor`: is this host ready for a configuration?
+#include "deploy/cli/commands.h"
+#include "deploy/cli/doctor_checks.h"
+#include "shared/base/format.h"
+#include "shared/config/config.h"
+
+namespace wsync::cli {
+namespace {
+
+constexpr std::chrono::milliseconds kReachDeadline{1'000};
+
+struct DoctorOptions {
+  std::string file;
+  std::string role = "sidecar";
+  std::vector<std::string> set;
+};
+
+// What of either role's config a host is checked against.
+struct Wanted {
+  std::string run_dir;
+  std::string state_dir;
+  std::string coordinator;
+  std::uint64_t host_memory = 0;
+};
+
+Result<Wanted> read_config(const DoctorOptions& options) {
+  const config::Sources sources{
+      .file = options.file, .environment = config::process_environment(), .set = options.set};
+  if (options.role == "trainer") {
+    const Result<config::TrainerConfig> c = config::load_trainer(sources);
+    if (!c) return fail(c.error());
+    return Wanted{c->run_dir, c->state_dir, "", 0};
+  }
+  const Result<config::SidecarConfig> c = config::load_sidecar(sources);
+  if (!c) return fail(c.error());
+  return Wanted{c->run_dir, c->state_dir, c->coordinator, c->host_memory};
+}
+
+Result<Outcome> doctor(const DoctorOptions& options) {
+  const Result<Wanted> wanted = read_config(options);
+  if (!wanted) return fail(wanted.error());
+  std::vector<Check> checks = {check_kernel(),
+                               check_memory(wanted->host_memory),
+                               check_sealed_memory(),
+                               check_file_locks(),
+                               check_cpu(),
+                               check_descriptors(),
+                               check_run_dir(wanted->run_dir),
+                               check_state_dir(wanted->state_dir)};
+  if (!wanted->coordinator.empty())
+    checks.push_back(check_coordinator(wanted->coordinator, kReachDeadline));
+
+  Outcome outcome;
+  nlohmann::json list = nlohmann::json::array();
+  std::size_t failed = 0;
+  std::size_t warned = 0;
+  for (const Check& check : checks) {
+    failed += check.status == CheckStatus::kFail ? 1 : 0;
+    warned += check.status == CheckStatus::kWarn ? 1 : 0;
+    list.push_back({{"name", check.name},
+                    {"status", check_status_name(check.status)},
+                    {"found", check.found},
+                    {"advice", check.advice}});
+    outcome.text +=
+        fmt::format("{:<5} {:<14} {}\n", check_status_name(check.status), check.name, check.found);
+    if (!check.advice.empty()) outcome.text += fmt::format("{:<20} -> {}\n", "", check.advice);
+  }
+  outcome.text += fmt::format("{} checks, {} failed, {} warnings\n", checks.size(), failed, warned);
+  outcome.result = {{"checks", std::move(list)}, {"failed", failed}, {"warnings", warned}};
+  outcome.exit_code = failed == 0 ? kExitOk : kExitFailed;
+  return outcome;
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app, Context& context) {
+  CLI::App* command =
+      add_command(app, context,
+                  {.name = "doctor",
+                   .description = "Check this host against a config before anything starts",
+                   .examples = {"wsync doctor", "wsync doctor -c sidecar.yaml --json",
+                                "wsync doctor --role trainer -c trainer.yaml"}});
+  auto options = std::make_shared<DoctorOptions>();
+  command->add_option("-c,--config", options->file, "Config file (default: built-in values)")
+      ->type_name("FILE");
+  command->add_option("--role", options->role, "Whose config it is: sidecar (default) or trainer")
+      ->check(CLI::IsMember({"sidecar", "trainer"}));
+  command->add_option("--set", options->set, "Override a key of the config, such as run_dir=/run/w")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false)
+      ->take_all();
+  command->callback(
+      [&context, options] { context.run("doctor", [&] { return doctor(*options); }); });
+}
+
+}  // namespace wsync::cli
