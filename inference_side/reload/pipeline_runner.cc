@@ -1,0 +1,367 @@
+#include "inference_side/reload/pipeline_runner.h"
+
+#include <algorithm>
+#include <map>
+
+#include "shared/base/check.h"
+#include "shared/base/format.h"
+#include "shared/base/log.h"
+
+namespace wsync::reload {
+namespace {
+
+// How often deadlines and errors without a callback are looked for.
+constexpr std::chrono::milliseconds kPoll{50};
+
+std::chrono::steady_clock::time_point clock_time(TimePoint t) {
+  return std::chrono::steady_clock::time_point(
+      std::chrono::nanoseconds(static_cast<std::int64_t>(t)));
+}
+
+constexpr std::uint32_t number(EngineId engine) { return static_cast<std::uint32_t>(engine); }
+
+}  // namespace
+
+struct PipelineRunner::Run {
+  PipelineJob job;
+  PipelineListener& listener;
+  WeightPipeline pipeline;
+  PipelineTrace trace;
+  TimePoint begin{};
+  TimePoint next_check{};
+  std::uint64_t bytes = 0;
+  std::map<std::uint64_t, std::uint64_t> bucket_bytes;  // of buckets on their way
+  std::map<EngineId, TimePoint> heard;                  // newest acknowledgement
+  std::deque<Posted> at_once;                           // ends of operations that cost nothing
+};
+
+Result<std::unique_ptr<PipelineRunner>> PipelineRunner::create(PipelineOptions options) {
+  if (options.ack_deadline.count() <= 0)
+    return fail(ErrorCode::kInvalidInput, "the acknowledgement deadline must be more than 0");
+  auto group = DeviceGroup::create(std::move(options.devices), options.buffer_bytes);
+  if (!group) return fail(std::move(group).error());
+  return std::unique_ptr<PipelineRunner>(new PipelineRunner(std::move(options), std::move(*group)));
+}
+
+PipelineRunner::PipelineRunner(PipelineOptions options, std::unique_ptr<DeviceGroup> group)
+    : options_(std::move(options)),
+      group_(std::move(group)),
+      choice_(options_.stages, group_->size()) {}
+
+PipelineRunner::~PipelineRunner() {
+  abort({ErrorCode::kCancelled, "the weight pipeline was closed"});
+  {
+    const std::lock_guard lock(driver_mutex_);
+    if (driver_.joinable()) driver_.join();
+  }
+  group_->break_up({ErrorCode::kCancelled, "the weight pipeline was closed"});
+}
+
+Result<> PipelineRunner::start(PipelineJob job, PipelineListener& listener) {
+  const std::lock_guard driver_lock(driver_mutex_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (running_) return fail(ErrorCode::kBusy, "the weight pipeline is running");
+  }
+  if (driver_.joinable()) {
+    WSYNC_CHECK(driver_.get_id() != std::this_thread::get_id(),
+                "a run is started from within the end of another one");
+    driver_.join();
+  }
+  PipelineShape shape{.devices = group_->size(),
+                      .buckets = job.buckets,
+                      .ipc_slots = kIpcSlots,
+                      .engines = job.engines};
+  if (group_->unified())
+    shape.ipc_slots = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, job.buckets));
+  auto pipeline = WeightPipeline::create(std::move(shape), choice_);
+  if (!pipeline) return fail(std::move(pipeline).error());
+  {
+    const std::lock_guard lock(mutex_);
+    running_ = true;
+    abort_.reset();
+    result_.reset();
+    lost_.clear();
+    events_.clear();
+  }
+  driver_ = std::jthread(
+      [this, job = std::move(job), &listener, pipeline = std::move(*pipeline)]() mutable {
+        drive(std::move(job), listener, std::move(pipeline));
+      });
+  return {};
+}
+
+void PipelineRunner::bucket_done(EngineId engine, std::uint64_t bucket) {
+  {
+    const std::lock_guard lock(mutex_);
+    // An engine answers in order, so what it owes from a failed run comes first.
+    if (owed_.erase({engine, bucket}) == 0) {
+      if (!running_) return;
+      events_.push_back({.event = ReloadDone{.engine = engine, .bucket = bucket}, .at = now()});
+    }
+  }
+  changed_.notify_all();
+}
+
+void PipelineRunner::engine_lost(EngineId engine, const Error& reason) {
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(owed_, [&](const Owed& owed) { return owed.first == engine; });
+    if (running_) {
+      lost_.push_back({.engine = engine, .reason = reason});
+      events_.push_back({.event = EngineLost{.engine = engine}, .at = now()});
+    }
+  }
+  changed_.notify_all();
+}
+
+void PipelineRunner::abort(const Error& reason) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (running_ && !abort_) abort_ = reason;
+  }
+  changed_.notify_all();
+}
+
+Result<PipelineReport> PipelineRunner::wait() {
+  std::unique_lock lock(mutex_);
+  // Bounded by the deadline of the run's job.
+  changed_.wait(lock, [&] { return !running_ && !telling_; });
+  if (!result_) return fail(ErrorCode::kNotFound, "the weight pipeline has not been run");
+  return *result_;
+}
+
+bool PipelineRunner::running() const {
+  const std::lock_guard lock(mutex_);
+  return running_;
+}
+
+void PipelineRunner::post(Event event) {
+  {
+    const std::lock_guard lock(mutex_);
+    events_.push_back({.event = std::move(event), .at = now()});
+  }
+  changed_.notify_all();
+}
+
+void PipelineRunner::drive(PipelineJob job, PipelineListener& listener, WeightPipeline pipeline) {
+  Run run{.job = std::move(job),
+          .listener = listener,
+          .pipeline = std::move(pipeline),
+          .trace = PipelineTrace(options_.trace, group_->size(), group_->unified()),
+          .begin = now(),
+          .bucket_bytes = {},
+          .heard = {},
+          .at_once = {}};
+  auto ready = settle_debts(run);
+  if (ready)
+    ready = group_->connect(std::min(
+        run.job.deadline, now() + std::chrono::milliseconds(limits::kGroupJoinDeadlineMs)));
+  if (ready)
+    step(run, Begin{}, now());
+  else
+    step(run, Failed{ready.error()}, now());
+  loop(run);
+  finish(run);
+}
+
+// Buffers that engines of a failed run may still read are not overwritten before they answered.
+Result<> PipelineRunner::settle_debts(Run& run) {
+  std::set<EngineId> silent;
+  {
+    std::unique_lock lock(mutex_);
+    const TimePoint until = std::min(run.job.deadline, now() + options_.ack_deadline);
+    changed_.wait_until(lock, clock_time(until), [&] { return owed_.empty() || abort_; });
+    if (abort_) return fail(*abort_);
+    for (const Owed& owed : owed_) silent.insert(owed.first);
+  }
+  for (const EngineId engine : silent)
+    drop(run, engine,
+         {ErrorCode::kDeadline,
+          fmt::format("engine {} still owes acknowledgements of the update before",
+                      number(engine))});
+  return {};
+}
+
+void PipelineRunner::loop(Run& run) {
+  while (run.pipeline.phase() == PipelinePhase::kRunning) {
+    if (run.at_once.empty()) {
+      run.at_once = next_events(std::min(run.job.deadline, run.next_check));
+    }
+    while (!run.at_once.empty() && run.pipeline.phase() == PipelinePhase::kRunning) {
+      const Posted posted = std::move(run.at_once.front());
+      run.at_once.pop_front();
+      step(run, posted.event, posted.at);
+    }
+    const TimePoint at = now();
+    if (at >= std::min(run.next_check, run.job.deadline)) check_clock(run, at);
+  }
+}
+
+// Everything that has been posted; waits for the first of it, but not past `until`.
+std::deque<PipelineRunner::Posted> PipelineRunner::next_events(TimePoint until) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_until(lock, clock_time(until), [&] { return !events_.empty() || abort_; });
+  if (abort_) return {{.event = Failed{*abort_}, .at = now()}};
+  return std::exchange(events_, {});
+}
+
+void PipelineRunner::step(Run& run, const Event& event, TimePoint at) {
+  std::uint64_t bytes = 0;
+  const auto bytes_of = [&](std::uint64_t bucket) {
+    const auto found = run.bucket_bytes.find(bucket);
+    return found == run.bucket_bytes.end() ? 0 : found->second;
+  };
+  if (const auto* done = std::get_if<ReloadDone>(&event)) run.heard[done->engine] = at;
+  if (const auto* copied = std::get_if<H2DDone>(&event)) bytes = bytes_of(copied->bucket);
+  if (const auto* sent = std::get_if<BroadcastDone>(&event)) bytes = bytes_of(sent->bucket);
+  const auto commands = run.pipeline.step(event, at);
+  for (const Command& command : commands) run.trace.started(command, now());
+  run.trace.ended(event, at, bytes);
+  for (const Command& command : commands) carry_out(run, command);
+}
+
+void PipelineRunner::carry_out(Run& run, const Command& command) {
+  std::visit([&](const auto& c) { carry_out(run, c); }, command);
+}
+
+void PipelineRunner::carry_out(Run& run, const StartH2D& command) {
+  const auto bytes = run.job.bucket_bytes(command.bucket);
+  Result<> started;
+  if (!bytes) {
+    started = fail(bytes.error().with_context(fmt::format("bucket {}", command.bucket)));
+  } else if (!group_->unified() && bytes->size() > group_->buffer_bytes()) {
+    started = fail(ErrorCode::kInvalidInput,
+                   fmt::format("bucket {} has {} bytes, the device buffers {}", command.bucket,
+                               bytes->size(), group_->buffer_bytes()));
+  } else {
+    run.bytes += bytes->size();
+    run.bucket_bytes[command.bucket] = bytes->size();
+    const H2DDone done{.device = command.device, .bucket = command.bucket};
+    if (group_->unified()) {
+      run.at_once.push_back({.event = done, .at = now()});
+    } else {
+      started = group_->copy_in(command.device, *bytes, [this, done](const Result<>& ended) {
+        post(ended ? Event(done) : Event(Failed{ended.error()}));
+      });
+    }
+  }
+  if (!started) run.at_once.push_front({.event = Failed{started.error()}, .at = now()});
+}
+
+void PipelineRunner::carry_out(Run& run, const StartBroadcast& command) {
+  for (std::uint32_t d = 0; d < group_->size(); ++d) {
+    const BroadcastDone done{.device = DeviceIndex{d}, .bucket = command.bucket};
+    if (group_->unified()) {
+      run.at_once.push_back({.event = done, .at = now()});
+      continue;
+    }
+    const auto started =
+        group_->broadcast({.device = DeviceIndex{d},
+                           .source = command.source,
+                           .slot = command.slot,
+                           .bytes = run.bucket_bytes[command.bucket],
+                           .deadline = run.job.deadline},
+                          [this, done](const Result<>& ended) {
+                            post(ended ? Event(done) : Event(Failed{ended.error()}));
+                          });
+    if (!started) {
+      run.at_once.push_front({.event = Failed{started.error()}, .at = now()});
+      return;
+    }
+  }
+}
+
+void PipelineRunner::carry_out(Run& run, const StartReload& command) {
+  run.listener.on_bucket_ready({.engine = command.engine,
+                                .device = command.device,
+                                .bucket = command.bucket,
+                                .slot = command.slot,
+                                .bytes = run.bucket_bytes[command.bucket]});
+}
+
+void PipelineRunner::check_clock(Run& run, TimePoint at) {
+  run.next_check = at + kPoll;
+  if (run.pipeline.phase() != PipelinePhase::kRunning) return;
+  if (at >= run.job.deadline) return step(run, Failed{deadline_error(run)}, at);
+  if (const auto health = group_->health(); !health) return step(run, Failed{health.error()}, at);
+  std::map<EngineId, std::uint64_t> silent;
+  for (const auto& open : run.pipeline.outstanding()) {
+    const auto heard = run.heard.find(open.engine);
+    const TimePoint since =
+        heard == run.heard.end() ? open.since : std::max(open.since, heard->second);
+    if (at - since >= options_.ack_deadline) silent.emplace(open.engine, open.bucket);
+  }
+  for (const auto& [engine, bucket] : silent)
+    drop(run, engine,
+         {ErrorCode::kDeadline,
+          fmt::format("engine {} has not acknowledged bucket {} within {} ms", number(engine),
+                      bucket,
+                      std::chrono::duration_cast<std::chrono::milliseconds>(options_.ack_deadline)
+                          .count())});
+}
+
+void PipelineRunner::drop(Run& run, EngineId engine, Error reason) {
+  log_warning("weight pipeline: {}; it is dropped", reason.message());
+  const LostEngine dropped{.engine = engine, .reason = std::move(reason)};
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(owed_, [&](const Owed& owed) { return owed.first == engine; });
+    lost_.push_back(dropped);
+  }
+  run.listener.on_engine_dropped(dropped);
+  step(run, EngineLost{.engine = engine}, now());
+}
+
+Error PipelineRunner::deadline_error(const Run& run) const {
+  std::string waits;
+  for (const auto& open : run.pipeline.outstanding())
+    waits += fmt::format("{} engine {} for bucket {}", waits.empty() ? "" : ",",
+                         number(open.engine), open.bucket);
+  return {ErrorCode::kDeadline,
+          fmt::format("the weight pipeline reached its deadline with {} of {} buckets done, "
+                      "waiting for{}",
+                      run.pipeline.buckets_done(), run.pipeline.shape().buckets,
+                      waits.empty() ? " device copies" : waits)};
+}
+
+void PipelineRunner::finish(Run& run) {
+  const bool failed = run.pipeline.phase() == PipelinePhase::kFailed;
+  if (failed) group_->break_up(run.pipeline.error());
+  choice_ = run.pipeline.choice();
+  Result<PipelineReport> result;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& open : run.pipeline.outstanding()) owed_.insert({open.engine, open.bucket});
+    // What came in after the end: acknowledgements count, ends of copies do not.
+    for (const Posted& posted : std::exchange(events_, {})) {
+      if (const auto* done = std::get_if<ReloadDone>(&posted.event))
+        owed_.erase({done->engine, done->bucket});
+      if (const auto* lost = std::get_if<EngineLost>(&posted.event))
+        std::erase_if(owed_, [&](const Owed& owed) { return owed.first == lost->engine; });
+    }
+    if (failed)
+      result = fail(run.pipeline.error());
+    else
+      result = PipelineReport{.buckets = run.job.buckets,
+                              .bytes = run.bytes,
+                              .begin = run.begin,
+                              .end = now(),
+                              .lost = lost_,
+                              .stray_acknowledgements = run.pipeline.stray_acknowledgements(),
+                              .overlapped_rounds = run.pipeline.overlapped_rounds(),
+                              .stages = choice_.decided(),
+                              .timings = choice_.timings()};
+    result_ = result;
+    running_ = false;
+    telling_ = true;
+  }
+  run.listener.on_finished(result);
+  {
+    const std::lock_guard lock(mutex_);
+    telling_ = false;
+  }
+  changed_.notify_all();
+}
+
+}  // namespace wsync::reload

@@ -1,0 +1,160 @@
+// The weight pipeline on real devices: carries out what WeightPipeline decides, tells engines of
+// their buckets and takes their acknowledgements.
+//
+// Thread: every public function may be called from any thread. Each run has one driver thread; the
+// listener is called on it, and may call bucket_done(), engine_lost() and abort(), but neither
+// start() nor the destructor.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "inference_side/reload/device_group.h"
+#include "inference_side/reload/pipeline_trace.h"
+#include "inference_side/reload/weight_pipeline.h"
+#include "shared/base/limits.h"
+
+namespace wsync::reload {
+
+// An engine may copy this bucket out of this IPC buffer of its device (unified devices: out of the
+// staged version; the slot then means nothing). Every one is answered by bucket_done() or
+// engine_lost(), also after the run has failed.
+struct BucketReady {
+  EngineId engine{};
+  DeviceIndex device{};
+  std::uint64_t bucket = 0;
+  SlotIndex slot{};
+  std::uint64_t bytes = 0;
+};
+
+struct LostEngine {
+  EngineId engine{};
+  Error reason;
+};
+
+// How a run went.
+struct PipelineReport {
+  std::uint64_t buckets = 0;
+  std::uint64_t bytes = 0;  // of one model
+  TimePoint begin{};
+  TimePoint end{};
+  std::vector<LostEngine> lost;  // the others have every bucket
+  std::uint64_t stray_acknowledgements = 0;
+  std::uint64_t overlapped_rounds = 0;  // rounds run in three-stage form
+  std::optional<Stages> stages;         // the form that is kept; nothing while measuring
+  StageTimings timings;
+};
+
+class PipelineListener {
+ public:
+  virtual ~PipelineListener() = default;
+  virtual void on_bucket_ready(const BucketReady& ready) = 0;
+  // The runner gave up on an engine that stayed silent. It must not be counted as loaded, whatever
+  // it says later: its IPC buffers may have been overwritten under it.
+  virtual void on_engine_dropped(const LostEngine& dropped) = 0;
+  // Last call of a run. On success every engine that is not in `lost` has acknowledged every
+  // bucket. Otherwise the error says why; no device work runs any more.
+  virtual void on_finished(const Result<PipelineReport>& result) = 0;
+};
+
+struct PipelineOptions {
+  std::vector<std::unique_ptr<device::Device>> devices;  // of one kind; their order is their index
+  std::uint64_t buffer_bytes = limits::kBucketBytesDefault;  // at least the largest bucket
+  Stages stages = Stages::kAuto;
+  // An engine that holds buckets and acknowledges none for this long is dropped.
+  std::chrono::nanoseconds ack_deadline = std::chrono::milliseconds(limits::kBucketAckDeadlineMs);
+  trace::Recorder* trace = nullptr;  // may be null; outlives the runner
+};
+
+// One version to be brought into the engines.
+struct PipelineJob {
+  std::uint64_t buckets = 0;
+  // The staged bytes of a bucket; called on the driver thread, once each. They stay valid until
+  // on_finished. An error fails the run.
+  std::function<Result<std::span<const std::byte>>(std::uint64_t bucket)> bucket_bytes;
+  std::vector<EngineSeat> engines;  // ids stay with their engine from run to run
+  TimePoint deadline{};
+};
+
+class PipelineRunner {
+ public:
+  // Allocates the buffers. Errors as DeviceGroup::create.
+  [[nodiscard]] static Result<std::unique_ptr<PipelineRunner>> create(PipelineOptions options);
+  // Aborts a run in progress, and waits for its end.
+  ~PipelineRunner();
+  PipelineRunner(const PipelineRunner&) = delete;
+  PipelineRunner& operator=(const PipelineRunner&) = delete;
+
+  // Begins a run and returns. `listener` outlives it. kBusy while another one is in progress;
+  // kInvalidInput for engines on devices that are not there. A run after a failed one first waits
+  // for the acknowledgements that are still owed, since engines may still read the buffers.
+  [[nodiscard]] Result<> start(PipelineJob job, PipelineListener& listener);
+  // The engine has copied the bucket out and synchronised its device: the buffer may be
+  // overwritten.
+  void bucket_done(EngineId engine, std::uint64_t bucket);
+  // The engine is gone, or failed: it reads no buffer any more and is not waited for.
+  void engine_lost(EngineId engine, const Error& reason);
+  // Ends the run in progress as soon as its copies have stopped; nothing happens without one.
+  void abort(const Error& reason);
+  // Waits until the newest run has ended and on_finished has returned; its result. kNotFound when
+  // there was none. Not from the listener.
+  [[nodiscard]] Result<PipelineReport> wait();
+
+  [[nodiscard]] bool running() const;
+  // Devices, buffers and their handles.
+  [[nodiscard]] const DeviceGroup& group() const noexcept { return *group_; }
+
+ private:
+  struct Posted {
+    Event event;
+    TimePoint at{};
+  };
+  // What one run needs; lives on its driver thread.
+  struct Run;
+  using Owed = std::pair<EngineId, std::uint64_t>;
+
+  PipelineRunner(PipelineOptions options, std::unique_ptr<DeviceGroup> group);
+  void post(Event event);
+  void drive(PipelineJob job, PipelineListener& listener, WeightPipeline pipeline);
+  [[nodiscard]] Result<> settle_debts(Run& run);
+  void loop(Run& run);
+  [[nodiscard]] std::deque<Posted> next_events(TimePoint until);
+  void step(Run& run, const Event& event, TimePoint at);
+  void carry_out(Run& run, const Command& command);
+  void carry_out(Run& run, const StartH2D& command);
+  void carry_out(Run& run, const StartBroadcast& command);
+  void carry_out(Run& run, const StartReload& command);
+  void check_clock(Run& run, TimePoint at);
+  void drop(Run& run, EngineId engine, Error reason);
+  [[nodiscard]] Error deadline_error(const Run& run) const;
+  void finish(Run& run);
+
+  PipelineOptions options_;
+  std::unique_ptr<DeviceGroup> group_;
+  StageChoice choice_;  // driver thread
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Posted> events_;
+  std::vector<LostEngine> lost_;  // of the run in progress
+  std::set<Owed> owed_;           // by engines of a failed run
+  std::optional<Error> abort_;
+  bool running_ = false;
+  bool telling_ = false;  // on_finished is being called
+  std::optional<Result<PipelineReport>> result_;
+  std::mutex driver_mutex_;  // guards driver_
+  std::jthread driver_;
+};
+
+}  // namespace wsync::reload

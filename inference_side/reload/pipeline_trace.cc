@@ -1,0 +1,127 @@
+#include "inference_side/reload/pipeline_trace.h"
+
+#include <algorithm>
+
+#include "inference_side/reload/device_group.h"
+#include "shared/base/format.h"
+
+namespace wsync::reload {
+namespace {
+
+std::string h2d_lane(DeviceIndex device) {
+  return fmt::format("H2D {}", static_cast<std::uint32_t>(device));
+}
+std::string ipc_lane(SlotIndex slot) {
+  return fmt::format("IPC {}", static_cast<std::uint32_t>(slot));
+}
+std::vector<trace::Arg> args_of(std::uint64_t bucket, std::uint64_t bytes) {
+  return {{.name = "bucket", .value = static_cast<std::int64_t>(bucket)},
+          {.name = "bytes", .value = static_cast<std::int64_t>(bytes)}};
+}
+
+}  // namespace
+
+std::vector<std::string> PipelineTrace::chart_lanes(std::uint32_t devices) {
+  std::vector<std::string> lanes;
+  for (std::uint32_t d = 0; d < devices; ++d) lanes.push_back(h2d_lane(DeviceIndex{d}));
+  for (std::uint32_t s = 0; s < kIpcSlots; ++s) lanes.push_back(ipc_lane(SlotIndex{s}));
+  return lanes;
+}
+
+void PipelineTrace::started(const Command& command, TimePoint at) {
+  if (recorder_ == nullptr) return;
+  if (const auto* copy = std::get_if<StartH2D>(&command)) {
+    copies_[copy->device] = at;
+  } else if (const auto* broadcast = std::get_if<StartBroadcast>(&command)) {
+    buckets_[broadcast->bucket] = {.source = broadcast->source,
+                                   .slot = broadcast->slot,
+                                   .begin = at,
+                                   .broadcasts_left = devices_};
+  } else if (const auto* reload = std::get_if<StartReload>(&command)) {
+    buckets_[reload->bucket].readers[reload->engine] = at;
+  }
+}
+
+void PipelineTrace::ended(const Event& event, TimePoint at, std::uint64_t bytes) {
+  if (recorder_ == nullptr) return;
+  if (const auto* copy = std::get_if<H2DDone>(&event)) {
+    copy_ended(*copy, at, bytes);
+  } else if (const auto* broadcast = std::get_if<BroadcastDone>(&event)) {
+    broadcast_ended(*broadcast, at, bytes);
+  } else if (const auto* reload = std::get_if<ReloadDone>(&event)) {
+    reload_ended(reload->engine, reload->bucket, at);
+  } else if (const auto* lost = std::get_if<EngineLost>(&event)) {
+    std::vector<std::uint64_t> open;
+    for (const auto& [bucket, state] : buckets_)
+      if (state.readers.contains(lost->engine)) open.push_back(bucket);
+    for (const std::uint64_t bucket : open) {
+      buckets_[bucket].readers.erase(lost->engine);
+      close_if_over(bucket, at);
+    }
+  }
+}
+
+void PipelineTrace::copy_ended(const H2DDone& event, TimePoint at, std::uint64_t bytes) {
+  if (unified_) return;
+  recorder_->record({.name = fmt::format("H2D copy of bucket {}", event.bucket),
+                     .lane = h2d_lane(event.device),
+                     .category = trace::Category::kH2D,
+                     .begin = copies_[event.device],
+                     .end = at,
+                     .label = {},
+                     .args = args_of(event.bucket, bytes)});
+}
+
+void PipelineTrace::broadcast_ended(const BroadcastDone& event, TimePoint at, std::uint64_t bytes) {
+  const auto found = buckets_.find(event.bucket);
+  if (found == buckets_.end()) return;
+  Bucket& bucket = found->second;
+  bucket.bytes = bytes;
+  bucket.broadcast_end = std::max(bucket.broadcast_end, at);
+  if (--bucket.broadcasts_left != 0) return;
+  if (!unified_)
+    recorder_->record({.name = fmt::format("broadcast of bucket {}", event.bucket),
+                       .lane = ipc_lane(bucket.slot),
+                       .category = trace::Category::kBroadcast,
+                       .begin = bucket.begin,
+                       .end = bucket.broadcast_end,
+                       .label = std::to_string(static_cast<std::uint32_t>(bucket.source)),
+                       .args = args_of(event.bucket, bytes)});
+  close_if_over(event.bucket, at);
+}
+
+void PipelineTrace::reload_ended(EngineId engine, std::uint64_t bucket, TimePoint at) {
+  const auto found = buckets_.find(bucket);
+  if (found == buckets_.end()) return;
+  const auto reader = found->second.readers.find(engine);
+  if (reader == found->second.readers.end()) return;
+  TimePoint& free_at = engine_free_at_[engine];
+  recorder_->record({.name = fmt::format("reload of bucket {}", bucket),
+                     .lane = fmt::format("engine {}", static_cast<std::uint32_t>(engine)),
+                     .category = trace::Category::kReload,
+                     .begin = std::min(at, std::max(free_at, reader->second)),
+                     .end = at,
+                     .label = {},
+                     .args = args_of(bucket, found->second.bytes)});
+  free_at = at;
+  found->second.readers.erase(reader);
+  close_if_over(bucket, at);
+}
+
+// The IPC lane shows a reload from the end of the broadcast on the last device.
+void PipelineTrace::close_if_over(std::uint64_t bucket, TimePoint at) {
+  const auto found = buckets_.find(bucket);
+  const Bucket& state = found->second;
+  if (state.broadcasts_left != 0 || !state.readers.empty()) return;
+  if (!unified_ && at > state.broadcast_end)
+    recorder_->record({.name = fmt::format("reload of bucket {}", bucket),
+                       .lane = ipc_lane(state.slot),
+                       .category = trace::Category::kReload,
+                       .begin = state.broadcast_end,
+                       .end = at,
+                       .label = {},
+                       .args = args_of(bucket, state.bytes)});
+  buckets_.erase(found);
+}
+
+}  // namespace wsync::reload

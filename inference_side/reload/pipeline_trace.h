@@ -1,0 +1,55 @@
+// Turns what a pipeline starts and ends into spans, for the trace and the picture.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "inference_side/reload/weight_pipeline.h"
+#include "shared/trace/recorder.h"
+
+namespace wsync::reload {
+
+// Lanes: "H2D <device>", "IPC <slot>" (broadcast, then reload until the last engine of all devices
+// has acknowledged) and "engine <id>". Unified devices have only the last kind.
+// Thread: confined to its driver.
+class PipelineTrace {
+ public:
+  // `recorder` may be null (nothing is recorded) and outlives this.
+  PipelineTrace(trace::Recorder* recorder, std::uint32_t devices, bool unified)
+      : recorder_(recorder), devices_(devices), unified_(unified) {}
+
+  // The commands that an event led to are told before its ended().
+  void started(const Command& command, TimePoint at);
+  // `bytes`: of the event's bucket.
+  void ended(const Event& event, TimePoint at, std::uint64_t bytes);
+
+  // The lanes of the chart, from the top: every H2D lane, then the IPC lanes.
+  [[nodiscard]] static std::vector<std::string> chart_lanes(std::uint32_t devices);
+
+ private:
+  struct Bucket {
+    DeviceIndex source{};
+    SlotIndex slot{};
+    TimePoint begin{};
+    TimePoint broadcast_end{};
+    std::uint32_t broadcasts_left = 0;
+    std::uint64_t bytes = 0;
+    std::map<EngineId, TimePoint> readers;
+  };
+  void copy_ended(const H2DDone& event, TimePoint at, std::uint64_t bytes);
+  void broadcast_ended(const BroadcastDone& event, TimePoint at, std::uint64_t bytes);
+  void reload_ended(EngineId engine, std::uint64_t bucket, TimePoint at);
+  void close_if_over(std::uint64_t bucket, TimePoint at);
+
+  trace::Recorder* recorder_;
+  std::uint32_t devices_;
+  bool unified_;
+  std::map<DeviceIndex, TimePoint> copies_;
+  std::map<std::uint64_t, Bucket> buckets_;       // open ones
+  std::map<EngineId, TimePoint> engine_free_at_;  // an engine takes one bucket at a time
+};
+
+}  // namespace wsync::reload
