@@ -1,8 +1,8 @@
 // The second half of Coordinator: how a version is delivered, decided, withdrawn, and reported.
 #include <algorithm>
 #include <chrono>
-#include "shared/base/format.h"
 
+#include "shared/base/format.h"
 #include "shared/base/planted.h"
 #include "trainer_side/publish/update_round.h"
 

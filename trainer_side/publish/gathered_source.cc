@@ -1,0 +1,167 @@
+#include "trainer_side/publish/gathered_source.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "shared/base/check.h"
+#include "shared/base/format.h"
+
+namespace wsync::publish {
+namespace {
+
+tl::unexpected<Error> refuse(const TensorInfo& info, std::uint32_t rank, std::string_view what) {
+  return fail(ErrorCode::kInvalidInput,
+              fmt::format("tensor {}, rank {}: {}", describe(info), rank, what));
+}
+
+// A tensor as rows of the dimensions from `dim` on; the unit is one index of `dim`.
+struct RowView {
+  std::uint64_t rows = 1;
+  std::uint64_t row_bytes = 0;
+  std::uint64_t unit_bytes = 0;
+};
+
+// `total_bytes` is of the whole tensor, whose shape has no zero.
+Result<RowView> view_along(const TensorInfo& info, std::uint32_t dim, std::uint64_t total_bytes,
+                           std::uint32_t rank) {
+  if (dim >= info.shape.size())
+    return refuse(info, rank, fmt::format("there is no dimension {} to cut", dim));
+  RowView view;
+  for (std::uint32_t i = 0; i < dim; ++i) view.rows *= info.shape[i];
+  const std::uint64_t units = view.rows * info.shape[dim];
+  if (total_bytes % units != 0)
+    return refuse(info, rank, fmt::format("cut along dimension {}, it is not in whole bytes", dim));
+  view.unit_bytes = total_bytes / units;
+  view.row_bytes = total_bytes / view.rows;
+  return view;
+}
+
+}  // namespace
+
+Result<GatheredSource> GatheredSource::create(std::vector<std::vector<RankTensor>> ranks) {
+  std::map<std::string, std::vector<std::pair<std::uint32_t, RankTensor*>>> by_name;
+  std::vector<TensorInfo> infos;
+  for (std::uint32_t rank = 0; rank < ranks.size(); ++rank)
+    for (RankTensor& tensor : ranks[rank]) {
+      auto& parts = by_name[tensor.info.name];
+      if (parts.empty()) infos.push_back(tensor.info);
+      if (!parts.empty() && parts.front().second->info != tensor.info)
+        return refuse(tensor.info, rank,
+                      "rank " + std::to_string(parts.front().first) + " describes it as " +
+                          describe(parts.front().second->info));
+      if (!parts.empty() && parts.back().first == rank)
+        return refuse(tensor.info, rank, "given twice");
+      parts.emplace_back(rank, &tensor);
+    }
+  auto manifest = Manifest::create(std::move(infos));
+  if (!manifest) return fail(std::move(manifest).error());
+  GatheredSource source;
+  for (std::uint32_t i = 0; i < manifest->size(); ++i) {
+    auto tensor = assemble(manifest->tensor(i), by_name[manifest->tensor(i).name]);
+    if (!tensor) return fail(std::move(tensor).error());
+    source.tensors_.push_back(std::move(*tensor));
+  }
+  source.manifest_ = std::make_shared<const Manifest>(std::move(*manifest));
+  return source;
+}
+
+Result<GatheredSource::Tensor> GatheredSource::assemble(
+    const TensorInfo& info, const std::vector<std::pair<std::uint32_t, RankTensor*>>& parts) {
+  const auto total = info.byte_size();
+  if (!total) return fail(total.error());
+  Tensor tensor{.row_bytes = *total};
+  if (*total == 0) return tensor;
+  std::optional<std::uint32_t> dim;
+  for (const auto& [rank, part] : parts) {
+    Shard shard{.begin = 0, .bytes = *total, .rank = rank};
+    std::uint64_t rows = 1;
+    if (part->range) {
+      const ShardRange range = *part->range;
+      if (dim.value_or(range.dim) != range.dim)
+        return refuse(
+            info, rank,
+            fmt::format("cut along dimension {}, another rank cuts along {}", range.dim, *dim));
+      dim = range.dim;
+      const auto view = view_along(info, range.dim, *total, rank);
+      if (!view) return fail(view.error());
+      const std::uint64_t extent = info.shape[range.dim];
+      if (range.length == 0 || range.begin > extent || range.length > extent - range.begin)
+        return refuse(info, rank,
+                      fmt::format("range [{}, +{}) is outside of dimension {}", range.begin,
+                                  range.length, range.dim));
+      tensor.row_bytes = view->row_bytes;
+      rows = view->rows;
+      shard.begin = range.begin * view->unit_bytes;
+      shard.bytes = range.length * view->unit_bytes;
+    }
+    const auto* span = std::get_if<std::span<const std::byte>>(&part->bytes);
+    if (span != nullptr && span->size() != shard.bytes * rows)
+      return refuse(
+          info, rank,
+          fmt::format("{} bytes in memory, its range needs {}", span->size(), shard.bytes * rows));
+    shard.source = std::move(part->bytes);
+    tensor.shards.push_back(std::move(shard));
+  }
+  // A rank that has everything is enough; its shard is a single row.
+  const auto whole = std::ranges::find(tensor.shards, *total, &Shard::bytes);
+  if (whole != tensor.shards.end()) {
+    Shard kept = std::move(*whole);
+    tensor.shards.clear();
+    tensor.shards.push_back(std::move(kept));
+    tensor.row_bytes = *total;
+    return tensor;
+  }
+  std::ranges::stable_sort(tensor.shards, {}, &Shard::begin);
+  const auto replicas = std::ranges::unique(tensor.shards, [](const Shard& a, const Shard& b) {
+    return a.begin == b.begin && a.bytes == b.bytes;
+  });
+  tensor.shards.erase(replicas.begin(), replicas.end());
+  std::uint64_t covered = 0;
+  for (const Shard& shard : tensor.shards) {
+    if (shard.begin != covered)
+      return refuse(info, shard.rank,
+                    fmt::format("its range begins at byte {} of a row, expected "
+                                "{}: ranges overlap or leave a gap",
+                                shard.begin, covered));
+    covered += shard.bytes;
+  }
+  if (covered != tensor.row_bytes)
+    return refuse(info, tensor.shards.back().rank,
+                  fmt::format("the ranges of all ranks end at byte {} of a row of {}", covered,
+                              tensor.row_bytes));
+  return tensor;
+}
+
+Result<> GatheredSource::read(std::uint32_t index, std::uint64_t offset,
+                              std::span<std::byte> into) {
+  const Tensor& tensor = tensors_[index];
+  while (!into.empty()) {
+    const std::uint64_t row = offset / tensor.row_bytes;
+    const std::uint64_t column = offset % tensor.row_bytes;
+    const auto after = std::ranges::upper_bound(tensor.shards, column, {}, &Shard::begin);
+    WSYNC_CHECK(after != tensor.shards.begin(), "the shards cover a row");
+    const Shard& shard = *std::prev(after);
+    const std::uint64_t in_shard = column - shard.begin;
+    const std::size_t n = std::min<std::uint64_t>(into.size(), shard.bytes - in_shard);
+    auto done = read_part(shard, row * shard.bytes + in_shard, into.first(n));
+    if (!done)
+      return fail(done.error().with_context(
+          fmt::format("{}, rank {}", manifest_->tensor(index).name, shard.rank)));
+    into = into.subspan(n);
+    offset += n;
+  }
+  return {};
+}
+
+Result<> GatheredSource::read_part(const Shard& shard, std::uint64_t offset,
+                                   std::span<std::byte> into) const {
+  if (const auto* callback = std::get_if<ReadTensor>(&shard.source))
+    return (*callback)(offset, into);
+  const auto from = std::get<std::span<const std::byte>>(shard.source);
+  std::memcpy(into.data(), from.data() + offset, into.size());
+  return {};
+}
+
+}  // namespace wsync::publish

@@ -1,0 +1,65 @@
+// GatheredSource: one model out of the shards of several trainer ranks.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "shared/base/error.h"
+#include "shared/weights/manifest.h"
+#include "trainer_side/publish/weight_source.h"
+
+namespace wsync::publish {
+
+// The part of a tensor that a rank has: [begin, begin + length) of dimension `dim`.
+struct ShardRange {
+  std::uint32_t dim = 0;
+  std::uint64_t begin = 0;
+  std::uint64_t length = 0;
+};
+
+// What one rank has of one tensor, row-major in the shape of its shard.
+struct RankTensor {
+  TensorInfo info;                                             // of the whole tensor
+  std::optional<ShardRange> range;                             // none: this rank has all of it
+  std::variant<std::span<const std::byte>, ReadTensor> bytes;  // the span is borrowed
+};
+
+// Thread: see WeightSource.
+class GatheredSource final : public WeightSource {
+ public:
+  // `ranks` in rank order. Where several ranks have the same range (replicas of a tensor), the
+  // first is read. kInvalidInput, naming the tensor, unless the ranks describe it alike, cut it
+  // along one dimension, and their ranges cover it without gaps or partial overlaps in whole bytes.
+  [[nodiscard]] static Result<GatheredSource> create(std::vector<std::vector<RankTensor>> ranks);
+  [[nodiscard]] const std::shared_ptr<const Manifest>& manifest() const override {
+    return manifest_;
+  }
+  [[nodiscard]] Result<> read(std::uint32_t tensor, std::uint64_t offset,
+                              std::span<std::byte> into) override;
+
+ private:
+  // One rank's columns of a tensor seen as `rows` x `row_bytes`.
+  struct Shard {
+    std::uint64_t begin = 0;  // bytes in a row of the whole tensor
+    std::uint64_t bytes = 0;  // of a row of the shard
+    std::variant<std::span<const std::byte>, ReadTensor> source;
+    std::uint32_t rank = 0;
+  };
+  struct Tensor {
+    std::uint64_t row_bytes = 0;
+    std::vector<Shard> shards;  // by begin; together they are a row
+  };
+  GatheredSource() = default;
+  [[nodiscard]] static Result<Tensor> assemble(
+      const TensorInfo& info, const std::vector<std::pair<std::uint32_t, RankTensor*>>& parts);
+  [[nodiscard]] Result<> read_part(const Shard& shard, std::uint64_t offset,
+                                   std::span<std::byte> into) const;
+
+  std::shared_ptr<const Manifest> manifest_;
+  std::vector<Tensor> tensors_;  // in manifest order
+};
+
+}  // namespace wsync::publish
