@@ -1,0 +1,88 @@
+// Ports: the control channel between one coordinator (RouterPort) and its sidecars and commands
+// (DealerPort), as seen from the loop. zmq/ implements them.
+//
+// Messages may be lost when a connection breaks; they are never cut, changed or delivered twice on
+// one connection. The protocol above answers losses with deadlines and idempotent commands.
+//
+// Liveness: each side sends a Heartbeat every interval. Anything that arrives shows that the peer
+// lives; silence beyond the deadline is a loss.
+//
+// Thread: the loop's. Callbacks run on the loop, never inside a call to the port; the port may be
+//   destroyed inside any of them.
+// Outlives: the loop outlives its ports.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "shared/base/error.h"
+#include "shared/base/limits.h"
+#include "shared/control/messages.h"
+
+namespace wsync::control {
+
+struct PortTimes {
+  std::chrono::milliseconds heartbeat_interval{limits::kHeartbeatIntervalMs};
+  std::chrono::milliseconds silence_deadline{limits::kHeartbeatDeadlineMs};
+};
+
+struct PortCounters {
+  std::uint64_t sent = 0;      // heartbeats included, as in `received`
+  std::uint64_t received = 0;  // well-formed messages
+  std::uint64_t bad = 0;       // messages that were refused
+};
+
+// The heartbeat to send now. An empty function: a Heartbeat{} under a zero fence.
+using MakeHeartbeat = std::function<std::pair<Envelope, Heartbeat>()>;
+
+struct RouterCallbacks {
+  // `peer` is the dealer's identity. Heartbeats are delivered as well.
+  std::function<void(const std::string& peer, Envelope, Message)> on_message;
+  // A peer from which a message came is silent (kDeadline) or has hung up (kPeerLost). It is
+  // forgotten; a later message makes it known again. May be empty.
+  std::function<void(const std::string& peer, const Error&)> on_lost;
+  // A message was refused and counted. One of an unknown version or type has been answered with an
+  // ErrorReply that echoes its round and request. May be empty.
+  std::function<void(const std::string& peer, const Error&)> on_bad_message;
+  MakeHeartbeat heartbeat;
+};
+
+class RouterPort {
+ public:
+  virtual ~RouterPort() = default;
+  // kPeerLost: no such peer is connected; kBusy: it does not read and its queue is full;
+  // kInvalidInput as encode().
+  [[nodiscard]] virtual Result<> send(const std::string& peer, const Envelope& envelope,
+                                      const Message& message) = 0;
+  // Sends no more heartbeats to this peer and does not report its loss, until it speaks again.
+  virtual void forget(const std::string& peer) = 0;
+  // Where it listens, with the port that was chosen.
+  [[nodiscard]] virtual const std::string& address() const noexcept = 0;
+  [[nodiscard]] virtual PortCounters counters() const noexcept = 0;
+};
+
+struct DealerCallbacks {
+  std::function<void(Envelope, Message)> on_message;
+  // The router can be reached, for the first time or again. Alternates with on_lost.
+  std::function<void()> on_connected;
+  // The router has hung up (kPeerLost) or is silent (kDeadline). The port goes on trying.
+  std::function<void(const Error&)> on_lost;
+  std::function<void(const Error&)> on_bad_message;  // may be empty
+  MakeHeartbeat heartbeat;
+};
+
+class DealerPort {
+ public:
+  virtual ~DealerPort() = default;
+  // kPeerLost: not connected now; kBusy: the router does not read and the queue is full;
+  // kInvalidInput as encode().
+  [[nodiscard]] virtual Result<> send(const Envelope& envelope, const Message& message) = 0;
+  // What the router knows this port by: "<name>-<16 random hex digits>".
+  [[nodiscard]] virtual const std::string& identity() const noexcept = 0;
+  [[nodiscard]] virtual PortCounters counters() const noexcept = 0;
+};
+
+}  // namespace wsync::control

@@ -1,0 +1,223 @@
+#include <array>
+#include <cerrno>
+#include <optional>
+#include <random>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <utility>
+
+#include "shared/base/check.h"
+#include "shared/base/clock.h"
+#include "shared/base/format.h"
+#include "shared/control/codec.h"
+#include "shared/control/zmq/ports.h"
+#include "shared/control/zmq/socket.h"
+#include "shared/loop/fd_watcher.h"
+#include "shared/loop/timer.h"
+
+namespace wsync::control {
+namespace {
+
+constexpr int kMessagesPerTurn = 128;  // then others get their turn
+
+// Shared with the callbacks in progress, so that the port may be destroyed inside them.
+struct DealerState : std::enable_shared_from_this<DealerState> {
+  DealerState(Loop& l, DealerOptions o, DealerCallbacks c)
+      : loop(l), options(std::move(o)), callbacks(std::move(c)), beat(l, [this] { tick(); }) {}
+
+  void connection_events() {
+    const auto self = shared_from_this();
+    while (!closed) {
+      const auto event = socket->next_connection_event();
+      if (!event) return;
+      if (*event == ConnectionEvent::kUp) {
+        connected = true;
+        hear();
+      } else {
+        drain_all();  // what it said before it hung up
+        if (closed) return;
+        connected = false;
+        lose(Error(ErrorCode::kPeerLost, fmt::format("{} hung up", options.address)));
+      }
+    }
+  }
+
+  // Something shows that the router lives.
+  void hear() {
+    heard = now();
+    if (std::exchange(alive, true)) return;
+    callbacks.on_connected();
+  }
+  void lose(const Error& error) {
+    if (!std::exchange(alive, false)) return;
+    callbacks.on_lost(error);
+  }
+
+  void drain() {
+    const auto self = shared_from_this();
+    draining = false;
+    for (int i = 0; i < kMessagesPerTurn; ++i)
+      if (!take_one()) return;
+    drain_later();
+  }
+  void drain_all() {
+    for (std::uint64_t i = 0; i < limits::kPortQueueCount && take_one(); ++i) {
+    }
+  }
+  void drain_later() {
+    if (std::exchange(draining, true)) return;
+    loop.post([self = shared_from_this()] {
+      if (!self->closed) self->drain();
+    });
+  }
+
+  // False when nothing is left, or the port was closed.
+  bool take_one() {
+    if (closed) return false;
+    std::array<Part, 1> parts;
+    const std::size_t count = socket->receive(parts);
+    if (count == 0) return false;
+    if (count != 1) {
+      bad(Error(ErrorCode::kInvalidInput, fmt::format("message: {} parts, expected 1", count)));
+      return !closed;
+    }
+    auto decoded = decode(parts[0].bytes());
+    if (!decoded) {
+      bad(decoded.error());
+      return !closed;
+    }
+    ++counters.received;
+    hear();
+    if (closed) return false;
+    callbacks.on_message(std::move(decoded->envelope), std::move(decoded->message));
+    return !closed;
+  }
+  void bad(const Error& error) {
+    ++counters.bad;
+    if (callbacks.on_bad_message) callbacks.on_bad_message(error);
+  }
+
+  Result<> send(const Envelope& envelope, const Message& message) {
+    WSYNC_CHECK(loop.in_loop(), "ports belong to the loop's thread");
+    const auto name = message_name(type_of(message));
+    if (!connected)
+      return fail(ErrorCode::kPeerLost,
+                  fmt::format("{}: not connected to {}", name, options.address));
+    const auto bytes = encode(envelope, message);
+    if (!bytes) return fail(bytes.error());
+    auto sent = socket->send("", *bytes);
+    drain_later();  // sending may have swallowed the wake-up for what has arrived
+    if (!sent)
+      return fail(sent.error().with_context(fmt::format("{} to {}", name, options.address)));
+    ++counters.sent;
+    return {};
+  }
+
+  void tick() {
+    const auto self = shared_from_this();
+    if (connected) {
+      const auto [envelope, heartbeat] =
+          callbacks.heartbeat ? callbacks.heartbeat() : std::pair<Envelope, Heartbeat>{};
+      std::ignore = send(envelope, heartbeat);  // a full queue ends as silence
+    }
+    if (now() - heard > options.times.silence_deadline)
+      lose(Error(ErrorCode::kDeadline, fmt::format("{} has been silent for {} ms", options.address,
+                                                   options.times.silence_deadline.count())));
+  }
+
+  void close() {
+    closed = true;
+    beat.stop();
+    watcher.reset();
+    monitor.reset();
+    socket.reset();
+  }
+
+  Loop& loop;
+  DealerOptions options;
+  DealerCallbacks callbacks;
+  Timer beat;
+  PortCounters counters;
+  std::string identity;
+  TimePoint heard{};
+  std::unique_ptr<Socket> socket;
+  std::unique_ptr<FdWatcher> watcher;
+  std::unique_ptr<FdWatcher> monitor;
+  bool connected = false;  // as ZeroMQ says
+  bool alive = false;      // as the callbacks have been told
+  bool draining = false;
+  bool closed = false;
+};
+
+class ZmqDealer final : public DealerPort {
+ public:
+  explicit ZmqDealer(std::shared_ptr<DealerState> state) : state_(std::move(state)) {}
+  ~ZmqDealer() override {
+    WSYNC_CHECK(state_->loop.in_loop(), "ports belong to the loop's thread");
+    state_->close();
+  }
+  Result<> send(const Envelope& envelope, const Message& message) override {
+    return state_->send(envelope, message);
+  }
+  const std::string& identity() const noexcept override { return state_->identity; }
+  PortCounters counters() const noexcept override { return state_->counters; }
+
+ private:
+  std::shared_ptr<DealerState> state_;
+};
+
+// A path in another user's directory may lead to that user's process.
+Result<> check_owner(const PortAddress& address) {
+  if (address.path.empty()) return {};
+  const std::string directory = address.path.substr(0, address.path.find_last_of('/'));
+  struct stat status{};
+  if (::lstat(directory.empty() ? "/" : directory.c_str(), &status) != 0) return {};  // not yet
+  if (status.st_uid == ::geteuid()) return {};
+  return fail(ErrorCode::kRefused,
+              fmt::format("address {}: its directory belongs to user {}, this process runs as user "
+                          "{}",
+                          address.endpoint, status.st_uid, ::geteuid()));
+}
+
+std::string make_identity(const std::string& name) {
+  std::random_device random;
+  const std::uint64_t bits = (std::uint64_t{random()} << 32U) | random();
+  return fmt::format("{}-{:016x}", name, bits);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<DealerPort>> connect_zmq(Loop& loop, const DealerOptions& options,
+                                                DealerCallbacks callbacks) {
+  const auto address = parse_port_address(options.address);
+  if (!address) return fail(address.error());
+  WSYNC_TRY(check_owner(*address));
+  if (options.name.empty() || options.name.size() > limits::kReplicaNameBytes)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("port name '{}' has {} bytes, expected 1 to {}", options.name,
+                            options.name.size(), limits::kReplicaNameBytes));
+  auto state = std::make_shared<DealerState>(loop, options, std::move(callbacks));
+  state->identity = make_identity(options.name);
+  auto socket = Socket::create(ZMQ_DEALER, state->identity);
+  if (!socket) return fail(std::move(socket).error());
+  state->socket = std::move(*socket);
+  WSYNC_TRY(state->socket->watch_connections());
+  WSYNC_TRY(state->socket->connect(*address));
+  auto watcher =
+      FdWatcher::create(loop, state->socket->fd(), [s = state.get()](FdEvents) { s->drain(); });
+  if (!watcher) return fail(std::move(watcher).error());
+  auto monitor = FdWatcher::create(loop, state->socket->monitor_fd(),
+                                   [s = state.get()](FdEvents) { s->connection_events(); });
+  if (!monitor) return fail(std::move(monitor).error());
+  state->watcher = std::move(*watcher);
+  state->monitor = std::move(*monitor);
+  state->watcher->watch({.readable = true});
+  state->monitor->watch({.readable = true});
+  state->beat.start_repeating(options.times.heartbeat_interval);
+  loop.post([state] {
+    if (!state->closed) state->connection_events();  // those that came before the watcher
+  });
+  return std::unique_ptr<DealerPort>(std::make_unique<ZmqDealer>(std::move(state)));
+}
+
+}  // namespace wsync::control

@@ -1,0 +1,67 @@
+#include "shared/control/zmq/request.h"
+
+#include <memory>
+#include <optional>
+#include <random>
+#include <utility>
+
+#include "shared/base/format.h"
+#include "shared/control/zmq/ports.h"
+#include "shared/loop/loop.h"
+#include "shared/loop/timer.h"
+
+namespace wsync::control {
+
+Result<Decoded> request(const RequestOptions& options, Envelope envelope, const Message& message,
+                        std::function<void(const Progress&)> on_progress) {
+  auto loop = Loop::create();
+  if (!loop) return fail(std::move(loop).error());
+  if (envelope.request == 0) envelope.request = (std::uint64_t{std::random_device()()} << 1U) | 1U;
+  std::optional<Result<Decoded>> outcome;
+  std::unique_ptr<DealerPort> port;
+  bool sent = false;
+  const auto end = [&](Result<Decoded> result) {
+    if (!outcome) outcome = std::move(result);
+    (*loop)->stop();
+  };
+  Timer deadline(**loop, [&] {
+    if (!sent)
+      return end(
+          fail(ErrorCode::kPeerLost,
+               fmt::format("nobody answers at {}: is a coordinator or sidecar running there?",
+                           options.address)));
+    end(fail(ErrorCode::kDeadline,
+             fmt::format("{}: no reply from {} within {} ms", message_name(type_of(message)),
+                         options.address, options.deadline.count())));
+  });
+  DealerCallbacks callbacks;
+  callbacks.on_connected = [&] {
+    if (std::exchange(sent, true)) return;
+    if (auto result = port->send(envelope, message); !result) return end(fail(result.error()));
+    deadline.start(options.deadline);
+  };
+  callbacks.on_lost = [&](const Error& error) { end(fail(error)); };
+  callbacks.on_bad_message = [&](const Error& error) { end(fail(error)); };
+  callbacks.on_message = [&](Envelope reply, Message body) {
+    // An answer to something that could not be read echoes nothing.
+    const bool unread = reply.request == 0 && std::holds_alternative<ErrorReply>(body);
+    if (outcome || (reply.request != envelope.request && !unread)) return;
+    if (const auto* progress = std::get_if<Progress>(&body)) {
+      if (on_progress) on_progress(*progress);
+    } else if (const auto* error = std::get_if<ErrorReply>(&body)) {
+      end(fail(static_cast<ErrorCode>(error->code), error->message));
+    } else if (!std::holds_alternative<Heartbeat>(body)) {
+      end(Decoded{.envelope = std::move(reply), .message = std::move(body)});
+    }
+  };
+  auto connected = connect_zmq(
+      **loop, {.address = options.address, .name = options.name, .times = options.times},
+      std::move(callbacks));
+  if (!connected) return fail(std::move(connected).error());
+  port = std::move(*connected);
+  deadline.start(options.connect_deadline);
+  (*loop)->run();
+  return std::move(*outcome);
+}
+
+}  // namespace wsync::control

@@ -1,0 +1,187 @@
+#include <array>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "shared/base/check.h"
+#include "shared/base/clock.h"
+#include "shared/base/format.h"
+#include "shared/base/unix_socket.h"
+#include "shared/control/codec.h"
+#include "shared/control/zmq/ports.h"
+#include "shared/control/zmq/socket.h"
+#include "shared/loop/fd_watcher.h"
+#include "shared/loop/timer.h"
+
+namespace wsync::control {
+namespace {
+
+constexpr int kMessagesPerTurn = 128;  // then others get their turn
+
+struct Peer {
+  TimePoint heard{};
+};
+
+// Shared with the callbacks in progress, so that the port may be destroyed inside them.
+struct RouterState : std::enable_shared_from_this<RouterState> {
+  RouterState(Loop& l, RouterOptions o, RouterCallbacks c)
+      : loop(l), options(std::move(o)), callbacks(std::move(c)), beat(l, [this] { tick(); }) {}
+
+  void drain() {
+    const auto self = shared_from_this();
+    draining = false;
+    for (int i = 0; i < kMessagesPerTurn; ++i) {
+      if (closed) return;
+      std::array<Part, 2> parts;
+      const std::size_t count = socket->receive(parts);
+      if (count == 0) return;
+      take(parts[0].text(), count, parts[1].bytes());
+    }
+    drain_later();
+  }
+  void drain_later() {
+    if (std::exchange(draining, true)) return;
+    loop.post([self = shared_from_this()] {
+      if (!self->closed) self->drain();
+    });
+  }
+
+  void take(const std::string& peer, std::size_t parts, std::span<const std::byte> bytes) {
+    if (parts != 2)
+      return bad(peer, Error(ErrorCode::kInvalidInput,
+                             fmt::format("message: {} parts, expected 1", parts - 1)));
+    auto decoded = decode(bytes);
+    if (!decoded) {
+      // A peer of another release is told why; garbage is not answered.
+      if (decoded.error().code() == ErrorCode::kRefused)
+        answer(peer, decode_envelope(bytes).value_or(Envelope{}), decoded.error());
+      return bad(peer, decoded.error());
+    }
+    if (!peers.contains(peer) && peers.size() >= limits::kPortPeerCount) {
+      const Error full(ErrorCode::kResourceExhausted,
+                       fmt::format("{} peers are connected already", peers.size()));
+      answer(peer, decoded->envelope, full);
+      return bad(peer, full);
+    }
+    peers[peer].heard = now();
+    ++counters.received;
+    callbacks.on_message(peer, std::move(decoded->envelope), std::move(decoded->message));
+  }
+  void bad(const std::string& peer, const Error& error) {
+    ++counters.bad;
+    if (callbacks.on_bad_message) callbacks.on_bad_message(peer, error);
+  }
+  void answer(const std::string& peer, Envelope echo, const Error& error) {
+    echo.fence = {};
+    // Best effort: a peer that cannot take it learns nothing.
+    std::ignore = send(
+        peer, echo,
+        ErrorReply{.code = static_cast<std::uint8_t>(error.code()), .message = error.message()});
+  }
+
+  Result<> send(const std::string& peer, const Envelope& envelope, const Message& message) {
+    WSYNC_CHECK(loop.in_loop(), "ports belong to the loop's thread");
+    if (peer.empty()) return fail(ErrorCode::kPeerLost, "a peer without a name is not connected");
+    const auto bytes = encode(envelope, message);
+    if (!bytes) return fail(bytes.error());
+    auto sent = socket->send(peer, *bytes);
+    drain_later();  // sending may have swallowed the wake-up for what has arrived
+    if (!sent)
+      return fail(
+          sent.error().with_context(fmt::format("{} to {}", message_name(type_of(message)), peer)));
+    ++counters.sent;
+    return {};
+  }
+
+  void tick() {
+    const auto self = shared_from_this();
+    const auto [envelope, heartbeat] =
+        callbacks.heartbeat ? callbacks.heartbeat() : std::pair<Envelope, Heartbeat>{};
+    std::vector<std::pair<std::string, Error>> lost;
+    for (const auto& [name, peer] : peers) {
+      if (now() - peer.heard > options.times.silence_deadline) {
+        lost.emplace_back(
+            name, Error(ErrorCode::kDeadline, fmt::format("{} has been silent for {} ms", name,
+                                                          options.times.silence_deadline.count())));
+      } else if (auto sent = send(name, envelope, heartbeat);
+                 !sent && sent.error().code() == ErrorCode::kPeerLost) {
+        lost.emplace_back(name, Error(ErrorCode::kPeerLost, fmt::format("{} hung up", name)));
+      }
+    }
+    for (const auto& [name, error] : lost) {
+      if (closed) return;
+      // One that was forgotten inside a callback before is not reported.
+      if (peers.erase(name) != 0 && callbacks.on_lost) callbacks.on_lost(name, error);
+    }
+  }
+
+  void close() {
+    closed = true;
+    beat.stop();
+    watcher.reset();
+    socket.reset();
+    path.reset();
+  }
+
+  Loop& loop;
+  RouterOptions options;
+  RouterCallbacks callbacks;
+  Timer beat;
+  PortCounters counters;
+  std::string address;
+  std::map<std::string, Peer> peers;
+  std::optional<SocketPath> path;  // let go after the socket
+  std::unique_ptr<Socket> socket;
+  std::unique_ptr<FdWatcher> watcher;
+  bool draining = false;
+  bool closed = false;
+};
+
+class ZmqRouter final : public RouterPort {
+ public:
+  explicit ZmqRouter(std::shared_ptr<RouterState> state) : state_(std::move(state)) {}
+  ~ZmqRouter() override {
+    WSYNC_CHECK(state_->loop.in_loop(), "ports belong to the loop's thread");
+    state_->close();
+  }
+  Result<> send(const std::string& peer, const Envelope& envelope,
+                const Message& message) override {
+    return state_->send(peer, envelope, message);
+  }
+  void forget(const std::string& peer) override { state_->peers.erase(peer); }
+  const std::string& address() const noexcept override { return state_->address; }
+  PortCounters counters() const noexcept override { return state_->counters; }
+
+ private:
+  std::shared_ptr<RouterState> state_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<RouterPort>> listen_zmq(Loop& loop, const RouterOptions& options,
+                                               RouterCallbacks callbacks) {
+  const auto address = parse_port_address(options.address);
+  if (!address) return fail(address.error());
+  auto state = std::make_shared<RouterState>(loop, options, std::move(callbacks));
+  if (!address->path.empty()) {
+    auto claimed = SocketPath::claim(address->path);
+    if (!claimed) return fail(std::move(claimed).error());
+    state->path.emplace(std::move(*claimed));
+  }
+  auto socket = Socket::create(ZMQ_ROUTER, "");
+  if (!socket) return fail(std::move(socket).error());
+  state->socket = std::move(*socket);
+  WSYNC_TRY(state->socket->bind(*address));
+  state->address = state->socket->last_endpoint();
+  auto watcher =
+      FdWatcher::create(loop, state->socket->fd(), [s = state.get()](FdEvents) { s->drain(); });
+  if (!watcher) return fail(std::move(watcher).error());
+  state->watcher = std::move(*watcher);
+  state->watcher->watch({.readable = true});
+  state->beat.start_repeating(options.times.heartbeat_interval);
+  state->drain_later();
+  return std::unique_ptr<RouterPort>(std::make_unique<ZmqRouter>(std::move(state)));
+}
+
+}  // namespace wsync::control

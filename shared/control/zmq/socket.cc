@@ -1,0 +1,153 @@
+#include "shared/control/zmq/socket.h"
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/control/codec.h"
+
+namespace wsync::control {
+namespace {
+
+constexpr const char* kMonitorEndpoint = "inproc://connections";
+
+tl::unexpected<Error> fail_zmq(std::string_view what, int error) {
+  return fail(ErrorCode::kIo, fmt::format("{}: {}", what, zmq_strerror(error)));
+}
+
+template <class T>
+bool set(void* socket, int option, T value) {
+  return zmq_setsockopt(socket, option, &value, sizeof value) == 0;
+}
+
+int fd_of(void* socket) {
+  int fd = -1;
+  std::size_t size = sizeof fd;
+  zmq_getsockopt(socket, ZMQ_FD, &fd, &size);
+  return fd;
+}
+
+bool has_input(void* socket) {
+  int events = 0;
+  std::size_t size = sizeof events;
+  return zmq_getsockopt(socket, ZMQ_EVENTS, &events, &size) == 0 && (events & ZMQ_POLLIN) != 0;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Socket>> Socket::create(int type, const std::string& identity) {
+  auto socket = std::unique_ptr<Socket>(new Socket());
+  socket->context_.reset(zmq_ctx_new());
+  if (!socket->context_) return fail_zmq("make a ZeroMQ context", zmq_errno());
+  socket->socket_.reset(zmq_socket(socket->context_.get(), type));
+  if (!socket->socket_) return fail_zmq("make a ZeroMQ socket", zmq_errno());
+  void* raw = socket->socket_.get();
+  const int queue = static_cast<int>(limits::kPortQueueCount);
+  bool ok = set(raw, ZMQ_LINGER, 0) && set(raw, ZMQ_SNDHWM, queue) && set(raw, ZMQ_RCVHWM, queue) &&
+            set(raw, ZMQ_MAXMSGSIZE, static_cast<std::int64_t>(kEncodedBytesMax)) &&
+            set(raw, ZMQ_RECONNECT_IVL, static_cast<int>(limits::kReconnectMinMs)) &&
+            set(raw, ZMQ_RECONNECT_IVL_MAX, static_cast<int>(limits::kReconnectMaxMs)) &&
+            set(raw, ZMQ_HANDSHAKE_IVL, static_cast<int>(limits::kHelloDeadlineMs));
+  if (type == ZMQ_ROUTER) {
+    // A peer that connects again replaces the connection that it has lost but we have not.
+    ok = ok && set(raw, ZMQ_ROUTER_MANDATORY, 1) && set(raw, ZMQ_ROUTER_HANDOVER, 1);
+  } else {
+    // Only what a live connection can take is queued: nothing stale reaches a later coordinator.
+    ok = ok && set(raw, ZMQ_IMMEDIATE, 1) &&
+         zmq_setsockopt(raw, ZMQ_ROUTING_ID, identity.data(), identity.size()) == 0;
+  }
+  if (!ok) return fail_zmq("configure a ZeroMQ socket", zmq_errno());
+  return socket;
+}
+
+Socket::~Socket() {
+  if (socket_ && monitor_) zmq_socket_monitor(socket_.get(), nullptr, 0);
+  monitor_.reset();
+  socket_.reset();
+  context_.reset();  // waits for both
+}
+
+Result<> Socket::bind(const PortAddress& address) {
+  if (address.ipv6) set(socket_.get(), ZMQ_IPV6, 1);
+  if (zmq_bind(socket_.get(), address.endpoint.c_str()) == 0) return {};
+  if (zmq_errno() == EADDRINUSE)
+    return fail(ErrorCode::kBusy,
+                fmt::format("listen on {}: the address is in use: stop the other coordinator, or "
+                            "choose another address",
+                            address.endpoint));
+  return fail_zmq(fmt::format("listen on {}", address.endpoint), zmq_errno());
+}
+
+Result<> Socket::connect(const PortAddress& address) {
+  if (address.ipv6) set(socket_.get(), ZMQ_IPV6, 1);
+  if (zmq_connect(socket_.get(), address.endpoint.c_str()) == 0) return {};
+  return fail_zmq(fmt::format("connect to {}", address.endpoint), zmq_errno());
+}
+
+std::string Socket::last_endpoint() const {
+  std::array<char, 512> text{};
+  std::size_t size = text.size();
+  if (zmq_getsockopt(socket_.get(), ZMQ_LAST_ENDPOINT, text.data(), &size) != 0) return {};
+  return {text.data(), size - 1};  // without the final zero
+}
+
+Result<> Socket::watch_connections() {
+  if (zmq_socket_monitor(socket_.get(), kMonitorEndpoint,
+                         ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED) != 0)
+    return fail_zmq("watch a ZeroMQ socket", zmq_errno());
+  monitor_.reset(zmq_socket(context_.get(), ZMQ_PAIR));
+  if (!monitor_ || !set(monitor_.get(), ZMQ_LINGER, 0) ||
+      zmq_connect(monitor_.get(), kMonitorEndpoint) != 0)
+    return fail_zmq("watch a ZeroMQ socket", zmq_errno());
+  return {};
+}
+
+int Socket::monitor_fd() const { return fd_of(monitor_.get()); }
+
+std::optional<ConnectionEvent> Socket::next_connection_event() {
+  while (has_input(monitor_.get())) {
+    Part event;  // u16 event, u32 value
+    Part address;
+    if (zmq_msg_recv(event.raw(), monitor_.get(), ZMQ_DONTWAIT) < 0) return std::nullopt;
+    zmq_msg_recv(address.raw(), monitor_.get(), ZMQ_DONTWAIT);
+    if (event.bytes().size() < sizeof(std::uint16_t)) continue;
+    std::uint16_t kind = 0;
+    std::memcpy(&kind, event.bytes().data(), sizeof kind);
+    if (kind == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) return ConnectionEvent::kUp;
+    if (kind == ZMQ_EVENT_DISCONNECTED) return ConnectionEvent::kDown;
+  }
+  return std::nullopt;
+}
+
+Result<> Socket::send(const std::string& route, std::span<const std::byte> bytes) {
+  const auto outcome = [](int error) -> Result<> {
+    if (error == EHOSTUNREACH) return fail(ErrorCode::kPeerLost, "the peer is not connected");
+    if (error == EAGAIN)
+      return fail(ErrorCode::kBusy, "the peer does not read and its queue is full");
+    return fail_zmq("send", error);
+  };
+  if (!route.empty() &&
+      zmq_send(socket_.get(), route.data(), route.size(), ZMQ_DONTWAIT | ZMQ_SNDMORE) < 0)
+    return outcome(zmq_errno());
+  if (zmq_send(socket_.get(), bytes.data(), bytes.size(), ZMQ_DONTWAIT) < 0)
+    return outcome(zmq_errno());
+  return {};
+}
+
+std::size_t Socket::receive(std::span<Part> parts) {
+  if (!has_input(socket_.get())) return 0;
+  std::size_t count = 0;
+  for (;;) {
+    Part spare;
+    Part& part = count < parts.size() ? parts[count] : spare;
+    if (zmq_msg_recv(part.raw(), socket_.get(), ZMQ_DONTWAIT) < 0) return count;
+    ++count;
+    if (zmq_msg_more(part.raw()) == 0) return count;
+  }
+}
+
+int Socket::fd() const { return fd_of(socket_.get()); }
+
+}  // namespace wsync::control

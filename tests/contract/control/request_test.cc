@@ -1,0 +1,190 @@
+// The command side of the control channel against a router that answers from another thread.
+#include "shared/control/zmq/request.h"
+
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <future>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <thread>
+
+#include "shared/base/unique_fd.h"
+#include "shared/control/zmq/address.h"
+#include "shared/control/zmq/ports.h"
+
+namespace wsync::control {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::HasSubstr;
+
+constexpr PortTimes kPatient{.heartbeat_interval = milliseconds(20),
+                             .silence_deadline = milliseconds(60'000)};
+
+TEST(PortAddress, OnlyThisHostIsAllowedWithoutKeys) {
+  EXPECT_EQ(parse_port_address("ipc:///run/wsync/c.sock")->path, "/run/wsync/c.sock");
+  EXPECT_EQ(parse_port_address("tcp://127.0.0.1:7000")->endpoint, "tcp://127.0.0.1:7000");
+  EXPECT_EQ(parse_port_address("tcp://127.3.2.1:7000")->endpoint, "tcp://127.3.2.1:7000");
+  EXPECT_EQ(parse_port_address("tcp://localhost:0")->endpoint, "tcp://127.0.0.1:0");
+  EXPECT_TRUE(parse_port_address("tcp://[::1]:7000")->ipv6);
+  for (const char* beyond :
+       {"tcp://0.0.0.0:7000", "tcp://*:7000", "tcp://10.0.0.1:7000", "tcp://example.org:7000",
+        "tcp://[::]:7000", "tcp://127.0.0.1.example.org:7000", "tcp://:7000", "tcp://eth0:7000",
+        "tcp://127.0.0.1;10.0.0.1:7000", "tcp://0x7f.1:7000", "pgm://239.0.0.1:7000", "inproc://x",
+        "udp://127.0.0.1:7000", "127.0.0.1:7000", "IPC:///tmp/x", ""}) {
+    const auto refused = parse_port_address(beyond);
+    ASSERT_FALSE(refused.has_value()) << beyond;
+    EXPECT_EQ(refused.error().code(), ErrorCode::kRefused) << beyond;
+    EXPECT_THAT(refused.error().message(), HasSubstr("keys, which this release does not have"));
+  }
+  for (const char* malformed :
+       {"tcp://127.0.0.1", "tcp://127.0.0.1:", "tcp://127.0.0.1:65536", "tcp://127.0.0.1:-1",
+        "tcp://127.0.0.1:7x", "ipc://relative", "ipc://@abstract", "ipc://", "ipc:///tmp/"}) {
+    const auto refused = parse_port_address(malformed);
+    ASSERT_FALSE(refused.has_value()) << malformed;
+    EXPECT_EQ(refused.error().code(), ErrorCode::kInvalidInput) << malformed;
+  }
+  EXPECT_THAT(parse_port_address("ipc:///" + std::string(107, 'x')).error().message(),
+              HasSubstr("the kernel allows 107"));
+}
+
+class Request : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::array<char, 32> name{"/tmp/wsync-test-XXXXXX"};
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    directory_ = name.data();
+    address_ = "ipc://" + directory_ + "/control.sock";
+  }
+  void TearDown() override {
+    stop_server();
+    std::filesystem::remove_all(directory_);
+  }
+  using Answer =
+      std::function<void(RouterPort&, const std::string& peer, const Envelope&, const Message&)>;
+  // Runs a router on a thread of its own; heartbeats do not reach `answer`.
+  void serve(Answer answer) {
+    std::promise<void> listening;
+    server_ = std::jthread([this, &listening, answer = std::move(answer)] {
+      auto loop = Loop::create().value();
+      std::unique_ptr<RouterPort> router;
+      const auto on_message = [&](const std::string& peer, const Envelope& envelope,
+                                  const Message& message) {
+        if (!std::holds_alternative<Heartbeat>(message)) answer(*router, peer, envelope, message);
+      };
+      router =
+          listen_zmq(*loop, {.address = address_, .times = kPatient}, {.on_message = on_message})
+              .value();
+      server_loop_ = loop.get();
+      listening.set_value();
+      loop->run();
+      router.reset();
+    });
+    listening.get_future().wait();
+  }
+  void stop_server() {
+    if (!server_.joinable()) return;
+    server_loop_->stop();
+    server_.join();
+  }
+  RequestOptions options() const { return {.address = address_, .times = kPatient}; }
+
+  std::string directory_;
+  std::string address_;
+  Loop* server_loop_ = nullptr;
+  std::jthread server_;
+};
+
+TEST_F(Request, ProgressThenTheReply) {
+  serve([](RouterPort& router, const std::string& peer, const Envelope& envelope,
+           const Message& message) {
+    EXPECT_EQ(std::get<Push>(message).directory, "/models/m");
+    Envelope other = envelope;
+    other.request += 1;
+    EXPECT_TRUE(router.send(peer, other, PushReply{.ok = false}).has_value());  // of another one
+    for (std::uint64_t done = 1; done <= 3; ++done)
+      EXPECT_TRUE(
+          router.send(peer, envelope, Progress{.done_bytes = done, .total_bytes = 3}).has_value());
+    EXPECT_TRUE(router.send(peer, envelope, PushReply{.ok = true, .bytes = 42}).has_value());
+  });
+  std::vector<std::uint64_t> progress;
+  const auto reply = request(options(), {}, Push{.directory = "/models/m"},
+                             [&](const Progress& p) { progress.push_back(p.done_bytes); });
+  ASSERT_TRUE(reply.has_value()) << reply.error().message();
+  EXPECT_TRUE(std::get<PushReply>(reply->message).ok);
+  EXPECT_EQ(std::get<PushReply>(reply->message).bytes, 42U);
+  EXPECT_NE(reply->envelope.request, 0U);
+  EXPECT_EQ(progress, (std::vector<std::uint64_t>{1, 2, 3}));
+}
+
+TEST_F(Request, AnErrorReplyBecomesAnError) {
+  serve([](RouterPort& router, const std::string& peer, const Envelope& envelope, const Message&) {
+    EXPECT_TRUE(router
+                    .send(peer, envelope,
+                          ErrorReply{.code = static_cast<std::uint8_t>(ErrorCode::kBusy),
+                                     .message = "a publish is under way"})
+                    .has_value());
+  });
+  const auto reply = request(options(), {.request = 12}, Status{});
+  ASSERT_FALSE(reply.has_value());
+  EXPECT_EQ(reply.error().code(), ErrorCode::kBusy);
+  EXPECT_EQ(reply.error().message(), "a publish is under way");
+}
+
+TEST_F(Request, NobodyThere) {
+  auto nobody = options();
+  nobody.connect_deadline = milliseconds(50);
+  const auto reply = request(nobody, {}, Status{});
+  EXPECT_EQ(reply.error().code(), ErrorCode::kPeerLost);
+  EXPECT_THAT(reply.error().message(), HasSubstr("nobody answers at ipc://"));
+}
+
+TEST_F(Request, NoReplyInTime) {
+  serve([](RouterPort&, const std::string&, const Envelope&, const Message&) {});
+  auto impatient = options();
+  impatient.deadline = milliseconds(50);
+  const auto reply = request(impatient, {}, Verify{});
+  EXPECT_EQ(reply.error().code(), ErrorCode::kDeadline);
+  EXPECT_THAT(reply.error().message(), HasSubstr("Verify: no reply from"));
+}
+
+TEST_F(Request, ThePeerGoesAwayWhileItIsWaitedFor) {
+  serve([this](RouterPort&, const std::string&, const Envelope&, const Message&) {
+    server_loop_->stop();
+  });
+  const auto reply = request(options(), {}, Verify{});
+  EXPECT_EQ(reply.error().code(), ErrorCode::kPeerLost);
+  EXPECT_THAT(reply.error().message(), HasSubstr("hung up"));
+}
+
+TEST_F(Request, AddressesBeyondThisHostAreRefusedBeforeAnythingIsSent) {
+  EXPECT_EQ(request({.address = "tcp://192.0.2.1:7000"}, {}, Status{}).error().code(),
+            ErrorCode::kRefused);
+  auto loop = Loop::create().value();
+  EXPECT_EQ(listen_zmq(*loop, {.address = "tcp://0.0.0.0:0"}, {}).error().code(),
+            ErrorCode::kRefused);
+}
+
+TEST_F(Request, ASocketLeftByAKilledCoordinatorIsReplaced) {
+  const std::string path = directory_ + "/control.sock";
+  {
+    const UniqueFd stale(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof address.sun_path - 1);
+    ASSERT_EQ(::bind(stale.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  }
+  ASSERT_TRUE(std::filesystem::exists(path));
+  serve([](RouterPort& router, const std::string& peer, const Envelope& envelope, const Message&) {
+    EXPECT_TRUE(router.send(peer, envelope, StatusReply{.role = "coordinator"}).has_value());
+  });
+  EXPECT_TRUE(request(options(), {}, Status{}).has_value());
+  stop_server();
+  EXPECT_TRUE(std::filesystem::is_empty(directory_));
+}
+
+}  // namespace
+}  // namespace wsync::control
