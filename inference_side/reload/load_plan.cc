@@ -1,0 +1,213 @@
+#include "inference_side/reload/load_plan.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "shared/base/check.h"
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/base/planted.h"
+#include "shared/base/stream_copy.h"
+#include "shared/weights/content_digest.h"
+
+namespace wsync::reload {
+
+namespace {
+
+// Adds the checksum of the next window; the order of windows matters.
+std::uint64_t combine(std::uint64_t sum, std::uint64_t window) noexcept {
+  return (std::rotl(sum, 29) ^ window) * 0x9e3779b97f4a7c15ULL + 0x632be59bd9b4e019ULL;
+}
+
+// Copies shard bytes [at, at + out.size()) out of `tensor_bytes`, of which the first byte is byte
+// `first` of the tensor.
+void gather(const Shard& shard, std::uint64_t at, std::span<const std::byte> tensor_bytes,
+            std::uint64_t first, std::span<std::byte> out) {
+  while (!out.empty()) {
+    const Shard::Run run = shard.run_at(at);
+    const auto bytes = static_cast<std::size_t>(std::min<std::uint64_t>(run.bytes, out.size()));
+    std::memcpy(out.data(), tensor_bytes.data() + (run.offset - first), bytes);
+    out = out.subspan(bytes);
+    at += bytes;
+  }
+}
+
+// Walks the windows of a group: `visit(shard_offset, bytes)` gets the bytes of each, where they lie
+// when they are one run and gathered in the scratch otherwise.
+template <class Visit>
+void for_each_window(const LoadPlan& plan, const CopyGroup& group,
+                     std::span<const std::byte> bucket, CopyScratch& scratch, Visit visit) {
+  const LoadTensor& tensor = plan.tensors()[group.tensor];
+  WSYNC_CHECK(bucket.size() >= plan.bucket_bytes(group.bucket),
+              "the bucket is shorter than the plan says");
+  // Byte 0 of the bucket, counted from byte 0 of the tensor; "negative" when the tensor begins
+  // inside the bucket.
+  const std::uint64_t first = plan.bucket_offset(group.bucket) - tensor.arena_offset;
+  for (std::uint64_t done = 0; done < group.bytes;) {
+    const std::uint64_t at = group.begin + done;
+    const auto bytes =
+        static_cast<std::size_t>(std::min<std::uint64_t>(CopyScratch::kBytes, group.bytes - done));
+    const Shard::Run run = tensor.shard.run_at(at);
+    if (run.bytes >= bytes) {
+      visit(at, bucket.subspan(run.offset - first, bytes));
+    } else {
+      const auto window = scratch.window().first(bytes);
+      gather(tensor.shard, at, bucket, first, window);
+      visit(at, std::span<const std::byte>(window));
+    }
+    done += bytes;
+  }
+}
+
+}  // namespace
+
+CopyScratch::CopyScratch() : memory_(std::make_unique<std::byte[]>(kBytes)) {}
+
+Result<LoadPlan> LoadPlan::make(const Manifest& manifest, const BucketPlan& plan,
+                                std::span<const control::EngineTensor> tensors) {
+  LoadPlan load;
+  std::vector<std::uint32_t> taker(manifest.size(),
+                                   UINT32_MAX);  // engine tensor of each manifest tensor
+  for (const auto& tensor : tensors) {
+    const auto refuse = [&](std::string_view what) {
+      return fail(ErrorCode::kInvalidInput, fmt::format("tensor {}: {}", tensor.name, what));
+    };
+    const auto index = manifest.find(tensor.name);
+    if (!index) return refuse("the checkpoint does not have it");
+    const TensorInfo& info = manifest.tensor(*index);
+    if (taker[*index] != UINT32_MAX) return refuse("the engine lists it twice");
+    if (tensor.dtype != static_cast<std::uint8_t>(info.dtype))
+      return refuse("its dtype differs from the checkpoint's");
+    if (tensor.shape != info.shape) return refuse("its shape differs from the checkpoint's");
+    auto shard = Shard::make(dtype_bits(info.dtype), info.shape, tensor.ranges);
+    if (!shard) return refuse(shard.error().message());
+    taker[*index] = static_cast<std::uint32_t>(load.tensors_.size());
+    const auto pieces = plan.tensor_pieces(*index);
+    load.bytes_ += shard->bytes();
+    load.tensors_.push_back({.manifest_index = *index,
+                             .arena_offset = pieces.empty() ? 0 : plan.arena_offset(pieces.front()),
+                             .shard = std::move(*shard)});
+  }
+  for (std::size_t b = 0; b < plan.bucket_count(); ++b) {
+    load.first_group_.push_back(load.groups_.size());
+    load.bucket_offsets_.push_back(plan.bucket_offset(b));
+    load.bucket_sizes_.push_back(plan.bucket_size(b));
+    for (const Piece& piece : plan.bucket(b)) {
+      if (taker[piece.tensor] == UINT32_MAX) continue;
+      const std::uint32_t t = taker[piece.tensor];
+      const auto part = load.tensors_[t].shard.clip(
+          {.begin = piece.tensor_offset, .end = piece.tensor_offset + piece.bytes});
+      if (part.bytes() == 0) continue;
+      if (plan.arena_offset(piece) != load.tensors_[t].arena_offset + piece.tensor_offset)
+        return fail(
+            ErrorCode::kInternal,
+            fmt::format("tensor {}: its pieces are not consecutive in the arena", tensors[t].name));
+      load.groups_.push_back(
+          {.tensor = t, .bucket = b, .begin = part.begin, .bytes = part.bytes()});
+    }
+  }
+  load.first_group_.push_back(load.groups_.size());
+  load.arena_bytes_ = plan.arena_bytes();
+  if (load.groups_.size() > limits::kCopyGroupCount)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("the load plan has {} copy groups, at most {} fit; use larger buckets",
+                            load.groups_.size(), limits::kCopyGroupCount));
+  WSYNC_TRY(load.prove_coverage(tensors));
+  return load;
+}
+
+Result<> LoadPlan::prove_coverage(std::span<const control::EngineTensor> tensors) const {
+  std::vector<std::uint64_t> reached(tensors_.size(), 0);
+  for (const CopyGroup& group : groups_) {
+    if (group.begin != reached[group.tensor])
+      return fail(ErrorCode::kInternal,
+                  fmt::format("tensor {}: the load plan jumps from byte {} to {}",
+                              tensors[group.tensor].name, reached[group.tensor], group.begin));
+    reached[group.tensor] += group.bytes;
+  }
+  for (std::size_t t = 0; t < tensors_.size(); ++t) {
+    if (reached[t] != tensors_[t].shard.bytes())
+      return fail(ErrorCode::kInternal,
+                  fmt::format("tensor {}: the load plan brings {} of its {} bytes", tensors[t].name,
+                              reached[t], tensors_[t].shard.bytes()));
+  }
+  return {};
+}
+
+std::uint64_t LoadPlan::execute(const CopyGroup& group, std::span<const std::byte> bucket,
+                                std::span<std::byte> destination, CopyScratch& scratch) const {
+  WSYNC_CHECK(destination.size() == tensors_[group.tensor].shard.bytes(),
+              "the destination has another size than the rank's tensor");
+  std::uint64_t sum = group.bytes;
+  for_each_window(
+      *this, group, bucket, scratch, [&](std::uint64_t at, std::span<const std::byte> bytes) {
+        sum = combine(sum, copy_streaming_checksum(destination.subspan(at, bytes.size()), bytes));
+      });
+  return sum;
+}
+
+std::uint64_t LoadPlan::checksum(const CopyGroup& group, std::span<const std::byte> bucket,
+                                 CopyScratch& scratch) const {
+  std::uint64_t sum = group.bytes;
+  for_each_window(*this, group, bucket, scratch,
+                  [&](std::uint64_t, std::span<const std::byte> bytes) {
+                    sum = combine(sum, wsync::checksum(bytes));
+                  });
+  return sum;
+}
+
+std::span<const std::byte> LoadPlan::bucket_of(std::span<const std::byte> arena,
+                                               std::uint64_t bucket) const {
+  WSYNC_CHECK(arena.size() >= arena_bytes_, "the arena is shorter than the plan says");
+  return arena.subspan(bucket_offsets_[bucket], bucket_sizes_[bucket]);
+}
+
+std::vector<std::uint64_t> expected_checksums(const LoadPlan& plan,
+                                              std::span<const std::byte> arena) {
+  CopyScratch scratch;
+  std::vector<std::uint64_t> sums;
+  sums.reserve(plan.groups().size());
+  for (const CopyGroup& group : plan.groups())
+    sums.push_back(plan.checksum(group, plan.bucket_of(arena, group.bucket), scratch));
+  return sums;
+}
+
+Digest expected_digest(const LoadTensor& tensor, std::span<const std::byte> arena) {
+  const auto whole = arena.subspan(tensor.arena_offset, tensor.shard.tensor_bytes());
+  if (tensor.shard.bytes() == 0) return tensor_digest({});
+  if (tensor.shard.contiguous())
+    return tensor_digest(whole.subspan(tensor.shard.run_at(0).offset, tensor.shard.bytes()));
+  std::vector<std::byte> leaf(limits::kLeafBytes);
+  std::vector<Digest> leaves;
+  for (std::uint64_t at = 0; at < tensor.shard.bytes(); at += leaf.size()) {
+    const auto part =
+        std::span(leaf).first(std::min<std::uint64_t>(leaf.size(), tensor.shard.bytes() - at));
+    gather(tensor.shard, at, whole, 0, part);
+    leaves.push_back(digest_of(part));
+  }
+  return tensor_digest(tensor.shard.bytes(), leaves);
+}
+
+LoadCoverage::LoadCoverage(const LoadPlan& plan)
+    : groups_(plan.groups().begin(), plan.groups().end()), marked_(groups_.size(), false) {}
+
+void LoadCoverage::mark(std::size_t index) {
+  if (marked_[index]) return;
+  marked_[index] = true;
+  ++marked_count_;
+  bytes_ += groups_[index].bytes;
+}
+
+Result<> LoadCoverage::check() const {
+  if (complete()) return {};
+  const auto hole = static_cast<std::size_t>(std::ranges::find(marked_, false) - marked_.begin());
+  return fail(
+      ErrorCode::kInternal,
+      fmt::format(
+          "{} of {} copy groups are missing; the first is {} bytes of tensor {} from bucket {}",
+          marked_.size() - marked_count_, marked_.size(), groups_[hole].bytes, groups_[hole].tensor,
+          groups_[hole].bucket));
+}
+
+}  // namespace wsync::reload

@@ -1,0 +1,131 @@
+// Load plan: which bytes of the arena go where in the memory of one rank of a replica. Computed
+// from the manifest, the bucket plan and the rank's tensors alone, so the sidecar (which knows the
+// bytes while staging) and the engine (which copies them while paused) hold the same list of copy
+// groups and agree on the checksum of each.
+//
+// A copy group is what one bucket brings of one tensor of the rank. Its bytes are consecutive in
+// the rank's own tensor (row-major, dense) and may be strided in the bucket. Its checksum is a
+// function of those bytes and of nothing else.
+//
+// Thread: a LoadPlan is immutable; any number of threads may execute its groups, each with a
+// CopyScratch of its own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "inference_side/reload/shard.h"
+#include "shared/base/error.h"
+#include "shared/control/messages.h"
+#include "shared/weights/bucket_plan.h"
+#include "shared/weights/manifest.h"
+
+namespace wsync::reload {
+
+// One tensor of the rank, in the order of its EngineHello.
+struct LoadTensor {
+  std::uint32_t manifest_index = 0;
+  std::uint64_t arena_offset = 0;  // of the whole tensor's first byte
+  Shard shard;
+};
+
+struct CopyGroup {
+  std::uint32_t tensor = 0;  // index into tensors()
+  std::uint64_t bucket = 0;
+  std::uint64_t begin = 0;  // first byte, in the rank's own tensor
+  std::uint64_t bytes = 0;  // never 0
+  friend bool operator==(const CopyGroup&, const CopyGroup&) = default;
+};
+
+// Where strided pieces are gathered before the streaming copy; stays in the cache.
+class CopyScratch {
+ public:
+  CopyScratch();
+  [[nodiscard]] std::span<std::byte> window() noexcept { return {memory_.get(), kBytes}; }
+  static constexpr std::uint64_t kBytes = 256 * 1024;  // also the unit of a group's checksum
+
+ private:
+  std::unique_ptr<std::byte[]> memory_;
+};
+
+class LoadPlan {
+ public:
+  LoadPlan() = default;
+  // kInvalidInput, naming the tensor, when `tensors` does not fit the manifest (check_layout says
+  // it in full) or when `plan` is not a plan of this manifest. No tensors make an empty plan.
+  [[nodiscard]] static Result<LoadPlan> make(const Manifest& manifest, const BucketPlan& plan,
+                                             std::span<const control::EngineTensor> tensors);
+
+  [[nodiscard]] std::span<const LoadTensor> tensors() const noexcept { return tensors_; }
+  // In arena order, so bucket by bucket.
+  [[nodiscard]] std::span<const CopyGroup> groups() const noexcept { return groups_; }
+  // The groups of one bucket: their indices are [first_group(bucket), first_group(bucket + 1)).
+  [[nodiscard]] std::size_t first_group(std::uint64_t bucket) const { return first_group_[bucket]; }
+  [[nodiscard]] std::uint64_t bucket_count() const noexcept { return bucket_offsets_.size(); }
+  // Of the rank's tensors together.
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] std::uint64_t bucket_offset(std::uint64_t bucket) const {
+    return bucket_offsets_[bucket];
+  }
+  [[nodiscard]] std::uint64_t bucket_bytes(std::uint64_t bucket) const {
+    return bucket_sizes_[bucket];
+  }
+  // The bytes that an arena of this version has.
+  [[nodiscard]] std::uint64_t arena_bytes() const noexcept { return arena_bytes_; }
+
+  // Copies a group out of its bucket with streaming stores and returns its checksum. `bucket` holds
+  // at least bucket_bytes(group.bucket); `destination` is the rank's whole tensor, shard.bytes()
+  // long. The bytes are visible to other threads when it returns.
+  [[nodiscard]] std::uint64_t execute(const CopyGroup& group, std::span<const std::byte> bucket,
+                                      std::span<std::byte> destination, CopyScratch& scratch) const;
+  // The same checksum, without copying.
+  [[nodiscard]] std::uint64_t checksum(const CopyGroup& group, std::span<const std::byte> bucket,
+                                       CopyScratch& scratch) const;
+  // The window of the arena that is `bucket`; the arena's data is at least arena_bytes() long.
+  [[nodiscard]] std::span<const std::byte> bucket_of(std::span<const std::byte> arena,
+                                                     std::uint64_t bucket) const;
+
+ private:
+  [[nodiscard]] Result<> prove_coverage(std::span<const control::EngineTensor> tensors) const;
+  std::vector<LoadTensor> tensors_;
+  std::vector<CopyGroup> groups_;
+  std::vector<std::size_t> first_group_;  // bucket_count() + 1 of them
+  std::vector<std::uint64_t> bucket_offsets_;
+  std::vector<std::uint64_t> bucket_sizes_;
+  std::uint64_t bytes_ = 0;
+  std::uint64_t arena_bytes_ = 0;
+};
+
+// The checksum of each group, in the plan's order, over the arena's bytes.
+[[nodiscard]] std::vector<std::uint64_t> expected_checksums(const LoadPlan& plan,
+                                                            std::span<const std::byte> arena);
+
+// Content digest of the bytes that a rank holds of one tensor, computed from the arena: what an
+// engine's Digests message should say. Leaves of limits::kLeafBytes over the shard's row-major
+// bytes; for a whole tensor it equals the tensor's content digest.
+[[nodiscard]] Digest expected_digest(const LoadTensor& tensor, std::span<const std::byte> arena);
+
+// Proves that a load was complete before it may be committed: every group executed and its checksum
+// right. Thread: confined to one.
+class LoadCoverage {
+ public:
+  LoadCoverage() = default;
+  explicit LoadCoverage(const LoadPlan& plan);
+  // Group `index` lies in place, with its expected checksum. A second time changes nothing.
+  void mark(std::size_t index);
+  [[nodiscard]] bool complete() const noexcept { return marked_count_ == marked_.size(); }
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  // kInternal naming the first hole unless complete.
+  [[nodiscard]] Result<> check() const;
+
+ private:
+  std::vector<CopyGroup> groups_;
+  std::vector<bool> marked_;
+  std::size_t marked_count_ = 0;
+  std::uint64_t bytes_ = 0;
+};
+
+}  // namespace wsync::reload

@@ -1,0 +1,246 @@
+// Shards, load plans and layout checks: properties over random manifests, and the sentences of
+// refusals.
+#include "inference_side/reload/load_plan.h"
+
+#include <algorithm>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <random>
+
+#include "inference_side/reload/layout_check.h"
+#include "shared/base/limits.h"
+#include "shared/weights/content_digest.h"
+
+namespace wsync::reload {
+namespace {
+
+using control::DimRange;
+using control::EngineTensor;
+using control::ProblemKind;
+using testing::HasSubstr;
+
+TensorInfo info(std::string name, std::vector<std::uint64_t> shape, DType dtype = DType::kBF16) {
+  return {.name = std::move(name), .dtype = dtype, .shape = std::move(shape)};
+}
+
+EngineTensor wanted(const TensorInfo& tensor, std::vector<DimRange> ranges = {}) {
+  return {.name = tensor.name,
+          .dtype = static_cast<std::uint8_t>(tensor.dtype),
+          .shape = tensor.shape,
+          .ranges = std::move(ranges)};
+}
+
+// The shard's bytes element by element, in row-major order: slow, and right by construction.
+std::vector<std::byte> reference_shard(const TensorInfo& tensor,
+                                       const std::vector<DimRange>& ranges,
+                                       std::span<const std::byte> bytes) {
+  const std::size_t element = dtype_bits(tensor.dtype) / 8;
+  std::vector<std::byte> out;
+  for (std::size_t i = 0; i < bytes.size() / element; ++i) {
+    std::size_t rest = i;
+    bool inside = true;
+    for (std::size_t d = tensor.shape.size(); d-- > 0;) {
+      const std::uint64_t at = rest % tensor.shape[d];
+      rest /= tensor.shape[d];
+      for (const DimRange& range : ranges)
+        if (range.dim == d && (at < range.begin || at >= range.begin + range.length))
+          inside = false;
+    }
+    if (inside)
+      out.insert(out.end(), bytes.begin() + static_cast<std::ptrdiff_t>(i * element),
+                 bytes.begin() + static_cast<std::ptrdiff_t>((i + 1) * element));
+  }
+  return out;
+}
+
+struct RandomModel {
+  Manifest manifest;
+  BucketPlan plan;
+  std::vector<std::byte> arena;
+  std::vector<EngineTensor> tensors;  // of one rank, in random order, with random ranges
+};
+
+RandomModel random_model(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto below = [&](std::uint64_t n) { return random() % n; };
+  std::vector<TensorInfo> infos;
+  const std::array dtypes{DType::kU8, DType::kBF16, DType::kF32};
+  for (std::uint64_t i = 0, n = 1 + below(12); i < n; ++i) {
+    std::vector<std::uint64_t> shape(below(4));
+    for (auto& size : shape) size = below(8) == 0 ? 1 : below(40);
+    // Now and then one that is larger than a bucket.
+    if (below(6) == 0) shape = {1 + below(3), 600 + below(400), 512 + below(512)};
+    infos.push_back(info("model.layers." + std::to_string(i / 3) + ".w" + std::to_string(i), shape,
+                         dtypes[below(dtypes.size())]));
+  }
+  RandomModel model;
+  model.manifest = Manifest::create(infos).value();
+  model.plan = BucketPlan::create(model.manifest, limits::kBucketBytesMin).value();
+  model.arena.resize(model.plan.arena_bytes());
+  for (auto& byte : model.arena) byte = static_cast<std::byte>(random());
+  for (const TensorInfo& tensor : model.manifest.tensors()) {
+    std::vector<DimRange> ranges;
+    for (std::uint32_t d = 0; d < tensor.shape.size(); ++d) {
+      if (below(3) != 0) continue;
+      const std::uint64_t begin = below(tensor.shape[d] + 1);
+      ranges.push_back({.dim = d, .begin = begin, .length = below(tensor.shape[d] - begin + 1)});
+    }
+    model.tensors.push_back(wanted(tensor, ranges));
+  }
+  std::ranges::shuffle(model.tensors, random);
+  return model;
+}
+
+TEST(LoadPlan, LoadsEveryShardExactlyAndBothSidesAgreeOnChecksums) {
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE(seed);
+    const RandomModel model = random_model(seed);
+    const auto plan = LoadPlan::make(model.manifest, model.plan, model.tensors);
+    ASSERT_TRUE(plan) << plan.error().message();
+    const auto expected = expected_checksums(*plan, model.arena);
+    std::vector<std::vector<std::byte>> held;
+    for (const LoadTensor& tensor : plan->tensors()) held.emplace_back(tensor.shard.bytes());
+    CopyScratch scratch;
+    LoadCoverage coverage(*plan);
+    std::vector<std::size_t> order(plan->groups().size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::ranges::shuffle(order, std::mt19937_64(seed));
+    for (const std::size_t i : order) {
+      EXPECT_FALSE(coverage.complete());
+      const CopyGroup& group = plan->groups()[i];
+      const auto bucket = plan->bucket_of(model.arena, group.bucket);
+      EXPECT_EQ(plan->execute(group, bucket, held[group.tensor], scratch), expected[i]);
+      coverage.mark(i);
+    }
+    EXPECT_TRUE(coverage.check());
+    EXPECT_EQ(coverage.bytes(), plan->bytes());
+    for (std::size_t t = 0; t < held.size(); ++t) {
+      const LoadTensor& tensor = plan->tensors()[t];
+      const TensorInfo& source = model.manifest.tensor(tensor.manifest_index);
+      const auto whole =
+          std::span(model.arena).subspan(tensor.arena_offset, tensor.shard.tensor_bytes());
+      EXPECT_EQ(held[t], reference_shard(source, model.tensors[t].ranges, whole))
+          << describe(source);
+      EXPECT_EQ(expected_digest(tensor, model.arena), tensor_digest(held[t]));
+    }
+  }
+}
+
+TEST(LoadPlan, ASkippedGroupIsAHoleThatIsNamed) {
+  const RandomModel model = random_model(3);
+  const auto plan = LoadPlan::make(model.manifest, model.plan, model.tensors).value();
+  ASSERT_GE(plan.groups().size(), 2U);
+  LoadCoverage coverage(plan);
+  for (std::size_t i = 0; i + 1 < plan.groups().size(); ++i) {
+    coverage.mark(i);
+    coverage.mark(i);  // a repetition does not count twice
+  }
+  EXPECT_FALSE(coverage.complete());
+  const auto missing = coverage.check();
+  ASSERT_FALSE(missing);
+  EXPECT_THAT(missing.error().message(), HasSubstr("1 of"));
+}
+
+TEST(LoadPlan, AnyChangedByteChangesItsChecksum) {
+  RandomModel model = random_model(5);
+  const auto plan = LoadPlan::make(model.manifest, model.plan, model.tensors).value();
+  const auto before = expected_checksums(plan, model.arena);
+  std::mt19937_64 random(9);
+  for (int i = 0; i < 200; ++i) {
+    const std::size_t g = random() % plan.groups().size();
+    const CopyGroup& group = plan.groups()[g];
+    const LoadTensor& tensor = plan.tensors()[group.tensor];
+    const auto at =
+        tensor.arena_offset + tensor.shard.run_at(group.begin + random() % group.bytes).offset;
+    CopyScratch scratch;
+    model.arena[at] ^= std::byte{0x10};
+    EXPECT_NE(plan.checksum(group, plan.bucket_of(model.arena, group.bucket), scratch), before[g]);
+    model.arena[at] ^= std::byte{0x10};
+  }
+  EXPECT_EQ(expected_checksums(plan, model.arena), before);
+}
+
+TEST(Shard, ColumnRangesOfHugeMatricesStaySmall) {
+  const std::vector<std::uint64_t> shape{1U << 20U, 4, 4096};
+  const std::vector<DimRange> ranges{{.dim = 2, .begin = 1024, .length = 1024}};
+  const auto shard = Shard::make(16, shape, ranges).value();
+  EXPECT_EQ(shard.run_count(), 4U << 20U);
+  EXPECT_EQ(shard.run_bytes(), 2048U);
+  EXPECT_EQ(shard.run_at(2048 * 5 + 7).offset, 5U * 8192 + 2048 + 7);
+  EXPECT_EQ(shard.run_at(2048 * 5 + 7).bytes, 2041U);
+  EXPECT_EQ(shard.bytes_before(8192), 2048U);
+  EXPECT_EQ(shard.bytes_before(shard.tensor_bytes()), shard.bytes());
+}
+
+TEST(Shard, CutsInsideAByteAreRefused) {
+  const std::vector<std::uint64_t> shape{4, 6};
+  const auto odd =
+      Shard::make(4, shape, std::vector<DimRange>{{.dim = 1, .begin = 1, .length = 2}});
+  ASSERT_FALSE(odd);
+  EXPECT_THAT(odd.error().message(), HasSubstr("inside a byte"));
+  EXPECT_EQ(
+      Shard::make(4, shape, std::vector<DimRange>{{.dim = 1, .begin = 2, .length = 2}})->bytes(),
+      4U);
+  EXPECT_EQ(
+      Shard::make(4, shape, std::vector<DimRange>{{.dim = 0, .begin = 1, .length = 2}})->bytes(),
+      6U);
+}
+
+TEST(LayoutCheck, NamesEachProblemAndTheNearestName) {
+  const auto q = info("model.layers.0.self_attn.q_proj.weight", {8, 8});
+  const auto k = info("model.layers.0.self_attn.k_proj.weight", {8, 4});
+  const auto v = info("model.layers.0.self_attn.v_proj.weight", {8, 4});
+  const auto norm = info("model.norm.weight", {8});
+  const auto manifest = Manifest::create({q, k, v, norm}).value();
+  auto misspelt = wanted(q);
+  misspelt.name = "model.layers.0.self_attn.q_prj.weight";
+  auto other_dtype = wanted(k);
+  other_dtype.dtype = static_cast<std::uint8_t>(DType::kF32);
+  auto other_shape = wanted(v);
+  other_shape.shape = {4, 8};
+  const auto bad_range = wanted(norm, {{.dim = 0, .begin = 4, .length = 8}});
+  const std::vector<EngineTensor> tensors{misspelt,  other_dtype, other_shape,
+                                          bad_range, wanted(q),   wanted(q)};
+  const auto problems = check_layout(manifest, tensors);
+  ASSERT_EQ(problems.size(), 5U);
+  EXPECT_EQ(problems[0].kind, ProblemKind::kMissing);
+  EXPECT_EQ(problems[0].nearest, q.name);
+  EXPECT_EQ(problems[1].kind, ProblemKind::kDtype);
+  EXPECT_THAT(problems[1].detail, HasSubstr("expects F32, the checkpoint has BF16"));
+  EXPECT_EQ(problems[2].kind, ProblemKind::kShape);
+  EXPECT_THAT(problems[2].detail, HasSubstr("expects [4, 8], the checkpoint has [8, 4]"));
+  EXPECT_EQ(problems[3].kind, ProblemKind::kRange);
+  EXPECT_EQ(problems[4].kind, ProblemKind::kOther);
+  for (const auto& tensor : {misspelt, other_dtype, other_shape, bad_range})
+    EXPECT_FALSE(LoadPlan::make(manifest,
+                                BucketPlan::create(manifest, limits::kBucketBytesMin).value(),
+                                std::vector<EngineTensor>{tensor}))
+        << tensor.name;
+}
+
+TEST(LayoutCheck, CoverageIsTheUnionOfTheRanks) {
+  const auto a = info("a", {8, 6});
+  const auto b = info("b", {6});
+  const auto manifest = Manifest::create({a, b}).value();
+  const std::vector<EngineTensor> left{wanted(a, {{.dim = 1, .begin = 0, .length = 3}}), wanted(b)};
+  const std::vector<EngineTensor> right{wanted(a, {{.dim = 1, .begin = 3, .length = 3}}),
+                                        wanted(b)};
+  const std::vector<EngineTensor> short_right{wanted(a, {{.dim = 1, .begin = 3, .length = 2}})};
+  const std::vector<EngineTensor> quarter{
+      wanted(a, {{.dim = 0, .begin = 0, .length = 7}, {.dim = 1, .begin = 5, .length = 1}})};
+  using Ranks = std::vector<std::span<const EngineTensor>>;
+  EXPECT_TRUE(check_replica_coverage(manifest, Ranks{left, right}).empty());
+  const auto half = check_replica_coverage(manifest, Ranks{left});
+  ASSERT_EQ(half.size(), 1U);
+  EXPECT_EQ(half[0].kind, ProblemKind::kRange);
+  EXPECT_THAT(half[0].detail, HasSubstr("[0, 8)[3, 6)"));
+  const auto corner = check_replica_coverage(manifest, Ranks{left, short_right, quarter});
+  ASSERT_EQ(corner.size(), 1U);
+  EXPECT_THAT(corner[0].detail, HasSubstr("[7, 8)[5, 6)"));
+  const auto extra = check_replica_coverage(manifest, Ranks{short_right, quarter});
+  EXPECT_TRUE(std::ranges::any_of(
+      extra, [](const auto& p) { return p.kind == ProblemKind::kExtra && p.tensor == "b"; }));
+}
+
+}  // namespace
+}  // namespace wsync::reload
