@@ -31,7 +31,7 @@ constexpr std::array kStyles = {
     Style{Category::kH2D, "#a9cbe8", "#3f76a6", "H2D copy"},
     Style{Category::kBroadcast, "#f7c873", "#b97a12", "broadcast (number: source device)"},
     Style{Category::kReload, "#a8d5a0", "#4c8a41", "reload by the engines"},
-    Style{Category::kPause, "#ece6f5", "#7a66a8", "engines paused"},
+    Style{Category::kPause, "#f4f0fa", "#7a66a8", "engines paused"},
     Style{Category::kStage, "#d8dde3", "#6b7785", "staging"},
     Style{Category::kOther, "#e8e0d8", "#8a7560", "other"},
 };
@@ -91,6 +91,7 @@ class Picture {
   std::string draw() {
     begin();
     pauses();
+    grid();
     rows();
     for (const Span& s : spans_)
       if (s.category != Category::kPause) cell(s);
@@ -173,6 +174,13 @@ class Picture {
                        : "start",
           style.stroke, escaped(text));
     }
+  }
+
+  void grid() {
+    const double step = tick_step(total_ms_);
+    for (int i = 1; i * step <= total_ms_ * (1 + 1e-9); ++i)
+      put(R"(<line x1="{0:.2f}" y1="{1:.1f}" x2="{0:.2f}" y2="{2:.1f}" stroke="#e1e5ea"/>)",
+          x_of(i * step), kTop + kPauseHeight, rows_end());
   }
 
   void rows() {
