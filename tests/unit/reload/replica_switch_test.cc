@@ -1,0 +1,427 @@
+// The switch of one replica: its way through a switch, what each failure does to it, and every
+// event in every phase.
+#include "inference_side/reload/replica_switch.h"
+
+#include <functional>
+#include <gtest/gtest.h>
+
+#include "shared/base/planted.h"
+
+namespace wsync::reload {
+namespace {
+
+using control::RankState;
+using control::ReplicaState;
+using control::SwitchOutcome;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr Version kV1{.epoch = 1, .step = 1};
+constexpr Version kV2{.epoch = 1, .step = 2};
+constexpr Version kV3{.epoch = 1, .step = 3};
+
+class Switch : public testing::Test {
+ protected:
+  explicit Switch(std::uint32_t world_size = 2)
+      : machine({.replica = "r", .world_size = world_size}) {}
+
+  // Two ranks that serve V1; V2 is staged beside it.
+  void serve_v1() {
+    for (std::uint32_t rank = 0; rank < machine.world_size(); ++rank)
+      attach(rank, RankState::kServing, kV1);
+    decide(kV1, {}, false);
+    step(StagedSet{{kV1, kV2}});
+    ASSERT_TRUE(machine.report(now).ready);
+  }
+  void attach(std::uint32_t rank, RankState state, Version active = {}) {
+    step(RankAttached{.rank = rank, .leader = rank == 0, .state = state, .active = active});
+  }
+  void decide(Version target, std::vector<Version> withdrawn = {}, bool owed = true) {
+    step(TargetSet{.decision = {.fence = {.epoch = 1}, .number = ++number},
+                   .target = target,
+                   .withdrawn = std::move(withdrawn),
+                   .owed = owed});
+  }
+  template <class T>
+  void step(T what) {
+    now = now + milliseconds(1);
+    last = machine.step({.now = now, .what = std::move(what)});
+    for (const SwitchCommand& command : last)
+      std::visit([this](const auto& c) { note(c); }, command);
+  }
+  void note(const SendPause& c) { request = c.request; }
+  void note(const BeginLoad& c) { request = c.request; }
+  void note(const SendCommit& c) { request = c.request; }
+  void note(const SendResume& c) { request = c.request; }
+  void note(const CancelLoad&) { ++cancelled; }
+  void note(const StagedBroken& c) { broken.push_back(c.version); }
+  void note(const Done& c) { done.push_back(c.outcome); }
+  void tick_after(std::chrono::nanoseconds wait) {
+    now = now + wait;
+    step(Tick{});
+  }
+  void paused() {
+    for (std::uint32_t rank = 0; rank < machine.world_size(); ++rank)
+      step(RankPaused{.rank = rank, .request = rank == 0 ? request : 0});
+  }
+  void loaded(Version version) {
+    const std::uint64_t asked = request;
+    for (std::uint32_t rank = 0; rank < machine.world_size(); ++rank)
+      step(RankLoaded{.rank = rank, .request = asked, .version = version, .bytes = 100});
+  }
+  void committed(Version version) {
+    const std::uint64_t asked = request;
+    for (std::uint32_t rank = 0; rank < machine.world_size(); ++rank)
+      step(RankCommitted{.rank = rank, .request = asked, .version = version});
+  }
+  void resumed() { step(RankResumed{.rank = 0, .request = request}); }
+  template <class T>
+  [[nodiscard]] std::size_t count() const {
+    std::size_t n = 0;
+    for (const SwitchCommand& command : last) n += std::holds_alternative<T>(command) ? 1U : 0U;
+    return n;
+  }
+
+  ReplicaSwitch machine;
+  TimePoint now{1'000'000'000};
+  std::uint64_t number = 0;
+  std::uint64_t request = 0;
+  std::size_t cancelled = 0;
+  std::vector<Version> broken;
+  std::vector<control::ReplicaOutcome> done;
+  std::vector<SwitchCommand> last;
+};
+
+TEST_F(Switch, PausesLoadsCommitsAndResumesInThisOrder) {
+  serve_v1();
+  decide(kV2);
+  ASSERT_EQ(count<SendPause>(), 1U);
+  EXPECT_EQ(std::get<SendPause>(last[0]).rank, 0U);
+  EXPECT_FALSE(machine.report(now).ready);
+  step(RankPaused{.rank = 0, .request = request});
+  EXPECT_EQ(count<BeginLoad>(), 0U) << "rank 1 may still be inside its step";
+  step(RankPaused{.rank = 1});
+  ASSERT_EQ(count<BeginLoad>(), 1U);
+  EXPECT_EQ(machine.report(now).state, ReplicaState::kLoading);
+  EXPECT_TRUE(machine.report(now).version.none());
+  const std::uint64_t load = request;
+  step(RankLoaded{.rank = 1, .request = load, .version = kV2, .bytes = 7});
+  EXPECT_EQ(count<SendCommit>(), 0U) << "a rank may not flip before its partners have loaded";
+  step(RankLoaded{.rank = 0, .request = load, .version = kV2, .bytes = 5});
+  EXPECT_EQ(count<SendCommit>(), 2U);
+  const std::uint64_t commit = request;
+  step(RankCommitted{.rank = 0, .request = commit, .version = kV2});
+  EXPECT_EQ(count<SendResume>(), 0U) << "resume only after every rank has committed";
+  step(RankCommitted{.rank = 1, .request = commit, .version = kV2});
+  EXPECT_EQ(count<SendResume>(), 1U);
+  EXPECT_TRUE(done.empty());
+  resumed();
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kCommitted);
+  EXPECT_EQ(done[0].version, kV2);
+  EXPECT_EQ(done[0].bytes, 12U);
+  EXPECT_EQ(done[0].wait_ns, 2'000'000U);
+  EXPECT_EQ(done[0].load_ns, 2'000'000U);
+  EXPECT_EQ(done[0].paused_ns, 4'000'000U);
+  EXPECT_TRUE(machine.report(now).ready);
+  EXPECT_FALSE(machine.next_wake().has_value());
+}
+
+TEST_F(Switch, PauseDeadlineLeavesItUntouchedAndBehindAndTriesAgain) {
+  serve_v1();
+  step(TargetSet{.decision = {.fence = {.epoch = 1}, .number = ++number},
+                 .target = kV2,
+                 .mode = control::PauseMode::kWait});
+  step(RankPaused{.rank = 0, .request = request});
+  const std::uint64_t old = request;
+  tick_after(milliseconds(limits::kPauseDeadlineMs));
+  ASSERT_EQ(count<SendResume>(), 1U);
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kBehind);
+  EXPECT_EQ(done[0].version, kV1);
+  resumed();
+  EXPECT_EQ(machine.report(now).state, ReplicaState::kBehind);
+  EXPECT_EQ(machine.report(now).version, kV1);
+  step(RankPaused{.rank = 0, .request = old});  // of the pause that was given up
+  EXPECT_EQ(machine.phase(), SwitchPhase::kIdle);
+  EXPECT_EQ(machine.dropped(), 1U);
+  tick_after(milliseconds(limits::kSwitchRetryMs));
+  ASSERT_EQ(count<SendPause>(), 1U);
+  EXPECT_EQ(std::get<SendPause>(last[0]).mode, control::PauseMode::kAbort);
+  paused();
+  loaded(kV2);
+  committed(kV2);
+  resumed();
+  EXPECT_EQ(machine.report(now).state, ReplicaState::kServing);
+  EXPECT_EQ(done.size(), 1U) << "one outcome for one decision";
+}
+
+TEST_F(Switch, BehindForTooLongIsNotReady) {
+  serve_v1();
+  decide(kV3);  // not staged here
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kBehind);
+  EXPECT_TRUE(machine.report(now).ready);
+  EXPECT_FALSE(machine.report(now + milliseconds(limits::kMaxStalenessMs + 1000)).ready);
+}
+
+TEST_F(Switch, ARankLostWhileLoadingIsRepairedByACompleteLoadWhenItReturns) {
+  serve_v1();
+  decide(kV2);
+  paused();
+  step(RankLoaded{.rank = 0, .request = request, .version = kV2});
+  step(RankDetached{.rank = 1});
+  EXPECT_EQ(cancelled, 1U);
+  EXPECT_EQ(machine.phase(), SwitchPhase::kGathering);
+  EXPECT_EQ(machine.report(now).state, ReplicaState::kAbsent);
+  attach(1, RankState::kLoading);
+  ASSERT_EQ(count<BeginLoad>(), 1U);
+  loaded(kV2);
+  committed(kV2);
+  resumed();
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kCommitted);
+}
+
+TEST_F(Switch, ARankThatDoesNotReturnEndsTheSwitchAndIsRepairedLater) {
+  serve_v1();
+  decide(kV2);
+  paused();
+  step(RankDetached{.rank = 1});
+  tick_after(milliseconds(limits::kRankReturnDeadlineMs));
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kTainted);
+  EXPECT_NE(done[0].reason.find("rank 1"), std::string::npos);
+  attach(1, RankState::kLoading);
+  ASSERT_EQ(count<BeginLoad>(), 1U) << "nobody serves: no pause is needed";
+  loaded(kV2);
+  committed(kV2);
+  resumed();
+  EXPECT_TRUE(machine.report(now).ready);
+}
+
+TEST_F(Switch, ARankThatRestartsBetweenSwitchesIsRepairedWithItsPartners) {
+  serve_v1();
+  step(RankDetached{.rank = 1});
+  attach(1, RankState::kLoading);
+  EXPECT_EQ(count<SendPause>(), 1U);
+  EXPECT_FALSE(machine.report(now).ready);
+  step(RankPaused{.rank = 0, .request = request});
+  ASSERT_EQ(count<BeginLoad>(), 1U);
+  EXPECT_EQ(std::get<BeginLoad>(last[0]).version, kV1);
+}
+
+TEST_F(Switch, ACopyThatFailsTwiceGoesBackToThePreviousVersion) {
+  serve_v1();
+  decide(kV2);
+  paused();
+  for (int i = 0; i < 2; ++i)
+    step(RankLoaded{.rank = 0, .request = request, .version = kV2, .failure = "checksum"});
+  EXPECT_EQ(broken, std::vector<Version>{kV2});
+  ASSERT_EQ(count<BeginLoad>(), 1U);
+  EXPECT_EQ(machine.goal(), kV1);
+  loaded(kV1);
+  committed(kV1);
+  resumed();
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kRolledBack);
+  EXPECT_EQ(done[0].version, kV1);
+  EXPECT_EQ(machine.report(now).state, ReplicaState::kBehind);
+  // Staged anew, it goes forward.
+  step(StagedSet{{kV1}});
+  step(StagedSet{{kV1, kV2}});
+  EXPECT_EQ(count<SendPause>(), 1U);
+}
+
+TEST_F(Switch, NeitherForwardNorBackIsTaintedAndSaysSo) {
+  serve_v1();
+  step(StagedSet{{kV2}});
+  decide(kV2);
+  paused();
+  for (int i = 0; i < 2; ++i)
+    step(RankLoaded{.rank = 1, .request = request, .version = kV2, .failure = "checksum"});
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kTainted);
+  EXPECT_EQ(machine.report(now).state, ReplicaState::kTainted);
+  EXPECT_FALSE(machine.report(now).ready);
+}
+
+TEST_F(Switch, LoadDeadlineNeverResumes) {
+  serve_v1();
+  decide(kV2);
+  paused();
+  step(RankLoaded{.rank = 0, .request = request, .version = kV2});
+  tick_after(milliseconds(limits::kLoadDeadlineMs));
+  EXPECT_EQ(count<SendResume>(), 0U);
+  EXPECT_EQ(cancelled, 1U);
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kTainted);
+  EXPECT_EQ(machine.report(now).state, ReplicaState::kTainted);
+  tick_after(milliseconds(limits::kSwitchRetryMs));
+  EXPECT_EQ(count<BeginLoad>(), 1U) << "repair goes on";
+}
+
+TEST_F(Switch, TheNewestDecisionWinsInEveryPhase) {
+  for (int phase = 0; phase < 4; ++phase) {
+    machine = ReplicaSwitch({.replica = "r", .world_size = 2});
+    number = 0;
+    serve_v1();
+    step(StagedSet{{kV1, kV2, kV3}});
+    decide(kV2);
+    if (phase >= 1) paused();
+    if (phase >= 2) loaded(kV2);
+    if (phase >= 3) committed(kV2);
+    decide(kV3);
+    if (phase == 0) paused();
+    if (phase == 2) committed(kV2);
+    if (phase == 3) {
+      EXPECT_EQ(machine.phase(), SwitchPhase::kPausing);
+      paused();
+    }
+    EXPECT_EQ(machine.phase(), SwitchPhase::kLoading) << phase;
+    EXPECT_EQ(machine.goal(), kV3) << phase;
+    loaded(kV3);
+    committed(kV3);
+    resumed();
+    EXPECT_EQ(machine.report(now).version, kV3);
+  }
+}
+
+TEST_F(Switch, AWithdrawnVersionIsNeverLoadedNorResumed) {
+  serve_v1();
+  step(StagedSet{{kV2}});
+  decide(kV2);
+  paused();
+  loaded(kV2);
+  decide(kV1, {kV2});  // not staged here
+  committed(kV2);
+  EXPECT_EQ(count<SendResume>(), 0U);
+  EXPECT_EQ(machine.report(now).state, ReplicaState::kPaused);
+  EXPECT_FALSE(machine.report(now).ready);
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kFailed);
+  step(StagedSet{{kV1, kV2}});
+  ASSERT_EQ(count<BeginLoad>(), 1U);
+  EXPECT_EQ(machine.goal(), kV1);
+}
+
+TEST_F(Switch, RanksLeftPausedByALostSidecarAreResumedOnTheirVersion) {
+  attach(0, RankState::kPaused, kV1);
+  attach(1, RankState::kPaused, kV1);
+  EXPECT_EQ(count<SendResume>(), 1U);
+  resumed();
+  EXPECT_TRUE(machine.report(now).ready);
+}
+
+TEST_F(Switch, RanksOfTwoVersionsAreBroughtToTheTargetNotResumed) {
+  decide(kV2, {}, false);
+  attach(0, RankState::kPaused, kV1);
+  attach(1, RankState::kPaused, kV2);
+  EXPECT_TRUE(last.empty());
+  step(StagedSet{{kV2}});
+  ASSERT_EQ(count<BeginLoad>(), 1U);
+}
+
+TEST_F(Switch, AServingReplicaFoundAfterARestartIsReportedAsItIs) {
+  decide(kV2, {}, false);
+  attach(0, RankState::kServing, kV2);
+  EXPECT_EQ(machine.report(now).state, ReplicaState::kAbsent);
+  attach(1, RankState::kPaused, kV2);  // follows the leader's next header
+  EXPECT_TRUE(machine.report(now).ready);
+  EXPECT_EQ(machine.report(now).version, kV2);
+  EXPECT_TRUE(last.empty());
+}
+
+TEST_F(Switch, AnAbsentReplicaFailsItsDecisionAtOnce) {
+  step(StagedSet{{kV1}});
+  decide(kV1);
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kFailed);
+}
+
+// Every event in every phase: no invariant breaks (step() aborts if one does), nothing is owed
+// twice, and what belongs to another request changes nothing.
+TEST_F(Switch, EveryEventInEveryPhase) {
+  const std::vector<std::function<void()>> to_phase = {[&] {},
+                                                       [&] { decide(kV2); },
+                                                       [&] {
+                                                         decide(kV2);
+                                                         paused();
+                                                       },
+                                                       [&] {
+                                                         decide(kV2);
+                                                         paused();
+                                                         loaded(kV2);
+                                                       },
+                                                       [&] {
+                                                         decide(kV2);
+                                                         paused();
+                                                         loaded(kV2);
+                                                         committed(kV2);
+                                                       },
+                                                       [&] {
+                                                         decide(kV2);
+                                                         paused();
+                                                         step(RankDetached{.rank = 1});
+                                                       }};
+  const SwitchPhase phases[] = {SwitchPhase::kIdle,     SwitchPhase::kPausing,
+                                SwitchPhase::kLoading,  SwitchPhase::kCommitting,
+                                SwitchPhase::kResuming, SwitchPhase::kGathering};
+  using What = decltype(SwitchEvent::what);
+  for (std::size_t i = 0; i < to_phase.size(); ++i) {
+    for (std::size_t e = 0;; ++e) {
+      machine = ReplicaSwitch({.replica = "r", .world_size = 2});
+      number = 0;
+      done.clear();
+      serve_v1();
+      to_phase[i]();
+      ASSERT_EQ(machine.phase(), phases[i]);
+      const std::uint64_t now_request = request;
+      const control::Decision next{.fence = {.epoch = 2}, .number = 1};
+      const std::vector<What> events = {
+          RankAttached{.rank = 0, .leader = true, .state = RankState::kLoading},
+          RankAttached{.rank = 1, .state = RankState::kServing, .active = kV1},
+          RankAttached{.rank = 1, .state = RankState::kTainted},
+          RankAttached{.rank = 1, .state = RankState::kLoaded, .active = kV1},
+          RankAttached{.rank = 9},
+          RankDetached{.rank = 0},
+          RankDetached{.rank = 1},
+          RankDetached{.rank = 9},
+          RankPaused{.rank = 0, .request = now_request},
+          RankPaused{.rank = 0, .request = 999},
+          RankPaused{.rank = 1},
+          RankPaused{.rank = 9},
+          RankLoaded{.rank = 0, .request = now_request, .version = kV2},
+          RankLoaded{.rank = 0, .request = 999, .version = kV2},
+          RankLoaded{.rank = 0, .request = now_request, .version = kV3},
+          RankLoaded{.rank = 0, .request = now_request, .version = kV2, .failure = "x"},
+          RankCommitted{.rank = 0, .request = now_request, .version = kV2},
+          RankCommitted{.rank = 0, .request = 999, .version = kV2},
+          RankCommitted{.rank = 0, .request = now_request, .version = kV2, .failure = "x"},
+          RankResumed{.rank = 0, .request = now_request},
+          RankResumed{.rank = 1, .request = now_request},
+          RankResumed{.rank = 0, .request = 999},
+          TargetSet{.decision = next, .target = kV1},
+          TargetSet{.decision = next, .target = kV3, .withdrawn = {kV2}},
+          TargetSet{.decision = next, .target = kV3, .withdrawn = {kV1, kV2, kV3}},
+          TargetSet{.decision = {}, .target = kV3},
+          StagedSet{},
+          StagedSet{{kV1, kV2, kV3}},
+          Tick{}};
+      if (e == events.size()) break;
+      last = machine.step({.now = now, .what = events[e]});
+      EXPECT_EQ(machine.invariants(), "") << i << " " << e;
+      // However it stands, time alone brings it to rest with its debt paid.
+      for (int tick = 0; tick < 50 && machine.owes(); ++tick) {
+        ASSERT_TRUE(machine.next_wake().has_value());
+        now = std::max(now, *machine.next_wake());
+        step(Tick{});
+      }
+      EXPECT_FALSE(machine.owes()) << i << " " << e;
+      EXPECT_LE(done.size(), 2U);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace wsync::reload
