@@ -1,10 +1,10 @@
 #include "inference_side/reload/replica_switch.h"
 
 #include <algorithm>
-#include <fmt/format.h>
 #include <utility>
 
 #include "shared/base/check.h"
+#include "shared/base/format.h"
 #include "shared/base/planted.h"
 
 namespace wsync::reload {

@@ -1,8 +1,8 @@
 // What a ReplicaSwitch knows and reports of itself: its predicates, its report, its invariants.
 #include <algorithm>
-#include <fmt/format.h>
 
 #include "inference_side/reload/replica_switch.h"
+#include "shared/base/format.h"
 #include "shared/base/planted.h"
 
 namespace wsync::reload {
