@@ -79,6 +79,7 @@ void build_app(CLI::App& app, Context& context) {
       "Exit codes: 0 done, 1 failed or differs, 2 bad input, 3 not reachable or too late, "
       "130 interrupted.\n`wsync COMMAND --help` has examples.");
   add_doctor(app, context);
+  add_make_checkpoint(app, context);
   add_completion(app, context);
 }
 

@@ -9,5 +9,6 @@ namespace wsync::cli {
 
 void add_completion(CLI::App& app, Context& context);
 void add_doctor(CLI::App& app, Context& context);
+void add_make_checkpoint(CLI::App& app, Context& context);
 
 }  // namespace wsync::cli

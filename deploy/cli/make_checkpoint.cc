@@ -1,0 +1,58 @@
+// `wsync make-checkpoint`: a made-up checkpoint for trying things out.
+#include <chrono>
+
+#include "deploy/cli/commands.h"
+#include "deploy/cli/demo_checkpoint.h"
+#include "shared/base/format.h"
+#include "shared/config/units.h"
+
+namespace wsync::cli {
+namespace {
+
+Result<Outcome> make_checkpoint(DemoCheckpoint wanted, const std::string& size) {
+  const Result<std::uint64_t> bytes = config::parse_size(size);
+  if (!bytes) return fail(bytes.error().with_context("--size"));
+  wanted.bytes = *bytes;
+  const Result<DemoCheckpointInfo> made = make_demo_checkpoint(wanted);
+  if (!made) return fail(made.error());
+  return Outcome{.result = {{"directory", wanted.directory},
+                            {"bytes", made->bytes},
+                            {"tensors", made->tensors},
+                            {"layers", made->layers},
+                            {"hidden_size", made->hidden},
+                            {"experts", made->experts}},
+                 .text = fmt::format("{}: {} in {} tensors, {} layers, hidden size {}, {} experts",
+                                     wanted.directory, human_bytes(made->bytes), made->tensors,
+                                     made->layers, made->hidden, made->experts)};
+}
+
+}  // namespace
+
+void add_make_checkpoint(CLI::App& app, Context& context) {
+  CLI::App* command = add_command(
+      app, context,
+      {.name = "make-checkpoint",
+       .description = "Write a made-up checkpoint of a Qwen3-MoE layout, to try things out",
+       .examples = {"wsync make-checkpoint /tmp/demo/step_1",
+                    "wsync make-checkpoint /tmp/demo/step_2 --size 1GiB --seed 7 --step 2"}});
+  struct Options {
+    DemoCheckpoint wanted;
+    std::string size = "256MiB";
+  };
+  auto options = std::make_shared<Options>();
+  command->add_option("DIR", options->wanted.directory, "Directory to make; must not exist")
+      ->required();
+  command->add_option("--size", options->size, "Bytes of all tensors (default: 256MiB)");
+  command->add_option("--seed", options->wanted.seed, "Other bytes for each seed (default: 1)");
+  command->add_option("--step", options->wanted.step, "Other bytes for each step (default: 0)");
+  command->add_option("--shards", options->wanted.shards, "Number of files (default: 4)");
+  command
+      ->add_option("--wrong-shape", options->wanted.wrong_shape,
+                   "Give this tensor another shape of the same size")
+      ->type_name("TENSOR");
+  command->callback([&context, options] {
+    context.run("make-checkpoint", [&] { return make_checkpoint(options->wanted, options->size); });
+  });
+}
+
+}  // namespace wsync::cli
