@@ -7,6 +7,7 @@
 #include <future>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <mutex>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <thread>
@@ -70,6 +71,10 @@ class Request : public testing::Test {
     std::promise<void> listening;
     server_ = std::jthread([this, &listening, answer = std::move(answer)] {
       auto loop = Loop::create().value();
+      {
+        const std::lock_guard lock(mutex_);
+        server_loop_ = loop.get();
+      }
       std::unique_ptr<RouterPort> router;
       const auto on_message = [&](const std::string& peer, const Envelope& envelope,
                                   const Message& message) {
@@ -78,23 +83,28 @@ class Request : public testing::Test {
       router =
           listen_zmq(*loop, {.address = address_, .times = kPatient}, {.on_message = on_message})
               .value();
-      server_loop_ = loop.get();
       listening.set_value();
       loop->run();
       router.reset();
+      const std::lock_guard lock(mutex_);
+      server_loop_ = nullptr;
     });
     listening.get_future().wait();
   }
   void stop_server() {
     if (!server_.joinable()) return;
-    server_loop_->stop();
+    {
+      const std::lock_guard lock(mutex_);
+      if (server_loop_ != nullptr) server_loop_->stop();
+    }
     server_.join();
   }
   RequestOptions options() const { return {.address = address_, .times = kPatient}; }
 
   std::string directory_;
   std::string address_;
-  Loop* server_loop_ = nullptr;
+  std::mutex mutex_;
+  Loop* server_loop_ = nullptr;  // guarded by mutex_
   std::jthread server_;
 };
 
@@ -153,6 +163,7 @@ TEST_F(Request, NoReplyInTime) {
 
 TEST_F(Request, ThePeerGoesAwayWhileItIsWaitedFor) {
   serve([this](RouterPort&, const std::string&, const Envelope&, const Message&) {
+    const std::lock_guard lock(mutex_);
     server_loop_->stop();
   });
   const auto reply = request(options(), {}, Verify{});
