@@ -1,9 +1,9 @@
 #include "shared/weights/bucket_plan.h"
 
 #include <algorithm>
-#include <fmt/format.h>
 #include <limits>
 
+#include "shared/base/format.h"
 #include "shared/base/limits.h"
 
 namespace wsync {

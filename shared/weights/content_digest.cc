@@ -1,9 +1,9 @@
 #include "shared/weights/content_digest.h"
 
 #include <algorithm>
-#include <fmt/format.h>
 
 #include "shared/base/check.h"
+#include "shared/base/format.h"
 #include "shared/base/limits.h"
 
 namespace wsync {

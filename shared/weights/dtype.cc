@@ -1,8 +1,8 @@
 #include "shared/weights/dtype.h"
 
 #include <array>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
+
+#include "shared/base/format.h"
 
 namespace wsync {
 namespace {

@@ -1,10 +1,9 @@
 #include "shared/weights/manifest.h"
 
 #include <algorithm>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <numeric>
 
+#include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/weights/layer_order.h"
 

@@ -1,0 +1,86 @@
+// Checkpoint directories in the Hugging Face layout:
+//
+//   model.safetensors                                  one file, or
+//   model-00001-of-000NN.safetensors ...               shards, with
+//   model.safetensors.index.json                       {"metadata": {"total_size"},
+//                                                       "weight_map": {name: file}}
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "shared/base/error.h"
+#include "shared/weights/manifest.h"
+#include "shared/weights/safetensors.h"
+
+namespace wsync {
+
+// What is wrong with a directory, each as one line that names file, tensor and rule.
+struct CheckpointReport {
+  std::vector<std::string> problems;  // any of these and it is refused
+  std::vector<std::string> warnings;  // odd, but every byte is accounted for
+};
+
+// One open directory. Thread: read() may be called from several threads at once.
+class CheckpointDirectory {
+ public:
+  // Opens every file and checks: each mapped file exists, each mapped name is in its file, and
+  // nothing extra is there. Fails with the first problem (and says how many more there are):
+  // kNotFound when there is no such directory or no checkpoint in it, else kInvalidInput.
+  [[nodiscard]] static Result<CheckpointDirectory> open(const std::string& path,
+                                                        SafetensorsOptions options = {});
+  // As open(), but collects everything into `report`. Nothing when report has problems.
+  [[nodiscard]] static std::optional<CheckpointDirectory> inspect(const std::string& path,
+                                                                  SafetensorsOptions options,
+                                                                  CheckpointReport& report);
+
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  [[nodiscard]] const Manifest& manifest() const noexcept { return manifest_; }
+  [[nodiscard]] std::size_t file_count() const noexcept { return files_.size(); }
+  [[nodiscard]] const std::vector<std::string>& warnings() const noexcept { return warnings_; }
+  // The path of the file that holds a tensor of the manifest.
+  [[nodiscard]] const std::string& file_of(std::size_t tensor) const {
+    return files_[locations_[tensor].file].path();
+  }
+  // Copies bytes [offset, offset + out.size()) of a tensor of the manifest; errors as
+  // SafetensorsFile::read.
+  [[nodiscard]] Result<> read(std::size_t tensor, std::uint64_t offset,
+                              std::span<std::byte> out) const {
+    const Location& at = locations_[tensor];
+    return files_[at.file].read(at.entry, offset, out);
+  }
+
+ private:
+  struct Location {
+    std::uint32_t file = 0;
+    std::uint32_t entry = 0;
+  };
+  CheckpointDirectory() = default;
+  void locate();
+
+  std::string path_;
+  Manifest manifest_;
+  std::vector<SafetensorsFile> files_;
+  std::vector<Location> locations_;  // in manifest order
+  std::vector<std::string> warnings_;
+};
+
+struct CheckpointWriteOptions {
+  std::uint64_t shard_bytes = 5'000'000'000;  // tensor bytes of one file; a tensor is never split
+  std::map<std::string, std::string> other_files;  // name to contents: "config.json"
+};
+
+// Writes a directory: one file, or shards in manifest order with their index. `source` is asked
+// for tensors by manifest index. Everything goes to a temporary directory beside `path`, which is
+// synced and renamed when complete, so that nobody sees half a checkpoint; a failure removes it.
+// kInvalidInput when `path` exists and is not an empty directory.
+[[nodiscard]] Result<> write_checkpoint_directory(const std::string& path, const Manifest& manifest,
+                                                  const TensorSource& source,
+                                                  const CheckpointWriteOptions& options = {});
+
+}  // namespace wsync

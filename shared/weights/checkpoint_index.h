@@ -1,0 +1,27 @@
+// The index of a sharded checkpoint: model.safetensors.index.json.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "shared/base/error.h"
+
+namespace wsync {
+
+struct CheckpointIndex {
+  std::map<std::string, std::string> weight_map;  // tensor to file name
+  std::optional<std::uint64_t> total_size;        // of metadata, when it is an unsigned integer
+};
+
+// kInvalidInput with one line that names the tensor and the rule: not JSON, no weight_map, a name
+// given twice, a value that is no string, a file name that is not a plain "*.safetensors" (one that
+// leads out of the directory included), a limit. The caller adds the file.
+[[nodiscard]] Result<CheckpointIndex> parse_checkpoint_index(std::span<const std::byte> json);
+
+// The index as text.
+[[nodiscard]] Result<std::string> make_checkpoint_index(const CheckpointIndex& index);
+
+}  // namespace wsync
