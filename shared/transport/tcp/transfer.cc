@@ -25,6 +25,7 @@ Transfer::Transfer(Wanted wanted, TcpAddress source, TransferEvents events)
     : wanted_(std::move(wanted)), source_(std::move(source)), events_(std::move(events)) {
   wanted_.have.resize(wanted_.buckets.size(), false);
   missing_ = static_cast<std::uint64_t>(std::ranges::count(wanted_.have, false));
+  is_attached_again_ = missing_ != wanted_.have.size();
 }
 
 void Transfer::start(uv_loop_t* loop, std::uint64_t streams) {
@@ -81,7 +82,7 @@ std::optional<std::uint64_t> Transfer::next_to_ask() {
 std::span<std::byte> Transfer::destination(std::uint64_t bucket) const {
   BucketWindow window = wanted_.buckets[bucket];
   // Planted: attached again, the buckets are counted from the first one asked for.
-  if (planted("reattach_offset") && wanted_.have[0]) window.offset = wanted_.buckets[0].offset;
+  if (planted("reattach_offset") && is_attached_again_) window.offset = wanted_.buckets[0].offset;
   return wanted_.into.subspan(window.offset, window.bytes);
 }
 

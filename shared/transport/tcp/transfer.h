@@ -53,6 +53,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   std::vector<std::shared_ptr<TransferStream>> streams_;
   uv_timer_t timer_{};
   std::shared_ptr<Transfer> timer_holds_;
+  bool is_attached_again_ = false;
   bool is_over_ = false;
 };
 
