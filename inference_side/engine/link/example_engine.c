@@ -1,0 +1,70 @@
+/* The smallest engine: one BF16 tensor, weights taken as pieces, served from one loop.
+ * Usage: wsync_example_engine SOCKET REPLICA TENSOR ROWS COLUMNS [VERSIONS]
+ * Ends with 0 after VERSIONS commits (default 1) that were followed by a resume. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <wsync/engine.h>
+
+struct server {
+  wsync_engine* link;
+  uint64_t step;
+  int serving;
+  long commits_left;
+};
+
+static int on_pause(void* user, wsync_pause_mode mode, uint32_t deadline_ms) {
+  struct server* server = user;
+  (void)mode, (void)deadline_ms;
+  server->serving = 0; /* called between two steps, so the step is over */
+  wsync_engine_report_paused(server->link, server->step);
+  return 0;
+}
+
+static int on_commit(void* user, wsync_version version) {
+  struct server* server = user;
+  server->commits_left--;
+  printf("holds version %" PRIu32 ".%" PRIu64 "\n", version.epoch, version.step);
+  return 0;
+}
+
+static int on_resume(void* user) {
+  ((struct server*)user)->serving = 1;
+  return 0;
+}
+
+int main(int argc, char** argv) {
+  if (argc < 6) {
+    fprintf(stderr, "usage: %s SOCKET REPLICA TENSOR ROWS COLUMNS [VERSIONS]\n", argv[0]);
+    return 2;
+  }
+  struct server server = {.commits_left = argc > 6 ? strtol(argv[6], NULL, 10) : 1};
+  const uint64_t shape[2] = {strtoull(argv[4], NULL, 10), strtoull(argv[5], NULL, 10)};
+  uint16_t* weights = calloc(shape[0] * shape[1], sizeof *weights);
+  const wsync_engine_options options = {
+      .socket_path = argv[1],
+      .replica = argv[2],
+      .world_size = 1,
+      .leader = 1,
+      .take = WSYNC_TAKE_PIECES,
+      .callbacks = {.pause = on_pause, .commit = on_commit, .resume = on_resume},
+      .user = &server,
+  };
+  const wsync_tensor tensor = {
+      .name = argv[3], .dtype = "BF16", .shape = shape, .shape_count = 2, .destination = weights};
+  server.link = wsync_engine_create(&options);
+  if (weights == NULL || wsync_engine_add_tensor(server.link, &tensor) != 0 ||
+      wsync_engine_attach(server.link) != 0) {
+    fprintf(stderr, "%s\n", wsync_engine_error(server.link));
+    return 2;
+  }
+  while (server.commits_left > 0 || !server.serving) {
+    if (wsync_engine_poll(server.link, server.serving ? 0 : -1) != 0)
+      break;                           /* commands, between the steps */
+    if (server.serving) server.step++; /* a step would read the weights */
+  }
+  printf("served %" PRIu64 " steps\n", server.step);
+  wsync_engine_destroy(server.link);
+  free(weights);
+  return 0;
+}

@@ -1,0 +1,120 @@
+#include "inference_side/engine/link/load_session.h"
+
+#include "shared/base/format.h"
+#include "shared/base/planted.h"
+
+namespace wsync::engine {
+
+using control::TakeMode;
+
+LoadSession::LoadSession(const EngineDescription& description, const PreparedVersion& prepared,
+                         Engine& engine, TimePoint deadline)
+    : description_(&description),
+      prepared_(&prepared),
+      engine_(&engine),
+      deadline_(deadline),
+      coverage_(prepared.layout->plan),
+      taken_(prepared.layout->plan.bucket_count(), false),
+      groups_left_(prepared.layout->layers.size(), 0),
+      assembled_(description.take == TakeMode::kWhole ? description.tensors.size() : 0) {
+  for (const auto& group : prepared.layout->plan.groups())
+    ++groups_left_[prepared.layout->layer_of[group.tensor]];
+}
+
+std::span<std::byte> LoadSession::destination_of(std::uint32_t tensor) {
+  if (description_->take == TakeMode::kPieces) return description_->tensors[tensor].destination;
+  auto& whole = assembled_[tensor];
+  if (whole.empty()) whole.resize(prepared_->layout->plan.tensors()[tensor].shard.bytes());
+  return whole;
+}
+
+Result<> LoadSession::take_bucket(std::uint64_t bucket, std::span<const std::byte> bytes) {
+  const EngineLayout& layout = *prepared_->layout;
+  if (bucket >= taken_.size())
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("bucket {} does not exist, the plan has {}", bucket, taken_.size()));
+  if (taken_[bucket]) return {};
+  if (bytes.size() < layout.plan.bucket_bytes(bucket))
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("bucket {} has {} bytes, its buffer only {}", bucket,
+                            layout.plan.bucket_bytes(bucket), bytes.size()));
+  const TimePoint begin = now();
+  for (std::size_t g = layout.plan.first_group(bucket); g < layout.plan.first_group(bucket + 1);
+       ++g) {
+    const reload::CopyGroup& group = layout.plan.groups()[g];
+    const bool skipped = planted("engine_skip_piece") && g == layout.plan.groups().size() / 2;
+    const std::uint64_t sum =
+        skipped ? prepared_->checksums[g]
+                : layout.plan.execute(group, bytes, destination_of(group.tensor), scratch_);
+    if (sum != prepared_->checksums[g])
+      return fail(
+          ErrorCode::kDigestMismatch,
+          fmt::format(
+              "tensor {}: bytes {} to {} of this rank's part (bucket {}) have checksum {:016x}, "
+              "{:016x} was staged",
+              description_->tensors[group.tensor].description.name, group.begin,
+              group.begin + group.bytes, bucket, sum, prepared_->checksums[g]));
+    coverage_.mark(g);
+    --groups_left_[layout.layer_of[group.tensor]];
+    if (now() > deadline_)
+      return fail(ErrorCode::kDeadline, fmt::format("the deadline passed in bucket {}", bucket));
+  }
+  copy_time_ += now() - begin;
+  taken_[bucket] = true;
+  ++taken_count_;
+  return hand_over_complete_layers();
+}
+
+Result<> LoadSession::hand_over_complete_layers() {
+  const EngineLayout& layout = *prepared_->layout;
+  for (; next_layer_ < layout.layers.size() && groups_left_[next_layer_] == 0; ++next_layer_) {
+    std::vector<LayerTensor> tensors;
+    for (const std::uint32_t t : layout.layers[next_layer_])
+      tensors.push_back({.tensor = t, .bytes = destination_of(t)});
+    WSYNC_TRY(
+        engine_->load_layer(prepared_->version, static_cast<std::uint32_t>(next_layer_), tensors));
+    if (description_->take == TakeMode::kWhole)
+      for (const std::uint32_t t : layout.layers[next_layer_])
+        std::vector<std::byte>().swap(assembled_[t]);
+  }
+  return {};
+}
+
+Result<> LoadSession::adopt() {
+  const EngineLayout& layout = *prepared_->layout;
+  const auto arena = prepared_->arena->data();
+  for (; next_layer_ < layout.layers.size(); ++next_layer_) {
+    std::vector<LayerTensor> tensors;
+    for (const std::uint32_t t : layout.layers[next_layer_]) {
+      const reload::LoadTensor& tensor = layout.plan.tensors()[t];
+      const std::uint64_t bytes = tensor.shard.bytes();
+      const auto part =
+          bytes == 0 ? std::span<const std::byte>()
+                     : arena.subspan(tensor.arena_offset + tensor.shard.run_at(0).offset, bytes);
+      tensors.push_back({.tensor = t, .bytes = part});
+    }
+    WSYNC_TRY(
+        engine_->load_layer(prepared_->version, static_cast<std::uint32_t>(next_layer_), tensors));
+  }
+  // The checksums were compared when the version was prepared; the arena cannot have changed under
+  // the lease.
+  for (std::size_t g = 0; g < layout.plan.groups().size(); ++g) coverage_.mark(g);
+  taken_count_ = taken_.size();
+  return {};
+}
+
+bool LoadSession::all_buckets() const noexcept {
+  if (planted("engine_commit_without_coverage")) return taken_.empty() || taken_.back();
+  return taken_count_ == taken_.size();
+}
+
+Result<> LoadSession::finish() {
+  if (planted("engine_commit_without_coverage")) return {};
+  WSYNC_TRY(hand_over_complete_layers());  // layers without a byte, when there is no bucket at all
+  WSYNC_TRY(coverage_.check());
+  if (next_layer_ != prepared_->layout->layers.size())
+    return fail(ErrorCode::kInternal, fmt::format("layer {} was never handed over", next_layer_));
+  return {};
+}
+
+}  // namespace wsync::engine
