@@ -83,7 +83,8 @@ bool ReplicaSwitch::needs_load() const { return uniform() != target_.target; }
 
 bool ReplicaSwitch::needs(const Version& version) const {
   if (phase_ == SwitchPhase::kIdle || version.none()) return false;
-  return version == goal_ || version == target_.target || version == previous_;
+  return version == goal_ || version == target_.target || version == previous_ ||
+         uniform() == version;
 }
 
 std::uint32_t ReplicaSwitch::leader() const {

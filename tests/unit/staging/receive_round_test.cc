@@ -1,0 +1,500 @@
+// The core of a sidecar: what it stores before it acts, what it refuses, and what it brings to its
+// replicas.
+#include "inference_side/staging/receive_round.h"
+
+#include <functional>
+#include <gtest/gtest.h>
+
+namespace wsync::staging {
+namespace {
+
+using control::Envelope;
+using control::Fence;
+
+constexpr Version kV1{.epoch = 1, .step = 1};
+constexpr Version kV2{.epoch = 1, .step = 2};
+constexpr Version kV3{.epoch = 1, .step = 3};
+const Fence kOld{.epoch = 1};
+const Fence kNow{.epoch = 2};
+const Fence kNext{.epoch = 3};
+
+Digest content_of(const Version& version) { return {.low = version.step, .high = 9}; }
+
+class SidecarTest : public testing::Test {
+ protected:
+  template <class T>
+  void step(T what) {
+    now = now + std::chrono::milliseconds(1);
+    last = sidecar.step({.now = now, .what = std::move(what)});
+  }
+  void message(const Fence& fence, std::uint64_t round, control::Message m) {
+    Envelope envelope;
+    envelope.fence = fence;
+    envelope.round = round;
+    step(CoordinatorMessage{.envelope = envelope, .message = std::move(m)});
+  }
+  template <class T>
+  [[nodiscard]] const T* command() const {
+    for (const SidecarCommand& c : last)
+      if (const T* found = std::get_if<T>(&c)) return found;
+    return nullptr;
+  }
+  template <class T>
+  [[nodiscard]] const T* replied() const {
+    for (const SidecarCommand& c : last)
+      if (const auto* r = std::get_if<Reply>(&c))
+        if (const T* found = std::get_if<T>(&r->message)) return found;
+    return nullptr;
+  }
+  template <class T>
+  [[nodiscard]] const T* to_replica() const {
+    for (const SidecarCommand& c : last)
+      if (const auto* r = std::get_if<ForReplica>(&c))
+        if (const T* found = std::get_if<T>(&r->command)) return found;
+    return nullptr;
+  }
+  void persisted(std::string failure = "") {
+    const auto* persist = command<Persist>();
+    ASSERT_NE(persist, nullptr);
+    step(Persisted{.token = persist->token, .failure = std::move(failure)});
+  }
+  void welcome(const Fence& fence) {
+    message(fence, 0, control::Welcome{});
+    if (command<Persist>() != nullptr) persisted();
+  }
+  void announce(std::uint64_t round, const Version& version) {
+    message(kNow, round,
+            control::Announce{.version = version,
+                              .layout_digest = {.low = 1},
+                              .content_digest = content_of(version)});
+  }
+  void stage(std::uint64_t round, const Version& version) {
+    announce(round, version);
+    step(LayoutChecked{.round = round});
+    message(kNow, round, control::Stage{.version = version, .source = "a"});
+    if (const auto* start = command<StartStaging>())
+      step(StagingDone{.attempt = start->attempt, .content_digest = content_of(version)});
+  }
+  void decide(std::uint64_t number, const Version& version, std::vector<Version> withdrawn = {}) {
+    message(kNow, 7,
+            control::Decide{.number = number,
+                            .kind = withdrawn.empty() ? control::DecisionKind::kSwitch
+                                                      : control::DecisionKind::kRollback,
+                            .target = version,
+                            .withdrawn = std::move(withdrawn),
+                            .content_digest = content_of(version)});
+  }
+  // One replica of one rank that serves `version`.
+  void engine(const Version& version) {
+    step(ReplicaEvent{
+        .replica = "r",
+        .world_size = 1,
+        .what = reload::RankAttached{
+            .rank = 0,
+            .leader = true,
+            .state = version.none() ? control::RankState::kLoading : control::RankState::kServing,
+            .active = version}});
+  }
+  // Answers what the replica is asked until nothing is asked.
+  void run_switch() {
+    for (int i = 0; i < 20; ++i) {
+      RankEvent answer;
+      if (const auto* pause = to_replica<reload::SendPause>())
+        answer = reload::RankPaused{.rank = 0, .request = pause->request};
+      else if (const auto* load = to_replica<reload::BeginLoad>())
+        answer = reload::RankLoaded{
+            .rank = 0, .request = load->request, .version = load->version, .bytes = 1};
+      else if (const auto* commit = to_replica<reload::SendCommit>())
+        answer = reload::RankCommitted{
+            .rank = 0, .request = commit->request, .version = commit->version};
+      else if (const auto* resume = to_replica<reload::SendResume>())
+        answer = reload::RankResumed{.rank = 0, .request = resume->request};
+      else
+        return;
+      step(ReplicaEvent{.replica = "r", .what = answer});
+    }
+  }
+  void serve(const Version& version) {
+    welcome(kNow);
+    stage(1, version);
+    decide(1, version);
+    persisted();
+    engine({});
+    run_switch();
+  }
+
+  Sidecar sidecar{{.name = "s"}};
+  TimePoint now{1};
+  std::vector<SidecarCommand> last;
+};
+
+TEST_F(SidecarTest, StoresAHigherFenceBeforeItAnswersAndSaysHelloAgain) {
+  step(LinkUp{});
+  ASSERT_NE(replied<control::Hello>(), nullptr);
+  message(kNow, 0, control::Welcome{});
+  ASSERT_NE(command<Persist>(), nullptr);
+  EXPECT_EQ(command<Persist>()->record.fence, kNow);
+  EXPECT_EQ(replied<control::Hello>(), nullptr);
+  EXPECT_EQ(sidecar.fence(), Fence{});
+  persisted();
+  EXPECT_EQ(sidecar.fence(), kNow);
+  ASSERT_NE(replied<control::Hello>(), nullptr);
+  EXPECT_NE(command<Welcomed>(), nullptr);
+}
+
+TEST_F(SidecarTest, ALowerFenceChangesNothingAndIsTold) {
+  serve(kV1);
+  const SidecarRecord before = sidecar.record();
+  const control::Message messages[] = {
+      control::Welcome{}, control::Announce{.version = kV2}, control::Stage{.version = kV2},
+      control::Abort{.version = kV1}, control::Decide{.number = 99, .target = kV2}};
+  for (const control::Message& m : messages) {
+    message(kOld, 50, m);
+    EXPECT_EQ(sidecar.record(), before);
+    ASSERT_EQ(last.size(), 1U);
+    const auto* error = replied<control::ErrorReply>();
+    ASSERT_NE(error, nullptr);
+    EXPECT_EQ(error->code, static_cast<std::uint8_t>(ErrorCode::kFenced));
+    EXPECT_EQ(std::get<Reply>(last[0]).envelope.fence, kNow);
+  }
+}
+
+TEST_F(SidecarTest, OffersChecksAcceptsStagesAndReports) {
+  welcome(kNow);
+  announce(1, kV1);
+  ASSERT_NE(command<CheckLayout>(), nullptr);
+  EXPECT_EQ(replied<control::Accept>(), nullptr);
+  message(kNow, 1, control::Stage{.version = kV1});
+  EXPECT_EQ(command<StartStaging>(), nullptr) << "not accepted yet";
+  step(LayoutChecked{.round = 1});
+  ASSERT_NE(replied<control::Accept>(), nullptr);
+  message(kNow, 1, control::Stage{.version = kV1, .source = "a"});
+  const auto* start = command<StartStaging>();
+  ASSERT_NE(start, nullptr);
+  EXPECT_FALSE(start->go_on);
+  step(StagingDone{
+      .attempt = start->attempt, .content_digest = content_of(kV1), .bytes = 5, .staging_ns = 6});
+  const auto* staged = replied<control::Staged>();
+  ASSERT_NE(staged, nullptr);
+  EXPECT_EQ(staged->content_digest, content_of(kV1));
+  EXPECT_TRUE(staged->failure.empty());
+  message(kNow, 1, control::Stage{.version = kV1, .source = "a"});
+  EXPECT_NE(replied<control::Staged>(), nullptr) << "idempotent";
+}
+
+TEST_F(SidecarTest, RefusesWhatDoesNotFitAndADecisionForIt) {
+  welcome(kNow);
+  announce(1, kV1);
+  step(LayoutChecked{.round = 1, .problems = {{.tensor = "w"}}});
+  ASSERT_NE(replied<control::Refuse>(), nullptr);
+  EXPECT_EQ(replied<control::Refuse>()->problems.size(), 1U);
+  decide(1, kV1);
+  ASSERT_NE(replied<control::Decided>(), nullptr);
+  EXPECT_TRUE(replied<control::Decided>()->refused);
+  EXPECT_EQ(command<Persist>(), nullptr);
+}
+
+TEST_F(SidecarTest, ALostSourceIsGoneOnFromAndWrongBytesAreRefused) {
+  welcome(kNow);
+  announce(1, kV1);
+  step(LayoutChecked{.round = 1});
+  message(kNow, 1, control::Stage{.version = kV1, .source = "a"});
+  const std::uint64_t first = command<StartStaging>()->attempt;
+  step(StagingFailed{.attempt = first, .reason = "gone", .source_lost = true});
+  ASSERT_NE(replied<control::Staged>(), nullptr);
+  EXPECT_TRUE(replied<control::Staged>()->source_lost);
+  message(kNow, 1, control::Stage{.version = kV1, .source = "b"});
+  ASSERT_NE(command<StartStaging>(), nullptr);
+  EXPECT_TRUE(command<StartStaging>()->go_on);
+  step(StagingDone{.attempt = first, .content_digest = content_of(kV1)});
+  EXPECT_TRUE(last.empty()) << "of the attempt that was given up";
+  step(StagingDone{.attempt = first + 1, .content_digest = content_of(kV2)});
+  ASSERT_NE(replied<control::Staged>(), nullptr);
+  EXPECT_FALSE(replied<control::Staged>()->failure.empty());
+  EXPECT_NE(command<ReleaseVersion>(), nullptr);
+  EXPECT_TRUE(sidecar.held().empty());
+}
+
+TEST_F(SidecarTest, ADecisionIsStoredBeforeItIsActedOn) {
+  welcome(kNow);
+  engine(kV1);
+  stage(1, kV2);
+  decide(1, kV2);
+  ASSERT_NE(command<Persist>(), nullptr);
+  EXPECT_EQ(command<Persist>()->record.target, kV2);
+  EXPECT_EQ(to_replica<reload::SendPause>(), nullptr);
+  EXPECT_EQ(replied<control::Decided>(), nullptr);
+  persisted();
+  ASSERT_NE(replied<control::Decided>(), nullptr);
+  ASSERT_NE(to_replica<reload::SendPause>(), nullptr);
+  run_switch();
+  const auto* switched = replied<control::Switched>();
+  ASSERT_NE(switched, nullptr);
+  ASSERT_EQ(switched->outcomes.size(), 1U);
+  EXPECT_EQ(switched->outcomes[0].outcome, control::SwitchOutcome::kCommitted);
+  decide(1, kV2);
+  EXPECT_NE(replied<control::Decided>(), nullptr);
+  EXPECT_NE(replied<control::Switched>(), nullptr) << "the answers once more";
+  EXPECT_EQ(command<Persist>(), nullptr);
+}
+
+TEST_F(SidecarTest, AWriteThatFailsRefusesTheDecision) {
+  serve(kV1);
+  stage(2, kV2);
+  decide(2, kV2);
+  persisted("no space left on device");
+  ASSERT_NE(replied<control::Decided>(), nullptr);
+  EXPECT_TRUE(replied<control::Decided>()->refused);
+  EXPECT_EQ(sidecar.record().target, kV1);
+  EXPECT_EQ(to_replica<reload::SendPause>(), nullptr);
+}
+
+TEST_F(SidecarTest, AWithdrawnVersionIsRefusedUnderAnyFence) {
+  serve(kV1);
+  stage(2, kV2);
+  decide(2, kV2);
+  persisted();
+  run_switch();
+  decide(3, kV1, {kV2});
+  persisted();
+  run_switch();
+  EXPECT_EQ(sidecar.replicas().at("r").report(now).version, kV1);
+  welcome(kNext);
+  message(kNext, 1, control::Decide{.number = 1, .target = kV2});
+  ASSERT_NE(replied<control::Decided>(), nullptr);
+  EXPECT_TRUE(replied<control::Decided>()->refused);
+  message(kNext, 2, control::Announce{.version = kV2, .content_digest = content_of(kV2)});
+  EXPECT_NE(replied<control::Refuse>(), nullptr);
+}
+
+TEST_F(SidecarTest, OlderDecisionsAndOlderRoundsAreDropped) {
+  serve(kV1);
+  stage(5, kV2);
+  decide(5, kV2);
+  persisted();
+  run_switch();
+  const std::uint64_t before = sidecar.dropped();
+  decide(4, kV1);
+  EXPECT_TRUE(last.empty());
+  announce(3, kV3);
+  EXPECT_TRUE(last.empty());
+  message(kNow, 3, control::Abort{.version = kV2});
+  EXPECT_TRUE(last.empty());
+  EXPECT_EQ(sidecar.dropped(), before + 3);
+  EXPECT_EQ(sidecar.record().target, kV2);
+}
+
+TEST_F(SidecarTest, AVersionNeverNamesOtherBytes) {
+  serve(kV1);
+  message(kNow, 9, control::Announce{.version = kV1, .content_digest = content_of(kV3)});
+  EXPECT_NE(replied<control::Refuse>(), nullptr);
+  message(kNow, 9, control::Decide{.number = 9, .target = kV1, .content_digest = content_of(kV3)});
+  ASSERT_NE(replied<control::Decided>(), nullptr);
+  EXPECT_TRUE(replied<control::Decided>()->refused);
+}
+
+TEST_F(SidecarTest, TheTargetStaysAndTheOldestGoesWhenRoomIsNeeded) {
+  serve(kV1);
+  stage(2, kV2);
+  EXPECT_EQ(sidecar.held().size(), 2U);
+  stage(3, kV3);  // replaces V2, which was never decided
+  ASSERT_EQ(sidecar.held().size(), 2U);
+  EXPECT_EQ(sidecar.held()[0].version, kV1);
+  EXPECT_EQ(sidecar.held()[1].version, kV3);
+  message(kNow, 3, control::Abort{.version = kV3});
+  ASSERT_NE(command<ReleaseVersion>(), nullptr);
+  EXPECT_EQ(sidecar.held().size(), 1U);
+  EXPECT_EQ(sidecar.replicas().at("r").report(now).version, kV1);
+}
+
+TEST_F(SidecarTest, NothingIsReleasedThatASwitchMayGoBackTo) {
+  serve(kV1);
+  stage(2, kV2);
+  decide(2, kV2);
+  persisted();  // the switch is pausing: V1 is where it may go back to
+  announce(3, kV3);
+  step(LayoutChecked{.round = 3});
+  message(kNow, 3, control::Stage{.version = kV3, .source = "a"});
+  EXPECT_EQ(command<StartStaging>(), nullptr) << "it waits for room";
+  EXPECT_EQ(command<ReleaseVersion>(), nullptr);
+  EXPECT_EQ(sidecar.held().size(), 2U);
+}
+
+TEST_F(SidecarTest, AnEngineThatRestartsCatchesUpWithoutACoordinator) {
+  serve(kV1);
+  step(CoordinatorLost{});
+  step(ReplicaEvent{.replica = "r", .what = reload::RankDetached{.rank = 0}});
+  engine({});
+  run_switch();
+  EXPECT_TRUE(sidecar.replicas().at("r").report(now).ready);
+  EXPECT_EQ(sidecar.replicas().at("r").report(now).version, kV1);
+}
+
+TEST_F(SidecarTest, ABrokenCopyIsLetGoAndAskedForAgain) {
+  serve(kV1);
+  stage(2, kV2);
+  decide(2, kV2);
+  persisted();
+  const auto* pause = to_replica<reload::SendPause>();
+  ASSERT_NE(pause, nullptr);
+  step(ReplicaEvent{.replica = "r",
+                    .what = reload::RankPaused{.rank = 0, .request = pause->request}});
+  for (int i = 0; i < 2; ++i)
+    step(
+        ReplicaEvent{.replica = "r",
+                     .what = reload::RankLoaded{.rank = 0,
+                                                .request = to_replica<reload::BeginLoad>()->request,
+                                                .failure = "checksum"}});
+  ASSERT_NE(command<ReleaseVersion>(), nullptr);
+  EXPECT_EQ(command<ReleaseVersion>()->version, kV2);
+  bool hello = false;
+  for (int i = 0; i < 8 && !hello; ++i) {
+    run_switch();
+    hello = replied<control::Hello>() != nullptr;
+  }
+  ASSERT_TRUE(hello);
+  EXPECT_EQ(replied<control::Hello>()->staged, std::vector<Version>{kV1});
+  EXPECT_EQ(sidecar.replicas().at("r").report(now).version, kV1);
+  stage(3, kV2);
+  run_switch();
+  EXPECT_EQ(sidecar.replicas().at("r").report(now).version, kV2);
+}
+
+TEST_F(SidecarTest, ARestartedSidecarKeepsItsRecordAndReportsWhatItsEnginesServe) {
+  serve(kV1);
+  const Result<SidecarRecord> read = decode_record(encode(sidecar.record()));
+  ASSERT_TRUE(read.has_value());
+  sidecar = Sidecar({.name = "s"}, *read);
+  engine(kV1);
+  EXPECT_TRUE(last.empty());
+  EXPECT_TRUE(sidecar.heartbeat(now).replicas.at(0).ready);
+  step(LinkUp{});
+  ASSERT_NE(replied<control::Hello>(), nullptr);
+  EXPECT_EQ(replied<control::Hello>()->target, kV1);
+  EXPECT_TRUE(replied<control::Hello>()->staged.empty());
+}
+
+TEST(SidecarRecord, RoundTripsAndRefusesEveryDamagedByte) {
+  const SidecarRecord record{.fence = {.epoch = 3, .run_id = {4, 5}},
+                             .decision = {.fence = {.epoch = 2}, .number = 7},
+                             .kind = control::DecisionKind::kRollback,
+                             .target = kV2,
+                             .content = content_of(kV2),
+                             .withdrawn = {kV1, kV3}};
+  const Bytes bytes = encode(record);
+  const Result<SidecarRecord> read = decode_record(bytes);
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(*read, record);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    Bytes bad = bytes;
+    bad[i] ^= std::byte{1};
+    EXPECT_FALSE(decode_record(bad).has_value()) << i;
+    EXPECT_FALSE(decode_record(std::span(bytes).first(i)).has_value()) << i;
+  }
+}
+
+// Every event in every state: no invariant breaks (step() aborts if one does).
+TEST_F(SidecarTest, EveryEventInEveryState) {
+  const std::vector<std::function<void()>> states = {
+      [&] {},
+      [&] { message(kNow, 0, control::Welcome{}); },  // writing
+      [&] { welcome(kNow); },
+      [&] {
+        welcome(kNow);
+        announce(1, kV1);
+      },
+      [&] {
+        welcome(kNow);
+        announce(1, kV1);
+        step(LayoutChecked{.round = 1});
+      },
+      [&] {
+        welcome(kNow);
+        announce(1, kV1);
+        step(LayoutChecked{.round = 1});
+        message(kNow, 1, control::Stage{.version = kV1, .source = "a"});
+      },
+      [&] {
+        welcome(kNow);
+        announce(1, kV1);
+        step(LayoutChecked{.round = 1});
+        message(kNow, 1, control::Stage{.version = kV1, .source = "a"});
+        step(StagingFailed{.attempt = 1, .source_lost = true});
+      },
+      [&] {
+        welcome(kNow);
+        stage(1, kV1);
+      },
+      [&] {
+        welcome(kNow);
+        stage(1, kV1);
+        decide(1, kV1);  // being written
+      },
+      [&] { serve(kV1); },
+      [&] {
+        serve(kV1);
+        stage(2, kV2);
+        decide(2, kV2);
+        persisted();
+      }};
+  for (std::size_t s = 0; s < states.size(); ++s) {
+    for (std::size_t e = 0;; ++e) {
+      sidecar = Sidecar({.name = "s"});
+      states[s]();
+      std::vector<decltype(SidecarEvent::what)> events = {
+          LinkUp{},
+          CoordinatorLost{},
+          Persisted{.token = 1},
+          Persisted{.token = 2, .failure = "disc"},
+          Persisted{.token = 99},
+          LayoutChecked{.round = 1},
+          LayoutChecked{.round = 1, .layout_unknown = true},
+          LayoutChecked{.round = 1, .reason = "memory"},
+          LayoutChecked{.round = 99},
+          StagingDone{.attempt = 1, .content_digest = content_of(kV1)},
+          StagingDone{.attempt = 1, .content_digest = content_of(kV2)},
+          StagingDone{.attempt = 99},
+          StagingFailed{.attempt = 1},
+          StagingFailed{.attempt = 1, .source_lost = true},
+          ReplicaEvent{.replica = "r", .what = reload::RankDetached{.rank = 0}},
+          ReplicaEvent{.replica = "unknown", .what = reload::RankPaused{.rank = 0}},
+          ReplicaEvent{.replica = "r", .world_size = 2, .what = reload::RankAttached{.rank = 1}},
+          ReplicaEvent{.replica = "new", .what = reload::RankAttached{.rank = 0, .leader = true}},
+          reload::Tick{}};
+      const control::Message messages[] = {
+          control::Welcome{},
+          control::Announce{.version = kV1, .content_digest = content_of(kV1)},
+          control::Announce{.version = kV2, .content_digest = content_of(kV2)},
+          control::Announce{.version = kV1, .content_digest = content_of(kV3)},
+          control::Stage{.version = kV1, .source = "a"},
+          control::Stage{.version = kV1, .source = "b"},
+          control::Stage{.version = kV3},
+          control::Abort{.version = kV1},
+          control::Abort{.version = kV2},
+          control::Decide{.number = 1, .target = kV1},
+          control::Decide{.number = 9, .target = kV2},
+          control::Decide{.number = 9, .target = kV1, .withdrawn = {kV2}},
+          control::Decide{.number = 9, .target = kV1, .withdrawn = {kV1}},
+          control::Decide{.number = 9},
+          control::Heartbeat{},
+          control::Leave{},
+          control::Hello{},
+          control::Push{}};
+      for (const control::Message& m : messages)
+        for (const Fence& fence : {kOld, kNow, kNext})
+          for (const std::uint64_t round : {std::uint64_t{1}, std::uint64_t{99}}) {
+            Envelope envelope;
+            envelope.fence = fence;
+            envelope.round = round;
+            events.emplace_back(CoordinatorMessage{.envelope = envelope, .message = m});
+          }
+      if (e == events.size()) break;
+      last = sidecar.step({.now = now, .what = events[e]});
+      EXPECT_EQ(sidecar.invariants(), "") << s << " " << e;
+      if (command<Persist>() != nullptr) persisted();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace wsync::staging
