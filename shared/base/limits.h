@@ -13,7 +13,7 @@ inline constexpr std::uint64_t kGiB = 1024 * kMiB;
 // --- weights ---
 inline constexpr std::uint64_t kSafetensorsHeaderBytes =
     100'000'000;                                          // the reference reader's own limit
-inline constexpr std::uint64_t kJsonDepth = 32;  // of values that a lenient reader ignores
+inline constexpr std::uint64_t kJsonDepth = 32;           // of values that a lenient reader ignores
 inline constexpr std::uint64_t kTensorCount = 1U << 20U;  // Kimi-K2 has 138,240
 inline constexpr std::uint64_t kTensorNameBytes = 1024;
 inline constexpr std::uint64_t kTensorRank = 8;
@@ -65,6 +65,9 @@ inline constexpr std::int64_t kSwitchDeadlineMs = 180'000;
 inline constexpr std::int64_t kRankReturnDeadlineMs = 5'000;  // a rank lost inside a switch
 inline constexpr std::int64_t kSwitchRetryMs = 1'000;         // after a switch that failed
 inline constexpr std::int64_t kMaxStalenessMs = 60'000;       // behind longer: not ready
+inline constexpr std::int64_t kStepDeadlineMs = 5'000;        // one wait inside a step of a replica
+inline constexpr std::int64_t kStepReconnectMaxMs = 500;
+inline constexpr std::int64_t kGroupWholeDeadlineMs = 2'000;  // a resume waits for its followers
 inline constexpr std::int64_t kReconnectMinMs = 50;
 inline constexpr std::int64_t kReconnectMaxMs = 2'000;
 inline constexpr std::int64_t kPublishDeadlineMs = 900'000;
@@ -112,6 +115,9 @@ static_assert(kSentenceBytes <= kStringBytes && kPathBytes <= kStringBytes);
 static_assert(kMessageBytes < (1ULL << 32U), "lengths are u32 on the wire");
 static_assert(kHeartbeatDeadlineMs >= 5 * kHeartbeatIntervalMs,
               "a few lost heartbeats are not a lost peer");
+static_assert(kStepDeadlineMs < kPauseDeadlineMs, "a silent rank breaks its group inside a pause");
+static_assert(kGroupWholeDeadlineMs < kCommitDeadlineMs &&
+              kStepReconnectMaxMs < kGroupWholeDeadlineMs);
 static_assert(kStreamRequestsAhead <= kStreamRequestsPending);
 static_assert(kStreamStallMs >= 5 * kStreamWaitingMs,
               "a few late signs of life are not a lost source");
