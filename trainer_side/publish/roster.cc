@@ -29,6 +29,12 @@ Member* Roster::by_peer(const std::string& peer) {
   return nullptr;
 }
 
+Member* Roster::by_last_peer(const std::string& peer) {
+  for (auto& [name, member] : members_)
+    if (member.last_peer == peer) return &member;
+  return nullptr;
+}
+
 std::size_t Roster::joined_count() const noexcept {
   return static_cast<std::size_t>(std::count_if(
       members_.begin(), members_.end(), [](const auto& entry) { return entry.second.joined; }));

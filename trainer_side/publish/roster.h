@@ -38,8 +38,10 @@ struct Delivery {
 // One sidecar, known by its name. It stays known when it is lost.
 struct Member {
   std::string name;
-  std::string peer;     // address on the control port; changes with each of its processes
-  bool joined = false;  // its Hello under this coordinator's fence has come, and it was not lost
+  std::string peer;       // address on the control port; changes with each of its processes
+  std::string last_peer;  // the same, kept when it is lost
+  TimePoint welcomed{};   // when the last Welcome was sent to it
+  bool joined = false;    // its Hello under this coordinator's fence has come, and it was not lost
   std::string boot_id;
   std::string data_address;
   Digest layout;  // the one it knows
@@ -62,6 +64,8 @@ class Roster {
   // The member of that name, made when it is new.
   Member& add(const std::string& name);
   [[nodiscard]] Member* by_peer(const std::string& peer);
+  // Also one that was lost.
+  [[nodiscard]] Member* by_last_peer(const std::string& peer);
   [[nodiscard]] std::map<std::string, Member>& members() noexcept { return members_; }
   [[nodiscard]] const std::map<std::string, Member>& members() const noexcept { return members_; }
   [[nodiscard]] std::size_t joined_count() const noexcept;

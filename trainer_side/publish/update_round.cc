@@ -16,6 +16,8 @@ struct Overloaded : Ts... {
 template <class... Ts>
 Overloaded(Ts...) -> Overloaded<Ts...>;
 
+constexpr std::chrono::milliseconds kWelcomeAgain{limits::kHeartbeatDeadlineMs / 2};
+
 void merge(std::vector<Version>& into, const std::vector<Version>& versions) {
   for (const Version& version : versions)
     if (!contains(into, version)) into.push_back(version);
@@ -79,6 +81,7 @@ void Coordinator::on(const PeerMessage& event) {
   const bool current = event.envelope.fence == fence_ || planted("coordinator_ignores_fence");
   if (member == nullptr || !member->joined || !current) {
     ++dropped_;
+    welcome_back(event);
     return;
   }
   on_member(*member, event.envelope, event.message);
@@ -91,7 +94,7 @@ void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello
   }
   Member& member = roster_.add(hello.name);
   if (member.joined) lose(member);
-  member.peer = event.peer;
+  member.peer = member.last_peer = event.peer;
   member.report.connected = true;
   member.report.host = hello.host;
   member.report.pid = hello.pid;
@@ -118,12 +121,7 @@ void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello
   }
   if (event.envelope.fence != fence_) {
     // It has to store our fence first; what it says before that chooses nothing.
-    send(member,
-         control::Welcome{.host_socket = options_.host_socket,
-                          .data_address = options_.data_address,
-                          .heartbeat_ms = static_cast<std::uint32_t>(limits::kHeartbeatIntervalMs),
-                          .deadline_ms = static_cast<std::uint32_t>(limits::kHeartbeatDeadlineMs)},
-         0);
+    welcome(member);
     return;
   }
   member.joined = true;
@@ -138,6 +136,27 @@ void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello
   }
 }
 
+void Coordinator::welcome(Member& member) {
+  member.welcomed = now_;
+  send(member,
+       control::Welcome{.host_socket = options_.host_socket,
+                        .data_address = options_.data_address,
+                        .heartbeat_ms = static_cast<std::uint32_t>(limits::kHeartbeatIntervalMs),
+                        .deadline_ms = static_cast<std::uint32_t>(limits::kHeartbeatDeadlineMs)},
+       0);
+}
+
+// A sidecar speaks that was taken for lost and has not noticed: it is asked for a Hello.
+void Coordinator::welcome_back(const PeerMessage& event) {
+  const auto* beat = std::get_if<control::Heartbeat>(&event.message);
+  if (beat == nullptr || phase_ == CoordinatorPhase::kGathering || event.envelope.fence > fence_)
+    return;
+  Member* member = roster_.by_last_peer(event.peer);
+  if (member == nullptr || member->joined || now_ - member->welcomed < kWelcomeAgain) return;
+  member->peer = event.peer;
+  welcome(*member);
+}
+
 void Coordinator::claim() {
   fence_ = {.epoch = highest_epoch_ + 1, .run_id = options_.run_id};
   out_.emplace_back(StoreEpoch{fence_.epoch});
@@ -145,12 +164,7 @@ void Coordinator::claim() {
   deadline_ = now_ + options_.hello;
   for (auto& [name, member] : roster_.members()) {
     member.joined = false;
-    send(member,
-         control::Welcome{.host_socket = options_.host_socket,
-                          .data_address = options_.data_address,
-                          .heartbeat_ms = static_cast<std::uint32_t>(limits::kHeartbeatIntervalMs),
-                          .deadline_ms = static_cast<std::uint32_t>(limits::kHeartbeatDeadlineMs)},
-         0);
+    welcome(member);
   }
 }
 

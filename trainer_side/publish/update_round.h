@@ -191,6 +191,8 @@ class Coordinator {
   void on_switched(Member& member, const control::Switched& switched);
   void higher_fence(const control::Fence& seen, const std::string& who);
   // The claim.
+  void welcome(Member& member);
+  void welcome_back(const PeerMessage& event);
   void claim();
   void finish_claim();
   // Deliveries, of a round and to catch up.
