@@ -9,6 +9,8 @@ namespace wsync::cli {
 
 void add_completion(CLI::App& app, Context& context);
 void add_doctor(CLI::App& app, Context& context);
+void add_inspect(CLI::App& app, Context& context);
 void add_make_checkpoint(CLI::App& app, Context& context);
+void add_plan(CLI::App& app, Context& context);
 
 }  // namespace wsync::cli

@@ -97,12 +97,14 @@ void Context::run(std::string_view command, const std::function<Result<Outcome>(
     return;
   }
   exit_code_ = outcome->exit_code;
-  if (options.json)
+  if (options.json) {
     print_line(stdout, to_line({{"command", command},
                                 {"ok", outcome->exit_code == kExitOk},
                                 {"result", std::move(outcome->result)}}));
-  else
+  } else {
     print_line(stdout, outcome->text);
+    print_line(stderr, outcome->complaint);
+  }
 }
 
 CLI::App* add_command(CLI::App& parent, Context& context, const CommandText& text) {

@@ -29,6 +29,7 @@ enum ExitCode : int {
 struct Outcome {
   nlohmann::json result = nlohmann::json::object();
   std::string text;
+  std::string complaint;  // for standard error, not with --json
   ExitCode exit_code = kExitOk;
 };
 

@@ -3,3 +3,4 @@
 #pragma once
 
 #include <fmt/format.h>  // IWYU pragma: export
+#include <fmt/ranges.h>  // IWYU pragma: export

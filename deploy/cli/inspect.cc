@@ -1,0 +1,111 @@
+// `wsync inspect`: what is in a checkpoint directory, and what is wrong with it.
+#include <map>
+
+#include "deploy/cli/commands.h"
+#include "shared/base/format.h"
+#include "shared/weights/checkpoint_dir.h"
+
+namespace wsync::cli {
+namespace {
+
+struct InspectOptions {
+  std::string directory;
+  bool tensors = false;
+  bool lenient = false;
+};
+
+struct Sum {
+  std::uint64_t tensors = 0;
+  std::uint64_t bytes = 0;
+};
+
+std::string shape_text(const std::vector<std::uint64_t>& shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+Outcome broken(const CheckpointReport& report) {
+  Outcome outcome;
+  for (const std::string& problem : report.problems)
+    outcome.complaint += "wsync inspect: " + problem + "\n";
+  for (const std::string& warning : report.warnings)
+    outcome.complaint += "wsync inspect: warning: " + warning + "\n";
+  outcome.result = {{"problems", report.problems}, {"warnings", report.warnings}};
+  outcome.exit_code = kExitBadInput;
+  return outcome;
+}
+
+void list_tensors(const CheckpointDirectory& directory, Outcome& outcome) {
+  const Manifest& manifest = directory.manifest();
+  nlohmann::json list = nlohmann::json::array();
+  for (std::size_t i = 0; i < manifest.size(); ++i) {
+    const TensorInfo& tensor = manifest.tensor(i);
+    list.push_back({{"name", tensor.name},
+                    {"dtype", dtype_name(tensor.dtype)},
+                    {"shape", tensor.shape},
+                    {"layer", manifest.layer(i)},
+                    {"bytes", manifest.byte_size(i)},
+                    {"file", directory.file_of(i)}});
+    outcome.text += fmt::format("  {:>4}  {:<8} {:<18} {:>10}  {}\n", manifest.layer(i),
+                                dtype_name(tensor.dtype), shape_text(tensor.shape),
+                                human_bytes(manifest.byte_size(i)), tensor.name);
+  }
+  outcome.result["tensor_list"] = std::move(list);
+}
+
+Result<Outcome> inspect(const InspectOptions& options) {
+  CheckpointReport report;
+  const auto rules = options.lenient ? SafetensorsRules::kLenient : SafetensorsRules::kStrict;
+  const auto directory = CheckpointDirectory::inspect(options.directory, {.rules = rules}, report);
+  if (!directory) return broken(report);
+
+  const Manifest& manifest = directory->manifest();
+  std::map<std::string_view, Sum> by_dtype;
+  for (std::size_t i = 0; i < manifest.size(); ++i) {
+    Sum& sum = by_dtype[dtype_name(manifest.tensor(i).dtype)];
+    ++sum.tensors;
+    sum.bytes += manifest.byte_size(i);
+  }
+  Outcome outcome;
+  outcome.text = fmt::format("{}: {} in {} tensors, {} layers, {} files\n", options.directory,
+                             human_bytes(manifest.total_bytes()), manifest.size(),
+                             manifest.layer_count(), directory->file_count());
+  nlohmann::json dtypes = nlohmann::json::object();
+  for (const auto& [name, sum] : by_dtype) {
+    dtypes[std::string(name)] = {{"tensors", sum.tensors}, {"bytes", sum.bytes}};
+    outcome.text +=
+        fmt::format("  {:<12} {:>10} in {} tensors\n", name, human_bytes(sum.bytes), sum.tensors);
+  }
+  outcome.text += fmt::format("  layout       {}\n", manifest.layout_digest().to_string());
+  for (const std::string& warning : report.warnings)
+    outcome.text += fmt::format("  warning: {}\n", warning);
+  outcome.result = {{"directory", options.directory},
+                    {"bytes", manifest.total_bytes()},
+                    {"tensors", manifest.size()},
+                    {"layers", manifest.layer_count()},
+                    {"files", directory->file_count()},
+                    {"dtypes", std::move(dtypes)},
+                    {"layout_digest", manifest.layout_digest().to_string()},
+                    {"problems", nlohmann::json::array()},
+                    {"warnings", report.warnings}};
+  if (options.tensors) list_tensors(*directory, outcome);
+  return outcome;
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app, Context& context) {
+  CLI::App* command = add_command(
+      app, context,
+      {.name = "inspect",
+       .description = "Show a checkpoint directory: tensors, dtypes, layers, problems",
+       .examples = {"wsync inspect /models/qwen3", "wsync inspect --tensors --json ."}});
+  auto options = std::make_shared<InspectOptions>();
+  command->add_option("DIR", options->directory, "Hugging Face checkpoint directory")->required();
+  command->add_flag("--tensors", options->tensors, "List every tensor, in layer order");
+  command->add_flag("--lenient", options->lenient,
+                    "Accept what the reference reader accepts, not only what the format allows");
+  command->callback(
+      [&context, options] { context.run("inspect", [&] { return inspect(*options); }); });
+}
+
+}  // namespace wsync::cli

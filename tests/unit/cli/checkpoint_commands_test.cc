@@ -1,0 +1,83 @@
+#include <filesystem>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "tests/unit/cli/run_command.h"
+
+namespace wsync::cli {
+namespace {
+
+using test::run_command;
+using test::TemporaryDirectory;
+
+// Two small checkpoints of one layout (`first`, `second`) and one with a wrong shape (`wrong`).
+class CheckpointCommands : public testing::Test {
+ protected:
+  void SetUp() override {
+    make("first", {});
+    make("second", {"--step", "2"});
+    make("wrong", {"--wrong-shape", "lm_head.weight"});
+  }
+  void make(const std::string& name, std::vector<std::string> more) {
+    more.insert(more.begin(), {"make-checkpoint", at(name), "--size", "1MiB"});
+    ASSERT_EQ(run_command(more).exit_code, kExitOk);
+  }
+  std::string at(const std::string& name) const { return root_.path() + "/" + name; }
+
+ private:
+  TemporaryDirectory root_;
+};
+
+TEST_F(CheckpointCommands, InspectShowsWhatIsThere) {
+  const auto run = run_command({"inspect", at("first"), "--json", "--tensors"});
+  EXPECT_EQ(run.exit_code, kExitOk);
+  const auto result = nlohmann::json::parse(run.out).at("result");
+  EXPECT_EQ(result.at("files"), 4);
+  EXPECT_EQ(result.at("tensor_list").size(), result.at("tensors"));
+  EXPECT_EQ(result.at("dtypes").at("BF16").at("bytes"), result.at("bytes"));
+  EXPECT_EQ(result.at("tensor_list").front().at("name"), "model.embed_tokens.weight");
+  EXPECT_NE(run_command({"inspect", at("first")}).out.find("4 files"), std::string::npos);
+}
+
+TEST_F(CheckpointCommands, InspectNamesEveryProblem) {
+  const std::string file = at("first") + "/model-00002-of-00004.safetensors";
+  std::filesystem::resize_file(file, std::filesystem::file_size(file) - 8);
+  std::filesystem::remove(at("first") + "/model-00001-of-00004.safetensors");
+  const auto run = run_command({"inspect", at("first")});
+  EXPECT_EQ(run.exit_code, kExitBadInput);
+  EXPECT_EQ(run.out, "");
+  EXPECT_NE(run.err.find(file), std::string::npos) << run.err;
+  EXPECT_NE(run.err.find("model-00001-of-00004.safetensors"), std::string::npos) << run.err;
+  const auto json = nlohmann::json::parse(run_command({"inspect", at("first"), "--json"}).out);
+  EXPECT_EQ(json.at("ok"), false);
+  EXPECT_GE(json.at("result").at("problems").size(), 2U);
+  EXPECT_EQ(run_command({"inspect", at("nowhere")}).exit_code, kExitBadInput);
+}
+
+TEST_F(CheckpointCommands, PlanComparesWithWhatAnEngineHolds) {
+  EXPECT_EQ(run_command({"plan", at("second"), "--against", at("first")}).exit_code, kExitOk);
+  const auto run = run_command({"plan", at("wrong"), "--against", at("first"), "--json"});
+  EXPECT_EQ(run.exit_code, kExitFailed);
+  const auto problems = nlohmann::json::parse(run.out).at("result").at("problems");
+  ASSERT_EQ(problems.size(), 1U) << problems;
+  EXPECT_EQ(problems[0].at("tensor"), "lm_head.weight");
+  EXPECT_EQ(problems[0].at("kind"), "shape");
+}
+
+TEST_F(CheckpointCommands, PlanCountsRoundsAndMemory) {
+  const auto run = run_command({"plan", at("first"), "--devices", "3", "--buffer", "1MiB",
+                                "--engines", "2", "--versions-held", "3", "--json"});
+  const auto result = nlohmann::json::parse(run.out).at("result");
+  const std::uint64_t buckets = result.at("buckets");
+  EXPECT_EQ(result.at("rounds"), (buckets + 2) / 3);
+  EXPECT_EQ(result.at("bucket_bytes"), 1U << 20U);
+  const auto& peak = result.at("peak_memory");
+  EXPECT_EQ(peak.at("buffer_bytes"), 9U << 20U);
+  EXPECT_EQ(peak.at("engine_bytes"), 2 * result.at("bytes").get<std::uint64_t>());
+  EXPECT_EQ(peak.at("staged_bytes"), 3 * result.at("arena_bytes").get<std::uint64_t>());
+  EXPECT_EQ(run_command({"plan", at("first"), "--bucket", "1KiB"}).exit_code, kExitBadInput);
+  EXPECT_EQ(run_command({"plan", at("first"), "--devices", "65"}).exit_code, kExitBadInput);
+}
+
+}  // namespace
+}  // namespace wsync::cli
