@@ -1,0 +1,22 @@
+// Small files that survive a crash whole: the old content or the new one, never a mixture.
+// Thread: any; two writers of one path must agree among themselves.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+
+#include "shared/base/bytes.h"
+#include "shared/base/error.h"
+
+namespace wsync {
+
+// Writes a temporary file beside `path`, flushes it to the disc, renames it over `path` and flushes
+// the directory. On an error `path` is as it was and nothing is left beside it.
+[[nodiscard]] Result<> write_durably(const std::filesystem::path& path,
+                                     std::span<const std::byte> bytes);
+// The whole file. kNotFound when there is none; kInvalidInput when it has more than `max_bytes`.
+[[nodiscard]] Result<Bytes> read_small_file(const std::filesystem::path& path,
+                                            std::uint64_t max_bytes);
+
+}  // namespace wsync
