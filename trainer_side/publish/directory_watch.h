@@ -1,0 +1,47 @@
+// DirectoryWatch: tells of checkpoint directories named step_N that appear beside a first one, once
+// each, in the order of N, as soon as they are complete (every rule of a checkpoint directory
+// holds).
+//
+// Thread: the loop's; directories are read on a worker thread.
+// Outlives: the loop outlives the watch.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "shared/loop/loop.h"
+#include "shared/loop/timer.h"
+#include "shared/loop/worker.h"
+
+namespace wsync::publish {
+
+// N of a directory named step_N, N > 0; nothing for any other name.
+[[nodiscard]] std::optional<std::uint64_t> step_of(const std::filesystem::path& directory);
+
+class DirectoryWatch {
+ public:
+  using OnComplete =
+      std::function<void(const std::filesystem::path& directory, std::uint64_t step)>;
+  // Watches the parent of `checkpoint` for steps above its own (above 0 when it is not step_N).
+  DirectoryWatch(Loop& loop, const std::filesystem::path& checkpoint, OnComplete on_complete);
+  ~DirectoryWatch();
+  DirectoryWatch(const DirectoryWatch&) = delete;
+  DirectoryWatch& operator=(const DirectoryWatch&) = delete;
+
+ private:
+  void look();
+  void found(const std::filesystem::path& directory, std::uint64_t step);
+
+  const std::filesystem::path parent_;
+  OnComplete on_complete_;
+  std::uint64_t last_step_;
+  bool looking_ = false;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  std::unique_ptr<Worker> worker_;
+  Timer timer_;
+};
+
+}  // namespace wsync::publish

@@ -1,0 +1,446 @@
+#include "trainer_side/publish/trainer_agent.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <random>
+#include <unistd.h>
+#include <utility>
+
+#include "shared/base/format.h"
+#include "shared/base/log.h"
+#include "shared/base/unix_socket.h"
+#include "shared/control/zmq/ports.h"
+#include "trainer_side/publish/checkpoint_source.h"
+
+namespace wsync::publish {
+namespace {
+
+constexpr std::chrono::milliseconds kProgressInterval{100};
+constexpr std::chrono::milliseconds kVerifyDeadline{120'000};
+
+std::string read_boot_id() {
+  const Result<Bytes> bytes = read_small_file("/proc/sys/kernel/random/boot_id", 256);
+  if (!bytes) return {};
+  std::string text(reinterpret_cast<const char*>(bytes->data()), bytes->size());
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text;
+}
+
+CoordinatorOptions coordinator_options(const config::TrainerConfig& config) {
+  CoordinatorOptions options;
+  std::random_device random;
+  for (std::uint64_t& half : options.run_id)
+    half = (static_cast<std::uint64_t>(random()) << 32U) | random();
+  options.take_over = config.take_over;
+  options.min_sidecars = config.min_sidecars;
+  options.min_replicas = config.min_replicas;
+  options.commit.kind = static_cast<CommitPolicy::Kind>(config.commit.rule);
+  options.commit.quorum = config.commit.quorum;
+  options.transport = static_cast<TransportPolicy>(config.transport);
+  options.pause_mode = static_cast<control::PauseMode>(config.pause_mode);
+  options.boot_id = read_boot_id();
+  options.host_socket = config.run_dir + "/trainer-host.sock";
+  options.announce = config.deadlines.announce;
+  options.stage = config.deadlines.stage;
+  options.pause = config.deadlines.pause;
+  options.load = config.deadlines.load;
+  options.whole_switch = std::max<std::chrono::milliseconds>(
+      config.deadlines.pause + config.deadlines.load + config.deadlines.commit,
+      std::chrono::milliseconds(1));
+  return options;
+}
+
+}  // namespace
+
+struct TrainerAgent::Active {
+  std::uint64_t request = 0;
+  PublishJob job;
+  TimePoint deadline{};
+  PublishProgress progress;
+  std::atomic<std::uint64_t> snapshot_bytes{0};
+  std::stop_source stop;
+  std::unique_ptr<WeightSource> source;
+  std::shared_ptr<const Snapshot> snapshot;
+  std::uint64_t snapshot_ns = 0;
+};
+
+struct TrainerAgent::VerifyPending {
+  std::string peer;
+  std::uint64_t request = 0;
+  std::map<std::string, bool> waiting;  // peer of a sidecar -> asked
+  control::VerifyReply reply;
+  std::unique_ptr<Timer> deadline;
+};
+
+Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
+                                                           const config::TrainerConfig& config,
+                                                           TrainerAgentCallbacks callbacks) {
+  WSYNC_TRY(make_private_directory(config.run_dir));
+  WSYNC_TRY(make_private_directory(config.state_dir));
+  CoordinatorOptions options = coordinator_options(config);
+  const std::filesystem::path epoch_file =
+      std::filesystem::path(config.state_dir) / "coordinator-epoch";
+  if (const Result<Bytes> stored = read_small_file(epoch_file, 64)) {
+    ByteReader reader(*stored);
+    options.stored_epoch = reader.get<std::uint64_t>("epoch");
+    if (const auto finished = reader.finish(epoch_file.string()); !finished)
+      return fail(finished.error());
+  } else if (stored.error().code() != ErrorCode::kNotFound) {
+    return fail(stored.error());
+  }
+  auto bulk = transport::tcp::UvThread::start();
+  if (!bulk) return fail(bulk.error());
+  std::unique_ptr<transport::tcp::TcpSource> tcp;
+  if (config.transport != config::Transport::kMemfd) {
+    auto source = transport::tcp::TcpSource::listen(**bulk, {.listen = config.data_address});
+    if (!source) return fail(source.error().with_context("data_address"));
+    tcp = std::move(*source);
+    options.data_address = tcp->address();
+  }
+  auto agent = std::unique_ptr<TrainerAgent>(
+      new TrainerAgent(loop, config, std::move(callbacks), std::move(options), epoch_file));
+  agent->bulk_thread_ = std::move(*bulk);
+  agent->tcp_source_ = std::move(tcp);
+  WSYNC_TRY(agent->listen());
+  return agent;
+}
+
+TrainerAgent::TrainerAgent(Loop& loop, const config::TrainerConfig& config,
+                           TrainerAgentCallbacks callbacks, CoordinatorOptions options,
+                           std::filesystem::path epoch_file)
+    : loop_(loop),
+      config_(config),
+      callbacks_(std::move(callbacks)),
+      coordinator_(std::move(options)),
+      epoch_file_(std::move(epoch_file)),
+      snapshotter_(std::make_shared<Snapshotter>(SnapshotterOptions{.arenas = config.arenas})),
+      timer_(loop, [this] { step(CoordinatorTick{}); }),
+      progress_timer_(loop, [this] { report_progress(); }),
+      worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "snapshot"})) {}
+
+Result<> TrainerAgent::listen() {
+  // The control address first: it is what tells a second coordinator that one is running.
+  control::RouterCallbacks callbacks;
+  callbacks.on_message = [this](const std::string& peer, control::Envelope envelope,
+                                control::Message message) {
+    on_message(peer, std::move(envelope), std::move(message));
+  };
+  callbacks.on_lost = [this](const std::string& peer, const Error& error) {
+    step(PeerLost{.peer = peer, .reason = error.message()});
+  };
+  callbacks.on_bad_message = [](const std::string& peer, const Error& error) {
+    log_warning("message from {} dropped: {}", peer, error.message());
+  };
+  callbacks.heartbeat = [this] {
+    control::Envelope envelope;
+    envelope.fence = coordinator_.fence();
+    control::Heartbeat heartbeat;
+    heartbeat.target = coordinator_.target();
+    return std::pair(std::move(envelope), std::move(heartbeat));
+  };
+  auto router = control::listen_zmq(loop_,
+                                    {.address = config_.listen,
+                                     .times = {.heartbeat_interval = config_.heartbeat.interval,
+                                               .silence_deadline = config_.heartbeat.deadline}},
+                                    std::move(callbacks));
+  if (!router) return fail(router.error().with_context("coordinator address " + config_.listen));
+  router_ = std::move(*router);
+  auto memfd = transport::memfd::MemfdSource::listen(
+      {.path = config_.run_dir + "/trainer-host.sock"},
+      [this](std::function<void()> task) { loop_.post(std::move(task)); });
+  if (!memfd) return fail(memfd.error());
+  memfd_source_ = std::move(*memfd);
+  progress_timer_.start_repeating(kProgressInterval);
+  return {};
+}
+
+TrainerAgent::~TrainerAgent() {
+  if (snapshotting_) snapshotting_->stop.request_stop();
+  worker_->stop();
+}
+
+std::uint64_t TrainerAgent::tcp_wire_bytes() const {
+  return tcp_source_ ? tcp_source_->counters().wire_bytes : 0;
+}
+
+// ---- the coordinator ----
+
+void TrainerAgent::step(decltype(CoordinatorEvent::what) what) {
+  for (CoordinatorCommand& command : coordinator_.step({.now = now(), .what = std::move(what)}))
+    carry_out(std::move(command));
+  arm_timer();
+  pump_jobs();
+}
+
+void TrainerAgent::arm_timer() {
+  if (const auto wake = coordinator_.next_wake())
+    timer_.start_at(*wake);
+  else
+    timer_.stop();
+}
+
+void TrainerAgent::carry_out(CoordinatorCommand command) {
+  if (auto* sent = std::get_if<SendTo>(&command)) {
+    if (const auto result = router_->send(sent->peer, sent->envelope, sent->message); !result)
+      log_debug("send to {}: {}", sent->peer, result.error().message());
+  } else if (auto* epoch = std::get_if<StoreEpoch>(&command)) {
+    ByteWriter writer;
+    writer.put(epoch->epoch);
+    if (const auto stored = write_durably(epoch_file_, writer.buffer()); !stored)
+      log_error("cannot store the fence epoch: {}", stored.error().message());
+  } else if (auto* ready = std::get_if<Ready>(&command)) {
+    log_info("fence epoch {} claimed; target {}", ready->fence.epoch,
+             ready->target.none() ? "none yet" : ready->target.to_string());
+    loop_.post([this, target = ready->target] { callbacks_.on_ready(target); });
+  } else if (auto* phase = std::get_if<PhaseEntered>(&command)) {
+    if (const auto it = running_.find(phase->request); it != running_.end())
+      it->second->progress.phase = phase->phase;
+  } else if (auto* done = std::get_if<RoundDone>(&command)) {
+    const auto it = running_.find(done->request);
+    if (it == running_.end()) return;
+    const std::shared_ptr<Active> active = it->second;
+    running_.erase(it);
+    if (active->job.on_done)
+      active->job.on_done({.superseded = done->superseded, .reply = std::move(done->reply)});
+  } else if (auto* back = std::get_if<RollbackDone>(&command)) {
+    if (auto entry = rollbacks_.extract(back->request); !entry.empty())
+      entry.mapped()(std::move(back->reply));
+  } else if (auto* drop = std::get_if<DropVersion>(&command)) {
+    memfd_source_->withdraw(drop->version, "the coordinator has dropped this version");
+    if (tcp_source_)
+      tcp_source_->withdraw(drop->version, "the coordinator has dropped this version");
+  } else if (auto* stopped = std::get_if<Stopped>(&command)) {
+    log_error("{}", stopped->reason);
+    loop_.post([this, reason = stopped->reason] { callbacks_.on_stopped(reason); });
+  }
+}
+
+void TrainerAgent::on_message(const std::string& peer, control::Envelope envelope,
+                              control::Message message) {
+  if (const auto* push = std::get_if<control::Push>(&message)) {
+    on_push(peer, envelope, *push);
+  } else if (const auto* rollback = std::get_if<control::Rollback>(&message)) {
+    roll_back(rollback->to, [this, peer, request = envelope.request](control::RollbackReply back) {
+      reply(peer, request, std::move(back));
+    });
+  } else if (std::holds_alternative<control::Status>(message)) {
+    reply(peer, envelope.request, coordinator_.status());
+  } else if (std::holds_alternative<control::Verify>(message)) {
+    on_verify(peer, envelope);
+  } else if (auto* verified = std::get_if<control::VerifyReply>(&message)) {
+    on_verify_reply(peer, envelope, std::move(*verified));
+  } else {
+    step(PeerMessage{.peer = peer, .envelope = std::move(envelope), .message = std::move(message)});
+  }
+}
+
+void TrainerAgent::reply(const std::string& peer, std::uint64_t request, control::Message message) {
+  control::Envelope envelope;
+  envelope.fence = coordinator_.fence();
+  envelope.request = request;
+  if (const auto sent = router_->send(peer, envelope, message); !sent)
+    log_debug("reply to {}: {}", peer, sent.error().message());
+}
+
+// ---- publish ----
+
+void TrainerAgent::publish(PublishJob job) {
+  auto active = std::make_shared<Active>();
+  active->request = next_request_++;
+  active->job = std::move(job);
+  active->deadline = now() + config_.deadlines.publish;
+  queued_.push_back(std::move(active));
+  pump_jobs();
+}
+
+void TrainerAgent::pump_jobs() {
+  if (snapshotting_ || queued_.empty()) return;
+  const std::shared_ptr<Active> active = queued_.front();
+  if (coordinator_.phase() == CoordinatorPhase::kStopped) {
+    queued_.erase(queued_.begin());
+    fail_job(active, "this coordinator has stopped: a newer one has the fleet");
+    return;
+  }
+  const std::size_t joined = coordinator_.roster().joined_count();
+  if (coordinator_.phase() < CoordinatorPhase::kReady || joined < config_.min_sidecars) {
+    if (now() < active->deadline) return;
+    queued_.erase(queued_.begin());
+    fail_job(active, fmt::format("{} of at least {} sidecars have joined within {} s", joined,
+                                 config_.min_sidecars, config_.deadlines.publish.count() / 1000));
+    return;
+  }
+  queued_.erase(queued_.begin());
+  const Result<Version> version = coordinator_.next_version(active->job.step);
+  if (!version) {
+    fail_job(active, version.error().message());
+    return;
+  }
+  take_snapshot(active, *version);
+}
+
+void TrainerAgent::take_snapshot(const std::shared_ptr<Active>& active, const Version& version) {
+  snapshotting_ = active;
+  SnapshotRequest request;
+  request.fence_epoch = coordinator_.fence().epoch;
+  request.fence_run_id = coordinator_.fence().run_id;
+  request.version = version;
+  request.bucket_bytes = config_.bucket_bytes;
+  request.deadline = active->deadline;
+  request.stop = active->stop.get_token();
+  request.done_bytes = &active->snapshot_bytes;
+  auto outcome = std::make_shared<Result<std::shared_ptr<const Snapshot>>>();
+  const auto submitted = worker_->submit(
+      [active, request, outcome, snapshotter = snapshotter_] {
+        const TimePoint begin = now();
+        Result<std::unique_ptr<WeightSource>> source = active->job.open();
+        if (!source) {
+          *outcome = fail(source.error());
+          return;
+        }
+        *outcome = snapshotter->take(**source, request);
+        active->snapshot_ns = static_cast<std::uint64_t>((now() - begin).count());
+      },
+      [this, active, outcome] { on_snapshot(active, std::move(*outcome)); });
+  if (submitted) return;
+  snapshotting_.reset();
+  fail_job(active, submitted.error().message());
+}
+
+void TrainerAgent::on_snapshot(const std::shared_ptr<Active>& active,
+                               Result<std::shared_ptr<const Snapshot>> snapshot) {
+  snapshotting_.reset();
+  if (!snapshot) {
+    fail_job(active, snapshot.error().message());
+    pump_jobs();
+    return;
+  }
+  active->snapshot = *snapshot;
+  const Snapshot& taken = **snapshot;
+  if (active->job.on_snapshotted)
+    active->job.on_snapshotted(taken.version(), std::chrono::nanoseconds(active->snapshot_ns));
+  offer(active->snapshot);
+  ByteWriter layout;
+  taken.manifest()->encode(layout);
+  running_[active->request] = active;
+  active->progress.total_bytes = taken.plan()->arena_bytes();
+  step(PublishRequested{.request = active->request,
+                        .version = taken.version(),
+                        .layout_digest = taken.manifest()->layout_digest(),
+                        .content_digest = taken.identity().content,
+                        .layout = std::move(layout).take(),
+                        .bucket_bytes = taken.plan()->bucket_bytes(),
+                        .arena_bytes = taken.plan()->arena_bytes(),
+                        .snapshot_ns = active->snapshot_ns});
+  active->snapshot.reset();  // the offers hold it from here on
+}
+
+void TrainerAgent::offer(const std::shared_ptr<const Snapshot>& snapshot) {
+  transport::Offer offer;
+  const ArenaIdentity& identity = snapshot->identity();
+  offer.key = {.fence = {.epoch = identity.fence_epoch, .run_id = identity.fence_run_id},
+               .version = snapshot->version(),
+               .layout = identity.layout};
+  const BucketPlan& plan = *snapshot->plan();
+  for (std::size_t i = 0; i < plan.bucket_count(); ++i)
+    offer.buckets.push_back({.offset = plan.bucket_offset(i), .bytes = plan.bucket_size(i)});
+  offer.data = snapshot->data();
+  offer.hold = snapshot;
+  offer.share = [snapshot] { return snapshot->share(); };
+  if (tcp_source_) tcp_source_->offer(offer);
+  memfd_source_->offer(std::move(offer));
+}
+
+void TrainerAgent::fail_job(const std::shared_ptr<Active>& active, const std::string& why) {
+  log_warning("publish failed: {}", why);
+  control::PushReply reply;
+  reply.reason = why;
+  if (active->job.on_done) active->job.on_done({.superseded = false, .reply = std::move(reply)});
+}
+
+void TrainerAgent::report_progress() {
+  pump_jobs();  // their deadlines
+  if (snapshotting_ && snapshotting_->job.on_progress) {
+    snapshotting_->progress.done_bytes =
+        snapshotting_->snapshot_bytes.load(std::memory_order_relaxed);
+    snapshotting_->job.on_progress(snapshotting_->progress);
+  }
+  for (const auto& [request, active] : running_) {
+    if (!active->job.on_progress) continue;
+    active->progress.done_bytes = coordinator_.staged_bytes();
+    active->job.on_progress(active->progress);
+  }
+}
+
+// ---- commands ----
+
+void TrainerAgent::on_push(const std::string& peer, const control::Envelope& envelope,
+                           const control::Push& push) {
+  const std::uint64_t request = envelope.request;
+  log_info("push of {} asked for", push.directory);
+  PublishJob job;
+  job.open = [directory = push.directory] { return open_checkpoint_source(directory); };
+  job.step = push.step;
+  job.on_progress = [this, peer, request](const PublishProgress& progress) {
+    reply(peer, request,
+          control::Progress{.phase = progress.phase,
+                            .done_bytes = progress.done_bytes,
+                            .total_bytes = progress.total_bytes});
+  };
+  job.on_done = [this, peer, request](PublishResult result) {
+    reply(peer, request, std::move(result.reply));
+  };
+  publish(std::move(job));
+}
+
+void TrainerAgent::roll_back(const Version& to,
+                             std::function<void(control::RollbackReply)> on_done) {
+  const std::uint64_t request = next_request_++;
+  rollbacks_[request] = std::move(on_done);
+  step(RollbackRequested{.request = request, .to = to});
+}
+
+void TrainerAgent::on_verify(const std::string& peer, const control::Envelope& envelope) {
+  const std::uint64_t id = next_request_++;
+  auto pending = std::make_shared<VerifyPending>();
+  pending->peer = peer;
+  pending->request = envelope.request;
+  for (const auto& [name, member] : coordinator_.roster().members()) {
+    if (!member.joined) {
+      pending->reply.ranks.push_back({.replica = name, .failure = "its sidecar is not connected"});
+      continue;
+    }
+    control::Envelope ask;
+    ask.fence = coordinator_.fence();
+    ask.request = id;
+    if (router_->send(member.peer, ask, control::Verify{}))
+      pending->waiting[member.peer] = true;
+    else
+      pending->reply.ranks.push_back({.replica = name, .failure = "its sidecar does not read"});
+  }
+  verifies_[id] = pending;
+  pending->deadline = std::make_unique<Timer>(loop_, [this, id] { answer_verify(id); });
+  pending->deadline->start(kVerifyDeadline);
+  if (pending->waiting.empty()) answer_verify(id);
+}
+
+void TrainerAgent::on_verify_reply(const std::string& peer, const control::Envelope& envelope,
+                                   control::VerifyReply reply) {
+  const auto it = verifies_.find(envelope.request);
+  if (it == verifies_.end() || it->second->waiting.erase(peer) == 0) return;
+  std::vector<control::VerifyRank>& ranks = it->second->reply.ranks;
+  ranks.insert(ranks.end(), std::make_move_iterator(reply.ranks.begin()),
+               std::make_move_iterator(reply.ranks.end()));
+  if (it->second->waiting.empty()) answer_verify(envelope.request);
+}
+
+void TrainerAgent::answer_verify(std::uint64_t id) {
+  auto entry = verifies_.extract(id);
+  if (entry.empty()) return;
+  VerifyPending& pending = *entry.mapped();
+  for (const auto& [peer, asked] : pending.waiting)
+    pending.reply.ranks.push_back(
+        {.replica = peer, .failure = "its sidecar did not answer before the deadline"});
+  reply(pending.peer, pending.request, std::move(pending.reply));
+}
+
+}  // namespace wsync::publish

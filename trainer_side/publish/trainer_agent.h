@@ -1,0 +1,123 @@
+// TrainerAgent: the trainer-side agent of rank 0. It joins the coordinator (update_round.h) to the
+// control port, the snapshotter, and the sources that serve buckets.
+//
+// Thread: the loop's; callbacks come on the loop.
+// Outlives: the loop outlives the agent.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "shared/base/durable_file.h"
+#include "shared/config/config.h"
+#include "shared/control/port.h"
+#include "shared/loop/loop.h"
+#include "shared/loop/timer.h"
+#include "shared/loop/worker.h"
+#include "shared/transport/memfd/memfd_source.h"
+#include "shared/transport/tcp/tcp_source.h"
+#include "trainer_side/publish/snapshot.h"
+#include "trainer_side/publish/update_round.h"
+
+namespace wsync::publish {
+
+// How a publish ended. `superseded`: a newer one took its place before it was decided.
+struct PublishResult {
+  bool superseded = false;
+  control::PushReply reply;
+};
+struct PublishProgress {
+  control::ProgressPhase phase = control::ProgressPhase::kSnapshot;
+  std::uint64_t done_bytes = 0;
+  std::uint64_t total_bytes = 0;
+};
+
+// One version to be published. The source is opened and read on a worker thread.
+struct PublishJob {
+  std::function<Result<std::unique_ptr<WeightSource>>()> open;
+  std::uint64_t step = 0;  // 0 = the next free one
+  std::function<void(const PublishProgress&)>
+      on_progress;  // about ten times a second; may be empty
+  // The snapshot has been taken: the caller may overwrite its weights. May be empty.
+  std::function<void(const Version&, std::chrono::nanoseconds)> on_snapshotted;
+  std::function<void(PublishResult)> on_done;
+};
+
+struct TrainerAgentCallbacks {
+  // Another coordinator is newer: this one does nothing any more.
+  std::function<void(const std::string& reason)> on_stopped = [](const std::string&) {};
+  // The claim is over; `target` is what the fleet runs already (0.0 = nothing).
+  std::function<void(const Version& target)> on_ready = [](const Version&) {};
+};
+
+class TrainerAgent {
+ public:
+  // Binds the control address and the host socket. kBusy when another coordinator holds them.
+  [[nodiscard]] static Result<std::unique_ptr<TrainerAgent>> create(
+      Loop& loop, const config::TrainerConfig& config, TrainerAgentCallbacks callbacks = {});
+  TrainerAgent(const TrainerAgent&) = delete;
+  TrainerAgent& operator=(const TrainerAgent&) = delete;
+  // Publishes in flight get no on_done.
+  ~TrainerAgent();
+
+  // Waits for the claim and for min_sidecars within the publish deadline, then runs the job.
+  // Jobs run one after the other as far as their snapshots go.
+  void publish(PublishJob job);
+  void roll_back(const Version& to, std::function<void(control::RollbackReply)> on_done);
+  [[nodiscard]] control::StatusReply status() const { return coordinator_.status(); }
+  [[nodiscard]] const std::string& address() const noexcept { return router_->address(); }
+  // Bytes that the TCP source has put on the wire; 0 without one.
+  [[nodiscard]] std::uint64_t tcp_wire_bytes() const;
+
+ private:
+  struct Active;  // one publish from its job to its end
+  struct VerifyPending;
+  TrainerAgent(Loop& loop, const config::TrainerConfig& config, TrainerAgentCallbacks callbacks,
+               CoordinatorOptions options, std::filesystem::path epoch_file);
+  [[nodiscard]] Result<> listen();
+  void step(decltype(CoordinatorEvent::what) what);
+  void carry_out(CoordinatorCommand command);
+  void arm_timer();
+  void on_message(const std::string& peer, control::Envelope envelope, control::Message message);
+  void on_push(const std::string& peer, const control::Envelope& envelope,
+               const control::Push& push);
+  void on_verify(const std::string& peer, const control::Envelope& envelope);
+  void on_verify_reply(const std::string& peer, const control::Envelope& envelope,
+                       control::VerifyReply reply);
+  void answer_verify(std::uint64_t id);
+  void reply(const std::string& peer, std::uint64_t request, control::Message message);
+  void pump_jobs();
+  void take_snapshot(const std::shared_ptr<Active>& active, const Version& version);
+  void on_snapshot(const std::shared_ptr<Active>& active,
+                   Result<std::shared_ptr<const Snapshot>> snapshot);
+  void fail_job(const std::shared_ptr<Active>& active, const std::string& why);
+  void offer(const std::shared_ptr<const Snapshot>& snapshot);
+  void report_progress();
+
+  Loop& loop_;
+  const config::TrainerConfig config_;
+  TrainerAgentCallbacks callbacks_;
+  Coordinator coordinator_;
+  std::filesystem::path epoch_file_;
+  std::shared_ptr<Snapshotter> snapshotter_;
+  std::unique_ptr<transport::tcp::UvThread> bulk_thread_;
+  std::unique_ptr<transport::memfd::MemfdSource> memfd_source_;
+  std::unique_ptr<transport::tcp::TcpSource> tcp_source_;
+  std::unique_ptr<control::RouterPort> router_;
+  Timer timer_;
+  Timer progress_timer_;
+  std::unique_ptr<Worker> worker_;
+  std::vector<std::shared_ptr<Active>> queued_;  // wait for their snapshot
+  std::shared_ptr<Active> snapshotting_;
+  std::map<std::uint64_t, std::shared_ptr<Active>> running_;  // with the coordinator
+  std::map<std::uint64_t, std::function<void(control::RollbackReply)>> rollbacks_;
+  std::map<std::uint64_t, std::shared_ptr<VerifyPending>> verifies_;
+  std::uint64_t next_request_ = 1;
+};
+
+}  // namespace wsync::publish
