@@ -1,0 +1,140 @@
+// EngineHub: the sidecar's side of its engine links. It knows every attached rank, prepares staged
+// versions for them, carries the switch's commands to them and their answers back, and runs the
+// weight pipeline over separate devices.
+//
+// Unified devices: a rank maps the staged version itself; Load hands it the whole bucket list at
+// once. Separate devices: all replicas of one decision share a run of the pipeline; it starts when
+// none of them is still pausing.
+//
+// Thread: the loop's; callbacks come on the loop, never inside a call.
+// Outlives: the loop outlives the hub.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "inference_side/agent/load_cache.h"
+#include "inference_side/reload/pipeline_runner.h"
+#include "inference_side/reload/replica_switch.h"
+#include "inference_side/staging/receive_round.h"
+#include "inference_side/staging/store.h"
+#include "shared/config/config.h"
+#include "shared/control/unix_stream.h"
+#include "shared/loop/loop.h"
+#include "shared/loop/timer.h"
+#include "shared/loop/worker.h"
+#include "shared/trace/recorder.h"
+
+namespace wsync::agent {
+
+using RankEvent = staging::RankEvent;
+
+struct EngineHubOptions {
+  std::string socket;  // path of the Unix socket for engines
+  config::DevicesConfig devices;
+  config::Stages stages = config::Stages::kAuto;
+  std::uint64_t generation = 0;      // of this sidecar process
+  trace::Recorder* trace = nullptr;  // may be null; outlives the hub
+};
+
+class EngineHub {
+ public:
+  using OnRank =
+      std::function<void(const std::string& replica, std::uint32_t world_size, RankEvent event)>;
+  // Binds the socket and makes the devices' buffers. kBusy: another sidecar serves the socket.
+  [[nodiscard]] static Result<std::unique_ptr<EngineHub>> create(Loop& loop,
+                                                                 EngineHubOptions options,
+                                                                 OnRank on_rank);
+  ~EngineHub();
+  EngineHub(const EngineHub&) = delete;
+  EngineHub& operator=(const EngineHub&) = delete;
+
+  // What does not fit between a layout and the attached engines, each problem naming its replica.
+  [[nodiscard]] std::vector<control::Problem> check_layout(const Manifest& manifest) const;
+  // A version can be loaded from here on: every rank is told to get ready for it. `on_ready` when
+  // every rank that is attached now has answered, is gone, or was given up after a few seconds, so
+  // that a pause does not begin with what could be done before it.
+  void add_version(std::shared_ptr<const staging::HeldVersion> version,
+                   std::function<void()> on_ready);
+  void remove_version(const Version& version);
+  [[nodiscard]] const std::string& socket() const noexcept { return options_.socket; }
+
+  // Commands of a replica's switch. A rank that is not attached is passed over.
+  void send(const std::string& replica, const reload::SendPause& command);
+  void send(const std::string& replica, const reload::BeginLoad& command);
+  void send(const std::string& replica, const reload::CancelLoad& command);
+  void send(const std::string& replica, const reload::SendCommit& command);
+  void send(const std::string& replica, const reload::SendResume& command);
+  // Separate devices: while true, another replica is about to begin its load: the shared run waits.
+  void expect_more_loads(bool expected);
+
+  // Reads back what every rank holds and compares it with the version it serves. One at a time:
+  // a second call before the first has answered joins it. `on_done` within `deadline`.
+  void verify(std::chrono::milliseconds deadline,
+              std::function<void(std::vector<control::VerifyRank>)> on_done);
+
+ private:
+  struct Rank;
+  struct Load;
+  struct Verification;
+  struct Preparation;
+  class PipelineEvents;
+  EngineHub(Loop& loop, EngineHubOptions options, OnRank on_rank);
+  [[nodiscard]] Result<> open();
+  void on_connection(UniqueFd socket);
+  void on_frame(const std::shared_ptr<Rank>& rank, control::Frame frame);
+  void on_close(const std::shared_ptr<Rank>& rank, const Error& error);
+  void on_hello(const std::shared_ptr<Rank>& rank, const control::Envelope& envelope,
+                control::EngineHello hello);
+  void on_prepared(const std::shared_ptr<Rank>& rank, const control::Prepared& prepared);
+  void on_loaded(const std::shared_ptr<Rank>& rank, const control::Envelope& envelope,
+                 const control::Loaded& loaded);
+  void on_digests(const std::shared_ptr<Rank>& rank, control::Digests digests);
+  void refuse(const std::shared_ptr<Rank>& rank, const std::string& why,
+              std::vector<control::Problem> problems = {});
+  [[nodiscard]] Result<std::vector<UniqueFd>> device_handles(std::uint32_t device) const;
+  [[nodiscard]] std::shared_ptr<Rank> find(const std::string& replica, std::uint32_t rank) const;
+  [[nodiscard]] std::vector<std::shared_ptr<Rank>> ranks_of(const std::string& replica) const;
+  void prepared_or_gone(const std::shared_ptr<Rank>& rank, const Version* version);
+  void prepare(const std::shared_ptr<Rank>& rank,
+               const std::shared_ptr<const staging::HeldVersion>& version);
+  void send_prepare(const std::shared_ptr<Rank>& rank,
+                    const std::shared_ptr<const staging::HeldVersion>& version,
+                    const std::shared_ptr<const PreparedLoad>& load);
+  void to_rank(const Rank& rank, std::uint64_t request, const control::Message& message,
+               std::vector<UniqueFd> fds = {});
+  void tell(const Rank& rank, RankEvent event);
+  void load_failed(const Rank& rank, std::uint64_t request, const Version& version,
+                   const std::string& why);
+  void pump_load(const std::string& replica);
+  void start_pipeline();
+  void on_pipeline_finished(const Result<reload::PipelineReport>& result);
+  void finish_verification();
+
+  Loop& loop_;
+  EngineHubOptions options_;
+  OnRank on_rank_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  std::unique_ptr<PipelineEvents> pipeline_events_;
+  std::unique_ptr<reload::PipelineRunner> runner_;  // null: unified devices
+  std::unique_ptr<control::UnixListener> listener_;
+  std::unique_ptr<Worker> worker_;
+  std::shared_ptr<LoadCache> cache_ = std::make_shared<LoadCache>();
+  std::vector<std::shared_ptr<Rank>> ranks_;
+  std::map<Version, std::shared_ptr<const staging::HeldVersion>> versions_;
+  std::map<Version, std::unique_ptr<Preparation>> preparing_;
+  std::map<std::string, Load> loads_;  // by replica
+  std::vector<std::string> queued_;    // replicas that wait for the pipeline
+  bool more_expected_ = false;
+  std::vector<std::shared_ptr<Rank>> running_;  // in the run in progress
+  std::shared_ptr<const staging::HeldVersion> running_version_;
+  std::unique_ptr<Verification> verification_;
+  std::uint32_t next_engine_ = 1;
+};
+
+}  // namespace wsync::agent

@@ -1,0 +1,510 @@
+#include "inference_side/agent/sidecar_agent.h"
+
+#include <algorithm>
+#include <random>
+#include <unistd.h>
+#include <utility>
+
+#include "shared/base/durable_file.h"
+#include "shared/base/format.h"
+#include "shared/base/log.h"
+#include "shared/control/zmq/ports.h"
+#include "shared/trace/chrome_trace.h"
+#include "shared/trace/timeline.h"
+
+namespace wsync::agent {
+namespace {
+
+constexpr std::uint64_t kRecordBytesMax = 1 * limits::kMiB;
+constexpr std::chrono::milliseconds kVerifyDeadline{100'000};
+
+std::string boot_id() {
+  const Result<Bytes> bytes = read_small_file("/proc/sys/kernel/random/boot_id", 256);
+  if (!bytes) return {};
+  std::string text(reinterpret_cast<const char*>(bytes->data()), bytes->size());
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text;
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
+}
+
+staging::SidecarOptions sidecar_options(const config::SidecarConfig& config) {
+  staging::SidecarOptions options;
+  options.name = config.name;
+  options.host = host_name();
+  options.pid = static_cast<std::uint32_t>(::getpid());
+  // Empty: no same-host hand-over is wanted.
+  if (config.transport != config::Transport::kTcp) options.boot_id = boot_id();
+  options.versions_held = config.versions_held;
+  options.replica.commit = config.deadlines.commit;
+  options.replica.whole_switch =
+      config.deadlines.pause + config.deadlines.load + config.deadlines.commit;
+  if (config.max_staleness.count() > 0) options.replica.max_staleness = config.max_staleness;
+  options.replica.fallback_mode = static_cast<control::PauseMode>(config.fallback_pause_mode);
+  return options;
+}
+
+Result<staging::SidecarRecord> read_record(const std::filesystem::path& path) {
+  const Result<Bytes> bytes = read_small_file(path, kRecordBytesMax);
+  if (!bytes && bytes.error().code() == ErrorCode::kNotFound) return staging::SidecarRecord{};
+  if (!bytes) return fail(bytes.error());
+  auto record = staging::decode_record(*bytes);
+  if (!record)
+    return fail(record.error().with_context(
+        path.string() + " (remove it only if no coordinator of this fleet is alive)"));
+  return record;
+}
+
+std::uint64_t random_generation() {
+  std::random_device random;
+  return (static_cast<std::uint64_t>(random()) << 32U) | random();
+}
+
+}  // namespace
+
+std::string engine_socket_path(const std::string& run_dir, const std::string& name) {
+  return run_dir + "/" + name + ".engines";
+}
+std::string sidecar_address(const std::string& run_dir, const std::string& name) {
+  return "ipc://" + run_dir + "/" + name + ".control";
+}
+
+Result<std::unique_ptr<SidecarAgent>> SidecarAgent::create(Loop& loop,
+                                                           const config::SidecarConfig& config) {
+  WSYNC_TRY(make_private_directory(config.run_dir));
+  WSYNC_TRY(make_private_directory(config.state_dir));
+  const std::filesystem::path state = std::filesystem::path(config.state_dir) / config.name;
+  auto lock = LockFile::acquire(state.string() + ".lock");
+  if (!lock) return fail(lock.error().with_context("sidecar '" + config.name + "'"));
+  const std::filesystem::path record_file = state.string() + ".record";
+  auto record = read_record(record_file);
+  if (!record) return fail(record.error());
+  auto agent = std::unique_ptr<SidecarAgent>(new SidecarAgent(loop, config, std::move(*record)));
+  agent->state_lock_.emplace(std::move(*lock));
+  agent->record_file_ = record_file;
+  WSYNC_TRY(agent->open());
+  WSYNC_TRY(agent->connect());
+  return agent;
+}
+
+SidecarAgent::SidecarAgent(Loop& loop, const config::SidecarConfig& config,
+                           staging::SidecarRecord record)
+    : loop_(loop),
+      config_(config),
+      options_(sidecar_options(config)),
+      record_(std::move(record)),
+      worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "record"})),
+      timer_(loop, [this] { step(reload::Tick{}); }) {}
+
+SidecarAgent::~SidecarAgent() {
+  *alive_ = false;
+  dealer_.reset();
+  if (memfd_sink_) memfd_sink_->cancel();
+  if (tcp_sink_) tcp_sink_->cancel();
+  worker_->stop();
+  hub_.reset();
+  store_.reset();
+  write_trace();
+}
+
+Result<> SidecarAgent::open() {
+  const transport::Post post = [this](std::function<void()> task) { loop_.post(std::move(task)); };
+  staging::StoreOptions store;
+  store.name = "wsync-" + config_.name;
+  store.memory_bytes = config_.host_memory;
+  store_ = std::make_unique<staging::Store>(store, post);
+  auto bulk = transport::tcp::UvThread::start();
+  if (!bulk) return fail(bulk.error());
+  bulk_thread_ = std::move(*bulk);
+  if (config_.transport != config::Transport::kMemfd) {
+    auto relay = transport::tcp::TcpSource::listen(*bulk_thread_, {.listen = config_.data_address});
+    if (!relay) return fail(relay.error().with_context("data_address"));
+    relay_ = std::move(*relay);
+    options_.data_address = relay_->address();
+    tcp_sink_ = std::make_unique<transport::tcp::TcpSink>(*bulk_thread_, post);
+  }
+  auto sink = transport::memfd::MemfdSink::create(
+      post, {.on_lost = [this](const Error& why) {
+        log_info("the trainer's host socket has hung up: {}", why.message());
+        step(staging::CoordinatorLost{});
+      }});
+  if (!sink) return fail(sink.error());
+  memfd_sink_ = std::move(*sink);
+  sidecar_.emplace(options_, record_);
+  auto hub = EngineHub::create(
+      loop_,
+      {.socket = engine_socket_path(config_.run_dir, config_.name),
+       .devices = config_.devices,
+       .stages = config_.stages,
+       .generation = random_generation(),
+       .trace = config_.trace_file.empty() ? nullptr : &trace_},
+      [this](const std::string& replica, std::uint32_t world_size, RankEvent event) {
+        step(staging::ReplicaEvent{
+            .replica = replica, .world_size = world_size, .what = std::move(event)});
+      });
+  if (!hub) return fail(hub.error());
+  hub_ = std::move(*hub);
+  return {};
+}
+
+Result<> SidecarAgent::connect() {
+  const control::PortTimes times{.heartbeat_interval = config_.heartbeat.interval,
+                                 .silence_deadline = config_.heartbeat.deadline};
+  control::RouterCallbacks commands;
+  commands.on_message = [this](const std::string& peer, control::Envelope envelope,
+                               control::Message message) { on_command(peer, envelope, message); };
+  auto router = control::listen_zmq(
+      loop_, {.address = sidecar_address(config_.run_dir, config_.name), .times = times},
+      std::move(commands));
+  if (!router) return fail(router.error());
+  router_ = std::move(*router);
+
+  control::DealerCallbacks callbacks;
+  callbacks.on_message = [this](control::Envelope envelope, control::Message message) {
+    on_message(std::move(envelope), std::move(message));
+  };
+  callbacks.on_connected = [this] {
+    log_info("connected to the coordinator at {}", config_.coordinator);
+    step(staging::LinkUp{});
+  };
+  callbacks.on_lost = [this](const Error& why) {
+    log_warning("coordinator lost: {}; engines go on serving", why.message());
+    step(staging::CoordinatorLost{});
+  };
+  callbacks.on_bad_message = [](const Error& error) {
+    log_warning("message of the coordinator dropped: {}", error.message());
+  };
+  callbacks.heartbeat = [this] {
+    control::Envelope envelope;
+    envelope.fence = sidecar_->fence();
+    control::Heartbeat heartbeat = sidecar_->heartbeat(now());
+    heartbeat.sequence = ++heartbeats_;
+    heartbeat.staged_bytes = arriving_ ? store_->verified_bytes() : 0;
+    return std::pair(std::move(envelope), std::move(heartbeat));
+  };
+  auto dealer = control::connect_zmq(
+      loop_, {.address = config_.coordinator, .name = config_.name, .times = times},
+      std::move(callbacks));
+  if (!dealer) return fail(dealer.error().with_context("coordinator"));
+  dealer_ = std::move(*dealer);
+  return {};
+}
+
+// ---- the state machine ----
+
+void SidecarAgent::step(decltype(staging::SidecarEvent::what) what) {
+  for (staging::SidecarCommand& command : sidecar_->step({.now = now(), .what = std::move(what)}))
+    std::visit([this](auto& one) { carry_out(one); }, command);
+  if (const auto wake = sidecar_->next_wake())
+    timer_.start_at(*wake);
+  else
+    timer_.stop();
+  const auto& replicas = sidecar_->replicas();
+  hub_->expect_more_loads(std::any_of(replicas.begin(), replicas.end(), [](const auto& entry) {
+    return entry.second.phase() == reload::SwitchPhase::kPausing;
+  }));
+}
+
+void SidecarAgent::carry_out(const staging::Reply& command) {
+  if (!dealer_) return;
+  if (const auto sent = dealer_->send(command.envelope, command.message); !sent)
+    log_debug("reply to the coordinator: {}", sent.error().message());
+}
+
+void SidecarAgent::carry_out(const staging::Persist& command) {
+  auto failure = std::make_shared<std::string>();
+  const std::uint64_t token = command.token;
+  const auto submitted = worker_->submit(
+      [file = record_file_, bytes = staging::encode(command.record), failure] {
+        if (const auto written = write_durably(file, bytes); !written)
+          *failure = written.error().message();
+      },
+      [this, alive = alive_, token, failure] {
+        if (*alive) step(staging::Persisted{.token = token, .failure = *failure});
+      });
+  if (submitted) return;
+  loop_.post([this, alive = alive_, token, why = submitted.error().message()] {
+    if (*alive) step(staging::Persisted{.token = token, .failure = why});
+  });
+}
+
+void SidecarAgent::carry_out(const staging::Welcomed& command) {
+  if (config_.transport == config::Transport::kTcp || command.welcome.host_socket.empty()) return;
+  if (const auto connected = memfd_sink_->connect(command.welcome.host_socket); !connected)
+    log_debug("no host link to the trainer: {}", connected.error().message());
+}
+
+void SidecarAgent::carry_out(const staging::CheckLayout& command) {
+  loop_.post([this, alive = alive_, verdict = check(command)] {
+    if (*alive) step(verdict);
+  });
+}
+
+staging::LayoutChecked SidecarAgent::check(const staging::CheckLayout& command) {
+  staging::LayoutChecked verdict{.round = command.round};
+  const control::Announce& announce = command.announce;
+  Layout& known = layouts_[announce.layout_digest];
+  if (!known.manifest) {
+    if (announce.layout.empty()) {
+      verdict.layout_unknown = true;
+      verdict.reason = "the layout is not known here";
+      return verdict;
+    }
+    ByteReader reader(announce.layout);
+    auto manifest = Manifest::decode(reader);
+    if (manifest && !reader.finish("layout"))
+      manifest = fail(ErrorCode::kInvalidInput, "bytes left over");
+    if (!manifest || manifest->layout_digest() != announce.layout_digest) {
+      verdict.reason = manifest ? "the layout is not that of its digest"
+                                : "the layout cannot be read: " + manifest.error().message();
+      return verdict;
+    }
+    known.manifest = std::make_shared<const Manifest>(std::move(*manifest));
+  }
+  if (!known.plan || known.plan->bucket_bytes() != announce.bucket_bytes) {
+    auto plan = BucketPlan::create(*known.manifest, announce.bucket_bytes);
+    if (!plan) {
+      verdict.reason = plan.error().message();
+      return verdict;
+    }
+    known.plan = std::make_shared<const BucketPlan>(std::move(*plan));
+  }
+  if (known.plan->arena_bytes() != announce.arena_bytes) {
+    verdict.reason = fmt::format("an arena of {} bytes is announced; this layout takes {}",
+                                 announce.arena_bytes, known.plan->arena_bytes());
+    return verdict;
+  }
+  verdict.problems = hub_->check_layout(*known.manifest);
+  if (!verdict.problems.empty()) {
+    const control::Problem& first = verdict.problems.front();
+    verdict.reason = fmt::format(
+        "it does not fit the engines: {} ({}){}{}", first.tensor, first.detail,
+        first.nearest.empty() ? "" : "; nearest: " + first.nearest,
+        verdict.problems.size() > 1 ? fmt::format("; and {} more", verdict.problems.size() - 1)
+                                    : "");
+    return verdict;
+  }
+  if (const auto fits = store_->check_budget(announce.arena_bytes, config_.versions_held); !fits)
+    verdict.reason = fits.error().message();
+  return verdict;
+}
+
+// ---- staging ----
+
+transport::StreamKey SidecarAgent::key_of(const control::Announce& announce) const {
+  return {.fence = {.epoch = sidecar_->fence().epoch, .run_id = sidecar_->fence().run_id},
+          .version = announce.version,
+          .layout = announce.layout_digest};
+}
+
+void SidecarAgent::carry_out(const staging::StartStaging& command) {
+  if (const auto begun = begin_staging(command); !begun)
+    loop_.post([this, alive = alive_, attempt = command.attempt, error = begun.error()] {
+      if (*alive) staging_failed(attempt, error);
+    });
+}
+
+Result<> SidecarAgent::begin_staging(const staging::StartStaging& command) {
+  const control::Announce& announce = command.announce;
+  const Layout& layout = layouts_.at(announce.layout_digest);
+  const bool tcp = command.stage.transport == control::TransportKind::kTcp;
+  if (tcp && !tcp_sink_)
+    return fail(ErrorCode::kRefused, "this sidecar takes weights by memfd only (transport: memfd)");
+  const bool continues =
+      command.go_on && arriving_ && arriving_->version == announce.version && arriving_->own == tcp;
+  if (!continues) {
+    store_->abort();
+    arriving_.emplace(Arriving{.attempt = command.attempt,
+                               .version = announce.version,
+                               .begin = now(),
+                               .have = std::vector<bool>(layout.plan->bucket_count(), false),
+                               .own = tcp});
+    staging::StagingJob job;
+    job.identity.fence_epoch = sidecar_->fence().epoch;
+    job.identity.fence_run_id = sidecar_->fence().run_id;
+    job.identity.version_epoch = announce.version.epoch;
+    job.identity.version_step = announce.version.step;
+    job.identity.layout = announce.layout_digest;
+    job.identity.content = announce.content_digest;
+    job.identity.bucket_bytes = announce.bucket_bytes;
+    job.manifest = layout.manifest;
+    job.plan = layout.plan;
+    const auto on_done = [this](Result<std::shared_ptr<const staging::HeldVersion>> held) {
+      if (arriving_) on_staged(arriving_->attempt, std::move(held));
+    };
+    if (tcp) {
+      auto destination = store_->begin_own(std::move(job), on_done);
+      if (!destination) return fail(destination.error());
+      arriving_->destination = std::move(*destination);
+    } else {
+      WSYNC_TRY(store_->begin(std::move(job), on_done));
+    }
+  }
+  arriving_->attempt = command.attempt;
+  return receive(command, layout);
+}
+
+Result<> SidecarAgent::receive(const staging::StartStaging& command, const Layout& layout) {
+  transport::Wanted wanted;
+  wanted.source = command.stage.source;
+  wanted.key = key_of(command.announce);
+  wanted.content = command.announce.content_digest;
+  wanted.data_bytes = layout.plan->arena_bytes();
+  for (std::size_t i = 0; i < layout.plan->bucket_count(); ++i)
+    wanted.buckets.push_back(
+        {.offset = layout.plan->bucket_offset(i), .bytes = layout.plan->bucket_size(i)});
+  const std::uint64_t attempt = command.attempt;
+  const Version version = command.announce.version;
+  transport::SinkCallbacks callbacks;
+  callbacks.on_failure = [this, attempt](transport::StreamFailure failure) {
+    staging_failed(attempt, failure.error);
+  };
+  if (!arriving_->own) {
+    callbacks.on_bucket = [](std::uint64_t, const Digest&) {};
+    callbacks.on_done = [this](std::optional<ArenaView>&& view) {
+      store_->view_arrived(std::move(*view));
+    };
+    memfd_sink_->cancel();
+    return memfd_sink_->receive(std::move(wanted), std::move(callbacks));
+  }
+  wanted.have = arriving_->have;
+  wanted.into = arriving_->destination.data;
+  wanted.hold = arriving_->destination.hold;
+  if (std::none_of(arriving_->have.begin(), arriving_->have.end(), [](bool b) { return b; }))
+    relay_->offer({.key = wanted.key,
+                   .buckets = wanted.buckets,
+                   .data = arriving_->destination.data,
+                   .complete = false,
+                   .hold = arriving_->destination.hold});
+  callbacks.on_bucket = [this, version](std::uint64_t bucket, const Digest& digest) {
+    arriving_->have[bucket] = true;
+    store_->bucket_arrived(bucket);
+    relay_->bucket_ready(version, bucket, digest);
+  };
+  callbacks.on_done = [this](const std::optional<ArenaView>&) { store_->all_arrived(); };
+  tcp_sink_->cancel();
+  return tcp_sink_->receive(std::move(wanted), std::move(callbacks));
+}
+
+void SidecarAgent::on_staged(std::uint64_t attempt,
+                             Result<std::shared_ptr<const staging::HeldVersion>> held) {
+  if (!held) {
+    staging_failed(attempt, held.error());
+    return;
+  }
+  staging::StagingDone done{.attempt = attempt,
+                            .content_digest = (*held)->digests().root,
+                            .bytes = (*held)->data().size()};
+  const TimePoint begin = arriving_->begin;
+  arriving_.reset();
+  hub_->add_version(*held, [this, done, begin]() mutable {
+    done.staging_ns = static_cast<std::uint64_t>((now() - begin).count());
+    step(done);
+  });
+}
+
+void SidecarAgent::staging_failed(std::uint64_t attempt, const Error& error) {
+  if (arriving_ && arriving_->attempt != attempt) return;
+  const bool source_lost =
+      error.code() == ErrorCode::kPeerLost || error.code() == ErrorCode::kDeadline;
+  log_warning("staging: {}", error.message());
+  if (!source_lost && arriving_) {
+    relay_withdraw(arriving_->version, error.message());
+    store_->abort();
+    arriving_.reset();
+  }
+  step(staging::StagingFailed{
+      .attempt = attempt, .reason = error.message(), .source_lost = source_lost});
+}
+
+void SidecarAgent::relay_withdraw(const Version& version, const std::string& why) {
+  if (relay_) relay_->withdraw(version, why);
+}
+
+void SidecarAgent::carry_out(const staging::CancelStaging& command) {
+  memfd_sink_->cancel();
+  if (tcp_sink_) tcp_sink_->cancel();
+  relay_withdraw(command.version, "the version was given up");
+  store_->abort();
+  arriving_.reset();
+}
+
+void SidecarAgent::carry_out(const staging::ReleaseVersion& command) {
+  relay_withdraw(command.version, "the version was let go");
+  hub_->remove_version(command.version);
+  store_->release(command.version);
+}
+
+void SidecarAgent::carry_out(const staging::ForReplica& command) {
+  std::visit(
+      [&](const auto& what) {
+        using What = std::remove_cvref_t<decltype(what)>;
+        if constexpr (!std::is_same_v<What, reload::Done> &&
+                      !std::is_same_v<What, reload::StagedBroken>)
+          hub_->send(command.replica, what);
+      },
+      command.command);
+}
+
+// ---- messages that the state machine does not take ----
+
+void SidecarAgent::on_message(control::Envelope envelope, control::Message message) {
+  if (std::holds_alternative<control::Verify>(message)) {
+    hub_->verify(kVerifyDeadline, [this, request = envelope.request](
+                                      std::vector<control::VerifyRank> ranks) {
+      control::Envelope reply;
+      reply.fence = sidecar_->fence();
+      reply.request = request;
+      if (!dealer_) return;
+      if (const auto sent = dealer_->send(reply, control::VerifyReply{.ranks = std::move(ranks)});
+          !sent)
+        log_debug("verify reply: {}", sent.error().message());
+    });
+    return;
+  }
+  step(staging::CoordinatorMessage{.envelope = std::move(envelope), .message = std::move(message)});
+}
+
+void SidecarAgent::on_command(const std::string& peer, const control::Envelope& envelope,
+                              const control::Message& message) {
+  control::Envelope reply;
+  reply.fence = sidecar_->fence();
+  reply.request = envelope.request;
+  const auto answer = [this, peer, reply](const control::Message& what) {
+    if (const auto sent = router_->send(peer, reply, what); !sent)
+      log_debug("reply to a command: {}", sent.error().message());
+  };
+  if (std::holds_alternative<control::Status>(message)) {
+    answer(sidecar_->status(now()));
+  } else if (std::holds_alternative<control::Verify>(message)) {
+    hub_->verify(kVerifyDeadline, [answer](std::vector<control::VerifyRank> ranks) {
+      answer(control::VerifyReply{.ranks = std::move(ranks)});
+    });
+  } else if (!std::holds_alternative<control::Heartbeat>(message)) {
+    answer(control::ErrorReply{
+        .code = static_cast<std::uint8_t>(ErrorCode::kRefused),
+        .message = fmt::format("a sidecar answers status and verify; send {} to the coordinator",
+                               control::message_name(control::type_of(message)))});
+  }
+}
+
+void SidecarAgent::write_trace() const {
+  if (config_.trace_file.empty()) return;
+  const std::string process = "sidecar " + config_.name;
+  const std::vector<trace::Span> spans = trace_.spans();
+  const auto traced = trace::write_chrome_trace(
+      config_.trace_file + ".json",
+      {{.name = process, .pid = static_cast<std::uint32_t>(::getpid()), .spans = spans}});
+  if (!traced) log_warning("trace: {}", traced.error().message());
+  const auto drawn = trace::write_timeline_svg(
+      config_.trace_file + ".svg", spans,
+      {.title = "Weight pipeline of " + process,
+       .subtitle = fmt::format("{} devices, buffers of {} MiB", config_.devices.count,
+                               config_.devices.buffer_bytes / limits::kMiB)});
+  if (!drawn) log_warning("trace: {}", drawn.error().message());
+}
+
+}  // namespace wsync::agent

@@ -1,0 +1,111 @@
+// SidecarAgent: the inference-side agent of one host. It joins the sidecar's state machine
+// (receive_round.h) to the control port, the store and its transports, and the engines.
+//
+// Thread: the loop's.
+// Outlives: the loop outlives the agent.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "inference_side/agent/engine_hub.h"
+#include "inference_side/staging/receive_round.h"
+#include "inference_side/staging/store.h"
+#include "shared/base/unix_socket.h"
+#include "shared/config/config.h"
+#include "shared/control/port.h"
+#include "shared/loop/loop.h"
+#include "shared/loop/timer.h"
+#include "shared/loop/worker.h"
+#include "shared/trace/recorder.h"
+#include "shared/transport/memfd/memfd_sink.h"
+#include "shared/transport/tcp/tcp_sink.h"
+#include "shared/transport/tcp/tcp_source.h"
+
+namespace wsync::agent {
+
+// Where a sidecar of this name listens for engines, and for `wsync status` and `wsync verify`.
+[[nodiscard]] std::string engine_socket_path(const std::string& run_dir, const std::string& name);
+[[nodiscard]] std::string sidecar_address(const std::string& run_dir, const std::string& name);
+
+class SidecarAgent {
+ public:
+  // Reads the record of an earlier run and begins to look for the coordinator. kBusy: another
+  // sidecar of this name runs here.
+  [[nodiscard]] static Result<std::unique_ptr<SidecarAgent>> create(
+      Loop& loop, const config::SidecarConfig& config);
+  ~SidecarAgent();
+  SidecarAgent(const SidecarAgent&) = delete;
+  SidecarAgent& operator=(const SidecarAgent&) = delete;
+
+  [[nodiscard]] const std::string& engine_socket() const noexcept { return hub_->socket(); }
+  // What was traced so far; empty spans without a trace_file.
+  [[nodiscard]] const trace::Recorder& trace() const noexcept { return trace_; }
+
+ private:
+  // A layout that was offered and fits.
+  struct Layout {
+    std::shared_ptr<const Manifest> manifest;
+    std::shared_ptr<const BucketPlan> plan;
+  };
+  // The version that is arriving.
+  struct Arriving {
+    std::uint64_t attempt = 0;
+    Version version;
+    TimePoint begin{};
+    std::vector<bool> have;
+    staging::Destination destination;  // own arena only
+    bool own = false;
+  };
+  SidecarAgent(Loop& loop, const config::SidecarConfig& config, staging::SidecarRecord record);
+  [[nodiscard]] Result<> open();
+  [[nodiscard]] Result<> connect();
+  void step(decltype(staging::SidecarEvent::what) what);
+  void carry_out(const staging::Reply& command);
+  void carry_out(const staging::Welcomed& command);
+  void carry_out(const staging::ForReplica& command);
+  void carry_out(const staging::Persist& command);
+  void carry_out(const staging::CheckLayout& command);
+  void carry_out(const staging::StartStaging& command);
+  void carry_out(const staging::CancelStaging& command);
+  void carry_out(const staging::ReleaseVersion& command);
+  [[nodiscard]] staging::LayoutChecked check(const staging::CheckLayout& command);
+  [[nodiscard]] Result<> begin_staging(const staging::StartStaging& command);
+  [[nodiscard]] Result<> receive(const staging::StartStaging& command, const Layout& layout);
+  [[nodiscard]] transport::StreamKey key_of(const control::Announce& announce) const;
+  void on_staged(std::uint64_t attempt, Result<std::shared_ptr<const staging::HeldVersion>> held);
+  void staging_failed(std::uint64_t attempt, const Error& error);
+  void on_message(control::Envelope envelope, control::Message message);
+  void on_command(const std::string& peer, const control::Envelope& envelope,
+                  const control::Message& message);
+  void relay_withdraw(const Version& version, const std::string& why);
+  void write_trace() const;
+
+  Loop& loop_;
+  const config::SidecarConfig config_;
+  staging::SidecarOptions options_;
+  const staging::SidecarRecord record_;  // as it was when this process began
+  trace::Recorder trace_;
+  std::optional<staging::Sidecar> sidecar_;  // made when its addresses are known
+  std::optional<LockFile> state_lock_;
+  std::filesystem::path record_file_;
+  std::unique_ptr<Worker> worker_;  // writes the record
+  std::unique_ptr<staging::Store> store_;
+  std::unique_ptr<EngineHub> hub_;
+  std::unique_ptr<transport::tcp::UvThread> bulk_thread_;
+  std::unique_ptr<transport::tcp::TcpSource> relay_;
+  std::unique_ptr<transport::memfd::MemfdSink> memfd_sink_;
+  std::unique_ptr<transport::tcp::TcpSink> tcp_sink_;
+  std::unique_ptr<control::DealerPort> dealer_;
+  std::unique_ptr<control::RouterPort> router_;  // for commands
+  Timer timer_;
+  std::map<Digest, Layout> layouts_;
+  std::optional<Arriving> arriving_;
+  std::uint64_t heartbeats_ = 0;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace wsync::agent
