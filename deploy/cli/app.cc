@@ -80,6 +80,12 @@ void build_app(CLI::App& app, Context& context) {
       "130 interrupted.\n`wsync COMMAND --help` has examples.");
   add_inspect(app, context);
   add_plan(app, context);
+  add_trainer(app, context);
+  add_sidecar(app, context);
+  add_push(app, context);
+  add_status(app, context);
+  add_verify(app, context);
+  add_rollback(app, context);
   add_doctor(app, context);
   add_make_checkpoint(app, context);
   add_completion(app, context);

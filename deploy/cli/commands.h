@@ -12,5 +12,11 @@ void add_doctor(CLI::App& app, Context& context);
 void add_inspect(CLI::App& app, Context& context);
 void add_make_checkpoint(CLI::App& app, Context& context);
 void add_plan(CLI::App& app, Context& context);
+void add_push(CLI::App& app, Context& context);
+void add_rollback(CLI::App& app, Context& context);
+void add_sidecar(CLI::App& app, Context& context);
+void add_status(CLI::App& app, Context& context);
+void add_trainer(CLI::App& app, Context& context);
+void add_verify(CLI::App& app, Context& context);
 
 }  // namespace wsync::cli

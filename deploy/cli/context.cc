@@ -10,13 +10,12 @@
 namespace wsync::cli {
 namespace {
 
-Result<> start_log(const CommonOptions& options, std::string_view command) {
+Result<LogOptions> log_options(const CommonOptions& options, std::string_view command) {
   const Result<LogLevel> level = parse_log_level(options.log_level);
   if (!level) return fail(level.error());
   const Result<LogFormat> format = parse_log_format(options.log_format);
   if (!format) return fail(format.error());
-  log_init({.level = *level, .format = *format, .role = std::string(command)});
-  return {};
+  return LogOptions{.level = *level, .format = *format, .role = std::string(command)};
 }
 
 void add_common_options(CLI::App& app, CommonOptions& options) {
@@ -83,9 +82,10 @@ nlohmann::json error_json(std::string_view command, const Error& error) {
 
 void Context::run(std::string_view command, const std::function<Result<Outcome>()>& body) {
   Result<Outcome> outcome = fail(ErrorCode::kInternal, "the command did not run");
-  if (const Result<> started = start_log(options, command); !started) {
-    outcome = fail(started.error());
+  if (const Result<LogOptions> log = log_options(options, command); !log) {
+    outcome = fail(log.error());
   } else {
+    log_init(*log);
     outcome = body();
   }
   if (!outcome) {
@@ -105,6 +105,14 @@ void Context::run(std::string_view command, const std::function<Result<Outcome>(
     print_line(stdout, outcome->text);
     print_line(stderr, outcome->complaint);
   }
+}
+
+void Context::configure_log(std::string_view role, const config::LogConfig& config) {
+  Result<LogOptions> log = log_options(options, role);
+  if (!log) return;  // run() has refused it already
+  if (!options.log_level_given) log->level = config.level;
+  if (!options.log_format_given) log->format = config.format;
+  log_init(*log);
 }
 
 CLI::App* add_command(CLI::App& parent, Context& context, const CommandText& text) {

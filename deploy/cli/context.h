@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "shared/base/error.h"
+#include "shared/config/config.h"
 
 namespace wsync::cli {
 
@@ -50,6 +51,9 @@ class Context {
   // the outcome on standard output, an error as one sentence on standard error; with --json one
   // object on standard output in both cases. Sets the exit code.
   void run(std::string_view command, const std::function<Result<Outcome>()>& body);
+  // Logging of an agent: what its config says, unless the command line says otherwise. `role` is
+  // printed with every line.
+  void configure_log(std::string_view role, const config::LogConfig& config);
   [[nodiscard]] int exit_code() const noexcept { return exit_code_; }
 
  private:

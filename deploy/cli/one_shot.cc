@@ -1,0 +1,109 @@
+#include "deploy/cli/one_shot.h"
+
+#include <memory>
+#include <optional>
+
+#include "shared/base/format.h"
+#include "shared/config/config.h"
+#include "shared/loop/signals.h"
+#include "trainer_side/publish/checkpoint_source.h"
+#include "trainer_side/publish/trainer_agent.h"
+
+namespace wsync::cli {
+namespace {
+
+// Sidecars that look for a coordinator find a new one within their reconnection pause.
+constexpr std::chrono::milliseconds kSidecarWait{3 * limits::kReconnectMaxMs};
+
+Result<config::TrainerConfig> one_shot_config(const OneShotOptions& options) {
+  auto config =
+      config::parse_trainer("", "one-shot coordinator", {.set = {"listen=" + options.address}});
+  if (!config) return config;
+  config->deadlines.publish =
+      std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1000));
+  config->watch = false;
+  return config;
+}
+
+// Runs a loop with an agent until `done` has a value, a signal, or the deadline.
+template <class T>
+Result<T> run_once(
+    const OneShotOptions& options,
+    const std::function<void(Loop&, publish::TrainerAgent&, std::optional<T>&)>& begin) {
+  const auto config = one_shot_config(options);
+  if (!config) return fail(config.error());
+  auto loop = Loop::create();
+  if (!loop) return fail(loop.error());
+  std::optional<Error> failure;
+  std::optional<T> done;
+  const auto stop_with = [&](ErrorCode code, const std::string& why) {
+    if (!failure) failure.emplace(code, why);
+    (*loop)->stop();
+  };
+  auto signals = Signals::create(**loop, [&](int) {
+    stop_with(ErrorCode::kCancelled, "interrupted; the engines keep the version they serve");
+  });
+  if (!signals) return fail(signals.error());
+  Timer no_sidecar(**loop, [&] {
+    stop_with(ErrorCode::kPeerLost,
+              fmt::format("no coordinator and no sidecar at {} within {} s; start `wsync sidecar`, "
+                          "or name its address with --coordinator",
+                          options.address, kSidecarWait.count() / 1000));
+  });
+  Timer deadline(**loop, [&] { stop_with(ErrorCode::kDeadline, "not done before the deadline"); });
+  publish::TrainerAgentCallbacks callbacks;
+  callbacks.on_stopped = [&](const std::string& why) { stop_with(ErrorCode::kFenced, why); };
+  std::unique_ptr<publish::TrainerAgent> agent;
+  // The first sidecar made the claim; the others find this coordinator within their own pauses.
+  Timer settled(**loop, [&] { begin(**loop, *agent, done); });
+  callbacks.on_ready = [&](const Version&) {
+    no_sidecar.stop();
+    settled.start(std::chrono::milliseconds(limits::kReconnectMaxMs));
+  };
+  auto created = publish::TrainerAgent::create(**loop, *config, std::move(callbacks));
+  if (!created) return fail(created.error());
+  agent = std::move(*created);
+  no_sidecar.start(kSidecarWait);
+  deadline.start(std::chrono::duration_cast<std::chrono::nanoseconds>(
+      std::chrono::duration<double>(options.timeout_s)));
+  (*loop)->run();
+  agent.reset();
+  if (done) return std::move(*done);
+  return fail(failure ? *failure : Error(ErrorCode::kInternal, "the loop ended by itself"));
+}
+
+}  // namespace
+
+Result<control::PushReply> push_once(
+    const OneShotOptions& options, const std::string& directory, std::uint64_t step,
+    const std::function<void(const control::Progress&)>& on_progress) {
+  return run_once<control::PushReply>(options, [&](Loop& loop, publish::TrainerAgent& agent,
+                                                   std::optional<control::PushReply>& done) {
+    publish::PublishJob job;
+    job.open = [directory] { return publish::open_checkpoint_source(directory); };
+    job.step = step;
+    job.on_progress = [&](const publish::PublishProgress& progress) {
+      on_progress({.phase = progress.phase,
+                   .done_bytes = progress.done_bytes,
+                   .total_bytes = progress.total_bytes});
+    };
+    job.on_done = [&](publish::PublishResult result) {
+      done = std::move(result.reply);
+      loop.stop();
+    };
+    agent.publish(std::move(job));
+  });
+}
+
+Result<control::RollbackReply> roll_back_once(const OneShotOptions& options, const Version& to) {
+  return run_once<control::RollbackReply>(
+      options,
+      [&](Loop& loop, publish::TrainerAgent& agent, std::optional<control::RollbackReply>& done) {
+        agent.roll_back(to, [&](control::RollbackReply reply) {
+          done = std::move(reply);
+          loop.stop();
+        });
+      });
+}
+
+}  // namespace wsync::cli

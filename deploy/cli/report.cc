@@ -1,0 +1,279 @@
+#include "deploy/cli/report.h"
+
+#include <algorithm>
+
+#include "deploy/cli/context.h"
+#include "shared/base/format.h"
+#include "shared/trace/progress.h"
+
+namespace wsync::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kMismatchesShown = 10;
+
+std::string version_text(const Version& version) {
+  return version.none() ? "none" : version.to_string();
+}
+
+json versions_json(const std::vector<Version>& versions) {
+  json list = json::array();
+  for (const Version& version : versions) list.push_back(version.to_string());
+  return list;
+}
+
+std::string versions_text(const std::vector<Version>& versions) {
+  std::string text;
+  for (const Version& version : versions) text += (text.empty() ? "" : " ") + version.to_string();
+  return text.empty() ? "none" : text;
+}
+
+std::string_view outcome_name(control::SwitchOutcome outcome) {
+  switch (outcome) {
+    case control::SwitchOutcome::kCommitted:
+      return "committed";
+    case control::SwitchOutcome::kBehind:
+      return "behind";
+    case control::SwitchOutcome::kRolledBack:
+      return "rolled_back";
+    case control::SwitchOutcome::kTainted:
+      return "tainted";
+    case control::SwitchOutcome::kFailed:
+      return "failed";
+  }
+  return "unknown";
+}
+
+std::string_view state_name(control::ReplicaState state) {
+  switch (state) {
+    case control::ReplicaState::kAbsent:
+      return "absent";
+    case control::ReplicaState::kServing:
+      return "serving";
+    case control::ReplicaState::kBehind:
+      return "behind";
+    case control::ReplicaState::kPaused:
+      return "paused";
+    case control::ReplicaState::kLoading:
+      return "loading";
+    case control::ReplicaState::kTainted:
+      return "tainted";
+  }
+  return "unknown";
+}
+
+std::string_view problem_name(control::ProblemKind kind) {
+  switch (kind) {
+    case control::ProblemKind::kMissing:
+      return "missing";
+    case control::ProblemKind::kExtra:
+      return "extra";
+    case control::ProblemKind::kDtype:
+      return "dtype";
+    case control::ProblemKind::kShape:
+      return "shape";
+    case control::ProblemKind::kRange:
+      return "range";
+    case control::ProblemKind::kMemory:
+      return "memory";
+    case control::ProblemKind::kOther:
+      return "other";
+  }
+  return "other";
+}
+
+json outcomes_json(const std::vector<control::ReplicaOutcome>& outcomes) {
+  json list = json::array();
+  for (const control::ReplicaOutcome& o : outcomes)
+    list.push_back({{"replica", o.replica},
+                    {"outcome", outcome_name(o.outcome)},
+                    {"version", o.version.to_string()},
+                    {"reason", o.reason},
+                    {"wait_ns", o.wait_ns},
+                    {"paused_ns", o.paused_ns},
+                    {"load_ns", o.load_ns},
+                    {"bytes", o.bytes}});
+  return list;
+}
+
+std::string outcomes_text(const std::vector<control::ReplicaOutcome>& outcomes) {
+  std::string text;
+  for (const control::ReplicaOutcome& o : outcomes) {
+    text += fmt::format(
+        "  replica {:<16} {:<11} {:<8} paused {:>10}  waited {:>10}  {}\n", o.replica,
+        outcome_name(o.outcome), version_text(o.version),
+        trace::format_duration(std::chrono::nanoseconds(o.paused_ns)),
+        trace::format_duration(std::chrono::nanoseconds(o.wait_ns)),
+        o.load_ns == 0 ? "" : trace::format_rate(o.bytes, std::chrono::nanoseconds(o.load_ns)));
+    if (!o.reason.empty()) text += fmt::format("    {}\n", o.reason);
+  }
+  return text;
+}
+
+json problems_json(const std::vector<control::Problem>& problems) {
+  json list = json::array();
+  for (const control::Problem& p : problems)
+    list.push_back({{"kind", problem_name(p.kind)},
+                    {"tensor", p.tensor},
+                    {"detail", p.detail},
+                    {"nearest", p.nearest}});
+  return list;
+}
+
+json replica_json(const control::ReplicaReport& replica) {
+  return {{"replica", replica.replica},
+          {"world_size", replica.world_size},
+          {"ranks_attached", replica.ranks_attached},
+          {"state", state_name(replica.state)},
+          {"ready", replica.ready},
+          {"version", replica.version.to_string()},
+          {"reason", replica.reason}};
+}
+
+}  // namespace
+
+json to_json(const control::PushReply& reply) {
+  return {{"ok", reply.ok},
+          {"reason", reply.reason},
+          {"version", reply.version.to_string()},
+          {"content_digest", reply.content_digest.to_string()},
+          {"bytes", reply.bytes},
+          {"snapshot_ns", reply.snapshot_ns},
+          {"staged_ns", reply.staged_ns},
+          {"switch_ns", reply.switch_ns},
+          {"problems", problems_json(reply.problems)},
+          {"replicas", outcomes_json(reply.outcomes)}};
+}
+
+std::string to_text(const control::PushReply& reply) {
+  std::string text;
+  if (reply.ok)
+    text = fmt::format("{} is served: {} in {} to snapshot, {} to stage; digest {}\n",
+                       reply.version.to_string(), human_bytes(reply.bytes),
+                       trace::format_duration(std::chrono::nanoseconds(reply.snapshot_ns)),
+                       trace::format_duration(std::chrono::nanoseconds(reply.staged_ns)),
+                       reply.content_digest.to_string());
+  else
+    text = fmt::format("{} was not published everywhere: {}\n", version_text(reply.version),
+                       reply.reason);
+  for (const control::Problem& p : reply.problems)
+    text += fmt::format("  {}: {} ({}){}\n", problem_name(p.kind), p.tensor, p.detail,
+                        p.nearest.empty() ? "" : "; nearest: " + p.nearest);
+  return text + outcomes_text(reply.outcomes);
+}
+
+json to_json(const control::RollbackReply& reply) {
+  return {{"ok", reply.ok},
+          {"partial", reply.partial},
+          {"reason", reply.reason},
+          {"from", reply.from.to_string()},
+          {"to", reply.to.to_string()},
+          {"replicas", outcomes_json(reply.outcomes)}};
+}
+
+std::string to_text(const control::RollbackReply& reply) {
+  std::string text;
+  if (reply.ok)
+    text = fmt::format("rolled back from {} to {}; {} is withdrawn\n", version_text(reply.from),
+                       version_text(reply.to), version_text(reply.from));
+  else if (reply.partial)
+    text = fmt::format("rollback to {} is partial: {}\n", version_text(reply.to), reply.reason);
+  else
+    text = fmt::format("not rolled back: {}\n", reply.reason);
+  return text + outcomes_text(reply.outcomes);
+}
+
+bool all_match(const control::VerifyReply& reply) noexcept {
+  return std::all_of(reply.ranks.begin(), reply.ranks.end(), [](const control::VerifyRank& rank) {
+    return rank.failure.empty() && rank.mismatches.empty();
+  });
+}
+
+json to_json(const control::VerifyReply& reply) {
+  json ranks = json::array();
+  for (const control::VerifyRank& rank : reply.ranks) {
+    json mismatches = json::array();
+    for (const control::TensorMismatch& m : rank.mismatches)
+      mismatches.push_back({{"tensor", m.tensor},
+                            {"expected", m.expected.to_string()},
+                            {"found", m.found.to_string()}});
+    ranks.push_back({{"replica", rank.replica},
+                     {"rank", rank.rank},
+                     {"version", rank.version.to_string()},
+                     {"tensors", rank.tensors},
+                     {"bytes", rank.bytes},
+                     {"failure", rank.failure},
+                     {"mismatches", std::move(mismatches)}});
+  }
+  return {{"match", all_match(reply)}, {"ranks", std::move(ranks)}};
+}
+
+std::string to_text(const control::VerifyReply& reply) {
+  std::string text;
+  for (const control::VerifyRank& rank : reply.ranks) {
+    text += fmt::format("replica {} rank {}: ", rank.replica, rank.rank);
+    if (!rank.failure.empty()) {
+      text += fmt::format("not verified: {}\n", rank.failure);
+      continue;
+    }
+    text += fmt::format(
+        "{} {} tensors, {}, {}\n", version_text(rank.version), rank.tensors,
+        human_bytes(rank.bytes),
+        rank.mismatches.empty() ? "all equal" : fmt::format("{} DIFFER", rank.mismatches.size()));
+    for (std::size_t i = 0; i < std::min(rank.mismatches.size(), kMismatchesShown); ++i)
+      text += fmt::format("  {}: expected {}, found {}\n", rank.mismatches[i].tensor,
+                          rank.mismatches[i].expected.to_string(),
+                          rank.mismatches[i].found.to_string());
+    if (rank.mismatches.size() > kMismatchesShown)
+      text += fmt::format("  and {} more\n", rank.mismatches.size() - kMismatchesShown);
+  }
+  return text.empty() ? "no engine is attached\n" : text;
+}
+
+json to_json(const control::StatusReply& reply) {
+  json sidecars = json::array();
+  for (const control::SidecarReport& s : reply.sidecars) {
+    json replicas = json::array();
+    for (const control::ReplicaReport& r : s.replicas) replicas.push_back(replica_json(r));
+    sidecars.push_back(
+        {{"name", s.name},
+         {"host", s.host},
+         {"pid", s.pid},
+         {"connected", s.connected},
+         {"transport", s.transport == control::TransportKind::kMemfd ? "memfd" : "tcp"},
+         {"target", s.target.to_string()},
+         {"staged", versions_json(s.staged)},
+         {"replicas", std::move(replicas)}});
+  }
+  return {{"role", reply.role},
+          {"fence_epoch", reply.fence.epoch},
+          {"decision", reply.decision},
+          {"target", reply.target.to_string()},
+          {"can_roll_back", reply.can_roll_back},
+          {"rollback_target", reply.rollback_target.to_string()},
+          {"withdrawn", versions_json(reply.withdrawn)},
+          {"activity", reply.activity},
+          {"sidecars", std::move(sidecars)}};
+}
+
+std::string to_text(const control::StatusReply& reply) {
+  std::string text = fmt::format(
+      "{}: {}; target {} (decision {}, fence epoch {}); rollback target {}; withdrawn {}\n",
+      reply.role, reply.activity, version_text(reply.target), reply.decision, reply.fence.epoch,
+      reply.can_roll_back ? version_text(reply.rollback_target) : "none",
+      versions_text(reply.withdrawn));
+  for (const control::SidecarReport& s : reply.sidecars) {
+    text += fmt::format("sidecar {} (pid {} on {}): {}; staged {}\n", s.name, s.pid, s.host,
+                        s.connected ? "connected" : "NOT CONNECTED", versions_text(s.staged));
+    for (const control::ReplicaReport& r : s.replicas)
+      text += fmt::format("  replica {:<16} {:<8} {:<9} {} ranks {}/{}{}\n", r.replica,
+                          version_text(r.version), state_name(r.state),
+                          r.ready ? "ready    " : "NOT READY", r.ranks_attached, r.world_size,
+                          r.reason.empty() ? "" : "  (" + r.reason + ")");
+  }
+  if (reply.sidecars.empty()) text += "no sidecar has connected\n";
+  return text;
+}
+
+}  // namespace wsync::cli

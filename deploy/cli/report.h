@@ -1,0 +1,24 @@
+// What the fleet answers, as JSON (the documented schema of --json) and as text for people.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "shared/control/messages.h"
+
+namespace wsync::cli {
+
+[[nodiscard]] nlohmann::json to_json(const control::PushReply& reply);
+[[nodiscard]] nlohmann::json to_json(const control::RollbackReply& reply);
+[[nodiscard]] nlohmann::json to_json(const control::VerifyReply& reply);
+[[nodiscard]] nlohmann::json to_json(const control::StatusReply& reply);
+
+[[nodiscard]] std::string to_text(const control::PushReply& reply);
+[[nodiscard]] std::string to_text(const control::RollbackReply& reply);
+[[nodiscard]] std::string to_text(const control::VerifyReply& reply);
+[[nodiscard]] std::string to_text(const control::StatusReply& reply);
+
+// Whether every rank was read and every tensor matched.
+[[nodiscard]] bool all_match(const control::VerifyReply& reply) noexcept;
+
+}  // namespace wsync::cli

@@ -1,0 +1,52 @@
+// `wsync sidecar`: the inference-side agent of this host.
+#include "deploy/cli/commands.h"
+#include "inference_side/agent/sidecar_agent.h"
+#include "shared/base/format.h"
+#include "shared/base/log.h"
+#include "shared/config/config.h"
+#include "shared/loop/signals.h"
+
+namespace wsync::cli {
+namespace {
+
+struct SidecarOptions {
+  std::string file;
+  std::vector<std::string> set;
+};
+
+Result<Outcome> run_sidecar(Context& context, const SidecarOptions& options) {
+  const auto config = config::load_sidecar(
+      {.file = options.file, .environment = config::process_environment(), .set = options.set});
+  if (!config) return fail(config.error());
+  context.configure_log("sidecar " + config->name, config->log);
+  auto loop = Loop::create();
+  if (!loop) return fail(loop.error());
+  auto signals = Signals::create(**loop, [&loop](int) { (*loop)->stop(); });
+  if (!signals) return fail(signals.error());
+  auto agent = agent::SidecarAgent::create(**loop, *config);
+  if (!agent) return fail(agent.error());
+  log_info("engines attach at {}; coordinator {}", (*agent)->engine_socket(), config->coordinator);
+  (*loop)->run();
+  log_info("stopping; engines go on serving");
+  return Outcome{.result = {{"stopped", true}}};
+}
+
+}  // namespace
+
+void add_sidecar(CLI::App& app, Context& context) {
+  auto options = std::make_shared<SidecarOptions>();
+  CLI::App* command =
+      add_command(app, context,
+                  {.name = "sidecar",
+                   .description = "Hold versions for the engines of this host and switch them",
+                   .examples = {"wsync sidecar -c sidecar.yaml",
+                                "wsync sidecar --set name=host0 --set devices.kind=separate --set "
+                                "devices.count=4"}});
+  command->add_option("-c,--config", options->file, "YAML file (deploy/config/sidecar.yaml)");
+  command->add_option("--set", options->set, "key=value, over the file (repeatable)");
+  command->callback([&context, options] {
+    context.run("sidecar", [&] { return run_sidecar(context, *options); });
+  });
+}
+
+}  // namespace wsync::cli
