@@ -251,8 +251,9 @@ class HeaderHandler {
   }
   bool end_entry() {
     constexpr std::array<std::string_view, 3> kNames{"dtype", "shape", "data_offsets"};
+    const unsigned seen = entry().seen;
     for (std::size_t i = 0; i < kNames.size(); ++i)
-      if ((entry().seen >> i & 1U) == 0) return violate("its entry has no {}", kNames[i]);
+      if (((seen >> i) & 1U) == 0) return violate("its entry has no {}", kNames[i]);
     place_ = Place::kTop;
     return true;
   }
