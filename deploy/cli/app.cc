@@ -86,6 +86,7 @@ void build_app(CLI::App& app, Context& context) {
   add_status(app, context);
   add_verify(app, context);
   add_rollback(app, context);
+  add_engine(app, context);
   add_doctor(app, context);
   add_make_checkpoint(app, context);
   add_completion(app, context);

@@ -10,6 +10,7 @@ namespace wsync::cli {
 void add_completion(CLI::App& app, Context& context);
 void add_doctor(CLI::App& app, Context& context);
 void add_inspect(CLI::App& app, Context& context);
+void add_engine(CLI::App& app, Context& context);
 void add_make_checkpoint(CLI::App& app, Context& context);
 void add_plan(CLI::App& app, Context& context);
 void add_push(CLI::App& app, Context& context);

@@ -68,6 +68,18 @@ class Engine {
   // rank's part. kRefused when the engine cannot give the checkpoint's bytes back.
   [[nodiscard]] virtual Result<> read_tensor(std::uint32_t tensor, std::uint64_t offset,
                                              std::span<std::byte> out) = 0;
+
+  // ---- news of the link; nothing depends on what an engine makes of them ----
+
+  virtual void on_attached() {}
+  // A version can be loaded from now on.
+  virtual void on_prepared(const Version& /*version*/) {}
+  // One of the `of` buckets has been taken and compared with its checksums; its acknowledgement
+  // follows.
+  virtual void on_bucket(const Version& /*version*/, std::uint64_t /*bucket*/,
+                         std::uint64_t /*of*/) {}
+  // Every byte has come and is proven; commit() may follow.
+  virtual void on_loaded(const Version& /*version*/, std::uint64_t /*bytes*/) {}
 };
 
 }  // namespace wsync::engine

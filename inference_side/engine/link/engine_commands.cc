@@ -142,9 +142,12 @@ void EngineLink::on_welcome(const control::EngineWelcome& message, std::vector<U
   ipc_buffers_ = std::move(buffers);
   welcomed_ = true;
   backoff_ms_ = 0;
-  const std::lock_guard lock(mutex_);
-  status_.attached = true;
-  status_.last_error.clear();
+  {
+    const std::lock_guard lock(mutex_);
+    status_.attached = true;
+    status_.last_error.clear();
+  }
+  engine_->on_attached();
 }
 
 void EngineLink::on_refuse(const control::Refuse& message) {
@@ -169,6 +172,7 @@ void EngineLink::on_prepare(const control::Envelope& envelope, const control::Pr
     // More than any sidecar holds; the oldest gives way.
     while (prepared_.size() >= limits::kStagedCount) prepared_.erase(prepared_.begin());
     prepared_[message.version] = std::move(*prepared);
+    engine_->on_prepared(message.version);
   } else {
     reply.failure = prepared.error().message();
     note_error(reply.failure);
@@ -233,6 +237,7 @@ void EngineLink::end_load(Result<> outcome) {
   if (outcome) {
     loaded_ = reply.version;
     set_state(RankState::kLoaded);
+    engine_->on_loaded(reply.version, reply.bytes);
   } else {
     reply.failure = outcome.error().message();
     note_error(reply.failure);

@@ -124,7 +124,9 @@ Result<> EngineLink::poll(int timeout_ms) {
       drain(timer_.get());
       on_timer();
     } else if (event.data.fd == socket_.get()) {
-      if ((event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) on_readable();
+      // What this rank reported came before what the sidecar says now.
+      on_reports();
+      if (socket_.valid() && (event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) on_readable();
     }
   }
   flush();

@@ -62,7 +62,9 @@ Result<> LoadSession::take_bucket(std::uint64_t bucket, std::span<const std::byt
   copy_time_ += now() - begin;
   taken_[bucket] = true;
   ++taken_count_;
-  return hand_over_complete_layers();
+  WSYNC_TRY(hand_over_complete_layers());
+  engine_->on_bucket(prepared_->version, bucket, taken_.size());
+  return {};
 }
 
 Result<> LoadSession::hand_over_complete_layers() {

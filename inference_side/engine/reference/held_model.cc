@@ -1,0 +1,232 @@
+#include "inference_side/engine/reference/held_model.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <string_view>
+#include <sys/mman.h>
+
+#include "inference_side/reload/shard.h"
+#include "shared/base/check.h"
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/base/memory_limit.h"
+#include "shared/base/stream_copy.h"
+
+namespace wsync::engine::reference {
+namespace {
+
+constexpr std::uint64_t kPageBytes = 4096;
+constexpr std::uint64_t kSmallAlignBytes = 64;
+constexpr std::uint64_t kSampleBytes = 64;  // read of each tensor in each step
+constexpr std::uint64_t kChanging = ~std::uint64_t{0};
+
+constexpr std::array<std::string_view, 9> kRowParallel{"q_proj",       "k_proj",       "v_proj",
+                                                       "qkv_proj",     "gate_proj",    "up_proj",
+                                                       "gate_up_proj", "embed_tokens", "lm_head"};
+constexpr std::array<std::string_view, 2> kColumnParallel{"o_proj", "down_proj"};
+
+bool has_part(std::string_view name, std::span<const std::string_view> parts) {
+  for (std::size_t begin = 0; begin <= name.size();) {
+    const std::size_t end = std::min(name.find('.', begin), name.size());
+    if (std::ranges::find(parts, name.substr(begin, end - begin)) != parts.end()) return true;
+    begin = end + 1;
+  }
+  return false;
+}
+
+std::vector<control::DimRange> ranges_of(const TensorInfo& info, std::uint32_t rank,
+                                         std::uint32_t world_size) {
+  const bool rows = has_part(info.name, kRowParallel);
+  const bool columns = !rows && has_part(info.name, kColumnParallel);
+  const std::uint32_t dim = rows ? 0 : 1;
+  if (world_size == 1 || (!rows && !columns) || info.shape.size() <= dim) return {};
+  const std::uint64_t share = info.shape[dim] / world_size;
+  if (share == 0 || info.shape[dim] % world_size != 0) return {};
+  const control::DimRange range{.dim = dim, .begin = rank * share, .length = share};
+  const bool whole_bytes =
+      reload::Shard::make(dtype_bits(info.dtype), info.shape, std::array{range}).has_value();
+  return whole_bytes ? std::vector{range} : std::vector<control::DimRange>{};
+}
+
+std::uint64_t align_up(std::uint64_t value, std::uint64_t to) { return (value + to - 1) / to * to; }
+
+std::uint64_t mix(std::uint64_t value) {
+  value = (value ^ (value >> 31U)) * 0x9e3779b97f4a7c15U;
+  return value ^ (value >> 29U);
+}
+
+Result<reload::Shard> shard_of(const control::EngineTensor& tensor) {
+  return reload::Shard::make(dtype_bits(static_cast<DType>(tensor.dtype)), tensor.shape,
+                             tensor.ranges);
+}
+
+}  // namespace
+
+std::vector<control::EngineTensor> rank_tensors(const Manifest& manifest, std::uint32_t rank,
+                                                std::uint32_t world_size) {
+  std::vector<control::EngineTensor> tensors;
+  tensors.reserve(manifest.size());
+  for (const TensorInfo& info : manifest.tensors())
+    tensors.push_back({.name = info.name,
+                       .dtype = static_cast<std::uint8_t>(info.dtype),
+                       .shape = info.shape,
+                       .ranges = ranges_of(info, rank, world_size)});
+  return tensors;
+}
+
+Result<PrivateMemory> PrivateMemory::allocate(std::uint64_t bytes) {
+  PrivateMemory memory;
+  if (bytes == 0) return memory;
+  WSYNC_TRY(require_memory(bytes, "the weights of a rank"));
+  void* address =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (address == MAP_FAILED) return fail_errno("memory for the weights of a rank", errno);
+  memory.bytes_ = {static_cast<std::byte*>(address), bytes};
+  // Huge pages make the first touch three times as fast; where there are none, nothing is lost.
+  (void)::madvise(address, bytes, MADV_HUGEPAGE);
+  int touched = 0;
+  do {
+    touched = ::madvise(address, bytes, MADV_POPULATE_WRITE);
+  } while (touched != 0 && (errno == EINTR || errno == EAGAIN));
+  // Kernels before 5.14 do not know the request: pages then come at their first use.
+  if (touched != 0 && errno != EINVAL)
+    return fail_errno("touch the memory for the weights of a rank", errno);
+  return memory;
+}
+
+PrivateMemory::~PrivateMemory() {
+  if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
+}
+
+Result<std::unique_ptr<HeldModel>> HeldModel::create(const Manifest& manifest, std::uint32_t rank,
+                                                     std::uint32_t world_size, bool mapped) {
+  std::unique_ptr<HeldModel> model(new HeldModel());
+  model->mapped_ = mapped;
+  model->descriptions_ = rank_tensors(manifest, rank, world_size);
+  model->layers_ = std::vector<Layer>(manifest.layer_count());
+  std::vector<std::uint64_t> offsets;
+  std::uint64_t end = 0;
+  for (std::uint32_t t = 0; t < manifest.size(); ++t) {
+    auto shard = shard_of(model->descriptions_[t]);
+    if (!shard) return fail(shard.error().with_context(model->descriptions_[t].name));
+    const std::uint64_t bytes = shard->bytes();
+    end = align_up(end, bytes < kPageBytes ? kSmallAlignBytes : kPageBytes);
+    offsets.push_back(end);
+    end += bytes;
+    model->part_bytes_.push_back(bytes);
+    model->bytes_ += bytes;
+    model->layer_of_.push_back(manifest.layer(t));
+    model->layers_[manifest.layer(t)].tensors.push_back(t);
+  }
+  model->own_.resize(manifest.size());
+  model->held_.resize(manifest.size());
+  model->next_.resize(manifest.size());
+  if (mapped) return model;
+  auto memory = PrivateMemory::allocate(end);
+  if (!memory) return fail(std::move(memory).error());
+  model->memory_ = std::move(*memory);
+  for (std::size_t t = 0; t < offsets.size(); ++t) {
+    model->own_[t] = model->memory_.bytes().subspan(offsets[t], model->part_bytes_[t]);
+    model->held_[t] = model->own_[t];
+  }
+  return model;
+}
+
+Result<> HeldModel::read_checkpoint(const CheckpointDirectory& checkpoint) {
+  WSYNC_CHECK(!mapped_, "an adopting engine has no memory of its own");
+  WSYNC_CHECK(checkpoint.manifest().size() == descriptions_.size(), "the layout is the same");
+  std::vector<std::byte> chunk(4 * limits::kMiB);
+  for (std::uint32_t t = 0; t < descriptions_.size(); ++t) {
+    const auto shard = shard_of(descriptions_[t]);
+    if (!shard) return fail(shard.error());
+    for (std::uint64_t begin = 0; begin < shard->tensor_bytes(); begin += chunk.size()) {
+      const std::uint64_t end = std::min(begin + chunk.size(), shard->tensor_bytes());
+      const reload::Shard::Interval part = shard->clip({.begin = begin, .end = end});
+      if (part.bytes() == 0) continue;
+      WSYNC_TRY(checkpoint.read(t, begin, std::span(chunk).first(end - begin)));
+      for (std::uint64_t at = part.begin; at < part.end;) {
+        const reload::Shard::Run run = shard->run_at(at);
+        const std::uint64_t n = std::min(run.bytes, part.end - at);
+        std::memcpy(own_[t].data() + at, chunk.data() + (run.offset - begin), n);
+        at += n;
+      }
+    }
+  }
+  for (Layer& layer : layers_) layer.word.store(word_of({}), std::memory_order_release);
+  return {};
+}
+
+void HeldModel::begin_load() {
+  if (mapped_) return;
+  for (Layer& layer : layers_) layer.word.store(kChanging, std::memory_order_release);
+}
+
+void HeldModel::take_layer(const Version& version, std::span<const LayerTensor> tensors) {
+  for (const LayerTensor& tensor : tensors) {
+    if (mapped_)
+      next_[tensor.tensor] = tensor.bytes;
+    else if (tensor.bytes.data() != own_[tensor.tensor].data())
+      copy_streaming(own_[tensor.tensor], tensor.bytes);
+  }
+  if (!mapped_ && !tensors.empty())
+    layers_[layer_of_[tensors.front().tensor]].word.store(word_of(version),
+                                                          std::memory_order_release);
+}
+
+void HeldModel::commit(const Version& version) {
+  if (mapped_) held_ = next_;
+  const std::uint64_t word = word_of(version);
+  for (Layer& layer : layers_) layer.word.store(word, std::memory_order_release);
+}
+
+void HeldModel::copy_out(std::size_t tensor, std::uint64_t offset, std::span<std::byte> out) const {
+  std::ranges::copy(own_[tensor].subspan(offset, out.size()), out.begin());
+}
+
+std::uint64_t HeldModel::word_of(const Version& version) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find(names_, version);
+  if (found != names_.end()) return static_cast<std::uint64_t>(found - names_.begin());
+  names_.push_back(version);
+  return names_.size() - 1;
+}
+
+std::string HeldModel::name_of(std::uint64_t word) const {
+  if (word == kChanging) return "none, its bytes were changing";
+  const std::lock_guard lock(mutex_);
+  return names_[word].to_string();
+}
+
+Reading HeldModel::read(const Version& version, std::uint64_t step, std::string& saw) const {
+  Reading reading{.value = mix(step)};
+  const std::uint64_t expected = word_of(version);
+  for (std::size_t l = 0; l < layers_.size(); ++l) {
+    const Layer& layer = layers_[l];
+    const std::uint64_t before = layer.word.load(std::memory_order_acquire);
+    for (const std::uint32_t t : layer.tensors) {
+      const std::span<const std::byte> bytes = held_[t];
+      if (bytes.empty()) continue;
+      const std::uint64_t n = std::min<std::uint64_t>(kSampleBytes, bytes.size());
+      const std::uint64_t at = mix(step * 31 + t) % (bytes.size() - n + 1);
+      for (std::uint64_t i = 0; i < n; i += sizeof(std::uint64_t)) {
+        std::uint64_t word = 0;
+        std::memcpy(&word, bytes.data() + at + i, std::min(sizeof word, n - i));
+        reading.value = mix(reading.value + word);
+      }
+    }
+    std::atomic_thread_fence(std::memory_order_acquire);
+    const std::uint64_t after = layer.word.load(std::memory_order_relaxed);
+    if (before == expected && after == expected) continue;
+    if (!reading.torn)
+      saw = fmt::format(
+          "layer {} of {} was of version {} before and {} after it was read, the step "
+          "is of version {}",
+          l, layers_.size(), name_of(before), name_of(after), version.to_string());
+    reading.torn = true;
+  }
+  return reading;
+}
+
+}  // namespace wsync::engine::reference

@@ -1,0 +1,118 @@
+// HeldModel: the tensors of one rank as the engine holds them, and for each layer a word that says
+// of which version its bytes are. In memory of its own (copying engines), or as views of what the
+// link has mapped (adopting engines).
+//
+// Thread: the loading methods belong to one thread; read() to another. StepGate keeps a step and a
+// load apart; the layer words are there to notice when it did not.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "inference_side/engine/engine.h"
+#include "inference_side/engine/reference/step_protocol.h"
+#include "shared/weights/checkpoint_dir.h"
+#include "shared/weights/manifest.h"
+
+namespace wsync::engine::reference {
+
+// What rank `rank` of `world_size` takes of each tensor of a model, in manifest order. By the parts
+// of a name between dots:
+//
+//   q_proj k_proj v_proj qkv_proj gate_proj up_proj gate_up_proj embed_tokens lm_head
+//                       an equal share of dimension 0
+//   o_proj down_proj    an equal share of dimension 1
+//   anything else       the whole tensor
+//
+// A tensor without that dimension, or whose shares would be unequal or cut through a byte, is taken
+// whole by every rank.
+[[nodiscard]] std::vector<control::EngineTensor> rank_tensors(const Manifest& manifest,
+                                                              std::uint32_t rank,
+                                                              std::uint32_t world_size);
+
+// Anonymous private memory, touched when it is made.
+class PrivateMemory {
+ public:
+  PrivateMemory() noexcept = default;
+  // kResourceExhausted when there is not that much.
+  [[nodiscard]] static Result<PrivateMemory> allocate(std::uint64_t bytes);
+  PrivateMemory(PrivateMemory&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
+  PrivateMemory& operator=(PrivateMemory&& other) noexcept {
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~PrivateMemory();
+  [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
+
+ private:
+  std::span<std::byte> bytes_;
+};
+
+class HeldModel {
+ public:
+  // `mapped`: an adopting engine, which has no memory of its own and holds nothing at first.
+  // Otherwise the memory is page-aligned (tensors smaller than a page: to 64 bytes) and zero.
+  [[nodiscard]] static Result<std::unique_ptr<HeldModel>> create(const Manifest& manifest,
+                                                                 std::uint32_t rank,
+                                                                 std::uint32_t world_size,
+                                                                 bool mapped);
+
+  [[nodiscard]] std::span<const control::EngineTensor> tensors() const noexcept {
+    return descriptions_;
+  }
+  // The rank's part of a tensor in memory of its own; empty when mapped.
+  [[nodiscard]] std::span<std::byte> memory(std::size_t tensor) const { return own_[tensor]; }
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }  // of the rank's parts
+  [[nodiscard]] std::uint32_t layer_count() const noexcept {
+    return static_cast<std::uint32_t>(layers_.size());
+  }
+
+  // ---- the thread that loads ----
+
+  // Fills the memory with the rank's parts of a checkpoint of the same layout, as version 0.0.
+  [[nodiscard]] Result<> read_checkpoint(const CheckpointDirectory& checkpoint);
+  // The bytes are about to change (never when mapped): no layer is of any version.
+  void begin_load();
+  // A complete layer of `version` has come. Mapped: kept beside the present one until commit().
+  // Otherwise bytes that do not lie in the memory yet are copied there.
+  void take_layer(const Version& version, std::span<const LayerTensor> tensors);
+  // Mapped: the layers that have come take the place of the present ones.
+  void commit(const Version& version);
+  // kPieces and kWhole only; the range is inside the rank's part.
+  void copy_out(std::size_t tensor, std::uint64_t offset, std::span<std::byte> out) const;
+
+  // ---- the thread that serves ----
+
+  // One forward step of `version`: reads bytes of every tensor in every layer, other ones in each
+  // step. `saw` gets one sentence when a layer was not of that version before and after.
+  [[nodiscard]] Reading read(const Version& version, std::uint64_t step, std::string& saw) const;
+
+ private:
+  struct Layer {
+    std::vector<std::uint32_t> tensors;
+    std::atomic<std::uint64_t> word{0};  // index into names_, or kChanging
+  };
+  HeldModel() = default;
+  [[nodiscard]] std::uint64_t word_of(const Version& version) const;
+  [[nodiscard]] std::string name_of(std::uint64_t word) const;
+
+  std::vector<control::EngineTensor> descriptions_;
+  std::vector<std::uint32_t> layer_of_;  // of each tensor
+  std::vector<Layer> layers_;
+  std::vector<std::uint64_t> part_bytes_;
+  std::uint64_t bytes_ = 0;
+  bool mapped_ = false;
+  PrivateMemory memory_;
+  std::vector<std::span<std::byte>> own_;
+  std::vector<std::span<const std::byte>> held_;  // what a step reads
+  std::vector<std::span<const std::byte>> next_;  // mapped: came, not committed
+  mutable std::mutex mutex_;
+  mutable std::vector<Version> names_{Version{}};  // under mutex_; a word is an index
+};
+
+}  // namespace wsync::engine::reference

@@ -1,0 +1,111 @@
+// ReferenceEngine: one rank of a replica as a process would run it. Holds a model's tensors, serves
+// led steps that read them, and takes new versions through the engine link.
+//
+//   link's thread      EngineLink -> ReferenceEngine (load, commit) ---StepGate--- Serving -> steps
+//
+// Thread: create, start, stop and destruction belong to the owner; the event sink is called from
+// the link's and the serving thread, one at a time.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "inference_side/engine/engine.h"
+#include "inference_side/engine/link/engine_link.h"
+#include "inference_side/engine/reference/held_model.h"
+#include "inference_side/engine/reference/serving.h"
+#include "inference_side/engine/reference/step_gate.h"
+
+namespace wsync::engine::reference {
+
+struct ReferenceEngineOptions {
+  std::string sidecar_socket;  // the sidecar's engine socket, absolute
+  std::string run_directory;   // where the ranks of the replica meet; empty: the socket's directory
+  std::string replica;
+  std::uint32_t rank = 0;  // 0 leads
+  std::uint32_t world_size = 1;
+  std::uint32_t device = 0;
+  std::string checkpoint;     // names, dtypes and shapes of the model
+  bool load_weights = false;  // serve the checkpoint's weights until a version comes
+  control::TakeMode take = control::TakeMode::kPieces;
+  std::chrono::microseconds step_interval{2'000};
+};
+
+// Something that happened, for people and tests. Names and fields:
+//
+//   together   ranks                    leader: every rank of the replica is there
+//   attached                            the sidecar has welcomed this rank
+//   prepared   version                  it can be loaded
+//   running    step                     serves, beginning with that step
+//   paused     step, why                has left off serving after that step
+//   loading    version                  its memory begins to change (copying engines)
+//   bucket     version, bucket, of      that bucket has been taken (copying engines)
+//   layer      version, layer           that layer has come
+//   loaded     version, bytes
+//   committed  version
+//   resumed                             leader: asked to serve
+//   torn       step, why
+//   stats      steps, versions, torn, aborted, broken, last_step, last_total, state, active
+struct EngineEvent {
+  using Value = std::variant<std::uint64_t, std::string>;
+  std::string name;
+  std::vector<std::pair<std::string, Value>> fields;
+};
+using EventSink = std::function<void(const EngineEvent&)>;
+
+class ReferenceEngine final : private Engine {
+ public:
+  // Opens the checkpoint, allocates and touches the memory, reads the weights if asked to, binds
+  // the leader's socket. kInvalidInput for options that contradict each other; else the errors of
+  // CheckpointDirectory::open, HeldModel::create and EngineLink::create.
+  [[nodiscard]] static Result<std::unique_ptr<ReferenceEngine>> create(
+      ReferenceEngineOptions options, EventSink sink);
+  ~ReferenceEngine() override;
+
+  // Begins to serve and to attach to the sidecar, which need not be there yet.
+  void start();
+  // Detaches, then ends serving after the step that runs. Idempotent.
+  void stop();
+
+  [[nodiscard]] ServingStats stats() const { return serving_->stats(); }
+  [[nodiscard]] LinkStatus link_status() const { return link_->status(); }
+  [[nodiscard]] const HeldModel& model() const noexcept { return *model_; }
+  // Sends a `stats` event to the sink.
+  void report_stats();
+
+ private:
+  ReferenceEngine(ReferenceEngineOptions options, EventSink sink);
+  [[nodiscard]] Result<> prepare_model();
+  [[nodiscard]] Result<> prepare_threads();
+  void say(std::string name, std::vector<std::pair<std::string, EngineEvent::Value>> fields = {});
+
+  Result<> pause(control::PauseMode mode, std::uint32_t deadline_ms) override;
+  Result<> load_begin(const Version& version) override;
+  Result<> load_layer(const Version& version, std::uint32_t layer,
+                      std::span<const LayerTensor> tensors) override;
+  Result<> commit(const Version& version) override;
+  Result<> resume() override;
+  Result<> read_tensor(std::uint32_t tensor, std::uint64_t offset,
+                       std::span<std::byte> out) override;
+  void on_attached() override;
+  void on_prepared(const Version& version) override;
+  void on_bucket(const Version& version, std::uint64_t bucket, std::uint64_t of) override;
+  void on_loaded(const Version& version, std::uint64_t bytes) override;
+
+  const ReferenceEngineOptions options_;
+  std::mutex sink_mutex_;
+  const EventSink sink_;
+  std::unique_ptr<HeldModel> model_;
+  StepGate gate_;
+  std::unique_ptr<Serving> serving_;
+  std::unique_ptr<EngineLink> link_;
+  bool started_ = false;
+};
+
+}  // namespace wsync::engine::reference

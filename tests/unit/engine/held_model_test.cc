@@ -1,0 +1,118 @@
+// Which part of a tensor a rank takes, and that a step notices weights of another version.
+#include "inference_side/engine/reference/held_model.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace wsync::engine::reference {
+namespace {
+
+using control::DimRange;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr Version kV1{.epoch = 1, .step = 1};
+constexpr Version kV2{.epoch = 1, .step = 2};
+
+Manifest manifest_of(std::vector<TensorInfo> tensors) {
+  return Manifest::create(std::move(tensors)).value();
+}
+
+std::vector<DimRange> ranges_of(const std::string& name, std::vector<std::uint64_t> shape,
+                                DType dtype = DType::kBF16, std::uint32_t rank = 1,
+                                std::uint32_t world_size = 2) {
+  const Manifest manifest =
+      manifest_of({{.name = name, .dtype = dtype, .shape = std::move(shape)}});
+  return rank_tensors(manifest, rank, world_size).front().ranges;
+}
+
+TEST(RankTensors, rows_columns_and_whole_tensors_by_name) {
+  const DimRange rows{.dim = 0, .begin = 4, .length = 4};
+  const DimRange columns{.dim = 1, .begin = 4, .length = 4};
+  EXPECT_THAT(ranges_of("model.layers.0.self_attn.q_proj.weight", {8, 6}), ElementsAre(rows));
+  EXPECT_THAT(ranges_of("model.layers.0.self_attn.q_proj.bias", {8}), ElementsAre(rows));
+  EXPECT_THAT(ranges_of("lm_head.weight", {8, 6}), ElementsAre(rows));
+  EXPECT_THAT(ranges_of("model.layers.0.mlp.experts.3.down_proj.weight", {6, 8}),
+              ElementsAre(columns));
+  EXPECT_THAT(ranges_of("model.layers.0.self_attn.o_proj.bias", {8}), IsEmpty());
+  EXPECT_THAT(ranges_of("model.layers.0.mlp.gate.weight", {8, 6}), IsEmpty());
+  EXPECT_THAT(ranges_of("model.norm.weight", {8}), IsEmpty());
+  EXPECT_THAT(ranges_of("model.q_proj_extra.weight", {8, 6}), IsEmpty());
+}
+
+TEST(RankTensors, what_cannot_be_shared_equally_is_taken_whole) {
+  EXPECT_THAT(ranges_of("q_proj.weight", {7, 6}), IsEmpty());
+  EXPECT_THAT(ranges_of("q_proj.weight", {0, 6}), IsEmpty());
+  EXPECT_THAT(ranges_of("q_proj.weight", {}), IsEmpty());
+  EXPECT_THAT(ranges_of("o_proj.weight", {2, 6}, DType::kF4), IsEmpty());  // 3 of 4 bits: no byte
+  EXPECT_THAT(ranges_of("o_proj.weight", {2, 8}, DType::kF4),
+              ElementsAre(DimRange{.dim = 1, .begin = 4, .length = 4}));
+  EXPECT_THAT(ranges_of("q_proj.weight", {8, 6}, DType::kBF16, 0, 1), IsEmpty());
+}
+
+std::unique_ptr<HeldModel> two_layers(bool mapped) {
+  const Manifest manifest =
+      manifest_of({{.name = "model.layers.0.a.weight", .dtype = DType::kU8, .shape = {100}},
+                   {.name = "model.layers.1.a.weight", .dtype = DType::kU8, .shape = {5000}},
+                   {.name = "model.layers.1.empty", .dtype = DType::kU8, .shape = {0}}});
+  return HeldModel::create(manifest, 0, 1, mapped).value();
+}
+
+TEST(HeldModel, memory_is_aligned_and_zero) {
+  const auto model = two_layers(false);
+  EXPECT_EQ(model->bytes(), 5100U);
+  EXPECT_EQ(model->memory(0).size(), 100U);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(model->memory(0).data()) % 64, 0U);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(model->memory(1).data()) % 4096, 0U);
+  EXPECT_THAT(model->memory(1), ::testing::Each(std::byte{0}));
+}
+
+TEST(HeldModel, a_step_notices_every_layer_that_is_not_of_its_version) {
+  const auto model = two_layers(false);
+  const std::vector<LayerTensor> first = {{.tensor = 0, .bytes = model->memory(0)}};
+  const std::vector<LayerTensor> second = {{.tensor = 1, .bytes = model->memory(1)}};
+  std::string saw;
+  model->commit(kV1);
+  EXPECT_FALSE(model->read(kV1, 1, saw).torn);
+  EXPECT_TRUE(model->read(kV2, 1, saw).torn);
+  model->begin_load();
+  EXPECT_TRUE(model->read(kV1, 1, saw).torn);
+  EXPECT_THAT(saw, HasSubstr("layer 0 of 2 was of version none"));
+  model->take_layer(kV2, first);
+  EXPECT_TRUE(model->read(kV2, 1, saw).torn);
+  EXPECT_THAT(saw, HasSubstr("layer 1 of 2"));
+  model->take_layer(kV2, second);
+  saw.clear();
+  EXPECT_FALSE(model->read(kV2, 1, saw).torn);
+  EXPECT_EQ(saw, "");
+}
+
+TEST(HeldModel, the_reduction_depends_on_the_bytes_and_on_the_step) {
+  const auto model = two_layers(false);
+  model->commit(kV1);
+  std::string saw;
+  const std::uint64_t before = model->read(kV1, 1, saw).value;
+  EXPECT_EQ(model->read(kV1, 1, saw).value, before);
+  EXPECT_NE(model->read(kV1, 2, saw).value, before);
+  for (std::byte& byte : model->memory(0)) byte = std::byte{1};
+  EXPECT_NE(model->read(kV1, 1, saw).value, before);
+}
+
+TEST(HeldModel, mapped_layers_are_read_only_from_their_commit_on) {
+  const auto model = two_layers(true);
+  EXPECT_TRUE(model->memory(0).empty());
+  const std::vector<std::byte> a(100, std::byte{1});
+  const std::vector<std::byte> b(5000, std::byte{2});
+  const std::vector<LayerTensor> layers = {{.tensor = 0, .bytes = a}, {.tensor = 1, .bytes = b}};
+  std::string saw;
+  const std::uint64_t empty = model->read({}, 1, saw).value;
+  model->take_layer(kV1, layers);
+  EXPECT_EQ(model->read({}, 1, saw).value, empty);
+  model->commit(kV1);
+  EXPECT_FALSE(model->read(kV1, 1, saw).torn);
+  EXPECT_NE(model->read(kV1, 1, saw).value, empty);
+}
+
+}  // namespace
+}  // namespace wsync::engine::reference
