@@ -520,6 +520,10 @@ void EngineHub::send(const std::string& replica, const reload::CancelLoad& comma
             control::Abort{.version = version, .reason = "the load was cancelled"});
     if (runner_)
       runner_->engine_lost(rank->id, Error(ErrorCode::kCancelled, "its load was cancelled"));
+    // An engine forgets a version whose load was given up: it is told of it again.
+    rank->prepared.erase(version);
+    if (const auto held = versions_.find(version); held != versions_.end())
+      prepare(rank, held->second);
   }
 }
 
@@ -621,6 +625,9 @@ void EngineHub::load_failed(const Rank& rank, std::uint64_t request, const Versi
 
 void EngineHub::on_loaded(const std::shared_ptr<Rank>& rank, const control::Envelope& envelope,
                           const control::Loaded& loaded) {
+  if (!loaded.failure.empty())
+    log_warning("engine {} rank {} did not load {}: {}", rank->replica, rank->rank,
+                loaded.version.to_string(), loaded.failure);
   tell(*rank, reload::RankLoaded{.rank = rank->rank,
                                  .request = envelope.request,
                                  .version = loaded.version,

@@ -369,7 +369,7 @@ void Sidecar::drop_incoming() {
     release(version);  // staged, and never decided
 }
 
-void Sidecar::release(const Version& version) {
+void Sidecar::release(Version version) {
   if (std::erase_if(held_, [&](const HeldCopy& copy) { return copy.version == version; }) == 0)
     return;
   tell_staged();  // first, so that nobody begins to read what goes

@@ -209,7 +209,7 @@ class Sidecar {
   bool make_room();
   void reply_staged(const std::string& failure, bool source_lost);
   void drop_incoming();
-  void release(const Version& version);
+  void release(Version version);  // by value: it may be of held_ itself
   void tell_staged();
   void switch_step(const std::string& name, const reload::SwitchEvent& event);
   void report_switched();

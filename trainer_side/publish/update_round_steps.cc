@@ -386,6 +386,9 @@ void Coordinator::on_switched(Member& member, const control::Switched& switched)
   member.decided = switched.number;
   member.switched = switched.number;
   member.outcomes = switched.outcomes;
+  for (control::ReplicaReport& replica : member.report.replicas)  // until its next heartbeat
+    for (const control::ReplicaOutcome& outcome : switched.outcomes)
+      if (outcome.replica == replica.replica) replica.version = outcome.version;
   if (in_round(member)) advance_round();
 }
 
