@@ -132,7 +132,12 @@ void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello
   if (phase_ == CoordinatorPhase::kClaiming) {
     if (roster_.joined_count() == roster_.members().size()) finish_claim();
   } else {
-    catch_up(member);
+    leave_withdrawn_target();
+    // Back in the middle of its switch: what it had to say may be lost, so it is asked again.
+    if (phase_ == CoordinatorPhase::kSwitching && in_round(member))
+      send_decide(member);
+    else
+      catch_up(member);
   }
 }
 
@@ -164,6 +169,7 @@ void Coordinator::claim() {
   deadline_ = now_ + options_.hello;
   for (auto& [name, member] : roster_.members()) {
     member.joined = false;
+    member.delivery = {};  // of the fence before
     welcome(member);
   }
 }
@@ -186,11 +192,38 @@ void Coordinator::finish_claim() {
   if (contains(withdrawn_, target)) target = {};
   out_.emplace_back(Ready{.fence = fence_, .target = target});
   if (!target.none()) decide(control::DecisionKind::kSwitch, target);
+  for (auto& [name, member] : roster_.members()) catch_up(member);
+}
+
+// A sidecar that joins late may know that what is the target here was withdrawn, by a decision that
+// nobody else had heard of: the fleet follows the newest decision that is not withdrawn.
+void Coordinator::leave_withdrawn_target() {
+  if (phase_ != CoordinatorPhase::kReady || !contains(withdrawn_, target_)) return;
+  const Member* newest = nullptr;
+  for (const auto& [name, member] : roster_.members()) {
+    const Version& version = member.report.target;
+    if (!member.joined || version.none() || contains(withdrawn_, version)) continue;
+    if (newest == nullptr || member.decision > newest->decision) newest = &member;
+  }
+  if (newest == nullptr) {
+    target_ = {};
+    target_content_ = {};
+    return;
+  }
+  target_content_ = newest->target_content;
+  decide(control::DecisionKind::kRollback, newest->report.target);
 }
 
 void Coordinator::higher_fence(const control::Fence& seen, const std::string& who) {
+  const std::string reason = fmt::format(
+      "sidecar '{}' has seen fence epoch {}, above this coordinator's {}: another coordinator is "
+      "newer; start with --take-over to claim the fleet",
+      who, seen.epoch, fence_.epoch);
+  // What waits goes first: it must not begin when the round that it waits for ends.
+  if (waiting_) refuse_publish(*std::exchange(waiting_, std::nullopt), reason, false);
+  if (round_ && round_->is_rollback) finish_rollback();
+  if (round_) abort_round(reason);
   if (options_.take_over) {
-    if (round_) abort_round("another coordinator's fence was seen; claiming above it");
     highest_epoch_ = std::max(highest_epoch_, seen.epoch);
     number_ = 0;
     used_step_ = 0;
@@ -198,12 +231,6 @@ void Coordinator::higher_fence(const control::Fence& seen, const std::string& wh
     claim();
     return;
   }
-  const std::string reason = fmt::format(
-      "sidecar '{}' has seen fence epoch {}, above this coordinator's {}: another coordinator is "
-      "newer; start with --take-over to claim the fleet",
-      who, seen.epoch, fence_.epoch);
-  if (round_) abort_round(reason);
-  if (waiting_) refuse_publish(*std::exchange(waiting_, std::nullopt), reason, false);
   phase_ = CoordinatorPhase::kStopped;
   deadline_.reset();
   out_.emplace_back(Stopped{reason});

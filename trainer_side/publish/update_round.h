@@ -195,6 +195,7 @@ class Coordinator {
   void welcome_back(const PeerMessage& event);
   void claim();
   void finish_claim();
+  void leave_withdrawn_target();
   // Deliveries, of a round and to catch up.
   void announce(Member& member, const PublishRequested& publish);
   void stage(Member& member);

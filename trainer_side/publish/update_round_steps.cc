@@ -414,6 +414,7 @@ void Coordinator::abort_round(const std::string& why) {
   reply.snapshot_ns = round.publish.snapshot_ns;
   reply.problems = round.problems;
   out_.emplace_back(RoundDone{.request = round.publish.request, .reply = std::move(reply)});
+  leave_withdrawn_target();
   drop_unneeded();
   start_waiting();
 }
@@ -459,6 +460,7 @@ void Coordinator::finish_publish() {
   if (committed == 0 && reply.reason.empty()) reply.reason = "no replica has switched";
   reply.ok = reply.reason.empty();
   out_.emplace_back(RoundDone{.request = round.publish.request, .reply = std::move(reply)});
+  leave_withdrawn_target();
   drop_unneeded();
   for (auto& [name, member] : roster_.members()) catch_up(member);
   start_waiting();
@@ -550,6 +552,7 @@ void Coordinator::finish_rollback() {
     reply.reason = fmt::format("{} is withdrawn, but these have not gone back yet: {}",
                                round.from.to_string(), missing);
   out_.emplace_back(RollbackDone{.request = round.rollback_request, .reply = std::move(reply)});
+  leave_withdrawn_target();
   drop_unneeded();
   for (auto& [name, member] : roster_.members()) catch_up(member);
   start_waiting();
