@@ -1,0 +1,106 @@
+// Many seeds of the simulated fleet.
+//   WSYNC_SIM_SEED=N   the first seed (default 1)
+//   WSYNC_SIM_RUNS=N   how many; default: as many as fit into about 20 s
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <gtest/gtest.h>
+#include <string>
+
+#include "tests/simulation/world.h"
+
+namespace wsync::simulation {
+namespace {
+
+std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
+volatile std::sig_atomic_t current_seed = 0;
+
+// A machine that aborts on its own invariant: say which seed it was.
+void on_abort(int /*signal*/) {
+  char text[64];
+  const int n =
+      std::snprintf(text, sizeof text, "WSYNC_SIM_SEED=%ld\n", static_cast<long>(current_seed));
+  if (n > 0) [[maybe_unused]]
+    const auto written = std::fwrite(text, 1, static_cast<std::size_t>(n), stderr);
+}
+
+WorldStatistics run_seed(const WorldOptions& options) {
+  current_seed = static_cast<std::sig_atomic_t>(options.seed);
+  World world(options);
+  if (!world.run())
+    for (const std::string& violation : world.violations())
+      ADD_FAILURE() << violation << "\n  again: WSYNC_SIM_SEED=" << options.seed
+                    << " WSYNC_SIM_RUNS=1";
+  if (std::getenv("WSYNC_SIM_REASONS") != nullptr)
+    for (const auto& [reason, count] : world.statistics().reasons)
+      std::printf("%6llu %s\n", static_cast<unsigned long long>(count), reason.c_str());
+  return world.statistics();
+}
+
+TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
+  std::signal(SIGABRT, on_abort);
+  const std::uint64_t first = from_environment("WSYNC_SIM_SEED", 1);
+  const std::uint64_t runs = from_environment("WSYNC_SIM_RUNS", 0);
+  const auto begin = std::chrono::steady_clock::now();
+  WorldStatistics total;
+  std::uint64_t seed = first;
+  for (;; ++seed) {
+    if (runs != 0 && seed == first + runs) break;
+    // The budget only says how many seeds are tried; at least 20 are.
+    if (runs == 0 && seed >= first + 20 &&
+        std::chrono::steady_clock::now() - begin > std::chrono::seconds(20))
+      break;
+    WorldOptions options{.seed = seed};
+    options.sidecars = static_cast<std::uint32_t>(1 + seed % 3);
+    options.replicas = static_cast<std::uint32_t>(1 + seed / 3 % 2);
+    options.ranks = static_cast<std::uint32_t>(1 + seed / 5 % 3);
+    const WorldStatistics run = run_seed(options);
+    if (HasFailure()) break;
+    total.events += run.events;
+    total.crashes += run.crashes;
+    total.rounds_ok += run.rounds_ok;
+    total.rounds_failed += run.rounds_failed;
+    total.rollbacks_ok += run.rollbacks_ok;
+    total.steps += run.steps;
+    total.dropped += run.dropped;
+  }
+  std::printf(
+      "%llu seeds: %llu events, %llu crashes, rounds %llu ok and %llu failed, %llu rollbacks, %llu "
+      "serving steps, %llu messages dropped\n",
+      static_cast<unsigned long long>(seed - first), static_cast<unsigned long long>(total.events),
+      static_cast<unsigned long long>(total.crashes),
+      static_cast<unsigned long long>(total.rounds_ok),
+      static_cast<unsigned long long>(total.rounds_failed),
+      static_cast<unsigned long long>(total.rollbacks_ok),
+      static_cast<unsigned long long>(total.steps), static_cast<unsigned long long>(total.dropped));
+  if (runs == 0 && !HasFailure()) {
+    EXPECT_GT(total.rounds_ok, 0U);
+    EXPECT_GT(total.rounds_failed, 0U);
+    EXPECT_GT(total.rollbacks_ok, 0U);
+    EXPECT_GT(total.steps, 0U);
+  }
+}
+
+TEST(Simulation, WithoutFaultsEveryRoundIsGood) {
+  WorldOptions options{.seed = 4};  // commit: all
+  options.faults = false;
+  options.coordinators = 1;
+  const WorldStatistics run = run_seed(options);
+  EXPECT_GT(run.rounds_ok, 3U);
+}
+
+TEST(Simulation, TheSameSeedIsTheSameRun) {
+  const WorldStatistics once = run_seed({.seed = 7});
+  const WorldStatistics again = run_seed({.seed = 7});
+  EXPECT_EQ(once.events, again.events);
+  EXPECT_EQ(once.steps, again.steps);
+  EXPECT_EQ(once.dropped, again.dropped);
+}
+
+}  // namespace
+}  // namespace wsync::simulation

@@ -1,0 +1,451 @@
+// The world's processes, its network, and what the machines ask of it.
+#include "tests/simulation/world.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "shared/base/format.h"
+
+namespace wsync::simulation {
+
+using std::chrono::milliseconds;
+
+namespace {
+
+publish::CoordinatorOptions coordinator_options(std::size_t c, std::uint64_t life,
+                                                std::uint64_t stored, std::uint64_t run_id) {
+  publish::CoordinatorOptions options;
+  options.run_id = {run_id, life};
+  options.stored_epoch = stored;
+  options.min_sidecars = 2;
+  options.boot_id = "host-0";
+  options.host_socket = options.data_address = fmt::format("c{}#{}", c, life);
+  options.gather = milliseconds(100);
+  options.hello = milliseconds(300);
+  options.announce = milliseconds(300);
+  options.stage = milliseconds(1'500);
+  options.pause = milliseconds(200);
+  options.load = milliseconds(300);
+  options.whole_switch = milliseconds(1'500);
+  return options;
+}
+
+staging::SidecarOptions sidecar_options(std::size_t s, std::uint64_t life) {
+  staging::SidecarOptions options;
+  options.name = fmt::format("s{}", s);
+  options.pid = static_cast<std::uint32_t>(life);
+  options.boot_id = s == 0 ? "host-0" : fmt::format("host-{}", s);
+  options.data_address = fmt::format("s{}", s);
+  options.versions_held = s == 0 ? 3 : 2;
+  options.hello_retry = milliseconds(300);
+  options.replica.rank_return = milliseconds(300);
+  options.replica.commit = milliseconds(200);
+  options.replica.whole_switch = milliseconds(1'200);
+  options.replica.retry = milliseconds(150);
+  return options;
+}
+
+}  // namespace
+
+World::World(WorldOptions options)
+    : options_(options),
+      schedule_(options.seed),
+      coordinators_(options.coordinators),
+      sidecars_(options.sidecars) {
+  intensity_ = 0.1 + 0.3 * static_cast<double>(schedule_.pick(0, 9));
+  for (std::size_t s = 0; s < sidecars_.size(); ++s) make_groups(s);
+}
+
+World::~World() = default;
+
+void World::make_groups(std::size_t s) {
+  for (std::uint32_t r = 0; r < options_.replicas; ++r) {
+    const std::string name = fmt::format("r{}.{}", s, r);
+    const auto event = [this, s, name](staging::RankEvent what) {
+      sidecar_step(s, {.now = schedule_.now(),
+                       .what = staging::ReplicaEvent{
+                           .replica = name, .world_size = options_.ranks, .what = what}});
+    };
+    GroupHooks hooks;
+    hooks.attached = [event](std::uint32_t, reload::RankAttached what) { event(what); };
+    hooks.detached = [event](std::uint32_t rank) { event(reload::RankDetached{.rank = rank}); };
+    hooks.say = [event](std::uint32_t rank, const control::Message& message, std::uint64_t q) {
+      if (std::holds_alternative<control::Paused>(message))
+        event(reload::RankPaused{.rank = rank, .request = q});
+      else if (const auto* m = std::get_if<control::Loaded>(&message))
+        event(reload::RankLoaded{.rank = rank,
+                                 .request = q,
+                                 .version = m->version,
+                                 .bytes = m->bytes,
+                                 .failure = m->failure});
+      else if (const auto* n = std::get_if<control::Committed>(&message))
+        event(reload::RankCommitted{
+            .rank = rank, .request = q, .version = n->version, .failure = n->failure});
+      else
+        event(reload::RankResumed{.rank = rank, .request = q});
+    };
+    hooks.sidecar_up = [this, s] { return sidecars_[s].machine != nullptr; };
+    hooks.content_of = [this](const Version& version) {
+      const auto found = contents_.find(version);
+      return found == contents_.end() ? Digest{.low = 1} : found->second;
+    };
+    hooks.violation = [this](const std::string& what) { violate(what); };
+    sidecars_[s].groups.push_back(
+        std::make_unique<EngineGroup>(schedule_, name, options_.ranks, std::move(hooks)));
+  }
+}
+
+// ---- processes ----
+
+void World::start_coordinator(std::size_t c) {
+  CoordinatorProcess& process = coordinators_[c];
+  if (process.machine) return;
+  ++process.life;
+  process.snapshots.clear();
+  publish::CoordinatorOptions options =
+      coordinator_options(c, process.life, stored_epoch_, schedule_.pick(1, 1'000'000));
+  options.take_over = schedule_.chance(0.4);
+  const std::uint64_t policy = options_.seed % 4;
+  if (policy == 2)
+    options.commit = {.kind = publish::CommitPolicy::Kind::kQuorum,
+                      .quorum = std::min(2U, options_.sidecars * options_.replicas)};
+  if (policy == 3) options.commit = {.kind = publish::CommitPolicy::Kind::kEach};
+  process.machine = std::make_unique<publish::Coordinator>(std::move(options));
+}
+
+void World::crash_coordinator(std::size_t c) {
+  CoordinatorProcess& process = coordinators_[c];
+  if (!process.machine) return;
+  ++statistics_.crashes;
+  statistics_.dropped += process.machine->dropped();
+  process.machine.reset();
+  ++process.life;
+  process.publishes.clear();
+  process.rollbacks.clear();
+  for (std::size_t s = 0; s < sidecars_.size(); ++s)
+    if (sidecars_[s].home == c) break_link(s);
+}
+
+void World::start_sidecar(std::size_t s) {
+  SidecarProcess& process = sidecars_[s];
+  if (process.machine) return;
+  ++process.life;
+  process.machine =
+      std::make_unique<staging::Sidecar>(sidecar_options(s, process.life), process.disc);
+  process.store.clear();
+  connect(s);
+  for (const auto& group : process.groups) group->attach_all();
+  heartbeat(s);
+}
+
+void World::crash_sidecar(std::size_t s) {
+  SidecarProcess& process = sidecars_[s];
+  if (!process.machine) return;
+  ++statistics_.crashes;
+  statistics_.dropped += process.machine->dropped();
+  process.machine.reset();
+  ++process.life;
+  if (process.home) {
+    const std::size_t c = *process.home;
+    schedule_.after(schedule_.micros(100, 200'000), [this, c, peer = peer_of(s)] {
+      coordinator_step(c, {.now = schedule_.now(), .what = publish::PeerLost{peer, "silent"}});
+    });
+  }
+  process.home.reset();
+  ++process.connection;
+  for (const auto& group : process.groups) group->sidecar_lost();
+}
+
+// ---- the control network ----
+
+std::string World::peer_of(std::size_t s) const {
+  return fmt::format("s{}#{}", s, sidecars_[s].life);
+}
+
+void World::connect(std::size_t s) {
+  schedule_.after(schedule_.micros(500, 120'000), [this, s, life = sidecars_[s].life] {
+    SidecarProcess& process = sidecars_[s];
+    if (!process.machine || process.life != life || process.home) return;
+    std::vector<std::size_t> up;
+    for (std::size_t c = 0; c < coordinators_.size(); ++c)
+      if (coordinators_[c].machine) up.push_back(c);
+    if (up.empty()) {
+      connect(s);
+      return;
+    }
+    process.home = up[schedule_.pick(0, up.size() - 1)];
+    ++process.connection;
+    sidecar_step(s, {.now = schedule_.now(), .what = staging::LinkUp{}});
+  });
+}
+
+void World::break_link(std::size_t s) {
+  SidecarProcess& process = sidecars_[s];
+  if (!process.home) return;
+  const std::size_t c = *process.home;
+  process.home.reset();
+  ++process.connection;
+  if (schedule_.chance(0.7))
+    schedule_.after(schedule_.micros(10, 150'000), [this, c, peer = peer_of(s)] {
+      coordinator_step(c, {.now = schedule_.now(), .what = publish::PeerLost{peer, "hung up"}});
+    });
+  if (!process.machine) return;
+  sidecar_step(s, {.now = schedule_.now(), .what = staging::CoordinatorLost{}});
+  connect(s);
+}
+
+void World::to_sidecar(std::size_t c, const std::string& peer, control::Envelope envelope,
+                       control::Message message) {
+  for (std::size_t s = 0; s < sidecars_.size(); ++s) {
+    if (peer_of(s) != peer || !sidecars_[s].machine) continue;
+    // What is lost takes its connection with it; copies of it may still wander about.
+    const bool lost = faults_on_ && schedule_.chance(0.004 * intensity_);
+    const std::uint64_t copies = faults_on_ && schedule_.chance(0.05 * intensity_) ? 2 : 1;
+    for (std::uint64_t copy = 0; copy < copies; ++copy) {
+      const bool wanders = copy > 0;
+      const auto delay = wanders ? schedule_.micros(50, 400'000) : schedule_.micros(50, 3'000);
+      if (lost && !wanders) continue;
+      schedule_.after(delay, [=, this, connection = sidecars_[s].connection] {
+        const SidecarProcess& now = sidecars_[s];
+        if (!now.machine || (!wanders && (now.connection != connection || now.home != c))) return;
+        sidecar_step(
+            s, {.now = schedule_.now(), .what = staging::CoordinatorMessage{envelope, message}});
+      });
+    }
+    if (lost) break_link(s);
+  }
+}
+
+void World::to_coordinator(std::size_t s, control::Envelope envelope, control::Message message) {
+  if (!sidecars_[s].home) return;
+  const std::size_t c = *sidecars_[s].home;
+  const bool lost = faults_on_ && schedule_.chance(0.004 * intensity_);
+  const std::uint64_t copies = faults_on_ && schedule_.chance(0.05 * intensity_) ? 2 : 1;
+  for (std::uint64_t copy = 0; copy < copies; ++copy) {
+    const bool wanders = copy > 0;
+    const auto delay = wanders ? schedule_.micros(50, 400'000) : schedule_.micros(50, 3'000);
+    if (lost && !wanders) continue;
+    schedule_.after(delay, [=, this, life = coordinators_[c].life, peer = peer_of(s),
+                            connection = sidecars_[s].connection] {
+      if (coordinators_[c].life != life && !wanders) return;
+      if (!wanders && sidecars_[s].connection != connection) return;
+      coordinator_step(
+          c, {.now = schedule_.now(), .what = publish::PeerMessage{peer, envelope, message}});
+    });
+  }
+  // Not at once: the machine that sends is inside its step.
+  if (lost)
+    schedule_.after(std::chrono::nanoseconds(1), [this, s, life = sidecars_[s].life] {
+      if (sidecars_[s].life == life) break_link(s);
+    });
+}
+
+void World::heartbeat(std::size_t s) {
+  schedule_.after(milliseconds(100), [this, s, life = sidecars_[s].life] {
+    SidecarProcess& process = sidecars_[s];
+    if (!process.machine || process.life != life) return;
+    control::Envelope envelope;
+    envelope.fence = process.machine->fence();
+    to_coordinator(s, envelope, process.machine->heartbeat(schedule_.now()));
+    check_reports(s);
+    heartbeat(s);
+  });
+}
+
+// ---- the machines ----
+
+void World::coordinator_step(std::size_t c, publish::CoordinatorEvent event) {
+  CoordinatorProcess& process = coordinators_[c];
+  if (!process.machine) return;
+  ++statistics_.events;
+  const std::uint64_t life = process.life;
+  const auto commands = process.machine->step(event);
+  if (const std::string broken = process.machine->invariants(); !broken.empty())
+    violate(fmt::format("coordinator {}: {}", c, broken));
+  for (const publish::CoordinatorCommand& command : commands) {
+    if (!process.machine || process.life != life) return;
+    carry_out(c, command);
+  }
+  if (process.machine && process.life == life) arm_coordinator(c);
+}
+
+void World::arm_coordinator(std::size_t c) {
+  const auto wake = coordinators_[c].machine->next_wake();
+  const std::uint64_t timer = ++coordinators_[c].timer;
+  if (!wake) return;
+  schedule_.at(*wake, [this, c, timer, life = coordinators_[c].life] {
+    if (coordinators_[c].life != life || coordinators_[c].timer != timer) return;
+    coordinator_step(c, {.now = schedule_.now(), .what = publish::CoordinatorTick{}});
+  });
+}
+
+void World::carry_out(std::size_t c, const publish::CoordinatorCommand& command) {
+  CoordinatorProcess& process = coordinators_[c];
+  if (const auto* send = std::get_if<publish::SendTo>(&command)) {
+    to_sidecar(c, send->peer, send->envelope, send->message);
+  } else if (const auto* store = std::get_if<publish::StoreEpoch>(&command)) {
+    // Both coordinators share the state directory: who finds his epoch taken has lost.
+    if (store->epoch <= stored_epoch_)
+      crash_coordinator(c);
+    else
+      stored_epoch_ = store->epoch;
+  } else if (const auto* done = std::get_if<publish::RoundDone>(&command)) {
+    if (process.publishes.erase(done->request) != 1) violate("a publish ended twice");
+    ++(done->reply.ok ? statistics_.rounds_ok : statistics_.rounds_failed);
+    if (done->reply.ok) last_ok_ = std::max(last_ok_, done->request);
+    if (!done->reply.ok) ++statistics_.reasons[done->reply.reason];
+  } else if (const auto* back = std::get_if<publish::RollbackDone>(&command)) {
+    if (process.rollbacks.erase(back->request) != 1) violate("a rollback ended twice");
+    if (!back->reply.ok) ++statistics_.reasons["rollback: " + back->reply.reason];
+    if (!back->reply.ok) return;
+    ++statistics_.rollbacks_ok;
+    gone_for_good_.insert(back->reply.from);
+  } else if (const auto* drop = std::get_if<publish::DropVersion>(&command)) {
+    process.snapshots.erase(drop->version);
+  }
+}
+
+void World::sidecar_step(std::size_t s, staging::SidecarEvent event) {
+  SidecarProcess& process = sidecars_[s];
+  if (!process.machine) return;
+  ++statistics_.events;
+  const std::uint64_t life = process.life;
+  const staging::SidecarRecord before = process.machine->record();
+  const auto commands = process.machine->step(event);
+  std::size_t acts = 0;
+  for (const staging::SidecarCommand& command : commands)
+    if (!std::holds_alternative<staging::Reply>(command)) ++acts;
+  check_sidecar(s, event, before, acts);
+  for (const staging::SidecarCommand& command : commands) {
+    if (!process.machine || process.life != life) return;
+    carry_out(s, command);
+  }
+  if (process.machine && process.life == life) {
+    check_reports(s);
+    arm_sidecar(s);
+  }
+}
+
+void World::arm_sidecar(std::size_t s) {
+  const auto wake = sidecars_[s].machine->next_wake();
+  const std::uint64_t timer = ++sidecars_[s].timer;
+  if (!wake) return;
+  schedule_.at(*wake, [this, s, timer, life = sidecars_[s].life] {
+    if (sidecars_[s].life != life || sidecars_[s].timer != timer) return;
+    sidecar_step(s, {.now = schedule_.now(), .what = reload::Tick{}});
+  });
+}
+
+void World::carry_out(std::size_t s, const staging::SidecarCommand& command) {
+  SidecarProcess& process = sidecars_[s];
+  const auto later = [this, s, life = process.life](std::chrono::nanoseconds delay, auto what) {
+    schedule_.after(delay, [=, this] {
+      if (sidecars_[s].life == life) sidecar_step(s, {.now = schedule_.now(), .what = what});
+    });
+  };
+  if (const auto* reply = std::get_if<staging::Reply>(&command)) {
+    to_coordinator(s, reply->envelope, reply->message);
+  } else if (const auto* write = std::get_if<staging::Persist>(&command)) {
+    persist(s, *write);
+  } else if (const auto* check = std::get_if<staging::CheckLayout>(&command)) {
+    staging::LayoutChecked checked{.round = check->round};
+    if (faults_on_ && schedule_.chance(0.01)) checked.problems.push_back({.tensor = "w"});
+    later(schedule_.micros(50, 3'000), checked);
+  } else if (const auto* start = std::get_if<staging::StartStaging>(&command)) {
+    stage(s, *start);
+  } else if (const auto* release = std::get_if<staging::ReleaseVersion>(&command)) {
+    process.store.erase(release->version);
+  } else if (const auto* replica = std::get_if<staging::ForReplica>(&command)) {
+    for_replica(s, *replica);
+  }
+}
+
+// A crash between the write and its answer leaves the new record.
+void World::persist(std::size_t s, const staging::Persist& command) {
+  const std::uint64_t life = sidecars_[s].life;
+  const bool full = faults_on_ && schedule_.chance(0.01);
+  schedule_.after(schedule_.micros(50, 5'000), [=, this, record = command.record] {
+    if (sidecars_[s].life != life) return;
+    if (!full) sidecars_[s].disc = record;
+    schedule_.after(schedule_.micros(10, 1'000), [=, this] {
+      if (sidecars_[s].life != life) return;
+      sidecar_step(s, {.now = schedule_.now(),
+                       .what = staging::Persisted{.token = command.token,
+                                                  .failure = full ? "no space left" : ""}});
+    });
+  });
+}
+
+// The bytes behind a source: a coordinator's snapshot, or another sidecar that has them or gets
+// them.
+std::optional<Digest> World::fetch(const control::Stage& stage) {
+  for (std::size_t c = 0; c < coordinators_.size(); ++c) {
+    const CoordinatorProcess& process = coordinators_[c];
+    if (!process.machine || stage.source != fmt::format("c{}#{}", c, process.life)) continue;
+    const auto found = process.snapshots.find(stage.version);
+    if (found != process.snapshots.end()) return found->second;
+  }
+  for (std::size_t s = 0; s < sidecars_.size(); ++s) {
+    const SidecarProcess& process = sidecars_[s];
+    if (!process.machine || stage.source != fmt::format("s{}", s)) continue;
+    const auto found = process.store.find(stage.version);
+    if (found != process.store.end()) return found->second;
+    if (process.machine->incoming() == stage.version) return contents_.at(stage.version);
+  }
+  return std::nullopt;
+}
+
+void World::stage(std::size_t s, const staging::StartStaging& command) {
+  schedule_.after(schedule_.micros(2'000, 60'000), [=, this, life = sidecars_[s].life] {
+    SidecarProcess& process = sidecars_[s];
+    if (process.life != life) return;
+    std::optional<Digest> bytes = fetch(command.stage);
+    if (faults_on_ && schedule_.chance(0.01 * intensity_)) bytes = Digest{.low = 3};  // spoiled
+    if (!bytes || (faults_on_ && schedule_.chance(0.01 * intensity_))) {
+      sidecar_step(s, {.now = schedule_.now(),
+                       .what = staging::StagingFailed{.attempt = command.attempt,
+                                                      .reason = "the source hung up",
+                                                      .source_lost = true}});
+      return;
+    }
+    const std::size_t held = process.machine->held().size();
+    sidecar_step(s, {.now = schedule_.now(),
+                     .what = staging::StagingDone{
+                         .attempt = command.attempt, .content_digest = *bytes, .bytes = 1}});
+    if (process.machine && process.machine->held().size() > held)
+      process.store[command.announce.version] = *bytes;
+  });
+}
+
+void World::for_replica(std::size_t s, const staging::ForReplica& command) {
+  SidecarProcess& process = sidecars_[s];
+  const auto found = std::ranges::find_if(
+      process.groups, [&](const auto& group) { return group->name() == command.replica; });
+  EngineGroup& group = **found;
+  if (const auto* pause = std::get_if<reload::SendPause>(&command.command)) {
+    group.pause(pause->rank, pause->request);
+  } else if (const auto* load = std::get_if<reload::BeginLoad>(&command.command)) {
+    const auto copy = process.store.find(load->version);
+    const bool held = std::ranges::any_of(process.machine->held(), [&](const auto& held_copy) {
+      return held_copy.version == load->version;
+    });
+    if (!held)
+      violate(
+          fmt::format("{} loads {}, which is not held", group.name(), load->version.to_string()));
+    const bool spoiled = faults_on_ && schedule_.chance(0.02 * intensity_);
+    for (std::uint32_t rank = 0; rank < options_.ranks; ++rank)
+      group.load(rank, load->request, load->version,
+                 copy == process.store.end() ? contents_[load->version] : copy->second,
+                 spoiled && rank == 0);
+  } else if (std::holds_alternative<reload::CancelLoad>(command.command)) {
+    for (std::uint32_t rank = 0; rank < options_.ranks; ++rank) group.cancel_load(rank);
+  } else if (const auto* commit = std::get_if<reload::SendCommit>(&command.command)) {
+    check_may_run(s, group, commit->version);
+    group.commit(commit->rank, commit->request, commit->version);
+  } else if (const auto* resume = std::get_if<reload::SendResume>(&command.command)) {
+    check_may_run(s, group, group.ranks()[resume->rank].active);
+    group.resume(resume->rank, resume->request);
+  }
+}
+
+}  // namespace wsync::simulation

@@ -1,0 +1,130 @@
+// A fleet in virtual time: the real Coordinator, Sidecar and ReplicaSwitch machines, joined by a
+// network that loses, repeats, delays and reorders, discs that fail, and processes that crash.
+// What must never happen is checked after every step.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "inference_side/staging/receive_round.h"
+#include "tests/simulation/engine_group.h"
+#include "tests/simulation/schedule.h"
+#include "trainer_side/publish/update_round.h"
+
+namespace wsync::simulation {
+
+struct WorldOptions {
+  std::uint64_t seed = 1;
+  std::uint32_t coordinators = 2;  // slots; the second one starts now and then beside the first
+  std::uint32_t sidecars = 3;
+  std::uint32_t replicas = 2;  // of each sidecar
+  std::uint32_t ranks = 2;     // of each replica
+  bool faults = true;
+  std::chrono::milliseconds faulty{6'000};
+  std::chrono::milliseconds calm{40'000};
+};
+
+struct WorldStatistics {
+  std::uint64_t events = 0;
+  std::uint64_t crashes = 0;
+  std::uint64_t rounds_ok = 0;
+  std::uint64_t rounds_failed = 0;
+  std::uint64_t rollbacks_ok = 0;
+  std::uint64_t steps = 0;                       // serving steps of the engines
+  std::uint64_t dropped = 0;                     // messages that the machines dropped
+  std::map<std::string, std::uint64_t> reasons;  // why rounds and rollbacks failed
+};
+
+class World {
+ public:
+  explicit World(WorldOptions options);
+  ~World();
+
+  // Runs the faulty part, then the calm one; true when nothing was violated and all replicas have
+  // come to the target.
+  bool run();
+  [[nodiscard]] const std::vector<std::string>& violations() const noexcept { return violations_; }
+  [[nodiscard]] const WorldStatistics& statistics() const noexcept { return statistics_; }
+
+ private:
+  struct CoordinatorProcess {
+    std::unique_ptr<publish::Coordinator> machine;  // null: down
+    std::uint64_t life = 0;
+    std::uint64_t timer = 0;
+    std::map<Version, Digest> snapshots;
+    std::map<std::uint64_t, TimePoint> publishes;  // not answered yet
+    std::map<std::uint64_t, TimePoint> rollbacks;
+  };
+  struct SidecarProcess {
+    std::unique_ptr<staging::Sidecar> machine;
+    std::uint64_t life = 0;
+    std::uint64_t timer = 0;
+    staging::SidecarRecord disc;
+    std::map<Version, Digest> store;
+    std::optional<std::size_t> home;  // the coordinator it is connected to
+    std::uint64_t connection = 0;
+    std::vector<std::unique_ptr<EngineGroup>> groups;
+  };
+
+  // processes
+  void start_coordinator(std::size_t c);
+  void crash_coordinator(std::size_t c);
+  void start_sidecar(std::size_t s);
+  void crash_sidecar(std::size_t s);
+  void make_groups(std::size_t s);
+  // the control network
+  void connect(std::size_t s);
+  void break_link(std::size_t s);
+  void to_sidecar(std::size_t c, const std::string& peer, control::Envelope envelope,
+                  control::Message message);
+  void to_coordinator(std::size_t s, control::Envelope envelope, control::Message message);
+  void heartbeat(std::size_t s);
+  [[nodiscard]] std::string peer_of(std::size_t s) const;
+  // machines
+  void coordinator_step(std::size_t c, publish::CoordinatorEvent event);
+  void sidecar_step(std::size_t s, staging::SidecarEvent event);
+  void arm_coordinator(std::size_t c);
+  void arm_sidecar(std::size_t s);
+  void carry_out(std::size_t c, const publish::CoordinatorCommand& command);
+  void carry_out(std::size_t s, const staging::SidecarCommand& command);
+  void persist(std::size_t s, const staging::Persist& command);
+  void stage(std::size_t s, const staging::StartStaging& command);
+  void for_replica(std::size_t s, const staging::ForReplica& command);
+  [[nodiscard]] std::optional<Digest> fetch(const control::Stage& stage);
+  // client and faults
+  void client();
+  bool publish(std::size_t c);
+  void inject();
+  void heal();
+  // checks
+  void violate(const std::string& what);
+  void check_sidecar(std::size_t s, const staging::SidecarEvent& event,
+                     const staging::SidecarRecord& before, std::size_t commands);
+  void check_reports(std::size_t s);
+  void check_may_run(std::size_t s, const EngineGroup& group, const Version& version);
+  [[nodiscard]] bool converged() const;
+  [[nodiscard]] std::string where() const;
+
+  WorldOptions options_;
+  Schedule schedule_;
+  bool faults_on_ = false;
+  bool client_on_ = false;
+  double intensity_ = 1.0;
+  std::vector<CoordinatorProcess> coordinators_;
+  std::vector<SidecarProcess> sidecars_;
+  std::map<Version, Digest> contents_;  // what each name stands for
+  std::uint64_t stored_epoch_ = 0;
+  std::uint64_t published_ = 0;
+  std::uint64_t requests_ = 0;
+  std::uint64_t last_ok_ = 0;        // the newest publish that was good
+  std::set<Version> gone_for_good_;  // withdrawn by a rollback that was reported as done
+  std::vector<std::string> violations_;
+  WorldStatistics statistics_;
+};
+
+}  // namespace wsync::simulation

@@ -1,0 +1,250 @@
+// The world's client, its faults, and what is checked.
+#include <algorithm>
+
+#include "shared/base/format.h"
+#include "tests/simulation/world.h"
+
+namespace wsync::simulation {
+
+using std::chrono::milliseconds;
+
+namespace {
+
+constexpr std::chrono::seconds kBound{25};  // for a publish or rollback, waiting included
+
+}  // namespace
+
+// ---- client and faults ----
+
+bool World::publish(std::size_t c) {
+  CoordinatorProcess& process = coordinators_[c];
+  if (!process.machine) return false;
+  const Result<Version> version = process.machine->next_version();
+  if (!version) return false;
+  const Digest content{.low = ++published_, .high = 77};
+  if (!contents_.emplace(*version, content).second) {
+    violate(fmt::format("version {} is given to two byte strings", version->to_string()));
+    return false;
+  }
+  process.snapshots[*version] = content;
+  const std::uint64_t request = ++requests_;
+  process.publishes[request] = schedule_.now();
+  coordinator_step(c, {.now = schedule_.now(),
+                       .what = publish::PublishRequested{.request = request,
+                                                         .version = *version,
+                                                         .layout_digest = {.low = 5},
+                                                         .content_digest = content,
+                                                         .bucket_bytes = 1,
+                                                         .arena_bytes = 1}});
+  return true;
+}
+
+void World::client() {
+  if (!client_on_) return;
+  schedule_.after(schedule_.micros(50'000, 500'000), [this] { client(); });
+  const std::size_t c = schedule_.pick(0, coordinators_.size() - 1);
+  if (!coordinators_[c].machine) return;
+  if (schedule_.chance(0.75)) {
+    publish(c);
+    return;
+  }
+  const std::uint64_t request = ++requests_;
+  coordinators_[c].rollbacks[request] = schedule_.now();
+  coordinator_step(
+      c, {.now = schedule_.now(), .what = publish::RollbackRequested{.request = request}});
+}
+
+void World::inject() {
+  if (!faults_on_) return;
+  const auto pause = static_cast<std::uint64_t>(300'000.0 / intensity_);
+  schedule_.after(schedule_.micros(10'000, 10'000 + pause), [this] { inject(); });
+  const std::size_t s = schedule_.pick(0, sidecars_.size() - 1);
+  const std::size_t c = schedule_.pick(0, coordinators_.size() - 1);
+  EngineGroup& group = *sidecars_[s].groups[schedule_.pick(0, options_.replicas - 1)];
+  const auto rank = static_cast<std::uint32_t>(schedule_.pick(0, options_.ranks - 1));
+  switch (schedule_.pick(0, 9)) {
+    case 0:
+      crash_coordinator(c);
+      schedule_.after(schedule_.micros(1'000, 600'000), [this, c] {
+        if (faults_on_) start_coordinator(c);
+      });
+      return;
+    case 1:
+      start_coordinator(c);  // beside the one that runs
+      return;
+    case 2:
+      crash_sidecar(s);
+      schedule_.after(schedule_.micros(1'000, 400'000), [this, s] { start_sidecar(s); });
+      return;
+    case 3:
+    case 4:
+    case 5:
+      ++statistics_.crashes;
+      group.crash(rank);
+      schedule_.after(schedule_.micros(1'000, 500'000), [&group, rank] { group.start(rank); });
+      return;
+    case 6:
+    case 7:
+      break_link(s);
+      return;
+    case 8:  // the coordinator takes it for lost; it does not notice
+      if (sidecars_[s].home)
+        coordinator_step(*sidecars_[s].home,
+                         {.now = schedule_.now(), .what = publish::PeerLost{peer_of(s), "silent"}});
+      return;
+    default:
+      group.stall(schedule_.micros(50'000, 900'000));
+  }
+}
+
+// Faults stop: one coordinator, every sidecar and every rank are up, and stay so.
+void World::heal() {
+  faults_on_ = client_on_ = false;
+  for (std::size_t c = 1; c < coordinators_.size(); ++c) crash_coordinator(c);
+  if (coordinators_[0].machine &&
+      coordinators_[0].machine->phase() == publish::CoordinatorPhase::kStopped)
+    crash_coordinator(0);
+  start_coordinator(0);
+  for (std::size_t s = 0; s < sidecars_.size(); ++s) {
+    start_sidecar(s);
+    for (const auto& group : sidecars_[s].groups)
+      for (std::uint32_t rank = 0; rank < options_.ranks; ++rank) group->start(rank);
+  }
+}
+
+bool World::run() {
+  faults_on_ = options_.faults;
+  client_on_ = true;
+  start_coordinator(0);
+  for (std::size_t s = 0; s < sidecars_.size(); ++s) {
+    start_sidecar(s);
+    for (const auto& group : sidecars_[s].groups)
+      for (std::uint32_t rank = 0; rank < options_.ranks; ++rank) group->start(rank);
+  }
+  client();
+  inject();
+  const TimePoint calm = schedule_.now() + options_.faulty;
+  while (violations_.empty() && schedule_.run_one(calm)) {
+  }
+  heal();
+  // The last version: what the fleet must come to.
+  const TimePoint end = schedule_.now() + options_.calm;
+  TimePoint try_at = schedule_.now() + milliseconds(3'000);
+  const std::uint64_t requests_before = requests_;
+  bool done = false;
+  while (violations_.empty() && !done && schedule_.now() < end) {
+    const TimePoint until = std::min(end, try_at);
+    while (violations_.empty() && schedule_.run_one(until)) {
+    }
+    if (!coordinators_[0].machine ||
+        coordinators_[0].machine->phase() == publish::CoordinatorPhase::kStopped) {
+      crash_coordinator(0);  // a wandering message stopped it: it is started again
+      start_coordinator(0);
+    } else if (last_ok_ <= requests_before) {
+      publish(0);
+    } else {
+      done = converged();
+    }
+    try_at = schedule_.now() + milliseconds(1'000);
+  }
+  for (const CoordinatorProcess& process : coordinators_) {
+    for (const auto& [request, since] : process.publishes)
+      if (schedule_.now() - since > kBound) violate("a publish did not end in its time");
+    for (const auto& [request, since] : process.rollbacks)
+      if (schedule_.now() - since > kBound) violate("a rollback did not end in its time");
+  }
+  if (violations_.empty() && !done) violate("the fleet did not come to its target: " + where());
+  for (const SidecarProcess& process : sidecars_) {
+    if (process.machine) statistics_.dropped += process.machine->dropped();
+    for (const auto& group : process.groups) statistics_.steps += group->steps();
+  }
+  return violations_.empty();
+}
+
+// ---- what is checked ----
+
+void World::violate(const std::string& what) {
+  if (violations_.size() < 10)
+    violations_.push_back(
+        fmt::format("at {:.6f} s: {}", static_cast<double>(schedule_.now()) * 1e-9, what));
+}
+
+void World::check_sidecar(std::size_t s, const staging::SidecarEvent& event,
+                          const staging::SidecarRecord& before, std::size_t acts) {
+  const staging::SidecarRecord& after = sidecars_[s].machine->record();
+  const staging::SidecarRecord& disc = sidecars_[s].disc;
+  if (after.fence < before.fence) violate(fmt::format("s{} goes back to a lower fence", s));
+  if (after.decision < before.decision)
+    violate(fmt::format("s{} goes back to an older decision", s));
+  // The disc may be ahead of what is acted on, never behind.
+  if (after.fence > disc.fence || after.decision > disc.decision)
+    violate(fmt::format("s{} acts on what it has not stored", s));
+  const auto* message = std::get_if<staging::CoordinatorMessage>(&event.what);
+  if (message != nullptr && message->envelope.fence < before.fence &&
+      (acts != 0 || after != before))
+    violate(fmt::format("s{} obeys a lower fence", s));
+  for (const Version& version : before.withdrawn)
+    if (std::ranges::find(after.withdrawn, version) == after.withdrawn.end())
+      violate(fmt::format("s{} forgets that {} was withdrawn", s, version.to_string()));
+}
+
+// A version that is reported is held by every rank, byte for byte.
+void World::check_reports(std::size_t s) {
+  for (const control::ReplicaReport& report :
+       sidecars_[s].machine->heartbeat(schedule_.now()).replicas) {
+    if (report.version.none()) continue;
+    for (const auto& group : sidecars_[s].groups) {
+      if (group->name() != report.replica) continue;
+      for (const EngineGroup::Rank& rank : group->ranks())
+        if (rank.attached &&
+            (rank.active != report.version || rank.memory != contents_[report.version]))
+          violate(fmt::format("lie: '{}' is reported to hold {}", report.replica,
+                              report.version.to_string()));
+    }
+  }
+}
+
+void World::check_may_run(std::size_t s, const EngineGroup& group, const Version& version) {
+  const std::vector<Version>& withdrawn = sidecars_[s].disc.withdrawn;
+  const bool stored = std::ranges::find(sidecars_[s].machine->record().withdrawn, version) !=
+                      sidecars_[s].machine->record().withdrawn.end();
+  if (stored || (gone_for_good_.contains(version) &&
+                 std::ranges::find(withdrawn, version) != withdrawn.end()))
+    violate(
+        fmt::format("'{}' activates {}, which was withdrawn", group.name(), version.to_string()));
+  if (gone_for_good_.contains(version))
+    violate(fmt::format("'{}' activates {} after its rollback was reported as done", group.name(),
+                        version.to_string()));
+}
+
+bool World::converged() const {
+  const CoordinatorProcess& process = coordinators_[0];
+  if (!process.machine || process.machine->phase() != publish::CoordinatorPhase::kReady)
+    return false;
+  const Version target = process.machine->target();
+  for (const SidecarProcess& sidecar : sidecars_) {
+    const control::Heartbeat beat = sidecar.machine->heartbeat(schedule_.now());
+    if (beat.target != target || beat.replicas.size() != options_.replicas) return false;
+    for (const control::ReplicaReport& report : beat.replicas)
+      if (!report.ready || report.version != target) return false;
+  }
+  return true;
+}
+
+std::string World::where() const {
+  std::string text;
+  if (coordinators_[0].machine)
+    text += fmt::format("coordinator {}, target {}",
+                        publish::phase_name(coordinators_[0].machine->phase()),
+                        coordinators_[0].machine->target().to_string());
+  for (std::size_t s = 0; s < sidecars_.size(); ++s) {
+    const control::Heartbeat beat = sidecars_[s].machine->heartbeat(schedule_.now());
+    text += fmt::format("; s{} target {}", s, beat.target.to_string());
+    for (const control::ReplicaReport& report : beat.replicas)
+      text += fmt::format(", {} at {} ({}) {}", report.replica, report.version.to_string(),
+                          report.ready ? "ready" : "not ready", report.reason);
+  }
+  return text;
+}
+
+}  // namespace wsync::simulation
