@@ -11,6 +11,8 @@ Installs what is missing (Debian 12, as root or with sudo), builds into build/<p
 which tests were skipped and why.
 
   --no-install      install nothing: list what is missing and stop
+  --with-reference  also set up the reference libraries (Python, pinned, in an environment of their own under build/),
+                    make the golden files anew with them, and compare
   --preset NAME     dev (default), release, asan or tsan
   --label REGEX     only tests with this label: unit, contract, scenario, simulation, gpu
   -h, --help        this text
@@ -22,10 +24,12 @@ TEXT
 }
 
 preset=dev
+reference=0
 select=()
 while [ $# -gt 0 ]; do
   case $1 in
     --no-install) may_install=0 ;;
+    --with-reference) reference=1 ;;
     --preset | --label)
       [ $# -ge 2 ] || die 2 "$1 needs a value; see --help"
       if [ "$1" = --preset ]; then preset=$2; else select=(-L "$2"); fi
@@ -41,10 +45,16 @@ case $preset in
   *) die 2 "unknown preset '$preset'; expected dev, release, asan or tsan" ;;
 esac
 
-ensure "$build_needs" "$test_needs"
+needs=("$build_needs" "$test_needs")
+[ "$reference" = 0 ] || needs+=("$reference_needs")
+ensure "${needs[@]}"
 say "building build/$preset"
 mkdir -p "$root/build"
 configure "$preset" || die 1 "configuring failed"
 build "$root/build/$preset" || die 1 "the build failed"
 say "testing"
 run_ctest "$root/build/$preset" "${select[@]}" || die 1 "tests failed; see above and build/$preset/Testing/Temporary/LastTest.log"
+if [ "$reference" = 1 ]; then
+  say "reference libraries"
+  "$root/tests/reference/run.sh" "build/$preset" || die 1 "the reference libraries disagree; see above"
+fi

@@ -48,6 +48,7 @@ class Library(NamedTuple):
 
 
 LIBRARIES = (
+    Library("fmt", re.compile(r"fmt/"), ("shared/base",), 'include "shared/base/format.h"'),
     Library("spdlog", re.compile(r"spdlog/"), ("shared/base",), 'include "shared/base/log.h"'),
     Library("xxHash", re.compile(r"xxhash\.h|xxh3\.h"), ("shared/base",), 'include "shared/base/digest.h"'),
     Library("tl::expected", re.compile(r"tl/expected\.hpp"), ("shared/base",), 'include "shared/base/error.h"'),

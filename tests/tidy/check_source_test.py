@@ -67,6 +67,7 @@ class CheckSource(unittest.TestCase):
             ("zmq.hpp", "shared/control/zmq/a.cc", "shared/control/b.cc"),
             ("uv.h", "shared/transport/tcp/a.cc", "shared/transport/b.cc"),
             ("cuda_runtime.h", "shared/device/cuda/a.cc", "shared/device/b.cc"),
+            ("fmt/format.h", "shared/base/a.cc", "shared/weights/b.cc"),
         ):
             with self.subTest(header=header):
                 self.add(allowed, f"#include <{header}>\n")

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <fmt/ranges.h>
 #include <mutex>
 #include <optional>
 #include <thread>
