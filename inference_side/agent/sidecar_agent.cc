@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <utility>
 
+#include "inference_side/reload/pipeline_trace.h"
 #include "shared/base/durable_file.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
@@ -503,7 +504,8 @@ void SidecarAgent::write_trace() const {
       config_.trace_file + ".svg", spans,
       {.title = "Weight pipeline of " + process,
        .subtitle = fmt::format("{} devices, buffers of {} MiB", config_.devices.count,
-                               config_.devices.buffer_bytes / limits::kMiB)});
+                               config_.devices.buffer_bytes / limits::kMiB),
+       .lanes = reload::PipelineTrace::chart_lanes(config_.devices.count)});
   if (!drawn) log_warning("trace: {}", drawn.error().message());
 }
 

@@ -1,0 +1,98 @@
+"""A fleet of real wsync processes on this machine, in a directory of its own, for scenario tests."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+DEADLINE_S = 60
+
+
+class Fleet:
+    """Starts processes, waits for what they say, and leaves nothing behind."""
+
+    def __init__(self, wsync):
+        self.wsync = wsync
+        self.directory = tempfile.mkdtemp(prefix="wsync-")
+        self.run_dir = os.path.join(self.directory, "run")
+        self.environment = dict(os.environ, WSYNC_RUN_DIR=self.run_dir,
+                                WSYNC_STATE_DIR=os.path.join(self.directory, "state"))
+        self.address = f"ipc://{self.run_dir}/control"
+        self.processes = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            process.stdout.close()
+        shutil.rmtree(self.directory)
+
+    def path(self, name):
+        return os.path.join(self.directory, name)
+
+    def start(self, *arguments):
+        process = subprocess.Popen([self.wsync, *arguments], env=self.environment, text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self.processes.append(process)
+        return process
+
+    def checkpoint(self, name, seed, *more):
+        path = self.path(name)
+        subprocess.run([self.wsync, "make-checkpoint", path, "--size", "16MiB", "--seed", str(seed), *more],
+                       check=True, stdout=subprocess.DEVNULL)
+        return path
+
+    def sidecar(self, name, *settings):
+        process = self.start("sidecar", "--set", f"name={name}", *settings)
+        socket = os.path.join(self.run_dir, f"{name}.engines")
+        self.until(lambda: os.path.exists(socket), f"the socket of sidecar {name}")
+        return process, socket
+
+    def engine(self, socket, replica, checkpoint, *more):
+        process = self.start("engine", "--json", "--sidecar", socket, "--replica", replica,
+                             "--checkpoint", checkpoint, "--stats-ms", "0", *more)
+        self.event(process, "attached")
+        return process
+
+    def event(self, process, name):
+        """The next event of that name; the process must say it before it ends."""
+        for line in process.stdout:
+            event = json.loads(line)
+            if event.get("event") == name:
+                return event
+        raise AssertionError(f"process ended without saying '{name}'")
+
+    def ask(self, *arguments, address=None):
+        """Runs a command of the fleet; its exit code and the object that --json prints."""
+        done = subprocess.run([self.wsync, *arguments, "--json", "--coordinator", address or self.address],
+                              env=self.environment, text=True, capture_output=True, timeout=DEADLINE_S)
+        return done.returncode, json.loads(done.stdout)
+
+    def until(self, holds, what):
+        end = time.monotonic() + DEADLINE_S
+        while not holds():
+            if time.monotonic() > end:
+                raise AssertionError(f"{what} did not come within {DEADLINE_S} s")
+
+    def replicas(self):
+        code, answer = self.ask("status")
+        if code != 0:
+            return {}
+        return {r["replica"]: r for s in answer["result"]["sidecars"] for r in s["replicas"]}
+
+    def until_ready(self, version, *replicas):
+        def ready():
+            found = self.replicas()
+            return all(r in found and found[r]["ready"] and found[r]["version"] == version for r in replicas)
+        self.until(ready, f"{version} on {replicas}")
+
+    def stop(self, process):
+        process.send_signal(signal.SIGTERM)
+        rest = process.stdout.read()
+        return process.wait(timeout=DEADLINE_S), rest

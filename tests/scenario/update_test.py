@@ -1,0 +1,129 @@
+"""Real processes: trainer, sidecar and engines take versions, refuse, lose an engine, and go back."""
+import socket
+import subprocess
+import sys
+import unittest
+
+from fleet import Fleet
+
+WSYNC = sys.argv.pop()
+SEPARATE = ["--set", "devices.kind=separate", "--set", "devices.count=2"]
+
+
+class Update(unittest.TestCase):
+    def verified(self, fleet, version, ranks):
+        code, answer = fleet.ask("verify")
+        self.assertEqual(code, 0, answer)
+        self.assertEqual([r["version"] for r in answer["result"]["ranks"]], [version] * ranks)
+        self.assertTrue(all(r["bytes"] > 0 for r in answer["result"]["ranks"]))
+
+    def push(self, fleet, path):
+        code, answer = fleet.ask("push", path)
+        self.assertEqual(code, 0, answer)
+        return answer["result"]["version"]
+
+    def run_through(self, sidecar_settings, engine_options):
+        with Fleet(WSYNC) as fleet:
+            one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)
+            bad = fleet.checkpoint("bad", 3, "--wrong-shape", "model.layers.0.self_attn.q_proj.weight")
+            _, engines = fleet.sidecar("s0", *sidecar_settings)
+            a = fleet.engine(engines, "a", one, *engine_options[0])
+            b = fleet.engine(engines, "b", one, *engine_options[1])
+            fleet.start("trainer", "--set", "arenas=4")
+            first = self.push(fleet, one)
+            self.verified(fleet, first, 2)
+            second = self.push(fleet, two)
+            self.verified(fleet, second, 2)
+
+            code, answer = fleet.ask("push", bad)
+            self.assertEqual(code, 1)
+            self.assertIn("model.layers.0.self_attn.q_proj.weight", answer["result"]["reason"])
+            self.verified(fleet, second, 2)
+
+            b.kill()
+            b.wait()
+            fleet.until(lambda: fleet.replicas()["b"]["state"] == "absent", "the loss of b")
+            b = fleet.engine(engines, "b", one, *engine_options[1])
+            fleet.until_ready(second, "a", "b")
+            self.verified(fleet, second, 2)
+
+            code, answer = fleet.ask("rollback")
+            self.assertEqual(code, 0, answer)
+            self.assertEqual(answer["result"]["to"], first)
+            self.verified(fleet, first, 2)
+            for engine in (a, b):
+                code, said = fleet.stop(engine)
+                self.assertEqual(code, 0, said)
+                self.assertIn('"torn":0', said)
+
+    def test_unified_devices(self):
+        self.run_through([], [[], []])
+
+    def test_separate_devices(self):
+        self.run_through(SEPARATE, [["--device", "0"], ["--device", "1"]])
+
+    def test_engines_that_map_the_version(self):
+        self.run_through(["--set", "versions_held=3"], [["--adopt"], ["--adopt"]])
+
+    def test_a_tensor_parallel_replica(self):
+        with Fleet(WSYNC) as fleet:
+            one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)
+            _, engines = fleet.sidecar("s0")
+            ranks = [fleet.engine(engines, "tp", one, "--rank", str(r), "--world-size", "2") for r in (0, 1)]
+            fleet.start("trainer")
+            for path in (one, two):
+                self.verified(fleet, self.push(fleet, path), 2)
+            for rank in ranks:
+                code, said = fleet.stop(rank)
+                self.assertEqual(code, 0, said)
+
+    def test_a_sidecar_by_tcp(self):
+        with Fleet(WSYNC) as fleet:
+            one = fleet.checkpoint("one", 1)
+            _, engines = fleet.sidecar("s0", "--set", "transport=tcp")
+            fleet.engine(engines, "a", one)
+            fleet.start("trainer")
+            self.verified(fleet, self.push(fleet, one), 1)
+
+    def test_a_push_without_a_coordinator_is_its_own(self):
+        with Fleet(WSYNC) as fleet:
+            one = fleet.checkpoint("one", 1)
+            _, engines = fleet.sidecar("s0")
+            fleet.engine(engines, "a", one)
+            code, answer = fleet.ask("push", one)
+            self.assertEqual(code, 0, answer)
+            code, answer = fleet.ask("verify", address=f"ipc://{fleet.run_dir}/s0.control")
+            self.assertEqual(code, 0, answer)
+
+    def test_garbage_on_the_engine_socket_changes_nothing(self):
+        with Fleet(WSYNC) as fleet:
+            one = fleet.checkpoint("one", 1)
+            _, engines = fleet.sidecar("s0")
+            fleet.engine(engines, "a", one)
+            fleet.start("trainer")
+            first = self.push(fleet, one)
+            with socket.socket(socket.AF_UNIX) as peer:
+                peer.connect(engines)
+                peer.sendall(b"\xff" * 4096)
+                peer.settimeout(60)
+                while True:  # until the sidecar hangs up
+                    try:
+                        if not peer.recv(4096):
+                            break
+                    except ConnectionResetError:
+                        break
+            self.verified(fleet, first, 1)
+
+    def test_a_second_coordinator_is_refused(self):
+        with Fleet(WSYNC) as fleet:
+            _, engines = fleet.sidecar("s0")
+            fleet.start("trainer")
+            fleet.until(lambda: fleet.ask("status")[0] == 0, "the first coordinator")
+            second = subprocess.run([WSYNC, "trainer"], env=fleet.environment, text=True,
+                                    capture_output=True, timeout=60)
+            self.assertEqual(second.returncode, 3, second.stderr)
+            self.assertIn("control", second.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
