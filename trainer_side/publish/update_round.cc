@@ -157,6 +157,14 @@ void Coordinator::welcome_back(const PeerMessage& event) {
   if (beat == nullptr || phase_ == CoordinatorPhase::kGathering || event.envelope.fence > fence_)
     return;
   Member* member = roster_.by_last_peer(event.peer);
+  if (member == nullptr && event.envelope.fence.epoch > 0) {
+    // A sidecar whose place a late Hello of its dead predecessor has taken: its own Hello mends it.
+    // (Commands send heartbeats too, under no fence.)
+    Member stranger;
+    stranger.peer = event.peer;
+    welcome(stranger);
+    return;
+  }
   if (member == nullptr || member->joined || now_ - member->welcomed < kWelcomeAgain) return;
   member->peer = event.peer;
   welcome(*member);
