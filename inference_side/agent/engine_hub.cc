@@ -22,86 +22,6 @@ Overloaded(Ts...) -> Overloaded<Ts...>;
 
 }  // namespace
 
-// One connection; a rank of a replica from its hello on.
-struct EngineHub::Rank {
-  reload::EngineId id{};
-  std::unique_ptr<control::UnixStream> stream;
-  bool attached = false;
-  std::string replica;
-  std::uint32_t rank = 0;
-  std::uint32_t world_size = 1;
-  std::uint32_t device = 0;
-  std::shared_ptr<const std::vector<control::EngineTensor>> tensors;
-  Digest tensors_key;
-  Digest layout_sent;
-  // Versions it has been told of; the failure it answered, empty while all is well.
-  std::map<Version, std::string> prepared;
-  std::uint64_t bytes = 0;  // of its last load plan
-};
-
-struct EngineHub::Load {
-  std::uint64_t request = 0;
-  Version version;
-  std::uint32_t deadline_ms = 0;
-  bool begun = false;
-};
-
-struct EngineHub::Verification {
-  std::vector<std::shared_ptr<Rank>> waiting;
-  std::vector<control::VerifyRank> ranks;
-  std::vector<std::function<void(std::vector<control::VerifyRank>)>> on_done;
-  std::unique_ptr<Timer> deadline;
-};
-
-// Who has not answered yet that it is ready for a version.
-struct EngineHub::Preparation {
-  std::vector<std::shared_ptr<Rank>> waiting;
-  std::function<void()> on_ready;
-  std::unique_ptr<Timer> deadline;
-};
-
-// Brings the runner's callbacks, which come on its own thread, to the loop.
-class EngineHub::PipelineEvents final : public reload::PipelineListener {
- public:
-  PipelineEvents(EngineHub& hub, Loop& loop) : hub_(hub), loop_(loop), alive_(hub.alive_) {}
-  void on_bucket_ready(const reload::BucketReady& ready) override {
-    post([ready](EngineHub& hub) {
-      for (const auto& rank : hub.running_) {
-        if (rank->id != ready.engine) continue;
-        const auto load = hub.loads_.find(rank->replica);
-        if (!rank->attached || load == hub.loads_.end()) {
-          hub.runner_->engine_lost(ready.engine, Error(ErrorCode::kPeerLost, "it is gone"));
-          return;
-        }
-        hub.to_rank(*rank, load->second.request,
-                    control::BucketReady{.bucket = ready.bucket,
-                                         .slot = static_cast<std::uint32_t>(ready.slot)});
-      }
-    });
-  }
-  void on_engine_dropped(const reload::LostEngine& dropped) override {
-    post([dropped](EngineHub& hub) {
-      const std::vector<std::shared_ptr<Rank>> running = hub.running_;
-      for (const auto& rank : running)
-        if (rank->id == dropped.engine)
-          hub.on_close(rank, dropped.reason.with_context("dropped from the pipeline"));
-    });
-  }
-  void on_finished(const Result<reload::PipelineReport>& result) override {
-    post([result](EngineHub& hub) { hub.on_pipeline_finished(result); });
-  }
-
- private:
-  void post(std::function<void(EngineHub&)> task) {
-    loop_.post([hub = &hub_, alive = alive_, task = std::move(task)] {
-      if (*alive) task(*hub);
-    });
-  }
-  EngineHub& hub_;
-  Loop& loop_;
-  std::shared_ptr<bool> alive_;
-};
-
 Result<std::unique_ptr<EngineHub>> EngineHub::create(Loop& loop, EngineHubOptions options,
                                                      OnRank on_rank) {
   auto hub =
@@ -115,7 +35,8 @@ EngineHub::EngineHub(Loop& loop, EngineHubOptions options, OnRank on_rank)
       options_(std::move(options)),
       on_rank_(std::move(on_rank)),
       worker_(std::make_unique<Worker>(
-          loop, WorkerOptions{.name = "load-plans", .max_queued = limits::kReplicaCount})) {}
+          loop, WorkerOptions{.name = "load-plans", .max_queued = limits::kReplicaCount})),
+      readback_(std::make_unique<Readback>(loop, *worker_)) {}
 
 EngineHub::~EngineHub() {
   *alive_ = false;
@@ -124,32 +45,7 @@ EngineHub::~EngineHub() {
 }
 
 Result<> EngineHub::open() {
-  if (options_.devices.kind == config::DeviceKind::kSeparate) {
-    reload::PipelineOptions pipeline;
-    for (std::uint32_t i = 0; i < options_.devices.count; ++i) {
-      auto device = device::make_device(
-          {.kind = device::DeviceKind::kSeparate, .index = static_cast<device::DeviceIndex>(i)});
-      if (!device) return fail(device.error());
-      pipeline.devices.push_back(std::move(*device));
-    }
-    pipeline.buffer_bytes = options_.devices.buffer_bytes;
-    pipeline.trace = options_.trace;
-    switch (options_.stages) {
-      case config::Stages::kAuto:
-        pipeline.stages = reload::Stages::kAuto;
-        break;
-      case config::Stages::kTwo:
-        pipeline.stages = reload::Stages::kTwo;
-        break;
-      case config::Stages::kThree:
-        pipeline.stages = reload::Stages::kThree;
-        break;
-    }
-    auto runner = reload::PipelineRunner::create(std::move(pipeline));
-    if (!runner) return fail(runner.error());
-    runner_ = std::move(*runner);
-    pipeline_events_ = std::make_unique<PipelineEvents>(*this, loop_);
-  }
+  WSYNC_TRY(open_devices());
   auto listener = control::UnixListener::create(
       loop_, options_.socket,
       [this](UniqueFd socket, PeerCredentials) { on_connection(std::move(socket)); });
@@ -188,12 +84,7 @@ void EngineHub::on_close(const std::shared_ptr<Rank>& rank, const Error& error) 
   rank->stream.reset();
   if (runner_)
     runner_->engine_lost(rank->id, Error(ErrorCode::kPeerLost, "its connection has ended"));
-  if (verification_ && std::erase(verification_->waiting, rank) != 0) {
-    verification_->ranks.push_back({.replica = rank->replica,
-                                    .rank = rank->rank,
-                                    .failure = "it was lost: " + error.message()});
-    finish_verification();
-  }
+  readback_->lost(rank, error);
   if (!std::exchange(rank->attached, false)) return;
   prepared_or_gone(rank, nullptr);
   log_info("engine {} rank {} is gone: {}", rank->replica, rank->rank, error.message());
@@ -203,7 +94,7 @@ void EngineHub::on_close(const std::shared_ptr<Rank>& rank, const Error& error) 
 void EngineHub::refuse(const std::shared_ptr<Rank>& rank, const std::string& why,
                        std::vector<control::Problem> problems) {
   log_warning("engine refused: {}", why);
-  to_rank(*rank, 0, control::Refuse{.reason = why, .problems = std::move(problems)});
+  rank->send(0, control::Refuse{.reason = why, .problems = std::move(problems)});
   if (rank->stream) rank->stream->finish(kFinishDeadline);
 }
 
@@ -264,12 +155,12 @@ void EngineHub::on_hello(const std::shared_ptr<Rank>& rank, const control::Envel
   rank->tensors =
       std::make_shared<const std::vector<control::EngineTensor>>(std::move(hello.tensors));
   rank->tensors_key = tensors_key(*rank->tensors);
-  to_rank(*rank, envelope.request,
-          control::EngineWelcome{.generation = options_.generation,
-                                 .device_kind = runner_ ? control::DeviceKind::kSeparate
-                                                        : control::DeviceKind::kUnified,
-                                 .buffer_bytes = runner_ ? runner_->group().buffer_bytes() : 0},
-          std::move(fds));
+  rank->send(envelope.request,
+             control::EngineWelcome{.generation = options_.generation,
+                                    .device_kind = runner_ ? control::DeviceKind::kSeparate
+                                                           : control::DeviceKind::kUnified,
+                                    .buffer_bytes = runner_ ? runner_->group().buffer_bytes() : 0},
+             std::move(fds));
   log_info("engine {} rank {}/{} attached (pid {}, version {})", rank->replica, rank->rank,
            rank->world_size, hello.pid, hello.active.to_string());
   for (const auto& [version, held] : versions_) prepare(rank, held);
@@ -312,7 +203,11 @@ void EngineHub::on_frame(const std::shared_ptr<Rank>& rank, control::Frame frame
           [&](const control::Resumed&) {
             tell(*rank, reload::RankResumed{.rank = rank->rank, .request = request});
           },
-          [&](control::Digests& digests) { on_digests(rank, std::move(digests)); },
+          [&](control::Digests& digests) {
+            const auto held = versions_.find(digests.version);
+            readback_->answered(rank, std::move(digests),
+                                held == versions_.end() ? nullptr : held->second);
+          },
           [&](const control::ErrorReply& error) {
             log_warning("engine {} rank {}: {}", rank->replica, rank->rank, error.message);
           },
@@ -338,17 +233,6 @@ std::vector<std::shared_ptr<EngineHub::Rank>> EngineHub::ranks_of(
   for (const auto& rank : ranks_)
     if (rank->attached && rank->replica == replica) found.push_back(rank);
   return found;
-}
-
-void EngineHub::to_rank(const Rank& rank, std::uint64_t request, const control::Message& message,
-                        std::vector<UniqueFd> fds) {
-  if (!rank.stream) return;
-  control::Envelope envelope;
-  envelope.replica = rank.replica;
-  envelope.rank = rank.rank;
-  envelope.request = request;
-  if (const auto sent = rank.stream->send(envelope, message, std::move(fds)); !sent)
-    log_debug("to engine {} rank {}: {}", rank.replica, rank.rank, sent.error().message());
 }
 
 void EngineHub::tell(const Rank& rank, RankEvent event) {
@@ -425,7 +309,7 @@ void EngineHub::remove_version(const Version& version) {
   cache_->forget(version);
   for (const auto& rank : ranks_) {
     if (!rank->attached || rank->prepared.erase(version) == 0) continue;
-    to_rank(*rank, 0, control::Release{version});
+    rank->send(0, control::Release{version});
   }
 }
 
@@ -473,7 +357,7 @@ void EngineHub::send_prepare(const std::shared_ptr<Rank>& rank,
   message.checksums = load->checksums;
   rank->bytes = load->plan.bytes();
   rank->prepared[version->version()] = {};
-  to_rank(*rank, 0, message, std::move(fds));
+  rank->send(0, message, std::move(fds));
 }
 
 void EngineHub::on_prepared(const std::shared_ptr<Rank>& rank, const control::Prepared& prepared) {
@@ -483,254 +367,6 @@ void EngineHub::on_prepared(const std::shared_ptr<Rank>& rank, const control::Pr
               prepared.version.to_string(), prepared.failure);
   if (const auto it = rank->prepared.find(prepared.version); it != rank->prepared.end())
     it->second = prepared.failure;
-}
-
-// ---- the switch ----
-
-void EngineHub::send(const std::string& replica, const reload::SendPause& command) {
-  if (const auto rank = find(replica, command.rank))
-    to_rank(*rank, command.request,
-            control::Pause{.mode = command.mode, .deadline_ms = command.deadline_ms});
-}
-
-void EngineHub::send(const std::string& replica, const reload::SendCommit& command) {
-  if (const auto rank = find(replica, command.rank))
-    to_rank(*rank, command.request, control::Commit{command.version});
-}
-
-void EngineHub::send(const std::string& replica, const reload::SendResume& command) {
-  if (const auto rank = find(replica, command.rank))
-    to_rank(*rank, command.request, control::Resume{});
-}
-
-void EngineHub::send(const std::string& replica, const reload::BeginLoad& command) {
-  loads_[replica] = {
-      .request = command.request, .version = command.version, .deadline_ms = command.deadline_ms};
-  pump_load(replica);
-}
-
-void EngineHub::send(const std::string& replica, const reload::CancelLoad& command) {
-  const auto it = loads_.find(replica);
-  if (it == loads_.end() || it->second.request != command.request) return;
-  const Version version = it->second.version;
-  loads_.erase(it);
-  std::erase(queued_, replica);
-  for (const auto& rank : ranks_of(replica)) {
-    to_rank(*rank, command.request,
-            control::Abort{.version = version, .reason = "the load was cancelled"});
-    if (runner_)
-      runner_->engine_lost(rank->id, Error(ErrorCode::kCancelled, "its load was cancelled"));
-    // An engine forgets a version whose load was given up: it is told of it again.
-    rank->prepared.erase(version);
-    if (const auto held = versions_.find(version); held != versions_.end())
-      prepare(rank, held->second);
-  }
-}
-
-void EngineHub::pump_load(const std::string& replica) {
-  const auto it = loads_.find(replica);
-  if (it == loads_.end() || it->second.begun) return;
-  Load& load = it->second;
-  const auto ranks = ranks_of(replica);
-  const auto held = versions_.find(load.version);
-  for (const auto& rank : ranks) {
-    if (held == versions_.end()) {
-      load_failed(*rank, load.request, load.version, "the version is not staged here");
-      continue;
-    }
-    const auto prepared = rank->prepared.find(load.version);
-    if (prepared == rank->prepared.end()) return;  // its plan is still being computed
-    if (!prepared->second.empty()) load_failed(*rank, load.request, load.version, prepared->second);
-  }
-  if (held == versions_.end()) return;
-  load.begun = true;
-  for (const auto& rank : ranks)
-    to_rank(*rank, load.request,
-            control::Load{.version = load.version, .deadline_ms = load.deadline_ms});
-  if (!runner_) return;
-  queued_.push_back(replica);
-  start_pipeline();
-}
-
-void EngineHub::expect_more_loads(bool expected) {
-  more_expected_ = expected;
-  start_pipeline();
-}
-
-void EngineHub::start_pipeline() {
-  if (!runner_ || more_expected_ || queued_.empty() || !running_.empty()) return;
-  const Version version = loads_.at(queued_.front()).version;
-  running_version_ = versions_.at(version);
-  const std::uint64_t bucket_bytes = runner_->group().buffer_bytes();
-  auto plan = BucketPlan::create(*running_version_->manifest(), bucket_bytes);
-  std::uint32_t deadline_ms = 0;
-  reload::PipelineJob job;
-  std::vector<std::string> later;
-  for (const std::string& replica : queued_) {
-    const Load& load = loads_.at(replica);
-    if (load.version != version) {
-      later.push_back(replica);
-      continue;
-    }
-    deadline_ms = std::max(deadline_ms, load.deadline_ms);
-    for (const auto& rank : ranks_of(replica)) {
-      running_.push_back(rank);
-      job.engines.push_back({.engine = rank->id, .device = reload::DeviceIndex{rank->device}});
-    }
-  }
-  queued_ = std::move(later);
-  Result<> started;
-  if (!plan) {
-    started = fail(plan.error());
-  } else {
-    job.buckets = plan->bucket_count();
-    job.bucket_bytes = [held = running_version_,
-                        buckets = std::make_shared<const BucketPlan>(std::move(*plan))](
-                           std::uint64_t bucket) -> Result<std::span<const std::byte>> {
-      return held->data().subspan(buckets->bucket_offset(bucket), buckets->bucket_size(bucket));
-    };
-    job.deadline = now() + std::chrono::milliseconds(deadline_ms);
-    if (options_.trace != nullptr) (void)options_.trace->take();  // it shows the latest update
-    started = runner_->start(std::move(job), *pipeline_events_);
-  }
-  if (!started) on_pipeline_finished(fail(started.error()));
-}
-
-void EngineHub::on_pipeline_finished(const Result<reload::PipelineReport>& result) {
-  const std::vector<std::shared_ptr<Rank>> ranks = std::exchange(running_, {});
-  const std::shared_ptr<const staging::HeldVersion> held = std::move(running_version_);
-  if (!result) {
-    log_warning("weight pipeline: {}", result.error().message());
-    for (const auto& rank : ranks) {
-      const auto load = loads_.find(rank->replica);
-      if (rank->attached && load != loads_.end() && load->second.version == held->version())
-        load_failed(*rank, load->second.request, held->version(), result.error().message());
-    }
-  } else {
-    for (const reload::LostEngine& lost : result->lost)
-      for (const auto& rank : ranks) {
-        const auto load = loads_.find(rank->replica);
-        if (rank->id == lost.engine && rank->attached && load != loads_.end())
-          load_failed(*rank, load->second.request, held->version(), lost.reason.message());
-      }
-  }
-  start_pipeline();
-}
-
-void EngineHub::load_failed(const Rank& rank, std::uint64_t request, const Version& version,
-                            const std::string& why) {
-  tell(rank, reload::RankLoaded{
-                 .rank = rank.rank, .request = request, .version = version, .failure = why});
-}
-
-void EngineHub::on_loaded(const std::shared_ptr<Rank>& rank, const control::Envelope& envelope,
-                          const control::Loaded& loaded) {
-  if (!loaded.failure.empty())
-    log_warning("engine {} rank {} did not load {}: {}", rank->replica, rank->rank,
-                loaded.version.to_string(), loaded.failure);
-  tell(*rank, reload::RankLoaded{.rank = rank->rank,
-                                 .request = envelope.request,
-                                 .version = loaded.version,
-                                 .bytes = loaded.bytes,
-                                 .failure = loaded.failure});
-}
-
-// ---- verify ----
-
-void EngineHub::verify(std::chrono::milliseconds deadline,
-                       std::function<void(std::vector<control::VerifyRank>)> on_done) {
-  if (verification_) {
-    verification_->on_done.push_back(std::move(on_done));
-    return;
-  }
-  verification_ = std::make_unique<Verification>();
-  verification_->on_done.push_back(std::move(on_done));
-  for (const auto& rank : ranks_) {
-    if (!rank->attached) continue;
-    verification_->waiting.push_back(rank);
-    to_rank(*rank, 0, control::ReadDigests{});
-  }
-  verification_->deadline = std::make_unique<Timer>(loop_, [this] {
-    for (const auto& rank : std::exchange(verification_->waiting, {}))
-      verification_->ranks.push_back({.replica = rank->replica,
-                                      .rank = rank->rank,
-                                      .failure = "it did not answer before the deadline"});
-    finish_verification();
-  });
-  verification_->deadline->start(deadline);
-  finish_verification();
-}
-
-void EngineHub::finish_verification() {
-  if (!verification_ || !verification_->waiting.empty()) return;
-  const std::shared_ptr<Verification> done = std::move(verification_);
-  done->deadline->stop();
-  std::sort(done->ranks.begin(), done->ranks.end(), [](const auto& a, const auto& b) {
-    return std::tie(a.replica, a.rank) < std::tie(b.replica, b.rank);
-  });
-  loop_.post([done] {
-    for (const auto& call : done->on_done) call(done->ranks);
-  });
-}
-
-void EngineHub::on_digests(const std::shared_ptr<Rank>& rank, control::Digests digests) {
-  if (!verification_ || std::find(verification_->waiting.begin(), verification_->waiting.end(),
-                                  rank) == verification_->waiting.end())
-    return;
-  auto verdict = std::make_shared<control::VerifyRank>();
-  verdict->replica = rank->replica;
-  verdict->rank = rank->rank;
-  verdict->version = digests.version;
-  const auto finish = [this, alive = alive_, rank, verdict] {
-    if (!*alive || !verification_ || std::erase(verification_->waiting, rank) == 0) return;
-    verification_->ranks.push_back(std::move(*verdict));
-    finish_verification();
-  };
-  const auto held = versions_.find(digests.version);
-  if (!digests.failure.empty()) {
-    verdict->failure = digests.failure;
-    finish();
-    return;
-  }
-  if (held == versions_.end()) {
-    verdict->failure = digests.version.none()
-                           ? "it holds no version"
-                           : fmt::format("it holds {}, which is not staged here any more",
-                                         digests.version.to_string());
-    finish();
-    return;
-  }
-  const auto submitted = worker_->submit(
-      [verdict, held = held->second, tensors = rank->tensors, found = std::move(digests.tensors)] {
-        auto plan = reload::LoadPlan::make(*held->manifest(), *held->plan(), *tensors);
-        if (!plan) {
-          verdict->failure = plan.error().message();
-          return;
-        }
-        for (std::size_t i = 0; i < plan->tensors().size(); ++i) {
-          const reload::LoadTensor& tensor = plan->tensors()[i];
-          const std::string& name = held->manifest()->tensor(tensor.manifest_index).name;
-          // Engines answer in the order of their hello, which is the plan's.
-          const auto at = i < found.size() && found[i].name == name
-                              ? found.begin() + static_cast<std::ptrdiff_t>(i)
-                              : std::find_if(
-                                    found.begin(), found.end(),
-                                    [&](const auto& candidate) { return candidate.name == name; });
-          const Digest expected = reload::expected_digest(tensor, held->data());
-          ++verdict->tensors;
-          verdict->bytes += tensor.shard.bytes();
-          if (at == found.end())
-            verdict->mismatches.push_back({.tensor = name, .expected = expected});
-          else if (at->digest != expected)
-            verdict->mismatches.push_back(
-                {.tensor = name, .expected = expected, .found = at->digest});
-        }
-      },
-      finish);
-  if (!submitted) {
-    verdict->failure = submitted.error().message();
-    finish();
-  }
 }
 
 }  // namespace wsync::agent

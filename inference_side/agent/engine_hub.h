@@ -18,7 +18,9 @@
 #include <variant>
 #include <vector>
 
+#include "inference_side/agent/engine_rank.h"
 #include "inference_side/agent/load_cache.h"
+#include "inference_side/agent/readback.h"
 #include "inference_side/reload/pipeline_runner.h"
 #include "inference_side/reload/replica_switch.h"
 #include "inference_side/staging/receive_round.h"
@@ -73,19 +75,29 @@ class EngineHub {
   // Separate devices: while true, another replica is about to begin its load: the shared run waits.
   void expect_more_loads(bool expected);
 
-  // Reads back what every rank holds and compares it with the version it serves. One at a time:
-  // a second call before the first has answered joins it. `on_done` within `deadline`.
-  void verify(std::chrono::milliseconds deadline,
-              std::function<void(std::vector<control::VerifyRank>)> on_done);
+  // See Readback::begin.
+  void verify(std::chrono::milliseconds deadline, Readback::OnDone on_done) {
+    readback_->begin(ranks_, deadline, std::move(on_done));
+  }
 
  private:
-  struct Rank;
-  struct Load;
-  struct Verification;
-  struct Preparation;
+  using Rank = EngineRank;
+  struct Load {
+    std::uint64_t request = 0;
+    Version version;
+    std::uint32_t deadline_ms = 0;
+    bool begun = false;
+  };
+  // Who has not answered yet that it is ready for a version.
+  struct Preparation {
+    std::vector<std::shared_ptr<Rank>> waiting;
+    std::function<void()> on_ready;
+    std::unique_ptr<Timer> deadline;
+  };
   class PipelineEvents;
   EngineHub(Loop& loop, EngineHubOptions options, OnRank on_rank);
   [[nodiscard]] Result<> open();
+  [[nodiscard]] Result<> open_devices();
   void on_connection(UniqueFd socket);
   void on_frame(const std::shared_ptr<Rank>& rank, control::Frame frame);
   void on_close(const std::shared_ptr<Rank>& rank, const Error& error);
@@ -94,7 +106,6 @@ class EngineHub {
   void on_prepared(const std::shared_ptr<Rank>& rank, const control::Prepared& prepared);
   void on_loaded(const std::shared_ptr<Rank>& rank, const control::Envelope& envelope,
                  const control::Loaded& loaded);
-  void on_digests(const std::shared_ptr<Rank>& rank, control::Digests digests);
   void refuse(const std::shared_ptr<Rank>& rank, const std::string& why,
               std::vector<control::Problem> problems = {});
   [[nodiscard]] Result<std::vector<UniqueFd>> device_handles(std::uint32_t device) const;
@@ -106,21 +117,18 @@ class EngineHub {
   void send_prepare(const std::shared_ptr<Rank>& rank,
                     const std::shared_ptr<const staging::HeldVersion>& version,
                     const std::shared_ptr<const PreparedLoad>& load);
-  void to_rank(const Rank& rank, std::uint64_t request, const control::Message& message,
-               std::vector<UniqueFd> fds = {});
   void tell(const Rank& rank, RankEvent event);
   void load_failed(const Rank& rank, std::uint64_t request, const Version& version,
                    const std::string& why);
   void pump_load(const std::string& replica);
   void start_pipeline();
   void on_pipeline_finished(const Result<reload::PipelineReport>& result);
-  void finish_verification();
 
   Loop& loop_;
   EngineHubOptions options_;
   OnRank on_rank_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
-  std::unique_ptr<PipelineEvents> pipeline_events_;
+  std::unique_ptr<reload::PipelineListener> pipeline_events_;
   std::unique_ptr<reload::PipelineRunner> runner_;  // null: unified devices
   std::unique_ptr<control::UnixListener> listener_;
   std::unique_ptr<Worker> worker_;
@@ -133,7 +141,7 @@ class EngineHub {
   bool more_expected_ = false;
   std::vector<std::shared_ptr<Rank>> running_;  // in the run in progress
   std::shared_ptr<const staging::HeldVersion> running_version_;
-  std::unique_ptr<Verification> verification_;
+  std::unique_ptr<Readback> readback_;
   std::uint32_t next_engine_ = 1;
 };
 

@@ -8,6 +8,7 @@
 #include "inference_side/reload/pipeline_trace.h"
 #include "shared/base/durable_file.h"
 #include "shared/base/format.h"
+#include "shared/base/host.h"
 #include "shared/base/log.h"
 #include "shared/control/zmq/ports.h"
 #include "shared/trace/chrome_trace.h"
@@ -18,19 +19,6 @@ namespace {
 
 constexpr std::uint64_t kRecordBytesMax = 1 * limits::kMiB;
 constexpr std::chrono::milliseconds kVerifyDeadline{100'000};
-
-std::string boot_id() {
-  const Result<Bytes> bytes = read_small_file("/proc/sys/kernel/random/boot_id", 256);
-  if (!bytes) return {};
-  std::string text(reinterpret_cast<const char*>(bytes->data()), bytes->size());
-  while (!text.empty() && text.back() == '\n') text.pop_back();
-  return text;
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
-}
 
 staging::SidecarOptions sidecar_options(const config::SidecarConfig& config) {
   staging::SidecarOptions options;

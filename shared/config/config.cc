@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "shared/base/format.h"
+#include "shared/base/host.h"
 #include "shared/base/unique_fd.h"
 #include "shared/config/address.h"
 #include "shared/config/binder.h"
@@ -102,9 +103,8 @@ void bind_transport(Binder& binder, Transport& transport, std::string& data_addr
 void bind_name(Binder& binder, std::string& name) {
   text_or_auto(binder, "name", name);
   if (name.empty()) {
-    char host[256] = {};
-    name = ::gethostname(host, sizeof host - 1) == 0 && host[0] != '\0' ? host : "localhost";
-    return;  // a host's name is no choice of the user: taken as it is
+    name = host_name();
+    return;  // no choice of the user: taken as it is
   }
   // The name is part of file names and log lines.
   if (name.size() > limits::kReplicaNameBytes || name.find('/') != std::string::npos)

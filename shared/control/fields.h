@@ -472,20 +472,4 @@ void fields(V& v, M& m) {
   v.sentence("failure", m.failure);
 }
 
-// ---- host link ----
-
-template <class V, class M>
-  requires Is<M, ArenaRequest>
-void fields(V& v, M& m) {
-  v.version("version", m.version);
-}
-
-template <class V, class M>
-  requires Is<M, ArenaOffer>
-void fields(V& v, M& m) {
-  v.version("version", m.version);
-  v.number("bytes", m.bytes);
-  v.sentence("failure", m.failure);
-}
-
 }  // namespace wsync::control

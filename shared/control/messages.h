@@ -11,8 +11,6 @@
 //    Digests, Error
 //  * sidecar to engine rank: EngineWelcome, Refuse, Prepare, Release, Pause, Load, BucketReady,
 //    Commit, Resume, ReadDigests, Abort
-//  * sidecar to trainer, on the host link: ArenaRequest
-//  * trainer to sidecar, on the host link: ArenaOffer (with descriptors)
 //
 // Each travels behind an Envelope (codec.h). Versions, fences and decisions are explained in
 // README.md of this folder.
@@ -90,10 +88,8 @@ enum class MessageType : std::uint16_t {
   kResumed,
   kReadDigests,
   kDigests,
-  kArenaRequest,
-  kArenaOffer,
 };
-inline constexpr MessageType kLastMessageType = MessageType::kArenaOffer;
+inline constexpr MessageType kLastMessageType = MessageType::kDigests;
 
 // What precedes every message; fixed size on the wire (kEnvelopeBytes in codec.h).
 struct Envelope {
@@ -484,26 +480,11 @@ struct Digests {
   std::string failure;
 };
 
-// ---- host link (Unix socket between trainer and sidecar of one host) ----
-
-struct ArenaRequest {
-  static constexpr MessageType kType = MessageType::kArenaRequest;
-  Version version;
-};
-// Descriptor with it: the arena (memfd), sealed. Empty `failure` or no descriptor.
-struct ArenaOffer {
-  static constexpr MessageType kType = MessageType::kArenaOffer;
-  Version version;
-  std::uint64_t bytes = 0;
-  std::string failure;
-};
-
 using Message =
     std::variant<Hello, Welcome, Announce, Accept, Refuse, Stage, Staged, Decide, Decided, Switched,
                  Abort, Heartbeat, Leave, ErrorReply, Push, PushReply, Progress, Rollback,
                  RollbackReply, Verify, VerifyReply, Status, StatusReply, EngineHello,
                  EngineWelcome, Prepare, Prepared, Release, Pause, Paused, Load, BucketReady,
-                 BucketDone, Loaded, Commit, Committed, Resume, Resumed, ReadDigests, Digests,
-                 ArenaRequest, ArenaOffer>;
+                 BucketDone, Loaded, Commit, Committed, Resume, Resumed, ReadDigests, Digests>;
 
 }  // namespace wsync::control

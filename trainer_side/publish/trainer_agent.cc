@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/base/host.h"
 #include "shared/base/log.h"
 #include "shared/base/unix_socket.h"
 #include "shared/control/zmq/ports.h"
@@ -17,14 +18,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kProgressInterval{100};
 constexpr std::chrono::milliseconds kVerifyDeadline{120'000};
-
-std::string read_boot_id() {
-  const Result<Bytes> bytes = read_small_file("/proc/sys/kernel/random/boot_id", 256);
-  if (!bytes) return {};
-  std::string text(reinterpret_cast<const char*>(bytes->data()), bytes->size());
-  while (!text.empty() && text.back() == '\n') text.pop_back();
-  return text;
-}
 
 CoordinatorOptions coordinator_options(const config::TrainerConfig& config) {
   CoordinatorOptions options;
@@ -38,7 +31,7 @@ CoordinatorOptions coordinator_options(const config::TrainerConfig& config) {
   options.commit.quorum = config.commit.quorum;
   options.transport = static_cast<TransportPolicy>(config.transport);
   options.pause_mode = static_cast<control::PauseMode>(config.pause_mode);
-  options.boot_id = read_boot_id();
+  options.boot_id = boot_id();
   options.host_socket = config.run_dir + "/trainer-host.sock";
   options.announce = config.deadlines.announce;
   options.stage = config.deadlines.stage;

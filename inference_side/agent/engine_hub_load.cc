@@ -1,0 +1,229 @@
+// EngineHub's loads: the commands of a replica's switch, and the weight pipeline over separate
+// devices.
+#include <algorithm>
+#include <utility>
+
+#include "inference_side/agent/engine_hub.h"
+#include "shared/base/log.h"
+
+namespace wsync::agent {
+
+// Brings the runner's callbacks, which come on its own thread, to the loop.
+class EngineHub::PipelineEvents final : public reload::PipelineListener {
+ public:
+  PipelineEvents(EngineHub& hub, Loop& loop) : hub_(hub), loop_(loop), alive_(hub.alive_) {}
+  void on_bucket_ready(const reload::BucketReady& ready) override {
+    post([ready](EngineHub& hub) {
+      for (const auto& rank : hub.running_) {
+        if (rank->id != ready.engine) continue;
+        const auto load = hub.loads_.find(rank->replica);
+        if (!rank->attached || load == hub.loads_.end()) {
+          hub.runner_->engine_lost(ready.engine, Error(ErrorCode::kPeerLost, "it is gone"));
+          return;
+        }
+        rank->send(load->second.request,
+                   control::BucketReady{.bucket = ready.bucket,
+                                        .slot = static_cast<std::uint32_t>(ready.slot)});
+      }
+    });
+  }
+  void on_engine_dropped(const reload::LostEngine& dropped) override {
+    post([dropped](EngineHub& hub) {
+      const std::vector<std::shared_ptr<Rank>> running = hub.running_;
+      for (const auto& rank : running)
+        if (rank->id == dropped.engine)
+          hub.on_close(rank, dropped.reason.with_context("dropped from the pipeline"));
+    });
+  }
+  void on_finished(const Result<reload::PipelineReport>& result) override {
+    post([result](EngineHub& hub) { hub.on_pipeline_finished(result); });
+  }
+
+ private:
+  void post(std::function<void(EngineHub&)> task) {
+    loop_.post([hub = &hub_, alive = alive_, task = std::move(task)] {
+      if (*alive) task(*hub);
+    });
+  }
+  EngineHub& hub_;
+  Loop& loop_;
+  std::shared_ptr<bool> alive_;
+};
+
+Result<> EngineHub::open_devices() {
+  if (options_.devices.kind != config::DeviceKind::kSeparate) return {};
+  reload::PipelineOptions pipeline;
+  for (std::uint32_t i = 0; i < options_.devices.count; ++i) {
+    auto device = device::make_device(
+        {.kind = device::DeviceKind::kSeparate, .index = static_cast<device::DeviceIndex>(i)});
+    if (!device) return fail(device.error());
+    pipeline.devices.push_back(std::move(*device));
+  }
+  pipeline.buffer_bytes = options_.devices.buffer_bytes;
+  pipeline.trace = options_.trace;
+  switch (options_.stages) {
+    case config::Stages::kAuto:
+      pipeline.stages = reload::Stages::kAuto;
+      break;
+    case config::Stages::kTwo:
+      pipeline.stages = reload::Stages::kTwo;
+      break;
+    case config::Stages::kThree:
+      pipeline.stages = reload::Stages::kThree;
+      break;
+  }
+  auto runner = reload::PipelineRunner::create(std::move(pipeline));
+  if (!runner) return fail(runner.error());
+  runner_ = std::move(*runner);
+  pipeline_events_ = std::make_unique<PipelineEvents>(*this, loop_);
+  return {};
+}
+
+void EngineHub::send(const std::string& replica, const reload::SendPause& command) {
+  if (const auto rank = find(replica, command.rank))
+    rank->send(command.request,
+               control::Pause{.mode = command.mode, .deadline_ms = command.deadline_ms});
+}
+
+void EngineHub::send(const std::string& replica, const reload::SendCommit& command) {
+  if (const auto rank = find(replica, command.rank))
+    rank->send(command.request, control::Commit{command.version});
+}
+
+void EngineHub::send(const std::string& replica, const reload::SendResume& command) {
+  if (const auto rank = find(replica, command.rank)) rank->send(command.request, control::Resume{});
+}
+
+void EngineHub::send(const std::string& replica, const reload::BeginLoad& command) {
+  loads_[replica] = {
+      .request = command.request, .version = command.version, .deadline_ms = command.deadline_ms};
+  pump_load(replica);
+}
+
+void EngineHub::send(const std::string& replica, const reload::CancelLoad& command) {
+  const auto it = loads_.find(replica);
+  if (it == loads_.end() || it->second.request != command.request) return;
+  const Version version = it->second.version;
+  loads_.erase(it);
+  std::erase(queued_, replica);
+  for (const auto& rank : ranks_of(replica)) {
+    rank->send(command.request,
+               control::Abort{.version = version, .reason = "the load was cancelled"});
+    if (runner_)
+      runner_->engine_lost(rank->id, Error(ErrorCode::kCancelled, "its load was cancelled"));
+    // An engine forgets a version whose load was given up: it is told of it again.
+    rank->prepared.erase(version);
+    if (const auto held = versions_.find(version); held != versions_.end())
+      prepare(rank, held->second);
+  }
+}
+
+void EngineHub::pump_load(const std::string& replica) {
+  const auto it = loads_.find(replica);
+  if (it == loads_.end() || it->second.begun) return;
+  Load& load = it->second;
+  const auto ranks = ranks_of(replica);
+  const auto held = versions_.find(load.version);
+  for (const auto& rank : ranks) {
+    if (held == versions_.end()) {
+      load_failed(*rank, load.request, load.version, "the version is not staged here");
+      continue;
+    }
+    const auto prepared = rank->prepared.find(load.version);
+    if (prepared == rank->prepared.end()) return;  // its plan is still being computed
+    if (!prepared->second.empty()) load_failed(*rank, load.request, load.version, prepared->second);
+  }
+  if (held == versions_.end()) return;
+  load.begun = true;
+  for (const auto& rank : ranks)
+    rank->send(load.request,
+               control::Load{.version = load.version, .deadline_ms = load.deadline_ms});
+  if (!runner_) return;
+  queued_.push_back(replica);
+  start_pipeline();
+}
+
+void EngineHub::expect_more_loads(bool expected) {
+  more_expected_ = expected;
+  start_pipeline();
+}
+
+void EngineHub::start_pipeline() {
+  if (!runner_ || more_expected_ || queued_.empty() || !running_.empty()) return;
+  const Version version = loads_.at(queued_.front()).version;
+  running_version_ = versions_.at(version);
+  const std::uint64_t bucket_bytes = runner_->group().buffer_bytes();
+  auto plan = BucketPlan::create(*running_version_->manifest(), bucket_bytes);
+  std::uint32_t deadline_ms = 0;
+  reload::PipelineJob job;
+  std::vector<std::string> later;
+  for (const std::string& replica : queued_) {
+    const Load& load = loads_.at(replica);
+    if (load.version != version) {
+      later.push_back(replica);
+      continue;
+    }
+    deadline_ms = std::max(deadline_ms, load.deadline_ms);
+    for (const auto& rank : ranks_of(replica)) {
+      running_.push_back(rank);
+      job.engines.push_back({.engine = rank->id, .device = reload::DeviceIndex{rank->device}});
+    }
+  }
+  queued_ = std::move(later);
+  Result<> started;
+  if (!plan) {
+    started = fail(plan.error());
+  } else {
+    job.buckets = plan->bucket_count();
+    job.bucket_bytes = [held = running_version_,
+                        buckets = std::make_shared<const BucketPlan>(std::move(*plan))](
+                           std::uint64_t bucket) -> Result<std::span<const std::byte>> {
+      return held->data().subspan(buckets->bucket_offset(bucket), buckets->bucket_size(bucket));
+    };
+    job.deadline = now() + std::chrono::milliseconds(deadline_ms);
+    if (options_.trace != nullptr) (void)options_.trace->take();  // it shows the latest update
+    started = runner_->start(std::move(job), *pipeline_events_);
+  }
+  if (!started) on_pipeline_finished(fail(started.error()));
+}
+
+void EngineHub::on_pipeline_finished(const Result<reload::PipelineReport>& result) {
+  const std::vector<std::shared_ptr<Rank>> ranks = std::exchange(running_, {});
+  const std::shared_ptr<const staging::HeldVersion> held = std::move(running_version_);
+  if (!result) {
+    log_warning("weight pipeline: {}", result.error().message());
+    for (const auto& rank : ranks) {
+      const auto load = loads_.find(rank->replica);
+      if (rank->attached && load != loads_.end() && load->second.version == held->version())
+        load_failed(*rank, load->second.request, held->version(), result.error().message());
+    }
+  } else {
+    for (const reload::LostEngine& lost : result->lost)
+      for (const auto& rank : ranks) {
+        const auto load = loads_.find(rank->replica);
+        if (rank->id == lost.engine && rank->attached && load != loads_.end())
+          load_failed(*rank, load->second.request, held->version(), lost.reason.message());
+      }
+  }
+  start_pipeline();
+}
+
+void EngineHub::load_failed(const Rank& rank, std::uint64_t request, const Version& version,
+                            const std::string& why) {
+  tell(rank, reload::RankLoaded{
+                 .rank = rank.rank, .request = request, .version = version, .failure = why});
+}
+
+void EngineHub::on_loaded(const std::shared_ptr<Rank>& rank, const control::Envelope& envelope,
+                          const control::Loaded& loaded) {
+  if (!loaded.failure.empty())
+    log_warning("engine {} rank {} did not load {}: {}", rank->replica, rank->rank,
+                loaded.version.to_string(), loaded.failure);
+  tell(*rank, reload::RankLoaded{.rank = rank->rank,
+                                 .request = envelope.request,
+                                 .version = loaded.version,
+                                 .bytes = loaded.bytes,
+                                 .failure = loaded.failure});
+}
+
+}  // namespace wsync::agent

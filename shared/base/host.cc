@@ -1,0 +1,25 @@
+#include "shared/base/host.h"
+
+#include <unistd.h>
+
+#include <array>
+
+#include "shared/base/durable_file.h"
+
+namespace wsync {
+
+std::string boot_id() {
+  const Result<Bytes> bytes = read_small_file("/proc/sys/kernel/random/boot_id", 256);
+  if (!bytes) return {};
+  std::string text(reinterpret_cast<const char*>(bytes->data()), bytes->size());
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text;
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0 || name[0] == '\0') return "localhost";
+  return name.data();
+}
+
+}  // namespace wsync
