@@ -1,4 +1,5 @@
 """A fleet of real wsync processes on this machine, in a directory of its own, for scenario tests."""
+import glob
 import json
 import os
 import shutil
@@ -19,6 +20,10 @@ class Fleet:
         self.run_dir = os.path.join(self.directory, "run")
         self.environment = dict(os.environ, WSYNC_RUN_DIR=self.run_dir,
                                 WSYNC_STATE_DIR=os.path.join(self.directory, "state"))
+        # What a sanitizer of the build has to say goes to files, so that no process's report is lost.
+        for name in ("ASAN_OPTIONS", "TSAN_OPTIONS", "UBSAN_OPTIONS"):
+            given = self.environment.get(name)
+            self.environment[name] = ":".join(filter(None, [given, f"log_path={self.path('sanitizer')}"]))
         self.address = f"ipc://{self.run_dir}/control"
         self.processes = []
 
@@ -31,7 +36,9 @@ class Fleet:
                 process.kill()
             process.wait()
             process.stdout.close()
+        reports = [open(path).read() for path in glob.glob(self.path("sanitizer.*"))]
         shutil.rmtree(self.directory)
+        assert not reports, "a sanitizer reports:\n" + "\n".join(reports)
 
     def path(self, name):
         return os.path.join(self.directory, name)

@@ -26,10 +26,10 @@ class Update(unittest.TestCase):
         with Fleet(WSYNC) as fleet:
             one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)
             bad = fleet.checkpoint("bad", 3, "--wrong-shape", "model.layers.0.self_attn.q_proj.weight")
-            _, engines = fleet.sidecar("s0", *sidecar_settings)
+            sidecar, engines = fleet.sidecar("s0", *sidecar_settings)
             a = fleet.engine(engines, "a", one, *engine_options[0])
             b = fleet.engine(engines, "b", one, *engine_options[1])
-            fleet.start("trainer", "--set", "arenas=4")
+            trainer = fleet.start("trainer", "--set", "arenas=4")
             first = self.push(fleet, one)
             self.verified(fleet, first, 2)
             second = self.push(fleet, two)
@@ -55,6 +55,9 @@ class Update(unittest.TestCase):
                 code, said = fleet.stop(engine)
                 self.assertEqual(code, 0, said)
                 self.assertIn('"torn":0', said)
+            for agent in (trainer, sidecar):
+                code, said = fleet.stop(agent)
+                self.assertEqual(code, 0, said)
 
     def test_unified_devices(self):
         self.run_through([], [[], []])
