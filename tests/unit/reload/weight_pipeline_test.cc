@@ -27,6 +27,10 @@ class World {
   World(PipelineShape shape, Stages stages, unsigned seed)
       : shape_(shape), stages_(stages), pipeline_(make(shape, stages)), random_(seed) {
     for (const EngineSeat& seat : shape.engines) alive_.insert(seat.engine);
+    for (std::uint32_t d = 0; d < shape.devices; ++d) {
+      h2d_[d] = kNoBucket;
+      for (std::uint32_t slot = 0; slot < shape.ipc_slots; ++slot) ipc_[{d, slot}] = kNoBucket;
+    }
   }
 
   void run(unsigned losses) {
