@@ -1,10 +1,13 @@
 // The engine library against a sidecar's end that speaks real frames and hands over real arenas.
 #include "inference_side/engine/link/engine_link.h"
 
+#include <atomic>
 #include <fcntl.h>
 #include <functional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <semaphore>
 #include <sys/mman.h>
 
 #include "tests/contract/engine/sidecar_peer.h"
@@ -172,7 +175,7 @@ TEST(EngineLink, AnAdoptedVersionStaysLeasedAfterReleaseAndLoss) {
   rank.peer.send(control::Release{.version = kFirst});
   rank.peer.hang_up();
   EXPECT_EQ(rank.peer.accept().active, kFirst);
-  EXPECT_FALSE(arena.try_write_lease({}));
+  ASSERT_FALSE(arena.try_write_lease({})) << "the engine still serves from this arena";
   expect_holds(model, rank.engine, arena);
 }
 
@@ -268,14 +271,19 @@ struct SeparateRank : Rank {
                                      .buffer_bytes = model.plan.largest_bucket()},
               std::move(fds));
   }
-  // One bucket through its IPC buffer, which is overwritten as soon as it is acknowledged.
-  control::BucketDone give(const Model& model, const SharedArena& arena, std::uint64_t bucket) {
-    IpcBuffer& buffer = buffers[bucket % 2];
-    buffer.put(
+  // One bucket in its IPC buffer, announced.
+  void put(const Model& model, const SharedArena& arena, std::uint64_t bucket) {
+    buffers[bucket % 2].put(
         arena.data().subspan(model.plan.bucket_offset(bucket), model.plan.bucket_size(bucket)));
-    const auto done = peer.ask<control::BucketDone>(
+    peer.send(
         control::BucketReady{.bucket = bucket, .slot = static_cast<std::uint32_t>(bucket % 2)});
-    buffer.scribble();
+  }
+  // The same with its acknowledgement, after which the buffer is overwritten.
+  control::BucketDone give(const Model& model, const SharedArena& arena, std::uint64_t bucket) {
+    put(model, arena, bucket);
+    const auto done = peer.expect<control::BucketDone>();
+    EXPECT_EQ(peer.last_envelope.request, peer.envelope.request);
+    buffers[bucket % 2].scribble();
     return done;
   }
   std::vector<IpcBuffer> buffers;
@@ -303,6 +311,28 @@ TEST(EngineLink, BucketsThroughTwoIpcBuffersOfASeparateDevice) {
     EXPECT_EQ(rank.peer.ask<control::Committed>(control::Commit{.version = kFirst}).failure, "");
     expect_holds(model, rank.engine, arena);
   }
+}
+
+TEST(EngineLink, ABucketIsAcknowledgedAfterItsCopyAndNotBefore) {
+  const Model model = Model::make();
+  const SharedArena arena = model.arena(kFirst);
+  std::counting_semaphore<> copied(0);
+  std::atomic<std::uint64_t> early = 0;
+  SeparateRank rank(model, TakeMode::kPieces);
+  rank.engine.after_copy = [&] {
+    pollfd answer{.fd = rank.peer.socket(), .events = POLLIN, .revents = 0};
+    if (::poll(&answer, 1, 0) != 0) ++early;
+    copied.release();
+  };
+  rank.attach(model);
+  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst));
+  rank.peer.send(control::Load{.version = kFirst});
+  for (std::uint64_t bucket = 0; bucket < model.plan.bucket_count(); ++bucket) {
+    rank.put(model, arena, bucket);
+    ASSERT_TRUE(copied.try_acquire_for(std::chrono::seconds(20)));  // nothing is read before
+    EXPECT_EQ(rank.peer.expect<control::BucketDone>().failure, "");
+  }
+  EXPECT_EQ(early, 0U) << "acknowledgements that were there before the copy was complete";
 }
 
 TEST(EngineLink, ABucketThatNeverCameKeepsTheVersionFromBeingCommitted) {

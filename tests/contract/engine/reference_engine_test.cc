@@ -157,12 +157,15 @@ struct RankUnderTest {
       EXPECT_EQ(digests.tensors[t].digest, reload::expected_digest(plan.tensors()[t], arena.data()))
           << digests.tensors[t].name;
   }
-  // Steps beyond those that were counted before.
+  // Steps beyond those that were counted before, and none that was refused.
   void expect_steps() {
-    const std::uint64_t before = engine->stats().steps;
+    const ServingStats before = engine->stats();
     const TimePoint until = soon();
-    while (engine->stats().steps < before + 3 && now() < until) std::this_thread::yield();
-    EXPECT_GE(engine->stats().steps, before + 3);
+    while (engine->stats().steps < before.steps + 3 && engine->stats().aborted == before.aborted &&
+           now() < until)
+      std::this_thread::yield();
+    EXPECT_EQ(engine->stats().aborted, before.aborted) << "a rank refused a step";
+    EXPECT_GE(engine->stats().steps, before.steps + 3);
   }
 
   const World* world_;
@@ -332,6 +335,11 @@ TEST(ReferenceEngine, a_rank_that_has_loaded_runs_no_step_before_its_commit) {
   follower.prepare(first, kV1);
   EXPECT_EQ(follower.peer.ask<control::Loaded>(control::Load{.version = kV1}).failure, "");
   leader.peer.ask<control::Resumed>(control::Resume{});  // too early
+  const TimePoint until = soon();
+  while (leader.engine->stats().aborted == 0 && follower.engine->stats().steps == 0 &&
+         now() < until)
+    std::this_thread::yield();
+  ASSERT_EQ(follower.engine->stats().steps, 0U) << "it served what nobody has committed";
   (void)leader.peer.expect<control::Paused>();
   EXPECT_EQ(leader.engine->stats().aborted, 1U);
   EXPECT_EQ(follower.engine->stats().steps, 0U);

@@ -136,6 +136,9 @@ class FakeEngine : public Engine {
                 out.begin());
     return {};
   }
+  void on_bucket(const Version&, std::uint64_t, std::uint64_t) override {
+    if (after_copy) after_copy();
+  }
   // The bytes it would serve from.
   [[nodiscard]] std::span<const std::byte> held(std::size_t tensor) const {
     return description.take == control::TakeMode::kAdopt
@@ -148,6 +151,7 @@ class FakeEngine : public Engine {
   std::vector<std::span<const std::byte>> adopted;
   std::vector<std::string> calls;  // read it only while the link has nothing to do
   std::function<Result<>()> on_pause;
+  std::function<void()> after_copy;  // of each bucket; in the link's thread
   std::uint32_t fail_layer = UINT32_MAX;
 };
 
