@@ -12,13 +12,11 @@ namespace wsync {
 
 // True when the fault `name` is to happen here. Reads the environment at each call.
 #ifdef WSYNC_PLANTED
-inline constexpr bool kPlantedBuild = true;
 [[nodiscard]] inline bool planted(std::string_view name) noexcept {
   const char* chosen = std::getenv("WSYNC_PLANT");
   return chosen != nullptr && name == chosen;
 }
 #else
-inline constexpr bool kPlantedBuild = false;
 [[nodiscard]] constexpr bool planted(std::string_view /*name*/) noexcept { return false; }
 #endif
 

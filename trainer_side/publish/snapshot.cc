@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/base/planted.h"
 
 namespace wsync::publish {
 namespace {
@@ -71,7 +72,8 @@ class Copier {
     const std::uint64_t n = std::min(limits::kLeafBytes, piece.bytes - leaf.offset);
     const auto into = data_.subspan(plan_.arena_offset(piece) + leaf.offset, n);
     const std::uint64_t offset = piece.tensor_offset + leaf.offset;
-    WSYNC_TRY(source_.read(piece.tensor, offset, into));
+    const bool skipped = planted("snapshot_skips_leaf") && leaf.piece == 1;
+    if (!skipped) WSYNC_TRY(source_.read(piece.tensor, offset, into));
     if (request_.done_bytes != nullptr) *request_.done_bytes += n;
     return digester_.add(piece.tensor, offset, into);
   }

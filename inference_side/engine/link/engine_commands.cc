@@ -59,7 +59,7 @@ Result<MappedRegion> map_ipc_buffer(int fd, std::uint64_t bytes) {
 
 bool EngineLink::accept_envelope(const control::Frame& frame) {
   const control::Envelope& envelope = frame.envelope;
-  if (envelope.fence < fence_) {
+  if (envelope.fence < fence_ && !planted("engine_forgets_fence")) {
     refuse(envelope, ErrorCode::kFenced,
            fmt::format("the fence of epoch {} is older than epoch {}", envelope.fence.epoch,
                        fence_.epoch));
@@ -209,7 +209,7 @@ void EngineLink::on_load(const control::Envelope& envelope, const control::Load&
   loading_hold_ = found->second;
   loaded_ = {};
   load_request_ = envelope;
-  if (description_.take != control::TakeMode::kAdopt)
+  if (description_.take != control::TakeMode::kAdopt && !planted("engine_forgets_taint"))
     set_state(RankState::kTainted);  // before the first byte changes
   else if (state_ == RankState::kLoaded)
     set_state(active_.none() ? RankState::kLoading : RankState::kPaused);
@@ -291,7 +291,8 @@ void EngineLink::on_commit(const control::Envelope& envelope, const control::Com
   }
   active_ = message.version;
   loaded_ = {};
-  if (description_.take == control::TakeMode::kAdopt) active_hold_ = loading_hold_;
+  if (description_.take == control::TakeMode::kAdopt && !planted("adopted_lease_let_go"))
+    active_hold_ = loading_hold_;
   loading_hold_.reset();
   set_state(RankState::kPaused);
   send(envelope, reply);

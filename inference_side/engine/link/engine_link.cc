@@ -11,6 +11,7 @@
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/log.h"
+#include "shared/base/planted.h"
 #include "shared/base/unix_socket.h"
 
 namespace wsync::engine {
@@ -188,6 +189,10 @@ void EngineLink::lose(const std::string& why) {
   if (state_ != control::RankState::kLoaded || description_.take != control::TakeMode::kAdopt)
     loading_hold_.reset();
   ipc_buffers_.clear();
+  if (planted("engine_resumes_alone") && state_ == control::RankState::kPaused) {
+    (void)engine_->resume();
+    set_state(control::RankState::kServing);
+  }
   backoff_ms_ = std::clamp(backoff_ms_ * 2, limits::kReconnectMinMs, limits::kReconnectMaxMs);
   arm_timer(backoff_ms_);
   const std::lock_guard lock(mutex_);

@@ -5,8 +5,6 @@
 #include <functional>
 #include <gtest/gtest.h>
 
-#include "shared/base/planted.h"
-
 namespace wsync::reload {
 namespace {
 

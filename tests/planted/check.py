@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""Proves that the tests can see: each planted fault of the source makes the test fail that faults.tsv names for it.
+
+Usage: check.py BUILD_FOLDER [FAULT...]   runs them all, or the named ones, in a build made with -DWSYNC_PLANTED=ON
+       check.py --list                    only compares faults.tsv with the faults in the source
+
+A fault is caught when its test passes without it, and with it fails and says the words of the column `says`: so it was
+seen by the check that is about it, not by a crash somewhere else. Exit: 0 all caught, 1 one was not, 2 wrong usage.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import List, NamedTuple
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+SOURCE_FOLDERS = ("shared", "trainer_side", "inference_side", "deploy")
+PLANTED = re.compile(r'\bplanted\("([^"]+)"\)')
+LIMIT_S = 60
+OUTPUT_LINES = 30
+
+
+class Case(NamedTuple):
+    fault: str
+    executable: str  # a GoogleTest executable of the build
+    test: str  # its filter
+    says: str  # what the failing check prints
+    bug: str  # for people
+
+
+class Run(NamedTuple):
+    verdict: str  # "passed", "failed", or what else happened
+    output: str
+
+
+def read_cases() -> List[Case]:
+    cases = []
+    for number, line in enumerate((HERE / "faults.tsv").read_text(encoding="utf-8").splitlines(), 1):
+        if line.startswith("#"):
+            continue
+        columns = line.split("\t")
+        if len(columns) != len(Case._fields) or not all(columns):
+            raise SystemExit(f"faults.tsv:{number}: expected {len(Case._fields)} columns, none empty: {line!r}")
+        cases.append(Case(*columns))
+    return cases
+
+
+def check_list(cases: List[Case]) -> int:
+    listed = [case.fault for case in cases]
+    source = set()
+    problems = [f"faults.tsv: '{fault}' has two lines" for fault in sorted(set(listed)) if listed.count(fault) > 1]
+    for folder in SOURCE_FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix not in (".cc", ".h"):
+                continue
+            for fault in PLANTED.findall(path.read_text(encoding="utf-8")):
+                source.add(fault)
+                if fault not in listed:
+                    problems.append(f"{path.relative_to(ROOT)}: fault '{fault}' has no line in faults.tsv")
+    problems += [f"faults.tsv: fault '{fault}' is nowhere in the source" for fault in listed if fault not in source]
+    print("\n".join(problems) if problems else f"{len(listed)} planted faults, each in the source and in faults.tsv")
+    return 1 if problems else 0
+
+
+def run(executable: pathlib.Path, test: str, fault: str) -> Run:
+    command = [str(executable), f"--gtest_filter={test}"]
+    try:
+        done = subprocess.run(command, env={**os.environ, "WSYNC_PLANT": fault}, timeout=LIMIT_S, check=False,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    except subprocess.TimeoutExpired as expired:
+        return Run(f"did not end within {LIMIT_S} s", (expired.output or b"").decode(errors="replace"))
+    output = done.stdout.decode(errors="replace")
+    if re.search(r"^\[==========\] Running 0 tests", output, re.MULTILINE):
+        return Run("matches no test", output)
+    return Run("failed" if done.returncode else "passed", output)
+
+
+def why_not_caught(case: Case, build: pathlib.Path) -> str:
+    """'' when the fault is caught."""
+    executable = next((path for path in build.glob(f"tests/**/{case.executable}") if path.is_file()), None)
+    if executable is None:
+        return f"{case.executable} is not built under {build}"
+    without = run(executable, case.test, "")
+    if without.verdict != "passed":
+        return f"without the fault it {without.verdict}:\n{without.output}"
+    planted = run(executable, case.test, case.fault)
+    if planted.verdict != "failed":
+        return f"with the fault it {planted.verdict}:\n{planted.output}"
+    if case.says not in planted.output:
+        return f"with the fault it fails without saying '{case.says}':\n{planted.output}"
+    return ""
+
+
+def check_faults(build: pathlib.Path, cases: List[Case]) -> int:
+    width = max(len(case.fault) for case in cases)
+    caught = 0
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for case, problem in zip(cases, pool.map(lambda case: why_not_caught(case, build), cases)):
+            caught += not problem
+            verdict = "MISSED" if problem else "caught"
+            print(f"{verdict}  {case.fault:<{width}}  {case.executable} {case.test}", flush=True)
+            reason, _, output = problem.partition("\n")
+            for line in [reason, *output.splitlines()[-OUTPUT_LINES:]] if problem else []:
+                print(f"        {line}")
+    print(f"{len(cases)} planted faults, {caught} caught")
+    return 0 if caught == len(cases) else 1
+
+
+def main(arguments: List[str]) -> int:
+    cases = read_cases()
+    if arguments == ["--list"]:
+        return check_list(cases)
+    faults = set(arguments[1:])
+    unknown = faults - {case.fault for case in cases}
+    if not arguments or arguments[0].startswith("-") or unknown:
+        print(__doc__ if not unknown else f"no such fault: {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 2
+    build = pathlib.Path(arguments[0])
+    cache = build / "CMakeCache.txt"
+    if not cache.is_file() or not re.search(r"^WSYNC_PLANTED:\w+=ON$", cache.read_text(encoding="utf-8"), re.MULTILINE):
+        print(f"{build} was not configured with -DWSYNC_PLANTED=ON", file=sys.stderr)
+        return 2
+    return check_faults(build, [case for case in cases if not faults or case.fault in faults])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
