@@ -5,13 +5,14 @@
 
 #include "inference_side/reload/load_plan.h"
 #include "shared/base/format.h"
+#include "shared/base/planted.h"
 
 namespace wsync::agent {
 namespace {
 
 // Engines answer in the order of their hello, which is the plan's.
 const control::HeldTensor* answer_for(const std::vector<control::HeldTensor>& found,
-                                        std::size_t expected_at, const std::string& name) {
+                                      std::size_t expected_at, const std::string& name) {
   if (expected_at < found.size() && found[expected_at].name == name) return &found[expected_at];
   const auto at = std::find_if(found.begin(), found.end(),
                                [&](const auto& candidate) { return candidate.name == name; });
@@ -34,7 +35,7 @@ void compare(const staging::HeldVersion& held, const std::vector<control::Engine
     const control::HeldTensor* answer = answer_for(found, i, name);
     if (answer == nullptr)
       verdict.mismatches.push_back({.tensor = name, .expected = expected});
-    else if (answer->digest != expected)
+    else if (answer->digest != expected && !planted("readback_not_compared"))
       verdict.mismatches.push_back({.tensor = name, .expected = expected, .found = answer->digest});
   }
 }

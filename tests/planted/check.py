@@ -26,8 +26,8 @@ OUTPUT_LINES = 30
 
 class Case(NamedTuple):
     fault: str
-    executable: str  # a GoogleTest executable of the build
-    test: str  # its filter
+    executable: str  # a GoogleTest executable of the build, or a file of tests/scenario
+    test: str  # the filter, or the name for unittest
     says: str  # what the failing check prints
     bug: str  # for people
 
@@ -66,8 +66,15 @@ def check_list(cases: List[Case]) -> int:
     return 1 if problems else 0
 
 
-def run(executable: pathlib.Path, test: str, fault: str) -> Run:
-    command = [str(executable), f"--gtest_filter={test}"]
+def command_of(case: Case, build: pathlib.Path) -> List[str]:
+    if case.executable.endswith(".py"):
+        scenario = ROOT / "tests" / "scenario" / case.executable
+        return [sys.executable, "-B", str(scenario), case.test, str(build / "deploy" / "cli" / "wsync")]
+    built = [str(path) for path in build.glob(f"tests/**/{case.executable}") if path.is_file()]
+    return [*built, f"--gtest_filter={case.test}"] if built else []
+
+
+def run(command: List[str], fault: str) -> Run:
     try:
         done = subprocess.run(command, env={**os.environ, "WSYNC_PLANT": fault}, timeout=LIMIT_S, check=False,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -81,13 +88,13 @@ def run(executable: pathlib.Path, test: str, fault: str) -> Run:
 
 def why_not_caught(case: Case, build: pathlib.Path) -> str:
     """'' when the fault is caught."""
-    executable = next((path for path in build.glob(f"tests/**/{case.executable}") if path.is_file()), None)
-    if executable is None:
+    command = command_of(case, build)
+    if not command:
         return f"{case.executable} is not built under {build}"
-    without = run(executable, case.test, "")
+    without = run(command, "")
     if without.verdict != "passed":
         return f"without the fault it {without.verdict}:\n{without.output}"
-    planted = run(executable, case.test, case.fault)
+    planted = run(command, case.fault)
     if planted.verdict != "failed":
         return f"with the fault it {planted.verdict}:\n{planted.output}"
     if case.says not in planted.output:
