@@ -1,8 +1,7 @@
 #include "shared/base/host.h"
 
-#include <unistd.h>
-
 #include <array>
+#include <unistd.h>
 
 #include "shared/base/durable_file.h"
 
