@@ -305,10 +305,12 @@ void EngineLink::on_resume(const control::Envelope& envelope) {
     return refuse(envelope, ErrorCode::kRefused,
                   fmt::format("a rank that is {} is not resumed", state_name(state_)));
   if (state_ == RankState::kPaused || pending_pause_) {
-    pending_pause_.reset();
-    if (auto resumed = engine_->resume(); !resumed)
+    if (auto resumed = engine_->resume(); !resumed) {
+      pending_pause_.reset();
       return refuse(envelope, resumed.error().code(),
                     "the engine does not resume: " + resumed.error().message());
+    }
+    if (pending_pause_) answer_overtaken_pause();
     set_state(RankState::kServing);
   }
   send(envelope, control::Resumed{});

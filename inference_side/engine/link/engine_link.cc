@@ -254,20 +254,22 @@ void EngineLink::note_error(const std::string& sentence) {
   status_.last_error = sentence;
 }
 
-void EngineLink::report_paused(std::uint64_t step) {
+void EngineLink::report(Report report) {
   {
     const std::lock_guard lock(mutex_);
-    reports_.push_back({.paused = true, .step = step});
+    reports_.push_back(report);
   }
   wake();
 }
 
+void EngineLink::report_paused(std::uint64_t step) {
+  report({.what = Report::What::kPaused, .step = step});
+}
+void EngineLink::report_stopped(std::uint64_t step) {
+  report({.what = Report::What::kStopped, .step = step});
+}
 void EngineLink::report_running(std::uint64_t step) {
-  {
-    const std::lock_guard lock(mutex_);
-    reports_.push_back({.paused = false, .step = step});
-  }
-  wake();
+  report({.what = Report::What::kRunning, .step = step});
 }
 
 void EngineLink::on_reports() {
@@ -278,14 +280,34 @@ void EngineLink::on_reports() {
   }
   for (const Report& report : reports) {
     step_ = report.step;
-    if (!report.paused) {
+    if (report.what == Report::What::kRunning) {
       if (state_ == control::RankState::kPaused) set_state(control::RankState::kServing);
       continue;
     }
     if (state_ == control::RankState::kServing) set_state(control::RankState::kPaused);
+    if (report.what == Report::What::kStopped) {
+      send({}, control::Paused{.step = step_});
+      continue;
+    }
     send(pending_pause_.value_or(control::Envelope{}), control::Paused{.step = step_});
     pending_pause_.reset();
   }
+}
+
+// A pause that came to its end before the resume that overtook it is answered first and under its
+// own request: told later, and under none, it would say that a rank which serves has stopped.
+void EngineLink::answer_overtaken_pause() {
+  bool ended = false;
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(reports_, [&](const Report& report) {
+      if (report.what != Report::What::kPaused) return false;
+      step_ = report.step;
+      return ended = true;
+    });
+  }
+  const control::Envelope pause = *std::exchange(pending_pause_, std::nullopt);
+  if (ended) send(pause, control::Paused{.step = step_});
 }
 
 LinkStatus EngineLink::status() const {

@@ -61,6 +61,8 @@ class EngineLink {
 
   // This rank has stopped serving after step `step` (every rank calls it, at the leader's stop).
   void report_paused(std::uint64_t step);
+  // The same where nobody asked for it: its group broke, or a rank refused a step.
+  void report_stopped(std::uint64_t step);
   // This rank serves again, beginning with step `step` (followers; the leader's resume() implies
   // it).
   void report_running(std::uint64_t step);
@@ -68,7 +70,8 @@ class EngineLink {
 
  private:
   struct Report {
-    bool paused = false;
+    enum class What : std::uint8_t { kPaused, kStopped, kRunning };
+    What what = What::kPaused;
     std::uint64_t step = 0;
   };
   EngineLink(EngineDescription description, std::string socket_path, Engine& engine)
@@ -85,7 +88,9 @@ class EngineLink {
   void lose(const std::string& why);
   void on_readable();
   void on_timer();
+  void report(Report report);
   void on_reports();
+  void answer_overtaken_pause();
   void flush();
   void send(const control::Envelope& request, control::Message message);
   void send_hello();

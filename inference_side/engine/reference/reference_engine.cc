@@ -83,7 +83,10 @@ Result<> ReferenceEngine::prepare_threads() {
       .paused =
           [this](std::uint64_t step, const std::string& why) {
             say("paused", {{"step", step}, {"why", why}});
-            link_->report_paused(step);
+            if (why.empty())
+              link_->report_paused(step);
+            else
+              link_->report_stopped(step);
           },
       .running =
           [this](std::uint64_t step) {

@@ -236,6 +236,41 @@ TEST(EngineLink, APauseThatIsNotHonouredYetIsWithdrawnByResume) {
   EXPECT_THAT(rank.engine.calls, testing::ElementsAre("pause", "resume"));
 }
 
+TEST(EngineLink, APauseThatEndsWhileAResumeOvertakesItIsAnsweredFirstAndChangesNothing) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kPieces);
+  rank.engine.description.serving = true;
+  rank.start();
+  rank.engine.on_pause = [&, asked = 0]() mutable -> Result<> {
+    if (++asked == 1) return {};   // its step does not end
+    rank.link->report_stopped(9);  // nobody asked for that: its group broke
+    rank.link->report_paused(9);
+    return {};
+  };
+  rank.engine.on_resume = [&]() -> Result<> {
+    rank.link->report_paused(7);  // it did end, just before serving goes on
+    rank.link->report_running(8);
+    return {};
+  };
+  EXPECT_EQ(rank.peer.accept().state, RankState::kServing);
+  rank.peer.welcome_unified();
+  rank.peer.send(control::Pause{});
+  const std::uint64_t pause = rank.peer.envelope.request;
+  rank.peer.send(control::Resume{});
+  EXPECT_EQ(rank.peer.expect<control::Paused>().step, 7U);
+  EXPECT_EQ(rank.peer.last_envelope.request, pause);
+  rank.peer.expect<control::Resumed>();
+  EXPECT_EQ(rank.peer.last_envelope.request, rank.peer.envelope.request);
+  EXPECT_EQ(rank.link->status().state, RankState::kServing);
+
+  rank.peer.send(control::Pause{});
+  rank.peer.expect<control::Paused>();
+  EXPECT_EQ(rank.peer.last_envelope.request, 0U);
+  rank.peer.expect<control::Paused>();
+  EXPECT_EQ(rank.peer.last_envelope.request, rank.peer.envelope.request);
+  EXPECT_EQ(rank.link->status().state, RankState::kPaused);
+}
+
 // ---- separate devices ----
 
 struct IpcBuffer {

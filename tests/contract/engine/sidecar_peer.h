@@ -128,7 +128,7 @@ class FakeEngine : public Engine {
   }
   Result<> resume() override {
     calls.emplace_back("resume");
-    return {};
+    return on_resume ? on_resume() : Result<>{};
   }
   Result<> read_tensor(std::uint32_t tensor, std::uint64_t offset,
                        std::span<std::byte> out) override {
@@ -151,6 +151,7 @@ class FakeEngine : public Engine {
   std::vector<std::span<const std::byte>> adopted;
   std::vector<std::string> calls;  // read it only while the link has nothing to do
   std::function<Result<>()> on_pause;
+  std::function<Result<>()> on_resume;
   std::function<void()> after_copy;  // of each bucket; in the link's thread
   std::uint32_t fail_layer = UINT32_MAX;
 };
