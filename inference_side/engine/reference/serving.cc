@@ -18,6 +18,8 @@ namespace {
 constexpr std::chrono::seconds kIdle{1};
 // A step is followed by a pause of this many times its own length at least: steps share few cores.
 constexpr int kIdleShare = 4;
+// But not longer: a step may seem long only because its process stood still inside it.
+constexpr std::chrono::milliseconds kIdleMax{250};
 
 }  // namespace
 
@@ -148,7 +150,8 @@ void Serving::run_leader() {
     if (serving && now() >= next_step) {
       next_step = now() + options_.step_interval;
       lead_one_step();
-      next_step = std::max(next_step, now() + kIdleShare * step_time_);
+      next_step = std::max(
+          next_step, now() + std::min<std::chrono::nanoseconds>(kIdleShare * step_time_, kIdleMax));
     }
     const auto tended = leader_->tend(serving ? next_step : now() + kIdle, wake_.get());
     if (!tended) broke(tended.error());
