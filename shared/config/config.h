@@ -99,7 +99,7 @@ struct TrainerConfig {
   std::uint32_t min_replicas = 1;
   std::uint32_t min_sidecars = 1;
   std::uint64_t bucket_bytes = limits::kBucketBytesDefault;
-  std::uint32_t arenas = 2;
+  std::uint32_t arenas = 3;
   Transport transport = Transport::kAuto;
   std::string data_address = "tcp://127.0.0.1:0";
   PauseMode pause_mode = PauseMode::kAbort;
