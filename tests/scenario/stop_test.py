@@ -1,0 +1,93 @@
+"""Real processes that stand still for a while (SIGSTOP): nobody waits for ever, and they catch up."""
+import sys
+import unittest
+
+from kill_fleet import KillCase
+
+KillCase.wsync = sys.argv.pop()
+
+
+class Stopped(KillCase):
+    def test_engine_before_the_pause(self):
+        with self.fleet() as fleet:
+            sidecar = fleet.sidecar("s0")
+            a, b = (fleet.engine("s0", name, self.one) for name in "ab")
+            trainer = fleet.trainer("--set", "deadlines.pause=500ms")
+            first = self.published(fleet, self.one)
+            b.freeze()
+            code, answer = fleet.ask("push", self.two)
+            self.assertEqual(code, 1, answer)
+            outcomes = {r["replica"]: r for r in answer["result"]["replicas"]}
+            self.assertEqual(outcomes["a"]["outcome"], "committed")
+            self.assertEqual((outcomes["b"]["outcome"], outcomes["b"]["version"]), ("behind", first))
+            self.assertIn("did not pause within 500 ms", outcomes["b"]["reason"])
+            second = outcomes["a"]["version"]
+            self.serves(a, second)
+            b.thaw()
+            fleet.until_ready(second, "a", "b")
+            self.serves(b, second)
+            self.verified(fleet, second, 2)
+            self.leaves_nothing(fleet, a, b, sidecar, trainer)
+
+    def test_engine_while_loading(self):
+        for settings, options in ([], []), (["--set", "devices.kind=separate", "--set", "devices.count=2"],
+                                            ["--device", "1"]):
+            with self.subTest(settings), self.fleet() as fleet:
+                sidecar = fleet.sidecar("s0", *settings)
+                a = fleet.engine("s0", "a", self.one)
+                b = fleet.engine("s0", "b", self.one, *options)
+                trainer = fleet.trainer("--set", "bucket_bytes=1MiB", "--set", "deadlines.load=1s")
+                self.published(fleet, self.one)
+                b.hold_at("bucket", bucket=0)
+                push = fleet.push(self.two)
+                b.until_held()
+                b.freeze()
+                b.go_on()
+                self.assertFalse(fleet.of_replica("s0", "b")["ready"])
+                code, answer = push.result()
+                self.assertEqual(code, 1, answer)
+                self.assertFalse(fleet.of_replica("s0", "b")["ready"])
+                second = answer["result"]["version"]
+                fleet.until_ready(second, "a")
+                self.serves(a, second)
+                b.thaw()
+                fleet.until_ready(second, "a", "b")
+                self.serves(b, second)
+                self.verified(fleet, second, 2)
+                self.leaves_nothing(fleet, a, b, sidecar, trainer)
+
+    def test_sidecar(self):
+        with self.fleet() as fleet:
+            sidecars = [fleet.sidecar(name) for name in ("s0", "s1")]
+            a, b = fleet.engine("s0", "a", self.one), fleet.engine("s1", "b", self.one)
+            trainer = fleet.trainer("--set", "bucket_bytes=1MiB")
+            fleet.until_joined("s0", "s1")
+            first = self.published(fleet, self.one)
+            sidecars[1].freeze()
+            second = self.published(fleet, self.two)  # without it: it is lost inside the round
+            self.serves(a, second)
+            self.serves(b, first)
+            sidecars[1].thaw()
+            fleet.until_ready(second, "a", "b")
+            self.verified(fleet, second, 2)
+
+            # Once more, between the decision and the end of its switch.
+            b.hold_at("bucket", bucket=0)
+            push = fleet.push(self.one)
+            b.until_held()
+            sidecars[1].freeze()
+            b.go_on()
+            third = b.expect("loaded")["version"]
+            code, answer = push.result()
+            self.assertEqual(code, 1, answer)
+            self.assertIn("sidecar 's1'", answer["result"]["reason"])
+            self.serves(a, third)
+            self.stands_still(b)
+            sidecars[1].thaw()
+            fleet.until_ready(third, "a", "b")
+            self.verified(fleet, third, 2)
+            self.leaves_nothing(fleet, a, b, *sidecars, trainer)
+
+
+if __name__ == "__main__":
+    unittest.main()
