@@ -114,12 +114,18 @@ class Inspection {
     return true;
   }
 
+  // "; tensor 'a' is mapped to it", for a file that the index names.
+  [[nodiscard]] std::string mapped_to(const std::string& file) const {
+    for (const auto& [tensor, name] : index_.weight_map)
+      if (name == file) return fmt::format("; tensor {} is mapped to it", quote_text(tensor));
+    return {};
+  }
+
   void open_file(const std::string& name) {
     auto file = SafetensorsFile::open(in_directory(name), options_);
     if (!file) {
       problem(file.error().code() == ErrorCode::kNotFound
-                  ? fmt::format("{}: the file is missing{}", in_directory(name),
-                                has_index_ ? "; tensors are mapped to it" : "")
+                  ? fmt::format("{}: the file is missing{}", in_directory(name), mapped_to(name))
                   : file.error().message());
       return;
     }
@@ -206,7 +212,8 @@ Result<CheckpointDirectory> CheckpointDirectory::open(const std::string& path,
   const std::size_t more = report.problems.size() - 1;
   return fail(
       ErrorCode::kInvalidInput,
-      report.problems.front() + (more == 0 ? "" : fmt::format(" (and {} more problems)", more)));
+      report.problems.front() +
+          (more == 0 ? "" : fmt::format(" (and {} more problem{})", more, more == 1 ? "" : "s")));
 }
 
 }  // namespace wsync

@@ -322,8 +322,10 @@ Result<> check_offsets(std::vector<SafetensorsEntry>& tensors, std::uint64_t dat
     at = tensor.end;
   }
   if (at != data_bytes)
-    return bad(fmt::format("{} trailing bytes after the last tensor, which ends at {}",
-                           data_bytes - at, at));
+    return bad(fmt::format(
+        "{} trailing bytes after {}, which ends at {}", data_bytes - at,
+        tensors.empty() ? "the header" : "the last tensor " + quote_text(tensors.back().info.name),
+        at));
   return {};
 }
 

@@ -92,7 +92,7 @@ TEST_F(CheckpointDirectoryTest, MissingShard) {
   two_good_shards();
   std::filesystem::remove(directory_ / "model-00002-of-00002.safetensors");
   EXPECT_THAT(problems(),
-              ElementsAre("model-00002-of-00002.safetensors: the file is missing; tensors are "
+              ElementsAre("model-00002-of-00002.safetensors: the file is missing; tensor 'b' is "
                           "mapped to it"));
 }
 
@@ -122,7 +122,7 @@ TEST_F(CheckpointDirectoryTest, ACorruptShardIsNamed) {
   two_good_shards();
   write_file(directory_ / "model-00001-of-00002.safetensors", file_of({"a"}) + "x");
   EXPECT_THAT(problems(), ElementsAre("model-00001-of-00002.safetensors: 1 trailing bytes after "
-                                      "the last tensor, which ends at 1"));
+                                      "the last tensor 'a', which ends at 1"));
 }
 
 TEST_F(CheckpointDirectoryTest, BadIndexes) {

@@ -62,7 +62,7 @@ TEST(SafetensorsHeader, NamesTheTensorAndTheRule) {
     return verdict(std::string(R"({"x":)").append(entry).append("}"), data);
   };
   EXPECT_EQ(x(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})", 5),
-            "1 trailing bytes after the last tensor, which ends at 4");
+            "1 trailing bytes after the last tensor 'x', which ends at 4");
   EXPECT_EQ(x(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})", 3),
             "tensor 'x': data_offsets [0, 4] end past the file's 3 bytes of data; it is truncated");
   EXPECT_EQ(x(R"({"dtype":"F32","shape":[1],"data_offsets":[1,5]})", 5),
@@ -209,7 +209,7 @@ TEST_P(SafetensorsFileTest, RefusesCorruptFiles) {
   EXPECT_EQ(opening(std::string("\x03\0\0\0\0\0\0\0{}", 10)),
             path + ": the header length is 3; the file has only 10 bytes");
   EXPECT_EQ(opening(safetensors_bytes("{}", "x")),
-            path + ": 1 trailing bytes after the last tensor, which ends at 0");
+            path + ": 1 trailing bytes after the header, which ends at 0");
   EXPECT_EQ(opening(safetensors_bytes("{}")), "opened");
   EXPECT_EQ(opening(safetensors_bytes("")), path + ": the header does not begin with '{'");
 }
