@@ -185,7 +185,7 @@ void add_plan(CLI::App& app, Context& context) {
   command->add_option("--engines", options->engines, "Engines with private copies (default: 1)")
       ->check(CLI::Range(std::uint64_t{0}, limits::kReplicaCount));
   command->add_option("--versions-held", options->versions_held, "Versions held (default: 2)")
-      ->check(CLI::Range(1U, limits::kConfigVersionsHeld));
+      ->check(CLI::Range(limits::kVersionsHeldMin, limits::kConfigVersionsHeld));
   command->callback([&context, options] { context.run("plan", [&] { return plan(*options); }); });
 }
 

@@ -5,12 +5,15 @@
 #include "deploy/cli/one_shot.h"
 #include "deploy/cli/report.h"
 #include "shared/base/format.h"
+#include "shared/config/address.h"
 #include "shared/config/config.h"
 #include "shared/control/zmq/request.h"
 #include "shared/trace/progress.h"
 
 namespace wsync::cli {
 namespace {
+
+constexpr double kTimeoutMostS = limits::kConfigDurationMs / 1000.0;
 
 struct RemoteOptions {
   std::string address;
@@ -53,6 +56,19 @@ std::string_view phase_label(control::ProgressPhase phase) {
   return "";
 }
 
+// CLI11's checks: the complaint, or nothing.
+std::string check_address(const std::string& text) {
+  const Result<> checked = config::check_control_address(text);
+  return checked ? std::string() : checked.error().message();
+}
+
+std::string check_seconds(const std::string& text) {
+  double seconds = 0;
+  if (CLI::detail::lexical_cast(text, seconds) && seconds > 0 && seconds <= kTimeoutMostS)
+    return {};
+  return fmt::format("expected seconds above 0, {} at most, found '{}'", kTimeoutMostS, text);
+}
+
 CLI::App* add_remote(CLI::App& app, Context& context, RemoteOptions& options, double timeout_s,
                      const CommandText& text) {
   CLI::App* command = add_command(app, context, text);
@@ -61,10 +77,11 @@ CLI::App* add_remote(CLI::App& app, Context& context, RemoteOptions& options, do
   command
       ->add_option("--coordinator", options.address,
                    "Control address of the coordinator, or of one sidecar")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(check_address);
   command->add_option("--timeout", options.timeout_s, "Seconds to wait for the reply")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(check_seconds);
   return command;
 }
 

@@ -18,7 +18,8 @@ constexpr std::size_t kQueueCount = 256;  // coordinator messages behind one wri
 
 Sidecar::Sidecar(SidecarOptions options, SidecarRecord record, std::vector<HeldCopy> held)
     : options_(std::move(options)), record_(std::move(record)), held_(std::move(held)) {
-  WSYNC_CHECK(options_.versions_held >= 2, "a sidecar holds at least the target and the next one");
+  WSYNC_CHECK(options_.versions_held >= limits::kVersionsHeldMin,
+              "a sidecar holds at least the target and the next one");
 }
 
 std::vector<SidecarCommand> Sidecar::step(const SidecarEvent& event) {

@@ -93,6 +93,7 @@ inline constexpr std::uint64_t kDeviceMemoryPercent = 90;  // of the free memory
 
 // --- memory ---
 inline constexpr std::uint64_t kVersionsHeldDefault = 2;  // serving (or previous) and incoming
+inline constexpr std::uint32_t kVersionsHeldMin = 2;      // one is served while the next arrives
 inline constexpr std::uint64_t kSidecarOverheadBytes = 64 * kMiB;
 
 // --- config ---

@@ -24,9 +24,15 @@ constexpr std::size_t kRunDirBytes = 72;
 
 Result<std::string> read_file(const std::string& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd.valid()) return fail_errno(path, errno);
+  // Not there or not to be read: bad input, not a failure of the system.
+  const auto cannot_read = [&path](int error) {
+    const Error found = fail_errno("cannot read config file " + path, error).value();
+    const bool missing = found.code() == ErrorCode::kNotFound;
+    return fail(missing ? ErrorCode::kNotFound : ErrorCode::kInvalidInput, found.message());
+  };
+  if (!fd.valid()) return cannot_read(errno);
   struct stat info{};
-  if (::fstat(fd.get(), &info) != 0) return fail_errno(path, errno);
+  if (::fstat(fd.get(), &info) != 0) return cannot_read(errno);
   if (!S_ISREG(info.st_mode))
     return fail(ErrorCode::kInvalidInput, path + ": expected a file of YAML, found something else");
   std::string text;
@@ -34,7 +40,7 @@ Result<std::string> read_file(const std::string& path) {
   for (;;) {
     const ssize_t n = ::read(fd.get(), block, sizeof block);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return fail_errno(path, errno);
+    if (n < 0) return cannot_read(errno);
     // One byte over the limit is enough for the parser to refuse it.
     if (n == 0 || text.size() > limits::kConfigBytes) return text;
     text.append(block, static_cast<std::size_t>(n));
@@ -126,7 +132,8 @@ void bind(Binder& binder, SidecarConfig& c) {
   binder.choice("stages", c.stages,
                 {{"auto", Stages::kAuto}, {"2", Stages::kTwo}, {"3", Stages::kThree}});
   binder.size_or_auto("host_memory", c.host_memory, {limits::kMiB, limits::kModelBytesMax});
-  binder.count("versions_held", c.versions_held, {1, limits::kConfigVersionsHeld});
+  binder.count("versions_held", c.versions_held,
+               {limits::kVersionsHeldMin, limits::kConfigVersionsHeld});
   bind_transport(binder, c.transport, c.data_address);
   bind_heartbeat(binder, c.heartbeat);
   binder.duration("deadlines.pause", c.deadlines.pause, kDeadline);
