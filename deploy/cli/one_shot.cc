@@ -36,23 +36,27 @@ Result<T> run_once(
   if (!loop) return fail(loop.error());
   std::optional<Error> failure;
   std::optional<T> done;
-  const auto stop_with = [&](ErrorCode code, const std::string& why) {
-    if (!failure) failure.emplace(code, why);
+  const auto stop_with = [&](const Error& why) {
+    if (!failure) failure = why;
     (*loop)->stop();
   };
   auto signals = Signals::create(**loop, [&](int) {
-    stop_with(ErrorCode::kCancelled, "interrupted; the engines keep the version they serve");
+    stop_with(Error(ErrorCode::kCancelled, "interrupted; the engines keep the version they serve"));
   });
   if (!signals) return fail(signals.error());
   Timer no_sidecar(**loop, [&] {
-    stop_with(ErrorCode::kPeerLost,
-              fmt::format("no coordinator and no sidecar at {} within {} s; start `wsync sidecar`, "
-                          "or name its address with --coordinator",
-                          options.address, kSidecarWait.count() / 1000));
+    stop_with(Error(
+        ErrorCode::kPeerLost,
+        fmt::format("no coordinator and no sidecar at {} within {} s; start `wsync sidecar`, or "
+                    "name its address with --coordinator",
+                    options.address, kSidecarWait.count() / 1000)));
   });
-  Timer deadline(**loop, [&] { stop_with(ErrorCode::kDeadline, "not done before the deadline"); });
+  Timer deadline(**loop, [&] {
+    stop_with(Error(ErrorCode::kDeadline,
+                    fmt::format("not done within {} s (--timeout)", options.timeout_s)));
+  });
   publish::TrainerAgentCallbacks callbacks;
-  callbacks.on_stopped = [&](const std::string& why) { stop_with(ErrorCode::kFenced, why); };
+  callbacks.on_stopped = stop_with;
   std::unique_ptr<publish::TrainerAgent> agent;
   // The first sidecar made the claim; the others find this coordinator within their own pauses.
   Timer settled(**loop, [&] { begin(**loop, *agent, done); });
@@ -77,8 +81,12 @@ Result<T> run_once(
 Result<control::PushReply> push_once(
     const OneShotOptions& options, const std::string& directory, std::uint64_t step,
     const std::function<void(const control::Progress&)>& on_progress) {
-  return run_once<control::PushReply>(options, [&](Loop& loop, publish::TrainerAgent& agent,
-                                                   std::optional<control::PushReply>& done) {
+  // Before anything is claimed: a bad checkpoint changes nothing.
+  if (const auto source = publish::open_checkpoint_source(directory); !source)
+    return fail(source.error());
+  std::optional<Error> failure;
+  auto pushed = run_once<control::PushReply>(options, [&](Loop& loop, publish::TrainerAgent& agent,
+                                                          std::optional<control::PushReply>& done) {
     publish::PublishJob job;
     job.open = [directory] { return publish::open_checkpoint_source(directory); };
     job.step = step;
@@ -89,10 +97,13 @@ Result<control::PushReply> push_once(
     };
     job.on_done = [&](publish::PublishResult result) {
       done = std::move(result.reply);
+      failure = std::move(result.error);
       loop.stop();
     };
     agent.publish(std::move(job));
   });
+  if (failure) return fail(*failure);
+  return pushed;
 }
 
 Result<control::RollbackReply> roll_back_once(const OneShotOptions& options, const Version& to) {

@@ -50,7 +50,7 @@ void log_result(const publish::PublishResult& result) {
 class Publisher {
  public:
   Publisher(Loop& loop, const config::TrainerConfig& config) : loop_(loop), config_(config) {}
-  [[nodiscard]] Result<> start(std::function<void(const std::string&)> on_stopped) {
+  [[nodiscard]] Result<> start(std::function<void(const Error&)> on_stopped) {
     publish::TrainerAgentCallbacks callbacks;
     callbacks.on_stopped = std::move(on_stopped);
     auto agent = publish::TrainerAgent::create(loop_, config_, std::move(callbacks));
@@ -103,8 +103,8 @@ Result<Outcome> run_trainer(Context& context, const TrainerOptions& options) {
   if (!signals) return fail(signals.error());
   {
     Publisher publisher(**loop, *config);
-    WSYNC_TRY(publisher.start([&](const std::string& why) {
-      failure.emplace(ErrorCode::kFenced, why);
+    WSYNC_TRY(publisher.start([&](const Error& why) {
+      failure = why;
       (*loop)->stop();
     }));
     (*loop)->run();

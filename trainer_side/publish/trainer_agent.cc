@@ -159,28 +159,37 @@ std::uint64_t TrainerAgent::tcp_wire_bytes() const {
 // ---- the coordinator ----
 
 void TrainerAgent::step(decltype(CoordinatorEvent::what) what) {
+  if (broken_) return;
   for (CoordinatorCommand& command : coordinator_.step({.now = now(), .what = std::move(what)}))
-    carry_out(std::move(command));
+    if (!carry_out(std::move(command))) break;
   arm_timer();
   pump_jobs();
 }
 
 void TrainerAgent::arm_timer() {
-  if (const auto wake = coordinator_.next_wake())
+  if (const auto wake = coordinator_.next_wake(); wake && !broken_)
     timer_.start_at(*wake);
   else
     timer_.stop();
 }
 
-void TrainerAgent::carry_out(CoordinatorCommand command) {
+// What follows a claim is said under its fence, so the claim has to survive a crash first.
+bool TrainerAgent::store_epoch(std::uint64_t epoch) {
+  ByteWriter writer;
+  writer.put(epoch);
+  const auto stored = write_durably(epoch_file_, writer.buffer());
+  if (stored) return true;
+  broken_ = stored.error().with_context(fmt::format("cannot store fence epoch {}", epoch));
+  loop_.post([this] { callbacks_.on_stopped(*broken_); });
+  return false;
+}
+
+bool TrainerAgent::carry_out(CoordinatorCommand command) {
   if (auto* sent = std::get_if<SendTo>(&command)) {
     if (const auto result = router_->send(sent->peer, sent->envelope, sent->message); !result)
       log_debug("send to {}: {}", sent->peer, result.error().message());
   } else if (auto* epoch = std::get_if<StoreEpoch>(&command)) {
-    ByteWriter writer;
-    writer.put(epoch->epoch);
-    if (const auto stored = write_durably(epoch_file_, writer.buffer()); !stored)
-      log_error("cannot store the fence epoch: {}", stored.error().message());
+    return store_epoch(epoch->epoch);
   } else if (auto* ready = std::get_if<Ready>(&command)) {
     log_info("fence epoch {} claimed; target {}", ready->fence.epoch,
              ready->target.none() ? "none yet" : ready->target.to_string());
@@ -190,11 +199,12 @@ void TrainerAgent::carry_out(CoordinatorCommand command) {
       it->second->progress.phase = phase->phase;
   } else if (auto* done = std::get_if<RoundDone>(&command)) {
     const auto it = running_.find(done->request);
-    if (it == running_.end()) return;
+    if (it == running_.end()) return true;
     const std::shared_ptr<Active> active = it->second;
     running_.erase(it);
     if (active->job.on_done)
-      active->job.on_done({.superseded = done->superseded, .reply = std::move(done->reply)});
+      active->job.on_done(
+          {.superseded = done->superseded, .reply = std::move(done->reply), .error = {}});
   } else if (auto* back = std::get_if<RollbackDone>(&command)) {
     if (auto entry = rollbacks_.extract(back->request); !entry.empty())
       entry.mapped()(std::move(back->reply));
@@ -204,8 +214,11 @@ void TrainerAgent::carry_out(CoordinatorCommand command) {
       tcp_source_->withdraw(drop->version, "the coordinator has dropped this version");
   } else if (auto* stopped = std::get_if<Stopped>(&command)) {
     log_error("{}", stopped->reason);
-    loop_.post([this, reason = stopped->reason] { callbacks_.on_stopped(reason); });
+    loop_.post([this, reason = stopped->reason] {
+      callbacks_.on_stopped(Error(ErrorCode::kFenced, reason));
+    });
   }
+  return true;
 }
 
 void TrainerAgent::on_message(const std::string& peer, control::Envelope envelope,
@@ -249,23 +262,31 @@ void TrainerAgent::publish(PublishJob job) {
 void TrainerAgent::pump_jobs() {
   if (snapshotting_ || queued_.empty()) return;
   const std::shared_ptr<Active> active = queued_.front();
+  if (broken_) {
+    queued_.erase(queued_.begin());
+    fail_job(active, *broken_);
+    return;
+  }
   if (coordinator_.phase() == CoordinatorPhase::kStopped) {
     queued_.erase(queued_.begin());
-    fail_job(active, "this coordinator has stopped: a newer one has the fleet");
+    fail_job(active,
+             Error(ErrorCode::kFenced, "this coordinator has stopped: a newer one has the fleet"));
     return;
   }
   const std::size_t joined = coordinator_.roster().joined_count();
   if (coordinator_.phase() < CoordinatorPhase::kReady || joined < config_.min_sidecars) {
     if (now() < active->deadline) return;
     queued_.erase(queued_.begin());
-    fail_job(active, fmt::format("{} of at least {} sidecars have joined within {} s", joined,
-                                 config_.min_sidecars, config_.deadlines.publish.count() / 1000));
+    fail_job(active,
+             Error(ErrorCode::kPeerLost,
+                   fmt::format("{} of at least {} sidecars have joined within {} s", joined,
+                               config_.min_sidecars, config_.deadlines.publish.count() / 1000)));
     return;
   }
   queued_.erase(queued_.begin());
   const Result<Version> version = coordinator_.next_version(active->job.step);
   if (!version) {
-    fail_job(active, version.error().message());
+    fail_job(active, version.error());
     return;
   }
   take_snapshot(active, *version);
@@ -296,14 +317,14 @@ void TrainerAgent::take_snapshot(const std::shared_ptr<Active>& active, const Ve
       [this, active, outcome] { on_snapshot(active, std::move(*outcome)); });
   if (submitted) return;
   snapshotting_.reset();
-  fail_job(active, submitted.error().message());
+  fail_job(active, submitted.error());
 }
 
 void TrainerAgent::on_snapshot(const std::shared_ptr<Active>& active,
                                Result<std::shared_ptr<const Snapshot>> snapshot) {
   snapshotting_.reset();
   if (!snapshot) {
-    fail_job(active, snapshot.error().message());
+    fail_job(active, snapshot.error());
     pump_jobs();
     return;
   }
@@ -343,11 +364,12 @@ void TrainerAgent::offer(const std::shared_ptr<const Snapshot>& snapshot) {
   memfd_source_->offer(std::move(offer));
 }
 
-void TrainerAgent::fail_job(const std::shared_ptr<Active>& active, const std::string& why) {
-  log_warning("publish failed: {}", why);
+void TrainerAgent::fail_job(const std::shared_ptr<Active>& active, const Error& why) {
+  log_warning("publish failed: {}", why.message());
   control::PushReply reply;
-  reply.reason = why;
-  if (active->job.on_done) active->job.on_done({.superseded = false, .reply = std::move(reply)});
+  reply.reason = why.message();
+  if (active->job.on_done)
+    active->job.on_done({.superseded = false, .reply = std::move(reply), .error = why});
 }
 
 void TrainerAgent::report_progress() {
@@ -380,7 +402,12 @@ void TrainerAgent::on_push(const std::string& peer, const control::Envelope& env
                             .total_bytes = progress.total_bytes});
   };
   job.on_done = [this, peer, request](PublishResult result) {
-    reply(peer, request, std::move(result.reply));
+    if (result.error)
+      reply(peer, request,
+            control::ErrorReply{.code = static_cast<std::uint8_t>(result.error->code()),
+                                .message = result.error->message()});
+    else
+      reply(peer, request, std::move(result.reply));
   };
   publish(std::move(job));
 }

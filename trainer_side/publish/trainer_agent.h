@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,10 +27,13 @@
 
 namespace wsync::publish {
 
-// How a publish ended. `superseded`: a newer one took its place before it was decided.
+// How a publish ended. `superseded`: a newer one took its place before it was decided. `error`: it
+// never became a round (its weights could not be read, no arena was free, no sidecar has joined);
+// the reply then holds the same sentence.
 struct PublishResult {
   bool superseded = false;
   control::PushReply reply;
+  std::optional<Error> error;
 };
 struct PublishProgress {
   control::ProgressPhase phase = control::ProgressPhase::kSnapshot;
@@ -49,8 +53,9 @@ struct PublishJob {
 };
 
 struct TrainerAgentCallbacks {
-  // Another coordinator is newer: this one does nothing any more.
-  std::function<void(const std::string& reason)> on_stopped = [](const std::string&) {};
+  // This coordinator does nothing any more: another one is newer (kFenced), or its epoch could not
+  // be stored.
+  std::function<void(const Error& reason)> on_stopped = [](const Error&) {};
   // The claim is over; `target` is what the fleet runs already (0.0 = nothing).
   std::function<void(const Version& target)> on_ready = [](const Version&) {};
 };
@@ -81,7 +86,9 @@ class TrainerAgent {
                CoordinatorOptions options, std::filesystem::path epoch_file);
   [[nodiscard]] Result<> listen();
   void step(decltype(CoordinatorEvent::what) what);
-  void carry_out(CoordinatorCommand command);
+  // False when it failed and what follows must not be carried out.
+  [[nodiscard]] bool carry_out(CoordinatorCommand command);
+  [[nodiscard]] bool store_epoch(std::uint64_t epoch);
   void arm_timer();
   void on_message(const std::string& peer, control::Envelope envelope, control::Message message);
   void on_push(const std::string& peer, const control::Envelope& envelope,
@@ -95,7 +102,7 @@ class TrainerAgent {
   void take_snapshot(const std::shared_ptr<Active>& active, const Version& version);
   void on_snapshot(const std::shared_ptr<Active>& active,
                    Result<std::shared_ptr<const Snapshot>> snapshot);
-  void fail_job(const std::shared_ptr<Active>& active, const std::string& why);
+  void fail_job(const std::shared_ptr<Active>& active, const Error& why);
   void offer(const std::shared_ptr<const Snapshot>& snapshot);
   void report_progress();
 
@@ -118,6 +125,7 @@ class TrainerAgent {
   std::map<std::uint64_t, std::function<void(control::RollbackReply)>> rollbacks_;
   std::map<std::uint64_t, std::shared_ptr<VerifyPending>> verifies_;
   std::uint64_t next_request_ = 1;
+  std::optional<Error> broken_;  // why this agent must not act any more, whatever its machine says
 };
 
 }  // namespace wsync::publish
