@@ -59,11 +59,11 @@ TEST(Config, ReadsEveryKindOfValue) {
   EXPECT_EQ(c.log.format, LogFormat::kJson);
 
   const TrainerConfig t =
-      parse_trainer("commit: quorum:3\ntake_over: true\narenas: 3\npause_mode: keep\n", "t")
+      parse_trainer("commit: quorum:3\ntake_over: true\narenas: 5\npause_mode: keep\n", "t")
           .value();
   EXPECT_EQ(t.commit, (CommitPolicy{.rule = CommitRule::kQuorum, .quorum = 3}));
   EXPECT_TRUE(t.take_over);
-  EXPECT_EQ(t.arenas, 3U);
+  EXPECT_EQ(t.arenas, 5U);
   EXPECT_EQ(t.pause_mode, PauseMode::kKeep);
 }
 
