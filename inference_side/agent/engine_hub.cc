@@ -76,6 +76,11 @@ void EngineHub::on_connection(UniqueFd socket) {
     return;
   }
   rank->stream = std::move(*stream);
+  rank->hello_deadline = std::make_unique<Timer>(loop_, [this, weak] {
+    if (const auto self = weak.lock())
+      refuse(self, fmt::format("no EngineHello within {} ms", limits::kHelloDeadlineMs));
+  });
+  rank->hello_deadline->start(std::chrono::milliseconds(limits::kHelloDeadlineMs));
   ranks_.push_back(std::move(rank));
 }
 
@@ -148,6 +153,7 @@ void EngineHub::on_hello(const std::shared_ptr<Rank>& rank, const control::Envel
     fds = std::move(*handles);
   }
   rank->attached = true;
+  rank->hello_deadline.reset();
   rank->replica = envelope.replica;
   rank->rank = envelope.rank;
   rank->world_size = hello.world_size;

@@ -11,12 +11,14 @@
 
 #include "inference_side/reload/pipeline_runner.h"
 #include "shared/control/unix_stream.h"
+#include "shared/loop/timer.h"
 
 namespace wsync::agent {
 
 struct EngineRank {
   reload::EngineId id{};
   std::unique_ptr<control::UnixStream> stream;
+  std::unique_ptr<Timer> hello_deadline;  // until it is attached
   bool attached = false;
   std::string replica;
   std::uint32_t rank = 0;
