@@ -44,7 +44,10 @@ Result<T> run_once(
     stop_with(Error(ErrorCode::kCancelled, "interrupted; the engines keep the version they serve"));
   });
   if (!signals) return fail(signals.error());
+  std::unique_ptr<publish::TrainerAgent> agent;
   Timer no_sidecar(**loop, [&] {
+    if (!agent->complaint().empty())
+      return stop_with(Error(ErrorCode::kRefused, agent->complaint()));
     stop_with(Error(
         ErrorCode::kPeerLost,
         fmt::format("no coordinator and no sidecar at {} within {} s; start `wsync sidecar`, or "
@@ -57,7 +60,6 @@ Result<T> run_once(
   });
   publish::TrainerAgentCallbacks callbacks;
   callbacks.on_stopped = stop_with;
-  std::unique_ptr<publish::TrainerAgent> agent;
   // The first sidecar made the claim; the others find this coordinator within their own pauses.
   Timer settled(**loop, [&] { begin(**loop, *agent, done); });
   callbacks.on_ready = [&](const Version&) {

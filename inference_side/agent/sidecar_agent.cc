@@ -212,7 +212,9 @@ void SidecarAgent::carry_out(const staging::Persist& command) {
           *failure = written.error().message();
       },
       [this, alive = alive_, token, failure] {
-        if (*alive) step(staging::Persisted{.token = token, .failure = *failure});
+        if (!*alive) return;
+        if (!failure->empty()) log_error("the record could not be written: {}", *failure);
+        step(staging::Persisted{.token = token, .failure = *failure});
       });
   if (submitted) return;
   loop_.post([this, alive = alive_, token, why = submitted.error().message()] {

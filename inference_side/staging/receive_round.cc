@@ -127,6 +127,13 @@ void Sidecar::on(const Persisted& event) {
                 .number = decide->number,
                 .refused = true,
                 .reason = fmt::format("its record could not be written: {}", event.failure)});
+    else
+      reply(then.envelope.round, then.envelope.request,
+            control::ErrorReply{
+                .code = static_cast<std::uint8_t>(ErrorCode::kIo),
+                .message = fmt::format("sidecar '{}' cannot obey fence epoch {}: its record could "
+                                       "not be written: {}",
+                                       options_.name, then.envelope.fence.epoch, event.failure)});
   } else if (is_decision) {
     decided(then.envelope, *decide);
   } else {

@@ -236,6 +236,10 @@ void TrainerAgent::on_message(const std::string& peer, control::Envelope envelop
   } else if (auto* verified = std::get_if<control::VerifyReply>(&message)) {
     on_verify_reply(peer, envelope, std::move(*verified));
   } else {
+    if (const auto* error = std::get_if<control::ErrorReply>(&message)) {
+      log_warning("{}: {}", peer, error->message);
+      complaint_ = error->message;
+    }
     step(PeerMessage{.peer = peer, .envelope = std::move(envelope), .message = std::move(message)});
   }
 }
@@ -279,8 +283,9 @@ void TrainerAgent::pump_jobs() {
     queued_.erase(queued_.begin());
     fail_job(active,
              Error(ErrorCode::kPeerLost,
-                   fmt::format("{} of at least {} sidecars have joined within {} s", joined,
-                               config_.min_sidecars, config_.deadlines.publish.count() / 1000)));
+                   fmt::format("{} of at least {} sidecars have joined within {} s{}{}", joined,
+                               config_.min_sidecars, config_.deadlines.publish.count() / 1000,
+                               complaint_.empty() ? "" : "; ", complaint_)));
     return;
   }
   queued_.erase(queued_.begin());

@@ -76,6 +76,8 @@ class TrainerAgent {
   void roll_back(const Version& to, std::function<void(control::RollbackReply)> on_done);
   [[nodiscard]] control::StatusReply status() const { return coordinator_.status(); }
   [[nodiscard]] const std::string& address() const noexcept { return router_->address(); }
+  // The last error that a sidecar has told of, why it does not join for instance; empty when none.
+  [[nodiscard]] const std::string& complaint() const noexcept { return complaint_; }
   // Bytes that the TCP source has put on the wire; 0 without one.
   [[nodiscard]] std::uint64_t tcp_wire_bytes() const;
 
@@ -125,6 +127,7 @@ class TrainerAgent {
   std::map<std::uint64_t, std::function<void(control::RollbackReply)>> rollbacks_;
   std::map<std::uint64_t, std::shared_ptr<VerifyPending>> verifies_;
   std::uint64_t next_request_ = 1;
+  std::string complaint_;
   std::optional<Error> broken_;  // why this agent must not act any more, whatever its machine says
 };
 
