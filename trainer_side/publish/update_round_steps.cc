@@ -386,9 +386,16 @@ void Coordinator::on_switched(Member& member, const control::Switched& switched)
   member.decided = switched.number;
   member.switched = switched.number;
   member.outcomes = switched.outcomes;
+  member.report.target = switched.target;
   for (control::ReplicaReport& replica : member.report.replicas)  // until its next heartbeat
     for (const control::ReplicaOutcome& outcome : switched.outcomes)
-      if (outcome.replica == replica.replica) replica.version = outcome.version;
+      if (outcome.replica == replica.replica) {
+        replica.version = outcome.version;
+        if (outcome.outcome != control::SwitchOutcome::kCommitted) continue;
+        replica.state = control::ReplicaState::kServing;
+        replica.ready = true;
+        replica.reason.clear();
+      }
   if (in_round(member)) advance_round();
 }
 
