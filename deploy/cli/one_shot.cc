@@ -16,8 +16,9 @@ namespace {
 constexpr std::chrono::milliseconds kSidecarWait{3 * limits::kReconnectMaxMs};
 
 Result<config::TrainerConfig> one_shot_config(const OneShotOptions& options) {
-  auto config =
-      config::parse_trainer("", "one-shot coordinator", {.set = {"listen=" + options.address}});
+  auto config = config::parse_trainer(
+      "", "one-shot coordinator",
+      {.environment = config::process_environment(), .set = {"listen=" + options.address}});
   if (!config) return config;
   config->deadlines.publish =
       std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1000));

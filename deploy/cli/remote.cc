@@ -24,7 +24,14 @@ struct RemoteOptions {
   bool one_shot = true;
 };
 
-std::string default_address() { return "ipc://" + config::default_run_dir() + "/control"; }
+// Where a trainer listens whose run_dir is the default, or that of the environment.
+std::string default_address() {
+  const auto environment = config::process_environment();
+  const auto run_dir = environment.find("WSYNC_RUN_DIR");
+  return fmt::format("ipc://{}/control", run_dir == environment.end() || run_dir->second == "auto"
+                                             ? config::default_run_dir()
+                                             : run_dir->second);
+}
 
 template <class Reply>
 Result<Reply> ask(const RemoteOptions& options, const control::Message& message,

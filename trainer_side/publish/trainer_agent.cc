@@ -282,7 +282,7 @@ void TrainerAgent::pump_jobs() {
     if (now() < active->deadline) return;
     queued_.erase(queued_.begin());
     fail_job(active,
-             Error(ErrorCode::kPeerLost,
+             Error(ErrorCode::kDeadline,
                    fmt::format("{} of at least {} sidecars have joined within {} s{}{}", joined,
                                config_.min_sidecars, config_.deadlines.publish.count() / 1000,
                                complaint_.empty() ? "" : "; ", complaint_)));
