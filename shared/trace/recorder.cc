@@ -51,6 +51,12 @@ std::vector<Span> Recorder::take() {
   return by_begin(std::exchange(spans_, {}));
 }
 
+void Recorder::keep_newest(std::uint64_t count) {
+  const std::lock_guard lock(mutex_);
+  if (spans_.size() <= count) return;
+  spans_.erase(spans_.begin(), spans_.end() - static_cast<std::ptrdiff_t>(count));
+}
+
 std::uint64_t Recorder::dropped() const {
   const std::lock_guard lock(mutex_);
   return dropped_;

@@ -154,17 +154,16 @@ class Picture {
 
   void pauses() {
     const Style& style = style_of(Category::kPause);
-    for (const Span& s : spans_) {
-      if (s.category != Category::kPause) continue;
-      const double x = x_of(s.begin);
-      const double w = std::max(x_of(s.end) - x, 1.0);
+    for (const PauseBand& band : pause_bands(spans_)) {
+      const double x = x_of(band.begin);
+      const double w = std::max(x_of(band.end) - x, 1.0);
       put(R"(<rect x="{:.2f}" y="{:.1f}" width="{:.2f}" height="{:.1f}" fill="{}"/>)", x, kTop, w,
           rows_end() - kTop, style.fill);
       for (const double edge : {x, x + w})
         put(R"(<line x1="{0:.2f}" y1="{1:.1f}" x2="{0:.2f}" y2="{2:.1f}" stroke="{3}" stroke-dasharray="4 3"/>)",
             edge, kTop, rows_end(), style.stroke);
-      const std::string text = fmt::format("{} {:.2f} ms", s.label.empty() ? "paused" : s.label,
-                                           milliseconds(s.end - s.begin));
+      const std::string text =
+          fmt::format("engines paused: {:.1f} ms", milliseconds(band.end - band.begin));
       const bool fits = static_cast<double>(text.size()) * kCharWidth < w;
       const bool right_half = x + w / 2 > static_cast<double>(width_) / 2;
       const double at = fits ? x + w / 2 : right_half ? x + w : x;
@@ -253,6 +252,28 @@ class Picture {
 };
 
 }  // namespace
+
+std::vector<PauseBand> pause_bands(const std::vector<Span>& spans) {
+  std::vector<PauseBand> pauses;
+  for (const Span& span : spans)
+    if (span.category == Category::kPause) pauses.push_back({.begin = span.begin, .end = span.end});
+  std::sort(pauses.begin(), pauses.end(),
+            [](const PauseBand& a, const PauseBand& b) { return a.begin < b.begin; });
+  std::vector<PauseBand> bands;
+  for (const PauseBand& pause : pauses)
+    if (!bands.empty() && pause.begin <= bands.back().end)
+      bands.back().end = std::max(bands.back().end, pause.end);
+    else
+      bands.push_back(pause);
+  return bands;
+}
+
+std::vector<Span> spans_between(const std::vector<Span>& spans, TimePoint begin, TimePoint end) {
+  std::vector<Span> between;
+  std::copy_if(spans.begin(), spans.end(), std::back_inserter(between),
+               [&](const Span& span) { return span.begin <= end && span.end >= begin; });
+  return between;
+}
 
 std::string timeline_svg(const std::vector<Span>& spans, const TimelineOptions& options) {
   return Picture(spans, options).draw();

@@ -17,8 +17,19 @@ struct TimelineOptions {
   unsigned width_px = 1200;        // at least 400
 };
 
-// Draws the spans of the chosen lanes as cells with their labels, and every kPause span as a band
-// over all rows. Time 0 is the first begin of what is drawn. Without a span: an empty chart.
+// A time in which at least one kPause span runs.
+struct PauseBand {
+  TimePoint begin{};
+  TimePoint end{};
+};
+// In the order of time; pauses that overlap are one.
+[[nodiscard]] std::vector<PauseBand> pause_bands(const std::vector<Span>& spans);
+// The spans that share time with [begin, end].
+[[nodiscard]] std::vector<Span> spans_between(const std::vector<Span>& spans, TimePoint begin,
+                                              TimePoint end);
+
+// Draws the spans of the chosen lanes as cells with their labels, and the pause bands over all
+// rows. Time 0 is the first begin of what is drawn. Without a span: an empty chart.
 [[nodiscard]] std::string timeline_svg(const std::vector<Span>& spans,
                                        const TimelineOptions& options);
 [[nodiscard]] Result<> write_timeline_svg(const std::string& path, const std::vector<Span>& spans,

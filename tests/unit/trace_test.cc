@@ -93,6 +93,20 @@ TEST(Recorder, CountsWhatItDropsAtItsLimit) {
   EXPECT_EQ(recorder.dropped(), 3U);
 }
 
+TEST(Recorder, KeepsTheNewestAndHasRoomAgain) {
+  Recorder recorder(3);
+  for (int i = 0; i < 3; ++i) recorder.record(span("lane", Category::kOther, i, i + 1, ""));
+  recorder.keep_newest(1);
+  recorder.record(span("lane", Category::kOther, 3, 4, ""));
+  const auto kept = recorder.spans();
+  ASSERT_EQ(kept.size(), 2U);
+  EXPECT_EQ(kept[0].begin, ms(2));
+  EXPECT_EQ(kept[1].begin, ms(3));
+  EXPECT_EQ(recorder.dropped(), 0U);
+  recorder.keep_newest(5);
+  EXPECT_EQ(recorder.spans().size(), 2U);
+}
+
 TEST(ChromeTrace, IsJsonWithLanesAsThreads) {
   auto spans = chart();
   spans[1].name = "quote \" backslash \\ line\n";
@@ -129,7 +143,7 @@ TEST(Timeline, DrawsEveryCellAtItsTime) {
   EXPECT_EQ(xml_problem(svg), "");
   // 65 ms over 1200 - 96 - 28 = 1076 px: the broadcast begins 40 ms after the first span.
   EXPECT_NE(svg.find(R"(<rect x="758.15" y="122.0" width="165.54")"), std::string::npos) << svg;
-  EXPECT_NE(svg.find("paused 35.00 ms"), std::string::npos);
+  EXPECT_NE(svg.find("engines paused: 35.0 ms"), std::string::npos);
   EXPECT_NE(svg.find(">60</text>"), std::string::npos) << "the axis is in milliseconds";
   EXPECT_EQ(count_of(svg, "<g>"), 3U);
   EXPECT_EQ(count_of(svg, "staging"), 0U) << "the legend names only what is drawn";
@@ -142,6 +156,29 @@ TEST(Timeline, DrawsOnlyTheLanesThatAreAskedForInTheirOrder) {
   EXPECT_LT(svg.find(">IPC 0<"), svg.find(">H2D 0<"));
   const auto one = timeline_svg(chart(), {.title = "", .subtitle = "", .lanes = {"H2D 0"}});
   EXPECT_EQ(count_of(one, "<g>"), 1U);
+}
+
+TEST(Timeline, PausesThatOverlapAreOneBand) {
+  const std::vector<Span> spans = {
+      span("a", Category::kPause, 50, 70, ""), span("b", Category::kPause, 10, 30, ""),
+      span("c", Category::kPause, 20, 40, ""), span("H2D 0", Category::kH2D, 0, 100, "")};
+  const auto bands = pause_bands(spans);
+  ASSERT_EQ(bands.size(), 2U);
+  EXPECT_EQ(bands[0].begin, ms(10));
+  EXPECT_EQ(bands[0].end, ms(40));
+  EXPECT_EQ(bands[1].begin, ms(50));
+  const auto svg = timeline_svg(spans, {.title = "", .subtitle = "", .lanes = {}});
+  EXPECT_EQ(count_of(svg, "engines paused: "), 2U);
+  EXPECT_EQ(count_of(svg, "engines paused: 30.0 ms"), 1U);
+}
+
+TEST(Timeline, SpansBetweenAreThoseThatShareTime) {
+  const auto spans = chart();  // 100-140, 140-150, 150-160, 130-165
+  const auto between = spans_between(spans, ms(145), ms(149));
+  ASSERT_EQ(between.size(), 2U);
+  EXPECT_EQ(between[0].category, Category::kBroadcast);
+  EXPECT_EQ(between[1].category, Category::kPause);
+  EXPECT_TRUE(spans_between(spans, ms(166), ms(200)).empty());
 }
 
 TEST(Timeline, TextIsEscapedAndEmptyChartsAreValid) {
