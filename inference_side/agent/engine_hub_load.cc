@@ -140,7 +140,10 @@ void EngineHub::pump_load(const std::string& replica) {
                control::Load{.version = load.version, .deadline_ms = load.deadline_ms});
   if (!runner_) return;
   queued_.push_back(replica);
-  start_pipeline();
+  // Later: other replicas of the same decision are about to join the run.
+  loop_.post([this, alive = alive_] {
+    if (*alive) start_pipeline();
+  });
 }
 
 void EngineHub::expect_more_loads(bool expected) {
