@@ -170,6 +170,9 @@ void EngineHub::start_pipeline() {
     for (const auto& rank : ranks_of(replica)) {
       running_.push_back(rank);
       job.engines.push_back({.engine = rank->id, .device = reload::DeviceIndex{rank->device}});
+      job.engine_names[rank->id] = rank->world_size == 1
+                                       ? rank->replica
+                                       : fmt::format("{} rank {}", rank->replica, rank->rank);
     }
   }
   queued_ = std::move(later);
@@ -184,7 +187,7 @@ void EngineHub::start_pipeline() {
       return held->data().subspan(buckets->bucket_offset(bucket), buckets->bucket_size(bucket));
     };
     job.deadline = now() + std::chrono::milliseconds(deadline_ms);
-    if (options_.trace != nullptr) (void)options_.trace->take();  // it shows the latest update
+    if (options_.trace != nullptr) options_.trace->keep_newest(limits::kTraceSpans / 16);
     started = runner_->start(std::move(job), *pipeline_events_);
   }
   if (!started) on_pipeline_finished(fail(started.error()));

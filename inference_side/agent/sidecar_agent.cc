@@ -85,6 +85,7 @@ SidecarAgent::SidecarAgent(Loop& loop, const config::SidecarConfig& config,
       config_(config),
       options_(sidecar_options(config)),
       record_(std::move(record)),
+      switch_trace_(config.trace_file.empty() ? nullptr : &trace_),
       worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "record"})),
       timer_(loop, [this] { step(reload::Tick{}); }) {}
 
@@ -131,6 +132,7 @@ Result<> SidecarAgent::open() {
        .generation = random_generation(),
        .trace = config_.trace_file.empty() ? nullptr : &trace_},
       [this](const std::string& replica, std::uint32_t world_size, RankEvent event) {
+        if (std::holds_alternative<reload::RankDetached>(event)) switch_trace_.lost(replica);
         step(staging::ReplicaEvent{
             .replica = replica, .world_size = world_size, .what = std::move(event)});
       });
@@ -391,8 +393,10 @@ void SidecarAgent::on_staged(std::uint64_t attempt,
                             .bytes = (*held)->data().size()};
   const TimePoint begin = arriving_->begin;
   arriving_.reset();
-  hub_->add_version(*held, [this, done, begin]() mutable {
-    done.staging_ns = static_cast<std::uint64_t>((now() - begin).count());
+  hub_->add_version(*held, [this, done, begin, version = (*held)->version()]() mutable {
+    const TimePoint end = now();
+    switch_trace_.staged(version, done.bytes, begin, end);
+    done.staging_ns = static_cast<std::uint64_t>((end - begin).count());
     step(done);
   });
 }
@@ -433,6 +437,7 @@ void SidecarAgent::carry_out(const staging::ForReplica& command) {
   std::visit(
       [&](const auto& what) {
         using What = std::remove_cvref_t<decltype(what)>;
+        switch_trace_.sent(command.replica, what, now());
         if constexpr (!std::is_same_v<What, reload::Done> &&
                       !std::is_same_v<What, reload::StagedBroken>)
           hub_->send(command.replica, what);
@@ -490,8 +495,11 @@ void SidecarAgent::write_trace() const {
       config_.trace_file + ".json",
       {{.name = process, .pid = static_cast<std::uint32_t>(::getpid()), .spans = spans}});
   if (!traced) log_warning("trace: {}", traced.error().message());
+  // The picture shows the latest update.
+  const std::vector<trace::PauseBand> pauses = trace::pause_bands(spans);
   const auto drawn = trace::write_timeline_svg(
-      config_.trace_file + ".svg", spans,
+      config_.trace_file + ".svg",
+      pauses.empty() ? spans : trace::spans_between(spans, pauses.back().begin, pauses.back().end),
       {.title = "Weight pipeline of " + process,
        .subtitle = fmt::format("{} devices, buffers of {} MiB", config_.devices.count,
                                config_.devices.buffer_bytes / limits::kMiB),

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "inference_side/agent/engine_hub.h"
+#include "inference_side/agent/switch_trace.h"
 #include "inference_side/staging/receive_round.h"
 #include "inference_side/staging/store.h"
 #include "shared/base/unix_socket.h"
@@ -89,6 +90,7 @@ class SidecarAgent {
   staging::SidecarOptions options_;
   const staging::SidecarRecord record_;  // as it was when this process began
   trace::Recorder trace_;
+  SwitchTrace switch_trace_;
   std::optional<staging::Sidecar> sidecar_;  // made when its addresses are known
   std::optional<LockFile> state_lock_;
   std::filesystem::path record_file_;

@@ -145,14 +145,16 @@ void PipelineRunner::post(Event event) {
 }
 
 void PipelineRunner::drive(PipelineJob job, PipelineListener& listener, WeightPipeline pipeline) {
-  Run run{.job = std::move(job),
-          .listener = listener,
-          .pipeline = std::move(pipeline),
-          .trace = PipelineTrace(options_.trace, group_->size(), group_->unified()),
-          .begin = now(),
-          .bucket_bytes = {},
-          .heard = {},
-          .at_once = {}};
+  std::map<EngineId, std::string> names = std::move(job.engine_names);
+  Run run{
+      .job = std::move(job),
+      .listener = listener,
+      .pipeline = std::move(pipeline),
+      .trace = PipelineTrace(options_.trace, group_->size(), group_->unified(), std::move(names)),
+      .begin = now(),
+      .bucket_bytes = {},
+      .heard = {},
+      .at_once = {}};
   auto ready = settle_debts(run);
   if (ready)
     ready = group_->connect(std::min(

@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -83,7 +84,8 @@ struct PipelineJob {
   // The staged bytes of a bucket; called on the driver thread, once each. They stay valid until
   // on_finished. An error fails the run.
   std::function<Result<std::span<const std::byte>>(std::uint64_t bucket)> bucket_bytes;
-  std::vector<EngineSeat> engines;  // ids stay with their engine from run to run
+  std::vector<EngineSeat> engines;               // ids stay with their engine from run to run
+  std::map<EngineId, std::string> engine_names;  // for the trace; may be empty
   TimePoint deadline{};
 };
 

@@ -79,14 +79,18 @@ void PipelineTrace::broadcast_ended(const BroadcastDone& event, TimePoint at, st
   bucket.bytes = bytes;
   bucket.broadcast_end = std::max(bucket.broadcast_end, at);
   if (--bucket.broadcasts_left != 0) return;
-  if (!unified_)
+  if (!unified_) {
+    const auto source = static_cast<std::uint32_t>(bucket.source);
+    std::vector<trace::Arg> args = args_of(event.bucket, bytes);
+    args.push_back({.name = "source", .value = std::int64_t{source}});
     recorder_->record({.name = fmt::format("broadcast of bucket {}", event.bucket),
                        .lane = ipc_lane(bucket.slot),
                        .category = trace::Category::kBroadcast,
                        .begin = bucket.begin,
                        .end = bucket.broadcast_end,
-                       .label = std::to_string(static_cast<std::uint32_t>(bucket.source)),
-                       .args = args_of(event.bucket, bytes)});
+                       .label = std::to_string(source),
+                       .args = std::move(args)});
+  }
   close_if_over(event.bucket, at);
 }
 
@@ -97,7 +101,7 @@ void PipelineTrace::reload_ended(EngineId engine, std::uint64_t bucket, TimePoin
   if (reader == found->second.readers.end()) return;
   TimePoint& free_at = engine_free_at_[engine];
   recorder_->record({.name = fmt::format("reload of bucket {}", bucket),
-                     .lane = fmt::format("engine {}", static_cast<std::uint32_t>(engine)),
+                     .lane = engine_lane(engine),
                      .category = trace::Category::kReload,
                      .begin = std::min(at, std::max(free_at, reader->second)),
                      .end = at,
@@ -106,6 +110,12 @@ void PipelineTrace::reload_ended(EngineId engine, std::uint64_t bucket, TimePoin
   free_at = at;
   found->second.readers.erase(reader);
   close_if_over(bucket, at);
+}
+
+std::string PipelineTrace::engine_lane(EngineId engine) const {
+  const auto name = names_.find(engine);
+  return name != names_.end() ? "engine " + name->second
+                              : fmt::format("engine {}", static_cast<std::uint32_t>(engine));
 }
 
 // The IPC lane shows a reload from the end of the broadcast on the last device.

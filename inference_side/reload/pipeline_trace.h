@@ -13,13 +13,15 @@
 namespace wsync::reload {
 
 // Lanes: "H2D <device>", "IPC <slot>" (broadcast, then reload until the last engine of all devices
-// has acknowledged) and "engine <id>". Unified devices have only the last kind.
+// has acknowledged) and "engine <name>", or its id where it has no name. Unified devices have only
+// the last kind.
 // Thread: confined to its driver.
 class PipelineTrace {
  public:
   // `recorder` may be null (nothing is recorded) and outlives this.
-  PipelineTrace(trace::Recorder* recorder, std::uint32_t devices, bool unified)
-      : recorder_(recorder), devices_(devices), unified_(unified) {}
+  PipelineTrace(trace::Recorder* recorder, std::uint32_t devices, bool unified,
+                std::map<EngineId, std::string> names = {})
+      : recorder_(recorder), devices_(devices), unified_(unified), names_(std::move(names)) {}
 
   // The commands that an event led to are told before its ended().
   void started(const Command& command, TimePoint at);
@@ -43,10 +45,12 @@ class PipelineTrace {
   void broadcast_ended(const BroadcastDone& event, TimePoint at, std::uint64_t bytes);
   void reload_ended(EngineId engine, std::uint64_t bucket, TimePoint at);
   void close_if_over(std::uint64_t bucket, TimePoint at);
+  [[nodiscard]] std::string engine_lane(EngineId engine) const;
 
   trace::Recorder* recorder_;
   std::uint32_t devices_;
   bool unified_;
+  std::map<EngineId, std::string> names_;
   std::map<DeviceIndex, TimePoint> copies_;
   std::map<std::uint64_t, Bucket> buckets_;       // open ones
   std::map<EngineId, TimePoint> engine_free_at_;  // an engine takes one bucket at a time
