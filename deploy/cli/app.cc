@@ -78,6 +78,7 @@ void build_app(CLI::App& app, Context& context) {
   app.footer(
       "Exit codes: 0 done, 1 failed or differs, 2 bad input, 3 not reachable or too late, "
       "130 interrupted.\n`wsync COMMAND --help` has examples.");
+  add_demo(app, context);
   add_inspect(app, context);
   add_plan(app, context);
   add_trainer(app, context);

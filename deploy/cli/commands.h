@@ -8,6 +8,7 @@
 namespace wsync::cli {
 
 void add_completion(CLI::App& app, Context& context);
+void add_demo(CLI::App& app, Context& context);
 void add_doctor(CLI::App& app, Context& context);
 void add_inspect(CLI::App& app, Context& context);
 void add_engine(CLI::App& app, Context& context);

@@ -1,0 +1,214 @@
+// `wsync demo`: a whole fleet on this machine, for a minute.
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <string_view>
+#include <unistd.h>
+
+#include "deploy/cli/commands.h"
+#include "deploy/cli/demo_story.h"
+#include "shared/base/format.h"
+#include "shared/config/units.h"
+
+extern char** environ;  // NOLINT(readability-redundant-declaration): POSIX declares it nowhere
+
+namespace wsync::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kSizeMin = 16 * limits::kMiB;  // enough buckets to be killed between
+constexpr std::size_t kTemporaryPathMax = 40;          // sockets' paths have room for 108 bytes
+
+struct DemoCommand {
+  DemoOptions demo;
+  std::string size = "256MiB";
+  bool size_given = false;
+  std::string work;
+  std::string output;
+  bool keep = false;
+};
+
+Result<std::string> make_unique_directory(const std::string& beginning) {
+  std::string path = beginning + "XXXXXX";
+  if (::mkdtemp(path.data()) == nullptr) return fail_errno(path, errno);
+  return path;
+}
+
+std::string temporary_directory() {
+  std::error_code error;
+  const fs::path path = fs::temp_directory_path(error);
+  return error || path.string().size() > kTemporaryPathMax ? "/tmp" : path.string();
+}
+
+// Every directory of a run, and what is removed at its end.
+class DemoFolders {
+ public:
+  DemoFolders() = default;
+  DemoFolders(const DemoFolders&) = delete;
+  DemoFolders& operator=(const DemoFolders&) = delete;
+  ~DemoFolders() { remove(); }
+
+  Result<> create(const DemoCommand& command) {
+    keep_ = command.keep;
+    auto base = make_unique_directory(temporary_directory() + "/wsync-demo-");
+    if (!base) return fail(base.error());
+    base_ = *base;
+    work_ = base_ + "/work";
+    std::error_code error;
+    if (!command.work.empty()) {
+      fs::create_directories(command.work, error);
+      auto work = make_unique_directory(fs::absolute(command.work).string() + "/wsync-demo-");
+      if (!work) return fail(work.error().with_context("--work"));
+      work_ = *work;
+    }
+    for (const char* name : {"/run", "/state", "/log", "/trace", "/work"})
+      if (!fs::create_directory(base_ + name, error) && error)
+        return fail_errno(base_ + name, error.value());
+    for (const std::string& path : {run(), state()})
+      fs::permissions(path, fs::perms::owner_all, error);
+    return open_output(command.output);
+  }
+  // Where the results go; made here when nothing was named, so that nothing is left of a run that
+  // failed.
+  Result<std::string> output() {
+    if (!output_.empty()) return output_;
+    auto made = make_unique_directory(temporary_directory() + "/wsync-demo-results-");
+    if (made) output_ = *made;
+    return made;
+  }
+  void remove() noexcept {
+    std::error_code ignored;
+    if (made_output_) fs::remove(output_, ignored);  // does nothing unless it is empty
+    if (keep_) return;
+    if (!work_.empty()) fs::remove_all(work_, ignored);
+    if (!base_.empty()) fs::remove_all(base_, ignored);
+  }
+  [[nodiscard]] std::string run() const { return base_ + "/run"; }
+  [[nodiscard]] std::string state() const { return base_ + "/state"; }
+  [[nodiscard]] std::string log() const { return base_ + "/log"; }
+  [[nodiscard]] std::string trace() const { return base_ + "/trace"; }
+  [[nodiscard]] const std::string& base() const { return base_; }
+  [[nodiscard]] const std::string& work() const { return work_; }
+
+ private:
+  Result<> open_output(const std::string& wanted) {
+    if (wanted.empty()) return {};
+    output_ = fs::absolute(wanted).string();
+    std::error_code error;
+    made_output_ = fs::create_directories(output_, error);
+    if (error) return fail_errno("--output " + output_, error.value());
+    if (!fs::is_directory(output_, error) || ::access(output_.c_str(), W_OK) != 0)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("--output {}: no directory that can be written", output_));
+    return {};
+  }
+  std::string base_;
+  std::string work_;
+  std::string output_;
+  bool made_output_ = false;
+  bool keep_ = false;
+};
+
+// This process's, without what would configure the fleet otherwise.
+std::vector<std::string> fleet_environment(const DemoFolders& folders) {
+  std::vector<std::string> environment;
+  for (char** entry = environ; *entry != nullptr; ++entry)
+    if (!std::string_view(*entry).starts_with("WSYNC_")) environment.emplace_back(*entry);
+  environment.push_back("WSYNC_RUN_DIR=" + folders.run());
+  environment.push_back("WSYNC_STATE_DIR=" + folders.state());
+  return environment;
+}
+
+Result<> check(DemoCommand& command) {
+  if (!command.demo.checkpoint.empty()) {
+    if (command.size_given)
+      return fail(ErrorCode::kInvalidInput,
+                  "--size is of a made-up checkpoint: name it or --checkpoint, not both");
+    std::error_code error;
+    command.demo.checkpoint = fs::canonical(command.demo.checkpoint, error).string();
+    if (error) return fail(ErrorCode::kInvalidInput, "--checkpoint: " + error.message());
+    return {};
+  }
+  const Result<std::uint64_t> size = config::parse_size(command.size);
+  if (!size) return fail(size.error().with_context("--size"));
+  if (*size < kSizeMin)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("--size {}: at least {}, so that there is a middle of a switch to kill "
+                            "an engine in",
+                            command.size, config::format_size(kSizeMin)));
+  command.demo.size = *size;
+  return {};
+}
+
+Result<Outcome> run_demo(DemoCommand command, bool json) {
+  const TimePoint begin = now();
+  WSYNC_TRY(check(command));
+  DemoFolders folders;
+  WSYNC_TRY(folders.create(command));
+  DemoOptions& options = command.demo;
+  options.run_dir = folders.run();
+  options.work_dir = folders.work();
+  options.trace_dir = folders.trace();
+  const auto say = [&](const std::string& line) {
+    print_line(json ? stderr : stdout, fmt::format("{:5.1f} s  {}", seconds(now() - begin), line));
+  };
+  Result<DemoReport> report = fail(ErrorCode::kInternal, "nothing was told");
+  {
+    auto children = Children::create(folders.log(), fleet_environment(folders),
+                                     [&folders] { folders.remove(); });
+    if (!children) return fail(children.error());
+    if (command.keep)
+      say(fmt::format("everything stays in {} and {}", folders.base(), folders.work()));
+    report = tell_demo(**children, options, [&folders] { return folders.output(); }, say);
+  }
+  if (!report) return fail(report.error());
+  return Outcome{.result = demo_json(*report, options),
+                 .text = demo_text(*report, options),
+                 .exit_code = report->torn() == 0 ? kExitOk : kExitFailed};
+}
+
+}  // namespace
+
+void add_demo(CLI::App& app, Context& context) {
+  CLI::App* command = add_command(
+      app, context,
+      {.name = "demo",
+       .description = "Run a whole fleet on this machine: publish, verify, refuse, kill, repair, "
+                      "roll back",
+       .examples = {"wsync demo", "wsync demo --size 1GiB --engines 8 --output results",
+                    "wsync demo --checkpoint /models/qwen3-moe --json"}});
+  auto options = std::make_shared<DemoCommand>();
+  command
+      ->add_option("--checkpoint", options->demo.checkpoint,
+                   "Publish this directory (then copies of it with other bytes) instead of a "
+                   "made-up one")
+      ->type_name("DIR");
+  CLI::Option* size =
+      command->add_option("--size", options->size,
+                          "Bytes of the made-up checkpoint, bf16 in the Qwen3-MoE layout "
+                          "(default: 256MiB)");
+  command
+      ->add_option("--engines", options->demo.engines,
+                   "Engines, shared out between the two sidecars (default: 4)")
+      ->check(CLI::Range(2, 64));
+  command
+      ->add_option("--devices", options->demo.devices,
+                   "Separate devices of each sidecar (default: 4)")
+      ->check(CLI::Range(1, 16));
+  command
+      ->add_option("--output", options->output,
+                   "Where timeline.svg and trace.json go (default: a new directory in /tmp)")
+      ->type_name("DIR");
+  command
+      ->add_option("--work", options->work,
+                   "Make checkpoints in a new directory below this one (default: in /tmp)")
+      ->type_name("DIR");
+  command->add_flag("--keep", options->keep, "Remove neither checkpoints nor logs at the end");
+  command->callback([&context, options, size] {
+    options->size_given = size->count() > 0;
+    context.run("demo", [&] { return run_demo(*options, context.options.json); });
+  });
+}
+
+}  // namespace wsync::cli
