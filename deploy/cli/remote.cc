@@ -35,8 +35,10 @@ std::string default_address() {
 
 template <class Reply>
 Result<Reply> ask(const RemoteOptions& options, const control::Message& message,
-                  const std::function<void(const control::Progress&)>& on_progress = {}) {
+                  const std::function<void(const control::Progress&)>& on_progress = {},
+                  bool* asked = nullptr) {
   control::RequestOptions request{.address = options.address};
+  if (asked != nullptr) request.on_sent = [asked] { *asked = true; };
   request.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1000));
   Result<control::Decoded> decoded = control::request(request, {}, message, on_progress);
   if (!decoded) return fail(decoded.error());
@@ -46,8 +48,11 @@ Result<Reply> ask(const RemoteOptions& options, const control::Message& message,
                           control::message_name(control::type_of(decoded->message))));
 }
 
-// The fleet has no coordinator that answers: this command may be one, for once.
-bool nobody_there(const Error& error) { return error.code() == ErrorCode::kPeerLost; }
+// The fleet has no coordinator that answers: this command may be one, for once. Not when there was
+// one that took the request and was lost: it may come back, and finds its address taken.
+bool nobody_there(const Error& error, bool asked) {
+  return error.code() == ErrorCode::kPeerLost && !asked;
+}
 
 std::string_view phase_label(control::ProgressPhase phase) {
   switch (phase) {
@@ -115,9 +120,11 @@ Result<Outcome> push(const RemoteOptions& options) {
     line.update(phase_label(progress.phase), progress.done_bytes, progress.total_bytes, now());
   };
   const control::Push message{.directory = directory.string(), .step = options.step};
-  const Result<control::PushReply> reply = ask<control::PushReply>(options, message, on_progress);
+  bool asked = false;
+  const Result<control::PushReply> reply =
+      ask<control::PushReply>(options, message, on_progress, &asked);
   if (reply) return outcome_of(*reply);
-  if (!options.one_shot || !nobody_there(reply.error())) return fail(reply.error());
+  if (!options.one_shot || !nobody_there(reply.error(), asked)) return fail(reply.error());
   const OneShotOptions once{.address = options.address, .timeout_s = options.timeout_s};
   const Result<control::PushReply> pushed =
       push_once(once, directory.string(), options.step, on_progress);
@@ -132,9 +139,11 @@ Result<Outcome> roll_back(const RemoteOptions& options) {
     if (!version) return fail(version.error());
     message.to = *version;
   }
-  const Result<control::RollbackReply> reply = ask<control::RollbackReply>(options, message);
+  bool asked = false;
+  const Result<control::RollbackReply> reply =
+      ask<control::RollbackReply>(options, message, {}, &asked);
   if (reply) return outcome_of(*reply);
-  if (!options.one_shot || !nobody_there(reply.error())) return fail(reply.error());
+  if (!options.one_shot || !nobody_there(reply.error(), asked)) return fail(reply.error());
   const OneShotOptions once{.address = options.address, .timeout_s = options.timeout_s};
   const Result<control::RollbackReply> done = roll_back_once(once, message.to);
   if (!done) return fail(done.error());

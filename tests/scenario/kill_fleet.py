@@ -245,11 +245,23 @@ class KillFleet(Fleet):
             return code == 0 and {s["name"] for s in answer["result"]["sidecars"] if s["connected"]} >= set(sidecars)
         self.until(joined, f"sidecars {sidecars}")
 
+    def until_at_target(self, *replicas):
+        """Waits until they serve whatever the coordinator's target is, and returns it."""
+        target = None
+        def there():
+            nonlocal target
+            code, answer = self.ask("status", "--timeout", "1")
+            target = answer["result"]["target"] if code == 0 else None
+            found = {r["replica"]: r for s in answer["result"]["sidecars"] for r in s["replicas"]} if code == 0 else {}
+            return all(r in found and found[r]["ready"] and found[r]["version"] == target for r in replicas)
+        self.until(there, f"{replicas} at the coordinator's target")
+        return target
+
     def push(self, path, *more):
         """A push that goes on beside the test; what was said before it is not expected any more."""
         for process in self.processes:
             process.skip()
-        return self.start("push", path, "--json", "--no-one-shot", "--coordinator", self.address, *more)
+        return self.start("push", path, "--json", "--coordinator", self.address, *more)
 
 
 class KillCase(unittest.TestCase):

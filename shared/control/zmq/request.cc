@@ -39,6 +39,7 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
     if (std::exchange(sent, true)) return;
     if (auto result = port->send(envelope, message); !result) return end(fail(result.error()));
     deadline.start(options.deadline);
+    if (options.on_sent) options.on_sent();
   };
   callbacks.on_lost = [&](const Error& error) { end(fail(error)); };
   callbacks.on_bad_message = [&](const Error& error) { end(fail(error)); };

@@ -18,6 +18,7 @@ struct RequestOptions {
   std::chrono::milliseconds connect_deadline{limits::kHelloDeadlineMs};
   std::chrono::milliseconds deadline{limits::kPublishDeadlineMs};  // for the reply
   PortTimes times;
+  std::function<void()> on_sent = {};  // the peer was there and has been asked; may be empty
 };
 
 // Connects, sends `message` and waits for the reply that echoes its request number (chosen here
