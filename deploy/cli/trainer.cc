@@ -127,7 +127,8 @@ void add_trainer(CLI::App& app, Context& context) {
   command->add_option("-c,--config", options->file, "YAML file (deploy/config/trainer.yaml)");
   command->add_option("--set", options->set, "key=value, over the file (repeatable)");
   command->add_option("--checkpoint", options->checkpoint, "Directory to publish first");
-  command->add_flag("--take-over", options->take_over, "Claim the fleet above a newer coordinator");
+  command->add_flag("--take-over", options->take_over,
+                    "Claim the fleet, and the address, of another coordinator");
   command->callback([&context, options] {
     context.run("trainer", [&] { return run_trainer(context, *options); });
   });

@@ -226,6 +226,9 @@ void SidecarAgent::carry_out(const staging::Persist& command) {
 
 void SidecarAgent::carry_out(const staging::Welcomed& command) {
   if (config_.transport == config::Transport::kTcp || command.welcome.host_socket.empty()) return;
+  // Another coordinator: the process at the other end of the old link may only stand still.
+  if (std::exchange(host_link_fence_, sidecar_->fence()) != sidecar_->fence())
+    memfd_sink_->disconnect();
   if (const auto connected = memfd_sink_->connect(command.welcome.host_socket); !connected)
     log_debug("no host link to the trainer: {}", connected.error().message());
 }

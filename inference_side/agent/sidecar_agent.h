@@ -107,6 +107,7 @@ class SidecarAgent {
   std::map<Digest, Layout> layouts_;
   std::optional<Arriving> arriving_;
   std::uint64_t heartbeats_ = 0;
+  control::Fence host_link_fence_;  // under which the trainer's host link was made
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

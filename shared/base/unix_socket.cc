@@ -136,14 +136,31 @@ Result<LockFile> LockFile::acquire(const std::string& path) {
   }
 }
 
+Result<LockFile> LockFile::seize(const std::string& path) {
+  auto lock = acquire(fmt::format("{}.{}", path, ::getpid()));
+  if (!lock) return lock;
+  if (::rename(lock->path_.c_str(), path.c_str()) != 0)
+    return fail_errno(fmt::format("seize {}", path), errno);
+  lock->path_ = path;
+  return lock;
+}
+
+std::optional<std::string> LockFile::taken_by() const {
+  if (still_names(path_, fd_.get())) return std::nullopt;
+  const UniqueFd other(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (!other.valid()) return std::nullopt;  // removed, by nobody who wants it
+  return holder_of(other.get());
+}
+
 LockFile::~LockFile() {
   if (fd_.valid() && still_names(path_, fd_.get())) ::unlink(path_.c_str());
 }
 
-Result<SocketPath> SocketPath::claim(const std::string& path) {
+Result<SocketPath> SocketPath::claim(const std::string& path, Claim how) {
   WSYNC_TRY(check_socket_path(path));
   WSYNC_TRY(make_private_directory(parent_of(path)));
-  auto lock = LockFile::acquire(path + ".lock");
+  auto lock =
+      how == Claim::kTakeOver ? LockFile::seize(path + ".lock") : LockFile::acquire(path + ".lock");
   if (!lock) return fail(lock.error().with_context(fmt::format("socket {}", path)));
   struct stat status{};
   if (::lstat(path.c_str(), &status) == 0) {
@@ -160,7 +177,7 @@ Result<SocketPath> SocketPath::claim(const std::string& path) {
 }
 
 SocketPath::~SocketPath() {
-  if (lock_.held()) ::unlink(path_.c_str());
+  if (lock_.held() && !lock_.taken_by()) ::unlink(path_.c_str());
 }
 
 Result<PeerCredentials> peer_credentials(int socket) {

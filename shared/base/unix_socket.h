@@ -37,10 +37,15 @@ class LockFile {
  public:
   // kBusy, naming the holder's process id, while another holder lives. Never waits.
   [[nodiscard]] static Result<LockFile> acquire(const std::string& path);
+  // The same, but a holder that lives is left behind: the file is replaced by one of ours, which it
+  // can see by taken_by().
+  [[nodiscard]] static Result<LockFile> seize(const std::string& path);
   LockFile(LockFile&&) noexcept = default;
   LockFile& operator=(LockFile&&) = delete;
   ~LockFile();
   [[nodiscard]] bool held() const noexcept { return fd_.valid(); }  // false once moved from
+  // Who has seized the lock since, for people; nothing while it is ours.
+  [[nodiscard]] std::optional<std::string> taken_by() const;
 
  private:
   LockFile(UniqueFd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
@@ -48,18 +53,27 @@ class LockFile {
   std::string path_;
 };
 
+// What to do about a process that holds a path and lives.
+enum class Claim : std::uint8_t {
+  kIfFree,    // kBusy
+  kTakeOver,  // leave it behind with its connections: new ones come to us
+};
+
 // The right to bind a socket at a path: its directory is private, `<path>.lock` is held, and a
 // socket that a killed process left there is removed. Destruction removes the socket file, then
-// lets the lock go.
+// lets the lock go; neither when the path was taken over.
 class SocketPath {
  public:
-  // kBusy while another process holds the path; kRefused when something that is not a socket is
-  // there.
-  [[nodiscard]] static Result<SocketPath> claim(const std::string& path);
+  // kBusy while another process holds the path and is not to be left behind; kRefused when
+  // something that is not a socket is there.
+  [[nodiscard]] static Result<SocketPath> claim(const std::string& path,
+                                                Claim how = Claim::kIfFree);
   SocketPath(SocketPath&&) noexcept = default;
   SocketPath& operator=(SocketPath&&) = delete;
   ~SocketPath();
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  // Who has taken the path over, for people; nothing while it is ours.
+  [[nodiscard]] std::optional<std::string> taken_by() const { return lock_.taken_by(); }
 
  private:
   SocketPath(LockFile lock, std::string path) : lock_(std::move(lock)), path_(std::move(path)) {}

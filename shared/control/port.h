@@ -48,6 +48,9 @@ struct RouterCallbacks {
   // ErrorReply that echoes its round and request. May be empty.
   std::function<void(const std::string& peer, const Error&)> on_bad_message;
   MakeHeartbeat heartbeat;
+  // Another process has taken the address over: it gets all new connections, and this port keeps
+  // those it has. Once; within a heartbeat interval. May be empty.
+  std::function<void(const std::string& by)> on_address_taken = {};
 };
 
 class RouterPort {
@@ -68,7 +71,8 @@ struct DealerCallbacks {
   std::function<void(Envelope, Message)> on_message;
   // The router can be reached, for the first time or again. Alternates with on_lost.
   std::function<void()> on_connected;
-  // The router has hung up (kPeerLost) or is silent (kDeadline). The port goes on trying.
+  // The router has hung up (kPeerLost) or is silent (kDeadline). The port goes on trying, in both
+  // cases with a new connection: at the address there may be another router by now.
   std::function<void(const Error&)> on_lost;
   std::function<void(const Error&)> on_bad_message;  // may be empty
   MakeHeartbeat heartbeat;

@@ -516,7 +516,7 @@ class Rivals(Case):
             fleet.start("trainer")
             version = self.push(fleet, one)
             status = self.settled(fleet, version)
-            for more in ([], ["--take-over"], ["--set", f"listen=ipc://{fleet.run_dir}/other"]):
+            for more in ([], ["--set", f"listen=ipc://{fleet.run_dir}/other"]):
                 second = subprocess.run([WSYNC, "trainer", *more], env=fleet.environment, text=True, capture_output=True,
                                         timeout=DEADLINE_S)
                 self.assertEqual((second.returncode, len(second.stderr.splitlines())), (3, 1), second.stderr)

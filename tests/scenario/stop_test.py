@@ -2,7 +2,7 @@
 import sys
 import unittest
 
-from kill_fleet import KillCase
+from kill_fleet import KillCase, arenas, write_locked
 
 KillCase.wsync = sys.argv.pop()
 
@@ -87,6 +87,41 @@ class Stopped(KillCase):
             fleet.until_ready(third, "a", "b")
             self.verified(fleet, third, 2)
             self.leaves_nothing(fleet, a, b, *sidecars, trainer)
+
+    def test_trainer_in_a_snapshot_is_replaced(self):
+        with self.fleet() as fleet:
+            sidecar = fleet.sidecar("s0")
+            a = fleet.engine("s0", "a", self.one)
+            old = fleet.trainer(label="old")
+            first = self.published(fleet, self.one)
+            for _ in range(20):
+                push = fleet.push(self.two)
+                fleet.until(lambda: write_locked() & arenas(old.pid).keys() or push.poll() is not None,
+                            "a snapshot that is written")
+                old.freeze()
+                if write_locked() & arenas(old.pid).keys():
+                    break
+                old.thaw()
+                push.result()
+            else:
+                self.fail("no snapshot was met while it was written")
+
+            first = fleet.of("s0")[1]["target"]
+            new = fleet.trainer("--take-over", label="new")
+            fleet.until_ready(first, "a")
+            second = self.published(fleet, self.one)
+            self.serves(a, second)
+            old.thaw()
+            code, answer = old.result()
+            self.assertEqual((code, answer["error"]["code"]), (1, "fenced"), answer)
+            code, answer = push.result()
+            self.assertNotEqual(code, 0, answer)
+            self.serves(a, second)
+            self.verified(fleet, second, 1)
+            self.assertEqual(fleet.ask("status")[1]["result"]["target"], second)
+            third = self.published(fleet, self.two)
+            self.verified(fleet, third, 1)
+            self.leaves_nothing(fleet, a, sidecar, new)
 
 
 if __name__ == "__main__":

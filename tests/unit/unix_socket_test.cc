@@ -111,6 +111,26 @@ TEST_F(UnixSocket, AKilledProcessLeavesASocketThatTheNextStartReplaces) {
   ::close(ready[1]);
 }
 
+TEST_F(UnixSocket, APathIsTakenOverFromAHolderThatLives) {
+  auto first = SocketPath::claim(path());
+  ASSERT_TRUE(first.has_value()) << first.error().message();
+  EXPECT_FALSE(first->taken_by());
+  {
+    auto second = SocketPath::claim(path(), Claim::kTakeOver);
+    ASSERT_TRUE(second.has_value()) << second.error().message();
+    EXPECT_EQ(first->taken_by(), fmt::format("process {}", ::getpid()));
+    EXPECT_FALSE(second->taken_by());
+    EXPECT_EQ(SocketPath::claim(path()).error().code(), ErrorCode::kBusy);
+    ::close(::open(path().c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));  // the second's socket
+    {
+      const SocketPath gone = std::move(*first);
+    }
+    EXPECT_TRUE(std::filesystem::exists(path())) << "it is not the first one's to remove";
+    EXPECT_EQ(SocketPath::claim(path()).error().code(), ErrorCode::kBusy);
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(directory_));
+}
+
 TEST_F(UnixSocket, AFileThatIsNoSocketStays) {
   ::close(::open(path().c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
   EXPECT_THAT(ListeningSocket::bind(path()).error().message(), HasSubstr("is not a socket"));

@@ -131,15 +131,18 @@ Result<> TrainerAgent::listen() {
     heartbeat.target = coordinator_.target();
     return std::pair(std::move(envelope), std::move(heartbeat));
   };
+  callbacks.on_address_taken = [this](const std::string& by) { step(Replaced{.by = by}); };
   auto router = control::listen_zmq(loop_,
                                     {.address = config_.listen,
                                      .times = {.heartbeat_interval = config_.heartbeat.interval,
-                                               .silence_deadline = config_.heartbeat.deadline}},
+                                               .silence_deadline = config_.heartbeat.deadline},
+                                     .take_over = config_.take_over},
                                     std::move(callbacks));
   if (!router) return fail(router.error().with_context("coordinator address " + config_.listen));
   router_ = std::move(*router);
   auto memfd = transport::memfd::MemfdSource::listen(
-      {.path = config_.run_dir + "/trainer-host.sock"},
+      {.path = config_.run_dir + "/trainer-host.sock",
+       .claim = config_.take_over ? Claim::kTakeOver : Claim::kIfFree},
       [this](std::function<void()> task) { loop_.post(std::move(task)); });
   if (!memfd) return fail(memfd.error());
   memfd_source_ = std::move(*memfd);

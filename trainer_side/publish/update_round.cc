@@ -227,21 +227,32 @@ void Coordinator::higher_fence(const control::Fence& seen, const std::string& wh
       "sidecar '{}' has seen fence epoch {}, above this coordinator's {}: another coordinator is "
       "newer; start with --take-over to claim the fleet",
       who, seen.epoch, fence_.epoch);
+  if (!options_.take_over) return stop(reason);
+  end_rounds(reason);
+  highest_epoch_ = std::max(highest_epoch_, seen.epoch);
+  number_ = 0;
+  used_step_ = 0;
+  target_ = {};
+  claim();
+}
+
+void Coordinator::on(const Replaced& event) {
+  stop(fmt::format("this coordinator was replaced: {} has taken over its control address",
+                   event.by));
+}
+
+void Coordinator::end_rounds(const std::string& why) {
   // What waits goes first: it must not begin when the round that it waits for ends.
-  if (waiting_) refuse_publish(*std::exchange(waiting_, std::nullopt), reason, false);
+  if (waiting_) refuse_publish(*std::exchange(waiting_, std::nullopt), why, false);
   if (round_ && round_->is_rollback) finish_rollback();
-  if (round_) abort_round(reason);
-  if (options_.take_over) {
-    highest_epoch_ = std::max(highest_epoch_, seen.epoch);
-    number_ = 0;
-    used_step_ = 0;
-    target_ = {};
-    claim();
-    return;
-  }
+  if (round_) abort_round(why);
+}
+
+void Coordinator::stop(const std::string& why) {
+  end_rounds(why);
   phase_ = CoordinatorPhase::kStopped;
   deadline_.reset();
-  out_.emplace_back(Stopped{reason});
+  out_.emplace_back(Stopped{why});
 }
 
 void Coordinator::on_member(Member& member, const control::Envelope& envelope,

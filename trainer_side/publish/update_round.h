@@ -83,11 +83,17 @@ struct RollbackRequested {
   std::uint64_t request = 0;
   Version to;  // 0.0 = the previous one
 };
+// Another process has taken the control address over: sidecars that come will come to it.
+struct Replaced {
+  std::string by;
+};
 struct CoordinatorTick {};
 
 struct CoordinatorEvent {
   TimePoint now{};
-  std::variant<PeerMessage, PeerLost, PublishRequested, RollbackRequested, CoordinatorTick> what;
+  std::variant<PeerMessage, PeerLost, PublishRequested, RollbackRequested, Replaced,
+               CoordinatorTick>
+      what;
 };
 
 // ---- commands ----
@@ -123,7 +129,7 @@ struct RollbackDone {
 struct DropVersion {
   Version version;
 };
-// This coordinator must not act any more: a higher fence has been seen.
+// This coordinator must not act any more: a higher fence has been seen, or it was replaced.
 struct Stopped {
   std::string reason;
 };
@@ -180,6 +186,7 @@ class Coordinator {
   void on(const PeerLost& event);
   void on(const PublishRequested& event);
   void on(const RollbackRequested& event);
+  void on(const Replaced& event);
   void on(const CoordinatorTick& event);
   void on_hello(const PeerMessage& event, const control::Hello& hello);
   void on_member(Member& member, const control::Envelope& envelope,
@@ -190,6 +197,8 @@ class Coordinator {
   void on_decided(Member& member, const control::Decided& decided);
   void on_switched(Member& member, const control::Switched& switched);
   void higher_fence(const control::Fence& seen, const std::string& who);
+  void end_rounds(const std::string& why);
+  void stop(const std::string& why);
   // The claim.
   void welcome(Member& member);
   void welcome_back(const PeerMessage& event);

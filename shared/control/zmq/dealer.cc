@@ -120,9 +120,16 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
           callbacks.heartbeat ? callbacks.heartbeat() : std::pair<Envelope, Heartbeat>{};
       std::ignore = send(envelope, heartbeat);  // a full queue ends as silence
     }
-    if (now() - heard > options.times.silence_deadline)
-      lose(Error(ErrorCode::kDeadline, fmt::format("{} has been silent for {} ms", options.address,
-                                                   options.times.silence_deadline.count())));
+    if (now() - heard <= options.times.silence_deadline) return;
+    lose(Error(ErrorCode::kDeadline, fmt::format("{} has been silent for {} ms", options.address,
+                                                 options.times.silence_deadline.count())));
+    if (!closed && now() - begun > options.times.silence_deadline) connect_again();
+  }
+  // The process at the other end may stand still and its address be served by another.
+  void connect_again() {
+    begun = now();
+    connected = false;
+    if (const auto again = socket->connect_again(address); !again) bad(again.error());
   }
 
   void close() {
@@ -135,11 +142,13 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
 
   Loop& loop;
   DealerOptions options;
+  PortAddress address;
   DealerCallbacks callbacks;
   Timer beat;
   PortCounters counters;
   std::string identity;
   TimePoint heard{};
+  TimePoint begun = now();  // the newest attempt to connect
   std::unique_ptr<Socket> socket;
   std::unique_ptr<FdWatcher> watcher;
   std::unique_ptr<FdWatcher> monitor;
@@ -197,6 +206,7 @@ Result<std::unique_ptr<DealerPort>> connect_zmq(Loop& loop, const DealerOptions&
                 fmt::format("port name '{}' has {} bytes, expected 1 to {}", options.name,
                             options.name.size(), limits::kReplicaNameBytes));
   auto state = std::make_shared<DealerState>(loop, options, std::move(callbacks));
+  state->address = *address;
   state->identity = make_identity(options.name);
   auto socket = Socket::create(ZMQ_DEALER, state->identity);
   if (!socket) return fail(std::move(socket).error());

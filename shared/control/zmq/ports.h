@@ -12,6 +12,8 @@ namespace wsync::control {
 struct RouterOptions {
   std::string address;
   PortTimes times;
+  // ipc:// only: an address that another process holds is taken over from it (Claim::kTakeOver).
+  bool take_over = false;
 };
 // Listens. kRefused for an address beyond this host; kInvalidInput for a malformed one; kBusy when
 // another process listens there. The directory of an ipc:// path is created with mode 0700; the

@@ -96,6 +96,11 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
 
   void tick() {
     const auto self = shared_from_this();
+    if (const auto by = path && !taken ? path->taken_by() : std::nullopt) {
+      taken = true;
+      if (callbacks.on_address_taken) callbacks.on_address_taken(*by);
+      if (closed) return;
+    }
     const auto [envelope, heartbeat] =
         callbacks.heartbeat ? callbacks.heartbeat() : std::pair<Envelope, Heartbeat>{};
     std::vector<std::pair<std::string, Error>> lost;
@@ -135,6 +140,7 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
   std::unique_ptr<Socket> socket;
   std::unique_ptr<FdWatcher> watcher;
   bool draining = false;
+  bool taken = false;  // the address, by another process
   bool closed = false;
 };
 
@@ -165,7 +171,8 @@ Result<std::unique_ptr<RouterPort>> listen_zmq(Loop& loop, const RouterOptions& 
   if (!address) return fail(address.error());
   auto state = std::make_shared<RouterState>(loop, options, std::move(callbacks));
   if (!address->path.empty()) {
-    auto claimed = SocketPath::claim(address->path);
+    auto claimed =
+        SocketPath::claim(address->path, options.take_over ? Claim::kTakeOver : Claim::kIfFree);
     if (!claimed) return fail(std::move(claimed).error());
     state->path.emplace(std::move(*claimed));
   }

@@ -86,6 +86,12 @@ Result<> Socket::connect(const PortAddress& address) {
   return fail_zmq(fmt::format("connect to {}", address.endpoint), zmq_errno());
 }
 
+Result<> Socket::connect_again(const PortAddress& address) {
+  if (zmq_disconnect(socket_.get(), address.endpoint.c_str()) != 0 && zmq_errno() != ENOENT)
+    return fail_zmq(fmt::format("disconnect from {}", address.endpoint), zmq_errno());
+  return connect(address);
+}
+
 std::string Socket::last_endpoint() const {
   std::array<char, 512> text{};
   std::size_t size = text.size();

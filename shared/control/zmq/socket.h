@@ -50,6 +50,8 @@ class Socket {
   // kBusy when the address is in use.
   [[nodiscard]] Result<> bind(const PortAddress& address);
   [[nodiscard]] Result<> connect(const PortAddress& address);
+  // Gives up what connect() has made, with all that is queued in it, and begins anew.
+  [[nodiscard]] Result<> connect_again(const PortAddress& address);
   // The endpoint that bind() has chosen.
   [[nodiscard]] std::string last_endpoint() const;
 

@@ -223,7 +223,7 @@ MemfdSource::MemfdSource(std::unique_ptr<Server> server) : server_(std::move(ser
 MemfdSource::~MemfdSource() = default;
 
 Result<std::unique_ptr<MemfdSource>> MemfdSource::listen(MemfdSourceOptions options, Post post) {
-  auto listener = listen_at(options.path);
+  auto listener = listen_at(options.path, options.claim);
   if (!listener) return fail(std::move(listener).error());
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return fail_errno("make an eventfd", errno);

@@ -6,12 +6,14 @@
 #include <memory>
 #include <string>
 
+#include "shared/base/unix_socket.h"
 #include "shared/transport/stream.h"
 
 namespace wsync::transport::memfd {
 
 struct MemfdSourceOptions {
   std::string path;  // of the socket; its directory exists and belongs to this user alone
+  Claim claim = Claim::kIfFree;
   std::chrono::milliseconds offer_wait{limits::kStreamOfferWaitMs};
   // Told on the owner's thread when a process has connected, and when its connection has ended.
   std::function<void(int pid)> on_peer = [](int) {};

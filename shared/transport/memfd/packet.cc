@@ -109,10 +109,10 @@ Result<std::optional<Packet>> receive_packet(int socket) {
   return packet;
 }
 
-Result<Listener> listen_at(const std::string& path) {
+Result<Listener> listen_at(const std::string& path, Claim how) {
   const auto address = address_of(path);
   if (!address) return fail(address.error());
-  auto claimed = SocketPath::claim(path);
+  auto claimed = SocketPath::claim(path, how);
   if (!claimed) return fail(std::move(claimed).error());
   auto socket = new_socket();
   if (!socket) return fail(std::move(socket).error());

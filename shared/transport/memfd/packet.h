@@ -31,7 +31,7 @@ struct Listener {
   SocketPath path;
   UniqueFd socket;
 };
-[[nodiscard]] Result<Listener> listen_at(const std::string& path);
+[[nodiscard]] Result<Listener> listen_at(const std::string& path, Claim how);
 
 // Connects to `path`. kPeerLost when nobody serves there.
 [[nodiscard]] Result<UniqueFd> connect_to(const std::string& path);

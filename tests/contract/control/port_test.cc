@@ -314,6 +314,57 @@ TEST_P(Port, SilenceIsALossToTheDealerAndAWordEndsIt) {
   EXPECT_EQ(events, (std::vector<std::string>{"connected", "lost", "connected"}));
 }
 
+TEST_P(Port, ADealerLeavesASilentRouterForTheOneThatTookItsAddressOver) {
+  if (GetParam().scheme != "ipc") GTEST_SKIP() << "only a path can be taken over";
+  std::string taken_by;
+  bool greeted = false;
+  const auto stop_when_both = [&] {
+    if (greeted && !taken_by.empty()) loop_->stop();
+  };
+  listen({.on_address_taken = [&](const std::string& by) {
+    taken_by = by;
+    stop_when_both();
+  }});
+  const std::unique_ptr<RouterPort> former = std::move(router_);
+  // Stands for a process that stands still: it took the connection and says nothing.
+  raw_ = Socket::create(ZMQ_ROUTER, "").value();
+  const std::string path = address_.substr(std::string("ipc://").size());
+  ASSERT_EQ(::unlink(path.c_str()), 0);
+  ASSERT_TRUE(raw_->bind(parse_port_address(address_).value()).has_value());
+  const auto take_over = [&] {
+    auto router = listen_zmq(
+        *loop_, {.address = address_, .times = kPatient, .take_over = true},
+        {.on_message = [&](const std::string& peer, const Envelope&, const Message& message) {
+          EXPECT_EQ(peer, dealer_->identity());
+          if (!std::holds_alternative<Hello>(message)) return;
+          greeted = true;
+          stop_when_both();
+        }});
+    ASSERT_TRUE(router.has_value()) << router.error().message();
+    router_ = std::move(*router);
+  };
+  std::vector<std::string> events;
+  connect({.on_connected =
+               [&] {
+                 events.emplace_back("connected");
+                 if (router_) {
+                   EXPECT_TRUE(dealer_->send({}, Hello{}).has_value());
+                 }
+               },
+           .on_lost =
+               [&](const Error& error) {
+                 EXPECT_EQ(error.code(), ErrorCode::kDeadline);
+                 events.emplace_back("lost");
+                 if (!router_) take_over();
+               }},
+          kImpatient);
+  loop_->run();
+  ASSERT_GE(events.size(), 3U);
+  events.resize(3);  // on a slow machine the new one may be silent for so long, too
+  EXPECT_EQ(events, (std::vector<std::string>{"connected", "lost", "connected"}));
+  EXPECT_EQ(taken_by, fmt::format("process {}", ::getpid()));
+}
+
 TEST_P(Port, GarbageIsCountedAndOthersGoOn) {
   std::vector<std::string> bad;
   listen({.on_message = [&](const std::string& peer, const Envelope&,

@@ -293,6 +293,25 @@ TEST(Coordinator, AHigherFenceStopsIt) {
   EXPECT_FALSE(fleet.rounds[0].reply.ok);
 }
 
+TEST(Coordinator, OneThatWasReplacedStopsAndFailsWhatItHad) {
+  Fleet fleet({.take_over = true});  // it does not fight for what was taken from it
+  fleet.join("a");
+  fleet.publish();
+  const auto next = fleet.coordinator.next_version();  // of a snapshot that is being written
+  ASSERT_TRUE(next.has_value());
+  fleet.step(Replaced{.by = "process 7"});
+  EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kStopped);
+  EXPECT_NE(fleet.stop_reason.find("process 7"), std::string::npos);
+  ASSERT_EQ(fleet.rounds.size(), 1U);
+  EXPECT_FALSE(fleet.rounds[0].reply.ok);
+  const std::size_t sent = fleet.sends.size();
+  fleet.step(PublishRequested{.request = 2, .version = *next});
+  fleet.from("a", Fleet::hello("a"));
+  EXPECT_EQ(fleet.sends.size(), sent);
+  ASSERT_EQ(fleet.rounds.size(), 2U);
+  EXPECT_FALSE(fleet.rounds[1].reply.ok);
+}
+
 TEST(Coordinator, TakeOverClaimsAboveTheHigherFence) {
   Fleet fleet({.take_over = true});
   fleet.join("a");
