@@ -56,6 +56,31 @@ class Stopped(KillCase):
                 self.verified(fleet, second, 2)
                 self.leaves_nothing(fleet, a, b, sidecar, trainer)
 
+    def test_rank_of_two(self):
+        with self.fleet() as fleet:
+            sidecar = fleet.sidecar("s0")
+            a = fleet.engine("s0", "a", self.one)
+            leader, follower = (fleet.engine("s0", "tp", self.one, "--rank", str(r), "--world-size", "2")
+                                for r in (0, 1))
+            trainer = fleet.trainer("--set", "deadlines.pause=500ms", "--set", "deadlines.load=1s")
+            self.published(fleet, self.one)
+            follower.freeze()
+            code, answer = fleet.ask("push", self.two)
+            self.assertEqual(code, 1, answer)
+            outcomes = {r["replica"]: r for r in answer["result"]["replicas"]}
+            self.assertEqual(outcomes["a"]["outcome"], "committed", answer)
+            self.assertNotEqual(outcomes["tp"]["outcome"], "committed")
+            self.assertFalse(fleet.of_replica("s0", "tp")["ready"])
+            second = outcomes["a"]["version"]
+            self.serves(a, second)
+            self.stands_still(leader)  # no step without its follower
+            follower.thaw()
+            fleet.until_ready(second, "a", "tp")
+            self.serves(leader, second)
+            self.serves(follower, second)
+            self.verified(fleet, second, 3)
+            self.leaves_nothing(fleet, a, leader, follower, sidecar, trainer)
+
     def test_sidecar(self):
         with self.fleet() as fleet:
             sidecars = [fleet.sidecar(name) for name in ("s0", "s1")]
