@@ -216,8 +216,8 @@ Reading HeldModel::read(const Version& version, std::uint64_t step, std::string&
         reading.value = mix(reading.value + word);
       }
     }
-    std::atomic_thread_fence(std::memory_order_acquire);
-    const std::uint64_t after = layer.word.load(std::memory_order_relaxed);
+    // Not a plain load: that could be done before the reads above it.
+    const std::uint64_t after = layer.word.fetch_add(0, std::memory_order_acq_rel);
     if (before == expected && after == expected) continue;
     if (!reading.torn)
       saw = fmt::format(

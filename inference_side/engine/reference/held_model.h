@@ -95,7 +95,7 @@ class HeldModel {
  private:
   struct Layer {
     std::vector<std::uint32_t> tensors;
-    std::atomic<std::uint64_t> word{0};  // index into names_, or kChanging
+    mutable std::atomic<std::uint64_t> word{0};  // index into names_, or kChanging
   };
   HeldModel() = default;
   [[nodiscard]] std::uint64_t word_of(const Version& version) const;
