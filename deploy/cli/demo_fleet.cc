@@ -82,7 +82,8 @@ Result<> DemoFleet::start_trainer() {
   const auto child = children_.start(
       {.name = "trainer",
        .arguments = {"trainer", "--set", fmt::format("min_sidecars={}", kDemoSidecars), "--set",
-                     fmt::format("min_replicas={}", replicas_.size()), "--set", "arenas=4"}});
+                     fmt::format("min_replicas={}", replicas_.size()), "--set", "arenas=4", "--set",
+                     fmt::format("trace_file={}/trainer", options_.trace_dir)}});
   if (!child) return fail(child.error());
   trainer_ = *child;
   return {};

@@ -25,7 +25,7 @@ struct FleetOptions {
   std::uint32_t devices = 4;  // separate ones, of each sidecar
   std::uint64_t buffer_bytes = 0;
   std::string run_dir;     // sockets
-  std::string trace_dir;   // <sidecar>.json and .svg, written when a sidecar ends
+  std::string trace_dir;   // <sidecar>.json and .svg, trainer.json; written when they end
   std::string checkpoint;  // names and shapes of the engines' model
 };
 

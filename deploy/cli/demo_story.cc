@@ -356,27 +356,27 @@ Result<> Story::write_traces() {
   if (!output) return fail(output.error());
   report_.trace = *output + "/trace.json";
   report_.picture = *output + "/timeline.svg";
-  std::vector<trace::ProcessTrace> sidecars;
-  for (std::uint32_t i = 0; i < kDemoSidecars; ++i) {
-    auto traced =
-        read_trace(fmt::format("{}/{}.json", options_.trace_dir, DemoFleet::sidecar_name(i)));
+  std::vector<std::string> names = {"trainer"};
+  for (std::uint32_t i = 0; i < kDemoSidecars; ++i) names.push_back(DemoFleet::sidecar_name(i));
+  std::vector<trace::ProcessTrace> processes{{.name = "wsync demo",
+                                              .pid = static_cast<std::uint32_t>(::getpid()),
+                                              .spans = recorder_.spans()}};
+  for (const std::string& name : names) {
+    auto traced = read_trace(fmt::format("{}/{}.json", options_.trace_dir, name));
     if (!traced) return fail(traced.error());
-    sidecars.push_back(std::move(*traced));
+    processes.push_back(std::move(*traced));
   }
   const DemoUpdate& update = report_.updates[kPictured];
-  WSYNC_TRY(write_update_picture(report_.picture, sidecars.front(),
+  WSYNC_TRY(write_update_picture(report_.picture, processes.back(),
                                  {.version = update.version,
                                   .model_bytes = report_.bytes,
                                   .buffer_bytes = report_.buffer_bytes,
-                                  .engines = (options_.engines + kDemoSidecars - 1) / kDemoSidecars,
+                                  .engines = options_.engines / kDemoSidecars,
                                   .devices = options_.devices,
                                   .sidecars = kDemoSidecars,
                                   .begin = update.begin,
                                   .end = update.end}));
-  sidecars.insert(sidecars.begin(), {.name = "wsync demo",
-                                     .pid = static_cast<std::uint32_t>(::getpid()),
-                                     .spans = recorder_.spans()});
-  return trace::write_chrome_trace(report_.trace, sidecars);
+  return trace::write_chrome_trace(report_.trace, processes);
 }
 
 }  // namespace

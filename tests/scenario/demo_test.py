@@ -81,14 +81,14 @@ class Demo(unittest.TestCase):
         with open(result["trace"], encoding="utf-8") as file:
             events = json.load(file)["traceEvents"]
         processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-        self.assertEqual(sorted(processes.values()), ["sidecar host0", "sidecar host1", "wsync demo"])
+        self.assertEqual(sorted(processes.values()), ["coordinator", "sidecar host0", "sidecar host1", "wsync demo"])
         threads = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
         spans = [e for e in events if e["ph"] == "X"]
         for span in spans:
             self.assertIn((span["pid"], span["tid"]), threads)
             self.assertGreaterEqual(span["dur"], 0)
         names = {span["name"] for span in spans}
-        for name in ("publish 1.1", "paused for 1.2", "staging of 1.3", "rollback to 1.2", "H2D copy of bucket 0"):
+        for name in ("publish 1.1", "snapshot of 1.1", "switch 1.2", "paused for 1.2", "staging of 1.3", "rollback to 1.2", "H2D copy of bucket 0"):
             self.assertIn(name, names)
         # All engines of a sidecar share one run of its pipeline: three versions and the rollback on each, and the repair.
         self.assertEqual(len([e for e in spans if e["name"] == "H2D copy of bucket 0"]), 9)

@@ -55,6 +55,7 @@ struct TrainerAgent::Active {
   std::unique_ptr<WeightSource> source;
   std::shared_ptr<const Snapshot> snapshot;
   std::uint64_t snapshot_ns = 0;
+  Version version;  // once the snapshot has been taken
 };
 
 struct TrainerAgent::VerifyPending {
@@ -107,6 +108,7 @@ TrainerAgent::TrainerAgent(Loop& loop, const config::TrainerConfig& config,
       coordinator_(std::move(options)),
       epoch_file_(std::move(epoch_file)),
       snapshotter_(std::make_shared<Snapshotter>(SnapshotterOptions{.arenas = config.arenas})),
+      trace_(config.trace_file),
       timer_(loop, [this] { step(CoordinatorTick{}); }),
       progress_timer_(loop, [this] { report_progress(); }),
       worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "snapshot"})) {}
@@ -153,6 +155,7 @@ Result<> TrainerAgent::listen() {
 TrainerAgent::~TrainerAgent() {
   if (snapshotting_) snapshotting_->stop.request_stop();
   worker_->stop();
+  trace_.write();
 }
 
 std::uint64_t TrainerAgent::tcp_wire_bytes() const {
@@ -198,13 +201,16 @@ bool TrainerAgent::carry_out(CoordinatorCommand command) {
              ready->target.none() ? "none yet" : ready->target.to_string());
     loop_.post([this, target = ready->target] { callbacks_.on_ready(target); });
   } else if (auto* phase = std::get_if<PhaseEntered>(&command)) {
-    if (const auto it = running_.find(phase->request); it != running_.end())
+    if (const auto it = running_.find(phase->request); it != running_.end()) {
       it->second->progress.phase = phase->phase;
+      trace_.entered(phase->request, it->second->version, phase->phase, now());
+    }
   } else if (auto* done = std::get_if<RoundDone>(&command)) {
     const auto it = running_.find(done->request);
     if (it == running_.end()) return true;
     const std::shared_ptr<Active> active = it->second;
     running_.erase(it);
+    trace_.ended(done->request, now());
     if (active->job.on_done)
       active->job.on_done(
           {.superseded = done->superseded, .reply = std::move(done->reply), .error = {}});
@@ -338,6 +344,10 @@ void TrainerAgent::on_snapshot(const std::shared_ptr<Active>& active,
   }
   active->snapshot = *snapshot;
   const Snapshot& taken = **snapshot;
+  active->version = taken.version();
+  const TimePoint at = now();
+  trace_.snapshot_taken(taken.version(), taken.plan()->arena_bytes(),
+                        at + -std::chrono::nanoseconds(active->snapshot_ns), at);
   if (active->job.on_snapshotted)
     active->job.on_snapshotted(taken.version(), std::chrono::nanoseconds(active->snapshot_ns));
   offer(active->snapshot);

@@ -22,6 +22,7 @@
 #include "shared/loop/worker.h"
 #include "shared/transport/memfd/memfd_source.h"
 #include "shared/transport/tcp/tcp_source.h"
+#include "trainer_side/publish/round_trace.h"
 #include "trainer_side/publish/snapshot.h"
 #include "trainer_side/publish/update_round.h"
 
@@ -118,6 +119,7 @@ class TrainerAgent {
   std::unique_ptr<transport::memfd::MemfdSource> memfd_source_;
   std::unique_ptr<transport::tcp::TcpSource> tcp_source_;
   std::unique_ptr<control::RouterPort> router_;
+  RoundTrace trace_;
   Timer timer_;
   Timer progress_timer_;
   std::unique_ptr<Worker> worker_;
