@@ -24,7 +24,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kLong{900'000};          // writing, copying or publishing a checkpoint
 constexpr unsigned kFloorRounds = 3;            // before the story, and again after it
 constexpr std::uint64_t kVersionsInMemory = 3;  // serving, previous, incoming: shared by all
-constexpr std::uint64_t kSmallModelBytes = 128 * limits::kMiB;
+constexpr std::uint64_t kSmallModelBytes = 96 * limits::kMiB;
 constexpr std::size_t kPictured = 1;  // the second update: the engines were serving before it
 
 std::string duration(std::uint64_t ns) {
