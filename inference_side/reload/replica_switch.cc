@@ -207,9 +207,13 @@ void ReplicaSwitch::on(const TargetSet& event) {
 }
 
 void ReplicaSwitch::on(const StagedSet& event) {
-  // A copy that left the set and is there again was staged anew.
+  // A copy that leaves the set, or was not in it when it failed, is staged anew when it is there
+  // again.
+  const auto in = [](const std::vector<Version>& set, const Version& version) {
+    return std::ranges::find(set, version) != set.end();
+  };
   std::erase_if(broken_, [&](const Version& version) {
-    return std::ranges::find(event.versions, version) == event.versions.end();
+    return !in(event.versions, version) || !in(staged_, version);
   });
   staged_ = event.versions;
 }

@@ -231,6 +231,21 @@ TEST_F(Switch, ACopyThatFailsTwiceGoesBackToThePreviousVersion) {
   EXPECT_EQ(count<SendPause>(), 1U);
 }
 
+TEST_F(Switch, ACopyThatWasLetGoWhileItFailedIsLoadedWhenItIsStagedAnew) {
+  serve_v1();
+  decide(kV2);
+  paused();
+  step(StagedSet{{kV1}});  // another replica has found it broken first
+  for (int i = 0; i < 2; ++i)
+    step(RankLoaded{.rank = 0, .request = request, .version = kV2, .failure = "checksum"});
+  EXPECT_EQ(machine.goal(), kV1);
+  loaded(kV1);
+  committed(kV1);
+  resumed();
+  step(StagedSet{{kV1, kV2}});
+  EXPECT_EQ(count<SendPause>(), 1U);
+}
+
 TEST_F(Switch, NeitherForwardNorBackIsTaintedAndSaysSo) {
   serve_v1();
   step(StagedSet{{kV2}});
