@@ -187,6 +187,8 @@ void EngineHub::start_pipeline() {
       return held->data().subspan(buckets->bucket_offset(bucket), buckets->bucket_size(bucket));
     };
     job.deadline = now() + std::chrono::milliseconds(deadline_ms);
+    // A silent engine is dropped while there is time for the others to end well.
+    job.ack_deadline = std::chrono::milliseconds(deadline_ms) / 2;
     if (options_.trace != nullptr) options_.trace->keep_newest(limits::kTraceSpans / 16);
     started = runner_->start(std::move(job), *pipeline_events_);
   }

@@ -32,6 +32,7 @@ struct PipelineRunner::Run {
   std::uint64_t bytes = 0;
   std::map<std::uint64_t, std::uint64_t> bucket_bytes;  // of buckets on their way
   std::map<EngineId, TimePoint> heard;                  // newest acknowledgement
+  std::chrono::nanoseconds ack_deadline{};              // the shorter of the options' and the job's
   std::deque<Posted> at_once;                           // ends of operations that cost nothing
 };
 
@@ -155,6 +156,7 @@ void PipelineRunner::drive(PipelineJob job, PipelineListener& listener, WeightPi
       .bucket_bytes = {},
       .heard = {},
       .at_once = {}};
+  run.ack_deadline = std::min(options_.ack_deadline, run.job.ack_deadline);
   auto ready = settle_debts(run);
   if (ready)
     ready = group_->connect(std::min(
@@ -172,7 +174,7 @@ Result<> PipelineRunner::settle_debts(Run& run) {
   std::set<EngineId> silent;
   {
     std::unique_lock lock(mutex_);
-    const TimePoint until = std::min(run.job.deadline, now() + options_.ack_deadline);
+    const TimePoint until = std::min(run.job.deadline, now() + run.ack_deadline);
     changed_.wait_until(lock, clock_time(until), [&] { return owed_.empty() || abort_; });
     if (abort_) return fail(*abort_);
     for (const Owed& owed : owed_) silent.insert(owed.first);
@@ -292,15 +294,14 @@ void PipelineRunner::check_clock(Run& run, TimePoint at) {
     const auto heard = run.heard.find(open.engine);
     const TimePoint since =
         heard == run.heard.end() ? open.since : std::max(open.since, heard->second);
-    if (at - since >= options_.ack_deadline) silent.emplace(open.engine, open.bucket);
+    if (at - since >= run.ack_deadline) silent.emplace(open.engine, open.bucket);
   }
   for (const auto& [engine, bucket] : silent)
     drop(run, engine,
          {ErrorCode::kDeadline,
-          fmt::format("engine {} has not acknowledged bucket {} within {} ms", number(engine),
-                      bucket,
-                      std::chrono::duration_cast<std::chrono::milliseconds>(options_.ack_deadline)
-                          .count())});
+          fmt::format(
+              "engine {} has not acknowledged bucket {} within {} ms", number(engine), bucket,
+              std::chrono::duration_cast<std::chrono::milliseconds>(run.ack_deadline).count())});
 }
 
 void PipelineRunner::drop(Run& run, EngineId engine, Error reason) {

@@ -87,6 +87,8 @@ struct PipelineJob {
   std::vector<EngineSeat> engines;               // ids stay with their engine from run to run
   std::map<EngineId, std::string> engine_names;  // for the trace; may be empty
   TimePoint deadline{};
+  // Rules over the options' one where it is shorter.
+  std::chrono::nanoseconds ack_deadline = std::chrono::nanoseconds::max();
 };
 
 class PipelineRunner {

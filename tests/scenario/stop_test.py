@@ -46,6 +46,9 @@ class Stopped(KillCase):
                 self.assertFalse(fleet.of_replica("s0", "b")["ready"])
                 code, answer = push.result()
                 self.assertEqual(code, 1, answer)
+                outcomes = {r["replica"]: r["outcome"] for r in answer["result"]["replicas"]}
+                self.assertEqual(outcomes["a"], "committed", answer)  # b keeps nobody else
+                self.assertNotEqual(outcomes["b"], "committed")
                 self.assertFalse(fleet.of_replica("s0", "b")["ready"])
                 second = answer["result"]["version"]
                 fleet.until_ready(second, "a")
