@@ -175,7 +175,8 @@ void add_push(CLI::App& app, Context& context) {
        .examples = {"wsync push /models/qwen3-moe", "wsync push /models/step_200 --step 200 --json",
                     "wsync push DIR --coordinator ipc:///run/wsync/control"}});
   command->add_option("DIR", options->directory, "Hugging Face checkpoint directory")->required();
-  command->add_option("--step", options->step, "Step to name the version by (default: the next)");
+  command->add_option("--step", options->step, "Step to name the version by (default: the next)")
+      ->check(CLI::Range(std::uint64_t{1}, limits::kStepMax));
   command->add_flag("!--no-one-shot", options->one_shot,
                     "Fail when no coordinator answers, instead of being one for this push");
   command->callback([&context, options] { context.run("push", [&] { return push(*options); }); });

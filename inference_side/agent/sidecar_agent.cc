@@ -464,6 +464,8 @@ void SidecarAgent::on_message(control::Envelope envelope, control::Message messa
     });
     return;
   }
+  if (const auto* error = std::get_if<control::ErrorReply>(&message))
+    log_warning("the coordinator says: {}", error->message);
   step(staging::CoordinatorMessage{.envelope = std::move(envelope), .message = std::move(message)});
 }
 

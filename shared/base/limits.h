@@ -28,7 +28,10 @@ inline constexpr std::uint64_t kBucketBytesMax = 8 * kGiB;
 inline constexpr std::uint64_t kBucketBytesDefault = 64 * kMiB;
 inline constexpr std::uint64_t kModelBytesMax = 1ULL << 44U;  // 16 TiB
 
+inline constexpr std::uint64_t kStepMax = (1ULL << 63U) - 1;  // of a version: there is a next one
+
 // --- control ---
+inline constexpr std::uint64_t kEpochMax = (1ULL << 32U) - 2;  // of a fence, and so of a version
 inline constexpr std::uint64_t kMessageBytes = 512 * kMiB;  // one control message, layouts included
 inline constexpr std::uint64_t kStringBytes = 64 * kKiB;    // one string field
 inline constexpr std::uint64_t kReplicaNameBytes = 128;

@@ -87,7 +87,37 @@ void Coordinator::on(const PeerMessage& event) {
   on_member(*member, event.envelope, event.message);
 }
 
+// What no sidecar says: a stranger's Hello, or that of one whose record is damaged.
+std::string Coordinator::why_no_sidecar(const control::Fence& fence,
+                                        const control::Hello& hello) const {
+  if (const std::uint64_t epoch = std::max(fence.epoch, hello.decision.fence.epoch);
+      epoch > limits::kEpochMax)
+    return fmt::format("fence epoch {}, at most {} allowed", epoch, limits::kEpochMax);
+  if (hello.decision.fence == fence_ && hello.decision.number > number_)
+    return fmt::format("decision {} of this coordinator, which has taken {}", hello.decision.number,
+                       number_);
+  for (const auto* versions : {&hello.staged, &hello.withdrawn})
+    for (const Version& version : *versions)
+      if (version.step > limits::kStepMax) return fmt::format("version {}", version.to_string());
+  if (hello.target.step > limits::kStepMax)
+    return fmt::format("target {}", hello.target.to_string());
+  return {};
+}
+
 void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello) {
+  if (const std::string why = why_no_sidecar(event.envelope.fence, hello); !why.empty()) {
+    ++dropped_;
+    control::Envelope envelope;
+    envelope.fence = fence_;
+    out_.emplace_back(SendTo{
+        .peer = event.peer,
+        .envelope = std::move(envelope),
+        .message = control::ErrorReply{.code = static_cast<std::uint8_t>(ErrorCode::kRefused),
+                                       .message = fmt::format("sidecar '{}' cannot join: it tells "
+                                                              "of {}",
+                                                              hello.name, why)}});
+    return;
+  }
   if (phase_ != CoordinatorPhase::kGathering && event.envelope.fence > fence_) {
     higher_fence(event.envelope.fence, hello.name);
     if (phase_ == CoordinatorPhase::kStopped) return;
@@ -396,7 +426,12 @@ Result<Version> Coordinator::next_version(std::uint64_t step) const {
     return fail(ErrorCode::kBusy, fmt::format("the coordinator is {}; no sidecar has joined it yet",
                                               phase_name(phase_)));
   const auto epoch = static_cast<std::uint32_t>(fence_.epoch);
-  if (step == 0) return Version{epoch, std::max(seen_step_, used_step_) + 1};
+  const std::uint64_t last = std::max(seen_step_, used_step_);
+  if (step > limits::kStepMax || (step == 0 && last == limits::kStepMax))
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("step {}: a step is 1 to {}; name one below it with --step",
+                            step == 0 ? last + 1 : step, limits::kStepMax));
+  if (step == 0) return Version{epoch, last + 1};
   if (step <= used_step_)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("step {} was used or passed under epoch {} (last: {}); a version never "

@@ -159,7 +159,7 @@ class Coordinator {
   [[nodiscard]] const Version& target() const noexcept { return target_; }
   [[nodiscard]] const Roster& roster() const noexcept { return roster_; }
   // The name for the next snapshot: (fence epoch, one step above all that were used); with a step
-  // given, that one. kInvalidInput when the step was used, kBusy before the claim.
+  // given, that one. kInvalidInput when the step was used or is no step, kBusy before the claim.
   [[nodiscard]] Result<Version> next_version(std::uint64_t step = 0) const;
   [[nodiscard]] control::StatusReply status() const;
   // Bytes staged so far, summed over the sidecars of the round.
@@ -189,6 +189,8 @@ class Coordinator {
   void on(const Replaced& event);
   void on(const CoordinatorTick& event);
   void on_hello(const PeerMessage& event, const control::Hello& hello);
+  [[nodiscard]] std::string why_no_sidecar(const control::Fence& fence,
+                                           const control::Hello& hello) const;
   void on_member(Member& member, const control::Envelope& envelope,
                  const control::Message& message);
   void on_accept(Member& member);

@@ -282,6 +282,44 @@ TEST(Coordinator, MessagesUnderALowerFenceChangeNothing) {
   EXPECT_EQ(fleet.count<control::Stage>("a"), 0U);
 }
 
+TEST(Coordinator, AHelloThatCannotBeTrueIsRefused) {
+  Fleet fleet;
+  fleet.join("a");
+  const auto refused = [&](control::Fence fence, const control::Hello& hello) {
+    const auto before = fleet.count<control::ErrorReply>("x");
+    fleet.from_fence("x", fence, hello);
+    EXPECT_EQ(fleet.coordinator.roster().members().size(), 1U);
+    return fleet.count<control::ErrorReply>("x") == before + 1;
+  };
+  const control::Fence ours = fleet.coordinator.fence();
+  control::Hello hello = Fleet::hello("x");
+  hello.decision = {.fence = ours, .number = 99};
+  EXPECT_TRUE(refused(ours, hello));  // a decision that was never taken
+  hello.decision = {};
+  EXPECT_TRUE(refused({.epoch = limits::kEpochMax + 1, .run_id = {}}, hello));
+  hello.decision.fence.epoch = limits::kEpochMax + 1;
+  EXPECT_TRUE(refused(ours, hello));
+  hello.decision = {};
+  hello.target.step = limits::kStepMax + 1;
+  EXPECT_TRUE(refused(ours, hello));
+  EXPECT_TRUE(refused(ours, Fleet::hello("x", {{1, limits::kStepMax + 1}})));
+  fleet.full_round({"a"});
+  EXPECT_TRUE(fleet.rounds.at(0).reply.ok);
+}
+
+TEST(Coordinator, StepsEndAndAreNeverNamedTwice) {
+  Fleet fleet;
+  fleet.join("a", Fleet::hello("a", {{1, limits::kStepMax}}));
+  const auto code = [&](std::uint64_t step) {
+    const auto version = fleet.coordinator.next_version(step);
+    return version ? std::nullopt : std::optional(version.error().code());
+  };
+  EXPECT_EQ(code(0), ErrorCode::kInvalidInput);  // there is none above
+  EXPECT_EQ(code(limits::kStepMax + 1), ErrorCode::kInvalidInput);
+  EXPECT_EQ(code(limits::kStepMax), std::nullopt);  // of another epoch than what is staged
+  EXPECT_EQ(code(7), std::nullopt);
+}
+
 TEST(Coordinator, AHigherFenceStopsIt) {
   Fleet fleet;
   fleet.join("a");
