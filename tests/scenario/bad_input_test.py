@@ -163,7 +163,7 @@ def everything_below(*directories):
                 path = os.path.join(where, name)
                 status = os.lstat(path)
                 content = b""
-                if os.path.isfile(path):
+                if os.path.isfile(path) and os.access(path, os.R_OK):
                     with open(path, "rb") as file:
                         content = file.read()
                 found[path] = (status.st_mode, status.st_mtime_ns, content)
@@ -202,7 +202,12 @@ class BadCheckpoint(unittest.TestCase):
                 spoil(directories[label])
             nothing = fleet.path("nothing")  # may not be made
             status = fleet.ask("status")
+            closed = [d for d in directories.values() if os.path.exists(d) and not os.access(d, os.R_OK)]
+            for directory in closed:
+                os.chmod(directory, 0o700)
             before = everything_below(fleet.directory, alone.directory)
+            for directory in closed:
+                os.chmod(directory, 0)
 
             commands = {
                 "inspect": lambda d: run(fleet, "inspect", d),
@@ -221,6 +226,8 @@ class BadCheckpoint(unittest.TestCase):
                 with self.subTest(label=label, command=command):
                     self.one_line(label, done.result(), [directories[label], *CHECKPOINTS[label][1]], command.strip())
 
+            for directory in closed:
+                os.chmod(directory, 0o700)
             self.assertEqual(fleet.ask("status"), status)
             self.assertEqual(everything_below(fleet.directory, alone.directory), before)
             self.assertFalse(os.path.exists(nothing))
@@ -289,6 +296,9 @@ ARGUMENTS = {
     ("push",): ["DIR", "required"],
     ("push", NONE): [NONE, "No such file"],
     ("push", NONE, "--step", "many"): ["--step", "many"],
+    ("push", NONE, "--step", "-1"): ["--step", "-1", "9223372036854775807"],
+    ("push", NONE, "--step", "0"): ["--step", "0", "1"],
+    ("push", NONE, "--step", "9223372036854775808"): ["--step", "9223372036854775807"],
     ("push", NONE, "--timeout", "never"): ["--timeout", "above 0", "'never'"],
     ("status", "--timeout", "-1"): ["--timeout", "above 0", "'-1'"],
     ("status", "--timeout", "0"): ["--timeout", "above 0", "'0'"],

@@ -89,7 +89,20 @@ MESSAGES = [  # whole messages that are wrong, by what is wrong with them
     wire.message(wire.STATUS)[:40],
     b"",
 ]
-ENGINE_HELLO = struct.pack("<IBIIBBIQI", 1, 1, 0, 1, 0, 0, 0, 0, 0)
+ENGINE_HELLO = struct.pack("<IBIIBBIQQI", 1, 1, 0, 1, 0, 0, 0, 0, 0, 0)  # without tensors
+UNASKED = {  # what an engine answers, with values that make no sense
+    27: struct.pack("<IQ", 9, 9) + wire.text(b""), 30: struct.pack("<Q", 2**64 - 1), 33: struct.pack("<Q", 2**64 - 1) + wire.text(b""),
+    34: struct.pack("<IQQQ", 9, 9, 2**64 - 1, 0) + wire.text(b"no"), 36: struct.pack("<IQ", 9, 9) + wire.text(b""), 38: b"",
+    40: struct.pack("<IQI", 9, 9, 0) + wire.text(b""), 14: b"\x05" + wire.text(b"no")}
+
+
+def whole_hello():
+    """The EngineHello of an engine that holds the model of tensors.py."""
+    shapes = [item for shard in tensors.SHARDS.values() for item in shard.items()]
+    body = ENGINE_HELLO[:-4] + struct.pack("<I", len(shapes))
+    for name, shape in shapes:
+        body += wire.text(name.encode()) + struct.pack("<BIQQI", 14, 2, *shape, 0)
+    return body
 
 
 def framed(message, size=None, fds=0):
@@ -133,6 +146,29 @@ class Strangers(Case):
             said = wire.until_closed(peer)
             self.assertIn(b"protocol version 2", said)
             self.assertEqual(struct.unpack_from("<H", said, 8 + 6)[0], wire.ERROR)
+
+    def attach_and_lie(self, path):
+        """An engine by hand: it is let in, and says what nobody has asked."""
+        with wire.connect(path) as peer:
+            peer.sendall(framed(wire.message(wire.ENGINE_HELLO, whole_hello(), replica=b"z")))
+            said = wire.receive(peer, 8 + 64)
+            self.assertEqual(struct.unpack_from("<H", said, 8 + 6)[0], wire.ENGINE_WELCOME)
+            for kind, payload in UNASKED.items():
+                for request in (0, 1, 2**64 - 1):
+                    peer.sendall(framed(wire.message(kind, payload, replica=b"z", request=request)))
+            peer.sendall(framed(wire.message(wire.STATUS)))  # not for a sidecar: it hangs up
+            wire.until_closed(peer)
+
+    def lie_as_a_sidecar(self, path):
+        """A Hello that tells of a decision that was never taken, under the coordinator's own fence."""
+        with wire.Dealer(path) as dealer:
+            dealer.send(wire.message(wire.STATUS))
+            dealer.until(wire.STATUS_REPLY)
+            fence = dealer.fence
+            hello = wire.text(b"liar") + wire.text(b"here") + struct.pack("<I", 1) + wire.text(b"") + wire.text(b"")
+            hello += struct.pack("<QQQQIQIIIQQQQ", *fence, 99, 1, 1, 0, 0, 0, 0, 0, 0, 0)
+            dealer.send(wire.message(wire.HELLO, hello, fence=fence))
+            self.assertIn(b"'liar' cannot join: it tells of decision 99", dealer.until(wire.ERROR))
 
     def greet_packets(self, path):
         for words in PACKETS:
@@ -206,10 +242,13 @@ class Strangers(Case):
                     self.greet_data_port(port)
                 for name in ("control", "s0.control"):
                     self.greet_control(os.path.join(fleet.run_dir, name))
+                self.lie_as_a_sidecar(os.path.join(fleet.run_dir, "control"))
             self.alive(sidecar, trainer, engine)
             self.assertEqual(fleet.ask("status"), status)
             self.verified(fleet, version)
 
+            self.attach_and_lie(engines)  # leaves a replica that is absent
+            self.alive(sidecar, trainer, engine)
             peers = self.silent(fleet, host_socket, ports)
             version = self.push(fleet, two)
             self.verified(fleet, version)
@@ -221,6 +260,17 @@ class Strangers(Case):
             self.verified(fleet, version)
             fleet.until(lambda: not_more(before, sidecar, trainer, engine), "no more descriptors than before")
             self.stopped_whole(fleet, engine)
+
+
+@contextlib.contextmanager
+def limited(process, what, value):
+    """A limit of a process that runs, for a while."""
+    before = resource.prlimit(process.pid, what)
+    resource.prlimit(process.pid, what, (value, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(process.pid, what, before)
 
 
 # ---- discs ----
@@ -290,6 +340,24 @@ class FullDisc(Case):
             third = self.push(fleet, two)
             self.verified(fleet, third)
             self.assertNotEqual(content(disc.directory, "s0.record"), record)
+            self.stopped_whole(fleet, engine)
+
+    def test_a_decision_over_the_limit_of_a_file(self):
+        """The same where no disc can be made full: a limit of the process, set while it runs."""
+        with Fleet(WSYNC) as fleet:
+            one, two = tensors.make(fleet.path("one"), 1), tensors.make(fleet.path("two"), 2)
+            sidecar, engines = fleet.sidecar("s0")
+            engine = fleet.engine(engines, "a", one)
+            fleet.start("trainer")
+            first = self.push(fleet, one)
+            with limited(sidecar, resource.RLIMIT_FSIZE, 0):
+                code, answer = fleet.ask("push", two)
+                self.assertEqual(code, 1, answer)
+                for word in ("s0.record", "could not be written", "File too large"):
+                    self.assertIn(word, answer["result"]["reason"])
+                self.verified(fleet, first)
+            self.verified(fleet, self.push(fleet, two))
+            self.alive(sidecar)
             self.stopped_whole(fleet, engine)
 
     def test_a_claim_that_a_sidecar_cannot_store(self):
@@ -367,17 +435,11 @@ class FullDisc(Case):
 
 # ---- memory ----
 
-@contextlib.contextmanager
 def address_space(process, more_bytes):
-    """The process may map only so much more; 1 MiB of threads and messages is always needed."""
-    before = resource.prlimit(process.pid, resource.RLIMIT_AS)
+    """The process may map only so much more."""
     with open(f"/proc/{process.pid}/statm", encoding="ascii") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
-    resource.prlimit(process.pid, resource.RLIMIT_AS, (now + more_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.prlimit(process.pid, resource.RLIMIT_AS, before)
+    return limited(process, resource.RLIMIT_AS, now + more_bytes)
 
 
 class LittleMemory(Case):

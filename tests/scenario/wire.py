@@ -5,7 +5,7 @@ import struct
 
 MAGIC, PROTOCOL = 0x434E5357, 1
 HELLO, WELCOME, ANNOUNCE, DECIDE, HEARTBEAT, ERROR = 1, 2, 3, 8, 12, 14
-STATUS, STATUS_REPLY, ENGINE_HELLO = 22, 23, 24
+STATUS, STATUS_REPLY, ENGINE_HELLO, ENGINE_WELCOME = 22, 23, 24, 25
 DATA_MAGIC, DATA_PROTOCOL, DATA_GET = 0x54425357, 1, 1
 PATIENCE_S = 60
 
@@ -71,6 +71,7 @@ class Port:
 
     def __init__(self, peer, kind):
         self.peer = peer
+        self.fence = (0, 0, 0)
         self.peer.sendall(GREETING)
         receive(self.peer, 64)
         identity = b"stranger-%016x" % int.from_bytes(os.urandom(8), "little")
@@ -100,10 +101,11 @@ class Port:
                 return body
 
     def until(self, kind):
-        """The payload of the next message of that kind; others (heartbeats) are passed over."""
+        """The payload of the next message of that kind; others (heartbeats) are passed over. Notes its fence."""
         while True:
             body = self.receive()
             if struct.unpack_from("<H", body, 6)[0] == kind:
+                self.fence = struct.unpack_from("<QQQ", body, 16)
                 return body[64:]
 
 
