@@ -193,7 +193,9 @@ void EngineHub::on_frame(const std::shared_ptr<Rank>& rank, control::Frame frame
             tell(*rank, reload::RankPaused{.rank = rank->rank, .request = request});
           },
           [&](const control::BucketDone& done) {
-            if (!runner_) return;
+            // Of an earlier load: the buffer may belong to another bucket by now.
+            const auto load = loads_.find(rank->replica);
+            if (!runner_ || load == loads_.end() || load->second.request != request) return;
             if (done.failure.empty())
               runner_->bucket_done(rank->id, done.bucket);
             else
