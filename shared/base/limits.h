@@ -74,6 +74,10 @@ inline constexpr std::int64_t kGroupWholeDeadlineMs = 2'000;  // a resume waits 
 inline constexpr std::int64_t kReconnectMinMs = 50;
 inline constexpr std::int64_t kReconnectMaxMs = 2'000;
 inline constexpr std::int64_t kPublishDeadlineMs = 900'000;
+inline constexpr std::int64_t kGatherDeadlineMs = 60'000;  // all ranks of a trainer for one step
+inline constexpr std::int64_t kRankReconnectMaxMs = 500;   // of a trainer's rank to its rank 0
+inline constexpr std::uint64_t kRankReportCount = 8;       // steps of one rank that wait for rank 0
+inline constexpr std::uint64_t kPublishesRemembered = 1024;  // that have ended, by a trainer
 
 // --- data streams ---
 inline constexpr std::uint64_t kStreamCountDefault = 4;  // TCP connections of one transfer

@@ -173,6 +173,7 @@ void bind(Binder& binder, TrainerConfig& c) {
   bind_transport(binder, c.transport, c.data_address);
   bind_pause_mode(binder, "pause_mode", c.pause_mode);
   bind_heartbeat(binder, c.heartbeat);
+  binder.duration("deadlines.gather", c.deadlines.gather, kDeadline);
   binder.duration("deadlines.announce", c.deadlines.announce, kDeadline);
   binder.duration("deadlines.stage", c.deadlines.stage, kDeadline);
   binder.duration("deadlines.pause", c.deadlines.pause, kDeadline);

@@ -80,6 +80,7 @@ struct CommitPolicy {
 
 // Of one round.
 struct RoundDeadlines {
+  Milliseconds gather{limits::kGatherDeadlineMs};  // every rank of the trainer has its snapshot
   Milliseconds announce{limits::kAnnounceDeadlineMs};
   Milliseconds stage{limits::kStageDeadlineMs};
   Milliseconds pause{limits::kPauseDeadlineMs};

@@ -11,6 +11,8 @@
 //    Digests, Error
 //  * sidecar to engine rank: EngineWelcome, Refuse, Prepare, Release, Pause, Load, BucketReady,
 //    Commit, Resume, ReadDigests, Abort
+//  * rank of a trainer to its rank 0: RankHello, RankShards, Snapshotted (with a descriptor)
+//  * rank 0 of a trainer to its other ranks: PublishStatus, Error
 //
 // Each travels behind an Envelope (codec.h). Versions, fences and decisions are explained in
 // README.md of this folder.
@@ -88,8 +90,12 @@ enum class MessageType : std::uint16_t {
   kResumed,
   kReadDigests,
   kDigests,
+  kRankHello,
+  kRankShards,
+  kSnapshotted,
+  kPublishStatus,
 };
-inline constexpr MessageType kLastMessageType = MessageType::kDigests;
+inline constexpr MessageType kLastMessageType = MessageType::kPublishStatus;
 
 // What precedes every message; fixed size on the wire (kEnvelopeBytes in codec.h).
 struct Envelope {
@@ -480,11 +486,59 @@ struct Digests {
   std::string failure;
 };
 
+// ---- rank link (Unix socket between rank 0 of a trainer and its other ranks on one host) ----
+
+// First message of a rank on every connection; answered only when it is refused (Error).
+struct RankHello {
+  static constexpr MessageType kType = MessageType::kRankHello;
+  std::uint32_t rank = 1;
+  std::uint32_t world_size = 2;
+  std::uint32_t pid = 0;
+};
+// What the rank has of the model; rules until another one comes. `ranges` of a tensor: what of it
+// this rank has, none = all of it.
+struct RankShards {
+  static constexpr MessageType kType = MessageType::kRankShards;
+  std::vector<EngineTensor> tensors;
+};
+// The rank's shards of a step are copied: its weights may change. Descriptor with it: the arena
+// that holds them (memfd), sealed; none with a failure.
+struct Snapshotted {
+  static constexpr MessageType kType = MessageType::kSnapshotted;
+  std::uint64_t step = 0;
+  Digest content_digest;  // of the shards, each a tensor of its own
+  std::string failure;    // not empty: the rank could not take its snapshot
+};
+enum class PublishState : std::uint8_t {
+  kPending,      // the weights are still being read
+  kSnapshotted,  // the caller may overwrite its weights
+  kStaged,       // on the inference side, verified
+  kCommitted,    // served by every replica that counts
+  kSuperseded,   // a newer version took its place before it was decided
+  kFailed,
+};
+// How far the version of a step has come.
+struct PublishStatus {
+  static constexpr MessageType kType = MessageType::kPublishStatus;
+  std::uint64_t step = 0;
+  PublishState state = PublishState::kPending;
+  Version version;  // 0.0 = it has none
+  Digest content_digest;
+  std::uint64_t bytes = 0;        // of the whole model
+  std::uint64_t snapshot_ns = 0;  // of rank 0, the gathering included
+  std::uint64_t staged_ns = 0;
+  std::uint64_t paused_ns = 0;  // of the replica that was paused longest
+  std::uint32_t replicas = 0;   // that have committed
+  std::uint8_t code = 0;        // ErrorCode; failed only
+  std::string reason;           // failed and superseded only
+};
+
 using Message =
     std::variant<Hello, Welcome, Announce, Accept, Refuse, Stage, Staged, Decide, Decided, Switched,
                  Abort, Heartbeat, Leave, ErrorReply, Push, PushReply, Progress, Rollback,
                  RollbackReply, Verify, VerifyReply, Status, StatusReply, EngineHello,
                  EngineWelcome, Prepare, Prepared, Release, Pause, Paused, Load, BucketReady,
-                 BucketDone, Loaded, Commit, Committed, Resume, Resumed, ReadDigests, Digests>;
+                 BucketDone, Loaded, Commit, Committed, Resume, Resumed, ReadDigests, Digests,
+                 RankHello, RankShards, Snapshotted, PublishStatus>;
 
 }  // namespace wsync::control

@@ -170,12 +170,27 @@ TEST(Codec, BytesOfOneMessageAreFixed) {
             "070000000000000001000000");
 }
 
+TEST(Codec, BytesOfARanksReportAreFixed) {
+  const auto bytes =
+      encode({}, Snapshotted{.step = 7, .content_digest = {.low = 3, .high = 4}, .failure = "no"});
+  std::string hex;
+  for (const std::byte b : std::span(bytes.value()).subspan(kEnvelopeBytes))
+    hex += fmt::format("{:02x}", static_cast<unsigned>(b));
+  EXPECT_EQ(hex,
+            "0700000000000000"
+            "03000000000000000400000000000000"
+            "020000006e6f");
+  EXPECT_FALSE(encode({}, RankHello{.rank = limits::kTrainerRankCount}).has_value());
+  EXPECT_FALSE(encode({}, PublishStatus{.code = 99}).has_value());
+}
+
 TEST(Codec, NamesAndTypesAgree) {
   EXPECT_EQ(message_name(MessageType::kHello), "Hello");
   EXPECT_EQ(message_name(MessageType::kError), "Error");
   EXPECT_EQ(message_name(MessageType::kEngineHello), "EngineHello");
   EXPECT_EQ(message_name(MessageType::kLoad), "Load");
   EXPECT_EQ(message_name(MessageType::kDigests), "Digests");
+  EXPECT_EQ(message_name(kLastMessageType), "PublishStatus");
   EXPECT_EQ(message_name(MessageType{0}), "unknown");
   EXPECT_EQ(message_name(MessageType{999}), "unknown");
   EXPECT_EQ(type_of(Message(Resumed{})), MessageType::kResumed);
