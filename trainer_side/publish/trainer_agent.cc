@@ -201,10 +201,11 @@ bool TrainerAgent::carry_out(CoordinatorCommand command) {
              ready->target.none() ? "none yet" : ready->target.to_string());
     loop_.post([this, target = ready->target] { callbacks_.on_ready(target); });
   } else if (auto* phase = std::get_if<PhaseEntered>(&command)) {
-    if (const auto it = running_.find(phase->request); it != running_.end()) {
-      it->second->progress.phase = phase->phase;
-      trace_.entered(phase->request, it->second->version, phase->phase, now());
-    }
+    const auto it = running_.find(phase->request);
+    if (it == running_.end()) return true;
+    it->second->progress.phase = phase->phase;
+    trace_.entered(phase->request, it->second->version, phase->phase, now());
+    if (it->second->job.on_phase) it->second->job.on_phase(phase->phase);
   } else if (auto* done = std::get_if<RoundDone>(&command)) {
     const auto it = running_.find(done->request);
     if (it == running_.end()) return true;

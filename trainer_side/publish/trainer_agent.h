@@ -50,6 +50,8 @@ struct PublishJob {
       on_progress;  // about ten times a second; may be empty
   // The snapshot has been taken: the caller may overwrite its weights. May be empty.
   std::function<void(const Version&, std::chrono::nanoseconds)> on_snapshotted;
+  // What the fleet does with it now; kSwitch: every byte is staged and verified. May be empty.
+  std::function<void(control::ProgressPhase)> on_phase;
   std::function<void(PublishResult)> on_done;
 };
 
