@@ -11,6 +11,7 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "Build type" FORCE)
 endif()
 
+include(GNUInstallDirs)
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 find_package(fmt REQUIRED)
@@ -22,6 +23,8 @@ find_package(tl-expected REQUIRED)
 pkg_check_modules(UV REQUIRED IMPORTED_TARGET libuv)
 pkg_check_modules(ZMQ REQUIRED IMPORTED_TARGET libzmq)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
+# What shared/base and shared/weights link, for the static libraries that are installed.
+set(WSYNC_SYSTEM_BASE Threads::Threads fmt::fmt spdlog::spdlog PkgConfig::XXHASH)
 
 if(WSYNC_CUDA STREQUAL "ON")
   message(FATAL_ERROR "WSYNC_CUDA=ON: the CUDA backend is not part of this release; configure with WSYNC_CUDA=OFF or AUTO")
@@ -83,4 +86,43 @@ function(wsync_test name)
     set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT
       "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/tsan_suppressions.txt")
   endif()
+endfunction()
+
+# wsync_c_library(<name> COMPONENTS <name>... [SYSTEM <target>...])
+# lib wsync_<name> with a C API (c_api.cc and wsync/<name>.h of the calling folder) for the programs of others: shared,
+# where only the C symbols are visible, and static, with everything of ours that it needs. COMPONENTS: that, in full;
+# SYSTEM: the libraries of the system that these link.
+function(wsync_c_library name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "COMPONENTS;SYSTEM")
+  set(shared wsync_${name}_shared)
+  add_library(${shared} SHARED c_api.cc)
+  add_library(wsync::${name}_shared ALIAS ${shared})
+  set_target_properties(${shared} PROPERTIES EXPORT_NAME ${name} CXX_VISIBILITY_PRESET hidden
+    VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
+    LINK_DEPENDS ${PROJECT_SOURCE_DIR}/deploy/cmake/c_api.map)
+  list(TRANSFORM arg_COMPONENTS PREPEND wsync:: OUTPUT_VARIABLE components)
+  target_link_libraries(${shared} PRIVATE wsync_warnings ${components})
+  target_link_options(${shared} PRIVATE
+    -Wl,--exclude-libs,ALL -Wl,--version-script=${PROJECT_SOURCE_DIR}/deploy/cmake/c_api.map)
+
+  set(static wsync_${name}_static)
+  set(objects "")
+  foreach(component IN LISTS arg_COMPONENTS)
+    list(APPEND objects $<TARGET_OBJECTS:wsync_${component}>)
+  endforeach()
+  add_library(${static} STATIC ${objects})
+  # In a folder of its own: a component may have the same name.
+  set_target_properties(${static} PROPERTIES EXPORT_NAME ${name}_static LINKER_LANGUAGE CXX
+    ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/static)
+  target_link_libraries(${static} PRIVATE ${arg_SYSTEM})
+
+  foreach(target ${shared} ${static})
+    set_target_properties(${target} PROPERTIES OUTPUT_NAME wsync_${name})
+    target_include_directories(${target} PUBLIC
+      $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/shared/c_api>
+      $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  endforeach()
+  install(TARGETS ${shared} EXPORT wsyncTargets)
+  install(TARGETS ${static} EXPORT wsyncStaticTargets)
+  install(FILES wsync/${name}.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/wsync)
 endfunction()

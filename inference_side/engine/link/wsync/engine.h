@@ -14,26 +14,13 @@
 #ifndef WSYNC_ENGINE_H
 #define WSYNC_ENGINE_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include <wsync/types.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#if defined(__GNUC__)
-#define WSYNC_API __attribute__((visibility("default")))
-#else
-#define WSYNC_API
-#endif
-
 typedef struct wsync_engine wsync_engine;
-
-/* epoch.step; 0.0 is no version. */
-typedef struct {
-  uint32_t epoch;
-  uint64_t step;
-} wsync_version;
 
 typedef enum {
   WSYNC_TAKE_PIECES = 0, /* the library copies into `destination` of each tensor */
@@ -88,13 +75,6 @@ typedef struct {
   wsync_engine_callbacks callbacks;
   void* user; /* given to each callback */
 } wsync_engine_options;
-
-/* A range of one dimension that this rank takes, in elements. */
-typedef struct {
-  uint32_t dim;
-  uint64_t begin;
-  uint64_t length;
-} wsync_range;
 
 typedef struct {
   const char* name;  /* as in the checkpoint */

@@ -1,0 +1,27 @@
+/* What the C APIs of both sides share: <wsync/engine.h> and <wsync/trainer.h>. */
+#ifndef WSYNC_TYPES_H
+#define WSYNC_TYPES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define WSYNC_API __attribute__((visibility("default")))
+#else
+#define WSYNC_API
+#endif
+
+/* epoch.step; 0.0 is no version. */
+typedef struct {
+  uint32_t epoch;
+  uint64_t step;
+} wsync_version;
+
+/* A range of one dimension of a tensor that a rank takes or has, in elements. */
+typedef struct {
+  uint32_t dim;
+  uint64_t begin;
+  uint64_t length;
+} wsync_range;
+
+#endif

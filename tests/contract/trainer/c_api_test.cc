@@ -1,0 +1,177 @@
+// The C API of trainers: what it refuses, and that every wait has an end. With a fleet it is tested
+// in tests/scenario/trainer_test.py.
+#include <filesystem>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <string>
+#include <vector>
+#include <wsync/trainer.h>
+
+namespace {
+
+using testing::HasSubstr;
+
+class TrainerCApi : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = testing::TempDir() + "wsync-trainer-XXXXXX";
+    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+    directory_ = pattern;
+  }
+  void TearDown() override {
+    wsync_trainer_destroy(trainer_);
+    std::filesystem::remove_all(directory_);
+  }
+  wsync_code create(std::vector<std::string> settings, std::uint32_t rank = 0,
+                    std::uint32_t world_size = 1) {
+    settings.push_back("run_dir=" + directory_);
+    settings.push_back("state_dir=" + directory_ + "/state");
+    settings.emplace_back("log.level=error");
+    std::vector<const char*> pointers;
+    for (const std::string& setting : settings) pointers.push_back(setting.c_str());
+    const wsync_trainer_options options{.config_file = nullptr,
+                                        .settings = pointers.data(),
+                                        .setting_count = pointers.size(),
+                                        .rank = rank,
+                                        .world_size = world_size};
+    return wsync_trainer_create(&options, &trainer_);
+  }
+  wsync_trainer_tensor tensor() const {
+    wsync_trainer_tensor tensor{};
+    tensor.name = "model.w";
+    tensor.dtype = "BF16";
+    tensor.shape = shape_;
+    tensor.shape_count = 2;
+    tensor.data = memory_;
+    return tensor;
+  }
+  std::string refused(const wsync_trainer_tensor& tensor) {
+    EXPECT_EQ(wsync_trainer_add_tensor(trainer_, &tensor), WSYNC_INVALID_INPUT);
+    return wsync_trainer_error();
+  }
+
+  std::string directory_;
+  wsync_trainer* trainer_ = nullptr;
+  std::uint64_t shape_[2] = {4, 64};
+  std::byte memory_[4 * 64 * 2] = {};
+};
+
+TEST_F(TrainerCApi, ABadConfigurationNamesTheKeyAndTheNearest) {
+  EXPECT_EQ(create({"deadlines.publsh=1s"}), WSYNC_INVALID_INPUT);
+  EXPECT_EQ(trainer_, nullptr);
+  EXPECT_THAT(wsync_trainer_error(), HasSubstr("did you mean deadlines.publish?"));
+  EXPECT_EQ(create({"arenas=0"}), WSYNC_INVALID_INPUT);
+  EXPECT_THAT(wsync_trainer_error(), HasSubstr("arenas"));
+  EXPECT_EQ(create({}, 2, 2), WSYNC_INVALID_INPUT);
+  EXPECT_THAT(wsync_trainer_error(), HasSubstr("rank 2 of 2"));
+  EXPECT_EQ(create({}, 0, 1'000'000), WSYNC_INVALID_INPUT);
+  wsync_trainer_options options{};
+  options.config_file = "/nowhere/trainer.yaml";
+  EXPECT_EQ(wsync_trainer_create(&options, &trainer_), WSYNC_NOT_FOUND);
+  EXPECT_THAT(wsync_trainer_error(), HasSubstr("/nowhere/trainer.yaml"));
+  EXPECT_EQ(wsync_trainer_create(nullptr, &trainer_), WSYNC_INVALID_INPUT);
+  EXPECT_EQ(wsync_trainer_create(&options, nullptr), WSYNC_INVALID_INPUT);
+}
+
+TEST_F(TrainerCApi, BadTensorsAreRefusedByName) {
+  ASSERT_EQ(create({}), WSYNC_OK) << wsync_trainer_error();
+  auto bad = tensor();
+  bad.dtype = "bf16";
+  EXPECT_THAT(refused(bad), HasSubstr("tensor model.w: dtype bf16 is unknown"));
+  bad = tensor();
+  bad.data = nullptr;
+  EXPECT_THAT(refused(bad), HasSubstr("tensor model.w: both data and read are NULL"));
+  bad = tensor();
+  bad.name = nullptr;
+  EXPECT_THAT(refused(bad), HasSubstr("needs a name"));
+  bad = tensor();
+  bad.shape = nullptr;
+  EXPECT_THAT(refused(bad), HasSubstr("NULL"));
+  bad = tensor();
+  bad.shape_count = 9;
+  EXPECT_THAT(refused(bad), HasSubstr("9 dimensions, at most 8"));
+  const wsync_range ranges[2] = {{.dim = 1, .begin = 60, .length = 8},
+                                 {.dim = 0, .begin = 0, .length = 2}};
+  bad = tensor();
+  bad.ranges = ranges;
+  bad.range_count = 1;
+  EXPECT_THAT(refused(bad), HasSubstr("range [60, +8) is outside of dimension 1"));
+  bad.range_count = 2;
+  EXPECT_THAT(refused(bad), HasSubstr("2 ranges, at most 1"));
+  EXPECT_EQ(wsync_trainer_add_tensor(nullptr, &bad), WSYNC_INVALID_INPUT);
+}
+
+TEST_F(TrainerCApi, EveryWaitEnds) {
+  ASSERT_EQ(create({"deadlines.publish=200ms"}), WSYNC_OK) << wsync_trainer_error();
+  const auto good = tensor();
+  ASSERT_EQ(wsync_trainer_add_tensor(trainer_, &good), WSYNC_OK);
+  wsync_publish publish = 9;
+  EXPECT_EQ(wsync_trainer_publish(trainer_, 0, &publish), WSYNC_INVALID_INPUT);
+  EXPECT_THAT(wsync_trainer_error(), HasSubstr("has not been started"));
+  ASSERT_EQ(wsync_trainer_start(trainer_), WSYNC_OK) << wsync_trainer_error();
+  EXPECT_EQ(wsync_trainer_start(trainer_), WSYNC_INVALID_INPUT);
+  // No sidecar: the publish itself comes to its deadline.
+  EXPECT_EQ(wsync_trainer_publish(trainer_, 0, &publish), WSYNC_DEADLINE);
+  EXPECT_THAT(wsync_trainer_error(), HasSubstr("0 of at least 1 sidecars"));
+  wsync_publish_status status;
+  ASSERT_EQ(wsync_trainer_poll(trainer_, publish, &status), WSYNC_OK);
+  EXPECT_EQ(status.state, WSYNC_PUBLISH_FAILED);
+  EXPECT_EQ(status.code, WSYNC_DEADLINE);
+  EXPECT_THAT(status.reason, HasSubstr("0 of at least 1 sidecars"));
+  EXPECT_EQ(wsync_trainer_publish_async(trainer_, 5, &publish), WSYNC_OK);
+  EXPECT_EQ(wsync_trainer_wait(trainer_, publish, WSYNC_PUBLISH_COMMITTED, 0, &status),
+            WSYNC_DEADLINE);
+  EXPECT_EQ(status.state, WSYNC_PUBLISH_PENDING);
+  EXPECT_EQ(status.step, 5U);
+  wsync_publish again = 0;
+  EXPECT_EQ(wsync_trainer_publish_async(trainer_, 5, &again), WSYNC_INVALID_INPUT);
+  EXPECT_EQ(wsync_trainer_wait(trainer_, publish, WSYNC_PUBLISH_FAILED, 0, &status),
+            WSYNC_INVALID_INPUT);
+  EXPECT_EQ(wsync_trainer_poll(trainer_, 77, &status), WSYNC_NOT_FOUND);
+  EXPECT_EQ(wsync_trainer_check(trainer_), WSYNC_OK);
+  wsync_rollback back;
+  EXPECT_NE(wsync_trainer_roll_back(trainer_, {}, 20'000, &back), WSYNC_OK);
+}
+
+TEST_F(TrainerCApi, ASecondTrainerIsToldWhoHasTheAddress) {
+  ASSERT_EQ(create({}), WSYNC_OK) << wsync_trainer_error();
+  ASSERT_EQ(wsync_trainer_start(trainer_), WSYNC_OK) << wsync_trainer_error();
+  wsync_trainer* first = trainer_;
+  ASSERT_EQ(create({}), WSYNC_OK) << wsync_trainer_error();
+  EXPECT_EQ(wsync_trainer_start(trainer_), WSYNC_BUSY);
+  EXPECT_THAT(wsync_trainer_error(), HasSubstr("control"));
+  wsync_trainer_destroy(first);
+}
+
+TEST_F(TrainerCApi, SeveralRanksNeedAStepAndARankWithoutRank0GivesUp) {
+  ASSERT_EQ(create({"deadlines.gather=200ms"}, 1, 2), WSYNC_OK) << wsync_trainer_error();
+  const auto good = tensor();
+  ASSERT_EQ(wsync_trainer_add_tensor(trainer_, &good), WSYNC_OK);
+  ASSERT_EQ(wsync_trainer_start(trainer_), WSYNC_OK) << wsync_trainer_error();
+  wsync_publish publish = 0;
+  EXPECT_EQ(wsync_trainer_publish(trainer_, 0, &publish), WSYNC_INVALID_INPUT);
+  EXPECT_THAT(wsync_trainer_error(), HasSubstr("with 2 ranks a publish needs its step"));
+  // Its own snapshot is there at once; that nobody takes it is the end of the publish.
+  EXPECT_EQ(wsync_trainer_publish(trainer_, 1, &publish), WSYNC_OK) << wsync_trainer_error();
+  wsync_publish_status status;
+  EXPECT_EQ(wsync_trainer_wait(trainer_, publish, WSYNC_PUBLISH_COMMITTED, 20'000, &status),
+            WSYNC_DEADLINE);
+  EXPECT_EQ(status.state, WSYNC_PUBLISH_FAILED);
+  EXPECT_THAT(wsync_trainer_error(), HasSubstr("trainer-ranks.sock"));
+}
+
+TEST_F(TrainerCApi, DestroyEndsWhatHasNotEnded) {
+  ASSERT_EQ(create({}), WSYNC_OK) << wsync_trainer_error();
+  const auto good = tensor();
+  ASSERT_EQ(wsync_trainer_add_tensor(trainer_, &good), WSYNC_OK);
+  ASSERT_EQ(wsync_trainer_start(trainer_), WSYNC_OK) << wsync_trainer_error();
+  wsync_publish publish = 0;
+  EXPECT_EQ(wsync_trainer_publish_async(trainer_, 0, &publish), WSYNC_OK);
+  wsync_trainer_destroy(trainer_);
+  trainer_ = nullptr;
+  wsync_trainer_destroy(nullptr);
+  wsync_trainer_clear_tensors(nullptr);
+}
+
+}  // namespace

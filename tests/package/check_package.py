@@ -1,0 +1,70 @@
+"""Installs this build into a directory of its own and builds a consumer project against it.
+
+Usage: check_package.py BUILD_DIR CMAKE
+"""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BUILD, CMAKE = sys.argv[1:3]
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def run(*command):
+    done = subprocess.run(command, text=True, capture_output=True)
+    if done.returncode != 0:
+        raise AssertionError(f"{' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+class Package(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.directory = tempfile.mkdtemp(prefix="wsync-package-")
+        cls.prefix = os.path.join(cls.directory, "prefix")
+        run(CMAKE, "--install", BUILD, "--prefix", cls.prefix, "--strip")
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.directory)
+
+    def find(self, name):
+        found = [os.path.join(at, name) for at, _, files in os.walk(self.prefix) if name in files]
+        self.assertEqual(len(found), 1, f"{name} in {self.prefix}: {found}")
+        return found[0]
+
+    def test_everything_is_there_and_the_command_runs(self):
+        for name in ("wsync/engine.h", "wsync/trainer.h", "wsync/types.h"):
+            self.assertTrue(os.path.isfile(os.path.join(self.prefix, "include", name)), name)
+        for name in ("libwsync_engine.so", "libwsync_trainer.so", "libwsync_engine.a", "libwsync_trainer.a",
+                     "sidecar.yaml", "trainer.yaml", "LICENSE", "wsyncConfig.cmake"):
+            self.find(name)
+        self.assertIn("trainer", run(os.path.join(self.prefix, "bin", "wsync"), "--help"))
+
+    def test_the_shared_libraries_show_their_c_symbols_alone(self):
+        for side in ("engine", "trainer"):
+            listed = run("nm", "-D", "--defined-only", self.find(f"libwsync_{side}.so")).splitlines()
+            names = [line.split()[-1] for line in listed]
+            self.assertGreater(len(names), 8)
+            self.assertEqual([n for n in names if not n.startswith(f"wsync_{side}_")], [])
+
+    def consumer(self, kind, *settings):
+        build = os.path.join(self.directory, kind)
+        run(CMAKE, "-S", os.path.join(HERE, "consumer"), "-B", build, f"-DCMAKE_PREFIX_PATH={self.prefix}", *settings)
+        run(CMAKE, "--build", build)
+        said = run(os.path.join(build, "consumer"))
+        self.assertIn("did you mean bucket_bytes?", said)
+        self.assertIn("engine: refused", said)
+
+    def test_a_consumer_of_the_shared_libraries(self):
+        self.consumer("shared")
+
+    def test_a_consumer_of_the_static_libraries(self):
+        self.consumer("static", "-DWSYNC_COMPONENTS=static", "-DWSYNC_SUFFIX=_static")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], "-v"])

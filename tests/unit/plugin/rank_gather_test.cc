@@ -1,0 +1,267 @@
+#include "trainer_side/plugin/rank_gather.h"
+
+#include <future>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "trainer_side/publish/snapshot.h"
+
+namespace wsync::plugin {
+namespace {
+
+using publish::RankTensor;
+using testing::HasSubstr;
+
+TimePoint soon() { return now() + std::chrono::seconds(20); }
+
+// Two ranks with halves of `w` along its columns; `own` is whole on rank 0 alone.
+constexpr std::uint64_t kRows = 6;
+constexpr std::uint64_t kColumns = 10;
+
+RankTensor half(std::uint32_t rank) {
+  return {.info = {.name = "w", .dtype = DType::kU8, .shape = {kRows, kColumns}},
+          .range = publish::ShardRange{.dim = 1, .begin = rank * 4ULL, .length = 4 + 2ULL * rank}};
+}
+
+// A rank that copies its tensors as a process of its own would.
+struct OtherRank {
+  std::uint32_t rank = 1;
+  std::vector<RankTensor> tensors{half(1)};
+  std::vector<std::byte> bytes = std::vector<std::byte>(kRows * 6, std::byte{7});
+  publish::Snapshotter snapshotter{{.name = "wsync-test", .arenas = 2}};
+  std::vector<std::shared_ptr<const publish::Snapshot>> kept;
+
+  [[nodiscard]] control::RankHello hello() const {
+    return {.rank = rank, .world_size = 2, .pid = 1000 + rank};
+  }
+  [[nodiscard]] control::RankShards shards() const {
+    control::RankShards shards;
+    for (const RankTensor& tensor : tensors) shards.tensors.push_back(to_message(tensor));
+    return shards;
+  }
+  void join(RankGather& gather) const {
+    ASSERT_TRUE(gather.join(hello()).has_value());
+    ASSERT_TRUE(gather.describe(rank, shards()).has_value());
+  }
+  Result<> report(RankGather& gather, std::uint64_t step) {
+    std::vector<publish::MemoryTensor> memory;
+    for (const RankTensor& tensor : tensors)
+      memory.push_back(
+          {.info = shard_info(tensor).value(), .bytes = std::span<const std::byte>(bytes)});
+    auto source = publish::MemorySource::create(std::move(memory)).value();
+    auto taken =
+        snapshotter.take(source, {.version = {.epoch = 0, .step = step}, .deadline = soon()});
+    if (!taken) return fail(taken.error());
+    kept.push_back(*taken);
+    return gather.report(rank, {.step = step, .content_digest = (*taken)->identity().content},
+                         (*taken)->share().value());
+  }
+};
+
+struct Lead {
+  std::vector<std::byte> bytes = std::vector<std::byte>(kRows * 4, std::byte{3});
+  [[nodiscard]] std::vector<RankTensor> tensors() const {
+    RankTensor tensor = half(0);
+    tensor.bytes = std::span<const std::byte>(bytes);
+    return {tensor};
+  }
+};
+
+std::string refusal(const Result<std::unique_ptr<publish::WeightSource>>& collected) {
+  return collected ? "accepted" : collected.error().message();
+}
+
+TEST(RankGather, ShardsOfAllRanksAreOneModel) {
+  RankGather gather(2);
+  OtherRank other;
+  Lead lead;
+  other.join(gather);
+  auto collected =
+      std::async(std::launch::async, [&] { return gather.collect(4, lead.tensors(), soon()); });
+  ASSERT_TRUE(other.report(gather, 4).has_value());
+  const auto source = collected.get();
+  ASSERT_TRUE(source.has_value()) << source.error().message();
+  std::vector<std::byte> row(kColumns);
+  for (std::uint64_t r = 0; r < kRows; ++r) {
+    ASSERT_TRUE((*source)->read(0, r * kColumns, row).has_value());
+    EXPECT_EQ(std::ranges::count(row, std::byte{3}), 4);
+    EXPECT_EQ(row[3], std::byte{3});
+    EXPECT_EQ(row[4], std::byte{7});
+  }
+}
+
+TEST(RankGather, TheArenasOfTheRanksAreLeasedAsLongAsTheyAreRead) {
+  RankGather gather(2);
+  OtherRank other;
+  Lead lead;
+  other.join(gather);
+  ASSERT_TRUE(other.report(gather, 1).has_value());
+  auto first = gather.collect(1, lead.tensors(), soon());
+  ASSERT_TRUE(first.has_value());
+  ASSERT_TRUE(other.report(gather, 2).has_value());
+  other.kept.clear();  // as a rank does when it has heard of its step; the kernel keeps the rest
+  auto source = publish::MemorySource::create({{.info = shard_info(half(1)).value(),
+                                                .bytes = std::span<const std::byte>(other.bytes)}})
+                    .value();
+  const auto blocked = other.snapshotter.take(source, {.version = {.step = 3}, .deadline = now()});
+  EXPECT_TRUE(blocked.has_value());  // step 2 is only reported, nobody reads its arena
+  other.kept.push_back(*blocked);
+  const auto busy = other.snapshotter.take(source, {.version = {.step = 4}, .deadline = now()});
+  EXPECT_EQ(busy.error().code(), ErrorCode::kBusy);
+  // Its bytes were overwritten after the report, so step 2 must not come into being.
+  const auto second = gather.collect(2, lead.tensors(), soon());
+  EXPECT_THAT(refusal(second), HasSubstr("the shards of rank 1"));
+  EXPECT_THAT(refusal(second), HasSubstr("the arena's version is 0.3, expected 0.2"));
+}
+
+TEST(RankGather, WhoIsMissingIsNamedAtTheDeadline) {
+  RankGather gather(3);
+  Lead lead;
+  OtherRank other;
+  ASSERT_TRUE(gather.join({.rank = 2, .world_size = 3, .pid = 77}).has_value());
+  const auto collected = gather.collect(1, lead.tensors(), now());
+  EXPECT_EQ(collected.error().code(), ErrorCode::kDeadline);
+  EXPECT_THAT(refusal(collected),
+              HasSubstr("rank 1 is not connected, rank 2 (process 77) has not snapshotted step 1"));
+}
+
+TEST(RankGather, ARankThatGoesAwayEndsTheWait) {
+  RankGather gather(2);
+  Lead lead;
+  OtherRank other;
+  other.join(gather);
+  auto collected =
+      std::async(std::launch::async, [&] { return gather.collect(1, lead.tensors(), soon()); });
+  // Whichever comes first: gone before the wait begins, it may still come back; so it goes again.
+  while (collected.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) {
+    gather.leave(1);
+    ASSERT_TRUE(gather.join(other.hello()).has_value());
+  }
+  const auto lost = collected.get();
+  EXPECT_EQ(lost.error().code(), ErrorCode::kPeerLost);
+  EXPECT_THAT(refusal(lost), HasSubstr("rank 1 (process 1001) is gone before it had snapshotted"));
+}
+
+TEST(RankGather, AReportStaysGoodWhenItsRankGoesButNotForItsNextProcess) {
+  RankGather gather(2);
+  Lead lead;
+  OtherRank other;
+  other.join(gather);
+  ASSERT_TRUE(other.report(gather, 1).has_value());
+  gather.leave(1);
+  EXPECT_EQ(refusal(gather.collect(1, lead.tensors(), now())), "accepted");
+  other.join(gather);
+  ASSERT_TRUE(other.report(gather, 2).has_value());
+  gather.leave(1);
+  other.join(gather);
+  EXPECT_THAT(refusal(gather.collect(2, lead.tensors(), now())), HasSubstr("has not snapshotted"));
+}
+
+TEST(RankGather, StepsOnlyGrow) {
+  RankGather gather(2);
+  Lead lead;
+  OtherRank other;
+  other.join(gather);
+  ASSERT_TRUE(other.report(gather, 8).has_value());
+  EXPECT_THAT(refusal(gather.collect(7, lead.tensors(), soon())),
+              HasSubstr("rank 1 has snapshotted step 8, rank 0 publishes step 7"));
+  EXPECT_EQ(refusal(gather.collect(8, lead.tensors(), soon())), "accepted");
+  other.kept.clear();
+  EXPECT_THAT(other.report(gather, 8).error().message(),
+              HasSubstr("rank 0 is through with step 8"));
+  other.kept.clear();
+  EXPECT_THAT(other.report(gather, 5).error().message(), HasSubstr("rank 0 has gone on to step 8"));
+  other.kept.clear();
+  gather.give_up(9, "no sidecar has joined");
+  EXPECT_THAT(other.report(gather, 9).error().message(), HasSubstr("no sidecar has joined"));
+  // A step that failed may be tried again.
+  auto again =
+      std::async(std::launch::async, [&] { return gather.collect(9, lead.tensors(), soon()); });
+  while (!other.report(gather, 9)) other.kept.clear();
+  EXPECT_EQ(refusal(again.get()), "accepted");
+}
+
+TEST(RankGather, AReportThatFailedNamesItsRank) {
+  RankGather gather(2);
+  Lead lead;
+  OtherRank other;
+  other.join(gather);
+  ASSERT_TRUE(gather.report(1, {.step = 1, .failure = "w: device gone"}, UniqueFd()).has_value());
+  EXPECT_THAT(refusal(gather.collect(1, lead.tensors(), soon())),
+              HasSubstr("rank 1: w: device gone"));
+}
+
+TEST(RankGather, DescriptionsThatDisagreeAreRefusedWithRankAndTensor) {
+  const auto with = [](const RankTensor& tensor) {
+    RankGather gather(2);
+    Lead lead;
+    OtherRank other;
+    other.tensors = {tensor};
+    other.bytes.resize(*shard_info(tensor)->byte_size());
+    other.join(gather);
+    EXPECT_TRUE(other.report(gather, 1).has_value());
+    return refusal(gather.collect(1, lead.tensors(), soon()));
+  };
+  RankTensor other_dtype = half(1);
+  other_dtype.info.dtype = DType::kI8;
+  EXPECT_THAT(with(other_dtype), HasSubstr("tensor w I8 [6, 10], rank 1: rank 0 describes it"));
+  RankTensor gap = half(1);
+  gap.range->begin = 5, gap.range->length = 5;
+  EXPECT_THAT(with(gap), HasSubstr("tensor w U8 [6, 10], rank 1: its range begins at byte 5"));
+  RankTensor short_end = half(1);
+  short_end.range->length = 3;
+  EXPECT_THAT(with(short_end), HasSubstr("end at byte 7 of a row of 10"));
+  RankTensor other_dim = half(1);
+  other_dim.range = publish::ShardRange{.dim = 0, .begin = 3, .length = 3};
+  EXPECT_THAT(with(other_dim), HasSubstr("cut along dimension 0, another rank cuts along 1"));
+}
+
+TEST(RankGather, RanksThatDoNotBelongHereAreRefused) {
+  RankGather gather(2);
+  OtherRank other;
+  const auto joined = [&](std::uint32_t rank, std::uint32_t world_size) {
+    const auto result = gather.join({.rank = rank, .world_size = world_size, .pid = 5});
+    return result ? "accepted" : result.error().message();
+  };
+  EXPECT_THAT(joined(1, 3), HasSubstr("says there are 3 ranks, rank 0 was made for 2"));
+  EXPECT_THAT(joined(0, 2), HasSubstr("rank 0 is not one of 1 to 1"));
+  EXPECT_THAT(joined(2, 2), HasSubstr("rank 2 is not one of 1 to 1"));
+  EXPECT_EQ(gather.report(1, {.step = 1, .failure = "x"}, UniqueFd()).error().code(),
+            ErrorCode::kInvalidInput);
+  other.join(gather);
+  EXPECT_THAT(joined(1, 2), HasSubstr("process 1001 is rank 1 already; process 5 is refused"));
+  EXPECT_THAT(gather.report(1, {.step = 1}, UniqueFd()).error().message(),
+              HasSubstr("without its arena"));
+  control::RankShards shards = other.shards();
+  shards.tensors[0].ranges[0].begin = 9;
+  EXPECT_THAT(gather.describe(1, shards).error().message(),
+              HasSubstr("rank 1: tensor w U8 [6, 10]: range [9, +6) is outside of dimension 1"));
+  shards.tensors[0].dtype = 200;
+  EXPECT_THAT(gather.describe(1, shards).error().message(), HasSubstr("dtype 200 is unknown"));
+}
+
+TEST(RankGather, ReportsThatWaitAreLimited) {
+  RankGather gather(2);
+  OtherRank other;
+  other.join(gather);
+  const auto failed = [&](std::uint64_t step) {
+    return gather.report(1, {.step = step, .failure = "x"}, UniqueFd());
+  };
+  for (std::uint64_t step = 1; step <= limits::kRankReportCount; ++step)
+    EXPECT_TRUE(failed(step).has_value());
+  EXPECT_EQ(failed(limits::kRankReportCount + 1).error().code(), ErrorCode::kBusy);
+  EXPECT_EQ(failed(2).error().code(), ErrorCode::kRefused);
+}
+
+TEST(RankGather, CancelEndsTheWait) {
+  RankGather gather(2);
+  Lead lead;
+  auto collected =
+      std::async(std::launch::async, [&] { return gather.collect(1, lead.tensors(), soon()); });
+  gather.cancel();
+  EXPECT_EQ(collected.get().error().code(), ErrorCode::kCancelled);
+  EXPECT_EQ(gather.collect(2, lead.tensors(), soon()).error().code(), ErrorCode::kCancelled);
+}
+
+}  // namespace
+}  // namespace wsync::plugin

@@ -1,0 +1,278 @@
+// The C API over Trainer: argument checks, and callbacks as tensors.
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/base/log.h"
+#include "trainer_side/plugin/rank_gather.h"
+#include "trainer_side/plugin/trainer.h"
+#include "trainer_side/plugin/wsync/trainer.h"
+
+namespace {
+
+using wsync::ErrorCode;
+using wsync::Result;
+using wsync::TimePoint;
+using wsync::control::PublishState;
+using wsync::publish::RankTensor;
+
+constexpr int kCodes = WSYNC_INTERNAL;
+static_assert(static_cast<int>(ErrorCode::kInternal) + 1 == kCodes &&
+              static_cast<int>(ErrorCode::kFenced) + 1 == WSYNC_FENCED);
+static_assert(static_cast<int>(PublishState::kFailed) == WSYNC_PUBLISH_FAILED);
+// A wait "without end": every publish ends by its own deadlines long before.
+constexpr std::chrono::hours kEndless{24 * 365};
+
+thread_local std::string last_error;
+
+wsync_code code_of(ErrorCode code) { return static_cast<wsync_code>(static_cast<int>(code) + 1); }
+
+// Runs `body`, a function that returns a Result<>; no exception passes.
+template <class Body>
+wsync_code run(Body body) {
+  try {
+    const Result<> result = body();
+    if (result) return WSYNC_OK;
+    last_error = result.error().message();
+    return code_of(result.error().code());
+  } catch (const std::bad_alloc&) {
+    last_error = "there is not enough memory";
+    return WSYNC_RESOURCE_EXHAUSTED;
+  } catch (const std::exception& thrown) {
+    last_error = thrown.what();
+    return WSYNC_INTERNAL;
+  }
+}
+
+TimePoint deadline_after(int timeout_ms) {
+  if (timeout_ms < 0) return wsync::now() + kEndless;
+  return wsync::now() + std::chrono::milliseconds(timeout_ms);
+}
+
+Result<std::variant<std::span<const std::byte>, wsync::publish::ReadTensor>> read_bytes(
+    const wsync_trainer_tensor& tensor, std::uint64_t bytes) {
+  if (tensor.data != nullptr) return std::span(static_cast<const std::byte*>(tensor.data), bytes);
+  if (tensor.read == nullptr && bytes != 0)
+    return wsync::fail(ErrorCode::kInvalidInput,
+                       fmt::format("tensor {}: both data and read are NULL", tensor.name));
+  return wsync::publish::ReadTensor([read = tensor.read, user = tensor.user](
+                                        std::uint64_t offset,
+                                        std::span<std::byte> into) -> Result<> {
+    const int code = read(user, offset, into.data(), into.size());
+    if (code == 0) return {};
+    return wsync::fail(ErrorCode::kRefused, fmt::format("its read callback failed with {}", code));
+  });
+}
+
+Result<RankTensor> read_tensor_argument(const wsync_trainer_tensor& tensor) {
+  if (tensor.name == nullptr || tensor.dtype == nullptr)
+    return wsync::fail(ErrorCode::kInvalidInput, "a tensor needs a name and a dtype");
+  const auto refuse = [&](std::string_view what) {
+    return wsync::fail(ErrorCode::kInvalidInput, fmt::format("tensor {}: {}", tensor.name, what));
+  };
+  const auto dtype = wsync::parse_dtype(tensor.dtype);
+  if (!dtype)
+    return refuse(fmt::format("dtype {} is unknown; use the names of safetensors", tensor.dtype));
+  if (tensor.shape_count > wsync::limits::kTensorRank)
+    return refuse(fmt::format("{} dimensions, at most {} are taken", tensor.shape_count,
+                              wsync::limits::kTensorRank));
+  if (tensor.range_count > 1)
+    return refuse(fmt::format("{} ranges, at most 1 is taken", tensor.range_count));
+  if ((tensor.shape == nullptr && tensor.shape_count != 0) ||
+      (tensor.ranges == nullptr && tensor.range_count != 0))
+    return refuse("its shape or ranges are NULL");
+  RankTensor out{.info = {.name = tensor.name, .dtype = *dtype}};
+  out.info.shape.assign(tensor.shape, tensor.shape + tensor.shape_count);
+  if (tensor.range_count == 1)
+    out.range = wsync::publish::ShardRange{
+        .dim = tensor.ranges->dim, .begin = tensor.ranges->begin, .length = tensor.ranges->length};
+  const auto part = wsync::plugin::shard_info(out);
+  if (!part) return wsync::fail(part.error());
+  auto bytes = read_bytes(tensor, *part->byte_size());
+  if (!bytes) return wsync::fail(std::move(bytes).error());
+  out.bytes = std::move(*bytes);
+  return out;
+}
+
+void fill(wsync_publish_status& out, const wsync::plugin::PublishView& view) {
+  const auto& status = view.status;
+  out = {};
+  out.state = static_cast<wsync_publish_state>(status.state);
+  if (status.state == PublishState::kFailed)
+    out.code = code_of(static_cast<ErrorCode>(status.code));
+  out.step = status.version.none() ? status.step : status.version.step;
+  out.version = {.epoch = status.version.epoch, .step = status.version.step};
+  out.content_digest[0] = status.content_digest.low;
+  out.content_digest[1] = status.content_digest.high;
+  out.bytes = status.bytes;
+  out.snapshot_ns = status.snapshot_ns;
+  out.staged_ns = status.staged_ns;
+  out.paused_ns = status.paused_ns;
+  out.replicas = status.replicas;
+  out.done_bytes = view.done_bytes;
+  out.total_bytes = view.total_bytes;
+  const std::size_t n = std::min(status.reason.size(), sizeof out.reason - 1);
+  std::memcpy(out.reason, status.reason.data(), n);
+}
+
+// What a wait for `state` says about a publish that has come this far.
+Result<> judge(const wsync::control::PublishStatus& status) {
+  if (status.state == PublishState::kFailed)
+    return wsync::fail(static_cast<ErrorCode>(status.code), status.reason);
+  if (status.state == PublishState::kSuperseded)
+    return wsync::fail(ErrorCode::kCancelled, status.reason);
+  return {};
+}
+
+}  // namespace
+
+struct wsync_trainer {
+  std::unique_ptr<wsync::plugin::Trainer> trainer;
+  std::mutex mutex;
+  std::vector<RankTensor> tensors;     // under mutex
+  wsync::plugin::RankTensors current;  // under mutex: the same, as publishes hold it; or null
+
+  wsync::plugin::RankTensors described() {
+    const std::lock_guard lock(mutex);
+    if (!current) current = std::make_shared<const std::vector<RankTensor>>(tensors);
+    return current;
+  }
+};
+
+wsync_code wsync_trainer_create(const wsync_trainer_options* options, wsync_trainer** trainer) {
+  if (trainer != nullptr) *trainer = nullptr;
+  return run([&]() -> Result<> {
+    if (options == nullptr || trainer == nullptr ||
+        (options->settings == nullptr && options->setting_count != 0))
+      return wsync::fail(ErrorCode::kInvalidInput, "options, settings or trainer is NULL");
+    wsync::config::Sources sources{.environment = wsync::config::process_environment()};
+    if (options->config_file != nullptr) sources.file = options->config_file;
+    for (std::size_t i = 0; i < options->setting_count; ++i)
+      sources.set.emplace_back(options->settings[i] == nullptr ? "" : options->settings[i]);
+    auto config = wsync::config::load_trainer(sources);
+    if (!config) return wsync::fail(std::move(config).error());
+    const std::uint32_t world_size = std::max(1U, options->world_size);
+    wsync::log_init(
+        {.level = config->log.level,
+         .format = config->log.format,
+         .role = world_size == 1 ? "trainer" : fmt::format("trainer rank {}", options->rank)});
+    auto made = wsync::plugin::Trainer::create(
+        {.config = std::move(*config), .rank = options->rank, .world_size = world_size});
+    if (!made) return wsync::fail(std::move(made).error());
+    auto whole = std::make_unique<wsync_trainer>();
+    whole->trainer = std::move(*made);
+    *trainer = whole.release();
+    return {};
+  });
+}
+
+wsync_code wsync_trainer_add_tensor(wsync_trainer* trainer, const wsync_trainer_tensor* tensor) {
+  return run([&]() -> Result<> {
+    if (trainer == nullptr || tensor == nullptr)
+      return wsync::fail(ErrorCode::kInvalidInput, "trainer or tensor is NULL");
+    auto read = read_tensor_argument(*tensor);
+    if (!read) return wsync::fail(std::move(read).error());
+    const std::lock_guard lock(trainer->mutex);
+    trainer->tensors.push_back(std::move(*read));
+    trainer->current.reset();
+    return {};
+  });
+}
+
+void wsync_trainer_clear_tensors(wsync_trainer* trainer) {
+  if (trainer == nullptr) return;
+  const std::lock_guard lock(trainer->mutex);
+  trainer->tensors.clear();
+  trainer->current.reset();
+}
+
+wsync_code wsync_trainer_start(wsync_trainer* trainer) {
+  return run([&]() -> Result<> {
+    if (trainer == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "trainer is NULL");
+    return trainer->trainer->start();
+  });
+}
+
+wsync_code wsync_trainer_publish_async(wsync_trainer* trainer, uint64_t step,
+                                       wsync_publish* publish) {
+  return run([&]() -> Result<> {
+    if (trainer == nullptr || publish == nullptr)
+      return wsync::fail(ErrorCode::kInvalidInput, "trainer or publish is NULL");
+    *publish = 0;
+    const auto id = trainer->trainer->publish_async(trainer->described(), step);
+    if (!id) return wsync::fail(id.error());
+    *publish = *id;
+    return {};
+  });
+}
+
+wsync_code wsync_trainer_publish(wsync_trainer* trainer, uint64_t step, wsync_publish* publish) {
+  wsync_publish id = 0;
+  const wsync_code code = wsync_trainer_publish_async(trainer, step, &id);
+  if (publish != nullptr) *publish = id;
+  if (code != WSYNC_OK) return code;
+  return wsync_trainer_wait(trainer, id, WSYNC_PUBLISH_SNAPSHOTTED, -1, nullptr);
+}
+
+wsync_code wsync_trainer_poll(wsync_trainer* trainer, wsync_publish publish,
+                              wsync_publish_status* status) {
+  return run([&]() -> Result<> {
+    if (trainer == nullptr || status == nullptr)
+      return wsync::fail(ErrorCode::kInvalidInput, "trainer or status is NULL");
+    const auto view = trainer->trainer->look(publish);
+    if (!view) return wsync::fail(view.error());
+    fill(*status, *view);
+    return {};
+  });
+}
+
+wsync_code wsync_trainer_wait(wsync_trainer* trainer, wsync_publish publish,
+                              wsync_publish_state state, int timeout_ms,
+                              wsync_publish_status* status) {
+  return run([&]() -> Result<> {
+    if (trainer == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "trainer is NULL");
+    if (state < WSYNC_PUBLISH_PENDING || state > WSYNC_PUBLISH_COMMITTED)
+      return wsync::fail(ErrorCode::kInvalidInput,
+                         fmt::format("{} is no state to wait for", static_cast<int>(state)));
+    const auto waited = trainer->trainer->wait(publish, static_cast<PublishState>(state),
+                                               deadline_after(timeout_ms));
+    const auto view = waited ? waited : trainer->trainer->look(publish);
+    if (!view) return wsync::fail(view.error());
+    if (status != nullptr) fill(*status, *view);
+    if (!waited) return wsync::fail(waited.error());
+    return judge(view->status);
+  });
+}
+
+wsync_code wsync_trainer_roll_back(wsync_trainer* trainer, wsync_version to, int timeout_ms,
+                                   wsync_rollback* result) {
+  return run([&]() -> Result<> {
+    if (trainer == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "trainer is NULL");
+    const auto reply = trainer->trainer->roll_back({.epoch = to.epoch, .step = to.step},
+                                                   deadline_after(timeout_ms));
+    if (!reply) return wsync::fail(reply.error());
+    if (result != nullptr)
+      *result = {.from = {.epoch = reply->from.epoch, .step = reply->from.step},
+                 .to = {.epoch = reply->to.epoch, .step = reply->to.step},
+                 .partial = reply->partial ? 1 : 0};
+    if (!reply->ok) return wsync::fail(ErrorCode::kRefused, reply->reason);
+    return {};
+  });
+}
+
+wsync_code wsync_trainer_check(wsync_trainer* trainer) {
+  return run([&]() -> Result<> {
+    if (trainer == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "trainer is NULL");
+    return trainer->trainer->check();
+  });
+}
+
+const char* wsync_trainer_error(void) { return last_error.c_str(); }
+
+void wsync_trainer_destroy(wsync_trainer* trainer) { delete trainer; }

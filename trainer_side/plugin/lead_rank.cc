@@ -1,0 +1,130 @@
+// Rank 0: owns the TrainerAgent, and gathers the shards of the other ranks into its snapshot.
+#include <algorithm>
+#include <utility>
+
+#include "shared/base/format.h"
+#include "shared/base/log.h"
+#include "trainer_side/plugin/rank_gather.h"
+#include "trainer_side/plugin/rank_hub.h"
+#include "trainer_side/plugin/rank_role.h"
+#include "trainer_side/publish/trainer_agent.h"
+
+namespace wsync::plugin {
+namespace {
+
+using control::PublishState;
+
+class LeadRank final : public RankRole {
+ public:
+  LeadRank(const RankSettings& settings, PublishBoard& board)
+      : config_(settings.config), board_(board), gather_(settings.world_size) {}
+  ~LeadRank() override {
+    gather_.cancel();
+    agent_.reset();  // waits for a snapshot that is being taken
+  }
+
+  [[nodiscard]] Result<> start(Loop& loop, const RankSettings& settings) {
+    publish::TrainerAgentCallbacks callbacks;
+    callbacks.on_stopped = settings.on_stopped;
+    auto agent = publish::TrainerAgent::create(loop, config_, std::move(callbacks));
+    if (!agent) return fail(std::move(agent).error());
+    agent_ = std::move(*agent);
+    log_info("coordinator listens at {}", agent_->address());
+    if (gather_.world_size() == 1) return {};
+    auto hub = RankHub::listen(loop, rank_socket(config_), gather_);
+    if (!hub) return fail(std::move(hub).error());
+    hub_ = std::move(*hub);
+    return {};
+  }
+
+  void publish(PublishOrder order) override {
+    publish::PublishJob job;
+    job.step = order.step;
+    job.open = [this, order] { return open_weights(order); };
+    auto status = std::make_shared<control::PublishStatus>();
+    status->step = order.step;
+    job.on_progress = [this, id = order.id](const publish::PublishProgress& progress) {
+      board_.progress(id, progress.phase, progress.done_bytes, progress.total_bytes);
+    };
+    job.on_snapshotted = [this, id = order.id, status](const Version& version,
+                                                       std::chrono::nanoseconds time) {
+      status->state = PublishState::kSnapshotted;
+      status->version = version;
+      status->snapshot_ns = static_cast<std::uint64_t>(time.count());
+      tell(id, *status);
+    };
+    job.on_phase = [this, id = order.id, status](control::ProgressPhase phase) {
+      if (phase != control::ProgressPhase::kSwitch) return;
+      status->state = PublishState::kStaged;
+      tell(id, *status);
+    };
+    job.on_done = [this, id = order.id, status](const publish::PublishResult& result) {
+      finish(*status, result);
+      tell(id, *status);
+    };
+    agent_->publish(std::move(job));
+  }
+
+  void roll_back(const Version& to,
+                 std::function<void(Result<control::RollbackReply>)> on_done) override {
+    agent_->roll_back(to, std::move(on_done));
+  }
+
+ private:
+  // On the agent's worker thread.
+  [[nodiscard]] Result<std::unique_ptr<publish::WeightSource>> open_weights(
+      const PublishOrder& order) {
+    if (gather_.world_size() > 1)
+      return gather_.collect(order.step, *order.tensors, now() + config_.deadlines.gather);
+    auto source = publish::GatheredSource::create({*order.tensors});
+    if (!source) return fail(std::move(source).error());
+    return std::make_unique<publish::GatheredSource>(std::move(*source));
+  }
+
+  static void finish(control::PublishStatus& status, const publish::PublishResult& result) {
+    const control::PushReply& reply = result.reply;
+    status.state = PublishState::kFailed;
+    if (reply.ok) status.state = PublishState::kCommitted;
+    if (result.superseded) status.state = PublishState::kSuperseded;
+    status.content_digest = reply.content_digest;
+    status.bytes = reply.bytes;
+    status.staged_ns = reply.staged_ns;
+    status.reason = reply.ok ? std::string() : reply.reason;
+    if (status.state == PublishState::kFailed)
+      status.code =
+          static_cast<std::uint8_t>(result.error ? result.error->code() : ErrorCode::kRefused);
+    for (const control::ReplicaOutcome& outcome : reply.outcomes) {
+      if (outcome.outcome == control::SwitchOutcome::kCommitted) ++status.replicas;
+      status.paused_ns = std::max(status.paused_ns, outcome.paused_ns);
+    }
+  }
+
+  void tell(std::uint64_t id, const control::PublishStatus& status) {
+    board_.update(id, status);
+    if (!hub_) return;
+    if (status.state == PublishState::kFailed && status.version.none())
+      gather_.give_up(status.step, status.reason);
+    hub_->tell(status);
+  }
+
+  const config::TrainerConfig config_;
+  PublishBoard& board_;
+  RankGather gather_;
+  std::unique_ptr<RankHub> hub_;
+  std::unique_ptr<publish::TrainerAgent> agent_;
+};
+
+}  // namespace
+
+std::string rank_socket(const config::TrainerConfig& config) {
+  return config.run_dir + "/trainer-ranks.sock";
+}
+
+Result<std::unique_ptr<RankRole>> make_lead_rank(Loop& loop, const RankSettings& settings,
+                                                 PublishBoard& board) {
+  auto role = std::make_unique<LeadRank>(settings, board);
+  WSYNC_TRY(role->start(loop, settings));
+  return role;
+}
+
+}  // namespace wsync::plugin

@@ -1,0 +1,93 @@
+#include "trainer_side/plugin/publish_board.h"
+
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+
+namespace wsync::plugin {
+
+using control::PublishState;
+
+Result<std::uint64_t> PublishBoard::open(std::uint64_t step) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [id, view] : publishes_)
+    if (step != 0 && view.status.step == step && !is_final(view.status.state))
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("publish {} of step {} has not ended; a version never names two "
+                              "different byte strings",
+                              id, step));
+  const std::uint64_t id = next_++;
+  publishes_[id].status.step = step;
+  return id;
+}
+
+void PublishBoard::update(std::uint64_t id, const control::PublishStatus& status) {
+  const std::lock_guard lock(mutex_);
+  const auto found = publishes_.find(id);
+  if (found == publishes_.end()) return;
+  control::PublishStatus& known = found->second.status;
+  if (is_final(known.state) || status.state < known.state) return;
+  known = status;
+  if (is_final(known.state)) ended(id);
+  changed_.notify_all();
+}
+
+void PublishBoard::progress(std::uint64_t id, control::ProgressPhase phase,
+                            std::uint64_t done_bytes, std::uint64_t total_bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto found = publishes_.find(id);
+  if (found == publishes_.end()) return;
+  found->second.phase = phase;
+  found->second.done_bytes = done_bytes;
+  found->second.total_bytes = total_bytes;
+}
+
+void PublishBoard::fail_all(const Error& why) {
+  const std::lock_guard lock(mutex_);
+  for (auto& [id, view] : publishes_) {
+    if (is_final(view.status.state)) continue;
+    view.status.state = PublishState::kFailed;
+    view.status.code = static_cast<std::uint8_t>(why.code());
+    view.status.reason = why.message();
+    ended_.push_back(id);
+  }
+  changed_.notify_all();
+}
+
+void PublishBoard::ended(std::uint64_t id) {
+  ended_.push_back(id);
+  if (ended_.size() <= limits::kPublishesRemembered) return;
+  publishes_.erase(ended_.front());
+  ended_.pop_front();
+}
+
+Result<PublishView> PublishBoard::find(std::uint64_t id) const {
+  const auto found = publishes_.find(id);
+  if (found == publishes_.end())
+    return fail(ErrorCode::kNotFound,
+                id == 0 || id >= next_
+                    ? fmt::format("there is no publish {}", id)
+                    : fmt::format("publish {} has been forgotten: the last {} that ended are kept",
+                                  id, limits::kPublishesRemembered));
+  return found->second;
+}
+
+Result<PublishView> PublishBoard::look(std::uint64_t id) const {
+  const std::lock_guard lock(mutex_);
+  return find(id);
+}
+
+Result<PublishView> PublishBoard::wait(std::uint64_t id, PublishState state,
+                                       TimePoint deadline) const {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    auto view = find(id);
+    if (!view || view->status.state >= state || is_final(view->status.state)) return view;
+    if (now() >= deadline)
+      return fail(ErrorCode::kDeadline,
+                  fmt::format("publish {} of step {} has not come so far before the deadline", id,
+                              view->status.step));
+    changed_.wait_for(lock, deadline - now());
+  }
+}
+
+}  // namespace wsync::plugin

@@ -1,0 +1,283 @@
+#include "trainer_side/plugin/rank_gather.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/base/shared_memory.h"
+#include "shared/weights/bucket_plan.h"
+#include "shared/weights/dtype.h"
+
+namespace wsync::plugin {
+namespace {
+
+using publish::RankTensor;
+
+// All shards as one model. Holds what rank 0 reads of the others.
+class GatheredWeights final : public publish::WeightSource {
+ public:
+  GatheredWeights(std::vector<ArenaView> views, publish::GatheredSource source)
+      : views_(std::move(views)), source_(std::move(source)) {}
+  [[nodiscard]] const std::shared_ptr<const Manifest>& manifest() const override {
+    return source_.manifest();
+  }
+  [[nodiscard]] Result<> read(std::uint32_t tensor, std::uint64_t offset,
+                              std::span<std::byte> into) override {
+    return source_.read(tensor, offset, into);
+  }
+
+ private:
+  std::vector<ArenaView> views_;
+  publish::GatheredSource source_;
+};
+
+// Maps a rank's arena and says where in it each of its tensors lies.
+Result<ArenaView> map_shards(const control::Snapshotted& said, int arena,
+                             std::vector<RankTensor>& tensors) {
+  std::vector<TensorInfo> infos;
+  for (const RankTensor& tensor : tensors) {
+    auto info = shard_info(tensor);
+    if (!info) return fail(std::move(info).error());
+    infos.push_back(std::move(*info));
+  }
+  const auto manifest = Manifest::create(std::move(infos));
+  if (!manifest) return fail(manifest.error());
+  const auto plan = BucketPlan::create(*manifest, limits::kBucketBytesDefault);
+  if (!plan) return fail(plan.error());
+  auto view = ArenaView::open(arena, {.version = std::pair(std::uint64_t{0}, said.step),
+                                      .layout = manifest->layout_digest(),
+                                      .content = said.content_digest,
+                                      .data_bytes = plan->arena_bytes()});
+  if (!view) return view;
+  for (RankTensor& tensor : tensors) {
+    const auto index = manifest->find(tensor.info.name);
+    const auto pieces = plan->tensor_pieces(*index);
+    const std::uint64_t begin = pieces.empty() ? 0 : plan->arena_offset(pieces.front());
+    tensor.bytes = view->data().subspan(begin, manifest->byte_size(*index));
+  }
+  return view;
+}
+
+}  // namespace
+
+Result<TensorInfo> shard_info(const RankTensor& tensor) {
+  TensorInfo info = tensor.info;
+  if (tensor.range) {
+    const publish::ShardRange& range = *tensor.range;
+    if (range.dim >= info.shape.size())
+      return fail(
+          ErrorCode::kInvalidInput,
+          fmt::format("tensor {}: there is no dimension {} to cut", describe(info), range.dim));
+    const std::uint64_t extent = info.shape[range.dim];
+    if (range.begin > extent || range.length > extent - range.begin)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("tensor {}: range [{}, +{}) is outside of dimension {}",
+                              describe(info), range.begin, range.length, range.dim));
+    info.shape[range.dim] = range.length;
+  }
+  if (const auto bytes = info.byte_size(); !bytes) return fail(bytes.error());
+  return info;
+}
+
+control::EngineTensor to_message(const RankTensor& tensor) {
+  control::EngineTensor message{.name = tensor.info.name,
+                                .dtype = static_cast<std::uint8_t>(tensor.info.dtype),
+                                .shape = tensor.info.shape};
+  if (tensor.range)
+    message.ranges.push_back(
+        {.dim = tensor.range->dim, .begin = tensor.range->begin, .length = tensor.range->length});
+  return message;
+}
+
+Result<RankTensor> from_message(const control::EngineTensor& message) {
+  if (message.dtype > static_cast<std::uint8_t>(kLastDType))
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("tensor {}: dtype {} is unknown", message.name, message.dtype));
+  if (message.ranges.size() > 1)
+    return fail(ErrorCode::kInvalidInput, fmt::format("tensor {}: {} ranges, at most 1 is taken",
+                                                      message.name, message.ranges.size()));
+  RankTensor tensor{.info = {.name = message.name,
+                             .dtype = static_cast<DType>(message.dtype),
+                             .shape = message.shape}};
+  if (!message.ranges.empty())
+    tensor.range = publish::ShardRange{.dim = message.ranges[0].dim,
+                                       .begin = message.ranges[0].begin,
+                                       .length = message.ranges[0].length};
+  if (auto info = shard_info(tensor); !info) return fail(std::move(info).error());
+  return tensor;
+}
+
+Result<> RankGather::join(const control::RankHello& hello) {
+  if (hello.world_size != world_size_)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("rank {} says there are {} ranks, rank 0 was made for {}", hello.rank,
+                            hello.world_size, world_size_));
+  if (hello.rank == 0 || hello.rank >= world_size_)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("rank {} is not one of 1 to {}", hello.rank, world_size_ - 1));
+  const std::lock_guard lock(mutex_);
+  Rank& rank = ranks_[hello.rank];
+  if (rank.joined)
+    return fail(ErrorCode::kBusy,
+                fmt::format("process {} is rank {} already; process {} is refused", rank.pid,
+                            hello.rank, hello.pid));
+  rank.joined = true;
+  rank.pid = hello.pid;
+  rank.tensors.reset();
+  rank.last_step = 0;
+  rank.reports.clear();
+  return {};
+}
+
+Result<> RankGather::describe(std::uint32_t rank, const control::RankShards& shards) {
+  auto tensors = std::make_shared<std::vector<RankTensor>>();
+  for (const control::EngineTensor& message : shards.tensors) {
+    auto tensor = from_message(message);
+    if (!tensor) return fail(tensor.error().with_context(fmt::format("rank {}", rank)));
+    tensors->push_back(std::move(*tensor));
+  }
+  const std::lock_guard lock(mutex_);
+  ranks_[rank].tensors = std::move(tensors);
+  return {};
+}
+
+Result<> RankGather::report(std::uint32_t rank, const control::Snapshotted& said, UniqueFd arena) {
+  const std::lock_guard lock(mutex_);
+  if (said.step <= over_ && collecting_ != said.step)
+    return fail(ErrorCode::kRefused,
+                said.step == over_
+                    ? fmt::format("rank 0 is through with step {}: {}", said.step, over_reason_)
+                    : fmt::format("rank 0 has gone on to step {}", over_));
+  Rank& from = ranks_[rank];
+  if (!from.tensors)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("rank {} reports step {} before it has described its tensors", rank,
+                            said.step));
+  if (said.failure.empty() && !arena.valid())
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("rank {} reports step {} without its arena", rank, said.step));
+  if (said.step <= from.last_step && !from.reports.empty())
+    return fail(ErrorCode::kRefused, fmt::format("rank {} reports step {} after step {}", rank,
+                                                 said.step, from.last_step));
+  if (from.reports.size() >= limits::kRankReportCount)
+    return fail(ErrorCode::kBusy,
+                fmt::format("rank {} has {} steps waiting for rank 0, at most {} are kept", rank,
+                            from.reports.size(), limits::kRankReportCount));
+  from.last_step = said.step;
+  from.reports.push_back({.said = said, .tensors = from.tensors, .arena = std::move(arena)});
+  changed_.notify_all();
+  return {};
+}
+
+void RankGather::leave(std::uint32_t rank) {
+  const std::lock_guard lock(mutex_);
+  Rank& from = ranks_[rank];
+  from.joined = false;
+  if (collecting_ && from.reports.empty() && !lost_)
+    lost_.emplace(ErrorCode::kPeerLost,
+                  fmt::format("rank {} (process {}) is gone before it had snapshotted step {}",
+                              rank, from.pid, *collecting_));
+  changed_.notify_all();
+}
+
+// Whether every rank has reported the step; an error when one never will.
+Result<bool> RankGather::complete(std::uint64_t step) {
+  if (is_cancelled_) return fail(ErrorCode::kCancelled, "the trainer is being destroyed");
+  if (lost_) return fail(*lost_);
+  bool is_complete = true;
+  for (std::uint32_t rank = 1; rank < world_size_; ++rank) {
+    const Rank& from = ranks_[rank];
+    if (from.reports.empty()) {
+      is_complete = false;
+      continue;
+    }
+    const control::Snapshotted& said = from.reports.front().said;
+    if (said.step != step)
+      return fail(ErrorCode::kRefused,
+                  fmt::format("rank {} has snapshotted step {}, rank 0 publishes step {}", rank,
+                              said.step, step));
+    if (!said.failure.empty())
+      return fail(ErrorCode::kRefused, fmt::format("rank {}: {}", rank, said.failure));
+  }
+  return is_complete;
+}
+
+std::string RankGather::missing(std::uint64_t step) const {
+  std::string sentence;
+  for (std::uint32_t rank = 1; rank < world_size_; ++rank) {
+    const auto found = ranks_.find(rank);
+    const bool is_known = found != ranks_.end();
+    if (is_known && !found->second.reports.empty()) continue;
+    if (!sentence.empty()) sentence += ", ";
+    if (!is_known || !found->second.joined)
+      sentence += fmt::format("rank {} is not connected", rank);
+    else
+      sentence += fmt::format("rank {} (process {}) has not snapshotted step {}", rank,
+                              found->second.pid, step);
+  }
+  return sentence;
+}
+
+void RankGather::end_step(std::uint64_t step, const std::string& reason) {
+  for (auto& [rank, from] : ranks_)
+    std::erase_if(from.reports, [&](const Report& report) { return report.said.step <= step; });
+  if (step < over_) return;
+  over_ = step;
+  over_reason_ = reason;
+}
+
+void RankGather::give_up(std::uint64_t step, const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  end_step(step, reason);
+}
+
+void RankGather::cancel() {
+  const std::lock_guard lock(mutex_);
+  is_cancelled_ = true;
+  changed_.notify_all();
+}
+
+Result<std::unique_ptr<publish::WeightSource>> RankGather::collect(
+    std::uint64_t step, const std::vector<RankTensor>& own, TimePoint deadline) {
+  const TimePoint begun = now();
+  std::vector<Report> reports;
+  {
+    std::unique_lock lock(mutex_);
+    end_step(step - 1, fmt::format("rank 0 publishes step {}", step));
+    collecting_ = step;
+    lost_.reset();
+    Result<bool> done = complete(step);
+    while (done && !*done) {
+      if (now() >= deadline) {
+        done =
+            fail(ErrorCode::kDeadline,
+                 fmt::format(
+                     "{} within {} ms (deadlines.gather)", missing(step),
+                     std::chrono::duration_cast<std::chrono::milliseconds>(now() - begun).count()));
+        break;
+      }
+      changed_.wait_for(lock, deadline - now());
+      done = complete(step);
+    }
+    collecting_.reset();
+    if (done)
+      for (std::uint32_t rank = 1; rank < world_size_; ++rank)
+        reports.push_back(std::move(ranks_[rank].reports.front()));
+    end_step(step, done ? "its shards have been gathered" : done.error().message());
+    if (!done) return fail(done.error());
+  }
+  std::vector<std::vector<RankTensor>> ranks{own};
+  std::vector<ArenaView> views;
+  for (std::size_t i = 0; i < reports.size(); ++i) {
+    ranks.push_back(*reports[i].tensors);
+    auto view = map_shards(reports[i].said, reports[i].arena.get(), ranks.back());
+    if (!view) return fail(view.error().with_context(fmt::format("the shards of rank {}", i + 1)));
+    views.push_back(std::move(*view));
+  }
+  auto source = publish::GatheredSource::create(std::move(ranks));
+  if (!source) return fail(std::move(source).error());
+  return std::make_unique<GatheredWeights>(std::move(views), std::move(*source));
+}
+
+}  // namespace wsync::plugin

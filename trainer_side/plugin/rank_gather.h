@@ -1,0 +1,97 @@
+// RankGather: what the other ranks of a trainer have told rank 0, and the wait for all of them. A
+// version exists only when every rank has reported `snapshotted` for the same step; this is the
+// place that says so.
+//
+// Steps only grow. A report of a step above the one that is gathered waits for its turn; one of a
+// step that is over (gathered, failed, or passed) is refused, and the rank is told.
+//
+// Thread: every function may be called from any thread; collect() blocks, one at a time.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "shared/base/clock.h"
+#include "shared/base/error.h"
+#include "shared/base/unique_fd.h"
+#include "shared/control/messages.h"
+#include "trainer_side/publish/gathered_source.h"
+
+namespace wsync::plugin {
+
+class RankGather {
+ public:
+  explicit RankGather(std::uint32_t world_size) : world_size_(world_size) {}
+
+  // Rank 0 and its world; the ranks that are expected are 1 .. world_size - 1.
+  [[nodiscard]] std::uint32_t world_size() const noexcept { return world_size_; }
+
+  // A rank has connected. kInvalidInput when it is no rank of this trainer or has another world
+  // size; kBusy while another process is that rank.
+  [[nodiscard]] Result<> join(const control::RankHello& hello);
+  // What the rank has of the model, for the reports that follow. kInvalidInput, naming the tensor.
+  [[nodiscard]] Result<> describe(std::uint32_t rank, const control::RankShards& shards);
+  // The rank has a snapshot (or failed). `arena` is its arena. kRefused when that step is over;
+  // kBusy when too many of its steps wait.
+  [[nodiscard]] Result<> report(std::uint32_t rank, const control::Snapshotted& said,
+                                UniqueFd arena);
+  // The rank is gone; what it has reported stays good until another process is that rank.
+  void leave(std::uint32_t rank);
+
+  // Waits until every other rank has reported `step`, then gives all shards as one model. `own` are
+  // rank 0's, borrowed until the source is gone; the source holds read leases on the others'
+  // arenas. kDeadline: which ranks are missing; kPeerLost: a rank went away meanwhile; kRefused: a
+  // rank reports another step, or that it failed; kInvalidInput: the shards are not one model, with
+  // rank and tensor; kCancelled after cancel(). The step is over after a failure.
+  [[nodiscard]] Result<std::unique_ptr<publish::WeightSource>> collect(
+      std::uint64_t step, const std::vector<publish::RankTensor>& own, TimePoint deadline);
+  // Steps up to this one are over: reports of them are dropped and refused, with this reason.
+  void give_up(std::uint64_t step, const std::string& reason);
+  // Ends collect(), now and later.
+  void cancel();
+
+ private:
+  using Tensors = std::shared_ptr<const std::vector<publish::RankTensor>>;  // without bytes
+  struct Report {
+    control::Snapshotted said;
+    Tensors tensors;
+    UniqueFd arena;
+  };
+  struct Rank {
+    bool joined = false;
+    std::uint32_t pid = 0;
+    Tensors tensors;
+    std::uint64_t last_step = 0;
+    std::deque<Report> reports;  // in the order of steps
+  };
+  // Under mutex_:
+  [[nodiscard]] Result<bool> complete(std::uint64_t step);
+  [[nodiscard]] std::string missing(std::uint64_t step) const;
+  void end_step(std::uint64_t step, const std::string& reason);
+
+  const std::uint32_t world_size_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::uint32_t, Rank> ranks_;
+  std::optional<std::uint64_t> collecting_;
+  std::optional<Error> lost_;  // a rank went away while its report was awaited
+  std::uint64_t over_ = 0;     // highest step that is over
+  std::string over_reason_;    // of that step
+  bool is_cancelled_ = false;
+};
+
+// The shards of one rank as tensors of their own: what its arena holds, in the order of a manifest.
+// kInvalidInput, naming the tensor, when a range is outside of it or not in whole bytes.
+[[nodiscard]] Result<TensorInfo> shard_info(const publish::RankTensor& tensor);
+// As it travels, and back.
+[[nodiscard]] control::EngineTensor to_message(const publish::RankTensor& tensor);
+[[nodiscard]] Result<publish::RankTensor> from_message(const control::EngineTensor& tensor);
+
+}  // namespace wsync::plugin

@@ -1,0 +1,125 @@
+#include "trainer_side/plugin/rank_hub.h"
+
+#include <chrono>
+#include <utility>
+
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/base/log.h"
+
+namespace wsync::plugin {
+namespace {
+
+constexpr std::chrono::milliseconds kRefusalDeadline{1'000};
+
+}  // namespace
+
+Result<std::unique_ptr<RankHub>> RankHub::listen(Loop& loop, const std::string& path,
+                                                 RankGather& gather) {
+  auto hub = std::unique_ptr<RankHub>(new RankHub(loop, gather));
+  auto listener = control::UnixListener::create(
+      loop, path, [hub = hub.get()](UniqueFd socket, const PeerCredentials& peer) {
+        hub->accept(std::move(socket), peer);
+      });
+  if (!listener) return fail(std::move(listener).error());
+  hub->listener_ = std::move(*listener);
+  return hub;
+}
+
+void RankHub::accept(UniqueFd socket, const PeerCredentials& peer) {
+  // Room for every rank, and for as many that come back before their old end is seen to be gone.
+  if (peers_.size() >= 2 * std::size_t{gather_.world_size()}) {
+    log_warning("rank link: {} connections, process {} is turned away", peers_.size(), peer.pid);
+    return;
+  }
+  const std::uint64_t id = next_peer_++;
+  control::StreamCallbacks callbacks;
+  callbacks.on_frame = [this, id](control::Frame frame) { on_frame(id, std::move(frame)); };
+  callbacks.on_close = [this, id](const Error& error) { drop(id, error); };
+  auto stream = control::UnixStream::adopt(loop_, std::move(socket), std::move(callbacks));
+  if (!stream) {
+    log_warning("rank link: process {}: {}", peer.pid, stream.error().message());
+    return;
+  }
+  Peer& added = peers_[id];
+  added.stream = std::move(*stream);
+  added.hello = std::make_unique<Timer>(loop_, [this, id] {
+    refuse(id, Error(ErrorCode::kDeadline, "the rank did not say hello before the deadline"));
+  });
+  added.hello->start(std::chrono::milliseconds(limits::kHelloDeadlineMs));
+}
+
+void RankHub::on_frame(std::uint64_t id, control::Frame frame) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end()) return;
+  if (const Result<> taken = take(found->second, frame); !taken) refuse(id, taken.error());
+}
+
+Result<> RankHub::take(Peer& peer, control::Frame& frame) {
+  if (const auto* hello = std::get_if<control::RankHello>(&frame.message)) {
+    if (peer.rank)
+      return fail(ErrorCode::kInvalidInput, fmt::format("rank {} says hello twice", *peer.rank));
+    WSYNC_TRY(gather_.join(*hello));
+    peer.rank = hello->rank;
+    peer.hello.reset();
+    log_info("rank {} of {} has connected (process {})", hello->rank, hello->world_size,
+             hello->pid);
+    return {};
+  }
+  if (!peer.rank)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("a rank begins with RankHello, found {}",
+                            control::message_name(control::type_of(frame.message))));
+  if (const auto* shards = std::get_if<control::RankShards>(&frame.message))
+    return gather_.describe(*peer.rank, *shards);
+  const auto* said = std::get_if<control::Snapshotted>(&frame.message);
+  if (said == nullptr)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("a rank does not send {}",
+                            control::message_name(control::type_of(frame.message))));
+  UniqueFd arena = frame.fds.empty() ? UniqueFd() : std::move(frame.fds.front());
+  const Result<> reported = gather_.report(*peer.rank, *said, std::move(arena));
+  if (reported) return {};
+  const ErrorCode code = reported.error().code();
+  if (code != ErrorCode::kRefused && code != ErrorCode::kBusy) return reported;
+  // Only this step is refused; the rank may go on with the next one.
+  return peer.stream->send({}, control::PublishStatus{.step = said->step,
+                                                      .state = control::PublishState::kFailed,
+                                                      .code = static_cast<std::uint8_t>(code),
+                                                      .reason = reported.error().message()});
+}
+
+void RankHub::refuse(std::uint64_t id, const Error& error) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end()) return;
+  log_warning("rank link: {}", error.message());
+  Peer& peer = found->second;
+  peer.hello.reset();
+  if (peer.rank) gather_.leave(*std::exchange(peer.rank, std::nullopt));
+  if (const auto sent =
+          peer.stream->send({}, control::ErrorReply{.code = static_cast<std::uint8_t>(error.code()),
+                                                    .message = error.message()});
+      !sent)
+    log_debug("rank link: {}", sent.error().message());
+  peer.stream->finish(kRefusalDeadline);
+}
+
+void RankHub::drop(std::uint64_t id, const Error& error) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end()) return;
+  if (found->second.rank) {
+    log_info("rank {} has gone: {}", *found->second.rank, error.message());
+    gather_.leave(*found->second.rank);
+  }
+  peers_.erase(found);
+}
+
+void RankHub::tell(const control::PublishStatus& status) {
+  for (auto& [id, peer] : peers_) {
+    if (!peer.rank) continue;
+    if (const auto sent = peer.stream->send({}, status); !sent)
+      log_debug("rank {}: {}", *peer.rank, sent.error().message());
+  }
+}
+
+}  // namespace wsync::plugin

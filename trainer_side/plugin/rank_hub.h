@@ -1,0 +1,49 @@
+// RankHub: rank 0's end of the rank links. Feeds a RankGather with what the ranks say, and tells
+// them how far a version has come.
+//
+// Thread: the loop's.
+// Outlives: the loop and the gather outlive the hub.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "shared/control/unix_stream.h"
+#include "shared/loop/loop.h"
+#include "shared/loop/timer.h"
+#include "trainer_side/plugin/rank_gather.h"
+
+namespace wsync::plugin {
+
+class RankHub {
+ public:
+  // Listens at `path`; errors as control::UnixListener::create().
+  [[nodiscard]] static Result<std::unique_ptr<RankHub>> listen(Loop& loop, const std::string& path,
+                                                               RankGather& gather);
+  // To every rank that is connected.
+  void tell(const control::PublishStatus& status);
+
+ private:
+  struct Peer {
+    std::unique_ptr<control::UnixStream> stream;
+    std::optional<std::uint32_t> rank;  // once it has said hello
+    std::unique_ptr<Timer> hello;       // its deadline
+  };
+  RankHub(Loop& loop, RankGather& gather) : loop_(loop), gather_(gather) {}
+  void accept(UniqueFd socket, const PeerCredentials& peer);
+  void on_frame(std::uint64_t id, control::Frame frame);
+  [[nodiscard]] Result<> take(Peer& peer, control::Frame& frame);
+  void refuse(std::uint64_t id, const Error& error);
+  void drop(std::uint64_t id, const Error& error);
+
+  Loop& loop_;
+  RankGather& gather_;
+  std::map<std::uint64_t, Peer> peers_;
+  std::uint64_t next_peer_ = 1;
+  std::unique_ptr<control::UnixListener> listener_;
+};
+
+}  // namespace wsync::plugin

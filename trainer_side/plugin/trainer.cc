@@ -1,0 +1,138 @@
+#include "trainer_side/plugin/trainer.h"
+
+#include <csignal>
+#include <pthread.h>
+#include <utility>
+
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+
+namespace wsync::plugin {
+
+Result<std::unique_ptr<Trainer>> Trainer::create(TrainerOptions options) {
+  if (options.world_size == 0 || options.world_size > limits::kTrainerRankCount)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("world_size is {}, expected 1 to {}", options.world_size,
+                            limits::kTrainerRankCount));
+  if (options.rank >= options.world_size)
+    return fail(ErrorCode::kInvalidInput, fmt::format("rank {} of {}: ranks are counted from 0",
+                                                      options.rank, options.world_size));
+  return std::unique_ptr<Trainer>(new Trainer(std::move(options)));
+}
+
+Trainer::~Trainer() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (loop_ != nullptr) loop_->stop();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+Result<> Trainer::start() {
+  std::unique_lock lock(mutex_);
+  if (thread_.joinable())
+    return fail(ErrorCode::kInvalidInput, "the trainer has been started already");
+  started_.reset();
+  // The new thread inherits the mask: signals go to the caller's threads, and a peer that hangs up
+  // is an error code, never a SIGPIPE.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { run(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  changed_.wait(lock, [this] { return started_.has_value(); });
+  if (*started_) return {};
+  lock.unlock();
+  thread_.join();
+  thread_ = {};
+  return *started_;
+}
+
+void Trainer::run() {
+  const auto begin = [this](Result<> result, Loop* loop, RankRole* role) {
+    const std::lock_guard lock(mutex_);
+    started_ = std::move(result);
+    loop_ = loop;
+    role_ = role;
+    changed_.notify_all();
+  };
+  auto loop = Loop::create();
+  if (!loop) return begin(fail(std::move(loop).error()), nullptr, nullptr);
+  RankSettings settings{.config = options_.config,
+                        .rank = options_.rank,
+                        .world_size = options_.world_size,
+                        .on_stopped = [this](const Error& reason) {
+                          const std::lock_guard lock(mutex_);
+                          stopped_ = reason;
+                        }};
+  auto role = options_.rank == 0 ? make_lead_rank(**loop, settings, board_)
+                                 : make_follow_rank(**loop, settings, board_);
+  if (!role) return begin(fail(std::move(role).error()), nullptr, nullptr);
+  begin({}, loop->get(), role->get());
+  (*loop)->run();
+  {
+    const std::lock_guard lock(mutex_);
+    loop_ = nullptr;
+    role_ = nullptr;
+  }
+  role->reset();
+  board_.fail_all(
+      Error(ErrorCode::kCancelled, "the trainer was destroyed before this publish ended"));
+}
+
+Result<> Trainer::post(std::function<void(RankRole&)> work) {
+  const std::lock_guard lock(mutex_);
+  if (loop_ == nullptr) return fail(ErrorCode::kInvalidInput, "the trainer has not been started");
+  loop_->post([role = role_, work = std::move(work)] { work(*role); });
+  return {};
+}
+
+Result<std::uint64_t> Trainer::publish_async(RankTensors tensors, std::uint64_t step) {
+  if (options_.world_size > 1 && step == 0)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("with {} ranks a publish needs its step: all ranks name the same one",
+                            options_.world_size));
+  const auto id = board_.open(step);
+  if (!id) return id;
+  const Result<> posted =
+      post([order = PublishOrder{.id = *id, .step = step, .tensors = std::move(tensors)}](
+               RankRole& role) { role.publish(order); });
+  if (posted) return id;
+  board_.update(*id, {.step = step,
+                      .state = control::PublishState::kFailed,
+                      .code = static_cast<std::uint8_t>(posted.error().code()),
+                      .reason = posted.error().message()});
+  return fail(posted.error());
+}
+
+Result<control::RollbackReply> Trainer::roll_back(const Version& to, TimePoint deadline) {
+  struct Answer {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::optional<Result<control::RollbackReply>> reply;
+  };
+  auto answer = std::make_shared<Answer>();
+  WSYNC_TRY(post([to, answer](RankRole& role) {
+    role.roll_back(to, [answer](Result<control::RollbackReply> reply) {
+      const std::lock_guard lock(answer->mutex);
+      answer->reply = std::move(reply);
+      answer->changed.notify_all();
+    });
+  }));
+  std::unique_lock lock(answer->mutex);
+  while (!answer->reply) {
+    if (now() >= deadline)
+      return fail(ErrorCode::kDeadline, "the rollback is not done before the deadline; it goes on");
+    answer->changed.wait_for(lock, deadline - now());
+  }
+  return std::move(*answer->reply);
+}
+
+Result<> Trainer::check() const {
+  const std::lock_guard lock(mutex_);
+  if (stopped_) return fail(*stopped_);
+  return {};
+}
+
+}  // namespace wsync::plugin
