@@ -1,19 +1,25 @@
-// `wsync trainer`: the trainer-side agent as a process of its own, publishing checkpoint
-// directories.
+// `wsync trainer`: a trainer as a process of its own, publishing checkpoint directories through the
+// C API that trainers use.
 #include <filesystem>
+#include <list>
+#include <vector>
+#include <wsync/trainer.h>
 
 #include "deploy/cli/commands.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/config/config.h"
 #include "shared/loop/signals.h"
+#include "shared/loop/timer.h"
 #include "shared/trace/progress.h"
-#include "trainer_side/publish/checkpoint_source.h"
+#include "shared/weights/checkpoint_dir.h"
+#include "shared/weights/version.h"
 #include "trainer_side/publish/directory_watch.h"
-#include "trainer_side/publish/trainer_agent.h"
 
 namespace wsync::cli {
 namespace {
+
+constexpr std::chrono::milliseconds kPollInterval{100};
 
 struct TrainerOptions {
   std::string file;
@@ -22,80 +28,171 @@ struct TrainerOptions {
   bool take_over = false;
 };
 
-Result<config::TrainerConfig> read_config(const TrainerOptions& options) {
-  config::Sources sources{
-      .file = options.file, .environment = config::process_environment(), .set = options.set};
-  if (!options.checkpoint.empty()) sources.set.push_back("checkpoint=" + options.checkpoint);
-  if (options.take_over) sources.set.emplace_back("take_over=true");
-  return config::load_trainer(sources);
+std::vector<std::string> settings_of(const Context& context, const TrainerOptions& options) {
+  std::vector<std::string> set = options.set;
+  if (!options.checkpoint.empty()) set.push_back("checkpoint=" + options.checkpoint);
+  if (options.take_over) set.emplace_back("take_over=true");
+  if (context.options.log_level_given) set.push_back("log.level=" + context.options.log_level);
+  if (context.options.log_format_given) set.push_back("log.format=" + context.options.log_format);
+  return set;
 }
 
-void log_result(const publish::PublishResult& result) {
-  const control::PushReply& reply = result.reply;
-  if (!reply.ok) {
-    log_warning("{}: {}", reply.version.to_string(), reply.reason);
+Result<> result_of(wsync_code code) {
+  if (code == WSYNC_OK) return {};
+  return fail(static_cast<ErrorCode>(static_cast<int>(code) - 1), wsync_trainer_error());
+}
+
+void log_result(const wsync_publish_status& status) {
+  const Version version{.epoch = status.version.epoch, .step = status.version.step};
+  if (status.state != WSYNC_PUBLISH_COMMITTED) {
+    log_warning("{}: {}", version.to_string(), status.reason);
     return;
   }
-  std::uint64_t paused_ns = 0;
-  for (const control::ReplicaOutcome& o : reply.outcomes)
-    paused_ns = std::max(paused_ns, o.paused_ns);
   log_info("{} is served by {} replicas: {} staged in {}, paused {} at most, digest {}",
-           reply.version.to_string(), reply.outcomes.size(), human_bytes(reply.bytes),
-           trace::format_duration(std::chrono::nanoseconds(reply.staged_ns)),
-           trace::format_duration(std::chrono::nanoseconds(paused_ns)),
-           reply.content_digest.to_string());
+           version.to_string(), status.replicas, human_bytes(status.bytes),
+           trace::format_duration(std::chrono::nanoseconds(status.staged_ns)),
+           trace::format_duration(std::chrono::nanoseconds(status.paused_ns)),
+           Digest{.low = status.content_digest[0], .high = status.content_digest[1]}.to_string());
 }
+
+// A checkpoint directory whose tensors are read by callbacks.
+class OpenDirectory {
+ public:
+  explicit OpenDirectory(CheckpointDirectory directory) : directory_(std::move(directory)) {
+    for (std::size_t i = 0; i < directory_.manifest().size(); ++i) tensors_.push_back({this, i});
+  }
+  OpenDirectory(const OpenDirectory&) = delete;
+  OpenDirectory& operator=(const OpenDirectory&) = delete;
+
+  // Describes its tensors; this object outlives the publish's snapshot.
+  [[nodiscard]] Result<> describe(wsync_trainer* trainer) {
+    wsync_trainer_clear_tensors(trainer);
+    for (Tensor& tensor : tensors_) {
+      const TensorInfo& info = directory_.manifest().tensor(tensor.index);
+      const std::string dtype(dtype_name(info.dtype));
+      const wsync_trainer_tensor described{.name = info.name.c_str(),
+                                           .dtype = dtype.c_str(),
+                                           .shape = info.shape.data(),
+                                           .shape_count = info.shape.size(),
+                                           .ranges = nullptr,
+                                           .range_count = 0,
+                                           .data = nullptr,
+                                           .read = read,
+                                           .user = &tensor};
+      WSYNC_TRY(result_of(wsync_trainer_add_tensor(trainer, &described)));
+    }
+    return {};
+  }
+
+ private:
+  struct Tensor {
+    const OpenDirectory* owner;
+    std::size_t index;
+  };
+  static int read(void* user, std::uint64_t offset, void* out, std::uint64_t bytes) {
+    const auto* tensor = static_cast<const Tensor*>(user);
+    const Result<> done = tensor->owner->directory_.read(
+        tensor->index, offset, std::span(static_cast<std::byte*>(out), bytes));
+    if (done) return 0;
+    log_error("{}", done.error().message());
+    return 1;
+  }
+
+  CheckpointDirectory directory_;
+  std::vector<Tensor> tensors_;
+};
+
+struct DestroyTrainer {
+  void operator()(wsync_trainer* trainer) const { wsync_trainer_destroy(trainer); }
+};
 
 // Publishes directories one after the other, as they come.
 class Publisher {
  public:
-  Publisher(Loop& loop, const config::TrainerConfig& config) : loop_(loop), config_(config) {}
-  [[nodiscard]] Result<> start(std::function<void(const Error&)> on_stopped) {
-    publish::TrainerAgentCallbacks callbacks;
-    callbacks.on_stopped = std::move(on_stopped);
-    auto agent = publish::TrainerAgent::create(loop_, config_, std::move(callbacks));
-    if (!agent) return fail(agent.error());
-    agent_ = std::move(*agent);
-    log_info("coordinator listens at {}", agent_->address());
+  Publisher(Loop& loop, const config::TrainerConfig& config)
+      : loop_(loop), config_(config), poll_(loop, [this] { poll(); }) {}
+
+  [[nodiscard]] Result<> start(const TrainerOptions& options,
+                               const std::vector<std::string>& settings,
+                               std::function<void(const Error&)> on_stopped) {
+    on_stopped_ = std::move(on_stopped);
+    std::vector<const char*> set;
+    for (const std::string& setting : settings) set.push_back(setting.c_str());
+    const wsync_trainer_options made{
+        .config_file = options.file.empty() ? nullptr : options.file.c_str(),
+        .settings = set.data(),
+        .setting_count = set.size(),
+        .rank = 0,
+        .world_size = 1};
+    wsync_trainer* trainer = nullptr;
+    WSYNC_TRY(result_of(wsync_trainer_create(&made, &trainer)));
+    trainer_.reset(trainer);
+    WSYNC_TRY(result_of(wsync_trainer_start(trainer)));
+    poll_.start_repeating(kPollInterval);
     if (config_.checkpoint.empty()) return {};
-    publish_directory(config_.checkpoint, publish::step_of(config_.checkpoint).value_or(0));
+    WSYNC_TRY(publish(config_.checkpoint, publish::step_of(config_.checkpoint).value_or(0)));
     if (config_.watch)
       watch_ = std::make_unique<publish::DirectoryWatch>(
           loop_, config_.checkpoint,
           [this](const std::filesystem::path& directory, std::uint64_t step) {
-            publish_directory(directory.string(), step);
+            if (const Result<> begun = publish(directory.string(), step); !begun)
+              log_warning("{}: {}", directory.string(), begun.error().message());
           });
     return {};
   }
 
  private:
-  void publish_directory(const std::string& directory, std::uint64_t step) {
-    log_info("publishing {}", directory);
-    publish::PublishJob job;
-    job.open = [directory] { return publish::open_checkpoint_source(directory); };
-    job.step = step;
-    job.on_progress = [this](const publish::PublishProgress& progress) {
-      line_.update("publishing", progress.done_bytes, progress.total_bytes, now());
-    };
-    job.on_done = [](const publish::PublishResult& result) { log_result(result); };
-    agent_->publish(std::move(job));
+  struct Running {
+    wsync_publish id = 0;
+    std::unique_ptr<OpenDirectory> directory;  // until it is snapshotted
+  };
+
+  [[nodiscard]] Result<> publish(const std::string& path, std::uint64_t step) {
+    auto opened = CheckpointDirectory::open(path);
+    if (!opened) return fail(std::move(opened).error());
+    log_info("publishing {}", path);
+    Running running{.directory = std::make_unique<OpenDirectory>(std::move(*opened))};
+    WSYNC_TRY(running.directory->describe(trainer_.get()));
+    WSYNC_TRY(result_of(wsync_trainer_publish_async(trainer_.get(), step, &running.id)));
+    running_.push_back(std::move(running));
+    return {};
+  }
+
+  void poll() {
+    if (const Result<> good = result_of(wsync_trainer_check(trainer_.get())); !good) {
+      poll_.stop();
+      return on_stopped_(good.error());
+    }
+    std::erase_if(running_, [this](Running& running) {
+      wsync_publish_status status;
+      if (wsync_trainer_poll(trainer_.get(), running.id, &status) != WSYNC_OK) return true;
+      if (status.state >= WSYNC_PUBLISH_SNAPSHOTTED) running.directory.reset();
+      line_.update("publishing", status.done_bytes, status.total_bytes, now());
+      if (status.state < WSYNC_PUBLISH_COMMITTED) return false;
+      log_result(status);
+      return true;
+    });
   }
 
   Loop& loop_;
   const config::TrainerConfig config_;
+  std::function<void(const Error&)> on_stopped_;
   trace::ProgressLine line_;
-  std::unique_ptr<publish::TrainerAgent> agent_;
+  Timer poll_;
+  std::list<Running> running_;  // outlives the trainer, which reads from it
+  std::unique_ptr<wsync_trainer, DestroyTrainer> trainer_;
   std::unique_ptr<publish::DirectoryWatch> watch_;
 };
 
 Result<Outcome> run_trainer(Context& context, const TrainerOptions& options) {
-  const auto config = read_config(options);
+  const std::vector<std::string> settings = settings_of(context, options);
+  const auto config = config::load_trainer(
+      {.file = options.file, .environment = config::process_environment(), .set = settings});
   if (!config) return fail(config.error());
   if (!config->checkpoint.empty()) {
-    const auto source = publish::open_checkpoint_source(config->checkpoint);
-    if (!source) return fail(source.error());
+    const auto opened = CheckpointDirectory::open(config->checkpoint);
+    if (!opened) return fail(opened.error());
   }
-  context.configure_log("trainer", config->log);
   auto loop = Loop::create();
   if (!loop) return fail(loop.error());
   std::optional<Error> failure;
@@ -103,7 +200,7 @@ Result<Outcome> run_trainer(Context& context, const TrainerOptions& options) {
   if (!signals) return fail(signals.error());
   {
     Publisher publisher(**loop, *config);
-    WSYNC_TRY(publisher.start([&](const Error& why) {
+    WSYNC_TRY(publisher.start(options, settings, [&](const Error& why) {
       failure = why;
       (*loop)->stop();
     }));
