@@ -1,0 +1,196 @@
+// One rank of a trainer, over the C API: has its share of a checkpoint, publishes when told to on
+// standard input and says what came of it as JSON lines.
+//
+// Usage: trainer_rank RANK WORLD_SIZE CHECKPOINT [KEY=VALUE | fault:KIND:TENSOR]...
+// Faults: shape (describes the tensor with another shape), gap, overlap (has less or more of it),
+// fail (its read callback fails), hang (its read callback says so and does not return).
+// Commands: publish STEP, publish_async STEP, wait STATE TIMEOUT_MS, roll_back, quit.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <unistd.h>
+#include <vector>
+#include <wsync/trainer.h>
+
+#include "shared/weights/checkpoint_dir.h"
+
+namespace {
+
+using Json = nlohmann::json;
+
+void say(const Json& event) { std::cout << event.dump() << std::endl; }
+
+struct Part {
+  std::string name;
+  std::string dtype;
+  std::vector<std::uint64_t> shape;
+  std::vector<wsync_range> ranges;
+  std::vector<std::byte> bytes;
+  std::string fault;
+};
+
+int read_part(void* user, std::uint64_t offset, void* out, std::uint64_t bytes) {
+  const auto& part = *static_cast<const Part*>(user);
+  if (part.fault == "fail") return 7;
+  if (part.fault == "hang") {
+    say({{"event", "hanging"}});
+    for (;;) ::pause();
+  }
+  std::memcpy(out, part.bytes.data() + offset, bytes);
+  return 0;
+}
+
+// This rank's part of a tensor: its share of one dimension, the dimension changing from tensor to
+// tensor; every third tensor is whole on every rank.
+Part part_of(const wsync::CheckpointDirectory& directory, std::size_t index, std::uint32_t rank,
+             std::uint32_t world_size) {
+  const wsync::TensorInfo& info = directory.manifest().tensor(index);
+  Part part{
+      .name = info.name, .dtype = std::string(wsync::dtype_name(info.dtype)), .shape = info.shape};
+  std::vector<std::byte> whole(directory.manifest().byte_size(index));
+  if (!directory.read(index, 0, whole)) std::abort();
+  const auto dim = static_cast<std::uint32_t>(info.shape.empty() ? 0 : index % info.shape.size());
+  if (world_size == 1 || index % 3 == 2 || info.shape.empty() || info.shape[dim] < world_size) {
+    part.bytes = std::move(whole);
+    return part;
+  }
+  const std::uint64_t extent = info.shape[dim];
+  const std::uint64_t begin = extent * rank / world_size;
+  const std::uint64_t length = extent * (rank + 1) / world_size - begin;
+  part.ranges.push_back({.dim = dim, .begin = begin, .length = length});
+  std::uint64_t rows = 1;
+  for (std::uint32_t i = 0; i < dim; ++i) rows *= info.shape[i];
+  const std::uint64_t row_bytes = whole.size() / rows;
+  const std::uint64_t unit = row_bytes / extent;
+  for (std::uint64_t row = 0; row < rows; ++row) {
+    const auto from = whole.begin() + static_cast<std::ptrdiff_t>(row * row_bytes + begin * unit);
+    part.bytes.insert(part.bytes.end(), from, from + static_cast<std::ptrdiff_t>(length * unit));
+  }
+  return part;
+}
+
+void add_fault(Part& part, const std::string& kind) {
+  part.fault = kind;
+  if (kind == "shape") part.shape.push_back(1);
+  if (kind != "gap" && kind != "overlap") return;
+  if (part.ranges.empty()) std::abort();  // the test names a tensor that is not cut
+  if (kind == "gap") part.ranges[0].length -= 1, part.ranges[0].begin += 1;
+  if (kind == "overlap") {
+    part.ranges[0].length += 1, part.ranges[0].begin -= 1;
+    part.bytes.resize(2 * part.bytes.size());
+  }
+}
+
+int add_tensors(wsync_trainer* trainer, std::vector<Part>& parts) {
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    Part& part = parts[i];
+    const bool in_memory = i % 2 == 0 && part.fault.empty();
+    const wsync_trainer_tensor tensor{.name = part.name.c_str(),
+                                      .dtype = part.dtype.c_str(),
+                                      .shape = part.shape.data(),
+                                      .shape_count = part.shape.size(),
+                                      .ranges = part.ranges.data(),
+                                      .range_count = part.ranges.size(),
+                                      .data = in_memory ? part.bytes.data() : nullptr,
+                                      .read = in_memory ? nullptr : read_part,
+                                      .user = &part};
+    if (wsync_trainer_add_tensor(trainer, &tensor) != WSYNC_OK) return 1;
+  }
+  return 0;
+}
+
+void say_code(const char* event, wsync_code code, Json more = Json::object()) {
+  more["event"] = event;
+  more["code"] = static_cast<int>(code);
+  more["error"] = code == WSYNC_OK ? "" : wsync_trainer_error();
+  say(more);
+}
+
+void say_status(wsync_code code, const wsync_publish_status& status) {
+  char digest[33];
+  std::snprintf(digest, sizeof digest, "%016llx%016llx",
+                static_cast<unsigned long long>(status.content_digest[1]),
+                static_cast<unsigned long long>(status.content_digest[0]));
+  say_code("waited", code,
+           {{"state", static_cast<int>(status.state)},
+            {"version",
+             std::to_string(status.version.epoch) + "." + std::to_string(status.version.step)},
+            {"digest", digest},
+            {"bytes", status.bytes},
+            {"replicas", status.replicas},
+            {"snapshot_ns", status.snapshot_ns},
+            {"reason", std::string(status.reason)}});
+}
+
+void obey(wsync_trainer* trainer) {
+  wsync_publish publish = 0;
+  for (std::string line; std::getline(std::cin, line);) {
+    std::istringstream words(line);
+    std::string command;
+    words >> command;
+    if (command == "publish" || command == "publish_async") {
+      std::uint64_t step = 0;
+      words >> step;
+      const auto call = command == "publish" ? wsync_trainer_publish : wsync_trainer_publish_async;
+      say_code("published", call(trainer, step, &publish));
+    } else if (command == "wait") {
+      int state = 0;
+      int timeout_ms = 0;
+      words >> state >> timeout_ms;
+      wsync_publish_status status{};
+      const auto code = wsync_trainer_wait(
+          trainer, publish, static_cast<wsync_publish_state>(state), timeout_ms, &status);
+      say_status(code, status);
+    } else if (command == "roll_back") {
+      wsync_rollback result{};
+      const auto code = wsync_trainer_roll_back(trainer, {}, 60'000, &result);
+      say_code("rolled_back", code, {{"to", result.to.step}});
+    } else {
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 4) return 2;
+  const auto rank = static_cast<std::uint32_t>(std::strtoul(argv[1], nullptr, 10));
+  const auto world_size = static_cast<std::uint32_t>(std::strtoul(argv[2], nullptr, 10));
+  const auto directory = wsync::CheckpointDirectory::open(argv[3]);
+  if (!directory) return 2;
+  std::vector<Part> parts;
+  for (std::size_t i = 0; i < directory->manifest().size(); ++i)
+    parts.push_back(part_of(*directory, i, rank, world_size));
+  std::vector<const char*> settings;
+  for (int i = 4; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (!argument.starts_with("fault:")) {
+      settings.push_back(argv[i]);
+      continue;
+    }
+    const std::size_t colon = argument.find(':', 6);
+    const auto part = std::ranges::find(parts, argument.substr(colon + 1), &Part::name);
+    if (part == parts.end()) return 2;
+    add_fault(*part, argument.substr(6, colon - 6));
+  }
+  const wsync_trainer_options options{.settings = settings.data(),
+                                      .setting_count = settings.size(),
+                                      .rank = rank,
+                                      .world_size = world_size};
+  wsync_trainer* trainer = nullptr;
+  if (wsync_trainer_create(&options, &trainer) != WSYNC_OK || add_tensors(trainer, parts) != 0 ||
+      wsync_trainer_start(trainer) != WSYNC_OK) {
+    say({{"event", "failed"}, {"error", wsync_trainer_error()}});
+    return 1;
+  }
+  say({{"event", "started"}});
+  obey(trainer);
+  wsync_trainer_destroy(trainer);
+  return 0;
+}

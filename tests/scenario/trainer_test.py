@@ -1,0 +1,262 @@
+"""Trainers over the C API as real processes: the C example, and ranks that have halves of a model."""
+import os
+import signal
+import socket
+import subprocess
+import sys
+import unittest
+
+from fleet import Fleet
+
+EXAMPLE_ENGINE = sys.argv.pop()
+EXAMPLE_TRAINER = sys.argv.pop()
+TRAINER_RANK = sys.argv.pop()
+WSYNC = sys.argv.pop()
+
+DEADLINE_MS = 60_000
+SNAPSHOTTED, COMMITTED, FAILED = 1, 3, 5
+REFUSED, DEADLINE, PEER_LOST = 3, 5, 6
+TENSOR = "model.layers.0.mlp.experts.0.gate_proj.weight"  # one that trainer_rank cuts
+
+
+class Rank:
+    """One rank of a trainer, driven by its standard input."""
+
+    def __init__(self, fleet, rank, world_size, checkpoint, *more):
+        self.fleet = fleet
+        self.process = subprocess.Popen(
+            [TRAINER_RANK, str(rank), str(world_size), checkpoint, "log.level=warning", *more],
+            env=fleet.environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        fleet.processes.append(self.process)
+        self.event("started")
+
+    def event(self, name):
+        return self.fleet.event(self.process, name)
+
+    def tell(self, *words):
+        self.process.stdin.write(" ".join(str(w) for w in words) + "\n")
+        self.process.stdin.flush()
+
+    def publish(self, step):
+        self.tell("publish", step)
+
+    def published(self):
+        return self.event("published")
+
+    def wait(self, state=COMMITTED):
+        self.tell("wait", state, DEADLINE_MS)
+        return self.event("waited")
+
+    def end(self):
+        self.process.stdin.close()
+        return self.process.wait(timeout=60)
+
+    def kill(self):
+        self.process.stdin.close()
+        self.process.kill()
+        self.process.wait()
+
+
+class TrainerFleet(Fleet):
+    def __exit__(self, *rest):
+        for process in self.processes:
+            if process.stdin and not process.stdin.closed:
+                process.stdin.close()
+        super().__exit__(*rest)
+
+    def with_engine(self):
+        self.one = self.checkpoint("one", 1)
+        _, engines = self.sidecar("s0")
+        self.engine(engines, "a", self.one)
+        return self
+
+
+class Examples(unittest.TestCase):
+    def test_the_c_examples_of_both_sides_meet(self):
+        with TrainerFleet(WSYNC) as fleet:
+            _, engines = fleet.sidecar("s0")
+            engine = subprocess.Popen([EXAMPLE_ENGINE, engines, "r0", "model.w", "512", "256", "1000"],
+                                      env=fleet.environment, text=True, stdout=subprocess.PIPE)
+            fleet.processes.append(engine)
+            trainer = subprocess.run([EXAMPLE_TRAINER, "model.w", "512", "256", "2"], env=fleet.environment,
+                                     text=True, capture_output=True, timeout=60)
+            self.assertEqual(trainer.returncode, 0, trainer.stderr)
+            lines = trainer.stdout.splitlines()
+            self.assertEqual(len(lines), 2, trainer.stdout)
+            self.assertIn("1 replicas serve version 1.1", lines[0])
+            self.assertIn("1 replicas serve version 1.2", lines[1])
+            self.assertNotEqual(lines[0].split()[-1], lines[1].split()[-1])
+            code, answer = fleet.ask("verify", address=f"ipc://{fleet.run_dir}/s0.control")
+            self.assertEqual(code, 0, answer)
+            self.assertEqual([r["version"] for r in answer["result"]["ranks"]], ["1.2"])
+            self.assertEqual([r["bytes"] for r in answer["result"]["ranks"]], [512 * 256 * 2])
+
+
+class Ranks(unittest.TestCase):
+    def both(self, fleet, step, *ranks):
+        """Publishes a step from every rank; it has to be served in the end."""
+        for rank in ranks:
+            rank.publish(step)
+        for rank in ranks:
+            self.assertEqual(rank.published()["code"], 0)
+        ends = [rank.wait() for rank in ranks]
+        for end in ends:
+            self.assertEqual((end["code"], end["state"]), (0, COMMITTED), end)
+            self.assertEqual(end["version"].split(".")[1], str(step))
+        self.assertEqual(len({end["digest"] for end in ends}), 1)
+        code, answer = fleet.ask("verify")
+        self.assertEqual(code, 0, answer)
+        self.assertEqual({r["version"] for r in answer["result"]["ranks"]}, {ends[0]["version"]})
+        return ends[0]
+
+    def served(self, fleet):
+        return fleet.replicas()["a"]["version"]
+
+    def test_two_ranks_publish_one_model(self):
+        with TrainerFleet(WSYNC).with_engine() as fleet:
+            two = fleet.checkpoint("two", 2)
+            ranks = [Rank(fleet, r, 2, fleet.one) for r in (0, 1)]
+            first = self.both(fleet, 5, *ranks)
+            self.both(fleet, 6, *ranks)
+            # The same bytes as the checkpoint that the halves were cut from.
+            code, answer = fleet.ask("push", fleet.one)
+            self.assertEqual(code, 0, answer)
+            self.assertEqual(answer["result"]["content_digest"], first["digest"])
+            code, answer = fleet.ask("push", two)
+            self.assertNotEqual(answer["result"]["content_digest"], first["digest"])
+            ranks[0].tell("roll_back")
+            self.assertEqual(ranks[0].event("rolled_back")["code"], 0)
+            ranks[1].tell("roll_back")
+            self.assertIn("rank 0 does", ranks[1].event("rolled_back")["error"])
+            self.assertEqual([rank.end() for rank in ranks], [0, 0])
+
+    def test_shards_that_make_no_model_are_refused_with_rank_and_tensor(self):
+        with TrainerFleet(WSYNC).with_engine() as fleet:
+            lead = Rank(fleet, 0, 2, fleet.one)
+            other = Rank(fleet, 1, 2, fleet.one)
+            served = self.both(fleet, 1, lead, other)["version"]
+            for step, (fault, sentence) in enumerate(
+                    {"shape": "describes it as", "gap": "overlap or leave a gap", "overlap": "overlap or leave a gap",
+                     "fail": "its read callback failed with 7"}.items(), start=2):
+                with self.subTest(fault):
+                    other.end()
+                    other = Rank(fleet, 1, 2, fleet.one, f"fault:{fault}:{TENSOR}")
+                    for rank in (lead, other):
+                        rank.publish(step)
+                    ends = [rank.published() for rank in (lead, other)]
+                    if fault != "fail":  # this rank had its snapshot; it learns the end later
+                        self.assertEqual(ends[1]["code"], 0, ends[1])
+                        ends[1] = other.wait()
+                    for end in ends:
+                        self.assertNotEqual(end["code"], 0)
+                        self.assertIn(TENSOR, end["error"])
+                        self.assertIn(sentence, end["error"])
+                    self.assertIn("rank 1", ends[0]["error"])
+                    self.assertEqual(self.served(fleet), served)
+            other.end()
+            other = Rank(fleet, 1, 2, fleet.one)
+            self.both(fleet, 9, lead, other)
+
+    def test_another_step_or_a_missing_rank_is_named(self):
+        with TrainerFleet(WSYNC).with_engine() as fleet:
+            lead = Rank(fleet, 0, 2, fleet.one, "deadlines.gather=2s")
+            lead.publish(3)
+            alone = lead.published()
+            self.assertEqual(alone["code"], DEADLINE, alone)
+            self.assertIn("rank 1 is not connected", alone["error"])
+            other = Rank(fleet, 1, 2, fleet.one)
+            other.publish(8)
+            self.assertEqual(other.published()["code"], 0)
+            lead.publish(7)
+            ahead = lead.published()
+            self.assertEqual(ahead["code"], REFUSED, ahead)
+            self.assertIn("rank 1 has snapshotted step 8, rank 0 publishes step 7", ahead["error"])
+            # The other rank's step comes into being when rank 0 arrives there.
+            lead.publish(8)
+            self.assertEqual(lead.published()["code"], 0)
+            self.assertEqual(other.wait()["state"], COMMITTED)
+            other.publish(9)
+            self.assertEqual(other.published()["code"], 0)
+            lead.publish(10)
+            self.assertEqual(lead.published()["code"], DEADLINE)
+            behind = other.wait()
+            self.assertIn("rank 0 publishes step 10", behind["error"])
+            self.both(fleet, 11, lead, other)
+
+    def test_a_rank_killed_while_it_snapshots(self):
+        with TrainerFleet(WSYNC).with_engine() as fleet:
+            lead = Rank(fleet, 0, 2, fleet.one)
+            other = Rank(fleet, 1, 2, fleet.one)
+            served = self.both(fleet, 1, lead, other)["version"]
+            other.end()
+            other = Rank(fleet, 1, 2, fleet.one, f"fault:hang:{TENSOR}")
+            for rank in (lead, other):
+                rank.publish(2)
+            other.event("hanging")
+            other.kill()
+            lost = lead.published()
+            self.assertEqual(lost["code"], PEER_LOST, lost)
+            self.assertIn(f"rank 1 (process {other.process.pid}) is gone", lost["error"])
+            self.assertEqual(self.served(fleet), served)
+            other = Rank(fleet, 1, 2, fleet.one)
+            self.both(fleet, 2, lead, other)  # the step was never a version: its name is free
+
+    def test_a_rank_stopped_while_it_snapshots_is_waited_for_until_the_deadline(self):
+        with TrainerFleet(WSYNC).with_engine() as fleet:
+            lead = Rank(fleet, 0, 2, fleet.one, "deadlines.gather=2s")
+            other = Rank(fleet, 1, 2, fleet.one)
+            served = self.both(fleet, 1, lead, other)["version"]
+            other.process.send_signal(signal.SIGSTOP)
+            for rank in (lead, other):
+                rank.publish(2)
+            late = lead.published()
+            self.assertEqual(late["code"], DEADLINE, late)
+            self.assertIn("has not snapshotted step 2", late["error"])
+            other.process.send_signal(signal.SIGCONT)
+            self.assertEqual(other.published()["code"], 0)
+            end = other.wait()
+            self.assertEqual(end["state"], FAILED, end)
+            self.assertIn("rank 0 is through with step 2", end["error"])
+            self.assertEqual(self.served(fleet), served)
+            self.both(fleet, 3, lead, other)
+
+    def test_rank_0_killed_and_started_again(self):
+        with TrainerFleet(WSYNC).with_engine() as fleet:
+            lead = Rank(fleet, 0, 2, fleet.one)
+            other = Rank(fleet, 1, 2, fleet.one)
+            self.both(fleet, 1, lead, other)
+            other.publish(2)
+            self.assertEqual(other.published()["code"], 0)
+            lead.kill()
+            orphan = other.wait()
+            self.assertEqual(orphan["code"], PEER_LOST, orphan)
+            self.assertIn("rank 0 has gone", orphan["error"])
+            lead = Rank(fleet, 0, 2, fleet.one)
+            again = self.both(fleet, 3, lead, other)
+            self.assertEqual(again["version"], "2.3")
+
+    def test_a_second_process_of_a_rank_and_garbage_change_nothing(self):
+        with TrainerFleet(WSYNC).with_engine() as fleet:
+            lead = Rank(fleet, 0, 2, fleet.one)
+            other = Rank(fleet, 1, 2, fleet.one)
+            self.both(fleet, 1, lead, other)
+            twin = Rank(fleet, 1, 2, fleet.one, "deadlines.gather=2s")
+            twin.publish(2)
+            twin.published()
+            refused = twin.wait()
+            self.assertEqual(refused["state"], FAILED, refused)
+            self.assertIn(f"process {other.process.pid} is rank 1 already", refused["error"])
+            with socket.socket(socket.AF_UNIX) as peer:
+                peer.connect(os.path.join(fleet.run_dir, "trainer-ranks.sock"))
+                peer.sendall(b"\xff" * 4096)
+                peer.settimeout(60)
+                try:
+                    while peer.recv(4096):
+                        pass
+                except ConnectionResetError:
+                    pass
+            self.both(fleet, 2, lead, other)
+
+
+if __name__ == "__main__":
+    unittest.main()
