@@ -150,7 +150,8 @@ TEST_F(MemfdPeer, RequestWithADescriptorIsGarbage) {
 }
 
 TEST_F(MemfdPeer, StoppedSourceIsALossAtTheDeadline) {
-  const auto listener = listen_at(directory_ / "silent.sock", Claim::kIfFree);  // nobody reads from it
+  const auto listener =
+      listen_at(directory_ / "silent.sock", Claim::kIfFree);  // nobody reads from it
   ASSERT_TRUE(listener.has_value());
   Receiver receiver(sink(), 0);
   Wanted wanted = receiver.wanted(version_, directory_ / "silent.sock");
