@@ -19,11 +19,16 @@ constexpr std::size_t kStripe = 64;
 constexpr std::size_t kLanes = kStripe / 8;
 constexpr std::size_t kBlockStripes = 64;
 constexpr std::size_t kBlock = kStripe * kBlockStripes;
+// Blocks that are read side by side. One stream of reads is bound by the latency of memory: the
+// processor's own prefetchers stop at the end of a page, and follow several pages at a time.
+constexpr std::size_t kStreams = 4;
+constexpr std::size_t kGroup = kStreams * kBlock;
 
 struct alignas(64) Lanes {
   std::array<std::uint64_t, kLanes> product{};
   std::array<std::uint64_t, kLanes> sum{};
 };
+using Streams = std::array<Lanes, kStreams>;
 
 // The numbers of the splitmix64 generator. Keys must have no arithmetic relation between them: with
 // keys in arithmetic progression, some pairs of flipped bits cancel.
@@ -42,12 +47,16 @@ struct alignas(64) Keys {
 };
 constexpr Keys kKeys;
 
+// After a block, so that what comes later counts otherwise. The sums stay as they are: they are
+// there to see every change of one word for certain.
+// A bijection: an odd factor, of 32 bits so that vectors without a 64-bit product have it too.
+constexpr unsigned kScrambleShift = 37;
+constexpr std::uint64_t kScrambleKey = 0xe7037ed1a0b428db;
+constexpr std::uint64_t kScrambleFactor = 0x9e3779b1;
+
 void scramble(Lanes& lanes) noexcept {
-  const auto one = [](std::uint64_t& x) {
-    x = (x ^ (x >> 37U)) * 0xa0761d6478bd642f + 0xe7037ed1a0b428db;
-  };
-  for (std::uint64_t& lane : lanes.product) one(lane);
-  for (std::uint64_t& lane : lanes.sum) one(lane);
+  for (std::uint64_t& x : lanes.product)
+    x = (x ^ (x >> kScrambleShift) ^ kScrambleKey) * kScrambleFactor;
 }
 
 // A bijection of 64 bits with full avalanche.
@@ -59,25 +68,37 @@ std::uint64_t mix(std::uint64_t x) noexcept {
   return x ^ (x >> 32U);
 }
 
-std::uint64_t fold(const Lanes& lanes, std::uint64_t bytes) noexcept {
+std::uint64_t fold(const Streams& streams, std::uint64_t bytes) noexcept {
+  // One chain for each stream, side by side, then one through their ends.
+  std::array<std::uint64_t, kStreams> ends{};
+  for (std::size_t i = 0; i < kLanes; ++i)
+    for (std::size_t j = 0; j < kStreams; ++j)
+      ends[j] = mix(ends[j] ^ streams[j].product[i]) + kKeys.words[0];
+  for (std::size_t i = 0; i < kLanes; ++i)
+    for (std::size_t j = 0; j < kStreams; ++j)
+      ends[j] = mix(ends[j] ^ streams[j].sum[i]) + kKeys.words[1];
   std::uint64_t value = mix(bytes + 0x9e3779b97f4a7c15);
-  for (const std::uint64_t lane : lanes.product) value = mix(value ^ lane) + kKeys.words[0];
-  for (const std::uint64_t lane : lanes.sum) value = mix(value ^ lane) + kKeys.words[1];
+  for (const std::uint64_t end : ends) value = mix(value ^ end) + kKeys.words[2];
   return value;
 }
 
-// What a loop over whole stripes does with them.
+// What a loop does with the bytes it takes.
 enum class Mode : std::uint8_t { kCopy, kCopyChecksum, kChecksum };
 
-// The loops take `stripes` whole stripes, at most a block of them unless they only copy; keys are
-// those of the first stripe. For the copying modes `to` is aligned to 64 bytes.
-using Loop = void (*)(std::byte* to, const std::byte* from, std::size_t stripes,
-                      const std::uint64_t* keys, Lanes& lanes);
+// The loops of a way of copying. For the copying modes `to` is aligned to 64 bytes.
+struct Loops {
+  // `count` groups of kStreams whole blocks, scrambled after each block.
+  void (*groups)(std::byte* to, const std::byte* from, std::size_t count, Streams& streams);
+  // `count` whole stripes of one stream, at most a block of them unless they are only copied; keys
+  // are those of the first.
+  void (*stripes)(std::byte* to, const std::byte* from, std::size_t count,
+                  const std::uint64_t* keys, Lanes& lanes);
+};
 
 template <Mode kMode>
-void loop_portable(std::byte* to, const std::byte* from, std::size_t stripes,
-                   const std::uint64_t* keys, Lanes& lanes) {
-  for (std::size_t s = 0; s < stripes; ++s, from += kStripe) {
+void stripes_portable(std::byte* to, const std::byte* from, std::size_t count,
+                      const std::uint64_t* keys, Lanes& lanes) {
+  for (std::size_t s = 0; s < count; ++s, from += kStripe) {
     std::array<std::uint64_t, kLanes> words;
     std::memcpy(words.data(), from, kStripe);
     if constexpr (kMode != Mode::kChecksum) {
@@ -95,37 +116,57 @@ void loop_portable(std::byte* to, const std::byte* from, std::size_t stripes,
   }
 }
 
-#if defined(__x86_64__)
-// A single reader is bound by latency; asking for lines this far ahead hides the checksum's cost.
-constexpr std::uintptr_t kPrefetchBytes = 1024;
+template <Mode kMode>
+void groups_portable(std::byte* to, const std::byte* from, std::size_t count, Streams& streams) {
+  for (std::size_t block = 0; block < count * kStreams; ++block, from += kBlock) {
+    Lanes& lanes = streams[block % kStreams];
+    stripes_portable<kMode>(to, from, kBlockStripes, kKeys.words.data(), lanes);
+    if constexpr (kMode != Mode::kCopy) scramble(lanes);
+    if constexpr (kMode != Mode::kChecksum) to += kBlock;
+  }
+}
 
+#if defined(__x86_64__)
 // Harmless past the end of the source: a prefetch never faults.
-inline void prefetch(const std::byte* from) noexcept {
-  __builtin_prefetch(
-      reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(from) + kPrefetchBytes));
+inline void prefetch(const std::byte* from, std::size_t ahead) noexcept {
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(from) + ahead));
+}
+
+// Half of a stripe.
+template <Mode kMode>
+WSYNC_TARGET_AVX2 inline void half_avx2(std::byte* to, const std::byte* from,
+                                        const std::uint64_t* keys, std::size_t half,
+                                        __m256i& product, __m256i& sum) {
+  const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from) + half);
+  if constexpr (kMode != Mode::kChecksum)
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to) + half, words);
+  if constexpr (kMode != Mode::kCopy) {
+    const __m256i keyed =
+        _mm256_xor_si256(words, _mm256_load_si256(reinterpret_cast<const __m256i*>(keys) + half));
+    product = _mm256_add_epi64(product, _mm256_mul_epu32(keyed, _mm256_srli_epi64(keyed, 32)));
+    sum = _mm256_add_epi64(sum, words);
+  }
+}
+
+WSYNC_TARGET_AVX2 inline __m256i scrambled_avx2(__m256i x) {
+  x = _mm256_xor_si256(x, _mm256_srli_epi64(x, kScrambleShift));
+  x = _mm256_xor_si256(x, _mm256_set1_epi64x(static_cast<long long>(kScrambleKey)));
+  const __m256i factor = _mm256_set1_epi64x(static_cast<long long>(kScrambleFactor));
+  const __m256i high = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), factor);
+  return _mm256_add_epi64(_mm256_mul_epu32(x, factor), _mm256_slli_epi64(high, 32));
 }
 
 template <Mode kMode>
-WSYNC_TARGET_AVX2 void loop_avx2(std::byte* to, const std::byte* from, std::size_t stripes,
-                                 const std::uint64_t* keys, Lanes& lanes) {
+WSYNC_TARGET_AVX2 void stripes_avx2(std::byte* to, const std::byte* from, std::size_t count,
+                                    const std::uint64_t* keys, Lanes& lanes) {
   auto* const product_at = reinterpret_cast<__m256i*>(lanes.product.data());
   auto* const sum_at = reinterpret_cast<__m256i*>(lanes.sum.data());
   __m256i product[2] = {_mm256_load_si256(product_at), _mm256_load_si256(product_at + 1)};
   __m256i sum[2] = {_mm256_load_si256(sum_at), _mm256_load_si256(sum_at + 1)};
-  for (std::size_t s = 0; s < stripes; ++s) {
-    prefetch(from);
-    for (std::size_t half = 0; half < 2; ++half) {
-      const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from) + half);
-      if constexpr (kMode != Mode::kChecksum)
-        _mm256_stream_si256(reinterpret_cast<__m256i*>(to) + half, words);
-      if constexpr (kMode != Mode::kCopy) {
-        const __m256i keyed = _mm256_xor_si256(
-            words, _mm256_load_si256(reinterpret_cast<const __m256i*>(keys) + half));
-        const __m256i high = _mm256_srli_epi64(keyed, 32);
-        product[half] = _mm256_add_epi64(product[half], _mm256_mul_epu32(keyed, high));
-        sum[half] = _mm256_add_epi64(sum[half], words);
-      }
-    }
+  for (std::size_t s = 0; s < count; ++s) {
+    prefetch(from, kBlock);
+    for (std::size_t half = 0; half < 2; ++half)
+      half_avx2<kMode>(to, from, keys, half, product[half], sum[half]);
     from += kStripe;
     if constexpr (kMode != Mode::kChecksum) to += kStripe;
     if constexpr (kMode != Mode::kCopy) keys += kLanes;
@@ -136,31 +177,117 @@ WSYNC_TARGET_AVX2 void loop_avx2(std::byte* to, const std::byte* from, std::size
   }
 }
 
+// With a checksum two streams at a time: the lanes of more do not fit into sixteen registers.
 template <Mode kMode>
-WSYNC_TARGET_AVX512 void loop_avx512(std::byte* to, const std::byte* from, std::size_t stripes,
-                                     const std::uint64_t* keys, Lanes& lanes) {
-  // The masked forms with all lanes on: g++ 12 warns of its own unmasked ones.
-  constexpr __mmask8 kAll = 0xff;
+WSYNC_TARGET_AVX2 void groups_avx2(std::byte* to, const std::byte* from, std::size_t count,
+                                   Streams& streams) {
+  constexpr std::size_t kSide = kMode == Mode::kCopy ? kStreams : 2;
+  for (std::size_t step = 0; step < count * kStreams / kSide; ++step) {
+    Lanes* const lanes = &streams[step * kSide % kStreams];
+    __m256i product[kSide][2];
+    __m256i sum[kSide][2];
+    for (std::size_t j = 0; j < kSide; ++j)
+      for (std::size_t half = 0; half < 2; ++half) {
+        product[j][half] =
+            _mm256_load_si256(reinterpret_cast<__m256i*>(lanes[j].product.data()) + half);
+        sum[j][half] = _mm256_load_si256(reinterpret_cast<__m256i*>(lanes[j].sum.data()) + half);
+      }
+    const std::uint64_t* keys = kKeys.words.data();
+    for (std::size_t at = 0; at < kBlock; at += kStripe, keys += kLanes)
+      for (std::size_t j = 0; j < kSide; ++j) {
+        const std::size_t offset = j * kBlock + at;
+        prefetch(from + offset, kSide * kBlock);
+        for (std::size_t half = 0; half < 2; ++half)
+          half_avx2<kMode>(kMode == Mode::kChecksum ? nullptr : to + offset, from + offset, keys,
+                           half, product[j][half], sum[j][half]);
+      }
+    for (std::size_t j = 0; j < kSide; ++j)
+      for (std::size_t half = 0; half < 2; ++half) {
+        _mm256_store_si256(reinterpret_cast<__m256i*>(lanes[j].product.data()) + half,
+                           scrambled_avx2(product[j][half]));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(lanes[j].sum.data()) + half, sum[j][half]);
+      }
+    from += kSide * kBlock;
+    if constexpr (kMode != Mode::kChecksum) to += kSide * kBlock;
+  }
+}
+
+// The masked forms with all lanes on: g++ 12 warns of its own unmasked ones.
+constexpr std::uint8_t kAll = 0xff;
+
+template <Mode kMode>
+WSYNC_TARGET_AVX512 inline void stripe_avx512(std::byte* to, const std::byte* from, __m512i keys,
+                                              __m512i& product, __m512i& sum) {
+  const __m512i words = _mm512_loadu_si512(from);
+  if constexpr (kMode != Mode::kChecksum)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), words);
+  if constexpr (kMode != Mode::kCopy) {
+    const __m512i keyed = _mm512_xor_si512(words, keys);
+    const __m512i high = _mm512_maskz_srli_epi64(kAll, keyed, 32);
+    product = _mm512_add_epi64(product, _mm512_maskz_mul_epu32(kAll, keyed, high));
+    sum = _mm512_add_epi64(sum, words);
+  }
+}
+
+WSYNC_TARGET_AVX512 inline __m512i scrambled_avx512(__m512i x) {
+  x = _mm512_xor_si512(x, _mm512_maskz_srli_epi64(kAll, x, kScrambleShift));
+  x = _mm512_xor_si512(x, _mm512_set1_epi64(static_cast<long long>(kScrambleKey)));
+  const __m512i factor = _mm512_set1_epi64(static_cast<long long>(kScrambleFactor));
+  const __m512i high = _mm512_maskz_mul_epu32(kAll, _mm512_maskz_srli_epi64(kAll, x, 32), factor);
+  return _mm512_add_epi64(_mm512_maskz_mul_epu32(kAll, x, factor),
+                          _mm512_maskz_slli_epi64(kAll, high, 32));
+}
+
+template <Mode kMode>
+WSYNC_TARGET_AVX512 void stripes_avx512(std::byte* to, const std::byte* from, std::size_t count,
+                                        const std::uint64_t* keys, Lanes& lanes) {
   __m512i product = _mm512_load_si512(lanes.product.data());
   __m512i sum = _mm512_load_si512(lanes.sum.data());
-  for (std::size_t s = 0; s < stripes; ++s) {
-    prefetch(from);
-    const __m512i words = _mm512_loadu_si512(from);
+  for (std::size_t s = 0; s < count; ++s) {
+    prefetch(from, kBlock);
+    __m512i key = _mm512_setzero_si512();
+    if constexpr (kMode != Mode::kCopy) key = _mm512_load_si512(keys + s * kLanes);
+    stripe_avx512<kMode>(to, from, key, product, sum);
     from += kStripe;
-    if constexpr (kMode != Mode::kChecksum) {
-      _mm512_stream_si512(reinterpret_cast<__m512i*>(to), words);
-      to += kStripe;
-    }
-    if constexpr (kMode != Mode::kCopy) {
-      const __m512i keyed = _mm512_xor_si512(words, _mm512_load_si512(keys));
-      keys += kLanes;
-      const __m512i high = _mm512_maskz_srli_epi64(kAll, keyed, 32);
-      product = _mm512_add_epi64(product, _mm512_maskz_mul_epu32(kAll, keyed, high));
-      sum = _mm512_add_epi64(sum, words);
-    }
+    if constexpr (kMode != Mode::kChecksum) to += kStripe;
   }
   _mm512_store_si512(lanes.product.data(), product);
   _mm512_store_si512(lanes.sum.data(), sum);
+}
+
+template <Mode kMode>
+WSYNC_TARGET_AVX512 void groups_avx512(std::byte* to, const std::byte* from, std::size_t count,
+                                       Streams& streams) {
+  __m512i product[kStreams];
+  __m512i sum[kStreams];
+#pragma GCC unroll 4
+  for (std::size_t j = 0; j < kStreams; ++j) {
+    product[j] = _mm512_load_si512(streams[j].product.data());
+    sum[j] = _mm512_load_si512(streams[j].sum.data());
+  }
+  for (std::size_t group = 0; group < count; ++group) {
+    for (std::size_t s = 0; s < kBlockStripes; ++s) {
+      const __m512i keys = _mm512_load_si512(&kKeys.words[s * kLanes]);
+#pragma GCC unroll 4
+      for (std::size_t j = 0; j < kStreams; ++j) {
+        const std::size_t offset = j * kBlock + s * kStripe;
+        prefetch(from + offset, kGroup);
+        stripe_avx512<kMode>(kMode == Mode::kChecksum ? nullptr : to + offset, from + offset, keys,
+                             product[j], sum[j]);
+      }
+    }
+    from += kGroup;
+    if constexpr (kMode != Mode::kChecksum) to += kGroup;
+    if constexpr (kMode != Mode::kCopy) {
+#pragma GCC unroll 4
+      for (std::size_t j = 0; j < kStreams; ++j) product[j] = scrambled_avx512(product[j]);
+    }
+  }
+#pragma GCC unroll 4
+  for (std::size_t j = 0; j < kStreams; ++j) {
+    _mm512_store_si512(streams[j].product.data(), product[j]);
+    _mm512_store_si512(streams[j].sum.data(), sum[j]);
+  }
 }
 
 void fence() noexcept { _mm_sfence(); }
@@ -169,15 +296,15 @@ void fence() noexcept {}
 #endif
 
 template <Mode kMode>
-Loop loop_of(CopyKind kind) noexcept {
+Loops loops_of(CopyKind kind) noexcept {
   switch (kind) {
     case CopyKind::kPortable:
-      return &loop_portable<kMode>;
+      return {.groups = &groups_portable<kMode>, .stripes = &stripes_portable<kMode>};
 #if defined(__x86_64__)
     case CopyKind::kAvx2:
-      return &loop_avx2<kMode>;
+      return {.groups = &groups_avx2<kMode>, .stripes = &stripes_avx2<kMode>};
     case CopyKind::kAvx512:
-      return &loop_avx512<kMode>;
+      return {.groups = &groups_avx512<kMode>, .stripes = &stripes_avx512<kMode>};
 #else
     case CopyKind::kAvx2:
     case CopyKind::kAvx512:
@@ -192,61 +319,69 @@ std::size_t bytes_to_alignment(const std::byte* to) noexcept {
   return (kStripe - reinterpret_cast<std::uintptr_t>(to) % kStripe) % kStripe;
 }
 
-// The stripes of `from` that are whole, block by block.
-void run(Loop loop, std::byte* to, std::span<const std::byte> from, Lanes& lanes) noexcept {
+// The stripes of `from` that are whole. Its first block is of stream 0.
+void run(const Loops& loops, std::byte* to, std::span<const std::byte> from,
+         Streams& streams) noexcept {
+  const auto place = [to](std::size_t at) { return to == nullptr ? nullptr : to + at; };
+  loops.groups(to, from.data(), from.size() / kGroup, streams);
   const std::size_t whole = from.size() / kStripe * kStripe;
-  for (std::size_t at = 0; at < whole;) {
+  for (std::size_t at = from.size() / kGroup * kGroup; at < whole;) {
     const std::size_t part = std::min(kBlock, whole - at);
-    loop(to == nullptr ? nullptr : to + at, from.data() + at, part / kStripe, kKeys.words.data(),
-         lanes);
+    Lanes& lanes = streams[at / kBlock % kStreams];
+    loops.stripes(place(at), from.data() + at, part / kStripe, kKeys.words.data(), lanes);
     if (part == kBlock) scramble(lanes);
     at += part;
   }
 }
 
 // Adds the last, incomplete stripe of `from`, and folds.
-std::uint64_t finish(std::span<const std::byte> from, Lanes& lanes) noexcept {
+std::uint64_t finish(std::span<const std::byte> from, Streams& streams) noexcept {
   const std::size_t stripes = from.size() / kStripe;
   const auto tail = from.subspan(stripes * kStripe);
   if (!tail.empty()) {
     alignas(64) std::array<std::byte, kStripe> padded{};
     std::memcpy(padded.data(), tail.data(), tail.size());
-    loop_portable<Mode::kChecksum>(nullptr, padded.data(), 1,
-                                   &kKeys.words[stripes % kBlockStripes * kLanes], lanes);
+    stripes_portable<Mode::kChecksum>(nullptr, padded.data(), 1,
+                                      &kKeys.words[stripes % kBlockStripes * kLanes],
+                                      streams[stripes / kBlockStripes % kStreams]);
   }
-  return fold(lanes, from.size());
+  return fold(streams, from.size());
 }
 
-void copy_part(std::byte* to, const std::byte* from, std::size_t bytes, Loop loop) noexcept {
+void copy_part(std::byte* to, const std::byte* from, std::size_t bytes,
+               const Loops& loops) noexcept {
   const std::size_t head = std::min(bytes, bytes_to_alignment(to));
   if (head != 0) std::memcpy(to, from, head);
-  const std::size_t stripes = (bytes - head) / kStripe;
-  Lanes unused;
-  loop(to + head, from + head, stripes, nullptr, unused);
-  const std::size_t done = head + stripes * kStripe;
+  Streams unused;
+  const std::size_t groups = (bytes - head) / kGroup;
+  loops.groups(to + head, from + head, groups, unused);
+  std::size_t done = head + groups * kGroup;
+  const std::size_t stripes = (bytes - done) / kStripe;
+  loops.stripes(to + done, from + done, stripes, nullptr, unused[0]);
+  done += stripes * kStripe;
   if (done != bytes) std::memcpy(to + done, from + done, bytes - done);
 }
 
 // The stripes of the checksum start at the source's first byte, those of the stores at the
-// destination's alignment. When the two differ, each block is summed first and copied while it is
+// destination's alignment. When the two differ, each group is summed first and copied while it is
 // in the cache; the copy trails by less than a stripe so that it always ends on a whole line.
 std::uint64_t copy_unaligned(std::span<std::byte> destination, std::span<const std::byte> source,
                              CopyKind kind) noexcept {
-  const Loop sum = loop_of<Mode::kChecksum>(kind);
-  const Loop copy = loop_of<Mode::kCopy>(kind);
+  const Loops sum = loops_of<Mode::kChecksum>(kind);
+  const Loops copy = loops_of<Mode::kCopy>(kind);
   const std::size_t shift = kStripe - bytes_to_alignment(destination.data());
-  Lanes lanes;
+  Streams streams;
   std::size_t copied = 0;
-  for (std::size_t summed = 0; source.size() - summed >= kBlock;) {
-    run(sum, nullptr, source.subspan(summed, kBlock), lanes);
-    summed += kBlock;
+  for (std::size_t summed = 0; source.size() - summed >= kGroup;) {
+    run(sum, nullptr, source.subspan(summed, kGroup), streams);
+    summed += kGroup;
     const std::size_t end = summed - shift;
     copy_part(destination.data() + copied, source.data() + copied, end - copied, copy);
     copied = end;
   }
-  run(sum, nullptr, source.subspan(source.size() / kBlock * kBlock), lanes);
+  run(sum, nullptr, source.subspan(source.size() / kGroup * kGroup), streams);
   copy_part(destination.data() + copied, source.data() + copied, source.size() - copied, copy);
-  return finish(source, lanes);
+  return finish(source, streams);
 }
 
 }  // namespace
@@ -268,7 +403,7 @@ CopyKind best_copy_kind() noexcept { return available_copy_kinds().back(); }
 void copy_streaming(std::span<std::byte> destination, std::span<const std::byte> source,
                     CopyKind kind) noexcept {
   WSYNC_CHECK(destination.size() == source.size(), "a copy between spans of different sizes");
-  copy_part(destination.data(), source.data(), source.size(), loop_of<Mode::kCopy>(kind));
+  copy_part(destination.data(), source.data(), source.size(), loops_of<Mode::kCopy>(kind));
   fence();
 }
 
@@ -279,20 +414,20 @@ std::uint64_t copy_streaming_checksum(std::span<std::byte> destination,
   if (bytes_to_alignment(destination.data()) != 0) {
     value = copy_unaligned(destination, source, kind);
   } else {
-    Lanes lanes;
-    run(loop_of<Mode::kCopyChecksum>(kind), destination.data(), source, lanes);
+    Streams streams;
+    run(loops_of<Mode::kCopyChecksum>(kind), destination.data(), source, streams);
     const std::size_t tail = source.size() % kStripe;
     if (tail != 0) std::memcpy(destination.last(tail).data(), source.last(tail).data(), tail);
-    value = finish(source, lanes);
+    value = finish(source, streams);
   }
   fence();
   return value;
 }
 
 std::uint64_t checksum(std::span<const std::byte> bytes, CopyKind kind) noexcept {
-  Lanes lanes;
-  run(loop_of<Mode::kChecksum>(kind), nullptr, bytes, lanes);
-  return finish(bytes, lanes);
+  Streams streams;
+  run(loops_of<Mode::kChecksum>(kind), nullptr, bytes, streams);
+  return finish(bytes, streams);
 }
 
 }  // namespace wsync

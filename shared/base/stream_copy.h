@@ -6,10 +6,13 @@
 //   words    the input, zero-padded to a multiple of 64 bytes, as little-endian 64-bit words;
 //            w(s, i) is word i = 0..7 of stripe s
 //   keys     k(s, i), fixed random numbers that repeat after a block of 64 stripes
-//   lanes    product[i] += low32(w ^ k) * high32(w ^ k)   and   sum[i] += w   for each stripe;
-//            after each whole block every lane is scrambled by a bijection, so that the order of
-//            blocks counts
-//   value    the 16 lanes and the length in bytes, folded by a bijective mixer one after the other
+//   streams  block b belongs to stream b mod 4; four blocks are read side by side, which hides the
+//            latency of memory
+//   lanes    of each stream: product[i] += low32(w ^ k) * high32(w ^ k)   and   sum[i] += w   for
+//            each stripe; after each whole block its stream's products are scrambled by a
+//            bijection, so that the order of blocks counts
+//   value    the 16 lanes of each stream, then the streams and the length in bytes, folded by a
+//            bijective mixer one after the other
 // The sum sees every change of one word for certain; the keyed product sees what moves words
 // around. It detects accidents, not attackers.
 #pragma once
@@ -40,7 +43,7 @@ enum class CopyKind : std::uint8_t {
 void copy_streaming(std::span<std::byte> destination, std::span<const std::byte> source,
                     CopyKind kind = best_copy_kind()) noexcept;
 // Copies and returns the checksum of the source, computed on the way. The source must not change
-// meanwhile: with an unaligned destination it is read twice, a few KiB at a time.
+// meanwhile: with an unaligned destination it is read twice, 16 KiB at a time.
 [[nodiscard]] std::uint64_t copy_streaming_checksum(std::span<std::byte> destination,
                                                     std::span<const std::byte> source,
                                                     CopyKind kind = best_copy_kind()) noexcept;

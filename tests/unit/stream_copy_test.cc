@@ -32,17 +32,27 @@ TEST(StreamCopy, PortableIsAlwaysThere) {
     std::cout << "copy kind " << static_cast<int>(kind) << " is tested here\n";
 }
 
+// Blocks have 4 KiB and four of them are read side by side: sizes around each multiple of both.
+std::vector<std::size_t> sizes_to_try() {
+  std::vector<std::size_t> sizes;
+  for (std::size_t size = 0; size <= 4096 + 300; ++size) sizes.push_back(size);
+  for (std::size_t blocks = 2; blocks <= 9; ++blocks)
+    for (std::size_t size = blocks * 4096 - 130; size <= blocks * 4096 + 130; ++size)
+      sizes.push_back(size);
+  return sizes;
+}
+
 TEST(StreamCopy, EveryKindSizeAndAlignmentGivesTheSame) {
-  const Buffer source = random_bytes(4096 + 64 + 512, 1);
+  const Buffer source = random_bytes(10 * 4096, 1);
   std::mt19937_64 random(2);
-  for (std::size_t size = 0; size <= 4096 + 300; ++size) {
+  for (const std::size_t size : sizes_to_try()) {
     const std::size_t from = random() % 64;
     const auto input = std::span(source).subspan(from, size);
     const std::uint64_t expected = checksum(input, CopyKind::kPortable);
     for (const CopyKind kind : available_copy_kinds()) {
       ASSERT_EQ(checksum(input, kind), expected) << size;
       for (const std::size_t to : {std::size_t{0}, std::size_t{random() % 63 + 1}}) {
-        alignas(64) static std::array<std::byte, 8192> memory;
+        alignas(64) static std::array<std::byte, 11 * 4096> memory;
         // Two calls, each checked for what it wrote and that it wrote nothing else.
         for (const bool with_checksum : {false, true}) {
           memory.fill(std::byte{0xee});
@@ -78,12 +88,13 @@ TEST(StreamCopy, LargeAndUnalignedCopies) {
 
 // Engines of other builds compare these values: they must never change.
 TEST(Checksum, ValuesAreFixed) {
-  Buffer bytes(10'000);
+  Buffer bytes(40'000);
   for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7);
-  EXPECT_EQ(checksum({}), 10926654977684120529U);
-  EXPECT_EQ(checksum(std::span(bytes).first(1)), 10965431877181717486U);
-  EXPECT_EQ(checksum(std::span(bytes).first(64)), 7809149130522794980U);
-  EXPECT_EQ(checksum(bytes), 16958406720900398328U);
+  EXPECT_EQ(checksum({}), 420065118892717055U);
+  EXPECT_EQ(checksum(std::span(bytes).first(1)), 3913148814075916316U);
+  EXPECT_EQ(checksum(std::span(bytes).first(64)), 8624393373100262579U);
+  EXPECT_EQ(checksum(std::span(bytes).first(10'000)), 15661908256621301596U);
+  EXPECT_EQ(checksum(bytes), 10192474545192092474U);
 }
 
 // Collects checksums of changed inputs; every one must differ from every other.
@@ -177,7 +188,9 @@ TEST(Checksum, SeesSwappedWordsOfEverySize) {
 }
 
 TEST(Checksum, SeesRangesThatAreZeroedMovedOrShifted) {
-  const Buffer original = random_bytes(16384, 31);
+  // Two groups of side-by-side blocks: a block that lands in another stream, or in the same one
+  // but later, is seen.
+  const Buffer original = random_bytes(32768, 31);
   Distinct distinct;
   distinct.add(original);
   for (std::size_t begin = 0; begin < original.size(); begin += 64)
