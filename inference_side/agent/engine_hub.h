@@ -111,6 +111,7 @@ class EngineHub {
   [[nodiscard]] Result<std::vector<UniqueFd>> device_handles(std::uint32_t device) const;
   [[nodiscard]] std::shared_ptr<Rank> find(const std::string& replica, std::uint32_t rank) const;
   [[nodiscard]] std::vector<std::shared_ptr<Rank>> ranks_of(const std::string& replica) const;
+  [[nodiscard]] std::uint32_t copy_threads() const;
   void prepared_or_gone(const std::shared_ptr<Rank>& rank, const Version* version);
   void prepare(const std::shared_ptr<Rank>& rank,
                const std::shared_ptr<const staging::HeldVersion>& version);

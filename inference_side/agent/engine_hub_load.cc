@@ -1,6 +1,7 @@
 // EngineHub's loads: the commands of a replica's switch, and the weight pipeline over separate
 // devices.
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "inference_side/agent/engine_hub.h"
@@ -136,14 +137,23 @@ void EngineHub::pump_load(const std::string& replica) {
   if (held == versions_.end()) return;
   load.begun = true;
   for (const auto& rank : ranks)
-    rank->send(load.request,
-               control::Load{.version = load.version, .deadline_ms = load.deadline_ms});
+    rank->send(load.request, control::Load{.version = load.version,
+                                           .deadline_ms = load.deadline_ms,
+                                           .copy_threads = copy_threads()});
   if (!runner_) return;
   queued_.push_back(replica);
   // Later: other replicas of the same decision are about to join the run.
   loop_.post([this, alive = alive_] {
     if (*alive) start_pipeline();
   });
+}
+
+// The replicas of one decision load at the same time: each rank gets its share of the cores.
+std::uint32_t EngineHub::copy_threads() const {
+  const auto ranks = std::ranges::count_if(ranks_, [](const auto& rank) { return rank->attached; });
+  const std::uint64_t share = std::thread::hardware_concurrency() /
+                              static_cast<std::uint64_t>(std::max<std::ptrdiff_t>(1, ranks));
+  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(share, 1, limits::kCopyThreadCount));
 }
 
 void EngineHub::expect_more_loads(bool expected) {

@@ -15,9 +15,9 @@ namespace wsync::reload {
 
 namespace {
 
-// Adds the checksum of the next window; the order of windows matters.
-std::uint64_t combine(std::uint64_t sum, std::uint64_t window) noexcept {
-  return (std::rotl(sum, 29) ^ window) * 0x9e3779b97f4a7c15ULL + 0x632be59bd9b4e019ULL;
+// Adds the checksum of the next chunk; the order of chunks matters.
+std::uint64_t combine(std::uint64_t sum, std::uint64_t chunk) noexcept {
+  return (std::rotl(sum, 29) ^ chunk) * 0x9e3779b97f4a7c15ULL + 0x632be59bd9b4e019ULL;
 }
 
 // Copies shard bytes [at, at + out.size()) out of `tensor_bytes`, of which the first byte is byte
@@ -33,36 +33,32 @@ void gather(const Shard& shard, std::uint64_t at, std::span<const std::byte> ten
   }
 }
 
-// Walks the windows of a group: `visit(shard_offset, bytes)` gets the bytes of each, where they lie
-// when they are one run and gathered in the scratch otherwise.
-template <class Visit>
-void for_each_window(const LoadPlan& plan, const CopyGroup& group,
-                     std::span<const std::byte> bucket, CopyScratch& scratch, Visit visit) {
+// The bytes of one chunk of a group: where they lie when they are one run, gathered in the scratch
+// otherwise. `at` is their place in the rank's tensor.
+std::span<const std::byte> chunk_bytes(const LoadPlan& plan, const CopyGroup& group,
+                                       std::uint64_t at, std::span<const std::byte> bucket,
+                                       CopyScratch& scratch) {
   const LoadTensor& tensor = plan.tensors()[group.tensor];
   WSYNC_CHECK(bucket.size() >= plan.bucket_bytes(group.bucket),
               "the bucket is shorter than the plan says");
   // Byte 0 of the bucket, counted from byte 0 of the tensor; "negative" when the tensor begins
   // inside the bucket.
   const std::uint64_t first = plan.bucket_offset(group.bucket) - tensor.arena_offset;
-  for (std::uint64_t done = 0; done < group.bytes;) {
-    const std::uint64_t at = group.begin + done;
-    const auto bytes =
-        static_cast<std::size_t>(std::min<std::uint64_t>(CopyScratch::kBytes, group.bytes - done));
-    const Shard::Run run = tensor.shard.run_at(at);
-    if (run.bytes >= bytes) {
-      visit(at, bucket.subspan(run.offset - first, bytes));
-    } else {
-      const auto window = scratch.window().first(bytes);
-      gather(tensor.shard, at, bucket, first, window);
-      visit(at, std::span<const std::byte>(window));
-    }
-    done += bytes;
-  }
+  const auto bytes = static_cast<std::size_t>(
+      std::min<std::uint64_t>(CopyScratch::kBytes, group.begin + group.bytes - at));
+  const Shard::Run run = tensor.shard.run_at(at);
+  if (run.bytes >= bytes) return bucket.subspan(run.offset - first, bytes);
+  const auto window = scratch.window().first(bytes);
+  gather(tensor.shard, at, bucket, first, window);
+  return window;
 }
 
 }  // namespace
 
-CopyScratch::CopyScratch() : memory_(std::make_unique<std::byte[]>(kBytes)) {}
+std::span<std::byte> CopyScratch::window() {
+  if (!memory_) memory_ = std::make_unique_for_overwrite<std::byte[]>(kBytes);
+  return {memory_.get(), kBytes};
+}
 
 Result<LoadPlan> LoadPlan::make(const Manifest& manifest, const BucketPlan& plan,
                                 std::span<const control::EngineTensor> tensors) {
@@ -135,25 +131,38 @@ Result<> LoadPlan::prove_coverage(std::span<const control::EngineTensor> tensors
   return {};
 }
 
-std::uint64_t LoadPlan::execute(const CopyGroup& group, std::span<const std::byte> bucket,
-                                std::span<std::byte> destination, CopyScratch& scratch) const {
+std::uint64_t LoadPlan::execute_chunk(const CopyGroup& group, std::uint64_t index,
+                                      std::span<const std::byte> bucket,
+                                      std::span<std::byte> destination,
+                                      CopyScratch& scratch) const {
   WSYNC_CHECK(destination.size() == tensors_[group.tensor].shard.bytes(),
               "the destination has another size than the rank's tensor");
+  const std::uint64_t at = group.begin + index * CopyScratch::kBytes;
+  const auto bytes = chunk_bytes(*this, group, at, bucket, scratch);
+  return copy_streaming_checksum(destination.subspan(at, bytes.size()), bytes);
+}
+
+std::uint64_t LoadPlan::group_checksum(const CopyGroup& group,
+                                       std::span<const std::uint64_t> chunk_sums) noexcept {
   std::uint64_t sum = group.bytes;
-  for_each_window(
-      *this, group, bucket, scratch, [&](std::uint64_t at, std::span<const std::byte> bytes) {
-        sum = combine(sum, copy_streaming_checksum(destination.subspan(at, bytes.size()), bytes));
-      });
+  for (const std::uint64_t chunk : chunk_sums) sum = combine(sum, chunk);
+  return sum;
+}
+
+std::uint64_t LoadPlan::execute(const CopyGroup& group, std::span<const std::byte> bucket,
+                                std::span<std::byte> destination, CopyScratch& scratch) const {
+  std::uint64_t sum = group.bytes;
+  for (std::uint64_t i = 0; i < chunk_count(group); ++i)
+    sum = combine(sum, execute_chunk(group, i, bucket, destination, scratch));
   return sum;
 }
 
 std::uint64_t LoadPlan::checksum(const CopyGroup& group, std::span<const std::byte> bucket,
                                  CopyScratch& scratch) const {
   std::uint64_t sum = group.bytes;
-  for_each_window(*this, group, bucket, scratch,
-                  [&](std::uint64_t, std::span<const std::byte> bytes) {
-                    sum = combine(sum, wsync::checksum(bytes));
-                  });
+  for (std::uint64_t i = 0; i < chunk_count(group); ++i)
+    sum = combine(sum, wsync::checksum(chunk_bytes(
+                           *this, group, group.begin + i * CopyScratch::kBytes, bucket, scratch)));
   return sum;
 }
 

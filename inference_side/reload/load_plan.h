@@ -5,9 +5,10 @@
 //
 // A copy group is what one bucket brings of one tensor of the rank. Its bytes are consecutive in
 // the rank's own tensor (row-major, dense) and may be strided in the bucket. Its checksum is a
-// function of those bytes and of nothing else.
+// function of those bytes and of nothing else. A group is copied in chunks of CopyScratch::kBytes
+// (the last one is shorter), in any order and by any threads; its checksum is made of theirs.
 //
-// Thread: a LoadPlan is immutable; any number of threads may execute its groups, each with a
+// Thread: a LoadPlan is immutable; any number of threads may execute its chunks, each with a
 // CopyScratch of its own.
 #pragma once
 
@@ -40,12 +41,12 @@ struct CopyGroup {
   friend bool operator==(const CopyGroup&, const CopyGroup&) = default;
 };
 
-// Where strided pieces are gathered before the streaming copy; stays in the cache.
+// Where strided pieces are gathered before the streaming copy; stays in the cache. Takes memory
+// when it is first used.
 class CopyScratch {
  public:
-  CopyScratch();
-  [[nodiscard]] std::span<std::byte> window() noexcept { return {memory_.get(), kBytes}; }
-  static constexpr std::uint64_t kBytes = 256 * 1024;  // also the unit of a group's checksum
+  [[nodiscard]] std::span<std::byte> window();
+  static constexpr std::uint64_t kBytes = 512 * 1024;  // of a chunk
 
  private:
   std::unique_ptr<std::byte[]> memory_;
@@ -81,6 +82,17 @@ class LoadPlan {
   // long. The bytes are visible to other threads when it returns.
   [[nodiscard]] std::uint64_t execute(const CopyGroup& group, std::span<const std::byte> bucket,
                                       std::span<std::byte> destination, CopyScratch& scratch) const;
+  // One chunk of it: index below chunk_count(group). `chunk_sums` of all of them, in order, make
+  // the group's checksum.
+  [[nodiscard]] std::uint64_t execute_chunk(const CopyGroup& group, std::uint64_t index,
+                                            std::span<const std::byte> bucket,
+                                            std::span<std::byte> destination,
+                                            CopyScratch& scratch) const;
+  [[nodiscard]] static std::uint64_t chunk_count(const CopyGroup& group) noexcept {
+    return (group.bytes + CopyScratch::kBytes - 1) / CopyScratch::kBytes;
+  }
+  [[nodiscard]] static std::uint64_t group_checksum(
+      const CopyGroup& group, std::span<const std::uint64_t> chunk_sums) noexcept;
   // The same checksum, without copying.
   [[nodiscard]] std::uint64_t checksum(const CopyGroup& group, std::span<const std::byte> bucket,
                                        CopyScratch& scratch) const;

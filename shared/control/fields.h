@@ -406,6 +406,7 @@ template <class V, class M>
 void fields(V& v, M& m) {
   v.version("version", m.version);
   v.number("deadline_ms", m.deadline_ms);
+  v.bounded("copy_threads", m.copy_threads, limits::kCopyThreadCount);
 }
 
 template <class V, class M>

@@ -436,6 +436,9 @@ struct Load {
   static constexpr MessageType kType = MessageType::kLoad;
   Version version;
   std::uint32_t deadline_ms = 0;
+  // How many threads a rank may copy with (unified devices), so that the ranks of a host that load
+  // at the same time use each core once. 0 or 1: the link's own.
+  std::uint32_t copy_threads = 1;
 };
 // Separate devices: a bucket lies in an IPC buffer.
 struct BucketReady {

@@ -216,16 +216,31 @@ void EngineLink::on_load(const control::Envelope& envelope, const control::Load&
   session_ = std::make_unique<LoadSession>(description_, *loading_hold_, *engine_,
                                            now() + std::chrono::milliseconds(deadline_ms));
   if (auto begun = engine_->load_begin(message.version); !begun) return end_load(std::move(begun));
-  if (loading_hold_->arena) return end_load(load_from_arena());
+  if (loading_hold_->arena) return end_load(load_from_arena(message.copy_threads));
   if (session_->all_buckets()) end_load({});
 }
 
-Result<> EngineLink::load_from_arena() {
+Result<> EngineLink::load_from_arena(unsigned threads) {
+  const auto arena = loading_hold_->arena->data();
   if (description_.take == control::TakeMode::kAdopt) return session_->adopt();
+  if (description_.take == control::TakeMode::kPieces)
+    return session_->take_arena(arena, copiers(threads));
+  // Whole tensors are assembled a layer at a time, so that no second model lies in memory.
   const reload::LoadPlan& plan = loading_hold_->layout->plan;
   for (std::uint64_t bucket = 0; bucket < plan.bucket_count(); ++bucket)
-    WSYNC_TRY(session_->take_bucket(bucket, plan.bucket_of(loading_hold_->arena->data(), bucket)));
+    WSYNC_TRY(session_->take_bucket(bucket, plan.bucket_of(arena, bucket)));
   return {};
+}
+
+// Beside the link's own thread; kept for the next load.
+ThreadPool* EngineLink::copiers(unsigned threads) {
+  const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
+  const unsigned helpers = std::clamp(threads, 1U, cores) - 1;
+  if (helpers == 0)
+    copiers_.reset();
+  else if (!copiers_ || copiers_->size() != helpers)
+    copiers_ = std::make_unique<ThreadPool>(helpers);
+  return copiers_.get();
 }
 
 void EngineLink::end_load(Result<> outcome) {

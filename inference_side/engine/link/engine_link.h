@@ -109,7 +109,8 @@ class EngineLink {
   void on_commit(const control::Envelope& envelope, const control::Commit& message);
   void on_resume(const control::Envelope& envelope);
   void on_read_digests(const control::Envelope& envelope);
-  [[nodiscard]] Result<> load_from_arena();
+  [[nodiscard]] Result<> load_from_arena(unsigned threads);
+  [[nodiscard]] ThreadPool* copiers(unsigned threads);
   void end_load(Result<> outcome);
   [[nodiscard]] Result<Digest> digest_of_tensor(std::uint32_t tensor);
   void refuse(const control::Envelope& envelope, ErrorCode code, const std::string& why);
@@ -144,6 +145,7 @@ class EngineLink {
   std::shared_ptr<const PreparedVersion> loading_hold_;  // what session_ or a finished load uses
   std::shared_ptr<const PreparedVersion> active_hold_;   // kAdopt: what the engine serves from
   std::unique_ptr<LoadSession> session_;
+  std::unique_ptr<ThreadPool> copiers_;
   control::Envelope load_request_;
 
   mutable std::mutex mutex_;  // guards what follows

@@ -1,5 +1,6 @@
 #include "inference_side/engine/link/load_session.h"
 
+#include "inference_side/engine/link/arena_copy.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 
@@ -46,20 +47,55 @@ Result<> LoadSession::take_bucket(std::uint64_t bucket, std::span<const std::byt
     const std::uint64_t sum =
         skipped ? prepared_->checksums[g]
                 : layout.plan.execute(group, bytes, destination_of(group.tensor), scratch_);
-    if (sum != prepared_->checksums[g])
-      return fail(
-          ErrorCode::kDigestMismatch,
-          fmt::format(
-              "tensor {}: bytes {} to {} of this rank's part (bucket {}) have checksum {:016x}, "
-              "{:016x} was staged",
-              description_->tensors[group.tensor].description.name, group.begin,
-              group.begin + group.bytes, bucket, sum, prepared_->checksums[g]));
-    coverage_.mark(g);
-    --groups_left_[layout.layer_of[group.tensor]];
+    WSYNC_TRY(take_group(g, sum));
     if (now() > deadline_)
       return fail(ErrorCode::kDeadline, fmt::format("the deadline passed in bucket {}", bucket));
   }
   copy_time_ += now() - begin;
+  return end_bucket(bucket);
+}
+
+Result<> LoadSession::take_arena(std::span<const std::byte> arena, ThreadPool* helpers) {
+  const reload::LoadPlan& plan = prepared_->layout->plan;
+  std::vector<std::span<std::byte>> destinations;
+  destinations.reserve(description_->tensors.size());
+  for (const RankTensor& tensor : description_->tensors) destinations.push_back(tensor.destination);
+  const TimePoint begin = now();
+  std::uint64_t bucket = 0;
+  // A bucket of which the rank takes nothing has no group.
+  const auto end_buckets = [&](std::size_t groups) -> Result<> {
+    for (; bucket < plan.bucket_count() && plan.first_group(bucket + 1) <= groups; ++bucket)
+      WSYNC_TRY(end_bucket(bucket));
+    return {};
+  };
+  ArenaCopy copy(plan, arena, std::move(destinations));
+  const auto on_group = [&](std::size_t g, std::uint64_t sum) -> Result<> {
+    const bool skipped = planted("engine_skip_piece") && g == plan.groups().size() / 2;
+    WSYNC_TRY(take_group(g, skipped ? prepared_->checksums[g] : sum));
+    return end_buckets(g + 1);
+  };
+  WSYNC_TRY(copy.run(helpers, deadline_, on_group));
+  copy_time_ += now() - begin;
+  return end_buckets(plan.groups().size());
+}
+
+// The bytes of a group lie in place.
+Result<> LoadSession::take_group(std::size_t index, std::uint64_t checksum) {
+  const EngineLayout& layout = *prepared_->layout;
+  const reload::CopyGroup& group = layout.plan.groups()[index];
+  if (checksum != prepared_->checksums[index])
+    return fail(ErrorCode::kDigestMismatch,
+                fmt::format("tensor {}: bytes {} to {} of this rank's part (bucket {}) have "
+                            "checksum {:016x}, {:016x} was staged",
+                            description_->tensors[group.tensor].description.name, group.begin,
+                            group.begin + group.bytes, group.bucket, checksum,
+                            prepared_->checksums[index]));
+  coverage_.mark(index);
+  --groups_left_[layout.layer_of[group.tensor]];
+  return {};
+}
+
+Result<> LoadSession::end_bucket(std::uint64_t bucket) {
   taken_[bucket] = true;
   ++taken_count_;
   WSYNC_TRY(hand_over_complete_layers());

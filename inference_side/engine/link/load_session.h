@@ -10,6 +10,7 @@
 #include "inference_side/engine/engine.h"
 #include "inference_side/engine/link/prepared_version.h"
 #include "shared/base/clock.h"
+#include "shared/base/thread_pool.h"
 
 namespace wsync::engine {
 
@@ -22,6 +23,9 @@ class LoadSession {
   // Takes what the rank needs of one bucket; a repetition does nothing. kDigestMismatch when a
   // checksum differs, kDeadline when the time is up, else the engine's own error.
   [[nodiscard]] Result<> take_bucket(std::uint64_t bucket, std::span<const std::byte> bytes);
+  // The same for every bucket of a mapped arena, with the threads of `helpers` (may be null) beside
+  // this one. kPieces only: their destinations are all there from the beginning.
+  [[nodiscard]] Result<> take_arena(std::span<const std::byte> arena, ThreadPool* helpers);
   // kAdopt: hands over the layers where they lie in the arena.
   [[nodiscard]] Result<> adopt();
   // Every bucket of the plan has been taken.
@@ -35,6 +39,8 @@ class LoadSession {
 
  private:
   [[nodiscard]] std::span<std::byte> destination_of(std::uint32_t tensor);
+  [[nodiscard]] Result<> take_group(std::size_t index, std::uint64_t checksum);
+  [[nodiscard]] Result<> end_bucket(std::uint64_t bucket);
   [[nodiscard]] Result<> hand_over_complete_layers();
 
   const EngineDescription* description_;
