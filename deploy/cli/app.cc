@@ -90,6 +90,9 @@ void build_app(CLI::App& app, Context& context) {
   add_engine(app, context);
   add_doctor(app, context);
   add_make_checkpoint(app, context);
+#ifdef WSYNC_WITH_BENCH
+  add_bench(app, context);
+#endif
   add_completion(app, context);
 }
 

@@ -7,6 +7,7 @@
 
 namespace wsync::cli {
 
+void add_bench(CLI::App& app, Context& context);  // with WSYNC_BUILD_BENCH
 void add_completion(CLI::App& app, Context& context);
 void add_demo(CLI::App& app, Context& context);
 void add_doctor(CLI::App& app, Context& context);

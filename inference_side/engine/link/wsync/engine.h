@@ -10,7 +10,8 @@
  * anything else fails the step and is told to the sidecar. They must not call wsync_engine_poll,
  * _stop or _destroy. Functions that return int return 0 for success; wsync_engine_error then has
  * one sentence. wsync_engine_report_* and _status may be called from any thread, the others from
- * the owner's. */
+ * the owner's. While a version is loaded, helper threads of the library may write to the tensors'
+ * memory too, as many as the sidecar allows this rank: none when its engines share few cores. */
 #ifndef WSYNC_ENGINE_H
 #define WSYNC_ENGINE_H
 

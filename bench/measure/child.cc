@@ -1,0 +1,209 @@
+#include "bench/measure/child.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <fcntl.h>
+#include <filesystem>
+#include <fstream>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "shared/base/format.h"
+
+namespace wsync::bench {
+namespace {
+
+sigset_t stop_signals() {
+  sigset_t set;
+  ::sigemptyset(&set);
+  ::sigaddset(&set, SIGINT);
+  ::sigaddset(&set, SIGTERM);
+  return set;
+}
+
+struct Pair {
+  UniqueFd ours;
+  UniqueFd childs;
+};
+
+// Sockets, not pipes: writing to one whose reader is gone can be told not to raise SIGPIPE.
+Result<Pair> make_pair() {
+  std::array<int, 2> fds{};
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds.data()) != 0)
+    return fail_errno("socketpair", errno);
+  return Pair{.ours = UniqueFd(fds[0]), .childs = UniqueFd(fds[1])};
+}
+
+// Between fork and exec: only what is safe there.
+[[noreturn]] void become(const ChildOptions& options, char* const* argv, int in, int out,
+                         pid_t parent) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(127);
+  ::setpgid(0, 0);
+  const sigset_t set = stop_signals();
+  ::sigprocmask(SIG_UNBLOCK, &set, nullptr);
+  const int log = ::open(options.log_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  if (log < 0 || ::dup2(in, STDIN_FILENO) < 0 || ::dup2(out, STDOUT_FILENO) < 0 ||
+      ::dup2(log, STDERR_FILENO) < 0)
+    ::_exit(127);
+  for (const auto& [name, value] : options.environment) ::setenv(name.c_str(), value.c_str(), 1);
+  ::execv(argv[0], argv);
+  ::_exit(127);
+}
+
+}  // namespace
+
+Result<Interrupt> Interrupt::create() {
+  const sigset_t set = stop_signals();
+  if (const int error = ::pthread_sigmask(SIG_BLOCK, &set, nullptr); error != 0)
+    return fail_errno("block SIGINT and SIGTERM", error);
+  UniqueFd fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!fd.valid()) return fail_errno("signalfd", errno);
+  return Interrupt(std::move(fd));
+}
+
+Interrupt::~Interrupt() {
+  if (!fd_.valid()) return;
+  // A signal that came is taken here: unblocking it would end the process without its report.
+  signalfd_siginfo info{};
+  while (::read(fd_.get(), &info, sizeof info) > 0) {
+  }
+  const sigset_t set = stop_signals();
+  ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+}
+
+Result<Child> Child::start(ChildOptions options) {
+  auto in = make_pair();
+  if (!in) return fail(in.error());
+  auto out = make_pair();
+  if (!out) return fail(out.error());
+  std::vector<char*> argv;
+  for (std::string& word : options.command) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0) return fail_errno("fork", errno);
+  if (pid == 0) become(options, argv.data(), in->childs.get(), out->childs.get(), parent);
+  Child child;
+  child.pid_ = pid;
+  child.input_ = std::move(in->ours);
+  child.output_ = std::move(out->ours);
+  child.options_ = std::move(options);
+  return child;
+}
+
+Child::Child(Child&& other) noexcept
+    : options_(std::move(other.options_)),
+      pid_(std::exchange(other.pid_, -1)),
+      input_(std::move(other.input_)),
+      output_(std::move(other.output_)),
+      buffer_(std::move(other.buffer_)) {}
+
+Child::~Child() {
+  if (pid_ < 0) return;
+  ::kill(pid_, SIGKILL);
+  (void)reap();
+}
+
+int Child::reap() {
+  int status = 0;
+  while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+  }
+  pid_ = -1;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+std::string Child::last_words() const {
+  std::ifstream log(options_.log_file);
+  std::string last;
+  for (std::string line; std::getline(log, line);)
+    if (!line.empty()) last = line;
+  const std::string name = std::filesystem::path(options_.log_file).stem().string();
+  return last.empty() ? name + " ended" : fmt::format("{} ended; it said: {}", name, last);
+}
+
+Result<> Child::say(const std::string& line) {
+  const std::string text = line + "\n";
+  // Short, and the buffer is empty: it is taken as a whole. A child that is gone shows itself by
+  // the end of its output.
+  if (::send(input_.get(), text.data(), text.size(), MSG_NOSIGNAL) < 0 && errno != EPIPE)
+    return fail_errno("write to a child", errno);
+  return {};
+}
+
+// True when there is more, false at the end of its output.
+Result<bool> Child::read_more(const Interrupt& interrupt, TimePoint deadline) {
+  for (;;) {
+    std::array<pollfd, 2> fds{pollfd{.fd = output_.get(), .events = POLLIN, .revents = 0},
+                              pollfd{.fd = interrupt.fd(), .events = POLLIN, .revents = 0}};
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - now()).count();
+    if (left <= 0) {
+      const std::string name = std::filesystem::path(options_.log_file).stem().string();
+      return fail(ErrorCode::kDeadline, name + " did not answer before the deadline");
+    }
+    const int count = ::poll(fds.data(), fds.size(), static_cast<int>(left));
+    if (count < 0 && errno != EINTR) return fail_errno("poll", errno);
+    if (count <= 0) continue;
+    if (fds[1].revents != 0) return fail(ErrorCode::kCancelled, "interrupted");
+    std::array<char, 65536> chunk;
+    const ssize_t got = ::read(output_.get(), chunk.data(), chunk.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return fail_errno("read from a child", errno);
+    buffer_.append(chunk.data(), static_cast<std::size_t>(got));
+    return got > 0;
+  }
+}
+
+Result<std::string> Child::line(const Interrupt& interrupt, TimePoint deadline) {
+  for (;;) {
+    const std::size_t end = buffer_.find('\n');
+    if (end != std::string::npos) {
+      std::string found = buffer_.substr(0, end);
+      buffer_.erase(0, end + 1);
+      return found;
+    }
+    const Result<bool> more = read_more(interrupt, deadline);
+    if (!more) return fail(more.error());
+    if (!*more) return fail(ErrorCode::kPeerLost, last_words());
+  }
+}
+
+Result<Child::End> Child::wait(const Interrupt& interrupt, TimePoint deadline) {
+  for (;;) {
+    const Result<bool> more = read_more(interrupt, deadline);
+    if (!more) return fail(more.error());
+    if (!*more) break;
+  }
+  End end{.output = std::move(buffer_)};
+  end.exit_code = reap();
+  return end;
+}
+
+void Child::stop(std::chrono::milliseconds patience) {
+  if (pid_ < 0) return;
+  input_.reset();
+  ::kill(pid_, SIGTERM);
+  const TimePoint deadline = now() + patience;
+  // Its output ends when it does; what it still says is thrown away.
+  for (;;) {
+    pollfd fd{.fd = output_.get(), .events = POLLIN, .revents = 0};
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - now()).count();
+    if (left <= 0) break;
+    if (::poll(&fd, 1, static_cast<int>(left)) <= 0) continue;
+    std::array<char, 4096> chunk;
+    if (::read(output_.get(), chunk.data(), chunk.size()) <= 0) break;
+  }
+  if (now() >= deadline) ::kill(pid_, SIGKILL);
+  (void)reap();
+}
+
+}  // namespace wsync::bench

@@ -1,0 +1,130 @@
+#include "bench/sync/bench_engine.h"
+
+#include <cstdio>
+#include <iostream>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "bench/sync/floor.h"
+#include "inference_side/engine/reference/reference_engine.h"
+#include "shared/base/format.h"
+#include "shared/weights/checkpoint_dir.h"
+
+namespace wsync::bench {
+namespace {
+
+using engine::reference::EngineEvent;
+using engine::reference::ReferenceEngine;
+using nlohmann::json;
+
+// Steps are rare, so that none falls into a floor: a pause does not wait for the next one.
+constexpr std::chrono::milliseconds kStepInterval{1'000};
+
+// What the engine's threads and the command reader say.
+class Mouth {
+ public:
+  void say(const json& line) {
+    const std::string text = line.dump() + "\n";
+    const std::lock_guard lock(mutex_);
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  }
+
+ private:
+  std::mutex mutex_;
+};
+
+class Commands {
+ public:
+  Commands(const ReferenceEngine& engine, const Manifest& manifest, Mouth& mouth)
+      : engine_(engine), manifest_(manifest), mouth_(mouth) {}
+
+  void on_event(const EngineEvent& event) {
+    if (event.name == "committed") {
+      const auto version = Version::parse(std::get<std::string>(event.fields.front().second));
+      const std::lock_guard lock(mutex_);
+      if (version) committed_ = *version;
+    }
+    if (event.name == "attached" || event.name == "paused" || event.name == "resumed")
+      mouth_.say({{"event", event.name}, {"at_ns", static_cast<std::int64_t>(now())}});
+  }
+
+  void obey(const std::string& line) {
+    std::istringstream words(line);
+    std::string verb;
+    words >> verb;
+    const Result<json> answer = carry_out(verb, words);
+    mouth_.say(answer ? *answer : json{{"event", "failed"}, {"why", answer.error().message()}});
+  }
+
+ private:
+  Result<json> carry_out(const std::string& verb, std::istringstream& words) {
+    if (verb == "map") {
+      Version version;
+      {
+        const std::lock_guard lock(mutex_);
+        version = committed_;
+      }
+      auto floor = FloorCopy::map(manifest_, engine_.model(), version);
+      if (!floor) return fail(std::move(floor).error());
+      floor_ = std::move(*floor);
+      return json{
+          {"event", "mapped"}, {"version", version.to_string()}, {"bytes", floor_->bytes()}};
+    }
+    if (verb == "read" && floor_) {
+      floor_->read();
+      return json{{"event", "read"}};
+    }
+    if (verb == "copy") {
+      unsigned kind = 0;
+      unsigned threads = 0;
+      words >> kind >> threads;
+      if (!words || !floor_ || threads == 0 || kind >= available_copy_kinds().size())
+        return fail(ErrorCode::kInvalidInput, "copy what, with what? map first, then copy K T");
+      const FloorCopy::Times times =
+          floor_->copy({.kind = available_copy_kinds()[kind], .threads = threads});
+      return json{{"event", "copied"},
+                  {"begin_ns", static_cast<std::int64_t>(times.begin)},
+                  {"end_ns", static_cast<std::int64_t>(times.end)}};
+    }
+    if (verb == "unmap") {
+      floor_.reset();
+      return json{{"event", "unmapped"}};
+    }
+    if (verb == "stats") return json{{"event", "stats"}, {"torn", engine_.stats().torn}};
+    return fail(ErrorCode::kInvalidInput, fmt::format("no command '{}'", verb));
+  }
+
+  const ReferenceEngine& engine_;
+  const Manifest& manifest_;
+  Mouth& mouth_;
+  std::unique_ptr<FloorCopy> floor_;
+  std::mutex mutex_;
+  Version committed_;  // under mutex_
+};
+
+}  // namespace
+
+Result<> run_bench_engine(const BenchEngineOptions& options) {
+  const auto checkpoint = CheckpointDirectory::open(options.checkpoint);
+  if (!checkpoint) return fail(checkpoint.error());
+  engine::reference::ReferenceEngineOptions reference{
+      .sidecar_socket = options.sidecar_socket,
+      .replica = options.replica,
+      .checkpoint = options.checkpoint,
+      .take = options.adopt ? control::TakeMode::kAdopt : control::TakeMode::kPieces,
+      .step_interval = kStepInterval};
+  Mouth mouth;
+  std::unique_ptr<Commands> commands;
+  auto engine = ReferenceEngine::create(
+      std::move(reference), [&commands](const EngineEvent& event) { commands->on_event(event); });
+  if (!engine) return fail(std::move(engine).error());
+  commands = std::make_unique<Commands>(**engine, checkpoint->manifest(), mouth);
+  (*engine)->start();
+  for (std::string line; std::getline(std::cin, line);) commands->obey(line);
+  (*engine)->stop();
+  return {};
+}
+
+}  // namespace wsync::bench

@@ -1,0 +1,33 @@
+// The engine process of `wsync bench sync`: the reference engine, which takes versions from a real
+// sidecar as any engine does, and beside it a reader of commands from the benchmark on standard
+// input. Nobody but the process that started it can give them.
+//
+// Commands, one a line, and the line that answers each (JSON, on standard output):
+//
+//   map            {"event": "mapped", "version", "bytes"}   the arena of the version it serves
+//   read           {"event": "read"}                         that arena, once through
+//   copy K T       {"event": "copied", "begin_ns", "end_ns"} floor of CopyKind K on T threads
+//   unmap          {"event": "unmapped"}
+//   stats          {"event": "stats", "torn"}
+//
+// "failed" with "why" answers a command that could not be done. Unasked: "attached", "paused" and
+// "resumed" with "at_ns" (monotonic clock), as they happen. It ends when its input does.
+#pragma once
+
+#include <string>
+
+#include "shared/base/error.h"
+
+namespace wsync::bench {
+
+struct BenchEngineOptions {
+  std::string sidecar_socket;
+  std::string checkpoint;
+  std::string replica;
+  bool adopt = false;
+};
+
+// Runs until the end of standard input.
+[[nodiscard]] Result<> run_bench_engine(const BenchEngineOptions& options);
+
+}  // namespace wsync::bench

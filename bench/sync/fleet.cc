@@ -1,0 +1,243 @@
+#include "bench/sync/fleet.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <poll.h>
+
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+
+namespace wsync::bench {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::chrono::seconds kStartDeadline{60};
+constexpr std::chrono::minutes kPushDeadline{10};
+constexpr std::chrono::minutes kVerifyDeadline{5};
+constexpr std::chrono::minutes kFloorDeadline{2};
+constexpr std::chrono::seconds kStopPatience{5};
+constexpr std::chrono::milliseconds kSocketPoll{5};
+constexpr std::chrono::milliseconds kSettle{10};
+
+json parsed(const std::string& line) { return json::parse(line, nullptr, false); }
+
+// The answer of a command of wsync that was run with --json.
+Result<json> answer_of(const std::string& name, const std::string& output) {
+  json answer = parsed(output);
+  if (!answer.is_object())
+    return fail(ErrorCode::kInternal, fmt::format("{} printed no object: {}", name, output));
+  if (answer.contains("error"))
+    return fail(ErrorCode::kRefused,
+                fmt::format("{}: {}", name, answer["error"].value("message", "no reason given")));
+  return answer["result"];
+}
+
+}  // namespace
+
+struct Fleet::Engine {
+  Child child;
+  // When it left off serving and when it was told to go on, since the last push began.
+  std::int64_t paused_ns = 0;
+  std::int64_t resumed_ns = 0;
+};
+
+Fleet::Fleet(FleetOptions options, const Interrupt& interrupt)
+    : options_(std::move(options)), interrupt_(interrupt) {}
+
+Fleet::~Fleet() {
+  if (trainer_) trainer_->stop(kStopPatience);
+  for (const auto& engine : engines_) engine->child.stop(kStopPatience);
+  if (sidecar_) sidecar_->stop(kStopPatience);
+}
+
+unsigned Fleet::versions_held() const noexcept { return options_.adopt ? 3 : 2; }
+
+Result<Child> Fleet::start(const std::string& name, std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), options_.executable);
+  return Child::start({.command = std::move(arguments),
+                       .environment = {{"WSYNC_RUN_DIR", options_.directory + "/run"},
+                                       {"WSYNC_STATE_DIR", options_.directory + "/state"}},
+                       .log_file = fmt::format("{}/{}.log", options_.directory, name)});
+}
+
+Result<std::unique_ptr<Fleet>> Fleet::start(FleetOptions options, const Interrupt& interrupt) {
+  std::unique_ptr<Fleet> fleet(new Fleet(std::move(options), interrupt));
+  const FleetOptions& made = fleet->options_;
+  auto sidecar = fleet->start("sidecar", {"sidecar", "--set", "name=bench", "--set",
+                                          fmt::format("versions_held={}", fleet->versions_held())});
+  if (!sidecar) return fail(sidecar.error());
+  fleet->sidecar_ = std::make_unique<Child>(std::move(*sidecar));
+  const std::string socket = made.directory + "/run/bench.engines";
+  WSYNC_TRY(fleet->wait_for_socket(socket));
+  for (unsigned i = 0; i < made.engines; ++i) {
+    const std::string replica = fmt::format("engine{}", i);
+    std::vector<std::string> arguments = {"bench",     "engine", "--sidecar",    socket,
+                                          "--replica", replica,  "--checkpoint", made.checkpoint};
+    if (made.adopt) arguments.emplace_back("--adopt");
+    auto child = fleet->start(replica, std::move(arguments));
+    if (!child) return fail(child.error());
+    fleet->engines_.push_back(std::make_unique<Engine>(Engine{.child = std::move(*child)}));
+  }
+  for (const auto& engine : fleet->engines_)
+    if (auto attached = fleet->event(*engine, "attached"); !attached) return fail(attached.error());
+  // One more than a sidecar holds: the next version is snapshotted while all of those are held.
+  auto trainer = fleet->start(
+      "trainer", {"trainer", "--set", fmt::format("arenas={}", fleet->versions_held() + 1)});
+  if (!trainer) return fail(trainer.error());
+  fleet->trainer_ = std::make_unique<Child>(std::move(*trainer));
+  WSYNC_TRY(fleet->wait_for_socket(made.directory + "/run/control"));
+  return fleet;
+}
+
+// Lets time pass; kCancelled on a signal.
+Result<> Fleet::settle(std::chrono::milliseconds time) {
+  pollfd fd{.fd = interrupt_.fd(), .events = POLLIN, .revents = 0};
+  if (::poll(&fd, 1, static_cast<int>(time.count())) > 0)
+    return fail(ErrorCode::kCancelled, "interrupted");
+  return {};
+}
+
+Result<> Fleet::wait_for_socket(const std::string& path) {
+  const TimePoint deadline = now() + kStartDeadline;
+  while (!std::filesystem::exists(path)) {
+    WSYNC_TRY(settle(kSocketPoll));
+    if (now() > deadline)
+      return fail(ErrorCode::kDeadline,
+                  fmt::format("{} did not appear within {} s", path, kStartDeadline.count()));
+  }
+  return {};
+}
+
+// The next event of that name. Of those before it, the times of a pause are kept.
+Result<json> Fleet::event(Engine& engine, std::string_view name) {
+  const TimePoint deadline = now() + kFloorDeadline;
+  for (;;) {
+    const auto line = engine.child.line(interrupt_, deadline);
+    if (!line) return fail(line.error());
+    json found = parsed(*line);
+    if (!found.is_object())
+      return fail(ErrorCode::kInternal, "an engine said what is no object: " + *line);
+    const std::string event = found.value("event", "");
+    if (event == "paused") engine.paused_ns = found.at("at_ns");
+    if (event == "resumed") engine.resumed_ns = found.at("at_ns");
+    if (event == name) return found;
+    if (event == "failed" || found.contains("error"))
+      return fail(ErrorCode::kRefused, "an engine could not do it: " + *line);
+  }
+}
+
+Result<json> Fleet::run(const std::string& name, std::vector<std::string> arguments) {
+  arguments.emplace_back("--json");
+  arguments.emplace_back("--coordinator");
+  arguments.push_back(fmt::format("ipc://{}/run/control", options_.directory));
+  auto child = start(name, std::move(arguments));
+  if (!child) return fail(child.error());
+  const auto end =
+      child->wait(interrupt_, now() + (name == "push" ? kPushDeadline : kVerifyDeadline));
+  if (!end) return fail(end.error());
+  return answer_of(name, end->output);
+}
+
+Result<Pushed> Fleet::push(const std::string& checkpoint) {
+  const auto reply = run("push", {"push", checkpoint});
+  if (!reply) return fail(reply.error());
+  if (!reply->value("ok", false))
+    return fail(ErrorCode::kRefused, "push: " + reply->value("reason", ""));
+  Pushed pushed{.staged_ns = reply->at("staged_ns")};
+  for (const json& replica : reply->at("replicas")) {
+    if (replica.at("outcome") != "committed")
+      return fail(ErrorCode::kRefused,
+                  fmt::format("{}: {} ({})", replica.value("replica", ""),
+                              replica.value("outcome", ""), replica.value("reason", "")));
+    pushed.paused_ns = std::max(pushed.paused_ns, replica.at("paused_ns").get<std::uint64_t>());
+    pushed.load_ns = std::max(pushed.load_ns, replica.at("load_ns").get<std::uint64_t>());
+    pushed.checked_bytes += replica.at("bytes").get<std::uint64_t>();
+  }
+  if (reply->at("replicas").size() != engines_.size())
+    return fail(ErrorCode::kInternal, fmt::format("{} of {} replicas answered the push",
+                                                  reply->at("replicas").size(), engines_.size()));
+  std::int64_t first = INT64_MAX;
+  std::int64_t last = 0;
+  for (const auto& engine : engines_) {
+    if (auto resumed = event(*engine, "resumed"); !resumed) return fail(resumed.error());
+    // An engine that had nothing to serve before the first version was never paused.
+    first = std::min(first, engine->paused_ns == 0 ? engine->resumed_ns : engine->paused_ns);
+    last = std::max(last, engine->resumed_ns);
+  }
+  pushed.span_ns = static_cast<std::uint64_t>(last - first);
+  return pushed;
+}
+
+Result<std::vector<FloorRun>> Fleet::floor(const std::vector<FloorWay>& ways) {
+  std::vector<FloorRun> runs;
+  std::uint64_t bytes = 0;
+  const auto ask_all = [&](const std::string& command) -> Result<> {
+    for (const auto& engine : engines_) WSYNC_TRY(engine->child.say(command));
+    return {};
+  };
+  WSYNC_TRY(ask_all("map"));
+  for (const auto& engine : engines_) {
+    const auto mapped = event(*engine, "mapped");
+    if (!mapped) return fail(mapped.error());
+    bytes += mapped->at("bytes").get<std::uint64_t>();
+  }
+  for (const FloorWay& way : ways) {
+    // What precedes an update: the sidecar has read the version, and everybody waits for messages.
+    WSYNC_TRY(engines_.front()->child.say("read"));
+    if (auto read = event(*engines_.front(), "read"); !read) return fail(read.error());
+    WSYNC_TRY(settle(kSettle));
+    WSYNC_TRY(ask_all(fmt::format("copy {} {}", static_cast<int>(way.kind), way.threads)));
+    std::int64_t begin = INT64_MAX;
+    std::int64_t end = 0;
+    for (const auto& engine : engines_) {
+      const auto copied = event(*engine, "copied");
+      if (!copied) return fail(copied.error());
+      begin = std::min(begin, copied->at("begin_ns").get<std::int64_t>());
+      end = std::max(end, copied->at("end_ns").get<std::int64_t>());
+    }
+    runs.push_back({.ns = static_cast<std::uint64_t>(end - begin), .bytes = bytes});
+  }
+  WSYNC_TRY(ask_all("unmap"));
+  for (const auto& engine : engines_)
+    if (auto unmapped = event(*engine, "unmapped"); !unmapped) return fail(unmapped.error());
+  return runs;
+}
+
+Result<> Fleet::verify() {
+  const auto reply = run("verify", {"verify"});
+  if (!reply) return fail(reply.error());
+  if (!reply->value("match", false))
+    return fail(ErrorCode::kDigestMismatch,
+                "verify: what an engine holds differs: " + reply->dump());
+  return {};
+}
+
+Result<> Fleet::check_steps() {
+  for (const auto& engine : engines_) {
+    WSYNC_TRY(engine->child.say("stats"));
+    const auto stats = event(*engine, "stats");
+    if (!stats) return fail(stats.error());
+    if (stats->at("torn") != 0)
+      return fail(ErrorCode::kDigestMismatch, "a step read torn weights: " + stats->dump());
+  }
+  return {};
+}
+
+Result<Memory> Fleet::sidecar_memory() const {
+  std::ifstream file(fmt::format("/proc/{}/smaps_rollup", sidecar_->pid()));
+  Memory memory;
+  for (std::string line; std::getline(file, line);) {
+    const auto kib = [&line] {
+      return std::stoull(line.substr(line.find(':') + 1)) * limits::kKiB;
+    };
+    if (line.starts_with("Pss:")) memory.pss_bytes = kib();
+    if (line.starts_with("Rss:")) memory.rss_bytes = kib();
+  }
+  if (memory.pss_bytes == 0)
+    return fail(ErrorCode::kIo, "the sidecar's /proc/PID/smaps_rollup cannot be read");
+  return memory;
+}
+
+}  // namespace wsync::bench

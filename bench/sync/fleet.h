@@ -1,0 +1,85 @@
+// The processes of one case of `wsync bench sync`: a trainer, a sidecar and engines, all real, in a
+// directory of their own.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bench/measure/child.h"
+#include "bench/sync/floor.h"
+#include "shared/base/error.h"
+
+namespace wsync::bench {
+
+struct FleetOptions {
+  std::string executable;  // wsync
+  std::string directory;   // of mode 0700, empty; the owner removes it
+  std::string checkpoint;  // names and shapes for the engines
+  unsigned engines = 1;
+  bool adopt = false;
+};
+
+// One push as the product reports it.
+struct Pushed {
+  std::uint64_t paused_ns = 0;  // longest of the replicas: last rank's PAUSED to RESUME
+  std::uint64_t load_ns = 0;    // longest
+  std::uint64_t span_ns = 0;    // first engine to leave off serving, to the last told to resume
+  std::uint64_t staged_ns = 0;
+  std::uint64_t checked_bytes = 0;  // loaded and equal to their staged checksums, of all replicas
+};
+
+struct FloorRun {
+  std::uint64_t ns = 0;     // from the start to the last process's end
+  std::uint64_t bytes = 0;  // of all engines together
+};
+
+struct Memory {
+  std::uint64_t pss_bytes = 0;  // shared pages in equal parts among those who map them
+  std::uint64_t rss_bytes = 0;  // all of them
+};
+
+class Fleet {
+ public:
+  // Starts everything and waits until the engines are attached.
+  [[nodiscard]] static Result<std::unique_ptr<Fleet>> start(FleetOptions options,
+                                                            const Interrupt& interrupt);
+  Fleet(const Fleet&) = delete;
+  Fleet& operator=(const Fleet&) = delete;
+  ~Fleet();  // stops them in order, and kills what does not stop
+
+  // Publishes a checkpoint directory. kDigestMismatch or kRefused unless every replica committed.
+  [[nodiscard]] Result<Pushed> push(const std::string& checkpoint);
+  // Maps, copies once with each way, and lets go; answers in the order of the ways.
+  [[nodiscard]] Result<std::vector<FloorRun>> floor(const std::vector<FloorWay>& ways);
+  // Reads back what the engines hold (`wsync verify`); kDigestMismatch unless all of it matches.
+  [[nodiscard]] Result<> verify();
+  // kDigestMismatch when a step of an engine ever read torn weights.
+  [[nodiscard]] Result<> check_steps();
+  [[nodiscard]] Result<Memory> sidecar_memory() const;
+  // Versions that a sidecar of this fleet holds once it is warm.
+  [[nodiscard]] unsigned versions_held() const noexcept;
+
+ private:
+  struct Engine;
+  Fleet(FleetOptions options, const Interrupt& interrupt);
+  [[nodiscard]] Result<Child> start(const std::string& name, std::vector<std::string> arguments);
+  [[nodiscard]] Result<nlohmann::json> run(const std::string& name,
+                                           std::vector<std::string> arguments);
+  [[nodiscard]] Result<> settle(std::chrono::milliseconds time);
+  [[nodiscard]] Result<> wait_for_socket(const std::string& path);
+  [[nodiscard]] Result<nlohmann::json> event(Engine& engine, std::string_view name);
+
+  const FleetOptions options_;
+  const Interrupt& interrupt_;
+  std::unique_ptr<Child> sidecar_;
+  std::vector<std::unique_ptr<Engine>> engines_;
+  std::unique_ptr<Child> trainer_;
+};
+
+}  // namespace wsync::bench

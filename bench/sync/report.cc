@@ -1,0 +1,179 @@
+#include "bench/sync/report.h"
+
+#include <algorithm>
+
+#include "shared/base/format.h"
+#include "shared/trace/progress.h"
+
+namespace wsync::bench {
+namespace {
+
+using nlohmann::json;
+
+constexpr double kQuiet = 0.1;  // less than this of the cores' time is nobody's load
+
+std::string kind_name(CopyKind kind) {
+  switch (kind) {
+    case CopyKind::kPortable:
+      return "portable";
+    case CopyKind::kAvx2:
+      return "avx2";
+    case CopyKind::kAvx512:
+      return "avx512";
+  }
+  return "unknown";
+}
+
+json spread_json(const Spread& spread) {
+  return {{"median", spread.median},
+          {"lower_quartile", spread.lower_quartile},
+          {"upper_quartile", spread.upper_quartile},
+          {"min", spread.min},
+          {"max", spread.max}};
+}
+
+json machine_json(const Machine& machine) {
+  return {{"cpu", machine.cpu},
+          {"cores", machine.cores},
+          {"layout", machine.layout},
+          {"virtual_machine", machine.virtual_machine},
+          {"memory_bytes", machine.memory_bytes},
+          {"kernel", machine.kernel},
+          {"huge_pages", machine.huge_pages},
+          {"shared_huge_pages", machine.shared_huge_pages},
+          {"copy_kind", machine.copy_kind}};
+}
+
+json way_json(const FloorWay& way) {
+  return {{"copy_kind", kind_name(way.kind)}, {"threads", way.threads}};
+}
+
+json round_json(const Round& round, bool adopt) {
+  json line = {{"paused_ns", round.pushed.paused_ns},
+               {"load_ns", round.pushed.load_ns},
+               {"span_ns", round.pushed.span_ns},
+               {"staged_ns", round.pushed.staged_ns},
+               {"checked_bytes", round.pushed.checked_bytes},
+               {"sidecar_pss_bytes", round.sidecar.pss_bytes},
+               {"sidecar_rss_bytes", round.sidecar.rss_bytes}};
+  if (adopt) return line;
+  line["floor_first"] = round.floor_first;
+  line["floor_ns"] = round.floor.ns;
+  line["ratio"] = round.ratio();
+  return line;
+}
+
+json case_json(const SyncCase& done) {
+  json line = {{"engines", done.engines},
+               {"adopt", done.adopt},
+               {"predicted_paused_ns", done.predicted_ns},
+               {"paused_ns", spread_json(done.paused_ns)},
+               {"load_ns", spread_json(done.load_ns)},
+               {"span_ns", spread_json(done.span_ns)},
+               {"checked_bytes", done.checked_bytes},
+               {"expected_bytes", done.expected_bytes},
+               {"sidecar_pss_bytes", done.pss_bytes},
+               {"sidecar_rss_bytes", done.rss_bytes},
+               {"sidecar_pss_limit_bytes", done.pss_limit_bytes},
+               {"others_busy", done.others_busy},
+               {"stolen", done.stolen},
+               {"speed_met", done.speed_met()},
+               {"memory_met", done.memory_met()},
+               {"rounds", json::array()}};
+  for (const Round& round : done.rounds) line["rounds"].push_back(round_json(round, done.adopt));
+  if (done.adopt) {
+    line["paused_target_ns"] = kAdoptTargetNs;
+    return line;
+  }
+  line["ratio_target"] = kRatioTarget;
+  line["ratio"] = spread_json(done.ratio);
+  line["floor_ns"] = spread_json(done.floor_ns);
+  line["floor_way"] = way_json(done.floor_way);
+  line["floor_ways"] = json::array();
+  for (const WayTime& timed : done.ways) {
+    json way = way_json(timed.way);
+    way["median_ns"] = timed.median_ns;
+    line["floor_ways"].push_back(std::move(way));
+  }
+  return line;
+}
+
+std::string duration(double ns) {
+  return trace::format_duration(std::chrono::nanoseconds(static_cast<std::int64_t>(ns)));
+}
+
+std::string case_text(const SyncCase& done) {
+  const std::string who = fmt::format("{}{}", done.engines, done.adopt ? " mapping" : "");
+  std::string text = fmt::format("{:<10} {:>10}", who, duration(done.predicted_ns));
+  if (done.adopt)
+    text += fmt::format(" {:>10} {:>10} {:>6} {:<12} {:<12}", "-", duration(done.paused_ns.median),
+                        "-", "-", fmt::format("<= {}", duration(done.paused_ns.max)));
+  else
+    text += fmt::format(
+        " {:>10} {:>10} {:>6.3f} {:<12} {:<12}", duration(done.floor_ns.median),
+        duration(done.paused_ns.median), done.ratio.median,
+        fmt::format("{:.3f}-{:.3f}", done.ratio.lower_quartile, done.ratio.upper_quartile),
+        fmt::format("{:.3f}-{:.3f}", done.ratio.min, done.ratio.max));
+  text += fmt::format(" {:>10} {:>10}  {}\n", trace::format_bytes(done.pss_bytes),
+                      trace::format_bytes(done.pss_limit_bytes),
+                      done.speed_met() && done.memory_met() ? "met"
+                      : done.speed_met()                    ? "memory missed"
+                                                            : "missed");
+  return text;
+}
+
+std::string notes_text(const SyncBenchResult& result) {
+  std::string text;
+  double busy = 0;
+  double stolen = 0;
+  for (const SyncCase& done : result.cases) {
+    busy = std::max(busy, done.others_busy);
+    stolen = std::max(stolen, done.stolen);
+    if (!done.adopt)
+      text += fmt::format("floor of {}: {}, {} thread{} in each process\n", done.engines,
+                          kind_name(done.floor_way.kind), done.floor_way.threads,
+                          done.floor_way.threads == 1 ? "" : "s");
+  }
+  if (busy > kQuiet)
+    text += fmt::format(
+        "note: others used {:.0f} % of the cores before a case; read ratios, not times\n",
+        100 * busy);
+  if (stolen > kQuiet / 10)
+    text += fmt::format("note: the host withheld {:.0f} % of the cores' time\n", 100 * stolen);
+  return text;
+}
+
+}  // namespace
+
+bool targets_met(const SyncBenchResult& result) {
+  return std::ranges::all_of(result.cases, [](const SyncCase& done) {
+    return done.checked() && done.speed_met() && done.memory_met();
+  });
+}
+
+json to_json(const SyncBenchResult& result) {
+  json cases = json::array();
+  for (const SyncCase& done : result.cases) cases.push_back(case_json(done));
+  return {{"machine", machine_json(result.machine)},
+          {"bytes", result.bytes},
+          {"copy_bytes_per_s", result.copy_rate},
+          {"cases", std::move(cases)},
+          {"targets_met", targets_met(result)}};
+}
+
+std::string to_text(const SyncBenchResult& result) {
+  const Machine& machine = result.machine;
+  std::string text =
+      fmt::format("{}{}\n{}; {}; huge pages {}, of shared memory {}\n", machine.cpu,
+                  machine.virtual_machine ? " (virtual machine)" : "", machine.layout,
+                  machine.kernel, machine.huge_pages, machine.shared_huge_pages);
+  text += fmt::format("{} of weights, {} rounds, every byte of each load checked\n\n",
+                      trace::format_bytes(result.bytes), result.cases.front().rounds.size());
+  text +=
+      fmt::format("{:<10} {:>10} {:>10} {:>10} {:>6} {:<12} {:<12} {:>10} {:>10}\n", "engines",
+                  "predicted", "floor", "paused", "ratio", "quartiles", "min-max", "PSS", "limit");
+  for (const SyncCase& done : result.cases) text += case_text(done);
+  return text + "\n" + notes_text(result);
+}
+
+}  // namespace wsync::bench

@@ -1,0 +1,230 @@
+#include "bench/sync/sync_bench.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <poll.h>
+#include <thread>
+
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/base/memory_limit.h"
+
+namespace wsync::bench {
+namespace {
+
+constexpr unsigned kWarmUps = 3;       // pushes: every arena and every buffer has been used
+constexpr unsigned kCalibrations = 5;  // of each way to copy the floor
+constexpr std::uint64_t kProbeBytes = 256 * limits::kMiB;
+constexpr unsigned kProbes = 5;
+constexpr int kLookMs = 300;  // a few dozen of the ticks in which the kernel counts
+constexpr std::uint64_t kHandOversNs = 500'000;  // pause, load, commit, resume: a few messages each
+
+// Bytes a second of a streaming copy on every core: the best of a few.
+double measure_copy_rate(std::uint64_t bytes, unsigned cores) {
+  std::vector<std::byte> from(bytes, std::byte{1});
+  std::vector<std::byte> to(bytes, std::byte{2});
+  double best = 0;
+  for (unsigned probe = 0; probe < kProbes; ++probe) {
+    const TimePoint begin = now();
+    {
+      std::vector<std::jthread> threads;
+      for (unsigned i = 0; i < cores; ++i)
+        threads.emplace_back([&, i] {
+          const std::uint64_t at = bytes / cores * i;
+          const std::uint64_t part = i + 1 == cores ? bytes - at : bytes / cores;
+          copy_streaming(std::span(to).subspan(at, part), std::span(from).subspan(at, part));
+        });
+    }
+    best = std::max(best, static_cast<double>(bytes) / seconds(now() - begin));
+  }
+  return best;
+}
+
+std::vector<double> column(const SyncCase& done, const std::function<double(const Round&)>& of) {
+  std::vector<double> values;
+  for (const Round& round : done.rounds) values.push_back(of(round));
+  return values;
+}
+
+class Case {
+ public:
+  Case(const SyncBenchOptions& options, unsigned engines, const Interrupt& interrupt,
+       std::function<void(std::string_view)> on_step)
+      : options_(options), interrupt_(interrupt), on_step_(std::move(on_step)) {
+    result_.engines = engines;
+    result_.adopt = options.adopt;
+    result_.expected_bytes = options.bytes * engines;
+  }
+  static unsigned steps(const SyncBenchOptions& options) { return kWarmUps + options.rounds + 2; }
+
+  [[nodiscard]] Result<SyncCase> run(const Machine& machine, double copy_rate) {
+    WSYNC_TRY(look_at_others());
+    result_.predicted_ns =
+        static_cast<double>(kHandOversNs) +
+        (result_.adopt ? 0 : 1e9 * static_cast<double>(result_.expected_bytes) / copy_rate);
+    const std::string directory =
+        fmt::format("{}/{}{}", options_.directory, result_.adopt ? "a" : "c", result_.engines);
+    std::filesystem::create_directory(directory);
+    std::filesystem::permissions(directory, std::filesystem::perms::owner_all);
+    auto fleet = Fleet::start({.executable = options_.executable,
+                               .directory = directory,
+                               .checkpoint = options_.checkpoints.front(),
+                               .engines = result_.engines,
+                               .adopt = result_.adopt},
+                              interrupt_);
+    if (!fleet) return fail(fleet.error());
+    fleet_ = std::move(*fleet);
+    on_step_("starting");
+    for (unsigned i = 0; i < kWarmUps; ++i) {
+      if (auto pushed = push(); !pushed) return fail(pushed.error());
+      on_step_("warming up");
+    }
+    if (!result_.adopt) WSYNC_TRY(choose_floor(machine.cores));
+    (void)load_.since_last();
+    for (unsigned i = 0; i < options_.rounds; ++i) {
+      WSYNC_TRY(one_round(i % 2 == 0));
+      on_step_("measuring");
+    }
+    result_.stolen = load_.since_last().stolen;
+    WSYNC_TRY(fleet_->verify());
+    WSYNC_TRY(fleet_->check_steps());
+    on_step_("verifying");
+    summarise();
+    return std::move(result_);
+  }
+
+ private:
+  // Nothing of this benchmark runs yet: what is busy now belongs to others.
+  Result<> look_at_others() {
+    CpuLoad load;
+    pollfd fd{.fd = interrupt_.fd(), .events = POLLIN, .revents = 0};
+    if (::poll(&fd, 1, kLookMs) > 0) return fail(ErrorCode::kCancelled, "interrupted");
+    result_.others_busy = load.since_last().busy;
+    return {};
+  }
+
+  Result<Pushed> push() { return fleet_->push(options_.checkpoints[pushes_++ % 2]); }
+
+  Result<> choose_floor(unsigned cores) {
+    const std::vector<FloorWay> ways = floor_ways(cores);
+    std::vector<std::vector<double>> times(ways.size());
+    for (unsigned i = 0; i < kCalibrations; ++i) {
+      const auto runs = fleet_->floor(ways);
+      if (!runs) return fail(runs.error());
+      for (std::size_t w = 0; w < ways.size(); ++w)
+        times[w].push_back(static_cast<double>((*runs)[w].ns));
+    }
+    for (std::size_t w = 0; w < ways.size(); ++w)
+      result_.ways.push_back({.way = ways[w], .median_ns = spread_of(times[w]).median});
+    result_.floor_way =
+        std::min_element(result_.ways.begin(), result_.ways.end(),
+                         [](const auto& a, const auto& b) { return a.median_ns < b.median_ns; })
+            ->way;
+    return {};
+  }
+
+  Result<> one_round(bool floor_first) {
+    Round round{.floor_first = floor_first};
+    const auto floor = [&]() -> Result<> {
+      if (result_.adopt) return {};
+      const auto runs = fleet_->floor({result_.floor_way});
+      if (!runs) return fail(runs.error());
+      round.floor = runs->front();
+      return {};
+    };
+    if (floor_first) WSYNC_TRY(floor());
+    auto pushed = push();
+    if (!pushed) return fail(pushed.error());
+    round.pushed = *pushed;
+    if (!floor_first) WSYNC_TRY(floor());
+    const auto memory = fleet_->sidecar_memory();
+    if (!memory) return fail(memory.error());
+    round.sidecar = *memory;
+    if (round.pushed.checked_bytes != result_.expected_bytes)
+      return fail(ErrorCode::kDigestMismatch,
+                  fmt::format("{} bytes were checked in a round, {} were to be loaded",
+                              round.pushed.checked_bytes, result_.expected_bytes));
+    if (round.pushed.paused_ns == 0)
+      return fail(ErrorCode::kInternal, "a push that paused no engine");
+    if (!result_.adopt && round.floor.bytes != result_.expected_bytes)
+      return fail(ErrorCode::kInternal, fmt::format("the floor copied {} bytes, an update loads {}",
+                                                    round.floor.bytes, result_.expected_bytes));
+    result_.rounds.push_back(round);
+    return {};
+  }
+
+  void summarise() {
+    const auto spread = [this](const std::function<double(const Round&)>& of) {
+      return spread_of(column(result_, of));
+    };
+    const auto ns = [](std::uint64_t value) { return static_cast<double>(value); };
+    result_.paused_ns = spread([&](const Round& r) { return ns(r.pushed.paused_ns); });
+    result_.load_ns = spread([&](const Round& r) { return ns(r.pushed.load_ns); });
+    result_.span_ns = spread([&](const Round& r) { return ns(r.pushed.span_ns); });
+    if (!result_.adopt) {
+      result_.floor_ns = spread([&](const Round& r) { return ns(r.floor.ns); });
+      result_.ratio = spread([](const Round& r) { return r.ratio(); });
+    }
+    for (const Round& round : result_.rounds) {
+      result_.pss_bytes = std::max(result_.pss_bytes, round.sidecar.pss_bytes);
+      result_.rss_bytes = std::max(result_.rss_bytes, round.sidecar.rss_bytes);
+    }
+    result_.checked_bytes = result_.rounds.back().pushed.checked_bytes;
+    result_.pss_limit_bytes = fleet_->versions_held() * options_.bytes + kSidecarOwnBytes;
+  }
+
+  const SyncBenchOptions& options_;
+  const Interrupt& interrupt_;
+  const std::function<void(std::string_view)> on_step_;
+  CpuLoad load_;
+  std::unique_ptr<Fleet> fleet_;
+  unsigned pushes_ = 0;
+  SyncCase result_;
+};
+
+Result<> check(const SyncBenchOptions& options) {
+  if (options.checkpoints.size() != 2)
+    return fail(ErrorCode::kInvalidInput, "two checkpoints are needed, so that bytes change");
+  if (options.engines.empty() || options.rounds == 0)
+    return fail(ErrorCode::kInvalidInput, "at least one number of engines and one round");
+  const unsigned most = *std::max_element(options.engines.begin(), options.engines.end());
+  // Snapshots, and the engines' own memory; what else there is fits into the last one.
+  const std::uint64_t versions = (options.adopt ? 4 : 3) + (options.adopt ? 0 : most) + 1;
+  return require_memory(versions * options.bytes,
+                        fmt::format("{} copies of the model, for {} engines", versions, most));
+}
+
+}  // namespace
+
+bool SyncCase::speed_met() const {
+  return adopt ? paused_ns.max <= static_cast<double>(kAdoptTargetNs)
+               : ratio.median >= kRatioTarget;
+}
+
+Result<SyncBenchResult> run_sync_bench(const SyncBenchOptions& options, const Interrupt& interrupt,
+                                       const OnProgress& on_progress) {
+  WSYNC_TRY(check(options));
+  SyncBenchResult result{.machine = this_machine(), .bytes = options.bytes};
+  CpuLoad load;
+  result.copy_rate =
+      measure_copy_rate(std::min(options.bytes, kProbeBytes), std::max(1U, result.machine.cores));
+  unsigned done = 0;
+  const auto total = static_cast<unsigned>(options.engines.size()) * Case::steps(options);
+  for (const unsigned engines : options.engines) {
+    Case one(options, engines, interrupt, [&](std::string_view what) {
+      on_progress(fmt::format("{} engine{}: {}", engines, engines == 1 ? "" : "s", what), ++done,
+                  total);
+    });
+    try {
+      auto measured = one.run(result.machine, result.copy_rate);
+      if (!measured) return fail(measured.error().with_context(fmt::format("{} engines", engines)));
+      result.cases.push_back(std::move(*measured));
+    } catch (const nlohmann::json::exception& error) {
+      return fail(ErrorCode::kInternal,
+                  fmt::format("{} engines: an answer has another form: {}", engines, error.what()));
+    }
+  }
+  return result;
+}
+
+}  // namespace wsync::bench

@@ -1,0 +1,85 @@
+// `wsync bench sync`: how long engines stand still for an update, against the floor of the same
+// copy. What each figure means: bench/README.md.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bench/measure/child.h"
+#include "bench/measure/machine.h"
+#include "bench/measure/spread.h"
+#include "bench/sync/fleet.h"
+#include "bench/sync/floor.h"
+#include "shared/base/error.h"
+
+namespace wsync::bench {
+
+inline constexpr double kRatioTarget = 0.95;                     // floor / paused, copying engines
+inline constexpr std::uint64_t kAdoptTargetNs = 1'000'000;       // paused, engines that map
+inline constexpr std::uint64_t kSidecarOwnBytes = 64ULL << 20U;  // over the versions it holds
+
+struct SyncBenchOptions {
+  std::string executable;                     // wsync
+  std::string directory;                      // for everything that is made; the owner removes it
+  std::vector<std::string> checkpoints;       // two, of equal layouts and different bytes
+  std::uint64_t bytes = 0;                    // of one of them
+  std::vector<unsigned> engines = {1, 2, 4};  // one case each
+  unsigned rounds = 15;
+  bool adopt = false;  // engines that map the version instead of copying it
+};
+
+struct Round {
+  bool floor_first = true;
+  FloorRun floor;  // none of adopting engines
+  Pushed pushed;
+  Memory sidecar;
+  [[nodiscard]] double ratio() const {
+    return static_cast<double>(floor.ns) / static_cast<double>(pushed.paused_ns);
+  }
+};
+
+struct WayTime {
+  FloorWay way;
+  double median_ns = 0;
+};
+
+struct SyncCase {
+  unsigned engines = 1;
+  bool adopt = false;
+  FloorWay floor_way;         // the fastest of `ways`
+  std::vector<WayTime> ways;  // timed before the rounds
+  double predicted_ns = 0;    // paused, before anything was measured with these engines
+  std::vector<Round> rounds;
+  Spread floor_ns, paused_ns, load_ns, span_ns, ratio;
+  std::uint64_t checked_bytes = 0;   // in one round, all engines together; equal in every round
+  std::uint64_t expected_bytes = 0;  // what it must be
+  std::uint64_t pss_bytes = 0;       // the most of all rounds
+  std::uint64_t rss_bytes = 0;
+  std::uint64_t pss_limit_bytes = 0;
+  double others_busy = 0;  // share of the cores' time that was used before the case began
+  double stolen = 0;       // share that the host withheld during the case
+  [[nodiscard]] bool speed_met() const;
+  [[nodiscard]] bool memory_met() const { return pss_bytes <= pss_limit_bytes; }
+  [[nodiscard]] bool checked() const { return checked_bytes == expected_bytes; }
+};
+
+struct SyncBenchResult {
+  Machine machine;
+  std::uint64_t bytes = 0;
+  double copy_rate = 0;  // bytes a second, one streaming copy on every core; what predictions use
+  std::vector<SyncCase> cases;
+};
+
+// Told what goes on: a label, and how many of how many steps are done.
+using OnProgress = std::function<void(std::string_view label, unsigned done, unsigned total)>;
+
+// Takes minutes for a GiB. Ends early, leaving no process, with kCancelled on a signal, or with the
+// first error of a process.
+[[nodiscard]] Result<SyncBenchResult> run_sync_bench(const SyncBenchOptions& options,
+                                                     const Interrupt& interrupt,
+                                                     const OnProgress& on_progress);
+
+}  // namespace wsync::bench
