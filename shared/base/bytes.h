@@ -25,8 +25,9 @@ class ByteWriter {
  public:
   template <std::integral T>
   void put(T value) {
-    const auto* p = reinterpret_cast<const std::byte*>(&value);
-    buffer_.insert(buffer_.end(), p, p + sizeof value);
+    const std::size_t at = buffer_.size();
+    buffer_.resize(at + sizeof value);
+    std::memcpy(buffer_.data() + at, &value, sizeof value);
   }
   template <class T>
     requires std::is_enum_v<T>
