@@ -7,6 +7,14 @@
 #include "shared/base/planted.h"
 
 namespace wsync::engine {
+namespace {
+
+// A run is read as one stream: what a copy prefetches past a chunk's end is what the same thread
+// copies next. Runs become shorter towards the end, so that all threads end together.
+constexpr std::size_t kRunChunks = 8;  // 4 MiB
+constexpr std::size_t kRunShare = 32;  // of the chunks that are left
+
+}  // namespace
 
 ArenaCopy::ArenaCopy(const reload::LoadPlan& plan, std::span<const std::byte> arena,
                      std::vector<std::span<std::byte>> destinations)
@@ -21,10 +29,7 @@ ArenaCopy::ArenaCopy(const reload::LoadPlan& plan, std::span<const std::byte> ar
   done_ = std::vector<std::atomic<bool>>(chunks_.size());
 }
 
-bool ArenaCopy::copy_one(reload::CopyScratch& scratch) {
-  if (ended_.load(std::memory_order_relaxed)) return false;
-  const std::size_t at = next_chunk_.fetch_add(1, std::memory_order_relaxed);
-  if (at >= chunks_.size()) return false;
+void ArenaCopy::copy_chunk(std::size_t at, reload::CopyScratch& scratch) {
   const reload::CopyGroup& group = plan_.groups()[chunks_[at].group];
   const bool skipped =
       planted("engine_skip_piece") && chunks_[at].group == plan_.groups().size() / 2;
@@ -32,6 +37,18 @@ bool ArenaCopy::copy_one(reload::CopyScratch& scratch) {
     sums_[at] = plan_.execute_chunk(group, chunks_[at].index, plan_.bucket_of(arena_, group.bucket),
                                     destinations_[group.tensor], scratch);
   done_[at].store(true, std::memory_order_release);
+}
+
+bool ArenaCopy::copy_run(reload::CopyScratch& scratch) {
+  if (ended_.load(std::memory_order_relaxed)) return false;
+  std::size_t begin = next_chunk_.load(std::memory_order_relaxed);
+  std::size_t end = begin;
+  do {
+    const std::size_t left = chunks_.size() - begin;
+    if (left == 0) return false;
+    end = begin + std::clamp<std::size_t>(left / kRunShare, 1, kRunChunks);
+  } while (!next_chunk_.compare_exchange_weak(begin, end, std::memory_order_relaxed));
+  for (std::size_t at = begin; at < end; ++at) copy_chunk(at, scratch);
   return true;
 }
 
@@ -54,13 +71,13 @@ Result<> ArenaCopy::run(ThreadPool* helpers, TimePoint deadline, const OnGroup& 
   for (unsigned i = 0; i < helping; ++i)
     helpers->post([this, &idle] {
       reload::CopyScratch scratch;
-      while (copy_one(scratch)) {
+      while (copy_run(scratch)) {
       }
       idle.count_down();
     });
   reload::CopyScratch scratch;
   Result<> outcome;
-  while (outcome && copy_one(scratch)) {
+  while (outcome && copy_run(scratch)) {
     outcome = tell_complete(on_group);
     if (outcome && now() > deadline)
       outcome = fail(

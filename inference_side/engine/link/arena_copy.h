@@ -1,5 +1,6 @@
-// ArenaCopy: a load out of a mapped arena, by several threads. Chunks are taken in the plan's
-// order, each by whoever is free; what is complete is told in order, on the thread that asked.
+// ArenaCopy: a load out of a mapped arena, by several threads. Runs of chunks are taken in
+// the plan's order, each by whoever is free; what is complete is told in order, on the thread that
+// asked.
 #pragma once
 
 #include <atomic>
@@ -33,8 +34,9 @@ class ArenaCopy {
     std::uint32_t group = 0;
     std::uint32_t index = 0;  // in its group
   };
-  // The next chunk, copied; false when none is left or the copy was ended.
-  [[nodiscard]] bool copy_one(reload::CopyScratch& scratch);
+  void copy_chunk(std::size_t at, reload::CopyScratch& scratch);
+  // The next chunks, copied; false when none is left or the copy was ended.
+  [[nodiscard]] bool copy_run(reload::CopyScratch& scratch);
   [[nodiscard]] Result<> tell_complete(const OnGroup& on_group);
 
   const reload::LoadPlan& plan_;
