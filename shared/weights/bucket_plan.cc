@@ -27,45 +27,42 @@ Result<BucketPlan> BucketPlan::create(const Manifest& manifest, std::uint64_t bu
   plan.first_piece_.reserve(manifest.size() + 1);
   for (std::uint32_t tensor = 0; tensor < manifest.size(); ++tensor) {
     plan.first_piece_.push_back(plan.pieces_.size());
-    const std::uint64_t size = manifest.byte_size(tensor);
-    for (std::uint64_t offset = 0; offset < size;) {
-      const std::uint64_t used =
-          plan.buckets_.empty() ? bucket_bytes
-                                : align_up(plan.buckets_.back().bytes, limits::kPieceAlignBytes);
-      const std::uint64_t space = bucket_bytes - used;
-      std::uint64_t take = size - offset;
-      if (take > space) take = space / limits::kLeafBytes * limits::kLeafBytes;
-      if (take == 0) {
-        plan.buckets_.push_back({.first_piece = plan.pieces_.size()});
-        continue;  // an empty bucket holds at least one leaf
-      }
-      plan.add_piece(tensor, offset, take);
-      offset += take;
-    }
+    plan.cut(tensor, manifest.byte_size(tensor));
   }
   plan.first_piece_.push_back(plan.pieces_.size());
-  plan.lay_out_arena();
+  for (const Bucket& bucket : plan.buckets_)
+    plan.largest_bucket_ = std::max(plan.largest_bucket_, bucket.bytes);
+  plan.arena_bytes_ = align_up(plan.arena_bytes_, limits::kPieceAlignBytes);
   return plan;
 }
 
-void BucketPlan::add_piece(std::uint32_t tensor, std::uint64_t offset, std::uint64_t bytes) {
-  Bucket& bucket = buckets_.back();
-  const std::uint64_t at = align_up(bucket.bytes, limits::kPieceAlignBytes);
-  pieces_.push_back({.tensor = tensor,
-                     .bucket = static_cast<std::uint32_t>(buckets_.size() - 1),
-                     .tensor_offset = offset,
-                     .bytes = bytes,
-                     .buffer_offset = at});
-  bucket.bytes = at + bytes;
-  ++bucket.piece_count;
-}
-
-void BucketPlan::lay_out_arena() {
-  for (Bucket& bucket : buckets_) {
-    bucket.arena_offset = arena_bytes_;
-    arena_bytes_ += align_up(bucket.bytes, limits::kBucketAlignBytes);
-    largest_bucket_ = std::max(largest_bucket_, bucket.bytes);
+// arena_bytes_ is the end of what has been laid out, and grows.
+void BucketPlan::cut(std::uint32_t tensor, std::uint64_t bytes) {
+  if (bytes == 0) return;
+  const std::uint64_t begin =
+      align_up(arena_bytes_, bytes < limits::kPageAlignedTensorBytes ? limits::kPieceAlignBytes
+                                                                     : limits::kPageAlignBytes);
+  for (std::uint64_t offset = 0; offset < bytes;) {
+    const std::uint64_t at = begin + offset;
+    const std::uint64_t used = buckets_.empty() ? bucket_bytes_ : at - buckets_.back().arena_offset;
+    const std::uint64_t space = used < bucket_bytes_ ? bucket_bytes_ - used : 0;
+    std::uint64_t take = bytes - offset;
+    if (take > space) take = space / limits::kLeafBytes * limits::kLeafBytes;
+    if (take == 0) {  // an empty bucket holds at least one leaf
+      buckets_.push_back({.first_piece = pieces_.size(), .arena_offset = at});
+      continue;
+    }
+    Bucket& bucket = buckets_.back();
+    pieces_.push_back({.tensor = tensor,
+                       .bucket = static_cast<std::uint32_t>(buckets_.size() - 1),
+                       .tensor_offset = offset,
+                       .bytes = take,
+                       .buffer_offset = at - bucket.arena_offset});
+    bucket.bytes = at + take - bucket.arena_offset;
+    ++bucket.piece_count;
+    offset += take;
   }
+  arena_bytes_ = begin + bytes;
 }
 
 std::span<const Piece> BucketPlan::bucket(std::size_t index) const {

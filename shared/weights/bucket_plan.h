@@ -53,14 +53,17 @@ class BucketPlan {
   // The piece that holds byte `offset` of a tensor; null when the tensor has no such byte.
   [[nodiscard]] const Piece* find_piece(std::uint32_t tensor, std::uint64_t offset) const;
 
-  // The arena: all buckets one after the other, each aligned to limits::kBucketAlignBytes.
+  // The arena: the tensors one after the other, each at a multiple of limits::kPieceAlignBytes,
+  // those of limits::kPageAlignedTensorBytes or more at one of kPageAlignBytes. A bucket is a
+  // window of it, from its first piece to the end of its last; where a tensor lies does not depend
+  // on bucket_bytes.
   [[nodiscard]] std::uint64_t bucket_offset(std::size_t index) const {
     return buckets_[index].arena_offset;
   }
   [[nodiscard]] std::uint64_t arena_offset(const Piece& piece) const {
     return buckets_[piece.bucket].arena_offset + piece.buffer_offset;
   }
-  // Bytes of the whole arena, a multiple of limits::kBucketAlignBytes. 0 without buckets.
+  // Bytes of the whole arena, a multiple of limits::kPieceAlignBytes. 0 without buckets.
   [[nodiscard]] std::uint64_t arena_bytes() const noexcept { return arena_bytes_; }
 
  private:
@@ -70,8 +73,7 @@ class BucketPlan {
     std::uint64_t bytes = 0;
     std::uint64_t arena_offset = 0;
   };
-  void add_piece(std::uint32_t tensor, std::uint64_t offset, std::uint64_t bytes);
-  void lay_out_arena();
+  void cut(std::uint32_t tensor, std::uint64_t bytes);
 
   std::uint64_t bucket_bytes_ = 0;
   std::uint64_t largest_bucket_ = 0;

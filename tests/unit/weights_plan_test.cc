@@ -218,7 +218,7 @@ void check_plan(const Manifest& manifest, std::uint64_t bucket_bytes) {
     ASSERT_FALSE(plan.bucket(b).empty());
     ASSERT_LE(plan.bucket_size(b), bucket_bytes);
     ASSERT_LE(plan.bucket_size(b), plan.largest_bucket());
-    ASSERT_EQ(plan.bucket_offset(b) % limits::kBucketAlignBytes, 0U);
+    ASSERT_EQ(plan.bucket_offset(b) % limits::kPieceAlignBytes, 0U);
     ASSERT_GE(plan.bucket_offset(b), arena_end);
     arena_end = plan.bucket_offset(b) + plan.bucket_size(b);
     std::uint64_t buffer_end = 0;
@@ -235,6 +235,10 @@ void check_plan(const Manifest& manifest, std::uint64_t bucket_bytes) {
       ASSERT_EQ(next, std::pair(piece.tensor, piece.tensor_offset));
       next.second = end;
       ASSERT_EQ(plan.arena_offset(piece), plan.bucket_offset(b) + piece.buffer_offset);
+      const bool large = manifest.byte_size(piece.tensor) >= limits::kPageAlignedTensorBytes;
+      if (large) {
+        ASSERT_EQ(plan.arena_offset(piece) % limits::kPageAlignBytes, 0U);
+      }
       ASSERT_EQ(plan.find_piece(piece.tensor, piece.tensor_offset), &piece);
       ASSERT_EQ(plan.find_piece(piece.tensor, end - 1), &piece);
       coverage.mark(piece);
@@ -271,11 +275,26 @@ TEST(BucketPlan, FillsBucketsUpToALeaf) {
                                 .value();
   const BucketPlan plan = BucketPlan::create(manifest, 2 * limits::kMiB).value();
   ASSERT_EQ(plan.bucket_count(), 3U);
-  EXPECT_EQ(plan.bucket_size(0), 256 + limits::kMiB);
+  EXPECT_EQ(plan.bucket_size(0), limits::kPageAlignBytes + limits::kMiB);
   EXPECT_EQ(plan.bucket_size(1), 2 * limits::kMiB);
   EXPECT_EQ(plan.bucket_size(2), 2 * limits::kMiB);
   EXPECT_EQ(plan.tensor_pieces(1).size(), 3U);
-  EXPECT_EQ(plan.bucket_offset(1), limits::kMiB + limits::kBucketAlignBytes);
+  EXPECT_EQ(plan.bucket_offset(1), limits::kPageAlignBytes + limits::kMiB);
+}
+
+// Versions that were staged with other buckets are mapped by the same engine.
+TEST(BucketPlan, TensorsLieTheSameWhateverTheBuckets) {
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    std::mt19937_64 random(seed);
+    const Manifest manifest = random_manifest(random);
+    const BucketPlan one = BucketPlan::create(manifest, limits::kBucketBytesMin).value();
+    const BucketPlan other = BucketPlan::create(manifest, 5 * limits::kMiB).value();
+    ASSERT_EQ(one.arena_bytes(), other.arena_bytes());
+    for (const Piece& piece : other.pieces()) {
+      const Piece* same = one.find_piece(piece.tensor, piece.tensor_offset);
+      ASSERT_EQ(one.arena_offset(*same), other.arena_offset(piece)) << "seed " << seed;
+    }
+  }
 }
 
 TEST(BucketPlan, RefusesUnusableBucketSizes) {
