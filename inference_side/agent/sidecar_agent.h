@@ -52,7 +52,7 @@ class SidecarAgent {
     std::shared_ptr<const Manifest> manifest;
     std::shared_ptr<const BucketPlan> plan;
   };
-  // The version that is arriving.
+  // The version that is arriving: until StagingDone has been given.
   struct Arriving {
     std::uint64_t attempt = 0;
     Version version;
@@ -60,6 +60,8 @@ class SidecarAgent {
     std::vector<bool> have;
     staging::Destination destination;  // own arena only
     bool own = false;
+    // Once it is verified, while the engines get ready for it.
+    std::shared_ptr<const staging::HeldVersion> held;
   };
   SidecarAgent(Loop& loop, const config::SidecarConfig& config, staging::SidecarRecord record);
   [[nodiscard]] Result<> open();
@@ -78,6 +80,7 @@ class SidecarAgent {
   [[nodiscard]] Result<> receive(const staging::StartStaging& command, const Layout& layout);
   [[nodiscard]] transport::StreamKey key_of(const control::Announce& announce) const;
   void on_staged(std::uint64_t attempt, Result<std::shared_ptr<const staging::HeldVersion>> held);
+  void drop_arriving();
   void staging_failed(std::uint64_t attempt, const Error& error);
   void on_message(control::Envelope envelope, control::Message message);
   void on_command(const std::string& peer, const control::Envelope& envelope,

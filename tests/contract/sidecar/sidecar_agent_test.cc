@@ -1,0 +1,152 @@
+// The sidecar's agent on its loop, between a coordinator and engines that the test plays.
+#include "inference_side/agent/sidecar_agent.h"
+
+#include "shared/control/zmq/ports.h"
+#include "shared/transport/memfd/memfd_source.h"
+#include "tests/contract/sidecar/sidecar_fixture.h"
+
+namespace wsync::agent::test {
+namespace {
+
+constexpr Version kV1{.epoch = 1, .step = 1};
+
+class SidecarAgentTest : public testing::Test {
+ protected:
+  SidecarAgentTest() {
+    control::RouterCallbacks callbacks;
+    callbacks.on_message = [this](const std::string& peer, const control::Envelope& envelope,
+                                  control::Message message) {
+      if (std::holds_alternative<control::Heartbeat>(message)) return;
+      peer_ = peer;
+      heard_.emplace_back(envelope, std::move(message));
+    };
+    const std::string address = "ipc://" + bench_.directory() + "/control";
+    router_ = control::listen_zmq(bench_.loop(), {.address = address, .times = kPatient},
+                                  std::move(callbacks))
+                  .value();
+    source_ = transport::memfd::MemfdSource::listen(
+                  {.path = bench_.directory() + "/host"},
+                  [this](std::function<void()> task) { bench_.loop().post(std::move(task)); })
+                  .value();
+    config::SidecarConfig config;
+    config.name = "s";
+    config.coordinator = address;
+    config.run_dir = bench_.directory() + "/run";
+    config.state_dir = bench_.directory() + "/state";
+    config.heartbeat.deadline = kPatient.silence_deadline;
+    agent_ = SidecarAgent::create(bench_.loop(), config).value();
+  }
+
+  void say(control::Message message) {
+    control::Envelope envelope;
+    envelope.fence = fence_;
+    envelope.round = round_;
+    const auto sent = router_->send(peer_, envelope, message);
+    ASSERT_TRUE(sent.has_value()) << sent.error().message();
+  }
+  // The sidecar's next message of this kind; others before it are passed over.
+  template <class T>
+  [[nodiscard]] std::optional<T> next() {
+    std::optional<T> found;
+    EXPECT_TRUE(bench_.until([&] {
+      while (!heard_.empty() && !found) {
+        if (T* message = std::get_if<T>(&heard_.front().second)) found = std::move(*message);
+        heard_.pop_front();
+      }
+      return found.has_value();
+    })) << "the sidecar sent no "
+        << control::message_name(T::kType);
+    return found;
+  }
+  void welcome() {
+    ASSERT_TRUE(next<control::Hello>());
+    say(control::Welcome{.host_socket = source_->address()});
+    ASSERT_TRUE(next<control::Hello>());
+  }
+  // An engine that is attached and answers nothing.
+  [[nodiscard]] std::unique_ptr<RawEngine> engine(const std::string& replica) {
+    auto made = std::make_unique<RawEngine>(bench_, agent_->engine_socket(), replica);
+    made->hello(model_);
+    EXPECT_TRUE(made->next<control::EngineWelcome>());
+    return made;
+  }
+  void offer(SharedArena& arena, Version version) {
+    transport::Offer offer;
+    offer.key = {.fence = {.epoch = fence_.epoch, .run_id = fence_.run_id},
+                 .version = version,
+                 .layout = model_.manifest->layout_digest()};
+    for (std::size_t i = 0; i < model_.plan->bucket_count(); ++i)
+      offer.buckets.push_back(
+          {.offset = model_.plan->bucket_offset(i), .bytes = model_.plan->bucket_size(i)});
+    offer.data = arena.data();
+    offer.share = [&arena] { return arena.share(); };
+    source_->offer(std::move(offer));
+  }
+  // A round up to the moment when the sidecar begins to stage.
+  void begin_round(Version version) {
+    ++round_;
+    say(control::Announce{.version = version,
+                          .layout_digest = model_.manifest->layout_digest(),
+                          .layout = model_.layout(),
+                          .content_digest = model_.content(version),
+                          .bucket_bytes = model_.plan->bucket_bytes(),
+                          .arena_bytes = model_.plan->arena_bytes()});
+    ASSERT_TRUE(next<control::Accept>());
+    say(control::Stage{.version = version, .source = source_->address()});
+  }
+
+  static constexpr control::PortTimes kPatient{
+      .heartbeat_interval = std::chrono::milliseconds(50),
+      .silence_deadline = std::chrono::milliseconds(60'000)};
+  Bench bench_;
+  Model model_;
+  control::Fence fence_{.epoch = 7, .run_id = {1, 2}};
+  std::uint64_t round_ = 0;
+  std::string peer_;
+  std::deque<std::pair<control::Envelope, control::Message>> heard_;
+  std::unique_ptr<control::RouterPort> router_;
+  std::unique_ptr<transport::memfd::MemfdSource> source_;
+  std::unique_ptr<SidecarAgent> agent_;
+};
+
+TEST_F(SidecarAgentTest, AVersionThatIsGivenUpWhileEnginesGetReadyIsLetGoEverywhere) {
+  SharedArena arena = model_.arena(kV1);
+  welcome();
+  const auto rank = engine("a");
+  offer(arena, kV1);
+  begin_round(kV1);
+  ASSERT_TRUE(rank->next<control::Prepare>()) << "it is verified now";
+  EXPECT_EQ(arena.try_write_lease({}).error().code(), ErrorCode::kBusy);
+  say(control::Abort{.version = kV1, .reason = "another sidecar refused"});
+  ASSERT_TRUE(rank->next<control::Release>());
+  EXPECT_TRUE(bench_.until([&] { return model_.fill(arena, kV1).has_value(); }))
+      << "the sidecar keeps its lease";
+  begin_round(kV1);
+  ASSERT_TRUE(rank->next<control::Prepare>());
+  rank->say(control::Prepared{.version = kV1});
+  const auto staged = next<control::Staged>();
+  ASSERT_TRUE(staged);
+  EXPECT_EQ(staged->failure, "");
+  EXPECT_EQ(staged->content_digest, model_.content(kV1));
+}
+
+TEST_F(SidecarAgentTest, AnotherSourceIsNotNeededOnceEverythingIsHere) {
+  SharedArena arena = model_.arena(kV1);
+  welcome();
+  const auto rank = engine("a");
+  offer(arena, kV1);
+  begin_round(kV1);
+  ASSERT_TRUE(rank->next<control::Prepare>());
+  say(control::Stage{.version = kV1, .source = bench_.directory() + "/another"});
+  const control::Fence fence = std::exchange(fence_, {.epoch = 1});
+  say(control::Stage{.version = kV1});  // of a coordinator that was replaced: answered in its turn
+  ASSERT_TRUE(next<control::ErrorReply>());
+  fence_ = fence;
+  rank->say(control::Prepared{.version = kV1});
+  const auto staged = next<control::Staged>();
+  ASSERT_TRUE(staged);
+  EXPECT_EQ(staged->failure, "");
+}
+
+}  // namespace
+}  // namespace wsync::agent::test
