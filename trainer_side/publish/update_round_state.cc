@@ -1,0 +1,118 @@
+// What a Coordinator knows and reports of itself: its predicates, its reports, its invariants.
+#include <algorithm>
+
+#include "shared/base/format.h"
+#include "trainer_side/publish/update_round.h"
+
+namespace wsync::publish {
+
+std::string_view phase_name(CoordinatorPhase phase) noexcept {
+  switch (phase) {
+    case CoordinatorPhase::kGathering:
+      return "gathering";
+    case CoordinatorPhase::kClaiming:
+      return "claiming";
+    case CoordinatorPhase::kReady:
+      return "idle";
+    case CoordinatorPhase::kAnnouncing:
+      return "announcing";
+    case CoordinatorPhase::kStaging:
+      return "staging";
+    case CoordinatorPhase::kSwitching:
+      return "switching";
+    case CoordinatorPhase::kStopped:
+      return "stopped";
+  }
+  return "unknown";
+}
+
+bool Coordinator::in_round(const Member& member) const {
+  return round_ && std::find(round_->members.begin(), round_->members.end(), member.name) !=
+                       round_->members.end();
+}
+
+const PublishRequested* Coordinator::snapshot_of(const Version& version) const {
+  for (const PublishRequested& held : held_)
+    if (held.version == version) return &held;
+  return nullptr;
+}
+
+std::optional<TimePoint> Coordinator::next_wake() const {
+  std::optional<TimePoint> wake = deadline_;
+  if (phase_ < CoordinatorPhase::kReady || phase_ == CoordinatorPhase::kStopped) return wake;
+  for (const auto& [name, member] : roster_.members()) {
+    if (!member.joined || in_round(member) || member.delivery.phase == DeliveryPhase::kNone ||
+        member.delivery.phase == DeliveryPhase::kStaged)
+      continue;
+    if (!wake || member.delivery.deadline < *wake) wake = member.delivery.deadline;
+  }
+  return wake;
+}
+
+Result<Version> Coordinator::next_version(std::uint64_t step) const {
+  if (phase_ < CoordinatorPhase::kReady || phase_ == CoordinatorPhase::kStopped)
+    return fail(ErrorCode::kBusy, fmt::format("the coordinator is {}; no sidecar has joined it yet",
+                                              phase_name(phase_)));
+  const auto epoch = static_cast<std::uint32_t>(fence_.epoch);
+  const std::uint64_t last = std::max(seen_step_, used_step_);
+  if (step > limits::kStepMax || (step == 0 && last == limits::kStepMax))
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("step {}: a step is 1 to {}; name one below it with --step",
+                            step == 0 ? last + 1 : step, limits::kStepMax));
+  if (step == 0) return Version{epoch, last + 1};
+  if (step <= used_step_)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("step {} was used or passed under epoch {} (last: {}); a version never "
+                            "names two different byte strings",
+                            step, epoch, used_step_));
+  return Version{epoch, step};
+}
+
+std::uint64_t Coordinator::staged_bytes() const noexcept {
+  std::uint64_t bytes = 0;
+  if (!round_) return 0;
+  for (const auto& [name, member] : roster_.members()) {
+    if (!in_round(member)) continue;
+    bytes += member.delivery.phase == DeliveryPhase::kStaged ? round_->publish.arena_bytes
+                                                             : member.staged_bytes;
+  }
+  return bytes;
+}
+
+control::StatusReply Coordinator::status() const {
+  control::StatusReply reply;
+  reply.role = "coordinator";
+  reply.fence = fence_;
+  reply.decision = number_;
+  reply.target = target_;
+  reply.withdrawn = withdrawn_;
+  if (const auto to = roster_.rollback_target(target_, withdrawn_)) {
+    reply.can_roll_back = true;
+    reply.rollback_target = *to;
+  }
+  reply.activity = phase_name(phase_);
+  if (round_)
+    reply.activity += fmt::format(" {}", round_->is_rollback ? "back to " + target_.to_string()
+                                                             : round_->publish.version.to_string());
+  for (const auto& [name, member] : roster_.members()) reply.sidecars.push_back(member.report);
+  return reply;
+}
+
+std::string Coordinator::invariants() const {
+  const bool in_a_round = phase_ == CoordinatorPhase::kAnnouncing ||
+                          phase_ == CoordinatorPhase::kStaging ||
+                          phase_ == CoordinatorPhase::kSwitching;
+  if (in_a_round != round_.has_value())
+    return fmt::format("phase {} with{} a round", phase_name(phase_), round_ ? "" : "out");
+  if (in_a_round && !deadline_) return "a round without a deadline";
+  if (phase_ == CoordinatorPhase::kClaiming && !deadline_) return "a claim without a deadline";
+  if (!target_.none() && contains(withdrawn_, target_) && phase_ == CoordinatorPhase::kReady)
+    return fmt::format("the target {} is withdrawn", target_.to_string());
+  for (const auto& [name, member] : roster_.members())
+    if (member.decided > number_ && member.joined)
+      return fmt::format("sidecar '{}' acknowledged decision {} of {}", name, member.decided,
+                         number_);
+  return {};
+}
+
+}  // namespace wsync::publish
