@@ -366,19 +366,9 @@ void Coordinator::phase_deadline() {
       finish_claim();
       return;
     case CoordinatorPhase::kAnnouncing:
-    case CoordinatorPhase::kStaging: {
-      const std::vector<std::string> names = round_->members;
-      for (const std::string& name : names) {
-        Member& member = roster_.add(name);
-        const bool waited_for = phase_ == CoordinatorPhase::kAnnouncing
-                                    ? member.delivery.phase == DeliveryPhase::kAnnounced
-                                    : member.delivery.phase != DeliveryPhase::kStaged;
-        if (round_ && in_round(member) && waited_for)
-          delivery_failed(
-              member, fmt::format("no answer before the deadline while {}", phase_name(phase_)));
-      }
+    case CoordinatorPhase::kStaging:
+      fail_late();
       return;
-    }
     case CoordinatorPhase::kSwitching:
       finish_round();
       return;
@@ -386,6 +376,23 @@ void Coordinator::phase_deadline() {
     case CoordinatorPhase::kStopped:
       deadline_.reset();
       return;
+  }
+}
+
+// The first failure may end the round and begin the one that waits, or take it on to staging:
+// whoever else was late was so in a phase that is over.
+void Coordinator::fail_late() {
+  const CoordinatorPhase phase = phase_;
+  const Version version = round_->publish.version;
+  const std::string why = fmt::format("no answer before the deadline while {}", phase_name(phase));
+  const std::vector<std::string> names = round_->members;
+  for (const std::string& name : names) {
+    if (phase_ != phase || round_->publish.version != version) return;
+    Member& member = roster_.add(name);
+    const bool late = phase == CoordinatorPhase::kAnnouncing
+                          ? member.delivery.phase == DeliveryPhase::kAnnounced
+                          : member.delivery.phase != DeliveryPhase::kStaged;
+    if (in_round(member) && late) delivery_failed(member, why);
   }
 }
 

@@ -230,6 +230,7 @@ class Coordinator {
   [[nodiscard]] bool in_round(const Member& member) const;
   void leave_round(const Member& member);
   void phase_deadline();
+  void fail_late();
   void on_layout_unknown(Member& member);
   void refuse_rollback(const RollbackRequested& event, const std::string& why);
   [[nodiscard]] bool is_delivery(const Member& member, const control::Envelope& envelope,

@@ -500,6 +500,43 @@ TEST(Coordinator, EveryWaitEndsAtItsDeadline) {
   for (const auto& round : fleet.rounds) EXPECT_FALSE(round.reply.ok);
 }
 
+// The deadline ends one round and the next begins within the same step: it has its own time.
+TEST(Coordinator, TheDeadlineOfARoundIsNotThatOfTheNextOne) {
+  for (const bool accepted : {false, true}) {
+    Fleet fleet({.min_sidecars = 2});
+    for (const char* name : {"a", "b"}) fleet.from_fence(name, kNoFence, Fleet::hello(name));
+    for (const char* name : {"a", "b"}) fleet.from(name, Fleet::hello(name));
+    fleet.publish(1);
+    if (accepted)
+      for (const char* name : {"a", "b"}) fleet.accept(name);
+    fleet.publish(2);
+    fleet.wake();  // both are late for the first one
+    ASSERT_EQ(fleet.rounds.size(), 1U);
+    EXPECT_EQ(fleet.rounds[0].request, 1U);
+    EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kAnnouncing);
+    EXPECT_EQ(fleet.count<control::Abort>("b"), 1U);
+    for (const char* name : {"a", "b"}) fleet.accept(name);
+    for (const char* name : {"a", "b"}) fleet.staged(name);
+    for (const char* name : {"a", "b"}) fleet.switched(name);
+    ASSERT_EQ(fleet.rounds.size(), 2U);
+    EXPECT_TRUE(fleet.rounds[1].reply.ok) << fleet.rounds[1].reply.reason;
+  }
+}
+
+TEST(Coordinator, WhoHasAcceptedInTimeIsNotLateForStaging) {
+  Fleet fleet({.min_sidecars = 2, .commit = {.kind = CommitPolicy::Kind::kEach}});
+  for (const char* name : {"a", "b"}) fleet.from_fence(name, kNoFence, Fleet::hello(name));
+  for (const char* name : {"a", "b"}) fleet.from(name, Fleet::hello(name));
+  fleet.publish();
+  fleet.accept("b");
+  fleet.wake();  // 'a' has not answered: the round goes on without it
+  EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kStaging);
+  fleet.staged("b");
+  fleet.switched("b");
+  ASSERT_EQ(fleet.rounds.size(), 1U);
+  EXPECT_TRUE(fleet.rounds[0].reply.ok) << fleet.rounds[0].reply.reason;
+}
+
 // Every (phase, event) pair, many times in random order: no crash, invariants hold (step() checks
 // them), and every publish that was asked for is answered once time passes.
 TEST(Coordinator, SurvivesEveryEventInEveryPhase) {
