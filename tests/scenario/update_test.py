@@ -1,4 +1,5 @@
 """Real processes: trainer, sidecar and engines take versions, refuse, lose an engine, and go back."""
+import os
 import socket
 import subprocess
 import sys
@@ -87,6 +88,20 @@ class Update(unittest.TestCase):
             fleet.engine(engines, "a", one)
             fleet.start("trainer")
             self.verified(fleet, self.push(fleet, one), 1)
+
+    def test_a_hand_over_that_fails_gives_way_to_tcp(self):
+        with Fleet(WSYNC) as fleet:
+            one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)
+            fleet.start("trainer")
+            host_socket = os.path.join(fleet.run_dir, "trainer-host.sock")
+            fleet.until(lambda: os.path.exists(host_socket), "the trainer's host socket")
+            os.unlink(host_socket)  # as a sidecar in another mount namespace sees it
+            _, engines = fleet.sidecar("s0")
+            fleet.engine(engines, "a", one)
+            for path in (one, two):
+                self.verified(fleet, self.push(fleet, path), 1)
+            _, status = fleet.ask("status")
+            self.assertEqual(status["result"]["sidecars"][0]["transport"], "tcp", status)
 
     def test_a_push_without_a_coordinator_is_its_own(self):
         with Fleet(WSYNC) as fleet:

@@ -48,6 +48,8 @@ struct Member {
   control::Decision decision;
   Digest target_content;  // of the target it has persisted
   Delivery delivery;
+  // Why this process could not take an arena over by memfd; empty = it was not tried, or it could.
+  std::string handover_failure;
   std::uint64_t decided = 0;                      // number it has acknowledged on disc
   std::uint64_t asked = 0;                        // number last sent to it
   std::uint64_t switched = 0;                     // number whose outcomes it has reported

@@ -104,6 +104,7 @@ void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello
   }
   Member& member = roster_.add(hello.name);
   if (member.joined) lose(member);
+  if (member.last_peer != event.peer) member.handover_failure.clear();  // another process
   member.peer = member.last_peer = event.peer;
   member.report.connected = true;
   member.report.host = hello.host;

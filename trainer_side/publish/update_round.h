@@ -33,7 +33,11 @@ struct CommitPolicy {
   std::uint32_t quorum = 0;
 };
 
-enum class TransportPolicy : std::uint8_t { kAuto, kMemfd, kTcp };
+enum class TransportPolicy : std::uint8_t {
+  kAuto,  // memfd to a sidecar of this host; TCP to the others, and where the hand-over has failed
+  kMemfd,
+  kTcp,
+};
 
 struct CoordinatorOptions {
   std::array<std::uint64_t, 2> run_id{};  // 128 random bits, new for each process
@@ -213,6 +217,7 @@ class Coordinator {
   void bridge(const Member& lost);
   void lose(Member& member);
   [[nodiscard]] std::string chain_source(const Member& member) const;
+  void staging_failed(Member& member, const control::Staged& staged);
   void delivery_failed(Member& member, const std::string& why);
   void catch_up(Member& member);
   // The round.

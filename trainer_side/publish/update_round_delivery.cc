@@ -34,7 +34,7 @@ void Coordinator::announce(Member& member, const PublishRequested& publish) {
 
 void Coordinator::on_accept(Member& member) {
   member.delivery.phase = DeliveryPhase::kAccepted;
-  if (in_round(member))
+  if (in_round(member) && phase_ == CoordinatorPhase::kAnnouncing)
     advance_round();
   else
     stage(member);
@@ -83,7 +83,8 @@ void Coordinator::stage(Member& member) {
   Delivery& delivery = member.delivery;
   const bool same_host = !member.boot_id.empty() && member.boot_id == options_.boot_id;
   const bool memfd = options_.transport == TransportPolicy::kMemfd ||
-                     (options_.transport == TransportPolicy::kAuto && same_host);
+                     (options_.transport == TransportPolicy::kAuto && same_host &&
+                      member.handover_failure.empty());
   delivery.transport = memfd ? control::TransportKind::kMemfd : control::TransportKind::kTcp;
   member.report.transport = delivery.transport;
   delivery.source = memfd ? options_.host_socket : chain_source(member);
@@ -118,10 +119,7 @@ void Coordinator::bridge(const Member& lost) {
 
 void Coordinator::on_staged(Member& member, const control::Staged& staged) {
   if (!staged.failure.empty()) {
-    if (staged.source_lost)
-      stage(member);
-    else
-      delivery_failed(member, "staging failed: " + staged.failure);
+    staging_failed(member, staged);
     return;
   }
   const PublishRequested* publish = snapshot_of(staged.version);
@@ -139,6 +137,28 @@ void Coordinator::on_staged(Member& member, const control::Staged& staged) {
   } else if (staged.version == target_) {
     send_decide(member);
   }
+}
+
+// The same boot id promises less than a hand-over needs: a path that both see, one user,
+// descriptors that pass. Where it fails and nothing else is demanded, the bytes go by TCP.
+void Coordinator::staging_failed(Member& member, const control::Staged& staged) {
+  if (member.delivery.transport == control::TransportKind::kMemfd &&
+      options_.transport == TransportPolicy::kAuto && !options_.data_address.empty()) {
+    member.handover_failure = staged.failure;
+    const PublishRequested* publish = snapshot_of(member.delivery.version);
+    if (staged.source_lost)
+      stage(member);
+    else if (publish != nullptr)
+      announce(member, *publish);  // the sidecar has given the version up: it is offered anew
+    else
+      delivery_failed(member, "staging failed: " + staged.failure);
+    return;
+  }
+  if (staged.source_lost) return stage(member);
+  const std::string before = member.handover_failure.empty()
+                                 ? std::string()
+                                 : " (the hand-over by memfd: " + member.handover_failure + ")";
+  delivery_failed(member, "staging failed: " + staged.failure + before);
 }
 
 void Coordinator::delivery_failed(Member& member, const std::string& why) {

@@ -229,6 +229,10 @@ void MemfdSink::Link::lose(const Socket& socket, const Error& error) {
     pending = std::exchange(pending_, std::nullopt);
   }
   if (pending) finish(std::move(*pending), fail(error));
+  if (error.code() != ErrorCode::kPeerLost) {
+    log_warning("{}; the connection is closed", error.message());
+    return;
+  }
   post_([alive = alive_, on_lost = options_.on_lost, error] {
     if (*alive) on_lost(error);
   });

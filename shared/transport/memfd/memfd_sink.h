@@ -11,7 +11,8 @@
 namespace wsync::transport::memfd {
 
 struct MemfdSinkOptions {
-  // Told on the owner's thread when the connection has ended (not after disconnect()).
+  // Told on the owner's thread when the other end has gone (not after disconnect(), and not when
+  // this end has closed because it could not take a packet: that fails the transfer alone).
   std::function<void(const Error& why)> on_lost = [](const Error&) {};
   unsigned populate_threads = 2;  // that map an arena's pages
 };

@@ -93,7 +93,12 @@ Result<std::optional<Packet>> receive_packet(int socket) {
   bool is_single = true;
   Packet packet{.fd = take_descriptor(message, is_single)};
   const auto size = static_cast<std::size_t>(n);
-  if (size < kFrameBytes || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || !is_single)
+  if ((message.msg_flags & MSG_CTRUNC) != 0)
+    return fail(ErrorCode::kResourceExhausted,
+                "host link: the descriptor that came with a packet could not be taken: raise the "
+                "limit of open files of this process (ulimit -n), or let its sandbox pass "
+                "descriptors");
+  if (size < kFrameBytes || (message.msg_flags & MSG_TRUNC) != 0 || !is_single)
     return fail(
         ErrorCode::kInvalidInput,
         fmt::format("host link: a packet of {} bytes is no frame of {}", size, kFrameBytes));

@@ -22,8 +22,9 @@ struct Packet {
 // `fd` is -1 for none; it is borrowed. kPeerLost when the peer has gone or does not read.
 [[nodiscard]] Result<> send_packet(int socket, const Frame& frame, std::string_view text, int fd);
 
-// One packet; nothing when none is there. kPeerLost at the end of the stream; kInvalidInput when
-// the packet makes no sense (its descriptors are closed).
+// One packet; nothing when none is there. kPeerLost at the end of the stream; kResourceExhausted
+// when its descriptor could not be taken; kInvalidInput when the packet makes no sense (its
+// descriptors are closed).
 [[nodiscard]] Result<std::optional<Packet>> receive_packet(int socket);
 
 // A socket that listens at `path`, for this user alone. Errors as SocketPath::claim().

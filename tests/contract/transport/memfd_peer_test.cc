@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -160,6 +161,34 @@ TEST_F(MemfdPeer, StoppedSourceIsALossAtTheDeadline) {
   ASSERT_TRUE(loop_.run_until([&] { return receiver.is_over(); }));
   ASSERT_TRUE(receiver.failure.has_value());
   EXPECT_EQ(receiver.failure->error.code(), ErrorCode::kDeadline);
+}
+
+// A sandbox, or a full table of descriptors: the hand-over fails, and the source is not lost by it.
+TEST_F(MemfdPeer, ADescriptorThatCannotBeTakenFailsTheTransferAlone) {
+  const auto listener = listen_at(directory_ / "other.sock", Claim::kIfFree);
+  ASSERT_TRUE(listener.has_value());
+  Receiver receiver(sink(), 0);
+  ASSERT_TRUE(receiver.receive(receiver.wanted(version_, directory_ / "other.sock")).has_value());
+  const UniqueFd peer(::accept4(listener->socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  ASSERT_TRUE(peer.valid());
+  const auto arena = version_.arena().share();
+  ASSERT_TRUE(arena.has_value());
+  const Frame answer{.type = FrameType::kArena, .key = version_.key()};
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const UniqueFd first_free(::dup(0));
+  const rlimit none{.rlim_cur = static_cast<rlim_t>(first_free.get()), .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const bool sent = send_packet(peer.get(), answer, {}, arena->get()).has_value();
+  const bool over = loop_.run_until([&] { return receiver.is_over(); });
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  ASSERT_TRUE(sent && over);
+  EXPECT_THAT(receiver.failure_text(), HasSubstr("limit of open files"));
+  // The sink closes its end, and says of nobody that he is lost.
+  char byte = 0;
+  while (::recv(peer.get(), &byte, 1, 0) > 0) {
+  }
+  EXPECT_TRUE(links_lost_.empty());
 }
 
 TEST_F(MemfdPeer, LeftOverSocketIsReplacedAndALiveOneIsNot) {

@@ -387,6 +387,59 @@ TEST(Coordinator, SidecarsOnOtherHostsFormAChainAndALostLinkIsBridged) {
   EXPECT_TRUE(fleet.rounds[0].reply.ok);
 }
 
+TEST(Coordinator, WhereTheHandOverFailsTheBytesGoByTcp) {
+  for (const bool source_lost : {true, false}) {  // nobody there; or its descriptor did not pass
+    Fleet fleet;
+    fleet.join("a");
+    fleet.publish();
+    fleet.accept("a");
+    const auto stage = fleet.last<control::Stage>("a");
+    ASSERT_TRUE(stage.has_value());
+    EXPECT_EQ(stage->second.transport, control::TransportKind::kMemfd);
+    fleet.from("a",
+               control::Staged{.version = stage->second.version,
+                               .failure = "connect to /run/host.sock: no such file",
+                               .source_lost = source_lost},
+               stage->first.round);
+    if (!source_lost) fleet.accept("a");  // it has dropped the version, and is offered it anew
+    ASSERT_EQ(fleet.count<control::Stage>("a"), 2U);
+    EXPECT_EQ(fleet.last<control::Stage>("a")->second.transport, control::TransportKind::kTcp);
+    EXPECT_EQ(fleet.last<control::Stage>("a")->second.source, "tcp://127.0.0.1:1");
+    fleet.staged("a");
+    fleet.switched("a");
+    ASSERT_EQ(fleet.rounds.size(), 1U);
+    EXPECT_TRUE(fleet.rounds[0].reply.ok) << fleet.rounds[0].reply.reason;
+    fleet.publish(2);
+    fleet.accept("a");
+    EXPECT_EQ(fleet.last<control::Stage>("a")->second.transport, control::TransportKind::kTcp)
+        << "this process is not asked again";
+    const auto again = fleet.last<control::Stage>("a");
+    fleet.from("a", control::Staged{.version = again->second.version, .failure = "no memory"},
+               again->first.round);
+    ASSERT_EQ(fleet.rounds.size(), 2U);
+    EXPECT_NE(fleet.rounds[1].reply.reason.find("no memory"), std::string::npos);
+    EXPECT_NE(fleet.rounds[1].reply.reason.find("no such file"), std::string::npos);
+    fleet.from("a-restarted", Fleet::hello("a"));
+    fleet.publish(3);
+    fleet.accept("a-restarted");
+    EXPECT_EQ(fleet.last<control::Stage>("a-restarted")->second.transport,
+              control::TransportKind::kMemfd);
+  }
+}
+
+TEST(Coordinator, WhereMemfdIsDemandedItsFailureIsTheRounds) {
+  Fleet fleet({.transport = TransportPolicy::kMemfd});
+  fleet.join("a");
+  fleet.publish();
+  fleet.accept("a");
+  const auto stage = fleet.last<control::Stage>("a");
+  fleet.from("a", control::Staged{.version = stage->second.version, .failure = "no descriptor"},
+             stage->first.round);
+  EXPECT_EQ(fleet.count<control::Stage>("a"), 1U);
+  ASSERT_EQ(fleet.rounds.size(), 1U);
+  EXPECT_NE(fleet.rounds[0].reply.reason.find("no descriptor"), std::string::npos);
+}
+
 TEST(Coordinator, TooFewReplicasFailTheRound) {
   Fleet fleet({.min_replicas = 2});
   fleet.join("a");
