@@ -296,7 +296,7 @@ void SidecarAgent::carry_out(const staging::ForReplica& command) {
         using What = std::remove_cvref_t<decltype(what)>;
         switch_trace_.sent(command.replica, what, now());
         if constexpr (!std::is_same_v<What, reload::Done> &&
-                      !std::is_same_v<What, reload::StagedBroken>)
+                      !std::is_same_v<What, reload::CopySuspect>)
           hub_->send(command.replica, what);
       },
       command.command);

@@ -75,6 +75,7 @@ class SidecarAgent {
   void carry_out(const staging::StartStaging& command);
   void carry_out(const staging::CancelStaging& command);
   void carry_out(const staging::ReleaseVersion& command);
+  void carry_out(const staging::CheckCopy& command);
   [[nodiscard]] staging::LayoutChecked check(const staging::CheckLayout& command);
   [[nodiscard]] Result<> begin_staging(const staging::StartStaging& command);
   [[nodiscard]] Result<> receive(const staging::StartStaging& command, const Layout& layout);

@@ -166,4 +166,22 @@ void SidecarAgent::carry_out(const staging::ReleaseVersion& command) {
   store_->release(command.version);
 }
 
+void SidecarAgent::carry_out(const staging::CheckCopy& command) {
+  const auto begun = store_->recheck(
+      command.version, [this, check = command.check, version = command.version](Result<> verdict) {
+        if (verdict)
+          log_info("the copy of {} is good: it is not why engines cannot load it",
+                   version.to_string());
+        else
+          log_error("the copy of {} has changed since it was staged and is let go: {}",
+                    version.to_string(), verdict.error().message());
+        step(staging::CopyChecked{.check = check, .intact = verdict.has_value()});
+      });
+  if (begun) return;
+  log_error("the copy of {}: {}", command.version.to_string(), begun.error().message());
+  loop_.post([this, alive = alive_, check = command.check] {
+    if (*alive) step(staging::CopyChecked{.check = check, .intact = false});
+  });
+}
+
 }  // namespace wsync::agent

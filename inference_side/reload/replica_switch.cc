@@ -29,7 +29,7 @@ std::uint64_t between(std::optional<TimePoint> from, std::optional<TimePoint> to
 }  // namespace
 
 ReplicaSwitch::ReplicaSwitch(SwitchOptions options)
-    : options_(std::move(options)), ranks_(options_.world_size) {
+    : options_(std::move(options)), ranks_(options_.world_size), load_retry_(options_.retry) {
   WSYNC_CHECK(options_.world_size >= 1 && options_.world_size <= limits::kReplicaRankCount,
               "a replica has at least one rank and not more than the limit");
 }
@@ -48,6 +48,8 @@ std::optional<TimePoint> ReplicaSwitch::next_wake() const {
   std::optional<TimePoint> wake = deadline_;
   for (const auto& other : {owed_deadline_, retry_at_})
     if (other && (!wake || *other < *wake)) wake = other;
+  for (const Failed& failed : failed_)
+    if (!wake || failed.until < *wake) wake = failed.until;
   return wake;
 }
 
@@ -67,6 +69,7 @@ void ReplicaSwitch::on(const RankAttached& event) {
   if (!rank.whole) rank.version = {};
   // What a leader says of itself is a confirmation; a retry that waited for its loss is void.
   if (rank.leader) confirmed_ = rank.serving;
+  failed_.clear();  // another process may be able to load it
   if (phase_ == SwitchPhase::kIdle) retry_at_.reset();
 }
 
@@ -179,9 +182,12 @@ void ReplicaSwitch::on(const TargetSet& event) {
   retry_at_.reset();
   retried_ = false;
   rolled_back_ = false;
-  broken_.clear();
+  failed_.clear();
   last_failure_.clear();
-  if (before != event.target) failures_ = 0;
+  if (before != event.target) {
+    failures_ = 0;
+    load_retry_ = options_.retry;
+  }
   owed_ = event.owed;
   owed_deadline_.reset();
   if (owed_) owed_deadline_ = now_ + options_.whole_switch;
@@ -207,19 +213,20 @@ void ReplicaSwitch::on(const TargetSet& event) {
 }
 
 void ReplicaSwitch::on(const StagedSet& event) {
-  // A copy that leaves the set, or was not in it when it failed, is staged anew when it is there
+  // A copy that leaves the set, or was not in it when it failed, is another one when it is there
   // again.
   const auto in = [](const std::vector<Version>& set, const Version& version) {
     return std::ranges::find(set, version) != set.end();
   };
-  std::erase_if(broken_, [&](const Version& version) {
-    return !in(event.versions, version) || !in(staged_, version);
+  std::erase_if(failed_, [&](const Failed& failed) {
+    return !in(event.versions, failed.version) || !in(staged_, failed.version);
   });
   staged_ = event.versions;
 }
 
 void ReplicaSwitch::on(const Tick& /*event*/) {
   if (retry_at_ && now_ >= *retry_at_) retry_at_.reset();
+  std::erase_if(failed_, [this](const Failed& failed) { return now_ >= failed.until; });
   if (deadline_ && now_ >= *deadline_) phase_deadline();
   if (owed_ && owed_deadline_ && now_ >= *owed_deadline_) {
     const bool torn = complete() && !uniform();
@@ -386,7 +393,8 @@ void ReplicaSwitch::begin_load(const Version& version) {
       .request = request_, .version = goal_, .deadline_ms = as_ms(target_.load_deadline)});
 }
 
-// A rank that could not load or commit. The copy gets a second chance, then the previous version.
+// A rank that could not load or commit. The version gets a second chance, then the previous one is
+// loaded, and this one again later: nothing says that it is the copy's fault.
 void ReplicaSwitch::load_failed(std::uint32_t rank, const std::string& why) {
   last_failure_ =
       fmt::format("rank {} could not take version {}: {}", rank, goal_.to_string(), why);
@@ -396,8 +404,10 @@ void ReplicaSwitch::load_failed(std::uint32_t rank, const std::string& why) {
     begin_load(loadable(target_.target) ? target_.target : goal_);
     return;
   }
-  broken_.push_back(goal_);
-  out_.push_back(StagedBroken{.version = goal_});
+  failures_ = 0;
+  failed_.push_back({.version = goal_, .until = now_ + load_retry_});
+  load_retry_ = std::min(2 * load_retry_, options_.retry_max);
+  out_.push_back(CopySuspect{.version = goal_});
   if (goal_ != target_.target && loadable(target_.target)) {
     begin_load(target_.target);
   } else if (loadable(previous_)) {
@@ -418,6 +428,7 @@ void ReplicaSwitch::begin_commit() {
 
 void ReplicaSwitch::all_committed() {
   failures_ = 0;
+  if (goal_ == target_.target) load_retry_ = options_.retry;
   if (goal_ != target_.target && loadable(target_.target)) {
     begin_load(target_.target);
   } else if (withdrawn(goal_)) {

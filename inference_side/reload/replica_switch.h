@@ -46,6 +46,9 @@ struct SwitchOptions {
   std::chrono::nanoseconds commit = std::chrono::milliseconds(limits::kCommitDeadlineMs);
   std::chrono::nanoseconds whole_switch = std::chrono::milliseconds(limits::kSwitchDeadlineMs);
   std::chrono::nanoseconds retry = std::chrono::milliseconds(limits::kSwitchRetryMs);
+  // A version that this replica could not load is tried again after `retry`, then after twice that,
+  // up to this.
+  std::chrono::nanoseconds retry_max = std::chrono::milliseconds(limits::kSwitchRetryMaxMs);
   std::chrono::nanoseconds max_staleness = std::chrono::milliseconds(limits::kMaxStalenessMs);
   control::PauseMode fallback_mode = control::PauseMode::kAbort;  // after a pause deadline
 };
@@ -140,12 +143,13 @@ struct Done {
   control::Decision decision;
   control::ReplicaOutcome outcome;
 };
-// The copy of `version` failed its checksums on two loads: stage it anew.
-struct StagedBroken {
+// Two loads of `version` failed here, for whatever reason: its copy is to be verified again. One
+// that has changed leaves the staged set; of one that is good nothing has to be said.
+struct CopySuspect {
   Version version;
 };
 using SwitchCommand =
-    std::variant<SendPause, BeginLoad, CancelLoad, SendCommit, SendResume, Done, StagedBroken>;
+    std::variant<SendPause, BeginLoad, CancelLoad, SendCommit, SendResume, Done, CopySuspect>;
 
 class ReplicaSwitch {
  public:
@@ -220,19 +224,26 @@ class ReplicaSwitch {
   [[nodiscard]] std::string missing() const;
   void report_state(TimePoint now, control::ReplicaReport& out) const;
 
+  // A version that could not be loaded here, and when it may be tried again.
+  struct Failed {
+    Version version;
+    TimePoint until{};
+  };
+
   SwitchOptions options_;
   std::vector<Rank> ranks_;
   std::vector<Version> staged_;
   TargetSet target_;
   SwitchPhase phase_ = SwitchPhase::kIdle;
   Version goal_;
-  Version previous_;             // whole on every rank when this switch began
-  std::vector<Version> broken_;  // staged copies that failed twice
-  Version attempted_;            // the last one whose load began
-  std::uint32_t failures_ = 0;   // of loading it
-  bool rolled_back_ = false;     // goal_ is previous_, for want of the target
-  bool retried_ = false;         // a pause has met its deadline under this decision
-  bool confirmed_ = false;       // the leader has answered the last RESUME
+  Version previous_;            // whole on every rank when this switch began
+  std::vector<Failed> failed_;  // on two loads
+  std::chrono::nanoseconds load_retry_;
+  Version attempted_;           // the last one whose load began
+  std::uint32_t failures_ = 0;  // of loading it
+  bool rolled_back_ = false;    // goal_ is previous_, for want of the target
+  bool retried_ = false;        // a pause has met its deadline under this decision
+  bool confirmed_ = false;      // the leader has answered the last RESUME
   bool owed_ = false;
   std::string last_failure_;
   std::uint64_t request_ = 0;

@@ -76,7 +76,7 @@ bool ReplicaSwitch::withdrawn(const Version& version) const {
 
 bool ReplicaSwitch::loadable(const Version& version) const {
   return !version.none() && contains(staged_, version) && !withdrawn(version) &&
-         !contains(broken_, version);
+         std::ranges::find(failed_, version, &Failed::version) == failed_.end();
 }
 
 bool ReplicaSwitch::needs_load() const { return uniform() != target_.target; }

@@ -380,6 +380,7 @@ void Sidecar::drop_incoming() {
 void Sidecar::release(Version version) {
   if (std::erase_if(held_, [&](const HeldCopy& copy) { return copy.version == version; }) == 0)
     return;
+  checking_.erase(version);
   tell_staged();  // first, so that nobody begins to read what goes
   out_.push_back(ReleaseVersion{version});
 }
@@ -476,61 +477,6 @@ reload::TargetSet Sidecar::target_event(bool owed) const {
   if (decision_.load_deadline_ms != 0)
     event.load_deadline = std::chrono::milliseconds(decision_.load_deadline_ms);
   return event;
-}
-
-// ---- replicas ----
-
-void Sidecar::on(const ReplicaEvent& event) {
-  const auto* hello = std::get_if<reload::RankAttached>(&event.what);
-  auto found = replicas_.find(event.replica);
-  const bool other_size = found != replicas_.end() && hello != nullptr &&
-                          found->second.world_size() != event.world_size;
-  if (other_size && found->second.attached() == 0 && !found->second.owes()) {
-    replicas_.erase(found);  // it came back with another number of ranks
-    found = replicas_.end();
-  } else if (other_size || (found == replicas_.end() && hello == nullptr)) {
-    ++dropped_;
-    return;
-  }
-  if (found == replicas_.end()) {
-    reload::SwitchOptions options = options_.replica;
-    options.replica = event.replica;
-    options.world_size = event.world_size;
-    replicas_.emplace(event.replica, reload::ReplicaSwitch(std::move(options)));
-    switch_step(event.replica, {.now = now_, .what = reload::StagedSet{held_versions()}});
-    if (!record_.target.none())
-      switch_step(event.replica, {.now = now_, .what = target_event(false)});
-  }
-  std::visit([&](const auto& what) { switch_step(event.replica, {.now = now_, .what = what}); },
-             event.what);
-}
-
-void Sidecar::switch_step(const std::string& name, const reload::SwitchEvent& event) {
-  for (reload::SwitchCommand& command : replicas_.at(name).step(event)) {
-    if (const auto* done = std::get_if<reload::Done>(&command)) {
-      if (collecting_ && done->decision == record_.decision)
-        collecting_->outcomes.push_back(done->outcome);
-    } else if (const auto* broken = std::get_if<reload::StagedBroken>(&command)) {
-      // The copy is not what it was: let it go, and ask for it again.
-      const Version version = broken->version;
-      if (std::erase_if(held_, [&](const HeldCopy& c) { return c.version == version; }) > 0) {
-        out_.push_back(ReleaseVersion{version});
-        hello_due_ = true;
-        staged_changed_ = true;
-        if (incoming_ && incoming_->announce.version == version) incoming_.reset();
-      }
-    } else {
-      out_.push_back(ForReplica{.replica = name, .command = std::move(command)});
-    }
-  }
-}
-
-void Sidecar::report_switched() {
-  if (!collecting_) return;
-  for (const auto& [name, replica] : replicas_)
-    if (replica.owes()) return;
-  switched_ = *std::exchange(collecting_, std::nullopt);
-  reply(decision_envelope_.round, decision_envelope_.request, *switched_);
 }
 
 }  // namespace wsync::staging

@@ -74,6 +74,11 @@ struct StagingFailed {
   std::string reason;
   bool source_lost = false;  // what has arrived is kept; a new source can go on from there
 };
+// The answer to CheckCopy; one of a copy that was released is dropped.
+struct CopyChecked {
+  std::uint64_t check = 0;
+  bool intact = false;  // its bytes still have their content digest
+};
 using RankEvent = std::variant<reload::RankAttached, reload::RankDetached, reload::RankPaused,
                                reload::RankLoaded, reload::RankCommitted, reload::RankResumed>;
 // Something about a rank. A RankAttached makes its replica known; world_size is read from it only.
@@ -86,7 +91,7 @@ struct ReplicaEvent {
 struct SidecarEvent {
   TimePoint now{};
   std::variant<LinkUp, CoordinatorLost, CoordinatorMessage, Persisted, LayoutChecked, StagingDone,
-               StagingFailed, ReplicaEvent, reload::Tick>
+               StagingFailed, CopyChecked, ReplicaEvent, reload::Tick>
       what;
 };
 
@@ -125,13 +130,18 @@ struct CancelStaging {
 struct ReleaseVersion {
   Version version;
 };
-// What a replica's switch wants (never Done or StagedBroken: they end here).
+// A replica could not load this version: compute the content digest of the copy anew.
+struct CheckCopy {
+  std::uint64_t check = 0;
+  Version version;
+};
+// What a replica's switch wants (never Done or CopySuspect: they end here).
 struct ForReplica {
   std::string replica;
   reload::SwitchCommand command;
 };
 using SidecarCommand = std::variant<Reply, Persist, Welcomed, CheckLayout, StartStaging,
-                                    CancelStaging, ReleaseVersion, ForReplica>;
+                                    CancelStaging, ReleaseVersion, CheckCopy, ForReplica>;
 
 // A complete and verified copy.
 struct HeldCopy {
@@ -188,6 +198,7 @@ class Sidecar {
   void on(const LayoutChecked& event);
   void on(const StagingDone& event);
   void on(const StagingFailed& event);
+  void on(const CopyChecked& event);
   void on(const ReplicaEvent& event);
   void on(const reload::Tick& event);
 
@@ -227,6 +238,8 @@ class Sidecar {
   std::map<std::string, reload::ReplicaSwitch> replicas_;
   std::optional<Incoming> incoming_;
   std::uint64_t attempts_ = 0;
+  std::map<Version, std::uint64_t> checking_;  // held copies that are being checked, and by which
+  std::uint64_t checks_ = 0;
   std::uint64_t newest_round_ = 0;  // under record_.fence
   Digest layout_;                   // the last one accepted
   Version refused_;                 // the last version whose layout was refused

@@ -81,6 +81,9 @@ std::string Sidecar::invariants() const {
   for (const HeldCopy& copy : held_)
     if (std::ranges::count(held_, copy.version, &HeldCopy::version) != 1)
       return fmt::format("version {} is held twice", copy.version.to_string());
+  for (const auto& [version, check] : checking_)
+    if (find(version) == nullptr)
+      return fmt::format("version {} is being checked and not held", version.to_string());
   const HeldCopy* target = find(record_.target);
   if (target != nullptr && record_.content != Digest{} && target->content != record_.content)
     return fmt::format("the copy of {} is not what was decided", record_.target.to_string());

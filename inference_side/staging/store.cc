@@ -256,7 +256,35 @@ std::uint64_t Store::bytes() const {
   return total;
 }
 
-void Store::release(Version version) { held_.erase(version); }
+Result<> Store::recheck(Version version, std::function<void(Result<>)> on_checked) {
+  const auto held = find(version);
+  if (!held) return fail(ErrorCode::kNotFound, version.to_string() + " is not held");
+  auto& verifier = rechecks_[version];
+  if (verifier) return fail(ErrorCode::kBusy, version.to_string() + " is being checked");
+  verifier = std::make_unique<Verifier>(
+      pool_, post_,
+      VerifierJob{.manifest = held->manifest(),
+                  .plan = held->plan(),
+                  .data = held->data(),
+                  .expected = held->digests().root,
+                  .also = {}},
+      [this, alive = alive_, version, weak = std::weak_ptr(held),
+       on_checked = std::move(on_checked)](const Result<ContentDigests>& verdict) {
+        const auto checked = weak.lock();
+        if (!*alive || !checked || checked != find(version)) return;
+        rechecks_.erase(version);
+        on_checked(verdict ? Result<>{} : fail(verdict.error()));
+      });
+  for (std::uint64_t bucket = 0; bucket < held->plan()->bucket_count(); ++bucket)
+    verifier->bucket_arrived(bucket);
+  verifier->all_arrived();
+  return {};
+}
+
+void Store::release(Version version) {
+  rechecks_.erase(version);  // first: it stops reading before the memory goes
+  held_.erase(version);
+}
 void Store::trim() {
   std::erase_if(own_, [](const auto& own) { return own.use_count() == 1; });
 }

@@ -114,6 +114,10 @@ class Store {
   [[nodiscard]] std::shared_ptr<const HeldVersion> find(Version version) const;
   // Bytes of everything that is held, is arriving or is kept to be used again.
   [[nodiscard]] std::uint64_t bytes() const;
+  // Computes the content digest of a version that is held anew. `on_checked`: success when it is
+  // what it was; kDigestMismatch. Not called when the version is released first. kNotFound when it
+  // is not held, kBusy while it is being checked.
+  [[nodiscard]] Result<> recheck(Version version, std::function<void(Result<>)> on_checked);
   // Lets a version go. Its memory is free when the last pointer to it has gone; an own arena is
   // kept for the next version.
   void release(Version version);
@@ -140,6 +144,7 @@ class Store {
   ThreadPool pool_;
   std::shared_ptr<bool> alive_;
   std::map<Version, std::shared_ptr<const HeldVersion>> held_;
+  std::map<Version, std::unique_ptr<Verifier>> rechecks_;
   std::vector<std::shared_ptr<OwnArena>> own_;  // used by a version or free
   std::uint64_t generation_ = 0;                // of arriving versions
   std::optional<Arriving> arriving_;

@@ -70,8 +70,10 @@ inline constexpr std::int64_t kCommitDeadlineMs = 10'000;
 inline constexpr std::int64_t kSwitchDeadlineMs = 180'000;
 inline constexpr std::int64_t kRankReturnDeadlineMs = 5'000;  // a rank lost inside a switch
 inline constexpr std::int64_t kSwitchRetryMs = 1'000;         // after a switch that failed
-inline constexpr std::int64_t kMaxStalenessMs = 60'000;       // behind longer: not ready
-inline constexpr std::int64_t kStepDeadlineMs = 5'000;        // one wait inside a step of a replica
+inline constexpr std::int64_t kSwitchRetryMaxMs =
+    60'000;                                              // after loads that failed again and again
+inline constexpr std::int64_t kMaxStalenessMs = 60'000;  // behind longer: not ready
+inline constexpr std::int64_t kStepDeadlineMs = 5'000;   // one wait inside a step of a replica
 inline constexpr std::int64_t kStepReconnectMaxMs = 500;
 inline constexpr std::int64_t kGroupWholeDeadlineMs = 2'000;  // a resume waits for its followers
 inline constexpr std::int64_t kReconnectMinMs = 50;

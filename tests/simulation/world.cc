@@ -42,6 +42,7 @@ staging::SidecarOptions sidecar_options(std::size_t s, std::uint64_t life) {
   options.replica.commit = milliseconds(200);
   options.replica.whole_switch = milliseconds(1'200);
   options.replica.retry = milliseconds(150);
+  options.replica.retry_max = milliseconds(2'000);
   return options;
 }
 
@@ -355,6 +356,11 @@ void World::carry_out(std::size_t s, const staging::SidecarCommand& command) {
     stage(s, *start);
   } else if (const auto* release = std::get_if<staging::ReleaseVersion>(&command)) {
     process.store.erase(release->version);
+  } else if (const auto* suspect = std::get_if<staging::CheckCopy>(&command)) {
+    const auto copy = process.store.find(suspect->version);
+    const bool intact = copy != process.store.end() && copy->second == contents_[suspect->version];
+    later(schedule_.micros(1'000, 30'000),
+          staging::CopyChecked{.check = suspect->check, .intact = intact});
   } else if (const auto* replica = std::get_if<staging::ForReplica>(&command)) {
     for_replica(s, *replica);
   }
@@ -432,7 +438,10 @@ void World::for_replica(std::size_t s, const staging::ForReplica& command) {
     if (!held)
       violate(
           fmt::format("{} loads {}, which is not held", group.name(), load->version.to_string()));
-    const bool spoiled = faults_on_ && schedule_.chance(0.02 * intensity_);
+    // A bit of the copy flips, or an engine cannot load for reasons of its own.
+    if (held && faults_on_ && schedule_.chance(0.005 * intensity_)) copy->second = Digest{.low = 4};
+    const bool changed = held && copy->second != contents_[load->version];
+    const bool spoiled = changed || (faults_on_ && schedule_.chance(0.02 * intensity_));
     for (std::uint32_t rank = 0; rank < options_.ranks; ++rank)
       group.load(rank, load->request, load->version,
                  copy == process.store.end() ? contents_[load->version] : copy->second,

@@ -119,7 +119,7 @@ TEST_F(SidecarAgentTest, AVersionThatIsGivenUpWhileEnginesGetReadyIsLetGoEverywh
   EXPECT_EQ(arena.try_write_lease({}).error().code(), ErrorCode::kBusy);
   say(control::Abort{.version = kV1, .reason = "another sidecar refused"});
   ASSERT_TRUE(rank->next<control::Release>());
-  EXPECT_TRUE(bench_.until([&] { return model_.fill(arena, kV1).has_value(); }))
+  EXPECT_TRUE(bench_.until([&] { return model_.write(arena, kV1).has_value(); }))
       << "the sidecar keeps its lease";
   begin_round(kV1);
   ASSERT_TRUE(rank->next<control::Prepare>());
@@ -146,6 +146,37 @@ TEST_F(SidecarAgentTest, AnotherSourceIsNotNeededOnceEverythingIsHere) {
   const auto staged = next<control::Staged>();
   ASSERT_TRUE(staged);
   EXPECT_EQ(staged->failure, "");
+}
+
+TEST_F(SidecarAgentTest, ACopyIsKeptWhenAnEngineCannotLoadItAndLetGoWhenItHasChanged) {
+  auto arena =
+      SharedArena::create({.name = "trainer", .data_bytes = model_.plan->arena_bytes()}).value();
+  const std::span<std::byte> memory = model_.write(arena, kV1).value();
+  welcome();
+  const auto rank = engine("a");
+  offer(arena, kV1);
+  begin_round(kV1);
+  ASSERT_TRUE(rank->next<control::Prepare>());
+  rank->say(control::Prepared{.version = kV1});
+  ASSERT_TRUE(next<control::Staged>());
+  say(control::Decide{.number = 1, .target = kV1, .content_digest = model_.content(kV1)});
+  const auto cannot_load = [&](const std::string& why) {
+    for (int i = 0; i < 2; ++i) {
+      const auto load = rank->next<control::Load>();
+      ASSERT_TRUE(load);
+      rank->say(control::Loaded{.version = kV1, .failure = why}, load->first.request);
+    }
+  };
+  cannot_load("no memory");
+  const auto switched = next<control::Switched>();
+  ASSERT_TRUE(switched);
+  EXPECT_EQ(switched->outcomes.at(0).outcome, control::SwitchOutcome::kTainted);
+  memory[model_.plan->arena_offset(model_.plan->pieces().back())] ^= std::byte{1};
+  cannot_load("checksum");  // tried again: the first time the copy was good
+  ASSERT_TRUE(rank->next<control::Release>());
+  const auto hello = next<control::Hello>();
+  ASSERT_TRUE(hello);
+  EXPECT_TRUE(hello->staged.empty());
 }
 
 }  // namespace

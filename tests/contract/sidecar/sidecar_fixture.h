@@ -81,18 +81,19 @@ struct Model {
             .content = content(version),
             .bucket_bytes = plan->bucket_bytes()};
   }
-  // Writes a version; kBusy while anyone holds a lease.
-  [[nodiscard]] Result<> fill(SharedArena& arena, Version version) const {
+  // Writes a version; kBusy while anyone holds a lease. Its bytes, for a test that changes them
+  // behind everybody's back.
+  [[nodiscard]] Result<std::span<std::byte>> write(SharedArena& arena, Version version) const {
     auto lease = arena.try_write_lease(identity(version));
     if (!lease) return fail(std::move(lease).error());
     const std::span<std::byte> data = lease->data();
     for (std::size_t i = 0; i < data.size(); ++i) data[i] = byte_of(version, i);
     std::move(*lease).complete(content(version));
-    return {};
+    return data;
   }
   [[nodiscard]] SharedArena arena(Version version) const {
     auto made = SharedArena::create({.name = "trainer", .data_bytes = plan->arena_bytes()}).value();
-    EXPECT_TRUE(fill(made, version).has_value());
+    EXPECT_TRUE(write(made, version).has_value());
     return made;
   }
   [[nodiscard]] Bytes layout() const {

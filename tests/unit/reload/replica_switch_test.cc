@@ -52,7 +52,7 @@ class Switch : public testing::Test {
   void note(const SendCommit& c) { request = c.request; }
   void note(const SendResume& c) { request = c.request; }
   void note(const CancelLoad&) { ++cancelled; }
-  void note(const StagedBroken& c) { broken.push_back(c.version); }
+  void note(const CopySuspect& c) { suspect.push_back(c.version); }
   void note(const Done& c) { done.push_back(c.outcome); }
   void tick_after(std::chrono::nanoseconds wait) {
     now = now + wait;
@@ -85,7 +85,7 @@ class Switch : public testing::Test {
   std::uint64_t number = 0;
   std::uint64_t request = 0;
   std::size_t cancelled = 0;
-  std::vector<Version> broken;
+  std::vector<Version> suspect;
   std::vector<control::ReplicaOutcome> done;
   std::vector<SwitchCommand> last;
 };
@@ -215,7 +215,7 @@ TEST_F(Switch, ACopyThatFailsTwiceGoesBackToThePreviousVersion) {
   paused();
   for (int i = 0; i < 2; ++i)
     step(RankLoaded{.rank = 0, .request = request, .version = kV2, .failure = "checksum"});
-  EXPECT_EQ(broken, std::vector<Version>{kV2});
+  EXPECT_EQ(suspect, std::vector<Version>{kV2});
   ASSERT_EQ(count<BeginLoad>(), 1U);
   EXPECT_EQ(machine.goal(), kV1);
   loaded(kV1);
@@ -229,6 +229,50 @@ TEST_F(Switch, ACopyThatFailsTwiceGoesBackToThePreviousVersion) {
   step(StagedSet{{kV1}});
   step(StagedSet{{kV1, kV2}});
   EXPECT_EQ(count<SendPause>(), 1U);
+}
+
+// Two loads of V2 that fail, then V1 again.
+TEST_F(Switch, AGoodCopyThatAReplicaCannotLoadIsTriedAgainEverMoreSeldom) {
+  serve_v1();
+  decide(kV2);
+  std::chrono::nanoseconds wait = milliseconds(limits::kSwitchRetryMs);
+  for (int round = 0; round < 8; ++round) {
+    ASSERT_EQ(machine.phase(), SwitchPhase::kPausing) << round;
+    paused();
+    for (int i = 0; i < 2; ++i)
+      step(RankLoaded{.rank = 0, .request = request, .version = kV2, .failure = "no memory"});
+    const TimePoint failed = now;
+    loaded(kV1);
+    committed(kV1);
+    resumed();
+    EXPECT_EQ(machine.report(now).state, ReplicaState::kBehind);
+    EXPECT_NE(machine.report(now).reason.find("no memory"), std::string::npos);
+    ASSERT_EQ(machine.next_wake(), failed + wait) << round;
+    step(Tick{});
+    EXPECT_EQ(machine.phase(), SwitchPhase::kIdle) << "not yet";
+    tick_after(failed + wait - now);
+    wait = std::min<std::chrono::nanoseconds>(2 * wait, milliseconds(limits::kSwitchRetryMaxMs));
+  }
+  ASSERT_EQ(wait, milliseconds(limits::kSwitchRetryMaxMs));
+  paused();
+  loaded(kV2);
+  committed(kV2);
+  resumed();
+  EXPECT_EQ(machine.report(now).version, kV2);
+  EXPECT_FALSE(machine.next_wake().has_value());
+  EXPECT_EQ(done.size(), 1U) << "one outcome for one decision";
+}
+
+TEST_F(Switch, AnEngineThatCameAnewIsNotMadeToWaitForWhatTheOldOneCouldNotLoad) {
+  serve_v1();
+  step(StagedSet{{kV2}});
+  decide(kV2);
+  paused();
+  for (int i = 0; i < 2; ++i)
+    step(RankLoaded{.rank = 1, .request = request, .version = kV2, .failure = "no memory"});
+  EXPECT_EQ(machine.report(now).state, ReplicaState::kTainted);
+  attach(1, RankState::kLoading);
+  EXPECT_EQ(count<BeginLoad>(), 1U);
 }
 
 TEST_F(Switch, ACopyThatWasLetGoWhileItFailedIsLoadedWhenItIsStagedAnew) {

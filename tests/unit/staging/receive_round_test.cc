@@ -123,6 +123,30 @@ class SidecarTest : public testing::Test {
     run_switch();
   }
 
+  // Serves V1 and is to switch to V2; two loads of it fail. The check that is asked for.
+  std::uint64_t fail_to_load_v2() {
+    serve(kV1);
+    stage(2, kV2);
+    decide(2, kV2);
+    persisted();
+    std::uint64_t check = 0;
+    const auto* pause = to_replica<reload::SendPause>();
+    if (pause == nullptr) return check;
+    step(ReplicaEvent{.replica = "r",
+                      .what = reload::RankPaused{.rank = 0, .request = pause->request}});
+    for (int i = 0; i < 2; ++i) {
+      const auto* load = to_replica<reload::BeginLoad>();
+      EXPECT_EQ(load->version, kV2);
+      step(ReplicaEvent{
+          .replica = "r",
+          .what = reload::RankLoaded{.rank = 0, .request = load->request, .failure = "no memory"}});
+      EXPECT_EQ(command<ReleaseVersion>(), nullptr);
+    }
+    if (const auto* asked = command<CheckCopy>()) check = asked->check;
+    EXPECT_NE(check, 0U);
+    return check;
+  }
+
   Sidecar sidecar{{.name = "s"}};
   TimePoint now{1};
   std::vector<SidecarCommand> last;
@@ -330,34 +354,45 @@ TEST_F(SidecarTest, AnEngineThatRestartsCatchesUpWithoutACoordinator) {
   EXPECT_EQ(sidecar.replicas().at("r").report(now).version, kV1);
 }
 
-TEST_F(SidecarTest, ABrokenCopyIsLetGoAndAskedForAgain) {
-  serve(kV1);
-  stage(2, kV2);
-  decide(2, kV2);
-  persisted();
-  const auto* pause = to_replica<reload::SendPause>();
-  ASSERT_NE(pause, nullptr);
-  step(ReplicaEvent{.replica = "r",
-                    .what = reload::RankPaused{.rank = 0, .request = pause->request}});
-  for (int i = 0; i < 2; ++i)
-    step(
-        ReplicaEvent{.replica = "r",
-                     .what = reload::RankLoaded{.rank = 0,
-                                                .request = to_replica<reload::BeginLoad>()->request,
-                                                .failure = "checksum"}});
+TEST_F(SidecarTest, ACopyThatHasChangedIsLetGoAndAskedForAgain) {
+  const std::uint64_t check = fail_to_load_v2();
+  run_switch();  // back to V1
+  step(CopyChecked{.check = check, .intact = false});
   ASSERT_NE(command<ReleaseVersion>(), nullptr);
   EXPECT_EQ(command<ReleaseVersion>()->version, kV2);
-  bool hello = false;
-  for (int i = 0; i < 8 && !hello; ++i) {
-    run_switch();
-    hello = replied<control::Hello>() != nullptr;
-  }
-  ASSERT_TRUE(hello);
+  ASSERT_NE(replied<control::Hello>(), nullptr);
   EXPECT_EQ(replied<control::Hello>()->staged, std::vector<Version>{kV1});
   EXPECT_EQ(sidecar.replicas().at("r").report(now).version, kV1);
   stage(3, kV2);
   run_switch();
   EXPECT_EQ(sidecar.replicas().at("r").report(now).version, kV2);
+}
+
+TEST_F(SidecarTest, ACopyThatIsGoodStaysWhateverAnEngineSays) {
+  const std::uint64_t check = fail_to_load_v2();
+  run_switch();  // back to V1
+  step(CopyChecked{.check = check, .intact = true});
+  EXPECT_TRUE(last.empty());
+  EXPECT_EQ(sidecar.held().size(), 2U);
+  now = *sidecar.next_wake();
+  step(reload::Tick{});
+  ASSERT_NE(to_replica<reload::SendPause>(), nullptr) << "it is tried again";
+  run_switch();
+  EXPECT_EQ(sidecar.replicas().at("r").report(now).version, kV2);
+  step(CopyChecked{.check = check, .intact = false});
+  EXPECT_TRUE(last.empty()) << "that check is over";
+  EXPECT_EQ(sidecar.held().size(), 2U);
+}
+
+TEST_F(SidecarTest, ACheckOfACopyThatWasReleasedIsVoid) {
+  const std::uint64_t check = fail_to_load_v2();
+  run_switch();
+  decide(3, kV1, {kV2});
+  persisted();
+  stage(3, kV3);  // takes its place
+  ASSERT_EQ(sidecar.held().size(), 2U);
+  step(CopyChecked{.check = check, .intact = false});
+  EXPECT_TRUE(last.empty());
 }
 
 TEST_F(SidecarTest, ARestartedSidecarKeepsItsRecordAndReportsWhatItsEnginesServe) {
@@ -436,7 +471,8 @@ TEST_F(SidecarTest, EveryEventInEveryState) {
         stage(2, kV2);
         decide(2, kV2);
         persisted();
-      }};
+      },
+      [&] { fail_to_load_v2(); }};
   for (std::size_t s = 0; s < states.size(); ++s) {
     for (std::size_t e = 0;; ++e) {
       sidecar = Sidecar({.name = "s"});
@@ -456,6 +492,8 @@ TEST_F(SidecarTest, EveryEventInEveryState) {
           StagingDone{.attempt = 99},
           StagingFailed{.attempt = 1},
           StagingFailed{.attempt = 1, .source_lost = true},
+          CopyChecked{.check = 1},
+          CopyChecked{.check = 1, .intact = true},
           ReplicaEvent{.replica = "r", .what = reload::RankDetached{.rank = 0}},
           ReplicaEvent{.replica = "unknown", .what = reload::RankPaused{.rank = 0}},
           ReplicaEvent{.replica = "r", .world_size = 2, .what = reload::RankAttached{.rank = 1}},

@@ -246,6 +246,37 @@ TEST_F(StoreTest, AbortedVersionIsNotReportedAndLeavesNothing) {
   EXPECT_EQ(store.bytes(), 2 * model_.plan->arena_bytes());
 }
 
+TEST_F(StoreTest, AHeldCopyIsCheckedAgainAndOneChangedByteIsSeen) {
+  auto arena = SharedArena::create({.name = "trainer", .data_bytes = model_.data.size()}).value();
+  auto lease = arena.try_write_lease(model_.job(1).identity).value();
+  const std::span<std::byte> memory = lease.data();
+  std::memcpy(memory.data(), model_.data.data(), memory.size());
+  std::move(lease).complete(model_.digests.root);
+  Store store({}, loop_.post());
+  EXPECT_EQ(store.recheck(step(1), {}).error().code(), ErrorCode::kNotFound);
+  ASSERT_TRUE(stage_view(store, model_, 1, arena).has_value());
+  staged_.reset();
+  std::optional<Result<>> verdict;
+  const auto check = [&] {
+    verdict.reset();
+    ASSERT_TRUE(store.recheck(step(1), [&](Result<> v) { verdict = v; }).has_value());
+    EXPECT_EQ(store.recheck(step(1), {}).error().code(), ErrorCode::kBusy);
+    ASSERT_TRUE(loop_.run_until([&] { return verdict.has_value(); }));
+  };
+  check();
+  EXPECT_TRUE(verdict->has_value()) << verdict->error().message();
+  memory[model_.plan->arena_offset(model_.plan->pieces().back())] ^= std::byte{1};
+  check();
+  ASSERT_FALSE(verdict->has_value());
+  EXPECT_EQ(verdict->error().code(), ErrorCode::kDigestMismatch);
+  verdict.reset();
+  ASSERT_TRUE(store.recheck(step(1), [&](Result<> v) { verdict = v; }).has_value());
+  store.release(step(1));
+  EXPECT_TRUE(arena.try_write_lease({}).has_value()) << "a check keeps no lease";
+  loop_.run_posted();
+  EXPECT_FALSE(verdict.has_value());
+}
+
 TEST_F(StoreTest, EveryVerifiedBucketIsShownToTheHookOnce) {
   Store store({}, loop_.post());
   StagingJob job = model_.job(1);
