@@ -400,8 +400,9 @@ void ReplicaSwitch::load_failed(std::uint32_t rank, const std::string& why) {
       fmt::format("rank {} could not take version {}: {}", rank, goal_.to_string(), why);
   if (phase_ == SwitchPhase::kLoading) out_.push_back(CancelLoad{.request = request_});
   ++failures_;
-  if (failures_ < 2) {
-    begin_load(loadable(target_.target) ? target_.target : goal_);
+  const Version again = loadable(target_.target) ? target_.target : goal_;
+  if (failures_ < 2 && loadable(again)) {  // it may have been let go in the meantime
+    begin_load(again);
     return;
   }
   failures_ = 0;
