@@ -1,29 +1,40 @@
 // `wsync plan`: what a publish of a checkpoint would do and need. Changes nothing.
+#include <algorithm>
+
 #include "deploy/cli/commands.h"
+#include "deploy/cli/remote.h"
+#include "deploy/cli/report.h"
 #include "inference_side/reload/layout_check.h"
 #include "shared/base/format.h"
 #include "shared/base/memory_limit.h"
 #include "shared/config/config.h"
 #include "shared/config/units.h"
+#include "shared/control/zmq/request.h"
 #include "shared/weights/bucket_plan.h"
 #include "shared/weights/checkpoint_dir.h"
 
 namespace wsync::cli {
 namespace {
 
+constexpr std::chrono::milliseconds kReplyDeadline{15'000};
+constexpr std::uint64_t kBuffersOfDevice = 3;  // one H2D, two IPC
+
 struct PlanOptions {
   std::string directory;
-  std::string against;
   std::string bucket = config::format_size(limits::kBucketBytesDefault);
+  // The fleet that runs, or the one that the rest describes.
+  std::string coordinator;
+  bool ask_fleet = true;
+  std::string against;
   std::string buffer = config::format_size(config::DevicesConfig{}.buffer_bytes);
   std::uint32_t devices = 0;  // 0: unified, nothing is copied to devices
   std::uint32_t engines = 1;
   std::uint32_t versions_held = limits::kVersionsHeldDefault;
 };
 
-// Bytes that one host needs at the highest, trainer, sidecar and engines all on it.
+// Bytes that one host needs at the highest, trainer, sidecars and engines all on it.
 struct PeakMemory {
-  std::uint64_t staged = 0;   // pages of the versions held, shared by trainer and sidecar
+  std::uint64_t staged = 0;   // pages of the versions held, shared by trainer and sidecars
   std::uint64_t buffers = 0;  // H2D and IPC buffers of separate devices
   std::uint64_t engines = 0;  // private copies
   [[nodiscard]] std::uint64_t sum() const { return staged + buffers + engines; }
@@ -33,26 +44,6 @@ Result<Manifest> manifest_of(const std::string& directory) {
   const Result<CheckpointDirectory> opened = CheckpointDirectory::open(directory);
   if (!opened) return fail(opened.error());
   return opened->manifest();
-}
-
-std::string_view problem_name(control::ProblemKind kind) {
-  switch (kind) {
-    case control::ProblemKind::kMissing:
-      return "missing";
-    case control::ProblemKind::kExtra:
-      return "extra";
-    case control::ProblemKind::kDtype:
-      return "dtype";
-    case control::ProblemKind::kShape:
-      return "shape";
-    case control::ProblemKind::kRange:
-      return "range";
-    case control::ProblemKind::kMemory:
-      return "memory";
-    case control::ProblemKind::kOther:
-      return "other";
-  }
-  return "other";
 }
 
 // What an engine that holds `engine` whole would refuse of `offered`.
@@ -71,21 +62,6 @@ std::vector<control::Problem> compare(const Manifest& offered, const Manifest& e
     if (!named) problems.push_back(std::move(problem));
   }
   return problems;
-}
-
-void report_problems(const std::vector<control::Problem>& problems, Outcome& outcome) {
-  nlohmann::json list = nlohmann::json::array();
-  for (const control::Problem& problem : problems) {
-    list.push_back({{"kind", problem_name(problem.kind)},
-                    {"tensor", problem.tensor},
-                    {"detail", problem.detail},
-                    {"nearest", problem.nearest}});
-    outcome.text += fmt::format(
-        "  {:<8} {}: {}{}\n", problem_name(problem.kind), problem.tensor, problem.detail,
-        problem.nearest.empty() ? "" : fmt::format(" (nearest: {})", problem.nearest));
-  }
-  outcome.result["problems"] = std::move(list);
-  if (!problems.empty()) outcome.exit_code = kExitFailed;
 }
 
 Result<> report_memory(const PeakMemory& peak, Outcome& outcome) {
@@ -110,6 +86,121 @@ Result<std::uint64_t> size_option(const std::string& name, const std::string& te
   return size;
 }
 
+struct Offer {
+  const Manifest& manifest;
+  const BucketPlan& buckets;
+  std::uint64_t bucket_bytes = 0;
+};
+
+// Rounds of a weight pipeline of that many separate devices, whose buckets have to fit into their
+// buffers.
+Result<std::uint64_t> rounds_of(const Offer& offer, std::uint32_t devices,
+                                std::uint64_t buffer_bytes) {
+  const Result<BucketPlan> cut =
+      BucketPlan::create(offer.manifest, std::min(offer.bucket_bytes, buffer_bytes));
+  if (!cut) return fail(cut.error());
+  return (cut->bucket_count() + devices - 1) / devices;
+}
+
+Result<> plan_for_description(const PlanOptions& options, std::uint64_t buffer_bytes,
+                              const Offer& offer, Outcome& outcome) {
+  PeakMemory peak{.staged = offer.buckets.arena_bytes() * options.versions_held,
+                  .engines = offer.manifest.total_bytes() * options.engines};
+  if (options.devices > 0) {
+    const Result<std::uint64_t> rounds = rounds_of(offer, options.devices, buffer_bytes);
+    if (!rounds) return fail(rounds.error());
+    outcome.text += fmt::format("  {} rounds on {} devices\n", *rounds, options.devices);
+    outcome.result["rounds"] = *rounds;
+    peak.buffers = kBuffersOfDevice * buffer_bytes * options.devices;
+  }
+  WSYNC_TRY(report_memory(peak, outcome));
+  std::vector<control::Problem> problems;
+  if (!options.against.empty()) {
+    const Result<Manifest> engine = manifest_of(options.against);
+    if (!engine) return fail(engine.error());
+    problems = compare(offer.manifest, *engine);
+    outcome.text +=
+        problems.empty()
+            ? fmt::format("  fits an engine that holds {}\n", options.against)
+            : fmt::format("  an engine that holds {} would refuse it:\n", options.against);
+  }
+  outcome.text += problems_text(problems);
+  outcome.result["problems"] = problems_json(problems);
+  if (!problems.empty()) outcome.exit_code = kExitFailed;
+  return {};
+}
+
+Result<control::PlanReply> ask_fleet(const PlanOptions& options, const Offer& offer, bool& asked) {
+  ByteWriter layout;
+  offer.manifest.encode(layout);
+  const control::RequestOptions request{.address = options.coordinator,
+                                        .deadline = kReplyDeadline,
+                                        .on_sent = [&asked] { asked = true; }};
+  Result<control::Decoded> decoded = control::request(
+      request, {},
+      control::Plan{.layout = std::move(layout).take(), .arena_bytes = offer.buckets.arena_bytes()});
+  if (!decoded) return fail(decoded.error());
+  if (auto* reply = std::get_if<control::PlanReply>(&decoded->message)) return std::move(*reply);
+  return fail(ErrorCode::kInternal,
+              fmt::format("{} answered with {}", options.coordinator,
+                          control::message_name(control::type_of(decoded->message))));
+}
+
+Result<nlohmann::json> report_sidecar(const control::SidecarPlan& sidecar, const Offer& offer,
+                                      PeakMemory& peak, Outcome& outcome) {
+  nlohmann::json json = {{"name", sidecar.name}, {"failure", sidecar.failure}};
+  if (!sidecar.failure.empty()) {
+    outcome.text += fmt::format("  sidecar {} {}\n", sidecar.name, sidecar.failure);
+    outcome.exit_code = kExitFailed;
+    return json;
+  }
+  json["replicas"] = sidecar.replicas;
+  json["devices"] = sidecar.devices;
+  json["versions_held"] = sidecar.versions_held;
+  json["problems"] = problems_json(sidecar.problems);
+  std::string devices = "unified devices";
+  if (sidecar.devices > 0) {
+    const Result<std::uint64_t> rounds = rounds_of(offer, sidecar.devices, sidecar.buffer_bytes);
+    if (!rounds) return fail(rounds.error());
+    devices = fmt::format("{} rounds on {} devices", *rounds, sidecar.devices);
+    json["rounds"] = *rounds;
+  }
+  peak.staged =
+      std::max(peak.staged, offer.buckets.arena_bytes() * std::uint64_t{sidecar.versions_held});
+  peak.buffers += kBuffersOfDevice * sidecar.buffer_bytes * sidecar.devices;
+  peak.engines += offer.manifest.total_bytes() * sidecar.replicas;
+  outcome.text += fmt::format("  sidecar {}: {} {}, {}: {}\n", sidecar.name, sidecar.replicas,
+                              sidecar.replicas == 1 ? "replica" : "replicas", devices,
+                              sidecar.problems.empty() ? "would accept it" : "would refuse it:");
+  outcome.text += problems_text(sidecar.problems);
+  if (!sidecar.problems.empty()) outcome.exit_code = kExitFailed;
+  return json;
+}
+
+Result<> plan_for_fleet(const PlanOptions& options, const Offer& offer, Outcome& outcome) {
+  bool asked = false;
+  const Result<control::PlanReply> reply = ask_fleet(options, offer, asked);
+  if (!reply && nobody_there(reply.error(), asked)) {
+    outcome.text += fmt::format(
+        "  no coordinator answers at {}: names are not compared (--against DIR compares with a "
+        "checkpoint)\n",
+        options.coordinator);
+    return plan_for_description(options, 0, offer, outcome);
+  }
+  if (!reply) return fail(reply.error());
+  PeakMemory peak;
+  nlohmann::json sidecars = nlohmann::json::array();
+  for (const control::SidecarPlan& sidecar : reply->sidecars) {
+    Result<nlohmann::json> json = report_sidecar(sidecar, offer, peak, outcome);
+    if (!json) return fail(json.error());
+    sidecars.push_back(std::move(*json));
+  }
+  outcome.result["sidecars"] = std::move(sidecars);
+  if (reply->sidecars.empty())
+    outcome.text += "  no sidecar has connected: there is nothing to compare names with\n";
+  return report_memory(peak, outcome);
+}
+
 Result<Outcome> plan(const PlanOptions& options) {
   const Result<Manifest> manifest = manifest_of(options.directory);
   if (!manifest) return fail(manifest.error());
@@ -117,47 +208,28 @@ Result<Outcome> plan(const PlanOptions& options) {
   if (!bucket_bytes) return fail(bucket_bytes.error());
   const Result<std::uint64_t> buffer_bytes = size_option("--buffer", options.buffer);
   if (!buffer_bytes) return fail(buffer_bytes.error());
-  // A bucket has to fit into a device's buffer.
-  const std::uint64_t cut =
-      options.devices == 0 ? *bucket_bytes : std::min(*bucket_bytes, *buffer_bytes);
-  const Result<BucketPlan> buckets = BucketPlan::create(*manifest, cut);
+  const Result<BucketPlan> buckets = BucketPlan::create(*manifest, *bucket_bytes);
   if (!buckets) return fail(buckets.error());
 
   Outcome outcome;
   outcome.text =
       fmt::format("{}: {} in {} tensors, {} layers\n  {} buckets of at most {}, {} in an arena\n",
                   options.directory, human_bytes(manifest->total_bytes()), manifest->size(),
-                  manifest->layer_count(), buckets->bucket_count(), config::format_size(cut),
-                  human_bytes(buckets->arena_bytes()));
+                  manifest->layer_count(), buckets->bucket_count(),
+                  config::format_size(*bucket_bytes), human_bytes(buckets->arena_bytes()));
   outcome.result = {{"directory", options.directory},
                     {"bytes", manifest->total_bytes()},
                     {"tensors", manifest->size()},
                     {"layers", manifest->layer_count()},
                     {"buckets", buckets->bucket_count()},
-                    {"bucket_bytes", cut},
+                    {"bucket_bytes", *bucket_bytes},
                     {"arena_bytes", buckets->arena_bytes()},
                     {"layout_digest", manifest->layout_digest().to_string()}};
-  PeakMemory peak{.staged = buckets->arena_bytes() * options.versions_held,
-                  .buffers = 0,
-                  .engines = manifest->total_bytes() * options.engines};
-  if (options.devices > 0) {
-    const std::uint64_t rounds = (buckets->bucket_count() + options.devices - 1) / options.devices;
-    outcome.text += fmt::format("  {} rounds on {} devices\n", rounds, options.devices);
-    outcome.result["rounds"] = rounds;
-    peak.buffers = 3 * *buffer_bytes * options.devices;
-  }
-  WSYNC_TRY(report_memory(peak, outcome));
-  std::vector<control::Problem> problems;
-  if (!options.against.empty()) {
-    const Result<Manifest> engine = manifest_of(options.against);
-    if (!engine) return fail(engine.error());
-    problems = compare(*manifest, *engine);
-    outcome.text +=
-        problems.empty()
-            ? fmt::format("  fits an engine that holds {}\n", options.against)
-            : fmt::format("  an engine that holds {} would refuse it:\n", options.against);
-  }
-  report_problems(problems, outcome);
+  const Offer offer{.manifest = *manifest, .buckets = *buckets, .bucket_bytes = *bucket_bytes};
+  if (options.ask_fleet)
+    WSYNC_TRY(plan_for_fleet(options, offer, outcome));
+  else
+    WSYNC_TRY(plan_for_description(options, *buffer_bytes, offer, outcome));
   return outcome;
 }
 
@@ -167,26 +239,46 @@ void add_plan(CLI::App& app, Context& context) {
   CLI::App* command =
       add_command(app, context,
                   {.name = "plan",
-                   .description = "Show what publishing a checkpoint would need; changes nothing",
-                   .examples = {"wsync plan step_2 --against step_1",
+                   .description = "Show what publishing a checkpoint would need, and what the "
+                                  "engines that run would refuse of it; changes nothing",
+                   .examples = {"wsync plan step_2", "wsync plan step_2 --against step_1",
                                 "wsync plan step_2 --devices 4 --buffer 8MiB --engines 4 --json"}});
   auto options = std::make_shared<PlanOptions>();
   command->add_option("DIR", options->directory, "Checkpoint directory to publish")->required();
-  command
-      ->add_option("--against", options->against,
-                   "Checkpoint that the engines hold: names, dtypes and shapes are compared")
-      ->type_name("DIR");
   command->add_option("--bucket", options->bucket, "Bucket size (default: 64MiB)");
-  command
-      ->add_option("--devices", options->devices,
-                   "Separate devices of a sidecar (default: 0, unified devices)")
-      ->check(CLI::Range(std::uint64_t{0}, limits::kDeviceCount));
-  command->add_option("--buffer", options->buffer, "Buffer of a separate device (default: 4MiB)");
-  command->add_option("--engines", options->engines, "Engines with private copies (default: 1)")
-      ->check(CLI::Range(std::uint64_t{0}, limits::kReplicaCount));
-  command->add_option("--versions-held", options->versions_held, "Versions held (default: 2)")
-      ->check(CLI::Range(limits::kVersionsHeldMin, limits::kConfigVersionsHeld));
-  command->callback([&context, options] { context.run("plan", [&] { return plan(*options); }); });
+  options->coordinator = default_address();
+  CLI::Option* coordinator =
+      command
+          ->add_option("--coordinator", options->coordinator,
+                       "Control address of the coordinator, or of one sidecar, that is asked")
+          ->capture_default_str()
+          ->check(check_address);
+  // Each describes a fleet instead of asking the one that runs.
+  const std::vector<CLI::Option*> described = {
+      command
+          ->add_option("--against", options->against,
+                       "Ask no fleet: compare with the checkpoint that the engines hold")
+          ->type_name("DIR"),
+      command
+          ->add_option("--devices", options->devices,
+                       "Ask no fleet: separate devices of a sidecar (default: 0, unified devices)")
+          ->check(CLI::Range(std::uint64_t{0}, limits::kDeviceCount)),
+      command->add_option("--buffer", options->buffer,
+                          "Ask no fleet: buffer of a separate device (default: 4MiB)"),
+      command
+          ->add_option("--engines", options->engines,
+                       "Ask no fleet: engines with private copies (default: 1)")
+          ->check(CLI::Range(std::uint64_t{0}, limits::kReplicaCount)),
+      command
+          ->add_option("--versions-held", options->versions_held,
+                       "Ask no fleet: versions held (default: 2)")
+          ->check(CLI::Range(limits::kVersionsHeldMin, limits::kConfigVersionsHeld))};
+  for (CLI::Option* option : described) option->excludes(coordinator);
+  command->callback([&context, options, described] {
+    options->ask_fleet =
+        std::ranges::none_of(described, [](const CLI::Option* option) { return !option->empty(); });
+    context.run("plan", [&] { return plan(*options); });
+  });
 }
 
 }  // namespace wsync::cli

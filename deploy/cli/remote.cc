@@ -1,4 +1,6 @@
 // Commands that ask a running fleet: push, status, verify, rollback.
+#include "deploy/cli/remote.h"
+
 #include <filesystem>
 
 #include "deploy/cli/commands.h"
@@ -24,15 +26,6 @@ struct RemoteOptions {
   bool one_shot = true;
 };
 
-// Where a trainer listens whose run_dir is the default, or that of the environment.
-std::string default_address() {
-  const auto environment = config::process_environment();
-  const auto run_dir = environment.find("WSYNC_RUN_DIR");
-  return fmt::format("ipc://{}/control", run_dir == environment.end() || run_dir->second == "auto"
-                                             ? config::default_run_dir()
-                                             : run_dir->second);
-}
-
 template <class Reply>
 Result<Reply> ask(const RemoteOptions& options, const control::Message& message,
                   const std::function<void(const control::Progress&)>& on_progress = {},
@@ -46,12 +39,6 @@ Result<Reply> ask(const RemoteOptions& options, const control::Message& message,
   return fail(ErrorCode::kInternal,
               fmt::format("{} answered with {}", options.address,
                           control::message_name(control::type_of(decoded->message))));
-}
-
-// The fleet has no coordinator that answers: this command may be one, for once. Not when there was
-// one that took the request and was lost: it may come back, and finds its address taken.
-bool nobody_there(const Error& error, bool asked) {
-  return error.code() == ErrorCode::kPeerLost && !asked;
 }
 
 std::string_view phase_label(control::ProgressPhase phase) {
@@ -68,12 +55,7 @@ std::string_view phase_label(control::ProgressPhase phase) {
   return "";
 }
 
-// CLI11's checks: the complaint, or nothing.
-std::string check_address(const std::string& text) {
-  const Result<> checked = config::check_control_address(text);
-  return checked ? std::string() : checked.error().message();
-}
-
+// CLI11's check: the complaint, or nothing.
 std::string check_seconds(const std::string& text) {
   double seconds = 0;
   if (CLI::detail::lexical_cast(text, seconds) && seconds > 0 && seconds <= kTimeoutMostS)
@@ -165,6 +147,25 @@ Result<Outcome> verify(const RemoteOptions& options) {
 }
 
 }  // namespace
+
+std::string default_address() {
+  const auto environment = config::process_environment();
+  const auto run_dir = environment.find("WSYNC_RUN_DIR");
+  return fmt::format("ipc://{}/control", run_dir == environment.end() || run_dir->second == "auto"
+                                             ? config::default_run_dir()
+                                             : run_dir->second);
+}
+
+std::string check_address(const std::string& text) {
+  const Result<> checked = config::check_control_address(text);
+  return checked ? std::string() : checked.error().message();
+}
+
+// Without a coordinator that answers, a push or a rollback may be one, for once. Not when one was
+// lost that took the request: it may come back, and finds its address taken.
+bool nobody_there(const Error& error, bool asked) {
+  return error.code() == ErrorCode::kPeerLost && !asked;
+}
 
 void add_push(CLI::App& app, Context& context) {
   auto options = std::make_shared<RemoteOptions>();

@@ -111,16 +111,6 @@ std::string outcomes_text(const std::vector<control::ReplicaOutcome>& outcomes) 
   return text;
 }
 
-json problems_json(const std::vector<control::Problem>& problems) {
-  json list = json::array();
-  for (const control::Problem& p : problems)
-    list.push_back({{"kind", problem_name(p.kind)},
-                    {"tensor", p.tensor},
-                    {"detail", p.detail},
-                    {"nearest", p.nearest}});
-  return list;
-}
-
 json replica_json(const control::ReplicaReport& replica) {
   return {{"replica", replica.replica},
           {"world_size", replica.world_size},
@@ -132,6 +122,25 @@ json replica_json(const control::ReplicaReport& replica) {
 }
 
 }  // namespace
+
+json problems_json(const std::vector<control::Problem>& problems) {
+  json list = json::array();
+  for (const control::Problem& p : problems)
+    list.push_back({{"kind", problem_name(p.kind)},
+                    {"tensor", p.tensor},
+                    {"detail", p.detail},
+                    {"nearest", p.nearest}});
+  return list;
+}
+
+std::string problems_text(const std::vector<control::Problem>& problems) {
+  std::string text;
+  for (const control::Problem& p : problems)
+    text += fmt::format("  {}: {}{}{}{}\n", problem_name(p.kind), p.tensor,
+                        p.tensor.empty() ? "" : ": ", p.detail,
+                        p.nearest.empty() ? "" : fmt::format(" (nearest: {})", p.nearest));
+  return text;
+}
 
 json to_json(const control::PushReply& reply) {
   return {{"ok", reply.ok},
@@ -157,10 +166,7 @@ std::string to_text(const control::PushReply& reply) {
   else
     text = fmt::format("{} was not published everywhere: {}\n", version_text(reply.version),
                        reply.reason);
-  for (const control::Problem& p : reply.problems)
-    text += fmt::format("  {}: {} ({}){}\n", problem_name(p.kind), p.tensor, p.detail,
-                        p.nearest.empty() ? "" : "; nearest: " + p.nearest);
-  return text + outcomes_text(reply.outcomes);
+  return text + problems_text(reply.problems) + outcomes_text(reply.outcomes);
 }
 
 json to_json(const control::RollbackReply& reply) {

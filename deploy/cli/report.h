@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "shared/control/messages.h"
 
@@ -17,6 +18,10 @@ namespace wsync::cli {
 [[nodiscard]] std::string to_text(const control::RollbackReply& reply);
 [[nodiscard]] std::string to_text(const control::VerifyReply& reply);
 [[nodiscard]] std::string to_text(const control::StatusReply& reply);
+
+// What does not fit: one object, one line each.
+[[nodiscard]] nlohmann::json problems_json(const std::vector<control::Problem>& problems);
+[[nodiscard]] std::string problems_text(const std::vector<control::Problem>& problems);
 
 // Whether every rank was read and every tensor matched.
 [[nodiscard]] bool all_match(const control::VerifyReply& reply) noexcept;

@@ -1,6 +1,8 @@
 #include "inference_side/agent/engine_hub.h"
 
 #include <algorithm>
+#include <set>
+#include <string_view>
 #include <utility>
 
 #include "inference_side/reload/layout_check.h"
@@ -251,6 +253,13 @@ void EngineHub::tell(const Rank& rank, RankEvent event) {
 }
 
 // ---- versions ----
+
+std::uint32_t EngineHub::replica_count() const {
+  std::set<std::string_view> names;
+  for (const auto& rank : ranks_)
+    if (rank->attached) names.insert(rank->replica);
+  return static_cast<std::uint32_t>(names.size());
+}
 
 std::vector<control::Problem> EngineHub::check_layout(const Manifest& manifest) const {
   std::vector<control::Problem> problems;

@@ -58,6 +58,8 @@ class EngineHub {
 
   // What does not fit between a layout and the attached engines, each problem naming its replica.
   [[nodiscard]] std::vector<control::Problem> check_layout(const Manifest& manifest) const;
+  // Replicas that have a rank attached.
+  [[nodiscard]] std::uint32_t replica_count() const;
   // A version can be loaded from here on: every rank is told to get ready for it. `on_ready` when
   // every rank that is attached now has answered, is gone, or was given up after a few seconds, so
   // that a pause does not begin with what could be done before it.

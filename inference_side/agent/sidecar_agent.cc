@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <utility>
 
+#include "inference_side/agent/plan_answer.h"
 #include "inference_side/reload/pipeline_trace.h"
 #include "shared/base/durable_file.h"
 #include "shared/base/format.h"
@@ -318,6 +319,15 @@ void SidecarAgent::on_message(control::Envelope envelope, control::Message messa
     });
     return;
   }
+  if (const auto* plan = std::get_if<control::Plan>(&message)) {
+    control::Envelope reply;
+    reply.fence = sidecar_->fence();
+    reply.request = envelope.request;
+    const control::PlanReply answer{.sidecars = {answer_plan(*plan, *hub_, *store_, config_)}};
+    if (const auto sent = dealer_->send(reply, answer); !sent)
+      log_debug("plan reply: {}", sent.error().message());
+    return;
+  }
   if (const auto* error = std::get_if<control::ErrorReply>(&message))
     log_warning("the coordinator says: {}", error->message);
   step(staging::CoordinatorMessage{.envelope = std::move(envelope), .message = std::move(message)});
@@ -338,11 +348,14 @@ void SidecarAgent::on_command(const std::string& peer, const control::Envelope& 
     hub_->verify(kVerifyDeadline, [answer](std::vector<control::VerifyRank> ranks) {
       answer(control::VerifyReply{.ranks = std::move(ranks)});
     });
+  } else if (const auto* plan = std::get_if<control::Plan>(&message)) {
+    answer(control::PlanReply{.sidecars = {answer_plan(*plan, *hub_, *store_, config_)}});
   } else if (!std::holds_alternative<control::Heartbeat>(message)) {
     answer(control::ErrorReply{
         .code = static_cast<std::uint8_t>(ErrorCode::kRefused),
-        .message = fmt::format("a sidecar answers status and verify; send {} to the coordinator",
-                               control::message_name(control::type_of(message)))});
+        .message =
+            fmt::format("a sidecar answers status, verify and plan; send {} to the coordinator",
+                        control::message_name(control::type_of(message)))});
   }
 }
 

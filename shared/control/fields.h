@@ -293,6 +293,31 @@ void fields(V& v, M& m) {
 }
 
 template <class V, class M>
+  requires Is<M, Plan>
+void fields(V& v, M& m) {
+  v.blob("layout", m.layout);
+  v.number("arena_bytes", m.arena_bytes);
+}
+
+template <class V, class M>
+  requires Is<M, SidecarPlan>
+void fields(V& v, M& m) {
+  v.label("name", m.name, limits::kPeerNameBytes);
+  v.sentence("failure", m.failure);
+  v.number("replicas", m.replicas);
+  v.number("devices", m.devices);
+  v.number("buffer_bytes", m.buffer_bytes);
+  v.number("versions_held", m.versions_held);
+  v.list("problems", m.problems, limits::kProblemCount);
+}
+
+template <class V, class M>
+  requires Is<M, PlanReply>
+void fields(V& v, M& m) {
+  v.list("sidecars", m.sidecars, limits::kSidecarCount);
+}
+
+template <class V, class M>
   requires Is<M, Status>
 void fields(V&, M&) {}
 

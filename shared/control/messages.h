@@ -1,12 +1,13 @@
 // Every message of wsync as a struct: the contract of its processes. Who sends what to whom:
 //
 //  * sidecar to coordinator: Hello, Accept, Refuse, Staged, Decided, Switched, VerifyReply,
-//    Heartbeat, Leave, Error
-//  * coordinator to sidecar: Welcome, Announce, Stage, Decide, Abort, Verify, Heartbeat,
+//    PlanReply, Heartbeat, Leave, Error
+//  * coordinator to sidecar: Welcome, Announce, Stage, Decide, Abort, Verify, Plan, Heartbeat,
 //    Leave, Error
-//  * command to coordinator: Push, Rollback, Verify, Status (a sidecar answers Verify and Status as
-//    well)
-//  * coordinator to command: Progress, PushReply, RollbackReply, VerifyReply, StatusReply, Error
+//  * command to coordinator: Push, Rollback, Verify, Plan, Status (a sidecar answers Verify, Plan
+//    and Status as well)
+//  * coordinator to command: Progress, PushReply, RollbackReply, VerifyReply, PlanReply,
+//    StatusReply, Error
 //  * engine rank to sidecar: EngineHello, Prepared, Paused, BucketDone, Loaded, Committed, Resumed,
 //    Digests, Error
 //  * sidecar to engine rank: EngineWelcome, Refuse, Prepare, Release, Pause, Load, BucketReady,
@@ -94,8 +95,10 @@ enum class MessageType : std::uint16_t {
   kRankShards,
   kSnapshotted,
   kPublishStatus,
+  kPlan,
+  kPlanReply,
 };
-inline constexpr MessageType kLastMessageType = MessageType::kPublishStatus;
+inline constexpr MessageType kLastMessageType = MessageType::kPlanReply;
 
 // What precedes every message; fixed size on the wire (kEnvelopeBytes in codec.h).
 struct Envelope {
@@ -334,6 +337,25 @@ struct VerifyReply {
   static constexpr MessageType kType = MessageType::kVerifyReply;
   std::vector<VerifyRank> ranks;
 };
+// Would this layout be taken? Changes nothing.
+struct Plan {
+  static constexpr MessageType kType = MessageType::kPlan;
+  Bytes layout;  // encoded Manifest
+  std::uint64_t arena_bytes = 0;
+};
+struct SidecarPlan {
+  std::string name;
+  std::string failure;             // not empty: it could not be asked, the rest is void
+  std::uint32_t replicas = 0;      // with a rank attached
+  std::uint32_t devices = 0;       // separate devices; 0 = unified
+  std::uint64_t buffer_bytes = 0;  // of each buffer of a separate device
+  std::uint32_t versions_held = 0;
+  std::vector<Problem> problems;  // why it would refuse; empty = it would accept
+};
+struct PlanReply {
+  static constexpr MessageType kType = MessageType::kPlanReply;
+  std::vector<SidecarPlan> sidecars;
+};
 struct Status {
   static constexpr MessageType kType = MessageType::kStatus;
 };
@@ -542,6 +564,6 @@ using Message =
                  RollbackReply, Verify, VerifyReply, Status, StatusReply, EngineHello,
                  EngineWelcome, Prepare, Prepared, Release, Pause, Paused, Load, BucketReady,
                  BucketDone, Loaded, Commit, Committed, Resume, Resumed, ReadDigests, Digests,
-                 RankHello, RankShards, Snapshotted, PublishStatus>;
+                 RankHello, RankShards, Snapshotted, PublishStatus, Plan, PlanReply>;
 
 }  // namespace wsync::control

@@ -18,6 +18,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kProgressInterval{100};
 constexpr std::chrono::milliseconds kVerifyDeadline{120'000};
+constexpr std::chrono::milliseconds kPlanDeadline{10'000};
 
 CoordinatorOptions coordinator_options(const config::TrainerConfig& config) {
   CoordinatorOptions options;
@@ -56,14 +57,6 @@ struct TrainerAgent::Active {
   std::shared_ptr<const Snapshot> snapshot;
   std::uint64_t snapshot_ns = 0;
   Version version;  // once the snapshot has been taken
-};
-
-struct TrainerAgent::VerifyPending {
-  std::string peer;
-  std::uint64_t request = 0;
-  std::map<std::string, bool> waiting;  // peer of a sidecar -> asked
-  control::VerifyReply reply;
-  std::unique_ptr<Timer> deadline;
 };
 
 Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
@@ -111,7 +104,14 @@ TrainerAgent::TrainerAgent(Loop& loop, const config::TrainerConfig& config,
       trace_(config.trace_file),
       timer_(loop, [this] { step(CoordinatorTick{}); }),
       progress_timer_(loop, [this] { report_progress(); }),
-      worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "snapshot"})) {}
+      worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "snapshot"})),
+      questions_(loop, [this](const std::string& peer, std::uint64_t request,
+                              const control::Message& question) {
+        control::Envelope envelope;
+        envelope.fence = coordinator_.fence();
+        envelope.request = request;
+        return router_->send(peer, envelope, question);
+      }) {}
 
 Result<> TrainerAgent::listen() {
   // The control address first: it is what tells a second coordinator that one is running.
@@ -243,8 +243,11 @@ void TrainerAgent::on_message(const std::string& peer, control::Envelope envelop
     reply(peer, envelope.request, coordinator_.status());
   } else if (std::holds_alternative<control::Verify>(message)) {
     on_verify(peer, envelope);
-  } else if (auto* verified = std::get_if<control::VerifyReply>(&message)) {
-    on_verify_reply(peer, envelope, std::move(*verified));
+  } else if (auto* plan = std::get_if<control::Plan>(&message)) {
+    on_plan(peer, envelope, std::move(*plan));
+  } else if (std::holds_alternative<control::VerifyReply>(message) ||
+             std::holds_alternative<control::PlanReply>(message)) {
+    questions_.answered(peer, envelope.request, std::move(message));
   } else {
     if (const auto* error = std::get_if<control::ErrorReply>(&message)) {
       log_warning("{}: {}", peer, error->message);
@@ -439,47 +442,36 @@ void TrainerAgent::roll_back(const Version& to,
 }
 
 void TrainerAgent::on_verify(const std::string& peer, const control::Envelope& envelope) {
-  const std::uint64_t id = next_request_++;
-  auto pending = std::make_shared<VerifyPending>();
-  pending->peer = peer;
-  pending->request = envelope.request;
-  for (const auto& [name, member] : coordinator_.roster().members()) {
-    if (!member.joined) {
-      pending->reply.ranks.push_back({.replica = name, .failure = "its sidecar is not connected"});
-      continue;
-    }
-    control::Envelope ask;
-    ask.fence = coordinator_.fence();
-    ask.request = id;
-    if (router_->send(member.peer, ask, control::Verify{}))
-      pending->waiting[member.peer] = true;
-    else
-      pending->reply.ranks.push_back({.replica = name, .failure = "its sidecar does not read"});
-  }
-  verifies_[id] = pending;
-  pending->deadline = std::make_unique<Timer>(loop_, [this, id] { answer_verify(id); });
-  pending->deadline->start(kVerifyDeadline);
-  if (pending->waiting.empty()) answer_verify(id);
+  questions_.ask(coordinator_.roster(), next_request_++, control::Verify{}, kVerifyDeadline,
+                 [this, peer, request = envelope.request](std::vector<FleetAnswer> answers) {
+                   control::VerifyReply gathered;
+                   for (FleetAnswer& answer : answers) {
+                     auto* verified = std::get_if<control::VerifyReply>(&answer.message);
+                     if (!answer.failure.empty() || verified == nullptr)
+                       gathered.ranks.push_back(
+                           {.replica = answer.sidecar, .failure = "its sidecar " + answer.failure});
+                     else
+                       std::ranges::move(verified->ranks, std::back_inserter(gathered.ranks));
+                   }
+                   reply(peer, request, std::move(gathered));
+                 });
 }
 
-void TrainerAgent::on_verify_reply(const std::string& peer, const control::Envelope& envelope,
-                                   control::VerifyReply reply) {
-  const auto it = verifies_.find(envelope.request);
-  if (it == verifies_.end() || it->second->waiting.erase(peer) == 0) return;
-  std::vector<control::VerifyRank>& ranks = it->second->reply.ranks;
-  ranks.insert(ranks.end(), std::make_move_iterator(reply.ranks.begin()),
-               std::make_move_iterator(reply.ranks.end()));
-  if (it->second->waiting.empty()) answer_verify(envelope.request);
-}
-
-void TrainerAgent::answer_verify(std::uint64_t id) {
-  auto entry = verifies_.extract(id);
-  if (entry.empty()) return;
-  VerifyPending& pending = *entry.mapped();
-  for (const auto& [peer, asked] : pending.waiting)
-    pending.reply.ranks.push_back(
-        {.replica = peer, .failure = "its sidecar did not answer before the deadline"});
-  reply(pending.peer, pending.request, std::move(pending.reply));
+void TrainerAgent::on_plan(const std::string& peer, const control::Envelope& envelope,
+                           control::Plan plan) {
+  questions_.ask(
+      coordinator_.roster(), next_request_++, std::move(plan), kPlanDeadline,
+      [this, peer, request = envelope.request](std::vector<FleetAnswer> answers) {
+        control::PlanReply gathered;
+        for (FleetAnswer& answer : answers) {
+          auto* planned = std::get_if<control::PlanReply>(&answer.message);
+          if (!answer.failure.empty() || planned == nullptr)
+            gathered.sidecars.push_back({.name = answer.sidecar, .failure = answer.failure});
+          else
+            std::ranges::move(planned->sidecars, std::back_inserter(gathered.sidecars));
+        }
+        reply(peer, request, std::move(gathered));
+      });
 }
 
 }  // namespace wsync::publish

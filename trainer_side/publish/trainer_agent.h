@@ -22,6 +22,7 @@
 #include "shared/loop/worker.h"
 #include "shared/transport/memfd/memfd_source.h"
 #include "shared/transport/tcp/tcp_source.h"
+#include "trainer_side/publish/fleet_question.h"
 #include "trainer_side/publish/round_trace.h"
 #include "trainer_side/publish/snapshot.h"
 #include "trainer_side/publish/update_round.h"
@@ -86,7 +87,6 @@ class TrainerAgent {
 
  private:
   struct Active;  // one publish from its job to its end
-  struct VerifyPending;
   TrainerAgent(Loop& loop, const config::TrainerConfig& config, TrainerAgentCallbacks callbacks,
                CoordinatorOptions options, std::filesystem::path epoch_file);
   [[nodiscard]] Result<> listen();
@@ -99,9 +99,7 @@ class TrainerAgent {
   void on_push(const std::string& peer, const control::Envelope& envelope,
                const control::Push& push);
   void on_verify(const std::string& peer, const control::Envelope& envelope);
-  void on_verify_reply(const std::string& peer, const control::Envelope& envelope,
-                       control::VerifyReply reply);
-  void answer_verify(std::uint64_t id);
+  void on_plan(const std::string& peer, const control::Envelope& envelope, control::Plan plan);
   void reply(const std::string& peer, std::uint64_t request, control::Message message);
   void pump_jobs();
   void take_snapshot(const std::shared_ptr<Active>& active, const Version& version);
@@ -129,7 +127,7 @@ class TrainerAgent {
   std::shared_ptr<Active> snapshotting_;
   std::map<std::uint64_t, std::shared_ptr<Active>> running_;  // with the coordinator
   std::map<std::uint64_t, std::function<void(control::RollbackReply)>> rollbacks_;
-  std::map<std::uint64_t, std::shared_ptr<VerifyPending>> verifies_;
+  FleetQuestions questions_;
   std::uint64_t next_request_ = 1;
   std::string complaint_;
   std::optional<Error> broken_;  // why this agent must not act any more, whatever its machine says

@@ -190,7 +190,7 @@ TEST(Codec, NamesAndTypesAgree) {
   EXPECT_EQ(message_name(MessageType::kEngineHello), "EngineHello");
   EXPECT_EQ(message_name(MessageType::kLoad), "Load");
   EXPECT_EQ(message_name(MessageType::kDigests), "Digests");
-  EXPECT_EQ(message_name(kLastMessageType), "PublishStatus");
+  EXPECT_EQ(message_name(kLastMessageType), "PlanReply");
   EXPECT_EQ(message_name(MessageType{0}), "unknown");
   EXPECT_EQ(message_name(MessageType{999}), "unknown");
   EXPECT_EQ(type_of(Message(Resumed{})), MessageType::kResumed);

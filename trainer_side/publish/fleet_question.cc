@@ -1,0 +1,45 @@
+#include "trainer_side/publish/fleet_question.h"
+
+namespace wsync::publish {
+
+void FleetQuestions::ask(const Roster& roster, std::uint64_t request,
+                         const control::Message& question, std::chrono::milliseconds deadline,
+                         OnDone on_done) {
+  Pending& pending = pending_[request];
+  pending.on_done = std::move(on_done);
+  for (const auto& [name, member] : roster.members()) {
+    FleetAnswer& answer = pending.answers.emplace_back();
+    answer.sidecar = name;
+    if (!member.joined) {
+      answer.failure = "is not connected";
+    } else if (!send_(member.peer, request, question)) {
+      answer.failure = "does not read";
+    } else {
+      answer.failure = "did not answer before the deadline";
+      pending.waiting[member.peer] = pending.answers.size() - 1;
+    }
+  }
+  if (pending.waiting.empty()) return finish(request);
+  pending.deadline = std::make_unique<Timer>(loop_, [this, request] { finish(request); });
+  pending.deadline->start(deadline);
+}
+
+bool FleetQuestions::answered(const std::string& peer, std::uint64_t request,
+                              control::Message message) {
+  const auto it = pending_.find(request);
+  if (it == pending_.end()) return false;
+  auto place = it->second.waiting.extract(peer);
+  if (place.empty()) return false;
+  FleetAnswer& answer = it->second.answers[place.mapped()];
+  answer.failure.clear();
+  answer.message = std::move(message);
+  if (it->second.waiting.empty()) finish(request);
+  return true;
+}
+
+void FleetQuestions::finish(std::uint64_t request) {
+  auto entry = pending_.extract(request);
+  if (!entry.empty()) entry.mapped().on_done(std::move(entry.mapped().answers));
+}
+
+}  // namespace wsync::publish

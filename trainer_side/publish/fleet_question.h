@@ -1,0 +1,54 @@
+// A question of a command that every sidecar is asked and answers for itself (verify, plan): the
+// answers are gathered until all have come or the deadline has passed.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "shared/control/port.h"
+#include "shared/loop/loop.h"
+#include "shared/loop/timer.h"
+#include "trainer_side/publish/roster.h"
+
+namespace wsync::publish {
+
+struct FleetAnswer {
+  std::string sidecar;
+  std::string failure;  // not empty: "is not connected" and the like; no `message` then
+  control::Message message;
+};
+
+class FleetQuestions {
+ public:
+  using OnDone = std::function<void(std::vector<FleetAnswer> answers)>;
+  using Send = std::function<Result<>(const std::string& peer, std::uint64_t request,
+                                      const control::Message& message)>;
+  // `loop` outlives this. `send` says at once whether the peer could be written to.
+  FleetQuestions(Loop& loop, Send send) : loop_(loop), send_(std::move(send)) {}
+
+  // Asks every sidecar that is known. `request` marks the question and its answers and is used
+  // once. `on_done` has one answer for each sidecar, in the order of their names when the question
+  // was asked, and may be called before this returns.
+  void ask(const Roster& roster, std::uint64_t request, const control::Message& question,
+           std::chrono::milliseconds deadline, OnDone on_done);
+  // False: `peer` was asked nothing under this request, or has answered.
+  bool answered(const std::string& peer, std::uint64_t request, control::Message message);
+
+ private:
+  struct Pending {
+    std::vector<FleetAnswer> answers;
+    std::map<std::string, std::size_t> waiting;  // peer of a sidecar -> place in `answers`
+    OnDone on_done;
+    std::unique_ptr<Timer> deadline;
+  };
+  void finish(std::uint64_t request);
+
+  Loop& loop_;
+  Send send_;
+  std::map<std::uint64_t, Pending> pending_;
+};
+
+}  // namespace wsync::publish
