@@ -136,9 +136,10 @@ Result<control::PlanReply> ask_fleet(const PlanOptions& options, const Offer& of
   const control::RequestOptions request{.address = options.coordinator,
                                         .deadline = kReplyDeadline,
                                         .on_sent = [&asked] { asked = true; }};
-  Result<control::Decoded> decoded = control::request(
-      request, {},
-      control::Plan{.layout = std::move(layout).take(), .arena_bytes = offer.buckets.arena_bytes()});
+  Result<control::Decoded> decoded =
+      control::request(request, {},
+                       control::Plan{.layout = std::move(layout).take(),
+                                     .arena_bytes = offer.buckets.arena_bytes()});
   if (!decoded) return fail(decoded.error());
   if (auto* reply = std::get_if<control::PlanReply>(&decoded->message)) return std::move(*reply);
   return fail(ErrorCode::kInternal,
