@@ -124,6 +124,7 @@ class EngineHub {
   void load_failed(const Rank& rank, std::uint64_t request, const Version& version,
                    const std::string& why);
   void pump_load(const std::string& replica);
+  void drop_loads_without_version();
   void start_pipeline();
   void on_pipeline_finished(const Result<reload::PipelineReport>& result);
 

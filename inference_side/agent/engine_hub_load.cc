@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "inference_side/agent/engine_hub.h"
+#include "shared/base/format.h"
 #include "shared/base/log.h"
 
 namespace wsync::agent {
@@ -161,10 +162,25 @@ void EngineHub::expect_more_loads(bool expected) {
   start_pipeline();
 }
 
+// A version may be let go while its replicas wait for each other.
+void EngineHub::drop_loads_without_version() {
+  std::erase_if(queued_, [this](const std::string& replica) {
+    const Load& load = loads_.at(replica);
+    if (versions_.contains(load.version)) return false;
+    for (const auto& rank : ranks_of(replica))
+      load_failed(
+          *rank, load.request, load.version,
+          fmt::format("version {} was let go before its load began", load.version.to_string()));
+    return true;
+  });
+}
+
 void EngineHub::start_pipeline() {
-  if (!runner_ || more_expected_ || queued_.empty() || !running_.empty()) return;
+  if (!runner_ || more_expected_ || !running_.empty()) return;
+  drop_loads_without_version();
+  if (queued_.empty()) return;
   const Version version = loads_.at(queued_.front()).version;
-  running_version_ = versions_.at(version);
+  running_version_ = versions_.find(version)->second;
   const std::uint64_t bucket_bytes = runner_->group().buffer_bytes();
   auto plan = BucketPlan::create(*running_version_->manifest(), bucket_bytes);
   std::uint32_t deadline_ms = 0;

@@ -1,0 +1,84 @@
+// The sidecar's side of its engine links, between a state machine and engines that the test plays.
+#include "inference_side/agent/engine_hub.h"
+
+#include "tests/contract/sidecar/sidecar_fixture.h"
+#include "tests/support/owner_loop.h"
+
+namespace wsync::agent::test {
+namespace {
+
+constexpr Version kV1{.epoch = 1, .step = 1};
+
+class EngineHubTest : public testing::Test {
+ protected:
+  EngineHubTest()
+      : store_({}, [this](std::function<void()> task) { bench_.loop().post(std::move(task)); }) {
+    EngineHubOptions options;
+    options.socket = bench_.directory() + "/engines";
+    options.devices.kind = config::DeviceKind::kSeparate;
+    options.devices.buffer_bytes = limits::kBucketBytesMin;
+    hub_ = EngineHub::create(bench_.loop(), std::move(options),
+                             [this](const std::string& replica, std::uint32_t, RankEvent event) {
+                               if (const auto* loaded = std::get_if<reload::RankLoaded>(&event))
+                                 loaded_.emplace_back(replica, *loaded);
+                             })
+               .value();
+  }
+  // A version that is held, in an arena of the trainer.
+  [[nodiscard]] std::shared_ptr<const staging::HeldVersion> stage(Version version) {
+    staging::StagingJob job;
+    job.identity = model_.identity(version);
+    job.manifest = model_.manifest;
+    job.plan = model_.plan;
+    std::shared_ptr<const staging::HeldVersion> held;
+    EXPECT_TRUE(store_.begin(std::move(job), [&](auto staged) { held = staged.value(); }));
+    store_.view_arrived(ArenaView::open(model_.arena(version).share()->get()).value());
+    EXPECT_TRUE(bench_.until([&] { return held != nullptr; }));
+    return held;
+  }
+  [[nodiscard]] std::unique_ptr<RawEngine> engine(const std::string& replica) {
+    auto made = std::make_unique<RawEngine>(bench_, hub_->socket(), replica);
+    made->hello(model_);
+    EXPECT_TRUE(made->next<control::EngineWelcome>());
+    return made;
+  }
+
+  Bench bench_;
+  Model model_;
+  staging::Store store_;
+  std::vector<std::pair<std::string, reload::RankLoaded>> loaded_;
+  std::unique_ptr<EngineHub> hub_;
+};
+
+TEST_F(EngineHubTest, AVersionThatIsLetGoWhileItsReplicasWaitForTheRunFailsTheirLoads) {
+  const auto a = engine("a");
+  const auto b = engine("b");
+  bool ready = false;
+  hub_->add_version(stage(kV1), [&] { ready = true; });
+  for (const auto* each : {&a, &b}) {
+    ASSERT_TRUE((*each)->next<control::Prepare>());
+    (*each)->say(control::Prepared{.version = kV1});
+  }
+  ASSERT_TRUE(bench_.until([&] { return ready; }));
+  hub_->expect_more_loads(true);
+  hub_->send("a", reload::BeginLoad{.request = 5, .version = kV1, .deadline_ms = 60'000});
+  hub_->send("b", reload::BeginLoad{.request = 6, .version = kV1, .deadline_ms = 60'000});
+  ASSERT_TRUE(a->next<control::Load>());
+  hub_->remove_version(kV1);
+  hub_->expect_more_loads(false);
+  ASSERT_TRUE(bench_.until([&] { return loaded_.size() == 2; }));
+  for (const auto& [replica, loaded] : loaded_) {
+    EXPECT_EQ(loaded.request, replica == "a" ? 5U : 6U);
+    EXPECT_EQ(loaded.version, kV1);
+    EXPECT_EQ(loaded.failure, "version 1.1 was let go before its load began");
+  }
+  // And the pipeline is free for what comes next.
+  hub_->add_version(stage({.epoch = 1, .step = 2}), [] {});
+  ASSERT_TRUE(a->next<control::Prepare>());
+  hub_->send("a", reload::BeginLoad{
+                      .request = 7, .version = {.epoch = 1, .step = 2}, .deadline_ms = 60'000});
+  EXPECT_TRUE(a->next<control::BucketReady>());
+}
+
+}  // namespace
+}  // namespace wsync::agent::test
