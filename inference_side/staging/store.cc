@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "shared/base/check.h"
 #include "shared/base/format.h"
-#include "shared/base/memory_limit.h"
 
 namespace wsync::staging {
 namespace {
@@ -56,10 +54,7 @@ Result<> Store::check_budget(std::uint64_t arena_bytes, std::uint64_t versions) 
         fmt::format("{} versions of {} bytes need {} bytes, host_memory allows {}; raise it "
                     "or keep fewer versions",
                     versions, arena_bytes, needed, options_.memory_bytes));
-  const std::uint64_t present = bytes();
-  return needed <= present
-             ? Result<>{}
-             : require_memory(needed - present, fmt::format("holding {} versions", versions));
+  return {};
 }
 
 Result<> Store::reserve(std::uint64_t arena_bytes, std::uint64_t count) {
@@ -202,6 +197,13 @@ void Store::finish(Result<ContentDigests> verdict) {
   arriving_.reset();
   arrived.verifier.reset();
   const Version version = version_of(arrived.job.identity);
+  if (verdict && arrived.own) {
+    std::get<WriteLease>(std::move(arrived.own->lease)).complete(verdict->root);
+    if (auto lease = arrived.own->arena.try_read_lease())
+      arrived.own->lease.emplace<ReadLease>(std::move(*lease));
+    else
+      verdict = fail(lease.error());  // it takes a descriptor
+  }
   if (!verdict) {
     if (arrived.own) arrived.own->lease = std::monostate{};
     arrived.own.reset();
@@ -210,12 +212,6 @@ void Store::finish(Result<ContentDigests> verdict) {
         fail(verdict.error().with_context("stage version " + version.to_string())));
   }
   arrived.job.identity.content = verdict->root;
-  if (arrived.own) {
-    std::get<WriteLease>(std::move(arrived.own->lease)).complete(verdict->root);
-    auto lease = arrived.own->arena.try_read_lease();
-    WSYNC_CHECK(lease.has_value(), "nobody else writes an own arena");
-    arrived.own->lease.emplace<ReadLease>(std::move(*lease));
-  }
   HeldVersion::Memory memory = arrived.own ? HeldVersion::Memory(std::move(arrived.own))
                                            : HeldVersion::Memory(std::move(*arrived.view));
   const auto held =

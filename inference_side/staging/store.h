@@ -27,7 +27,7 @@ namespace wsync::staging {
 
 struct StoreOptions {
   std::string name = "wsync-staging";  // of own arenas, as /proc shows them
-  std::uint64_t memory_bytes = 0;      // for all versions together; 0 = what the machine has
+  std::uint64_t memory_bytes = 0;      // for all versions together, mapped ones too; 0 = no limit
   bool huge_pages = false;
   unsigned verify_threads = 2;
   int verify_nice = 10;
@@ -89,8 +89,8 @@ class Store {
   Store(StoreOptions options, Post post);
   ~Store();
 
-  // kResourceExhausted, naming the bytes needed, unless `versions` of that size fit the budget and,
-  // for own arenas that are still to be made, the machine.
+  // kResourceExhausted, naming the bytes needed, unless `versions` of that size fit memory_bytes.
+  // What the machine has is asked when an own arena is made: mapped arenas take none of it.
   [[nodiscard]] Result<> check_budget(std::uint64_t arena_bytes, std::uint64_t versions) const;
   // Makes own arenas until there are `count` of that size, so that no update waits for memory.
   [[nodiscard]] Result<> reserve(std::uint64_t arena_bytes, std::uint64_t count);
@@ -99,7 +99,8 @@ class Store {
   // kRefused when the version is held already; kResourceExhausted when it does not fit beside the
   // versions held: release one first.
   [[nodiscard]] Result<> begin(StagingJob job, OnStaged on_staged);
-  // The same for a version that arrives bucket by bucket, into an own arena that no engine uses.
+  // The same for a version that arrives bucket by bucket, into an own arena that no engine uses;
+  // one that has to be made takes memory that the machine must have.
   [[nodiscard]] Result<Destination> begin_own(StagingJob job, OnStaged on_staged);
   // What the transport reports of the version that is arriving; without one it is ignored.
   void bucket_arrived(std::uint64_t bucket);

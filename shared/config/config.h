@@ -59,7 +59,7 @@ struct SidecarConfig {
   DevicesConfig devices;
   Stages stages = Stages::kAuto;
   std::uint64_t host_memory =
-      0;  // bytes for staged versions; 0 = what the host and its limits allow
+      0;  // bytes for staged versions; 0 = no limit but what the host and its control group have
   std::uint32_t versions_held = limits::kVersionsHeldDefault;
   Transport transport = Transport::kAuto;
   std::string data_address = "tcp://127.0.0.1:0";

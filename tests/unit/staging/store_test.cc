@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <random>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "shared/base/limits.h"
 #include "tests/support/owner_loop.h"
@@ -196,6 +198,38 @@ TEST_F(StoreTest, BudgetIsCheckedUpFrontAndNamesTheBytes) {
   staged_.reset();
   store.release(step(2));
   EXPECT_TRUE(stage_own(store, model_, 3).has_value());
+}
+
+TEST_F(StoreTest, TheMachinesMemoryIsAskedForWhenAnArenaIsMadeAndNotBefore) {
+  constexpr std::uint64_t kFarTooMuch = 1ULL << 50U;
+  Store store({}, loop_.post());
+  EXPECT_TRUE(store.check_budget(kFarTooMuch, 2).has_value()) << "it may come as a mapped arena";
+  EXPECT_EQ(store.reserve(kFarTooMuch, 1).error().code(), ErrorCode::kResourceExhausted);
+}
+
+// The lease of an own arena is a descriptor.
+TEST_F(StoreTest, AVersionIsNotStagedWhenThereIsNoDescriptorForItsLease) {
+  Store store({}, loop_.post());
+  auto destination = store.begin_own(model_.job(1), note());
+  ASSERT_TRUE(destination.has_value());
+  std::memcpy(destination->data.data(), model_.data.data(), model_.data.size());
+  for (std::uint64_t bucket = 0; bucket < model_.plan->bucket_count(); ++bucket)
+    store.bucket_arrived(bucket);
+  store.all_arrived();
+  destination = fail(ErrorCode::kCancelled, "dropped");
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const UniqueFd first_free(::dup(0));
+  const rlimit none{.rlim_cur = static_cast<rlim_t>(first_free.get()), .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const bool is_finished = finished();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  ASSERT_TRUE(is_finished);
+  ASSERT_FALSE(staged_->has_value());
+  EXPECT_EQ(staged_->error().code(), ErrorCode::kResourceExhausted);
+  EXPECT_TRUE(store.versions_held().empty());
+  EXPECT_TRUE(stage_own(store, model_, 1).has_value());
+  EXPECT_EQ(store.bytes(), model_.data.size()) << "in the same arena";
 }
 
 TEST_F(StoreTest, ReservedArenasAreUsedAndTrimmed) {
