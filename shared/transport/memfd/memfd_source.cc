@@ -10,6 +10,7 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <thread>
+#include <utility>
 
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
@@ -18,6 +19,12 @@
 #include "shared/transport/offered.h"
 
 namespace wsync::transport::memfd {
+
+namespace {
+
+constexpr std::chrono::milliseconds kAcceptPause{100};
+
+}  // namespace
 
 class MemfdSource::Server {
  public:
@@ -71,6 +78,7 @@ class MemfdSource::Server {
   };
 
   void run(const std::stop_token& stop);
+  [[nodiscard]] bool is_accepting() const { return now() >= accept_at_; }
   void accept_peers();
   void read_peer(Peer& peer);
   void serve(Peer& peer, TimePoint at);
@@ -89,6 +97,8 @@ class MemfdSource::Server {
   const Listener listener_;
   const UniqueFd wake_;
   const std::shared_ptr<bool> alive_;  // owner's thread only
+  TimePoint accept_at_{};              // server's thread only, as the next
+  bool accept_failed_ = false;
   mutable std::mutex mutex_;
   // Under mutex_:
   std::map<Version, Offered> offers_;
@@ -99,8 +109,9 @@ class MemfdSource::Server {
 
 void MemfdSource::Server::run(const std::stop_token& stop) {
   while (!stop.stop_requested()) {
-    std::vector<pollfd> waiting{{.fd = wake_.get(), .events = POLLIN, .revents = 0},
-                                {.fd = listener_.socket.get(), .events = POLLIN, .revents = 0}};
+    std::vector<pollfd> waiting{
+        {.fd = wake_.get(), .events = POLLIN, .revents = 0},
+        {.fd = is_accepting() ? listener_.socket.get() : -1, .events = POLLIN, .revents = 0}};
     bool has_requests = false;
     {
       const std::lock_guard lock(mutex_);
@@ -109,7 +120,8 @@ void MemfdSource::Server::run(const std::stop_token& stop) {
         has_requests = has_requests || peer.asked.has_value();
       }
     }
-    const int timeout = has_requests ? static_cast<int>(limits::kStreamWaitingMs) : -1;
+    int timeout = has_requests ? static_cast<int>(limits::kStreamWaitingMs) : -1;
+    if (waiting[1].fd < 0) timeout = static_cast<int>(kAcceptPause.count());
     if (::poll(waiting.data(), waiting.size(), timeout) < 0 && errno != EINTR) {
       log_error("host link: poll failed, errno {}", errno);
       return;
@@ -133,7 +145,16 @@ void MemfdSource::Server::accept_peers() {
   for (;;) {
     UniqueFd socket(
         ::accept4(listener_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket.valid()) return;
+    if (!socket.valid()) {
+      // Without descriptors the connection stays queued and the listener readable.
+      if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return;
+      if (!std::exchange(accept_failed_, true))
+        log_warning("{}; connections wait",
+                    fail_errno("host link " + options_.path + ": accept", errno).value().message());
+      accept_at_ = now() + kAcceptPause;
+      return;
+    }
+    accept_failed_ = false;
     const auto peer = same_user(socket.get());
     if (!peer) {
       log_warning("host link {}: {}", options_.path, peer.error().message());

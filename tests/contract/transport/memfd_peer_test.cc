@@ -1,4 +1,5 @@
 // The host link: hang-ups, leases, and peers that misbehave.
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -7,13 +8,29 @@
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
 
 #include "shared/transport/memfd/memfd_sink.h"
 #include "shared/transport/memfd/memfd_source.h"
 #include "shared/transport/memfd/packet.h"
 #include "tests/contract/transport/stream_fixture.h"
+
+namespace {
+
+std::atomic<std::uint64_t> accepts_failed = 0;
+
+}  // namespace
+
+// In the place of the C library's, for this whole test program.
+extern "C" int accept4(int listener, sockaddr* address, socklen_t* length, int flags) {
+  const auto fd = static_cast<int>(::syscall(SYS_accept4, listener, address, length, flags));
+  if (fd < 0 && errno == EMFILE) ++accepts_failed;
+  return fd;
+}
 
 namespace wsync::transport::memfd {
 namespace {
@@ -161,6 +178,29 @@ TEST_F(MemfdPeer, StoppedSourceIsALossAtTheDeadline) {
   ASSERT_TRUE(loop_.run_until([&] { return receiver.is_over(); }));
   ASSERT_TRUE(receiver.failure.has_value());
   EXPECT_EQ(receiver.failure->error.code(), ErrorCode::kDeadline);
+}
+
+TEST_F(MemfdPeer, ASourceWithoutDescriptorsPausesAndTakesThePeerLater) {
+  const UniqueFd client(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path().copy(address.sun_path, sizeof address.sun_path - 1);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const UniqueFd first_free(::dup(0));
+  const rlimit none{.rlim_cur = static_cast<rlim_t>(first_free.get()), .rlim_max = before.rlim_max};
+  const std::uint64_t failed = accepts_failed;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const TimePoint begin = now();
+  const int connected =
+      ::connect(client.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  while (accepts_failed < failed + 3 && now() - begin < std::chrono::minutes(1))
+    std::this_thread::yield();
+  const auto taken = now() - begin;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  ASSERT_EQ(connected, 0);
+  EXPECT_GE(taken, std::chrono::milliseconds(200)) << "it tries without a pause";
+  EXPECT_TRUE(loop_.run_until([&] { return peers_.size() == 1; }));
 }
 
 // A sandbox, or a full table of descriptors: the hand-over fails, and the source is not lost by it.
