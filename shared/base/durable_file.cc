@@ -24,28 +24,45 @@ Result<> write_all(int fd, const std::string& path, std::span<const std::byte> b
   return {};
 }
 
-Result<> sync_directory(const std::filesystem::path& directory) {
-  const UniqueFd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd.valid()) return fail_errno("open " + directory.string(), errno);
-  if (::fsync(fd.get()) != 0) return fail_errno("fsync " + directory.string(), errno);
-  return {};
+Result<> rename_file(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) == 0) return {};
+  return fail_errno("rename " + from + " to " + to, errno);
+}
+
+Result<> write_temporary(const std::string& path, std::span<const std::byte> bytes) {
+  const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  if (!fd.valid()) return fail_errno("open " + path, errno);
+  return write_all(fd.get(), path, bytes);
+}
+
+// Puts `fresh` in the place of `path`; `old` keeps what was there until the directory is on disc.
+Result<> replace(int directory, const std::string& path, const std::string& fresh,
+                 const std::string& old) {
+  ::unlink(old.c_str());  // of a process that was killed here
+  const bool is_first = ::link(path.c_str(), old.c_str()) != 0 && errno == ENOENT;
+  Result<> done = rename_file(fresh, path);
+  if (done && ::fsync(directory) != 0) {
+    done = fail_errno("fsync the directory of " + path, errno);
+    if (is_first)
+      ::unlink(path.c_str());
+    else if (const auto back = rename_file(old, path); !back)
+      done = fail(done.error().with_context(back.error().message() + ", and before it"));
+  }
+  ::unlink(old.c_str());
+  return done;
 }
 
 }  // namespace
 
 Result<> write_durably(const std::filesystem::path& path, std::span<const std::byte> bytes) {
-  const std::string temporary = path.string() + ".new." + std::to_string(::getpid());
-  UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-  if (!fd.valid()) return fail_errno("open " + temporary, errno);
-  Result<> written = write_all(fd.get(), temporary, bytes);
-  fd.reset();
-  if (written && ::rename(temporary.c_str(), path.c_str()) != 0)
-    written = fail_errno("rename " + temporary + " to " + path.string(), errno);
-  if (!written) {
-    ::unlink(temporary.c_str());
-    return written;
-  }
-  return sync_directory(path.parent_path());
+  const std::string parent = path.has_parent_path() ? path.parent_path().string() : ".";
+  const UniqueFd directory(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!directory.valid()) return fail_errno("open " + parent, errno);
+  const std::string fresh = path.string() + ".new";
+  Result<> written = write_temporary(fresh, bytes);
+  if (written) written = replace(directory.get(), path.string(), fresh, path.string() + ".old");
+  if (!written) ::unlink(fresh.c_str());
+  return written;
 }
 
 Result<Bytes> read_small_file(const std::filesystem::path& path, std::uint64_t max_bytes) {

@@ -11,8 +11,10 @@
 
 namespace wsync {
 
-// Writes a temporary file beside `path`, flushes it to the disc, renames it over `path` and flushes
-// the directory. On an error `path` is as it was and nothing is left beside it.
+// Writes `<path>.new`, flushes it to the disc, renames it over `path` and flushes the directory;
+// `<path>.old` is the old content meanwhile. On an error `path` is as it was (the sentence says so
+// if it could not be put back) and nothing is left beside it. What a killed process left beside it
+// goes with the next write.
 [[nodiscard]] Result<> write_durably(const std::filesystem::path& path,
                                      std::span<const std::byte> bytes);
 // The whole file. kNotFound when there is none; kInvalidInput when it has more than `max_bytes`.
