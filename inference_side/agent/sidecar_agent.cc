@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "inference_side/agent/plan_answer.h"
+#include "inference_side/agent/sidecar_options.h"
 #include "inference_side/reload/pipeline_trace.h"
 #include "shared/base/durable_file.h"
 #include "shared/base/format.h"
-#include "shared/base/host.h"
 #include "shared/base/log.h"
 #include "shared/control/zmq/ports.h"
 #include "shared/trace/chrome_trace.h"
@@ -20,22 +20,6 @@ namespace {
 
 constexpr std::uint64_t kRecordBytesMax = 1 * limits::kMiB;
 constexpr std::chrono::milliseconds kVerifyDeadline{100'000};
-
-staging::SidecarOptions sidecar_options(const config::SidecarConfig& config) {
-  staging::SidecarOptions options;
-  options.name = config.name;
-  options.host = host_name();
-  options.pid = static_cast<std::uint32_t>(::getpid());
-  // Empty: no same-host hand-over is wanted.
-  if (config.transport != config::Transport::kTcp) options.boot_id = boot_id();
-  options.versions_held = config.versions_held;
-  options.replica.commit = config.deadlines.commit;
-  options.replica.whole_switch =
-      config.deadlines.pause + config.deadlines.load + config.deadlines.commit;
-  if (config.max_staleness.count() > 0) options.replica.max_staleness = config.max_staleness;
-  options.replica.fallback_mode = static_cast<control::PauseMode>(config.fallback_pause_mode);
-  return options;
-}
 
 Result<staging::SidecarRecord> read_record(const std::filesystem::path& path) {
   const Result<Bytes> bytes = read_small_file(path, kRecordBytesMax);

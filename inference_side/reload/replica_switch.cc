@@ -190,7 +190,7 @@ void ReplicaSwitch::on(const TargetSet& event) {
   }
   owed_ = event.owed;
   owed_deadline_.reset();
-  if (owed_) owed_deadline_ = now_ + options_.whole_switch;
+  if (owed_) owed_deadline_ = now_ + event.pause_deadline + event.load_deadline + options_.commit;
   if (!behind_since_ && uniform() != target_.target) behind_since_ = now_;
   switch (phase_) {
     case SwitchPhase::kIdle:

@@ -44,11 +44,11 @@ struct SwitchOptions {
   std::uint32_t world_size = 1;
   std::chrono::nanoseconds rank_return = std::chrono::milliseconds(limits::kRankReturnDeadlineMs);
   std::chrono::nanoseconds commit = std::chrono::milliseconds(limits::kCommitDeadlineMs);
-  std::chrono::nanoseconds whole_switch = std::chrono::milliseconds(limits::kSwitchDeadlineMs);
   std::chrono::nanoseconds retry = std::chrono::milliseconds(limits::kSwitchRetryMs);
   // A version that this replica could not load is tried again after `retry`, then after twice that,
   // up to this.
   std::chrono::nanoseconds retry_max = std::chrono::milliseconds(limits::kSwitchRetryMaxMs);
+  // Behind for longer: not ready. 0: a replica that is behind stays ready.
   std::chrono::nanoseconds max_staleness = std::chrono::milliseconds(limits::kMaxStalenessMs);
   control::PauseMode fallback_mode = control::PauseMode::kAbort;  // after a pause deadline
 };
@@ -86,7 +86,8 @@ struct RankResumed {
   std::uint32_t rank = 0;
   std::uint64_t request = 0;
 };
-// A persisted decision. A newer one replaces an older one wherever the switch stands.
+// A persisted decision. A newer one replaces an older one wherever the switch stands. The outcome
+// is due when the deadlines of pause, load and commit have passed one after the other.
 struct TargetSet {
   control::Decision decision;
   Version target;

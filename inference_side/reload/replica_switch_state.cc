@@ -136,7 +136,8 @@ void ReplicaSwitch::report_state(TimePoint now, ReplicaReport& out) const {
     out.ready = true;
   } else {
     out.state = ReplicaState::kBehind;
-    const bool stale = behind_since_ && now - *behind_since_ > options_.max_staleness;
+    const bool stale = behind_since_ && options_.max_staleness.count() > 0 &&
+                       now - *behind_since_ > options_.max_staleness;
     out.ready = !stale && !withdrawn(*version);
     out.reason = !last_failure_.empty()
                      ? last_failure_

@@ -471,6 +471,8 @@ reload::TargetSet Sidecar::target_event(bool owed) const {
                           .target = record_.target,
                           .withdrawn = record_.withdrawn,
                           .mode = decision_.mode,
+                          .pause_deadline = options_.pause,
+                          .load_deadline = options_.load,
                           .owed = owed};
   if (decision_.pause_deadline_ms != 0)
     event.pause_deadline = std::chrono::milliseconds(decision_.pause_deadline_ms);

@@ -36,6 +36,9 @@ struct SidecarOptions {
   std::string boot_id;
   std::string data_address;                                    // of its relay; empty = none
   std::uint64_t versions_held = limits::kVersionsHeldDefault;  // at least 2
+  // Of a switch for which the coordinator sets none, and of catching up after a restart.
+  std::chrono::milliseconds pause{limits::kPauseDeadlineMs};
+  std::chrono::milliseconds load{limits::kLoadDeadlineMs};
   reload::SwitchOptions replica;  // for every replica; name and world size come from its ranks
   std::chrono::milliseconds hello_retry{limits::kReconnectMaxMs};
 };

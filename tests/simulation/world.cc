@@ -40,7 +40,6 @@ staging::SidecarOptions sidecar_options(std::size_t s, std::uint64_t life) {
   options.hello_retry = milliseconds(300);
   options.replica.rank_return = milliseconds(300);
   options.replica.commit = milliseconds(200);
-  options.replica.whole_switch = milliseconds(1'200);
   options.replica.retry = milliseconds(150);
   options.replica.retry_max = milliseconds(2'000);
   return options;

@@ -1,6 +1,7 @@
 // The sidecar's agent on its loop, between a coordinator and engines that the test plays.
 #include "inference_side/agent/sidecar_agent.h"
 
+#include "inference_side/agent/sidecar_options.h"
 #include "shared/control/zmq/ports.h"
 #include "shared/transport/memfd/memfd_source.h"
 #include "tests/contract/sidecar/sidecar_fixture.h"
@@ -108,6 +109,20 @@ class SidecarAgentTest : public testing::Test {
   std::unique_ptr<transport::memfd::MemfdSource> source_;
   std::unique_ptr<SidecarAgent> agent_;
 };
+
+TEST(SidecarOptions, AreWhatTheConfigurationSays) {
+  config::SidecarConfig config;
+  config.name = "s";
+  config.deadlines = {.pause = std::chrono::milliseconds(1),
+                      .load = std::chrono::milliseconds(2),
+                      .commit = std::chrono::milliseconds(3)};
+  config.max_staleness = std::chrono::milliseconds(0);
+  const staging::SidecarOptions options = sidecar_options(config);
+  EXPECT_EQ(options.pause, config.deadlines.pause);
+  EXPECT_EQ(options.load, config.deadlines.load);
+  EXPECT_EQ(options.replica.commit, config.deadlines.commit);
+  EXPECT_EQ(options.replica.max_staleness.count(), 0) << "0 is a value: never stale";
+}
 
 TEST_F(SidecarAgentTest, AVersionThatIsGivenUpWhileEnginesGetReadyIsLetGoEverywhere) {
   SharedArena arena = model_.arena(kV1);

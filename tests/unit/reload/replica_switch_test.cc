@@ -163,6 +163,45 @@ TEST_F(Switch, BehindForTooLongIsNotReady) {
   EXPECT_FALSE(machine.report(now + milliseconds(limits::kMaxStalenessMs + 1000)).ready);
 }
 
+TEST_F(Switch, WithoutAStalenessLimitBehindStaysReady) {
+  machine = ReplicaSwitch(
+      {.replica = "r", .world_size = 2, .max_staleness = std::chrono::nanoseconds(0)});
+  serve_v1();
+  decide(kV3);  // not staged here
+  EXPECT_EQ(machine.report(now).state, ReplicaState::kBehind);
+  EXPECT_TRUE(machine.report(now + std::chrono::hours(24 * 365)).ready);
+}
+
+TEST_F(Switch, TheOutcomeIsDueWhenTheDecisionsOwnDeadlinesHavePassed) {
+  serve_v1();
+  const TargetSet patient{.decision = {.fence = {.epoch = 1}, .number = ++number},
+                          .target = kV2,
+                          .pause_deadline = seconds(100),
+                          .load_deadline = seconds(1'000)};
+  const TargetSet hasty{.decision = {.fence = {.epoch = 1}, .number = ++number},
+                        .target = kV3,
+                        .pause_deadline = seconds(1),
+                        .load_deadline = seconds(2)};
+  step(patient);
+  tick_after(seconds(99));
+  paused();
+  tick_after(seconds(990));
+  EXPECT_TRUE(done.empty()) << "within what the coordinator allows";
+  loaded(kV2);
+  committed(kV2);
+  resumed();
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kCommitted);
+  step(StagedSet{{kV2, kV3}});
+  step(hasty);
+  const TimePoint begin = now;
+  paused();
+  step(RankDetached{.rank = 1});
+  EXPECT_GT(machine.next_wake(), begin + seconds(2));
+  tick_after(begin + seconds(3) + milliseconds(limits::kCommitDeadlineMs) - now);
+  EXPECT_EQ(done.size(), 2U);
+}
+
 TEST_F(Switch, ARankLostWhileLoadingIsRepairedByACompleteLoadWhenItReturns) {
   serve_v1();
   decide(kV2);

@@ -354,6 +354,22 @@ TEST_F(SidecarTest, AnEngineThatRestartsCatchesUpWithoutACoordinator) {
   EXPECT_EQ(sidecar.replicas().at("r").report(now).version, kV1);
 }
 
+TEST_F(SidecarTest, DeadlinesOfTheDecisionRuleAndItsOwnAreForCatchingUp) {
+  sidecar = Sidecar({.name = "s", .pause = std::chrono::milliseconds(11)});
+  serve(kV1);
+  stage(2, kV2);
+  message(kNow, 7, control::Decide{.number = 2, .target = kV2, .pause_deadline_ms = 22});
+  persisted();
+  ASSERT_NE(to_replica<reload::SendPause>(), nullptr);
+  EXPECT_EQ(to_replica<reload::SendPause>()->deadline_ms, 22U);
+  sidecar = Sidecar({.name = "s", .pause = std::chrono::milliseconds(11)}, sidecar.record());
+  engine(kV1);
+  message(kNow, 0, control::Welcome{});
+  stage(3, kV2);
+  ASSERT_NE(to_replica<reload::SendPause>(), nullptr);
+  EXPECT_EQ(to_replica<reload::SendPause>()->deadline_ms, 11U);
+}
+
 TEST_F(SidecarTest, ACopyThatHasChangedIsLetGoAndAskedForAgain) {
   const std::uint64_t check = fail_to_load_v2();
   run_switch();  // back to V1
