@@ -61,6 +61,7 @@ Result<> EngineHub::open() {
 void EngineHub::on_connection(UniqueFd socket) {
   auto rank = std::make_shared<Rank>();
   rank->id = reload::EngineId{next_engine_++};
+  rank->fence = &fence_;
   const std::weak_ptr<Rank> weak = rank;
   auto stream = control::UnixStream::adopt(loop_, std::move(socket),
                                            {.on_frame =
@@ -119,6 +120,12 @@ void EngineHub::on_hello(const std::shared_ptr<Rank>& rank, const control::Envel
                          control::EngineHello hello) {
   if (rank->attached) return refuse(rank, "a second EngineHello on one connection");
   if (envelope.replica.empty()) return refuse(rank, "an EngineHello without a replica name");
+  if (envelope.fence > fence_)
+    return refuse(rank,
+                  fmt::format("replica '{}' rank {} obeys fence epoch {}, this sidecar knows "
+                              "epoch {}; it is taken when a coordinator has raised that, or "
+                              "when the engine is started anew",
+                              envelope.replica, envelope.rank, envelope.fence.epoch, fence_.epoch));
   if (hello.world_size == 0 || hello.world_size > limits::kReplicaRankCount ||
       envelope.rank >= hello.world_size)
     return refuse(rank,

@@ -66,6 +66,9 @@ class EngineHub {
   void add_version(std::shared_ptr<const staging::HeldVersion> version,
                    std::function<void()> on_ready);
   void remove_version(const Version& version);
+  // The highest fence that the sidecar has stored; messages to engines carry it, and an engine that
+  // has obeyed a higher one is refused: this sidecar has been replaced, or has lost its record.
+  void set_fence(const control::Fence& fence) { fence_ = fence; }
   [[nodiscard]] const std::string& socket() const noexcept { return options_.socket; }
 
   // Commands of a replica's switch. A rank that is not attached is passed over.
@@ -131,6 +134,7 @@ class EngineHub {
   Loop& loop_;
   EngineHubOptions options_;
   OnRank on_rank_;
+  control::Fence fence_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   std::unique_ptr<reload::PipelineListener> pipeline_events_;
   std::unique_ptr<reload::PipelineRunner> runner_;  // null: unified devices

@@ -10,6 +10,7 @@ void EngineRank::send(std::uint64_t request, const control::Message& message,
                       std::vector<UniqueFd> fds) {
   if (!stream) return;
   control::Envelope envelope;
+  envelope.fence = *fence;
   envelope.replica = replica;
   envelope.rank = rank;
   envelope.request = request;

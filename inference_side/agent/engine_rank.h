@@ -17,6 +17,7 @@ namespace wsync::agent {
 
 struct EngineRank {
   reload::EngineId id{};
+  const control::Fence* fence = nullptr;  // the hub's, in every envelope
   std::unique_ptr<control::UnixStream> stream;
   std::unique_ptr<Timer> hello_deadline;  // until it is attached
   bool attached = false;

@@ -123,6 +123,7 @@ Result<> SidecarAgent::open() {
       });
   if (!hub) return fail(hub.error());
   hub_ = std::move(*hub);
+  hub_->set_fence(sidecar_->fence());
   return {};
 }
 
@@ -172,7 +173,9 @@ Result<> SidecarAgent::connect() {
 // ---- the state machine ----
 
 void SidecarAgent::step(decltype(staging::SidecarEvent::what) what) {
-  for (staging::SidecarCommand& command : sidecar_->step({.now = now(), .what = std::move(what)}))
+  auto commands = sidecar_->step({.now = now(), .what = std::move(what)});
+  hub_->set_fence(sidecar_->fence());
+  for (staging::SidecarCommand& command : commands)
     std::visit([this](auto& one) { carry_out(one); }, command);
   if (const auto wake = sidecar_->next_wake())
     timer_.start_at(*wake);

@@ -145,6 +145,30 @@ TEST_F(SidecarAgentTest, AVersionThatIsGivenUpWhileEnginesGetReadyIsLetGoEverywh
   EXPECT_EQ(staged->content_digest, model_.content(kV1));
 }
 
+TEST_F(SidecarAgentTest, EnginesSeeTheHighestFenceAndOneWithAHigherFenceIsRefused) {
+  SharedArena arena = model_.arena(kV1);
+  welcome();
+  RawEngine rank(bench_, agent_->engine_socket(), "a");
+  rank.hello(model_, {.epoch = 3});
+  const auto greeted = rank.next<control::EngineWelcome>();
+  ASSERT_TRUE(greeted);
+  EXPECT_EQ(greeted->first.fence, fence_);
+  fence_ = {.epoch = 9};
+  say(control::Welcome{.host_socket = source_->address()});
+  ASSERT_TRUE(next<control::Hello>());
+  offer(arena, kV1);
+  begin_round(kV1);
+  const auto prepare = rank.next<control::Prepare>();
+  ASSERT_TRUE(prepare);
+  EXPECT_EQ(prepare->first.fence, fence_);
+  RawEngine other(bench_, agent_->engine_socket(), "b");
+  other.hello(model_, {.epoch = 10});
+  const auto refused = other.next<control::Refuse>();
+  ASSERT_TRUE(refused);
+  EXPECT_NE(refused->second.reason.find("fence epoch 10"), std::string::npos);
+  EXPECT_TRUE(bench_.until([&] { return other.closed(); }));
+}
+
 TEST_F(SidecarAgentTest, AnotherSourceIsNotNeededOnceEverythingIsHere) {
   SharedArena arena = model_.arena(kV1);
   welcome();
