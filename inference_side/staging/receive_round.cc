@@ -421,6 +421,7 @@ void Sidecar::take(const control::Envelope& envelope, const control::Decide& mes
     next.content = find(next.target)->content;
   for (const Version& version : message.withdrawn)
     if (!is_withdrawn(version)) next.withdrawn.push_back(version);
+  bound_withdrawn(next.withdrawn, versions_in_use());
   if (planted("decision_not_persisted")) {
     record_ = next;
     decided(envelope, message);

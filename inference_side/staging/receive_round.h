@@ -234,6 +234,7 @@ class Sidecar {
   [[nodiscard]] bool is_withdrawn(const Version& version) const;
   [[nodiscard]] bool needed(const Version& version) const;
   [[nodiscard]] std::vector<Version> held_versions() const;
+  [[nodiscard]] std::vector<Version> versions_in_use() const;
 
   SidecarOptions options_;
   SidecarRecord record_;

@@ -30,6 +30,13 @@ std::vector<Version> Sidecar::held_versions() const {
   return versions;
 }
 
+// What could be activated here without being offered again.
+std::vector<Version> Sidecar::versions_in_use() const {
+  std::vector<Version> versions = held_versions();
+  for (const auto& [name, replica] : replicas_) versions.push_back(replica.report(now_).version);
+  return versions;
+}
+
 Version Sidecar::incoming() const { return incoming_ ? incoming_->announce.version : Version{}; }
 
 control::Heartbeat Sidecar::heartbeat(TimePoint now) const {

@@ -2,6 +2,7 @@
 // replicas.
 #include "inference_side/staging/receive_round.h"
 
+#include <algorithm>
 #include <functional>
 #include <gtest/gtest.h>
 
@@ -352,6 +353,29 @@ TEST_F(SidecarTest, AnEngineThatRestartsCatchesUpWithoutACoordinator) {
   run_switch();
   EXPECT_TRUE(sidecar.replicas().at("r").report(now).ready);
   EXPECT_EQ(sidecar.replicas().at("r").report(now).version, kV1);
+}
+
+TEST_F(SidecarTest, WithdrawnVersionsAreBoundedAndThoseInUseAreNotForgotten) {
+  serve(kV1);
+  stage(2, kV2);
+  std::vector<Version> many{kV1};
+  for (std::uint64_t i = 1; i < limits::kWithdrawnCount; ++i)
+    many.push_back({.epoch = 2, .step = i});
+  decide(2, kV2, many);
+  persisted();
+  EXPECT_EQ(sidecar.record().withdrawn.size(), limits::kWithdrawnCount);
+  std::vector<Version> more;
+  for (std::uint64_t i = 1; i < 100; ++i) more.push_back({.epoch = 3, .step = i});
+  decide(3, kV2, more);
+  persisted();
+  const Result<SidecarRecord> read = decode_record(encode(sidecar.record()));
+  ASSERT_TRUE(read.has_value()) << read.error().message();
+  const auto has = [&](const Version& version) {
+    return std::ranges::find(read->withdrawn, version) != read->withdrawn.end();
+  };
+  EXPECT_TRUE(has(kV1)) << "it is held here: it could be loaded again";
+  EXPECT_TRUE(has(more.back()) && has(many.back()));
+  EXPECT_FALSE(has(many[1]));
 }
 
 TEST_F(SidecarTest, DeadlinesOfTheDecisionRuleAndItsOwnAreForCatchingUp) {
