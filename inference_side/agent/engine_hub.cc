@@ -38,12 +38,15 @@ EngineHub::EngineHub(Loop& loop, EngineHubOptions options, OnRank on_rank)
       on_rank_(std::move(on_rank)),
       worker_(std::make_unique<Worker>(
           loop, WorkerOptions{.name = "load-plans", .max_queued = limits::kReplicaCount})),
-      readback_(std::make_unique<Readback>(loop, *worker_)) {}
+      readback_worker_(std::make_unique<Worker>(
+          loop, WorkerOptions{.name = "readback", .max_queued = limits::kReplicaCount})),
+      readback_(std::make_unique<Readback>(loop, *readback_worker_)) {}
 
 EngineHub::~EngineHub() {
   *alive_ = false;
   runner_.reset();
   worker_->stop();
+  readback_worker_->stop();
 }
 
 Result<> EngineHub::open() {

@@ -149,6 +149,7 @@ class EngineHub {
   bool more_expected_ = false;
   std::vector<std::shared_ptr<Rank>> running_;  // in the run in progress
   std::shared_ptr<const staging::HeldVersion> running_version_;
+  std::unique_ptr<Worker> readback_worker_;  // of its own: a new version's plans do not wait for it
   std::unique_ptr<Readback> readback_;
   std::uint32_t next_engine_ = 1;
 };

@@ -358,25 +358,33 @@ Result<Digest> EngineLink::digest_of_tensor(std::uint32_t tensor) {
 }
 
 void EngineLink::on_read_digests(const control::Envelope& envelope) {
-  control::Digests reply{.version = active_};
+  reading_ = Reading{.request = envelope, .reply = {.version = active_}};
+  wake();
+}
+
+void EngineLink::read_one_tensor() {
+  control::Digests& reply = reading_->reply;
+  const auto next = static_cast<std::uint32_t>(reply.tensors.size());
   if (state_ != RankState::kServing && state_ != RankState::kPaused) {
     reply.failure = fmt::format("a rank that is {} holds no version", state_name(state_));
-    return send(envelope, std::move(reply));
-  }
-  for (std::uint32_t t = 0; t < description_.tensors.size(); ++t) {
-    const control::EngineTensor& description = description_.tensors[t].description;
-    auto digest = digest_of_tensor(t);
-    if (!digest) {
-      reply.tensors.clear();
-      reply.failure = digest.error().message();
-      break;
-    }
+  } else if (active_ != reply.version) {
+    reply.failure = fmt::format("it went on to {} while {} was read", active_.to_string(),
+                                reply.version.to_string());
+  } else if (next < description_.tensors.size()) {
+    const control::EngineTensor& description = description_.tensors[next].description;
+    auto digest = digest_of_tensor(next);
     const auto shard = reload::Shard::make(dtype_bits(static_cast<DType>(description.dtype)),
                                            description.shape, description.ranges);
-    reply.tensors.push_back(
-        {.name = description.name, .digest = *digest, .bytes = shard ? shard->bytes() : 0});
+    if (digest) {
+      reply.tensors.push_back(
+          {.name = description.name, .digest = *digest, .bytes = shard ? shard->bytes() : 0});
+      return wake();
+    }
+    reply.failure = digest.error().message();
   }
-  send(envelope, std::move(reply));
+  if (!reply.failure.empty()) reply.tensors.clear();
+  Reading done = *std::exchange(reading_, std::nullopt);
+  send(done.request, std::move(done.reply));
 }
 
 }  // namespace wsync::engine

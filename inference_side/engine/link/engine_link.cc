@@ -130,6 +130,7 @@ Result<> EngineLink::poll(int timeout_ms) {
       if (socket_.valid() && (event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) on_readable();
     }
   }
+  if (reading_) read_one_tensor();
   flush();
   return {};
 }
@@ -186,6 +187,7 @@ void EngineLink::lose(const std::string& why) {
   // Nobody will release these leases now, and a trainer must not wait for them.
   prepared_.clear();
   session_.reset();
+  reading_.reset();
   if (state_ != control::RankState::kLoaded || description_.take != control::TakeMode::kAdopt)
     loading_hold_.reset();
   ipc_buffers_.clear();

@@ -109,6 +109,7 @@ class EngineLink {
   void on_commit(const control::Envelope& envelope, const control::Commit& message);
   void on_resume(const control::Envelope& envelope);
   void on_read_digests(const control::Envelope& envelope);
+  void read_one_tensor();
   [[nodiscard]] Result<> load_from_arena(unsigned threads);
   [[nodiscard]] ThreadPool* copiers(unsigned threads);
   void end_load(Result<> outcome);
@@ -147,6 +148,13 @@ class EngineLink {
   std::unique_ptr<LoadSession> session_;
   std::unique_ptr<ThreadPool> copiers_;
   control::Envelope load_request_;
+  // A ReadDigests that is being answered: each poll() reads one tensor more, so that nothing else
+  // waits for all of them.
+  struct Reading {
+    control::Envelope request;
+    control::Digests reply;
+  };
+  std::optional<Reading> reading_;
 
   mutable std::mutex mutex_;  // guards what follows
   std::deque<Report> reports_;

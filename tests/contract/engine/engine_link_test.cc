@@ -127,6 +127,46 @@ TEST_P(EveryTakeMode, DigestsAreOfTheBytesAsHeld) {
               t != 2);
 }
 
+TEST(EngineLink, APauseDoesNotWaitUntilEveryTensorHasBeenRead) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kPieces);
+  rank.attach_unified();
+  const SharedArena arena = model.arena(kFirst);
+  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  rank.switch_to(kFirst);
+  rank.peer.ask<control::Resumed>(control::Resume{});
+  rank.link->stop();  // from here on the test polls
+  rank.peer.send(control::ReadDigests{});
+  const std::uint64_t reading = rank.peer.envelope.request;
+  rank.peer.send(control::Pause{});
+  const std::uint64_t pausing = rank.peer.envelope.request;
+  for (int turn = 0; turn < 100; ++turn) ASSERT_TRUE(rank.link->poll(0).has_value());
+  rank.peer.expect<control::Paused>();
+  EXPECT_EQ(rank.peer.last_envelope.request, pausing);
+  const auto digests = rank.peer.expect<control::Digests>();
+  EXPECT_EQ(rank.peer.last_envelope.request, reading);
+  EXPECT_EQ(digests.failure, "");
+  EXPECT_EQ(digests.tensors.size(), rank.engine.description.tensors.size());
+}
+
+TEST(EngineLink, ALoadEndsAReadingThatIsNotComplete) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kPieces);
+  rank.attach_unified();
+  const SharedArena arena = model.arena(kFirst);
+  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  rank.switch_to(kFirst);
+  rank.link->stop();
+  rank.peer.send(control::ReadDigests{});
+  ASSERT_TRUE(rank.link->poll(0).has_value());
+  rank.peer.send(control::Load{.version = kFirst});
+  for (int turn = 0; turn < 100; ++turn) ASSERT_TRUE(rank.link->poll(0).has_value());
+  EXPECT_EQ(rank.peer.expect<control::Loaded>().failure, "");
+  const auto digests = rank.peer.expect<control::Digests>();
+  EXPECT_THAT(digests.failure, HasSubstr("holds no version"));
+  EXPECT_TRUE(digests.tensors.empty());
+}
+
 TEST(EngineLink, HalfShardsOfTwoRanks) {
   const Model model = Model::make();
   const SharedArena arena = model.arena(kFirst);
