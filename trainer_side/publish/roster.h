@@ -55,7 +55,10 @@ struct Member {
   std::uint64_t switched = 0;                     // number whose outcomes it has reported
   std::string refused;                            // why it refused the decision last sent
   std::vector<control::ReplicaOutcome> outcomes;  // of `switched`
-  std::uint64_t staged_bytes = 0;                 // progress of its delivery, from its heartbeats
+  // Replicas whose outcomes died with the sidecar's last process, which had begun the switch: they
+  // count when its heartbeats say that they serve the target.
+  std::vector<std::string> unreported;
+  std::uint64_t staged_bytes = 0;  // progress of its delivery, from its heartbeats
   control::SidecarReport report;
 
   [[nodiscard]] bool holds(const Version& version) const;

@@ -103,8 +103,14 @@ void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello
     if (phase_ == CoordinatorPhase::kStopped) return;
   }
   Member& member = roster_.add(hello.name);
-  if (member.joined) lose(member);
-  if (member.last_peer != event.peer) member.handover_failure.clear();  // another process
+  const bool is_new_process = member.last_peer != event.peer;
+  // In the switch it stays in the round: it is here, and is asked again.
+  const bool in_switch = phase_ == CoordinatorPhase::kSwitching && in_round(member);
+  if (in_switch)
+    back_in_switch(member, hello, is_new_process);
+  else if (member.joined)
+    lose(member);
+  if (is_new_process) member.handover_failure.clear();
   member.peer = member.last_peer = event.peer;
   member.report.connected = true;
   member.report.host = hello.host;
@@ -138,18 +144,29 @@ void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello
   member.joined = true;
   member.decided = hello.decision.fence == fence_ ? hello.decision.number : 0;
   member.asked = member.decided;
-  member.switched = 0;
+  if (!in_switch) member.switched = 0;
   merge(withdrawn_, hello.withdrawn);
   if (phase_ == CoordinatorPhase::kClaiming) {
     if (roster_.joined_count() == roster_.members().size()) finish_claim();
   } else {
     leave_withdrawn_target();
-    // Back in the middle of its switch: what it had to say may be lost, so it is asked again.
-    if (phase_ == CoordinatorPhase::kSwitching && in_round(member))
-      send_decide(member);
-    else
+    if (!in_switch)
       catch_up(member);
+    else if (!announce_target(member))
+      send_decide(member);
   }
+}
+
+// What it has reported stands. Otherwise it reports when it is asked again, or is asked for the
+// first time; only a process that finds the decision on its disc has no outcomes to tell.
+void Coordinator::back_in_switch(Member& member, const control::Hello& hello, bool is_new_process) {
+  forget_delivery(member);
+  if (member.switched == number_ || !is_new_process) return;
+  const bool decided_before = hello.decision == control::Decision{fence_, number_};
+  if (!decided_before) member.unreported.clear();
+  if (!decided_before || !member.unreported.empty()) return;
+  for (const control::ReplicaReport& replica : member.report.replicas)
+    member.unreported.push_back(replica.replica);
 }
 
 void Coordinator::welcome(Member& member) {
@@ -284,12 +301,7 @@ void Coordinator::on_member(Member& member, const control::Envelope& envelope,
           },
           [&](const control::Decided& decided) { on_decided(member, decided); },
           [&](const control::Switched& switched) { on_switched(member, switched); },
-          [&](const control::Heartbeat& heartbeat) {
-            member.report.staged = heartbeat.staged;
-            member.report.target = heartbeat.target;
-            member.report.replicas = heartbeat.replicas;
-            member.staged_bytes = heartbeat.staged_bytes;
-          },
+          [&](const control::Heartbeat& heartbeat) { on_heartbeat(member, heartbeat); },
           [&](const control::Leave&) { on(PeerLost{.peer = member.peer, .reason = "it left"}); },
           [&](const auto&) { ++dropped_; },
       },
@@ -312,8 +324,8 @@ void Coordinator::on(const PeerLost& event) {
     ++dropped_;
     return;
   }
-  lose(*member);
   member->peer.clear();
+  lose(*member);
   member->report.connected = false;
   if (phase_ == CoordinatorPhase::kClaiming && roster_.joined_count() > 0 &&
       std::all_of(roster_.members().begin(), roster_.members().end(), [](const auto& entry) {
@@ -322,10 +334,14 @@ void Coordinator::on(const PeerLost& event) {
     finish_claim();
 }
 
-void Coordinator::lose(Member& member) {
+void Coordinator::forget_delivery(Member& member) {
   member.joined = false;
   member.delivery = {};
   member.staged_bytes = 0;
+}
+
+void Coordinator::lose(Member& member) {
+  forget_delivery(member);
   for (control::ReplicaReport& replica : member.report.replicas) {
     replica.ready = false;
     replica.reason = "its sidecar is not connected";

@@ -193,6 +193,7 @@ class Coordinator {
   void on(const Replaced& event);
   void on(const CoordinatorTick& event);
   void on_hello(const PeerMessage& event, const control::Hello& hello);
+  void back_in_switch(Member& member, const control::Hello& hello, bool is_new_process);
   [[nodiscard]] std::string why_no_sidecar(const control::Fence& fence,
                                            const control::Hello& hello) const;
   void on_member(Member& member, const control::Envelope& envelope,
@@ -202,6 +203,7 @@ class Coordinator {
   void on_staged(Member& member, const control::Staged& staged);
   void on_decided(Member& member, const control::Decided& decided);
   void on_switched(Member& member, const control::Switched& switched);
+  void on_heartbeat(Member& member, const control::Heartbeat& heartbeat);
   void higher_fence(const control::Fence& seen, const std::string& who);
   void end_rounds(const std::string& why);
   void stop(const std::string& why);
@@ -216,10 +218,12 @@ class Coordinator {
   void stage(Member& member);
   void bridge(const Member& lost);
   void lose(Member& member);
+  void forget_delivery(Member& member);
   [[nodiscard]] std::string chain_source(const Member& member) const;
   void staging_failed(Member& member, const control::Staged& staged);
   void delivery_failed(Member& member, const std::string& why);
   void catch_up(Member& member);
+  [[nodiscard]] bool announce_target(Member& member);
   // The round.
   void start_round(const PublishRequested& publish);
   void advance_round();
@@ -240,6 +244,8 @@ class Coordinator {
   void refuse_rollback(const RollbackRequested& event, const std::string& why);
   [[nodiscard]] bool is_delivery(const Member& member, const control::Envelope& envelope,
                                  const Version& version, DeliveryPhase phase);
+  [[nodiscard]] std::uint32_t staged_replicas() const;
+  [[nodiscard]] std::uint32_t needed_replicas() const;
   [[nodiscard]] bool enough_staged() const;
   [[nodiscard]] const PublishRequested* snapshot_of(const Version& version) const;
   void send(const Member& member, control::Message message, std::uint64_t round);

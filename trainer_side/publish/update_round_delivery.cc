@@ -180,14 +180,17 @@ void Coordinator::catch_up(Member& member) {
   if (member.delivery.phase != DeliveryPhase::kNone &&
       member.delivery.phase != DeliveryPhase::kStaged)
     return;
-  if (!member.holds(target_)) {
-    if (const PublishRequested* publish = snapshot_of(target_)) {
-      announce(member, *publish);
-      return;
-    }
-  }
+  if (announce_target(member)) return;
   // Without our copy it still has to learn what the target is and what was withdrawn.
   if (member.decided < number_ && member.asked < number_) send_decide(member);
+}
+
+// False when it holds the target, or there is no copy here to give.
+bool Coordinator::announce_target(Member& member) {
+  const PublishRequested* publish = member.holds(target_) ? nullptr : snapshot_of(target_);
+  if (publish == nullptr) return false;
+  announce(member, *publish);
+  return true;
 }
 
 }  // namespace wsync::publish

@@ -89,26 +89,30 @@ void Coordinator::start_round(const PublishRequested& publish) {
 
 // ---- decisions ----
 
+std::uint32_t Coordinator::staged_replicas() const {
+  std::uint32_t replicas = 0;
+  for (const std::string& name : round_->members)
+    if (const Member& member = roster_.members().at(name);
+        member.delivery.phase == DeliveryPhase::kStaged)
+      replicas += whole_replicas(member);
+  return replicas;
+}
+
+std::uint32_t Coordinator::needed_replicas() const {
+  const bool quorum = options_.commit.kind == CommitPolicy::Kind::kQuorum;
+  return std::max(options_.min_replicas, quorum ? options_.commit.quorum : 0);
+}
+
 bool Coordinator::enough_staged() const {
   if (planted("decide_before_all_staged") && !round_->members.empty()) return true;
-  std::uint32_t replicas = 0;
-  std::size_t staged = 0;
-  for (const std::string& name : round_->members) {
-    const Member& member = roster_.members().at(name);
-    if (member.delivery.phase != DeliveryPhase::kStaged) continue;
-    ++staged;
-    replicas += whole_replicas(member);
-  }
-  if (staged == 0) return false;
-  switch (options_.commit.kind) {
-    case CommitPolicy::Kind::kAll:
-      return staged == round_->members.size() && replicas >= options_.min_replicas;
-    case CommitPolicy::Kind::kQuorum:
-      return replicas >= std::max(options_.commit.quorum, options_.min_replicas);
-    case CommitPolicy::Kind::kEach:
-      return replicas >= options_.min_replicas;
-  }
-  return false;
+  const auto has_staged = [this](const std::string& name) {
+    return roster_.members().at(name).delivery.phase == DeliveryPhase::kStaged;
+  };
+  const std::vector<std::string>& names = round_->members;
+  const bool enough = options_.commit.kind == CommitPolicy::Kind::kAll
+                          ? std::all_of(names.begin(), names.end(), has_staged)
+                          : std::any_of(names.begin(), names.end(), has_staged);
+  return enough && staged_replicas() >= needed_replicas();
 }
 
 void Coordinator::advance_round() {
@@ -120,7 +124,7 @@ void Coordinator::advance_round() {
   };
   if (phase_ == CoordinatorPhase::kSwitching) {
     const bool over = all([this](const Member& member) {
-      return !member.joined || member.switched == number_ || !member.refused.empty() ||
+      return member.peer.empty() || member.switched == number_ || !member.refused.empty() ||
              member.delivery.phase == DeliveryPhase::kFailed;
     });
     if (over) finish_round();
@@ -138,9 +142,11 @@ void Coordinator::advance_round() {
   if (enough_staged()) {
     decide(control::DecisionKind::kSwitch, round_->publish.version);
   } else if (all([](const Member& m) { return m.delivery.phase == DeliveryPhase::kStaged; })) {
-    abort_round(fmt::format("{} whole replicas have staged; the round needs {}",
-                            roster_.live_replicas(),
-                            std::max(options_.min_replicas, options_.commit.quorum)));
+    abort_round(fmt::format(
+        "{} whole replicas have staged {}; the round needs {}: attach more "
+        "ranks, or lower {}",
+        staged_replicas(), round_->publish.version.to_string(), needed_replicas(),
+        needed_replicas() > options_.min_replicas ? "the quorum of `commit`" : "`min_replicas`"));
   }
 }
 
@@ -173,6 +179,7 @@ void Coordinator::decide(control::DecisionKind kind, const Version& target) {
                                      .phase = control::ProgressPhase::kSwitch});
   }
   for (auto& [name, member] : roster_.members()) {
+    member.unreported.clear();
     if (!member.joined) continue;
     const bool staged = !round_ || round_->is_rollback ||
                         (in_round(member) && (member.delivery.phase == DeliveryPhase::kStaged ||
@@ -217,6 +224,7 @@ void Coordinator::on_switched(Member& member, const control::Switched& switched)
   member.decided = switched.number;
   member.switched = switched.number;
   member.outcomes = switched.outcomes;
+  member.unreported.clear();
   member.report.target = switched.target;
   for (control::ReplicaReport& replica : member.report.replicas)  // until its next heartbeat
     for (const control::ReplicaOutcome& outcome : switched.outcomes)
@@ -227,6 +235,30 @@ void Coordinator::on_switched(Member& member, const control::Switched& switched)
         replica.ready = true;
         replica.reason.clear();
       }
+  if (in_round(member)) advance_round();
+}
+
+void Coordinator::on_heartbeat(Member& member, const control::Heartbeat& heartbeat) {
+  member.report.staged = heartbeat.staged;
+  member.report.target = heartbeat.target;
+  member.report.replicas = heartbeat.replicas;
+  member.staged_bytes = heartbeat.staged_bytes;
+  if (phase_ != CoordinatorPhase::kSwitching || member.unreported.empty() ||
+      member.decided != number_)
+    return;
+  const auto serves_target = [&](const std::string& name) {
+    return std::any_of(heartbeat.replicas.begin(), heartbeat.replicas.end(),
+                       [&](const control::ReplicaReport& replica) {
+                         return replica.replica == name && replica.version == target_ &&
+                                replica.state == control::ReplicaState::kServing;
+                       });
+  };
+  if (!std::all_of(member.unreported.begin(), member.unreported.end(), serves_target)) return;
+  member.outcomes.clear();
+  for (const std::string& name : std::exchange(member.unreported, {}))
+    member.outcomes.push_back(
+        {.replica = name, .outcome = control::SwitchOutcome::kCommitted, .version = target_});
+  member.switched = number_;
   if (in_round(member)) advance_round();
 }
 

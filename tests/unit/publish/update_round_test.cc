@@ -4,145 +4,10 @@
 #include <gtest/gtest.h>
 #include <random>
 
+#include "tests/unit/publish/coordinator_fleet.h"
+
 namespace wsync::publish {
 namespace {
-
-using namespace std::chrono_literals;
-using control::Message;
-
-const control::Fence kNoFence{};
-
-// Drives one coordinator: collects its commands and answers as well-behaved sidecars would when
-// told to.
-class Fleet {
- public:
-  explicit Fleet(CoordinatorOptions options = {})
-      : coordinator(with_defaults(std::move(options))) {}
-
-  static CoordinatorOptions with_defaults(CoordinatorOptions options) {
-    options.run_id = {7, 7};
-    options.boot_id = "boot";
-    options.host_socket = "/run/host.sock";
-    options.data_address = "tcp://127.0.0.1:1";
-    return options;
-  }
-
-  void step(decltype(CoordinatorEvent::what) what) {
-    for (auto& command : coordinator.step({.now = now, .what = std::move(what)})) {
-      if (auto* sent = std::get_if<SendTo>(&command))
-        sends.push_back(std::move(*sent));
-      else if (auto* done = std::get_if<RoundDone>(&command))
-        rounds.push_back(std::move(*done));
-      else if (auto* back = std::get_if<RollbackDone>(&command))
-        rollbacks.push_back(std::move(*back));
-      else if (auto* drop = std::get_if<DropVersion>(&command))
-        dropped.push_back(drop->version);
-      else if (auto* ready = std::get_if<Ready>(&command))
-        recovered = ready->target;
-      else if (auto* stopped = std::get_if<Stopped>(&command))
-        stop_reason = stopped->reason;
-      else if (auto* epoch = std::get_if<StoreEpoch>(&command))
-        stored_epoch = epoch->epoch;
-    }
-  }
-  void from(const std::string& peer, Message message, std::uint64_t round = 0) {
-    from_fence(peer, coordinator.fence(), std::move(message), round);
-  }
-  void from_fence(const std::string& peer, control::Fence fence, Message message,
-                  std::uint64_t round = 0) {
-    control::Envelope envelope;
-    envelope.fence = fence;
-    envelope.round = round;
-    step(PeerMessage{.peer = peer, .envelope = envelope, .message = std::move(message)});
-  }
-  static control::Hello hello(const std::string& name, std::vector<Version> staged = {}) {
-    control::Hello hello;
-    hello.name = name;
-    hello.boot_id = "boot";
-    hello.data_address = "tcp://127.0.0.1:" + std::to_string(10 + name.back());
-    hello.staged = std::move(staged);
-    hello.replicas = {{.replica = "r-" + name, .world_size = 1, .ranks_attached = 1}};
-    return hello;
-  }
-  // A sidecar joins: Hello, Welcome, Hello under our fence.
-  void join(const std::string& name, const control::Hello& first) {
-    from_fence(name, kNoFence, first);
-    from(name, first);
-  }
-  void join(const std::string& name) { join(name, hello(name)); }
-  void publish(std::uint64_t request = 1) {
-    const auto version = coordinator.next_version();
-    ASSERT_TRUE(version.has_value()) << version.error().message();
-    step(PublishRequested{.request = request,
-                          .version = *version,
-                          .layout_digest = {1, 1},
-                          .content_digest = {2, version->step},
-                          .layout = Bytes(4),
-                          .bucket_bytes = 1,
-                          .arena_bytes = 100});
-  }
-  // The last message of a type sent to a peer, with its envelope.
-  template <class T>
-  std::optional<std::pair<control::Envelope, T>> last(const std::string& peer) {
-    for (auto it = sends.rbegin(); it != sends.rend(); ++it)
-      if (it->peer == peer)
-        if (const auto* message = std::get_if<T>(&it->message))
-          return std::pair{it->envelope, *message};
-    return std::nullopt;
-  }
-  template <class T>
-  std::size_t count(const std::string& peer) {
-    return static_cast<std::size_t>(std::count_if(sends.begin(), sends.end(), [&](const SendTo& s) {
-      return s.peer == peer && std::holds_alternative<T>(s.message);
-    }));
-  }
-  void accept(const std::string& peer) {
-    const auto announce = last<control::Announce>(peer);
-    ASSERT_TRUE(announce.has_value());
-    from(peer, control::Accept{announce->second.version}, announce->first.round);
-  }
-  void staged(const std::string& peer) {
-    const auto announce = last<control::Announce>(peer);
-    from(peer,
-         control::Staged{.version = announce->second.version,
-                         .content_digest = announce->second.content_digest,
-                         .bytes = 100},
-         announce->first.round);
-  }
-  void switched(const std::string& peer,
-                control::SwitchOutcome outcome = control::SwitchOutcome::kCommitted) {
-    const auto decide = last<control::Decide>(peer);
-    ASSERT_TRUE(decide.has_value()) << peer;
-    from(peer, control::Decided{.number = decide->second.number});
-    from(peer, control::Switched{.number = decide->second.number,
-                                 .target = decide->second.target,
-                                 .outcomes = {{.replica = "r-" + peer,
-                                               .outcome = outcome,
-                                               .version = decide->second.target}}});
-  }
-  void full_round(const std::vector<std::string>& peers) {
-    publish();
-    for (const auto& p : peers) accept(p);
-    for (const auto& p : peers) staged(p);
-    for (const auto& p : peers) switched(p);
-  }
-  void wake() {
-    const auto at = coordinator.next_wake();
-    ASSERT_TRUE(at.has_value());
-    now = std::max(now, *at);
-    step(CoordinatorTick{});
-  }
-
-  Coordinator coordinator;
-  TimePoint now{1'000'000'000};
-  std::vector<SendTo> sends;
-  std::vector<RoundDone> rounds;
-  std::vector<RollbackDone> rollbacks;
-  std::vector<Version> dropped;
-  std::optional<Version> recovered;
-  std::string stop_reason;
-  std::uint64_t stored_epoch = 0;
-};
 
 TEST(Coordinator, ClaimsAboveEveryFenceThatItHearsOf) {
   Fleet fleet({.stored_epoch = 3, .min_sidecars = 2});
@@ -282,31 +147,6 @@ TEST(Coordinator, MessagesUnderALowerFenceChangeNothing) {
   EXPECT_EQ(fleet.count<control::Stage>("a"), 0U);
 }
 
-TEST(Coordinator, AHelloThatCannotBeTrueIsRefused) {
-  Fleet fleet;
-  fleet.join("a");
-  const auto refused = [&](control::Fence fence, const control::Hello& hello) {
-    const auto before = fleet.count<control::ErrorReply>("x");
-    fleet.from_fence("x", fence, hello);
-    EXPECT_EQ(fleet.coordinator.roster().members().size(), 1U);
-    return fleet.count<control::ErrorReply>("x") == before + 1;
-  };
-  const control::Fence ours = fleet.coordinator.fence();
-  control::Hello hello = Fleet::hello("x");
-  hello.decision = {.fence = ours, .number = 99};
-  EXPECT_TRUE(refused(ours, hello));  // a decision that was never taken
-  hello.decision = {};
-  EXPECT_TRUE(refused({.epoch = limits::kEpochMax + 1, .run_id = {}}, hello));
-  hello.decision.fence.epoch = limits::kEpochMax + 1;
-  EXPECT_TRUE(refused(ours, hello));
-  hello.decision = {};
-  hello.target.step = limits::kStepMax + 1;
-  EXPECT_TRUE(refused(ours, hello));
-  EXPECT_TRUE(refused(ours, Fleet::hello("x", {{1, limits::kStepMax + 1}})));
-  fleet.full_round({"a"});
-  EXPECT_TRUE(fleet.rounds.at(0).reply.ok);
-}
-
 TEST(Coordinator, StepsEndAndAreNeverNamedTwice) {
   Fleet fleet;
   fleet.join("a", Fleet::hello("a", {{1, limits::kStepMax}}));
@@ -387,69 +227,6 @@ TEST(Coordinator, SidecarsOnOtherHostsFormAChainAndALostLinkIsBridged) {
   EXPECT_TRUE(fleet.rounds[0].reply.ok);
 }
 
-TEST(Coordinator, WhereTheHandOverFailsTheBytesGoByTcp) {
-  for (const bool source_lost : {true, false}) {  // nobody there; or its descriptor did not pass
-    Fleet fleet;
-    fleet.join("a");
-    fleet.publish();
-    fleet.accept("a");
-    const auto stage = fleet.last<control::Stage>("a");
-    ASSERT_TRUE(stage.has_value());
-    EXPECT_EQ(stage->second.transport, control::TransportKind::kMemfd);
-    fleet.from("a",
-               control::Staged{.version = stage->second.version,
-                               .failure = "connect to /run/host.sock: no such file",
-                               .source_lost = source_lost},
-               stage->first.round);
-    if (!source_lost) fleet.accept("a");  // it has dropped the version, and is offered it anew
-    ASSERT_EQ(fleet.count<control::Stage>("a"), 2U);
-    EXPECT_EQ(fleet.last<control::Stage>("a")->second.transport, control::TransportKind::kTcp);
-    EXPECT_EQ(fleet.last<control::Stage>("a")->second.source, "tcp://127.0.0.1:1");
-    fleet.staged("a");
-    fleet.switched("a");
-    ASSERT_EQ(fleet.rounds.size(), 1U);
-    EXPECT_TRUE(fleet.rounds[0].reply.ok) << fleet.rounds[0].reply.reason;
-    fleet.publish(2);
-    fleet.accept("a");
-    EXPECT_EQ(fleet.last<control::Stage>("a")->second.transport, control::TransportKind::kTcp)
-        << "this process is not asked again";
-    const auto again = fleet.last<control::Stage>("a");
-    fleet.from("a", control::Staged{.version = again->second.version, .failure = "no memory"},
-               again->first.round);
-    ASSERT_EQ(fleet.rounds.size(), 2U);
-    EXPECT_NE(fleet.rounds[1].reply.reason.find("no memory"), std::string::npos);
-    EXPECT_NE(fleet.rounds[1].reply.reason.find("no such file"), std::string::npos);
-    fleet.from("a-restarted", Fleet::hello("a"));
-    fleet.publish(3);
-    fleet.accept("a-restarted");
-    EXPECT_EQ(fleet.last<control::Stage>("a-restarted")->second.transport,
-              control::TransportKind::kMemfd);
-  }
-}
-
-TEST(Coordinator, WhereMemfdIsDemandedItsFailureIsTheRounds) {
-  Fleet fleet({.transport = TransportPolicy::kMemfd});
-  fleet.join("a");
-  fleet.publish();
-  fleet.accept("a");
-  const auto stage = fleet.last<control::Stage>("a");
-  fleet.from("a", control::Staged{.version = stage->second.version, .failure = "no descriptor"},
-             stage->first.round);
-  EXPECT_EQ(fleet.count<control::Stage>("a"), 1U);
-  ASSERT_EQ(fleet.rounds.size(), 1U);
-  EXPECT_NE(fleet.rounds[0].reply.reason.find("no descriptor"), std::string::npos);
-}
-
-TEST(Coordinator, TooFewReplicasFailTheRound) {
-  Fleet fleet({.min_replicas = 2});
-  fleet.join("a");
-  fleet.publish();
-  fleet.accept("a");
-  fleet.staged("a");
-  ASSERT_EQ(fleet.rounds.size(), 1U);
-  EXPECT_NE(fleet.rounds[0].reply.reason.find("needs 2"), std::string::npos);
-}
-
 TEST(Coordinator, QuorumGoesOnWithoutTheSlowOneWhichFollowsLater) {
   Fleet fleet({.min_sidecars = 2, .commit = {.kind = CommitPolicy::Kind::kQuorum, .quorum = 1}});
   for (const char* name : {"a", "b"}) fleet.from_fence(name, kNoFence, Fleet::hello(name));
@@ -481,23 +258,6 @@ TEST(Coordinator, ANewerPublishReplacesTheWaitingOne) {
   fleet.staged("a");
   fleet.switched("a");
   EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kAnnouncing) << "the waiting one begins";
-}
-
-TEST(Coordinator, ARestartedSidecarCatchesUp) {
-  Fleet fleet;
-  fleet.join("a");
-  fleet.full_round({"a"});
-  const Version target = fleet.coordinator.target();
-  fleet.step(PeerLost{.peer = "a"});
-  auto again = Fleet::hello("a");
-  again.decision = {.fence = fleet.coordinator.fence(), .number = 1};
-  again.target = target;
-  fleet.from("a2", again);
-  EXPECT_EQ(fleet.last<control::Announce>("a2")->second.version, target);
-  fleet.accept("a2");
-  EXPECT_EQ(fleet.count<control::Stage>("a2"), 1U);
-  fleet.staged("a2");
-  EXPECT_EQ(fleet.last<control::Decide>("a2")->second.number, 1U);
 }
 
 TEST(Coordinator, RollbackWithdrawsTheNewerVersionAndNeedsEverybody) {
@@ -533,61 +293,6 @@ TEST(Coordinator, RollbackIsRefusedWhenALiveSidecarNoLongerHoldsTheVersion) {
   ASSERT_EQ(fleet.rollbacks.size(), 3U);
   for (const auto& done : fleet.rollbacks) EXPECT_FALSE(done.reply.ok);
   EXPECT_NE(fleet.rollbacks[2].reply.reason.find("'a'"), std::string::npos);
-}
-
-TEST(Coordinator, EveryWaitEndsAtItsDeadline) {
-  Fleet fleet;
-  fleet.join("a");
-  fleet.publish();
-  fleet.wake();  // no Accept
-  ASSERT_EQ(fleet.rounds.size(), 1U);
-  fleet.publish();
-  fleet.accept("a");
-  fleet.wake();  // no Staged
-  ASSERT_EQ(fleet.rounds.size(), 2U);
-  fleet.publish();
-  fleet.accept("a");
-  fleet.staged("a");
-  fleet.wake();  // no Switched
-  ASSERT_EQ(fleet.rounds.size(), 3U);
-  for (const auto& round : fleet.rounds) EXPECT_FALSE(round.reply.ok);
-}
-
-// The deadline ends one round and the next begins within the same step: it has its own time.
-TEST(Coordinator, TheDeadlineOfARoundIsNotThatOfTheNextOne) {
-  for (const bool accepted : {false, true}) {
-    Fleet fleet({.min_sidecars = 2});
-    for (const char* name : {"a", "b"}) fleet.from_fence(name, kNoFence, Fleet::hello(name));
-    for (const char* name : {"a", "b"}) fleet.from(name, Fleet::hello(name));
-    fleet.publish(1);
-    if (accepted)
-      for (const char* name : {"a", "b"}) fleet.accept(name);
-    fleet.publish(2);
-    fleet.wake();  // both are late for the first one
-    ASSERT_EQ(fleet.rounds.size(), 1U);
-    EXPECT_EQ(fleet.rounds[0].request, 1U);
-    EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kAnnouncing);
-    EXPECT_EQ(fleet.count<control::Abort>("b"), 1U);
-    for (const char* name : {"a", "b"}) fleet.accept(name);
-    for (const char* name : {"a", "b"}) fleet.staged(name);
-    for (const char* name : {"a", "b"}) fleet.switched(name);
-    ASSERT_EQ(fleet.rounds.size(), 2U);
-    EXPECT_TRUE(fleet.rounds[1].reply.ok) << fleet.rounds[1].reply.reason;
-  }
-}
-
-TEST(Coordinator, WhoHasAcceptedInTimeIsNotLateForStaging) {
-  Fleet fleet({.min_sidecars = 2, .commit = {.kind = CommitPolicy::Kind::kEach}});
-  for (const char* name : {"a", "b"}) fleet.from_fence(name, kNoFence, Fleet::hello(name));
-  for (const char* name : {"a", "b"}) fleet.from(name, Fleet::hello(name));
-  fleet.publish();
-  fleet.accept("b");
-  fleet.wake();  // 'a' has not answered: the round goes on without it
-  EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kStaging);
-  fleet.staged("b");
-  fleet.switched("b");
-  ASSERT_EQ(fleet.rounds.size(), 1U);
-  EXPECT_TRUE(fleet.rounds[0].reply.ok) << fleet.rounds[0].reply.reason;
 }
 
 // Every (phase, event) pair, many times in random order: no crash, invariants hold (step() checks
