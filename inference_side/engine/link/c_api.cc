@@ -189,10 +189,7 @@ int wsync_engine_attach(wsync_engine* engine) {
 
 int wsync_engine_start(wsync_engine* engine) {
   if (engine == nullptr || !engine->link) return -1;
-  return engine->run([&]() -> Result<> {
-    engine->link->start();
-    return {};
-  });
+  return engine->run([&] { return engine->link->start(); });
 }
 
 int wsync_engine_poll(wsync_engine* engine, int timeout_ms) {

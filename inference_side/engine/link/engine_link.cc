@@ -75,7 +75,15 @@ Result<> EngineLink::make_descriptors() {
 
 EngineLink::~EngineLink() { stop(); }
 
-void EngineLink::start() {
+Result<> EngineLink::start() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopping_ || thread_.joinable())
+      return fail(
+          ErrorCode::kInvalidInput,
+          fmt::format("the link of {} rank {} has been {} already; a link is started once",
+                      description_.replica, description_.rank, stopping_ ? "stopped" : "started"));
+  }
   thread_ = std::thread([this] {
     for (;;) {
       {
@@ -88,6 +96,7 @@ void EngineLink::start() {
       }
     }
   });
+  return {};
 }
 
 void EngineLink::stop() {

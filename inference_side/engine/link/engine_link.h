@@ -55,8 +55,9 @@ class EngineLink {
   // Waits up to timeout_ms (-1: without end) for something to happen and does it. Only kIo: the
   // loss of a sidecar is not an error here.
   [[nodiscard]] Result<> poll(int timeout_ms);
-  // Serves the link from a thread of its own until stop(). Once; not together with poll().
-  void start();
+  // Serves the link from a thread of its own until stop(); not together with poll(). kInvalidInput
+  // when it was started or stopped before: once in its life.
+  [[nodiscard]] Result<> start();
   void stop();
 
   // This rank has stopped serving after step `step` (every rank calls it, at the leader's stop).

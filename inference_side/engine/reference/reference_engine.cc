@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/planted.h"
@@ -113,7 +114,8 @@ void ReferenceEngine::start() {
   // With weights of its own the leader begins at once; a follower that holds others refuses.
   if (options_.load_weights && options_.rank == 0) (void)gate_.resume();
   serving_->start();
-  link_->start();
+  const Result<> started = link_->start();
+  WSYNC_CHECK(started.has_value(), "an engine is started once");
 }
 
 void ReferenceEngine::stop() {

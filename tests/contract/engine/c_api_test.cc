@@ -154,6 +154,29 @@ TEST(EngineCApi, BadArgumentsAreRefusedWithASentence) {
   wsync_engine_destroy(nullptr);
 }
 
+TEST(EngineCApi, ASecondStartIsRefusedAndTheFirstOneServesOn) {
+  SidecarPeer peer;
+  Recorder recorder;
+  const std::string path = peer.path();
+  const auto options = options_of(path, recorder);
+  recorder.engine = wsync_engine_create(&options);
+  ASSERT_NE(recorder.engine, nullptr);
+  const std::uint64_t shape[2] = {4, 64};
+  std::vector<std::byte> memory(4 * 64 * 2);
+  const wsync_tensor tensor = tensor_of(shape, memory.data());
+  ASSERT_EQ(wsync_engine_add_tensor(recorder.engine, &tensor), 0);
+  ASSERT_EQ(wsync_engine_attach(recorder.engine), 0) << wsync_engine_error(recorder.engine);
+  ASSERT_EQ(wsync_engine_start(recorder.engine), 0);
+  EXPECT_NE(wsync_engine_start(recorder.engine), 0);
+  EXPECT_THAT(wsync_engine_error(recorder.engine), HasSubstr("started already"));
+  peer.accept();
+  peer.welcome_unified();
+  wsync_engine_stop(recorder.engine);
+  EXPECT_NE(wsync_engine_start(recorder.engine), 0);
+  EXPECT_THAT(wsync_engine_error(recorder.engine), HasSubstr("stopped already"));
+  wsync_engine_destroy(recorder.engine);
+}
+
 TEST(EngineCApi, TheCExampleTakesAVersionAndServesIt) {
   const Model model = one_tensor(600);
   SidecarPeer peer;

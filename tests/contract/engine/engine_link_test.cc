@@ -33,7 +33,7 @@ struct Rank {
       link->report_paused(7);
       return {};
     };
-    link->start();
+    EXPECT_TRUE(link->start().has_value());
   }
   void attach_unified() {
     start();

@@ -103,7 +103,8 @@ WSYNC_API int wsync_engine_add_tensor(wsync_engine* engine, const wsync_tensor* 
 /* Checks the description and makes the link; connects, and connects again after a loss, while it is
  * served. */
 WSYNC_API int wsync_engine_attach(wsync_engine* engine);
-/* Serves the link from a thread of the library. */
+/* Serves the link from a thread of the library. Once: fails when it was started or stopped before.
+ */
 WSYNC_API int wsync_engine_start(wsync_engine* engine);
 /* Or: wait timeout_ms at most (-1: without end) and do what is due. */
 WSYNC_API int wsync_engine_poll(wsync_engine* engine, int timeout_ms);
