@@ -204,7 +204,7 @@ void add_status(CLI::App& app, Context& context) {
                  {.name = "status",
                   .description = "Which version runs where, and what could be rolled back",
                   .examples = {"wsync status", "wsync status --json",
-                               "wsync status --coordinator ipc:///run/wsync/sidecar-host0"}});
+                               "wsync status --coordinator ipc:///run/wsync/host0.control"}});
   command->callback(
       [&context, options] { context.run("status", [&] { return status(*options); }); });
 }
