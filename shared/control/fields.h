@@ -104,8 +104,6 @@ template <class V, class M>
 void fields(V& v, M& m) {
   v.label("host_socket", m.host_socket, limits::kAddressBytes);
   v.label("data_address", m.data_address, limits::kAddressBytes);
-  v.number("heartbeat_ms", m.heartbeat_ms);
-  v.number("deadline_ms", m.deadline_ms);
 }
 
 template <class V, class M>

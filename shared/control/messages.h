@@ -178,8 +178,6 @@ struct Welcome {
   static constexpr MessageType kType = MessageType::kWelcome;
   std::string host_socket;   // pathname of the Unix socket that hands over descriptors
   std::string data_address;  // tcp://host:port that serves buckets; empty = none
-  std::uint32_t heartbeat_ms = 0;
-  std::uint32_t deadline_ms = 0;  // silence longer than this is a loss
 };
 
 // A version is offered. The layout travels when the receiver does not know its digest.

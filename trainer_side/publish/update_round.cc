@@ -172,10 +172,7 @@ void Coordinator::back_in_switch(Member& member, const control::Hello& hello, bo
 void Coordinator::welcome(Member& member) {
   member.welcomed = now_;
   send(member,
-       control::Welcome{.host_socket = options_.host_socket,
-                        .data_address = options_.data_address,
-                        .heartbeat_ms = static_cast<std::uint32_t>(limits::kHeartbeatIntervalMs),
-                        .deadline_ms = static_cast<std::uint32_t>(limits::kHeartbeatDeadlineMs)},
+       control::Welcome{.host_socket = options_.host_socket, .data_address = options_.data_address},
        0);
 }
 
