@@ -35,13 +35,14 @@ struct Delivery {
   std::string failure;
 };
 
-// One sidecar, known by its name. It stays known when it is lost.
+// One sidecar, known by its name. It stays known when it is lost, and is forgotten when it leaves.
 struct Member {
   std::string name;
   std::string peer;       // address on the control port; changes with each of its processes
   std::string last_peer;  // the same, kept when it is lost
   TimePoint welcomed{};   // when the last Welcome was sent to it
   bool joined = false;    // its Hello under this coordinator's fence has come, and it was not lost
+  bool has_left = false;  // it said so; known only until the round it is in has ended
   std::string boot_id;
   std::string data_address;
   Digest layout;  // the one it knows
@@ -68,6 +69,10 @@ class Roster {
  public:
   // The member of that name, made when it is new.
   Member& add(const std::string& name);
+  template <class Predicate>
+  void forget(Predicate predicate) {
+    std::erase_if(members_, [&](const auto& entry) { return predicate(entry.second); });
+  }
   [[nodiscard]] Member* by_peer(const std::string& peer);
   // Also one that was lost.
   [[nodiscard]] Member* by_last_peer(const std::string& peer);

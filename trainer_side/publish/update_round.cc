@@ -5,6 +5,7 @@
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
+#include "shared/control/codec.h"
 
 namespace wsync::publish {
 namespace {
@@ -26,7 +27,9 @@ void merge(std::vector<Version>& into, const std::vector<Version>& versions) {
 }  // namespace
 
 Coordinator::Coordinator(CoordinatorOptions options)
-    : options_(std::move(options)), highest_epoch_(options_.stored_epoch) {}
+    : options_(std::move(options)), highest_epoch_(options_.stored_epoch) {
+  WSYNC_CHECK(highest_epoch_ <= limits::kEpochMax, "the stored epoch is checked where it is read");
+}
 
 std::vector<CoordinatorCommand> Coordinator::step(const CoordinatorEvent& event) {
   now_ = event.now;
@@ -42,12 +45,26 @@ std::vector<CoordinatorCommand> Coordinator::step(const CoordinatorEvent& event)
     return std::exchange(out_, {});
   }
   std::visit([this](const auto& what) { on(what); }, event.what);
+  roster_.forget([this](const Member& member) { return member.has_left && !in_round(member); });
   const std::string broken = invariants();
   WSYNC_CHECK(broken.empty(), broken);
   return std::exchange(out_, {});
 }
 
 void Coordinator::on(const PeerMessage& event) {
+  // Nothing above it can be claimed, and no version can be named under it.
+  if (const std::uint64_t epoch = event.envelope.fence.epoch; epoch > limits::kEpochMax) {
+    ++dropped_;
+    if (std::holds_alternative<control::ErrorReply>(event.message)) return;  // no end of answers
+    answer_error(
+        event.peer,
+        fmt::format("{} from '{}' carries fence epoch {}, at most {} is allowed: what that "
+                    "process has stored is damaged; stop it and remove its record from "
+                    "its state_dir",
+                    control::message_name(control::type_of(event.message)), event.peer, epoch,
+                    limits::kEpochMax));
+    return;
+  }
   if (const auto* hello = std::get_if<control::Hello>(&event.message)) {
     on_hello(event, *hello);
     return;
@@ -68,34 +85,31 @@ void Coordinator::on(const PeerMessage& event) {
 }
 
 // What no sidecar says: a stranger's Hello, or that of one whose record is damaged.
-std::string Coordinator::why_no_sidecar(const control::Fence& fence,
-                                        const control::Hello& hello) const {
-  if (const std::uint64_t epoch = std::max(fence.epoch, hello.decision.fence.epoch);
-      epoch > limits::kEpochMax)
-    return fmt::format("fence epoch {}, at most {} allowed", epoch, limits::kEpochMax);
+std::string Coordinator::why_no_sidecar(const control::Hello& hello) const {
+  if (hello.decision.fence.epoch > limits::kEpochMax)
+    return fmt::format("it tells of fence epoch {}, at most {} allowed", hello.decision.fence.epoch,
+                       limits::kEpochMax);
   if (hello.decision.fence == fence_ && hello.decision.number > number_)
-    return fmt::format("decision {} of this coordinator, which has taken {}", hello.decision.number,
-                       number_);
+    return fmt::format("it tells of decision {} of this coordinator, which has taken {}",
+                       hello.decision.number, number_);
   for (const auto* versions : {&hello.staged, &hello.withdrawn})
     for (const Version& version : *versions)
-      if (version.step > limits::kStepMax) return fmt::format("version {}", version.to_string());
+      if (version.step > limits::kStepMax)
+        return fmt::format("it tells of version {}", version.to_string());
   if (hello.target.step > limits::kStepMax)
-    return fmt::format("target {}", hello.target.to_string());
+    return fmt::format("it tells of target {}", hello.target.to_string());
+  if (!roster_.members().contains(hello.name) && roster_.members().size() >= limits::kSidecarCount)
+    return fmt::format(
+        "{} sidecars are known here, the most that are allowed; give it the name of one that it "
+        "replaces, or restart this trainer to forget those that are gone",
+        roster_.members().size());
   return {};
 }
 
 void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello) {
-  if (const std::string why = why_no_sidecar(event.envelope.fence, hello); !why.empty()) {
+  if (const std::string why = why_no_sidecar(hello); !why.empty()) {
     ++dropped_;
-    control::Envelope envelope;
-    envelope.fence = fence_;
-    out_.emplace_back(SendTo{
-        .peer = event.peer,
-        .envelope = std::move(envelope),
-        .message = control::ErrorReply{.code = static_cast<std::uint8_t>(ErrorCode::kRefused),
-                                       .message = fmt::format("sidecar '{}' cannot join: it tells "
-                                                              "of {}",
-                                                              hello.name, why)}});
+    answer_error(event.peer, fmt::format("sidecar '{}' cannot join: {}", hello.name, why));
     return;
   }
   if (phase_ != CoordinatorPhase::kGathering && event.envelope.fence > fence_) {
@@ -112,6 +126,7 @@ void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello
     lose(member);
   if (is_new_process) member.handover_failure.clear();
   member.peer = member.last_peer = event.peer;
+  member.has_left = false;
   member.report.connected = true;
   member.report.host = hello.host;
   member.report.pid = hello.pid;
@@ -195,7 +210,22 @@ void Coordinator::welcome_back(const PeerMessage& event) {
   welcome(*member);
 }
 
+void Coordinator::answer_error(const std::string& peer, std::string why) {
+  control::Envelope envelope;
+  envelope.fence = fence_;
+  out_.emplace_back(
+      SendTo{.peer = peer,
+             .envelope = std::move(envelope),
+             .message = control::ErrorReply{.code = static_cast<std::uint8_t>(ErrorCode::kRefused),
+                                            .message = std::move(why)}});
+}
+
 void Coordinator::claim() {
+  if (highest_epoch_ >= limits::kEpochMax)
+    return stop(fmt::format(
+        "this fleet has come to fence epoch {}, and {} is the last one: no coordinator can claim "
+        "above it; stop its trainers and sidecars and remove what their state_dirs hold",
+        highest_epoch_, limits::kEpochMax));
   fence_ = {.epoch = highest_epoch_ + 1, .run_id = options_.run_id};
   out_.emplace_back(StoreEpoch{fence_.epoch});
   phase_ = CoordinatorPhase::kClaiming;
@@ -282,27 +312,29 @@ void Coordinator::stop(const std::string& why) {
 
 void Coordinator::on_member(Member& member, const control::Envelope& envelope,
                             const control::Message& message) {
-  std::visit(
-      Overloaded{
-          [&](const control::Accept& accept) {
-            if (is_delivery(member, envelope, accept.version, DeliveryPhase::kAnnounced))
-              on_accept(member);
-          },
-          [&](const control::Refuse& refuse) {
-            if (is_delivery(member, envelope, refuse.version, DeliveryPhase::kAnnounced))
-              on_refuse(member, refuse);
-          },
-          [&](const control::Staged& staged) {
-            if (is_delivery(member, envelope, staged.version, DeliveryPhase::kStaging))
-              on_staged(member, staged);
-          },
-          [&](const control::Decided& decided) { on_decided(member, decided); },
-          [&](const control::Switched& switched) { on_switched(member, switched); },
-          [&](const control::Heartbeat& heartbeat) { on_heartbeat(member, heartbeat); },
-          [&](const control::Leave&) { on(PeerLost{.peer = member.peer, .reason = "it left"}); },
-          [&](const auto&) { ++dropped_; },
-      },
-      message);
+  std::visit(Overloaded{
+                 [&](const control::Accept& accept) {
+                   if (is_delivery(member, envelope, accept.version, DeliveryPhase::kAnnounced))
+                     on_accept(member);
+                 },
+                 [&](const control::Refuse& refuse) {
+                   if (is_delivery(member, envelope, refuse.version, DeliveryPhase::kAnnounced))
+                     on_refuse(member, refuse);
+                 },
+                 [&](const control::Staged& staged) {
+                   if (is_delivery(member, envelope, staged.version, DeliveryPhase::kStaging))
+                     on_staged(member, staged);
+                 },
+                 [&](const control::Decided& decided) { on_decided(member, decided); },
+                 [&](const control::Switched& switched) { on_switched(member, switched); },
+                 [&](const control::Heartbeat& heartbeat) { on_heartbeat(member, heartbeat); },
+                 [&](const control::Leave&) {
+                   on(PeerLost{.peer = member.peer, .reason = "it left"});
+                   member.has_left = true;
+                 },
+                 [&](const auto&) { ++dropped_; },
+             },
+             message);
 }
 
 bool Coordinator::is_delivery(const Member& member, const control::Envelope& envelope,

@@ -41,10 +41,11 @@ enum class TransportPolicy : std::uint8_t {
 
 struct CoordinatorOptions {
   std::array<std::uint64_t, 2> run_id{};  // 128 random bits, new for each process
-  std::uint64_t stored_epoch = 0;         // highest epoch this state directory has ever claimed
-  bool take_over = false;                 // claim above a higher fence instead of stopping
-  std::uint32_t min_sidecars = 1;         // wait for so many before claiming ...
-  std::uint32_t min_replicas = 1;         // whole replicas that must have staged
+  // Highest epoch this state directory has ever claimed; at most limits::kEpochMax.
+  std::uint64_t stored_epoch = 0;
+  bool take_over = false;          // claim above a higher fence instead of stopping
+  std::uint32_t min_sidecars = 1;  // wait for so many before claiming ...
+  std::uint32_t min_replicas = 1;  // whole replicas that must have staged
   CommitPolicy commit;
   TransportPolicy transport = TransportPolicy::kAuto;
   std::string boot_id;       // of this host
@@ -194,8 +195,7 @@ class Coordinator {
   void on(const CoordinatorTick& event);
   void on_hello(const PeerMessage& event, const control::Hello& hello);
   void back_in_switch(Member& member, const control::Hello& hello, bool is_new_process);
-  [[nodiscard]] std::string why_no_sidecar(const control::Fence& fence,
-                                           const control::Hello& hello) const;
+  [[nodiscard]] std::string why_no_sidecar(const control::Hello& hello) const;
   void on_member(Member& member, const control::Envelope& envelope,
                  const control::Message& message);
   void on_accept(Member& member);
@@ -207,6 +207,7 @@ class Coordinator {
   void higher_fence(const control::Fence& seen, const std::string& who);
   void end_rounds(const std::string& why);
   void stop(const std::string& why);
+  void answer_error(const std::string& peer, std::string why);
   // The claim.
   void welcome(Member& member);
   void welcome_back(const PeerMessage& event);

@@ -286,5 +286,62 @@ TEST(Coordinator, ASidecarThatIsGoneInTheSwitchIsNotWaitedFor) {
   EXPECT_NE(fleet.rounds[0].reply.reason.find("lost during the switch"), std::string::npos);
 }
 
+TEST(Coordinator, EpochsAboveTheLimitChangeNothing) {
+  const control::Fence wild{.epoch = limits::kEpochMax + 1, .run_id = {}};
+  Fleet fleet({.take_over = true});
+  fleet.join("a");
+  const control::Fence ours = fleet.coordinator.fence();
+  fleet.from_fence("a", wild, control::Heartbeat{});
+  EXPECT_EQ(fleet.coordinator.fence(), ours);
+  EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kReady);
+  const auto error = fleet.last<control::ErrorReply>("a");
+  ASSERT_TRUE(error.has_value());
+  EXPECT_NE(error->second.message.find("Heartbeat"), std::string::npos) << error->second.message;
+  EXPECT_NE(error->second.message.find("at most 4294967294"), std::string::npos);
+  fleet.from_fence("a", wild, control::ErrorReply{});
+  EXPECT_EQ(fleet.count<control::ErrorReply>("a"), 1U) << "errors are not answered with errors";
+}
+
+TEST(Coordinator, NoEpochIsClaimedAboveTheLastOne) {
+  for (const bool stored : {true, false}) {
+    Fleet fleet({.stored_epoch = stored ? limits::kEpochMax : 0});
+    fleet.from_fence("a", {.epoch = stored ? 0 : limits::kEpochMax, .run_id = {}},
+                     Fleet::hello("a"));
+    EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kStopped);
+    EXPECT_EQ(fleet.stored_epoch, 0U);
+    EXPECT_NE(fleet.stop_reason.find("4294967294 is the last one"), std::string::npos);
+  }
+}
+
+TEST(Coordinator, TheRosterHasALimitAndForgetsWhoLeaves) {
+  Fleet fleet;
+  for (std::uint64_t i = 0; i < limits::kSidecarCount; ++i) fleet.join("s" + std::to_string(i));
+  fleet.from("one-more", Fleet::hello("one-more"));
+  EXPECT_EQ(fleet.coordinator.roster().members().size(), limits::kSidecarCount);
+  const auto error = fleet.last<control::ErrorReply>("one-more");
+  ASSERT_TRUE(error.has_value());
+  EXPECT_NE(error->second.message.find("1024 sidecars are known"), std::string::npos);
+  fleet.step(PeerLost{.peer = "s7"});  // it may come back: its place is kept
+  fleet.from("one-more", Fleet::hello("one-more"));
+  EXPECT_FALSE(fleet.coordinator.roster().members().contains("one-more"));
+  fleet.from("s8", control::Leave{.reason = "shut down"});
+  EXPECT_FALSE(fleet.coordinator.roster().members().contains("s8"));
+  fleet.from("one-more", Fleet::hello("one-more"));
+  EXPECT_TRUE(fleet.coordinator.roster().members().contains("one-more"));
+}
+
+TEST(Coordinator, WhoLeavesInTheSwitchIsForgottenAfterIt) {
+  Fleet fleet({.min_sidecars = 2});
+  fleet.join_all({"a", "b"});
+  fleet.publish();
+  for (const char* name : {"a", "b"}) fleet.accept(name);
+  for (const char* name : {"a", "b"}) fleet.staged(name);
+  fleet.from("b", control::Leave{});
+  EXPECT_TRUE(fleet.coordinator.roster().members().contains("b"));
+  fleet.switched("a");
+  ASSERT_EQ(fleet.rounds.size(), 1U);
+  EXPECT_FALSE(fleet.coordinator.roster().members().contains("b"));
+}
+
 }  // namespace
 }  // namespace wsync::publish
