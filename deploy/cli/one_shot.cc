@@ -110,14 +110,20 @@ Result<control::PushReply> push_once(
 }
 
 Result<control::RollbackReply> roll_back_once(const OneShotOptions& options, const Version& to) {
-  return run_once<control::RollbackReply>(
+  std::optional<Error> failure;
+  auto back = run_once<control::RollbackReply>(
       options,
       [&](Loop& loop, publish::TrainerAgent& agent, std::optional<control::RollbackReply>& done) {
-        agent.roll_back(to, [&](control::RollbackReply reply) {
-          done = std::move(reply);
+        agent.roll_back(to, [&](Result<control::RollbackReply> reply) {
+          if (reply)
+            done = std::move(*reply);
+          else
+            failure = std::move(reply).error();
           loop.stop();
         });
       });
+  if (failure) return fail(*failure);
+  return back;
 }
 
 }  // namespace wsync::cli

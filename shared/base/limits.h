@@ -68,6 +68,7 @@ inline constexpr std::int64_t kPauseDeadlineMs = 10'000;
 inline constexpr std::int64_t kLoadDeadlineMs = 120'000;
 inline constexpr std::int64_t kCommitDeadlineMs = 10'000;
 inline constexpr std::int64_t kSwitchDeadlineMs = 180'000;
+inline constexpr std::int64_t kReportMarginMs = 5'000;  // of a sidecar, beyond its own deadlines
 inline constexpr std::int64_t kRankReturnDeadlineMs = 5'000;  // a rank lost inside a switch
 inline constexpr std::int64_t kSwitchRetryMs = 1'000;         // after a switch that failed
 inline constexpr std::int64_t kSwitchRetryMaxMs =
@@ -136,6 +137,7 @@ static_assert(kStreamStallMs >= 5 * kStreamWaitingMs,
 static_assert(kSwitchDeadlineMs >= kPauseDeadlineMs + kLoadDeadlineMs + kCommitDeadlineMs);
 static_assert(kBucketAckDeadlineMs < kLoadDeadlineMs,
               "one silent engine is dropped before the load of all fails");
-static_assert(kPublishDeadlineMs >= kAnnounceDeadlineMs + kStageDeadlineMs + kSwitchDeadlineMs);
+static_assert(kPublishDeadlineMs >=
+              kAnnounceDeadlineMs + kStageDeadlineMs + kSwitchDeadlineMs + kReportMarginMs);
 
 }  // namespace wsync::limits

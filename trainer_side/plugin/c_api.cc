@@ -26,8 +26,6 @@ constexpr int kCodes = WSYNC_INTERNAL;
 static_assert(static_cast<int>(ErrorCode::kInternal) + 1 == kCodes &&
               static_cast<int>(ErrorCode::kFenced) + 1 == WSYNC_FENCED);
 static_assert(static_cast<int>(PublishState::kFailed) == WSYNC_PUBLISH_FAILED);
-// A wait "without end": every publish ends by its own deadlines long before.
-constexpr std::chrono::hours kEndless{24 * 365};
 
 thread_local std::string last_error;
 
@@ -50,9 +48,12 @@ wsync_code run(Body body) {
   }
 }
 
-TimePoint deadline_after(int timeout_ms) {
-  if (timeout_ms < 0) return wsync::now() + kEndless;
-  return wsync::now() + std::chrono::milliseconds(timeout_ms);
+// -1: none of the caller's.
+Result<std::optional<std::chrono::milliseconds>> time_of(int timeout_ms) {
+  if (timeout_ms >= 0) return std::chrono::milliseconds(timeout_ms);
+  if (timeout_ms == -1) return std::nullopt;
+  return wsync::fail(ErrorCode::kInvalidInput,
+                     fmt::format("timeout_ms is {}, expected -1 or more", timeout_ms));
 }
 
 Result<std::variant<std::span<const std::byte>, wsync::publish::ReadTensor>> read_bytes(
@@ -240,8 +241,11 @@ wsync_code wsync_trainer_wait(wsync_trainer* trainer, wsync_publish publish,
     if (state < WSYNC_PUBLISH_PENDING || state > WSYNC_PUBLISH_COMMITTED)
       return wsync::fail(ErrorCode::kInvalidInput,
                          fmt::format("{} is no state to wait for", static_cast<int>(state)));
-    const auto waited = trainer->trainer->wait(publish, static_cast<PublishState>(state),
-                                               deadline_after(timeout_ms));
+    const auto time = time_of(timeout_ms);
+    if (!time) return wsync::fail(time.error());
+    std::optional<TimePoint> deadline;
+    if (*time) deadline = wsync::now() + **time;
+    const auto waited = trainer->trainer->wait(publish, static_cast<PublishState>(state), deadline);
     const auto view = waited ? waited : trainer->trainer->look(publish);
     if (!view) return wsync::fail(view.error());
     if (status != nullptr) fill(*status, *view);
@@ -254,8 +258,9 @@ wsync_code wsync_trainer_roll_back(wsync_trainer* trainer, wsync_version to, int
                                    wsync_rollback* result) {
   return run([&]() -> Result<> {
     if (trainer == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "trainer is NULL");
-    const auto reply = trainer->trainer->roll_back({.epoch = to.epoch, .step = to.step},
-                                                   deadline_after(timeout_ms));
+    const auto time = time_of(timeout_ms);
+    if (!time) return wsync::fail(time.error());
+    const auto reply = trainer->trainer->roll_back({.epoch = to.epoch, .step = to.step}, *time);
     if (!reply) return wsync::fail(reply.error());
     if (result != nullptr)
       *result = {.from = {.epoch = reply->from.epoch, .step = reply->from.step},

@@ -40,7 +40,9 @@ class LeadRank final : public RankRole {
   void publish(PublishOrder order) override {
     publish::PublishJob job;
     job.step = order.step;
-    job.open = [this, order] { return open_weights(order); };
+    job.open = [this, order, deadline = now() + config_.deadlines.publish] {
+      return open_weights(order, deadline);
+    };
     auto status = std::make_shared<control::PublishStatus>();
     status->step = order.step;
     job.on_progress = [this, id = order.id](const publish::PublishProgress& progress) {
@@ -73,9 +75,10 @@ class LeadRank final : public RankRole {
  private:
   // On the agent's worker thread.
   [[nodiscard]] Result<std::unique_ptr<publish::WeightSource>> open_weights(
-      const PublishOrder& order) {
+      const PublishOrder& order, TimePoint deadline) {
     if (gather_.world_size() > 1)
-      return gather_.collect(order.step, *order.tensors, now() + config_.deadlines.gather);
+      return gather_.collect(order.step, *order.tensors,
+                             std::min(now() + config_.deadlines.gather, deadline));
     auto source = publish::GatheredSource::create({*order.tensors});
     if (!source) return fail(std::move(source).error());
     return std::make_unique<publish::GatheredSource>(std::move(*source));

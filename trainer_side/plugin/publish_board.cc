@@ -77,16 +77,20 @@ Result<PublishView> PublishBoard::look(std::uint64_t id) const {
 }
 
 Result<PublishView> PublishBoard::wait(std::uint64_t id, PublishState state,
-                                       TimePoint deadline) const {
+                                       std::optional<TimePoint> deadline) const {
   std::unique_lock lock(mutex_);
   for (;;) {
     auto view = find(id);
     if (!view || view->status.state >= state || is_final(view->status.state)) return view;
-    if (now() >= deadline)
+    if (!deadline) {
+      changed_.wait(lock);
+      continue;
+    }
+    if (now() >= *deadline)
       return fail(ErrorCode::kDeadline,
                   fmt::format("publish {} of step {} has not come so far before the deadline", id,
                               view->status.step));
-    changed_.wait_for(lock, deadline - now());
+    changed_.wait_for(lock, *deadline - now());
   }
 }
 

@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "shared/base/clock.h"
@@ -41,9 +42,10 @@ class PublishBoard {
   void fail_all(const Error& why);
   // kNotFound: there is no such publish, or it has been forgotten.
   [[nodiscard]] Result<PublishView> look(std::uint64_t id) const;
-  // Waits until the publish is in `state` or a later one, or has ended. kDeadline otherwise.
+  // Waits until the publish is in `state` or a later one, or has ended. kDeadline otherwise;
+  // without a deadline the publish's own end is the end of it.
   [[nodiscard]] Result<PublishView> wait(std::uint64_t id, control::PublishState state,
-                                         TimePoint deadline) const;
+                                         std::optional<TimePoint> deadline) const;
 
  private:
   // Under mutex_:

@@ -106,7 +106,13 @@ Result<std::uint64_t> Trainer::publish_async(RankTensors tensors, std::uint64_t 
   return fail(posted.error());
 }
 
-Result<control::RollbackReply> Trainer::roll_back(const Version& to, TimePoint deadline) {
+Result<control::RollbackReply> Trainer::roll_back(const Version& to,
+                                                  std::optional<std::chrono::milliseconds> time) {
+  // The coordinator answers by then; this bound holds whatever becomes of it.
+  const config::TrainerConfig& config = options_.config;
+  const auto longest = config.deadlines.pause + config.deadlines.load + config.deadlines.commit +
+                       2 * std::chrono::milliseconds(limits::kReportMarginMs);
+  const TimePoint deadline = now() + std::min(time.value_or(longest), longest);
   struct Answer {
     std::mutex mutex;
     std::condition_variable changed;

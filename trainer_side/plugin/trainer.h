@@ -44,12 +44,13 @@ class Trainer {
   }
   // As PublishBoard::wait().
   [[nodiscard]] Result<PublishView> wait(std::uint64_t publish, control::PublishState state,
-                                         TimePoint deadline) const {
+                                         std::optional<TimePoint> deadline) const {
     return board_.wait(publish, state, deadline);
   }
-  // Rank 0: brings the fleet back to `to` (0.0: the previous version). kDeadline: not done in time,
-  // and it goes on.
-  [[nodiscard]] Result<control::RollbackReply> roll_back(const Version& to, TimePoint deadline);
+  // Rank 0: brings the fleet back to `to` (0.0: the previous version). Waits `time`, but no longer
+  // than a switch may take. kDeadline: not done in time, and it goes on.
+  [[nodiscard]] Result<control::RollbackReply> roll_back(
+      const Version& to, std::optional<std::chrono::milliseconds> time);
   // Why nothing will be published any more: kFenced when a newer coordinator has the fleet.
   [[nodiscard]] Result<> check() const;
 

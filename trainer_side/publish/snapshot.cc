@@ -59,12 +59,18 @@ class Copier {
       const std::size_t first = next_.fetch_add(kRun);
       if (first >= leaves_.size() || is_over_) return;
       for (std::size_t i = first; i < std::min(first + kRun, leaves_.size()); ++i) {
-        auto copied = request_.stop.stop_requested()
-                          ? fail(ErrorCode::kCancelled, "the snapshot was stopped")
-                          : copy_leaf(leaves_[i]);
+        auto copied = may_go_on().and_then([&] { return copy_leaf(leaves_[i]); });
         if (!copied) return end_with(std::move(copied).error());
       }
     }
+  }
+
+  Result<> may_go_on() const {
+    if (request_.stop.stop_requested())
+      return fail(ErrorCode::kCancelled, "the snapshot was stopped");
+    if (request_.copy_deadline && now() >= *request_.copy_deadline)
+      return fail(ErrorCode::kDeadline, "the weights were not copied before the deadline");
+    return {};
   }
 
   Result<> copy_leaf(const Leaf& leaf) {

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -72,6 +73,7 @@ struct SnapshotRequest {
   Version version;
   std::uint64_t bucket_bytes = limits::kBucketBytesDefault;
   TimePoint deadline{};                              // for a free arena
+  std::optional<TimePoint> copy_deadline;            // for the copy; none = it takes its time
   std::stop_token stop;                              // ends it with kCancelled
   std::atomic<std::uint64_t>* done_bytes = nullptr;  // told while copying; may be null
 };
@@ -88,7 +90,8 @@ class Snapshotter {
 
   // Copies every tensor of the source into an arena and digests it on the way. When it returns, the
   // weights may change. kBusy at the deadline, naming who reads each arena; kResourceExhausted when
-  // the memory for an arena is not there; else the source's error.
+  // the memory for an arena is not there; kDeadline when the copy is not complete at its deadline
+  // (a read of the source that is under way is waited for); else the source's error.
   [[nodiscard]] Result<std::shared_ptr<const Snapshot>> take(WeightSource& source,
                                                              const SnapshotRequest& request);
 

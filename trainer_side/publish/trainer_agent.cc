@@ -11,14 +11,11 @@
 #include "shared/base/log.h"
 #include "shared/base/unix_socket.h"
 #include "shared/control/zmq/ports.h"
-#include "trainer_side/publish/checkpoint_source.h"
 
 namespace wsync::publish {
 namespace {
 
 constexpr std::chrono::milliseconds kProgressInterval{100};
-constexpr std::chrono::milliseconds kVerifyDeadline{120'000};
-constexpr std::chrono::milliseconds kPlanDeadline{10'000};
 
 CoordinatorOptions coordinator_options(const config::TrainerConfig& config) {
   CoordinatorOptions options;
@@ -72,6 +69,11 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
     options.stored_epoch = reader.get<std::uint64_t>("epoch");
     if (const auto finished = reader.finish(epoch_file.string()); !finished)
       return fail(finished.error());
+    if (options.stored_epoch > limits::kEpochMax)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("{}: holds fence epoch {}, expected at most {}: the file is damaged; "
+                              "restore it, or remove it (the sidecars remember their epoch)",
+                              epoch_file.string(), options.stored_epoch, limits::kEpochMax));
   } else if (stored.error().code() != ErrorCode::kNotFound) {
     return fail(stored.error());
   }
@@ -192,8 +194,12 @@ bool TrainerAgent::store_epoch(std::uint64_t epoch) {
 
 bool TrainerAgent::carry_out(CoordinatorCommand command) {
   if (auto* sent = std::get_if<SendTo>(&command)) {
-    if (const auto result = router_->send(sent->peer, sent->envelope, sent->message); !result)
-      log_debug("send to {}: {}", sent->peer, result.error().message());
+    if (const auto result = router_->send(sent->peer, sent->envelope, sent->message); !result) {
+      if (result.error().code() == ErrorCode::kInvalidInput)  // ours: it cannot be encoded
+        log_error("send to {}: {}", sent->peer, result.error().message());
+      else
+        log_debug("send to {}: {}", sent->peer, result.error().message());
+    }
   } else if (auto* epoch = std::get_if<StoreEpoch>(&command)) {
     return store_epoch(epoch->epoch);
   } else if (auto* ready = std::get_if<Ready>(&command)) {
@@ -229,40 +235,6 @@ bool TrainerAgent::carry_out(CoordinatorCommand command) {
     });
   }
   return true;
-}
-
-void TrainerAgent::on_message(const std::string& peer, control::Envelope envelope,
-                              control::Message message) {
-  if (const auto* push = std::get_if<control::Push>(&message)) {
-    on_push(peer, envelope, *push);
-  } else if (const auto* rollback = std::get_if<control::Rollback>(&message)) {
-    roll_back(rollback->to, [this, peer, request = envelope.request](control::RollbackReply back) {
-      reply(peer, request, std::move(back));
-    });
-  } else if (std::holds_alternative<control::Status>(message)) {
-    reply(peer, envelope.request, coordinator_.status());
-  } else if (std::holds_alternative<control::Verify>(message)) {
-    on_verify(peer, envelope);
-  } else if (auto* plan = std::get_if<control::Plan>(&message)) {
-    on_plan(peer, envelope, std::move(*plan));
-  } else if (std::holds_alternative<control::VerifyReply>(message) ||
-             std::holds_alternative<control::PlanReply>(message)) {
-    questions_.answered(peer, envelope.request, std::move(message));
-  } else {
-    if (const auto* error = std::get_if<control::ErrorReply>(&message)) {
-      log_warning("{}: {}", peer, error->message);
-      complaint_ = error->message;
-    }
-    step(PeerMessage{.peer = peer, .envelope = std::move(envelope), .message = std::move(message)});
-  }
-}
-
-void TrainerAgent::reply(const std::string& peer, std::uint64_t request, control::Message message) {
-  control::Envelope envelope;
-  envelope.fence = coordinator_.fence();
-  envelope.request = request;
-  if (const auto sent = router_->send(peer, envelope, message); !sent)
-    log_debug("reply to {}: {}", peer, sent.error().message());
 }
 
 // ---- publish ----
@@ -302,6 +274,12 @@ void TrainerAgent::pump_jobs() {
     return;
   }
   queued_.erase(queued_.begin());
+  if (now() >= active->deadline) {
+    fail_job(active, Error(ErrorCode::kDeadline,
+                           "its deadline (deadlines.publish) came while the snapshot before it was "
+                           "taken"));
+    return;
+  }
   const Result<Version> version = coordinator_.next_version(active->job.step);
   if (!version) {
     fail_job(active, version.error());
@@ -318,6 +296,7 @@ void TrainerAgent::take_snapshot(const std::shared_ptr<Active>& active, const Ve
   request.version = version;
   request.bucket_bytes = config_.bucket_bytes;
   request.deadline = active->deadline;
+  request.copy_deadline = active->deadline;
   request.stop = active->stop.get_token();
   request.done_bytes = &active->snapshot_bytes;
   auto outcome = std::make_shared<Result<std::shared_ptr<const Snapshot>>>();
@@ -341,6 +320,7 @@ void TrainerAgent::take_snapshot(const std::shared_ptr<Active>& active, const Ve
 void TrainerAgent::on_snapshot(const std::shared_ptr<Active>& active,
                                Result<std::shared_ptr<const Snapshot>> snapshot) {
   snapshotting_.reset();
+  if (broken_) snapshot = fail(*broken_);
   if (!snapshot) {
     fail_job(active, snapshot.error());
     pump_jobs();
@@ -366,7 +346,8 @@ void TrainerAgent::on_snapshot(const std::shared_ptr<Active>& active,
                         .layout = std::move(layout).take(),
                         .bucket_bytes = taken.plan()->bucket_bytes(),
                         .arena_bytes = taken.plan()->arena_bytes(),
-                        .snapshot_ns = active->snapshot_ns});
+                        .snapshot_ns = active->snapshot_ns,
+                        .deadline = active->deadline});
   active->snapshot.reset();  // the offers hold it from here on
 }
 
@@ -406,72 +387,6 @@ void TrainerAgent::report_progress() {
     active->progress.done_bytes = coordinator_.staged_bytes();
     active->job.on_progress(active->progress);
   }
-}
-
-// ---- commands ----
-
-void TrainerAgent::on_push(const std::string& peer, const control::Envelope& envelope,
-                           const control::Push& push) {
-  const std::uint64_t request = envelope.request;
-  log_info("push of {} asked for", push.directory);
-  PublishJob job;
-  job.open = [directory = push.directory] { return open_checkpoint_source(directory); };
-  job.step = push.step;
-  job.on_progress = [this, peer, request](const PublishProgress& progress) {
-    reply(peer, request,
-          control::Progress{.phase = progress.phase,
-                            .done_bytes = progress.done_bytes,
-                            .total_bytes = progress.total_bytes});
-  };
-  job.on_done = [this, peer, request](PublishResult result) {
-    if (result.error)
-      reply(peer, request,
-            control::ErrorReply{.code = static_cast<std::uint8_t>(result.error->code()),
-                                .message = result.error->message()});
-    else
-      reply(peer, request, std::move(result.reply));
-  };
-  publish(std::move(job));
-}
-
-void TrainerAgent::roll_back(const Version& to,
-                             std::function<void(control::RollbackReply)> on_done) {
-  const std::uint64_t request = next_request_++;
-  rollbacks_[request] = std::move(on_done);
-  step(RollbackRequested{.request = request, .to = to});
-}
-
-void TrainerAgent::on_verify(const std::string& peer, const control::Envelope& envelope) {
-  questions_.ask(coordinator_.roster(), next_request_++, control::Verify{}, kVerifyDeadline,
-                 [this, peer, request = envelope.request](std::vector<FleetAnswer> answers) {
-                   control::VerifyReply gathered;
-                   for (FleetAnswer& answer : answers) {
-                     auto* verified = std::get_if<control::VerifyReply>(&answer.message);
-                     if (!answer.failure.empty() || verified == nullptr)
-                       gathered.ranks.push_back(
-                           {.replica = answer.sidecar, .failure = "its sidecar " + answer.failure});
-                     else
-                       std::ranges::move(verified->ranks, std::back_inserter(gathered.ranks));
-                   }
-                   reply(peer, request, std::move(gathered));
-                 });
-}
-
-void TrainerAgent::on_plan(const std::string& peer, const control::Envelope& envelope,
-                           control::Plan plan) {
-  questions_.ask(
-      coordinator_.roster(), next_request_++, std::move(plan), kPlanDeadline,
-      [this, peer, request = envelope.request](std::vector<FleetAnswer> answers) {
-        control::PlanReply gathered;
-        for (FleetAnswer& answer : answers) {
-          auto* planned = std::get_if<control::PlanReply>(&answer.message);
-          if (!answer.failure.empty() || planned == nullptr)
-            gathered.sidecars.push_back({.name = answer.sidecar, .failure = answer.failure});
-          else
-            std::ranges::move(planned->sidecars, std::back_inserter(gathered.sidecars));
-        }
-        reply(peer, request, std::move(gathered));
-      });
 }
 
 }  // namespace wsync::publish

@@ -74,10 +74,13 @@ class TrainerAgent {
   // Publishes in flight get no on_done.
   ~TrainerAgent();
 
-  // Waits for the claim and for min_sidecars within the publish deadline, then runs the job.
-  // Jobs run one after the other as far as their snapshots go.
+  // Waits for the claim and for min_sidecars, then runs the job. Jobs run one after the other as
+  // far as their snapshots go. on_done comes within deadlines.publish of this call, unless a read
+  // of the source takes longer; a switch that has been decided then goes on without it.
   void publish(PublishJob job);
-  void roll_back(const Version& to, std::function<void(control::RollbackReply)> on_done);
+  // Brings the fleet back to `to` (0.0: the previous version). on_done comes once, on the loop: at
+  // the latest when the switch's deadlines have passed, at once when this agent must not act.
+  void roll_back(const Version& to, std::function<void(Result<control::RollbackReply>)> on_done);
   [[nodiscard]] control::StatusReply status() const { return coordinator_.status(); }
   [[nodiscard]] const std::string& address() const noexcept { return router_->address(); }
   // The last error that a sidecar has told of, why it does not join for instance; empty when none.
@@ -93,6 +96,9 @@ class TrainerAgent {
   void step(decltype(CoordinatorEvent::what) what);
   // False when it failed and what follows must not be carried out.
   [[nodiscard]] bool carry_out(CoordinatorCommand command);
+  // Blocks the loop for one fsync. It happens once for each claim, when no round is under way and
+  // nothing may be said under the new fence, heartbeats and replies to commands included, before it
+  // would survive a crash: there is nothing that could go on meanwhile.
   [[nodiscard]] bool store_epoch(std::uint64_t epoch);
   void arm_timer();
   void on_message(const std::string& peer, control::Envelope envelope, control::Message message);
@@ -126,7 +132,7 @@ class TrainerAgent {
   std::vector<std::shared_ptr<Active>> queued_;  // wait for their snapshot
   std::shared_ptr<Active> snapshotting_;
   std::map<std::uint64_t, std::shared_ptr<Active>> running_;  // with the coordinator
-  std::map<std::uint64_t, std::function<void(control::RollbackReply)>> rollbacks_;
+  std::map<std::uint64_t, std::function<void(Result<control::RollbackReply>)>> rollbacks_;
   FleetQuestions questions_;
   std::uint64_t next_request_ = 1;
   std::string complaint_;

@@ -386,6 +386,13 @@ void Coordinator::lose(Member& member) {
 }
 
 void Coordinator::on(const CoordinatorTick&) {
+  if (waiting_ && waiting_->deadline && now_ >= *waiting_->deadline)
+    refuse_publish(
+        *std::exchange(waiting_, std::nullopt),
+        fmt::format("its deadline (deadlines.publish) came while the round before it was "
+                    "{}",
+                    phase_name(phase_)),
+        false);
   if (deadline_ && now_ >= *deadline_) phase_deadline();
   if (phase_ < CoordinatorPhase::kReady || phase_ == CoordinatorPhase::kStopped) return;
   for (auto& [name, member] : roster_.members()) {
@@ -430,6 +437,11 @@ void Coordinator::phase_deadline() {
 void Coordinator::fail_late() {
   const CoordinatorPhase phase = phase_;
   const Version version = round_->publish.version;
+  if (round_->publish.deadline && now_ >= *round_->publish.deadline)
+    return abort_round(
+        fmt::format("the deadline of the whole publish (deadlines.publish) came "
+                    "while {} {}",
+                    phase_name(phase), version.to_string()));
   const std::string why = fmt::format("no answer before the deadline while {}", phase_name(phase));
   const std::vector<std::string> names = round_->members;
   for (const std::string& name : names) {

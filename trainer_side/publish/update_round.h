@@ -83,6 +83,8 @@ struct PublishRequested {
   std::uint64_t bucket_bytes = 0;
   std::uint64_t arena_bytes = 0;
   std::uint64_t snapshot_ns = 0;
+  // When it has ended, well or not, whatever it waits for; none = its phases' deadlines alone.
+  std::optional<TimePoint> deadline = {};
 };
 struct RollbackRequested {
   std::uint64_t request = 0;
@@ -241,6 +243,7 @@ class Coordinator {
   void leave_round(const Member& member);
   void phase_deadline();
   void fail_late();
+  [[nodiscard]] TimePoint in_time(std::chrono::milliseconds phase) const;
   void on_layout_unknown(Member& member);
   void refuse_rollback(const RollbackRequested& event, const std::string& why);
   [[nodiscard]] bool is_delivery(const Member& member, const control::Envelope& envelope,

@@ -31,6 +31,12 @@ bool Coordinator::in_round(const Member& member) const {
                        round_->members.end();
 }
 
+// The end of a phase that begins now: no round outlives its publish.
+TimePoint Coordinator::in_time(std::chrono::milliseconds phase) const {
+  const TimePoint end = now_ + phase;
+  return round_->publish.deadline ? std::min(end, *round_->publish.deadline) : end;
+}
+
 const PublishRequested* Coordinator::snapshot_of(const Version& version) const {
   for (const PublishRequested& held : held_)
     if (held.version == version) return &held;
@@ -39,6 +45,8 @@ const PublishRequested* Coordinator::snapshot_of(const Version& version) const {
 
 std::optional<TimePoint> Coordinator::next_wake() const {
   std::optional<TimePoint> wake = deadline_;
+  if (waiting_ && waiting_->deadline && (!wake || *waiting_->deadline < *wake))
+    wake = waiting_->deadline;
   if (phase_ < CoordinatorPhase::kReady || phase_ == CoordinatorPhase::kStopped) return wake;
   for (const auto& [name, member] : roster_.members()) {
     if (!member.joined || in_round(member) || member.delivery.phase == DeliveryPhase::kNone ||

@@ -9,8 +9,7 @@
 namespace wsync::publish {
 namespace {
 
-// What a sidecar may need beyond its own deadlines to report.
-constexpr std::chrono::milliseconds kReportMargin{5'000};
+constexpr std::chrono::milliseconds kReportMargin{limits::kReportMarginMs};
 
 std::uint64_t nanoseconds(std::chrono::nanoseconds d) {
   return d.count() < 0 ? 0 : static_cast<std::uint64_t>(d.count());
@@ -74,10 +73,14 @@ void Coordinator::start_round(const PublishRequested& publish) {
     refuse_publish(publish, "no sidecar is connected to this coordinator", false);
     return;
   }
+  if (publish.deadline && now_ >= *publish.deadline) {
+    refuse_publish(publish, "its deadline (deadlines.publish) came before its round began", false);
+    return;
+  }
   round_.emplace(Round{.publish = publish, .started = now_});
   held_.push_back(publish);
   phase_ = CoordinatorPhase::kAnnouncing;
-  deadline_ = now_ + options_.announce;
+  deadline_ = in_time(options_.announce);
   out_.emplace_back(
       PhaseEntered{.request = publish.request, .phase = control::ProgressPhase::kAnnounce});
   for (auto& [name, member] : roster_.members()) {
@@ -152,7 +155,7 @@ void Coordinator::advance_round() {
 
 void Coordinator::enter_staging() {
   phase_ = CoordinatorPhase::kStaging;
-  deadline_ = now_ + options_.stage;
+  deadline_ = in_time(options_.stage);
   out_.emplace_back(
       PhaseEntered{.request = round_->publish.request, .phase = control::ProgressPhase::kStage});
   const std::vector<std::string> names = round_->members;
@@ -173,7 +176,7 @@ void Coordinator::decide(control::DecisionKind kind, const Version& target) {
   if (round_) {
     round_->decided = now_;
     phase_ = CoordinatorPhase::kSwitching;
-    deadline_ = now_ + options_.whole_switch + kReportMargin;
+    deadline_ = in_time(options_.whole_switch + kReportMargin);
     if (!round_->is_rollback)
       out_.emplace_back(PhaseEntered{.request = round_->publish.request,
                                      .phase = control::ProgressPhase::kSwitch});

@@ -132,6 +132,15 @@ TEST_F(TrainerCApi, EveryWaitEnds) {
   EXPECT_EQ(wsync_trainer_check(trainer_), WSYNC_OK);
   wsync_rollback back;
   EXPECT_NE(wsync_trainer_roll_back(trainer_, {}, 20'000, &back), WSYNC_OK);
+  EXPECT_NE(wsync_trainer_roll_back(trainer_, {}, -1, &back), WSYNC_OK);
+  EXPECT_EQ(wsync_trainer_roll_back(trainer_, {}, -2, &back), WSYNC_INVALID_INPUT);
+  EXPECT_THAT(wsync_trainer_error(), HasSubstr("timeout_ms is -2"));
+  EXPECT_EQ(wsync_trainer_wait(trainer_, publish, WSYNC_PUBLISH_COMMITTED, -2, &status),
+            WSYNC_INVALID_INPUT);
+  // No end of the caller's: the publish itself has one.
+  EXPECT_EQ(wsync_trainer_wait(trainer_, publish, WSYNC_PUBLISH_COMMITTED, -1, &status),
+            WSYNC_DEADLINE);
+  EXPECT_EQ(status.state, WSYNC_PUBLISH_FAILED);
 }
 
 TEST_F(TrainerCApi, ASecondTrainerIsToldWhoHasTheAddress) {

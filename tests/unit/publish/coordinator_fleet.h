@@ -81,7 +81,7 @@ class Fleet {
     for (const std::string& name : names) from_fence(name, kNoFence, hello(name));
     for (const std::string& name : names) from(name, hello(name));
   }
-  void publish(std::uint64_t request = 1) {
+  void publish(std::uint64_t request = 1, std::optional<TimePoint> deadline = {}) {
     const auto version = coordinator.next_version();
     ASSERT_TRUE(version.has_value()) << version.error().message();
     step(PublishRequested{.request = request,
@@ -90,7 +90,8 @@ class Fleet {
                           .content_digest = {2, version->step},
                           .layout = Bytes(4),
                           .bucket_bytes = 1,
-                          .arena_bytes = 100});
+                          .arena_bytes = 100,
+                          .deadline = deadline});
   }
   // The last message of a type sent to a peer, with its envelope.
   template <class T>

@@ -185,5 +185,15 @@ TEST(MemorySource, SpanOfAnotherSizeThanTheShapeIsRefused) {
   EXPECT_THAT(source.error().message(), HasSubstr("has 10 bytes in memory, its shape needs 12"));
 }
 
+TEST(Snapshot, ACopyThatIsNotCompleteAtItsDeadlineIsNone) {
+  Snapshotter snapshotter({.arenas = 1});
+  SnapshotRequest late = request(1);
+  late.copy_deadline = now();
+  const auto taken = take(snapshotter, Model(1), late);
+  ASSERT_FALSE(taken.has_value());
+  EXPECT_EQ(taken.error().code(), ErrorCode::kDeadline);
+  EXPECT_TRUE(take(snapshotter, Model(1), request(2)).has_value()) << "its arena is free again";
+}
+
 }  // namespace
 }  // namespace wsync::publish

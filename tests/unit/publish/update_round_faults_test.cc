@@ -343,5 +343,43 @@ TEST(Coordinator, WhoLeavesInTheSwitchIsForgottenAfterIt) {
   EXPECT_FALSE(fleet.coordinator.roster().members().contains("b"));
 }
 
+// Whatever a publish waits for, it has ended when its own deadline comes.
+TEST(Coordinator, TheDeadlineOfAPublishBoundsEveryPhase) {
+  for (int phase = 0; phase < 3; ++phase) {
+    Fleet fleet;
+    fleet.join("a");
+    const TimePoint deadline = fleet.now + std::chrono::seconds(1);  // shorter than any phase's
+    fleet.publish(1, deadline);
+    if (phase >= 1) fleet.accept("a");
+    if (phase >= 2) fleet.staged("a");
+    EXPECT_EQ(fleet.coordinator.next_wake(), deadline);
+    fleet.wake();
+    ASSERT_EQ(fleet.rounds.size(), 1U) << "phase " << phase;
+    EXPECT_FALSE(fleet.rounds[0].reply.ok);
+    EXPECT_NE(fleet.rounds[0].reply.reason.find("deadline"), std::string::npos);
+    EXPECT_EQ(fleet.coordinator.target().none(), phase < 2) << "what is decided stands";
+  }
+}
+
+TEST(Coordinator, APublishThatWaitsForARoundEndsAtItsOwnDeadline) {
+  Fleet fleet;
+  fleet.join("a");
+  fleet.publish(1);
+  const TimePoint deadline = fleet.now + std::chrono::seconds(1);
+  fleet.publish(2, deadline);
+  EXPECT_EQ(fleet.coordinator.next_wake(), deadline);
+  fleet.wake();
+  ASSERT_EQ(fleet.rounds.size(), 1U);
+  EXPECT_EQ(fleet.rounds[0].request, 2U);
+  EXPECT_FALSE(fleet.rounds[0].superseded);
+  EXPECT_NE(fleet.rounds[0].reply.reason.find("announcing"), std::string::npos);
+  fleet.accept("a");  // the first one goes on
+  fleet.staged("a");
+  fleet.switched("a");
+  ASSERT_EQ(fleet.rounds.size(), 2U);
+  EXPECT_TRUE(fleet.rounds[1].reply.ok);
+  EXPECT_FALSE(fleet.coordinator.next_wake().has_value());
+}
+
 }  // namespace
 }  // namespace wsync::publish

@@ -123,8 +123,8 @@ WSYNC_API void wsync_trainer_clear_tensors(wsync_trainer* trainer);
 WSYNC_API wsync_code wsync_trainer_start(wsync_trainer* trainer);
 
 /* Publishes the weights as they are now and returns when they may be overwritten (state
- * SNAPSHOTTED or later), or with the code of the failure. `step` 0 is the next free one, with one
- * rank only. `*publish` (may be NULL) names it from then on. */
+ * SNAPSHOTTED or later), or with the code of the failure, within `deadlines.publish`. `step` 0 is
+ * the next free one, with one rank only. `*publish` (may be NULL) names it from then on. */
 WSYNC_API wsync_code wsync_trainer_publish(wsync_trainer* trainer, uint64_t step,
                                            wsync_publish* publish);
 /* Returns at once; the weights stay as they are until the publish is SNAPSHOTTED or has ended. */
@@ -133,15 +133,18 @@ WSYNC_API wsync_code wsync_trainer_publish_async(wsync_trainer* trainer, uint64_
 /* Where it stands. The last 1024 publishes that have ended are remembered. */
 WSYNC_API wsync_code wsync_trainer_poll(wsync_trainer* trainer, wsync_publish publish,
                                         wsync_publish_status* status);
-/* Waits timeout_ms (-1: without end; the publish itself has an end) until it is in `state` or a
- * later one, or has ended; `status` may be NULL. WSYNC_OK: it is SNAPSHOTTED, STAGED or COMMITTED
- * as asked for; superseded: WSYNC_CANCELLED; failed: the code of the failure; WSYNC_DEADLINE: not
- * yet. `status` is filled in each of these cases. */
+/* Waits timeout_ms (-1: without end; the publish itself has one, `deadlines.publish` after it
+ * began; less than -1 is WSYNC_INVALID_INPUT) until it is in `state` or a later one, or has ended;
+ * `status` may be NULL. WSYNC_OK: it is SNAPSHOTTED, STAGED or COMMITTED as asked for; superseded:
+ * WSYNC_CANCELLED; failed: the code of the failure; WSYNC_DEADLINE: not yet. `status` is filled in
+ * each of these cases. */
 WSYNC_API wsync_code wsync_trainer_wait(wsync_trainer* trainer, wsync_publish publish,
                                         wsync_publish_state state, int timeout_ms,
                                         wsync_publish_status* status);
 /* Rank 0: brings the fleet back to `to` (0.0: the previous version) and withdraws what is newer.
- * WSYNC_REFUSED with the reason, when it cannot or is only partial; `result` may be NULL. */
+ * Waits timeout_ms, but no longer than a switch may take (`deadlines`: pause, load and commit, and
+ * 10 s); -1 is that long; WSYNC_DEADLINE: not done by then, and it goes on. WSYNC_REFUSED with the
+ * reason, when it cannot or is only partial; `result` may be NULL. */
 WSYNC_API wsync_code wsync_trainer_roll_back(wsync_trainer* trainer, wsync_version to,
                                              int timeout_ms, wsync_rollback* result);
 /* Why this trainer publishes nothing any more: WSYNC_FENCED when a newer one has the fleet,

@@ -1,0 +1,143 @@
+// The trainer's agent on its control address, with peers that say what a test wants.
+#include "trainer_side/publish/trainer_agent.h"
+
+#include <filesystem>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include "shared/control/zmq/ports.h"
+
+namespace wsync::publish {
+namespace {
+
+using control::Envelope;
+using control::Message;
+using testing::HasSubstr;
+
+class Agent : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = testing::TempDir() + "wsync-agent-XXXXXX";
+    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+    directory_ = pattern;
+    loop_ = Loop::create().value();
+  }
+  void TearDown() override {
+    ports_.clear();
+    agent_.reset();
+    loop_.reset();
+    std::filesystem::remove_all(directory_);
+  }
+  Result<> start(std::vector<std::string> settings = {}) {
+    settings.push_back("run_dir=" + directory_);
+    settings.push_back("state_dir=" + directory_ + "/state");
+    const auto config = config::load_trainer({.file = {}, .environment = {}, .set = settings});
+    if (!config) return fail(config.error());
+    TrainerAgentCallbacks callbacks;
+    callbacks.on_stopped = [this](const Error& why) {
+      stopped_ = why;
+      loop_->stop();
+    };
+    callbacks.on_ready = [this](const Version&) { loop_->stop(); };
+    auto agent = TrainerAgent::create(*loop_, *config, std::move(callbacks));
+    if (!agent) return fail(agent.error());
+    agent_ = std::move(*agent);
+    return {};
+  }
+  // A sidecar that says this Hello, and says it again under the fence of each Welcome.
+  void sidecar(const control::Hello& hello) {
+    auto port = std::make_shared<control::DealerPort*>(nullptr);
+    control::DealerCallbacks callbacks;
+    callbacks.on_connected = [port, hello] { (void)(*port)->send({}, hello); };
+    callbacks.on_message = [port, hello](const Envelope& envelope, const Message& message) {
+      if (!std::holds_alternative<control::Welcome>(message)) return;
+      Envelope reply;
+      reply.fence = envelope.fence;
+      (void)(*port)->send(reply, hello);
+    };
+    connect(hello.name, port, std::move(callbacks));
+  }
+  // Sends one request; the loop stops at its answer.
+  void ask(Message message, std::uint64_t request) {
+    auto port = std::make_shared<control::DealerPort*>(nullptr);
+    control::DealerCallbacks callbacks;
+    callbacks.on_connected = [port, message, request] {
+      Envelope envelope;
+      envelope.request = request;
+      (void)(*port)->send(envelope, message);
+    };
+    callbacks.on_message = [this, request](const Envelope& envelope, Message answer) {
+      if (envelope.request != request) return;
+      answer_ = std::move(answer);
+      loop_->stop();
+    };
+    connect("command", port, std::move(callbacks));
+    loop_->run();
+  }
+
+  std::string directory_;
+  std::unique_ptr<Loop> loop_;
+  std::unique_ptr<TrainerAgent> agent_;
+  std::vector<std::unique_ptr<control::DealerPort>> ports_;
+  std::optional<Error> stopped_;
+  Message answer_;
+
+ private:
+  void connect(const std::string& name, const std::shared_ptr<control::DealerPort*>& port,
+               control::DealerCallbacks callbacks) {
+    ports_.push_back(control::connect_zmq(*loop_, {.address = agent_->address(), .name = name},
+                                          std::move(callbacks))
+                         .value());
+    *port = ports_.back().get();
+  }
+};
+
+TEST_F(Agent, AStoredEpochAboveTheLimitIsRefusedWithItsFile) {
+  ASSERT_TRUE(make_private_directory(directory_ + "/state").has_value());
+  ByteWriter writer;
+  writer.put(std::uint64_t{limits::kEpochMax + 1});
+  ASSERT_TRUE(write_durably(directory_ + "/state/coordinator-epoch", writer.buffer()).has_value());
+  const Result<> started = start();
+  ASSERT_FALSE(started.has_value());
+  EXPECT_EQ(started.error().code(), ErrorCode::kInvalidInput);
+  EXPECT_THAT(started.error().message(), HasSubstr("coordinator-epoch: holds fence epoch"));
+}
+
+TEST_F(Agent, WhatCannotBePutOnTheWireIsAnsweredWithAnError) {
+  ASSERT_TRUE(start({"min_sidecars=2"}).has_value());
+  // Each tells of as many withdrawn versions as a message may name; together they are too many.
+  for (std::uint32_t epoch = 1; epoch <= 2; ++epoch) {
+    control::Hello hello{.name = fmt::format("s{}", epoch)};
+    for (std::uint64_t step = 1; step <= limits::kWithdrawnCount; ++step)
+      hello.withdrawn.push_back({.epoch = epoch, .step = step});
+    sidecar(hello);
+  }
+  loop_->run();  // until both have joined
+  ASSERT_FALSE(stopped_.has_value());
+  ask(control::Status{}, 7);
+  const auto* error = std::get_if<control::ErrorReply>(&answer_);
+  ASSERT_NE(error, nullptr) << "a reply that was not made would be waited for";
+  EXPECT_THAT(error->message, HasSubstr("StatusReply"));
+  EXPECT_THAT(error->message, HasSubstr("withdrawn"));
+}
+
+TEST_F(Agent, ACoordinatorWhoseEpochCannotBeStoredAnswersAtOnce) {
+  ASSERT_TRUE(start().has_value());
+  std::filesystem::remove_all(directory_ + "/state");
+  sidecar({.name = "s0"});
+  loop_->run();
+  ASSERT_TRUE(stopped_.has_value());
+  std::optional<Result<control::RollbackReply>> back;
+  agent_->roll_back({}, [&](Result<control::RollbackReply> reply) { back = std::move(reply); });
+  ASSERT_TRUE(back.has_value()) << "nobody else would ever answer";
+  ASSERT_FALSE(back->has_value());
+  EXPECT_THAT(back->error().message(), HasSubstr("cannot store fence epoch"));
+  ask(control::Rollback{}, 9);
+  const auto* error = std::get_if<control::ErrorReply>(&answer_);
+  ASSERT_NE(error, nullptr);
+  EXPECT_THAT(error->message, HasSubstr("cannot store fence epoch"));
+}
+
+}  // namespace
+}  // namespace wsync::publish
