@@ -28,6 +28,20 @@ HeldVersion::HeldVersion(const StagingJob& job, ContentDigests digests, Memory m
       memory_(std::move(memory)),
       data_(data_of(memory_)) {}
 
+std::shared_ptr<const HeldVersion> HeldVersion::make(const StagingJob& job, ContentDigests digests,
+                                                     Memory memory,
+                                                     const std::shared_ptr<ThreadPool>& unmapper) {
+  const auto let_go = [unmapper = std::weak_ptr(unmapper)](HeldVersion* held) {
+    const std::unique_ptr<HeldVersion> owned(held);
+    auto* view = std::get_if<ArenaView>(&owned->memory_);
+    const auto pool = unmapper.lock();
+    if (view == nullptr || !pool) return;
+    // Copyable, as work has to be; unmaps when the work, done or dropped, is destroyed.
+    pool->post([mapping = std::make_shared<MappedRegion>(std::move(*view).end())] {});
+  };
+  return {new HeldVersion(job, std::move(digests), std::move(memory)), let_go};
+}
+
 Version HeldVersion::version() const noexcept { return version_of(identity_); }
 
 Result<UniqueFd> HeldVersion::share() const {
@@ -38,7 +52,7 @@ Result<UniqueFd> HeldVersion::share() const {
 Store::Store(StoreOptions options, Post post)
     : options_(std::move(options)),
       post_(std::move(post)),
-      pool_(options_.verify_threads, options_.verify_nice),
+      pool_(std::make_shared<ThreadPool>(options_.verify_threads, options_.verify_nice)),
       alive_(std::make_shared<bool>(true)) {}
 
 Store::~Store() {
@@ -155,7 +169,7 @@ void Store::drop_unused_arenas(std::uint64_t except_bytes) {
 void Store::start_verifier(std::span<const std::byte> data) {
   const StagingJob& job = arriving_->job;
   arriving_->verifier = std::make_unique<Verifier>(
-      pool_, post_,
+      *pool_, post_,
       VerifierJob{.manifest = job.manifest,
                   .plan = job.plan,
                   .data = data,
@@ -214,8 +228,7 @@ void Store::finish(Result<ContentDigests> verdict) {
   arrived.job.identity.content = verdict->root;
   HeldVersion::Memory memory = arrived.own ? HeldVersion::Memory(std::move(arrived.own))
                                            : HeldVersion::Memory(std::move(*arrived.view));
-  const auto held =
-      std::make_shared<const HeldVersion>(arrived.job, std::move(*verdict), std::move(memory));
+  const auto held = HeldVersion::make(arrived.job, std::move(*verdict), std::move(memory), pool_);
   held_.emplace(version, held);
   arrived.on_staged(held);
 }
@@ -258,7 +271,7 @@ Result<> Store::recheck(Version version, std::function<void(Result<>)> on_checke
   auto& verifier = rechecks_[version];
   if (verifier) return fail(ErrorCode::kBusy, version.to_string() + " is being checked");
   verifier = std::make_unique<Verifier>(
-      pool_, post_,
+      *pool_, post_,
       VerifierJob{.manifest = held->manifest(),
                   .plan = held->plan(),
                   .data = held->data(),

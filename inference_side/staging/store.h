@@ -52,7 +52,11 @@ struct StagingJob {
 class HeldVersion {
  public:
   using Memory = std::variant<ArenaView, std::shared_ptr<OwnArena>>;
-  HeldVersion(const StagingJob& job, ContentDigests digests, Memory memory);
+  // `unmapper` may be null. Otherwise a thread of it unmaps another process's arena when the last
+  // pointer has gone; the lease ends with the pointer, in the thread that lets it go.
+  static std::shared_ptr<const HeldVersion> make(const StagingJob& job, ContentDigests digests,
+                                                 Memory memory,
+                                                 const std::shared_ptr<ThreadPool>& unmapper);
 
   [[nodiscard]] Version version() const noexcept;
   [[nodiscard]] const ArenaIdentity& identity() const noexcept { return identity_; }
@@ -69,6 +73,7 @@ class HeldVersion {
   [[nodiscard]] Result<UniqueFd> share() const;
 
  private:
+  HeldVersion(const StagingJob& job, ContentDigests digests, Memory memory);
   ArenaIdentity identity_;
   std::shared_ptr<const Manifest> manifest_;
   std::shared_ptr<const BucketPlan> plan_;
@@ -142,7 +147,7 @@ class Store {
 
   const StoreOptions options_;
   const Post post_;
-  ThreadPool pool_;
+  std::shared_ptr<ThreadPool> pool_;
   std::shared_ptr<bool> alive_;
   std::map<Version, std::shared_ptr<const HeldVersion>> held_;
   std::map<Version, std::unique_ptr<Verifier>> rechecks_;

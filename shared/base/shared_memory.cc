@@ -311,5 +311,11 @@ std::span<const std::byte> ArenaView::data() const noexcept {
 }
 ArenaIdentity ArenaView::identity() const noexcept { return read_header(region_.bytes()).identity; }
 Result<UniqueFd> ArenaView::share() const { return reopen_read_only(fd_.get()); }
+MappedRegion ArenaView::end() && {
+  // Not left to the close: the mapping keeps the open file, and its lock, in being.
+  WSYNC_CHECK(set_lock(fd_.get(), F_UNLCK), "unlocking takes nothing that could be missing");
+  fd_.reset();
+  return std::move(region_);
+}
 
 }  // namespace wsync

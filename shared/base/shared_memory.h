@@ -160,6 +160,9 @@ class ArenaView {
   [[nodiscard]] ArenaIdentity identity() const noexcept;
   // A new read-only descriptor without any lock, to be handed on.
   [[nodiscard]] Result<UniqueFd> share() const;
+  // Lets the lease go at once and hands out the mapping, which nobody may read any more. Unmapping
+  // takes milliseconds for each GiB: a loop thread leaves that to another one.
+  [[nodiscard]] MappedRegion end() &&;
 
  private:
   ArenaView(UniqueFd fd, MappedRegion region, std::uint64_t data_bytes) noexcept

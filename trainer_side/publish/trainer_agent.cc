@@ -123,6 +123,8 @@ Result<> TrainerAgent::listen() {
     on_message(peer, std::move(envelope), std::move(message));
   };
   callbacks.on_lost = [this](const std::string& peer, const Error& error) {
+    for (const auto& [name, member] : coordinator_.roster().members())
+      if (member.peer == peer) log_warning("sidecar {} lost: {}", name, error.message());
     step(PeerLost{.peer = peer, .reason = error.message()});
   };
   callbacks.on_bad_message = [](const std::string& peer, const Error& error) {

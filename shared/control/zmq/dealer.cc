@@ -120,7 +120,11 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
           callbacks.heartbeat ? callbacks.heartbeat() : std::pair<Envelope, Heartbeat>{};
       std::ignore = send(envelope, heartbeat);  // a full queue ends as silence
     }
-    if (now() - heard <= options.times.silence_deadline) return;
+    const auto silent = [this] { return now() - heard > options.times.silence_deadline; };
+    if (!silent()) return;
+    // It may be this loop that stood still: the peer is not silent before what has come is read.
+    drain_all();
+    if (closed || !silent()) return;
     lose(Error(ErrorCode::kDeadline, fmt::format("{} has been silent for {} ms", options.address,
                                                  options.times.silence_deadline.count())));
     if (!closed && now() - begun > options.times.silence_deadline) connect_again();

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <map>
 #include <optional>
@@ -31,20 +32,30 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
   void drain() {
     const auto self = shared_from_this();
     draining = false;
-    for (int i = 0; i < kMessagesPerTurn; ++i) {
-      if (closed) return;
-      std::array<Part, 2> parts;
-      const std::size_t count = socket->receive(parts);
-      if (count == 0) return;
-      take(parts[0].text(), count, parts[1].bytes());
-    }
+    for (int i = 0; i < kMessagesPerTurn; ++i)
+      if (!take_one()) return;
     drain_later();
+  }
+  void drain_all() {
+    const std::uint64_t most = limits::kPortQueueCount * (peers.size() + 1);
+    for (std::uint64_t i = 0; i < most && take_one(); ++i) {
+    }
   }
   void drain_later() {
     if (std::exchange(draining, true)) return;
     loop.post([self = shared_from_this()] {
       if (!self->closed) self->drain();
     });
+  }
+
+  // False when nothing is left, or the port was closed.
+  bool take_one() {
+    if (closed) return false;
+    std::array<Part, 2> parts;
+    const std::size_t count = socket->receive(parts);
+    if (count == 0) return false;
+    take(parts[0].text(), count, parts[1].bytes());
+    return !closed;
   }
 
   void take(const std::string& peer, std::size_t parts, std::span<const std::byte> bytes) {
@@ -103,9 +114,16 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
     }
     const auto [envelope, heartbeat] =
         callbacks.heartbeat ? callbacks.heartbeat() : std::pair<Envelope, Heartbeat>{};
+    const auto silent = [&](const auto& entry) {
+      return now() - entry.second.heard > options.times.silence_deadline;
+    };
+    // It may be this loop that stood still: nobody is silent before what has come is read.
+    if (std::ranges::any_of(peers, silent)) drain_all();
+    if (closed) return;
     std::vector<std::pair<std::string, Error>> lost;
-    for (const auto& [name, peer] : peers) {
-      if (now() - peer.heard > options.times.silence_deadline) {
+    for (const auto& entry : peers) {
+      const std::string& name = entry.first;
+      if (silent(entry)) {
         lost.emplace_back(
             name, Error(ErrorCode::kDeadline, fmt::format("{} has been silent for {} ms", name,
                                                           options.times.silence_deadline.count())));

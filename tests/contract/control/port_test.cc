@@ -11,6 +11,7 @@
 #include <netinet/in.h>
 #include <string>
 #include <sys/socket.h>
+#include <thread>
 #include <vector>
 
 #include "shared/base/format.h"
@@ -312,6 +313,46 @@ TEST_P(Port, SilenceIsALossToTheDealerAndAWordEndsIt) {
           kImpatient);
   loop_->run();
   EXPECT_EQ(events, (std::vector<std::string>{"connected", "lost", "connected"}));
+}
+
+// Who stood still itself must not take the others for silent: their words wait in its queue.
+TEST_P(Port, ALoopThatStoodStillReadsBeforeItCallsAPeerSilent) {
+  int heard = 0;
+  const auto hear = [&] {
+    if (++heard == 2) return loop_->stop();
+    ASSERT_TRUE(raw_->send("", encode({}, Heartbeat{}).value()).has_value());
+    std::this_thread::sleep_for(4 * kImpatient.silence_deadline);
+  };
+  listen(
+      {.on_message = [&](const std::string&, const Envelope&, const Message&) { hear(); },
+       .on_lost = [](const std::string&, const Error& error) { ADD_FAILURE() << error.message(); }},
+      kImpatient);
+  connect_raw("talks");
+  raw_send(encode({}, Heartbeat{}).value());
+  loop_->run();
+  EXPECT_EQ(heard, 2);
+}
+
+TEST_P(Port, ADealerThatStoodStillReadsBeforeItCallsItsRouterSilent) {
+  raw_ = Socket::create(ZMQ_ROUTER, "").value();
+  auto address = parse_port_address(address_).value();
+  ASSERT_TRUE(raw_->bind(address).has_value());
+  address_ = raw_->last_endpoint();
+  bool heard = false;
+  connect({.on_message =
+               [&](const Envelope&, const Message&) {
+                 heard = true;
+                 loop_->stop();
+               },
+           .on_connected =
+               [&] {
+                 EXPECT_TRUE(
+                     raw_->send(dealer_->identity(), encode({}, Heartbeat{}).value()).has_value());
+                 std::this_thread::sleep_for(4 * kImpatient.silence_deadline);
+               }},
+          kImpatient);
+  loop_->run();
+  EXPECT_TRUE(heard);
 }
 
 TEST_P(Port, ADealerLeavesASilentRouterForTheOneThatTookItsAddressOver) {

@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <random>
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <thread>
 #include <unistd.h>
 
 #include "shared/base/limits.h"
@@ -138,6 +140,32 @@ TEST_F(StoreTest, ReleaseDropsTheLeaseAndNothingElseDoes) {
   store.release(step(1));
   EXPECT_TRUE(arena.try_write_lease({}).has_value());
   EXPECT_TRUE(store.versions_held().empty());
+}
+
+TEST_F(StoreTest, AReleasedMappingGoesWithoutItsOwnersThread) {
+  const SharedArena arena = model_.arena(1);
+  const std::byte* data = nullptr;
+  const auto mapped = [&] {
+    unsigned char resident = 0;
+    const auto page = reinterpret_cast<std::uintptr_t>(data) & ~std::uintptr_t{4095};
+    return ::mincore(reinterpret_cast<void*>(page), 4096, &resident) == 0;
+  };
+  {
+    Store store({}, loop_.post());
+    ASSERT_TRUE(stage_view(store, model_, 1, arena).has_value());
+    data = store.find(step(1))->data().data();
+    staged_.reset();
+    EXPECT_TRUE(mapped());
+    store.release(step(1));
+    while (mapped()) std::this_thread::yield();
+
+    // What outlives its store is unmapped by whoever lets it go.
+    ASSERT_TRUE(stage_view(store, model_, 1, arena).has_value());
+    data = store.find(step(1))->data().data();
+  }
+  EXPECT_TRUE(mapped());
+  staged_.reset();
+  EXPECT_FALSE(mapped());
 }
 
 TEST_F(StoreTest, BytesThatDifferFromTheAnnouncementAreNotStaged) {
