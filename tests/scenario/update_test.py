@@ -98,7 +98,6 @@ class Update(unittest.TestCase):
             os.unlink(host_socket)  # as a sidecar in another mount namespace sees it
             _, engines = fleet.sidecar("s0")
             fleet.engine(engines, "a", one)
-            fleet.until(lambda: "a" in fleet.replicas(), "the replica in the coordinator's view")
             for path in (one, two):
                 self.verified(fleet, self.push(fleet, path), 1)
             _, status = fleet.ask("status")

@@ -40,13 +40,6 @@ std::size_t Roster::joined_count() const noexcept {
       members_.begin(), members_.end(), [](const auto& entry) { return entry.second.joined; }));
 }
 
-std::uint32_t Roster::live_replicas() const noexcept {
-  std::uint32_t count = 0;
-  for (const auto& [name, member] : members_)
-    if (member.joined) count += whole_replicas(member);
-  return count;
-}
-
 std::optional<Version> Roster::rollback_target(const Version& target,
                                                const std::vector<Version>& withdrawn) const {
   std::optional<Version> best;

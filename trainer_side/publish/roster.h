@@ -79,8 +79,6 @@ class Roster {
   [[nodiscard]] std::map<std::string, Member>& members() noexcept { return members_; }
   [[nodiscard]] const std::map<std::string, Member>& members() const noexcept { return members_; }
   [[nodiscard]] std::size_t joined_count() const noexcept;
-  // Replicas with all ranks attached, over the joined sidecars.
-  [[nodiscard]] std::uint32_t live_replicas() const noexcept;
   // The newest version older than `target`, not in `withdrawn`, that every joined sidecar holds.
   [[nodiscard]] std::optional<Version> rollback_target(const Version& target,
                                                        const std::vector<Version>& withdrawn) const;

@@ -442,6 +442,12 @@ void Coordinator::fail_late() {
         fmt::format("the deadline of the whole publish (deadlines.publish) came "
                     "while {} {}",
                     phase_name(phase), version.to_string()));
+  if (round_->lacks_replicas)
+    return abort_round(fmt::format(
+        "{} whole replicas have staged {}; the round needs {}: attach more "
+        "ranks, or lower {}",
+        staged_replicas(), version.to_string(), needed_replicas(),
+        needed_replicas() > options_.min_replicas ? "the quorum of `commit`" : "`min_replicas`"));
   const std::string why = fmt::format("no answer before the deadline while {}", phase_name(phase));
   const std::vector<std::string> names = round_->members;
   for (const std::string& name : names) {

@@ -56,6 +56,8 @@ struct CoordinatorOptions {
   std::chrono::milliseconds hello{limits::kHelloDeadlineMs};
   std::chrono::milliseconds announce{limits::kAnnounceDeadlineMs};
   std::chrono::milliseconds stage{limits::kStageDeadlineMs};
+  // Once all have staged and whole replicas lack: how long heartbeats may bring more of them.
+  std::chrono::milliseconds attach{limits::kHeartbeatDeadlineMs};
   std::chrono::milliseconds pause{limits::kPauseDeadlineMs};
   std::chrono::milliseconds load{limits::kLoadDeadlineMs};
   std::chrono::milliseconds whole_switch{limits::kSwitchDeadlineMs};
@@ -186,6 +188,7 @@ class Coordinator {
     std::uint64_t rollback_request = 0;
     Version from;
     std::vector<control::Problem> problems;
+    bool lacks_replicas = false;  // all have staged; deadline_ is that of `attach`
   };
 
   // What arrives.

@@ -145,11 +145,8 @@ void Coordinator::advance_round() {
   if (enough_staged()) {
     decide(control::DecisionKind::kSwitch, round_->publish.version);
   } else if (all([](const Member& m) { return m.delivery.phase == DeliveryPhase::kStaged; })) {
-    abort_round(fmt::format(
-        "{} whole replicas have staged {}; the round needs {}: attach more "
-        "ranks, or lower {}",
-        staged_replicas(), round_->publish.version.to_string(), needed_replicas(),
-        needed_replicas() > options_.min_replicas ? "the quorum of `commit`" : "`min_replicas`"));
+    // An engine that has just attached is told of by the next heartbeat.
+    if (!std::exchange(round_->lacks_replicas, true)) deadline_ = in_time(options_.attach);
   }
 }
 
@@ -246,6 +243,7 @@ void Coordinator::on_heartbeat(Member& member, const control::Heartbeat& heartbe
   member.report.target = heartbeat.target;
   member.report.replicas = heartbeat.replicas;
   member.staged_bytes = heartbeat.staged_bytes;
+  if (phase_ == CoordinatorPhase::kStaging && in_round(member)) advance_round();
   if (phase_ != CoordinatorPhase::kSwitching || member.unreported.empty() ||
       member.decided != number_)
     return;

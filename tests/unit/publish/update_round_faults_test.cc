@@ -171,7 +171,7 @@ TEST(Coordinator, TheSentenceOfARoundThatIsTooSmallCountsWhatHasStaged) {
   fleet.accept("b");
   fleet.from("b", control::Staged{.version = stage->second.version, .failure = "tcp"},
              fleet.last<control::Stage>("b")->first.round);
-  ASSERT_EQ(fleet.rounds.size(), 1U);
+  while (fleet.rounds.empty()) fleet.wake();
   EXPECT_NE(fleet.rounds[0].reply.reason.find("1 whole replicas have staged"), std::string::npos)
       << fleet.rounds[0].reply.reason;
   EXPECT_NE(fleet.rounds[0].reply.reason.find("`min_replicas`"), std::string::npos);
@@ -183,9 +183,25 @@ TEST(Coordinator, TooFewReplicasFailTheRound) {
   fleet.publish();
   fleet.accept("a");
   fleet.staged("a");
+  EXPECT_TRUE(fleet.rounds.empty()) << "a heartbeat may still bring one";
+  fleet.wake();
   ASSERT_EQ(fleet.rounds.size(), 1U);
   EXPECT_NE(fleet.rounds[0].reply.reason.find("1 whole replicas have staged"), std::string::npos);
   EXPECT_NE(fleet.rounds[0].reply.reason.find("needs 2"), std::string::npos);
+}
+
+TEST(Coordinator, AReplicaThatAttachesAfterItsSidecarHasStagedCounts) {
+  Fleet fleet({.min_replicas = 2});
+  fleet.join("a");
+  fleet.publish();
+  fleet.accept("a");
+  fleet.staged("a");
+  control::Heartbeat heartbeat{.replicas = Fleet::hello("a").replicas};
+  fleet.from("a", heartbeat);
+  EXPECT_EQ(fleet.count<control::Decide>("a"), 0U);
+  heartbeat.replicas.push_back({.replica = "late", .world_size = 1, .ranks_attached = 1});
+  fleet.from("a", heartbeat);
+  EXPECT_EQ(fleet.count<control::Decide>("a"), 1U);
 }
 
 // The same process, after its connection broke: it has the version, and what it said may be lost.
