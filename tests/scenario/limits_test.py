@@ -40,7 +40,7 @@ class Case(unittest.TestCase):
         """The status once heartbeats have told all of a publish that is done."""
         def told():
             sidecar, = fleet.ask("status")[1]["result"]["sidecars"]
-            return sidecar["target"] == version and version in sidecar["staged"] and all(
+            return sidecar["target"] == version and version in sidecar["staged"] and len(sidecar["staged"]) <= 2 and all(
                 r["ready"] and r["version"] == version for r in sidecar["replicas"])
         fleet.until(told, f"{version} in the status")
         return fleet.ask("status")
@@ -552,7 +552,7 @@ class Rivals(Case):
                 fake.until(wire.HELLO)
                 record = content(fleet.environment["WSYNC_STATE_DIR"], "s0.record")
                 back = struct.pack("<QBIQIIQBIIQQ", 99, 1, 1, 1, 1, 1, 2, 0, 1000, 1000, 0, 0)  # to 1.1; 1.2 is withdrawn
-                for kind, payload in ((wire.DECIDE, back), (wire.WELCOME, struct.pack("<IIII", 0, 0, 200, 2000)),
+                for kind, payload in ((wire.DECIDE, back), (wire.WELCOME, struct.pack("<II", 0, 0)),
                                       (wire.ANNOUNCE, struct.pack("<IQQQIQQQQ", 1, 3, 0, 0, 0, 0, 0, 2**20, 2**20))):
                     fake.send(wire.message(kind, payload, fence=(0, 2**64 - 1, 2**64 - 1)))
                     said = fake.until(wire.ERROR)

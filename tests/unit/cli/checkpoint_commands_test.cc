@@ -65,12 +65,18 @@ TEST_F(CheckpointCommands, PlanComparesWithWhatAnEngineHolds) {
 }
 
 TEST_F(CheckpointCommands, PlanCountsRoundsAndMemory) {
-  const auto run = run_command({"plan", at("first"), "--devices", "3", "--buffer", "1MiB",
-                                "--engines", "2", "--versions-held", "3", "--json"});
-  const auto result = nlohmann::json::parse(run.out).at("result");
+  const auto planned = [&](const std::string& bucket) {
+    const auto run =
+        run_command({"plan", at("first"), "--bucket", bucket, "--devices", "3", "--buffer", "1MiB",
+                     "--engines", "2", "--versions-held", "3", "--json"});
+    return nlohmann::json::parse(run.out).at("result");
+  };
+  const auto result = planned("1MiB");
   const std::uint64_t buckets = result.at("buckets");
   EXPECT_EQ(result.at("rounds"), (buckets + 2) / 3);
   EXPECT_EQ(result.at("bucket_bytes"), 1U << 20U);
+  // A bucket that is larger than a device's buffer goes through it in parts.
+  EXPECT_EQ(planned("64MiB").at("rounds"), result.at("rounds"));
   const auto& peak = result.at("peak_memory");
   EXPECT_EQ(peak.at("buffer_bytes"), 9U << 20U);
   EXPECT_EQ(peak.at("engine_bytes"), 2 * result.at("bytes").get<std::uint64_t>());
