@@ -46,7 +46,7 @@ struct CopyGroup {
 class CopyScratch {
  public:
   [[nodiscard]] std::span<std::byte> window();
-  static constexpr std::uint64_t kBytes = 512 * 1024;  // of a chunk
+  static constexpr std::uint64_t kBytes = std::uint64_t{512} * 1024;  // of a chunk
 
  private:
   std::unique_ptr<std::byte[]> memory_;
