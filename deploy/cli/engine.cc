@@ -103,7 +103,7 @@ void add_engine(CLI::App& app, Context& context) {
        .description = "Run one rank of the reference engine: holds a model, serves steps, takes "
                       "new versions from a sidecar",
        .examples = {
-           "wsync engine --sidecar /run/wsync/engine.sock --checkpoint /models/qwen",
+           "wsync engine --sidecar /run/wsync/host0.engines --checkpoint /models/qwen",
            "wsync engine --sidecar S --checkpoint DIR --replica r0 --rank 1 --world-size 2",
            "wsync engine --sidecar S --checkpoint DIR --adopt --json"}});
   auto options = std::make_shared<EngineOptions>();

@@ -135,6 +135,7 @@ Result<control::PlanReply> ask_fleet(const PlanOptions& options, const Offer& of
   offer.manifest.encode(layout);
   const control::RequestOptions request{.address = options.coordinator,
                                         .deadline = kReplyDeadline,
+                                        .stop_on_signal = true,
                                         .on_sent = [&asked] { asked = true; }};
   Result<control::Decoded> decoded =
       control::request(request, {},

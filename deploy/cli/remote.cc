@@ -30,7 +30,7 @@ template <class Reply>
 Result<Reply> ask(const RemoteOptions& options, const control::Message& message,
                   const std::function<void(const control::Progress&)>& on_progress = {},
                   bool* asked = nullptr) {
-  control::RequestOptions request{.address = options.address};
+  control::RequestOptions request{.address = options.address, .stop_on_signal = true};
   if (asked != nullptr) request.on_sent = [asked] { *asked = true; };
   request.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1000));
   Result<control::Decoded> decoded = control::request(request, {}, message, on_progress);

@@ -1,6 +1,7 @@
 #include "deploy/cli/report.h"
 
 #include <algorithm>
+#include <span>
 
 #include "deploy/cli/context.h"
 #include "shared/base/format.h"
@@ -12,6 +13,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kMismatchesShown = 10;
+constexpr std::size_t kProblemsShown = 10;
 
 std::string version_text(const Version& version) {
   return version.none() ? "none" : version.to_string();
@@ -135,10 +137,13 @@ json problems_json(const std::vector<control::Problem>& problems) {
 
 std::string problems_text(const std::vector<control::Problem>& problems) {
   std::string text;
-  for (const control::Problem& p : problems)
+  for (const control::Problem& p :
+       std::span(problems).first(std::min(problems.size(), kProblemsShown)))
     text += fmt::format("  {}: {}{}{}{}\n", problem_name(p.kind), p.tensor,
                         p.tensor.empty() ? "" : ": ", p.detail,
                         p.nearest.empty() ? "" : fmt::format(" (nearest: {})", p.nearest));
+  if (problems.size() > kProblemsShown)
+    text += fmt::format("  and {} more (--json has them all)\n", problems.size() - kProblemsShown);
   return text;
 }
 
@@ -191,9 +196,10 @@ std::string to_text(const control::RollbackReply& reply) {
 }
 
 bool all_match(const control::VerifyReply& reply) noexcept {
-  return std::all_of(reply.ranks.begin(), reply.ranks.end(), [](const control::VerifyRank& rank) {
-    return rank.failure.empty() && rank.mismatches.empty();
-  });
+  return !reply.ranks.empty() &&
+         std::all_of(reply.ranks.begin(), reply.ranks.end(), [](const control::VerifyRank& rank) {
+           return rank.failure.empty() && rank.mismatches.empty();
+         });
 }
 
 json to_json(const control::VerifyReply& reply) {
@@ -234,7 +240,7 @@ std::string to_text(const control::VerifyReply& reply) {
     if (rank.mismatches.size() > kMismatchesShown)
       text += fmt::format("  and {} more\n", rank.mismatches.size() - kMismatchesShown);
   }
-  return text.empty() ? "no engine is attached\n" : text;
+  return text.empty() ? "no engine is attached: nothing was verified\n" : text;
 }
 
 json to_json(const control::StatusReply& reply) {

@@ -19,11 +19,11 @@ namespace wsync::cli {
 [[nodiscard]] std::string to_text(const control::VerifyReply& reply);
 [[nodiscard]] std::string to_text(const control::StatusReply& reply);
 
-// What does not fit: one object, one line each.
+// What does not fit: one object each; one line each, the first ones only.
 [[nodiscard]] nlohmann::json problems_json(const std::vector<control::Problem>& problems);
 [[nodiscard]] std::string problems_text(const std::vector<control::Problem>& problems);
 
-// Whether every rank was read and every tensor matched.
+// Whether there is a rank, every one was read and every tensor matched.
 [[nodiscard]] bool all_match(const control::VerifyReply& reply) noexcept;
 
 }  // namespace wsync::cli

@@ -123,6 +123,9 @@ void EngineHub::on_hello(const std::shared_ptr<Rank>& rank, const control::Envel
                          control::EngineHello hello) {
   if (rank->attached) return refuse(rank, "a second EngineHello on one connection");
   if (envelope.replica.empty()) return refuse(rank, "an EngineHello without a replica name");
+  // Also of one that is refused: an engine takes only what names it.
+  rank->replica = envelope.replica;
+  rank->rank = envelope.rank;
   if (envelope.fence > fence_)
     return refuse(rank,
                   fmt::format("replica '{}' rank {} obeys fence epoch {}, this sidecar knows "
@@ -150,13 +153,12 @@ void EngineHub::on_hello(const std::shared_ptr<Rank>& rank, const control::Envel
   if (!versions_.empty()) {
     std::vector<control::Problem> problems =
         reload::check_layout(*versions_.rbegin()->second->manifest(), hello.tensors);
-    if (!problems.empty())
-      return refuse(
-          rank,
-          fmt::format("replica '{}' rank {} does not fit the model that is served: {} ({})",
-                      envelope.replica, envelope.rank, problems.front().tensor,
-                      problems.front().detail),
-          std::move(problems));
+    if (!problems.empty()) {
+      const std::string why = fmt::format(
+          "replica '{}' rank {} does not fit the model that is served: {} ({})", envelope.replica,
+          envelope.rank, problems.front().tensor, problems.front().detail);
+      return refuse(rank, why, std::move(problems));
+    }
   }
   std::vector<UniqueFd> fds;
   if (runner_) {
@@ -166,8 +168,6 @@ void EngineHub::on_hello(const std::shared_ptr<Rank>& rank, const control::Envel
   }
   rank->attached = true;
   rank->hello_deadline.reset();
-  rank->replica = envelope.replica;
-  rank->rank = envelope.rank;
   rank->world_size = hello.world_size;
   rank->device = hello.device;
   rank->tensors =

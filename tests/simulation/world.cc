@@ -299,7 +299,8 @@ void World::carry_out(std::size_t c, const publish::CoordinatorCommand& command)
     if (!back->reply.ok) ++statistics_.reasons["rollback: " + back->reply.reason];
     if (!back->reply.ok) return;
     ++statistics_.rollbacks_ok;
-    gone_for_good_.insert(back->reply.from);
+    std::set<std::string>& told = gone_for_good_[back->reply.from];
+    for (const auto& [name, member] : process.machine->roster().members()) told.insert(name);
   } else if (const auto* drop = std::get_if<publish::DropVersion>(&command)) {
     process.snapshots.erase(drop->version);
   }

@@ -121,8 +121,10 @@ class World {
   std::uint64_t stored_epoch_ = 0;
   std::uint64_t published_ = 0;
   std::uint64_t requests_ = 0;
-  std::uint64_t last_ok_ = 0;        // the newest publish that was good
-  std::set<Version> gone_for_good_;  // withdrawn by a rollback that was reported as done
+  std::uint64_t last_ok_ = 0;  // the newest publish that was good
+  // Withdrawn by a rollback that was reported as done, and the sidecars that had come to the
+  // coordinator by then: the others cannot know.
+  std::map<Version, std::set<std::string>> gone_for_good_;
   std::vector<std::string> violations_;
   WorldStatistics statistics_;
 };

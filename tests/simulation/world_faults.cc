@@ -212,7 +212,8 @@ void World::check_may_run(std::size_t s, const EngineGroup& group, const Version
                  std::ranges::find(withdrawn, version) != withdrawn.end()))
     violate(
         fmt::format("'{}' activates {}, which was withdrawn", group.name(), version.to_string()));
-  if (gone_for_good_.contains(version))
+  const auto gone = gone_for_good_.find(version);
+  if (gone != gone_for_good_.end() && gone->second.contains(fmt::format("s{}", s)))
     violate(fmt::format("'{}' activates {} after its rollback was reported as done", group.name(),
                         version.to_string()));
 }

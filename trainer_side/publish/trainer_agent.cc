@@ -220,10 +220,20 @@ bool TrainerAgent::carry_out(CoordinatorCommand command) {
     const std::shared_ptr<Active> active = it->second;
     running_.erase(it);
     trace_.ended(done->request, now());
+    if (done->reply.ok)
+      log_info("{} is served", done->reply.version.to_string());
+    else
+      log_warning("{} was not published everywhere: {}", done->reply.version.to_string(),
+                  done->reply.reason);
     if (active->job.on_done)
       active->job.on_done(
           {.superseded = done->superseded, .reply = std::move(done->reply), .error = {}});
   } else if (auto* back = std::get_if<RollbackDone>(&command)) {
+    if (back->reply.ok)
+      log_info("rolled back from {} to {}", back->reply.from.to_string(),
+               back->reply.to.to_string());
+    else
+      log_warning("rollback: {}", back->reply.reason);
     if (auto entry = rollbacks_.extract(back->request); !entry.empty())
       entry.mapped()(std::move(back->reply));
   } else if (auto* drop = std::get_if<DropVersion>(&command)) {

@@ -442,6 +442,11 @@ void Coordinator::fail_late() {
         fmt::format("the deadline of the whole publish (deadlines.publish) came "
                     "while {} {}",
                     phase_name(phase), version.to_string()));
+  if (round_->lacks_replicas && staged_replicas() == 0)
+    return abort_round(
+        fmt::format("no engine is attached to a sidecar that has staged {}: attach one, and "
+                    "publish again",
+                    version.to_string()));
   if (round_->lacks_replicas)
     return abort_round(fmt::format(
         "{} whole replicas have staged {}; the round needs {}: attach more "

@@ -166,7 +166,10 @@ void Coordinator::enter_staging() {
 void Coordinator::decide(control::DecisionKind kind, const Version& target) {
   ++number_;
   kind_ = kind;
-  if (target != target_) previous_target_ = target_;
+  if (target != target_) {
+    previous_target_ = target_;
+    target_content_ = {};  // of a version that another coordinator published it is not known
+  }
   target_ = target;
   if (const PublishRequested* publish = snapshot_of(target))
     target_content_ = publish->content_digest;
@@ -407,7 +410,8 @@ void Coordinator::finish_rollback() {
   std::string missing;
   for (const auto& [name, member] : roster_.members()) {
     if (member.switched != number_) {
-      missing += fmt::format("{}sidecar '{}'", missing.empty() ? "" : ", ", name);
+      missing += fmt::format("{}sidecar '{}'{}", missing.empty() ? "" : ", ", name,
+                             member.refused.empty() ? "" : " (" + member.refused + ")");
       continue;
     }
     for (const control::ReplicaOutcome& outcome : member.outcomes) {

@@ -151,10 +151,10 @@ void EngineLink::on_welcome(const control::EngineWelcome& message, std::vector<U
 }
 
 void EngineLink::on_refuse(const control::Refuse& message) {
+  refused_ = true;
   std::string sentence = "the sidecar refuses this engine: " + message.reason;
   for (std::size_t i = 0; i < std::min<std::size_t>(3, message.problems.size()); ++i)
     sentence += fmt::format("; {}: {}", message.problems[i].tensor, message.problems[i].detail);
-  log_error("{} rank {}: {}", description_.replica, description_.rank, sentence);
   note_error(sentence);
 }
 

@@ -162,6 +162,7 @@ void EngineLink::try_connect() {
   reader_ = control::FrameReader();
   writer_ = control::FrameWriter();
   welcomed_ = false;
+  refused_ = false;
   want_write_ = false;
   if (auto watched = watch(epoll_.get(), socket_.get(), EPOLLIN, EPOLL_CTL_ADD); !watched) {
     lose(watched.error().message());
@@ -186,10 +187,10 @@ void EngineLink::send_hello() {
 }
 
 void EngineLink::lose(const std::string& why) {
-  if (!why.empty()) note_error(why);
   if (welcomed_)
-    log_warning("{} rank {}: the sidecar is lost ({})", description_.replica, description_.rank,
-                why);
+    note_error(fmt::format("the sidecar is lost ({})", why));
+  else if (!why.empty() && !refused_)
+    note_error(why);
   socket_.reset();
   welcomed_ = false;
   pending_pause_.reset();
@@ -262,7 +263,9 @@ void EngineLink::send(const control::Envelope& request, control::Message message
 
 void EngineLink::note_error(const std::string& sentence) {
   const std::lock_guard lock(mutex_);
-  status_.last_error = sentence;
+  // Said once, however often it is tried again.
+  if (std::exchange(status_.last_error, sentence) != sentence)
+    log_warning("{} rank {}: {}; trying again", description_.replica, description_.rank, sentence);
 }
 
 void EngineLink::report(Report report) {

@@ -131,6 +131,7 @@ class EngineLink {
   control::FrameWriter writer_;
   bool want_write_ = false;
   bool welcomed_ = false;
+  bool refused_ = false;  // on this connection: its end is no news
   std::int64_t backoff_ms_ = 0;
   control::DeviceKind device_kind_ = control::DeviceKind::kUnified;
   std::vector<MappedRegion> ipc_buffers_;

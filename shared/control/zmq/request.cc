@@ -8,6 +8,7 @@
 #include "shared/base/format.h"
 #include "shared/control/zmq/ports.h"
 #include "shared/loop/loop.h"
+#include "shared/loop/signals.h"
 #include "shared/loop/timer.h"
 
 namespace wsync::control {
@@ -26,14 +27,27 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
   };
   Timer deadline(**loop, [&] {
     if (!sent)
-      return end(
-          fail(ErrorCode::kPeerLost,
-               fmt::format("nobody answers at {}: is a coordinator or sidecar running there?",
-                           options.address)));
+      return end(fail(
+          ErrorCode::kPeerLost,
+          fmt::format("nobody answers at {}: no coordinator is running there; a sidecar answers "
+                      "status, verify and plan at ipc://<run_dir>/<name>.control",
+                      options.address)));
     end(fail(ErrorCode::kDeadline,
              fmt::format("{}: no reply from {} within {} ms", message_name(type_of(message)),
                          options.address, options.deadline.count())));
   });
+  std::unique_ptr<Signals> signals;
+  if (options.stop_on_signal) {
+    auto made = Signals::create(**loop, [&](int) {
+      end(fail(ErrorCode::kCancelled,
+               sent ? fmt::format("interrupted; {} goes on with what it was asked for (see `wsync "
+                                  "status`)",
+                                  options.address)
+                    : fmt::format("interrupted before anybody answered at {}", options.address)));
+    });
+    if (!made) return fail(std::move(made).error());
+    signals = std::move(*made);
+  }
   DealerCallbacks callbacks;
   callbacks.on_connected = [&] {
     if (std::exchange(sent, true)) return;

@@ -18,6 +18,8 @@ struct RequestOptions {
   std::chrono::milliseconds connect_deadline{limits::kHelloDeadlineMs};
   std::chrono::milliseconds deadline{limits::kPublishDeadlineMs};  // for the reply
   PortTimes times;
+  // SIGINT and SIGTERM end the wait with kCancelled; no other Signals may live meanwhile.
+  bool stop_on_signal = false;
   std::function<void()> on_sent = {};  // the peer was there and has been asked; may be empty
 };
 

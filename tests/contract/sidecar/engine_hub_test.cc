@@ -80,5 +80,31 @@ TEST_F(EngineHubTest, AVersionThatIsLetGoWhileItsReplicasWaitForTheRunFailsTheir
   EXPECT_TRUE(a->next<control::BucketReady>());
 }
 
+TEST_F(EngineHubTest, AnEngineOfAnotherModelIsToldByItsNameWhichTensorDoesNotFit) {
+  const auto a = engine("a");
+  const auto held = stage(kV1);
+  hub_->add_version(held, [] {});
+  ASSERT_TRUE(a->next<control::Prepare>());
+  RawEngine other(bench_, hub_->socket(), "other");
+  control::EngineHello hello;
+  hello.tensors = model_.tensors();
+  hello.tensors[0].shape[0] += 1;
+  const std::string wrong = hello.tensors[0].name;
+  other.say(std::move(hello));
+  const auto refused = other.next<control::Refuse>();
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->first.replica, "other");
+  EXPECT_NE(refused->second.reason.find(wrong), std::string::npos) << refused->second.reason;
+  ASSERT_FALSE(refused->second.problems.empty());
+  EXPECT_EQ(refused->second.problems[0].tensor, wrong);
+
+  RawEngine twin(bench_, hub_->socket(), "a");
+  twin.hello(model_);
+  const auto again = twin.next<control::Refuse>();
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->first.replica, "a");
+  EXPECT_NE(again->second.reason.find("is attached already"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace wsync::agent::test

@@ -383,5 +383,26 @@ TEST(Coordinator, SurvivesEveryEventInEveryPhase) {
       EXPECT_GT(seen[phase][kind], 0) << "phase " << phase << " never saw event " << kind;
 }
 
+// What the version before the target contains was told to the coordinator that published it.
+TEST(Coordinator, ARollbackToAVersionOfAnotherCoordinatorNamesNoContentOfItsOwn) {
+  Fleet fleet;
+  control::Hello first = Fleet::hello("a", {{1, 1}});
+  first.target = {1, 1};
+  first.target_content = {7, 7};
+  first.decision = {.fence = {.epoch = 1, .run_id = {5, 5}}, .number = 1};
+  fleet.from_fence("a", first.decision.fence, first);
+  fleet.from("a", first);
+  fleet.full_round({"a"});
+  const Version second = fleet.coordinator.target();
+  EXPECT_EQ(fleet.last<control::Decide>("a")->second.content_digest, (Digest{2, second.step}));
+  control::Heartbeat heartbeat{
+      .target = second, .staged = {{1, 1}, second}, .replicas = first.replicas};
+  fleet.from("a", heartbeat);
+  fleet.step(RollbackRequested{.request = 5});
+  const auto back = fleet.last<control::Decide>("a");
+  EXPECT_EQ(back->second.target, (Version{1, 1}));
+  EXPECT_EQ(back->second.content_digest, Digest{});
+}
+
 }  // namespace
 }  // namespace wsync::publish
