@@ -4,7 +4,7 @@
 #
 #   tests/model/check.sh [--deep] [NAME...]     only the runs with these names; --deep adds the long ones
 #
-# JOBS (2) runs go at once, each within LIMIT_S (240; with --deep 600) seconds and LIMIT_MIB (2500; 6000) of state memory.
+# JOBS (2) runs go at once, each within LIMIT_S (480; with --deep 600) seconds and LIMIT_MIB (2500; 6000) of state memory.
 # Exit: 0 all as expected, 1 a run was not, 2 bad usage, 77 spin is not installed.
 set -euo pipefail
 
@@ -23,7 +23,7 @@ if ! command -v spin > /dev/null; then
   exit 77
 fi
 export JOBS=${JOBS:-2} LIMIT_S LIMIT_MIB
-if ((deep)); then LIMIT_S=${LIMIT_S:-600} LIMIT_MIB=${LIMIT_MIB:-6000}; else LIMIT_S=${LIMIT_S:-240} LIMIT_MIB=${LIMIT_MIB:-2500}; fi
+if ((deep)); then LIMIT_S=${LIMIT_S:-600} LIMIT_MIB=${LIMIT_MIB:-6000}; else LIMIT_S=${LIMIT_S:-480} LIMIT_MIB=${LIMIT_MIB:-2500}; fi
 
 # name | expected: clean, or the property that has to fail | flags. The long ones come first, so that two cores end together.
 one="-DNREP=1 -DNCO=1"
