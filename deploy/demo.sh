@@ -6,12 +6,13 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-Usage: deploy/demo.sh [--no-install] [options of `wsync demo`]
+Usage: deploy/demo.sh [--no-install] [--tested] [options of `wsync demo`]
 
 Runs a whole fleet on this machine: a trainer agent, two sidecars and their engines publish three versions, refuse a wrong
 shape, lose an engine in the middle of a switch, repair it and roll back. The picture and the trace go to build/demo-results.
 
   --no-install      install nothing: list what is missing and stop
+  --tested          build and run what deploy/test.sh has built, in build/dev; else a release build, in build/demo
   -h, --help        this text, and the options of `wsync demo` once it is built
 
 Exit status: that of `wsync demo`: 0 every step held, 1 one did not, 2 wrong arguments, 130 interrupted; 3 something is missing
@@ -19,15 +20,16 @@ on this machine.
 TEXT
 }
 
-wsync=$root/build/demo/deploy/cli/wsync
+folder=$root/build/demo
 options=()
 output=(--output "$root/build/demo-results")
 while [ $# -gt 0 ]; do
   case $1 in
     --no-install) may_install=0 ;;
+    --tested) folder=$root/build/dev ;;
     -h | --help)
       usage
-      if [ -x "$wsync" ]; then "$wsync" demo --help; fi
+      if [ -x "$folder/deploy/cli/wsync" ]; then "$folder/deploy/cli/wsync" demo --help; fi
       exit 0
       ;;
     *)
@@ -40,9 +42,13 @@ done
 
 {
   ensure "$build_needs"
-  say "building build/demo"
-  mkdir -p "$root/build"
-  configure release "$root/build/demo" -DWSYNC_BUILD_TESTS=OFF || die 1 "configuring failed"
-  build "$root/build/demo" wsync || die 1 "the build failed"
+  if [ "$folder" = "$root/build/dev" ]; then
+    [ -e "$folder/CMakeCache.txt" ] || die 2 "--tested, but there is no build/dev; run deploy/test.sh first, or leave it out"
+  else
+    mkdir -p "$root/build"
+    configure release "$folder" -DWSYNC_BUILD_TESTS=OFF || die 1 "configuring failed"
+  fi
+  say "building ${folder#"$root/"}"
+  build "$folder" wsync || die 1 "the build failed"
 } >&2
-exec "$wsync" demo "${output[@]}" "${options[@]}"
+exec "$folder/deploy/cli/wsync" demo "${output[@]}" "${options[@]}"

@@ -67,18 +67,6 @@ std::string layout_of(const cpu_set_t& set) {
   return text;
 }
 
-std::string kind_name(CopyKind kind) {
-  switch (kind) {
-    case CopyKind::kPortable:
-      return "portable";
-    case CopyKind::kAvx2:
-      return "avx2";
-    case CopyKind::kAvx512:
-      return "avx512";
-  }
-  return "unknown";
-}
-
 }  // namespace
 
 Machine this_machine() {
@@ -102,7 +90,7 @@ Machine this_machine() {
   machine.huge_pages = chosen(first_line("/sys/kernel/mm/transparent_hugepage/enabled"));
   machine.shared_huge_pages =
       chosen(first_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled"));
-  machine.copy_kind = kind_name(best_copy_kind());
+  machine.copy_kind = copy_kind_name(best_copy_kind());
   return machine;
 }
 

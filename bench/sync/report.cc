@@ -12,18 +12,6 @@ using nlohmann::json;
 
 constexpr double kQuiet = 0.1;  // less than this of the cores' time is nobody's load
 
-std::string kind_name(CopyKind kind) {
-  switch (kind) {
-    case CopyKind::kPortable:
-      return "portable";
-    case CopyKind::kAvx2:
-      return "avx2";
-    case CopyKind::kAvx512:
-      return "avx512";
-  }
-  return "unknown";
-}
-
 json spread_json(const Spread& spread) {
   return {{"median", spread.median},
           {"lower_quartile", spread.lower_quartile},
@@ -45,7 +33,7 @@ json machine_json(const Machine& machine) {
 }
 
 json way_json(const FloorWay& way) {
-  return {{"copy_kind", kind_name(way.kind)}, {"threads", way.threads}};
+  return {{"copy_kind", copy_kind_name(way.kind)}, {"threads", way.threads}};
 }
 
 json round_json(const Round& round, bool adopt) {
@@ -131,7 +119,7 @@ std::string notes_text(const SyncBenchResult& result) {
     stolen = std::max(stolen, done.stolen);
     if (!done.adopt)
       text += fmt::format("floor of {}: {}, {} thread{} in each process\n", done.engines,
-                          kind_name(done.floor_way.kind), done.floor_way.threads,
+                          copy_kind_name(done.floor_way.kind), done.floor_way.threads,
                           done.floor_way.threads == 1 ? "" : "s");
   }
   if (busy > kQuiet)

@@ -24,10 +24,6 @@ constexpr std::uint64_t kRoomLeft = 64 * limits::kMiB;  // of the disk, beside a
 constexpr std::uint64_t kFlipEvery = 4096;
 constexpr std::size_t kLengthBytes = 8;
 
-std::string shape_text(const std::vector<std::uint64_t>& shape) {
-  return fmt::format("[{}]", fmt::join(shape, ", "));
-}
-
 bool transposable(const TensorInfo& tensor) {
   const auto& shape = tensor.shape;
   return shape.size() >= 2 && shape[shape.size() - 1] != shape[shape.size() - 2] &&

@@ -63,7 +63,7 @@ Result<Outcome> outcome_of(const ReferenceEngine& engine, bool attached) {
   return outcome;
 }
 
-Result<Outcome> run_engine(EngineOptions options, bool json) {
+Result<Outcome> run_engine(EngineOptions options, bool as_json) {
   if (options.adopt && options.whole)
     return fail(ErrorCode::kInvalidInput, "--adopt and --whole exclude each other: name one");
   if (options.adopt) options.engine.take = control::TakeMode::kAdopt;
@@ -73,8 +73,8 @@ Result<Outcome> run_engine(EngineOptions options, bool json) {
 
   auto loop = Loop::create();
   if (!loop) return fail(std::move(loop).error());
-  const auto sink = [json](const EngineEvent& event) {
-    if (json)
+  const auto sink = [as_json](const EngineEvent& event) {
+    if (as_json)
       print_line(stdout, to_line(event_json(event)));
     else if (for_people(event))
       print_line(stdout, event_text(event));

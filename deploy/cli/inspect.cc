@@ -19,10 +19,6 @@ struct Sum {
   std::uint64_t bytes = 0;
 };
 
-std::string shape_text(const std::vector<std::uint64_t>& shape) {
-  return fmt::format("[{}]", fmt::join(shape, ", "));
-}
-
 Outcome broken(const CheckpointReport& report) {
   Outcome outcome;
   for (const std::string& problem : report.problems)

@@ -150,22 +150,22 @@ Result<control::PlanReply> ask_fleet(const PlanOptions& options, const Offer& of
 
 Result<nlohmann::json> report_sidecar(const control::SidecarPlan& sidecar, const Offer& offer,
                                       PeakMemory& peak, Outcome& outcome) {
-  nlohmann::json json = {{"name", sidecar.name}, {"failure", sidecar.failure}};
+  nlohmann::json report = {{"name", sidecar.name}, {"failure", sidecar.failure}};
   if (!sidecar.failure.empty()) {
     outcome.text += fmt::format("  sidecar {} {}\n", sidecar.name, sidecar.failure);
     outcome.exit_code = kExitFailed;
-    return json;
+    return report;
   }
-  json["replicas"] = sidecar.replicas;
-  json["devices"] = sidecar.devices;
-  json["versions_held"] = sidecar.versions_held;
-  json["problems"] = problems_json(sidecar.problems);
+  report["replicas"] = sidecar.replicas;
+  report["devices"] = sidecar.devices;
+  report["versions_held"] = sidecar.versions_held;
+  report["problems"] = problems_json(sidecar.problems);
   std::string devices = "unified devices";
   if (sidecar.devices > 0) {
     const Result<std::uint64_t> rounds = rounds_of(offer, sidecar.devices, sidecar.buffer_bytes);
     if (!rounds) return fail(rounds.error());
     devices = fmt::format("{} rounds on {} devices", *rounds, sidecar.devices);
-    json["rounds"] = *rounds;
+    report["rounds"] = *rounds;
   }
   peak.staged =
       std::max(peak.staged, offer.buckets.arena_bytes() * std::uint64_t{sidecar.versions_held});
@@ -176,7 +176,7 @@ Result<nlohmann::json> report_sidecar(const control::SidecarPlan& sidecar, const
                               sidecar.problems.empty() ? "would accept it" : "would refuse it:");
   outcome.text += problems_text(sidecar.problems);
   if (!sidecar.problems.empty()) outcome.exit_code = kExitFailed;
-  return json;
+  return report;
 }
 
 Result<> plan_for_fleet(const PlanOptions& options, const Offer& offer, Outcome& outcome) {
@@ -193,9 +193,9 @@ Result<> plan_for_fleet(const PlanOptions& options, const Offer& offer, Outcome&
   PeakMemory peak;
   nlohmann::json sidecars = nlohmann::json::array();
   for (const control::SidecarPlan& sidecar : reply->sidecars) {
-    Result<nlohmann::json> json = report_sidecar(sidecar, offer, peak, outcome);
-    if (!json) return fail(json.error());
-    sidecars.push_back(std::move(*json));
+    Result<nlohmann::json> report = report_sidecar(sidecar, offer, peak, outcome);
+    if (!report) return fail(report.error());
+    sidecars.push_back(std::move(*report));
   }
   outcome.result["sidecars"] = std::move(sidecars);
   if (reply->sidecars.empty())

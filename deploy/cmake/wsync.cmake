@@ -48,8 +48,15 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   target_compile_options(wsync_warnings INTERFACE -Wno-array-bounds -Wno-maybe-uninitialized -Wno-restrict -Wno-stringop-overflow)
 endif()
 
+# A unity build reads each header once for a component. g++ takes a class of a .cc for one of a header there.
+if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  target_compile_options(wsync_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+endif()
+
 if(WSYNC_SANITIZER STREQUAL "address")
   add_compile_options(-fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
+  # Half of the compiler's time for what the address sanitizer sees as well, or (alignment) the fuzzers' build looks for.
+  add_compile_options(-fno-sanitize=null,vptr,object-size,alignment)
   add_link_options(-fsanitize=address,undefined)
 elseif(WSYNC_SANITIZER STREQUAL "thread")
   add_compile_options(-fsanitize=thread -fno-omit-frame-pointer)
@@ -75,18 +82,30 @@ function(wsync_component name)
   target_link_libraries(wsync_${name} PUBLIC ${arg_LINK} PRIVATE wsync_warnings ${arg_PRIVATE_LINK})
 endfunction()
 
-# wsync_test(<name> LABEL <unit|contract|scenario|simulation|gpu> SOURCES <file>... LINK <target>... [TIMEOUT <seconds>])
-# One GoogleTest executable, one CTest entry.
+# wsync_test(<name> LABEL <unit|contract|scenario|simulation|gpu> [THREADS] SOURCES <file>... LINK <target>...
+#   [TIMEOUT <seconds>])
+# One GoogleTest executable, one CTest entry, and a part of the target tests_<label>. THREADS: more than one thread runs in it,
+# so the thread sanitizer's gate has it: label and target `threads`.
 function(wsync_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LABEL;TIMEOUT" "SOURCES;LINK")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "THREADS" "LABEL;TIMEOUT" "SOURCES;LINK")
   add_executable(${name} ${arg_SOURCES})
+  set_target_properties(${name} PROPERTIES UNITY_BUILD OFF)
+  if(arg_THREADS)
+    list(APPEND arg_LABEL threads)
+  endif()
   target_link_libraries(${name} PRIVATE wsync_warnings ${arg_LINK} GTest::gtest GTest::gmock GTest::gtest_main)
   target_compile_definitions(${name} PRIVATE WSYNC_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   add_test(NAME ${name} COMMAND ${name})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
-  set_tests_properties(${name} PROPERTIES LABELS ${arg_LABEL} TIMEOUT ${arg_TIMEOUT})
+  set_tests_properties(${name} PROPERTIES LABELS "${arg_LABEL}" TIMEOUT ${arg_TIMEOUT})
+  foreach(label IN LISTS arg_LABEL)
+    if(NOT TARGET tests_${label})
+      add_custom_target(tests_${label})
+    endif()
+    add_dependencies(tests_${label} ${name})
+  endforeach()
   if(WSYNC_SANITIZER STREQUAL "thread")
     set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT
       "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/tsan_suppressions.txt")
@@ -101,6 +120,8 @@ function(wsync_c_library name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "COMPONENTS;SYSTEM")
   set(shared wsync_${name}_shared)
   add_library(${shared} SHARED c_api.cc)
+  # An object of its own in a unity build too: the component has it as well, and only one of them is to be linked.
+  set_source_files_properties(c_api.cc PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   add_library(wsync::${name}_shared ALIAS ${shared})
   set_target_properties(${shared} PROPERTIES EXPORT_NAME ${name} CXX_VISIBILITY_PRESET hidden
     VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}

@@ -16,9 +16,6 @@ constexpr std::array<BufferState, 4> kLegal = {
     BufferState::kFree,       // reloading
 };
 
-constexpr std::size_t index_of(DeviceIndex device) { return static_cast<std::size_t>(device); }
-constexpr std::size_t index_of(SlotIndex slot) { return static_cast<std::size_t>(slot); }
-
 }  // namespace
 
 std::string_view buffer_state_name(BufferState state) noexcept {

@@ -23,6 +23,14 @@ using device::DeviceIndex;
 // Which IPC buffer of a device; the same bucket lies in the same slot on every device.
 enum class SlotIndex : std::uint32_t {};
 
+// The number in a strong type, as an index.
+[[nodiscard]] constexpr std::size_t index_of(DeviceIndex device) noexcept {
+  return static_cast<std::size_t>(device);
+}
+[[nodiscard]] constexpr std::size_t index_of(SlotIndex slot) noexcept {
+  return static_cast<std::size_t>(slot);
+}
+
 enum class BufferState : std::uint8_t { kFree, kFilling, kReady, kReloading };
 inline constexpr std::uint64_t kNoBucket = std::numeric_limits<std::uint64_t>::max();
 

@@ -18,8 +18,6 @@ std::chrono::steady_clock::time_point clock_time(TimePoint t) {
       std::chrono::nanoseconds(static_cast<std::int64_t>(t)));
 }
 
-constexpr std::uint32_t number(EngineId engine) { return static_cast<std::uint32_t>(engine); }
-
 }  // namespace
 
 struct PipelineRunner::Run {

@@ -11,10 +11,6 @@
 namespace wsync::reload {
 namespace {
 
-constexpr std::size_t index_of(DeviceIndex device) { return static_cast<std::size_t>(device); }
-constexpr std::size_t index_of(SlotIndex slot) { return static_cast<std::size_t>(slot); }
-constexpr std::uint32_t number(EngineId engine) { return static_cast<std::uint32_t>(engine); }
-
 constexpr BufferId h2d_buffer(DeviceIndex device) {
   return {.kind = BufferKind::kH2D, .device = device, .slot = SlotIndex{0}};
 }

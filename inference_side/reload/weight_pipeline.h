@@ -27,6 +27,10 @@ namespace wsync::reload {
 
 // An engine rank attached to the group; chosen by the caller, unique in the pipeline.
 enum class EngineId : std::uint32_t {};
+// For sentences.
+[[nodiscard]] constexpr std::uint32_t number(EngineId engine) noexcept {
+  return static_cast<std::uint32_t>(engine);
+}
 
 // Where an engine sits.
 struct EngineSeat {

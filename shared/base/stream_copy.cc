@@ -408,6 +408,18 @@ std::span<const CopyKind> available_copy_kinds() noexcept {
   return std::span(kAll).first(kCount);
 }
 
+std::string_view copy_kind_name(CopyKind kind) noexcept {
+  switch (kind) {
+    case CopyKind::kPortable:
+      return "portable";
+    case CopyKind::kAvx2:
+      return "avx2";
+    case CopyKind::kAvx512:
+      return "avx512";
+  }
+  return "unknown";
+}
+
 CopyKind best_copy_kind() noexcept { return available_copy_kinds().back(); }
 
 void copy_streaming(std::span<std::byte> destination, std::span<const std::byte> source,

@@ -20,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 namespace wsync {
 
@@ -29,6 +30,8 @@ enum class CopyKind : std::uint8_t {
   kAvx2,
   kAvx512,
 };
+// "portable", "avx2", "avx512".
+[[nodiscard]] std::string_view copy_kind_name(CopyKind kind) noexcept;
 
 // The kinds that this processor can run, slowest first; kPortable is always among them.
 [[nodiscard]] std::span<const CopyKind> available_copy_kinds() noexcept;

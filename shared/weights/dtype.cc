@@ -36,6 +36,10 @@ std::optional<DType> parse_dtype(std::string_view name) noexcept {
   return std::nullopt;
 }
 
+std::string shape_text(std::span<const std::uint64_t> shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
 Result<std::uint64_t> tensor_byte_size(DType dtype, std::span<const std::uint64_t> shape) {
   std::uint64_t bits = 1;
   bool overflow = false;
@@ -43,12 +47,12 @@ Result<std::uint64_t> tensor_byte_size(DType dtype, std::span<const std::uint64_
   overflow |= __builtin_mul_overflow(bits, std::uint64_t{dtype_bits(dtype)}, &bits);
   if (overflow)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("the bits of shape [{}] of {} do not fit in 64 bits",
-                            fmt::join(shape, ", "), dtype_name(dtype)));
+                fmt::format("the bits of shape {} of {} do not fit in 64 bits",
+                            shape_text(shape), dtype_name(dtype)));
   if (bits % 8 != 0)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("shape [{}] of {} takes {} bits, which is no whole number of bytes",
-                            fmt::join(shape, ", "), dtype_name(dtype), bits));
+                fmt::format("shape {} of {} takes {} bits, which is no whole number of bytes",
+                            shape_text(shape), dtype_name(dtype), bits));
   return bits / 8;
 }
 

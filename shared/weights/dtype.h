@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "shared/base/error.h"
@@ -45,6 +46,8 @@ inline constexpr std::size_t kDTypeCount = static_cast<std::size_t>(kLastDType) 
 [[nodiscard]] std::uint32_t dtype_bits(DType dtype) noexcept;
 // Nothing when no dtype has that name (exact, upper case).
 [[nodiscard]] std::optional<DType> parse_dtype(std::string_view name) noexcept;
+// "[2, 3]"; "[]" for a scalar.
+[[nodiscard]] std::string shape_text(std::span<const std::uint64_t> shape);
 // Bytes of a dense tensor; shape {} is a scalar. kInvalidInput when the product overflows 64 bits
 // or the bits do not make whole bytes.
 [[nodiscard]] Result<std::uint64_t> tensor_byte_size(DType dtype,

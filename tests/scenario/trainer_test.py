@@ -213,9 +213,10 @@ class Ranks(unittest.TestCase):
             self.assertEqual(late["code"], DEADLINE, late)
             self.assertIn("has not snapshotted step 2", late["error"])
             other.process.send_signal(signal.SIGCONT)
-            self.assertEqual(other.published()["code"], 0)
-            end = other.wait()
-            self.assertEqual(end["state"], FAILED, end)
+            # The refusal may come before the publish has returned, which then tells it itself.
+            taken = other.published()
+            self.assertIn(taken["code"], (0, REFUSED), taken)
+            end = other.wait() if taken["code"] == 0 else taken
             self.assertIn("rank 0 is through with step 2", end["error"])
             self.assertEqual(self.served(fleet), served)
             self.both(fleet, 3, lead, other)

@@ -18,7 +18,6 @@
 namespace wsync::control {
 namespace {
 
-constexpr int kMessagesPerTurn = 128;  // then others get their turn
 
 // Shared with the callbacks in progress, so that the port may be destroyed inside them.
 struct DealerState : std::enable_shared_from_this<DealerState> {

@@ -18,7 +18,6 @@
 namespace wsync::control {
 namespace {
 
-constexpr int kMessagesPerTurn = 128;  // then others get their turn
 
 struct Peer {
   TimePoint heard{};

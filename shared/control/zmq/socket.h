@@ -16,6 +16,9 @@
 
 namespace wsync::control {
 
+// What a port takes in one turn of its loop; then others get theirs.
+inline constexpr int kMessagesPerTurn = 128;
+
 // One part of a received message.
 class Part {
  public:
