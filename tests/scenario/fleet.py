@@ -2,6 +2,7 @@
 import glob
 import json
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
@@ -36,7 +37,7 @@ class Fleet:
                 process.kill()
             process.wait()
             process.stdout.close()
-        reports = [open(path).read() for path in glob.glob(self.path("sanitizer.*"))]
+        reports = [pathlib.Path(path).read_text() for path in glob.glob(self.path("sanitizer.*"))]
         shutil.rmtree(self.directory)
         assert not reports, "a sanitizer reports:\n" + "\n".join(reports)
 

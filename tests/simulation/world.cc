@@ -438,14 +438,16 @@ void World::for_replica(std::size_t s, const staging::ForReplica& command) {
     if (!held)
       violate(
           fmt::format("{} loads {}, which is not held", group.name(), load->version.to_string()));
-    // A bit of the copy flips, or an engine cannot load for reasons of its own.
-    if (held && faults_on_ && schedule_.chance(0.005 * intensity_)) copy->second = Digest{.low = 4};
-    const bool changed = held && copy->second != contents_[load->version];
+    // A bit of the copy flips, or an engine cannot load for reasons of its own. A copy that is
+    // loaded in the step that has staged it is not in the store yet.
+    const bool stored = copy != process.store.end();
+    if (stored && faults_on_ && schedule_.chance(0.005 * intensity_))
+      copy->second = Digest{.low = 4};
+    const bool changed = stored && copy->second != contents_[load->version];
     const bool spoiled = changed || (faults_on_ && schedule_.chance(0.02 * intensity_));
     for (std::uint32_t rank = 0; rank < options_.ranks; ++rank)
       group.load(rank, load->request, load->version,
-                 copy == process.store.end() ? contents_[load->version] : copy->second,
-                 spoiled && rank == 0);
+                 stored ? copy->second : contents_[load->version], spoiled && rank == 0);
   } else if (std::holds_alternative<reload::CancelLoad>(command.command)) {
     for (std::uint32_t rank = 0; rank < options_.ranks; ++rank) group.cancel_load(rank);
   } else if (const auto* commit = std::get_if<reload::SendCommit>(&command.command)) {
