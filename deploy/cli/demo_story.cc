@@ -126,8 +126,8 @@ Result<> Story::read_model(const std::string& directory) {
   report_.tensors = manifest.size();
   // Buckets of a size that caches like, and enough of them to stand between the first and the last.
   report_.buffer_bytes = report_.bytes < kSmallModelBytes ? limits::kMiB : 4 * limits::kMiB;
-  say("model: {} in {} tensors, {} layers", human_bytes(report_.bytes), report_.tensors,
-      manifest.layer_count());
+  say("model: {} in {}, {} with embeddings and head", human_bytes(report_.bytes),
+      counted(report_.tensors, "tensor"), counted(manifest.layer_count(), "layer"));
   return {};
 }
 
@@ -163,9 +163,9 @@ Result<> Story::start_fleet(const std::string& directory) {
   WSYNC_TRY(fleet_->start());
   record("start", begin);
   victim_.emplace(children_, fleet_->victim());
-  say("running: a trainer agent, {} sidecars with {} separate devices each (buffers of {}), {} "
-      "engines",
-      kDemoSidecars, options_.devices, human_bytes(report_.buffer_bytes), options_.engines);
+  say("running: a trainer agent, {} sidecars with {} each (buffers of {}), {}", kDemoSidecars,
+      counted(options_.devices, "separate device"), human_bytes(report_.buffer_bytes),
+      counted(options_.engines, "engine"));
   return {};
 }
 

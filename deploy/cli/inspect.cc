@@ -62,14 +62,15 @@ Result<Outcome> inspect(const InspectOptions& options) {
     sum.bytes += manifest.byte_size(i);
   }
   Outcome outcome;
-  outcome.text = fmt::format("{}: {} in {} tensors, {} layers, {} files\n", options.directory,
-                             human_bytes(manifest.total_bytes()), manifest.size(),
-                             manifest.layer_count(), directory->file_count());
+  outcome.text = fmt::format(
+      "{}: {} in {}, {} with embeddings and head, {}\n", options.directory,
+      human_bytes(manifest.total_bytes()), counted(manifest.size(), "tensor"),
+      counted(manifest.layer_count(), "layer"), counted(directory->file_count(), "file"));
   nlohmann::json dtypes = nlohmann::json::object();
   for (const auto& [name, sum] : by_dtype) {
     dtypes[std::string(name)] = {{"tensors", sum.tensors}, {"bytes", sum.bytes}};
-    outcome.text +=
-        fmt::format("  {:<12} {:>10} in {} tensors\n", name, human_bytes(sum.bytes), sum.tensors);
+    outcome.text += fmt::format("  {:<12} {:>10} in {}\n", name, human_bytes(sum.bytes),
+                                counted(sum.tensors, "tensor"));
   }
   outcome.text += fmt::format("  layout       {}\n", manifest.layout_digest().to_string());
   for (const std::string& warning : report.warnings)

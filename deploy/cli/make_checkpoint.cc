@@ -15,15 +15,16 @@ Result<Outcome> make_checkpoint(DemoCheckpoint wanted, const std::string& size) 
   wanted.bytes = *bytes;
   const Result<DemoCheckpointInfo> made = make_demo_checkpoint(wanted);
   if (!made) return fail(made.error());
-  return Outcome{.result = {{"directory", wanted.directory},
-                            {"bytes", made->bytes},
-                            {"tensors", made->tensors},
-                            {"layers", made->layers},
-                            {"hidden_size", made->hidden},
-                            {"experts", made->experts}},
-                 .text = fmt::format("{}: {} in {} tensors, {} layers, hidden size {}, {} experts",
-                                     wanted.directory, human_bytes(made->bytes), made->tensors,
-                                     made->layers, made->hidden, made->experts)};
+  return Outcome{
+      .result = {{"directory", wanted.directory},
+                 {"bytes", made->bytes},
+                 {"tensors", made->tensors},
+                 {"layers", made->layers},
+                 {"hidden_size", made->hidden},
+                 {"experts", made->experts}},
+      .text = fmt::format("{}: {} in {} tensors, {} decoder layers, hidden size {}, {} experts",
+                          wanted.directory, human_bytes(made->bytes), made->tensors, made->layers,
+                          made->hidden, made->experts)};
 }
 
 }  // namespace

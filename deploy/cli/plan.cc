@@ -164,16 +164,17 @@ Result<nlohmann::json> report_sidecar(const control::SidecarPlan& sidecar, const
   if (sidecar.devices > 0) {
     const Result<std::uint64_t> rounds = rounds_of(offer, sidecar.devices, sidecar.buffer_bytes);
     if (!rounds) return fail(rounds.error());
-    devices = fmt::format("{} rounds on {} devices", *rounds, sidecar.devices);
+    devices =
+        fmt::format("{} on {}", counted(*rounds, "round"), counted(sidecar.devices, "device"));
     report["rounds"] = *rounds;
   }
   peak.staged =
       std::max(peak.staged, offer.buckets.arena_bytes() * std::uint64_t{sidecar.versions_held});
   peak.buffers += kBuffersOfDevice * sidecar.buffer_bytes * sidecar.devices;
   peak.engines += offer.manifest.total_bytes() * sidecar.replicas;
-  outcome.text += fmt::format("  sidecar {}: {} {}, {}: {}\n", sidecar.name, sidecar.replicas,
-                              sidecar.replicas == 1 ? "replica" : "replicas", devices,
-                              sidecar.problems.empty() ? "would accept it" : "would refuse it:");
+  outcome.text +=
+      fmt::format("  sidecar {}: {}, {}: {}\n", sidecar.name, counted(sidecar.replicas, "replica"),
+                  devices, sidecar.problems.empty() ? "would accept it" : "would refuse it:");
   outcome.text += problems_text(sidecar.problems);
   if (!sidecar.problems.empty()) outcome.exit_code = kExitFailed;
   return report;
@@ -214,11 +215,11 @@ Result<Outcome> plan(const PlanOptions& options) {
   if (!buckets) return fail(buckets.error());
 
   Outcome outcome;
-  outcome.text =
-      fmt::format("{}: {} in {} tensors, {} layers\n  {} buckets of at most {}, {} in an arena\n",
-                  options.directory, human_bytes(manifest->total_bytes()), manifest->size(),
-                  manifest->layer_count(), buckets->bucket_count(),
-                  config::format_size(*bucket_bytes), human_bytes(buckets->arena_bytes()));
+  outcome.text = fmt::format(
+      "{}: {} in {}, {} with embeddings and head\n  {} of at most {}, {} in an arena\n",
+      options.directory, human_bytes(manifest->total_bytes()), counted(manifest->size(), "tensor"),
+      counted(manifest->layer_count(), "layer"), counted(buckets->bucket_count(), "bucket"),
+      config::format_size(*bucket_bytes), human_bytes(buckets->arena_bytes()));
   outcome.result = {{"directory", options.directory},
                     {"bytes", manifest->total_bytes()},
                     {"tensors", manifest->size()},

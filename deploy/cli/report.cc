@@ -230,7 +230,7 @@ std::string to_text(const control::VerifyReply& reply) {
       continue;
     }
     text += fmt::format(
-        "{} {} tensors, {}, {}\n", version_text(rank.version), rank.tensors,
+        "{} {}, {}, {}\n", version_text(rank.version), counted(rank.tensors, "tensor"),
         human_bytes(rank.bytes),
         rank.mismatches.empty() ? "all equal" : fmt::format("{} DIFFER", rank.mismatches.size()));
     for (std::size_t i = 0; i < std::min(rank.mismatches.size(), kMismatchesShown); ++i)

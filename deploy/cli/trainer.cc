@@ -48,8 +48,8 @@ void log_result(const wsync_publish_status& status) {
     log_warning("{}: {}", version.to_string(), status.reason);
     return;
   }
-  log_info("{} is served by {} replicas: {} staged in {}, paused {} at most, digest {}",
-           version.to_string(), status.replicas, human_bytes(status.bytes),
+  log_info("{} is served by {}: {} staged in {}, paused {} at most, digest {}", version.to_string(),
+           counted(status.replicas, "replica"), human_bytes(status.bytes),
            trace::format_duration(std::chrono::nanoseconds(status.staged_ns)),
            trace::format_duration(std::chrono::nanoseconds(status.paused_ns)),
            Digest{.low = status.content_digest[0], .high = status.content_digest[1]}.to_string());

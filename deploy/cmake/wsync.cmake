@@ -55,7 +55,8 @@ endif()
 
 if(WSYNC_SANITIZER STREQUAL "address")
   add_compile_options(-fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
-  # Half of the compiler's time for what the address sanitizer sees as well, or (alignment) the fuzzers' build looks for.
+  # Half of the compiler's time for what the address sanitizer sees as well or, of bytes that come from outside, the
+  # fuzzers' build looks for. `vptr` needs a free descriptor, and some tests have none.
   add_compile_options(-fno-sanitize=null,vptr,object-size,alignment)
   add_link_options(-fsanitize=address,undefined)
 elseif(WSYNC_SANITIZER STREQUAL "thread")
@@ -82,30 +83,23 @@ function(wsync_component name)
   target_link_libraries(wsync_${name} PUBLIC ${arg_LINK} PRIVATE wsync_warnings ${arg_PRIVATE_LINK})
 endfunction()
 
-# wsync_test(<name> LABEL <unit|contract|scenario|simulation|gpu> [THREADS] SOURCES <file>... LINK <target>...
-#   [TIMEOUT <seconds>])
-# One GoogleTest executable, one CTest entry, and a part of the target tests_<label>. THREADS: more than one thread runs in it,
-# so the thread sanitizer's gate has it: label and target `threads`.
+# wsync_test(<name> LABEL <unit|contract|scenario|simulation|gpu> SOURCES <file>... LINK <target>... [TIMEOUT <seconds>])
+# One GoogleTest executable, one CTest entry, and a part of the target tests_<label>.
 function(wsync_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "THREADS" "LABEL;TIMEOUT" "SOURCES;LINK")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LABEL;TIMEOUT" "SOURCES;LINK")
   add_executable(${name} ${arg_SOURCES})
   set_target_properties(${name} PROPERTIES UNITY_BUILD OFF)
-  if(arg_THREADS)
-    list(APPEND arg_LABEL threads)
-  endif()
   target_link_libraries(${name} PRIVATE wsync_warnings ${arg_LINK} GTest::gtest GTest::gmock GTest::gtest_main)
   target_compile_definitions(${name} PRIVATE WSYNC_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   add_test(NAME ${name} COMMAND ${name})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
-  set_tests_properties(${name} PROPERTIES LABELS "${arg_LABEL}" TIMEOUT ${arg_TIMEOUT})
-  foreach(label IN LISTS arg_LABEL)
-    if(NOT TARGET tests_${label})
-      add_custom_target(tests_${label})
-    endif()
-    add_dependencies(tests_${label} ${name})
-  endforeach()
+  set_tests_properties(${name} PROPERTIES LABELS ${arg_LABEL} TIMEOUT ${arg_TIMEOUT})
+  if(NOT TARGET tests_${arg_LABEL})
+    add_custom_target(tests_${arg_LABEL})
+  endif()
+  add_dependencies(tests_${arg_LABEL} ${name})
   if(WSYNC_SANITIZER STREQUAL "thread")
     set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT
       "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/tsan_suppressions.txt")
