@@ -7,6 +7,7 @@
 #include "shared/base/error.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
+#include "shared/control/withdrawn.h"
 
 namespace wsync::staging {
 
@@ -155,11 +156,12 @@ void Sidecar::work_queue() {
   }
 }
 
-void Sidecar::take(const control::Envelope& /*envelope*/, const control::Welcome& message) {
+void Sidecar::take(const control::Envelope& envelope, const control::Welcome& message) {
   welcomed_ = true;
   hello_at_.reset();
   out_.push_back(Welcomed{message});
-  send_hello();
+  // One that answers what was said under this fence asks for nothing.
+  if (envelope.request != hello_request_ || hello_fence_ != record_.fence) send_hello();
 }
 
 void Sidecar::take(const control::Envelope& /*envelope*/, const control::Leave& /*message*/) {
@@ -181,7 +183,8 @@ void Sidecar::send_hello() {
                        .layout = layout_,
                        .target_content = record_.content};
   for (const auto& [name, replica] : replicas_) hello.replicas.push_back(replica.report(now_));
-  reply(0, 0, std::move(hello));
+  hello_fence_ = record_.fence;
+  reply(0, ++hello_request_, std::move(hello));
 }
 
 void Sidecar::reply(std::uint64_t round, std::uint64_t request, control::Message message) {
@@ -417,11 +420,12 @@ void Sidecar::take(const control::Envelope& envelope, const control::Decide& mes
   next.kind = message.kind;
   next.target = message.target;
   next.content = message.content_digest;
+  if (next.content == Digest{} && next.target == record_.target) next.content = record_.content;
   if (next.content == Digest{} && find(next.target) != nullptr)
     next.content = find(next.target)->content;
   for (const Version& version : message.withdrawn)
     if (!is_withdrawn(version)) next.withdrawn.push_back(version);
-  bound_withdrawn(next.withdrawn, versions_in_use());
+  control::bound_withdrawn(next.withdrawn, versions_in_use());
   if (planted("decision_not_persisted")) {
     record_ = next;
     decided(envelope, message);

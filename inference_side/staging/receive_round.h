@@ -262,6 +262,8 @@ class Sidecar {
   bool staged_changed_ = false;  // the replicas have to be told
   TimePoint now_{};
   std::optional<TimePoint> hello_at_;
+  std::uint64_t hello_request_ = 0;  // of the last Hello, which a Welcome echoes
+  control::Fence hello_fence_;       // under which it was said
   std::uint64_t dropped_ = 0;
   std::vector<SidecarCommand> out_;
 };

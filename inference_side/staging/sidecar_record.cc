@@ -1,9 +1,5 @@
 #include "inference_side/staging/sidecar_record.h"
 
-#include <algorithm>
-#include <functional>
-#include <utility>
-
 #include "shared/base/limits.h"
 
 namespace wsync::staging {
@@ -38,14 +34,6 @@ Version get_version(ByteReader& in) {
 }
 
 }  // namespace
-
-void bound_withdrawn(std::vector<Version>& withdrawn, std::span<const Version> in_use) {
-  if (withdrawn.size() <= limits::kWithdrawnCount) return;
-  std::ranges::sort(withdrawn, std::greater{}, [&](const Version& version) {
-    return std::pair(std::ranges::find(in_use, version) != in_use.end(), version);
-  });
-  withdrawn.resize(limits::kWithdrawnCount);
-}
 
 Bytes encode(const SidecarRecord& record) {
   ByteWriter out;

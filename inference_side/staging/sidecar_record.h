@@ -23,11 +23,6 @@ struct SidecarRecord {
   friend bool operator==(const SidecarRecord&, const SidecarRecord&) = default;
 };
 
-// Shortens the list to limits::kWithdrawnCount, so that the record can be read again and the list
-// sent: versions in use stay first, then the newest. What goes is older than every one that stays,
-// and was withdrawn thousands of rollbacks ago.
-void bound_withdrawn(std::vector<Version>& withdrawn, std::span<const Version> in_use);
-
 // With a digest at its end.
 [[nodiscard]] Bytes encode(const SidecarRecord& record);
 // kInvalidInput when the bytes are not exactly what encode() made.

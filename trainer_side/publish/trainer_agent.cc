@@ -31,6 +31,7 @@ CoordinatorOptions coordinator_options(const config::TrainerConfig& config) {
   options.pause_mode = static_cast<control::PauseMode>(config.pause_mode);
   options.boot_id = boot_id();
   options.host_socket = config.run_dir + "/trainer-host.sock";
+  options.attach = config.heartbeat.deadline;
   options.announce = config.deadlines.announce;
   options.stage = config.deadlines.stage;
   options.pause = config.deadlines.pause;

@@ -6,6 +6,7 @@
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 #include "shared/control/codec.h"
+#include "shared/control/withdrawn.h"
 
 namespace wsync::publish {
 namespace {
@@ -18,11 +19,6 @@ template <class... Ts>
 Overloaded(Ts...) -> Overloaded<Ts...>;
 
 constexpr std::chrono::milliseconds kWelcomeAgain{limits::kHeartbeatDeadlineMs / 2};
-
-void merge(std::vector<Version>& into, const std::vector<Version>& versions) {
-  for (const Version& version : versions)
-    if (!contains(into, version)) into.push_back(version);
-}
 
 }  // namespace
 
@@ -153,14 +149,15 @@ void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello
   }
   if (event.envelope.fence != fence_) {
     // It has to store our fence first; what it says before that chooses nothing.
-    welcome(member);
+    welcome(member, event.envelope.request);
     return;
   }
+  welcome(member, event.envelope.request);
   member.joined = true;
   member.decided = hello.decision.fence == fence_ ? hello.decision.number : 0;
   member.asked = member.decided;
   if (!in_switch) member.switched = 0;
-  merge(withdrawn_, hello.withdrawn);
+  withdraw(hello.withdrawn);
   if (phase_ == CoordinatorPhase::kClaiming) {
     if (roster_.joined_count() == roster_.members().size()) finish_claim();
   } else {
@@ -184,11 +181,25 @@ void Coordinator::back_in_switch(Member& member, const control::Hello& hello, bo
     member.unreported.push_back(replica.replica);
 }
 
-void Coordinator::welcome(Member& member) {
+void Coordinator::withdraw(const std::vector<Version>& versions) {
+  for (const Version& version : versions)
+    if (!contains(withdrawn_, version)) withdrawn_.push_back(version);
+  if (withdrawn_.size() <= limits::kWithdrawnCount) return;
+  std::vector<Version> in_use{target_, previous_target_};
+  for (const auto& [name, member] : roster_.members()) {
+    in_use.push_back(member.report.target);
+    in_use.insert(in_use.end(), member.report.staged.begin(), member.report.staged.end());
+    for (const control::ReplicaReport& replica : member.report.replicas)
+      in_use.push_back(replica.version);
+  }
+  control::bound_withdrawn(withdrawn_, in_use);
+}
+
+void Coordinator::welcome(Member& member, std::uint64_t request) {
   member.welcomed = now_;
   send(member,
        control::Welcome{.host_socket = options_.host_socket, .data_address = options_.data_address},
-       0);
+       0, request);
 }
 
 // A sidecar speaks that was taken for lost and has not noticed: it is asked for a Hello.
@@ -202,12 +213,12 @@ void Coordinator::welcome_back(const PeerMessage& event) {
     // (Commands send heartbeats too, under no fence.)
     Member stranger;
     stranger.peer = event.peer;
-    welcome(stranger);
+    welcome(stranger, 0);
     return;
   }
   if (member == nullptr || member->joined || now_ - member->welcomed < kWelcomeAgain) return;
   member->peer = event.peer;
-  welcome(*member);
+  welcome(*member, 0);
 }
 
 void Coordinator::answer_error(const std::string& peer, std::string why) {
@@ -233,7 +244,7 @@ void Coordinator::claim() {
   for (auto& [name, member] : roster_.members()) {
     member.joined = false;
     member.delivery = {};  // of the fence before
-    welcome(member);
+    welcome(member, 0);
   }
 }
 
@@ -244,17 +255,18 @@ void Coordinator::finish_claim() {
   }
   control::Decision newest;
   Version target;
+  Digest content;
   for (auto& [name, member] : roster_.members()) {
     if (!member.joined || member.decision < newest || member.report.target.none()) continue;
     newest = member.decision;
     target = member.report.target;
-    target_content_ = member.target_content;
+    content = member.target_content;
   }
   phase_ = CoordinatorPhase::kReady;
   deadline_.reset();
   if (contains(withdrawn_, target)) target = {};
   out_.emplace_back(Ready{.fence = fence_, .target = target});
-  if (!target.none()) decide(control::DecisionKind::kSwitch, target);
+  if (!target.none()) decide(control::DecisionKind::kSwitch, target, content);
   for (auto& [name, member] : roster_.members()) catch_up(member);
 }
 
@@ -273,8 +285,7 @@ void Coordinator::leave_withdrawn_target() {
     target_content_ = {};
     return;
   }
-  target_content_ = newest->target_content;
-  decide(control::DecisionKind::kRollback, newest->report.target);
+  decide(control::DecisionKind::kRollback, newest->report.target, newest->target_content);
 }
 
 void Coordinator::higher_fence(const control::Fence& seen, const std::string& who) {
@@ -288,6 +299,7 @@ void Coordinator::higher_fence(const control::Fence& seen, const std::string& wh
   number_ = 0;
   used_step_ = 0;
   target_ = {};
+  target_content_ = {};
   claim();
 }
 

@@ -214,7 +214,10 @@ class Coordinator {
   void stop(const std::string& why);
   void answer_error(const std::string& peer, std::string why);
   // The claim.
-  void welcome(Member& member);
+  // Adds to what every Decide forbids, within the bound of the message.
+  void withdraw(const std::vector<Version>& versions);
+  // `request`: of the Hello that is answered; 0 asks for one.
+  void welcome(Member& member, std::uint64_t request);
   void welcome_back(const PeerMessage& event);
   void claim();
   void finish_claim();
@@ -234,7 +237,8 @@ class Coordinator {
   void start_round(const PublishRequested& publish);
   void advance_round();
   void enter_staging();
-  void decide(control::DecisionKind kind, const Version& target);
+  // `content`: of the target, where no snapshot here tells it; zero: not known.
+  void decide(control::DecisionKind kind, const Version& target, const Digest& content = {});
   void send_decide(Member& member);
   void abort_round(const std::string& why);
   void finish_round();
@@ -255,7 +259,8 @@ class Coordinator {
   [[nodiscard]] std::uint32_t needed_replicas() const;
   [[nodiscard]] bool enough_staged() const;
   [[nodiscard]] const PublishRequested* snapshot_of(const Version& version) const;
-  void send(const Member& member, control::Message message, std::uint64_t round);
+  void send(const Member& member, control::Message message, std::uint64_t round,
+            std::uint64_t request = 0);
   void refuse_publish(const PublishRequested& publish, const std::string& why, bool superseded);
 
   CoordinatorOptions options_;
@@ -269,7 +274,8 @@ class Coordinator {
   control::DecisionKind kind_ = control::DecisionKind::kSwitch;
   Version target_;
   Version previous_target_;
-  Digest target_content_;
+  Digest target_content_;  // zero: not known
+  Digest previous_content_;
   std::vector<Version> withdrawn_;
   std::optional<Round> round_;
   std::optional<PublishRequested> waiting_;

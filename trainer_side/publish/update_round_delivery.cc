@@ -140,10 +140,12 @@ void Coordinator::on_staged(Member& member, const control::Staged& staged) {
 }
 
 // The same boot id promises less than a hand-over needs: a path that both see, one user,
-// descriptors that pass. Where it fails and nothing else is demanded, the bytes go by TCP.
+// descriptors that pass. Where it fails and nothing else is demanded, the bytes go by TCP. (A
+// sidecar without a data address takes none by TCP.)
 void Coordinator::staging_failed(Member& member, const control::Staged& staged) {
   if (member.delivery.transport == control::TransportKind::kMemfd &&
-      options_.transport == TransportPolicy::kAuto && !options_.data_address.empty()) {
+      options_.transport == TransportPolicy::kAuto && !options_.data_address.empty() &&
+      !member.data_address.empty()) {
     member.handover_failure = staged.failure;
     const PublishRequested* publish = snapshot_of(member.delivery.version);
     if (staged.source_lost)

@@ -19,11 +19,13 @@ std::uint64_t nanoseconds(std::chrono::nanoseconds d) {
 
 void Coordinator::leave_round(const Member& member) { std::erase(round_->members, member.name); }
 
-void Coordinator::send(const Member& member, control::Message message, std::uint64_t round) {
+void Coordinator::send(const Member& member, control::Message message, std::uint64_t round,
+                       std::uint64_t request) {
   if (member.peer.empty()) return;
   control::Envelope envelope;
   envelope.fence = fence_;
   envelope.round = round;
+  envelope.request = request;
   out_.emplace_back(
       SendTo{.peer = member.peer, .envelope = std::move(envelope), .message = std::move(message)});
 }
@@ -163,16 +165,19 @@ void Coordinator::enter_staging() {
   }
 }
 
-void Coordinator::decide(control::DecisionKind kind, const Version& target) {
+void Coordinator::decide(control::DecisionKind kind, const Version& target, const Digest& content) {
   ++number_;
   kind_ = kind;
+  Digest known = content;
+  if (known == Digest{} && target == target_) known = target_content_;
+  if (known == Digest{} && target == previous_target_) known = previous_content_;
+  if (const PublishRequested* publish = snapshot_of(target)) known = publish->content_digest;
   if (target != target_) {
     previous_target_ = target_;
-    target_content_ = {};  // of a version that another coordinator published it is not known
+    previous_content_ = target_content_;
   }
   target_ = target;
-  if (const PublishRequested* publish = snapshot_of(target))
-    target_content_ = publish->content_digest;
+  target_content_ = known;
   if (round_) {
     round_->decided = now_;
     phase_ = CoordinatorPhase::kSwitching;
@@ -395,7 +400,7 @@ void Coordinator::on(const RollbackRequested& event) {
   for (const auto& [name, member] : roster_.members())
     if (member.joined) round.members.push_back(name);
   round_.emplace(std::move(round));
-  if (!planted("rollback_forgets_withdrawn")) withdrawn_.push_back(target_);
+  if (!planted("rollback_forgets_withdrawn")) withdraw({target_});
   decide(control::DecisionKind::kRollback, to);
 }
 

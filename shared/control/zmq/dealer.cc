@@ -18,7 +18,6 @@
 namespace wsync::control {
 namespace {
 
-
 // Shared with the callbacks in progress, so that the port may be destroyed inside them.
 struct DealerState : std::enable_shared_from_this<DealerState> {
   DealerState(Loop& l, DealerOptions o, DealerCallbacks c)
@@ -120,8 +119,10 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
       std::ignore = send(envelope, heartbeat);  // a full queue ends as silence
     }
     const auto silent = [this] { return now() - heard > options.times.silence_deadline; };
+    // It may be this loop that stood still: the peer is not silent before what has come is read. If
+    // the whole process did, ZeroMQ has not read either, and the peer's silence begins now.
+    if (now() - std::exchange(ticked, now()) > late_tick(options.times)) heard = now();
     if (!silent()) return;
-    // It may be this loop that stood still: the peer is not silent before what has come is read.
     drain_all();
     if (closed || !silent()) return;
     lose(Error(ErrorCode::kDeadline, fmt::format("{} has been silent for {} ms", options.address,
@@ -151,6 +152,7 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
   PortCounters counters;
   std::string identity;
   TimePoint heard{};
+  TimePoint ticked = now();
   TimePoint begun = now();  // the newest attempt to connect
   std::unique_ptr<Socket> socket;
   std::unique_ptr<FdWatcher> watcher;

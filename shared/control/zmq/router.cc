@@ -18,7 +18,6 @@
 namespace wsync::control {
 namespace {
 
-
 struct Peer {
   TimePoint heard{};
 };
@@ -116,7 +115,10 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
     const auto silent = [&](const auto& entry) {
       return now() - entry.second.heard > options.times.silence_deadline;
     };
-    // It may be this loop that stood still: nobody is silent before what has come is read.
+    // It may be this loop that stood still: nobody is silent before what has come is read. If the
+    // whole process did, ZeroMQ has not read either, and everybody's silence begins now.
+    if (now() - std::exchange(ticked, now()) > late_tick(options.times))
+      for (auto& entry : peers) entry.second.heard = now();
     if (std::ranges::any_of(peers, silent)) drain_all();
     if (closed) return;
     std::vector<std::pair<std::string, Error>> lost;
@@ -153,6 +155,7 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
   PortCounters counters;
   std::string address;
   std::map<std::string, Peer> peers;
+  TimePoint ticked = now();
   std::optional<SocketPath> path;  // let go after the socket
   std::unique_ptr<Socket> socket;
   std::unique_ptr<FdWatcher> watcher;

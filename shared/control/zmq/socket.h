@@ -4,6 +4,7 @@
 // Thread: the loop's.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <span>
@@ -12,12 +13,18 @@
 #include <zmq.h>
 
 #include "shared/base/error.h"
+#include "shared/control/port.h"
 #include "shared/control/zmq/address.h"
 
 namespace wsync::control {
 
 // What a port takes in one turn of its loop; then others get theirs.
 inline constexpr int kMessagesPerTurn = 128;
+
+// Between two ticks of a port: more than this, and its process has stood still.
+[[nodiscard]] inline std::chrono::milliseconds late_tick(const PortTimes& times) {
+  return times.heartbeat_interval + times.silence_deadline / 2;
+}
 
 // One part of a received message.
 class Part {

@@ -320,8 +320,32 @@ TEST_P(Port, ALoopThatStoodStillReadsBeforeItCallsAPeerSilent) {
   int heard = 0;
   const auto hear = [&] {
     if (++heard == 2) return loop_->stop();
-    ASSERT_TRUE(raw_->send("", encode({}, Heartbeat{}).value()).has_value());
-    std::this_thread::sleep_for(4 * kImpatient.silence_deadline);
+    // Not inside the port's own turn, which would read the word before anything is judged.
+    loop_->post([&] {
+      ASSERT_TRUE(raw_->send("", encode({}, Heartbeat{}).value()).has_value());
+      std::this_thread::sleep_for(4 * kImpatient.silence_deadline);
+    });
+  };
+  listen(
+      {.on_message = [&](const std::string&, const Envelope&, const Message&) { hear(); },
+       .on_lost = [](const std::string&, const Error& error) { ADD_FAILURE() << error.message(); }},
+      kImpatient);
+  connect_raw("talks");
+  raw_send(encode({}, Heartbeat{}).value());
+  loop_->run();
+  EXPECT_EQ(heard, 2);
+}
+
+// As after SIGSTOP: nothing has come in the meantime, because nobody has read it from the network.
+TEST_P(Port, AProcessThatStoodStillCountsSilenceAnew) {
+  int heard = 0;
+  Timer word(*loop_, [&] { raw_send(encode({}, Heartbeat{}).value()); });
+  const auto hear = [&] {
+    if (++heard == 2) return loop_->stop();
+    loop_->post([&] {
+      std::this_thread::sleep_for(4 * kImpatient.silence_deadline);
+      word.start(std::chrono::milliseconds(1));  // due after the port's own tick
+    });
   };
   listen(
       {.on_message = [&](const std::string&, const Envelope&, const Message&) { hear(); },

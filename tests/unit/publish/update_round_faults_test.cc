@@ -102,6 +102,29 @@ TEST(Coordinator, WhereTheHandOverFailsTheBytesGoByTcp) {
   }
 }
 
+TEST(Coordinator, ASidecarThatTakesNothingByTcpIsAskedForTheHandOverAgain) {
+  Fleet fleet;
+  control::Hello hello = Fleet::hello("a");
+  hello.data_address.clear();
+  fleet.join("a", hello);
+  fleet.publish();
+  fleet.accept("a");
+  for (std::size_t attempt = 2; attempt <= 3; ++attempt) {
+    const auto stage = fleet.last<control::Stage>("a");
+    fleet.from("a",
+               control::Staged{.version = stage->second.version,
+                               .failure = "the host link is silent",
+                               .source_lost = true},
+               stage->first.round);
+    ASSERT_EQ(fleet.count<control::Stage>("a"), attempt);
+    EXPECT_EQ(fleet.last<control::Stage>("a")->second.transport, control::TransportKind::kMemfd);
+  }
+  fleet.staged("a");
+  fleet.switched("a");
+  ASSERT_EQ(fleet.rounds.size(), 1U);
+  EXPECT_TRUE(fleet.rounds[0].reply.ok) << fleet.rounds[0].reply.reason;
+}
+
 TEST(Coordinator, WhereMemfdIsDemandedItsFailureIsTheRounds) {
   Fleet fleet({.transport = TransportPolicy::kMemfd});
   fleet.join("a");

@@ -384,7 +384,7 @@ TEST(Coordinator, SurvivesEveryEventInEveryPhase) {
 }
 
 // What the version before the target contains was told to the coordinator that published it.
-TEST(Coordinator, ARollbackToAVersionOfAnotherCoordinatorNamesNoContentOfItsOwn) {
+TEST(Coordinator, ARecoveredTargetKeepsItsContentAndSoDoesTheRollbackToIt) {
   Fleet fleet;
   control::Hello first = Fleet::hello("a", {{1, 1}});
   first.target = {1, 1};
@@ -392,6 +392,8 @@ TEST(Coordinator, ARollbackToAVersionOfAnotherCoordinatorNamesNoContentOfItsOwn)
   first.decision = {.fence = {.epoch = 1, .run_id = {5, 5}}, .number = 1};
   fleet.from_fence("a", first.decision.fence, first);
   fleet.from("a", first);
+  EXPECT_EQ(fleet.last<control::Decide>("a")->second.content_digest, (Digest{7, 7}))
+      << "another sidecar may hold other bytes under this name";
   fleet.full_round({"a"});
   const Version second = fleet.coordinator.target();
   EXPECT_EQ(fleet.last<control::Decide>("a")->second.content_digest, (Digest{2, second.step}));
@@ -401,7 +403,55 @@ TEST(Coordinator, ARollbackToAVersionOfAnotherCoordinatorNamesNoContentOfItsOwn)
   fleet.step(RollbackRequested{.request = 5});
   const auto back = fleet.last<control::Decide>("a");
   EXPECT_EQ(back->second.target, (Version{1, 1}));
+  EXPECT_EQ(back->second.content_digest, (Digest{7, 7}));
+}
+
+TEST(Coordinator, ARollbackToAVersionWhoseContentNobodyToldNamesNone) {
+  Fleet fleet;
+  fleet.join("a", Fleet::hello("a", {{1, 1}}));
+  fleet.full_round({"a"});
+  control::Heartbeat heartbeat{.target = fleet.coordinator.target(),
+                               .staged = {{1, 1}, fleet.coordinator.target()},
+                               .replicas = Fleet::hello("a").replicas};
+  fleet.from("a", heartbeat);
+  fleet.step(RollbackRequested{.request = 5, .to = Version{1, 1}});
+  const auto back = fleet.last<control::Decide>("a");
+  EXPECT_EQ(back->second.target, (Version{1, 1}));
   EXPECT_EQ(back->second.content_digest, Digest{});
+}
+
+// It has stored the fence: nothing but an answer tells it that its Hello has come.
+TEST(Coordinator, ASidecarThatComesBackUnderTheFenceIsWelcomedOnce) {
+  Fleet fleet;
+  fleet.join("a");
+  fleet.full_round({"a"});
+  fleet.step(PeerLost{.peer = "a", .reason = "hung up"});
+  control::Envelope envelope;
+  envelope.fence = fleet.coordinator.fence();
+  envelope.request = 5;
+  fleet.step(PeerMessage{.peer = "a2", .envelope = envelope, .message = Fleet::hello("a")});
+  ASSERT_EQ(fleet.count<control::Welcome>("a2"), 1U);
+  EXPECT_EQ(fleet.last<control::Welcome>("a2")->first.request, 5U);
+}
+
+TEST(Coordinator, WithdrawnVersionsAreBoundedAndTheTargetsOfTheFleetStay) {
+  Fleet fleet;
+  control::Hello liar = Fleet::hello("liar", {{1, 1}});
+  liar.withdrawn = {{1, 1}};
+  fleet.join("a", liar);
+  for (std::uint32_t epoch = 2; epoch <= 3; ++epoch) {
+    liar.withdrawn.clear();
+    for (std::uint64_t step = 1; step <= limits::kWithdrawnCount; ++step)
+      liar.withdrawn.push_back({.epoch = epoch, .step = step});
+    fleet.from("a", liar);
+  }
+  fleet.full_round({"a"});
+  const auto decide = fleet.last<control::Decide>("a");
+  ASSERT_TRUE(decide.has_value());
+  EXPECT_EQ(decide->second.withdrawn.size(), limits::kWithdrawnCount);
+  EXPECT_NE(std::ranges::find(decide->second.withdrawn, Version{1, 1}),
+            decide->second.withdrawn.end())
+      << "a sidecar still holds it";
 }
 
 }  // namespace

@@ -167,6 +167,30 @@ TEST_F(SidecarTest, StoresAHigherFenceBeforeItAnswersAndSaysHelloAgain) {
   EXPECT_NE(command<Welcomed>(), nullptr);
 }
 
+TEST_F(SidecarTest, AHelloUnderTheCoordinatorsFenceIsSaidOnceWhenItIsAnswered) {
+  welcome(kNow);
+  step(CoordinatorLost{});
+  step(LinkUp{});
+  EXPECT_FALSE(sidecar.welcomed());
+  const auto* said = command<Reply>();
+  ASSERT_NE(said, nullptr);
+  ASSERT_NE(replied<control::Hello>(), nullptr);
+  const CoordinatorMessage answer{.envelope = {.fence = kNow, .request = said->envelope.request},
+                                  .message = control::Welcome{}};
+  step(answer);
+  EXPECT_TRUE(sidecar.welcomed());
+  EXPECT_NE(command<Welcomed>(), nullptr);
+  EXPECT_EQ(replied<control::Hello>(), nullptr) << "it would throw us out of the round";
+  for (int i = 0; i < 3; ++i) {
+    now = now + std::chrono::seconds(10);
+    step(reload::Tick{});
+    EXPECT_EQ(replied<control::Hello>(), nullptr);
+  }
+  // One that answers nothing asks for a Hello.
+  message(kNow, 0, control::Welcome{});
+  EXPECT_NE(replied<control::Hello>(), nullptr);
+}
+
 TEST_F(SidecarTest, ALowerFenceChangesNothingAndIsTold) {
   serve(kV1);
   const SidecarRecord before = sidecar.record();
