@@ -37,6 +37,17 @@ bool FleetQuestions::answered(const std::string& peer, std::uint64_t request,
   return true;
 }
 
+void FleetQuestions::lost(const std::string& peer, const std::string& why) {
+  std::vector<std::uint64_t> complete;
+  for (auto& [request, pending] : pending_) {
+    const auto place = pending.waiting.extract(peer);
+    if (place.empty()) continue;
+    pending.answers[place.mapped()].failure = "was lost: " + why;
+    if (pending.waiting.empty()) complete.push_back(request);
+  }
+  for (const std::uint64_t request : complete) finish(request);
+}
+
 void FleetQuestions::finish(std::uint64_t request) {
   auto entry = pending_.extract(request);
   if (!entry.empty()) entry.mapped().on_done(std::move(entry.mapped().answers));

@@ -1,5 +1,5 @@
 // A question of a command that every sidecar is asked and answers for itself (verify, plan): the
-// answers are gathered until all have come or the deadline has passed.
+// answers are gathered until each has come or its sidecar is lost, or the deadline has passed.
 #pragma once
 
 #include <functional>
@@ -36,6 +36,8 @@ class FleetQuestions {
            std::chrono::milliseconds deadline, OnDone on_done);
   // False: `peer` was asked nothing under this request, or has answered.
   bool answered(const std::string& peer, std::uint64_t request, control::Message message);
+  // `peer` will not answer what it has been asked: it was lost, `why` says how.
+  void lost(const std::string& peer, const std::string& why);
 
  private:
   struct Pending {

@@ -127,6 +127,7 @@ Result<> TrainerAgent::listen() {
     for (const auto& [name, member] : coordinator_.roster().members())
       if (member.peer == peer) log_warning("sidecar {} lost: {}", name, error.message());
     step(PeerLost{.peer = peer, .reason = error.message()});
+    questions_.lost(peer, error.message());
   };
   callbacks.on_bad_message = [](const std::string& peer, const Error& error) {
     log_warning("message from {} dropped: {}", peer, error.message());

@@ -47,7 +47,9 @@ void TrainerAgent::on_message(const std::string& peer, control::Envelope envelop
       log_warning("{}: {}", peer, error->message);
       complaint_ = error->message;
     }
+    const bool leaves = std::holds_alternative<control::Leave>(message);
     step(PeerMessage{.peer = peer, .envelope = std::move(envelope), .message = std::move(message)});
+    if (leaves) questions_.lost(peer, "it left");
   }
 }
 

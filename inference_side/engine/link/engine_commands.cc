@@ -1,6 +1,7 @@
 // What the sidecar tells a rank, and what the rank answers.
 #include <algorithm>
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 
 #include "inference_side/engine/link/engine_link.h"
@@ -15,6 +16,10 @@ namespace wsync::engine {
 namespace {
 
 using control::RankState;
+
+// What one poll() gives to reading tensors back: little beside a step of the engine, enough that
+// all of them are read while the sidecar waits.
+constexpr std::chrono::milliseconds kReadBack{2};
 
 template <class... Ts>
 struct Overloaded : Ts... {
@@ -359,7 +364,20 @@ Result<Digest> EngineLink::digest_of_tensor(std::uint32_t tensor) {
 
 void EngineLink::on_read_digests(const control::Envelope& envelope) {
   reading_ = Reading{.request = envelope, .reply = {.version = active_}};
-  wake();
+}
+
+bool EngineLink::has_more_to_do() const {
+  pollfd link{.fd = epoll_.get(), .events = POLLIN, .revents = 0};
+  return ::poll(&link, 1, 0) > 0;
+}
+
+// Not one tensor for each poll(): an engine that polls once for each of its steps would then need
+// as many steps as it has tensors, and the sidecar does not wait that long.
+void EngineLink::read_tensors() {
+  const TimePoint until = now() + kReadBack;
+  do read_one_tensor();
+  while (reading_ && now() < until && !has_more_to_do());
+  if (reading_) wake();
 }
 
 void EngineLink::read_one_tensor() {
@@ -378,7 +396,7 @@ void EngineLink::read_one_tensor() {
     if (digest) {
       reply.tensors.push_back(
           {.name = description.name, .digest = *digest, .bytes = shard ? shard->bytes() : 0});
-      return wake();
+      return;
     }
     reply.failure = digest.error().message();
   }

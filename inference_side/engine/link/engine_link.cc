@@ -139,7 +139,7 @@ Result<> EngineLink::poll(int timeout_ms) {
       if (socket_.valid() && (event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) on_readable();
     }
   }
-  if (reading_) read_one_tensor();
+  if (reading_) read_tensors();
   flush();
   return {};
 }

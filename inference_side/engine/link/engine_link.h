@@ -53,7 +53,9 @@ class EngineLink {
   // Readable when poll() has something to do.
   [[nodiscard]] int fd() const noexcept { return epoll_.get(); }
   // Waits up to timeout_ms (-1: without end) for something to happen and does it. Only kIo: the
-  // loss of a sidecar is not an error here.
+  // loss of a sidecar is not an error here. While the sidecar has the tensors read back (`wsync
+  // verify`), each call reads at least one of them, and begins no other once 2 ms have passed or
+  // something else is to be done.
   [[nodiscard]] Result<> poll(int timeout_ms);
   // Serves the link from a thread of its own until stop(); not together with poll(). kInvalidInput
   // when it was started or stopped before: once in its life.
@@ -110,7 +112,9 @@ class EngineLink {
   void on_commit(const control::Envelope& envelope, const control::Commit& message);
   void on_resume(const control::Envelope& envelope);
   void on_read_digests(const control::Envelope& envelope);
+  void read_tensors();
   void read_one_tensor();
+  [[nodiscard]] bool has_more_to_do() const;
   [[nodiscard]] Result<> load_from_arena(unsigned threads);
   [[nodiscard]] ThreadPool* copiers(unsigned threads);
   void end_load(Result<> outcome);
@@ -150,7 +154,7 @@ class EngineLink {
   std::unique_ptr<LoadSession> session_;
   std::unique_ptr<ThreadPool> copiers_;
   control::Envelope load_request_;
-  // A ReadDigests that is being answered: each poll() reads one tensor more, so that nothing else
+  // A ReadDigests that is being answered: each poll() reads some tensors more, so that nothing else
   // waits for all of them.
   struct Reading {
     control::Envelope request;

@@ -8,8 +8,10 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <semaphore>
+#include <set>
 #include <sys/mman.h>
 
+#include "shared/base/format.h"
 #include "tests/contract/engine/sidecar_peer.h"
 
 namespace wsync::engine::test {
@@ -151,20 +153,49 @@ TEST(EngineLink, APauseDoesNotWaitUntilEveryTensorHasBeenRead) {
 
 TEST(EngineLink, ALoadEndsAReadingThatIsNotComplete) {
   const Model model = Model::make();
-  Rank rank(model, TakeMode::kPieces);
+  Rank rank(model, TakeMode::kWhole);
   rank.attach_unified();
   const SharedArena arena = model.arena(kFirst);
   rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
   rank.switch_to(kFirst);
-  rank.link->stop();
+  rank.link->stop();  // from here on the test polls
+  std::set<std::uint32_t> read;
+  rank.engine.on_read = [&](std::uint32_t tensor) {
+    if (read.insert(tensor).second && read.size() == 1)
+      rank.peer.send(control::Load{.version = kFirst});
+  };
   rank.peer.send(control::ReadDigests{});
   ASSERT_TRUE(rank.link->poll(0).has_value());
-  rank.peer.send(control::Load{.version = kFirst});
+  EXPECT_EQ(read.size(), 1U) << "read on while the sidecar had something to say";
   for (int turn = 0; turn < 100; ++turn) ASSERT_TRUE(rank.link->poll(0).has_value());
   EXPECT_EQ(rank.peer.expect<control::Loaded>().failure, "");
   const auto digests = rank.peer.expect<control::Digests>();
   EXPECT_THAT(digests.failure, HasSubstr("holds no version"));
   EXPECT_TRUE(digests.tensors.empty());
+}
+
+// An engine that polls once for each of its steps, which are longer than such a tensor takes.
+TEST(EngineLink, OnePollReadsMoreThanOneSmallTensor) {
+  constexpr int kTensors = 1000;
+  std::vector<TensorInfo> tensors;
+  for (int i = 0; i < kTensors; ++i)
+    tensors.push_back({.name = fmt::format("t{}", i), .dtype = DType::kU8, .shape = {4}});
+  const Model model = Model::of(std::move(tensors));
+  Rank rank(model, TakeMode::kPieces);
+  rank.attach_unified();
+  const SharedArena arena = model.arena(kFirst);
+  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  rank.switch_to(kFirst);
+  rank.link->stop();  // from here on the test polls
+  rank.peer.send(control::ReadDigests{});
+  pollfd answer{.fd = rank.peer.socket(), .events = POLLIN, .revents = 0};
+  int polls = 0;
+  for (; polls < kTensors && ::poll(&answer, 1, 0) == 0; ++polls)
+    ASSERT_TRUE(rank.link->poll(0).has_value());
+  ASSERT_LT(polls, kTensors);
+  const auto digests = rank.peer.expect<control::Digests>();
+  EXPECT_EQ(digests.failure, "");
+  EXPECT_EQ(digests.tensors.size(), model.manifest.size());
 }
 
 TEST(EngineLink, HalfShardsOfTwoRanks) {

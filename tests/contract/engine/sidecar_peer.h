@@ -43,6 +43,9 @@ struct Model {
           {.name = prefix + "input_layernorm.weight", .dtype = DType::kBF16, .shape = {512}});
     }
     tensors.push_back({.name = "model.norm.weight", .dtype = DType::kF32, .shape = {0}});
+    return of(std::move(tensors));
+  }
+  static Model of(std::vector<TensorInfo> tensors) {
     Model model;
     model.manifest = Manifest::create(std::move(tensors)).value();
     model.plan = BucketPlan::create(model.manifest, limits::kBucketBytesMin).value();
@@ -134,6 +137,7 @@ class FakeEngine : public Engine {
                        std::span<std::byte> out) override {
     std::copy_n(memory[tensor].begin() + static_cast<std::ptrdiff_t>(offset), out.size(),
                 out.begin());
+    if (on_read) on_read(tensor);
     return {};
   }
   void on_bucket(const Version&, std::uint64_t, std::uint64_t) override {
@@ -152,7 +156,8 @@ class FakeEngine : public Engine {
   std::vector<std::string> calls;  // read it only while the link has nothing to do
   std::function<Result<>()> on_pause;
   std::function<Result<>()> on_resume;
-  std::function<void()> after_copy;  // of each bucket; in the link's thread
+  std::function<void(std::uint32_t tensor)> on_read;  // a part of it has been read
+  std::function<void()> after_copy;                   // of each bucket; in the link's thread
   std::uint32_t fail_layer = UINT32_MAX;
 };
 

@@ -14,6 +14,7 @@ namespace {
 
 using control::Envelope;
 using control::Message;
+using testing::AllOf;
 using testing::HasSubstr;
 
 class Agent : public testing::Test {
@@ -46,12 +47,18 @@ class Agent : public testing::Test {
     agent_ = std::move(*agent);
     return {};
   }
+  // What a sidecar does when it is asked something under this envelope.
+  using WhenAsked = std::function<void(control::DealerPort& port, const Envelope& envelope)>;
   // A sidecar that says this Hello, and says it again under the fence of each Welcome.
-  void sidecar(const control::Hello& hello) {
+  void sidecar(const control::Hello& hello, WhenAsked when_asked = {}) {
     auto port = std::make_shared<control::DealerPort*>(nullptr);
     control::DealerCallbacks callbacks;
     callbacks.on_connected = [port, hello] { (void)(*port)->send({}, hello); };
-    callbacks.on_message = [port, hello](const Envelope& envelope, const Message& message) {
+    callbacks.on_message = [port, hello, when_asked](const Envelope& envelope,
+                                                     const Message& message) {
+      const bool asked = std::holds_alternative<control::Verify>(message) ||
+                         std::holds_alternative<control::Plan>(message);
+      if (asked && when_asked) when_asked(**port, envelope);
       if (!std::holds_alternative<control::Welcome>(message)) return;
       Envelope reply;
       reply.fence = envelope.fence;
@@ -139,6 +146,42 @@ TEST_F(Agent, ACoordinatorWhoseEpochCannotBeStoredAnswersAtOnce) {
   const auto* error = std::get_if<control::ErrorReply>(&answer_);
   ASSERT_NE(error, nullptr);
   EXPECT_THAT(error->message, HasSubstr("cannot store fence epoch"));
+}
+
+TEST_F(Agent, ALostSidecarIsNotWaitedForByWhoAskedIt) {
+  ASSERT_TRUE(start({"min_sidecars=2"}).has_value());
+  sidecar({.name = "s0"}, [this](control::DealerPort& port, const Envelope&) {
+    loop_->post([this, &port] {
+      std::erase_if(ports_, [&](const auto& held) { return held.get() == &port; });
+    });
+  });
+  sidecar({.name = "s1"}, [](control::DealerPort& port, const Envelope& envelope) {
+    (void)port.send(envelope, control::VerifyReply{.ranks = {{.replica = "r1"}}});
+  });
+  loop_->run();  // until both have joined
+  ask(control::Verify{}, 7);
+  const auto* verified = std::get_if<control::VerifyReply>(&answer_);
+  ASSERT_NE(verified, nullptr);
+  ASSERT_EQ(verified->ranks.size(), 2U);
+  EXPECT_EQ(verified->ranks[0].replica, "s0");
+  EXPECT_THAT(verified->ranks[0].failure,
+              AllOf(HasSubstr("its sidecar was lost: s0-"), HasSubstr("hung up")));
+  EXPECT_EQ(verified->ranks[1].replica, "r1");
+  EXPECT_EQ(verified->ranks[1].failure, "");
+}
+
+TEST_F(Agent, ASidecarThatLeavesIsNotWaitedForByWhoAskedIt) {
+  ASSERT_TRUE(start().has_value());
+  sidecar({.name = "s0"}, [](control::DealerPort& port, const Envelope& envelope) {
+    (void)port.send(envelope, control::Leave{});
+  });
+  loop_->run();  // until it has joined
+  ask(control::Plan{}, 7);
+  const auto* planned = std::get_if<control::PlanReply>(&answer_);
+  ASSERT_NE(planned, nullptr);
+  ASSERT_EQ(planned->sidecars.size(), 1U);
+  EXPECT_EQ(planned->sidecars[0].name, "s0");
+  EXPECT_EQ(planned->sidecars[0].failure, "was lost: it left");
 }
 
 }  // namespace

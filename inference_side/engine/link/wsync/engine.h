@@ -106,7 +106,9 @@ WSYNC_API int wsync_engine_attach(wsync_engine* engine);
 /* Serves the link from a thread of the library. Once: fails when it was started or stopped before.
  */
 WSYNC_API int wsync_engine_start(wsync_engine* engine);
-/* Or: wait timeout_ms at most (-1: without end) and do what is due. */
+/* Or: wait timeout_ms at most (-1: without end) and do what is due. While tensors are read back for
+ * `wsync verify`, a call reads for about 2 ms, and one tensor at least: a loop that calls this once
+ * for each of its steps gives that much of each step until all have been read. */
 WSYNC_API int wsync_engine_poll(wsync_engine* engine, int timeout_ms);
 /* Readable when wsync_engine_poll has something to do; -1 before wsync_engine_attach. */
 WSYNC_API int wsync_engine_fd(const wsync_engine* engine);
