@@ -1,17 +1,38 @@
 #include "shared/base/durable_file.h"
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
+#include <ctime>
 #include <fcntl.h>
 #include <string>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "shared/base/clock.h"
 #include "shared/base/format.h"
 #include "shared/base/unique_fd.h"
+#include "shared/base/unix_socket.h"
 
 namespace wsync {
 namespace {
+
+// Far longer than a write to a disc that works, so that only a writer that is stopped is given up.
+constexpr std::chrono::seconds kTurn{30};
+constexpr timespec kBetweenTries{.tv_sec = 0, .tv_nsec = 1'000'000};
+
+// One writer at a time: the names beside `path` are fixed, so two would rename each other's file.
+Result<LockFile> take_turn(const std::string& path) {
+  const TimePoint deadline = now() + kTurn;
+  for (;;) {
+    auto lock = LockFile::acquire(path + ".lock");
+    if (lock || lock.error().code() != ErrorCode::kBusy) return lock;
+    if (now() >= deadline)
+      return fail(lock.error().with_context(fmt::format(
+          "write {}: waited {} s for the writer before this one", path, kTurn.count())));
+    ::nanosleep(&kBetweenTries, nullptr);
+  }
+}
 
 Result<> write_all(int fd, const std::string& path, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
@@ -58,6 +79,8 @@ Result<> write_durably(const std::filesystem::path& path, std::span<const std::b
   const std::string parent = path.has_parent_path() ? path.parent_path().string() : ".";
   const UniqueFd directory(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!directory.valid()) return fail_errno("open " + parent, errno);
+  const auto turn = take_turn(path.string());
+  if (!turn) return fail(turn.error());
   const std::string fresh = path.string() + ".new";
   Result<> written = write_temporary(fresh, bytes);
   if (written) written = replace(directory.get(), path.string(), fresh, path.string() + ".old");

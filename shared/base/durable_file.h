@@ -1,5 +1,6 @@
 // Small files that survive a crash whole: the old content or the new one, never a mixture.
-// Thread: any; two writers of one path must agree among themselves.
+// Thread: any. Writers of one path, in one process or several, take turns; the last one's content
+// stays.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +13,10 @@
 namespace wsync {
 
 // Writes `<path>.new`, flushes it to the disc, renames it over `path` and flushes the directory;
-// `<path>.old` is the old content meanwhile. On an error `path` is as it was (the sentence says so
-// if it could not be put back) and nothing is left beside it. What a killed process left beside it
-// goes with the next write.
+// `<path>.old` is the old content meanwhile, and `<path>.lock` is held. On an error `path` is as it
+// was (the sentence says so if it could not be put back) and nothing is left beside it. What a
+// killed process left beside it goes with the next write. kBusy: another writer has kept its turn
+// for 30 s, so it is stopped, or its disc is.
 [[nodiscard]] Result<> write_durably(const std::filesystem::path& path,
                                      std::span<const std::byte> bytes);
 // The whole file. kNotFound when there is none; kInvalidInput when it has more than `max_bytes`.

@@ -128,11 +128,12 @@ Result<LockFile> LockFile::acquire(const std::string& path) {
     }
     // The last holder may have removed the file between our open and our lock.
     if (!still_names(path, fd.get())) continue;
+    LockFile lock(std::move(fd), path);  // from here on it removes the file if need be
     const std::string pid = std::to_string(::getpid());
-    if (::ftruncate(fd.get(), 0) != 0 ||
-        ::pwrite(fd.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size()))
+    if (::ftruncate(lock.fd_.get(), 0) != 0 ||
+        ::pwrite(lock.fd_.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size()))
       return fail_errno(fmt::format("write {}", path), errno);
-    return LockFile(std::move(fd), path);
+    return lock;
   }
 }
 

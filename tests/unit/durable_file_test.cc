@@ -1,21 +1,28 @@
 #include "shared/base/durable_file.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <thread>
 #include <unistd.h>
 
 namespace {
 
 bool directories_cannot_be_flushed = false;
+bool nothing_is_flushed = false;
 
 }  // namespace
 
 // In the place of the C library's, for this whole test program.
 extern "C" int fsync(int fd) {
+  if (nothing_is_flushed) return 0;
   struct stat info{};
   if (directories_cannot_be_flushed && ::fstat(fd, &info) == 0 && S_ISDIR(info.st_mode)) {
     errno = EIO;
@@ -40,6 +47,7 @@ class DurableFile : public ::testing::Test {
   }
   void TearDown() override {
     directories_cannot_be_flushed = false;
+    nothing_is_flushed = false;
     std::filesystem::remove_all(directory_);
   }
   [[nodiscard]] Result<> write(const std::string& text) const {
@@ -87,8 +95,53 @@ TEST_F(DurableFile, WhatAKilledProcessLeftGoesWithTheNextWrite) {
   ASSERT_TRUE(write("old").has_value());
   std::filesystem::copy_file(path_, path_.string() + ".old");
   std::filesystem::copy_file(path_, path_.string() + ".new");
+  std::filesystem::copy_file(path_, path_.string() + ".lock");
   ASSERT_TRUE(write("new").has_value());
   EXPECT_EQ(content(), "new");
+  EXPECT_THAT(names(), ElementsAre("record"));
+}
+
+TEST_F(DurableFile, AWriteThatFindsNoRoomLeavesNothingBesideIt) {
+  ASSERT_TRUE(write("old").has_value());
+  rlimit usual{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &usual), 0);
+  auto* const on_signal = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit none{.rlim_cur = 0, .rlim_max = usual.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &none), 0);
+  const auto written = write("new");
+  ::setrlimit(RLIMIT_FSIZE, &usual);
+  std::signal(SIGXFSZ, on_signal);
+  EXPECT_FALSE(written.has_value());
+  EXPECT_EQ(content(), "old");
+  EXPECT_THAT(names(), ElementsAre("record"));
+}
+
+TEST_F(DurableFile, TwoWritersNeitherMixNorHinderEachOther) {
+  constexpr int kWrites = 100;
+  nothing_is_flushed = true;  // so that they meet as often as possible
+  const std::string contents[] = {std::string(60'000, 'a'), std::string(9, 'b')};
+  ASSERT_TRUE(write(contents[0]).has_value());
+  std::atomic<int> at_work = 2;
+  std::vector<std::string> failures[2];
+  std::vector<std::jthread> writers;
+  for (const int writer : {0, 1})
+    writers.emplace_back([&, writer] {
+      for (int i = 0; i < kWrites; ++i)
+        if (const auto written = write(contents[writer]); !written)
+          failures[writer].push_back(written.error().message());
+      --at_work;
+    });
+  int strange = 0;
+  while (at_work > 0) {
+    const auto bytes = read_small_file(path_, 100'000);
+    if (!bytes || std::ranges::none_of(contents, [&](const std::string& whole) {
+          return std::ranges::equal(*bytes, std::as_bytes(std::span(whole)));
+        }))
+      ++strange;
+  }
+  writers.clear();
+  EXPECT_EQ(strange, 0);
+  for (const auto& failed : failures) EXPECT_THAT(failed, IsEmpty());
   EXPECT_THAT(names(), ElementsAre("record"));
 }
 
