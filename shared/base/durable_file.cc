@@ -18,7 +18,7 @@ namespace wsync {
 namespace {
 
 // Far longer than a write to a disc that works, so that only a writer that is stopped is given up.
-constexpr std::chrono::seconds kTurn{10};
+constexpr std::chrono::seconds kTurn{30};
 constexpr timespec kBetweenTries{.tv_sec = 0, .tv_nsec = 1'000'000};
 
 // One writer at a time: the names beside `path` are fixed, so two would rename each other's file.

@@ -16,7 +16,7 @@ namespace wsync {
 // `<path>.old` is the old content meanwhile, and `<path>.lock` is held. On an error `path` is as it
 // was (the sentence says so if it could not be put back) and nothing is left beside it. What a
 // killed process left beside it goes with the next write. kBusy: another writer has kept its turn
-// for 10 s, so it is stopped, or its disc is.
+// for 30 s, so it is stopped, or its disc is.
 [[nodiscard]] Result<> write_durably(const std::filesystem::path& path,
                                      std::span<const std::byte> bytes);
 // The whole file. kNotFound when there is none; kInvalidInput when it has more than `max_bytes`.

@@ -117,7 +117,7 @@ TEST_F(DurableFile, AWriteThatFindsNoRoomLeavesNothingBesideIt) {
 }
 
 TEST_F(DurableFile, TwoWritersNeitherMixNorHinderEachOther) {
-  constexpr int kWrites = 200;
+  constexpr int kWrites = 100;
   nothing_is_flushed = true;  // so that they meet as often as possible
   const std::string contents[] = {std::string(60'000, 'a'), std::string(9, 'b')};
   ASSERT_TRUE(write(contents[0]).has_value());
