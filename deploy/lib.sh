@@ -120,12 +120,16 @@ build_jobs() {
   echo $((cores < by_memory ? cores : by_memory))
 }
 
-# configure PRESET [FOLDER [CACHE ENTRY...]]: configures build/<PRESET> (or FOLDER). ccache is used when a new folder finds it.
+# configure PRESET [FOLDER [CACHE ENTRY...]]: configures build/<PRESET> (or FOLDER). A new folder gets a unity build, which
+# halves the time of a first build, and ccache when that is found.
 configure() {
   local preset=$1 folder=${2:-$root/build/$1} options=()
   shift; [ $# = 0 ] || shift
-  if [ ! -e "$folder/CMakeCache.txt" ] && command -v ccache >/dev/null; then
-    options=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  if [ ! -e "$folder/CMakeCache.txt" ]; then
+    options=(-DCMAKE_UNITY_BUILD=ON)
+    if command -v ccache >/dev/null; then
+      options+=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+    fi
   fi
   (cd "$root" && cmake --preset "$preset" -B "$folder" "${options[@]}" "$@" >"$folder.log" 2>&1) || {
     tail -30 "$folder.log" >&2

@@ -47,8 +47,8 @@ Result<std::uint64_t> tensor_byte_size(DType dtype, std::span<const std::uint64_
   overflow |= __builtin_mul_overflow(bits, std::uint64_t{dtype_bits(dtype)}, &bits);
   if (overflow)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("the bits of shape {} of {} do not fit in 64 bits",
-                            shape_text(shape), dtype_name(dtype)));
+                fmt::format("the bits of shape {} of {} do not fit in 64 bits", shape_text(shape),
+                            dtype_name(dtype)));
   if (bits % 8 != 0)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("shape {} of {} takes {} bits, which is no whole number of bytes",
