@@ -156,8 +156,8 @@ struct Problem {
 
 // ---- coordinator and sidecar ----
 
-// First message of a sidecar on every connection, and again after each Welcome that raised its
-// fence.
+// First message of a sidecar on every connection, again after each Welcome that asks for it, and
+// until one comes.
 struct Hello {
   static constexpr MessageType kType = MessageType::kHello;
   std::string name;  // of the sidecar, unique in the fleet
@@ -174,6 +174,9 @@ struct Hello {
   Digest target_content;  // of the target: a version never names two different byte strings
 };
 
+// Its envelope echoes the request of the Hello that it answers. It asks for a Hello when that was
+// said under another fence than its own, which the sidecar stores first, and when it answers none
+// (request 0).
 struct Welcome {
   static constexpr MessageType kType = MessageType::kWelcome;
   std::string host_socket;   // pathname of the Unix socket that hands over descriptors

@@ -53,7 +53,7 @@ class Package(unittest.TestCase):
 
     def consumer(self, kind, *settings):
         build = os.path.join(self.directory, kind)
-        run(CMAKE, "-S", os.path.join(HERE, "consumer"), "-B", build, f"-DCMAKE_PREFIX_PATH={self.prefix}", *settings)
+        run(CMAKE, "-G", "Ninja", "-S", os.path.join(HERE, "consumer"), "-B", build, f"-DCMAKE_PREFIX_PATH={self.prefix}", *settings)
         run(CMAKE, "--build", build)
         said = run(os.path.join(build, "consumer"))
         self.assertIn("did you mean bucket_bytes?", said)

@@ -89,6 +89,26 @@ class Update(unittest.TestCase):
             fleet.start("trainer")
             self.verified(fleet, self.push(fleet, one), 1)
 
+    def test_a_sidecar_started_again_under_a_living_trainer_is_welcomed(self):
+        with Fleet(WSYNC) as fleet:
+            one = fleet.checkpoint("one", 1)
+            sidecar, engines = fleet.sidecar("s0")
+            fleet.engine(engines, "a", one)
+            fleet.start("trainer")
+            first = self.push(fleet, one)
+            sidecar.kill()
+            sidecar.wait()
+            os.unlink(engines)
+            fleet.sidecar("s0")
+
+            def welcomed():
+                code, answer = fleet.ask("status", address=f"ipc://{fleet.run_dir}/s0.control")
+                return code == 0 and answer["result"]["sidecars"][0]["connected"]
+
+            fleet.until(welcomed, "the sidecar's word that it is connected")
+            fleet.until_ready(first, "a")
+            self.verified(fleet, first, 1)
+
     def test_a_hand_over_that_fails_gives_way_to_tcp(self):
         with Fleet(WSYNC) as fleet:
             one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)
