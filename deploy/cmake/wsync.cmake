@@ -22,6 +22,10 @@ find_package(CLI11 REQUIRED)
 find_package(tl-expected REQUIRED)
 pkg_check_modules(UV REQUIRED IMPORTED_TARGET libuv)
 pkg_check_modules(ZMQ REQUIRED IMPORTED_TARGET libzmq)
+# Its Cflags name what a static libzmq is made of, in another order each time CMake reads them, and everything would be built
+# anew. The header needs none of it.
+set_target_properties(PkgConfig::ZMQ PROPERTIES
+  INTERFACE_INCLUDE_DIRECTORIES "${ZMQ_INCLUDEDIR}" INTERFACE_COMPILE_OPTIONS "")
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 # What shared/base and shared/weights link, for the static libraries that are installed.
 set(WSYNC_SYSTEM_BASE Threads::Threads fmt::fmt spdlog::spdlog PkgConfig::XXHASH)
