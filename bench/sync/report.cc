@@ -118,9 +118,9 @@ std::string notes_text(const SyncBenchResult& result) {
     busy = std::max(busy, done.others_busy);
     stolen = std::max(stolen, done.stolen);
     if (!done.adopt)
-      text += fmt::format("floor of {}: {}, {} thread{} in each process\n", done.engines,
-                          copy_kind_name(done.floor_way.kind), done.floor_way.threads,
-                          done.floor_way.threads == 1 ? "" : "s");
+      text += fmt::format("floor of {}: {}, {} in each process\n", done.engines,
+                          copy_kind_name(done.floor_way.kind),
+                          counted(done.floor_way.threads, "thread"));
   }
   if (busy > kQuiet)
     text += fmt::format(

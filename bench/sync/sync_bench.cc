@@ -212,8 +212,7 @@ Result<SyncBenchResult> run_sync_bench(const SyncBenchOptions& options, const In
   const auto total = static_cast<unsigned>(options.engines.size()) * Case::steps(options);
   for (const unsigned engines : options.engines) {
     Case one(options, engines, interrupt, [&](std::string_view what) {
-      on_progress(fmt::format("{} engine{}: {}", engines, engines == 1 ? "" : "s", what), ++done,
-                  total);
+      on_progress(fmt::format("{}: {}", counted(engines, "engine"), what), ++done, total);
     });
     try {
       auto measured = one.run(result.machine, result.copy_rate);

@@ -147,12 +147,9 @@ void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello
       deadline_ = now_ + options_.gather;
     return;
   }
-  if (event.envelope.fence != fence_) {
-    // It has to store our fence first; what it says before that chooses nothing.
-    welcome(member, event.envelope.request);
-    return;
-  }
   welcome(member, event.envelope.request);
+  // It has to store our fence first; what it says before that chooses nothing.
+  if (event.envelope.fence != fence_) return;
   member.joined = true;
   member.decided = hello.decision.fence == fence_ ? hello.decision.number : 0;
   member.asked = member.decided;

@@ -213,9 +213,9 @@ class Coordinator {
   void end_rounds(const std::string& why);
   void stop(const std::string& why);
   void answer_error(const std::string& peer, std::string why);
-  // The claim.
   // Adds to what every Decide forbids, within the bound of the message.
   void withdraw(const std::vector<Version>& versions);
+  // The claim.
   // `request`: of the Hello that is answered; 0 asks for one.
   void welcome(Member& member, std::uint64_t request);
   void welcome_back(const PeerMessage& event);

@@ -315,28 +315,8 @@ TEST_P(Port, SilenceIsALossToTheDealerAndAWordEndsIt) {
   EXPECT_EQ(events, (std::vector<std::string>{"connected", "lost", "connected"}));
 }
 
-// Who stood still itself must not take the others for silent: their words wait in its queue.
-TEST_P(Port, ALoopThatStoodStillReadsBeforeItCallsAPeerSilent) {
-  int heard = 0;
-  const auto hear = [&] {
-    if (++heard == 2) return loop_->stop();
-    // Not inside the port's own turn, which would read the word before anything is judged.
-    loop_->post([&] {
-      ASSERT_TRUE(raw_->send("", encode({}, Heartbeat{}).value()).has_value());
-      std::this_thread::sleep_for(4 * kImpatient.silence_deadline);
-    });
-  };
-  listen(
-      {.on_message = [&](const std::string&, const Envelope&, const Message&) { hear(); },
-       .on_lost = [](const std::string&, const Error& error) { ADD_FAILURE() << error.message(); }},
-      kImpatient);
-  connect_raw("talks");
-  raw_send(encode({}, Heartbeat{}).value());
-  loop_->run();
-  EXPECT_EQ(heard, 2);
-}
-
-// As after SIGSTOP: nothing has come in the meantime, because nobody has read it from the network.
+// Who stood still must not take the others for silent. As after SIGSTOP: nothing has come in the
+// meantime, because nobody has read it from the network. (The sleep is the standing still.)
 TEST_P(Port, AProcessThatStoodStillCountsSilenceAnew) {
   int heard = 0;
   Timer word(*loop_, [&] { raw_send(encode({}, Heartbeat{}).value()); });
