@@ -397,7 +397,7 @@ std::uint64_t copy_unaligned(std::span<std::byte> destination, std::span<const s
 }  // namespace
 
 std::span<const CopyKind> available_copy_kinds() noexcept {
-  static constexpr std::array kAll{CopyKind::kPortable, CopyKind::kAvx2, CopyKind::kAvx512};
+  static constexpr std::array kKinds{CopyKind::kPortable, CopyKind::kAvx2, CopyKind::kAvx512};
 #if defined(__x86_64__)
   static const std::size_t kCount = !__builtin_cpu_supports("avx2")      ? 1
                                     : !__builtin_cpu_supports("avx512f") ? 2
@@ -405,7 +405,7 @@ std::span<const CopyKind> available_copy_kinds() noexcept {
 #else
   static constexpr std::size_t kCount = 1;
 #endif
-  return std::span(kAll).first(kCount);
+  return std::span(kKinds).first(kCount);
 }
 
 std::string_view copy_kind_name(CopyKind kind) noexcept {
