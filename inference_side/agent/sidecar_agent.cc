@@ -154,20 +154,22 @@ Result<> SidecarAgent::connect() {
   callbacks.on_bad_message = [](const Error& error) {
     log_warning("message of the coordinator dropped: {}", error.message());
   };
-  callbacks.heartbeat = [this] {
-    control::Envelope envelope;
-    envelope.fence = sidecar_->fence();
-    control::Heartbeat heartbeat = sidecar_->heartbeat(now());
-    heartbeat.sequence = ++heartbeats_;
-    heartbeat.staged_bytes = arriving_ ? store_->verified_bytes() : 0;
-    return std::pair(std::move(envelope), std::move(heartbeat));
-  };
+  callbacks.heartbeat = [this] { return heartbeat(); };
   auto dealer = control::connect_zmq(
       loop_, {.address = config_.coordinator, .name = config_.name, .times = times},
       std::move(callbacks));
   if (!dealer) return fail(dealer.error().with_context("coordinator"));
   dealer_ = std::move(*dealer);
   return {};
+}
+
+std::pair<control::Envelope, control::Heartbeat> SidecarAgent::heartbeat() {
+  control::Envelope envelope;
+  envelope.fence = sidecar_->fence();
+  control::Heartbeat heartbeat = sidecar_->heartbeat(now());
+  heartbeat.sequence = ++heartbeats_;
+  heartbeat.staged_bytes = arriving_ ? store_->verified_bytes() : 0;
+  return {std::move(envelope), std::move(heartbeat)};
 }
 
 // ---- the state machine ----
@@ -191,6 +193,11 @@ void SidecarAgent::carry_out(const staging::Reply& command) {
   if (!dealer_) return;
   if (const auto sent = dealer_->send(command.envelope, command.message); !sent)
     log_debug("reply to the coordinator: {}", sent.error().message());
+}
+
+void SidecarAgent::carry_out(const staging::BeatNow& /*command*/) {
+  auto [envelope, beat] = heartbeat();
+  carry_out(staging::Reply{.envelope = std::move(envelope), .message = std::move(beat)});
 }
 
 void SidecarAgent::carry_out(const staging::Persist& command) {

@@ -66,6 +66,7 @@ class SidecarAgent {
   SidecarAgent(Loop& loop, const config::SidecarConfig& config, staging::SidecarRecord record);
   [[nodiscard]] Result<> open();
   [[nodiscard]] Result<> connect();
+  [[nodiscard]] std::pair<control::Envelope, control::Heartbeat> heartbeat();
   void step(decltype(staging::SidecarEvent::what) what);
   void carry_out(const staging::Reply& command);
   void carry_out(const staging::Welcomed& command);
@@ -75,6 +76,7 @@ class SidecarAgent {
   void carry_out(const staging::StartStaging& command);
   void carry_out(const staging::CancelStaging& command);
   void carry_out(const staging::ReleaseVersion& command);
+  void carry_out(const staging::BeatNow& command);
   void carry_out(const staging::CheckCopy& command);
   [[nodiscard]] staging::LayoutChecked check(const staging::CheckLayout& command);
   [[nodiscard]] Result<> begin_staging(const staging::StartStaging& command);

@@ -29,6 +29,8 @@ std::vector<SidecarCommand> Sidecar::step(const SidecarEvent& event) {
   std::visit([this](const auto& what) { on(what); }, event.what);
   if (incoming_ && incoming_->stage == Stage::kWaiting) try_start();
   while (std::exchange(staged_changed_, false)) tell_staged();
+  // Before a report that ends a round: the next one may follow at once.
+  if (std::exchange(let_go_, false) && welcomed_) out_.push_back(BeatNow{});
   report_switched();
   if (hello_due_ && welcomed_ && !collecting_) send_hello();
   const std::string broken = invariants();
@@ -384,6 +386,7 @@ void Sidecar::release(Version version) {
   if (std::erase_if(held_, [&](const HeldCopy& copy) { return copy.version == version; }) == 0)
     return;
   checking_.erase(version);
+  let_go_ = true;
   tell_staged();  // first, so that nobody begins to read what goes
   out_.push_back(ReleaseVersion{version});
 }

@@ -133,6 +133,9 @@ struct CancelStaging {
 struct ReleaseVersion {
   Version version;
 };
+// A version was let go: send heartbeat() now, so that the coordinator does not choose what is no
+// longer here.
+struct BeatNow {};
 // A replica could not load this version: compute the content digest of the copy anew.
 struct CheckCopy {
   std::uint64_t check = 0;
@@ -144,7 +147,7 @@ struct ForReplica {
   reload::SwitchCommand command;
 };
 using SidecarCommand = std::variant<Reply, Persist, Welcomed, CheckLayout, StartStaging,
-                                    CancelStaging, ReleaseVersion, CheckCopy, ForReplica>;
+                                    CancelStaging, ReleaseVersion, BeatNow, CheckCopy, ForReplica>;
 
 // A complete and verified copy.
 struct HeldCopy {
@@ -259,6 +262,7 @@ class Sidecar {
   std::optional<control::Switched> switched_;  // the last one sent
   bool welcomed_ = false;
   bool hello_due_ = false;       // a copy was lost: ask for it when no outcome is due
+  bool let_go_ = false;          // since the last BeatNow
   bool staged_changed_ = false;  // the replicas have to be told
   TimePoint now_{};
   std::optional<TimePoint> hello_at_;

@@ -60,6 +60,25 @@ class Update(unittest.TestCase):
                 code, said = fleet.stop(agent)
                 self.assertEqual(code, 0, said)
 
+    def test_rollbacks_right_after_a_push_find_what_is_held_and_no_more(self):
+        with Fleet(WSYNC) as fleet:
+            one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)
+            _, engines = fleet.sidecar("s0")
+            fleet.engine(engines, "a", one)
+            fleet.start("trainer")
+            # No wait between the commands: nothing but what the sidecar has told decides.
+            for directory in (one, two, one):
+                last = self.push(fleet, directory)
+            code, answer = fleet.ask("rollback")
+            self.assertEqual(code, 0, answer)
+            previous = answer["result"]["to"]
+            code, answer = fleet.ask("rollback")
+            self.assertEqual(code, 1, answer)
+            self.assertIn(f"no version before {previous} is still held", answer["result"]["reason"])
+            self.assertFalse(answer["result"]["partial"])
+            self.verified(fleet, previous, 1)
+            self.assertNotEqual(previous, last)
+
     def test_unified_devices(self):
         self.run_through([], [[], []])
 

@@ -356,6 +356,10 @@ void World::carry_out(std::size_t s, const staging::SidecarCommand& command) {
     stage(s, *start);
   } else if (const auto* release = std::get_if<staging::ReleaseVersion>(&command)) {
     process.store.erase(release->version);
+  } else if (std::holds_alternative<staging::BeatNow>(command)) {
+    control::Envelope envelope;
+    envelope.fence = process.machine->fence();
+    to_coordinator(s, envelope, process.machine->heartbeat(schedule_.now()));
   } else if (const auto* suspect = std::get_if<staging::CheckCopy>(&command)) {
     const auto copy = process.store.find(suspect->version);
     const bool intact = copy != process.store.end() && copy->second == contents_[suspect->version];

@@ -356,6 +356,19 @@ TEST_F(SidecarTest, TheTargetStaysAndTheOldestGoesWhenRoomIsNeeded) {
   EXPECT_EQ(sidecar.replicas().at("r").report(now).version, kV1);
 }
 
+// A rollback may be asked for right after a push: what went to make room must not be chosen.
+TEST_F(SidecarTest, WhatIsLetGoIsToldAtOnce) {
+  serve(kV1);
+  stage(2, kV2);
+  announce(3, kV3);  // replaces V2, which was never decided
+  ASSERT_NE(command<ReleaseVersion>(), nullptr);
+  EXPECT_EQ(command<ReleaseVersion>()->version, kV2);
+  EXPECT_NE(command<BeatNow>(), nullptr);
+  EXPECT_EQ(sidecar.heartbeat(now).staged, std::vector{kV1});
+  step(reload::Tick{});
+  EXPECT_EQ(command<BeatNow>(), nullptr) << "once";
+}
+
 TEST_F(SidecarTest, NothingIsReleasedThatASwitchMayGoBackTo) {
   serve(kV1);
   stage(2, kV2);
