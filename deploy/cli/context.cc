@@ -113,6 +113,8 @@ void Context::configure_log(std::string_view role, const config::LogConfig& conf
   if (!options.log_level_given) log->level = config.level;
   if (!options.log_format_given) log->format = config.format;
   log_init(*log);
+  for (const std::string& sentence : config::unknown_variables(config::process_environment()))
+    log_warning("{}", sentence);
 }
 
 CLI::App* add_command(CLI::App& parent, Context& context, const CommandText& text) {

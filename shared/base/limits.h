@@ -116,6 +116,8 @@ inline constexpr std::uint64_t kConfigPathBytes = 1024;
 inline constexpr std::int64_t kConfigDurationMs = 24LL * 3600 * 1000;
 inline constexpr std::uint32_t kConfigVersionsHeld = 16;
 inline constexpr std::uint32_t kConfigArenas = 16;
+inline constexpr std::uint32_t kConfigArenasMin = 2;  // the target's, and the next one's
+inline constexpr std::uint32_t kArenasOfSharingHost = 3;
 
 static_assert(kLeafBytes % kPieceAlignBytes == 0);
 static_assert(kBucketBytesMin >= kLeafBytes, "a bucket holds at least one leaf");

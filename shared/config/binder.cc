@@ -7,7 +7,6 @@
 #include "shared/config/units.h"
 
 namespace wsync::config {
-namespace {
 
 std::string environment_name(std::string_view key) {
   std::string name = "WSYNC_";
@@ -15,8 +14,6 @@ std::string environment_name(std::string_view key) {
     name += c == '.' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   return name;
 }
-
-}  // namespace
 
 Binder::Binder(std::vector<Entry> file, const std::vector<std::string>& set,
                const std::map<std::string, std::string>& environment)

@@ -25,6 +25,9 @@ struct Range {
   T max;
 };
 
+// "WSYNC_A_B" of the key a.b.
+[[nodiscard]] std::string environment_name(std::string_view key);
+
 class Binder {
  public:
   // `file`: entries of the YAML text; `set`: "a.b=c" texts of --set, which rule over `environment`

@@ -1,5 +1,6 @@
 #include "shared/config/config.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include "shared/base/unique_fd.h"
 #include "shared/config/address.h"
 #include "shared/config/binder.h"
+#include "shared/config/units.h"
 
 namespace wsync::config {
 namespace {
@@ -169,8 +171,14 @@ void bind(Binder& binder, TrainerConfig& c) {
   if (c.bucket_bytes % limits::kLeafBytes != 0)
     binder.refuse("bucket_bytes", fmt::format("expected a multiple of {} bytes, found {}",
                                               limits::kLeafBytes, c.bucket_bytes));
-  binder.count("arenas", c.arenas, {1, limits::kConfigArenas});
+  binder.count("arenas", c.arenas, {limits::kConfigArenasMin, limits::kConfigArenas});
   bind_transport(binder, c.transport, c.data_address);
+  if (c.transport != Transport::kTcp && c.arenas < limits::kArenasOfSharingHost)
+    binder.refuse("arenas",
+                  fmt::format("expected {} or more, found {}: sidecars of this host map the target "
+                              "and the version before it while the next one is made (fewer need "
+                              "transport: tcp)",
+                              limits::kArenasOfSharingHost, c.arenas));
   bind_pause_mode(binder, "pause_mode", c.pause_mode);
   bind_heartbeat(binder, c.heartbeat);
   binder.duration("deadlines.gather", c.deadlines.gather, kDeadline);
@@ -235,6 +243,21 @@ Result<TrainerConfig> parse_trainer(std::string_view text, std::string_view name
                                     const Sources& sources) {
   return parse<TrainerConfig>(text, name, sources);
 }
+std::vector<std::string> unknown_variables(const std::map<std::string, std::string>& environment) {
+  std::vector<std::string> names;
+  for (const auto& role : {sidecar_keys(), trainer_keys()})
+    for (const std::string& key : role) names.push_back(environment_name(key));
+  std::vector<std::string> sentences;
+  for (const auto& [name, value] : environment) {
+    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+    const std::string nearest = nearest_name(name, names);
+    sentences.push_back(
+        fmt::format("the environment sets {}, which is no key and has no effect{}", name,
+                    nearest.empty() ? "" : fmt::format("; did you mean {}?", nearest)));
+  }
+  return sentences;
+}
+
 std::vector<std::string> sidecar_keys() { return keys<SidecarConfig>(); }
 std::vector<std::string> trainer_keys() { return keys<TrainerConfig>(); }
 

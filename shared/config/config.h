@@ -131,6 +131,9 @@ struct Sources {
 [[nodiscard]] Result<TrainerConfig> parse_trainer(std::string_view text, std::string_view name,
                                                   const Sources& sources = {});
 // Every key of each role, in the order of the example files.
+// A sentence for each WSYNC_ variable that names no key of any role: it has no effect.
+[[nodiscard]] std::vector<std::string> unknown_variables(
+    const std::map<std::string, std::string>& environment);
 [[nodiscard]] std::vector<std::string> sidecar_keys();
 [[nodiscard]] std::vector<std::string> trainer_keys();
 

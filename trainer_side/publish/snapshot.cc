@@ -9,11 +9,13 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/base/log.h"
 #include "shared/base/planted.h"
 
 namespace wsync::publish {
 namespace {
 
+constexpr std::chrono::seconds kTellWait{2};  // for an arena, before it is worth a line of log
 constexpr std::chrono::milliseconds kLeaseRetry{2};  // the kernel does not tell when a lock is free
 
 Version version_of(const ArenaIdentity& identity) {
@@ -171,6 +173,7 @@ Result<Snapshotter::Writable> Snapshotter::wait_for_arena(std::uint64_t arena_by
                                                           const SnapshotRequest& request,
                                                           Snapshot::Times& times) {
   const TimePoint begun = now();
+  bool told = false;
   std::mutex mutex;
   std::condition_variable_any stopped;
   for (;;) {
@@ -178,6 +181,11 @@ Result<Snapshotter::Writable> Snapshotter::wait_for_arena(std::uint64_t arena_by
     if (writable || writable.error().code() != ErrorCode::kBusy) {
       times.wait = now() - begun - times.setup;
       return writable;
+    }
+    if (!told && now() - begun > kTellWait) {
+      told = true;
+      log_warning("version {} waits for a free arena: all {} are read: {}",
+                  request.version.to_string(), arenas_.size(), who_reads());
     }
     if (now() >= request.deadline)
       return fail(ErrorCode::kBusy, fmt::format("all {} arenas are still being read: {}",

@@ -89,6 +89,28 @@ TEST(Config, ProcessEnvironmentIsReadByPrefix) {
   for (const auto& [name, value] : environment) EXPECT_TRUE(name.starts_with("WSYNC_")) << name;
 }
 
+TEST(Config, VariablesThatNameNoKeyAreTold) {
+  EXPECT_EQ(unknown_variables({{"WSYNC_DEVICES_COUNT", "2"}, {"WSYNC_ARENAS", "3"}}),
+            std::vector<std::string>{});
+  EXPECT_EQ(
+      unknown_variables({{"WSYNC_DEVICES_CUONT", "2"}}),
+      std::vector<std::string>{"the environment sets WSYNC_DEVICES_CUONT, which is no key and "
+                               "has no effect; did you mean WSYNC_DEVICES_COUNT?"});
+}
+
+TEST(Config, TooFewArenasForSidecarsOfThisHostAreRefused) {
+  const auto why = [](std::string_view text) {
+    const auto config = parse_trainer(text, "t.yaml");
+    return config ? std::string("taken") : config.error().message();
+  };
+  EXPECT_EQ(
+      why("arenas: 2\n"),
+      "t.yaml:1: arenas: expected 3 or more, found 2: sidecars of this host map the target and "
+      "the version before it while the next one is made (fewer need transport: tcp)");
+  EXPECT_EQ(why("arenas: 2\ntransport: tcp\n"), "taken");
+  EXPECT_EQ(why("arenas: 3\n"), "taken");
+}
+
 TEST(Config, UnknownKeysAreRefusedWithTheNearest) {
   EXPECT_EQ(sidecar_error("name: a\ndevices:\n  cuont: 2\n"),
             "s.yaml:3: devices.cuont: unknown key; did you mean devices.count?");
