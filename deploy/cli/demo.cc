@@ -126,8 +126,11 @@ Result<> check(DemoCommand& command) {
       return fail(ErrorCode::kInvalidInput,
                   "--size is of a made-up checkpoint: name it or --checkpoint, not both");
     std::error_code error;
-    command.demo.checkpoint = fs::canonical(command.demo.checkpoint, error).string();
-    if (error) return fail(ErrorCode::kInvalidInput, "--checkpoint: " + error.message());
+    const std::string given = command.demo.checkpoint;
+    command.demo.checkpoint = fs::canonical(given, error).string();
+    if (error)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("--checkpoint {}: {}", given, error.message()));
     return {};
   }
   const Result<std::uint64_t> size = config::parse_size(command.size);

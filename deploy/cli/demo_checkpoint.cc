@@ -183,7 +183,8 @@ Result<DemoCheckpointInfo> make_demo_checkpoint(const DemoCheckpoint& wanted) {
   while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
   std::error_code error;
   if (std::filesystem::exists(directory, error))
-    return fail(ErrorCode::kRefused, directory + " exists; choose another directory or remove it");
+    return fail(ErrorCode::kInvalidInput,
+                directory + " exists; choose another directory or remove it");
   const std::string partial = fmt::format("{}.partial-{}", directory, ::getpid());
   std::filesystem::create_directories(partial, error);
   if (error) return fail_errno(partial, error.value());

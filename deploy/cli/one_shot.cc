@@ -68,6 +68,11 @@ Result<T> run_once(
     settled.start(std::chrono::milliseconds(limits::kReconnectMaxMs));
   };
   auto created = publish::TrainerAgent::create(**loop, *config, std::move(callbacks));
+  if (!created && created.error().code() == ErrorCode::kBusy)
+    return fail(created.error().with_context(fmt::format(
+        "no coordinator answers at {}, but one seems to run here; if it listens elsewhere, name "
+        "that address with --coordinator",
+        options.address)));
   if (!created) return fail(created.error());
   agent = std::move(*created);
   no_sidecar.start(kSidecarWait);

@@ -209,6 +209,10 @@ Result<Outcome> plan(const PlanOptions& options) {
   if (!manifest) return fail(manifest.error());
   const Result<std::uint64_t> bucket_bytes = size_option("--bucket", options.bucket);
   if (!bucket_bytes) return fail(bucket_bytes.error());
+  if (*bucket_bytes % limits::kLeafBytes != 0)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("--bucket: expected a multiple of {} bytes, found {}",
+                            limits::kLeafBytes, *bucket_bytes));
   const Result<std::uint64_t> buffer_bytes = size_option("--buffer", options.buffer);
   if (!buffer_bytes) return fail(buffer_bytes.error());
   const Result<BucketPlan> buckets = BucketPlan::create(*manifest, *bucket_bytes);

@@ -91,6 +91,16 @@ Outcome outcome_of(const control::RollbackReply& reply) {
           .exit_code = reply.ok ? kExitOk : kExitFailed};
 }
 
+// What has been asked of a coordinator is not taken back when nobody waits for the answer any more.
+Error may_go_on(const Error& error, bool asked) {
+  if (!asked || error.code() != ErrorCode::kDeadline) return error;
+  return Error(
+      error.code(),
+      error.message() +
+          " (--timeout); the coordinator was asked and may still do it: see `wsync status`",
+      error.where());
+}
+
 Result<Outcome> push(const RemoteOptions& options) {
   std::error_code error;
   const std::filesystem::path directory = std::filesystem::canonical(options.directory, error);
@@ -106,7 +116,8 @@ Result<Outcome> push(const RemoteOptions& options) {
   const Result<control::PushReply> reply =
       ask<control::PushReply>(options, message, on_progress, &asked);
   if (reply) return outcome_of(*reply);
-  if (!options.one_shot || !nobody_there(reply.error(), asked)) return fail(reply.error());
+  if (!options.one_shot || !nobody_there(reply.error(), asked))
+    return fail(may_go_on(reply.error(), asked));
   const OneShotOptions once{.address = options.address, .timeout_s = options.timeout_s};
   const Result<control::PushReply> pushed =
       push_once(once, directory.string(), options.step, on_progress);
@@ -125,7 +136,8 @@ Result<Outcome> roll_back(const RemoteOptions& options) {
   const Result<control::RollbackReply> reply =
       ask<control::RollbackReply>(options, message, {}, &asked);
   if (reply) return outcome_of(*reply);
-  if (!options.one_shot || !nobody_there(reply.error(), asked)) return fail(reply.error());
+  if (!options.one_shot || !nobody_there(reply.error(), asked))
+    return fail(may_go_on(reply.error(), asked));
   const OneShotOptions once{.address = options.address, .timeout_s = options.timeout_s};
   const Result<control::RollbackReply> done = roll_back_once(once, message.to);
   if (!done) return fail(done.error());

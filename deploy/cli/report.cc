@@ -147,6 +147,14 @@ std::string problems_text(const std::vector<control::Problem>& problems) {
   return text;
 }
 
+// Of a push that failed: some replica serves its version nevertheless.
+bool reached_somebody(const control::PushReply& reply) {
+  return std::any_of(reply.outcomes.begin(), reply.outcomes.end(),
+                     [&](const control::ReplicaOutcome& outcome) {
+                       return !reply.version.none() && outcome.version == reply.version;
+                     });
+}
+
 json to_json(const control::PushReply& reply) {
   return {{"ok", reply.ok},
           {"reason", reply.reason},
@@ -169,8 +177,8 @@ std::string to_text(const control::PushReply& reply) {
                        trace::format_duration(std::chrono::nanoseconds(reply.staged_ns)),
                        reply.content_digest.to_string());
   else
-    text = fmt::format("{} was not published everywhere: {}\n", version_text(reply.version),
-                       reply.reason);
+    text = fmt::format("{} was not published{}: {}\n", version_text(reply.version),
+                       reached_somebody(reply) ? " everywhere" : "", reply.reason);
   return text + problems_text(reply.problems) + outcomes_text(reply.outcomes);
 }
 

@@ -7,8 +7,9 @@
 #include <stdlib.h>
 #include <wsync/trainer.h>
 
-static int give_up(const char* what) {
+static int give_up(const char* what, wsync_trainer* trainer) {
   fprintf(stderr, "%s: %s\n", what, wsync_trainer_error());
+  wsync_trainer_destroy(trainer); /* takes its sockets with it; NULL is fine */
   return 1;
 }
 
@@ -33,15 +34,16 @@ int main(int argc, char** argv) {
   if (weights == NULL || wsync_trainer_create(&options, &trainer) != WSYNC_OK ||
       wsync_trainer_add_tensor(trainer, &tensor) != WSYNC_OK ||
       wsync_trainer_start(trainer) != WSYNC_OK)
-    return give_up("start");
+    return give_up("start", trainer);
   wsync_publish publish = 0;
   wsync_publish_status status;
   for (uint64_t step = 1; step <= steps; step++) {
     train(weights, shape[0] * shape[1], step);
     /* Returns when the weights may change again; the version travels while the training goes on. */
-    if (wsync_trainer_publish(trainer, step, &publish) != WSYNC_OK) return give_up("publish");
+    if (wsync_trainer_publish(trainer, step, &publish) != WSYNC_OK)
+      return give_up("publish", trainer);
     if (wsync_trainer_wait(trainer, publish, WSYNC_PUBLISH_COMMITTED, 60000, &status) != WSYNC_OK)
-      return give_up("wait");
+      return give_up("wait", trainer);
     printf("%" PRIu32 " replicas serve version %" PRIu32 ".%" PRIu64 ", digest %016" PRIx64
            "%016" PRIx64 "\n",
            status.replicas, status.version.epoch, status.version.step, status.content_digest[1],

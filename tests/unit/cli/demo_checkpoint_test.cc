@@ -127,7 +127,7 @@ TEST(DemoCheckpoint, RefusesWhatItCannotDo) {
   const TemporaryDirectory root;
   const std::string directory = root.path() + "/d";
   EXPECT_EQ(make_demo_checkpoint({.directory = root.path(), .bytes = 1U << 20U}).error().code(),
-            ErrorCode::kRefused);
+            ErrorCode::kInvalidInput);
   EXPECT_EQ(make_demo_checkpoint({.directory = directory, .bytes = 1U << 20U, .wrong_shape = "no"})
                 .error()
                 .code(),
