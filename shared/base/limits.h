@@ -104,6 +104,15 @@ inline constexpr std::int64_t kBucketAckDeadlineMs = 30'000;
 inline constexpr std::int64_t kGroupJoinDeadlineMs = 30'000;
 inline constexpr std::uint64_t kDeviceMemoryPercent = 90;  // of the free memory, for three buffers
 
+// --- training schedule ---
+inline constexpr std::uint64_t kPipelineRankCount = 1024;
+inline constexpr std::uint64_t kVirtualChunkCount = 64;  // of one rank
+inline constexpr std::uint64_t kPipelineStageCount = 4096;
+inline constexpr std::uint64_t kMicrobatchCount = 65'536;
+inline constexpr std::uint64_t kScheduleCellCount = 1U << 20U;  // stages times micro-batches
+inline constexpr std::uint64_t kScheduleViolationCount = 1000;  // told of one schedule
+inline constexpr std::uint64_t kActionTextBytes = 64 * kMiB;    // a schedule that is read
+
 // --- memory ---
 inline constexpr std::uint64_t kVersionsHeldDefault = 2;  // serving (or previous) and incoming
 inline constexpr std::uint32_t kVersionsHeldMin = 2;      // one is served while the next arrives
