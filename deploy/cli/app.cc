@@ -89,6 +89,7 @@ void build_app(CLI::App& app, Context& context) {
   add_rollback(app, context);
   add_engine(app, context);
   add_doctor(app, context);
+  add_schedule(app, context);
   add_make_checkpoint(app, context);
 #ifdef WSYNC_WITH_BENCH
   add_bench(app, context);

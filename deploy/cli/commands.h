@@ -17,6 +17,7 @@ void add_make_checkpoint(CLI::App& app, Context& context);
 void add_plan(CLI::App& app, Context& context);
 void add_push(CLI::App& app, Context& context);
 void add_rollback(CLI::App& app, Context& context);
+void add_schedule(CLI::App& app, Context& context);
 void add_sidecar(CLI::App& app, Context& context);
 void add_status(CLI::App& app, Context& context);
 void add_trainer(CLI::App& app, Context& context);

@@ -28,6 +28,16 @@ std::string_view category_name(Category category) noexcept {
       return "stage";
     case Category::kOther:
       return "other";
+    case Category::kForward:
+      return "forward";
+    case Category::kBackward:
+      return "backward";
+    case Category::kExpertParallel:
+      return "expert_parallel";
+    case Category::kPipelineParallel:
+      return "pipeline_parallel";
+    case Category::kOffload:
+      return "offload";
   }
   return "other";
 }

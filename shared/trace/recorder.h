@@ -15,7 +15,20 @@
 namespace wsync::trace {
 
 // Decides the colour in the picture; kPause is drawn as a band over all lanes.
-enum class Category : std::uint8_t { kH2D, kBroadcast, kReload, kPause, kStage, kOther };
+enum class Category : std::uint8_t {
+  kH2D,
+  kBroadcast,
+  kReload,
+  kPause,
+  kStage,
+  kOther,
+  // Of a training step.
+  kForward,
+  kBackward,
+  kExpertParallel,
+  kPipelineParallel,
+  kOffload,
+};
 [[nodiscard]] std::string_view category_name(Category category) noexcept;
 
 struct Arg {

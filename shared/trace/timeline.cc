@@ -34,6 +34,11 @@ constexpr std::array kStyles = {
     Style{Category::kPause, "#f4f0fa", "#7a66a8", "engines paused"},
     Style{Category::kStage, "#d8dde3", "#6b7785", "staging"},
     Style{Category::kOther, "#e8e0d8", "#8a7560", "other"},
+    Style{Category::kForward, "#5b8fd6", "#2f5d9e", "forward"},
+    Style{Category::kBackward, "#e0706a", "#a03630", "backward"},
+    Style{Category::kExpertParallel, "#e4dff2", "#6d5ca3", "expert parallel"},
+    Style{Category::kPipelineParallel, "#7cc48a", "#2f7d40", "pipeline parallel"},
+    Style{Category::kOffload, "#f6dc74", "#a88912", "offload, onload"},
 };
 
 const Style& style_of(Category category) {
