@@ -30,6 +30,7 @@ libexpected-dev     header  tl/expected.hpp
 nlohmann-json3-dev  header  nlohmann/json.hpp
 libyaml-cpp-dev     header  yaml-cpp/yaml.h
 libcli11-dev        header  CLI/CLI.hpp
+libopenblas-serial-dev  header  cblas.h
 '
 test_needs='
 libgtest-dev        header  gtest/gtest.h

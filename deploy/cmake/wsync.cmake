@@ -27,6 +27,7 @@ pkg_check_modules(ZMQ REQUIRED IMPORTED_TARGET libzmq)
 set_target_properties(PkgConfig::ZMQ PROPERTIES
   INTERFACE_INCLUDE_DIRECTORIES "${ZMQ_INCLUDEDIR}" INTERFACE_COMPILE_OPTIONS "")
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
+pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET openblas)
 # What shared/base and shared/weights link, for the static libraries that are installed.
 set(WSYNC_SYSTEM_BASE Threads::Threads fmt::fmt spdlog::spdlog PkgConfig::XXHASH)
 

@@ -113,6 +113,9 @@ inline constexpr std::uint64_t kScheduleCellCount = 1U << 20U;  // stages times 
 inline constexpr std::uint64_t kScheduleViolationCount = 1000;  // told of one schedule
 inline constexpr std::uint64_t kActionTextBytes = 64 * kMiB;    // a schedule that is read
 
+// --- reference model ---
+inline constexpr std::uint64_t kModelDimension = 1U << 24U;  // vocabulary, sizes of layers, counts
+
 // --- memory ---
 inline constexpr std::uint64_t kVersionsHeldDefault = 2;  // serving (or previous) and incoming
 inline constexpr std::uint32_t kVersionsHeldMin = 2;      // one is served while the next arrives

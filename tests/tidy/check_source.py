@@ -52,7 +52,7 @@ LIBRARIES = (
     Library("spdlog", re.compile(r"spdlog/"), ("shared/base",), 'include "shared/base/log.h"'),
     Library("xxHash", re.compile(r"xxhash\.h|xxh3\.h"), ("shared/base",), 'include "shared/base/digest.h"'),
     Library("tl::expected", re.compile(r"tl/expected\.hpp"), ("shared/base",), 'include "shared/base/error.h"'),
-    Library("nlohmann-json", re.compile(r"nlohmann/"), ("tests", "shared/weights", "shared/trace", "deploy/cli", "bench", "tests")),
+    Library("nlohmann-json", re.compile(r"nlohmann/"), ("shared/weights", "shared/trace", "shared/moe", "deploy/cli", "bench", "tests")),
     Library("libuv", re.compile(r"uv\.h|uv/"), ("shared/loop", "shared/transport/tcp"), 'include "shared/loop/..."'),
     Library("ZeroMQ", re.compile(r"zmq\.hpp|zmq\.h|zmq_addon\.hpp"), ("shared/control/zmq",)),
     Library("yaml-cpp", re.compile(r"yaml-cpp/"), ("shared/config",), 'include "shared/config/..."'),

@@ -1,0 +1,57 @@
+#include "shared/moe/matrix.h"
+
+#include <algorithm>
+#include <cblas.h>
+
+namespace wsync::moe {
+namespace {
+
+// Whichever variant of the library the system runs us with, one thread computes a product.
+void use_one_thread() {
+  static const bool once = [] {
+    openblas_set_num_threads(1);
+    return true;
+  }();
+  static_cast<void>(once);
+}
+
+blasint to_blas(std::size_t size) { return static_cast<blasint>(size); }
+
+// out (=|+=) a b, each transposed or not; `inner`: terms of each sum.
+void multiply(CBLAS_TRANSPOSE turn_a, CBLAS_TRANSPOSE turn_b, ConstMatrix a, ConstMatrix b,
+              std::size_t inner, Matrix out, Into into) {
+  if (out.values().empty()) return;
+  if (inner == 0) {  // BLAS would leave the output as it is
+    if (into == Into::kReplace) std::fill(out.values().begin(), out.values().end(), 0.0F);
+    return;
+  }
+  use_one_thread();
+  cblas_sgemm(CblasRowMajor, turn_a, turn_b, to_blas(out.rows()), to_blas(out.columns()),
+              to_blas(inner), 1.0F, a.values().data(), to_blas(a.columns()), b.values().data(),
+              to_blas(b.columns()), into == Into::kAdd ? 1.0F : 0.0F, out.values().data(),
+              to_blas(out.columns()));
+}
+
+}  // namespace
+
+void linear(ConstMatrix x, ConstMatrix w, Matrix y, Into into) {
+  WSYNC_CHECK(x.columns() == w.columns() && y.rows() == x.rows() && y.columns() == w.rows(),
+              "the shapes of a linear layer fit");
+  multiply(CblasNoTrans, CblasTrans, x, w, x.columns(), y, into);
+}
+
+void linear_input_gradient(ConstMatrix dy, ConstMatrix w, Matrix dx, Into into) {
+  WSYNC_CHECK(dy.columns() == w.rows() && dx.rows() == dy.rows() && dx.columns() == w.columns(),
+              "the shapes of an input gradient fit");
+  multiply(CblasNoTrans, CblasNoTrans, dy, w, dy.columns(), dx, into);
+}
+
+void linear_weight_gradient(ConstMatrix dy, ConstMatrix x, Matrix dw, Into into) {
+  WSYNC_CHECK(dy.rows() == x.rows() && dw.rows() == dy.columns() && dw.columns() == x.columns(),
+              "the shapes of a weight gradient fit");
+  multiply(CblasTrans, CblasNoTrans, dy, x, dy.rows(), dw, into);
+}
+
+std::string blas_core() { return openblas_get_corename(); }
+
+}  // namespace wsync::moe

@@ -1,0 +1,56 @@
+// The reference model: the Qwen3-MoE architecture (Qwen3 technical report, arXiv 2505.09388) in the
+// form of Hugging Face transformers, so that others can check it. Sizes, config.json, parameters.
+//
+// Pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shared/base/error.h"
+
+namespace wsync::moe {
+
+struct ModelSpec {
+  std::uint32_t vocabulary = 256;
+  std::uint32_t hidden = 64;
+  std::uint32_t layers = 2;
+  std::uint32_t heads = 4;            // of queries
+  std::uint32_t key_value_heads = 2;  // grouped-query attention: divides heads
+  std::uint32_t head_dim = 16;        // even
+  std::uint32_t experts = 8;
+  std::uint32_t experts_per_token = 2;
+  std::uint32_t expert_hidden = 32;  // moe_intermediate_size
+  std::uint32_t max_positions = 2048;
+  double rms_norm_epsilon = 1e-6;
+  double rope_theta = 10'000;
+  bool normalise_top_k = true;  // the chosen experts' weights add up to one
+  bool tied_embeddings = false;
+  friend bool operator==(const ModelSpec&, const ModelSpec&) = default;
+};
+// kInvalidInput names the size that is impossible.
+[[nodiscard]] Result<> check_spec(const ModelSpec& spec);
+
+// config.json. `where` names it in errors. kInvalidInput for another architecture, a missing or
+// wrong key, or a feature that is not there (attention bias, dense layers, rope scaling, another
+// activation): what is ignored would change the logits.
+[[nodiscard]] Result<ModelSpec> read_config(std::string_view json, std::string_view where);
+[[nodiscard]] std::string write_config(const ModelSpec& spec);
+
+struct Parameter {
+  std::string name;  // as Hugging Face names it
+  std::vector<std::uint64_t> shape;
+  [[nodiscard]] std::uint64_t elements() const noexcept;
+};
+// "model.embed_tokens.weight" and, unless tied, "lm_head.weight".
+[[nodiscard]] Parameter embedding_of(const ModelSpec& spec);
+[[nodiscard]] Parameter head_of(const ModelSpec& spec);
+[[nodiscard]] Parameter final_norm_of(const ModelSpec& spec);
+// Of one decoder layer: norms, attention, router, then experts by number (gate, up, down).
+[[nodiscard]] std::vector<Parameter> layer_parameters(const ModelSpec& spec, std::uint32_t layer);
+// All, embeddings first, head last.
+[[nodiscard]] std::vector<Parameter> all_parameters(const ModelSpec& spec);
+
+}  // namespace wsync::moe

@@ -1,0 +1,125 @@
+// The reference model's operators on small cases that can be worked out by hand, and its config.
+#include <cmath>
+#include <gtest/gtest.h>
+#include <string>
+#include <vector>
+
+#include "shared/moe/model_spec.h"
+#include "shared/moe/operators.h"
+
+namespace wsync::moe {
+namespace {
+
+TEST(Products, AreWhatTheyAreCalled) {
+  const std::vector<float> x{1, 2, 3, 4, 5, 6};  // [2,3]
+  const std::vector<float> w{1, 0, 2, 0, 1, 1};  // [2,3]
+  std::vector<float> y(4);
+  linear({x, 2, 3}, {w, 2, 3}, {y, 2, 2});
+  EXPECT_EQ(y, (std::vector<float>{7, 5, 16, 11}));
+  linear({x, 2, 3}, {w, 2, 3}, {y, 2, 2}, Into::kAdd);
+  EXPECT_EQ(y, (std::vector<float>{14, 10, 32, 22}));
+  const std::vector<float> dy{1, 2, 0, 1};  // [2,2]
+  std::vector<float> dx(6);
+  linear_input_gradient({dy, 2, 2}, {w, 2, 3}, {dx, 2, 3});
+  EXPECT_EQ(dx, (std::vector<float>{1, 2, 4, 0, 1, 1}));
+  std::vector<float> dw(6, 1.0F);
+  linear_weight_gradient({dy, 2, 2}, {x, 2, 3}, {dw, 2, 3});
+  EXPECT_EQ(dw, (std::vector<float>{2, 3, 4, 7, 10, 13}));
+  // No row: a sum of nothing.
+  linear_weight_gradient({std::span(dy).first(0), 0, 2}, {std::span(x).first(0), 0, 3}, {dw, 2, 3},
+                         Into::kReplace);
+  EXPECT_EQ(dw, std::vector<float>(6));
+  EXPECT_FALSE(blas_core().empty());
+}
+
+TEST(Operators, NormAndGate) {
+  const std::vector<float> x{3, 4};
+  const std::vector<float> weight{1, 2};
+  std::vector<float> y(2);
+  std::vector<float> inverse(1);
+  rms_norm({x, 1, 2}, weight, 0.0F, {y, 1, 2}, inverse);
+  EXPECT_FLOAT_EQ(inverse[0], 1 / std::sqrt(12.5F));
+  EXPECT_FLOAT_EQ(y[1], 8 / std::sqrt(12.5F));
+  const std::vector<float> gate{0, 1};
+  const std::vector<float> up{5, 2};
+  swiglu({gate, 1, 2}, {up, 1, 2}, {y, 1, 2});
+  EXPECT_FLOAT_EQ(y[0], 0);
+  EXPECT_FLOAT_EQ(y[1], 2 / (1 + std::exp(-1.0F)));
+}
+
+TEST(Operators, RotationTurnsByPositionAndBack) {
+  const RotaryTable table(4, 3, 100);
+  const std::vector<float> start{1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4};
+  std::vector<float> x = start;
+  table.turn({x, 3, 4}, 3, RotaryTable::Direction::kForward);
+  EXPECT_EQ(std::vector<float>(x.begin(), x.begin() + 4), (std::vector<float>{1, 2, 3, 4}));
+  EXPECT_FLOAT_EQ(x[4], std::cos(1.0F) - 3 * std::sin(1.0F));
+  EXPECT_FLOAT_EQ(x[6], 3 * std::cos(1.0F) + std::sin(1.0F));
+  EXPECT_FLOAT_EQ(x[5], 2 * std::cos(0.1F) - 4 * std::sin(0.1F));
+  table.turn({x, 3, 4}, 3, RotaryTable::Direction::kGradient);
+  for (std::size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(x[i], start[i], 1e-6);
+}
+
+TEST(Operators, RouterTakesTheHighestAndOfEqualOnesTheFirst) {
+  const std::vector<float> logits{0, 2, 1, 2, /**/ 1, 1, 1, 1};
+  const Routing routing = route({logits, 2, 4}, 2, true);
+  EXPECT_EQ(routing.experts, (std::vector<std::uint32_t>{1, 3, 0, 1}));
+  for (const float weight : routing.weights) EXPECT_FLOAT_EQ(weight, 0.5F);
+  EXPECT_FLOAT_EQ(route({logits, 2, 4}, 2, false).weights[2], 0.25F);
+}
+
+TEST(Operators, CrossEntropyOfEvenLogits) {
+  const std::vector<float> logits(8, 3.0F);
+  std::vector<float> gradient(8);
+  const std::vector<std::uint32_t> targets{1, 2};
+  EXPECT_NEAR(cross_entropy({logits, 2, 4}, targets, 2.0F, {gradient, 2, 4}), 2 * std::log(4.0),
+              1e-12);
+  EXPECT_FLOAT_EQ(gradient[0], 0.5F);
+  EXPECT_FLOAT_EQ(gradient[1], -1.5F);
+}
+
+TEST(Config, ReadsBackWhatItWrites) {
+  ModelSpec spec;
+  spec.rope_theta = 1e6;
+  spec.tied_embeddings = true;
+  const Result<ModelSpec> read = read_config(write_config(spec), "config.json");
+  ASSERT_TRUE(read.has_value()) << read.error().message();
+  EXPECT_EQ(*read, spec);
+}
+
+TEST(Config, RefusesWhatWouldChangeTheLogits) {
+  const auto why = [](const std::string& from, const std::string& to) {
+    std::string text = write_config(ModelSpec{});
+    const std::size_t at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    text.replace(at, from.size(), to);
+    const Result<ModelSpec> read = read_config(text, "c");
+    return read ? std::string("read") : read.error().message();
+  };
+  EXPECT_EQ(why("\"qwen3_moe\"", "\"llama\""),
+            "c: 'model_type' is \"llama\"; only \"qwen3_moe\" is there");
+  EXPECT_EQ(why("\"vocab_size\": 256", "\"vocab_size\": -1"),
+            "c: 'vocab_size' is -1; expected a whole number up to 16777216");
+  EXPECT_EQ(why("\"vocab_size\"", "\"vocab\""), "c: 'vocab_size' is missing");
+  EXPECT_EQ(why("\"attention_bias\": false", "\"attention_bias\": true"),
+            "c: 'attention_bias' is true; only false is there");
+  EXPECT_EQ(why("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3"),
+            "c: 4 heads of queries do not share 3 heads of keys and values evenly");
+  EXPECT_EQ(why("\"rope_scaling\": null", "\"rope_scaling\": {\"rope_type\": \"yarn\"}"),
+            "c: 'rope_scaling' is of type \"yarn\"; only default is there");
+  EXPECT_EQ(why("{", "["), "c: it is no JSON object");
+}
+
+TEST(Config, ParametersHaveTheirHuggingFaceNames) {
+  ModelSpec spec{.layers = 1, .experts = 2};
+  spec.tied_embeddings = true;
+  std::vector<std::string> names;
+  for (const Parameter& parameter : all_parameters(spec)) names.push_back(parameter.name);
+  EXPECT_EQ(names.size(), 1 + 9 + 2 * 3 + 1U);
+  EXPECT_EQ(names[9], "model.layers.0.mlp.gate.weight");
+  EXPECT_EQ(names[12], "model.layers.0.mlp.experts.0.down_proj.weight");
+  EXPECT_EQ(names.back(), "model.norm.weight");
+}
+
+}  // namespace
+}  // namespace wsync::moe

@@ -1,0 +1,47 @@
+// The reference that every other way to train is held to: one process, no lanes, plain loops, all
+// layers one after the other, one micro-batch after the other.
+//
+// Thread: one at a time.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "shared/moe/model_spec.h"
+#include "shared/moe/operators.h"
+#include "trainer_side/training/layer.h"
+#include "trainer_side/training/parameters.h"
+
+namespace wsync::training {
+
+// Whole sequences of one length: token ids and what each is followed by.
+struct MicroBatch {
+  std::size_t sequence = 0;
+  std::vector<std::uint32_t> tokens;
+  std::vector<std::uint32_t> targets;
+};
+
+class SequentialModel {
+ public:
+  // `weights` is borrowed and may change between calls.
+  SequentialModel(const moe::ModelSpec& spec, const ParameterSet& weights, std::size_t positions);
+
+  // Logits of every token, [tokens, vocabulary].
+  [[nodiscard]] Buffer logits(const MicroBatch& batch) const;
+  // Adds to `gradients` those of the loss summed over tokens, times `scale`; returns the loss
+  // summed over tokens, not scaled.
+  double loss_and_gradients(const MicroBatch& batch, float scale, ParameterSet& gradients) const;
+
+ private:
+  struct Forward;
+  void run_forward(const MicroBatch& batch, Forward& forward) const;
+  [[nodiscard]] moe::ConstMatrix head() const;
+
+  moe::ModelSpec spec_;
+  const ParameterSet& weights_;
+  moe::RotaryTable rotary_;
+  std::vector<LayerWeights> layers_;
+};
+
+}  // namespace wsync::training
