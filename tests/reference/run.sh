@@ -1,22 +1,26 @@
 #!/usr/bin/env bash
-# Judges from Python: sets up the pinned reference package in an environment of its own, makes the golden files anew and
-# compares them with the committed ones byte for byte, and lets the package load what wsync writes.
+# Judges from Python: sets up the pinned reference packages in an environment of its own, makes the golden files anew and
+# compares them with the committed ones byte for byte, lets safetensors load what wsync writes, and holds the reference model's
+# logits and gradients to transformers'.
 #
-# Usage: tests/reference/run.sh [BUILD_DIRECTORY]    (default build/dev; must hold the built tool)
+# Usage: tests/reference/run.sh [BUILD_DIRECTORY]    (default build/dev; must hold the built tools)
 # The environment is kept in build/reference-venv.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 build=${1:-build/dev}
 tool=$build/tests/reference/safetensors_tool
-[ -x "$tool" ] || { echo "run.sh: $tool is not built: cmake --build $build --target safetensors_tool" >&2; exit 2; }
+moe_tool=$build/tests/reference/moe_tool
+for built in "$tool" "$moe_tool"; do
+  [ -x "$built" ] || { echo "run.sh: $built is not built: cmake --build $build --target $(basename "$built")" >&2; exit 2; }
+done
 
 venv=build/reference-venv
-requirements=tests/golden/requirements.txt
-if ! cmp -s "$requirements" "$venv/installed.txt"; then
+requirements=(tests/golden/requirements.txt tests/reference/requirements.txt)
+if ! cat "${requirements[@]}" | cmp -s - "$venv/installed.txt"; then
   python3 -m venv --clear "$venv"
-  "$venv/bin/pip" install --quiet --disable-pip-version-check -r "$requirements"
-  cp "$requirements" "$venv/installed.txt"
+  "$venv/bin/pip" install --quiet --disable-pip-version-check "${requirements[@]/#/--requirement=}"
+  cat "${requirements[@]}" >"$venv/installed.txt"
 fi
 
 work=$(mktemp -d)
@@ -28,3 +32,6 @@ echo "golden files: made anew, equal to the committed ones byte for byte"
 mkdir "$work/copies"
 for file in tests/golden/good/*.safetensors; do "$tool" "$file" "$work/copies/$(basename "$file")"; done
 "$venv/bin/python" tests/reference/check_copies.py tests/golden/good "$work/copies"
+
+mkdir "$work/models"
+"$venv/bin/python" tests/reference/check_model.py "$moe_tool" "$work/models"

@@ -1,0 +1,123 @@
+#include "trainer_side/training/checkpoint.h"
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include "shared/base/format.h"
+#include "shared/weights/checkpoint_dir.h"
+
+namespace wsync::training {
+namespace {
+
+Result<std::string> read_config_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return fail_errno(path, errno);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+TensorInfo info_of(const moe::Parameter& parameter, SavedAs as) {
+  return {.name = parameter.name,
+          .dtype = as == SavedAs::kFloat32 ? DType::kF32 : DType::kBF16,
+          .shape = parameter.shape};
+}
+
+Result<> read_values(const CheckpointDirectory& directory, std::size_t tensor,
+                     std::span<float> values) {
+  const DType dtype = directory.manifest().tensor(tensor).dtype;
+  if (dtype == DType::kF32) return directory.read(tensor, 0, std::as_writable_bytes(values));
+  std::vector<std::uint16_t> bits(values.size());
+  WSYNC_TRY(directory.read(tensor, 0, std::as_writable_bytes(std::span(bits))));
+  std::transform(bits.begin(), bits.end(), values.begin(), from_bfloat16);
+  return {};
+}
+
+}  // namespace
+
+std::uint16_t to_bfloat16(float value) noexcept {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if (std::isnan(value)) return static_cast<std::uint16_t>((bits >> 16U) | 0x40U);
+  const std::uint32_t last = (bits >> 16U) & 1U;
+  return static_cast<std::uint16_t>((bits + 0x7fffU + last) >> 16U);
+}
+
+float from_bfloat16(std::uint16_t bits) noexcept {
+  return std::bit_cast<float>(std::uint32_t{bits} << 16U);
+}
+
+Result<LoadedModel> load_model(const std::string& path) {
+  const Result<CheckpointDirectory> directory = CheckpointDirectory::open(path);
+  if (!directory) return fail(directory.error());
+  const std::string config = path + "/config.json";
+  const Result<std::string> text = read_config_text(config);
+  if (!text) return fail(text.error());
+  const Result<moe::ModelSpec> spec = moe::read_config(*text, config);
+  if (!spec) return fail(spec.error());
+  LoadedModel model{.spec = *spec, .parameters = ParameterSet(moe::all_parameters(*spec))};
+  const Manifest& manifest = directory->manifest();
+  std::size_t found = 0;
+  for (std::size_t i = 0; i < manifest.size(); ++i) {
+    const TensorInfo& tensor = manifest.tensor(i);
+    const auto refuse = [&](const std::string& why) {
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("{}: {}: {}", directory->file_of(i), tensor.name, why));
+    };
+    if (!model.parameters.contains(tensor.name))
+      return refuse("config.json's model has no such parameter");
+    const auto& parameters = model.parameters.parameters();
+    const auto parameter =
+        std::find_if(parameters.begin(), parameters.end(),
+                     [&](const moe::Parameter& one) { return one.name == tensor.name; });
+    if (parameter->shape != tensor.shape)
+      return refuse(fmt::format("shape [{}], expected [{}] by config.json",
+                                fmt::join(tensor.shape, ", "), fmt::join(parameter->shape, ", ")));
+    if (tensor.dtype != DType::kF32 && tensor.dtype != DType::kBF16)
+      return refuse(fmt::format("dtype {}; expected F32 or BF16", dtype_name(tensor.dtype)));
+    WSYNC_TRY(read_values(*directory, i, model.parameters.values(tensor.name)));
+    ++found;
+  }
+  if (found == model.parameters.parameters().size()) return model;
+  for (const moe::Parameter& parameter : model.parameters.parameters()) {
+    bool is_there = false;
+    for (std::size_t i = 0; i < manifest.size(); ++i)
+      is_there |= manifest.tensor(i).name == parameter.name;
+    if (!is_there)
+      return fail(
+          ErrorCode::kInvalidInput,
+          fmt::format("{}: {} is missing, by config.json a parameter", path, parameter.name));
+  }
+  return model;
+}
+
+Result<> save_model(const std::string& path, const moe::ModelSpec& spec,
+                    const ParameterSet& parameters, SavedAs as) {
+  std::vector<TensorInfo> tensors;
+  for (const moe::Parameter& parameter : parameters.parameters())
+    tensors.push_back(info_of(parameter, as));
+  const Result<Manifest> manifest = Manifest::create(std::move(tensors));
+  if (!manifest) return fail(manifest.error());
+  const auto source = [&](std::size_t i, std::uint64_t offset,
+                          std::span<std::byte> out) -> Result<> {
+    const std::span<const float> values = parameters.values(manifest->tensor(i).name);
+    if (as == SavedAs::kFloat32) {
+      std::memcpy(out.data(), std::as_bytes(values).data() + offset, out.size());
+      return {};
+    }
+    for (std::size_t byte = 0; byte < out.size(); ++byte) {
+      const std::size_t at = offset + byte;
+      const std::uint16_t bits = to_bfloat16(values[at / 2]);
+      out[byte] = static_cast<std::byte>(at % 2 == 0 ? bits & 0xffU : bits >> 8U);
+    }
+    return {};
+  };
+  return write_checkpoint_directory(path, *manifest, source,
+                                    {.other_files = {{"config.json", moe::write_config(spec)}}});
+}
+
+}  // namespace wsync::training
