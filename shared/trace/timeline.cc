@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <iterator>
 
 #include "shared/base/format.h"
+#include "shared/trace/svg.h"
 #include "shared/trace/text_file.h"
 
 namespace wsync::trace {
@@ -46,44 +46,10 @@ const Style& style_of(Category category) {
                        [&](const Style& s) { return s.category == category; });
 }
 
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-    }
-  }
-  return out;
-}
-
 double milliseconds(std::chrono::nanoseconds t) { return static_cast<double>(t.count()) / 1e6; }
 
-// The step of 1, 2 or 5 times a power of ten that gives about ten ticks.
-double tick_step(double total_ms) {
-  const double rough = std::max(total_ms, 1e-6) / 10;
-  const double power = std::pow(10, std::floor(std::log10(rough)));
-  for (const double factor : {1.0, 2.0, 5.0})
-    if (rough <= factor * power) return factor * power;
-  return 10 * power;
-}
-
-// Digits after the point that a multiple of the step needs.
-int tick_digits(double step) {
-  return std::max(0, static_cast<int>(-std::floor(std::log10(step) + 1e-9)));
-}
+// About ten ticks.
+double tick_step_of(double total_ms) { return tick_step(std::max(total_ms, 1e-6) / 10); }
 
 class Picture {
  public:
@@ -150,11 +116,11 @@ class Picture {
     put(R"(<?xml version="1.0" encoding="UTF-8"?>)");
     put(R"(<svg xmlns="http://www.w3.org/2000/svg" width="{0}" height="{1:.0f}" viewBox="0 0 {0} {1:.0f}" font-family="DejaVu Sans, Helvetica, Arial, sans-serif" font-size="12" fill="#1d2530">)",
         width_, height());
-    put(R"(<title>{}</title>)", escaped(options_.title));
+    put(R"(<title>{}</title>)", svg_escaped(options_.title));
     put(R"(<rect width="100%" height="100%" fill="#ffffff"/>)");
     put(R"(<text x="16" y="28" font-size="17" font-weight="bold">{}</text>)",
-        escaped(options_.title));
-    put(R"(<text x="16" y="48" fill="#55606e">{}</text>)", escaped(options_.subtitle));
+        svg_escaped(options_.title));
+    put(R"(<text x="16" y="48" fill="#55606e">{}</text>)", svg_escaped(options_.subtitle));
   }
 
   void pauses() {
@@ -176,12 +142,12 @@ class Picture {
           fits         ? "middle"
           : right_half ? "end"
                        : "start",
-          style.stroke, escaped(text));
+          style.stroke, svg_escaped(text));
     }
   }
 
   void grid() {
-    const double step = tick_step(total_ms_);
+    const double step = tick_step_of(total_ms_);
     for (int i = 1; i * step <= total_ms_ * (1 + 1e-9); ++i)
       put(R"(<line x1="{0:.2f}" y1="{1:.1f}" x2="{0:.2f}" y2="{2:.1f}" stroke="#e1e5ea"/>)",
           x_of(i * step), kTop + kPauseHeight, rows_end());
@@ -190,7 +156,7 @@ class Picture {
   void rows() {
     for (std::size_t row = 0; row < lanes_.size(); ++row) {
       put(R"(<text x="{:.0f}" y="{:.1f}" text-anchor="end">{}</text>)", kLeft - 10,
-          y_of(row) + kRow / 2 + 4, escaped(lanes_[row]));
+          y_of(row) + kRow / 2 + 4, svg_escaped(lanes_[row]));
       put(R"(<line x1="{:.0f}" y1="{:.1f}" x2="{:.0f}" y2="{:.1f}" stroke="#e1e5ea"/>)", kLeft,
           y_of(row) + kRow + kGap / 2, static_cast<double>(width_) - kRight,
           y_of(row) + kRow + kGap / 2);
@@ -206,11 +172,11 @@ class Picture {
     const double w = std::max(x_of(s.end) - x, 0.8);
     const double y = y_of(row);
     put(R"(<g><title>{}: {:.3f} to {:.3f} ms ({:.3f} ms)</title><rect x="{:.2f}" y="{:.1f}" width="{:.2f}" height="{:.0f}" rx="2" fill="{}" stroke="{}" stroke-width="0.8"/>)",
-        escaped(s.name), milliseconds(s.begin - first_), milliseconds(s.end - first_),
+        svg_escaped(s.name), milliseconds(s.begin - first_), milliseconds(s.end - first_),
         milliseconds(s.end - s.begin), x, y, w, kRow, style.fill, style.stroke);
     if (!s.label.empty() && static_cast<double>(s.label.size()) * kCharWidth + 3 <= w)
       put(R"(<text x="{:.2f}" y="{:.1f}" text-anchor="middle">{}</text>)", x + w / 2,
-          y + kRow / 2 + 4, escaped(s.label));
+          y + kRow / 2 + 4, svg_escaped(s.label));
     put("</g>");
   }
 
@@ -218,7 +184,7 @@ class Picture {
     const double y = rows_end() + 4;
     put(R"(<line x1="{:.0f}" y1="{:.1f}" x2="{:.0f}" y2="{:.1f}" stroke="#1d2530"/>)", kLeft, y,
         static_cast<double>(width_) - kRight, y);
-    const double step = tick_step(total_ms_);
+    const double step = tick_step_of(total_ms_);
     const int digits = tick_digits(step);
     for (int i = 0; i * step <= total_ms_ * (1 + 1e-9); ++i) {
       const double x = x_of(i * step);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/trace/svg.h"
 
 namespace wsync::schedule {
 namespace {
@@ -25,6 +26,7 @@ constexpr double kPanelGap = 26;
 constexpr double kLegend = 52;
 constexpr double kTurnWidth = 22;  // of the shortest turn, so that its number can be read
 constexpr double kWidthMin = 1240;
+constexpr double kTickWidth = 60;   // from tick to tick, at least
 constexpr double kCharWidth = 6.6;  // of 11 px text, on average
 
 struct Colour {
@@ -123,30 +125,6 @@ std::string turn_text(const Turn& turn) {
   return text;
 }
 
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&')
-      out += "&amp;";
-    else if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else
-      out += c;
-  }
-  return out;
-}
-
-// The step of 1, 2 or 5 times a power of ten whose ticks are at least 60 pixels apart.
-double tick_step(double pixels_per_unit) {
-  const double rough = 60 / pixels_per_unit;
-  const double power = std::pow(10, std::floor(std::log10(rough)));
-  for (const double factor : {1.0, 2.0, 5.0})
-    if (rough <= factor * power) return factor * power;
-  return 10 * power;
-}
-
 class Picture {
  public:
   Picture(const TimedProgram& grid, const TimedProgram& lanes, const PictureOptions& options)
@@ -191,7 +169,7 @@ class Picture {
   void box(double x, double y, double width, double height, const Colour& colour,
            std::string_view label, std::string_view hover) {
     put(R"(<g><title>{}</title><rect x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}" fill="{}" stroke="{}" stroke-width="0.8"/>)",
-        escaped(hover), x, y, std::max(width, 0.5), height, colour.fill, colour.stroke);
+        trace::svg_escaped(hover), x, y, std::max(width, 0.5), height, colour.fill, colour.stroke);
     if (static_cast<double>(label.size()) * kCharWidth <= width)
       put(R"(<text x="{:.2f}" y="{:.2f}" text-anchor="middle">{}</text>)", x + width / 2,
           y + height / 2 + 4, label);
@@ -242,12 +220,12 @@ class Picture {
     put(R"(<?xml version="1.0" encoding="UTF-8"?>)");
     put(R"(<svg xmlns="http://www.w3.org/2000/svg" width="{0:.0f}" height="{1:.0f}" viewBox="0 0 {0:.0f} {1:.0f}" font-family="DejaVu Sans, Helvetica, Arial, sans-serif" font-size="11" fill="#1d2530">)",
         width(), height);
-    put(R"(<title>{}</title>)", escaped(options_.title));
+    put(R"(<title>{}</title>)", trace::svg_escaped(options_.title));
     put(R"(<rect width="100%" height="100%" fill="#ffffff"/>)");
     put(R"(<text x="16" y="28" font-size="17" font-weight="bold">{}</text>)",
-        escaped(options_.title));
+        trace::svg_escaped(options_.title));
     put(R"(<text x="16" y="48" font-size="12" fill="#55606e">{}</text>)",
-        escaped(options_.subtitle));
+        trace::svg_escaped(options_.subtitle));
   }
 
   void rows() {
@@ -283,8 +261,8 @@ class Picture {
 
   void axis() {
     const double y = grid_end() + 4;
-    const double step = tick_step(scale_);
-    const int digits = std::max(0, static_cast<int>(-std::floor(std::log10(step) + 1e-9)));
+    const double step = trace::tick_step(kTickWidth / scale_);
+    const int digits = trace::tick_digits(step);
     put(R"(<line x1="{:.0f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" stroke="#1d2530"/>)", kLeft, y,
         x_of(makespan_), y);
     for (int i = 0; i * step <= makespan_ * (1 + 1e-9); ++i) {
@@ -294,7 +272,7 @@ class Picture {
           y + 18, i * step, digits);
     }
     put(R"(<text x="{:.0f}" y="{:.1f}" text-anchor="end" fill="#55606e">{}</text>)", kLeft - 10,
-        y + 18, escaped(options_.unit));
+        y + 18, trace::svg_escaped(options_.unit));
   }
 
   void panels() {
@@ -318,7 +296,7 @@ class Picture {
 
   void draw_panel(const Panel& panel, double left, double scale) {
     put(R"(<text x="{:.1f}" y="{:.1f}" font-size="12" font-weight="bold">{}</text>)", left,
-        panels_top() + kPanelTop - 12, escaped(panel.title));
+        panels_top() + kPanelTop - 12, trace::svg_escaped(panel.title));
     const RankProgram& program = lanes_.program.ranks[panel.rank];
     for (std::size_t i = 0; i < program.operations.size(); ++i) {
       const Operation& operation = program.operations[i];
