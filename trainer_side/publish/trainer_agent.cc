@@ -225,7 +225,7 @@ bool TrainerAgent::carry_out(CoordinatorCommand command) {
     if (done->reply.ok)
       log_info("{} is served", done->reply.version.to_string());
     else
-      log_warning("{} was not published to all: {}", done->reply.version.to_string(),
+      log_warning("the publish of {} failed: {}", done->reply.version.to_string(),
                   done->reply.reason);
     if (active->job.on_done)
       active->job.on_done(

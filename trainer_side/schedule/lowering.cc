@@ -5,7 +5,6 @@
 #include <tuple>
 #include <utility>
 
-#include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "trainer_side/schedule/validate.h"
 
@@ -136,7 +135,6 @@ class RankLowering {
     for (CellState& cell : cells_) {
       cell.is_offloaded =
           options_.offload && cell.backward_turn - cell.forward_turn > kTurnsNotOffloaded;
-      if (cell.backward_turn - cell.forward_turn <= kTurnsNotOffloaded) ++program_.never_offloaded;
     }
   }
 
@@ -206,7 +204,6 @@ class RankLowering {
   }
   void combine_gradient(const Cell& cell, std::uint8_t part) {
     CellState& known = state(cell);
-    known.gradient_out = kNone;
     first_of_backward_ = {known.forward_end, known.gradient_in, known.onload};
     if (options_.expert_parallel)
       first_of_backward_ = {add(OperationKind::kCombineGradient, cell, part, first_of_backward_)};

@@ -72,9 +72,6 @@ struct RankProgram {
   // Indices of operations; a lane runs its own one after the other.
   std::array<std::vector<std::uint32_t>, kLaneCount> lanes;
   std::uint32_t turns = 0;
-  // Cells (all V * M forwards) whose activations are never offloaded: their backward is at most
-  // two turns after their forward.
-  std::uint32_t never_offloaded = 0;
 };
 struct Program {
   Shape shape;

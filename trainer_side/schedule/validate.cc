@@ -308,17 +308,14 @@ Result<std::vector<std::vector<std::uint32_t>>> unit_slots(const Schedule& sched
 
 CellPlaces::CellPlaces(const Schedule& schedule) : shape_(schedule.shape) {
   const std::size_t cells = std::size_t{shape_.stages()} * shape_.microbatches;
-  for (auto* places : {&forward_, &backward_, &weight_}) places->resize(cells);
+  for (auto* places : {&forward_, &backward_}) places->resize(cells);
   for (std::uint32_t rank = 0; rank < schedule.ranks.size(); ++rank)
     for (std::uint32_t step = 0; step < schedule.ranks[rank].size(); ++step)
       for_each_cell(schedule.ranks[rank][step], [&](const Cell& cell) {
-        const std::size_t at = index(cell.stage, cell.microbatch);
         const Place place{rank, step};
+        const std::size_t at = index(cell.stage, cell.microbatch);
         if (cell.computation == Computation::kForward) forward_[at] = place;
         if (sends_gradient(cell.computation)) backward_[at] = place;
-        if (cell.computation == Computation::kBackward ||
-            cell.computation == Computation::kWeightGradient)
-          weight_[at] = place;
       });
 }
 
@@ -330,9 +327,6 @@ Place CellPlaces::forward(std::uint32_t stage, std::uint32_t microbatch) const {
 }
 Place CellPlaces::backward(std::uint32_t stage, std::uint32_t microbatch) const {
   return backward_[index(stage, microbatch)];
-}
-Place CellPlaces::weight_gradient(std::uint32_t stage, std::uint32_t microbatch) const {
-  return weight_[index(stage, microbatch)];
 }
 
 }  // namespace wsync::schedule

@@ -45,13 +45,11 @@ class CellPlaces {
   [[nodiscard]] Place forward(std::uint32_t stage, std::uint32_t microbatch) const;
   // Of B or I.
   [[nodiscard]] Place backward(std::uint32_t stage, std::uint32_t microbatch) const;
-  // Of W, or of B where there is no W.
-  [[nodiscard]] Place weight_gradient(std::uint32_t stage, std::uint32_t microbatch) const;
 
  private:
   [[nodiscard]] std::size_t index(std::uint32_t stage, std::uint32_t microbatch) const;
   Shape shape_;
-  std::vector<Place> forward_, backward_, weight_;
+  std::vector<Place> forward_, backward_;
 };
 
 // The slot of each action when all take one slot and begin as soon as their inputs are there: what

@@ -92,14 +92,12 @@ void LayerRun::dispatch() {
   }
   expert_in_ = Buffer(choices, spec_.hidden);
   row_of_.resize(choices);
-  token_of_.resize(choices);
   std::vector<std::size_t> next(spec_.experts);
   for (std::size_t choice = 0; choice < choices; ++choice) {
     const std::uint32_t expert = routing_.experts[choice];
     const std::size_t token = choice / spec_.experts_per_token;
     const std::size_t row = rows_[expert].first + next[expert]++;
     row_of_[choice] = row;
-    token_of_[row] = token;
     copy(post_normed_.matrix().part(token, 1), expert_in_.matrix().part(row, 1));
   }
 }
@@ -240,12 +238,6 @@ void LayerRun::weight_gradient(const LayerGradients& gradients) {
   moe::linear_weight_gradient(dvalue_.matrix(), normed_.matrix(), gradients.value);
   rms_norm_weight_gradient(dnormed_.matrix(), x_.matrix(), input_rms_,
                            gradients.input_norm.values());
-}
-
-std::vector<std::size_t> LayerRun::expert_tokens() const {
-  std::vector<std::size_t> counts;
-  for (const ExpertRows& rows : rows_) counts.push_back(rows.count);
-  return counts;
 }
 
 }  // namespace wsync::training

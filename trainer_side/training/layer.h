@@ -59,9 +59,6 @@ class LayerRun {
   // Adds to every gradient of the layer.
   void weight_gradient(const LayerGradients& gradients);
 
-  // Tokens that each expert got.
-  [[nodiscard]] std::vector<std::size_t> expert_tokens() const;
-
  private:
   struct ExpertRows {
     std::size_t first = 0;
@@ -82,9 +79,8 @@ class LayerRun {
   Buffer post_normed_;
   std::vector<float> input_rms_, query_rms_, key_rms_, post_rms_;
   moe::Routing routing_;
-  std::vector<ExpertRows> rows_;       // of each expert
-  std::vector<std::size_t> row_of_;    // of each (token, choice)
-  std::vector<std::size_t> token_of_;  // of each expert row
+  std::vector<ExpertRows> rows_;     // of each expert
+  std::vector<std::size_t> row_of_;  // of each (token, choice)
   Buffer expert_in_, gate_, up_, activated_, expert_out_;
 
   // Kept from the input gradient for the weight gradient.

@@ -101,10 +101,6 @@ LayerGradients ParameterSet::layer_gradients(const moe::ModelSpec& spec, std::ui
                                   [this](const std::string& name) { return matrix(name); });
 }
 
-void ParameterSet::set_zero() {
-  for (auto& [name, values] : values_) std::fill(values.begin(), values.end(), 0.0F);
-}
-
 void initialise(ParameterSet& parameters, std::uint64_t seed, double standard_deviation) {
   for (const moe::Parameter& parameter : parameters.parameters()) {
     const std::span<float> values = parameters.values(parameter.name);

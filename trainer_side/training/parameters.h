@@ -49,8 +49,6 @@ class ParameterSet {
   [[nodiscard]] LayerWeights layer(const moe::ModelSpec& spec, std::uint32_t layer) const;
   [[nodiscard]] LayerGradients layer_gradients(const moe::ModelSpec& spec, std::uint32_t layer);
 
-  void set_zero();
-
  private:
   [[nodiscard]] const moe::Parameter& parameter(const std::string& name) const;
   std::vector<moe::Parameter> parameters_;

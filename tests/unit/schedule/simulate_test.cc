@@ -26,6 +26,18 @@ OperationCosts cell_costs(double forward, double backward, std::optional<double>
   return costs_of_cells(forward, backward, 0, pair).value();
 }
 
+// Of some parts of a pair the computation is longer, of others the communication.
+OperationCosts lane_costs() {
+  return {.attention = 3,
+          .mlp = 5,
+          .attention_gradient = 4,
+          .mlp_gradient = 7,
+          .weight_gradient = 6,
+          .dispatch = 6,
+          .combine = 3.5,
+          .pp_transfer = 2};
+}
+
 // P 2 to 16, V 2 to 4, M up to 4P in whole groups.
 std::vector<Shape> shapes() {
   std::vector<Shape> all;
@@ -120,14 +132,7 @@ TEST(Simulate, SlowCopiesWaitForRoom) {
 }
 
 TEST(Simulate, APairCostsTheLongerLaneOfEachPart) {
-  const OperationCosts costs{.attention = 3,
-                             .mlp = 5,
-                             .attention_gradient = 4,
-                             .mlp_gradient = 7,
-                             .weight_gradient = 6,
-                             .dispatch = 6,
-                             .combine = 3.5,
-                             .pp_transfer = 2};
+  const OperationCosts costs = lane_costs();
   EXPECT_DOUBLE_EQ(costs.pair(true), 3.5 + 7 + 6 + 4 + 6);
   EXPECT_DOUBLE_EQ(costs.pair(false), 3.5 + 7 + 6 + 4 + 8);
   EXPECT_DOUBLE_EQ(costs.forward(), 3 + 6 + 5 + 3.5 + 2);
@@ -150,14 +155,7 @@ TEST(Simulate, APairCostsTheLongerLaneOfEachPart) {
 }
 
 TEST(Simulate, WithoutLockstepNothingTakesLonger) {
-  const OperationCosts costs{.attention = 3,
-                             .mlp = 5,
-                             .attention_gradient = 4,
-                             .mlp_gradient = 7,
-                             .weight_gradient = 6,
-                             .dispatch = 6,
-                             .combine = 3.5,
-                             .pp_transfer = 2};
+  const OperationCosts costs = lane_costs();
   const ScheduleOptions options{
       .shape = {.pp = 4, .vpp = 2, .microbatches = 8}, .overlap = true, .delay_wgrad = true};
   const Simulation lockstep = simulated(options, costs);
