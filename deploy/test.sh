@@ -12,7 +12,8 @@ which tests were skipped and why.
 
   --no-install      install nothing: list what is missing and stop
   --with-reference  also set up the reference libraries (Python, pinned, in an environment of their own under build/),
-                    make the golden files anew with them, compare, and hold the reference model to transformers
+                    make the golden files anew with them, compare, and hold the reference model to
+                    transformers and the optimizer to torch
   --preset NAME     dev (default), release, asan or tsan
   --label REGEX     only tests with this label: unit, contract, scenario, simulation, gpu
   -h, --help        this text

@@ -3,14 +3,21 @@
 // Usage: moe_tool make DIR SEED TIED           a random checkpoint of a small model; TIED 0 or 1
 //        moe_tool run DIR SEQUENCES LENGTH OUT  logits and gradients of the mean loss of SEQUENCES
 //                                               sequences of LENGTH made-up tokens, as safetensors
+//        moe_tool adamw STEPS OUT  a matrix and a vector, made-up gradients of STEPS steps, and
+//        both
+//                                  after each step with clipping, as safetensors
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <list>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "shared/weights/safetensors.h"
 #include "trainer_side/training/checkpoint.h"
+#include "trainer_side/training/optimizer.h"
 #include "trainer_side/training/sequential.h"
 
 namespace {
@@ -20,6 +27,26 @@ using namespace wsync;
 int complain(const Error& error) {
   std::fprintf(stderr, "%s\n", error.message().c_str());
   return 1;
+}
+
+struct Tensor {
+  std::string name;
+  std::vector<std::uint64_t> shape;
+  std::span<const float> values;
+};
+using Tensors = std::vector<Tensor>;
+
+int write(const std::string& out, const Tensors& tensors) {
+  std::vector<TensorInfo> infos;
+  for (const Tensor& tensor : tensors)
+    infos.push_back({.name = tensor.name, .dtype = DType::kF32, .shape = tensor.shape});
+  const auto written = write_safetensors(
+      out, infos, {},
+      [&](std::size_t i, std::uint64_t offset, std::span<std::byte> to) -> Result<> {
+        std::memcpy(to.data(), std::as_bytes(tensors[i].values).data() + offset, to.size());
+        return {};
+      });
+  return written ? 0 : complain(written.error());
 }
 
 int make(const std::string& directory, std::uint64_t seed, bool tied) {
@@ -58,20 +85,54 @@ int run(const std::string& directory, std::size_t sequences, std::size_t length,
   const double loss =
       reference.loss_and_gradients(batch, 1.0F / static_cast<float>(tokens), gradients);
   std::printf("loss %.9g\n", loss / static_cast<double>(tokens));
-  std::vector<TensorInfo> infos{
-      {.name = "logits", .dtype = DType::kF32, .shape = {tokens, model->spec.vocabulary}}};
-  std::vector<std::span<const float>> values{logits.matrix().values()};
-  for (const moe::Parameter& parameter : gradients.parameters()) {
-    infos.push_back({.name = parameter.name, .dtype = DType::kF32, .shape = parameter.shape});
-    values.push_back(std::as_const(gradients).values(parameter.name));
+  Tensors tensors{{"logits", {tokens, model->spec.vocabulary}, logits.matrix().values()}};
+  for (const moe::Parameter& parameter : gradients.parameters())
+    tensors.push_back(
+        {parameter.name, parameter.shape, std::as_const(gradients).values(parameter.name)});
+  return write(out, tensors);
+}
+
+// Options as tests/reference/check_optimizer.py has them.
+constexpr training::OptimizerOptions kOptimizer{
+    .learning_rate = 3e-3, .final_learning_rate = 3e-4, .warmup_steps = 5, .total_steps = 16};
+
+int adamw(std::uint64_t steps, const std::string& out) {
+  const std::vector<moe::Parameter> parameters{{.name = "matrix", .shape = {96, 100}},
+                                               {.name = "vector", .shape = {50}}};
+  training::ParameterSet weights(parameters), mean(parameters), variance(parameters);
+  training::initialise(weights, 3);
+  std::list<training::ParameterSet> kept;  // what `tensors` points into
+  Tensors tensors;
+  const auto keep = [&](const std::string& what, const training::ParameterSet& values) {
+    kept.push_back(values);
+    for (const moe::Parameter& parameter : parameters)
+      tensors.push_back({what + "." + parameter.name, parameter.shape,
+                         std::as_const(kept.back()).values(parameter.name)});
+  };
+  keep("0", weights);
+  for (std::uint64_t step = 1; step <= steps; ++step) {
+    training::ParameterSet gradient(parameters);
+    // Norms on both sides of the limit.
+    training::initialise(gradient, 100 + step, step % 3 == 0 ? 0.004 : 0.04);
+    std::vector<double> sums;
+    for (const moe::Parameter& parameter : parameters) {
+      const std::span<float> values = gradient.values(parameter.name);
+      if (parameter.shape.size() == 1)
+        for (float& value : values) value *= 0.01F;
+      for (std::size_t at = 0; at < values.size(); at += training::kNormBlock)
+        sums.push_back(training::square_sum(
+            values.subspan(at, std::min(training::kNormBlock, values.size() - at))));
+    }
+    keep("gradient." + std::to_string(step), gradient);
+    const float factor = training::clip_factor(training::norm_of(sums), kOptimizer.clip_norm);
+    for (const moe::Parameter& parameter : parameters)
+      training::adamw_step(
+          kOptimizer, step, parameter.shape.size() > 1, factor, gradient.values(parameter.name),
+          weights.values(parameter.name),
+          {.mean = mean.values(parameter.name), .variance = variance.values(parameter.name)});
+    keep(std::to_string(step), weights);
   }
-  const auto written = write_safetensors(
-      out, infos, {},
-      [&](std::size_t i, std::uint64_t offset, std::span<std::byte> to) -> Result<> {
-        std::memcpy(to.data(), std::as_bytes(values[i]).data() + offset, to.size());
-        return {};
-      });
-  return written ? 0 : complain(written.error());
+  return write(out, tensors);
 }
 
 }  // namespace
@@ -83,7 +144,11 @@ int main(int argc, char** argv) {
   if (words.size() == 5 && words[0] == "run")
     return run(words[1], std::strtoull(words[2].c_str(), nullptr, 10),
                std::strtoull(words[3].c_str(), nullptr, 10), words[4]);
-  std::fputs("usage: moe_tool make DIR SEED TIED | moe_tool run DIR SEQUENCES LENGTH OUT\n",
-             stderr);
+  if (words.size() == 3 && words[0] == "adamw")
+    return adamw(std::strtoull(words[1].c_str(), nullptr, 10), words[2]);
+  std::fputs(
+      "usage: moe_tool make DIR SEED TIED | moe_tool run DIR SEQUENCES LENGTH OUT | moe_tool adamw "
+      "STEPS OUT\n",
+      stderr);
   return 2;
 }

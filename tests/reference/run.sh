@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Judges from Python: sets up the pinned reference packages in an environment of its own, makes the golden files anew and
 # compares them with the committed ones byte for byte, lets safetensors load what wsync writes, and holds the reference model's
-# logits and gradients to transformers'.
+# logits and gradients to transformers' and the optimizer's steps to torch's.
 #
 # Usage: tests/reference/run.sh [BUILD_DIRECTORY]    (default build/dev; must hold the built tools)
 # The environment is kept in build/reference-venv.
@@ -35,3 +35,4 @@ for file in tests/golden/good/*.safetensors; do "$tool" "$file" "$work/copies/$(
 
 mkdir "$work/models"
 "$venv/bin/python" tests/reference/check_model.py "$moe_tool" "$work/models"
+"$venv/bin/python" tests/reference/check_optimizer.py "$moe_tool" "$work/models"
