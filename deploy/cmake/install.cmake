@@ -9,6 +9,7 @@ install(FILES ${PROJECT_BINARY_DIR}/wsyncConfig.cmake ${PROJECT_BINARY_DIR}/wsyn
 install(EXPORT wsyncTargets NAMESPACE wsync:: DESTINATION ${WSYNC_PACKAGE_DIR})
 install(EXPORT wsyncStaticTargets NAMESPACE wsync:: DESTINATION ${WSYNC_PACKAGE_DIR})
 install(FILES ${PROJECT_SOURCE_DIR}/shared/c_api/wsync/types.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/wsync)
-install(FILES ${PROJECT_SOURCE_DIR}/deploy/config/sidecar.yaml ${PROJECT_SOURCE_DIR}/deploy/config/trainer.yaml
+install(FILES ${PROJECT_SOURCE_DIR}/deploy/config/sidecar.yaml ${PROJECT_SOURCE_DIR}/deploy/config/train.yaml
+  ${PROJECT_SOURCE_DIR}/deploy/config/trainer.yaml
   DESTINATION ${CMAKE_INSTALL_DATADIR}/wsync/config)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})

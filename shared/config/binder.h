@@ -35,6 +35,21 @@ class Binder {
   Binder(std::vector<Entry> file, const std::vector<std::string>& set,
          const std::map<std::string, std::string>& environment);
 
+  // Puts "name." before every key while it lives. Of a section that is off, wrong values are no
+  // error.
+  class Section {
+   public:
+    Section(Binder& binder, std::string_view name, bool on);
+    ~Section();
+    Section(const Section&) = delete;
+    Section& operator=(const Section&) = delete;
+
+   private:
+    Binder& binder_;
+    std::size_t outer_prefix_;  // its length
+    bool outer_on_;
+  };
+
   // Each leaves `out` as it is (the default) when the key is not given. The first error is kept.
   void text(std::string_view key, std::string& out);
   void flag(std::string_view key, bool& out);
@@ -44,6 +59,12 @@ class Binder {
   void duration(std::string_view key, std::chrono::milliseconds& out,
                 Range<std::chrono::milliseconds> range);
   void count(std::string_view key, std::uint32_t& out, Range<std::uint32_t> range);
+  // As count(), and "auto" is nothing.
+  void count_or_auto(std::string_view key, std::optional<std::uint32_t>& out,
+                     Range<std::uint32_t> range);
+  void number(std::string_view key, double& out, Range<double> range);
+  // Paths with a ':' between them.
+  void paths(std::string_view key, std::vector<std::string>& out);
   template <class E>
   void choice(std::string_view key, E& out,
               std::initializer_list<std::pair<std::string_view, std::type_identity_t<E>>> choices) {
@@ -61,6 +82,8 @@ class Binder {
   }
   // The given value of `key`, if any; the caller reads it and calls refuse() if it is wrong.
   [[nodiscard]] std::optional<Entry> take(std::string_view key);
+  // Whether the section itself ("name: {}") or any key of it is given.
+  [[nodiscard]] bool has_section(std::string_view name) const;
   void refuse(const Entry& entry, std::string_view sentence);
   // An error about the value of an already bound key, wherever it came from.
   void refuse(std::string_view key, std::string_view sentence);
@@ -71,11 +94,15 @@ class Binder {
   [[nodiscard]] const std::vector<std::string>& keys() const noexcept { return keys_; }
 
  private:
+  [[nodiscard]] bool known(const Entry& entry) const;
+
   std::map<std::string, Entry, std::less<>> given_;  // file and --set; the latter wins
   std::vector<Entry> order_;                         // what was given, for unknown keys
   std::map<std::string, std::string> environment_;
   std::vector<std::string> keys_;
   std::vector<std::string> from_set_;
+  std::string prefix_;
+  bool on_ = true;  // the section that is being bound
   std::optional<Error> error_;
 };
 

@@ -13,41 +13,17 @@
 #include "shared/base/unique_fd.h"
 #include "shared/config/address.h"
 #include "shared/config/binder.h"
+#include "shared/config/role.h"
+#include "shared/config/train_config.h"
 #include "shared/config/units.h"
 
 namespace wsync::config {
 namespace {
 
-constexpr Range<Milliseconds> kDeadline{Milliseconds(1), Milliseconds(limits::kConfigDurationMs)};
 constexpr Range<Milliseconds> kStaleness{Milliseconds(0), Milliseconds(limits::kConfigDurationMs)};
 constexpr std::string_view kAutoText = "auto";
 // Socket names below it are at most this much longer, and a socket's path holds 107 bytes.
 constexpr std::size_t kRunDirBytes = 72;
-
-Result<std::string> read_file(const std::string& path) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  // Not there or not to be read: bad input, not a failure of the system.
-  const auto cannot_read = [&path](int error) {
-    const Error found = fail_errno("cannot read config file " + path, error).value();
-    const bool missing = found.code() == ErrorCode::kNotFound;
-    return fail(missing ? ErrorCode::kNotFound : ErrorCode::kInvalidInput, found.message());
-  };
-  if (!fd.valid()) return cannot_read(errno);
-  struct stat info{};
-  if (::fstat(fd.get(), &info) != 0) return cannot_read(errno);
-  if (!S_ISREG(info.st_mode))
-    return fail(ErrorCode::kInvalidInput, path + ": expected a file of YAML, found something else");
-  std::string text;
-  char block[4096];
-  for (;;) {
-    const ssize_t n = ::read(fd.get(), block, sizeof block);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return cannot_read(errno);
-    // One byte over the limit is enough for the parser to refuse it.
-    if (n == 0 || text.size() > limits::kConfigBytes) return text;
-    text.append(block, static_cast<std::size_t>(n));
-  }
-}
 
 // "auto" is the same as leaving the key out.
 void text_or_auto(Binder& binder, std::string_view key, std::string& out) {
@@ -75,26 +51,6 @@ void bind_directory(Binder& binder, std::string_view key, std::string& out,
                               most_bytes, out.size(), out));
 }
 
-void bind_log(Binder& binder, LogConfig& log) {
-  binder.choice("log.level", log.level,
-                {{"debug", LogLevel::kDebug},
-                 {"info", LogLevel::kInfo},
-                 {"warning", LogLevel::kWarning},
-                 {"error", LogLevel::kError},
-                 {"off", LogLevel::kOff}});
-  binder.choice("log.format", log.format,
-                {{"human", LogFormat::kHuman}, {"json", LogFormat::kJson}});
-}
-
-void bind_heartbeat(Binder& binder, HeartbeatConfig& heartbeat) {
-  binder.duration("heartbeat.interval", heartbeat.interval, kDeadline);
-  binder.duration("heartbeat.deadline", heartbeat.deadline, kDeadline);
-  if (heartbeat.deadline < 2 * heartbeat.interval)
-    binder.refuse("heartbeat.deadline",
-                  fmt::format("expected at least twice heartbeat.interval ({} ms), found {} ms",
-                              heartbeat.interval.count(), heartbeat.deadline.count()));
-}
-
 void bind_pause_mode(Binder& binder, std::string_view key, PauseMode& out) {
   binder.choice(
       key, out,
@@ -120,7 +76,7 @@ void bind_name(Binder& binder, std::string& name) {
                                       limits::kReplicaNameBytes, name));
 }
 
-void bind(Binder& binder, SidecarConfig& c) {
+void bind_sidecar(Binder& binder, SidecarConfig& c) {
   bind_name(binder, c.name);
   bind_address(binder, "coordinator", c.coordinator, check_control_address);
   bind_directory(binder, "run_dir", c.run_dir, default_run_dir(), kRunDirBytes);
@@ -157,9 +113,62 @@ void bind_commit(Binder& binder, CommitPolicy& out) {
     binder.refuse(*entry, policy.error().message());
 }
 
-void bind(Binder& binder, TrainerConfig& c) {
+void bind_trainer(Binder& binder, TrainerConfig& c) {
   binder.text("checkpoint", c.checkpoint);
   binder.flag("watch", c.watch);
+  bind_publisher(binder, c);
+  bind_log(binder, c.log);
+  binder.text("trace_file", c.trace_file);
+}
+
+}  // namespace
+
+Result<std::string> read_config_file(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  // Not there or not to be read: bad input, not a failure of the system.
+  const auto cannot_read = [&path](int error) {
+    const Error found = fail_errno("cannot read config file " + path, error).value();
+    const bool missing = found.code() == ErrorCode::kNotFound;
+    return fail(missing ? ErrorCode::kNotFound : ErrorCode::kInvalidInput, found.message());
+  };
+  if (!fd.valid()) return cannot_read(errno);
+  struct stat info{};
+  if (::fstat(fd.get(), &info) != 0) return cannot_read(errno);
+  if (!S_ISREG(info.st_mode))
+    return fail(ErrorCode::kInvalidInput, path + ": expected a file of YAML, found something else");
+  std::string text;
+  char block[4096];
+  for (;;) {
+    const ssize_t n = ::read(fd.get(), block, sizeof block);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return cannot_read(errno);
+    // One byte over the limit is enough for the parser to refuse it.
+    if (n == 0 || text.size() > limits::kConfigBytes) return text;
+    text.append(block, static_cast<std::size_t>(n));
+  }
+}
+
+void bind_log(Binder& binder, LogConfig& log) {
+  binder.choice("log.level", log.level,
+                {{"debug", LogLevel::kDebug},
+                 {"info", LogLevel::kInfo},
+                 {"warning", LogLevel::kWarning},
+                 {"error", LogLevel::kError},
+                 {"off", LogLevel::kOff}});
+  binder.choice("log.format", log.format,
+                {{"human", LogFormat::kHuman}, {"json", LogFormat::kJson}});
+}
+
+void bind_heartbeat(Binder& binder, HeartbeatConfig& heartbeat) {
+  binder.duration("heartbeat.interval", heartbeat.interval, kDeadline);
+  binder.duration("heartbeat.deadline", heartbeat.deadline, kDeadline);
+  if (heartbeat.deadline < 2 * heartbeat.interval)
+    binder.refuse("heartbeat.deadline",
+                  fmt::format("expected at least twice heartbeat.interval ({} ms), found {} ms",
+                              heartbeat.interval.count(), heartbeat.deadline.count()));
+}
+
+void bind_publisher(Binder& binder, TrainerConfig& c) {
   bind_address(binder, "listen", c.listen, check_control_address);
   bind_directory(binder, "run_dir", c.run_dir, default_run_dir(), kRunDirBytes);
   bind_directory(binder, "state_dir", c.state_dir, default_state_dir(), limits::kConfigPathBytes);
@@ -189,38 +198,7 @@ void bind(Binder& binder, TrainerConfig& c) {
   binder.duration("deadlines.commit", c.deadlines.commit, kDeadline);
   binder.duration("deadlines.publish", c.deadlines.publish, kDeadline);
   binder.flag("take_over", c.take_over);
-  bind_log(binder, c.log);
-  binder.text("trace_file", c.trace_file);
 }
-
-template <class Config>
-Result<Config> parse(std::string_view text, std::string_view name, const Sources& sources) {
-  Result<std::vector<Entry>> entries = parse_document(text, name);
-  if (!entries) return fail(std::move(entries).error());
-  Binder binder(std::move(*entries), sources.set, sources.environment);
-  Config config;
-  bind(binder, config);
-  WSYNC_TRY(binder.finish());
-  return config;
-}
-
-template <class Config>
-Result<Config> load(const Sources& sources) {
-  if (sources.file.empty()) return parse<Config>("", "", sources);
-  const Result<std::string> text = read_file(sources.file);
-  if (!text) return fail(text.error());
-  return parse<Config>(*text, sources.file, sources);
-}
-
-template <class Config>
-std::vector<std::string> keys() {
-  Binder binder({}, {}, {});
-  Config config;
-  bind(binder, config);
-  return binder.keys();
-}
-
-}  // namespace
 
 std::map<std::string, std::string> process_environment() {
   std::map<std::string, std::string> found;
@@ -233,19 +211,23 @@ std::map<std::string, std::string> process_environment() {
   return found;
 }
 
-Result<SidecarConfig> load_sidecar(const Sources& sources) { return load<SidecarConfig>(sources); }
-Result<TrainerConfig> load_trainer(const Sources& sources) { return load<TrainerConfig>(sources); }
+Result<SidecarConfig> load_sidecar(const Sources& sources) {
+  return load_role(bind_sidecar, sources);
+}
+Result<TrainerConfig> load_trainer(const Sources& sources) {
+  return load_role(bind_trainer, sources);
+}
 Result<SidecarConfig> parse_sidecar(std::string_view text, std::string_view name,
                                     const Sources& sources) {
-  return parse<SidecarConfig>(text, name, sources);
+  return parse_role(bind_sidecar, text, name, sources);
 }
 Result<TrainerConfig> parse_trainer(std::string_view text, std::string_view name,
                                     const Sources& sources) {
-  return parse<TrainerConfig>(text, name, sources);
+  return parse_role(bind_trainer, text, name, sources);
 }
 std::vector<std::string> unknown_variables(const std::map<std::string, std::string>& environment) {
   std::vector<std::string> names;
-  for (const auto& role : {sidecar_keys(), trainer_keys()})
+  for (const auto& role : {sidecar_keys(), trainer_keys(), train_keys()})
     for (const std::string& key : role) names.push_back(environment_name(key));
   std::vector<std::string> sentences;
   for (const auto& [name, value] : environment) {
@@ -258,8 +240,8 @@ std::vector<std::string> unknown_variables(const std::map<std::string, std::stri
   return sentences;
 }
 
-std::vector<std::string> sidecar_keys() { return keys<SidecarConfig>(); }
-std::vector<std::string> trainer_keys() { return keys<TrainerConfig>(); }
+std::vector<std::string> sidecar_keys() { return keys_of_role(bind_sidecar); }
+std::vector<std::string> trainer_keys() { return keys_of_role(bind_trainer); }
 
 std::string default_run_dir() {
   const char* runtime = std::getenv("XDG_RUNTIME_DIR");

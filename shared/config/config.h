@@ -1,6 +1,6 @@
-// The configuration of each role, and the only reader of it. Every key, its unit and its default
-// are documented in deploy/config/sidecar.yaml and deploy/config/trainer.yaml; a test keeps them
-// equal to the defaults here.
+// The configuration of each role, and the only reader of it (of a training run: train_config.h).
+// Every key, its unit and its default are documented in deploy/config/sidecar.yaml and
+// deploy/config/trainer.yaml; a test keeps them equal to the defaults here.
 #pragma once
 
 #include <chrono>
@@ -130,10 +130,11 @@ struct Sources {
                                                   const Sources& sources = {});
 [[nodiscard]] Result<TrainerConfig> parse_trainer(std::string_view text, std::string_view name,
                                                   const Sources& sources = {});
-// Every key of each role, in the order of the example files.
-// A sentence for each WSYNC_ variable that names no key of any role: it has no effect.
+// A sentence for each WSYNC_ variable that names no key of any role, a training run included: it
+// has no effect.
 [[nodiscard]] std::vector<std::string> unknown_variables(
     const std::map<std::string, std::string>& environment);
+// Every key of each role, in the order of the example files.
 [[nodiscard]] std::vector<std::string> sidecar_keys();
 [[nodiscard]] std::vector<std::string> trainer_keys();
 

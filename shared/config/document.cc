@@ -72,8 +72,13 @@ class Flattener final : public YAML::EventHandler {
     levels_.push_back({});
   }
   void OnMapEnd() override {
+    const bool empty = levels_.back().key.empty();
     levels_.pop_back();
-    if (!levels_.empty()) levels_.back().expects_key = true;
+    if (levels_.empty()) return;
+    Level& level = levels_.back();
+    level.expects_key = true;
+    if (empty)
+      entries_.push_back({.key = path(), .value = "", .where = at(level.mark), .section = true});
   }
 
  private:

@@ -11,9 +11,10 @@
 namespace wsync::config {
 
 struct Entry {
-  std::string key;    // "devices.count"
-  std::string value;  // as written, without quotes
-  std::string where;  // "sidecar.yaml:12", for error sentences
+  std::string key;       // "devices.count"
+  std::string value;     // as written, without quotes
+  std::string where;     // "sidecar.yaml:12", for error sentences
+  bool section = false;  // "key: {}": a map with nothing in it, and so no value
   friend bool operator==(const Entry&, const Entry&) = default;
 };
 

@@ -5,22 +5,26 @@
 
 #include "shared/base/check.h"
 #include "shared/config/config.h"
+#include "shared/config/train_config.h"
+
+namespace {
+
+template <class Parse>
+void check(const Parse& parse, std::string_view text) {
+  const auto config = parse(text, "fuzz", {});
+  const auto again = parse(text, "fuzz", {});
+  WSYNC_CHECK(config ? again && *config == *again
+                     : !again && config.error().code() == wsync::ErrorCode::kInvalidInput,
+              "a config reads the same twice, and fails as bad input only");
+}
+
+}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace wsync;
+  using namespace wsync::config;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
-  const auto sidecar = config::parse_sidecar(text, "fuzz");
-  const auto again = config::parse_sidecar(text, "fuzz");
-  const auto trainer = config::parse_trainer(text, "fuzz");
-  WSYNC_CHECK(sidecar.has_value() == again.has_value(),
-              "a config reads the same twice, and fails as bad input only");
-  if (sidecar)
-    WSYNC_CHECK(*sidecar == *again, "a config reads the same twice, and fails as bad input only");
-  else
-    WSYNC_CHECK(sidecar.error().code() == ErrorCode::kInvalidInput,
-                "a config reads the same twice, and fails as bad input only");
-  if (!trainer)
-    WSYNC_CHECK(trainer.error().code() == ErrorCode::kInvalidInput,
-                "a config reads the same twice, and fails as bad input only");
+  check(parse_sidecar, text);
+  check(parse_trainer, text);
+  check(parse_train, text);
   return 0;
 }

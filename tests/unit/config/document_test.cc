@@ -21,7 +21,12 @@ TEST(Document, FlattensMapsAndKeepsLines) {
                                        {.key = "b.c", .value = "two words", .where = "f:4"},
                                        {.key = "b.d.e", .value = "x", .where = "f:5"}};
   EXPECT_EQ(entries.value(), expected);
+  EXPECT_EQ(parse_document("a: 1\nb: {}\nc: {d: {}}\n", "f").value(),
+            (std::vector<Entry>{{.key = "a", .value = "1", .where = "f:1"},
+                                {.key = "b", .value = "", .where = "f:2", .section = true},
+                                {.key = "c.d", .value = "", .where = "f:3", .section = true}}));
   EXPECT_TRUE(parse_document("", "f").value().empty());
+  EXPECT_TRUE(parse_document("{}", "f").value().empty());
   EXPECT_TRUE(parse_document("# nothing\n", "f").value().empty());
   EXPECT_TRUE(parse_document("---\n", "f").value().empty());
 }

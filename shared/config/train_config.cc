@@ -1,0 +1,199 @@
+#include "shared/config/train_config.h"
+
+#include <algorithm>
+#include <arpa/inet.h>
+#include <limits>
+
+#include "shared/base/format.h"
+#include "shared/config/binder.h"
+#include "shared/config/role.h"
+
+namespace wsync::config {
+namespace {
+
+constexpr Range<std::uint32_t> kSize{1, static_cast<std::uint32_t>(limits::kModelDimension)};
+constexpr Range<std::uint32_t> kSeed{0, std::numeric_limits<std::uint32_t>::max()};
+// Of the optimizer's numbers: wider than any use, and none overflows a float32.
+constexpr Range<double> kRate{1e-12, 1e3};
+constexpr Range<double> kFinalRate{0, 1e3};
+constexpr Range<double> kBeta{0, 0.999999};
+constexpr Range<double> kEpsilon{1e-30, 1};
+constexpr Range<double> kDecay{0, 1e3};
+constexpr Range<double> kClipNorm{0, 1e9};
+
+void bind_model(Binder& binder, ModelConfig& c) {
+  binder.text("model.checkpoint", c.checkpoint);
+  const std::size_t sizes = binder.keys().size();
+  // A token is a byte.
+  binder.count("model.vocabulary", c.vocabulary, {kByteValues, kSize.max});
+  binder.count("model.hidden", c.hidden, kSize);
+  binder.count("model.layers", c.layers, kSize);
+  binder.count("model.heads", c.heads, kSize);
+  binder.count("model.key_value_heads", c.key_value_heads, kSize);
+  binder.count("model.head_dim", c.head_dim, kSize);
+  binder.count("model.experts", c.experts, kSize);
+  binder.count("model.experts_per_token", c.experts_per_token, kSize);
+  binder.count("model.expert_hidden", c.expert_hidden, kSize);
+  binder.flag("model.tied_embeddings", c.tied_embeddings);
+  binder.count("model.seed", c.seed, kSeed);
+  if (c.checkpoint.empty()) return;
+  const std::vector<std::string> keys = binder.keys();
+  for (std::size_t i = sizes; i < keys.size(); ++i)
+    if (const std::optional<Entry> entry = binder.take(keys[i]))
+      binder.refuse(*entry,
+                    "expected to be left out beside model.checkpoint, whose config.json "
+                    "and weights are taken");
+}
+
+void bind_data(Binder& binder, DataConfig& c) {
+  binder.paths("data.files", c.files);
+  binder.count("data.sequence", c.sequence, {1, kTrainSequence});
+  binder.count("data.micro_batch", c.micro_batch, {1, kTrainMicroBatch});
+  binder.count("data.seed", c.seed, kSeed);
+}
+
+void bind_parallel(Binder& binder, ParallelConfig& c) {
+  constexpr auto kRanks = static_cast<std::uint32_t>(limits::kTrainerRankCount);
+  binder.count("parallel.pp", c.pp, {1, static_cast<std::uint32_t>(limits::kPipelineRankCount)});
+  binder.count("parallel.vpp", c.vpp, {1, static_cast<std::uint32_t>(limits::kVirtualChunkCount)});
+  binder.count("parallel.ep", c.ep, {1, kRanks});
+  binder.count("parallel.dp", c.dp, {1, kRanks});
+  if (c.dp % c.ep != 0)
+    binder.refuse("parallel.ep",
+                  fmt::format("expected a divisor of parallel.dp ({}), for the ranks that share a "
+                              "layer's experts are data-parallel replicas; found {}",
+                              c.dp, c.ep));
+  if (std::uint64_t{c.pp} * c.dp > kRanks)
+    binder.refuse("parallel.dp", fmt::format("expected at most {} ranks, found parallel.pp * "
+                                             "parallel.dp = {} * {} = {}",
+                                             kRanks, c.pp, c.dp, std::uint64_t{c.pp} * c.dp));
+}
+
+// What the sizes of a model must be to be cut into these parts; those of a checkpoint are not known
+// here.
+void check_cut(Binder& binder, const ModelConfig& model, const ParallelConfig& parallel) {
+  if (!model.checkpoint.empty()) return;
+  const std::uint32_t stages = parallel.pp * parallel.vpp;
+  if (model.layers % stages != 0)
+    binder.refuse("model.layers",
+                  fmt::format("expected a multiple of parallel.pp * parallel.vpp = {} * {} = {}, "
+                              "found {}",
+                              parallel.pp, parallel.vpp, stages, model.layers));
+  if (model.experts % parallel.ep != 0)
+    binder.refuse("model.experts", fmt::format("expected a multiple of parallel.ep ({}), found {}",
+                                               parallel.ep, model.experts));
+}
+
+void bind_schedule(Binder& binder, const ParallelConfig& parallel, ScheduleConfig& c) {
+  constexpr auto kMicrobatches = static_cast<std::uint32_t>(limits::kMicrobatchCount);
+  binder.choice(
+      "schedule.order", c.order,
+      {{"interleaved", "interleaved"}, {"1f1b", "1f1b"}, {"zb-h1", "zb-h1"}, {"gpipe", "gpipe"}});
+  binder.count("schedule.microbatches", c.microbatches, {1, kMicrobatches});
+  binder.count_or_auto("schedule.group", c.group, {1, kMicrobatches});
+  binder.flag("schedule.overlap", c.overlap);
+  binder.count_or_auto("schedule.extra_warmup", c.extra_warmup, {0, 1});
+  binder.flag("schedule.delay_wgrad", c.delay_wgrad);
+  binder.flag("schedule.offload", c.offload);
+  if (c.overlap && parallel.ep == 1)
+    binder.refuse("schedule.overlap",
+                  "expected false with parallel.ep: 1, found true: without expert parallelism no "
+                  "token leaves its rank, and there is no communication to overlap");
+}
+
+void bind_optimizer(Binder& binder, OptimizerConfig& c) {
+  binder.number("optimizer.learning_rate", c.learning_rate, kRate);
+  binder.number("optimizer.final_learning_rate", c.final_learning_rate, kFinalRate);
+  if (c.final_learning_rate > c.learning_rate)
+    binder.refuse("optimizer.final_learning_rate",
+                  fmt::format("expected at most optimizer.learning_rate ({}), found {}",
+                              c.learning_rate, c.final_learning_rate));
+  binder.count("optimizer.warmup_steps", c.warmup_steps, {0, kTrainSteps});
+  binder.number("optimizer.beta1", c.beta1, kBeta);
+  binder.number("optimizer.beta2", c.beta2, kBeta);
+  binder.number("optimizer.epsilon", c.epsilon, kEpsilon);
+  binder.number("optimizer.weight_decay", c.weight_decay, kDecay);
+  binder.number("optimizer.clip_norm", c.clip_norm, kClipNorm);
+}
+
+void bind_save(Binder& binder, SaveConfig& c) {
+  binder.text("save.directory", c.directory);
+  binder.count("save.every", c.every, {0, kTrainSteps});
+  if (c.directory.empty() && c.every != 0)
+    binder.refuse("save.every", fmt::format("expected 0 without save.directory, found {}: there "
+                                            "is no place to save to",
+                                            c.every));
+}
+
+void bind_ranks(Binder& binder, RanksConfig& c) {
+  binder.text("ranks.rendezvous", c.rendezvous);
+  binder.text("ranks.address", c.address);
+  in6_addr parsed{};
+  if (::inet_pton(AF_INET, c.address.c_str(), &parsed) != 1 &&
+      ::inet_pton(AF_INET6, c.address.c_str(), &parsed) != 1)
+    binder.refuse("ranks.address",
+                  fmt::format("expected an IP address such as 10.0.0.7, found '{}'", c.address));
+}
+
+void bind_publish(Binder& binder, std::optional<PublishConfig>& out) {
+  bool on = binder.has_section("publish");
+  binder.flag("publish.enabled", on);
+  const Binder::Section section(binder, "publish", on);
+  PublishConfig c;
+  binder.count("every", c.every, {1, kTrainSteps});
+  bind_publisher(binder, c.trainer);
+  if (on) out = std::move(c);
+}
+
+void bind_train(Binder& binder, TrainConfig& c) {
+  bind_model(binder, c.model);
+  bind_data(binder, c.data);
+  bind_parallel(binder, c.parallel);
+  check_cut(binder, c.model, c.parallel);
+  bind_schedule(binder, c.parallel, c.schedule);
+  bind_optimizer(binder, c.optimizer);
+  binder.count("steps", c.steps, {1, kTrainSteps});
+  bind_save(binder, c.save);
+  binder.text("resume", c.resume);
+  bind_heartbeat(binder, c.heartbeat);
+  binder.duration("deadline", c.deadline, kDeadline);
+  bind_ranks(binder, c.ranks);
+  bind_publish(binder, c.publish);
+  binder.text("trace_file", c.trace_file);
+  binder.text("picture", c.picture);
+  bind_log(binder, c.log);
+  if (c.publish) c.publish->trainer.log = c.log;
+}
+
+std::string_view top_of(std::string_view key) { return key.substr(0, key.find_first_of(".=")); }
+
+}  // namespace
+
+Result<TrainConfig> load_train(const Sources& sources) { return load_role(bind_train, sources); }
+Result<TrainConfig> parse_train(std::string_view text, std::string_view name,
+                                const Sources& sources) {
+  return parse_role(bind_train, text, name, sources);
+}
+std::vector<std::string> train_keys() { return keys_of_role(bind_train); }
+
+Result<bool> is_train_config(const Sources& sources) {
+  std::vector<std::string> given = sources.set;
+  if (!sources.file.empty()) {
+    const Result<std::string> text = read_config_file(sources.file);
+    if (!text) return fail(text.error());
+    const Result<std::vector<Entry>> entries = parse_document(*text, sources.file);
+    if (!entries) return fail(entries.error());
+    for (const Entry& entry : *entries) given.push_back(entry.key);
+  }
+  const auto among = [](const std::vector<std::string>& keys, std::string_view top) {
+    return std::any_of(keys.begin(), keys.end(),
+                       [top](const std::string& key) { return top_of(key) == top; });
+  };
+  const std::vector<std::string> of_run = train_keys();
+  const std::vector<std::string> of_publisher = trainer_keys();
+  return std::any_of(given.begin(), given.end(), [&](const std::string& key) {
+    return among(of_run, top_of(key)) && !among(of_publisher, top_of(key));
+  });
+}
+
+}  // namespace wsync::config
