@@ -1,12 +1,11 @@
 #include "trainer_side/training/parameters.h"
 
 #include <algorithm>
-#include <cmath>
-#include <numbers>
 
 #include "shared/base/check.h"
 #include "shared/base/digest.h"
 #include "shared/base/format.h"
+#include "trainer_side/training/random.h"
 
 namespace wsync::training {
 namespace {
@@ -31,28 +30,6 @@ Views views_of(const moe::ModelSpec& spec, std::uint32_t layer, const Get& get) 
   }
   return views;
 }
-
-// SplitMix64 (Steele et al. 2014): the same numbers on every machine and library.
-class Random {
- public:
-  explicit Random(std::uint64_t seed) : state_(seed) {}
-  std::uint64_t next() {
-    std::uint64_t z = (state_ += 0x9e3779b97f4a7c15U);
-    z = (z ^ (z >> 30U)) * 0xbf58476d1ce4e5b9U;
-    z = (z ^ (z >> 27U)) * 0x94d049bb133111ebU;
-    return z ^ (z >> 31U);
-  }
-  // In (0, 1].
-  double unit() { return (static_cast<double>(next() >> 11U) + 1) * 0x1.0p-53; }
-  // By Box and Muller.
-  double normal() {
-    const double radius = std::sqrt(-2 * std::log(unit()));
-    return radius * std::cos(2 * std::numbers::pi * unit());
-  }
-
- private:
-  std::uint64_t state_;
-};
 
 }  // namespace
 

@@ -11,16 +11,10 @@
 #include "shared/moe/model_spec.h"
 #include "shared/moe/operators.h"
 #include "trainer_side/training/layer.h"
+#include "trainer_side/training/micro_batch.h"
 #include "trainer_side/training/parameters.h"
 
 namespace wsync::training {
-
-// Whole sequences of one length: token ids and what each is followed by.
-struct MicroBatch {
-  std::size_t sequence = 0;
-  std::vector<std::uint32_t> tokens;
-  std::vector<std::uint32_t> targets;
-};
 
 class SequentialModel {
  public:
