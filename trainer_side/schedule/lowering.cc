@@ -14,6 +14,7 @@ namespace {
 constexpr std::uint32_t kNone = ~std::uint32_t{0};
 // A backward so many turns after its forward finds its activations still on the device.
 constexpr std::uint32_t kTurnsNotOffloaded = 2;
+constexpr std::uint32_t kPartsOfLayer = 4;
 
 // One activation or gradient that goes from one rank to another.
 struct Message {
@@ -155,70 +156,109 @@ class RankLowering {
   }
 
   void forward(const Cell& cell) {
-    attention(cell, 1);
-    dispatch(cell, 2);
-    mlp(cell, 3);
-    onload_next();
-    combine(cell, 4);
+    for (std::uint32_t layer = 0; layer < options_.layers; ++layer) {
+      attention(cell, layer);
+      dispatch(cell, layer);
+      mlp(cell, layer);
+      if (is_last(layer)) onload_next();
+      combine(cell, layer);
+    }
+    end_forward(cell);
   }
 
   void backward(const Cell& cell) {
-    combine_gradient(cell, 1);
-    mlp_gradient(cell, 2);
-    dispatch_gradient(cell, 3);
-    onload_next();
-    attention_gradient(cell, 4);
+    for (std::uint32_t layer = 0; layer < options_.layers; ++layer) {
+      combine_gradient(cell, layer);
+      mlp_gradient(cell, layer);
+      dispatch_gradient(cell, layer);
+      if (is_last(layer)) onload_next();
+      attention_gradient(cell, layer);
+    }
+    end_backward(cell);
   }
 
   void pair(const Cell& forward, const Cell& backward) {
-    attention(forward, 1);
-    combine_gradient(backward, 1);
-    mlp_gradient(backward, 2);
-    dispatch(forward, 2);
-    mlp(forward, 3);
-    dispatch_gradient(backward, 3);
-    onload_next();
-    attention_gradient(backward, 4);
-    combine(forward, 4);
+    for (std::uint32_t layer = 0; layer < options_.layers; ++layer) {
+      attention(forward, layer);
+      combine_gradient(backward, layer);
+      mlp_gradient(backward, layer);
+      dispatch(forward, layer);
+      mlp(forward, layer);
+      dispatch_gradient(backward, layer);
+      if (is_last(layer)) onload_next();
+      attention_gradient(backward, layer);
+      combine(forward, layer);
+    }
+    end_backward(backward);
+    end_forward(forward);
   }
 
-  void attention(const Cell& cell, std::uint8_t part) {
-    std::vector<std::uint32_t> after{state(cell).activation_in};
+  // `layer` counts in order of execution here, so that of a backward is mirrored.
+  [[nodiscard]] bool is_last(std::uint32_t layer) const { return layer + 1 == options_.layers; }
+  [[nodiscard]] std::uint32_t mirrored(std::uint32_t layer) const {
+    return options_.layers - 1 - layer;
+  }
+  [[nodiscard]] static std::uint16_t part_of(std::uint32_t layer, std::uint32_t part) {
+    return static_cast<std::uint16_t>(kPartsOfLayer * layer + part);
+  }
+  [[nodiscard]] std::uint16_t last_part() const { return part_of(options_.layers, 1); }
+
+  void attention(const Cell& cell, std::uint32_t layer) {
+    CellState& known = state(cell);
     // Room on the device: of the forwards before, only the last one may still be leaving.
-    after.push_back(earlier_offload_);
-    state(cell).forward_end = add(OperationKind::kAttention, cell, part, after);
+    known.forward_end = layer == 0 ? add(OperationKind::kAttention, cell, 0, part_of(0, 1),
+                                         {known.activation_in, earlier_offload_})
+                                   : add(OperationKind::kAttention, cell, layer, part_of(layer, 1),
+                                         {known.forward_end});
   }
-  void dispatch(const Cell& cell, std::uint8_t part) {
-    if (options_.expert_parallel)
-      state(cell).forward_end =
-          add(OperationKind::kDispatch, cell, part, {state(cell).forward_end});
-  }
-  void mlp(const Cell& cell, std::uint8_t part) {
-    state(cell).forward_end = add(OperationKind::kMlp, cell, part, {state(cell).forward_end});
-    if (!options_.expert_parallel) give_to_next_chunk(cell);
-  }
-  void combine(const Cell& cell, std::uint8_t part) {
+  void dispatch(const Cell& cell, std::uint32_t layer) {
     if (!options_.expert_parallel) return;
-    state(cell).forward_end = add(OperationKind::kCombine, cell, part, {state(cell).forward_end});
+    state(cell).forward_end =
+        add(OperationKind::kDispatch, cell, layer, part_of(layer, 2), {state(cell).forward_end});
+  }
+  void mlp(const Cell& cell, std::uint32_t layer) {
+    state(cell).forward_end =
+        add(OperationKind::kMlp, cell, layer, part_of(layer, 3), {state(cell).forward_end});
+  }
+  void combine(const Cell& cell, std::uint32_t layer) {
+    if (!options_.expert_parallel) return;
+    state(cell).forward_end =
+        add(OperationKind::kCombine, cell, layer, part_of(layer, 4), {state(cell).forward_end});
+  }
+  void end_forward(const Cell& cell) {
+    CellState& known = state(cell);
+    if (options_.head && cell.stage + 1 == shape_.stages())
+      known.forward_end =
+          add(OperationKind::kHead, cell, options_.layers - 1, last_part(), {known.forward_end});
     give_to_next_chunk(cell);
   }
-  void combine_gradient(const Cell& cell, std::uint8_t part) {
+
+  void combine_gradient(const Cell& cell, std::uint32_t layer) {
     CellState& known = state(cell);
-    first_of_backward_ = {known.forward_end, known.gradient_in, known.onload};
+    if (layer == 0)
+      before_mlp_gradient_ = {known.forward_end, known.gradient_in, known.onload};
+    else
+      before_mlp_gradient_ = {last_of_backward_};
     if (options_.expert_parallel)
-      first_of_backward_ = {add(OperationKind::kCombineGradient, cell, part, first_of_backward_)};
+      before_mlp_gradient_ = {add(OperationKind::kCombineGradient, cell, mirrored(layer),
+                                  part_of(layer, 1), before_mlp_gradient_)};
   }
-  void mlp_gradient(const Cell& cell, std::uint8_t part) {
-    last_of_backward_ = add(OperationKind::kMlpGradient, cell, part, first_of_backward_);
+  void mlp_gradient(const Cell& cell, std::uint32_t layer) {
+    last_of_backward_ = add(OperationKind::kMlpGradient, cell, mirrored(layer), part_of(layer, 2),
+                            before_mlp_gradient_);
   }
-  void dispatch_gradient(const Cell& cell, std::uint8_t part) {
+  void dispatch_gradient(const Cell& cell, std::uint32_t layer) {
     if (options_.expert_parallel)
-      last_of_backward_ = add(OperationKind::kDispatchGradient, cell, part, {last_of_backward_});
+      last_of_backward_ = add(OperationKind::kDispatchGradient, cell, mirrored(layer),
+                              part_of(layer, 3), {last_of_backward_});
   }
-  void attention_gradient(const Cell& cell, std::uint8_t part) {
+  void attention_gradient(const Cell& cell, std::uint32_t layer) {
+    last_of_backward_ = add(OperationKind::kAttentionGradient, cell, mirrored(layer),
+                            part_of(layer, 4), {last_of_backward_});
+  }
+  void end_backward(const Cell& cell) {
     CellState& known = state(cell);
-    known.gradient_out = known.backward_end =
-        add(OperationKind::kAttentionGradient, cell, part, {last_of_backward_});
+    known.gradient_out = known.backward_end = last_of_backward_;
     if (cell.computation == Computation::kBackward) {
       weight_gradient(cell);
       known.gradient_out = known.backward_end;
@@ -227,7 +267,8 @@ class RankLowering {
   }
   void weight_gradient(const Cell& cell) {
     CellState& known = state(cell);
-    known.backward_end = add(OperationKind::kWeightGradient, cell, 5, {known.backward_end});
+    known.backward_end =
+        add(OperationKind::kWeightGradient, cell, 0, last_part(), {known.backward_end});
     newest_backward_end_ = known.backward_end;
   }
 
@@ -250,7 +291,8 @@ class RankLowering {
     const Cell& cell = *cells_of_turn_[turn_ - 1].forward;
     CellState& known = state(cell);
     if (!known.is_offloaded) return;
-    newest_offload_ = known.offload = add(OperationKind::kOffload, cell, 1, {known.forward_end});
+    newest_offload_ = known.offload =
+        add(OperationKind::kOffload, cell, 0, part_of(0, 1), {known.forward_end});
   }
   // What the next turn's backward needs comes back. Its room is that of the backward of the turn
   // before this one.
@@ -259,7 +301,8 @@ class RankLowering {
     const Cell& cell = *cells_of_turn_[turn_ + 1].backward;
     CellState& known = state(cell);
     if (!known.is_offloaded) return;
-    known.onload = add(OperationKind::kOnload, cell, 3, {known.offload, newest_backward_end_});
+    known.onload = add(OperationKind::kOnload, cell, 0, part_of(options_.layers - 1, 3),
+                       {known.offload, newest_backward_end_});
   }
 
   void transfer(const Message& message) {
@@ -271,8 +314,9 @@ class RankLowering {
                                                  : OperationKind::kSendActivation,
                      .cell = message.from,
                      .peer = message.receiver,
+                     .layer = 0,
                      .turn = made_in,
-                     .part = 5,
+                     .part = last_part(),
                      .in_pair = false,
                      .after = {ready}});
       return;
@@ -282,6 +326,7 @@ class RankLowering {
                                                    : OperationKind::kReceiveActivation,
                        .cell = message.to,
                        .peer = message.sender,
+                       .layer = 0,
                        .turn = turn_,
                        .part = 0,
                        .in_pair = false,
@@ -290,10 +335,15 @@ class RankLowering {
     (message.is_gradient ? known.gradient_in : known.activation_in) = receive;
   }
 
-  std::uint32_t add(OperationKind kind, const Cell& cell, std::uint8_t part,
+  std::uint32_t add(OperationKind kind, const Cell& cell, std::uint32_t layer, std::uint16_t part,
                     const std::vector<std::uint32_t>& after) {
-    Operation operation{
-        .kind = kind, .cell = cell, .turn = turn_, .part = part, .in_pair = in_pair_, .after = {}};
+    Operation operation{.kind = kind,
+                        .cell = cell,
+                        .layer = layer,
+                        .turn = turn_,
+                        .part = part,
+                        .in_pair = in_pair_,
+                        .after = {}};
     for (const std::uint32_t other : after)
       if (other != kNone) operation.after.push_back(other);
     return add_operation(std::move(operation));
@@ -320,7 +370,7 @@ class RankLowering {
   RankProgram program_;
   std::uint32_t turn_ = 0;
   bool in_pair_ = false;
-  std::vector<std::uint32_t> first_of_backward_;
+  std::vector<std::uint32_t> before_mlp_gradient_;
   std::uint32_t last_of_backward_ = kNone;
   std::uint32_t newest_offload_ = kNone;
   std::uint32_t earlier_offload_ = kNone;  // the newest one of the turns before this one
@@ -360,6 +410,8 @@ std::string_view operation_name(OperationKind kind) noexcept {
       return "attention";
     case OperationKind::kMlp:
       return "mlp";
+    case OperationKind::kHead:
+      return "head";
     case OperationKind::kMlpGradient:
       return "mlp_gradient";
     case OperationKind::kAttentionGradient:
@@ -415,7 +467,7 @@ Result<Program> lower(const Schedule& schedule, const LoweringOptions& options) 
                               to_string(*cell)));
   }
   const std::vector<std::vector<Message>> messages = messages_of(schedule, *slots);
-  Program program{.shape = schedule.shape, .ranks = {}};
+  Program program{.shape = schedule.shape, .layers = options.layers, .ranks = {}};
   for (std::uint32_t rank = 0; rank < schedule.shape.pp; ++rank)
     program.ranks.push_back(
         RankLowering(schedule, options, rank).lower(messages[rank], (*slots)[rank]));

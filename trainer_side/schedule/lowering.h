@@ -15,6 +15,9 @@
 // combine gradient, MLP gradient, dispatch gradient, attention gradient, then weight gradient
 // beside the send. The gradient of B leaves after its weight gradient, that of I before.
 //
+// A stage of several layers runs parts 1 to 4 once for each: a forward from the first layer to the
+// last, a backward the other way; a weight gradient is one operation for all of them.
+//
 // Pure.
 #pragma once
 
@@ -35,6 +38,7 @@ inline constexpr std::size_t kLaneCount = 3;
 enum class OperationKind : std::uint8_t {
   kAttention,
   kMlp,
+  kHead,  // last stage: final norm, logits, loss, and the loss's gradient by the stage's output
   kMlpGradient,
   kAttentionGradient,
   kWeightGradient,
@@ -60,9 +64,12 @@ struct Operation {
   Cell cell;
   // Of a send or receive: the other rank.
   std::uint32_t peer = 0;
+  std::uint32_t layer = 0;  // of the stage; of its four operations forward and four backward
   // Which of the rank's turns: an action, with the W of its own backward if that comes next.
   std::uint32_t turn = 0;
-  std::uint8_t part = 0;  // 1 to 5, see above; 0: a receive, which is of no turn
+  // See above: 4 l + 1 to 4 l + 4 for the l-th layer in order of execution, then one more; 0: a
+  // receive, which is of no turn.
+  std::uint16_t part = 0;
   bool in_pair = false;
   std::vector<std::uint32_t> after;  // operations of this rank that must be over
 };
@@ -75,12 +82,15 @@ struct RankProgram {
 };
 struct Program {
   Shape shape;
+  std::uint32_t layers = 1;  // of each stage
   std::vector<RankProgram> ranks;
 };
 
 struct LoweringOptions {
   bool expert_parallel = true;  // dispatch and combine are operations of their own
   bool offload = false;
+  std::uint32_t layers = 1;  // of each stage, at least 1
+  bool head = false;         // the last stage's kHead is an operation of its own
 };
 
 // The program of a schedule. Sends and receives of all ranks follow one total order (by the slot of

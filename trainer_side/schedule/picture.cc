@@ -55,6 +55,8 @@ OperationStyle style_of(OperationKind kind) {
       return {"Attn", kForwardShades[0], Category::kForward};
     case OperationKind::kMlp:
       return {"MLP", kForwardShades[0], Category::kForward};
+    case OperationKind::kHead:
+      return {"Head", kForwardShades[0], Category::kForward};
     case OperationKind::kMlpGradient:
       return {"MLP", kBackwardShades[0], Category::kBackward};
     case OperationKind::kAttentionGradient:

@@ -56,7 +56,7 @@ class Run {
       ranks_.emplace_back();
       ranks_.back().times.resize(rank.operations.size(), {kNotYet, kNotYet});
       ranks_.back().bound_by.resize(rank.operations.size());
-      if (options.lockstep) ranks_.back().parts = parts_of(rank);
+      if (options.lockstep) ranks_.back().parts = parts_of(rank, program.layers);
     }
   }
 
@@ -110,13 +110,13 @@ class Run {
     Parts parts;
   };
 
-  static Parts parts_of(const RankProgram& rank) {
-    constexpr std::uint32_t kPartsOfTurn = 6;
-    std::vector<std::vector<std::uint32_t>> all(std::size_t{rank.turns} * kPartsOfTurn);
+  static Parts parts_of(const RankProgram& rank, std::uint32_t layers) {
+    const std::size_t parts_of_turn = std::size_t{4} * layers + 2;
+    std::vector<std::vector<std::uint32_t>> all(rank.turns * parts_of_turn);
     for (std::uint32_t i = 0; i < rank.operations.size(); ++i) {
       const Operation& operation = rank.operations[i];
       if (operation.part != 0 && lane_of(operation.kind) != Lane::kCopy)
-        all[std::size_t{operation.turn} * kPartsOfTurn + operation.part].push_back(i);
+        all[operation.turn * parts_of_turn + operation.part].push_back(i);
     }
     std::vector<std::uint32_t> index(all.size());
     Parts parts;
@@ -125,7 +125,7 @@ class Run {
       if (!all[i].empty()) parts.members.push_back(std::move(all[i]));
     }
     for (const Operation& operation : rank.operations)
-      parts.part_of.push_back(index[std::size_t{operation.turn} * kPartsOfTurn + operation.part]);
+      parts.part_of.push_back(index[operation.turn * parts_of_turn + operation.part]);
     return parts;
   }
 
@@ -252,7 +252,8 @@ void count_activations(const Program& program, const RankProgram& rank,
     ActivationLife& life =
         lives[std::size_t{shape.chunk_of(operation.cell.stage)} * shape.microbatches +
               operation.cell.microbatch];
-    if (operation.kind == OperationKind::kAttention) life.made = times[i].begin;
+    if (operation.kind == OperationKind::kAttention && operation.layer == 0)
+      life.made = times[i].begin;
     if (operation.kind == OperationKind::kWeightGradient) life.released = times[i].end;
     if (operation.kind == OperationKind::kOffload) {
       life.offload = times[i];
@@ -369,6 +370,8 @@ double OperationCosts::of(OperationKind kind) const noexcept {
       return attention;
     case OperationKind::kMlp:
       return mlp;
+    case OperationKind::kHead:
+      return head;
     case OperationKind::kMlpGradient:
       return mlp_gradient;
     case OperationKind::kAttentionGradient:
@@ -395,22 +398,23 @@ double OperationCosts::of(OperationKind kind) const noexcept {
   return 0;
 }
 
-double OperationCosts::forward() const noexcept {
-  return attention + dispatch + mlp + combine + pp_transfer;
+double OperationCosts::forward(std::uint32_t layers) const noexcept {
+  return layers * (attention + dispatch + mlp + combine) + pp_transfer;
 }
 
-double OperationCosts::backward(bool delay_wgrad) const noexcept {
+double OperationCosts::backward(bool delay_wgrad, std::uint32_t layers) const noexcept {
   const double last =
       delay_wgrad ? std::max(weight_gradient, pp_transfer) : weight_gradient + pp_transfer;
-  return combine + mlp_gradient + dispatch + attention_gradient + last;
+  return layers * (combine + mlp_gradient + dispatch + attention_gradient) + last;
 }
 
-double OperationCosts::pair(bool delay_wgrad) const noexcept {
+double OperationCosts::pair(bool delay_wgrad, std::uint32_t layers) const noexcept {
   const double k = pair_factor;
   const double last =
       delay_wgrad ? std::max(k * weight_gradient, pp_transfer) : k * weight_gradient + pp_transfer;
-  return std::max(k * attention, combine) + std::max(k * mlp_gradient, dispatch) +
-         std::max(k * mlp, dispatch) + std::max(k * attention_gradient, combine) + last;
+  return layers * (std::max(k * attention, combine) + std::max(k * mlp_gradient, dispatch) +
+                   std::max(k * mlp, dispatch) + std::max(k * attention_gradient, combine)) +
+         last;
 }
 
 Result<OperationCosts> costs_of_cells(double forward, double backward, double weight_gradient,
@@ -461,9 +465,11 @@ Result<Simulation> simulate(const Program& program, const OperationCosts& costs,
   }
   simulation.pair = median(std::move(pairs));
   const bool delay_wgrad = delays_wgrad(program);
+  const std::uint32_t layers = program.layers;
   simulation.ideal =
-      program.shape.cells() *
-      (simulation.pair ? costs.pair(delay_wgrad) : costs.forward() + costs.backward(delay_wgrad));
+      program.shape.cells() * (simulation.pair
+                                   ? costs.pair(delay_wgrad, layers)
+                                   : costs.forward(layers) + costs.backward(delay_wgrad, layers));
   simulation.bubble_ratio = simulation.ideal > 0 ? simulation.makespan / simulation.ideal - 1 : 0;
   simulation.critical_path = run.critical_path();
   return simulation;

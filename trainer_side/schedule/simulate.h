@@ -21,10 +21,12 @@
 
 namespace wsync::schedule {
 
-// Of one cell: one chunk, one micro-batch.
+// Of one operation: one micro-batch on one layer (weight gradient, transfer and copies: on one
+// stage).
 struct OperationCosts {
   double attention = 0;
   double mlp = 0;
+  double head = 0;  // on the last stage only
   double attention_gradient = 0;
   double mlp_gradient = 0;
   double weight_gradient = 0;
@@ -37,12 +39,13 @@ struct OperationCosts {
   double pair_factor = 1;
 
   [[nodiscard]] double of(OperationKind kind) const noexcept;
-  // One forward alone, one backward alone (weight gradient included), and a pair, each part as long
-  // as its longer lane: `max(Af,Cb) + max(Mlb,Df) + max(Mlf,Db) + max(Ab,Cf) + max(W,PP)`.
-  // `delay_wgrad`: the gradient leaves beside the weight gradient, not after it.
-  [[nodiscard]] double forward() const noexcept;
-  [[nodiscard]] double backward(bool delay_wgrad) const noexcept;
-  [[nodiscard]] double pair(bool delay_wgrad) const noexcept;
+  // Of a stage: one forward alone, one backward alone (weight gradient included), and a
+  // pair, each part as long as its longer lane: `max(Af,Cb) + max(Mlb,Df) + max(Mlf,Db) +
+  // max(Ab,Cf) + max(W,PP)`. `delay_wgrad`: the gradient leaves beside the weight gradient, not
+  // after it.
+  [[nodiscard]] double forward(std::uint32_t layers = 1) const noexcept;
+  [[nodiscard]] double backward(bool delay_wgrad, std::uint32_t layers = 1) const noexcept;
+  [[nodiscard]] double pair(bool delay_wgrad, std::uint32_t layers = 1) const noexcept;
 };
 // Costs of whole cells, without communication. `weight_gradient` is the share of `backward` that W
 // takes. `pair`: of a forward with a backward, between the longer of the two and their sum.
