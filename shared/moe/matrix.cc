@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cblas.h>
+#include <mutex>
 
 namespace wsync::moe {
 namespace {
@@ -26,6 +27,9 @@ void multiply(CBLAS_TRANSPOSE turn_a, CBLAS_TRANSPOSE turn_b, ConstMatrix a, Con
     return;
   }
   use_one_thread();
+  // The serial variant shares its work space between callers.
+  static std::mutex one_at_a_time;
+  const std::lock_guard lock(one_at_a_time);
   cblas_sgemm(CblasRowMajor, turn_a, turn_b, to_blas(out.rows()), to_blas(out.columns()),
               to_blas(inner), 1.0F, a.values().data(), to_blas(a.columns()), b.values().data(),
               to_blas(b.columns()), into == Into::kAdd ? 1.0F : 0.0F, out.values().data(),

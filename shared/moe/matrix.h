@@ -1,7 +1,7 @@
 // A row-major matrix of float32 in memory that somebody else owns, and products of such by BLAS.
 //
-// Thread: any, one call at a time for each output. The BLAS library is fixed to one thread, so that
-// a product is the same bits for the same shapes, whoever computes it.
+// Thread: any; products of a process are computed one after the other. The BLAS library is fixed to
+// one thread, so that a product is the same bits for the same shapes, whoever computes it.
 #pragma once
 
 #include <cstddef>

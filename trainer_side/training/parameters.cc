@@ -10,23 +10,31 @@
 namespace wsync::training {
 namespace {
 
-template <class Views, class Get>
-Views views_of(const moe::ModelSpec& spec, std::uint32_t layer, const Get& get) {
+template <class Views, class Set>
+Views dense_views(std::uint32_t layer, Set& dense) {
   const std::string prefix = fmt::format("model.layers.{}.", layer);
-  Views views{.input_norm = get(prefix + "input_layernorm.weight"),
-              .query = get(prefix + "self_attn.q_proj.weight"),
-              .key = get(prefix + "self_attn.k_proj.weight"),
-              .value = get(prefix + "self_attn.v_proj.weight"),
-              .output = get(prefix + "self_attn.o_proj.weight"),
-              .query_norm = get(prefix + "self_attn.q_norm.weight"),
-              .key_norm = get(prefix + "self_attn.k_norm.weight"),
-              .post_norm = get(prefix + "post_attention_layernorm.weight"),
-              .router = get(prefix + "mlp.gate.weight"),
-              .experts = {}};
-  for (std::uint32_t expert = 0; expert < spec.experts; ++expert) {
-    const std::string of_expert = fmt::format("{}mlp.experts.{}.", prefix, expert);
-    views.experts.push_back({get(of_expert + "gate_proj.weight"), get(of_expert + "up_proj.weight"),
-                             get(of_expert + "down_proj.weight")});
+  const auto get = [&](const char* name) { return dense.matrix(prefix + name); };
+  return {.input_norm = get("input_layernorm.weight"),
+          .query = get("self_attn.q_proj.weight"),
+          .key = get("self_attn.k_proj.weight"),
+          .value = get("self_attn.v_proj.weight"),
+          .output = get("self_attn.o_proj.weight"),
+          .query_norm = get("self_attn.q_norm.weight"),
+          .key_norm = get("self_attn.k_norm.weight"),
+          .post_norm = get("post_attention_layernorm.weight"),
+          .router = get("mlp.gate.weight"),
+          .experts = {}};
+}
+
+template <class Matrix, class Set>
+std::vector<ExpertViews<Matrix>> expert_views(std::uint32_t layer, Set& experts,
+                                              ExpertRange range) {
+  std::vector<ExpertViews<Matrix>> views;
+  for (std::uint32_t expert = range.first; expert < range.first + range.count; ++expert) {
+    const std::string prefix = fmt::format("model.layers.{}.mlp.experts.{}.", layer, expert);
+    views.push_back({experts.matrix(prefix + "gate_proj.weight"),
+                     experts.matrix(prefix + "up_proj.weight"),
+                     experts.matrix(prefix + "down_proj.weight")});
   }
   return views;
 }
@@ -34,48 +42,51 @@ Views views_of(const moe::ModelSpec& spec, std::uint32_t layer, const Get& get) 
 }  // namespace
 
 ParameterSet::ParameterSet(const std::vector<moe::Parameter>& parameters)
-    : parameters_(parameters) {
+    : parameters_(parameters), offsets_{0} {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    values_[parameters_[i].name].assign(parameters_[i].elements(), 0.0F);
+    offsets_.push_back(offsets_.back() + parameters_[i].elements());
     index_[parameters_[i].name] = i;
   }
+  values_.assign(offsets_.back(), 0.0F);
 }
 
-const moe::Parameter& ParameterSet::parameter(const std::string& name) const {
+std::size_t ParameterSet::index_of(const std::string& name) const {
   const auto found = index_.find(name);
   WSYNC_CHECK(found != index_.end(), name + " is no parameter of this set");
-  return parameters_[found->second];
+  return found->second;
 }
 
 std::span<float> ParameterSet::values(const std::string& name) {
-  const auto found = values_.find(name);
-  WSYNC_CHECK(found != values_.end(), name + " is no parameter of this set");
-  return found->second;
+  const std::size_t i = index_of(name);
+  return all().subspan(offsets_[i], offsets_[i + 1] - offsets_[i]);
 }
 std::span<const float> ParameterSet::values(const std::string& name) const {
-  const auto found = values_.find(name);
-  WSYNC_CHECK(found != values_.end(), name + " is no parameter of this set");
-  return found->second;
+  const std::size_t i = index_of(name);
+  return all().subspan(offsets_[i], offsets_[i + 1] - offsets_[i]);
 }
 
 moe::Matrix ParameterSet::matrix(const std::string& name) {
-  const std::vector<std::uint64_t>& shape = parameter(name).shape;
+  const std::vector<std::uint64_t>& shape = parameters_[index_of(name)].shape;
   return shape.size() == 1 ? moe::Matrix(values(name), 1, shape[0])
                            : moe::Matrix(values(name), shape[0], shape[1]);
 }
 moe::ConstMatrix ParameterSet::matrix(const std::string& name) const {
-  const std::vector<std::uint64_t>& shape = parameter(name).shape;
+  const std::vector<std::uint64_t>& shape = parameters_[index_of(name)].shape;
   return shape.size() == 1 ? moe::ConstMatrix(values(name), 1, shape[0])
                            : moe::ConstMatrix(values(name), shape[0], shape[1]);
 }
 
-LayerWeights ParameterSet::layer(const moe::ModelSpec& spec, std::uint32_t layer) const {
-  return views_of<LayerWeights>(spec, layer,
-                                [this](const std::string& name) { return matrix(name); });
+LayerWeights layer_weights(std::uint32_t layer, const ParameterSet& dense,
+                           const ParameterSet& experts, ExpertRange range) {
+  LayerWeights views = dense_views<LayerWeights>(layer, dense);
+  views.experts = expert_views<moe::ConstMatrix>(layer, experts, range);
+  return views;
 }
-LayerGradients ParameterSet::layer_gradients(const moe::ModelSpec& spec, std::uint32_t layer) {
-  return views_of<LayerGradients>(spec, layer,
-                                  [this](const std::string& name) { return matrix(name); });
+LayerGradients layer_gradients(std::uint32_t layer, ParameterSet& dense) {
+  return dense_views<LayerGradients>(layer, dense);
+}
+ExpertGradients expert_gradients(std::uint32_t layer, ParameterSet& experts, ExpertRange range) {
+  return expert_views<moe::Matrix>(layer, experts, range);
 }
 
 void initialise(ParameterSet& parameters, std::uint64_t seed, double standard_deviation) {

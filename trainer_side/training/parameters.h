@@ -27,9 +27,17 @@ struct LayerViews {
 };
 using LayerWeights = LayerViews<moe::ConstMatrix>;
 using LayerGradients = LayerViews<moe::Matrix>;
+using ExpertGradients = std::vector<ExpertViews<moe::Matrix>>;
 
-// Owns one float32 array for each parameter, by the name that Hugging Face gives it. Views stay
-// valid as long as it lives, also when it is moved.
+// Experts [first, first + count).
+struct ExpertRange {
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;
+};
+
+// Owns the float32 values of parameters, by the names that Hugging Face gives them: one array, in
+// which they follow each other in their order. Views stay valid as long as it lives, also when it
+// is moved.
 class ParameterSet {
  public:
   // All zero.
@@ -38,7 +46,12 @@ class ParameterSet {
   [[nodiscard]] const std::vector<moe::Parameter>& parameters() const noexcept {
     return parameters_;
   }
-  [[nodiscard]] bool contains(const std::string& name) const { return values_.contains(name); }
+  [[nodiscard]] bool contains(const std::string& name) const { return index_.contains(name); }
+  // Of all parameters.
+  [[nodiscard]] std::span<float> all() noexcept { return values_; }
+  [[nodiscard]] std::span<const float> all() const noexcept { return values_; }
+  // Where parameter i begins in all(); for i = their number, where the last one ends.
+  [[nodiscard]] std::size_t offset(std::size_t i) const { return offsets_[i]; }
   // The parameter must be there.
   [[nodiscard]] std::span<float> values(const std::string& name);
   [[nodiscard]] std::span<const float> values(const std::string& name) const;
@@ -46,15 +59,22 @@ class ParameterSet {
   [[nodiscard]] moe::Matrix matrix(const std::string& name);
   [[nodiscard]] moe::ConstMatrix matrix(const std::string& name) const;
 
-  [[nodiscard]] LayerWeights layer(const moe::ModelSpec& spec, std::uint32_t layer) const;
-  [[nodiscard]] LayerGradients layer_gradients(const moe::ModelSpec& spec, std::uint32_t layer);
-
  private:
-  [[nodiscard]] const moe::Parameter& parameter(const std::string& name) const;
+  [[nodiscard]] std::size_t index_of(const std::string& name) const;
   std::vector<moe::Parameter> parameters_;
-  std::map<std::string, std::vector<float>> values_;
+  std::vector<std::size_t> offsets_;
+  std::vector<float> values_;
   std::map<std::string, std::size_t> index_;
 };
+
+// Views of one layer. `dense` has its parameters but those of experts, and `experts` those of the
+// experts in `range`; both may be one set.
+[[nodiscard]] LayerWeights layer_weights(std::uint32_t layer, const ParameterSet& dense,
+                                         const ParameterSet& experts, ExpertRange range);
+// Without experts.
+[[nodiscard]] LayerGradients layer_gradients(std::uint32_t layer, ParameterSet& dense);
+[[nodiscard]] ExpertGradients expert_gradients(std::uint32_t layer, ParameterSet& experts,
+                                               ExpertRange range);
 
 // Normal values of the given standard deviation for matrices, ones for norms; the same for the same
 // seed, whatever other parameters there are: each parameter's come from the seed and its name.

@@ -12,9 +12,21 @@ constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr const char* kFinalNorm = "model.norm.weight";
 constexpr const char* kHead = "lm_head.weight";
 
+// A team of one has nobody to wait for, and memory for all it keeps.
+void expect_alone(const Result<>& result) {
+  WSYNC_CHECK(result.has_value(), "nothing fails in a process alone");
+}
+
 }  // namespace
 
 struct SequentialModel::Forward {
+  Forward(const moe::ModelSpec& spec, const MicroBatch& batch)
+      : device("activations of one micro-batch", 1,
+               spec.layers * LayerRun::floats(spec, batch.tokens.size(), batch.sequence, 1)),
+        activations(device) {}
+
+  SlotPool device;
+  Activations activations;
   std::vector<LayerRun> layers;
   Buffer hidden;  // before the final norm
   Buffer normed;
@@ -26,46 +38,50 @@ SequentialModel::SequentialModel(const moe::ModelSpec& spec, const ParameterSet&
                                  std::size_t positions)
     : spec_(spec), weights_(weights), rotary_(spec.head_dim, positions, spec.rope_theta) {
   for (std::uint32_t layer = 0; layer < spec.layers; ++layer)
-    layers_.push_back(weights.layer(spec, layer));
+    layers_.push_back(layer_weights(layer, weights, weights, experts_of(spec, 0, 1)));
 }
 
 moe::ConstMatrix SequentialModel::head() const {
   return weights_.matrix(spec_.tied_embeddings ? kEmbedding : kHead);
 }
 
-void SequentialModel::run_forward(const MicroBatch& batch, Forward& forward) const {
+std::unique_ptr<SequentialModel::Forward> SequentialModel::run_forward(
+    const MicroBatch& batch) const {
   const std::size_t tokens = batch.tokens.size();
   for (const std::uint32_t token : batch.tokens)
     WSYNC_CHECK(token < spec_.vocabulary, "a token is one of the vocabulary");
-  forward.hidden = Buffer(tokens, spec_.hidden);
-  moe::embed(weights_.matrix(kEmbedding), batch.tokens, forward.hidden.matrix());
-  forward.layers.reserve(layers_.size());
+  auto forward = std::make_unique<Forward>(spec_, batch);
+  expect_alone(forward->activations.begin());
+  forward->hidden = Buffer(tokens, spec_.hidden);
+  moe::embed(weights_.matrix(kEmbedding), batch.tokens, forward->hidden.matrix());
+  forward->layers.reserve(layers_.size());
   for (const LayerWeights& weights : layers_) {
-    LayerRun& layer = forward.layers.emplace_back(spec_, weights, rotary_, batch.sequence);
-    layer.attention(forward.hidden.matrix());
-    layer.dispatch();
+    LayerRun& layer = forward->layers.emplace_back(spec_, weights, rotary_, alone_, batch.sequence,
+                                                   forward->activations);
+    layer.attention(forward->hidden.matrix());
+    expect_alone(layer.dispatch());
     layer.mlp();
-    layer.combine(forward.hidden.matrix());
+    expect_alone(layer.combine(forward->hidden.matrix()));
   }
-  forward.normed = Buffer(tokens, spec_.hidden);
-  forward.inverse_rms.resize(tokens);
-  moe::rms_norm(forward.hidden.matrix(), weights_.values(kFinalNorm),
-                static_cast<float>(spec_.rms_norm_epsilon), forward.normed.matrix(),
-                forward.inverse_rms);
-  forward.logits = Buffer(tokens, spec_.vocabulary);
-  moe::linear(forward.normed.matrix(), head(), forward.logits.matrix());
+  forward->normed = Buffer(tokens, spec_.hidden);
+  forward->inverse_rms.resize(tokens);
+  moe::rms_norm(forward->hidden.matrix(), weights_.values(kFinalNorm),
+                static_cast<float>(spec_.rms_norm_epsilon), forward->normed.matrix(),
+                forward->inverse_rms);
+  forward->logits = Buffer(tokens, spec_.vocabulary);
+  moe::linear(forward->normed.matrix(), head(), forward->logits.matrix());
+  return forward;
 }
 
 Buffer SequentialModel::logits(const MicroBatch& batch) const {
-  Forward forward;
-  run_forward(batch, forward);
-  return std::move(forward.logits);
+  return std::move(run_forward(batch)->logits);
 }
 
 double SequentialModel::loss_and_gradients(const MicroBatch& batch, float scale,
-                                           ParameterSet& gradients) const {
-  Forward forward;
-  run_forward(batch, forward);
+                                           ParameterSet& gradients,
+                                           std::optional<moe::Matrix> tied_head) const {
+  const std::unique_ptr<Forward> run = run_forward(batch);
+  Forward& forward = *run;
   const std::size_t tokens = batch.tokens.size();
   Buffer dlogits(tokens, spec_.vocabulary);
   const double loss =
@@ -77,15 +93,17 @@ double SequentialModel::loss_and_gradients(const MicroBatch& batch, float scale,
                           forward.inverse_rms, dhidden.matrix(), moe::Into::kReplace);
   rms_norm_weight_gradient(dnormed.matrix(), forward.hidden.matrix(), forward.inverse_rms,
                            gradients.values(kFinalNorm));
-  moe::linear_weight_gradient(dlogits.matrix(), forward.normed.matrix(),
-                              gradients.matrix(spec_.tied_embeddings ? kEmbedding : kHead));
-  for (std::size_t layer = forward.layers.size(); layer-- > 0;) {
-    LayerRun& run = forward.layers[layer];
-    run.combine_gradient(dhidden.matrix());
-    run.mlp_gradient();
-    run.dispatch_gradient();
-    run.attention_gradient(dhidden.matrix());
-    run.weight_gradient(gradients.layer_gradients(spec_, static_cast<std::uint32_t>(layer)));
+  if (!tied_head) tied_head = gradients.matrix(spec_.tied_embeddings ? kEmbedding : kHead);
+  moe::linear_weight_gradient(dlogits.matrix(), forward.normed.matrix(), *tied_head);
+  for (std::size_t i = forward.layers.size(); i-- > 0;) {
+    const auto layer = static_cast<std::uint32_t>(i);
+    LayerRun& of_layer = forward.layers[i];
+    expect_alone(of_layer.combine_gradient(dhidden.matrix()));
+    of_layer.mlp_gradient();
+    expect_alone(of_layer.dispatch_gradient());
+    of_layer.attention_gradient(dhidden.matrix());
+    const ExpertGradients experts = expert_gradients(layer, gradients, experts_of(spec_, 0, 1));
+    of_layer.weight_gradient(layer_gradients(layer, gradients), {&experts, 1});
   }
   embed_gradient(dhidden.matrix(), batch.tokens, gradients.matrix(kEmbedding));
   return loss;

@@ -5,6 +5,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -24,17 +26,20 @@ class SequentialModel {
   // Logits of every token, [tokens, vocabulary].
   [[nodiscard]] Buffer logits(const MicroBatch& batch) const;
   // Adds to `gradients` those of the loss summed over tokens, times `scale`; returns the loss
-  // summed over tokens, not scaled.
-  double loss_and_gradients(const MicroBatch& batch, float scale, ParameterSet& gradients) const;
+  // summed over tokens, not scaled. `tied_head`: where a tied head's gradient is added; without, to
+  // that of the embedding.
+  double loss_and_gradients(const MicroBatch& batch, float scale, ParameterSet& gradients,
+                            std::optional<moe::Matrix> tied_head = std::nullopt) const;
 
  private:
   struct Forward;
-  void run_forward(const MicroBatch& batch, Forward& forward) const;
+  [[nodiscard]] std::unique_ptr<Forward> run_forward(const MicroBatch& batch) const;
   [[nodiscard]] moe::ConstMatrix head() const;
 
   moe::ModelSpec spec_;
   const ParameterSet& weights_;
   moe::RotaryTable rotary_;
+  ExpertParallel alone_;
   std::vector<LayerWeights> layers_;
 };
 

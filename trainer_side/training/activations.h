@@ -1,0 +1,96 @@
+// Memory for activations: a fixed number of slots on the device, each for what one micro-batch
+// keeps on one chunk from its forward until its weight gradient, and slots on the host where they
+// wait meanwhile. A slot that is not there is an error, not more memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "shared/base/error.h"
+#include "shared/moe/matrix.h"
+
+namespace wsync::training {
+
+// Slots of one size. Thread: any.
+class SlotPool {
+ public:
+  // `name` is what errors call it. The memory of a slot is made when it is first written.
+  SlotPool(std::string name, std::size_t slots, std::size_t floats);
+  SlotPool(const SlotPool&) = delete;
+  SlotPool& operator=(const SlotPool&) = delete;
+
+  // kResourceExhausted when all are in use.
+  [[nodiscard]] Result<std::span<float>> take();
+  void give_back(std::span<float> slot);
+  [[nodiscard]] std::size_t slots() const noexcept { return slots_; }
+  [[nodiscard]] std::size_t floats() const noexcept { return floats_; }
+  // Slots that were in use at one time, at most, so far.
+  [[nodiscard]] std::size_t most_used() const;
+
+ private:
+  const std::string name_;
+  const std::size_t slots_;
+  const std::size_t floats_;
+  const std::unique_ptr<float[]> memory_;
+  mutable std::mutex mutex_;
+  std::vector<std::size_t> free_;
+  std::size_t most_used_ = 0;
+};
+
+// What one micro-batch keeps on one chunk. Thread: one at a time.
+class Activations {
+ public:
+  // Both are borrowed; without `host` they cannot be offloaded.
+  explicit Activations(SlotPool& device, SlotPool* host = nullptr)
+      : device_pool_(device), host_pool_(host) {}
+  Activations(const Activations&) = delete;
+  Activations& operator=(const Activations&) = delete;
+  ~Activations() { release(); }
+
+  // Takes a slot of the device; it is empty. Errors as SlotPool::take().
+  [[nodiscard]] Result<> begin();
+  // The next `count` floats, all zero: where they begin in the slot. Only while it is on the
+  // device.
+  [[nodiscard]] std::size_t reserve(std::size_t count);
+  [[nodiscard]] std::span<float> values(std::size_t offset, std::size_t count);
+  // Copies what is in use to a slot of the host, and lets the device's go.
+  [[nodiscard]] Result<> offload();
+  // And back. Places stay as reserve() gave them.
+  [[nodiscard]] Result<> onload();
+  // Lets its slots go.
+  void release();
+  [[nodiscard]] std::size_t used_bytes() const noexcept { return used_ * sizeof(float); }
+
+ private:
+  SlotPool& device_pool_;
+  SlotPool* host_pool_;
+  std::optional<std::span<float>> device_;
+  std::optional<std::span<float>> host_;
+  std::size_t used_ = 0;
+};
+
+// A matrix that lies in activations, wherever these are at the time.
+class Kept {
+ public:
+  Kept() = default;
+  // `home` is borrowed and stays where it is.
+  Kept(Activations& home, std::size_t rows, std::size_t columns)
+      : home_(&home), offset_(home.reserve(rows * columns)), rows_(rows), columns_(columns) {}
+  [[nodiscard]] moe::Matrix matrix() const {
+    return {home_->values(offset_, rows_ * columns_), rows_, columns_};
+  }
+  [[nodiscard]] std::span<float> values() const { return matrix().values(); }
+
+ private:
+  Activations* home_ = nullptr;
+  std::size_t offset_ = 0;
+  std::size_t rows_ = 0;
+  std::size_t columns_ = 0;
+};
+
+}  // namespace wsync::training

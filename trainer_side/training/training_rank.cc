@@ -1,0 +1,171 @@
+#include "trainer_side/training/training_rank.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "shared/base/digest.h"
+#include "shared/base/format.h"
+
+namespace wsync::training {
+namespace {
+
+// What ranks must have in common, to agree to the bit.
+struct Identity {
+  std::array<char, 48> blas_core{};
+  Digest options;
+};
+
+std::string text_of(const TrainingOptions& options) {
+  const ParallelSizes& sizes = options.sizes;
+  const schedule::ScheduleOptions& order = options.schedule;
+  const OptimizerOptions& optimizer = options.optimizer;
+  return fmt::format("{}\n{} {} {} {}\n{} {} {} {} {} {} {}\n{} {} {} {} {} {} {} {} {}\n{} {}",
+                     moe::write_config(options.spec), sizes.pp, sizes.vpp, sizes.ep, sizes.dp,
+                     schedule::order_name(order.order), order.shape.microbatches,
+                     order.group.value_or(0), order.overlap, order.extra_warmup.value_or(2),
+                     order.delay_wgrad, options.offload, optimizer.learning_rate,
+                     optimizer.final_learning_rate, optimizer.warmup_steps, optimizer.total_steps,
+                     optimizer.beta1, optimizer.beta2, optimizer.epsilon, optimizer.weight_decay,
+                     optimizer.clip_norm, options.sequences, options.sequence);
+}
+
+Result<> check_identity(const TrainingOptions& options, std::uint32_t rank,
+                        collective::ProcessGroup* group) {
+  std::vector<Identity> identities(options.sizes.ranks());
+  const std::string core = moe::blas_core();
+  const std::string text = text_of(options);
+  std::strncpy(identities[rank].blas_core.data(), core.c_str(),
+               identities[rank].blas_core.size() - 1);
+  identities[rank].options = digest_of(std::as_bytes(std::span(text)));
+  std::vector<std::uint32_t> everyone;
+  std::vector<std::span<std::byte>> parts;
+  for (std::uint32_t other = 0; other < identities.size(); ++other) {
+    everyone.push_back(other);
+    parts.push_back(std::as_writable_bytes(std::span(&identities[other], 1)));
+  }
+  WSYNC_TRY(collective::all_gather(collective::Team(group, std::move(everyone)), parts,
+                                   now() + options.deadline));
+  for (std::uint32_t other = 0; other < identities.size(); ++other) {
+    if (identities[other].blas_core != identities[0].blas_core)
+      return fail(
+          ErrorCode::kRefused,
+          fmt::format("rank {} multiplies matrices with OpenBLAS's kernels for {}, rank 0 "
+                      "with those for {}; they would not agree to the bit. Set "
+                      "OPENBLAS_CORETYPE to one that all processors have, on every rank",
+                      other, identities[other].blas_core.data(), identities[0].blas_core.data()));
+    if (identities[other].options != identities[0].options)
+      return fail(ErrorCode::kRefused,
+                  fmt::format("rank {} and rank 0 were given different model, parallel, schedule, "
+                              "optimizer or data sizes; start all ranks with one configuration",
+                              other));
+  }
+  return {};
+}
+
+}  // namespace
+
+std::uint64_t TrainingOptions::tokens_of_step() const noexcept {
+  return std::uint64_t{sequences} * sequence * schedule.shape.microbatches * sizes.dp;
+}
+
+Result<> check_training(const TrainingOptions& options) {
+  WSYNC_TRY(moe::check_spec(options.spec));
+  WSYNC_TRY(check_parallel(options.sizes, options.spec));
+  WSYNC_TRY(check_optimizer(options.optimizer));
+  if (options.schedule.overlap && options.sizes.ep == 1)
+    return fail(ErrorCode::kInvalidInput,
+                "schedule: overlap with ep 1: what is overlapped is the expert-parallel "
+                "communication, and without expert parallelism there is none; set parallel.ep to "
+                "2 or more, or overlap to false");
+  if (options.sequence == 0 || options.sequences == 0)
+    return fail(ErrorCode::kInvalidInput,
+                "data: a micro-batch has at least one sequence of at least one token");
+  if (options.sequence > options.spec.max_positions)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("data: sequences of {} tokens; the model has {} positions",
+                            options.sequence, options.spec.max_positions));
+  const auto planned = schedule::make_schedule(options.schedule);
+  return planned ? Result<>() : fail(planned.error());
+}
+
+Result<schedule::Program> plan_training(const TrainingOptions& options) {
+  WSYNC_TRY(check_training(options));
+  const auto planned = schedule::make_schedule(options.schedule);
+  if (!planned) return fail(planned.error());
+  return schedule::lower(*planned, {.expert_parallel = options.sizes.ep > 1,
+                                    .offload = options.offload,
+                                    .layers = layers_of_stage(options.sizes, options.spec),
+                                    .head = true});
+}
+
+TrainingRank::TrainingRank(const TrainingOptions& options, const Place& place,
+                           std::shared_ptr<const schedule::Program> program,
+                           collective::ProcessGroup* group)
+    : options_(options),
+      place_(place),
+      program_(std::move(program)),
+      weights_(options.spec, options.sizes, place),
+      gradients_(options.spec, options.sizes, place) {
+  const schedule::RankProgram& lowered = program_->ranks[place.pipeline];
+  // On the device of a rank that offloads: the forward that runs, the one before it that leaves,
+  // the backward that runs, and the next one's that arrives (Kimi K2 report, section 2.4.2).
+  constexpr std::size_t kDeviceActivations = 4;
+  pipeline_ = std::make_unique<Pipeline>(
+      PipelineOptions{
+          .spec = options.spec,
+          .sizes = options.sizes,
+          .place = place,
+          .program = program_,
+          .tokens = options.sequences * options.sequence,
+          .sequence = options.sequence,
+          .device_slots = options.offload ? kDeviceActivations : most_activations(lowered),
+          .host_slots = most_offloaded(lowered),
+          .group = group,
+          .deadline = options.deadline},
+      weights_);
+  update_ = std::make_unique<Update>(UpdateOptions{.spec = options.spec,
+                                                   .sizes = options.sizes,
+                                                   .place = place,
+                                                   .optimizer = options.optimizer,
+                                                   .group = group,
+                                                   .deadline = options.deadline},
+                                     weights_);
+}
+
+Result<std::unique_ptr<TrainingRank>> TrainingRank::create(const TrainingOptions& options,
+                                                           collective::ProcessGroup* group) {
+  auto program = plan_training(options);
+  if (!program) return fail(std::move(program).error());
+  const std::uint32_t rank = group == nullptr ? 0 : group->rank();
+  const std::uint32_t ranks = group == nullptr ? 1 : group->size();
+  if (ranks != options.sizes.ranks())
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{} ranks have been started; pp {} times dp {} is {}", ranks,
+                            options.sizes.pp, options.sizes.dp, options.sizes.ranks()));
+  WSYNC_TRY(check_identity(options, rank, group));
+  return std::unique_ptr<TrainingRank>(
+      new TrainingRank(options, place_of(options.sizes, rank),
+                       std::make_shared<const schedule::Program>(std::move(*program)), group));
+}
+
+Result<TrainingRank::Step> TrainingRank::run_step(std::uint64_t step,
+                                                  const std::vector<MicroBatch>& batches,
+                                                  const std::function<Result<>()>& before_update) {
+  Step measured{.result = {}, .begin = now(), .operations = {}, .computed = {}, .end = {}};
+  gradients_.clear();
+  const std::uint64_t tokens = options_.tokens_of_step();
+  auto run = pipeline_->run_step(batches, 1.0F / static_cast<float>(tokens), gradients_);
+  if (!run) return fail(std::move(run).error());
+  measured.computed = now();
+  if (before_update) WSYNC_TRY(before_update());
+  const auto updated = update_->run(step, run->loss, tokens, gradients_);
+  if (!updated) return fail(updated.error());
+  measured.result = *updated;
+  measured.operations = std::move(run->times);
+  measured.end = now();
+  return measured;
+}
+
+}  // namespace wsync::training

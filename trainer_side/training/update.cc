@@ -1,0 +1,279 @@
+#include "trainer_side/training/update.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <utility>
+
+#include "shared/base/format.h"
+
+namespace wsync::training {
+namespace {
+
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
+constexpr std::uint64_t kFinite = ~std::uint64_t{0};
+
+std::map<std::string, std::size_t> index_of(const std::vector<moe::Parameter>& parameters) {
+  std::map<std::string, std::size_t> index;
+  for (std::size_t i = 0; i < parameters.size(); ++i) index[parameters[i].name] = i;
+  return index;
+}
+
+bool is_finite(std::span<const float> values) {
+  return std::all_of(values.begin(), values.end(), [](float one) { return std::isfinite(one); });
+}
+
+// The blocks of a shard, as elements of the array.
+template <class Visit>
+void for_each_block(const Shard& shard, const Visit& visit) {
+  for (const NormBlock& block : shard.blocks)
+    if (block.first >= shard.begin() && block.first < shard.end()) visit(block);
+}
+
+std::span<const float> gradient_of(const Shard& shard, const NormBlock& block) {
+  return std::span(shard.gradient).subspan(block.first - shard.begin(), block.count);
+}
+
+Shard make_shard(ParameterSet& weights, collective::Team team,
+                 const std::map<std::string, std::size_t>& model) {
+  Shard shard{.weights = &weights,
+              .team = std::move(team),
+              .blocks = norm_blocks(weights.parameters()),
+              .cuts = {},
+              .model_of = {},
+              .mean = {},
+              .variance = {},
+              .gradient = {}};
+  for (const std::size_t cut : shard_cuts(shard.blocks.size(), shard.team.size()))
+    shard.cuts.push_back(cut < shard.blocks.size() ? shard.blocks[cut].first
+                                                   : weights.all().size());
+  for (const moe::Parameter& parameter : weights.parameters())
+    shard.model_of.push_back(model.at(parameter.name));
+  for (std::vector<float>* values : {&shard.mean, &shard.variance, &shard.gradient})
+    values->assign(shard.end() - shard.begin(), 0.0F);
+  return shard;
+}
+
+// Where the blocks that a rank owns stand in the model: of the dense parameters, then of experts.
+std::vector<std::size_t> blocks_of(const ParallelSizes& sizes, std::uint32_t rank,
+                                   const moe::ModelSpec& spec,
+                                   const std::map<std::string, std::size_t>& model,
+                                   const std::vector<std::size_t>& first_block) {
+  const Place place = place_of(sizes, rank);
+  const RankParameters parameters = parameters_of(sizes, place, spec);
+  std::vector<std::size_t> owned;
+  const auto add = [&](const std::vector<moe::Parameter>& list, std::size_t member,
+                       std::size_t members) {
+    const std::vector<NormBlock> blocks = norm_blocks(list);
+    const std::vector<std::size_t> cuts = shard_cuts(blocks.size(), members);
+    std::map<std::size_t, std::size_t> begin_of;  // of each parameter in the array
+    for (const NormBlock& block : blocks) begin_of.try_emplace(block.parameter, block.first);
+    for (std::size_t i = cuts[member]; i < cuts[member + 1]; ++i) {
+      const std::size_t in_model = model.at(list[blocks[i].parameter].name);
+      owned.push_back(first_block[in_model] +
+                      (blocks[i].first - begin_of.at(blocks[i].parameter)) / kNormBlock);
+    }
+  };
+  add(parameters.dense, place.replica, sizes.dp);
+  add(parameters.experts, place.replica / sizes.ep, sizes.dp / sizes.ep);
+  return owned;
+}
+
+}  // namespace
+
+Error not_finite(std::uint64_t step, double loss, const std::vector<moe::Parameter>& all,
+                 std::optional<std::size_t> weight, std::optional<std::size_t> gradient) {
+  std::string where = "no parameter and no gradient is";
+  if (weight)
+    where = fmt::format("{} holds a value that is not finite", all[*weight].name);
+  else if (gradient)
+    where = fmt::format("the gradient of {} is not finite", all[*gradient].name);
+  return Error(ErrorCode::kRefused,
+               fmt::format("step {}: the loss is {}, and {}; no parameter was changed. Begin again "
+                           "from a checkpoint before it, with a lower learning rate or a smaller "
+                           "clip_norm",
+                           step, loss, where));
+}
+
+Update::Update(UpdateOptions options, RankWeights& weights)
+    : options_(std::move(options)), all_(moe::all_parameters(options_.spec)), weights_(weights) {
+  const std::map<std::string, std::size_t> model = index_of(all_);
+  const auto team = [&](std::vector<std::uint32_t> members) {
+    return collective::Team(options_.group, std::move(members));
+  };
+  shards_.push_back(
+      make_shard(weights.dense, team(replica_team(options_.sizes, options_.place)), model));
+  shards_.push_back(
+      make_shard(weights.experts, team(expert_copies_team(options_.sizes, options_.place)), model));
+  std::vector<std::size_t> first_block(all_.size());
+  std::size_t last = 0;
+  for (const NormBlock& block : norm_blocks(all_)) {
+    const bool begins = block_count_ == 0 || block.parameter != last;
+    if (begins) first_block[block.parameter] = block_count_;
+    last = block.parameter;
+    ++block_count_;
+  }
+  for (std::uint32_t rank = 0; rank < options_.sizes.ranks(); ++rank)
+    blocks_of_rank_.push_back(blocks_of(options_.sizes, rank, options_.spec, model, first_block));
+}
+
+// The head's gradients, summed over replicas, go to the embedding's owners.
+Result<> Update::sum_tied_head(RankGradients& gradients) {
+  const ParallelSizes& sizes = options_.sizes;
+  const Place& place = options_.place;
+  if (gradients.tied_head) {
+    ParameterSet& head = *gradients.tied_head;
+    const collective::Team& team = shards_[0].team;
+    const std::vector<NormBlock> blocks = norm_blocks(head.parameters());
+    std::vector<std::size_t> cuts;
+    for (const std::size_t cut : shard_cuts(blocks.size(), team.size()))
+      cuts.push_back(cut < blocks.size() ? blocks[cut].first : head.all().size());
+    std::vector<float> part(cuts[team.index() + 1] - cuts[team.index()]);
+    const std::span<const float> array = head.all();
+    WSYNC_TRY(collective::reduce_scatter(team, {&array, 1}, cuts, part, deadline()));
+    std::copy(part.begin(), part.end(),
+              head.all().begin() + static_cast<std::ptrdiff_t>(cuts[team.index()]));
+    std::vector<std::span<std::byte>> parts;
+    for (std::size_t i = 0; i < team.size(); ++i)
+      parts.push_back(std::as_writable_bytes(head.all().subspan(cuts[i], cuts[i + 1] - cuts[i])));
+    WSYNC_TRY(collective::all_gather(team, parts, deadline()));
+    if (sizes.pp == 1) return add_tied_head(head);
+    const collective::Send message{.to = sizes.rank_of(0, place.replica),
+                                   .bytes = std::as_bytes(head.all())};
+    return options_.group->exchange({&message, 1}, {}, deadline());
+  }
+  if (place.pipeline != 0) return {};
+  ParameterSet head(std::vector{moe::embedding_of(options_.spec)});
+  const collective::Receive message{.from = sizes.rank_of(sizes.pp - 1, place.replica),
+                                    .bytes = std::as_writable_bytes(head.all())};
+  WSYNC_TRY(options_.group->exchange({}, {&message, 1}, deadline()));
+  return add_tied_head(head);
+}
+
+Result<> Update::add_tied_head(const ParameterSet& head) {
+  Shard& shard = shards_[0];  // the embedding is the first of its parameters
+  const std::span<const float> values = head.all();
+  for (std::size_t i = shard.begin(); i < std::min(shard.end(), values.size()); ++i)
+    shard.gradient[i - shard.begin()] += values[i];
+  return {};
+}
+
+Result<> Update::sum_gradients(RankGradients& gradients) {
+  const std::span<const float> dense = gradients.dense.all();
+  WSYNC_TRY(collective::reduce_scatter(shards_[0].team, {&dense, 1}, shards_[0].cuts,
+                                       shards_[0].gradient, deadline()));
+  std::vector<std::span<const float>> sources;
+  for (const ParameterSet& source : gradients.experts) sources.push_back(source.all());
+  WSYNC_TRY(collective::reduce_scatter(shards_[1].team, sources, shards_[1].cuts,
+                                       shards_[1].gradient, deadline()));
+  return options_.spec.tied_embeddings ? sum_tied_head(gradients) : Result<>();
+}
+
+Result<std::vector<std::vector<double>>> Update::gather_sums(double loss) {
+  const std::uint32_t ranks = options_.sizes.ranks();
+  std::vector<std::vector<double>> sums;
+  for (const std::vector<std::size_t>& blocks : blocks_of_rank_)
+    sums.emplace_back(1 + blocks.size());
+  std::vector<double>& own = sums[options_.place.rank];
+  own.assign(1, loss);
+  for (const Shard& shard : shards_)
+    for_each_block(shard, [&](const NormBlock& block) {
+      own.push_back(square_sum(gradient_of(shard, block)));
+    });
+  std::vector<std::uint32_t> everyone(ranks);
+  std::vector<std::span<std::byte>> parts;
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    everyone[rank] = rank;
+    parts.push_back(std::as_writable_bytes(std::span(sums[rank])));
+  }
+  WSYNC_TRY(collective::all_gather(collective::Team(options_.group, std::move(everyone)), parts,
+                                   deadline()));
+  return sums;
+}
+
+Result<Error> Update::why_not_finite(std::uint64_t step, double loss) {
+  // Of this rank: the first weight and the first gradient, by their place in the model.
+  std::vector<std::array<std::uint64_t, 2>> found(options_.sizes.ranks(), {kFinite, kFinite});
+  std::array<std::uint64_t, 2>& own = found[options_.place.rank];
+  for (const Shard& shard : shards_) {
+    const auto& parameters = shard.weights->parameters();
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      if (!is_finite(std::as_const(*shard.weights).values(parameters[i].name)))
+        own[0] = std::min<std::uint64_t>(own[0], shard.model_of[i]);
+    for_each_block(shard, [&](const NormBlock& block) {
+      if (!is_finite(gradient_of(shard, block)))
+        own[1] = std::min<std::uint64_t>(own[1], shard.model_of[block.parameter]);
+    });
+  }
+  std::vector<std::uint32_t> everyone;
+  std::vector<std::span<std::byte>> parts;
+  for (std::uint32_t rank = 0; rank < options_.sizes.ranks(); ++rank) {
+    everyone.push_back(rank);
+    parts.push_back(std::as_writable_bytes(std::span(found[rank])));
+  }
+  WSYNC_TRY(collective::all_gather(collective::Team(options_.group, std::move(everyone)), parts,
+                                   deadline()));
+  std::array<std::optional<std::size_t>, 2> first;
+  for (std::size_t kind = 0; kind < 2; ++kind)
+    for (const auto& of_rank : found)
+      if (of_rank[kind] != kFinite)
+        first[kind] = std::min<std::size_t>(first[kind].value_or(all_.size()), of_rank[kind]);
+  return not_finite(step, loss, all_, first[0], first[1]);
+}
+
+Result<StepResult> Update::run(std::uint64_t step, double loss, std::uint64_t tokens,
+                               RankGradients& gradients) {
+  WSYNC_TRY(sum_gradients(gradients));
+  const auto sums = gather_sums(loss);
+  if (!sums) return fail(sums.error());
+  double total = 0;  // replicas by number; only ranks of the last stage have a loss
+  for (std::uint32_t replica = 0; replica < options_.sizes.dp; ++replica)
+    total += (*sums)[options_.sizes.rank_of(options_.sizes.pp - 1, replica)][0];
+  std::vector<double> blocks(block_count_);
+  for (std::size_t rank = 0; rank < sums->size(); ++rank)
+    for (std::size_t i = 0; i < blocks_of_rank_[rank].size(); ++i)
+      blocks[blocks_of_rank_[rank][i]] = (*sums)[rank][i + 1];
+  const StepResult result{.loss = total / static_cast<double>(tokens),
+                          .gradient_norm = norm_of(blocks),
+                          .learning_rate = learning_rate_of(options_.optimizer, step)};
+  if (!std::isfinite(result.loss) || !std::isfinite(result.gradient_norm)) {
+    auto why = why_not_finite(step, result.loss);
+    return fail(why ? std::move(*why) : std::move(why).error());
+  }
+  const float factor = clip_factor(result.gradient_norm, options_.optimizer.clip_norm);
+  for (Shard& shard : shards_) {
+    for_each_block(shard, [&](const NormBlock& block) {
+      const std::size_t at = block.first - shard.begin();
+      adamw_step(options_.optimizer, step,
+                 shard.weights->parameters()[block.parameter].shape.size() > 1, factor,
+                 gradient_of(shard, block), shard.weights->all().subspan(block.first, block.count),
+                 {.mean = std::span(shard.mean).subspan(at, block.count),
+                  .variance = std::span(shard.variance).subspan(at, block.count)});
+    });
+    std::vector<std::span<std::byte>> parts;
+    for (std::size_t i = 0; i < shard.team.size(); ++i)
+      parts.push_back(std::as_writable_bytes(
+          shard.weights->all().subspan(shard.cuts[i], shard.cuts[i + 1] - shard.cuts[i])));
+    WSYNC_TRY(collective::all_gather(shard.team, parts, deadline()));
+  }
+  WSYNC_TRY(share_tied_head());
+  return result;
+}
+
+Result<> Update::share_tied_head() {
+  const ParallelSizes& sizes = options_.sizes;
+  if (!options_.spec.tied_embeddings || sizes.pp == 1) return {};
+  if (options_.place.pipeline == 0) {
+    const collective::Send message{
+        .to = sizes.rank_of(sizes.pp - 1, options_.place.replica),
+        .bytes = std::as_bytes(std::as_const(weights_.dense).values(kEmbedding))};
+    return options_.group->exchange({&message, 1}, {}, deadline());
+  }
+  if (!weights_.tied_head) return {};
+  const collective::Receive message{.from = sizes.rank_of(0, options_.place.replica),
+                                    .bytes = std::as_writable_bytes(weights_.tied_head->all())};
+  return options_.group->exchange({}, {&message, 1}, deadline());
+}
+
+}  // namespace wsync::training
