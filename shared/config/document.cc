@@ -100,12 +100,12 @@ class Flattener final : public YAML::EventHandler {
     if (!seen_.insert(path()).second)
       refuse(mark, fmt::format("'{}' is given a second time; keep one of the two", path()));
   }
-  std::string path() const {
+  [[nodiscard]] std::string path() const {
     std::string result;
     for (const Level& level : levels_) result += (result.empty() ? "" : ".") + level.key;
     return result;
   }
-  std::string at(const YAML::Mark& mark) const {
+  [[nodiscard]] std::string at(const YAML::Mark& mark) const {
     return fmt::format("{}:{}", name_, mark.line + 1);
   }
   void no_anchor(const YAML::Mark& mark, YAML::anchor_t anchor) const {
