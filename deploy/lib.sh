@@ -31,6 +31,7 @@ nlohmann-json3-dev  header  nlohmann/json.hpp
 libyaml-cpp-dev     header  yaml-cpp/yaml.h
 libcli11-dev        header  CLI/CLI.hpp
 libopenblas-serial-dev  header  cblas.h
+libgloo-dev         header  gloo/context.h
 '
 test_needs='
 libgtest-dev        header  gtest/gtest.h

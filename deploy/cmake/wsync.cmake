@@ -20,6 +20,7 @@ find_package(nlohmann_json REQUIRED)
 find_package(yaml-cpp REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(tl-expected REQUIRED)
+find_package(Gloo REQUIRED)
 pkg_check_modules(UV REQUIRED IMPORTED_TARGET libuv)
 pkg_check_modules(ZMQ REQUIRED IMPORTED_TARGET libzmq)
 # Its Cflags name what a static libzmq is made of, in another order each time CMake reads them, and everything would be built

@@ -62,6 +62,7 @@ LIBRARIES = (
     Library("OpenBLAS", re.compile(r"cblas\.h"), ("shared/moe",)),
     Library("CUDA", re.compile(r"cuda.*\.h(pp)?$"), ("shared/device/cuda",)),
     Library("NCCL", re.compile(r"nccl\.h"), ("shared/collective/nccl",)),
+    Library("Gloo", re.compile(r"gloo/"), ("shared/collective/gloo",)),
     Library("UCX", re.compile(r"ucp/|ucs/|uct/"), ("shared/transport/ucx",)),
     Library("GoogleTest", re.compile(r"gtest/|gmock/"), ("tests", "bench")),
 )

@@ -9,6 +9,7 @@
 
 #include "shared/base/format.h"
 #include "shared/collective/memory/segment.h"
+#include "shared/collective/rank_words.h"
 
 namespace wsync::collective::memory {
 namespace {
@@ -61,16 +62,6 @@ void take(std::span<const std::byte> ring, std::uint64_t position, std::byte* to
   const std::uint64_t first = std::min<std::uint64_t>(bytes, ring.size() - begin);
   std::memcpy(to, ring.data() + begin, first);
   if (bytes > first) std::memcpy(to + first, ring.data(), bytes - first);
-}
-
-// "rank 3", "ranks 1, 2 and 3".
-std::string ranks_in_words(const std::vector<std::uint32_t>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
-    text += std::to_string(ranks[i]);
-  }
-  return text;
 }
 
 class SegmentGroup final : public MemoryGroup {
@@ -243,10 +234,7 @@ class SegmentGroup final : public MemoryGroup {
       if (receives_[peer].pending()) silent.push_back(peer);
       if (sends_[peer].pending()) full.push_back(peer);
     }
-    std::string text = fmt::format("rank {} has waited until its deadline", rank_);
-    if (!silent.empty()) text += "; not all has come from " + ranks_in_words(silent);
-    if (!full.empty()) text += "; not all was taken by " + ranks_in_words(full);
-    return {ErrorCode::kDeadline, text};
+    return {ErrorCode::kDeadline, late_in_words(rank_, silent, full)};
   }
 
   std::shared_ptr<Segment> segment_;

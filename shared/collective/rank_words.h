@@ -1,0 +1,31 @@
+// How sentences name ranks.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace wsync::collective {
+
+// "rank 3", "ranks 1, 2 and 3".
+[[nodiscard]] inline std::string ranks_in_words(const std::vector<std::uint32_t>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
+    text += std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+// Of a rank that has waited in vain: for messages from these ranks, and for these ranks to take
+// messages.
+[[nodiscard]] inline std::string late_in_words(std::uint32_t rank,
+                                               const std::vector<std::uint32_t>& silent,
+                                               const std::vector<std::uint32_t>& full) {
+  std::string text = "rank " + std::to_string(rank) + " has waited until its deadline";
+  if (!silent.empty()) text += "; not all has come from " + ranks_in_words(silent);
+  if (!full.empty()) text += "; not all was taken by " + ranks_in_words(full);
+  return text;
+}
+
+}  // namespace wsync::collective
