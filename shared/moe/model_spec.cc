@@ -181,12 +181,10 @@ std::uint64_t Parameter::elements() const noexcept {
 }
 
 Parameter embedding_of(const ModelSpec& spec) {
-  return {"model.embed_tokens.weight", {spec.vocabulary, spec.hidden}};
+  return {kEmbedding, {spec.vocabulary, spec.hidden}};
 }
-Parameter head_of(const ModelSpec& spec) {
-  return {"lm_head.weight", {spec.vocabulary, spec.hidden}};
-}
-Parameter final_norm_of(const ModelSpec& spec) { return {"model.norm.weight", {spec.hidden}}; }
+Parameter head_of(const ModelSpec& spec) { return {kHead, {spec.vocabulary, spec.hidden}}; }
+Parameter final_norm_of(const ModelSpec& spec) { return {kFinalNorm, {spec.hidden}}; }
 
 std::vector<Parameter> layer_parameters(const ModelSpec& spec, std::uint32_t layer) {
   const std::string prefix = fmt::format("model.layers.{}.", layer);

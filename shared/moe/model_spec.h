@@ -44,7 +44,10 @@ struct Parameter {
   std::vector<std::uint64_t> shape;
   [[nodiscard]] std::uint64_t elements() const noexcept;
 };
-// "model.embed_tokens.weight" and, unless tied, "lm_head.weight".
+// The parameters of no layer; a model with tied embeddings has no head of its own.
+inline constexpr const char* kEmbedding = "model.embed_tokens.weight";
+inline constexpr const char* kFinalNorm = "model.norm.weight";
+inline constexpr const char* kHead = "lm_head.weight";
 [[nodiscard]] Parameter embedding_of(const ModelSpec& spec);
 [[nodiscard]] Parameter head_of(const ModelSpec& spec);
 [[nodiscard]] Parameter final_norm_of(const ModelSpec& spec);

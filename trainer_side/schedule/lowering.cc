@@ -198,10 +198,10 @@ class RankLowering {
   [[nodiscard]] std::uint32_t mirrored(std::uint32_t layer) const {
     return options_.layers - 1 - layer;
   }
-  [[nodiscard]] static std::uint16_t part_of(std::uint32_t layer, std::uint32_t part) {
-    return static_cast<std::uint16_t>(kPartsOfLayer * layer + part);
+  [[nodiscard]] static std::uint32_t part_of(std::uint32_t layer, std::uint32_t part) {
+    return kPartsOfLayer * layer + part;
   }
-  [[nodiscard]] std::uint16_t last_part() const { return part_of(options_.layers, 1); }
+  [[nodiscard]] std::uint32_t last_part() const { return part_of(options_.layers, 1); }
 
   void attention(const Cell& cell, std::uint32_t layer) {
     CellState& known = state(cell);
@@ -335,7 +335,7 @@ class RankLowering {
     (message.is_gradient ? known.gradient_in : known.activation_in) = receive;
   }
 
-  std::uint32_t add(OperationKind kind, const Cell& cell, std::uint32_t layer, std::uint16_t part,
+  std::uint32_t add(OperationKind kind, const Cell& cell, std::uint32_t layer, std::uint32_t part,
                     const std::vector<std::uint32_t>& after) {
     Operation operation{.kind = kind,
                         .cell = cell,
@@ -458,6 +458,8 @@ bool is_receive(OperationKind kind) noexcept {
 Result<Program> lower(const Schedule& schedule, const LoweringOptions& options) {
   const auto slots = unit_slots(schedule);
   if (!slots) return fail(slots.error());
+  if (options.layers == 0)
+    return fail(ErrorCode::kInvalidInput, "a stage has 0 layers; expected 1 or more");
   if (options.offload) {
     if (const auto cell = far_weight_gradient(schedule))
       return fail(ErrorCode::kInvalidInput,

@@ -69,7 +69,7 @@ struct Operation {
   std::uint32_t turn = 0;
   // See above: 4 l + 1 to 4 l + 4 for the l-th layer in order of execution, then one more; 0: a
   // receive, which is of no turn.
-  std::uint16_t part = 0;
+  std::uint32_t part = 0;
   bool in_pair = false;
   std::vector<std::uint32_t> after;  // operations of this rank that must be over
 };
@@ -97,8 +97,8 @@ struct LoweringOptions {
 // the producing action), so that they neither deadlock with sends that wait for their receiver nor
 // with queues for one message. With offload a rank holds at most four chunk activations on its
 // device: an operation waits for the copies that make room for it. kInvalidInput when the schedule
-// is not valid, or when it has weight gradients that are delayed past the next action and offload
-// is asked for (ZB-H1).
+// is not valid, when stages are to have no layer, or when there are weight gradients that are
+// delayed past the next action and offload is asked for (ZB-H1).
 [[nodiscard]] Result<Program> lower(const Schedule& schedule, const LoweringOptions& options);
 
 }  // namespace wsync::schedule

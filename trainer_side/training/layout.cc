@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 #include "trainer_side/training/optimizer.h"
 
 namespace wsync::training {
@@ -18,11 +19,15 @@ Result<> check_parallel(const ParallelSizes& sizes, const moe::ModelSpec& spec) 
         fmt::format("parallel: ep {} does not divide dp {}: experts are shared by "
                     "data-parallel replicas",
                     sizes.ep, sizes.dp));
-  if (spec.layers % sizes.stages() != 0)
+  if (const std::uint64_t ranks = std::uint64_t{sizes.pp} * sizes.dp;
+      ranks > limits::kTrainerRankCount)
+    return refused(fmt::format("parallel: pp {} times dp {} is {} ranks; expected {} at most",
+                               sizes.pp, sizes.dp, ranks, limits::kTrainerRankCount));
+  if (const std::uint64_t stages = std::uint64_t{sizes.pp} * sizes.vpp; spec.layers % stages != 0)
     return refused(
         fmt::format("parallel: {} layers cannot be cut into {} stages (pp {} times vpp {}) of the "
                     "same number of layers",
-                    spec.layers, sizes.stages(), sizes.pp, sizes.vpp));
+                    spec.layers, stages, sizes.pp, sizes.vpp));
   if (spec.experts % sizes.ep != 0)
     return refused(fmt::format("parallel: ep {} does not divide the {} experts of a layer",
                                sizes.ep, spec.experts));

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "shared/base/check.h"
+#include "shared/base/format.h"
 #include "trainer_side/training/gradients.h"
 
 namespace wsync::training {
@@ -11,10 +12,6 @@ namespace {
 
 using schedule::Operation;
 using schedule::OperationKind;
-
-constexpr const char* kEmbedding = "model.embed_tokens.weight";
-constexpr const char* kFinalNorm = "model.norm.weight";
-constexpr const char* kHead = "lm_head.weight";
 
 bool has_last_stage(const ParallelSizes& sizes, const Place& place) {
   return place.pipeline + 1 == sizes.pp;
@@ -52,7 +49,7 @@ std::size_t most_between(const schedule::RankProgram& program, schedule::Lane la
 RankWeights::RankWeights(const moe::ModelSpec& spec, const ParallelSizes& sizes, const Place& place)
     : dense(parameters_of(sizes, place, spec).dense),
       experts(parameters_of(sizes, place, spec).experts) {
-  if (spec.tied_embeddings && has_last_stage(sizes, place) && !dense.contains(kEmbedding))
+  if (spec.tied_embeddings && has_last_stage(sizes, place) && !dense.contains(moe::kEmbedding))
     tied_head.emplace(std::vector{moe::embedding_of(spec)});
 }
 
@@ -178,7 +175,8 @@ class Pipeline::Work {
                                  pipeline_.expert_parallel_, options_.sequence, cell.activations);
       if (operation.cell.stage == 0) {
         cell.hidden = Buffer(options_.tokens, spec_.hidden);
-        moe::embed(pipeline_.weights_.dense.matrix(kEmbedding), batch.tokens, cell.hidden.matrix());
+        moe::embed(pipeline_.weights_.dense.matrix(moe::kEmbedding), batch.tokens,
+                   cell.hidden.matrix());
       }
     }
     cell.layers[operation.layer].attention(std::as_const(cell.hidden).matrix());
@@ -206,14 +204,14 @@ class Pipeline::Work {
 
   [[nodiscard]] moe::ConstMatrix head_weights() const {
     const RankWeights& weights = pipeline_.weights_;
-    if (!spec_.tied_embeddings) return weights.dense.matrix(kHead);
-    return weights.tied_head ? weights.tied_head->matrix(kEmbedding)
-                             : weights.dense.matrix(kEmbedding);
+    if (!spec_.tied_embeddings) return weights.dense.matrix(moe::kHead);
+    return weights.tied_head ? weights.tied_head->matrix(moe::kEmbedding)
+                             : weights.dense.matrix(moe::kEmbedding);
   }
 
   void head(const Operation& operation, CellRun& cell) {
     const std::size_t tokens = options_.tokens;
-    const std::span<const float> norm = pipeline_.weights_.dense.values(kFinalNorm);
+    const std::span<const float> norm = pipeline_.weights_.dense.values(moe::kFinalNorm);
     cell.last_hidden = Kept(cell.activations, tokens, spec_.hidden);
     std::copy(cell.hidden.values().begin(), cell.hidden.values().end(),
               cell.last_hidden.values().begin());
@@ -252,10 +250,11 @@ class Pipeline::Work {
     const ExpertRange range = experts_of(spec_, options_.place.expert, options_.sizes.ep);
     if (is_last(stage)) {
       rms_norm_weight_gradient(cell.dnormed.matrix(), cell.last_hidden.matrix(),
-                               cell.inverse_rms.values(), gradients_.dense.values(kFinalNorm));
+                               cell.inverse_rms.values(), gradients_.dense.values(moe::kFinalNorm));
       moe::linear_weight_gradient(cell.dlogits.matrix(), cell.normed.matrix(),
-                                  spec_.tied_embeddings ? gradients_.tied_head->matrix(kEmbedding)
-                                                        : gradients_.dense.matrix(kHead));
+                                  spec_.tied_embeddings
+                                      ? gradients_.tied_head->matrix(moe::kEmbedding)
+                                      : gradients_.dense.matrix(moe::kHead));
     }
     for (std::uint32_t i = layers_; i-- > 0;) {
       const std::uint32_t layer = stage * layers_ + i;
@@ -266,7 +265,7 @@ class Pipeline::Work {
     }
     if (stage == 0)
       embed_gradient(cell.gradient.matrix(), batches_[operation.cell.microbatch].tokens,
-                     gradients_.dense.matrix(kEmbedding));
+                     gradients_.dense.matrix(moe::kEmbedding));
     cell.activations.release();
     cell.layers.clear();
   }
@@ -320,18 +319,32 @@ Pipeline::Pipeline(PipelineOptions options, const RankWeights& weights)
 
 Pipeline::~Pipeline() = default;
 
+void Pipeline::check_batches(const std::vector<MicroBatch>& batches) const {
+  WSYNC_CHECK(batches.size() == options_.program->shape.microbatches,
+              "a step has the micro-batches of its schedule");
+  const auto is_known = [&](std::uint32_t token) { return token < options_.spec.vocabulary; };
+  for (const MicroBatch& batch : batches) {
+    WSYNC_CHECK(batch.sequence == options_.sequence && batch.tokens.size() == options_.tokens &&
+                    batch.targets.size() == options_.tokens,
+                "micro-batches are of the sizes that memory was made for");
+    WSYNC_CHECK(std::all_of(batch.tokens.begin(), batch.tokens.end(), is_known) &&
+                    std::all_of(batch.targets.begin(), batch.targets.end(), is_known),
+                "a token is one of the vocabulary");
+  }
+}
+
+void Pipeline::abort(const Error& error) const {
+  if (options_.group != nullptr)
+    options_.group->abort(error.with_context(fmt::format("rank {}", options_.place.rank)));
+}
+
 Result<Pipeline::Step> Pipeline::run_step(const std::vector<MicroBatch>& batches, float scale,
                                           RankGradients& gradients) {
   const schedule::RankProgram& program = options_.program->ranks[options_.place.pipeline];
-  WSYNC_CHECK(batches.size() == options_.program->shape.microbatches,
-              "a step has the micro-batches of its schedule");
+  check_batches(batches);
   Work work(*this, batches, scale, gradients);
   auto times = run_lanes(program, {.work = [&](const Operation& one) { return work.run(one); },
-                                   .on_failure =
-                                       [this](const Error& error) {
-                                         if (options_.group != nullptr)
-                                           options_.group->abort(error);
-                                       }});
+                                   .on_failure = [this](const Error& why) { abort(why); }});
   if (!times) return fail(std::move(times).error());
   return Step{.loss = work.loss(), .times = std::move(*times)};
 }

@@ -29,7 +29,7 @@ struct RankWeights {
   std::optional<ParameterSet> tied_head;
 };
 
-// The sums of one step's gradients, one accumulator for each source (see schedule/README.md).
+// The sums of one step's gradients, one accumulator for each source (see README.md).
 struct RankGradients {
   RankGradients(const moe::ModelSpec& spec, const ParallelSizes& sizes, const Place& place);
   void clear();
@@ -69,8 +69,9 @@ class Pipeline {
     double loss = 0;  // summed over the tokens of this replica; 0 but on the last stage's rank
     std::vector<Measured> times;  // of this rank's operations
   };
-  // `batches`: the micro-batches of this rank's replica. Adds to `gradients` those of the loss
-  // summed over tokens, times `scale`. A failure has broken the group.
+  // `batches`: the micro-batches of this rank's replica, of the sizes of the options. Adds to
+  // `gradients` those of the loss summed over tokens, times `scale`. A failure has broken the
+  // group, whose other ranks are told which one failed.
   [[nodiscard]] Result<Step> run_step(const std::vector<MicroBatch>& batches, float scale,
                                       RankGradients& gradients);
   [[nodiscard]] const SlotPool& device_pool() const noexcept { return device_; }
@@ -79,6 +80,8 @@ class Pipeline {
  private:
   class Work;
   friend class Work;
+  void check_batches(const std::vector<MicroBatch>& batches) const;
+  void abort(const Error& error) const;
   const PipelineOptions options_;
   const RankWeights& weights_;
   moe::RotaryTable rotary_;

@@ -7,8 +7,6 @@
 namespace wsync::training {
 namespace {
 
-constexpr const char* kEmbedding = "model.embed_tokens.weight";
-
 void add(std::span<const float> from, std::span<float> to) {
   for (std::size_t i = 0; i < from.size(); ++i) to[i] += from[i];
 }
@@ -47,7 +45,8 @@ Result<StepResult> ReferenceTrainer::run_step(
     for (const MicroBatch& batch : replica)
       loss_of_replica += model.loss_and_gradients(
           batch, 1.0F / static_cast<float>(tokens), of_replica,
-          spec_.tied_embeddings ? std::optional(head_of_replica.matrix(kEmbedding)) : std::nullopt);
+          spec_.tied_embeddings ? std::optional(head_of_replica.matrix(moe::kEmbedding))
+                                : std::nullopt);
     if (&replica == &replicas.front()) {  // not added to zero, which would make -0 a +0
       gradients = std::move(of_replica);
       head = std::move(head_of_replica);
@@ -57,7 +56,7 @@ Result<StepResult> ReferenceTrainer::run_step(
     }
     loss += loss_of_replica;
   }
-  if (spec_.tied_embeddings) add(std::as_const(head).all(), gradients.values(kEmbedding));
+  if (spec_.tied_embeddings) add(std::as_const(head).all(), gradients.values(moe::kEmbedding));
 
   std::vector<double> blocks;
   const std::vector<NormBlock> all_blocks = norm_blocks(weights_.parameters());

@@ -8,10 +8,6 @@
 namespace wsync::training {
 namespace {
 
-constexpr const char* kEmbedding = "model.embed_tokens.weight";
-constexpr const char* kFinalNorm = "model.norm.weight";
-constexpr const char* kHead = "lm_head.weight";
-
 // A team of one has nobody to wait for, and memory for all it keeps.
 void expect_alone(const Result<>& result) {
   WSYNC_CHECK(result.has_value(), "nothing fails in a process alone");
@@ -42,7 +38,7 @@ SequentialModel::SequentialModel(const moe::ModelSpec& spec, const ParameterSet&
 }
 
 moe::ConstMatrix SequentialModel::head() const {
-  return weights_.matrix(spec_.tied_embeddings ? kEmbedding : kHead);
+  return weights_.matrix(spec_.tied_embeddings ? moe::kEmbedding : moe::kHead);
 }
 
 std::unique_ptr<SequentialModel::Forward> SequentialModel::run_forward(
@@ -53,7 +49,7 @@ std::unique_ptr<SequentialModel::Forward> SequentialModel::run_forward(
   auto forward = std::make_unique<Forward>(spec_, batch);
   expect_alone(forward->activations.begin());
   forward->hidden = Buffer(tokens, spec_.hidden);
-  moe::embed(weights_.matrix(kEmbedding), batch.tokens, forward->hidden.matrix());
+  moe::embed(weights_.matrix(moe::kEmbedding), batch.tokens, forward->hidden.matrix());
   forward->layers.reserve(layers_.size());
   for (const LayerWeights& weights : layers_) {
     LayerRun& layer = forward->layers.emplace_back(spec_, weights, rotary_, alone_, batch.sequence,
@@ -65,7 +61,7 @@ std::unique_ptr<SequentialModel::Forward> SequentialModel::run_forward(
   }
   forward->normed = Buffer(tokens, spec_.hidden);
   forward->inverse_rms.resize(tokens);
-  moe::rms_norm(forward->hidden.matrix(), weights_.values(kFinalNorm),
+  moe::rms_norm(forward->hidden.matrix(), weights_.values(moe::kFinalNorm),
                 static_cast<float>(spec_.rms_norm_epsilon), forward->normed.matrix(),
                 forward->inverse_rms);
   forward->logits = Buffer(tokens, spec_.vocabulary);
@@ -89,11 +85,13 @@ double SequentialModel::loss_and_gradients(const MicroBatch& batch, float scale,
   Buffer dnormed(tokens, spec_.hidden);
   moe::linear_input_gradient(dlogits.matrix(), head(), dnormed.matrix());
   Buffer dhidden(tokens, spec_.hidden);
-  rms_norm_input_gradient(dnormed.matrix(), forward.hidden.matrix(), weights_.values(kFinalNorm),
-                          forward.inverse_rms, dhidden.matrix(), moe::Into::kReplace);
+  rms_norm_input_gradient(dnormed.matrix(), forward.hidden.matrix(),
+                          weights_.values(moe::kFinalNorm), forward.inverse_rms, dhidden.matrix(),
+                          moe::Into::kReplace);
   rms_norm_weight_gradient(dnormed.matrix(), forward.hidden.matrix(), forward.inverse_rms,
-                           gradients.values(kFinalNorm));
-  if (!tied_head) tied_head = gradients.matrix(spec_.tied_embeddings ? kEmbedding : kHead);
+                           gradients.values(moe::kFinalNorm));
+  if (!tied_head)
+    tied_head = gradients.matrix(spec_.tied_embeddings ? moe::kEmbedding : moe::kHead);
   moe::linear_weight_gradient(dlogits.matrix(), forward.normed.matrix(), *tied_head);
   for (std::size_t i = forward.layers.size(); i-- > 0;) {
     const auto layer = static_cast<std::uint32_t>(i);
@@ -105,7 +103,7 @@ double SequentialModel::loss_and_gradients(const MicroBatch& batch, float scale,
     const ExpertGradients experts = expert_gradients(layer, gradients, experts_of(spec_, 0, 1));
     of_layer.weight_gradient(layer_gradients(layer, gradients), {&experts, 1});
   }
-  embed_gradient(dhidden.matrix(), batch.tokens, gradients.matrix(kEmbedding));
+  embed_gradient(dhidden.matrix(), batch.tokens, gradients.matrix(moe::kEmbedding));
   return loss;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "shared/base/digest.h"
@@ -71,6 +72,11 @@ std::uint64_t TrainingOptions::tokens_of_step() const noexcept {
 }
 
 Result<> check_training(const TrainingOptions& options) {
+  const auto planned = plan_training(options);
+  return planned ? Result<>() : fail(planned.error());
+}
+
+Result<schedule::Program> plan_training(const TrainingOptions& options) {
   WSYNC_TRY(moe::check_spec(options.spec));
   WSYNC_TRY(check_parallel(options.sizes, options.spec));
   WSYNC_TRY(check_optimizer(options.optimizer));
@@ -86,12 +92,12 @@ Result<> check_training(const TrainingOptions& options) {
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("data: sequences of {} tokens; the model has {} positions",
                             options.sequence, options.spec.max_positions));
-  const auto planned = schedule::make_schedule(options.schedule);
-  return planned ? Result<>() : fail(planned.error());
-}
-
-Result<schedule::Program> plan_training(const TrainingOptions& options) {
-  WSYNC_TRY(check_training(options));
+  const schedule::Shape& shape = options.schedule.shape;
+  if (shape.pp != options.sizes.pp || shape.vpp != options.sizes.vpp)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("schedule: planned for pp {} and vpp {}, the ranks are cut into pp {} "
+                            "and vpp {}; give both the same sizes",
+                            shape.pp, shape.vpp, options.sizes.pp, options.sizes.vpp));
   const auto planned = schedule::make_schedule(options.schedule);
   if (!planned) return fail(planned.error());
   return schedule::lower(*planned, {.expert_parallel = options.sizes.ep > 1,
@@ -106,6 +112,7 @@ TrainingRank::TrainingRank(const TrainingOptions& options, const Place& place,
     : options_(options),
       place_(place),
       program_(std::move(program)),
+      group_(group),
       weights_(options.spec, options.sizes, place),
       gradients_(options.spec, options.sizes, place) {
   const schedule::RankProgram& lowered = program_->ranks[place.pipeline];
@@ -145,9 +152,16 @@ Result<std::unique_ptr<TrainingRank>> TrainingRank::create(const TrainingOptions
                 fmt::format("{} ranks have been started; pp {} times dp {} is {}", ranks,
                             options.sizes.pp, options.sizes.dp, options.sizes.ranks()));
   WSYNC_TRY(check_identity(options, rank, group));
-  return std::unique_ptr<TrainingRank>(
-      new TrainingRank(options, place_of(options.sizes, rank),
-                       std::make_shared<const schedule::Program>(std::move(*program)), group));
+  try {
+    return std::unique_ptr<TrainingRank>(
+        new TrainingRank(options, place_of(options.sizes, rank),
+                         std::make_shared<const schedule::Program>(std::move(*program)), group));
+  } catch (const std::exception& error) {  // of the standard library: no memory, or too long
+    return fail(ErrorCode::kResourceExhausted,
+                fmt::format("rank {}: no memory for its weights, gradients and activations ({}); "
+                            "take a smaller model or micro-batch, more ranks, or offload",
+                            rank, error.what()));
+  }
 }
 
 Result<TrainingRank::Step> TrainingRank::run_step(std::uint64_t step,
@@ -159,7 +173,12 @@ Result<TrainingRank::Step> TrainingRank::run_step(std::uint64_t step,
   auto run = pipeline_->run_step(batches, 1.0F / static_cast<float>(tokens), gradients_);
   if (!run) return fail(std::move(run).error());
   measured.computed = now();
-  if (before_update) WSYNC_TRY(before_update());
+  if (before_update)
+    if (auto ready = before_update(); !ready) {
+      const Error why = ready.error().with_context(fmt::format("rank {}", place_.rank));
+      if (group_ != nullptr) group_->abort(why);  // the others wait for this rank's gradients
+      return fail(why);
+    }
   const auto updated = update_->run(step, run->loss, tokens, gradients_);
   if (!updated) return fail(updated.error());
   measured.result = *updated;

@@ -27,7 +27,8 @@ struct TrainingOptions {
   std::chrono::milliseconds deadline{60'000};  // of one exchange between ranks
   [[nodiscard]] std::uint64_t tokens_of_step() const noexcept;
 };
-// Checks that all of these go together. kInvalidInput names sizes and why.
+// Checks that all of these go together: plan_training() succeeds. kInvalidInput names sizes and
+// why.
 [[nodiscard]] Result<> check_training(const TrainingOptions& options);
 // The program that the pipeline ranks run in each step. Errors as check_training().
 [[nodiscard]] Result<schedule::Program> plan_training(const TrainingOptions& options);
@@ -45,14 +46,15 @@ class TrainingRank {
 
   // Its weights are zero until they are set. `group` is borrowed, of sizes.ranks() ranks; null for
   // one. Waits for all ranks: kRefused when one of them uses other kernels of the BLAS library or
-  // other options, and would not agree to the bit.
+  // other options, and would not agree to the bit; kResourceExhausted when there is no memory.
   [[nodiscard]] static Result<std::unique_ptr<TrainingRank>> create(
       const TrainingOptions& options, collective::ProcessGroup* group);
   TrainingRank(const TrainingRank&) = delete;
   TrainingRank& operator=(const TrainingRank&) = delete;
 
   // Step `step`, counted from 1, on the micro-batches of this rank's replica. `before_update` is
-  // called when the gradients are there and before any weight changes. Errors as Update::run().
+  // called when the gradients are there and before any weight changes; its error breaks the group.
+  // Errors as Update::run().
   [[nodiscard]] Result<Step> run_step(std::uint64_t step, const std::vector<MicroBatch>& batches,
                                       const std::function<Result<>()>& before_update = {});
 
@@ -70,6 +72,7 @@ class TrainingRank {
   const TrainingOptions options_;
   const Place place_;
   const std::shared_ptr<const schedule::Program> program_;
+  collective::ProcessGroup* const group_;
   RankWeights weights_;
   RankGradients gradients_;
   std::unique_ptr<Pipeline> pipeline_;

@@ -11,8 +11,11 @@
 namespace wsync::training {
 namespace {
 
-constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr std::uint64_t kFinite = ~std::uint64_t{0};
+// What a rank tells all others.
+constexpr std::size_t kStep = 0;
+constexpr std::size_t kLoss = 1;
+constexpr std::size_t kFirstBlock = 2;
 
 std::map<std::string, std::size_t> index_of(const std::vector<moe::Parameter>& parameters) {
   std::map<std::string, std::size_t> index;
@@ -170,13 +173,13 @@ Result<> Update::sum_gradients(RankGradients& gradients) {
   return options_.spec.tied_embeddings ? sum_tied_head(gradients) : Result<>();
 }
 
-Result<std::vector<std::vector<double>>> Update::gather_sums(double loss) {
+Result<std::vector<std::vector<double>>> Update::gather_sums(std::uint64_t step, double loss) {
   const std::uint32_t ranks = options_.sizes.ranks();
   std::vector<std::vector<double>> sums;
   for (const std::vector<std::size_t>& blocks : blocks_of_rank_)
-    sums.emplace_back(1 + blocks.size());
+    sums.emplace_back(kFirstBlock + blocks.size());
   std::vector<double>& own = sums[options_.place.rank];
-  own.assign(1, loss);
+  own.assign({static_cast<double>(step), loss});
   for (const Shard& shard : shards_)
     for_each_block(shard, [&](const NormBlock& block) {
       own.push_back(square_sum(gradient_of(shard, block)));
@@ -222,18 +225,22 @@ Result<Error> Update::why_not_finite(std::uint64_t step, double loss) {
   return not_finite(step, loss, all_, first[0], first[1]);
 }
 
-Result<StepResult> Update::run(std::uint64_t step, double loss, std::uint64_t tokens,
-                               RankGradients& gradients) {
-  WSYNC_TRY(sum_gradients(gradients));
-  const auto sums = gather_sums(loss);
+Result<StepResult> Update::agree(std::uint64_t step, double loss, std::uint64_t tokens) {
+  const auto sums = gather_sums(step, loss);
   if (!sums) return fail(sums.error());
+  for (std::size_t rank = 0; rank < sums->size(); ++rank)
+    if ((*sums)[rank][kStep] != sums->front()[kStep])
+      return fail(ErrorCode::kRefused,
+                  fmt::format("rank {} is at step {}, rank 0 at step {}; begin all ranks from the "
+                              "same checkpoint",
+                              rank, (*sums)[rank][kStep], sums->front()[kStep]));
   double total = 0;  // replicas by number; only ranks of the last stage have a loss
   for (std::uint32_t replica = 0; replica < options_.sizes.dp; ++replica)
-    total += (*sums)[options_.sizes.rank_of(options_.sizes.pp - 1, replica)][0];
+    total += (*sums)[options_.sizes.rank_of(options_.sizes.pp - 1, replica)][kLoss];
   std::vector<double> blocks(block_count_);
   for (std::size_t rank = 0; rank < sums->size(); ++rank)
     for (std::size_t i = 0; i < blocks_of_rank_[rank].size(); ++i)
-      blocks[blocks_of_rank_[rank][i]] = (*sums)[rank][i + 1];
+      blocks[blocks_of_rank_[rank][i]] = (*sums)[rank][kFirstBlock + i];
   const StepResult result{.loss = total / static_cast<double>(tokens),
                           .gradient_norm = norm_of(blocks),
                           .learning_rate = learning_rate_of(options_.optimizer, step)};
@@ -241,7 +248,15 @@ Result<StepResult> Update::run(std::uint64_t step, double loss, std::uint64_t to
     auto why = why_not_finite(step, result.loss);
     return fail(why ? std::move(*why) : std::move(why).error());
   }
-  const float factor = clip_factor(result.gradient_norm, options_.optimizer.clip_norm);
+  return result;
+}
+
+Result<StepResult> Update::run(std::uint64_t step, double loss, std::uint64_t tokens,
+                               RankGradients& gradients) {
+  WSYNC_TRY(sum_gradients(gradients));
+  const auto result = agree(step, loss, tokens);
+  if (!result) return fail(result.error());
+  const float factor = clip_factor(result->gradient_norm, options_.optimizer.clip_norm);
   for (Shard& shard : shards_) {
     for_each_block(shard, [&](const NormBlock& block) {
       const std::size_t at = block.first - shard.begin();
@@ -258,7 +273,7 @@ Result<StepResult> Update::run(std::uint64_t step, double loss, std::uint64_t to
     WSYNC_TRY(collective::all_gather(shard.team, parts, deadline()));
   }
   WSYNC_TRY(share_tied_head());
-  return result;
+  return *result;
 }
 
 Result<> Update::share_tied_head() {
@@ -267,7 +282,7 @@ Result<> Update::share_tied_head() {
   if (options_.place.pipeline == 0) {
     const collective::Send message{
         .to = sizes.rank_of(sizes.pp - 1, options_.place.replica),
-        .bytes = std::as_bytes(std::as_const(weights_.dense).values(kEmbedding))};
+        .bytes = std::as_bytes(std::as_const(weights_.dense).values(moe::kEmbedding))};
     return options_.group->exchange({&message, 1}, {}, deadline());
   }
   if (!weights_.tied_head) return {};

@@ -64,8 +64,9 @@ class Update {
   Update& operator=(const Update&) = delete;
 
   // Step `step`, counted from 1, of `tokens` tokens on all replicas; `loss` is what
-  // Pipeline::Step::loss says. Nothing has changed when it fails with not_finite(); other errors as
-  // ProcessGroup::exchange().
+  // Pipeline::Step::loss says. Nothing has changed when it fails with kRefused: not_finite(), or
+  // ranks that are at different steps. Other errors as ProcessGroup::exchange(), after which weights
+  // may be of this step or of the one before.
   [[nodiscard]] Result<StepResult> run(std::uint64_t step, double loss, std::uint64_t tokens,
                                        RankGradients& gradients);
   // The optimizer's state: of the dense parameters, then of the experts.
@@ -78,8 +79,11 @@ class Update {
   [[nodiscard]] Result<> sum_gradients(RankGradients& gradients);
   [[nodiscard]] Result<> sum_tied_head(RankGradients& gradients);
   [[nodiscard]] Result<> add_tied_head(const ParameterSet& head);
-  // Of every rank: its loss, then the sums of its blocks.
-  [[nodiscard]] Result<std::vector<std::vector<double>>> gather_sums(double loss);
+  // Of every rank: its step, its loss, then the sums of its blocks.
+  [[nodiscard]] Result<std::vector<std::vector<double>>> gather_sums(std::uint64_t step,
+                                                                     double loss);
+  // Every rank takes the same step, and all have come to the same sums.
+  [[nodiscard]] Result<StepResult> agree(std::uint64_t step, double loss, std::uint64_t tokens);
   [[nodiscard]] Result<Error> why_not_finite(std::uint64_t step, double loss);
   [[nodiscard]] TimePoint deadline() const { return now() + options_.deadline; }
 
