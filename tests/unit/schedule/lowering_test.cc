@@ -5,14 +5,14 @@
 #include <array>
 #include <gtest/gtest.h>
 #include <map>
-#include <queue>
-#include <random>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "shared/base/format.h"
+#include "tests/unit/schedule/strict_machine.h"
 #include "trainer_side/schedule/order.h"
+#include "trainer_side/schedule/simulate.h"
 
 namespace wsync::schedule {
 namespace {
@@ -95,111 +95,6 @@ Ends ends_of(const Program& program) {
   return ends;
 }
 
-// A strict machine: each lane runs its operations one after the other, a receive holds the lane
-// until its message is there. `queue` messages wait between two ranks in each direction of each
-// kind; with 0 a send ends only when the receive has begun. Latencies are random.
-class StrictMachine {
- public:
-  StrictMachine(const Program& program, std::uint32_t queue, std::uint64_t seed)
-      : program_(program), queue_(queue), random_(seed) {
-    for (const RankProgram& rank : program.ranks) {
-      next_.push_back({});
-      begun_.push_back({});
-      done_.emplace_back(rank.operations.size(), false);
-    }
-  }
-
-  // Runs to the end or to where nothing moves; true when all is done.
-  bool run() {
-    begin_all();
-    while (!events_.empty()) {
-      const Event event = events_.top();
-      events_.pop();
-      now_ = event.at;
-      finish(event.rank, event.lane);
-      begin_all();
-    }
-    for (std::size_t rank = 0; rank < next_.size(); ++rank)
-      for (std::size_t lane = 0; lane < kLaneCount; ++lane)
-        if (next_[rank][lane] != program_.ranks[rank].lanes[lane].size()) return false;
-    return true;
-  }
-
- private:
-  struct Event {
-    double at = 0;
-    std::uint32_t rank = 0;
-    std::size_t lane = 0;
-    bool operator<(const Event& other) const { return at > other.at; }
-  };
-  // From rank, to rank, is gradient: in the order of sending.
-  using Channel = std::tuple<std::uint32_t, std::uint32_t, bool>;
-  struct ChannelState {
-    std::uint32_t waiting = 0;    // messages in the queue
-    std::uint32_t receivers = 0;  // receives that have begun and have no message yet
-  };
-
-  [[nodiscard]] const Operation& at(std::uint32_t rank, std::size_t lane) const {
-    const RankProgram& program = program_.ranks[rank];
-    return program.operations[program.lanes[lane][next_[rank][lane]]];
-  }
-  static Channel channel_of(std::uint32_t rank, const Operation& operation) {
-    const bool is_gradient = operation.kind == OperationKind::kSendGradient ||
-                             operation.kind == OperationKind::kReceiveGradient;
-    return is_send(operation.kind) ? Channel{rank, operation.peer, is_gradient}
-                                   : Channel{operation.peer, rank, is_gradient};
-  }
-
-  void begin_all() {
-    for (bool moved = true; moved;) {
-      moved = false;
-      for (std::uint32_t rank = 0; rank < next_.size(); ++rank)
-        for (std::size_t lane = 0; lane < kLaneCount; ++lane) moved |= begin(rank, lane);
-    }
-  }
-
-  bool begin(std::uint32_t rank, std::size_t lane) {
-    if (next_[rank][lane] == program_.ranks[rank].lanes[lane].size()) return false;
-    if (begun_[rank][lane] == Begun::kRunning) return false;
-    const Operation& operation = at(rank, lane);
-    for (const std::uint32_t other : operation.after)
-      if (!done_[rank][other]) return false;
-    if (is_receive(operation.kind)) {
-      ChannelState& channel = channels_[channel_of(rank, operation)];
-      const bool waited = begun_[rank][lane] == Begun::kWaiting;
-      if (!waited) ++channel.receivers;
-      begun_[rank][lane] = Begun::kWaiting;
-      if (channel.waiting == 0) return !waited;
-      --channel.waiting;
-      --channel.receivers;
-    } else if (is_send(operation.kind)) {
-      ChannelState& channel = channels_[channel_of(rank, operation)];
-      if (channel.waiting >= queue_ + channel.receivers) return false;
-      ++channel.waiting;
-    }
-    begun_[rank][lane] = Begun::kRunning;
-    events_.push({now_ + std::exponential_distribution<double>(1)(random_), rank, lane});
-    return true;
-  }
-
-  void finish(std::uint32_t rank, std::size_t lane) {
-    done_[rank][program_.ranks[rank].lanes[lane][next_[rank][lane]]] = true;
-    ++next_[rank][lane];
-    begun_[rank][lane] = Begun::kNot;
-  }
-
-  enum class Begun : std::uint8_t { kNot, kWaiting, kRunning };
-  const Program& program_;
-  std::uint32_t queue_;
-  std::mt19937_64 random_;
-  double now_ = 0;
-  std::vector<std::array<std::size_t, kLaneCount>> next_;
-  std::vector<std::array<Begun, kLaneCount>> begun_;
-  std::vector<std::vector<bool>> done_;
-  std::map<Channel, ChannelState> channels_;
-  std::priority_queue<Event> events_;
-};
-
 std::vector<ScheduleOptions> many_options() {
   std::vector<ScheduleOptions> all;
   for (const std::uint32_t p : {1U, 2U, 3U, 4U, 5U, 8U})
@@ -216,6 +111,12 @@ std::vector<ScheduleOptions> many_options() {
               if (make_schedule(options)) all.push_back(options);
             }
   return all;
+}
+
+std::string text_of(const ScheduleOptions& options) {
+  return fmt::format("{} pp {} vpp {} m {} group {}{}", order_name(options.order), options.shape.pp,
+                     options.shape.vpp, options.shape.microbatches,
+                     options.group.value_or(options.shape.pp), options.overlap ? " overlap" : "");
 }
 
 TEST(Lowering, EveryMessageIsSentOnceAndReceivedOnce) {
@@ -235,11 +136,14 @@ TEST(Lowering, NoLatencyMakesRanksWaitForEachOther) {
     for (const bool offload : {false, true}) {
       if (offload && options.order == Order::kZeroBubbleH1) continue;
       const Program program = lowered(options, {.offload = offload});
-      for (const std::uint32_t queue : {0U, 1U})
-        ASSERT_TRUE(StrictMachine(program, queue, ++seed).run())
-            << order_name(options.order) << " pp " << options.shape.pp << " vpp "
-            << options.shape.vpp << " m " << options.shape.microbatches << " queue " << queue
-            << " seed " << seed;
+      for (const std::uint32_t queue : {0U, 1U}) {
+        StrictMachine machine(program, queue, ++seed);
+        ASSERT_TRUE(machine.run()) << text_of(options) << " queue " << queue << " seed " << seed;
+        ASSERT_EQ(machine.misplaced(), "") << text_of(options) << " seed " << seed;
+        if (offload) {
+          ASSERT_LE(machine.most_on_device(), 4U) << text_of(options) << " seed " << seed;
+        }
+      }
     }
 }
 
@@ -264,6 +168,94 @@ TEST(Lowering, OffloadNeedsWeightGradientsThatFollowTheirBackward) {
   const Result<Program> program = lower(*schedule, {.offload = true});
   ASSERT_FALSE(program.has_value());
   EXPECT_NE(program.error().message().find("turn offload off"), std::string::npos);
+}
+
+TEST(Lowering, AStageHasALayerAtLeast) {
+  const Result<Program> program = lower(make_schedule(figure_options()).value(), {.layers = 0});
+  ASSERT_FALSE(program.has_value());
+  EXPECT_EQ(program.error().message(), "a stage has 0 layers; expected 1 or more");
+}
+
+// With several layers and with the head: what the executor runs.
+std::vector<ScheduleOptions> some_options() {
+  std::vector<ScheduleOptions> some;
+  for (const ScheduleOptions& options : many_options())
+    if (options.shape.pp <= 4 && options.shape.microbatches <= 2 * options.shape.pp)
+      some.push_back(options);
+  return some;
+}
+template <class Visit>
+void for_each_layered(const Visit& visit) {
+  for (const ScheduleOptions& options : some_options())
+    for (const std::uint32_t layers : {2U, 3U})
+      for (const bool head : {false, true})
+        for (const bool offload : {false, true}) {
+          if (offload && options.order == Order::kZeroBubbleH1) continue;
+          const LoweringOptions lowering{.expert_parallel = options.overlap || head,
+                                         .offload = offload,
+                                         .layers = layers,
+                                         .head = head};
+          visit(options, lowering, lowered(options, lowering));
+        }
+}
+
+TEST(LoweringOfLayers, EachCellHasItsOperationsInOrder) {
+  for_each_layered([](const ScheduleOptions& options, const LoweringOptions& lowering,
+                      const Program& program) {
+    const Shape& shape = options.shape;
+    ASSERT_EQ(program.layers, lowering.layers);
+    for (std::uint32_t rank = 0; rank < shape.pp; ++rank) {
+      // By stage and micro-batch: what is computed and exchanged, in order; layers as digits.
+      std::map<std::pair<std::uint32_t, std::uint32_t>, std::string> computed;
+      std::map<std::pair<std::uint32_t, std::uint32_t>, std::string> exchanged;
+      for (const Lane lane : {Lane::kComputation, Lane::kCommunication})
+        for (const std::uint32_t i : program.ranks[rank].lanes[static_cast<std::size_t>(lane)]) {
+          const Operation& operation = program.ranks[rank].operations[i];
+          if (is_send(operation.kind) || is_receive(operation.kind)) continue;
+          auto& text = lane == Lane::kComputation ? computed : exchanged;
+          text[{operation.cell.stage, operation.cell.microbatch}] +=
+              fmt::format("{}{} ", operation_name(operation.kind), operation.layer);
+        }
+      ASSERT_EQ(computed.size(), shape.cells());
+      std::string compute_end, exchange, exchange_end, compute;
+      for (std::uint32_t layer = 0; layer < lowering.layers; ++layer) {
+        const std::uint32_t back = lowering.layers - 1 - layer;
+        compute += fmt::format("attention{} mlp{} ", layer, layer);
+        compute_end += fmt::format("mlp_gradient{} attention_gradient{} ", back, back);
+        exchange += fmt::format("dispatch{} combine{} ", layer, layer);
+        exchange_end += fmt::format("combine_gradient{} dispatch_gradient{} ", back, back);
+      }
+      for (const auto& [cell, text] : computed) {
+        const bool has_head = lowering.head && cell.first + 1 == shape.stages();
+        const std::string expected = compute +
+                                     (has_head ? fmt::format("head{} ", lowering.layers - 1) : "") +
+                                     compute_end + "weight_gradient0 ";
+        ASSERT_EQ(text, expected) << text_of(options);
+        ASSERT_EQ(exchanged[cell], lowering.expert_parallel ? exchange + exchange_end : "");
+      }
+    }
+  });
+}
+
+TEST(LoweringOfLayers, MessagesMatchAndNothingWaitsForEver) {
+  std::uint64_t seed = 1000;
+  for_each_layered([&](const ScheduleOptions& options, const LoweringOptions& lowering,
+                       const Program& program) {
+    const Shape& shape = options.shape;
+    const Ends ends = ends_of(program);
+    ASSERT_EQ(ends.size(),
+              shape.pp == 1 ? 0 : 2 * std::size_t{shape.stages() - 1} * shape.microbatches);
+    for (const auto& [message, count] : ends) ASSERT_EQ(count, (std::array<int, 2>{1, 1}));
+    const std::uint32_t replicas = lowering.expert_parallel ? 2 : 1;
+    StrictMachine machine(program, static_cast<std::uint32_t>(seed % 2), seed, replicas);
+    ASSERT_TRUE(machine.run()) << text_of(options) << " seed " << seed;
+    ASSERT_EQ(machine.misplaced(), "")
+        << text_of(options) << ": began before its activations were on the device, seed " << seed;
+    if (lowering.offload) {
+      ASSERT_LE(machine.most_on_device(), 4U) << text_of(options) << " seed " << seed;
+    }
+    ++seed;
+  });
 }
 
 }  // namespace
