@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "deploy/cli/demo_processes.h"
+#include "deploy/cli/processes.h"
 #include "shared/control/codec.h"
 #include "shared/control/messages.h"
 

@@ -10,7 +10,7 @@
 
 #include "deploy/cli/demo_fleet.h"
 #include "deploy/cli/demo_floor.h"
-#include "deploy/cli/demo_processes.h"
+#include "deploy/cli/processes.h"
 #include "shared/base/clock.h"
 #include "shared/base/digest.h"
 #include "shared/trace/recorder.h"

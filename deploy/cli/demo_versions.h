@@ -7,7 +7,7 @@
 #include <functional>
 #include <string>
 
-#include "deploy/cli/demo_processes.h"
+#include "deploy/cli/processes.h"
 #include "shared/base/error.h"
 
 namespace wsync::cli {

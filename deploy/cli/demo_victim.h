@@ -10,7 +10,7 @@
 #include <functional>
 #include <string>
 
-#include "deploy/cli/demo_processes.h"
+#include "deploy/cli/processes.h"
 
 namespace wsync::cli {
 

@@ -73,6 +73,8 @@ class CheckpointDirectory {
 struct CheckpointWriteOptions {
   std::uint64_t shard_bytes = 5'000'000'000;  // tensor bytes of one file; a tensor is never split
   std::map<std::string, std::string> other_files;  // name to contents: "config.json"
+  // Writes what else belongs into the directory, given its temporary name, before it is renamed.
+  std::function<Result<>(const std::string& directory)> write_more;
 };
 
 // Writes a directory: one file, or shards in manifest order with their index. `source` is asked

@@ -97,6 +97,7 @@ Result<> write_checkpoint_directory(const std::string& path, const Manifest& man
   WSYNC_TRY(write_shards(temporary, manifest, source, options.shard_bytes));
   for (const auto& [name, text] : options.other_files)
     WSYNC_TRY(write_text(fmt::format("{}/{}", temporary, name), text));
+  if (options.write_more) WSYNC_TRY(options.write_more(temporary));
   WSYNC_TRY(sync_directory(temporary));
   if (::rename(temporary.c_str(), target.c_str()) != 0)
     return fail_errno(fmt::format("cannot rename {} to {}", temporary, target), errno);

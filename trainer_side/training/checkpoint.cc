@@ -51,6 +51,21 @@ float from_bfloat16(std::uint16_t bits) noexcept {
   return std::bit_cast<float>(std::uint32_t{bits} << 16U);
 }
 
+void export_bfloat16(std::span<const float> values, std::uint64_t offset,
+                     std::span<std::byte> out) noexcept {
+  std::size_t byte = 0;
+  const auto put = [&](std::uint64_t at) {
+    const std::uint16_t bits = to_bfloat16(values[at / 2]);
+    out[byte++] = static_cast<std::byte>(at % 2 == 0 ? bits & 0xffU : bits >> 8U);
+  };
+  if (!out.empty() && offset % 2 != 0) put(offset);
+  for (; byte + 1 < out.size(); byte += 2) {
+    const std::uint16_t bits = to_bfloat16(values[(offset + byte) / 2]);
+    std::memcpy(&out[byte], &bits, sizeof bits);
+  }
+  if (byte < out.size()) put(offset + byte);
+}
+
 Result<LoadedModel> load_model(const std::string& path) {
   const Result<CheckpointDirectory> directory = CheckpointDirectory::open(path);
   if (!directory) return fail(directory.error());
@@ -96,7 +111,8 @@ Result<LoadedModel> load_model(const std::string& path) {
 }
 
 Result<> save_model(const std::string& path, const moe::ModelSpec& spec,
-                    const ParameterSet& parameters, SavedAs as) {
+                    const ParameterSet& parameters, SavedAs as,
+                    std::function<Result<>(const std::string& directory)> write_more) {
   std::vector<TensorInfo> tensors;
   for (const moe::Parameter& parameter : parameters.parameters())
     tensors.push_back(info_of(parameter, as));
@@ -109,15 +125,12 @@ Result<> save_model(const std::string& path, const moe::ModelSpec& spec,
       std::memcpy(out.data(), std::as_bytes(values).data() + offset, out.size());
       return {};
     }
-    for (std::size_t byte = 0; byte < out.size(); ++byte) {
-      const std::size_t at = offset + byte;
-      const std::uint16_t bits = to_bfloat16(values[at / 2]);
-      out[byte] = static_cast<std::byte>(at % 2 == 0 ? bits & 0xffU : bits >> 8U);
-    }
+    export_bfloat16(values, offset, out);
     return {};
   };
   return write_checkpoint_directory(path, *manifest, source,
-                                    {.other_files = {{"config.json", moe::write_config(spec)}}});
+                                    {.other_files = {{"config.json", moe::write_config(spec)}},
+                                     .write_more = std::move(write_more)});
 }
 
 }  // namespace wsync::training

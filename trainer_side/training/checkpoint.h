@@ -4,7 +4,9 @@
 // Thread: any; they block on the disk.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 
@@ -28,8 +30,12 @@ struct LoadedModel {
 [[nodiscard]] Result<LoadedModel> load_model(const std::string& directory);
 
 enum class SavedAs : std::uint8_t { kFloat32, kBFloat16 };
-// Errors as write_checkpoint_directory's.
-[[nodiscard]] Result<> save_model(const std::string& directory, const moe::ModelSpec& spec,
-                                  const ParameterSet& parameters, SavedAs as);
+// `write_more`: as CheckpointWriteOptions'. Errors as write_checkpoint_directory's.
+[[nodiscard]] Result<> save_model(
+    const std::string& directory, const moe::ModelSpec& spec, const ParameterSet& parameters,
+    SavedAs as, std::function<Result<>(const std::string& directory)> write_more = {});
+// Bytes [offset, offset + out.size()) of values as bfloat16.
+void export_bfloat16(std::span<const float> values, std::uint64_t offset,
+                     std::span<std::byte> out) noexcept;
 
 }  // namespace wsync::training

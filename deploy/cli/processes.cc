@@ -1,4 +1,4 @@
-#include "deploy/cli/demo_processes.h"
+#include "deploy/cli/processes.h"
 
 #include <algorithm>
 #include <array>
@@ -64,6 +64,7 @@ struct Birth {
   int input;
   int output;
   int errors;
+  int keep;
   pid_t parent;
 };
 [[noreturn]] void become(const Birth& birth) {
@@ -79,6 +80,7 @@ struct Birth {
   if (::dup2(birth.input, STDIN_FILENO) < 0 || ::dup2(birth.output, STDOUT_FILENO) < 0 ||
       ::dup2(birth.errors, STDERR_FILENO) < 0)
     ::_exit(kCannotRun);
+  if (birth.keep >= 0 && ::fcntl(birth.keep, F_SETFD, 0) != 0) ::_exit(kCannotRun);
   ::execve(birth.executable, birth.arguments, birth.environment);
   ::_exit(kCannotRun);
 }
@@ -201,11 +203,17 @@ void Children::reap() {
 Result<Child*> Children::start(const ChildOptions& options) {
   auto child = std::make_unique<Child>();
   child->name_ = options.name;
-  auto errors = open_append(log_path(options.name));
-  if (!errors) return fail(errors.error());
+  UniqueFd log;
+  int errors = STDERR_FILENO;
+  if (options.errors == ChildErrors::kLog) {
+    auto opened = open_append(log_path(options.name));
+    if (!opened) return fail(opened.error());
+    log = std::move(*opened);
+    errors = log.get();
+  }
   const UniqueFd input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   UniqueFd file;
-  int output = errors->get();
+  int output = errors;
   if (options.output == ChildOutput::kFile) {
     auto opened = open_append(output_path(options.name));
     if (!opened) return fail(opened.error());
@@ -235,7 +243,8 @@ Result<Child*> Children::start(const ChildOptions& options) {
                     .environment = environment_pointers.data(),
                     .input = input.get(),
                     .output = output,
-                    .errors = errors->get(),
+                    .errors = errors,
+                    .keep = options.keep,
                     .parent = ::getpid()};
   child->pid_ = ::fork();
   if (child->pid_ < 0) return fail_errno("fork", errno);

@@ -1,4 +1,5 @@
-// The processes that `wsync demo` starts, watches and ends. One loop, which runs only inside
+// Processes of this executable that a command (`wsync demo`, `wsync trainer` with several ranks)
+// starts, watches and ends. One loop, which runs only inside
 // until(): the story around it reads from top to bottom.
 //
 // SIGINT, SIGTERM and SIGHUP: the first one makes until() fail with kCancelled, so that the caller
@@ -25,17 +26,25 @@
 
 namespace wsync::cli {
 
-// Where the standard output of a process goes; standard error always goes to <logs>/<name>.log.
+// Where the standard output of a process goes.
 enum class ChildOutput : std::uint8_t {
-  kLog,    // to the log as well
+  kLog,    // where its standard error goes
   kFile,   // to <logs>/<name>.out
   kLines,  // to Child::on_line, line by line
+};
+
+// Where its standard error goes.
+enum class ChildErrors : std::uint8_t {
+  kLog,      // to <logs>/<name>.log
+  kInherit,  // where this process's goes
 };
 
 struct ChildOptions {
   std::string name;                    // without '/'; a second child of a name appends to its files
   std::vector<std::string> arguments;  // for this executable
   ChildOutput output = ChildOutput::kLog;
+  ChildErrors errors = ChildErrors::kLog;
+  int keep = -1;  // a descriptor that it has under the same number; borrowed
 };
 
 class Child {
@@ -79,8 +88,9 @@ class Child {
 
 class Children {
  public:
-  // `environment`: "NAME=value" of every child. Files go to `log_directory`. At most one at a time
-  // in a process. `on_abandon` runs on a second signal, before the end of this process.
+  // `environment`: "NAME=value" of every child. Files go to `log_directory`, which may be empty
+  // when there are none. At most one at a time in a process. `on_abandon` runs on a second signal,
+  // before the end of this process.
   [[nodiscard]] static Result<std::unique_ptr<Children>> create(
       std::string log_directory, std::vector<std::string> environment,
       std::function<void()> on_abandon);
@@ -95,6 +105,12 @@ class Children {
   // kDeadline naming `what`; kInternal with the end of its log when a child has ended that may not.
   [[nodiscard]] Result<> until(const std::string& what, std::chrono::milliseconds deadline,
                                const std::function<bool()>& holds);
+  // As until(), for the end of a command: goes on in spite of a first signal, and of children that
+  // have ended.
+  [[nodiscard]] Result<> wind_up(const std::string& what, std::chrono::milliseconds deadline,
+                                 const std::function<bool()>& holds) {
+    return turn_until(what, deadline, holds, true);
+  }
   // Runs the loop for that long; errors as until().
   [[nodiscard]] Result<> pass_time(std::chrono::milliseconds time);
   // Asks a child to end (SIGTERM), and kills it when it has not after `patience`. Goes on in spite

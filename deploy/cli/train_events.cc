@@ -1,0 +1,195 @@
+#include "deploy/cli/train_events.h"
+
+#include <algorithm>
+
+#include "shared/base/format.h"
+#include "shared/base/log.h"
+
+namespace wsync::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kTableRows = 12;
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+std::vector<double> each(const std::vector<json>& events, const char* member) {
+  std::vector<double> values;
+  for (const json& event : events) values.push_back(event.at(member).get<double>());
+  return values;
+}
+
+bool is_committed(const json& publish) { return publish.at("state") == "committed"; }
+
+}  // namespace
+
+void TrainReport::take(const json& event) {
+  const std::string kind = event.at("event");
+  if (kind == "begin") {
+    begin_ = event;
+    log_info(
+        "training {} parameters on {} ranks (pp {}, vpp {}, ep {}, dp {}), {} of text, {} "
+        "tokens a step{}",
+        event.at("parameters").get<std::uint64_t>(), event.at("ranks").get<std::uint32_t>(),
+        event.at("pp").get<std::uint32_t>(), event.at("vpp").get<std::uint32_t>(),
+        event.at("ep").get<std::uint32_t>(), event.at("dp").get<std::uint32_t>(),
+        human_bytes(event.at("text_bytes").get<std::uint64_t>()),
+        event.at("tokens_of_step").get<std::uint64_t>(),
+        event.at("first_step") == 1
+            ? ""
+            : fmt::format("; goes on with step {}", event.at("first_step").get<std::uint64_t>()));
+  } else if (kind == "step") {
+    take_step(event);
+  } else if (kind == "publish") {
+    take_publish(event);
+  } else if (kind == "saved") {
+    saved_.push_back(event);
+    log_info("saved {}", event.at("directory").get<std::string>());
+  } else if (kind == "stopped") {
+    stopped_ = true;
+  } else if (kind == "end") {
+    end_ = event;
+  }
+}
+
+void TrainReport::take_step(const json& event) {
+  steps_.push_back(event);
+  last_step_ = event.at("step");
+  log_info("step {}/{}: loss {:.4f}, gradient norm {:.3f}, learning rate {:.2e}, {:.3f} s",
+           last_step_, begin_.at("steps").get<std::uint64_t>(), event.at("loss").get<double>(),
+           event.at("gradient_norm").get<double>(), event.at("learning_rate").get<double>(),
+           event.at("seconds").get<double>());
+}
+
+void TrainReport::take_publish(const json& event) {
+  publishes_.push_back(event);
+  const auto step = event.at("step").get<std::uint64_t>();
+  if (is_committed(event))
+    log_info("step {} is served as {}: staged in {:.3f} s, paused {:.1f} ms at most", step,
+             event.at("version").get<std::string>(), event.at("staged_seconds").get<double>(),
+             1e3 * event.at("paused_seconds").get<double>());
+  else
+    log_warning("step {} is not served ({}): {}", step, event.at("state").get<std::string>(),
+                event.at("reason").get<std::string>());
+}
+
+std::string TrainReport::table() const {
+  std::string text =
+      fmt::format("{:>8}  {:>8}  {:>8}  {:>9}  {:>9}", "step", "loss", "norm", "rate", "seconds");
+  if (!publishes_.empty())
+    text += fmt::format("  {:>9}  {:>9}  {:>9}", "version", "staged s", "paused ms");
+  text += '\n';
+  const std::size_t rows = std::min(steps_.size(), kTableRows);
+  for (std::size_t row = 0; row < rows; ++row) {
+    const std::size_t i = rows == 1 ? 0 : row * (steps_.size() - 1) / (rows - 1);
+    const json& step = steps_[i];
+    text += fmt::format("{:>8}  {:>8.4f}  {:>8.3f}  {:>9.2e}  {:>9.3f}",
+                        step.at("step").get<std::uint64_t>(), step.at("loss").get<double>(),
+                        step.at("gradient_norm").get<double>(),
+                        step.at("learning_rate").get<double>(), step.at("seconds").get<double>());
+    for (const json& publish : publishes_)
+      if (publish.at("step") == step.at("step")) {
+        if (is_committed(publish))
+          text +=
+              fmt::format("  {:>9}  {:>9.3f}  {:>9.2f}", publish.at("version").get<std::string>(),
+                          publish.at("staged_seconds").get<double>(),
+                          1e3 * publish.at("paused_seconds").get<double>());
+        else
+          text += fmt::format("  {:>9}", publish.at("state").get<std::string>());
+      }
+    text += '\n';
+  }
+  return text;
+}
+
+json TrainReport::publishing() const {
+  // With `publish.every` above 1 some steps are computed beside a publish, and some are not.
+  std::vector<double> beside, alone;
+  for (const json& step : steps_) {
+    const auto before = step.at("step").get<std::uint64_t>() - 1;
+    const bool is_beside =
+        std::any_of(publishes_.begin(), publishes_.end(),
+                    [&](const json& publish) { return publish.at("step") == before; });
+    if (&step != &steps_.front()) (is_beside ? beside : alone).push_back(step.at("seconds"));
+  }
+  const bool compares = !beside.empty() && !alone.empty();
+  std::vector<json> committed;
+  std::copy_if(publishes_.begin(), publishes_.end(), std::back_inserter(committed), is_committed);
+  double most = 0;
+  for (const double paused : each(committed, "paused_seconds")) most = std::max(most, paused);
+  return {{"published", publishes_.size()},
+          {"committed", committed.size()},
+          {"bytes_of_version", committed.empty() ? json(nullptr) : committed.back().at("bytes")},
+          {"step_seconds_beside_publish", beside.empty() ? json(nullptr) : json(median(beside))},
+          {"step_seconds_alone", alone.empty() ? json(nullptr) : json(median(alone))},
+          {"step_ratio", compares ? json(median(beside) / median(alone)) : json(nullptr)},
+          {"staged_seconds_median", median(each(committed, "staged_seconds"))},
+          {"paused_seconds_most", most},
+          // Of the steps: what training waited for the snapshot of the step before.
+          {"snapshot_wait_seconds_median", median(each(steps_, "snapshot_wait_seconds"))}};
+}
+
+Outcome TrainReport::outcome() const {
+  Outcome outcome;
+  const double seconds = end_.value("seconds", 0.0);
+  const auto tokens =
+      begin_.at("tokens_of_step").get<double>() * static_cast<double>(steps_.size());
+  outcome.result = {{"run", begin_},
+                    {"stopped", stopped_},
+                    {"seconds", seconds},
+                    {"tokens_per_second", seconds > 0 ? tokens / seconds : 0},
+                    {"step_seconds_median", median(each(steps_, "seconds"))},
+                    {"steps", steps_},
+                    {"publishes", publishes_},
+                    {"publishing", publishing()},
+                    {"saved", saved_},
+                    {"device_activations_most", end_.value("device_activations_most", json())}};
+  if (steps_.empty()) {
+    outcome.text = "stopped before a step was over";
+  } else {
+    outcome.text = table();
+    outcome.text +=
+        fmt::format("{} {} steps in {:.1f} s: loss {:.4f} to {:.4f}, {:.0f} tokens a second\n",
+                    stopped_ ? "stopped after" : "took", steps_.size(), seconds,
+                    steps_.front().at("loss").get<double>(), steps_.back().at("loss").get<double>(),
+                    seconds > 0 ? tokens / seconds : 0);
+  }
+  if (!publishes_.empty()) {
+    const json sum = publishing();
+    outcome.text += fmt::format(
+        "{} of {} published steps were served ({} each): staged in {:.3f} s (median), paused "
+        "{:.1f} ms at most; training waited {:.1f} ms a step for snapshots (median)\n",
+        sum.at("committed").get<std::size_t>(), publishes_.size(),
+        sum.at("bytes_of_version").is_null()
+            ? "0 B"
+            : human_bytes(sum.at("bytes_of_version").get<std::uint64_t>()),
+        sum.at("staged_seconds_median").get<double>(),
+        1e3 * sum.at("paused_seconds_most").get<double>(),
+        1e3 * sum.at("snapshot_wait_seconds_median").get<double>());
+    if (!sum.at("step_ratio").is_null())
+      outcome.text += fmt::format(
+          "a step beside a publish took {:.3f} s, another one {:.3f} s (medians): {:.3f} times\n",
+          sum.at("step_seconds_beside_publish").get<double>(),
+          sum.at("step_seconds_alone").get<double>(), sum.at("step_ratio").get<double>());
+  }
+  if (!saved_.empty())
+    outcome.text += fmt::format("saved {}\n", saved_.back().at("directory").get<std::string>());
+  if (stopped_) {
+    outcome.exit_code = kExitInterrupted;
+    outcome.complaint =
+        fmt::format("wsync trainer: stopped on request after step {} of {}{}", last_step_,
+                    begin_.at("steps").get<std::uint64_t>(),
+                    saved_.empty() ? "; nothing is saved without save.directory"
+                                   : fmt::format("; go on with --set resume={}",
+                                                 saved_.back().at("directory").get<std::string>()));
+  }
+  return outcome;
+}
+
+}  // namespace wsync::cli

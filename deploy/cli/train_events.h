@@ -1,0 +1,38 @@
+// What rank 0 of a training run tells, and what is made of it: lines of the log, a table, JSON. An
+// event is a JSON object with the member "event": "begin", "step", "publish", "saved", "stopped" or
+// "end"; README.md of this folder has the others.
+#pragma once
+
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "deploy/cli/context.h"
+
+namespace wsync::cli {
+
+using TrainEvents = std::function<void(const nlohmann::json& event)>;
+
+// Thread: one at a time.
+class TrainReport {
+ public:
+  // Logs the event and keeps what the outcome needs.
+  void take(const nlohmann::json& event);
+  // Of a run that has ended in order.
+  [[nodiscard]] Outcome outcome() const;
+  [[nodiscard]] std::uint64_t last_step() const noexcept { return last_step_; }
+
+ private:
+  void take_step(const nlohmann::json& event);
+  void take_publish(const nlohmann::json& event);
+  [[nodiscard]] std::string table() const;
+  [[nodiscard]] nlohmann::json publishing() const;
+
+  nlohmann::json begin_, end_;
+  std::vector<nlohmann::json> steps_, publishes_, saved_;
+  bool stopped_ = false;
+  std::uint64_t last_step_ = 0;
+};
+
+}  // namespace wsync::cli

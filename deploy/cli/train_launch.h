@@ -1,0 +1,19 @@
+// Starts the ranks of a training run on this host, each a process of its own, and watches them: a
+// rank that ends or gives no sign of life ends the others.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "deploy/cli/context.h"
+#include "shared/config/train_config.h"
+
+namespace wsync::cli {
+
+// `arguments`: of `wsync trainer`, as each rank gets them. Returns when all ranks have ended.
+// kPeerLost: a rank was killed, or stood still; each names it. Other errors are those of the rank
+// that failed first.
+[[nodiscard]] Result<Outcome> launch_training(const config::TrainConfig& config,
+                                              const std::vector<std::string>& arguments);
+
+}  // namespace wsync::cli

@@ -1,0 +1,263 @@
+#include "deploy/cli/train_rank.h"
+
+#include <algorithm>
+#include <csignal>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include "deploy/cli/train_publish.h"
+#include "deploy/cli/train_setup.h"
+#include "deploy/cli/train_trace.h"
+#include "shared/base/format.h"
+#include "shared/collective/collectives.h"
+#include "shared/collective/gloo/gloo_group.h"
+#include "shared/collective/memory/memory_group.h"
+#include "trainer_side/training/reference_trainer.h"
+
+namespace wsync::cli {
+namespace {
+
+using nlohmann::json;
+
+using training::StepResult;
+
+// While rank 0 writes a state the others wait for it, however slow its disk.
+constexpr std::chrono::minutes kSaveDeadline{30};
+
+volatile std::sig_atomic_t stop_signals = 0;
+
+// The signals of this process, from now on.
+void stop_after_step() {
+  struct sigaction action{};
+  action.sa_handler = [](int) {
+    stop_signals = stop_signals + 1;
+    if (stop_signals > 1) ::_exit(kExitInterrupted);
+  };
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+}
+
+double since(TimePoint begin) { return seconds(now() - begin); }
+
+json step_event(std::uint64_t step, const StepResult& result, double taken) {
+  return {{"event", "step"},
+          {"step", step},
+          {"loss", result.loss},
+          {"gradient_norm", result.gradient_norm},
+          {"learning_rate", result.learning_rate},
+          {"seconds", taken}};
+}
+
+json begin_event(const config::TrainConfig& config, const training::TrainingOptions& options,
+                 const RunBegin& begin, bool sequential) {
+  std::uint64_t parameters = 0;
+  for (const moe::Parameter& parameter : moe::all_parameters(options.spec))
+    parameters += parameter.elements();
+  return {{"event", "begin"},
+          {"ranks", sequential ? 1 : options.sizes.ranks()},
+          {"sequential", sequential},
+          {"pp", options.sizes.pp},
+          {"vpp", options.sizes.vpp},
+          {"ep", options.sizes.ep},
+          {"dp", options.sizes.dp},
+          {"parameters", parameters},
+          {"text_bytes", begin.text.bytes()},
+          {"tokens_of_step", options.tokens_of_step()},
+          {"first_step", begin.facts.step + 1},
+          {"steps", config.steps}};
+}
+
+class RankRun {
+ public:
+  RankRun(const RankStart& start, collective::ProcessGroup& group)
+      : config_(start.config), on_event_(start.on_event), group_(group) {}
+
+  [[nodiscard]] Result<> run() {
+    const auto options = training_options(config_);
+    if (!options) return fail(options.error());
+    auto rank = training::TrainingRank::create(*options, &group_);
+    if (!rank) return fail(std::move(rank).error());
+    rank_ = std::move(*rank);
+    everyone_ = std::vector<std::uint32_t>(options->sizes.ranks());
+    std::iota(everyone_.begin(), everyone_.end(), 0U);
+    auto begin = begin_run(config_, *options);
+    if (!begin) return fail(std::move(begin).error());
+    WSYNC_TRY(set_weights(*begin));
+    traces_.emplace(config_, *rank_);
+    if (config_.publish && StepPublisher::publishes(*options, rank_->place())) {
+      auto publisher = StepPublisher::create(*config_.publish, *rank_, on_event_);
+      if (!publisher) return fail(std::move(publisher).error());
+      publisher_ = std::move(*publisher);
+    }
+    tell(begin_event(config_, *options, *begin, false));
+    WSYNC_TRY(train(*begin));
+    if (publisher_) publisher_->tell_ended(true);
+    WSYNC_TRY(traces_->write(&group_));
+    // Together: a rank that leaves while another one still exchanges looks like one that was lost.
+    return collective::barrier(collective::Team(&group_, everyone_), now() + kSaveDeadline);
+  }
+
+ private:
+  void tell(const json& event) {
+    if (rank_->place().rank == 0) on_event_(event);
+  }
+
+  [[nodiscard]] Result<> set_weights(const RunBegin& begin) {
+    if (begin.state) {
+      training::adopt_state(*rank_, *begin.state);
+    } else if (begin.weights) {
+      training::adopt_weights(*rank_, *begin.weights);
+    } else {
+      training::initialise(rank_->weights().dense, config_.model.seed);
+      training::initialise(rank_->weights().experts, config_.model.seed);
+    }
+    return rank_->update().share_tied_head();
+  }
+
+  [[nodiscard]] Result<> train(RunBegin& begin) {
+    const TimePoint started = now();
+    bool stopped = false;
+    for (std::uint64_t step = begin.facts.step + 1; step <= config_.steps && !stopped; ++step) {
+      double waited = 0;
+      const auto batches = micro_batches(config_, begin.text, step, rank_->place().replica);
+      const auto done = rank_->run_step(step, batches, [&]() -> Result<> {
+        const TimePoint from = now();
+        if (publisher_) publisher_->wait_snapshotted();
+        waited = since(from);
+        return {};
+      });
+      if (!done) return fail(done.error());
+      begin.facts.step = step;
+      traces_->keep(step, *done);
+      json event = step_event(step, done->result, seconds(done->end - done->begin));
+      event["compute_seconds"] = seconds(done->computed - done->begin);
+      event["update_seconds"] = seconds(done->end - done->computed) - waited;
+      event["snapshot_wait_seconds"] = waited;
+      tell(event);
+      if (publisher_) {
+        publisher_->publish(step);
+        publisher_->tell_ended(false);
+      }
+      const auto stop = any_rank(stop_signals > 0);
+      if (!stop) return fail(stop.error());
+      stopped = *stop && step < config_.steps;
+      if (saves_after(config_, step) || (stopped && !config_.save.directory.empty()))
+        WSYNC_TRY(save(begin.facts));
+    }
+    if (stopped) tell({{"event", "stopped"}, {"step", begin.facts.step}});
+    tell({{"event", "end"},
+          {"seconds", since(started)},
+          {"device_activations_most", rank_->pipeline().device_pool().most_used()}});
+    return {};
+  }
+
+  // Whether it is so on one rank: the same answer on all.
+  [[nodiscard]] Result<bool> any_rank(bool here, std::chrono::nanoseconds patience = {}) {
+    std::vector<std::uint8_t> flags(everyone_.size());
+    flags[group_.rank()] = here ? 1 : 0;
+    std::vector<std::span<std::byte>> parts;
+    for (std::uint8_t& flag : flags) parts.push_back(std::as_writable_bytes(std::span(&flag, 1)));
+    const std::chrono::nanoseconds allowed =
+        std::max<std::chrono::nanoseconds>(patience, rank_->options().deadline);
+    WSYNC_TRY(collective::all_gather(collective::Team(&group_, everyone_), parts, now() + allowed));
+    return std::any_of(flags.begin(), flags.end(), [](std::uint8_t flag) { return flag != 0; });
+  }
+
+  [[nodiscard]] Result<> save(const training::RunFacts& facts) {
+    auto state = training::gather_state(*rank_, facts, &group_);
+    if (!state) return fail(std::move(state).error());
+    const std::string path = training::state_directory(config_.save.directory, facts.step);
+    Result<> saved;
+    if (*state) saved = training::save_state(path, **state);
+    const auto failed = any_rank(!saved, kSaveDeadline);
+    if (!failed) return fail(failed.error());
+    if (!saved) return saved;
+    if (*failed)
+      return fail(ErrorCode::kIo, fmt::format("rank 0 could not save step {}", facts.step));
+    tell({{"event", "saved"}, {"step", facts.step}, {"directory", path}});
+    return {};
+  }
+
+  const config::TrainConfig& config_;
+  const TrainEvents& on_event_;
+  collective::ProcessGroup& group_;
+  std::vector<std::uint32_t> everyone_;
+  std::unique_ptr<training::TrainingRank> rank_;
+  std::unique_ptr<StepPublisher> publisher_;  // reads the weights of rank_
+  std::optional<StepTraces> traces_;
+};
+
+Result<> run_in(const RankStart& start, collective::ProcessGroup& group) {
+  RankRun run(start, group);
+  Result<> done = run.run();
+  if (!done) group.abort(done.error());
+  return done;
+}
+
+}  // namespace
+
+Result<> run_rank(const RankStart& start) {
+  stop_after_step();
+  if (start.segment >= 0) {
+    auto group = collective::memory::attach(start.segment, start.rank);
+    if (!group) return fail(std::move(group).error());
+    const collective::memory::Heartbeat heartbeat(**group, start.config.heartbeat.interval);
+    return run_in(start, **group);
+  }
+  const std::uint32_t ranks = start.config.parallel.pp * start.config.parallel.dp;
+  auto group = collective::gloo::join({.rank = start.rank,
+                                       .size = ranks,
+                                       .directory = start.config.ranks.rendezvous,
+                                       .run = "wsync",
+                                       .address = start.config.ranks.address},
+                                      now() + start.config.deadline);
+  if (!group) return fail(std::move(group).error());
+  return run_in(start, **group);
+}
+
+Result<> run_sequential(const config::TrainConfig& config, const TrainEvents& on_event) {
+  stop_after_step();
+  const auto options = training_options(config);
+  if (!options) return fail(options.error());
+  auto begin = begin_run(config, *options);
+  if (!begin) return fail(std::move(begin).error());
+  training::ReferenceTrainer trainer(options->spec, options->optimizer,
+                                     initial_weights(config, *options, *begin));
+  if (begin->state) {
+    trainer.mean() = std::move(begin->state->mean);
+    trainer.variance() = std::move(begin->state->variance);
+  }
+  on_event(begin_event(config, *options, *begin, true));
+  const TimePoint started = now();
+  bool stopped = false;
+  for (std::uint64_t step = begin->facts.step + 1; step <= config.steps && !stopped; ++step) {
+    const TimePoint from = now();
+    std::vector<std::vector<training::MicroBatch>> replicas;
+    for (std::uint32_t replica = 0; replica < options->sizes.dp; ++replica)
+      replicas.push_back(micro_batches(config, begin->text, step, replica));
+    const auto done = trainer.run_step(step, replicas);
+    if (!done) return fail(done.error());
+    begin->facts.step = step;
+    json event = step_event(step, *done, since(from));
+    event["snapshot_wait_seconds"] = 0;
+    on_event(event);
+    stopped = stop_signals > 0 && step < config.steps;
+    if (!saves_after(config, step) && (!stopped || config.save.directory.empty())) continue;
+    const std::string path = training::state_directory(config.save.directory, step);
+    WSYNC_TRY(training::save_state(path, {.spec = options->spec,
+                                          .facts = begin->facts,
+                                          .weights = trainer.weights(),
+                                          .mean = trainer.mean(),
+                                          .variance = trainer.variance()}));
+    on_event({{"event", "saved"}, {"step", step}, {"directory", path}});
+  }
+  if (stopped) on_event({{"event", "stopped"}, {"step", begin->facts.step}});
+  on_event({{"event", "end"}, {"seconds", since(started)}});
+  return {};
+}
+
+}  // namespace wsync::cli

@@ -1,0 +1,184 @@
+#include "deploy/cli/train_setup.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+#include "shared/base/format.h"
+#include "trainer_side/publish/directory_watch.h"
+#include "trainer_side/training/checkpoint.h"
+
+namespace wsync::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+Result<moe::ModelSpec> spec_of_directory(const std::string& directory) {
+  const std::string path = directory + "/config.json";
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return fail_errno(path, errno);
+  return moe::read_config(std::string(std::istreambuf_iterator<char>(file), {}), path);
+}
+
+Result<moe::ModelSpec> spec_of(const config::TrainConfig& config) {
+  if (!config.resume.empty()) return spec_of_directory(config.resume);
+  const config::ModelConfig& model = config.model;
+  if (!model.checkpoint.empty()) return spec_of_directory(model.checkpoint);
+  return moe::ModelSpec{.vocabulary = model.vocabulary,
+                        .hidden = model.hidden,
+                        .layers = model.layers,
+                        .heads = model.heads,
+                        .key_value_heads = model.key_value_heads,
+                        .head_dim = model.head_dim,
+                        .experts = model.experts,
+                        .experts_per_token = model.experts_per_token,
+                        .expert_hidden = model.expert_hidden,
+                        .max_positions = std::max(config.data.sequence, 2048U),
+                        .tied_embeddings = model.tied_embeddings};
+}
+
+Result<> check_resumed(const config::TrainConfig& config, const training::RunFacts& expected,
+                       const training::RunFacts& found) {
+  const auto refused = [&](const std::string& why) {
+    return fail(ErrorCode::kInvalidInput, fmt::format("resume: {}: {}", config.resume, why));
+  };
+  if (found.step >= config.steps)
+    return refused(
+        fmt::format("it has taken {} steps and this run ends with step {}; give more "
+                    "`steps`",
+                    found.step, config.steps));
+  if (found.text != expected.text)
+    return refused(
+        fmt::format("it has trained on another text (digest {}, data.files have {}); "
+                    "give its files, or begin with model.checkpoint",
+                    found.text.to_string(), expected.text.to_string()));
+  if (found.data_seed != expected.data_seed)
+    return refused(
+        fmt::format("its data.seed is {}, this run's {}", found.data_seed, expected.data_seed));
+  if (found.dp != expected.dp || found.microbatches != expected.microbatches ||
+      found.sequences != expected.sequences || found.sequence != expected.sequence)
+    return refused(fmt::format(
+        "its steps have {} replicas with {} micro-batches of {} sequences of {} bytes; this run's "
+        "{}, {}, {} and {}: the steps to come would not be the same",
+        found.dp, found.microbatches, found.sequences, found.sequence, expected.dp,
+        expected.microbatches, expected.sequences, expected.sequence));
+  return {};
+}
+
+// Before a long run, not at its end.
+Result<> check_save(const config::TrainConfig& config, std::uint64_t done) {
+  if (config.save.directory.empty()) return {};
+  std::error_code error;
+  if (!fs::is_directory(config.save.directory, error) &&
+      !fs::create_directories(config.save.directory, error) && error)
+    return fail_errno(fmt::format("save.directory: {}", config.save.directory), error.value());
+  for (const auto& entry : fs::directory_iterator(config.save.directory, error)) {
+    const auto step = publish::step_of(entry.path());
+    if (!step || *step <= done || *step > config.steps || !saves_after(config, *step)) continue;
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("save.directory: {} exists already, and step {} of this run would be "
+                            "saved there; remove it or give another directory",
+                            entry.path().string(), *step));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<training::TrainingOptions> training_options(const config::TrainConfig& config) {
+  const auto spec = spec_of(config);
+  if (!spec) return fail(spec.error());
+  if (spec->vocabulary < config::kByteValues)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("the model has a vocabulary of {} tokens; bytes need {}",
+                            spec->vocabulary, config::kByteValues));
+  const auto order = schedule::order_of(config.schedule.order);
+  if (!order) return fail(order.error());
+  training::TrainingOptions options{
+      .spec = *spec,
+      .sizes = {.pp = config.parallel.pp,
+                .vpp = config.parallel.vpp,
+                .ep = config.parallel.ep,
+                .dp = config.parallel.dp},
+      .schedule = {.order = *order,
+                   .shape = {.pp = config.parallel.pp,
+                             .vpp = config.parallel.vpp,
+                             .microbatches = config.schedule.microbatches},
+                   .group = config.schedule.group,
+                   .overlap = config.schedule.overlap,
+                   .extra_warmup = config.schedule.extra_warmup,
+                   .delay_wgrad = config.schedule.delay_wgrad},
+      .offload = config.schedule.offload,
+      .optimizer = {.learning_rate = config.optimizer.learning_rate,
+                    .final_learning_rate = config.optimizer.final_learning_rate,
+                    .warmup_steps = config.optimizer.warmup_steps,
+                    .total_steps = config.steps,
+                    .beta1 = config.optimizer.beta1,
+                    .beta2 = config.optimizer.beta2,
+                    .epsilon = config.optimizer.epsilon,
+                    .weight_decay = config.optimizer.weight_decay,
+                    .clip_norm = config.optimizer.clip_norm},
+      .sequences = config.data.micro_batch,
+      .sequence = config.data.sequence,
+      .deadline = config.deadline};
+  const auto planned = training::plan_training(options);
+  if (!planned) return fail(planned.error());
+  return options;
+}
+
+Result<RunBegin> begin_run(const config::TrainConfig& config,
+                           const training::TrainingOptions& options) {
+  auto text = training::Corpus::open(config.data.files, config.data.sequence);
+  if (!text) return fail(std::move(text).error());
+  const training::RunFacts facts{.step = 0,
+                                 .data_seed = config.data.seed,
+                                 .text = text->digest(),
+                                 .dp = options.sizes.dp,
+                                 .microbatches = options.schedule.shape.microbatches,
+                                 .sequences = config.data.micro_batch,
+                                 .sequence = config.data.sequence};
+  RunBegin begin{.text = std::move(*text), .facts = facts, .weights = {}, .state = {}};
+  if (!config.resume.empty()) {
+    auto state = training::load_state(config.resume);
+    if (!state) return fail(std::move(state).error());
+    WSYNC_TRY(check_resumed(config, facts, state->facts));
+    begin.facts = state->facts;
+    begin.state = std::move(*state);
+  } else if (!config.model.checkpoint.empty()) {
+    auto model = training::load_model(config.model.checkpoint);
+    if (!model) return fail(std::move(model).error());
+    begin.weights = std::move(model->parameters);
+  }
+  WSYNC_TRY(check_save(config, begin.facts.step));
+  return begin;
+}
+
+training::ParameterSet initial_weights(const config::TrainConfig& config,
+                                       const training::TrainingOptions& options, RunBegin& begin) {
+  if (begin.state) return std::move(begin.state->weights);
+  if (begin.weights) return std::move(*begin.weights);
+  training::ParameterSet weights(moe::all_parameters(options.spec));
+  training::initialise(weights, config.model.seed);
+  return weights;
+}
+
+std::vector<training::MicroBatch> micro_batches(const config::TrainConfig& config,
+                                                const training::Corpus& text, std::uint64_t step,
+                                                std::uint32_t replica) {
+  const std::uint32_t count = config.schedule.microbatches;
+  std::vector<training::MicroBatch> batches;
+  for (std::uint32_t i = 0; i < count; ++i)
+    batches.push_back(text.micro_batch(config.data.seed, step, std::uint64_t{replica} * count + i,
+                                       config.data.micro_batch, config.data.sequence));
+  return batches;
+}
+
+bool saves_after(const config::TrainConfig& config, std::uint64_t step) {
+  if (config.save.directory.empty()) return false;
+  return step == config.steps || (config.save.every != 0 && step % config.save.every == 0);
+}
+
+}  // namespace wsync::cli
