@@ -123,7 +123,13 @@ Result<training::TrainingOptions> training_options(const config::TrainConfig& co
                     .clip_norm = config.optimizer.clip_norm},
       .sequences = config.data.micro_batch,
       .sequence = config.data.sequence,
-      .deadline = config.deadline};
+      .deadline = config.deadline,
+      .run = fmt::format("steps {} save {} every {} resume {} checkpoint {} seeds {} {} publish {} "
+                         "trace {} picture {}",
+                         config.steps, config.save.directory, config.save.every, config.resume,
+                         config.model.checkpoint, config.model.seed, config.data.seed,
+                         config.publish ? config.publish->every : 0, config.trace_file,
+                         config.picture)};
   const auto planned = training::plan_training(options);
   if (!planned) return fail(planned.error());
   return options;

@@ -22,14 +22,14 @@ std::string text_of(const TrainingOptions& options) {
   const ParallelSizes& sizes = options.sizes;
   const schedule::ScheduleOptions& order = options.schedule;
   const OptimizerOptions& optimizer = options.optimizer;
-  return fmt::format("{}\n{} {} {} {}\n{} {} {} {} {} {} {}\n{} {} {} {} {} {} {} {} {}\n{} {}",
+  return fmt::format("{}\n{} {} {} {}\n{} {} {} {} {} {} {}\n{} {} {} {} {} {} {} {} {}\n{} {}\n{}",
                      moe::write_config(options.spec), sizes.pp, sizes.vpp, sizes.ep, sizes.dp,
                      schedule::order_name(order.order), order.shape.microbatches,
                      order.group.value_or(0), order.overlap, order.extra_warmup.value_or(2),
                      order.delay_wgrad, options.offload, optimizer.learning_rate,
                      optimizer.final_learning_rate, optimizer.warmup_steps, optimizer.total_steps,
                      optimizer.beta1, optimizer.beta2, optimizer.epsilon, optimizer.weight_decay,
-                     optimizer.clip_norm, options.sequences, options.sequence);
+                     optimizer.clip_norm, options.sequences, options.sequence, options.run);
 }
 
 Result<> check_identity(const TrainingOptions& options, std::uint32_t rank,
@@ -58,8 +58,8 @@ Result<> check_identity(const TrainingOptions& options, std::uint32_t rank,
                       other, identities[other].blas_core.data(), identities[0].blas_core.data()));
     if (identities[other].options != identities[0].options)
       return fail(ErrorCode::kRefused,
-                  fmt::format("rank {} and rank 0 were given different model, parallel, schedule, "
-                              "optimizer or data sizes; start all ranks with one configuration",
+                  fmt::format("rank {} and rank 0 were given different configurations; start all "
+                              "ranks with one",
                               other));
   }
   return {};

@@ -25,6 +25,8 @@ struct TrainingOptions {
   std::size_t sequences = 1;                   // of a micro-batch
   std::size_t sequence = 1;                    // tokens of each
   std::chrono::milliseconds deadline{60'000};  // of one exchange between ranks
+  // What else all ranks must have in common: compared at the start, and nothing else.
+  std::string run;
   [[nodiscard]] std::uint64_t tokens_of_step() const noexcept;
 };
 // Checks that all of these go together: plan_training() succeeds. kInvalidInput names sizes and
