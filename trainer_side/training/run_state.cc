@@ -5,6 +5,7 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -96,7 +97,7 @@ Result<> write_optimizer(const std::string& directory, const RunState& state) {
 }
 
 Result<> read_optimizer(const SafetensorsFile& file, RunState& state) {
-  std::size_t found = 0;
+  std::set<std::string> found;
   for (std::size_t i = 0; i < file.tensors().size(); ++i) {
     const TensorInfo& info = file.tensors()[i].info;
     for (const auto& [prefix, set] :
@@ -115,13 +116,15 @@ Result<> read_optimizer(const SafetensorsFile& file, RunState& state) {
                                 fmt::join(expected->shape, ", "), dtype_name(info.dtype),
                                 fmt::join(info.shape, ", ")));
       WSYNC_TRY(file.read(i, 0, std::as_writable_bytes(values)));
-      ++found;
+      found.insert(info.name);
     }
   }
-  const std::size_t expected = 2 * state.weights.parameters().size();
-  if (found == expected) return {};
-  return fail(ErrorCode::kInvalidInput, fmt::format("{}: the state of {} of {} parameters is there",
-                                                    file.path(), found / 2, expected / 2));
+  for (const std::string_view prefix : {kMeanPrefix, kVariancePrefix})
+    for (const moe::Parameter& parameter : state.weights.parameters())
+      if (!found.contains(std::string(prefix) + parameter.name))
+        return fail(ErrorCode::kInvalidInput,
+                    fmt::format("{}: {}{} is missing", file.path(), prefix, parameter.name));
+  return {};
 }
 
 // The arrays of a rank that make up its part of a state, each with the set they belong to and the
