@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Judges from Python: sets up the pinned reference packages in an environment of its own, makes the golden files anew and
 # compares them with the committed ones byte for byte, lets safetensors load what wsync writes, and holds the reference model's
-# logits and gradients to transformers' and the optimizer's steps to torch's.
+# logits and gradients to transformers', the optimizer's steps to torch's, and a training run on four ranks to one of torch.
 #
 # Usage: tests/reference/run.sh [BUILD_DIRECTORY]    (default build/dev; must hold the built tools)
 # The environment is kept in build/reference-venv.
@@ -11,7 +11,8 @@ cd "$(dirname "$0")/../.."
 build=${1:-build/dev}
 tool=$build/tests/reference/safetensors_tool
 moe_tool=$build/tests/reference/moe_tool
-for built in "$tool" "$moe_tool"; do
+wsync=$build/deploy/cli/wsync
+for built in "$tool" "$moe_tool" "$wsync"; do
   [ -x "$built" ] || { echo "run.sh: $built is not built: cmake --build $build --target $(basename "$built")" >&2; exit 2; }
 done
 
@@ -36,3 +37,4 @@ for file in tests/golden/good/*.safetensors; do "$tool" "$file" "$work/copies/$(
 mkdir "$work/models"
 "$venv/bin/python" tests/reference/check_model.py "$moe_tool" "$work/models"
 "$venv/bin/python" tests/reference/check_optimizer.py "$moe_tool" "$work/models"
+"$venv/bin/python" tests/reference/check_training.py "$wsync" "$work/models"
