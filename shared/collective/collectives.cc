@@ -7,6 +7,7 @@
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
+#include "shared/base/planted.h"
 
 namespace wsync::collective {
 namespace {
@@ -158,6 +159,7 @@ Result<> reduce_scatter(const Team& team, std::span<const std::span<const float>
                     fmt::format("rank {} sums {}, rank {} {}", team.rank_of(team.index()),
                                 counted(arrays.size(), "array"), team.rank_of(member), count));
     }
+  if (planted("sum_backwards")) std::reverse(summands.begin(), summands.end());
   std::copy(summands.front().begin(), summands.front().end(), out.begin());
   for (std::size_t s = 1; s < summands.size(); ++s)
     for (std::size_t k = 0; k < out.size(); ++k) out[k] += summands[s][k];

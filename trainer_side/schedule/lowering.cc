@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/base/planted.h"
 #include "trainer_side/schedule/validate.h"
 
 namespace wsync::schedule {
@@ -206,10 +207,11 @@ class RankLowering {
   void attention(const Cell& cell, std::uint32_t layer) {
     CellState& known = state(cell);
     // Room on the device: of the forwards before, only the last one may still be leaving.
-    known.forward_end = layer == 0 ? add(OperationKind::kAttention, cell, 0, part_of(0, 1),
-                                         {known.activation_in, earlier_offload_})
-                                   : add(OperationKind::kAttention, cell, layer, part_of(layer, 1),
-                                         {known.forward_end});
+    known.forward_end =
+        layer == 0
+            ? add(OperationKind::kAttention, cell, 0, part_of(0, 1),
+                  {known.activation_in, planted("fifth_activation") ? kNone : earlier_offload_})
+            : add(OperationKind::kAttention, cell, layer, part_of(layer, 1), {known.forward_end});
   }
   void dispatch(const Cell& cell, std::uint32_t layer) {
     if (!options_.expert_parallel) return;
@@ -236,7 +238,8 @@ class RankLowering {
   void combine_gradient(const Cell& cell, std::uint32_t layer) {
     CellState& known = state(cell);
     if (layer == 0)
-      before_mlp_gradient_ = {known.forward_end, known.gradient_in, known.onload};
+      before_mlp_gradient_ = {known.forward_end, known.gradient_in,
+                              planted("onload_not_waited_for") ? kNone : known.onload};
     else
       before_mlp_gradient_ = {last_of_backward_};
     if (options_.expert_parallel)

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "shared/base/planted.h"
 #include "trainer_side/training/gradients.h"
 
 namespace wsync::training {
@@ -300,7 +301,7 @@ void LayerRun::attention_gradient(Matrix dx) {
 void LayerRun::weight_gradient(const LayerGradients& gradients,
                                std::span<const ExpertGradients> experts) {
   for (const auto& [member, e, first, count] : rows_) {
-    const ExpertViews<Matrix>& expert = experts[member][e];
+    const ExpertViews<Matrix>& expert = experts[planted("expert_joins_sources") ? 0 : member][e];
     const ConstMatrix in = expert_in_.matrix().part(first, count);
     moe::linear_weight_gradient(dgate_.matrix().part(first, count), in, expert.gate);
     moe::linear_weight_gradient(dup_.matrix().part(first, count), in, expert.up);

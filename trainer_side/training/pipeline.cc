@@ -5,6 +5,7 @@
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
+#include "shared/base/planted.h"
 #include "trainer_side/training/gradients.h"
 
 namespace wsync::training {
@@ -256,7 +257,9 @@ class Pipeline::Work {
                                       ? gradients_.tied_head->matrix(moe::kEmbedding)
                                       : gradients_.dense.matrix(moe::kHead));
     }
-    for (std::uint32_t i = layers_; i-- > 0;) {
+    const bool skip = planted("last_weight_gradient_skipped") &&
+                      operation.cell.microbatch + 1 == shape_.microbatches;
+    for (std::uint32_t i = skip ? 0 : layers_; i-- > 0;) {
       const std::uint32_t layer = stage * layers_ + i;
       std::vector<ExpertGradients> experts;
       for (ParameterSet& source : gradients_.experts)
@@ -334,7 +337,7 @@ void Pipeline::check_batches(const std::vector<MicroBatch>& batches) const {
 }
 
 void Pipeline::abort(const Error& error) const {
-  if (options_.group != nullptr)
+  if (options_.group != nullptr && !planted("lane_failure_not_told"))
     options_.group->abort(error.with_context(fmt::format("rank {}", options_.place.rank)));
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/base/planted.h"
 
 namespace wsync::training {
 namespace {
@@ -158,7 +159,7 @@ Result<> Update::add_tied_head(const ParameterSet& head) {
   Shard& shard = shards_[0];  // the embedding is the first of its parameters
   const std::span<const float> values = head.all();
   for (std::size_t i = shard.begin(); i < std::min(shard.end(), values.size()); ++i)
-    shard.gradient[i - shard.begin()] += values[i];
+    shard.gradient[i - shard.begin()] += values[i] * (planted("tied_head_twice") ? 2.0F : 1.0F);
   return {};
 }
 
@@ -184,6 +185,10 @@ Result<std::vector<std::vector<double>>> Update::gather_sums(std::uint64_t step,
     for_each_block(shard, [&](const NormBlock& block) {
       own.push_back(square_sum(gradient_of(shard, block)));
     });
+  if (planted("norm_over_shards")) {
+    std::fill(own.begin() + kFirstBlock, own.end(), 0.0);
+    own.back() = square_sum(shards_[0].gradient) + square_sum(shards_[1].gradient);
+  }
   std::vector<std::uint32_t> everyone(ranks);
   std::vector<std::span<std::byte>> parts;
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
@@ -244,7 +249,8 @@ Result<StepResult> Update::agree(std::uint64_t step, double loss, std::uint64_t 
   const StepResult result{.loss = total / static_cast<double>(tokens),
                           .gradient_norm = norm_of(blocks),
                           .learning_rate = learning_rate_of(options_.optimizer, step)};
-  if (!std::isfinite(result.loss) || !std::isfinite(result.gradient_norm)) {
+  if (!planted("not_finite_goes_on") &&
+      (!std::isfinite(result.loss) || !std::isfinite(result.gradient_norm))) {
     auto why = why_not_finite(step, result.loss);
     return fail(why ? std::move(*why) : std::move(why).error());
   }

@@ -65,8 +65,8 @@ class Update {
 
   // Step `step`, counted from 1, of `tokens` tokens on all replicas; `loss` is what
   // Pipeline::Step::loss says. Nothing has changed when it fails with kRefused: not_finite(), or
-  // ranks that are at different steps. Other errors as ProcessGroup::exchange(), after which weights
-  // may be of this step or of the one before.
+  // ranks that are at different steps. Other errors as ProcessGroup::exchange(), after which
+  // weights may be of this step or of the one before.
   [[nodiscard]] Result<StepResult> run(std::uint64_t step, double loss, std::uint64_t tokens,
                                        RankGradients& gradients);
   // The optimizer's state: of the dense parameters, then of the experts.

@@ -1,7 +1,8 @@
 // A strict machine: each lane runs its operations one after the other, a receive holds the lane
 // until its message is there. `queue` messages wait between two ranks in each direction of each
 // kind; with 0 a send ends only when the receive has begun. Of several replicas, those of a rank
-// meet in each dispatch and combine. Latencies are random. Activations are counted meanwhile.
+// meet in each dispatch and combine. Latencies are random, and a lane may be much slower than the
+// others. Activations are counted meanwhile.
 #pragma once
 
 #include <algorithm>
@@ -29,6 +30,7 @@ class StrictMachine {
         ranks_.back().done.resize(rank.operations.size());
         ranks_.back().places.resize(program.shape.cells(), Place::kNowhere);
       }
+    for (double& latency : latencies_) latency = std::array{0.05, 1.0, 1.0, 20.0}[random_() % 4];
   }
 
   // Runs to the end or to where nothing moves; true when all is done.
@@ -178,7 +180,8 @@ class StrictMachine {
     }
     state.most_on_device = std::max(state.most_on_device, state.on_device);
     state.begun[lane] = Begun::kRunning;
-    events_.push({now_ + std::exponential_distribution<double>(1)(random_), rank, lane});
+    const double latency = latencies_[lane] * std::exponential_distribution<double>(1)(random_);
+    events_.push({now_ + latency, rank, lane});
   }
 
   void finish(std::uint32_t rank, std::size_t lane) {
@@ -213,6 +216,7 @@ class StrictMachine {
   std::uint32_t queue_;
   std::uint32_t replicas_;
   std::mt19937_64 random_;
+  std::array<double, kLaneCount> latencies_{};  // mean, of each lane
   double now_ = 0;
   std::vector<RankState> ranks_;  // replica after replica
   std::map<Channel, ChannelState> channels_;

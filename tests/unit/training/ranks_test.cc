@@ -52,7 +52,8 @@ TEST(Ranks, OneWithOtherOptionsIsNamedByAll) {
       [](TrainingOptions& o) { o.schedule.delay_wgrad = true; },
       [](TrainingOptions& o) { o.sequence = 4; },
       [](TrainingOptions& o) { o.schedule.shape.microbatches = 3; },
-      [](TrainingOptions& o) { o.sizes.ep = 2; }};
+      [](TrainingOptions& o) { o.sizes.ep = 2; },
+      [](TrainingOptions& o) { o.run = "other data"; }};
   for (const auto& change : changes)
     for (const Result<>& result : run_ranks(4, [&](std::uint32_t rank) {
            TrainingOptions options = common;
@@ -75,6 +76,18 @@ TEST(Ranks, AnotherNumberOfThemIsRefused) {
   EXPECT_EQ(TrainingRank::create(options, nullptr).error().message(),
             "1 ranks have been started; pp 2 times dp 2 is 4");
 }
+
+// The sanitizers end a process that asks for so much.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST(Ranks, AModelThatMemoryHasNoRoomForIsRefused) {
+  TrainingOptions options = small_options({}, 1);
+  options.spec.vocabulary = options.spec.hidden = 1U << 24U;
+  const auto rank = TrainingRank::create(options, nullptr);
+  ASSERT_FALSE(rank.has_value());
+  EXPECT_EQ(rank.error().code(), ErrorCode::kResourceExhausted);
+  EXPECT_EQ(rank.error().message().find("rank 0: no memory for its weights"), 0U);
+}
+#endif
 
 // A group that dies at its n-th exchange, as that of a process that is killed there: it leaves, and
 // tells nobody why.
