@@ -89,10 +89,15 @@ function(wsync_component name)
   target_link_libraries(wsync_${name} PUBLIC ${arg_LINK} PRIVATE wsync_warnings ${arg_PRIVATE_LINK})
 endfunction()
 
-# wsync_test(<name> LABEL <unit|contract|scenario|simulation|gpu> SOURCES <file>... LINK <target>... [TIMEOUT <seconds>])
-# One GoogleTest executable, one CTest entry, and a part of the target tests_<label>.
+# wsync_test(<name> LABEL <unit|contract|scenario|simulation|gpu> SOURCES <file>... LINK <target>... [TIMEOUT <seconds>]
+#   [ONE_THREAD])
+# One GoogleTest executable, one CTest entry, and a part of the target tests_<label>. ONE_THREAD: of code without threads, in
+# which the thread sanitizer has nothing to find; its builds leave the test out.
 function(wsync_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LABEL;TIMEOUT" "SOURCES;LINK")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "ONE_THREAD" "LABEL;TIMEOUT" "SOURCES;LINK")
+  if(arg_ONE_THREAD AND WSYNC_SANITIZER STREQUAL "thread")
+    return()
+  endif()
   add_executable(${name} ${arg_SOURCES})
   set_target_properties(${name} PROPERTIES UNITY_BUILD OFF)
   target_link_libraries(${name} PRIVATE wsync_warnings ${arg_LINK} GTest::gtest GTest::gmock GTest::gtest_main)
