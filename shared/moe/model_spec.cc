@@ -1,5 +1,6 @@
 #include "shared/moe/model_spec.h"
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -75,6 +76,38 @@ class ConfigReader {
   double theta_ = 10'000;
 };
 
+// What the parameters are together, before there is memory even for their names: each size may be
+// possible by itself.
+Result<> check_whole(const ModelSpec& spec) {
+  constexpr std::uint64_t kElements = limits::kModelBytesMax / sizeof(float);
+  const auto too_many = [&](const char* what, std::uint64_t most) {
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{} layers with {} experts of {} x {} each, {} heads of {}, and a "
+                            "vocabulary of {}: more than {} {}, the limit",
+                            spec.layers, spec.experts, spec.hidden, spec.expert_hidden, spec.heads,
+                            spec.head_dim, spec.vocabulary, most, what));
+  };
+  if (std::uint64_t{spec.heads} * spec.head_dim > limits::kModelDimension)
+    return too_many("elements of all heads", limits::kModelDimension);
+  if (std::uint64_t{spec.layers} * spec.experts > limits::kTensorCount)
+    return too_many("parameters", limits::kTensorCount);
+  const std::vector<Parameter> layer = layer_parameters(spec, 0);
+  if (spec.layers * layer.size() > limits::kTensorCount)
+    return too_many("parameters", limits::kTensorCount);
+  std::uint64_t left = kElements;
+  const auto fits = [&left](const Parameter& parameter, std::uint64_t times) {
+    if (parameter.elements() > left / times) return false;
+    left -= parameter.elements() * times;
+    return true;
+  };
+  const bool all_fit = fits(embedding_of(spec), 1) && fits(head_of(spec), 1) &&
+                       std::all_of(layer.begin(), layer.end(), [&](const Parameter& parameter) {
+                         return fits(parameter, spec.layers);
+                       });
+  if (!all_fit) return too_many("elements", kElements);
+  return {};
+}
+
 }  // namespace
 
 Result<> check_spec(const ModelSpec& spec) {
@@ -101,7 +134,7 @@ Result<> check_spec(const ModelSpec& spec) {
   if (spec.experts_per_token > spec.experts)
     return refuse(
         fmt::format("{} experts for each token of {}", spec.experts_per_token, spec.experts));
-  return {};
+  return check_whole(spec);
 }
 
 Result<ModelSpec> read_config(std::string_view text, std::string_view where) {

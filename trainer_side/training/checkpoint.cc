@@ -2,25 +2,19 @@
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <fstream>
-#include <iterator>
+#include <map>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "shared/base/durable_file.h"
 #include "shared/base/format.h"
 #include "shared/weights/checkpoint_dir.h"
 
 namespace wsync::training {
 namespace {
-
-Result<std::string> read_config_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return fail_errno(path, errno);
-  return std::string(std::istreambuf_iterator<char>(file), {});
-}
 
 TensorInfo info_of(const moe::Parameter& parameter, SavedAs as) {
   return {.name = parameter.name,
@@ -35,6 +29,34 @@ Result<> read_values(const CheckpointDirectory& directory, std::size_t tensor,
   std::vector<std::uint16_t> bits(values.size());
   WSYNC_TRY(directory.read(tensor, 0, std::as_writable_bytes(std::span(bits))));
   std::transform(bits.begin(), bits.end(), values.begin(), from_bfloat16);
+  return {};
+}
+
+// That the directory has these parameters, each in its shape, and nothing else.
+Result<> check_tensors(const CheckpointDirectory& directory,
+                       const std::vector<moe::Parameter>& parameters, const std::string& path) {
+  std::map<std::string_view, const moe::Parameter*> missing;
+  for (const moe::Parameter& parameter : parameters) missing[parameter.name] = &parameter;
+  for (std::size_t i = 0; i < directory.manifest().size(); ++i) {
+    const TensorInfo& tensor = directory.manifest().tensor(i);
+    const auto refuse = [&](const std::string& why) {
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("{}: {}: {}", directory.file_of(i), tensor.name, why));
+    };
+    const auto found = missing.find(tensor.name);
+    if (found == missing.end()) return refuse("config.json's model has no such parameter");
+    if (const auto& expected = found->second->shape; expected != tensor.shape)
+      return refuse(fmt::format("shape [{}], expected [{}] by config.json",
+                                fmt::join(tensor.shape, ", "), fmt::join(expected, ", ")));
+    if (tensor.dtype != DType::kF32 && tensor.dtype != DType::kBF16)
+      return refuse(fmt::format("dtype {}; expected F32 or BF16", dtype_name(tensor.dtype)));
+    missing.erase(found);
+  }
+  for (const moe::Parameter& parameter : parameters)
+    if (missing.contains(parameter.name))
+      return fail(
+          ErrorCode::kInvalidInput,
+          fmt::format("{}: {} is missing, by config.json a parameter", path, parameter.name));
   return {};
 }
 
@@ -66,47 +88,25 @@ void export_bfloat16(std::span<const float> values, std::uint64_t offset,
   if (byte < out.size()) put(offset + byte);
 }
 
+Result<moe::ModelSpec> load_spec(const std::string& directory) {
+  const std::string path = directory + "/config.json";
+  const Result<Bytes> json = read_small_file(path, kModelConfigBytes);
+  if (!json) return fail(json.error());
+  return moe::read_config({reinterpret_cast<const char*>(json->data()), json->size()}, path);
+}
+
 Result<LoadedModel> load_model(const std::string& path) {
   const Result<CheckpointDirectory> directory = CheckpointDirectory::open(path);
   if (!directory) return fail(directory.error());
-  const std::string config = path + "/config.json";
-  const Result<std::string> text = read_config_text(config);
-  if (!text) return fail(text.error());
-  const Result<moe::ModelSpec> spec = moe::read_config(*text, config);
+  const Result<moe::ModelSpec> spec = load_spec(path);
   if (!spec) return fail(spec.error());
-  LoadedModel model{.spec = *spec, .parameters = ParameterSet(moe::all_parameters(*spec))};
-  const Manifest& manifest = directory->manifest();
-  std::size_t found = 0;
-  for (std::size_t i = 0; i < manifest.size(); ++i) {
-    const TensorInfo& tensor = manifest.tensor(i);
-    const auto refuse = [&](const std::string& why) {
-      return fail(ErrorCode::kInvalidInput,
-                  fmt::format("{}: {}: {}", directory->file_of(i), tensor.name, why));
-    };
-    if (!model.parameters.contains(tensor.name))
-      return refuse("config.json's model has no such parameter");
-    const auto& parameters = model.parameters.parameters();
-    const auto parameter =
-        std::find_if(parameters.begin(), parameters.end(),
-                     [&](const moe::Parameter& one) { return one.name == tensor.name; });
-    if (parameter->shape != tensor.shape)
-      return refuse(fmt::format("shape [{}], expected [{}] by config.json",
-                                fmt::join(tensor.shape, ", "), fmt::join(parameter->shape, ", ")));
-    if (tensor.dtype != DType::kF32 && tensor.dtype != DType::kBF16)
-      return refuse(fmt::format("dtype {}; expected F32 or BF16", dtype_name(tensor.dtype)));
-    WSYNC_TRY(read_values(*directory, i, model.parameters.values(tensor.name)));
-    ++found;
-  }
-  if (found == model.parameters.parameters().size()) return model;
-  for (const moe::Parameter& parameter : model.parameters.parameters()) {
-    bool is_there = false;
-    for (std::size_t i = 0; i < manifest.size(); ++i)
-      is_there |= manifest.tensor(i).name == parameter.name;
-    if (!is_there)
-      return fail(
-          ErrorCode::kInvalidInput,
-          fmt::format("{}: {} is missing, by config.json a parameter", path, parameter.name));
-  }
+  const std::vector<moe::Parameter> all = moe::all_parameters(*spec);
+  // Before there is memory for them: config.json may say anything.
+  WSYNC_TRY(check_tensors(*directory, all, path));
+  LoadedModel model{.spec = *spec, .parameters = ParameterSet(all)};
+  for (std::size_t i = 0; i < directory->manifest().size(); ++i)
+    WSYNC_TRY(
+        read_values(*directory, i, model.parameters.values(directory->manifest().tensor(i).name)));
   return model;
 }
 

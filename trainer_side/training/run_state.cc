@@ -5,7 +5,6 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
-#include <set>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -97,33 +96,23 @@ Result<> write_optimizer(const std::string& directory, const RunState& state) {
 }
 
 Result<> read_optimizer(const SafetensorsFile& file, RunState& state) {
-  std::set<std::string> found;
-  for (std::size_t i = 0; i < file.tensors().size(); ++i) {
-    const TensorInfo& info = file.tensors()[i].info;
-    for (const auto& [prefix, set] :
-         {std::pair{kMeanPrefix, &state.mean}, std::pair{kVariancePrefix, &state.variance}}) {
-      if (!info.name.starts_with(prefix)) continue;
-      const std::string name = info.name.substr(prefix.size());
-      if (!set->contains(name)) continue;
-      const std::span<float> values = set->values(name);
-      const auto& parameters = set->parameters();
-      const auto expected =
-          std::find_if(parameters.begin(), parameters.end(),
-                       [&](const moe::Parameter& one) { return one.name == name; });
-      if (info.dtype != DType::kF32 || info.shape != expected->shape)
-        return fail(ErrorCode::kInvalidInput,
-                    fmt::format("{}: {}: expected F32 [{}], found {} [{}]", file.path(), info.name,
-                                fmt::join(expected->shape, ", "), dtype_name(info.dtype),
-                                fmt::join(info.shape, ", ")));
-      WSYNC_TRY(file.read(i, 0, std::as_writable_bytes(values)));
-      found.insert(info.name);
-    }
-  }
-  for (const std::string_view prefix : {kMeanPrefix, kVariancePrefix})
-    for (const moe::Parameter& parameter : state.weights.parameters())
-      if (!found.contains(std::string(prefix) + parameter.name))
+  std::map<std::string_view, std::size_t> found;
+  for (std::size_t i = 0; i < file.tensors().size(); ++i) found[file.tensors()[i].info.name] = i;
+  for (const auto& [prefix, set] :
+       {std::pair{kMeanPrefix, &state.mean}, std::pair{kVariancePrefix, &state.variance}})
+    for (const moe::Parameter& parameter : set->parameters()) {
+      const auto tensor = found.find(std::string(prefix) + parameter.name);
+      if (tensor == found.end())
         return fail(ErrorCode::kInvalidInput,
                     fmt::format("{}: {}{} is missing", file.path(), prefix, parameter.name));
+      const TensorInfo& info = file.tensors()[tensor->second].info;
+      if (info.dtype != DType::kF32 || info.shape != parameter.shape)
+        return fail(ErrorCode::kInvalidInput,
+                    fmt::format("{}: {}: expected F32 [{}], found {} [{}]", file.path(), info.name,
+                                fmt::join(parameter.shape, ", "), dtype_name(info.dtype),
+                                fmt::join(info.shape, ", ")));
+      WSYNC_TRY(file.read(tensor->second, 0, std::as_writable_bytes(set->values(parameter.name))));
+    }
   return {};
 }
 

@@ -1,6 +1,7 @@
 // All that a training run has come to at the end of a step, and its directory: a checkpoint in
-// Hugging Face form (float32), with training.json and the optimizer's state in optimizer/ beside
-// it. A run that goes on from it takes the steps that it would have taken.
+// Hugging Face form (float32), and optimizer/state.safetensors with the optimizer's state, the
+// facts of the run in its metadata. A run that goes on from it, with the same optimizer and the
+// same last step, takes the steps that it would have taken.
 #pragma once
 
 #include <chrono>

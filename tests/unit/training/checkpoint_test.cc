@@ -109,5 +109,35 @@ TEST_F(ModelDirectory, WhatDoesNotFitIsNamed) {
   EXPECT_NE(why(at("m")).find("config.json"), std::string::npos);
 }
 
+// Sizes that are possible one by one must not make the reader ask for memory that no host has.
+TEST_F(ModelDirectory, AModelThatCannotBeIsRefusedBeforeThereIsMemoryForIt) {
+  ASSERT_TRUE(save_model(at("m"), spec_, random_parameters(spec_), SavedAs::kFloat32).has_value());
+  const auto told = [&](moe::ModelSpec other) {
+    std::ofstream(at("m") + "/config.json") << moe::write_config(other);
+    return why(at("m"));
+  };
+  moe::ModelSpec other = spec_;
+  other.layers = other.experts = 1U << 24U;
+  EXPECT_NE(told(other).find("more than 1048576 parameters, the limit"), std::string::npos)
+      << told(other);
+  other = spec_;
+  other.vocabulary = other.hidden = 1U << 24U;
+  EXPECT_NE(told(other).find("elements, the limit"), std::string::npos) << told(other);
+  other = spec_;
+  other.layers = 60'000;
+  other.expert_hidden = other.hidden = 1U << 12U;
+  EXPECT_NE(told(other).find("elements, the limit"), std::string::npos) << told(other);
+  other = spec_;
+  other.heads = other.key_value_heads = other.head_dim = 1U << 13U;
+  EXPECT_NE(told(other).find("elements of all heads, the limit"), std::string::npos) << told(other);
+  // Of 4 TiB: it is within the limits, and not in this directory.
+  other = spec_;
+  other.expert_hidden = 1U << 24U;
+  other.hidden = 1U << 14U;
+  EXPECT_NE(told(other).find("by config.json"), std::string::npos) << told(other);
+  std::ofstream(at("m") + "/config.json") << std::string(kModelConfigBytes + 1, ' ');
+  EXPECT_NE(why(at("m")).find("more than 1048576 bytes"), std::string::npos) << why(at("m"));
+}
+
 }  // namespace
 }  // namespace wsync::training
