@@ -1,6 +1,7 @@
 #include "deploy/cli/train_rank.h"
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <memory>
 #include <numeric>
@@ -28,14 +29,16 @@ using training::StepResult;
 // While rank 0 writes a state the others wait for it, however slow its disk.
 constexpr std::chrono::minutes kSaveDeadline{30};
 
-volatile std::sig_atomic_t stop_signals = 0;
+// Any thread may get a signal, and the one that runs the steps asks.
+std::atomic<int> stop_signals = 0;
+static_assert(std::atomic<int>::is_always_lock_free, "what a signal handler may touch");
 
 // The signals of this process, from now on.
 void stop_after_step() {
   struct sigaction action{};
+  action.sa_flags = SA_RESTART;  // no file is left half written for it
   action.sa_handler = [](int) {
-    stop_signals = stop_signals + 1;
-    if (stop_signals > 1) ::_exit(kExitInterrupted);
+    if (stop_signals.fetch_add(1) > 0) ::_exit(kExitInterrupted);
   };
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
@@ -156,14 +159,13 @@ class RankRun {
   }
 
   // Whether it is so on one rank: the same answer on all.
-  [[nodiscard]] Result<bool> any_rank(bool here, std::chrono::nanoseconds patience = {}) {
+  [[nodiscard]] Result<bool> any_rank(bool here) {
     std::vector<std::uint8_t> flags(everyone_.size());
     flags[group_.rank()] = here ? 1 : 0;
     std::vector<std::span<std::byte>> parts;
     for (std::uint8_t& flag : flags) parts.push_back(std::as_writable_bytes(std::span(&flag, 1)));
-    const std::chrono::nanoseconds allowed =
-        std::max<std::chrono::nanoseconds>(patience, rank_->options().deadline);
-    WSYNC_TRY(collective::all_gather(collective::Team(&group_, everyone_), parts, now() + allowed));
+    WSYNC_TRY(collective::all_gather(collective::Team(&group_, everyone_), parts,
+                                     now() + rank_->options().deadline));
     return std::any_of(flags.begin(), flags.end(), [](std::uint8_t flag) { return flag != 0; });
   }
 
@@ -171,13 +173,9 @@ class RankRun {
     auto state = training::gather_state(*rank_, facts, &group_);
     if (!state) return fail(std::move(state).error());
     const std::string path = training::state_directory(config_.save.directory, facts.step);
-    Result<> saved;
-    if (*state) saved = training::save_state(path, **state);
-    const auto failed = any_rank(!saved, kSaveDeadline);
-    if (!failed) return fail(failed.error());
-    if (!saved) return saved;
-    if (*failed)
-      return fail(ErrorCode::kIo, fmt::format("rank 0 could not save step {}", facts.step));
+    // Rank 0 that cannot save breaks the group with its reason: it is what every rank fails with.
+    if (*state) WSYNC_TRY(training::save_state(path, **state));
+    WSYNC_TRY(collective::barrier(collective::Team(&group_, everyone_), now() + kSaveDeadline));
     tell({{"event", "saved"}, {"step", facts.step}, {"directory", path}});
     return {};
   }
