@@ -20,6 +20,8 @@ namespace {
 using collective::memory::HostSegment;
 using collective::memory::RankPhase;
 
+static_assert(config::kTrainRanks <= collective::memory::kHostRankCount);
+
 // A run has no end by the clock; its ranks have deadlines for each exchange.
 constexpr std::chrono::hours kNoDeadline{24 * 365};
 // Beside the heartbeat's deadline: for ranks that were told to end.

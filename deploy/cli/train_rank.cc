@@ -26,6 +26,8 @@ using nlohmann::json;
 
 using training::StepResult;
 
+static_assert(config::kTrainRanks <= collective::gloo::kGlooRankCount);
+
 // While rank 0 writes a state the others wait for it, however slow its disk.
 constexpr std::chrono::minutes kSaveDeadline{30};
 

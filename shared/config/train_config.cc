@@ -53,20 +53,19 @@ void bind_data(Binder& binder, DataConfig& c) {
 }
 
 void bind_parallel(Binder& binder, ParallelConfig& c) {
-  constexpr auto kRanks = static_cast<std::uint32_t>(limits::kTrainerRankCount);
-  binder.count("parallel.pp", c.pp, {1, static_cast<std::uint32_t>(limits::kPipelineRankCount)});
+  binder.count("parallel.pp", c.pp, {1, kTrainRanks});
   binder.count("parallel.vpp", c.vpp, {1, static_cast<std::uint32_t>(limits::kVirtualChunkCount)});
-  binder.count("parallel.ep", c.ep, {1, kRanks});
-  binder.count("parallel.dp", c.dp, {1, kRanks});
+  binder.count("parallel.ep", c.ep, {1, kTrainRanks});
+  binder.count("parallel.dp", c.dp, {1, kTrainRanks});
   if (c.dp % c.ep != 0)
     binder.refuse("parallel.ep",
                   fmt::format("expected a divisor of parallel.dp ({}), for the ranks that share a "
                               "layer's experts are data-parallel replicas; found {}",
                               c.dp, c.ep));
-  if (std::uint64_t{c.pp} * c.dp > kRanks)
+  if (std::uint64_t{c.pp} * c.dp > kTrainRanks)
     binder.refuse("parallel.dp", fmt::format("expected at most {} ranks, found parallel.pp * "
                                              "parallel.dp = {} * {} = {}",
-                                             kRanks, c.pp, c.dp, std::uint64_t{c.pp} * c.dp));
+                                             kTrainRanks, c.pp, c.dp, std::uint64_t{c.pp} * c.dp));
 }
 
 // What the sizes of a model must be to be cut into these parts; those of a checkpoint are not known

@@ -18,7 +18,9 @@ namespace wsync::config {
 inline constexpr std::uint32_t kTrainSteps = 1'000'000'000;
 inline constexpr std::uint32_t kTrainSequence = 65'536;    // bytes
 inline constexpr std::uint32_t kTrainMicroBatch = 65'536;  // sequences
-inline constexpr std::uint32_t kByteValues = 256;          // the tokens of byte-level text
+// Of a run: what a process group may have, inside a host and between hosts.
+inline constexpr std::uint32_t kTrainRanks = 256;
+inline constexpr std::uint32_t kByteValues = 256;  // the tokens of byte-level text
 
 struct ModelConfig {
   // Hugging Face directory to begin from; its config.json has the sizes, and those here mean

@@ -175,7 +175,9 @@ Result<Mesh> connect(const GlooOptions& options, TimePoint deadline) {
       return Mesh{.files = store.take_files(), .context = std::move(context)};
     } catch (const Taken&) {
       return fail(ErrorCode::kRefused,
-                  fmt::format("run {} has a rank {} in {} already; give each run a name of its own",
+                  fmt::format("run {} has a rank {} in {} already: it is started twice, or a run "
+                              "that was killed while it began has left its files; empty the "
+                              "directory, or give the run one of its own",
                               options.run, options.rank, options.directory));
     } catch (const std::exception& error) {
       return fail(why_not(options, store, deadline, error.what()));

@@ -222,7 +222,7 @@ class SegmentGroup final : public MemoryGroup {
         continue;
       return fail(ErrorCode::kPeerLost,
                   fmt::format("rank {} has left the group, rank {} still {} it", peer, rank_,
-                              receives ? "receives from" : "sends to"));
+                              sends ? "sends to" : "receives from"));
     }
     return {};
   }

@@ -159,8 +159,9 @@ Result<> Segment::health() const {
   const std::uint32_t first = at<SegmentHeader>(0).first_reason.load(std::memory_order_acquire);
   if (first == 0) return {};
   const auto& slot = at<ReasonSlot>(layout_.reason_slot(std::min(first - 1, launcher())));
-  return fail(slot.code, std::string(slot.message.data(),
-                                     std::min<std::size_t>(slot.bytes, slot.message.size())));
+  return fail(
+      std::min(slot.code, ErrorCode::kInternal),
+      std::string(slot.message.data(), std::min<std::size_t>(slot.bytes, slot.message.size())));
 }
 
 }  // namespace wsync::collective::memory

@@ -107,9 +107,11 @@ TEST(GlooGroup, ARankThatIsThereAlreadyIsRefused) {
   std::jthread first(
       [&] { (void)gloo::join(options_of(0, 2, directory), in(std::chrono::seconds(1))); });
   while (directory.files(false) == 0) std::this_thread::yield();
-  EXPECT_EQ(refusal(options_of(0, 2, directory), ErrorCode::kRefused),
-            "run a test has a rank 0 in " + directory.path() +
-                " already; give each run a name of its own");
+  EXPECT_EQ(
+      refusal(options_of(0, 2, directory), ErrorCode::kRefused),
+      "run a test has a rank 0 in " + directory.path() +
+          " already: it is started twice, or a run that was killed while it began has left its "
+          "files; empty the directory, or give the run one of its own");
 }
 
 TEST(GlooGroup, OfOneRankNeedsNoOther) {

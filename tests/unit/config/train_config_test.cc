@@ -157,9 +157,9 @@ TEST(TrainConfig, SizesThatDoNotGoTogetherAreRefused) {
       "a layer's experts are data-parallel replicas; found 3");
   EXPECT_EQ(why("parallel: {ep: 8, dp: 4}").substr(0, 49),
             "t.yaml:1: parallel.ep: expected a divisor of para");
-  EXPECT_EQ(why("parallel: {pp: 64, vpp: 1, dp: 65}"),
-            "t.yaml:1: parallel.dp: expected at most 4096 ranks, found parallel.pp * parallel.dp = "
-            "64 * 65 = 4160");
+  EXPECT_EQ(why("parallel: {pp: 16, vpp: 1, dp: 17}"),
+            "t.yaml:1: parallel.dp: expected at most 256 ranks, found parallel.pp * parallel.dp = "
+            "16 * 17 = 272");
   EXPECT_EQ(
       why("model: {layers: 6}"),
       "t.yaml:1: model.layers: expected a multiple of parallel.pp * parallel.vpp = 2 * 2 = 4, "
