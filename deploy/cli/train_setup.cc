@@ -1,10 +1,12 @@
 #include "deploy/cli/train_setup.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <unistd.h>
 #include <utility>
 
 #include "shared/base/format.h"
@@ -68,21 +70,71 @@ Result<> check_resumed(const config::TrainConfig& config, const training::RunFac
   return {};
 }
 
-// Before a long run, not at its end.
-Result<> check_save(const config::TrainConfig& config, std::uint64_t done) {
-  if (config.save.directory.empty()) return {};
-  std::error_code error;
-  if (!fs::is_directory(config.save.directory, error) &&
-      !fs::create_directories(config.save.directory, error) && error)
-    return fail_errno(fmt::format("save.directory: {}", config.save.directory), error.value());
-  for (const auto& entry : fs::directory_iterator(config.save.directory, error)) {
-    const auto step = publish::step_of(entry.path());
-    if (!step || *step <= done || *step > config.steps || !saves_after(config, *step)) continue;
+// A state's model rules over the configuration's. What was given there and differs is a mistake,
+// and what is as in an empty configuration was not given.
+Result<> check_resumed_model(const config::TrainConfig& config, const moe::ModelSpec& found) {
+  using Config = config::ModelConfig;
+  using Spec = moe::ModelSpec;
+  struct Size {
+    const char* key;
+    std::uint32_t Config::* given;
+    std::uint32_t Spec::* found;
+  };
+  constexpr std::array kSizes{
+      Size{"vocabulary", &Config::vocabulary, &Spec::vocabulary},
+      Size{"hidden", &Config::hidden, &Spec::hidden},
+      Size{"layers", &Config::layers, &Spec::layers},
+      Size{"heads", &Config::heads, &Spec::heads},
+      Size{"key_value_heads", &Config::key_value_heads, &Spec::key_value_heads},
+      Size{"head_dim", &Config::head_dim, &Spec::head_dim},
+      Size{"experts", &Config::experts, &Spec::experts},
+      Size{"experts_per_token", &Config::experts_per_token, &Spec::experts_per_token},
+      Size{"expert_hidden", &Config::expert_hidden, &Spec::expert_hidden},
+  };
+  if (!config.model.checkpoint.empty()) return {};
+  const Config left_out;
+  for (const Size& size : kSizes)
+    if (const std::uint32_t given = config.model.*size.given;
+        given != left_out.*size.given && given != found.*size.found)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("resume: {}: its model.{} is {}, this run's is {}; leave the model's "
+                              "keys out, or begin a new run",
+                              config.resume, size.key, found.*size.found, given));
+  if (config.model.tied_embeddings && !found.tied_embeddings)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("save.directory: {} exists already, and step {} of this run would be "
-                            "saved there; remove it or give another directory",
-                            entry.path().string(), *step));
+                fmt::format("resume: {}: its model has a head of its own, this run's "
+                            "model.tied_embeddings is true; leave it out, or begin a new run",
+                            config.resume));
+  return {};
+}
+
+Result<> check_directory(const char* key, const fs::path& directory) {
+  if (::access(directory.empty() ? "." : directory.c_str(), W_OK | X_OK) == 0) return {};
+  return fail_errno(fmt::format("{}: cannot write to {}", key, directory.string()), errno);
+}
+
+// That what the run will write can be written: before a long run, not at its end.
+Result<> check_outputs(const config::TrainConfig& config, std::uint64_t done) {
+  for (const auto& [key, path] :
+       {std::pair{"trace_file", &config.trace_file}, std::pair{"picture", &config.picture}})
+    if (!path->empty()) WSYNC_TRY(check_directory(key, fs::path(*path).parent_path()));
+  const std::string& directory = config.save.directory;
+  if (directory.empty()) return {};
+  std::error_code error;
+  if (!fs::is_directory(directory, error) && !fs::create_directories(directory, error) && error)
+    return fail_errno("save.directory: " + directory, error.value());
+  WSYNC_TRY(check_directory("save.directory", directory));
+  fs::directory_iterator entry(directory, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    const auto step = publish::step_of(entry->path());
+    // A run that is asked to stop saves whatever step it is at.
+    if (step && *step > done && *step <= config.steps)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("save.directory: {} exists already, and this run may save step {} "
+                              "there; go on from it (resume), remove it or give another directory",
+                              entry->path().string(), *step));
   }
+  if (error) return fail_errno("save.directory: " + directory, error.value());
   return {};
 }
 
@@ -150,6 +202,7 @@ Result<RunBegin> begin_run(const config::TrainConfig& config,
   if (!config.resume.empty()) {
     auto state = training::load_state(config.resume);
     if (!state) return fail(std::move(state).error());
+    WSYNC_TRY(check_resumed_model(config, state->spec));
     WSYNC_TRY(check_resumed(config, facts, state->facts));
     begin.facts = state->facts;
     begin.state = std::move(*state);
@@ -158,7 +211,7 @@ Result<RunBegin> begin_run(const config::TrainConfig& config,
     if (!model) return fail(std::move(model).error());
     begin.weights = std::move(model->parameters);
   }
-  WSYNC_TRY(check_save(config, begin.facts.step));
+  WSYNC_TRY(check_outputs(config, begin.facts.step));
   return begin;
 }
 

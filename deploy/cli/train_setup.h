@@ -23,8 +23,9 @@ struct RunBegin {
   std::optional<training::ParameterSet> weights;  // of a checkpoint; none: random ones by the seed
   std::optional<training::RunState> state;        // of a run that goes on
 };
-// kInvalidInput, too: a state of another text or seed, whose steps would not be those to come; a
-// state that has all its steps; a step_N directory that the run would write exists.
+// kInvalidInput, too: a state of another model, text or seed, whose steps would not be those to
+// come; a state that has all its steps; a step_N directory that the run may have to write exists.
+// kNotFound and kIo: what the run is to write has no place.
 [[nodiscard]] Result<RunBegin> begin_run(const config::TrainConfig& config,
                                          const training::TrainingOptions& options);
 

@@ -266,8 +266,12 @@ Result<Outcome> export_model(const config::TrainConfig& config,
 
 Result<Outcome> run_training(Context& context, const TrainerOptions& options,
                              const config::Sources& sources) {
-  const auto config = config::load_train(sources);
+  auto config = config::load_train(sources);
   if (!config) return fail(config.error());
+  if (!options.export_to.empty()) {  // beside it nothing is written
+    config->save = {};
+    config->trace_file = config->picture = "";
+  }
   context.configure_log(
       options.rank ? fmt::format("trainer rank {}", *options.rank) : std::string("trainer"),
       config->log);
@@ -282,6 +286,8 @@ Result<Outcome> run_training(Context& context, const TrainerOptions& options,
       return export_model(*config, *planned, *begin, options.export_to);
   }
   if (options.sequential) {
+    if (config->publish || !config->trace_file.empty() || !config->picture.empty())
+      log_warning("--sequential publishes nothing, and writes neither trace_file nor picture");
     TrainReport report;
     WSYNC_TRY(run_sequential(*config, [&](const nlohmann::json& event) { report.take(event); }));
     return report.outcome();
@@ -348,17 +354,23 @@ void add_trainer(CLI::App& app, Context& context) {
   command->add_option("-c,--config", options->file,
                       "YAML file (deploy/config/trainer.yaml or train.yaml)");
   command->add_option("--set", options->set, "key=value, over the file (repeatable)");
-  command->add_option("--checkpoint", options->checkpoint, "Directory to publish first");
+  command->add_option("--checkpoint", options->checkpoint,
+                      "Directory to publish first; train: whose model to begin with");
   command->add_flag("--take-over", options->take_over,
                     "Claim the fleet, and the address, of another coordinator");
   command->add_option("--data", options->data, "Train: files and directories of text to train on");
   command->add_option("--resume", options->resume, "Train: step_N directory to go on from");
-  command->add_flag("--sequential", options->sequential,
-                    "Train in one process with plain loops: what all ranks together must equal");
-  command->add_option("--export", options->export_to,
-                      "Train: write the model as the run begins with it, in bfloat16, and end");
-  command->add_option("--rank", options->rank,
-                      "Train: be this rank of a run on several hosts (ranks.rendezvous)");
+  CLI::Option* sequential = command->add_flag(
+      "--sequential", options->sequential,
+      "Train in one process with plain loops: what all ranks together must equal");
+  CLI::Option* exported =
+      command->add_option("--export", options->export_to,
+                          "Train: write the model as the run begins with it, in bfloat16, and end");
+  command
+      ->add_option("--rank", options->rank,
+                   "Train: be this rank of a run on several hosts (ranks.rendezvous)")
+      ->excludes(sequential, exported);
+  sequential->excludes(exported);
   // What launch_training() gives its ranks.
   command->add_option("--segment", options->segment)->group("");
   command->callback([&context, options] {
