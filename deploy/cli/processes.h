@@ -1,6 +1,6 @@
 // Processes of this executable that a command (`wsync demo`, `wsync trainer` with several ranks)
-// starts, watches and ends. One loop, which runs only inside
-// until(): the story around it reads from top to bottom.
+// starts, watches and ends. One loop, which runs only inside until(): the story around it reads
+// from top to bottom.
 //
 // SIGINT, SIGTERM and SIGHUP: the first one makes until() fail with kCancelled, so that the caller
 // ends its processes in order; the second kills them, removes what `on_abandon` removes, and ends

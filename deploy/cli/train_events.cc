@@ -1,6 +1,7 @@
 #include "deploy/cli/train_events.h"
 
 #include <algorithm>
+#include <set>
 
 #include "shared/base/format.h"
 #include "shared/base/log.h"
@@ -110,12 +111,11 @@ std::string TrainReport::table() const {
 
 json TrainReport::publishing() const {
   // With `publish.every` above 1 some steps are computed beside a publish, and some are not.
+  std::set<std::uint64_t> published;
+  for (const json& publish : publishes_) published.insert(publish.at("step").get<std::uint64_t>());
   std::vector<double> beside, alone;
   for (const json& step : steps_) {
-    const auto before = step.at("step").get<std::uint64_t>() - 1;
-    const bool is_beside =
-        std::any_of(publishes_.begin(), publishes_.end(),
-                    [&](const json& publish) { return publish.at("step") == before; });
+    const bool is_beside = published.contains(step.at("step").get<std::uint64_t>() - 1);
     if (&step != &steps_.front()) (is_beside ? beside : alone).push_back(step.at("seconds"));
   }
   const bool compares = !beside.empty() && !alone.empty();

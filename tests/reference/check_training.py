@@ -20,6 +20,7 @@ import transformers
 TEXT = b"Weights are moved, not made: what the trainer has learned is what every engine serves, byte by byte. The end."
 STEPS, PEAK, FINAL, WARMUP = 8, 3e-3, 3e-4, 3
 LOSS_LIMIT, WEIGHT_LIMIT = 1e-4, 1e-3
+LONGEST_SECONDS = 300
 
 
 def make(directory):
@@ -42,7 +43,7 @@ def by_wsync(wsync, directory, work):
     command = [wsync, "trainer", "--json", "--log-level", "warning"]
     for key, value in settings.items():
         command += ["--set", f"{key}={value}"]
-    result = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)["result"]
+    result = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=LONGEST_SECONDS).stdout)["result"]
     return [step["loss"] for step in result["steps"]], result["saved"][-1]["directory"]
 
 
