@@ -2,17 +2,21 @@
 
 #include <algorithm>
 #include <fstream>
+#include <poll.h>
 #include <sched.h>
 #include <set>
 #include <sstream>
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include "bench/measure/child.h"
 #include "shared/base/format.h"
 #include "shared/base/stream_copy.h"
 
 namespace wsync::bench {
 namespace {
+
+constexpr int kLookMs = 300;  // a few dozen of the ticks in which the kernel counts
 
 std::string first_line(const std::string& path) {
   std::ifstream file(path);
@@ -118,6 +122,13 @@ CpuLoad::Shares CpuLoad::since_last() {
                       .stolen = static_cast<double>(ticks.stolen - last_.stolen) / all};
   last_ = ticks;
   return shares;
+}
+
+Result<double> busy_with_others(const Interrupt& interrupt) {
+  CpuLoad load;
+  pollfd fd{.fd = interrupt.fd(), .events = POLLIN, .revents = 0};
+  if (::poll(&fd, 1, kLookMs) > 0) return fail(ErrorCode::kCancelled, "interrupted");
+  return load.since_last().busy;
 }
 
 }  // namespace wsync::bench

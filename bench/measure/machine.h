@@ -4,7 +4,11 @@
 #include <cstdint>
 #include <string>
 
+#include "shared/base/error.h"
+
 namespace wsync::bench {
+
+class Interrupt;
 
 struct Machine {
   std::string cpu;               // model name, as the kernel gives it
@@ -41,5 +45,9 @@ class CpuLoad {
   static Ticks read();
   Ticks last_;
 };
+
+// The share of the cores' time that is used now, before a benchmark begins: what is busy belongs to
+// others. Takes 0.3 s; kCancelled on a signal.
+[[nodiscard]] Result<double> busy_with_others(const Interrupt& interrupt);
 
 }  // namespace wsync::bench

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "bench/measure/report.h"
 #include "shared/base/format.h"
 #include "shared/trace/progress.h"
 
@@ -9,28 +10,6 @@ namespace wsync::bench {
 namespace {
 
 using nlohmann::json;
-
-constexpr double kQuiet = 0.1;  // less than this of the cores' time is nobody's load
-
-json spread_json(const Spread& spread) {
-  return {{"median", spread.median},
-          {"lower_quartile", spread.lower_quartile},
-          {"upper_quartile", spread.upper_quartile},
-          {"min", spread.min},
-          {"max", spread.max}};
-}
-
-json machine_json(const Machine& machine) {
-  return {{"cpu", machine.cpu},
-          {"cores", machine.cores},
-          {"layout", machine.layout},
-          {"virtual_machine", machine.virtual_machine},
-          {"memory_bytes", machine.memory_bytes},
-          {"kernel", machine.kernel},
-          {"huge_pages", machine.huge_pages},
-          {"shared_huge_pages", machine.shared_huge_pages},
-          {"copy_kind", machine.copy_kind}};
-}
 
 json way_json(const FloorWay& way) {
   return {{"copy_kind", copy_kind_name(way.kind)}, {"threads", way.threads}};
@@ -122,13 +101,7 @@ std::string notes_text(const SyncBenchResult& result) {
                           copy_kind_name(done.floor_way.kind),
                           counted(done.floor_way.threads, "thread"));
   }
-  if (busy > kQuiet)
-    text += fmt::format(
-        "note: others used {:.0f} % of the cores before a case; read ratios, not times\n",
-        100 * busy);
-  if (stolen > kQuiet / 10)
-    text += fmt::format("note: the host withheld {:.0f} % of the cores' time\n", 100 * stolen);
-  return text;
+  return text + load_notes(busy, stolen);
 }
 
 }  // namespace
@@ -152,9 +125,8 @@ json to_json(const SyncBenchResult& result) {
 std::string to_text(const SyncBenchResult& result) {
   const Machine& machine = result.machine;
   std::string text =
-      fmt::format("{}{}\n{}; {}; huge pages {}, of shared memory {}\n", machine.cpu,
-                  machine.virtual_machine ? " (virtual machine)" : "", machine.layout,
-                  machine.kernel, machine.huge_pages, machine.shared_huge_pages);
+      fmt::format("{}\n{}; {}; huge pages {}, of shared memory {}\n", processor_text(machine),
+                  machine.layout, machine.kernel, machine.huge_pages, machine.shared_huge_pages);
   text += fmt::format("{} of weights, {} rounds, every byte of each load checked\n\n",
                       trace::format_bytes(result.bytes), result.cases.front().rounds.size());
   text +=

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <poll.h>
 #include <thread>
 
 #include "shared/base/format.h"
@@ -16,7 +15,6 @@ constexpr unsigned kWarmUps = 3;       // pushes: every arena and every buffer h
 constexpr unsigned kCalibrations = 5;  // of each way to copy the floor
 constexpr std::uint64_t kProbeBytes = 256 * limits::kMiB;
 constexpr unsigned kProbes = 5;
-constexpr int kLookMs = 300;  // a few dozen of the ticks in which the kernel counts
 constexpr std::uint64_t kHandOversNs = 500'000;  // pause, load, commit, resume: a few messages each
 
 // Bytes a second of a streaming copy on every core: the best of a few.
@@ -58,7 +56,9 @@ class Case {
   static unsigned steps(const SyncBenchOptions& options) { return kWarmUps + options.rounds + 2; }
 
   [[nodiscard]] Result<SyncCase> run(const Machine& machine, double copy_rate) {
-    WSYNC_TRY(look_at_others());
+    const auto busy = busy_with_others(interrupt_);
+    if (!busy) return fail(busy.error());
+    result_.others_busy = *busy;
     result_.predicted_ns =
         static_cast<double>(kHandOversNs) +
         (result_.adopt ? 0 : 1e9 * static_cast<double>(result_.expected_bytes) / copy_rate);
@@ -94,15 +94,6 @@ class Case {
   }
 
  private:
-  // Nothing of this benchmark runs yet: what is busy now belongs to others.
-  Result<> look_at_others() {
-    CpuLoad load;
-    pollfd fd{.fd = interrupt_.fd(), .events = POLLIN, .revents = 0};
-    if (::poll(&fd, 1, kLookMs) > 0) return fail(ErrorCode::kCancelled, "interrupted");
-    result_.others_busy = load.since_last().busy;
-    return {};
-  }
-
   Result<Pushed> push() { return fleet_->push(options_.checkpoints[pushes_++ % 2]); }
 
   Result<> choose_floor(unsigned cores) {

@@ -1,8 +1,9 @@
-"""wsync bench sync, tiny: what it reports, that every byte is checked, and that an interrupt leaves nothing behind.
+"""wsync bench, tiny: what it reports, that every byte is checked, and that an interrupt leaves nothing behind.
 
 No time is compared with anything: the machine may be busy.
 """
 import json
+import math
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import time
 import unittest
+import xml.etree.ElementTree
 
 WSYNC = sys.argv.pop()
 DEADLINE_S = 120
@@ -93,6 +95,73 @@ class BenchSync(unittest.TestCase):
     def test_bad_arguments(self):
         for bad in (["--size", "many"], ["--engines", "0"], ["--rounds", "0"]):
             done = subprocess.run([WSYNC, "bench", "sync", *bad], capture_output=True, timeout=DEADLINE_S)
+            self.assertEqual(done.returncode, 2, bad)
+
+
+TINY = ["--hidden", "64", "--tokens", "16", "--microbatches", "2", "--experts", "4", "--warmup", "1", "--latency-us", "1", "--json"]
+
+
+class BenchSchedule(unittest.TestCase):
+    def measure(self, *more):
+        done = subprocess.run([WSYNC, "bench", "schedule", *TINY, "--steps", str(ROUNDS), *more], text=True,
+                              capture_output=True, timeout=DEADLINE_S)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        answer = json.loads(done.stdout)
+        self.assertEqual((answer["command"], answer["ok"]), ("bench schedule", True))
+        return answer["result"]
+
+    def check(self, result):
+        self.assertEqual([case["case"] for case in result["cases"]], ["overlap", "no_overlap", "no_link"])
+        for case in result["cases"]:
+            self.assertEqual(len(case["steps_ms"]), ROUNDS)
+            for figure in (case["ratio"]["median"], case["step_ms"]["min"], case["predicted_step_ms"], case["costs_ms"]["attention"]):
+                self.assertTrue(0 < figure < math.inf, case)
+            self.assertAlmostEqual(case["ratio"]["median"], case["step_ms"]["median"] / case["predicted_step_ms"])
+        for figure in (result["speed_up"]["median"], result["predicted_speed_up"], result["speed_up_ratio"], result["link"]["bytes_per_s"]):
+            self.assertTrue(0 < figure < math.inf, result)
+
+    def test_a_given_link_with_pictures(self):
+        with tempfile.TemporaryDirectory(prefix="wsync-bench-test-") as directory:
+            svg, trace = os.path.join(directory, "steps.svg"), os.path.join(directory, "steps.json")
+            result = self.measure("--bandwidth", "50MB", "--svg", svg, "--trace", trace)
+            self.check(result)
+            self.assertEqual(result["link"], {"latency_ns": 1000, "bytes_per_s": 50e6, "given": True})
+            # Two exchanges in a forward dispatch, one in its gradient: the latency is in what they cost.
+            self.assertGreater(result["cases"][1]["costs_ms"]["dispatch"], 0.0015)
+            text = "".join(xml.etree.ElementTree.parse(svg).getroot().itertext())
+            self.assertIn("overlap, measured", text)
+            with open(trace, encoding="utf-8") as file:
+                names = {event["args"]["name"] for event in json.load(file)["traceEvents"] if event["name"] == "process_name"}
+            self.assertEqual(names, {f"{what}, {how}" for what in ("overlap", "no overlap") for how in ("measured", "simulated")})
+
+    def test_a_link_that_is_chosen_and_pipeline_ranks(self):
+        result = self.measure("--pp", "2", "--share", "3")
+        self.check(result)
+        self.assertFalse(result["link"]["given"])
+        self.assertGreater(result["cases"][0]["costs_ms"]["pp_transfer"], 0)
+
+    def test_an_interrupt_leaves_no_process(self):
+        bench = subprocess.Popen([WSYNC, "bench", "schedule", *TINY, "--bandwidth", "50MB", "--steps", "10000"], text=True,
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(lambda: (bench.stdout.close(), bench.stderr.close()))
+        end = time.monotonic() + DEADLINE_S
+        children = []
+        while len(children) < 2:
+            self.assertLess(time.monotonic(), end)
+            self.assertIsNone(bench.poll())
+            with open(f"/proc/{bench.pid}/task/{bench.pid}/children", encoding="ascii") as file:
+                children = file.read().split()
+        bench.send_signal(signal.SIGINT)
+        out, _ = bench.communicate(timeout=DEADLINE_S)
+        self.assertEqual(bench.returncode, 130, out)
+        self.assertEqual(json.loads(out)["error"]["code"], "cancelled")
+        for pid in children:
+            self.assertFalse(os.path.exists(f"/proc/{pid}"))
+
+    def test_bad_arguments(self):
+        for bad in (["--ep", "1"], ["--vpp", "1"], ["--dp", "3"], ["--hidden", "100"], ["--bandwidth", "fast"], ["--bandwidth", "0"],
+                    ["--steps", "0"], ["--share", "0"], ["--latency-us", "-1"]):
+            done = subprocess.run([WSYNC, "bench", "schedule", *bad], capture_output=True, timeout=DEADLINE_S)
             self.assertEqual(done.returncode, 2, bad)
 
 

@@ -14,7 +14,7 @@
 namespace wsync::schedule {
 namespace {
 
-constexpr double kLeft = 110;
+constexpr double kLeftMin = 110;
 constexpr double kRight = 24;
 constexpr double kTop = 68;
 constexpr double kRow = 24;
@@ -28,6 +28,7 @@ constexpr double kTurnWidth = 22;  // of the shortest turn, so that its number c
 constexpr double kWidthMin = 1240;
 constexpr double kTickWidth = 60;   // from tick to tick, at least
 constexpr double kCharWidth = 6.6;  // of 11 px text, on average
+constexpr double kNameWidth = 7.2;  // of 12 px text
 
 struct Colour {
   const char* fill;
@@ -134,6 +135,7 @@ class Picture {
     double shortest = std::numeric_limits<double>::max();
     for (std::size_t rank = 0; rank < grid.program.ranks.size(); ++rank) {
       turns_.push_back(turns_of(grid, rank));
+      left_ = std::max(left_, kNameWidth * static_cast<double>(row_name(rank).size()) + 20);
       for (const Turn& turn : turns_.back()) {
         makespan_ = std::max(makespan_, turn.whole.end);
         if (turn.work.end > turn.work.begin)
@@ -141,7 +143,7 @@ class Picture {
       }
     }
     makespan_ = std::max(makespan_, 1e-9);
-    scale_ = std::max((kWidthMin - kLeft - kRight) / makespan_, kTurnWidth / shortest);
+    scale_ = std::max((kWidthMin - left_ - kRight) / makespan_, kTurnWidth / shortest);
     choose_panels();
   }
 
@@ -178,7 +180,10 @@ class Picture {
     put("</g>");
   }
 
-  [[nodiscard]] double x_of(double time) const { return kLeft + time * scale_; }
+  [[nodiscard]] std::string row_name(std::size_t rank) const {
+    return rank < options_.rows.size() ? options_.rows[rank] : fmt::format("PP{}", rank);
+  }
+  [[nodiscard]] double x_of(double time) const { return left_ + time * scale_; }
   [[nodiscard]] double width() const { return x_of(makespan_) + kRight; }
   [[nodiscard]] double row_height() const { return has_pairs_ ? kRow * 1.4 : kRow; }
   [[nodiscard]] double y_of(std::size_t rank) const {
@@ -233,9 +238,9 @@ class Picture {
   void rows() {
     for (std::size_t rank = 0; rank < turns_.size(); ++rank) {
       const double y = y_of(rank);
-      put(R"(<text x="{:.0f}" y="{:.1f}" font-size="12" text-anchor="end">PP{}</text>)", kLeft - 10,
-          y + row_height() / 2 + 4, rank);
-      put(R"(<line x1="{:.0f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" stroke="#e1e5ea"/>)", kLeft,
+      put(R"(<text x="{:.0f}" y="{:.1f}" font-size="12" text-anchor="end">{}</text>)", left_ - 10,
+          y + row_height() / 2 + 4, trace::svg_escaped(row_name(rank)));
+      put(R"(<line x1="{:.0f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" stroke="#e1e5ea"/>)", left_,
           y + row_height() + kRowGap / 2, x_of(makespan_), y + row_height() + kRowGap / 2);
       for (const Turn& turn : turns_[rank]) turn_box(turn, y);
     }
@@ -265,7 +270,7 @@ class Picture {
     const double y = grid_end() + 4;
     const double step = trace::tick_step(kTickWidth / scale_);
     const int digits = trace::tick_digits(step);
-    put(R"(<line x1="{:.0f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" stroke="#1d2530"/>)", kLeft, y,
+    put(R"(<line x1="{:.0f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" stroke="#1d2530"/>)", left_, y,
         x_of(makespan_), y);
     for (int i = 0; i * step <= makespan_ * (1 + 1e-9); ++i) {
       put(R"(<line x1="{0:.1f}" y1="{1:.1f}" x2="{0:.1f}" y2="{2:.1f}" stroke="#1d2530"/>)",
@@ -273,18 +278,18 @@ class Picture {
       put(R"(<text x="{:.1f}" y="{:.1f}" text-anchor="middle">{:.{}f}</text>)", x_of(i * step),
           y + 18, i * step, digits);
     }
-    put(R"(<text x="{:.0f}" y="{:.1f}" text-anchor="end" fill="#55606e">{}</text>)", kLeft - 10,
+    put(R"(<text x="{:.0f}" y="{:.1f}" text-anchor="end" fill="#55606e">{}</text>)", left_ - 10,
         y + 18, trace::svg_escaped(options_.unit));
   }
 
   void panels() {
     double total = 0;
     for (const Panel& panel : panels_) total += panel.end - panel.begin;
-    const double room = kWidthMin - kLeft - kRight -
+    const double room = kWidthMin - left_ - kRight -
                         kPanelGap * std::max(0.0, static_cast<double>(panels_.size()) - 1);
-    double x = kLeft;
+    double x = left_;
     for (std::size_t lane = 0; lane < kLaneCount && !panels_.empty(); ++lane)
-      put(R"(<text x="{:.0f}" y="{:.1f}" font-size="12" text-anchor="end">{}</text>)", kLeft - 10,
+      put(R"(<text x="{:.0f}" y="{:.1f}" font-size="12" text-anchor="end">{}</text>)", left_ - 10,
           lane_y(lane) + kLaneRow / 2, lane_name(static_cast<Lane>(lane)));
     for (const Panel& panel : panels_) {
       const double scale = room / total;
@@ -326,7 +331,7 @@ class Picture {
         {&kPipeline, "pipeline parallel"},
         {&kCopyColour, "offload, onload"},
     }};
-    double x = kLeft;
+    double x = left_;
     const double y = panels_end() + 8;
     for (const auto& [colour, text] : entries) {
       put(R"(<rect x="{:.1f}" y="{:.1f}" width="14" height="11" fill="{}" stroke="{}"/>)", x, y,
@@ -336,7 +341,7 @@ class Picture {
       x += static_cast<double>(std::string_view(text).size()) * 6.3 + 18;
     }
     put(R"(<text x="{:.1f}" y="{:.1f}" fill="#55606e">A number is a micro-batch, counted from 0; the shade tells the chunk.</text>)",
-        kLeft, y + 28);
+        left_, y + 28);
   }
 
   const TimedProgram& grid_;
@@ -345,6 +350,7 @@ class Picture {
   std::vector<std::vector<Turn>> turns_;
   std::vector<Panel> panels_;
   bool has_pairs_ = false;
+  double left_ = kLeftMin;  // where the time axis begins
   double makespan_ = 0;
   double scale_ = 1;
   std::string out_;

@@ -22,7 +22,8 @@ struct TimedProgram {
 struct PictureOptions {
   std::string title;
   std::string subtitle;
-  std::string unit;  // of the time axis: "slots", "ms"
+  std::string unit;               // of the time axis: "slots", "ms"
+  std::vector<std::string> rows;  // names of the grid's rows; empty: "PP0", "PP1", ...
 };
 
 // The grid: a row for each rank, a box for each turn with the numbers of its micro-batches (from

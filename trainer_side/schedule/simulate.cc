@@ -314,23 +314,6 @@ double time_in_both(const std::vector<Timing>& a, const std::vector<Timing>& b) 
   return sum;
 }
 
-RankReport report_of(const Program& program, const RankProgram& rank,
-                     const std::vector<Timing>& times) {
-  std::array<std::vector<Timing>, kLaneCount> busy;
-  for (std::size_t i = 0; i < times.size(); ++i)
-    if (!is_receive(rank.operations[i].kind) && times[i].end > times[i].begin)
-      busy[static_cast<std::size_t>(lane_of(rank.operations[i].kind))].push_back(times[i]);
-  for (std::vector<Timing>& intervals : busy) intervals = unite(std::move(intervals));
-  const auto& [computation, communication, copy] = busy;
-  RankReport report;
-  report.computation = length(computation);
-  report.communication = length(communication);
-  report.copy = length(copy);
-  report.exposed = report.communication - time_in_both(computation, communication);
-  count_activations(program, rank, times, report);
-  return report;
-}
-
 // From the first operation of each pair's turn to the last.
 void add_pairs(const RankProgram& rank, const std::vector<Timing>& times,
                std::vector<double>& pairs) {
@@ -363,6 +346,23 @@ bool delays_wgrad(const Program& program) {
 }
 
 }  // namespace
+
+RankReport rank_report(const Program& program, const RankProgram& rank,
+                       const std::vector<Timing>& times) {
+  std::array<std::vector<Timing>, kLaneCount> busy;
+  for (std::size_t i = 0; i < times.size(); ++i)
+    if (!is_receive(rank.operations[i].kind) && times[i].end > times[i].begin)
+      busy[static_cast<std::size_t>(lane_of(rank.operations[i].kind))].push_back(times[i]);
+  for (std::vector<Timing>& intervals : busy) intervals = unite(std::move(intervals));
+  const auto& [computation, communication, copy] = busy;
+  RankReport report;
+  report.computation = length(computation);
+  report.communication = length(communication);
+  report.copy = length(copy);
+  report.exposed = report.communication - time_in_both(computation, communication);
+  count_activations(program, rank, times, report);
+  return report;
+}
 
 double OperationCosts::of(OperationKind kind) const noexcept {
   switch (kind) {
@@ -460,7 +460,7 @@ Result<Simulation> simulate(const Program& program, const OperationCosts& costs,
     simulation.operations.push_back(run.times(rank));
     for (const Timing& time : run.times(rank))
       simulation.makespan = std::max(simulation.makespan, time.end);
-    simulation.ranks.push_back(report_of(program, lowered, run.times(rank)));
+    simulation.ranks.push_back(rank_report(program, lowered, run.times(rank)));
     add_pairs(lowered, run.times(rank), pairs);
   }
   simulation.pair = median(std::move(pairs));

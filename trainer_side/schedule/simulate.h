@@ -72,6 +72,11 @@ struct RankReport {
   std::uint32_t host_activations = 0;
 };
 
+// What one rank did, by the times of its operations, which may be measured. Receives count for
+// nothing: they wait for others.
+[[nodiscard]] RankReport rank_report(const Program& program, const RankProgram& rank,
+                                     const std::vector<Timing>& times);
+
 // One stretch of the chain of operations that the makespan is made of.
 struct CriticalStep {
   std::uint32_t rank = 0;

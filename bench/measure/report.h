@@ -1,0 +1,19 @@
+// What the reports of all benchmarks have in common.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "bench/measure/machine.h"
+#include "bench/measure/spread.h"
+
+namespace wsync::bench {
+
+[[nodiscard]] nlohmann::json spread_json(const Spread& spread);
+[[nodiscard]] nlohmann::json machine_json(const Machine& machine);
+// "Intel(R) Xeon(R) Processor (virtual machine)"
+[[nodiscard]] std::string processor_text(const Machine& machine);
+// Lines that say what disturbed a measurement; empty when nothing did. Both as of CpuLoad.
+[[nodiscard]] std::string load_notes(double others_busy, double stolen);
+
+}  // namespace wsync::bench

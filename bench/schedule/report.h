@@ -1,0 +1,23 @@
+// What `wsync bench schedule` prints and draws.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bench/schedule/schedule_bench.h"
+#include "shared/trace/chrome_trace.h"
+
+namespace wsync::bench {
+
+[[nodiscard]] std::string_view case_name(CaseKind kind) noexcept;
+[[nodiscard]] nlohmann::json to_json(const ScheduleBenchResult& result);
+[[nodiscard]] std::string to_text(const ScheduleBenchResult& result);
+// Both cases over the link on one time axis, each measured and simulated, and below them the
+// lanes of three turns, measured with overlap. An SVG.
+[[nodiscard]] std::string to_svg(const ScheduleBenchResult& result);
+// The same four as processes of a Chrome trace.
+[[nodiscard]] std::vector<trace::ProcessTrace> to_trace(const ScheduleBenchResult& result);
+
+}  // namespace wsync::bench
