@@ -34,13 +34,17 @@ class Launch {
 
   [[nodiscard]] Result<Outcome> run(const std::vector<std::string>& arguments) {
     for (std::uint32_t rank = 0; rank < segment_.size(); ++rank) WSYNC_TRY(start(rank, arguments));
-    Timer watch(children_->loop(), [this] { look_for_silence(); });
+    Timer watch(children_->loop(), [this] {
+      look_for_silence();
+      pass_stop_on();
+    });
     watch.start_repeating(config_.heartbeat.interval);
     const Result<> ended = children_->until("the end", kNoDeadline, [this] { return is_over(); });
     if (!ended) {
       if (ended.error().code() != ErrorCode::kCancelled) return fail(ended.error());
       log_info("stopping after this step; a second interrupt ends all ranks at once");
-      ranks_.front()->send(SIGTERM);
+      is_stopping_ = true;
+      pass_stop_on();
       WSYNC_TRY(children_->wind_up("the end", kNoDeadline, [this] { return is_over(); }));
     }
     if (!failure_) return report_.outcome();
@@ -72,6 +76,13 @@ class Launch {
     if (rank == 0) (*child)->on_line = [this](const std::string& line) { take(line); };
     ranks_.push_back(*child);
     return {};
+  }
+
+  // To rank 0, which tells the others. Before it is there a signal would be the end of it.
+  void pass_stop_on() {
+    if (!is_stopping_ || is_told_ || segment_.ranks().front().phase == RankPhase::kAway) return;
+    ranks_.front()->send(SIGTERM);
+    is_told_ = true;
   }
 
   void take(const std::string& line) {
@@ -127,6 +138,8 @@ class Launch {
   const HostSegment segment_;
   TrainReport report_;
   std::optional<Error> failure_;
+  bool is_stopping_ = false;
+  bool is_told_ = false;
   std::unique_ptr<Children> children_;  // its processes end before the segment
   std::vector<Child*> ranks_;
 };
