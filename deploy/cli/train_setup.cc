@@ -18,17 +18,21 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Result<moe::ModelSpec> spec_of_directory(const std::string& directory) {
-  const std::string path = directory + "/config.json";
+// Where the sizes of the model are said, unless the configuration says them.
+std::string spec_file(const config::TrainConfig& config) {
+  const std::string& directory = config.resume.empty() ? config.model.checkpoint : config.resume;
+  return directory.empty() ? "" : directory + "/config.json";
+}
+
+Result<moe::ModelSpec> read_spec(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return fail_errno(path, errno);
   return moe::read_config(std::string(std::istreambuf_iterator<char>(file), {}), path);
 }
 
 Result<moe::ModelSpec> spec_of(const config::TrainConfig& config) {
-  if (!config.resume.empty()) return spec_of_directory(config.resume);
+  if (const std::string path = spec_file(config); !path.empty()) return read_spec(path);
   const config::ModelConfig& model = config.model;
-  if (!model.checkpoint.empty()) return spec_of_directory(model.checkpoint);
   return moe::ModelSpec{.vocabulary = model.vocabulary,
                         .hidden = model.hidden,
                         .layers = model.layers,
@@ -145,8 +149,8 @@ Result<training::TrainingOptions> training_options(const config::TrainConfig& co
   if (!spec) return fail(spec.error());
   if (spec->vocabulary < config::kByteValues)
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("the model has a vocabulary of {} tokens; bytes need {}",
-                            spec->vocabulary, config::kByteValues));
+                fmt::format("{}: the model has a vocabulary of {} tokens; bytes need {}",
+                            spec_file(config), spec->vocabulary, config::kByteValues));
   const auto order = schedule::order_of(config.schedule.order);
   if (!order) return fail(order.error());
   training::TrainingOptions options{
@@ -182,6 +186,10 @@ Result<training::TrainingOptions> training_options(const config::TrainConfig& co
                          config.model.checkpoint, config.model.seed, config.data.seed,
                          config.publish ? config.publish->every : 0, config.trace_file,
                          config.picture)};
+  if (const auto fits = training::check_parallel(options.sizes, *spec); !fits) {
+    const std::string path = spec_file(config);
+    return fail(path.empty() ? fits.error() : fits.error().with_context(path));
+  }
   const auto planned = training::plan_training(options);
   if (!planned) return fail(planned.error());
   return options;

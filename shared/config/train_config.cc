@@ -68,10 +68,12 @@ void bind_parallel(Binder& binder, ParallelConfig& c) {
                                              kTrainRanks, c.pp, c.dp, std::uint64_t{c.pp} * c.dp));
 }
 
-// What the sizes of a model must be to be cut into these parts; those of a checkpoint are not known
-// here.
-void check_cut(Binder& binder, const ModelConfig& model, const ParallelConfig& parallel) {
-  if (!model.checkpoint.empty()) return;
+// What the sizes of a model must be to be cut into these parts; those of a checkpoint, or of a
+// state to go on from, are not known here.
+void check_cut(Binder& binder, const TrainConfig& c) {
+  const ModelConfig& model = c.model;
+  const ParallelConfig& parallel = c.parallel;
+  if (!model.checkpoint.empty() || !c.resume.empty()) return;
   const std::uint32_t stages = parallel.pp * parallel.vpp;
   if (model.layers % stages != 0)
     binder.refuse("model.layers",
@@ -148,12 +150,12 @@ void bind_train(Binder& binder, TrainConfig& c) {
   bind_model(binder, c.model);
   bind_data(binder, c.data);
   bind_parallel(binder, c.parallel);
-  check_cut(binder, c.model, c.parallel);
   bind_schedule(binder, c.parallel, c.schedule);
   bind_optimizer(binder, c.optimizer);
   binder.count("steps", c.steps, {1, kTrainSteps});
   bind_save(binder, c.save);
   binder.text("resume", c.resume);
+  check_cut(binder, c);
   bind_heartbeat(binder, c.heartbeat);
   binder.duration("deadline", c.deadline, kDeadline);
   bind_ranks(binder, c.ranks);

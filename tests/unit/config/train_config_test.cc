@@ -176,6 +176,10 @@ TEST(TrainConfig, SizesThatDoNotGoTogetherAreRefused) {
   EXPECT_EQ(why("schedule: {overlap: true}\nparallel: {ep: 2, dp: 2}"), "taken");
 }
 
+TEST(TrainConfig, TheSizesOfAStateToGoOnFromAreNotKnownHere) {
+  EXPECT_EQ(why("resume: /models/a/step_3\nparallel: {pp: 3}"), "taken");
+}
+
 TEST(TrainConfig, BesideACheckpointThereAreNoSizes) {
   const TrainConfig c = parsed("model: {checkpoint: /models/a}\nparallel: {pp: 3}");
   EXPECT_EQ(c.model.checkpoint, "/models/a");
