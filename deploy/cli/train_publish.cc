@@ -1,5 +1,7 @@
 #include "deploy/cli/train_publish.h"
 
+#include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "shared/base/format.h"
@@ -29,6 +31,17 @@ std::string_view state_name(PublishState state) {
   return "?";
 }
 
+// For a fleet that is expected: what starts beside this run has joined by then. The other ranks
+// wait for rank 0 at the end of the step, half of their deadline at most.
+constexpr std::chrono::milliseconds kPatience{10'000};
+// For one that was given up: each step asks again, and costs no more than this.
+constexpr std::chrono::milliseconds kPatienceOnceLost{50};
+// When a run is asked to end: for a snapshot to begin, and for publishes under way.
+constexpr std::chrono::milliseconds kPatienceAtEnd{1'000};
+constexpr std::chrono::milliseconds kEndPatience{5'000};
+constexpr std::chrono::milliseconds kLook{50};
+constexpr std::chrono::milliseconds kTellWait{2'000};
+
 double in_seconds(std::uint64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-9; }
 
 }  // namespace
@@ -39,13 +52,20 @@ bool StepPublisher::publishes(const training::TrainingOptions& options,
 }
 
 StepPublisher::StepPublisher(const config::PublishConfig& config, training::TrainingRank& rank,
-                             TrainEvents on_event)
-    : config_(config), rank_(rank), on_event_(std::move(on_event)), tensors_(describe()) {}
+                             TrainEvents on_event, std::function<bool()> is_stopping)
+    : config_(config),
+      rank_(rank),
+      on_event_(std::move(on_event)),
+      is_stopping_(std::move(is_stopping)),
+      tensors_(describe()),
+      patience_(std::min(kPatience, rank.options().deadline / 2)) {}
 
 Result<std::unique_ptr<StepPublisher>> StepPublisher::create(const config::PublishConfig& config,
                                                              training::TrainingRank& rank,
-                                                             TrainEvents on_event) {
-  std::unique_ptr<StepPublisher> publisher(new StepPublisher(config, rank, std::move(on_event)));
+                                                             TrainEvents on_event,
+                                                             std::function<bool()> is_stopping) {
+  std::unique_ptr<StepPublisher> publisher(
+      new StepPublisher(config, rank, std::move(on_event), std::move(is_stopping)));
   const training::ParallelSizes& sizes = rank.options().sizes;
   auto trainer =
       plugin::Trainer::create({.config = config.trainer,
@@ -88,24 +108,69 @@ void StepPublisher::publish(std::uint64_t step) {
   snapshotted_ = false;
 }
 
+bool StepPublisher::wait_a_little(const Running& running, PublishState state) const {
+  const auto view = trainer_->wait(running.id, state, now() + kLook);
+  return view || view.error().code() != ErrorCode::kDeadline;
+}
+
 void StepPublisher::wait_snapshotted() {
   if (snapshotted_) return;
   snapshotted_ = true;
   if (running_.empty()) return;
-  // A publish that fails or is superseded has let the weights go as well: it is told by
-  // tell_ended().
-  (void)trainer_->wait(running_.back().id, PublishState::kSnapshotted, std::nullopt);
+  const Running& newest = running_.back();
+  const TimePoint begun = now();
+  bool told = false;
+  bool given_up = false;
+  while (!wait_a_little(newest, PublishState::kSnapshotted)) {
+    if (rank_.place().rank != 0 || given_up) continue;
+    if (!told && now() - begun > kTellWait) {
+      told = true;
+      log_warning("training waits for the fleet to begin with step {}", newest.step);
+    }
+    const auto patience = is_stopping_() ? std::min(patience_, kPatienceAtEnd) : patience_;
+    if (now() - begun < patience) continue;
+    given_up = true;
+    if (!trainer_->give_up(newest.step)) break;  // its thread has ended, and every publish with it
+  }
+  // One that has failed or is superseded has let the weights go as well: tell_ended() tells it.
+  const auto view = trainer_->look(newest.id);
+  const bool read = !given_up || (view && view->status.state != PublishState::kFailed);
+  patience_ = std::min(read ? kPatience : kPatienceOnceLost, rank_.options().deadline / 2);
 }
 
-void StepPublisher::tell_ended(bool all) {
+void StepPublisher::tell_ended() {
   while (!running_.empty()) {
-    const Running first = running_.front();
-    if (all) (void)trainer_->wait(first.id, PublishState::kCommitted, std::nullopt);
-    const auto view = trainer_->look(first.id);
+    const auto view = trainer_->look(running_.front().id);
     if (view && !plugin::is_final(view->status.state)) return;
-    if (view) tell(first, *view);
+    if (view) tell(running_.front(), *view);
     running_.pop_front();
   }
+}
+
+void StepPublisher::end_all() {
+  wait_snapshotted();
+  const TimePoint begun = now();
+  std::optional<TimePoint> stopping;
+  bool told = rank_.place().rank != 0;
+  for (tell_ended(); !running_.empty(); tell_ended()) {
+    if (wait_a_little(running_.front(), PublishState::kCommitted)) continue;
+    if (!told && now() - begun > kTellWait) {
+      told = true;
+      log_warning(
+          "waiting for the fleet to take step {} (publish.deadlines); an interrupt ends the "
+          "wait",
+          running_.back().step);
+    }
+    if (is_stopping_() && !stopping) stopping = now();
+    if (rank_.place().rank == 0 && stopping && now() - *stopping > kEndPatience) break;
+  }
+  for (const Running& running : std::exchange(running_, {}))
+    if (auto view = trainer_->look(running.id)) {
+      view->status.state = PublishState::kFailed;
+      view->status.reason = "the run was asked to end before the fleet had taken it";
+      tell(running, *view);
+    }
+  trainer_.reset();  // rank 0's word, or its end, is what the others wait for
 }
 
 void StepPublisher::tell(const Running& running, const plugin::PublishView& view) const {
@@ -116,6 +181,7 @@ void StepPublisher::tell(const Running& running, const plugin::PublishView& view
              {"state", state_name(status.state)},
              {"version", status.version.to_string()},
              {"bytes", status.bytes},
+             {"content_digest", status.content_digest.to_string()},
              {"snapshot_seconds", in_seconds(status.snapshot_ns)},
              {"staged_seconds", in_seconds(status.staged_ns)},
              {"paused_seconds", in_seconds(status.paused_ns)},

@@ -1,9 +1,12 @@
 // Publishes the weights of a trainer's rank, in bfloat16, while the next step is computed: they are
-// read until the update of that step, which waits for it.
+// read until the update of that step, which waits for it. Training does not wait for a fleet that
+// is not there: a publish that nobody has begun to read is given up, and told as failed.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 
 #include "deploy/cli/train_events.h"
@@ -20,17 +23,22 @@ class StepPublisher {
   [[nodiscard]] static bool publishes(const training::TrainingOptions& options,
                                       const training::Place& place);
   // Opens rank 0's addresses; errors as plugin::Trainer::start(). `rank` and its weights outlive
-  // it.
+  // it. `is_stopping`: the run was asked to end.
   [[nodiscard]] static Result<std::unique_ptr<StepPublisher>> create(
-      const config::PublishConfig& config, training::TrainingRank& rank, TrainEvents on_event);
+      const config::PublishConfig& config, training::TrainingRank& rank, TrainEvents on_event,
+      std::function<bool()> is_stopping);
 
   // Begins to publish the weights as they are after this step, if it is one of those to publish.
   // What fails is told as an event of rank 0, or as a warning; training goes on.
   void publish(std::uint64_t step);
-  // Waits until the weights of the newest publish may change.
+  // Waits until the weights of the newest publish may change. Rank 0 waits for a snapshot to begin
+  // for as long as its patience lasts, or until the run is asked to end.
   void wait_snapshotted();
-  // Tells how publishes have ended; with `all`, after waiting until every one has.
-  void tell_ended(bool all);
+  // Tells how publishes have ended.
+  void tell_ended();
+  // Waits until every publish has, and tells it. A run that is asked to end waits for them a few
+  // seconds more; what has not ended by then is told as failed on rank 0.
+  void end_all();
 
  private:
   struct Running {
@@ -38,16 +46,20 @@ class StepPublisher {
     std::uint64_t step = 0;
   };
   StepPublisher(const config::PublishConfig& config, training::TrainingRank& rank,
-                TrainEvents on_event);
+                TrainEvents on_event, std::function<bool()> is_stopping);
+  // Whether the publish has come that far, or has ended.
+  [[nodiscard]] bool wait_a_little(const Running& running, control::PublishState state) const;
   void tell(const Running& running, const plugin::PublishView& view) const;
   [[nodiscard]] plugin::RankTensors describe() const;
 
   const config::PublishConfig config_;
   training::TrainingRank& rank_;
   const TrainEvents on_event_;
+  const std::function<bool()> is_stopping_;
   plugin::RankTensors tensors_;
   std::deque<Running> running_;
   bool snapshotted_ = true;
+  std::chrono::milliseconds patience_;
   std::unique_ptr<plugin::Trainer> trainer_;
 };
 

@@ -94,21 +94,27 @@ class RankRun {
     WSYNC_TRY(set_weights(*begin));
     traces_.emplace(config_, *rank_);
     if (config_.publish && StepPublisher::publishes(*options, rank_->place())) {
-      auto publisher = StepPublisher::create(*config_.publish, *rank_, on_event_);
+      auto publisher = StepPublisher::create(*config_.publish, *rank_, on_event_,
+                                             [] { return stop_signals > 0; });
       if (!publisher) return fail(std::move(publisher).error());
       publisher_ = std::move(*publisher);
     }
     tell(begin_event(config_, *options, *begin, false));
     WSYNC_TRY(train(*begin));
-    if (publisher_) publisher_->tell_ended(true);
+    if (publisher_) publisher_->end_all();
+    WSYNC_TRY(wait_for_all());  // however long rank 0 has waited for the fleet
     WSYNC_TRY(traces_->write(&group_));
     // Together: a rank that leaves while another one still exchanges looks like one that was lost.
-    return collective::barrier(collective::Team(&group_, everyone_), now() + kSaveDeadline);
+    return wait_for_all();
   }
 
  private:
   void tell(const json& event) {
     if (rank_->place().rank == 0) on_event_(event);
+  }
+
+  [[nodiscard]] Result<> wait_for_all() {
+    return collective::barrier(collective::Team(&group_, everyone_), now() + kSaveDeadline);
   }
 
   [[nodiscard]] Result<> set_weights(const RunBegin& begin) {
@@ -145,7 +151,7 @@ class RankRun {
       tell(event);
       if (publisher_) {
         publisher_->publish(step);
-        publisher_->tell_ended(false);
+        publisher_->tell_ended();
       }
       const auto stop = any_rank(stop_signals > 0);
       if (!stop) return fail(stop.error());

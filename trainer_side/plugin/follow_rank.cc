@@ -59,6 +59,7 @@ class FollowRank final : public RankRole {
   FollowRank& operator=(const FollowRank&) = delete;
 
   void publish(PublishOrder order) override;
+  void give_up(std::uint64_t /*step*/) override {}  // its snapshots wait for nobody
   void roll_back(const Version& /*to*/,
                  std::function<void(Result<control::RollbackReply>)> on_done) override {
     on_done(fail(ErrorCode::kInvalidInput,

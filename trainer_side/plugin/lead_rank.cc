@@ -67,6 +67,8 @@ class LeadRank final : public RankRole {
     agent_->publish(std::move(job));
   }
 
+  void give_up(std::uint64_t step) override { agent_->give_up(step); }
+
   void roll_back(const Version& to,
                  std::function<void(Result<control::RollbackReply>)> on_done) override {
     agent_->roll_back(to, std::move(on_done));

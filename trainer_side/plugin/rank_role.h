@@ -36,6 +36,7 @@ class RankRole {
  public:
   virtual ~RankRole() = default;
   virtual void publish(PublishOrder order) = 0;
+  virtual void give_up(std::uint64_t step) = 0;  // as TrainerAgent::give_up(); rank 0 only
   virtual void roll_back(const Version& to,
                          std::function<void(Result<control::RollbackReply>)> on_done) = 0;
 };

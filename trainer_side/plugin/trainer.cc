@@ -106,6 +106,10 @@ Result<std::uint64_t> Trainer::publish_async(RankTensors tensors, std::uint64_t 
   return fail(posted.error());
 }
 
+Result<> Trainer::give_up(std::uint64_t step) {
+  return post([step](RankRole& role) { role.give_up(step); });
+}
+
 Result<control::RollbackReply> Trainer::roll_back(const Version& to,
                                                   std::optional<std::chrono::milliseconds> time) {
   // The coordinator answers by then; this bound holds whatever becomes of it.

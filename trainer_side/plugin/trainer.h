@@ -42,6 +42,9 @@ class Trainer {
   [[nodiscard]] Result<PublishView> look(std::uint64_t publish) const {
     return board_.look(publish);
   }
+  // Rank 0: the publish of this step fails if none of its weights has been read yet, because it
+  // waits for sidecars or for a free arena; otherwise it goes on. The board tells which it was.
+  [[nodiscard]] Result<> give_up(std::uint64_t step);
   // As PublishBoard::wait().
   [[nodiscard]] Result<PublishView> wait(std::uint64_t publish, control::PublishState state,
                                          std::optional<TimePoint> deadline) const {

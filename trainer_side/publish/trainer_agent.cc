@@ -276,15 +276,12 @@ void TrainerAgent::pump_jobs() {
              Error(ErrorCode::kFenced, "this coordinator has stopped: a newer one has the fleet"));
     return;
   }
-  const std::size_t joined = coordinator_.roster().joined_count();
-  if (coordinator_.phase() < CoordinatorPhase::kReady || joined < config_.min_sidecars) {
+  if (const std::string why = why_not_ready(); !why.empty()) {
     if (now() < active->deadline) return;
     queued_.erase(queued_.begin());
-    fail_job(active,
-             Error(ErrorCode::kDeadline,
-                   fmt::format("{} of at least {} sidecars have joined within {} s{}{}", joined,
-                               config_.min_sidecars, config_.deadlines.publish.count() / 1000,
-                               complaint_.empty() ? "" : "; ", complaint_)));
+    fail_job(active, Error(ErrorCode::kDeadline,
+                           fmt::format("after {} s (deadlines.publish) {}",
+                                       config_.deadlines.publish.count() / 1000, why)));
     return;
   }
   queued_.erase(queued_.begin());
@@ -300,6 +297,29 @@ void TrainerAgent::pump_jobs() {
     return;
   }
   take_snapshot(active, *version);
+}
+
+std::string TrainerAgent::why_not_ready() const {
+  const std::size_t joined = coordinator_.roster().joined_count();
+  const std::uint32_t needed = std::max(1U, config_.min_sidecars);  // they have the fence
+  if (coordinator_.phase() >= CoordinatorPhase::kReady && joined >= config_.min_sidecars) return {};
+  return fmt::format("{} of at least {} sidecars have joined {}{}{}", joined, needed, address(),
+                     complaint_.empty() ? "" : "; ", complaint_);
+}
+
+void TrainerAgent::give_up(std::uint64_t step) {
+  const auto found =
+      std::ranges::find(queued_, step, [](const auto& job) { return job->job.step; });
+  if (found != queued_.end()) {
+    const std::shared_ptr<Active> active = *found;
+    queued_.erase(found);
+    const std::string why = why_not_ready();
+    fail_job(active, Error(ErrorCode::kDeadline,
+                           why.empty() ? "the snapshot before it is still being taken" : why));
+  } else if (snapshotting_ && snapshotting_->job.step == step &&
+             snapshotting_->snapshot_bytes.load(std::memory_order_relaxed) == 0) {
+    snapshotting_->stop.request_stop();
+  }
 }
 
 void TrainerAgent::take_snapshot(const std::shared_ptr<Active>& active, const Version& version) {

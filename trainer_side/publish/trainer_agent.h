@@ -78,6 +78,9 @@ class TrainerAgent {
   // far as their snapshots go. on_done comes within deadlines.publish of this call, unless a read
   // of the source takes longer; a switch that has been decided then goes on without it.
   void publish(PublishJob job);
+  // Ends the job of this step, if none of its bytes has been read yet: it fails with what it waits
+  // for. One whose source is being opened ends when that is over. Any other goes on.
+  void give_up(std::uint64_t step);
   // Brings the fleet back to `to` (0.0: the previous version). on_done comes once, on the loop: at
   // the latest when the switch's deadlines have passed, at once when this agent must not act.
   void roll_back(const Version& to, std::function<void(Result<control::RollbackReply>)> on_done);
@@ -108,6 +111,8 @@ class TrainerAgent {
   void on_plan(const std::string& peer, const control::Envelope& envelope, control::Plan plan);
   void reply(const std::string& peer, std::uint64_t request, control::Message message);
   void pump_jobs();
+  // What keeps every job waiting; empty when nothing does.
+  [[nodiscard]] std::string why_not_ready() const;
   void take_snapshot(const std::shared_ptr<Active>& active, const Version& version);
   void on_snapshot(const std::shared_ptr<Active>& active,
                    Result<std::shared_ptr<const Snapshot>> snapshot);

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <map>
 #include <stdlib.h>
 
 #include "shared/control/zmq/ports.h"
@@ -129,6 +130,30 @@ TEST_F(Agent, MoreWithdrawnVersionsThanAMessageHoldsAreBounded) {
   EXPECT_EQ(status->withdrawn.size(), limits::kWithdrawnCount);
   EXPECT_TRUE(std::ranges::all_of(status->withdrawn, [](const Version& v) { return v.epoch == 2; }))
       << "the newest stay";
+}
+
+TEST_F(Agent, AJobThatWaitsForSidecarsIsGivenUpWithWhatItWaitsFor) {
+  ASSERT_TRUE(start({"min_sidecars=2"}).has_value());
+  std::map<std::uint64_t, std::string> ended;
+  for (const std::uint64_t step : {1U, 2U})
+    agent_->publish(
+        {.open = []() -> Result<std::unique_ptr<WeightSource>> {
+           return fail(ErrorCode::kInternal, "nobody reads a job that waits");
+         },
+         .step = step,
+         .on_progress = {},
+         .on_snapshotted = {},
+         .on_phase = {},
+         .on_done = [&ended, step](
+                        const PublishResult& result) { ended[step] = result.error->message(); }});
+  agent_->give_up(3);
+  EXPECT_TRUE(ended.empty()) << "no job has this step";
+  agent_->give_up(2);
+  ASSERT_EQ(ended.size(), 1U);
+  EXPECT_EQ(ended[2], "0 of at least 2 sidecars have joined " + agent_->address());
+  agent_->give_up(2);
+  agent_->give_up(1);
+  EXPECT_EQ(ended.size(), 2U);
 }
 
 TEST_F(Agent, ACoordinatorWhoseEpochCannotBeStoredAnswersAtOnce) {
