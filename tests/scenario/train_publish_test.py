@@ -1,0 +1,212 @@
+"""Training runs that publish each step to sidecars and engines: what is served is what was trained, and training goes on
+whatever becomes of the fleet."""
+import json
+import os
+import signal
+import sys
+import unittest
+
+from training import TINY, TrainingFleet
+
+WSYNC = sys.argv.pop()
+
+ENDLESS = {"steps": 1_000_000}
+IMPATIENT = {"deadline": "2s"}  # half of it is what training waits for a fleet
+
+
+class PublishingFleet(TrainingFleet):
+    def publishing(self, values, *arguments):
+        """A run that publishes to this fleet."""
+        return self.training({"publish.run_dir": self.run_dir, "publish.state_dir": self.path("state")} | values,
+                             *arguments)
+
+    def with_engines(self, values, *replicas):
+        """A sidecar, and engines that begin with the weights that the run begins with."""
+        first = self.path("first")
+        if not os.path.exists(first):
+            self.trained(values, "--export", first)
+        _, socket = self.sidecar("s0")
+        return [self.engine(socket, replica, first) for replica in replicas]
+
+    def ends_untorn(self, *engines):
+        for engine in engines:
+            code, said = self.stop(engine)
+            assert code == 0 and '"torn":0' in said, said
+
+
+class Publish(unittest.TestCase):
+    def ended(self, run, code=0):
+        found, answer, log = run.result()
+        self.assertEqual(found, code, log)
+        return answer["result"]
+
+    def is_what_was_trained(self, fleet, last, values, state):
+        """The engines have the version `last`, and its bytes are the saved state's in bf16."""
+        address = f"ipc://{fleet.run_dir}/s0.control"
+        code, answer = fleet.ask("verify", address=address)
+        self.assertEqual(code, 0, answer)
+        self.assertEqual({rank["version"] for rank in answer["result"]["ranks"]}, {last["version"]})
+        end = fleet.path("end")
+        model = {key: value for key, value in values.items() if not key.startswith("model.")}
+        fleet.trained(model | {"steps": last["step"] + 1}, "--resume", state, "--export", end)
+        fleet.start("trainer")  # another coordinator: the run's own has gone with it
+        fleet.until(lambda: fleet.ask("status")[0] == 0, "the next coordinator")
+        code, answer = fleet.ask("push", end)
+        self.assertEqual(code, 0, answer)
+        self.assertEqual(answer["result"]["content_digest"], last["content_digest"])
+        self.assertEqual(answer["result"]["bytes"], last["bytes"])
+
+    def every_step(self, more):
+        steps = 30
+        with PublishingFleet(WSYNC) as fleet:
+            values = TINY | {"steps": steps} | more
+            engines = fleet.with_engines(values, "a", "b")
+            saved = fleet.path("saved")
+            result = self.ended(fleet.publishing(values | {"save.directory": saved}))
+            publishes = result["publishes"]
+            every = more.get("publish.every", 1)
+            self.assertEqual([publish["step"] for publish in publishes], list(range(every, steps + 1, every)))
+            for publish in publishes:
+                self.assertIn(publish["state"], ("committed", "superseded"), publish)
+                if publish["state"] == "committed":
+                    self.assertEqual(publish["replicas"], 2, publish)
+            last = publishes[-1]
+            self.assertEqual((last["state"], last["step"]), ("committed", steps))
+            self.assertEqual(result["publishing"]["published"], len(publishes))
+            self.assertEqual(result["publishing"]["committed"],
+                             sum(publish["state"] == "committed" for publish in publishes))
+            self.is_what_was_trained(fleet, last, values, f"{saved}/step_{steps}")
+            fleet.ends_untorn(*engines)
+
+    def test_two_ranks(self):
+        self.every_step({})
+
+    def test_four_ranks_with_shared_experts(self):
+        self.every_step({"parallel.dp": 2, "parallel.ep": 2, "schedule.overlap": True, "schedule.offload": True})
+
+    def test_replicas_that_publish_nothing(self):
+        self.every_step({"parallel.dp": 2, "model.tied_embeddings": True, "publish.every": 3})
+
+    def test_nothing_changes_for_training(self):
+        with PublishingFleet(WSYNC) as fleet:
+            values = TINY | {"steps": 10}
+            engines = fleet.with_engines(values, "a")
+            published = self.ended(fleet.publishing(values))
+            alone = fleet.trained(values)
+            self.assertEqual([step["loss"] for step in published["steps"]], [step["loss"] for step in alone["steps"]])
+            fleet.ends_untorn(*engines)
+
+    def test_an_engine_killed(self):
+        with PublishingFleet(WSYNC) as fleet:
+            saved = fleet.path("saved")
+            values = TINY | ENDLESS
+            a, b = fleet.with_engines(values, "a", "b")
+            run = fleet.publishing(values | {"save.directory": saved})
+            fleet.event(b, "committed")
+            fleet.event(b, "committed")
+            b.kill()
+            b.wait()
+            fleet.until(lambda: fleet.replicas().get("b", {}).get("state") == "absent", "the loss of b")
+            step = run.last_step()
+            run.until_step(step + 20)
+            run.send(signal.SIGINT)
+            result = self.ended(run, 130)
+            last = result["publishes"][-1]
+            self.assertEqual((last["state"], last["replicas"]), ("committed", 1), last)
+            self.assertEqual(last["step"], result["saved"][-1]["step"])
+            self.is_what_was_trained(fleet, last, values, result["saved"][-1]["directory"])
+            fleet.ends_untorn(a)
+
+    def test_the_sidecar_killed_and_started_again(self):
+        with PublishingFleet(WSYNC) as fleet:
+            values = TINY | ENDLESS | IMPATIENT
+            sidecar, socket = fleet.sidecar("s0")
+            first = fleet.path("first")
+            fleet.trained(values, "--export", first)
+            engine = fleet.engine(socket, "a", first)
+            run = fleet.publishing(values)
+            fleet.event(engine, "committed")
+            sidecar.kill()
+            sidecar.wait()
+            run.until(lambda: "is not served" in run.log(), "a step that is not served")
+            step = run.last_step()
+            run.until_step(step + 5)
+            os.unlink(socket)
+            fleet.sidecar("s0")
+            told = len(run.log())
+            run.until(lambda: "is served as" in run.log()[told:], "a step that is served again")
+            run.send(signal.SIGINT)
+            result = self.ended(run, 130)
+            self.assertEqual(result["publishes"][-1]["state"], "committed", result["publishes"][-1])
+            fleet.ends_untorn(engine)
+
+
+class NoFleet(unittest.TestCase):
+    def test_training_goes_on(self):
+        with PublishingFleet(WSYNC) as fleet:
+            for more in ({}, {"parallel.dp": 2, "parallel.ep": 2}, {"publish.min_sidecars": 0}):
+                with self.subTest(more):
+                    run = fleet.publishing(TINY | IMPATIENT | {"steps": 6, "trace_file": fleet.path("trace")} | more)
+                    code, answer, log = run.result()
+                    self.assertEqual(code, 0, log)
+                    result = answer["result"]
+                    self.assertEqual([publish["state"] for publish in result["publishes"]], ["failed"] * 6)
+                    for publish in result["publishes"]:
+                        self.assertIn(f"0 of at least 1 sidecars have joined {fleet.address}", publish["reason"])
+                    self.assertEqual(len(result["steps"]), 6)
+                    # Once; what comes later is not waited for.
+                    self.assertEqual(sum(step["snapshot_wait_seconds"] > 1 for step in result["steps"]), 1)
+                    with open(fleet.path("trace.json"), encoding="utf-8") as file:
+                        json.load(file)
+            fleet.until_none_is_left()
+
+    def test_an_interrupt_ends_the_wait_for_it(self):
+        with PublishingFleet(WSYNC) as fleet:
+            run = fleet.publishing(TINY | {"steps": 6, "save.directory": fleet.path("saved")})
+            run.until(lambda: "training waits for the fleet to begin with step 1" in run.log(), "what the run waits for")
+            run.send(signal.SIGINT)
+            code, answer, log = run.result()
+            self.assertEqual(code, 130, log)
+            self.assertEqual(os.listdir(fleet.path("saved")), ["step_2"])
+            self.assertEqual([publish["state"] for publish in answer["result"]["publishes"]], ["failed"] * 2)
+
+    def test_one_that_comes_late_is_served(self):
+        with PublishingFleet(WSYNC) as fleet:
+            values = TINY | ENDLESS | IMPATIENT
+            run = fleet.publishing(values)
+            run.until_step(5)
+            engine, = fleet.with_engines(values, "a")
+            fleet.event(engine, "committed")
+            run.until(lambda: "is served as" in run.log(), "a step that is served")
+            run.send(signal.SIGINT)
+            code, answer, log = run.result()
+            self.assertEqual(code, 130, log)
+            self.assertEqual(answer["result"]["publishes"][0]["state"], "failed")
+            self.assertEqual(answer["result"]["publishes"][-1]["state"], "committed")
+            fleet.ends_untorn(engine)
+
+    def test_an_engine_that_stands_still_holds_up_neither_steps_nor_the_end(self):
+        steps = 60
+        with PublishingFleet(WSYNC) as fleet:
+            values = TINY | IMPATIENT | {"steps": steps, "publish.deadlines.pause": "1h", "publish.deadlines.load": "1h"}
+            engine, = fleet.with_engines(values, "a")
+            run = fleet.publishing(values)
+            fleet.event(engine, "committed")
+            engine.send_signal(signal.SIGSTOP)
+            try:
+                run.until_step(steps)
+                run.until(lambda: "waiting for the fleet to take step" in run.log(), "what the run waits for")
+                run.send(signal.SIGINT)
+                code, answer, log = run.result()
+            finally:
+                engine.send_signal(signal.SIGCONT)
+            self.assertEqual(code, 0, log)
+            self.assertFalse(answer["result"]["stopped"])
+            self.assertEqual(len(answer["result"]["steps"]), steps)
+            last = answer["result"]["publishes"][-1]
+            self.assertEqual(last["state"], "failed")
+            fleet.ends_untorn(engine)
+
+
+if __name__ == "__main__":
+    unittest.main()
