@@ -124,6 +124,17 @@ class Resume(unittest.TestCase):
                     self.assertEqual(what_ranks_compute(result), steps[self.MIDDLE:])
                     self.assertEqual(digests(f"{directory}/step_{self.STEPS}"), last)
 
+    def test_the_state_says_what_the_model_is(self):
+        """Six layers on three ranks, where the model that nobody describes would have four."""
+        with TrainingFleet(WSYNC) as fleet:
+            whole = fleet.path("whole")
+            values = run_of(3, 2, 6) | {"save.directory": whole, "save.every": 2, "steps": 4}
+            fleet.trained(values)
+            directory = fleet.path("resumed")
+            fleet.trained({key: value for key, value in values.items() if not key.startswith("model.")}
+                          | {"save.directory": directory}, "--resume", f"{whole}/step_2")
+            self.assertEqual(digests(f"{directory}/step_4"), digests(f"{whole}/step_4"))
+
     def test_of_a_run_that_was_interrupted(self):
         # The learning rate depends on the last step, so the run that goes on has as many as the first one was to have.
         steps = 400

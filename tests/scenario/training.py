@@ -94,14 +94,14 @@ class Training:
                 break
         return seen
 
-    def text_result(self):
+    def text_result(self, deadline_s=DEADLINE_S):
         """Its exit code, what it printed, and the log."""
-        out, _ = self.popen.communicate(timeout=DEADLINE_S)
+        out, _ = self.popen.communicate(timeout=deadline_s)
         return self.popen.returncode, out, self.log()
 
-    def result(self):
+    def result(self, deadline_s=DEADLINE_S):
         """Its exit code, what --json printed, and the log."""
-        code, out, log = self.text_result()
+        code, out, log = self.text_result(deadline_s)
         return code, json.loads(out) if out else None, log
 
 
