@@ -25,7 +25,7 @@ static_assert(config::kTrainRanks <= collective::memory::kHostRankCount);
 // A run has no end by the clock; its ranks have deadlines for each exchange.
 constexpr std::chrono::hours kNoDeadline{24 * 365};
 // Beside the heartbeat's deadline: for ranks that were told to end.
-constexpr std::chrono::seconds kEndPatience{5};
+constexpr std::chrono::seconds kToldPatience{5};
 
 class Launch {
  public:
@@ -49,7 +49,7 @@ class Launch {
     }
     if (!failure_) return report_.outcome();
     // They have been told, and wake up.
-    const auto patience = config_.heartbeat.deadline + kEndPatience;
+    const auto patience = config_.heartbeat.deadline + kToldPatience;
     (void)children_->wind_up("the end", patience, [this] { return all_ended(); });
     for (Child* child : ranks_) child->send(SIGKILL);
     (void)children_->wind_up("the end", patience, [this] { return all_ended(); });
