@@ -107,14 +107,14 @@ Result<> StepTraces::write_trace(const AllTimes& all) const {
       const std::string number = std::to_string(steps_[i].step);
       processes[rank].spans.push_back({.name = "step " + number,
                                        .lane = "steps",
-                                       .category = trace::Category::kOther,
+                                       .category = trace::Category::kStep,
                                        .begin = begin,
                                        .end = end,
                                        .label = number,
                                        .args = {step}});
       processes[rank].spans.push_back({.name = "update of step " + number,
                                        .lane = "update",
-                                       .category = trace::Category::kOther,
+                                       .category = trace::Category::kStep,
                                        .begin = computed,
                                        .end = end,
                                        .label = number,

@@ -38,6 +38,8 @@ std::string_view category_name(Category category) noexcept {
       return "pipeline_parallel";
     case Category::kOffload:
       return "offload";
+    case Category::kStep:
+      return "step";
   }
   return "other";
 }

@@ -28,6 +28,7 @@ enum class Category : std::uint8_t {
   kExpertParallel,
   kPipelineParallel,
   kOffload,
+  kStep,
 };
 [[nodiscard]] std::string_view category_name(Category category) noexcept;
 

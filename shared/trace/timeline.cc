@@ -11,14 +11,16 @@
 namespace wsync::trace {
 namespace {
 
-constexpr double kLeft = 96;  // lane names
+constexpr double kLeftMin = 96;  // lane names
 constexpr double kRight = 28;
 constexpr double kTop = 64;          // title and subtitle
 constexpr double kPauseHeight = 22;  // labels of pauses
-constexpr double kRow = 30;
+constexpr unsigned kRowMin = 12;
 constexpr double kGap = 6;
+constexpr double kGroupTitle = 24;
 constexpr double kAxis = 44;
 constexpr double kLegend = 34;
+constexpr double kNameGap = 10;     // beside a lane's name
 constexpr double kCharWidth = 6.8;  // of 12 px text, on average
 
 struct Style {
@@ -39,6 +41,7 @@ constexpr std::array kStyles = {
     Style{Category::kExpertParallel, "#e4dff2", "#6d5ca3", "expert parallel"},
     Style{Category::kPipelineParallel, "#7cc48a", "#2f7d40", "pipeline parallel"},
     Style{Category::kOffload, "#f6dc74", "#a88912", "offload, onload"},
+    Style{Category::kStep, "#f1ece6", "#8a7560", "training step"},
 };
 
 const Style& style_of(Category category) {
@@ -48,14 +51,16 @@ const Style& style_of(Category category) {
 
 double milliseconds(std::chrono::nanoseconds t) { return static_cast<double>(t.count()) / 1e6; }
 
+double text_width(std::string_view text) { return static_cast<double>(text.size()) * kCharWidth; }
+
 // About ten ticks.
 double tick_step_of(double total_ms) { return tick_step(std::max(total_ms, 1e-6) / 10); }
 
 class Picture {
  public:
-  Picture(const std::vector<Span>& spans, const TimelineOptions& options)
-      : spans_(spans), options_(options), width_(std::max(options.width_px, 400U)) {
-    choose_lanes();
+  Picture(const std::vector<TimelineGroup>& groups, const TimelineOptions& options)
+      : groups_(groups), options_(options), width_(std::max(options.width_px, 400U)) {
+    for (const TimelineGroup& group : groups_) choose_rows(group);
     choose_range();
   }
 
@@ -64,8 +69,10 @@ class Picture {
     pauses();
     grid();
     rows();
-    for (const Span& s : spans_)
-      if (s.category != Category::kPause) cell(s);
+    for (std::size_t group = 0; group < groups_.size(); ++group)
+      for (const Span& s : groups_[group].spans) cell(group, s);
+    marks();
+    titles();
     axis();
     legend();
     out_ += "</svg>\n";
@@ -73,44 +80,70 @@ class Picture {
   }
 
  private:
+  struct Row {
+    std::size_t group = 0;
+    std::string lane;
+    double y = 0;
+  };
+
   template <class... Args>
   void put(fmt::format_string<Args...> format, Args&&... args) {
     fmt::format_to(std::back_inserter(out_), format, std::forward<Args>(args)...);
     out_ += '\n';
   }
 
-  void choose_lanes() {
-    lanes_ = options_.lanes;
-    if (!lanes_.empty()) return;
-    for (const Span& s : spans_)
-      if (s.category != Category::kPause && row_of(s.lane) == lanes_.size())
-        lanes_.push_back(s.lane);
+  void choose_rows(const TimelineGroup& group) {
+    const auto index = static_cast<std::size_t>(&group - groups_.data());
+    if (!group.title.empty()) {
+      titles_.push_back(rows_end_);
+      rows_end_ += kGroupTitle;
+    } else {
+      titles_.push_back(0);
+    }
+    std::vector<std::string> lanes = group.lanes;
+    if (lanes.empty())
+      for (const Span& s : group.spans)
+        if (s.category != Category::kPause &&
+            std::find(lanes.begin(), lanes.end(), s.lane) == lanes.end())
+          lanes.push_back(s.lane);
+    for (std::string& lane : lanes) {
+      left_ = std::max(left_, text_width(lane) + 2 * kNameGap);
+      rows_.push_back({.group = index, .lane = std::move(lane), .y = rows_end_});
+      rows_end_ += row_height() + kGap;
+    }
   }
   void choose_range() {
     bool any = false;
-    for (const Span& s : spans_) {
-      if (!drawn(s)) continue;
-      first_ = any ? std::min(first_, s.begin) : s.begin;
-      last_ = any ? std::max(last_, s.end) : s.end;
-      any = true;
+    for (std::size_t group = 0; group < groups_.size(); ++group)
+      for (const Span& s : groups_[group].spans) {
+        const bool has_row = row_of(group, s) != nullptr;
+        if (s.category == Category::kPause && !has_row) bands_.push_back(s);
+        if (s.category != Category::kPause && !has_row) continue;
+        first_ = any ? std::min(first_, s.begin) : s.begin;
+        last_ = any ? std::max(last_, s.end) : s.end;
+        any = true;
+      }
+    if (options_.range) {
+      first_ = options_.range->begin;
+      last_ = options_.range->end;
+      bands_ = spans_between(bands_, first_, last_);
     }
     total_ms_ = std::max(milliseconds(last_ - first_), 1e-3);
   }
-  [[nodiscard]] std::size_t row_of(const std::string& lane) const {
-    return static_cast<std::size_t>(std::find(lanes_.begin(), lanes_.end(), lane) - lanes_.begin());
+  [[nodiscard]] const Row* row_of(std::size_t group, const Span& s) const {
+    const auto row = std::find_if(rows_.begin(), rows_.end(), [&](const Row& r) {
+      return r.group == group && r.lane == s.lane;
+    });
+    return row == rows_.end() ? nullptr : &*row;
   }
-  [[nodiscard]] bool drawn(const Span& s) const {
-    return s.category == Category::kPause || row_of(s.lane) < lanes_.size();
+  [[nodiscard]] double right() const { return static_cast<double>(width_) - kRight; }
+  [[nodiscard]] double x_of(double ms) const { return left_ + ms / total_ms_ * (right() - left_); }
+  [[nodiscard]] double x_of(TimePoint t) const {
+    return x_of(milliseconds(std::clamp(t, first_, last_) - first_));
   }
-  [[nodiscard]] double x_of(double ms) const {
-    return kLeft + ms / total_ms_ * (static_cast<double>(width_) - kLeft - kRight);
-  }
-  [[nodiscard]] double x_of(TimePoint t) const { return x_of(milliseconds(t - first_)); }
-  [[nodiscard]] static double y_of(std::size_t row) {
-    return kTop + kPauseHeight + static_cast<double>(row) * (kRow + kGap);
-  }
-  [[nodiscard]] double rows_end() const { return y_of(lanes_.size()); }
-  [[nodiscard]] double height() const { return rows_end() + kAxis + kLegend; }
+  [[nodiscard]] double row_height() const { return std::max(options_.row_px, kRowMin); }
+  [[nodiscard]] double rows_begin() const { return kTop + kPauseHeight; }
+  [[nodiscard]] double height() const { return rows_end_ + kAxis + kLegend; }
 
   void begin() {
     put(R"(<?xml version="1.0" encoding="UTF-8"?>)");
@@ -125,17 +158,18 @@ class Picture {
 
   void pauses() {
     const Style& style = style_of(Category::kPause);
-    for (const PauseBand& band : pause_bands(spans_)) {
+    for (const PauseBand& band : pause_bands(bands_)) {
       const double x = x_of(band.begin);
       const double w = std::max(x_of(band.end) - x, 1.0);
+      used_[static_cast<std::size_t>(Category::kPause)] = true;
       put(R"(<rect x="{:.2f}" y="{:.1f}" width="{:.2f}" height="{:.1f}" fill="{}"/>)", x, kTop, w,
-          rows_end() - kTop, style.fill);
+          rows_end_ - kTop, style.fill);
       for (const double edge : {x, x + w})
         put(R"(<line x1="{0:.2f}" y1="{1:.1f}" x2="{0:.2f}" y2="{2:.1f}" stroke="{3}" stroke-dasharray="4 3"/>)",
-            edge, kTop, rows_end(), style.stroke);
+            edge, kTop, rows_end_, style.stroke);
       const std::string text =
           fmt::format("engines paused: {:.1f} ms", milliseconds(band.end - band.begin));
-      const bool fits = static_cast<double>(text.size()) * kCharWidth < w;
+      const bool fits = text_width(text) < w;
       const bool right_half = x + w / 2 > static_cast<double>(width_) / 2;
       const double at = fits ? x + w / 2 : right_half ? x + w : x;
       put(R"(<text x="{:.2f}" y="{:.1f}" text-anchor="{}" fill="{}">{}</text>)", at, kTop + 15,
@@ -150,40 +184,65 @@ class Picture {
     const double step = tick_step_of(total_ms_);
     for (int i = 1; i * step <= total_ms_ * (1 + 1e-9); ++i)
       put(R"(<line x1="{0:.2f}" y1="{1:.1f}" x2="{0:.2f}" y2="{2:.1f}" stroke="#e1e5ea"/>)",
-          x_of(i * step), kTop + kPauseHeight, rows_end());
+          x_of(i * step), rows_begin(), rows_end_);
   }
 
   void rows() {
-    for (std::size_t row = 0; row < lanes_.size(); ++row) {
-      put(R"(<text x="{:.0f}" y="{:.1f}" text-anchor="end">{}</text>)", kLeft - 10,
-          y_of(row) + kRow / 2 + 4, svg_escaped(lanes_[row]));
-      put(R"(<line x1="{:.0f}" y1="{:.1f}" x2="{:.0f}" y2="{:.1f}" stroke="#e1e5ea"/>)", kLeft,
-          y_of(row) + kRow + kGap / 2, static_cast<double>(width_) - kRight,
-          y_of(row) + kRow + kGap / 2);
+    for (const Row& row : rows_) {
+      put(R"(<text x="{:.0f}" y="{:.1f}" text-anchor="end">{}</text>)", left_ - kNameGap,
+          row.y + row_height() / 2 + 4, svg_escaped(row.lane));
+      put(R"(<line x1="{:.0f}" y1="{:.1f}" x2="{:.0f}" y2="{:.1f}" stroke="#e1e5ea"/>)", left_,
+          row.y + row_height() + kGap / 2, right(), row.y + row_height() + kGap / 2);
     }
   }
 
-  void cell(const Span& s) {
-    const std::size_t row = row_of(s.lane);
-    if (row >= lanes_.size()) return;
+  void cell(std::size_t group, const Span& s) {
+    const Row* row = row_of(group, s);
+    if (row == nullptr || s.end < first_ || s.begin > last_) return;
     used_[static_cast<std::size_t>(s.category)] = true;
     const Style& style = style_of(s.category);
     const double x = x_of(s.begin);
     const double w = std::max(x_of(s.end) - x, 0.8);
-    const double y = y_of(row);
     put(R"(<g><title>{}: {:.3f} to {:.3f} ms ({:.3f} ms)</title><rect x="{:.2f}" y="{:.1f}" width="{:.2f}" height="{:.0f}" rx="2" fill="{}" stroke="{}" stroke-width="0.8"/>)",
         svg_escaped(s.name), milliseconds(s.begin - first_), milliseconds(s.end - first_),
-        milliseconds(s.end - s.begin), x, y, w, kRow, style.fill, style.stroke);
-    if (!s.label.empty() && static_cast<double>(s.label.size()) * kCharWidth + 3 <= w)
-      put(R"(<text x="{:.2f}" y="{:.1f}" text-anchor="middle">{}</text>)", x + w / 2,
-          y + kRow / 2 + 4, svg_escaped(s.label));
+        milliseconds(s.end - s.begin), x, row->y, w, row_height(), style.fill, style.stroke);
+    const double baseline = row->y + row_height() / 2 + 4;
+    if (!s.label.empty() && text_width(s.label) + 3 <= w)
+      put(R"(<text x="{:.2f}" y="{:.1f}" text-anchor="middle">{}</text>)", x + w / 2, baseline,
+          svg_escaped(s.label));
+    else if (!s.label.empty() && has_room(group, s, x + w, text_width(s.label) + 6))
+      put(R"(<text x="{:.2f}" y="{:.1f}">{}</text>)", x + w + 3, baseline, svg_escaped(s.label));
     put("</g>");
   }
 
+  // Whether nothing else is drawn in the row of `s` for `width` from `x` on.
+  [[nodiscard]] bool has_room(std::size_t group, const Span& s, double x, double width) const {
+    const std::vector<Span>& spans = groups_[group].spans;
+    return x + width <= right() && std::none_of(spans.begin(), spans.end(), [&](const Span& other) {
+             return &other != &s && other.lane == s.lane && x_of(other.end) > x &&
+                    x_of(other.begin) < x + width;
+           });
+  }
+
+  void marks() {
+    for (const TimePoint mark : options_.marks)
+      if (mark >= first_ && mark <= last_)
+        put(R"(<line x1="{0:.2f}" y1="{1:.1f}" x2="{0:.2f}" y2="{2:.1f}" stroke="#55606e" stroke-dasharray="2 3"/>)",
+            x_of(mark), rows_begin(), rows_end_);
+  }
+
+  // Above the lines that they cross.
+  void titles() {
+    for (std::size_t group = 0; group < groups_.size(); ++group)
+      if (!groups_[group].title.empty())
+        put(R"(<text x="16" y="{:.1f}" font-weight="bold" stroke="#ffffff" stroke-width="4" paint-order="stroke">{}</text>)",
+            titles_[group] + 16, svg_escaped(groups_[group].title));
+  }
+
   void axis() {
-    const double y = rows_end() + 4;
-    put(R"(<line x1="{:.0f}" y1="{:.1f}" x2="{:.0f}" y2="{:.1f}" stroke="#1d2530"/>)", kLeft, y,
-        static_cast<double>(width_) - kRight, y);
+    const double y = rows_end_ + 4;
+    put(R"(<line x1="{:.0f}" y1="{:.1f}" x2="{:.0f}" y2="{:.1f}" stroke="#1d2530"/>)", left_, y,
+        right(), y);
     const double step = tick_step_of(total_ms_);
     const int digits = tick_digits(step);
     for (int i = 0; i * step <= total_ms_ * (1 + 1e-9); ++i) {
@@ -193,28 +252,30 @@ class Picture {
       put(R"(<text x="{:.2f}" y="{:.1f}" text-anchor="middle">{:.{}f}</text>)", x, y + 19, i * step,
           digits);
     }
-    put(R"(<text x="{:.0f}" y="{:.1f}" text-anchor="end" fill="#55606e">ms</text>)", kLeft - 10,
-        y + 19);
+    put(R"(<text x="{:.0f}" y="{:.1f}" text-anchor="end" fill="#55606e">ms</text>)",
+        left_ - kNameGap, y + 19);
   }
 
   void legend() {
-    const double y = rows_end() + kAxis + 4;
-    double x = kLeft;
-    used_[static_cast<std::size_t>(Category::kPause)] = std::any_of(
-        spans_.begin(), spans_.end(), [](const Span& s) { return s.category == Category::kPause; });
+    const double y = rows_end_ + kAxis + 4;
+    double x = left_;
     for (const Style& style : kStyles) {
       if (!used_[static_cast<std::size_t>(style.category)]) continue;
       put(R"(<rect x="{:.1f}" y="{:.1f}" width="16" height="12" rx="2" fill="{}" stroke="{}"/>)", x,
           y, style.fill, style.stroke);
       put(R"(<text x="{:.1f}" y="{:.1f}">{}</text>)", x + 22, y + 10.5, style.legend);
-      x += 22 + static_cast<double>(std::string_view(style.legend).size()) * kCharWidth + 26;
+      x += 22 + text_width(style.legend) + 26;
     }
   }
 
-  const std::vector<Span>& spans_;
+  const std::vector<TimelineGroup>& groups_;
   const TimelineOptions& options_;
   unsigned width_;
-  std::vector<std::string> lanes_;
+  double left_ = kLeftMin;
+  std::vector<Row> rows_;
+  std::vector<double> titles_;  // top of each group's title
+  double rows_end_ = kTop + kPauseHeight;
+  std::vector<Span> bands_;
   TimePoint first_{};
   TimePoint last_{};
   double total_ms_ = 1;
@@ -246,8 +307,13 @@ std::vector<Span> spans_between(const std::vector<Span>& spans, TimePoint begin,
   return between;
 }
 
+std::string grouped_timeline_svg(const std::vector<TimelineGroup>& groups,
+                                 const TimelineOptions& options) {
+  return Picture(groups, options).draw();
+}
+
 std::string timeline_svg(const std::vector<Span>& spans, const TimelineOptions& options) {
-  return Picture(spans, options).draw();
+  return grouped_timeline_svg({{.title = {}, .lanes = options.lanes, .spans = spans}}, options);
 }
 
 Result<> write_timeline_svg(const std::string& path, const std::vector<Span>& spans,

@@ -192,6 +192,48 @@ TEST(Timeline, TextIsEscapedAndEmptyChartsAreValid) {
   EXPECT_EQ(xml_problem(timeline_svg({}, {.title = "", .subtitle = "", .lanes = {}})), "");
 }
 
+TEST(Timeline, GroupsStandBelowTheirTitlesOnOneAxis) {
+  Span pause = span("replica r0", Category::kPause, 120, 160, "2 ms");
+  const std::vector<TimelineGroup> groups = {
+      {.title = "rank <0>", .lanes = {}, .spans = {span("copy", Category::kOffload, 100, 140, "")}},
+      {.title = "sidecar",
+       .lanes = {"copy", "replica r0"},
+       .spans = {span("copy", Category::kH2D, 140, 150, ""), pause}}};
+  const auto svg = grouped_timeline_svg(groups, {.title = "t", .subtitle = "", .lanes = {}});
+  EXPECT_EQ(xml_problem(svg), "");
+  EXPECT_LT(svg.find(">rank &lt;0&gt;<"), svg.find(">sidecar<"));
+  EXPECT_EQ(count_of(svg, ">copy<"), 2U) << "a lane of the same name in each group";
+  EXPECT_EQ(count_of(svg, "<g>"), 3U);
+  EXPECT_EQ(count_of(svg, "engines paused: "), 0U) << "a pause with a row is a cell of it";
+  EXPECT_NE(svg.find(">2 ms</text>"), std::string::npos);
+  // Time 0 is the begin of the first group's span: 60 ms over 1076 px.
+  EXPECT_NE(svg.find(R"(<rect x="96.00" y="110.0" width="717.33")"), std::string::npos) << svg;
+  EXPECT_NE(svg.find(R"(<rect x="813.33" y="170.0" width="179.33")"), std::string::npos) << svg;
+}
+
+TEST(Timeline, ARangeCutsCellsAndMarksStandInIt) {
+  const auto svg = timeline_svg(chart(), {.title = "",
+                                          .subtitle = "",
+                                          .lanes = {"H2D 0"},
+                                          .range = TimeRange{.begin = ms(120), .end = ms(130)},
+                                          .marks = {ms(110), ms(125)}});
+  EXPECT_EQ(xml_problem(svg), "");
+  // 100 to 140 ms is all that the lane has.
+  EXPECT_NE(svg.find(R"(<rect x="96.00" y="86.0" width="1076.00")"), std::string::npos) << svg;
+  EXPECT_EQ(count_of(svg, "stroke-dasharray=\"2 3\""), 1U);
+  EXPECT_NE(svg.find(R"(<line x1="634.00")"), std::string::npos) << "the mark in the middle";
+}
+
+TEST(Timeline, ALabelThatIsTooWideStandsBesideItsCellIfThereIsRoom) {
+  const auto with = [](std::int64_t next) {
+    return timeline_svg(
+        {span("a", Category::kStage, 0, 1, "1.147"), span("a", Category::kStage, next, 1000, "")},
+        {.title = "", .subtitle = "", .lanes = {}});
+  };
+  EXPECT_EQ(count_of(with(500), ">1.147<"), 1U);
+  EXPECT_EQ(count_of(with(20), ">1.147<"), 0U);
+}
+
 TEST(TextFile, ReplacesTheFileAndNamesADirectoryThatIsNotThere) {
   const std::string path = ::testing::TempDir() + "wsync_trace_test.svg";
   ASSERT_TRUE(write_text_file(path, "one, the longer text"));
