@@ -1,9 +1,12 @@
 // `wsync inspect`: what is in a checkpoint directory, and what is wrong with it.
+#include <algorithm>
 #include <map>
 
 #include "deploy/cli/commands.h"
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 #include "shared/weights/checkpoint_dir.h"
+#include "shared/weights/content_digest.h"
 
 namespace wsync::cli {
 namespace {
@@ -11,6 +14,7 @@ namespace {
 struct InspectOptions {
   std::string directory;
   bool tensors = false;
+  bool digest = false;
   bool lenient = false;
 };
 
@@ -46,6 +50,24 @@ void list_tensors(const CheckpointDirectory& directory, Outcome& outcome) {
                                 human_bytes(manifest.byte_size(i)), tensor.name);
   }
   outcome.result["tensor_list"] = std::move(list);
+}
+
+// What a version of these bytes is known by.
+Result<Digest> content_digest(const CheckpointDirectory& directory) {
+  const Manifest& manifest = directory.manifest();
+  ContentDigester digester(manifest);
+  std::vector<std::byte> block;
+  for (std::uint32_t tensor = 0; tensor < manifest.size(); ++tensor) {
+    const std::uint64_t bytes = manifest.byte_size(tensor);
+    for (std::uint64_t at = 0; at < bytes; at += limits::kLeafBytes) {
+      block.resize(std::min(limits::kLeafBytes, bytes - at));
+      WSYNC_TRY(directory.read(tensor, at, block));
+      WSYNC_TRY(digester.add(tensor, at, block));
+    }
+  }
+  const auto digests = digester.finish();
+  if (!digests) return fail(digests.error());
+  return digests->root;
 }
 
 Result<Outcome> inspect(const InspectOptions& options) {
@@ -84,6 +106,12 @@ Result<Outcome> inspect(const InspectOptions& options) {
                     {"layout_digest", manifest.layout_digest().to_string()},
                     {"problems", nlohmann::json::array()},
                     {"warnings", report.warnings}};
+  if (options.digest) {
+    const Result<Digest> digest = content_digest(*directory);
+    if (!digest) return fail(digest.error());
+    outcome.text += fmt::format("  content      {}\n", digest->to_string());
+    outcome.result["content_digest"] = digest->to_string();
+  }
   if (options.tensors) list_tensors(*directory, outcome);
   return outcome;
 }
@@ -91,14 +119,17 @@ Result<Outcome> inspect(const InspectOptions& options) {
 }  // namespace
 
 void add_inspect(CLI::App& app, Context& context) {
-  CLI::App* command = add_command(
-      app, context,
-      {.name = "inspect",
-       .description = "Show a checkpoint directory: tensors, dtypes, layers, problems",
-       .examples = {"wsync inspect /models/qwen3", "wsync inspect --tensors --json ."}});
+  CLI::App* command =
+      add_command(app, context,
+                  {.name = "inspect",
+                   .description = "Show a checkpoint directory: tensors, dtypes, layers, problems",
+                   .examples = {"wsync inspect /models/qwen3", "wsync inspect --tensors --json .",
+                                "wsync inspect --digest /models/step_200"}});
   auto options = std::make_shared<InspectOptions>();
   command->add_option("DIR", options->directory, "Hugging Face checkpoint directory")->required();
   command->add_flag("--tensors", options->tensors, "List every tensor, in layer order");
+  command->add_flag("--digest", options->digest,
+                    "Read every byte: the digest that a version of this directory has");
   command->add_flag("--lenient", options->lenient,
                     "Accept what the reference reader accepts, not only what the format allows");
   command->callback(

@@ -31,6 +31,7 @@ bool is_committed(const json& publish) { return publish.at("state") == "committe
 }  // namespace
 
 void TrainReport::take(const json& event) {
+  if (prints_events_) print_line(stdout, to_line(event));
   const std::string kind = event.at("event");
   if (kind == "begin") {
     begin_ = event;

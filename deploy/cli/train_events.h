@@ -17,6 +17,8 @@ using TrainEvents = std::function<void(const nlohmann::json& event)>;
 // Thread: one at a time.
 class TrainReport {
  public:
+  // `prints_events`: on standard output too, one on each line.
+  explicit TrainReport(bool prints_events) : prints_events_(prints_events) {}
   // Logs the event and keeps what the outcome needs.
   void take(const nlohmann::json& event);
   // Of a run that has ended in order.
@@ -29,6 +31,7 @@ class TrainReport {
   [[nodiscard]] std::string table() const;
   [[nodiscard]] nlohmann::json publishing() const;
 
+  const bool prints_events_;
   nlohmann::json begin_, end_;
   std::vector<nlohmann::json> steps_, publishes_, saved_;
   bool stopped_ = false;

@@ -29,8 +29,12 @@ constexpr std::chrono::seconds kToldPatience{5};
 
 class Launch {
  public:
-  Launch(const config::TrainConfig& config, HostSegment segment, std::unique_ptr<Children> children)
-      : config_(config), segment_(std::move(segment)), children_(std::move(children)) {}
+  Launch(const config::TrainConfig& config, HostSegment segment, std::unique_ptr<Children> children,
+         bool prints_events)
+      : config_(config),
+        segment_(std::move(segment)),
+        report_(prints_events),
+        children_(std::move(children)) {}
 
   [[nodiscard]] Result<Outcome> run(const std::vector<std::string>& arguments) {
     for (std::uint32_t rank = 0; rank < segment_.size(); ++rank) WSYNC_TRY(start(rank, arguments));
@@ -154,12 +158,12 @@ std::vector<std::string> own_environment() {
 }  // namespace
 
 Result<Outcome> launch_training(const config::TrainConfig& config,
-                                const std::vector<std::string>& arguments) {
+                                const std::vector<std::string>& arguments, bool prints_events) {
   auto segment = HostSegment::create({.size = config.parallel.pp * config.parallel.dp});
   if (!segment) return fail(std::move(segment).error());
   auto children = Children::create("", own_environment(), [] {});
   if (!children) return fail(std::move(children).error());
-  Launch launch(config, std::move(*segment), std::move(*children));
+  Launch launch(config, std::move(*segment), std::move(*children), prints_events);
   return launch.run(arguments);
 }
 

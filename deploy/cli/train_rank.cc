@@ -94,8 +94,10 @@ class RankRun {
     WSYNC_TRY(set_weights(*begin));
     traces_.emplace(config_, *rank_);
     if (config_.publish && StepPublisher::publishes(*options, rank_->place())) {
-      auto publisher = StepPublisher::create(*config_.publish, *rank_, on_event_,
-                                             [] { return stop_signals > 0; });
+      config::PublishConfig publish = *config_.publish;
+      if (!config_.trace_file.empty()) publish.trainer.trace_file = config_.trace_file + "-rounds";
+      auto publisher =
+          StepPublisher::create(publish, *rank_, on_event_, [] { return stop_signals > 0; });
       if (!publisher) return fail(std::move(publisher).error());
       publisher_ = std::move(*publisher);
     }

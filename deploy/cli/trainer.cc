@@ -37,6 +37,7 @@ struct TrainerOptions {
   std::string resume;
   bool sequential = false;
   std::string export_to;
+  bool events = false;
   std::optional<std::uint32_t> rank;
   int segment = -1;
 };
@@ -235,7 +236,7 @@ Result<Outcome> run_as_rank(const TrainerOptions& options, const config::TrainCo
     return fail(ErrorCode::kInvalidInput,
                 "--rank: ranks that are started one by one meet in ranks.rendezvous, which is "
                 "empty; leave --rank out and all ranks are started on this host");
-  TrainReport report;
+  TrainReport report(options.events);
   const auto on_event = [&](const nlohmann::json& event) {
     if (launched)
       print_line(stdout, to_line(event));
@@ -253,7 +254,7 @@ Result<Outcome> run_as_rank(const TrainerOptions& options, const config::TrainCo
   return report.outcome();
 }
 
-// What engines can load before the first step is published.
+// What engines can load before the first step is published, or after the last one.
 Result<Outcome> export_model(const config::TrainConfig& config,
                              const training::TrainingOptions& planned, RunBegin& begin,
                              const std::string& directory) {
@@ -268,7 +269,8 @@ Result<Outcome> run_training(Context& context, const TrainerOptions& options,
                              const config::Sources& sources) {
   auto config = config::load_train(sources);
   if (!config) return fail(config.error());
-  if (!options.export_to.empty()) {  // beside it nothing is written
+  if (!options.export_to.empty()) {  // beside it nothing is written, and no step is taken
+    config->steps = config::kTrainSteps;
     config->save = {};
     config->trace_file = config->picture = "";
   }
@@ -288,7 +290,7 @@ Result<Outcome> run_training(Context& context, const TrainerOptions& options,
   if (options.sequential) {
     if (config->publish || !config->trace_file.empty() || !config->picture.empty())
       log_warning("--sequential publishes nothing, and writes neither trace_file nor picture");
-    TrainReport report;
+    TrainReport report(options.events);
     WSYNC_TRY(run_sequential(*config, [&](const nlohmann::json& event) { report.take(event); }));
     return report.outcome();
   }
@@ -296,12 +298,12 @@ Result<Outcome> run_training(Context& context, const TrainerOptions& options,
     return fail(ErrorCode::kInvalidInput,
                 "ranks.rendezvous is given, so ranks are started one by one: start each with "
                 "--rank, or leave it empty to have all of them on this host");
-  return launch_training(*config, rank_arguments(options, sources.set, *config));
+  return launch_training(*config, rank_arguments(options, sources.set, *config), options.events);
 }
 
 bool has_training_options(const TrainerOptions& options) {
   return options.sequential || options.rank || !options.data.empty() || !options.resume.empty() ||
-         !options.export_to.empty();
+         !options.export_to.empty() || options.events;
 }
 
 Result<Outcome> run_trainer(Context& context, const TrainerOptions& options) {
@@ -366,6 +368,8 @@ void add_trainer(CLI::App& app, Context& context) {
   CLI::Option* exported =
       command->add_option("--export", options->export_to,
                           "Train: write the model as the run begins with it, in bfloat16, and end");
+  command->add_flag("--events", options->events,
+                    "Train: print what happens as it does, a JSON object on each line");
   command
       ->add_option("--rank", options->rank,
                    "Train: be this rank of a run on several hosts (ranks.rendezvous)")

@@ -96,7 +96,8 @@ struct RanksConfig {
 
 struct PublishConfig {
   std::uint32_t every = 1;  // steps
-  // Its checkpoint, watch and trace_file have no keys here and are off; its log is the run's.
+  // Its checkpoint, watch and trace_file have no keys here and are off (the run's trace_file names
+  // what is traced of rounds); its log is the run's.
   TrainerConfig trainer = {.watch = false};
   friend bool operator==(const PublishConfig&, const PublishConfig&) = default;
 };

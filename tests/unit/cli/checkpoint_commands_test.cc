@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "shared/weights/checkpoint_dir.h"
+#include "shared/weights/content_digest.h"
 #include "tests/unit/cli/run_command.h"
 
 namespace wsync::cli {
@@ -52,6 +54,29 @@ TEST_F(CheckpointCommands, InspectNamesEveryProblem) {
   EXPECT_EQ(json.at("ok"), false);
   EXPECT_GE(json.at("result").at("problems").size(), 2U);
   EXPECT_EQ(run_command({"inspect", at("nowhere")}).exit_code, kExitBadInput);
+}
+
+TEST_F(CheckpointCommands, InspectTellsTheContentDigest) {
+  ASSERT_EQ(run_command({"make-checkpoint", at("large"), "--size", "12MiB"}).exit_code, kExitOk);
+  const auto directory = CheckpointDirectory::open(at("large"));
+  ASSERT_TRUE(directory) << directory.error().message();
+  std::vector<Digest> tensors;
+  bool several_leaves = false;
+  for (std::size_t t = 0; t < directory->manifest().size(); ++t) {
+    std::vector<std::byte> bytes(directory->manifest().byte_size(t));
+    ASSERT_TRUE(directory->read(t, 0, bytes));
+    tensors.push_back(tensor_digest(bytes));
+    several_leaves |= leaf_count(bytes.size()) > 1;
+  }
+  EXPECT_TRUE(several_leaves);
+  const auto told = [&](const std::string& name) {
+    const auto run = run_command({"inspect", "--digest", "--json", at(name)});
+    return nlohmann::json::parse(run.out).at("result").at("content_digest");
+  };
+  EXPECT_EQ(told("large"), root_digest(tensors).to_string());
+  EXPECT_NE(told("first"), told("second"));
+  EXPECT_EQ(run_command({"inspect", at("first"), "--json"}).out.find("content_digest"),
+            std::string::npos);
 }
 
 TEST_F(CheckpointCommands, PlanComparesWithWhatAnEngineHolds) {
