@@ -7,6 +7,7 @@
 
 #include "deploy/cli/commands.h"
 #include "deploy/cli/demo_story.h"
+#include "deploy/cli/demo_train.h"
 #include "shared/base/format.h"
 #include "shared/config/units.h"
 
@@ -22,6 +23,8 @@ constexpr std::size_t kTemporaryPathMax = 40;          // sockets' paths have ro
 
 struct DemoCommand {
   DemoOptions demo;
+  TrainDemoOptions training;
+  bool train = false;
   std::string size = "256MiB";
   bool size_given = false;
   std::string work;
@@ -144,31 +147,50 @@ Result<> check(DemoCommand& command) {
   return {};
 }
 
-Result<Outcome> run_demo(DemoCommand command, bool json) {
-  const TimePoint begin = now();
-  WSYNC_TRY(check(command));
-  DemoFolders folders;
-  WSYNC_TRY(folders.create(command));
+using Say = std::function<void(const std::string&)>;
+
+Result<Outcome> publish_checkpoints(Children& children, DemoCommand& command, DemoFolders& folders,
+                                    const Say& say) {
   DemoOptions& options = command.demo;
   options.run_dir = folders.run();
   options.work_dir = folders.work();
   options.trace_dir = folders.trace();
-  const auto say = [&](const std::string& line) {
-    print_line(json ? stderr : stdout, fmt::format("{:5.1f} s  {}", seconds(now() - begin), line));
-  };
-  Result<DemoReport> report = fail(ErrorCode::kInternal, "nothing was told");
-  {
-    auto children = Children::create(folders.log(), fleet_environment(folders),
-                                     [&folders] { folders.remove(); });
-    if (!children) return fail(children.error());
-    if (command.keep)
-      say(fmt::format("everything stays in {} and {}", folders.base(), folders.work()));
-    report = tell_demo(**children, options, [&folders] { return folders.output(); }, say);
-  }
+  const auto report = tell_demo(children, options, [&folders] { return folders.output(); }, say);
   if (!report) return fail(report.error());
   return Outcome{.result = demo_json(*report, options),
                  .text = demo_text(*report, options),
                  .exit_code = report->torn() == 0 ? kExitOk : kExitFailed};
+}
+
+Result<Outcome> train(Children& children, DemoCommand& command, DemoFolders& folders,
+                      const Say& say) {
+  TrainDemoOptions& options = command.training;
+  options.run_dir = folders.run();
+  options.state_dir = folders.state();
+  options.work_dir = folders.work();
+  options.trace_dir = folders.trace();
+  const auto report =
+      tell_train_demo(children, options, [&folders] { return folders.output(); }, say);
+  if (!report) return fail(report.error());
+  return Outcome{.result = train_demo_json(*report),
+                 .text = train_demo_text(*report),
+                 .exit_code = report->torn() == 0 ? kExitOk : kExitFailed};
+}
+
+Result<Outcome> run_demo(DemoCommand command, bool json) {
+  const TimePoint begin = now();
+  if (!command.train) WSYNC_TRY(check(command));
+  DemoFolders folders;
+  WSYNC_TRY(folders.create(command));
+  const Say say = [&](const std::string& line) {
+    print_line(json ? stderr : stdout, fmt::format("{:5.1f} s  {}", seconds(now() - begin), line));
+  };
+  auto children =
+      Children::create(folders.log(), fleet_environment(folders), [&folders] { folders.remove(); });
+  if (!children) return fail(children.error());
+  if (command.keep)
+    say(fmt::format("everything stays in {} and {}", folders.base(), folders.work()));
+  return (command.train ? train : publish_checkpoints)(**children, command, folders, say);
 }
 
 }  // namespace
@@ -178,27 +200,40 @@ void add_demo(CLI::App& app, Context& context) {
       app, context,
       {.name = "demo",
        .description = "Run a whole fleet on this machine: publish, verify, refuse, kill, repair, "
-                      "roll back",
+                      "roll back; or train, and give engines the weights of every step",
        .examples = {"wsync demo", "wsync demo --size 1GiB --engines 8 --output results",
-                    "wsync demo --checkpoint /models/qwen3-moe --json"}});
+                    "wsync demo --checkpoint /models/qwen3-moe --json",
+                    "wsync demo --train --steps 300"}});
   auto options = std::make_shared<DemoCommand>();
+  CLI::Option* train = command->add_flag(
+      "--train", options->train,
+      "Train a small model with 4 processes; two engines take the weights of every step");
+  command->add_option("--steps", options->training.steps, "Training steps (default: 150)")
+      ->check(CLI::Range(kTrainDemoStepsMin, kTrainDemoStepsMost))
+      ->needs(train);
   command
       ->add_option("--checkpoint", options->demo.checkpoint,
                    "Publish this directory (then copies of it with other bytes) instead of a "
                    "made-up one")
-      ->type_name("DIR");
+      ->type_name("DIR")
+      ->excludes(train);
   CLI::Option* size =
-      command->add_option("--size", options->size,
-                          "Bytes of the made-up checkpoint, bf16 in the Qwen3-MoE layout "
-                          "(default: 256MiB)");
-  command
-      ->add_option("--engines", options->demo.engines,
-                   "Engines, shared out between the two sidecars (default: 4)")
-      ->check(CLI::Range(2, 64));
+      command
+          ->add_option("--size", options->size,
+                       "Bytes of the made-up checkpoint, bf16 in the Qwen3-MoE layout "
+                       "(default: 256MiB)")
+          ->excludes(train);
+  CLI::Option* engines =
+      command
+          ->add_option("--engines", options->demo.engines,
+                       "Engines, shared out between the two sidecars (default: 4; with --train, "
+                       "which has one sidecar: 2)")
+          ->check(CLI::Range(2, 64));
   command
       ->add_option("--devices", options->demo.devices,
                    "Separate devices of each sidecar (default: 4)")
-      ->check(CLI::Range(1, 16));
+      ->check(CLI::Range(1, 16))
+      ->excludes(train);
   command
       ->add_option("--output", options->output,
                    "Where timeline.svg and trace.json go (default: a new directory in /tmp)")
@@ -208,8 +243,9 @@ void add_demo(CLI::App& app, Context& context) {
                    "Make checkpoints in a new directory below this one (default: in /tmp)")
       ->type_name("DIR");
   command->add_flag("--keep", options->keep, "Remove neither checkpoints nor logs at the end");
-  command->callback([&context, options, size] {
+  command->callback([&context, options, size, engines] {
     options->size_given = size->count() > 0;
+    if (engines->count() > 0) options->training.engines = options->demo.engines;
     context.run("demo", [&] { return run_demo(*options, context.options.json); });
   });
 }

@@ -20,6 +20,7 @@ constexpr milliseconds kReadyDeadline{120'000};
 constexpr milliseconds kEndPatience{10'000};
 constexpr milliseconds kLook{30};  // between two looks at the status
 
+// `version`: that every engine holds; none: any.
 std::string problem_of(const control::VerifyReply& reply, const Version& version,
                        std::size_t engines) {
   if (reply.ranks.size() != engines)
@@ -27,7 +28,7 @@ std::string problem_of(const control::VerifyReply& reply, const Version& version
   for (const control::VerifyRank& rank : reply.ranks) {
     if (!rank.failure.empty())
       return fmt::format("replica {}: not verified: {}", rank.replica, rank.failure);
-    if (rank.version != version)
+    if (!version.none() && rank.version != version)
       return fmt::format("replica {}: holds {}, expected {}", rank.replica,
                          rank.version.to_string(), version.to_string());
     if (!rank.mismatches.empty())
@@ -42,33 +43,42 @@ std::string problem_of(const control::VerifyReply& reply, const Version& version
 DemoFleet::DemoFleet(Children& children, FleetOptions options)
     : children_(children), options_(std::move(options)) {
   for (std::uint32_t i = 0; i < options_.engines; ++i)
-    replicas_.push_back(fmt::format("{}-{}", sidecar_name(i % kDemoSidecars), i / kDemoSidecars));
+    replicas_.push_back(
+        fmt::format("{}-{}", sidecar_name(i % options_.sidecars), i / options_.sidecars));
 }
 
 DemoFleet::~DemoFleet() { end_all(); }
 
 std::string DemoFleet::sidecar_name(std::uint32_t index) { return fmt::format("host{}", index); }
 
+std::string DemoFleet::address() const {
+  return fmt::format("ipc://{}/{}control", options_.run_dir,
+                     options_.with_trainer ? "" : sidecar_name(0) + ".");
+}
+
+Result<> DemoFleet::start_sidecar(std::uint32_t index) {
+  const std::string name = sidecar_name(index);
+  const auto child = children_.start(
+      {.name = "sidecar-" + name,
+       .arguments = {"sidecar", "--set", "name=" + name, "--set", "devices.kind=separate", "--set",
+                     fmt::format("devices.count={}", options_.devices), "--set",
+                     "devices.buffer_bytes=" + config::format_size(options_.buffer_bytes), "--set",
+                     fmt::format("trace_file={}/{}", options_.trace_dir, name)}});
+  if (!child) return fail(child.error());
+  sidecars_.push_back(*child);
+  return {};
+}
+
 Result<> DemoFleet::start() {
-  for (std::uint32_t i = 0; i < kDemoSidecars; ++i) {
-    const std::string name = sidecar_name(i);
-    const auto child = children_.start(
-        {.name = "sidecar-" + name,
-         .arguments = {"sidecar", "--set", "name=" + name, "--set", "devices.kind=separate",
-                       "--set", fmt::format("devices.count={}", options_.devices), "--set",
-                       "devices.buffer_bytes=" + config::format_size(options_.buffer_bytes),
-                       "--set", fmt::format("trace_file={}/{}", options_.trace_dir, name)}});
-    if (!child) return fail(child.error());
-    sidecars_.push_back(*child);
-  }
+  for (std::uint32_t i = 0; i < options_.sidecars; ++i) WSYNC_TRY(start_sidecar(i));
   for (std::uint32_t i = 0; i < options_.engines; ++i) {
-    const bool last = i + 1 == options_.engines;
-    const auto engine = start_engine(i, last ? ChildOutput::kLines : ChildOutput::kFile);
+    const bool is_victim = options_.with_trainer && i + 1 == options_.engines;
+    const auto engine = start_engine(i, is_victim ? ChildOutput::kLines : ChildOutput::kFile);
     if (!engine) return fail(engine.error());
     engines_.push_back(*engine);
   }
   victim_ = engines_.back();
-  WSYNC_TRY(start_trainer());
+  if (options_.with_trainer) WSYNC_TRY(start_trainer());
   return until_status("every engine", [this](const control::StatusReply& status) {
     std::size_t attached = 0;
     for (const control::SidecarReport& sidecar : status.sidecars)
@@ -81,7 +91,7 @@ Result<> DemoFleet::start() {
 Result<> DemoFleet::start_trainer() {
   const auto child = children_.start(
       {.name = "trainer",
-       .arguments = {"trainer", "--set", fmt::format("min_sidecars={}", kDemoSidecars), "--set",
+       .arguments = {"trainer", "--set", fmt::format("min_sidecars={}", options_.sidecars), "--set",
                      fmt::format("min_replicas={}", replicas_.size()), "--set", "arenas=4", "--set",
                      fmt::format("trace_file={}/trainer", options_.trace_dir)}});
   if (!child) return fail(child.error());
@@ -90,13 +100,13 @@ Result<> DemoFleet::start_trainer() {
 }
 
 Result<Child*> DemoFleet::start_engine(std::uint32_t index, ChildOutput output) {
-  const std::string sidecar = sidecar_name(index % kDemoSidecars);
+  const std::string sidecar = sidecar_name(index % options_.sidecars);
   return children_.start(
       {.name = "engine-" + replicas_[index],
        .arguments = {"engine", "--json", "--stats-ms", "0", "--checkpoint", options_.checkpoint,
                      "--sidecar", fmt::format("{}/{}.engines", options_.run_dir, sidecar),
                      "--replica", replicas_[index], "--device",
-                     fmt::format("{}", index / kDemoSidecars % options_.devices)},
+                     fmt::format("{}", index / options_.sidecars % options_.devices)},
        .output = output});
 }
 
@@ -183,6 +193,14 @@ Result<std::uint64_t> DemoFleet::verify(const Version& version, std::size_t engi
   std::uint64_t bytes = 0;
   for (const control::VerifyRank& rank : reply->ranks) bytes += rank.bytes;
   return bytes;
+}
+
+Result<std::vector<control::VerifyRank>> DemoFleet::verify_whatever(std::size_t engines) {
+  auto reply = ask<control::VerifyReply>(control::Verify{});
+  if (!reply) return fail(reply.error());
+  const std::string problem = problem_of(*reply, Version{}, engines);
+  if (!problem.empty()) return fail(ErrorCode::kDigestMismatch, problem);
+  return std::move(reply->ranks);
 }
 
 // ---- the end ----

@@ -1,5 +1,5 @@
-// The fleet of `wsync demo`: a trainer agent, two sidecars and the engines, as processes, and what
-// a user would ask of them.
+// The fleet of `wsync demo`: sidecars, engines and, unless the demo trains, a trainer agent, as
+// processes, and what a user would ask of them.
 //
 // Thread: the one of `children`. Outlives: `children` outlives the fleet.
 #pragma once
@@ -21,9 +21,12 @@ namespace wsync::cli {
 inline constexpr std::uint32_t kDemoSidecars = 2;
 
 struct FleetOptions {
-  std::uint32_t engines = 4;  // of both sidecars together
+  std::uint32_t sidecars = kDemoSidecars;
+  std::uint32_t engines = 4;  // of all sidecars together
   std::uint32_t devices = 4;  // separate ones, of each sidecar
   std::uint64_t buffer_bytes = 0;
+  // Without, the first sidecar is asked what is asked here, and no engine is a victim.
+  bool with_trainer = true;
   std::string run_dir;     // sockets
   std::string trace_dir;   // <sidecar>.json and .svg, trainer.json; written when they end
   std::string checkpoint;  // names and shapes of the engines' model
@@ -45,10 +48,10 @@ class DemoFleet {
   DemoFleet(const DemoFleet&) = delete;
   DemoFleet& operator=(const DemoFleet&) = delete;
 
-  // Starts every process, and returns when the coordinator sees every engine.
+  // Starts every process, and returns when every engine has attached.
   [[nodiscard]] Result<> start();
 
-  // One question to the coordinator. At most one ask() beside one begin().
+  // One question to the coordinator, or to the first sidecar. At most one ask() beside one begin().
   template <class Reply>
   [[nodiscard]] Result<Reply> ask(const control::Message& message) {
     const std::unique_ptr<Question> question = begin(message);
@@ -92,6 +95,8 @@ class DemoFleet {
   // Reads back what the engines hold: `engines` of them are there, all on `version`, without a
   // difference. kDigestMismatch otherwise. Returns the bytes compared.
   [[nodiscard]] Result<std::uint64_t> verify(const Version& version, std::size_t engines);
+  // The same while versions come and go: every engine on any of them. Returns what each holds.
+  [[nodiscard]] Result<std::vector<control::VerifyRank>> verify_whatever(std::size_t engines);
 
   // The engine that may be killed: its lines are read.
   [[nodiscard]] Child& victim() noexcept { return *victim_; }
@@ -107,8 +112,9 @@ class DemoFleet {
   [[nodiscard]] static std::string sidecar_name(std::uint32_t index);
 
  private:
-  [[nodiscard]] std::string address() const { return "ipc://" + options_.run_dir + "/control"; }
+  [[nodiscard]] std::string address() const;
   [[nodiscard]] Result<> wait_for(Question& question);
+  [[nodiscard]] Result<> start_sidecar(std::uint32_t index);
   [[nodiscard]] Result<> start_trainer();
   [[nodiscard]] Result<Child*> start_engine(std::uint32_t index, ChildOutput output);
   [[nodiscard]] Result<control::StatusReply> status();

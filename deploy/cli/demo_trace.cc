@@ -1,5 +1,6 @@
 #include "deploy/cli/demo_trace.h"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <map>
@@ -18,8 +19,10 @@ using nlohmann::json;
 using trace::Category;
 
 Category category_of(const std::string& name) {
-  for (const Category category : {Category::kH2D, Category::kBroadcast, Category::kReload,
-                                  Category::kPause, Category::kStage})
+  for (const Category category :
+       {Category::kH2D, Category::kBroadcast, Category::kReload, Category::kPause, Category::kStage,
+        Category::kForward, Category::kBackward, Category::kExpertParallel,
+        Category::kPipelineParallel, Category::kOffload, Category::kStep})
     if (name == trace::category_name(category)) return category;
   return Category::kOther;
 }
@@ -46,29 +49,24 @@ trace::Span span_of(const json& event, const std::map<std::int64_t, std::string>
   return span;
 }
 
-trace::ProcessTrace parse(const json& file) {
-  trace::ProcessTrace process;
-  std::map<std::int64_t, std::string> lanes;
+std::vector<trace::ProcessTrace> parse(const json& file) {
+  std::vector<trace::ProcessTrace> processes;
+  std::vector<std::map<std::int64_t, std::string>> lanes;  // of each process, by thread
   for (const json& event : file.at("traceEvents")) {
-    process.pid = event.at("pid");
-    if (event.at("name") == "process_name") process.name = event.at("args").at("name");
-    if (event.at("name") == "thread_name") lanes[event.at("tid")] = event.at("args").at("name");
-    if (event.at("ph") == "X") process.spans.push_back(span_of(event, lanes));
+    const std::uint32_t pid = event.at("pid");
+    auto process = std::find_if(processes.begin(), processes.end(),
+                                [pid](const trace::ProcessTrace& p) { return p.pid == pid; });
+    if (process == processes.end()) {
+      process = processes.insert(process, {.name = {}, .pid = pid, .spans = {}});
+      lanes.emplace_back();
+    }
+    auto& of_process = lanes[static_cast<std::size_t>(process - processes.begin())];
+    if (event.at("name") == "process_name") process->name = event.at("args").at("name");
+    if (event.at("name") == "thread_name")
+      of_process[event.at("tid")] = event.at("args").at("name");
+    if (event.at("ph") == "X") process->spans.push_back(span_of(event, of_process));
   }
-  return process;
-}
-
-// "2 cores of AMD EPYC 7B13"
-std::string machine_text() {
-  std::string model = "an unknown processor";
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    const std::size_t colon = line.find(": ");
-    if (!line.starts_with("model name") || colon == std::string::npos) continue;
-    model = line.substr(colon + 2);
-    break;
-  }
-  return fmt::format("{} cores of {}", std::thread::hardware_concurrency(), model);
+  return processes;
 }
 
 std::string subtitle_of(const UpdatePicture& picture) {
@@ -82,14 +80,35 @@ std::string subtitle_of(const UpdatePicture& picture) {
 
 }  // namespace
 
-Result<trace::ProcessTrace> read_trace(const std::string& path) {
+std::string machine_text() {
+  std::string model = "an unknown processor";
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t colon = line.find(": ");
+    if (!line.starts_with("model name") || colon == std::string::npos) continue;
+    model = line.substr(colon + 2);
+    break;
+  }
+  return fmt::format("{} cores of {}", std::thread::hardware_concurrency(), model);
+}
+
+Result<std::vector<trace::ProcessTrace>> read_traces(const std::string& path) {
   std::ifstream file(path);
   if (!file) return fail(ErrorCode::kNotFound, path + ": no trace was written");
   try {
     return parse(json::parse(file));
-  } catch (const json::exception& error) {
+  } catch (const std::exception& error) {  // a thread without a name, or other JSON than expected
     return fail(ErrorCode::kInternal, fmt::format("{}: {}", path, error.what()));
   }
+}
+
+Result<trace::ProcessTrace> read_trace(const std::string& path) {
+  auto processes = read_traces(path);
+  if (!processes) return fail(processes.error());
+  if (processes->size() != 1)
+    return fail(ErrorCode::kInternal,
+                fmt::format("{}: a trace of {} processes, expected one", path, processes->size()));
+  return std::move(processes->front());
 }
 
 Result<> write_update_picture(const std::string& path, const trace::ProcessTrace& sidecar,

@@ -12,8 +12,12 @@
 
 namespace wsync::cli {
 
-// Reads a file that write_chrome_trace() has written for one process.
+// Reads a file that write_chrome_trace() has written. Labels are not in it.
+[[nodiscard]] Result<std::vector<trace::ProcessTrace>> read_traces(const std::string& path);
+// The same of a file with one process. kInternal with another number of them.
 [[nodiscard]] Result<trace::ProcessTrace> read_trace(const std::string& path);
+// "2 cores of AMD EPYC 7B13"
+[[nodiscard]] std::string machine_text();
 
 struct UpdatePicture {
   Version version;

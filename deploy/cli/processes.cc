@@ -255,11 +255,14 @@ Result<Child*> Children::start(const ChildOptions& options) {
 
 Result<> Children::check_alive() const {
   for (const auto& child : children_)
-    if (!child->running_ && !child->may_end_)
-      return fail(ErrorCode::kInternal,
-                  fmt::format("{} (pid {}) {}; the end of its log:{}", child->name_, child->pid_,
-                              child->ending_, tail_of(log_path(child->name_))));
+    if (!child->running_ && !child->may_end_) return fail(failure_of(*child));
   return {};
+}
+
+Error Children::failure_of(const Child& child) const {
+  return Error(ErrorCode::kInternal,
+               fmt::format("{} (pid {}) {}; the end of its log:{}", child.name(), child.pid(),
+                           child.ending(), tail_of(log_path(child.name()))));
 }
 
 Result<> Children::until(const std::string& what, std::chrono::milliseconds deadline,
@@ -331,9 +334,7 @@ Result<> Children::run(const ChildOptions& options, std::chrono::milliseconds de
   (*child)->may_end();
   WSYNC_TRY(until("the end of " + options.name, deadline, [&] { return !(*child)->running(); }));
   if ((*child)->succeeded()) return {};
-  return fail(ErrorCode::kInternal,
-              fmt::format("{} {}; the end of its log:{}", options.name, (*child)->ending(),
-                          tail_of(log_path(options.name))));
+  return fail(failure_of(**child));
 }
 
 std::string Children::log_path(const std::string& name) const {

@@ -113,6 +113,8 @@ class Children {
   }
   // Runs the loop for that long; errors as until().
   [[nodiscard]] Result<> pass_time(std::chrono::milliseconds time);
+  // That a child has ended, how, and the end of its log.
+  [[nodiscard]] Error failure_of(const Child& child) const;
   // Asks a child to end (SIGTERM), and kills it when it has not after `patience`. Goes on in spite
   // of a first signal.
   void stop(Child& child, std::chrono::milliseconds patience);

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import xml.etree.ElementTree as ElementTree
 
@@ -25,7 +26,12 @@ def left_behind(directory):
     return processes, os.listdir(directory)
 
 
-class Demo(unittest.TestCase):
+def texts_of(picture):
+    root = ElementTree.parse(picture).getroot()
+    return ["".join(t.itertext()) for t in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+class DemoCase(unittest.TestCase):
     def setUp(self):
         self.directory = tempfile.TemporaryDirectory(prefix="wd-", dir="/tmp")
         self.temporary = os.path.join(self.directory.name, "t")
@@ -49,6 +55,19 @@ class Demo(unittest.TestCase):
         self.assertTrue(said["ok"])
         return said["result"]
 
+    def interrupt(self, line_with, signals, *arguments):
+        """Sends signals when the demo has said so; its exit code, and what it said afterwards."""
+        with self.start("--output", self.output, *arguments) as process:
+            for line in process.stdout:
+                if line_with in line:
+                    break
+            for number in signals:
+                process.send_signal(number)
+            _, err = process.communicate(timeout=DEADLINE_S)
+        return process.returncode, err
+
+
+class Demo(DemoCase):
     def check_story(self, result, size, engines):
         self.assertEqual([v["version"] for v in result["versions"]], ["1.1", "1.2", "1.3"])
         for version in result["versions"]:
@@ -73,8 +92,7 @@ class Demo(unittest.TestCase):
             self.assertGreater(engine["steps"], 0)
 
     def check_files(self, result, devices):
-        picture = ElementTree.parse(result["picture"]).getroot()
-        texts = ["".join(t.itertext()) for t in picture.iter("{http://www.w3.org/2000/svg}text")]
+        texts = texts_of(result["picture"])
         for lane in [f"H2D {d}" for d in range(devices)] + ["IPC 0", "IPC 1"]:
             self.assertIn(lane, texts)
         self.assertTrue(any(t.startswith("engines paused: ") for t in texts), texts)
@@ -113,28 +131,17 @@ class Demo(unittest.TestCase):
         self.assertEqual(os.listdir(work), [])
         self.assertEqual(before, {name: os.stat(os.path.join(given, name)).st_mtime_ns for name in os.listdir(given)})
 
-    def interrupt(self, line_with, signals):
-        """Sends signals when the demo has said so; its exit code, and what it said afterwards."""
-        with self.start("--size", "16MiB", "--output", self.output) as process:
-            for line in process.stdout:
-                if line_with in line:
-                    break
-            for number in signals:
-                process.send_signal(number)
-            _, err = process.communicate(timeout=DEADLINE_S)
-        return process.returncode, err
-
     def test_an_interrupt_ends_everything_in_order(self):
         for moment in ("model:", "running:", "published 1.1", "killed engine"):
             with self.subTest(moment):
-                code, err = self.interrupt(moment, [signal.SIGINT])
+                code, err = self.interrupt(moment, [signal.SIGINT], "--size", "16MiB")
                 self.assertEqual(code, 130, err)
                 self.assertIn("interrupted", err)
                 self.assertEqual(left_behind(self.temporary), ([], []))
                 self.assertFalse(os.path.exists(self.output))
 
     def test_a_second_interrupt_ends_it_at_once(self):
-        code, err = self.interrupt("published 1.1", [signal.SIGINT, signal.SIGTERM])
+        code, err = self.interrupt("published 1.1", [signal.SIGINT, signal.SIGTERM], "--size", "16MiB")
         self.assertEqual(code, 130, err)
         self.assertEqual(left_behind(self.temporary), ([], []))
 
@@ -150,6 +157,95 @@ class Demo(unittest.TestCase):
             _, err = process.communicate(timeout=DEADLINE_S)
         self.assertEqual(process.returncode, 1, err)
         self.assertRegex(err, r"sidecar-host0 \(pid \d+\) was killed by signal 9; the end of its log:\n +\S")
+        self.assertEqual(left_behind(self.temporary), ([], []))
+
+
+class TrainDemo(DemoCase):
+    STEPS = 12
+
+    def check_training(self, result):
+        training = result["training"]
+        self.assertEqual({k: training["run"][k] for k in ("ranks", "pp", "vpp", "dp", "ep")},
+                         {"ranks": 4, "pp": 2, "vpp": 2, "dp": 2, "ep": 2})
+        self.assertEqual([s["step"] for s in training["steps"]], list(range(1, self.STEPS + 1)))
+        losses = [s["loss"] for s in training["steps"]]
+        self.assertLess(losses[-1], losses[0])
+        self.assertEqual([(p["version"], p["state"], p["replicas"]) for p in training["publishes"]],
+                         [(f"1.{n}", "committed", 2) for n in range(1, self.STEPS + 1)])
+        self.assertEqual(len({p["content_digest"] for p in training["publishes"]}), self.STEPS)
+
+    def check_engines(self, result):
+        self.assertEqual((result["published"], result["committed"]), (self.STEPS, self.STEPS))
+        last = result["last"]
+        self.assertEqual(last["version"], f"1.{self.STEPS}")
+        self.assertEqual(last["content_digest"], result["training"]["publishes"][-1]["content_digest"])
+        self.assertEqual(last["content_digest"], last["saved_content_digest"])
+        self.assertEqual(result["verified"][-1], last["version"])
+        self.assertGreater(len(result["verified"]), 1)
+        self.assertEqual(result["verified_bytes"] % result["bytes"], 0)
+        self.assertEqual(result["torn"], 0)
+        self.assertEqual(len(result["engines"]), 2)
+        for engine in result["engines"]:
+            self.assertIn(last["version"], engine["versions"])
+            self.assertEqual(sum(engine["versions"].values()), engine["steps"])
+
+    def check_files(self, result):
+        self.assertEqual(sorted(os.listdir(self.output)), ["timeline.svg", "trace.json"])
+        texts = texts_of(result["picture"])
+        for rank in ("0 (PP0, replica 0)", "1 (PP0, replica 1)", "2 (PP1, replica 0)", "3 (PP1, replica 1)"):
+            self.assertIn(f"trainer rank {rank}", texts)
+        for lane in ("computation", "communication", "copy"):
+            self.assertEqual(texts.count(lane), 4)
+        for text in ("sidecar host0", "staging", "engine host0-0", "engine host0-1", "reload by the engines",
+                     f"step {self.STEPS - 1}"):
+            self.assertIn(text, texts)
+        with open(result["trace"], encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+        spans = {e["name"]: e for e in events if e["ph"] == "X"}
+        # One clock for trainer and sidecar: the weights of a step are staged when it is over, then switched to.
+        number = self.STEPS - 1
+        step, staging, paused = (spans[name] for name in (f"step {number}", f"staging of 1.{number}", f"paused for 1.{number}"))
+        self.assertLessEqual(step["ts"] + step["dur"], staging["ts"])
+        self.assertLessEqual(staging["ts"] + staging["dur"], paused["ts"])
+
+    def test_engines_hold_what_was_trained(self):
+        result = self.run_demo("--train", "--steps", str(self.STEPS))
+        self.check_training(result)
+        self.check_engines(result)
+        self.check_files(result)
+
+    def test_an_interrupt_ends_the_training_in_order(self):
+        for moment in ("running:", "training:", "verified:"):
+            with self.subTest(moment):
+                code, err = self.interrupt(moment, [signal.SIGINT], "--train")
+                self.assertEqual(code, 130, err)
+                self.assertIn("interrupted", err)
+                self.assertEqual(left_behind(self.temporary), ([], []))
+                self.assertFalse(os.path.exists(self.output))
+
+    def test_a_second_interrupt_ends_the_training_at_once(self):
+        code, err = self.interrupt("verified:", [signal.SIGINT, signal.SIGTERM], "--train")
+        self.assertEqual(code, 130, err)
+        # The ranks are the trainer's children, and die with it.
+        end = time.monotonic() + 10
+        while left_behind(self.temporary) != ([], []) and time.monotonic() < end:
+            time.sleep(0.01)
+        self.assertEqual(left_behind(self.temporary), ([], []))
+
+    def test_a_rank_that_dies_is_named(self):
+        with self.start("--train") as process:
+            for line in process.stdout:
+                if "verified:" in line:
+                    break
+            for pid in left_behind(self.temporary)[0]:
+                with open(f"/proc/{pid}/cmdline", encoding="utf-8") as file:
+                    arguments = file.read().split("\0")
+                if "--rank" in arguments and arguments[arguments.index("--rank") + 1] == "2":
+                    os.kill(int(pid), signal.SIGKILL)
+            _, err = process.communicate(timeout=DEADLINE_S)
+        self.assertEqual(process.returncode, 1, err)
+        self.assertRegex(err, r"trainer \(pid \d+\) exited with 3; the end of its log:")
+        self.assertRegex(err, r"rank 2 .*was killed by signal 9")
         self.assertEqual(left_behind(self.temporary), ([], []))
 
 

@@ -6,6 +6,8 @@
 #include "deploy/cli/demo_checkpoint.h"
 #include "deploy/cli/demo_floor.h"
 #include "deploy/cli/demo_trace.h"
+#include "deploy/cli/demo_train.h"
+#include "deploy/cli/demo_train_trace.h"
 #include "deploy/cli/demo_versions.h"
 #include "shared/trace/text_file.h"
 #include "shared/trace/timeline.h"
@@ -134,7 +136,162 @@ TEST(DemoTrace, ReadsBackWhatASidecarHasWritten) {
   EXPECT_FALSE(read_trace(path));
 }
 
+trace::Span span(std::string name, std::string lane, trace::Category category, std::int64_t begin,
+                 std::int64_t end) {
+  return {.name = std::move(name),
+          .lane = std::move(lane),
+          .category = category,
+          .begin = TimePoint{begin},
+          .end = TimePoint{end},
+          .label = {},
+          .args = {}};
+}
+
+trace::ProcessTrace rank_trace(std::uint32_t rank, std::int64_t steps) {
+  trace::ProcessTrace process{
+      .name = "trainer rank " + std::to_string(rank), .pid = rank + 1, .spans = {}};
+  for (std::int64_t step = 1; step <= steps; ++step) {
+    const std::int64_t begin = step * 1'000'000;
+    process.spans.push_back(
+        span("attention 0F0", "computation", trace::Category::kForward, begin, begin + 400'000));
+    process.spans.push_back(span("step " + std::to_string(step), "steps", trace::Category::kStep,
+                                 begin, begin + 900'000));
+    process.spans.push_back(span("update of step " + std::to_string(step), "update",
+                                 trace::Category::kStep, begin + 800'000, begin + 900'000));
+  }
+  return process;
+}
+
+trace::ProcessTrace sidecar_trace() {
+  return {
+      .name = "sidecar host0",
+      .pid = 99,
+      .spans = {span("staging of 1.2", "staging", trace::Category::kStage, 3'100'000, 3'200'000),
+                span("reload of bucket 0", "engine host0-0", trace::Category::kReload, 3'310'000,
+                     3'320'000),
+                span("paused for 1.2", "replica host0-0", trace::Category::kPause, 3'300'000,
+                     5'400'000)}};
+}
+
+TEST(DemoTrace, ReadsEveryProcessOfAFileWithItsOwnLanes) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/t.json";
+  ASSERT_TRUE(trace::write_chrome_trace(path, {rank_trace(0, 2), sidecar_trace()}));
+  const auto read = read_traces(path);
+  ASSERT_TRUE(read) << read.error().message();
+  ASSERT_EQ(read->size(), 2U);
+  EXPECT_EQ((*read)[0].name, "trainer rank 0");
+  ASSERT_EQ((*read)[0].spans.size(), 6U);
+  EXPECT_EQ((*read)[0].spans[0].lane, "computation");
+  EXPECT_EQ((*read)[0].spans[0].category, trace::Category::kForward);
+  EXPECT_EQ((*read)[0].spans[1].category, trace::Category::kStep);
+  EXPECT_EQ((*read)[1].pid, 99U);
+  EXPECT_EQ((*read)[1].spans[0].lane, "staging");
+  EXPECT_FALSE(read_trace(path)) << "one process was asked for";
+  ASSERT_TRUE(trace::write_text_file(
+      path, R"({"traceEvents":[{"ph":"X","name":"a","cat":"h2d","pid":1,"tid":7,"ts":1,"dur":1,)"
+            R"("args":{}}]})"));
+  EXPECT_FALSE(read_traces(path)) << "its thread has no name";
+}
+
+TEST(TrainingPicture, ShowsTheTwoStepsBeforeTheLast) {
+  const auto range = pictured_steps(rank_trace(0, 8));
+  ASSERT_TRUE(range) << range.error().message();
+  EXPECT_EQ(range->begin, TimePoint{6'000'000});
+  EXPECT_EQ(range->end, TimePoint{8'000'000});
+  EXPECT_TRUE(pictured_steps(rank_trace(0, 3)));
+  EXPECT_EQ(pictured_steps(rank_trace(0, 2)).error().code(), ErrorCode::kNotFound);
+}
+
+TEST(TrainingPicture, HasAGroupForTheRunEachRankAndTheSidecar) {
+  const trace::ProcessTrace coordinator{
+      .name = "coordinator",
+      .pid = 50,
+      .spans = {
+          span("snapshot of 1.2", "snapshot", trace::Category::kStage, 2'950'000, 3'050'000)}};
+  const auto groups =
+      training_groups({rank_trace(0, 4), rank_trace(1, 4), coordinator, sidecar_trace()});
+  ASSERT_EQ(groups.size(), 4U);
+  EXPECT_EQ(groups[0].lanes, (std::vector<std::string>{"steps", "snapshot"}));
+  EXPECT_EQ(groups[0].spans.front().label, "step 1");
+  EXPECT_EQ(groups[0].spans.back().label, "1.2");
+  EXPECT_EQ(groups[2].title, "trainer rank 1");
+  EXPECT_EQ(groups[2].lanes, (std::vector<std::string>{"computation", "communication", "copy"}));
+  EXPECT_EQ(groups[3].title, "sidecar host0");
+  EXPECT_EQ(groups[3].lanes, (std::vector<std::string>{"staging", "engine host0-0"}));
+  EXPECT_EQ(groups[3].spans.front().category, trace::Category::kPause) << "below what it reloads";
+  EXPECT_EQ(groups[3].spans.front().lane, "engine host0-0");
+  EXPECT_EQ(groups[3].spans.front().label, "2.1 ms");
+
+  const TemporaryDirectory directory;
+  EXPECT_TRUE(
+      write_training_picture(directory.path() + "/t.svg", {rank_trace(0, 4), sidecar_trace()}, {}));
+  EXPECT_EQ(
+      write_training_picture(directory.path() + "/t.svg", {sidecar_trace()}, {}).error().code(),
+      ErrorCode::kNotFound);
+}
+
+nlohmann::json trained(std::uint64_t steps) {
+  nlohmann::json result = {{"steps", nlohmann::json::array()},
+                           {"publishes", nlohmann::json::array()}};
+  for (std::uint64_t step = 1; step <= steps; ++step) {
+    result["steps"].push_back({{"step", step},
+                               {"loss", 5.0 / static_cast<double>(step)},
+                               {"seconds", 0.1},
+                               {"snapshot_wait_seconds", 0.001}});
+    result["publishes"].push_back({{"step", step},
+                                   {"state", step == 3 ? "superseded" : "committed"},
+                                   {"version", "1." + std::to_string(step)},
+                                   {"content_digest", "d" + std::to_string(step)},
+                                   {"staged_seconds", 0.001 * static_cast<double>(step)},
+                                   {"paused_seconds", step == 2 ? 0.5 : 0.002}});
+  }
+  return result;
+}
+
+TEST(TrainDemo, PutsStepsAndTheirPublishesTogether) {
+  auto result = trained(5);
+  result["publishes"].erase(4);
+  const auto steps = trained_steps(result);
+  ASSERT_TRUE(steps) << steps.error().message();
+  TrainDemoReport report;
+  report.steps = *steps;
+  ASSERT_EQ(report.steps.size(), 5U);
+  EXPECT_EQ(report.steps[1].version, "1.2");
+  EXPECT_EQ(report.steps[1].content_digest, "d2");
+  EXPECT_EQ(report.steps[4].state, "") << "it was never published";
+  EXPECT_EQ(report.committed(), 3U);
+  EXPECT_DOUBLE_EQ(report.paused_seconds_most(), 0.5);
+  EXPECT_DOUBLE_EQ(report.waited_share(), 0.01);
+  result["steps"][0].erase("loss");
+  EXPECT_EQ(trained_steps(result).error().code(), ErrorCode::kInternal);
+  EXPECT_EQ(trained_steps({{"steps", 1}}).error().code(), ErrorCode::kInternal);
+}
+
+TEST(TrainDemo, TheTableHasTwelveRowsFromTheFirstStepToTheLast) {
+  TrainDemoReport report;
+  report.steps = *trained_steps(trained(100));
+  report.engines = {{.replica = "a", .steps = 70, .torn = 0, .steps_by_version = {}},
+                    {.replica = "b", .steps = 30, .torn = 1, .steps_by_version = {}}};
+  const std::string text = train_demo_text(report);
+  std::size_t rows = 0;
+  for (std::size_t at = 0; (at = text.find("\n ", at)) != std::string::npos; ++at) ++rows;
+  EXPECT_EQ(rows, 13U) << "with the head: " << text;
+  EXPECT_NE(text.find("1.1 "), std::string::npos);
+  EXPECT_NE(text.find("1.100 "), std::string::npos);
+  EXPECT_NE(text.find("torn steps: 1 of 100"), std::string::npos) << text;
+  EXPECT_NE(train_demo_text({}).find("torn steps: 0 of 0"), std::string::npos) << "no step at all";
+  const auto json = train_demo_json(report);
+  EXPECT_EQ(json.at("last").at("version"), "1.100");
+  EXPECT_EQ(json.at("torn"), 1);
+}
+
 TEST(Demo, BadArgumentsChangeNothing) {
+  EXPECT_EQ(run_command({"demo", "--train", "--steps", "3"}).exit_code, 2);
+  EXPECT_EQ(run_command({"demo", "--train", "--size", "32MiB"}).exit_code, 2);
+  EXPECT_EQ(run_command({"demo", "--train", "--checkpoint", "/"}).exit_code, 2);
+  EXPECT_EQ(run_command({"demo", "--train", "--devices", "2"}).exit_code, 2);
+  EXPECT_EQ(run_command({"demo", "--steps", "20"}).exit_code, 2);
   EXPECT_EQ(run_command({"demo", "--size", "1MiB"}).exit_code, 2);
   EXPECT_EQ(run_command({"demo", "--engines", "1"}).exit_code, 2);
   EXPECT_EQ(run_command({"demo", "--checkpoint", "/nowhere"}).exit_code, 2);
