@@ -250,7 +250,7 @@ class BadCheckpoint(unittest.TestCase):
 CONFIGS = {
     ("sidecar", "versions_hold: 3\n"): [":1", "versions_hold", "unknown key", "versions_held"],
     ("sidecar", "name: a\ndevices:\n  cuont: 2\n"): [":3", "devices.cuont", "devices.count"],
-    ("sidecar", "devices: 2\n"): [":1", "devices", "unknown key"],
+    ("sidecar", "devices: 2\n"): [":1", "devices", "section", "devices.kind", "'2'"],
     ("sidecar", "devices:\n  count: two\n"): [":2", "devices.count", "1 to 64", "'two'"],
     ("sidecar", "devices:\n  count: 65\n"): ["devices.count", "1 to 64", "'65'"],
     ("sidecar", "devices:\n  count: [1, 2]\n"): [":2", "devices.count", "list"],
