@@ -224,14 +224,18 @@ class Ranks(unittest.TestCase):
     def test_rank_0_killed_and_started_again(self):
         with TrainerFleet(WSYNC).with_engine() as fleet:
             lead = Rank(fleet, 0, 2, fleet.one)
-            other = Rank(fleet, 1, 2, fleet.one)
+            other = Rank(fleet, 1, 2, fleet.one, "deadlines.gather=5s")
             self.both(fleet, 1, lead, other)
             other.publish(2)
             self.assertEqual(other.published()["code"], 0)
             lead.kill()
             orphan = other.wait()
-            self.assertEqual(orphan["code"], PEER_LOST, orphan)
-            self.assertIn("rank 0 has gone", orphan["error"])
+            # On a busy host rank 0 may be gone before rank 1 has told it of the snapshot, which then waits for the next rank 0.
+            if orphan["code"] == DEADLINE:
+                self.assertIn("could not be reported to rank 0", orphan["error"])
+            else:
+                self.assertEqual(orphan["code"], PEER_LOST, orphan)
+                self.assertIn("rank 0 has gone", orphan["error"])
             lead = Rank(fleet, 0, 2, fleet.one)
             again = self.both(fleet, 3, lead, other)
             self.assertEqual(again["version"], "2.3")
