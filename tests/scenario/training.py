@@ -84,14 +84,17 @@ class Training:
         return self.until(there, f"{count} ranks")
 
     def children_until_its_end(self):
-        """Every process that was seen to be a child of it; one that lives for some milliseconds is."""
+        """Every rank that was seen to be a child of it; one that lives for some milliseconds is. A sanitizer's own child is none."""
         seen = set()
         while self.poll() is None:
             try:
                 with open(f"/proc/{self.pid}/task/{self.pid}/children", encoding="ascii") as children:
-                    seen.update(children.read().split())
+                    for child in children.read().split():
+                        with open(f"/proc/{child}/cmdline", "rb") as words:
+                            if b"--segment" in words.read():
+                                seen.add(child)
             except (FileNotFoundError, ProcessLookupError):
-                break
+                continue  # one of them has just ended
         return seen
 
     def text_result(self, deadline_s=DEADLINE_S):
