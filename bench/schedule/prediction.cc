@@ -50,12 +50,7 @@ class Calibration {
   }
 
   [[nodiscard]] double computation(std::uint32_t pipeline, std::uint32_t operation) const {
-    return over_steps([&](std::size_t step) {
-      double longest = 0;
-      for (std::uint32_t replica = 0; replica < sizes_.dp; ++replica)
-        longest = std::max(longest, run(pipeline, replica, step, operation).whole);
-      return longest;
-    });
+    return most(pipeline, operation, &Run::whole);
   }
 
   [[nodiscard]] double communication(std::uint32_t pipeline, std::uint32_t operation) const {
@@ -74,15 +69,21 @@ class Calibration {
   }
 
   [[nodiscard]] double processor(std::uint32_t pipeline, std::uint32_t operation) const {
-    return over_steps([&](std::size_t step) {
-      double most = 0;
-      for (std::uint32_t replica = 0; replica < sizes_.dp; ++replica)
-        most = std::max(most, run(pipeline, replica, step, operation).processor);
-      return most;
-    });
+    return most(pipeline, operation, &Run::processor);
   }
 
  private:
+  // Of the replica that has most of it: the others wait for that one.
+  [[nodiscard]] double most(std::uint32_t pipeline, std::uint32_t operation,
+                            double Run::* of) const {
+    return over_steps([&](std::size_t step) {
+      double value = 0;
+      for (std::uint32_t replica = 0; replica < sizes_.dp; ++replica)
+        value = std::max(value, run(pipeline, replica, step, operation).*of);
+      return value;
+    });
+  }
+
   [[nodiscard]] double over_steps(const std::function<double(std::size_t)>& of) const {
     std::vector<double> values;
     values.reserve(samples_.front().size());

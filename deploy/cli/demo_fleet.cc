@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "shared/base/clock.h"
@@ -39,6 +38,16 @@ std::string problem_of(const control::VerifyReply& reply, const Version& version
 }
 
 }  // namespace
+
+nlohmann::json engines_json(const std::vector<EngineResult>& engines) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const EngineResult& engine : engines)
+    list.push_back({{"replica", engine.replica},
+                    {"steps", engine.steps},
+                    {"torn", engine.torn},
+                    {"versions", engine.steps_by_version}});
+  return list;
+}
 
 DemoFleet::DemoFleet(Children& children, FleetOptions options)
     : children_(children), options_(std::move(options)) {

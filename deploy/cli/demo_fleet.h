@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <thread>
@@ -39,6 +40,8 @@ struct EngineResult {
   std::uint64_t torn = 0;
   std::map<std::string, std::uint64_t> steps_by_version;
 };
+// For --json: a list, in this order.
+nlohmann::json engines_json(const std::vector<EngineResult>& engines);
 
 class DemoFleet {
  public:

@@ -38,16 +38,6 @@ json updates_json(const DemoReport& report) {
   return list;
 }
 
-json engines_json(const DemoReport& report) {
-  json list = json::array();
-  for (const EngineResult& engine : report.engines)
-    list.push_back({{"replica", engine.replica},
-                    {"steps", engine.steps},
-                    {"torn", engine.torn},
-                    {"versions", engine.steps_by_version}});
-  return list;
-}
-
 }  // namespace
 
 std::string demo_text(const DemoReport& report, const DemoOptions& options) {
@@ -101,7 +91,7 @@ json demo_json(const DemoReport& report, const DemoOptions& options) {
            {{"from", report.rollback.from.to_string()},
             {"to", report.rollback.to.to_string()},
             {"paused_ns", report.rollback.paused_ns}}},
-          {"engines", engines_json(report)},
+          {"engines", engines_json(report.engines)},
           {"torn", report.torn()},
           {"floor",
            {{"bytes_per_s", report.floor.bytes_per_s()},

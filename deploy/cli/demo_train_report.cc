@@ -31,16 +31,6 @@ void add_publish(const json& publish, TrainedStep& step) {
   step.paused_seconds = publish.at("paused_seconds");
 }
 
-json train_engines_json(const TrainDemoReport& report) {
-  json list = json::array();
-  for (const EngineResult& engine : report.engines)
-    list.push_back({{"replica", engine.replica},
-                    {"steps", engine.steps},
-                    {"torn", engine.torn},
-                    {"versions", engine.steps_by_version}});
-  return list;
-}
-
 }  // namespace
 
 Result<std::vector<TrainedStep>> trained_steps(const json& result) {
@@ -144,7 +134,7 @@ json train_demo_json(const TrainDemoReport& report) {
            {{"version", any ? report.steps.back().version : ""},
             {"content_digest", any ? report.steps.back().content_digest : ""},
             {"saved_content_digest", report.exported_digest}}},
-          {"engines", train_engines_json(report)},
+          {"engines", engines_json(report.engines)},
           {"torn", report.torn()},
           {"picture", report.picture},
           {"trace", report.trace},

@@ -83,13 +83,6 @@ def replace(name, put):
     return spoil
 
 
-def write_text(name, content):
-    def spoil(directory):
-        with open(os.path.join(directory, name), "w", encoding="utf-8") as out:
-            out.write(content)
-    return spoil
-
-
 def two_files_hold(name):
     def spoil(directory):
         shapes = dict(SHARDS[FIRST], **{name: SHARDS[SECOND][name]})
@@ -119,7 +112,7 @@ CHECKPOINTS = {
     "a missing shard": (lambda d: os.unlink(os.path.join(d, SECOND)), [SECOND, "missing"]),
     "a name given twice in a file": (text(lambda t: t.replace(B0, A0)), [FIRST, A0, "twice"]),
     "a name in two files": (two_files_hold(A1), [FIRST, A1, SECOND]),
-    "a name twice in the index": (write_text(INDEX, '{"weight_map": {"%s": "%s", "%s": "%s"}}' % (A0, FIRST, A0, SECOND)),
+    "a name twice in the index": (tensors.write_text(INDEX, '{"weight_map": {"%s": "%s", "%s": "%s"}}' % (A0, FIRST, A0, SECOND)),
                                   [INDEX, A0, "twice"]),
     "a shape with a fraction": (shape([48.5, 32]), [FIRST, A0, "shape", "48.5", "integers"]),
     "a shape with a text": (shape(["48", 32]), [FIRST, A0, "shape", "string", "integers"]),
@@ -135,8 +128,8 @@ CHECKPOINTS = {
     "the index lacks a tensor": (index(lambda m: m.pop(B1)), [SECOND, B1, "index"]),
     "the index maps to the wrong file": (index(lambda m: m.update({B1: FIRST})), [B1, FIRST, SECOND]),
     "the index leaves the directory": (index(lambda m: m.update({B1: "../" + SECOND})), [INDEX, B1, "../"]),
-    "the index is not JSON": (write_text(INDEX, '{"weight_map": {'), [INDEX, "JSON"]),
-    "the index has no map": (write_text(INDEX, '{"metadata": {}}'), [INDEX, "weight_map"]),
+    "the index is not JSON": (tensors.write_text(INDEX, '{"weight_map": {'), [INDEX, "JSON"]),
+    "the index has no map": (tensors.write_text(INDEX, '{"metadata": {}}'), [INDEX, "weight_map"]),
     "a shard without an index": (lambda d: os.unlink(os.path.join(d, INDEX)), [INDEX, "2 shards"]),
     "a shard that nothing is mapped to": (lambda d: shutil.copy(os.path.join(d, FIRST), os.path.join(d, "model-extra.safetensors")),
                                           ["model-extra.safetensors", "no tensor is mapped"]),

@@ -37,6 +37,14 @@ def data_of(size, seed):
     return bytes(b if i % 2 == 0 else 0x3C for i, b in enumerate((i * 31 + seed * 7) % 251 for i in range(size)))
 
 
+def write_text(name, content):
+    """A way to spoil a directory: this text in the place of a file."""
+    def spoil(directory):
+        with open(os.path.join(directory, name), "w", encoding="utf-8") as file:
+            file.write(content)
+    return spoil
+
+
 def write_index(directory, weight_map):
     with open(os.path.join(directory, INDEX), "w", encoding="utf-8") as out:
         json.dump({"metadata": {}, "weight_map": weight_map}, out)

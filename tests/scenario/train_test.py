@@ -70,13 +70,6 @@ def config(**values):
     return spoil
 
 
-def text_of(name, text):
-    def spoil(directory):
-        with open(os.path.join(directory, name), "w", encoding="utf-8") as file:
-            file.write(text)
-    return spoil
-
-
 def shortened(name):
     return lambda directory: os.truncate(os.path.join(directory, name),
                                          os.path.getsize(os.path.join(directory, name)) - 5)
@@ -91,7 +84,7 @@ EMBED = "model.embed_tokens.weight"
 # What is done to a checkpoint, and what the error names.
 CHECKPOINTS = {
     "no config.json": (gone(CONFIG), [CONFIG, "No such file"]),
-    "a config.json that is no JSON": (text_of(CONFIG, "{"), [CONFIG, "JSON"]),
+    "a config.json that is no JSON": (tensors.write_text(CONFIG, "{"), [CONFIG, "JSON"]),
     "another architecture": (config(architectures=["LlamaForCausalLM"], model_type="llama"), [CONFIG, "llama"]),
     "a vocabulary that has no room for bytes": (config(vocab_size=255), [CONFIG, "255", "256"]),
     "more layers than its tensors": (config(num_hidden_layers=8), ["model.layers.4", "missing"]),
@@ -201,14 +194,14 @@ class Refusals(unittest.TestCase):
         self.refused("at its end", TINY | {"steps": 2, "save.directory": self.saved}, [], [self.state, "save.directory"])
         self.refused("on its way", TINY | {"steps": 8, "save.every": 2, "save.directory": self.saved}, [], [self.state])
         file = self.fleet.path("file")
-        text_of("file", "")(self.fleet.directory)
+        tensors.write_text("file", "")(self.fleet.directory)
         self.refused("a file", TINY | {"save.directory": file}, [], [file, "save.directory"], expected=1)
 
     def test_text(self):
         nowhere = self.fleet.path("nowhere")
         self.refused("none", TINY, ["--data", nowhere], [nowhere, "o such file"])
         short = self.fleet.path("short")
-        text_of("short", "abc")(self.fleet.directory)
+        tensors.write_text("short", "abc")(self.fleet.directory)
         self.refused("too short", TINY, ["--data", short], ["17 bytes", "4"])
 
     def test_the_same_state_is_taken_when_nothing_is_wrong_with_it(self):

@@ -148,15 +148,15 @@ class GlooProcesses : public ::testing::Test {
     auto group = gloo::join(options_of(rank, size, directory_), far_off());
     if (!group) return 99;
     Bytes large(kLarge);
-    if (rank == victim) (void)!::write(there, "y", 1);
     const TimePoint deadline = rank == victim ? far_off() : in(time);
     Result<> done;
     while (done) {
       if (rank == 0)
         done = (*group)->exchange(std::vector<Send>{{.to = victim, .bytes = large}}, {}, deadline);
-      else if (rank == victim)
+      else if (rank == victim) {
         done = (*group)->exchange({}, std::vector<Receive>{{.from = 0, .bytes = large}}, deadline);
-      else
+        (void)!::write(there, "y", 1);
+      } else
         done =
             (*group)->exchange({}, std::vector<Receive>{{.from = victim, .bytes = {}}}, deadline);
     }
@@ -171,15 +171,17 @@ class GlooProcesses : public ::testing::Test {
       pids.push_back(::fork());
       if (pids.back() == 0) ::_exit(rank_process(rank, size, there[1], time));
     }
-    char answer = 0;
-    EXPECT_EQ(::read(there[0], &answer, 1), 1);
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    char taken = 0;
+    EXPECT_EQ(::read(there[0], &taken, 1), 1);
     ::kill(pids.back(), SIGSTOP);
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // what is on the way fills up
+    // Once it stands still, rank 0 has sent at most a part of the next message: a connection does
+    // not hold more.
+    int status = 0;
+    EXPECT_EQ(::waitpid(pids.back(), &status, WUNTRACED), pids.back());
+    EXPECT_TRUE(WIFSTOPPED(status));
     ::kill(pids.back(), signal);
     std::vector<int> statuses;
     for (std::size_t rank = 0; rank + 1 < size; ++rank) {
-      int status = 0;
       EXPECT_EQ(::waitpid(pids[rank], &status, 0), pids[rank]);
       statuses.push_back(WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status));
     }

@@ -1,11 +1,15 @@
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <random>
 #include <span>
+#include <string>
 #include <thread>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -17,6 +21,14 @@ namespace {
 
 bool same_bits(std::span<const float> a, std::span<const float> b) {
   return std::ranges::equal(std::as_bytes(a), std::as_bytes(b));
+}
+
+// The kernel's word for a thread of this process; 0 is none yet.
+bool asleep(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  std::string text;
+  if (thread == 0 || !std::getline(file, text)) return false;
+  return text.substr(text.rfind(')') + 1, 2) == " S";
 }
 
 TEST_P(ProcessGroupContract, MessagesOfAllSizesPassBothWaysAtOnce) {
@@ -165,14 +177,14 @@ TEST_P(ProcessGroupContract, ASendThatNobodyTakesEndsAtItsDeadline) {
 
 TEST_P(ProcessGroupContract, AnAbortWakesWhoWaitsAndTheFirstReasonCounts) {
   make(3);
-  std::atomic<int> waiting = 0;
+  std::array<std::atomic<pid_t>, 3> threads{};
   const auto results = on_each([&](ProcessGroup& group) -> Result<> {
     if (group.rank() != 1) {
-      ++waiting;
+      threads[group.rank()] = ::gettid();
       return group.exchange({}, std::vector<Receive>{{.from = 1, .bytes = {}}}, far_off());
     }
-    while (waiting < 2) std::this_thread::yield();
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // likely asleep by now
+    for (const std::size_t rank : {0U, 2U})
+      while (!asleep(threads[rank])) std::this_thread::yield();
     group.abort({ErrorCode::kCancelled, "the loss is not a number"});
     group.abort({ErrorCode::kInternal, "a second reason"});
     return group.health();
