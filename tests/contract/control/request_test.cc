@@ -22,8 +22,8 @@ namespace {
 using std::chrono::milliseconds;
 using testing::HasSubstr;
 
-constexpr PortTimes kPatient{.heartbeat_interval = milliseconds(20),
-                             .silence_deadline = milliseconds(60'000)};
+constexpr PortTimes kRequestTimes{.heartbeat_interval = milliseconds(20),
+                                  .silence_deadline = milliseconds(60'000)};
 
 TEST(PortAddress, OnlyThisHostIsAllowedWithoutKeys) {
   EXPECT_EQ(parse_port_address("ipc:///run/wsync/c.sock")->path, "/run/wsync/c.sock");
@@ -80,9 +80,9 @@ class Request : public testing::Test {
                                   const Message& message) {
         if (!std::holds_alternative<Heartbeat>(message)) answer(*router, peer, envelope, message);
       };
-      router =
-          listen_zmq(*loop, {.address = address_, .times = kPatient}, {.on_message = on_message})
-              .value();
+      router = listen_zmq(*loop, {.address = address_, .times = kRequestTimes},
+                          {.on_message = on_message})
+                   .value();
       listening.set_value();
       loop->run();
       router.reset();
@@ -99,7 +99,7 @@ class Request : public testing::Test {
     }
     server_.join();
   }
-  RequestOptions options() const { return {.address = address_, .times = kPatient}; }
+  RequestOptions options() const { return {.address = address_, .times = kRequestTimes}; }
 
   std::string directory_;
   std::string address_;

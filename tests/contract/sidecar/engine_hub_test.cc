@@ -3,11 +3,10 @@
 
 #include "tests/contract/sidecar/sidecar_fixture.h"
 #include "tests/support/owner_loop.h"
+#include "tests/support/versions.h"
 
 namespace wsync::agent::test {
 namespace {
-
-constexpr Version kV1{.epoch = 1, .step = 1};
 
 class EngineHubTest : public testing::Test {
  protected:

@@ -5,11 +5,10 @@
 #include "shared/control/zmq/ports.h"
 #include "shared/transport/memfd/memfd_source.h"
 #include "tests/contract/sidecar/sidecar_fixture.h"
+#include "tests/support/versions.h"
 
 namespace wsync::agent::test {
 namespace {
-
-constexpr Version kV1{.epoch = 1, .step = 1};
 
 class SidecarAgentTest : public testing::Test {
  protected:

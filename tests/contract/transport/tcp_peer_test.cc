@@ -16,7 +16,7 @@ namespace wsync::transport {
 namespace {
 
 using ::testing::HasSubstr;
-constexpr std::chrono::milliseconds kShort{600};
+constexpr std::chrono::milliseconds kTcpShort{600};
 
 sockaddr_in loopback(std::uint16_t port) {
   sockaddr_in where{};
@@ -41,7 +41,7 @@ class TcpPeer : public ::testing::Test {
   TestVersion version_{1};
   std::unique_ptr<tcp::UvThread> thread_ = std::move(*tcp::UvThread::start());
   std::unique_ptr<tcp::TcpSource> source_ = std::move(
-      *tcp::TcpSource::listen(*thread_, {.stall_deadline = kShort, .offer_wait = kShort}));
+      *tcp::TcpSource::listen(*thread_, {.stall_deadline = kTcpShort, .offer_wait = kTcpShort}));
   Receiver receiver_{std::make_unique<tcp::TcpSink>(*thread_, loop_.post()),
                      version_.data().size()};
 
@@ -222,7 +222,7 @@ class FalseSource {
 TEST_F(TcpPeer, SilentSourceIsALossAtTheDeadline) {
   const FalseSource silent({});
   Wanted wanted = receiver_.wanted(version_, silent.address());
-  wanted.stall_deadline = kShort;
+  wanted.stall_deadline = kTcpShort;
   ASSERT_TRUE(receiver_.receive(std::move(wanted)).has_value());
   ASSERT_TRUE(loop_.run_until([&] { return receiver_.is_over(); }));
   ASSERT_TRUE(receiver_.failure.has_value());

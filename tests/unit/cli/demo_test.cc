@@ -281,9 +281,9 @@ TEST(TrainDemo, TheTableHasTwelveRowsFromTheFirstStepToTheLast) {
   EXPECT_NE(text.find("1.100 "), std::string::npos);
   EXPECT_NE(text.find("torn steps: 1 of 100"), std::string::npos) << text;
   EXPECT_NE(train_demo_text({}).find("torn steps: 0 of 0"), std::string::npos) << "no step at all";
-  const auto json = train_demo_json(report);
-  EXPECT_EQ(json.at("last").at("version"), "1.100");
-  EXPECT_EQ(json.at("torn"), 1);
+  const auto object = train_demo_json(report);
+  EXPECT_EQ(object.at("last").at("version"), "1.100");
+  EXPECT_EQ(object.at("torn"), 1);
 }
 
 TEST(Demo, BadArgumentsChangeNothing) {

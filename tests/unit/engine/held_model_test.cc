@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/versions.h"
+
 namespace wsync::engine::reference {
 namespace {
 
@@ -11,9 +13,6 @@ using control::DimRange;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-constexpr Version kV1{.epoch = 1, .step = 1};
-constexpr Version kV2{.epoch = 1, .step = 2};
 
 Manifest manifest_of(std::vector<TensorInfo> tensors) {
   return Manifest::create(std::move(tensors)).value();

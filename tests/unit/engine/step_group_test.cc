@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "inference_side/engine/reference/step_gate.h"
+#include "tests/support/versions.h"
 
 namespace wsync::engine::reference {
 namespace {
@@ -17,8 +18,6 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 
-constexpr Version kV1{.epoch = 1, .step = 1};
-constexpr Version kV2{.epoch = 1, .step = 2};
 constexpr auto kPatience = 20s;  // fails a test that would hang; nothing takes that long
 
 class RunDirectory {

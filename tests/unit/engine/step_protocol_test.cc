@@ -6,15 +6,13 @@
 #include <random>
 
 #include "inference_side/engine/reference/step_gate.h"
+#include "tests/support/versions.h"
 
 namespace wsync::engine::reference {
 namespace {
 
 using ::testing::HasSubstr;
 using Phase = LeaderStep::Phase;
-
-constexpr Version kV1{.epoch = 1, .step = 1};
-constexpr Version kV2{.epoch = 1, .step = 2};
 
 StepMessage from(std::uint32_t rank, StepKind kind, std::uint64_t step, Version version = {},
                  std::uint64_t value = 0, bool torn = false) {

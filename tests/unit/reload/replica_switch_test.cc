@@ -45,7 +45,7 @@ class Switch : public testing::Test {
     now = now + milliseconds(1);
     last = machine.step({.now = now, .what = std::move(what)});
     for (const SwitchCommand& command : last)
-      std::visit([this](const auto& c) { note(c); }, command);
+      std::visit([this](const auto& c) { this->note(c); }, command);
   }
   void note(const SendPause& c) { request = c.request; }
   void note(const BeginLoad& c) { request = c.request; }

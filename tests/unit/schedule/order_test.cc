@@ -13,7 +13,7 @@
 namespace wsync::schedule {
 namespace {
 
-ScheduleOptions figure_options() {
+ScheduleOptions options_of_figure() {
   return {.shape = {.pp = 4, .vpp = 2, .microbatches = 8}, .overlap = true};
 }
 
@@ -53,7 +53,7 @@ std::string digits(const std::vector<Action>& actions) {
 }
 
 TEST(Order, TheFigureOfTheReport) {
-  const Schedule schedule = made(figure_options());
+  const Schedule schedule = made(options_of_figure());
   ASSERT_EQ(schedule.ranks.size(), 4U);
   EXPECT_EQ(digits(schedule.ranks[0]),
             "1 2 3 4 1 2 3 4 5 6 7 | (8,1)(5,2)(6,3)(7,4)(8,1) | 2 3 4 5 6 7 8 5 6 7 8");
@@ -67,7 +67,7 @@ TEST(Order, TheFigureOfTheReport) {
 
 // What the grid shows in each of its 27 slots, of ranks 0 and 3.
 TEST(Order, TheSlotsOfTheFigure) {
-  const Schedule schedule = made(figure_options());
+  const Schedule schedule = made(options_of_figure());
   const auto slots = unit_slots(schedule);
   ASSERT_TRUE(slots.has_value()) << slots.error().message();
   const auto row = [&](std::size_t rank) {
@@ -109,8 +109,8 @@ TEST(Order, SlotsByTheirClosedForm) {
 }
 
 TEST(Order, WarmupCounts) {
-  EXPECT_EQ(warmup_counts(figure_options()), (std::vector<std::uint32_t>{11, 9, 7, 5}));
-  ScheduleOptions options = figure_options();
+  EXPECT_EQ(warmup_counts(options_of_figure()), (std::vector<std::uint32_t>{11, 9, 7, 5}));
+  ScheduleOptions options = options_of_figure();
   options.overlap = false;
   EXPECT_EQ(warmup_counts(options), (std::vector<std::uint32_t>{10, 8, 6, 4}));
   options = {.order = Order::kOneForwardOneBackward,
@@ -121,7 +121,7 @@ TEST(Order, WarmupCounts) {
 }
 
 TEST(Order, DelayedWeightGradientsFollowTheirOwnInputGradient) {
-  ScheduleOptions options = figure_options();
+  ScheduleOptions options = options_of_figure();
   options.delay_wgrad = true;
   const std::string text = write_actions(made(options));
   EXPECT_NE(text.find("0F6,(0F7;4I0),4W0,(4F4;4I1),4W1"), std::string::npos) << text;
@@ -148,7 +148,7 @@ TEST(Order, EveryOrderIsValid) {
 }
 
 TEST(Order, RefusesSizesThatDoNotGoTogether) {
-  ScheduleOptions options = figure_options();
+  ScheduleOptions options = options_of_figure();
   options.group = 3;
   EXPECT_EQ(refusal(options),
             "groups of 3 micro-batches are smaller than the 4 ranks: a chunk would begin before "
@@ -157,20 +157,20 @@ TEST(Order, RefusesSizesThatDoNotGoTogether) {
   EXPECT_EQ(refusal(options),
             "groups of 9 micro-batches are larger than the 8 of a step; take 9 or more "
             "micro-batches");
-  options = figure_options();
+  options = options_of_figure();
   options.shape.microbatches = 10;
   EXPECT_EQ(refusal(options),
             "10 micro-batches in groups of 4 leave a last group of 2, smaller than the 4 ranks; "
             "take 8 or 12 micro-batches");
-  options = figure_options();
+  options = options_of_figure();
   options.shape.vpp = 1;
   EXPECT_NE(refusal(options).find("with one chunk on each rank (vpp 1) overlapped pairs do not "
                                   "tile"),
             std::string::npos);
-  options = figure_options();
+  options = options_of_figure();
   options.extra_warmup = 2;
   EXPECT_EQ(refusal(options), "the extra warm-up is 2; expected 0 or 1");
-  options = figure_options();
+  options = options_of_figure();
   options.order = Order::kGPipe;
   EXPECT_NE(refusal(options).find("the order gpipe has no overlapped pairs"), std::string::npos);
   options = {.order = Order::kZeroBubbleH1, .shape = {.pp = 4, .vpp = 2, .microbatches = 8}};
@@ -186,7 +186,7 @@ TEST(Order, RefusesSizesThatDoNotGoTogether) {
 
 TEST(Actions, ReadBackWhatTheyWrite) {
   for (const bool delay : {false, true}) {
-    ScheduleOptions options = figure_options();
+    ScheduleOptions options = options_of_figure();
     options.delay_wgrad = delay;
     const Schedule schedule = made(options);
     const Result<Schedule> read = read_actions(write_actions(schedule));

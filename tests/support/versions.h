@@ -1,0 +1,11 @@
+// Versions that tests name.
+#pragma once
+
+#include "shared/weights/version.h"
+
+namespace wsync {
+
+inline constexpr Version kV1{.epoch = 1, .step = 1};
+inline constexpr Version kV2{.epoch = 1, .step = 2};
+
+}  // namespace wsync
