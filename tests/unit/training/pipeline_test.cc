@@ -128,7 +128,7 @@ TEST_P(Bitwise, EqualsTheRunInOneProcess) {
 }
 
 // The thread sanitizer takes ten times as long, and sees the same lanes in fewer cases.
-#ifdef __SANITIZE_THREAD__
+#ifdef WSYNC_SANITIZED_THREADS
 constexpr bool kAllCases = false;
 #else
 constexpr bool kAllCases = true;

@@ -78,7 +78,7 @@ TEST(Ranks, AnotherNumberOfThemIsRefused) {
 }
 
 // The sanitizers end a process that asks for so much.
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#ifndef WSYNC_SANITIZED
 TEST(Ranks, ARunThatMemoryHasNoRoomForIsRefused) {
   TrainingOptions options = small_options({}, 1);
   options.sequences = 1ULL << 40U;  // activations beyond any address space
