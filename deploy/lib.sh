@@ -42,6 +42,7 @@ spin                command spin
 check_needs='
 clang-19            command clang++-19
 clang-format-19     command clang-format-19
+llvm-19             file    /usr/lib/llvm-19/bin/llvm-symbolizer
 libclang-rt-19-dev  file    /usr/lib/llvm-19/lib/clang/19/lib/linux/libclang_rt.fuzzer-*.a
 '
 reference_needs='
