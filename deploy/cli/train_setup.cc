@@ -4,7 +4,6 @@
 #include <array>
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <unistd.h>
 #include <utility>
@@ -18,20 +17,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Where the sizes of the model are said, unless the configuration says them.
-std::string spec_file(const config::TrainConfig& config) {
-  const std::string& directory = config.resume.empty() ? config.model.checkpoint : config.resume;
-  return directory.empty() ? "" : directory + "/config.json";
+// The directory that says the sizes of the model; empty: the configuration does.
+const std::string& spec_directory(const config::TrainConfig& config) {
+  return config.resume.empty() ? config.model.checkpoint : config.resume;
 }
 
-Result<moe::ModelSpec> read_spec(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return fail_errno(path, errno);
-  return moe::read_config(std::string(std::istreambuf_iterator<char>(file), {}), path);
+std::string spec_file(const config::TrainConfig& config) {
+  return spec_directory(config) + "/config.json";
 }
 
 Result<moe::ModelSpec> spec_of(const config::TrainConfig& config) {
-  if (const std::string path = spec_file(config); !path.empty()) return read_spec(path);
+  if (const std::string& directory = spec_directory(config); !directory.empty())
+    return moe::load_spec(directory);
   const config::ModelConfig& model = config.model;
   return moe::ModelSpec{.vocabulary = model.vocabulary,
                         .hidden = model.hidden,
@@ -187,8 +184,8 @@ Result<training::TrainingOptions> training_options(const config::TrainConfig& co
                          config.publish ? config.publish->every : 0, config.trace_file,
                          config.picture)};
   if (const auto fits = training::check_parallel(options.sizes, *spec); !fits) {
-    const std::string path = spec_file(config);
-    return fail(path.empty() ? fits.error() : fits.error().with_context(path));
+    const bool by_file = !spec_directory(config).empty();
+    return fail(by_file ? fits.error().with_context(spec_file(config)) : fits.error());
   }
   const auto planned = training::plan_training(options);
   if (!planned) return fail(planned.error());

@@ -54,6 +54,53 @@ Result<> check_parts(const Team& team, std::span<const std::span<const float>> a
   return {};
 }
 
+// Each member sends all it has to every other one, and adds all up.
+Result<> sum_whole(const Team& team, std::span<float> values, TimePoint deadline) {
+  std::vector<float> others((team.size() - 1) * values.size());
+  std::vector<std::span<const float>> summands;  // in the order of the sum
+  std::vector<Send> sends;
+  std::vector<Receive> receives;
+  std::span<float> free = others;
+  for (std::uint32_t member = 0; member < team.size(); ++member) {
+    if (member == team.index()) {
+      summands.emplace_back(values);
+      continue;
+    }
+    const std::span<float> theirs = free.first(values.size());
+    free = free.subspan(values.size());
+    const std::uint32_t rank = team.rank_of(member);
+    sends.push_back({.to = rank, .bytes = std::as_bytes(values)});
+    receives.push_back({.from = rank, .bytes = std::as_writable_bytes(theirs)});
+    summands.emplace_back(theirs);
+  }
+  WSYNC_TRY(exchange(team, sends, receives, deadline));
+  if (planted("sum_own_first")) std::swap(summands.front(), summands[team.index()]);
+  for (std::size_t k = 0; k < values.size(); ++k) {
+    float sum = summands.front()[k];
+    for (std::size_t s = 1; s < summands.size(); ++s) sum += summands[s][k];
+    values[k] = sum;
+  }
+  return {};
+}
+
+// Each member adds up a part, and sends it to the others.
+Result<> sum_in_parts(const Team& team, std::span<float> values, TimePoint deadline) {
+  std::vector<std::size_t> cuts;
+  for (std::size_t member = 0; member <= team.size(); ++member)
+    cuts.push_back(values.size() * member / team.size());
+  const auto part_of = [&](std::size_t member) {
+    return values.subspan(cuts[member], cuts[member + 1] - cuts[member]);
+  };
+  const std::span<float> own = part_of(team.index());
+  std::vector<float> sum(own.size());
+  WSYNC_TRY(reduce_scatter(team, std::array{std::span<const float>(values)}, cuts, sum, deadline));
+  std::ranges::copy(sum, own.begin());
+  std::vector<std::span<std::byte>> parts;
+  for (std::size_t member = 0; member < team.size(); ++member)
+    parts.push_back(std::as_writable_bytes(part_of(member)));
+  return all_gather(team, parts, deadline);
+}
+
 }  // namespace
 
 Team::Team(ProcessGroup* group, std::vector<std::uint32_t> members)
@@ -164,6 +211,35 @@ Result<> reduce_scatter(const Team& team, std::span<const std::span<const float>
   for (std::size_t s = 1; s < summands.size(); ++s)
     for (std::size_t k = 0; k < out.size(); ++k) out[k] += summands[s][k];
   return {};
+}
+
+Result<> all_reduce(const Team& team, std::span<float> values, TimePoint deadline) {
+  if (team.size() == 1) return {};
+  // Between two the bytes are the same either way.
+  if (team.size() == 2 || values.size_bytes() <= kAllReduceWholeBytes)
+    return sum_whole(team, values, deadline);
+  return sum_in_parts(team, values, deadline);
+}
+
+Result<> gather(const Team& team, std::span<const std::byte> own,
+                std::span<const std::span<std::byte>> parts, TimePoint deadline) {
+  if (team.index() != 0) {
+    if (!parts.empty())
+      return refuse(team, fmt::format("{} to fill, expected none: rank {} is not the first member",
+                                      counted(parts.size(), "part"), team.rank_of(team.index())));
+    return exchange(team, std::array{Send{.to = team.rank_of(0), .bytes = own}}, {}, deadline);
+  }
+  if (parts.size() != team.size())
+    return refuse(team, fmt::format("{} for {}", counted(parts.size(), "part"),
+                                    counted(team.size(), "member")));
+  if (own.size() != parts.front().size())
+    return refuse(team, fmt::format("rank {} has {} for a part of {}", team.rank_of(0),
+                                    counted(own.size(), "byte"), parts.front().size()));
+  std::vector<Receive> receives;
+  for (std::uint32_t member = 1; member < team.size(); ++member)
+    receives.push_back({.from = team.rank_of(member), .bytes = parts[member]});
+  if (!own.empty()) std::memmove(parts.front().data(), own.data(), own.size());
+  return exchange(team, {}, receives, deadline);
 }
 
 }  // namespace wsync::collective

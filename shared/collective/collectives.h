@@ -57,4 +57,17 @@ class Team {
                                       std::span<const std::size_t> cuts, std::span<float> out,
                                       TimePoint deadline);
 
+// values = the sum of all members' values, of which each gives as many: ((a + b) + c), with a those
+// of member 0. Every member gets the same bits. Needs memory for what the others have where that is
+// little, and for this rank's part of it otherwise.
+[[nodiscard]] Result<> all_reduce(const Team& team, std::span<float> values, TimePoint deadline);
+// What all_reduce() sends to every other member whole: the number of messages then counts for more
+// than their bytes.
+inline constexpr std::size_t kAllReduceWholeBytes = std::size_t{64} << 10U;
+
+// Member 0 gets what every member has: parts[i] becomes member i's `own`, its own is copied.
+// `parts` is empty on the others.
+[[nodiscard]] Result<> gather(const Team& team, std::span<const std::byte> own,
+                              std::span<const std::span<std::byte>> parts, TimePoint deadline);
+
 }  // namespace wsync::collective

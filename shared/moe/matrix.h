@@ -52,6 +52,9 @@ enum class Into : bool { kReplace, kAdd };
 
 // y[m,n] (=|+=) x[m,k] w[n,k]^T: a linear layer, weights as Hugging Face keeps them.
 void linear(ConstMatrix x, ConstMatrix w, Matrix y, Into into = Into::kReplace);
+// Columns [first, first + w.rows()) of such a y, whose other ones are left as they are.
+void linear_columns(ConstMatrix x, ConstMatrix w, Matrix y, std::size_t first,
+                    Into into = Into::kReplace);
 // dx[m,k] (=|+=) dy[m,n] w[n,k]: its input gradient.
 void linear_input_gradient(ConstMatrix dy, ConstMatrix w, Matrix dx, Into into = Into::kReplace);
 // dw[n,k] (=|+=) dy[m,n]^T x[m,k]: its weight gradient.

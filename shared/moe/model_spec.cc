@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "shared/base/durable_file.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 
@@ -61,6 +62,13 @@ class ConfigReader {
         return complain(fmt::format("'{}' is of type {}; only default is there", key, type.dump()));
       number(rope, "rope_theta", theta_);
     }
+  }
+  // A number; anything else, or one that is no token, ends no text. It does not touch the logits.
+  void end_token(std::uint32_t vocabulary, std::optional<std::uint32_t>& out) const {
+    const auto found = config_.find("eos_token_id");
+    if (found != config_.end() && found->is_number_unsigned() &&
+        found->get<std::uint64_t>() < vocabulary)
+      out = found->get<std::uint32_t>();
   }
   void complain(const std::string& why) {
     if (complaint_.empty()) complaint_ = why;
@@ -165,6 +173,7 @@ Result<ModelSpec> read_config(std::string_view text, std::string_view where) {
   spec.normalise_top_k = false;
   reader.flag("norm_topk_prob", spec.normalise_top_k);
   reader.flag("tie_word_embeddings", spec.tied_embeddings);
+  reader.end_token(spec.vocabulary, spec.end_token);
   reader.only("hidden_act", "silu");
   reader.only("attention_bias", false);
   reader.only("use_sliding_window", false);
@@ -176,8 +185,15 @@ Result<ModelSpec> read_config(std::string_view text, std::string_view where) {
   return spec;
 }
 
+Result<ModelSpec> load_spec(const std::string& directory) {
+  const std::string path = directory + "/config.json";
+  const Result<Bytes> json = read_small_file(path, kModelConfigBytes);
+  if (!json) return fail(json.error());
+  return read_config({reinterpret_cast<const char*>(json->data()), json->size()}, path);
+}
+
 std::string write_config(const ModelSpec& spec) {
-  const nlohmann::ordered_json config = {
+  nlohmann::ordered_json config = {
       {"architectures", {"Qwen3MoeForCausalLM"}},
       {"model_type", "qwen3_moe"},
       {"torch_dtype", "float32"},
@@ -204,6 +220,7 @@ std::string write_config(const ModelSpec& spec) {
       {"max_position_embeddings", spec.max_positions},
       {"tie_word_embeddings", spec.tied_embeddings},
   };
+  if (spec.end_token) config["eos_token_id"] = *spec.end_token;
   return config.dump(2) + "\n";
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,6 +29,7 @@ struct ModelSpec {
   double rope_theta = 10'000;
   bool normalise_top_k = true;  // the chosen experts' weights add up to one
   bool tied_embeddings = false;
+  std::optional<std::uint32_t> end_token;  // eos_token_id: what ends a generated text
   friend bool operator==(const ModelSpec&, const ModelSpec&) = default;
 };
 // kInvalidInput names the size that is impossible.
@@ -38,6 +40,11 @@ struct ModelSpec {
 // activation): what is ignored would change the logits.
 [[nodiscard]] Result<ModelSpec> read_config(std::string_view json, std::string_view where);
 [[nodiscard]] std::string write_config(const ModelSpec& spec);
+
+inline constexpr std::uint64_t kModelConfigBytes = 1ULL << 20U;  // of a config.json
+// The model that config.json of a directory describes. kNotFound; kInvalidInput as read_config(),
+// and when the file is longer than kModelConfigBytes.
+[[nodiscard]] Result<ModelSpec> load_spec(const std::string& directory);
 
 struct Parameter {
   std::string name;  // as Hugging Face names it

@@ -48,12 +48,30 @@ void rms_norm(ConstMatrix x, std::span<const float> weight, float epsilon, Matri
 
 RotaryTable::RotaryTable(std::size_t head_dim, std::size_t positions, double theta)
     : half_(head_dim / 2), positions_(positions) {
+  std::vector<double> frequencies;
+  for (std::size_t i = 0; i < half_; ++i)
+    frequencies.push_back(
+        std::pow(theta, -(2 * static_cast<double>(i) / static_cast<double>(head_dim))));
+  cosines_.reserve(positions * half_);
+  sines_.reserve(positions * half_);
   for (std::size_t position = 0; position < positions; ++position)
-    for (std::size_t i = 0; i < half_; ++i) {
-      const double exponent = 2 * static_cast<double>(i) / static_cast<double>(head_dim);
-      const double angle = static_cast<double>(position) * std::pow(theta, -exponent);
+    for (const double frequency : frequencies) {
+      const double angle = static_cast<double>(position) * frequency;
       cosines_.push_back(static_cast<float>(std::cos(angle)));
       sines_.push_back(static_cast<float>(std::sin(angle)));
+    }
+}
+
+void RotaryTable::turn_row(std::span<float> row, std::size_t position, float sign) const {
+  const std::size_t at = position * half_;
+  for (std::size_t first = 0; first < row.size(); first += 2 * half_)
+    for (std::size_t i = 0; i < half_; ++i) {
+      const float a = row[first + i];
+      const float b = row[first + half_ + i];
+      const float cosine = cosines_[at + i];
+      const float sine = sign * sines_[at + i];
+      row[first + i] = a * cosine - b * sine;
+      row[first + half_ + i] = b * cosine + a * sine;
     }
 }
 
@@ -61,18 +79,16 @@ void RotaryTable::turn(Matrix x, std::size_t sequence, Direction direction) cons
   WSYNC_CHECK(sequence <= positions_ && x.columns() % (2 * half_) == 0,
               "the table has the positions and the heads of what it turns");
   const float sign = direction == Direction::kForward ? 1.0F : -1.0F;
-  for (std::size_t token = 0; token < x.rows(); ++token) {
-    const std::size_t at = token % sequence * half_;
-    const std::span<float> row = x.row(token);
-    for (std::size_t first = 0; first < row.size(); first += 2 * half_)
-      for (std::size_t i = 0; i < half_; ++i) {
-        const float a = row[first + i];
-        const float b = row[first + half_ + i];
-        const float cosine = cosines_[at + i];
-        const float sine = sign * sines_[at + i];
-        row[first + i] = a * cosine - b * sine;
-        row[first + half_ + i] = b * cosine + a * sine;
-      }
+  for (std::size_t token = 0; token < x.rows(); ++token)
+    turn_row(x.row(token), token % sequence, sign);
+}
+
+void RotaryTable::turn(Matrix x, std::span<const std::uint32_t> positions) const {
+  WSYNC_CHECK(positions.size() == x.rows() && x.columns() % (2 * half_) == 0,
+              "the table has the heads of what it turns, and each row a position");
+  for (std::size_t i = 0; i < x.rows(); ++i) {
+    WSYNC_CHECK(positions[i] < positions_, "the table has the positions of what it turns");
+    turn_row(x.row(i), positions[i], 1.0F);
   }
 }
 

@@ -13,7 +13,7 @@
 namespace wsync::moe {
 
 // y = x / sqrt(mean(x^2) + epsilon) * weight, row by row (Zhang and Sennrich 2019, arXiv
-// 1910.07467). `inverse_rms`: one of each row.
+// 1910.07467). `inverse_rms`: one of each row. `y` may be x itself.
 void rms_norm(ConstMatrix x, std::span<const float> weight, float epsilon, Matrix y,
               std::span<float> inverse_rms);
 
@@ -24,11 +24,15 @@ class RotaryTable {
   // Angles of positions [0, positions): position * theta^(-2i / head_dim).
   RotaryTable(std::size_t head_dim, std::size_t positions, double theta);
   // Turns each head of each row of x[tokens, heads * head_dim] in place by the angles of its
-  // position, `first_position` + row modulo `sequence`; backwards for the gradient.
+  // position, which is row modulo `sequence`; backwards for the gradient.
   enum class Direction : bool { kForward, kGradient };
   void turn(Matrix x, std::size_t sequence, Direction direction) const;
+  // The same forwards, row i by the angles of positions[i], which the table has.
+  void turn(Matrix x, std::span<const std::uint32_t> positions) const;
 
  private:
+  void turn_row(std::span<float> row, std::size_t position, float sign) const;
+
   std::size_t half_;
   std::size_t positions_;
   std::vector<float> cosines_, sines_;  // [positions, half]
@@ -57,7 +61,7 @@ struct Routing {
 // a token's weights are divided by their sum.
 [[nodiscard]] Routing route(ConstMatrix logits, std::size_t experts_per_token, bool normalise);
 
-// out = silu(gate) * up (Shazeer 2020, arXiv 2002.05202).
+// out = silu(gate) * up (Shazeer 2020, arXiv 2002.05202). `out` may be gate itself.
 void swiglu(ConstMatrix gate, ConstMatrix up, Matrix out);
 
 // Row i of out = row tokens[i] of table.

@@ -88,17 +88,10 @@ void export_bfloat16(std::span<const float> values, std::uint64_t offset,
   if (byte < out.size()) put(offset + byte);
 }
 
-Result<moe::ModelSpec> load_spec(const std::string& directory) {
-  const std::string path = directory + "/config.json";
-  const Result<Bytes> json = read_small_file(path, kModelConfigBytes);
-  if (!json) return fail(json.error());
-  return moe::read_config({reinterpret_cast<const char*>(json->data()), json->size()}, path);
-}
-
 Result<LoadedModel> load_model(const std::string& path) {
   const Result<CheckpointDirectory> directory = CheckpointDirectory::open(path);
   if (!directory) return fail(directory.error());
-  const Result<moe::ModelSpec> spec = load_spec(path);
+  const Result<moe::ModelSpec> spec = moe::load_spec(path);
   if (!spec) return fail(spec.error());
   const std::vector<moe::Parameter> all = moe::all_parameters(*spec);
   // Before there is memory for them: config.json may say anything.

@@ -20,12 +20,6 @@ namespace wsync::training {
 [[nodiscard]] std::uint16_t to_bfloat16(float value) noexcept;
 [[nodiscard]] float from_bfloat16(std::uint16_t bits) noexcept;
 
-inline constexpr std::uint64_t kModelConfigBytes = 1ULL << 20U;  // of a config.json
-
-// The model that config.json of a directory describes. kNotFound; kInvalidInput as
-// moe::read_config(), and when the file is longer than kModelConfigBytes.
-[[nodiscard]] Result<moe::ModelSpec> load_spec(const std::string& directory);
-
 struct LoadedModel {
   moe::ModelSpec spec;
   ParameterSet parameters;

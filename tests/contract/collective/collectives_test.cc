@@ -32,6 +32,11 @@ TEST(Team, OfOneNeedsNoGroup) {
   ASSERT_TRUE(reduce_scatter(team, std::vector<std::span<const float>>{large, one, minus},
                              std::vector<std::size_t>{0, 2}, out, now()));
   EXPECT_THAT(out, ElementsAre(0.0F, 6.0F));  // (1e8 + 1) + -1e8, and not 1
+  ASSERT_TRUE(all_reduce(team, out, now()));
+  EXPECT_THAT(out, ElementsAre(0.0F, 6.0F));
+  Bytes gathered(10);
+  ASSERT_TRUE(gather(team, own, std::vector<std::span<std::byte>>{gathered}, now()));
+  EXPECT_TRUE(gathered == own);
 }
 
 TEST(TeamDeathTest, OfSeveralNeedsAGroupThatHasThem) {
@@ -63,6 +68,8 @@ TEST(Collectives, ArgumentsThatDoNotFitAreRefused) {
   EXPECT_EQ(refusal(all_to_all(team, send, receive, now())),
             "rank 0 sends 2 bytes to itself and receives 3");
   EXPECT_EQ(refusal(all_gather(team, {}, now())), "0 parts for 1 member");
+  EXPECT_EQ(refusal(gather(team, two, {}, now())), "0 parts for 1 member");
+  EXPECT_EQ(refusal(gather(team, two, receive, now())), "rank 0 has 2 bytes for a part of 3");
 
   const std::vector<float> array(4);
   std::vector<float> out(4);
@@ -86,6 +93,17 @@ TEST(Collectives, AnArgumentThatDoesNotFitBreaksTheGroupForTheOthers) {
   EXPECT_EQ(refusal(all_gather(Team(first->get(), {0, 1}), {}, far_off())),
             "0 parts for 2 members");
   EXPECT_EQ(refusal(barrier(Team(second->get(), {0, 1}), far_off())), "0 parts for 2 members");
+}
+
+TEST(Collectives, OnlyTheFirstMemberHasPartsToGather) {
+  const auto segment = memory::HostSegment::create({.size = 2});
+  const auto first = segment->attach(0);
+  const auto second = segment->attach(1);
+  Bytes own(2);
+  const std::vector<std::span<std::byte>> parts{own, own};
+  const std::string why = "2 parts to fill, expected none: rank 1 is not the first member";
+  EXPECT_EQ(refusal(gather(Team(second->get(), {0, 1}), own, parts, far_off())), why);
+  EXPECT_EQ(refusal(gather(Team(first->get(), {0, 1}), own, parts, far_off())), why);
 }
 
 }  // namespace

@@ -336,6 +336,70 @@ TEST_P(ProcessGroupContract, SumsAreTakenInTheOrderOfTheMembersWhateverTheRanks)
   });
 }
 
+// Teams of two and of more, values that go whole and values that go in parts.
+TEST_P(ProcessGroupContract, SumsForAllAreTakenInTheOrderOfTheMembers) {
+  make(4);
+  constexpr std::size_t kWhole = kAllReduceWholeBytes / sizeof(float);
+  std::mt19937 random(11);
+  for (const std::vector<std::uint32_t>& members :
+       {std::vector<std::uint32_t>{2, 0, 3, 1}, std::vector<std::uint32_t>{3, 1}})
+    for (const std::size_t count :
+         {std::size_t{0}, std::size_t{1}, std::size_t{3}, kWhole, kWhole + 3}) {
+      std::vector<std::vector<float>> values(4);
+      for (auto& of_rank : values)
+        for (std::size_t k = 0; k < count; ++k)
+          of_rank.push_back(std::vector<float>{1e8F, 1.0F, -1e8F, 0.3F}[random() % 4]);
+      std::vector<float> expected = values[members.front()];
+      for (std::size_t m = 1; m < members.size(); ++m)
+        for (std::size_t k = 0; k < count; ++k) expected[k] += values[members[m]][k];
+      all_succeed([&](ProcessGroup& group) -> Result<> {
+        if (std::ranges::find(members, group.rank()) == members.end()) return {};
+        const Team team(&group, members);
+        for (int again = 0; again < 2; ++again) {
+          std::vector<float> own = values[group.rank()];
+          WSYNC_TRY(all_reduce(team, own, far_off()));
+          EXPECT_TRUE(same_bits(own, expected)) << "not the sum in the order of the members";
+        }
+        return {};
+      });
+    }
+}
+
+TEST_P(ProcessGroupContract, SumsForAllOfDifferentLengthsAreFound) {
+  make(2);
+  const auto results = on_each([&](ProcessGroup& group) -> Result<> {
+    std::vector<float> own(4 + group.rank());
+    return all_reduce(Team(&group, {0, 1}), own, far_off());
+  });
+  for (const Result<>& result : results) ASSERT_FALSE(result.has_value());
+  const auto& found =
+      results[0].error().code() == ErrorCode::kInvalidInput ? results[0] : results[1];
+  EXPECT_EQ(found.error().code(), ErrorCode::kInvalidInput);
+}
+
+TEST_P(ProcessGroupContract, TheFirstMemberGathersUnevenParts) {
+  make(4);
+  const std::vector<std::uint32_t> members{2, 3, 0};
+  const auto bytes_of = [](std::uint32_t rank) { return std::size_t{100'000} * rank + 7; };
+  all_succeed([&](ProcessGroup& group) -> Result<> {
+    if (group.rank() == 1) return {};
+    const Team team(&group, members);
+    for (std::uint64_t again = 0; again < 2; ++again) {
+      const Bytes own = message_of(group.rank(), again, bytes_of(group.rank()));
+      std::vector<Bytes> all;
+      std::vector<std::span<std::byte>> parts;
+      if (team.index() == 0) {
+        for (const std::uint32_t member : members) all.emplace_back(bytes_of(member));
+        for (Bytes& part : all) parts.emplace_back(part);
+      }
+      WSYNC_TRY(gather(team, own, parts, far_off()));
+      for (std::size_t i = 0; i < all.size(); ++i)
+        EXPECT_TRUE(all[i] == message_of(members[i], again, bytes_of(members[i]))) << members[i];
+    }
+    return {};
+  });
+}
+
 TEST_P(ProcessGroupContract, AnotherNumberOfArraysIsFound) {
   make(2);
   const std::vector<float> array(8, 1.0F);

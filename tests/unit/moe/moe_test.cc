@@ -32,6 +32,22 @@ TEST(Products, AreWhatTheyAreCalled) {
   EXPECT_FALSE(blas_core().empty());
 }
 
+TEST(Products, OfSomeColumnsLeaveTheOthers) {
+  const std::vector<float> x{1, 2, 3, 4};  // [2,2]
+  const std::vector<float> w{1, 1, 0, 2};  // [2,2]
+  std::vector<float> y(8, 9.0F);           // [2,4]
+  linear_columns({x, 2, 2}, {w, 2, 2}, {y, 2, 4}, 1);
+  EXPECT_EQ(y, (std::vector<float>{9, 3, 4, 9, 9, 7, 8, 9}));
+  linear_columns({x, 2, 2}, {w, 2, 2}, {y, 2, 4}, 2, Into::kAdd);
+  EXPECT_EQ(y, (std::vector<float>{9, 3, 7, 13, 9, 7, 15, 17}));
+  // Sums of nothing.
+  const std::span<const float> none;
+  linear_columns({none, 2, 0}, {none, 1, 0}, {y, 2, 4}, 3, Into::kAdd);
+  EXPECT_EQ(y[3], 13);
+  linear_columns({none, 2, 0}, {none, 1, 0}, {y, 2, 4}, 3);
+  EXPECT_EQ(y, (std::vector<float>{9, 3, 7, 0, 9, 7, 15, 0}));
+}
+
 TEST(Operators, NormAndGate) {
   const std::vector<float> x{3, 4};
   const std::vector<float> weight{1, 2};
@@ -58,6 +74,31 @@ TEST(Operators, RotationTurnsByPositionAndBack) {
   EXPECT_FLOAT_EQ(x[5], 2 * std::cos(0.1F) - 4 * std::sin(0.1F));
   table.turn({x, 3, 4}, 3, RotaryTable::Direction::kGradient);
   for (std::size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(x[i], start[i], 1e-6);
+}
+
+TEST(Operators, RotationByPositionsIsThatOfTheirRows) {
+  const RotaryTable table(4, 5, 100);
+  std::vector<float> rows(5 * 8);
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = std::sin(static_cast<float>(i));
+  std::vector<float> turned = rows;
+  table.turn({turned, 5, 8}, 5, RotaryTable::Direction::kForward);
+  const std::vector<std::uint32_t> positions{4, 0, 3, 3};
+  std::vector<float> mixed;
+  for (const std::uint32_t position : positions)
+    mixed.insert(mixed.end(), rows.begin() + position * 8, rows.begin() + position * 8 + 8);
+  table.turn({mixed, 4, 8}, positions);
+  for (std::size_t i = 0; i < mixed.size(); ++i)
+    EXPECT_EQ(mixed[i], turned[positions[i / 8] * 8 + i % 8]) << i;
+}
+
+TEST(OperatorsDeathTest, RotationNeedsItsPosition) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const RotaryTable table(2, 3, 100);
+  std::vector<float> x(2);
+  const std::vector<std::uint32_t> behind{3};
+  EXPECT_DEATH(table.turn({x, 1, 2}, behind), "the table has the positions of what it turns");
+  const std::vector<std::uint32_t> two{0, 1};
+  EXPECT_DEATH(table.turn({x, 1, 2}, two), "each row a position");
 }
 
 TEST(Operators, RouterTakesTheHighestAndOfEqualOnesTheFirst) {

@@ -135,7 +135,7 @@ TEST_F(ModelDirectory, AModelThatCannotBeIsRefusedBeforeThereIsMemoryForIt) {
   other.expert_hidden = 1U << 24U;
   other.hidden = 1U << 14U;
   EXPECT_NE(told(other).find("by config.json"), std::string::npos) << told(other);
-  std::ofstream(at("m") + "/config.json") << std::string(kModelConfigBytes + 1, ' ');
+  std::ofstream(at("m") + "/config.json") << std::string(moe::kModelConfigBytes + 1, ' ');
   EXPECT_NE(why(at("m")).find("more than 1048576 bytes"), std::string::npos) << why(at("m"));
 }
 
