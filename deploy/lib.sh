@@ -32,6 +32,7 @@ libyaml-cpp-dev     header  yaml-cpp/yaml.h
 libcli11-dev        header  CLI/CLI.hpp
 libopenblas-serial-dev  header  cblas.h
 libgloo-dev         header  gloo/context.h
+libcpp-httplib-dev  header  httplib.h
 '
 test_needs='
 libgtest-dev        header  gtest/gtest.h

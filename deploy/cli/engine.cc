@@ -1,10 +1,13 @@
 // `wsync engine`: one rank of the reference engine as a process.
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 
 #include "deploy/cli/commands.h"
+#include "inference_side/engine/http/http_server.h"
 #include "inference_side/engine/reference/reference_engine.h"
 #include "shared/base/format.h"
+#include "shared/config/units.h"
 #include "shared/loop/signals.h"
 #include "shared/loop/timer.h"
 
@@ -17,7 +20,12 @@ using engine::reference::ReferenceEngineOptions;
 
 struct EngineOptions {
   ReferenceEngineOptions engine;
-  std::string weights = "none";
+  std::string weights;  // empty: load without a sidecar, none with one
+  std::string model;
+  engine::http::HttpServerOptions http;
+  engine::reference::GenerationOptions generation;
+  std::string cache_policy = "flush";
+  std::string cache_size = "64MiB";
   bool adopt = false;
   bool whole = false;
   std::uint32_t step_interval_us = 2'000;
@@ -43,6 +51,11 @@ std::string event_text(const EngineEvent& event) {
   return line;
 }
 
+std::string url_of(const std::string& host, std::uint16_t port) {
+  const bool version6 = host.find(':') != std::string::npos;
+  return fmt::format("http://{}:{}", version6 ? "[" + host + "]" : host, port);
+}
+
 // Too many for people: each bucket and each layer of each version.
 bool for_people(const EngineEvent& event) {
   return event.name != "bucket" && event.name != "layer";
@@ -63,14 +76,37 @@ Result<Outcome> outcome_of(const ReferenceEngine& engine, bool attached) {
   return outcome;
 }
 
-Result<Outcome> run_engine(EngineOptions options, bool as_json) {
+// What depends on several of the options.
+Result<> settle(EngineOptions& options) {
   if (options.adopt && options.whole)
     return fail(ErrorCode::kInvalidInput, "--adopt and --whole exclude each other: name one");
+  if (options.model.empty() == options.engine.checkpoint.empty())
+    return fail(ErrorCode::kInvalidInput,
+                "name one of --model DIR (an engine that generates) and --checkpoint DIR (one that "
+                "only reads its weights)");
+  if (options.weights.empty())
+    options.weights = options.engine.sidecar_socket.empty() ? "load" : "none";
   if (options.adopt) options.engine.take = control::TakeMode::kAdopt;
   if (options.whole) options.engine.take = control::TakeMode::kWhole;
   options.engine.load_weights = options.weights == "load";
   options.engine.step_interval = std::chrono::microseconds(options.step_interval_us);
+  if (options.model.empty()) return {};
+  options.engine.checkpoint = options.model;
+  const auto cache = config::parse_size(options.cache_size);
+  if (!cache) return fail(cache.error().with_context("--cache"));
+  options.generation.cache_bytes = *cache;
+  options.generation.on_switch = options.cache_policy == "keep"
+                                     ? engine::generation::CachePolicy::kKeep
+                                     : engine::generation::CachePolicy::kFlush;
+  options.engine.generation = options.generation;
+  options.http.world_size = options.engine.world_size;
+  options.http.has_tokenizer =
+      std::filesystem::exists(std::filesystem::path(options.model) / "tokenizer.json");
+  return {};
+}
 
+Result<Outcome> run_engine(EngineOptions options, bool as_json) {
+  WSYNC_TRY(settle(options));
   auto loop = Loop::create();
   if (!loop) return fail(std::move(loop).error());
   const auto sink = [as_json](const EngineEvent& event) {
@@ -81,17 +117,71 @@ Result<Outcome> run_engine(EngineOptions options, bool as_json) {
   };
   auto engine = ReferenceEngine::create(std::move(options.engine), sink);
   if (!engine) return fail(std::move(engine).error());
+  std::unique_ptr<engine::http::HttpServer> server;
+  if (auto* service = (*engine)->service(); service != nullptr) {
+    auto created = engine::http::HttpServer::create(options.http, *service);
+    if (!created) return fail(std::move(created).error());
+    server = std::move(*created);
+  }
   auto signals = Signals::create(**loop, [&](int) { (*loop)->stop(); });
   if (!signals) return fail(std::move(signals).error());
   Timer stats(**loop, [&] { (*engine)->report_stats(); });
   if (options.stats_ms > 0) stats.start_repeating(std::chrono::milliseconds(options.stats_ms));
 
   (*engine)->start();
+  if (server) {
+    server->start();
+    sink({.name = "listening", .fields = {{"url", url_of(options.http.host, server->port())}}});
+  }
   (*loop)->run();
   const bool attached = (*engine)->link_status().attached;
+  // Requests end with the engine's abort, and so do their connections.
   (*engine)->stop();
+  if (server) server->stop();
   (*engine)->report_stats();
   return outcome_of(**engine, attached);
+}
+
+void add_generation(CLI::App& command, EngineOptions& options) {
+  const std::string group = "With --model";
+  command
+      .add_option("--host", options.http.host,
+                  "Address that rank 0 listens on (default: 127.0.0.1)")
+      ->group(group);
+  command
+      .add_option("--port", options.http.port, "Its port; 0: the kernel chooses (default: 8000)")
+      ->group(group);
+  command
+      .add_option("--served-model-name", options.generation.name,
+                  "Name of the model in requests (default: the folder's)")
+      ->type_name("NAME")
+      ->group(group);
+  command
+      .add_option("--cache", options.cache_size,
+                  "Memory for keys and values on each rank (default: 64MiB)")
+      ->type_name("SIZE")
+      ->group(group);
+  command
+      .add_option("--cache-policy", options.cache_policy,
+                  "When the weights change: flush: keys and values are computed again; keep: they "
+                  "are used as they are (default: flush)")
+      ->check(CLI::IsMember({"flush", "keep"}))
+      ->group(group);
+  command
+      .add_option("--max-sequences", options.generation.max_sequences,
+                  "Sequences that are computed at once (default: 64)")
+      ->check(CLI::Range(1, 1024))
+      ->group(group);
+  command
+      .add_option("--max-step-tokens", options.generation.max_step_tokens,
+                  "Tokens of one step (default: 512)")
+      ->check(CLI::Range(1, 65536))
+      ->group(group);
+  command
+      .add_option("--max-positions", options.generation.max_positions,
+                  "Tokens of a prompt and its output together (default: as config.json says)")
+      ->check(CLI::Range(1, 1 << 24))
+      ->group(group);
 }
 
 }  // namespace
@@ -100,21 +190,29 @@ void add_engine(CLI::App& app, Context& context) {
   CLI::App* command = add_command(
       app, context,
       {.name = "engine",
-       .description = "Run one rank of the reference engine: holds a model, serves steps, takes "
-                      "new versions from a sidecar",
+       .description =
+           "Run one rank of the reference engine: generates over HTTP (--model), or only "
+           "reads its weights (--checkpoint); takes new versions from a sidecar",
        .examples = {
+           "wsync engine --model /models/tiny",
+           "wsync engine --model /models/tiny --sidecar /run/wsync/host0.engines --port 8001",
            "wsync engine --sidecar /run/wsync/host0.engines --checkpoint /models/qwen",
            "wsync engine --sidecar S --checkpoint DIR --replica r0 --rank 1 --world-size 2",
            "wsync engine --sidecar S --checkpoint DIR --adopt --json"}});
   auto options = std::make_shared<EngineOptions>();
   options->engine.replica = "r0";
-  command->add_option("--sidecar", options->engine.sidecar_socket, "The sidecar's engine socket")
-      ->required()
+  command
+      ->add_option("--sidecar", options->engine.sidecar_socket,
+                   "The sidecar's engine socket; without one the checkpoint's weights are served")
       ->type_name("SOCKET");
   command
+      ->add_option("--model", options->model,
+                   "Generate with this model: config.json of the Qwen3-MoE architecture, and "
+                   "weights in bfloat16")
+      ->type_name("DIR");
+  command
       ->add_option("--checkpoint", options->engine.checkpoint,
-                   "Names, dtypes and shapes of the model are taken from here")
-      ->required()
+                   "Only read weights: names, dtypes and shapes of the model are taken from here")
       ->type_name("DIR");
   command->add_option("--replica", options->engine.replica, "Name of the replica (default: r0)");
   command->add_option("--rank", options->engine.rank,
@@ -130,7 +228,7 @@ void add_engine(CLI::App& app, Context& context) {
   command
       ->add_option("--weights", options->weights,
                    "none: wait for the first version; load: serve the checkpoint's own weights "
-                   "until then (default: none)")
+                   "until then (default: none with a sidecar, load without)")
       ->check(CLI::IsMember({"none", "load"}));
   command->add_flag("--adopt", options->adopt, "Map versions and use them in place");
   command->add_flag("--whole", options->whole, "Take whole tensors, a layer at a time");
@@ -138,6 +236,7 @@ void add_engine(CLI::App& app, Context& context) {
                       "Microseconds between two steps, at least (default: 2000)");
   command->add_option("--stats-ms", options->stats_ms,
                       "Print statistics every so often; 0: only at the end (default: 1000)");
+  add_generation(*command, *options);
   command->callback([&context, options] {
     context.run("engine", [&] { return run_engine(*options, context.options.json); });
   });

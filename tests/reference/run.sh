@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Judges from Python: sets up the pinned reference packages in an environment of its own, makes the golden files anew and
 # compares them with the committed ones byte for byte, lets safetensors load what wsync writes, and holds the reference model's
-# logits and gradients to transformers', the optimizer's steps to torch's, and a training run on four ranks to one of torch.
+# logits and gradients to transformers', the optimizer's steps to torch's, a training run on four ranks to one of torch, and the
+# engine's greedy texts to transformers'.
 #
 # Usage: tests/reference/run.sh [BUILD_DIRECTORY]    (default build/dev; must hold the built tools)
 # The environment is kept in build/reference-venv.
@@ -38,3 +39,4 @@ mkdir "$work/models"
 "$venv/bin/python" tests/reference/check_model.py "$moe_tool" "$work/models"
 "$venv/bin/python" tests/reference/check_optimizer.py "$moe_tool" "$work/models"
 "$venv/bin/python" tests/reference/check_training.py "$wsync" "$work/models"
+"$venv/bin/python" tests/reference/check_generation.py "$wsync" "$work/models"

@@ -132,11 +132,12 @@ class Killed(KillCase):
             self.leaves_nothing(fleet, a, again, sidecar, trainer)
 
     def test_rank_of_two_while_loading(self):
-        for settings, options in ([], []), (["--set", "devices.kind=separate"], []):
+        # Small buffers: a rank that loads must have more to say than its output holds.
+        for settings in [], ["--set", "devices.kind=separate", "--set", "devices.buffer_bytes=1MiB"]:
             with self.subTest(settings), self.fleet() as fleet:
                 sidecar = fleet.sidecar("s0", *settings)
                 def rank(r):
-                    return fleet.engine("s0", "tp", self.one, "--rank", str(r), "--world-size", "2", *options)
+                    return fleet.engine("s0", "tp", self.one, "--rank", str(r), "--world-size", "2")
                 leader, follower = rank(0), rank(1)
                 trainer = fleet.trainer("--set", "bucket_bytes=1MiB")
                 self.published(fleet, self.one)

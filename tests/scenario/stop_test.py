@@ -30,7 +30,8 @@ class Stopped(KillCase):
             self.leaves_nothing(fleet, a, b, sidecar, trainer)
 
     def test_engine_while_loading(self):
-        for settings, options in ([], []), (["--set", "devices.kind=separate", "--set", "devices.count=2"],
+        for settings, options in ([], []), (["--set", "devices.kind=separate", "--set", "devices.count=2",
+                                             "--set", "devices.buffer_bytes=1MiB"],
                                             ["--device", "1"]):
             with self.subTest(settings), self.fleet() as fleet:
                 sidecar = fleet.sidecar("s0", *settings)

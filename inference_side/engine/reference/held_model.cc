@@ -201,11 +201,10 @@ std::string HeldModel::name_of(std::uint64_t word) const {
 
 Reading HeldModel::read(const Version& version, std::uint64_t step, std::string& saw) const {
   Reading reading{.value = mix(step)};
-  const std::uint64_t expected = word_of(version);
-  for (std::size_t l = 0; l < layers_.size(); ++l) {
-    const Layer& layer = layers_[l];
-    const std::uint64_t before = layer.word.load(std::memory_order_acquire);
-    for (const std::uint32_t t : layer.tensors) {
+  StepReader reader(*this, version);
+  for (std::uint32_t l = 0; l < layer_count(); ++l) {
+    reader.begin_layer(l);
+    for (const std::uint32_t t : layers_[l].tensors) {
       const std::span<const std::byte> bytes = held_[t];
       if (bytes.empty()) continue;
       const std::uint64_t n = std::min<std::uint64_t>(kSampleBytes, bytes.size());
@@ -216,17 +215,28 @@ Reading HeldModel::read(const Version& version, std::uint64_t step, std::string&
         reading.value = mix(reading.value + word);
       }
     }
-    // Not a plain load: that could be done before the reads above it.
-    const std::uint64_t after = layer.word.fetch_add(0, std::memory_order_acq_rel);
-    if (before == expected && after == expected) continue;
-    if (!reading.torn)
-      saw = fmt::format(
-          "layer {} of {} was of version {} before and {} after it was read, the step "
-          "is of version {}",
-          l, layers_.size(), name_of(before), name_of(after), version.to_string());
-    reading.torn = true;
+    reader.end_layer(l);
   }
+  reading.torn = reader.torn();
+  if (reading.torn) saw = reader.saw();
   return reading;
+}
+
+StepReader::StepReader(const HeldModel& model, const Version& version)
+    : model_(model), version_(version), expected_(model.word_of(version)) {}
+
+void StepReader::begin_layer(std::uint32_t layer) {
+  before_ = model_.layers_[layer].word.load(std::memory_order_acquire);
+}
+
+void StepReader::end_layer(std::uint32_t layer) {
+  // Not a plain load: that could be done before the reads above it.
+  const std::uint64_t after = model_.layers_[layer].word.fetch_add(0, std::memory_order_acq_rel);
+  if ((before_ == expected_ && after == expected_) || torn()) return;
+  saw_ = fmt::format(
+      "layer {} of {} was of version {} before and {} after it was read, the step is of version {}",
+      layer, model_.layer_count(), model_.name_of(before_), model_.name_of(after),
+      version_.to_string());
 }
 
 }  // namespace wsync::engine::reference

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "inference_side/engine/engine.h"
+#include "inference_side/engine/generation/model_shard.h"
 #include "inference_side/engine/reference/step_protocol.h"
 #include "shared/weights/checkpoint_dir.h"
 #include "shared/weights/manifest.h"
@@ -52,6 +53,8 @@ class PrivateMemory {
  private:
   std::span<std::byte> bytes_;
 };
+
+class StepReader;
 
 class HeldModel {
  public:
@@ -93,6 +96,7 @@ class HeldModel {
   [[nodiscard]] Reading read(const Version& version, std::uint64_t step, std::string& saw) const;
 
  private:
+  friend class StepReader;
   struct Layer {
     std::vector<std::uint32_t> tensors;
     mutable std::atomic<std::uint64_t> word{0};  // index into names_, or kChanging
@@ -113,6 +117,29 @@ class HeldModel {
   std::vector<std::span<const std::byte>> next_;  // mapped: came, not committed
   mutable std::mutex mutex_;
   mutable std::vector<Version> names_{Version{}};  // under mutex_; a word is an index
+};
+
+// What one forward step of `version` reads, layer by layer. `model` is borrowed.
+class StepReader final : public generation::WeightView {
+ public:
+  StepReader(const HeldModel& model, const Version& version);
+  [[nodiscard]] std::span<const std::byte> tensor(std::uint32_t t) const override {
+    return model_.held_[t];
+  }
+  void begin_layer(std::uint32_t layer) override;
+  void end_layer(std::uint32_t layer) override;
+
+  // Some layer was not of the version before and after it was read.
+  [[nodiscard]] bool torn() const noexcept { return !saw_.empty(); }
+  // The first of them, one sentence.
+  [[nodiscard]] const std::string& saw() const noexcept { return saw_; }
+
+ private:
+  const HeldModel& model_;
+  Version version_;
+  std::uint64_t expected_;
+  std::uint64_t before_ = 0;
+  std::string saw_;
 };
 
 }  // namespace wsync::engine::reference

@@ -1,6 +1,7 @@
 #include "inference_side/engine/reference/reference_engine.h"
 
 #include <filesystem>
+#include <random>
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
@@ -12,6 +13,8 @@ namespace wsync::engine::reference {
 using control::TakeMode;
 
 namespace {
+
+constexpr std::uint64_t kChannelBytes = 256 * limits::kKiB;
 
 Result<> check(const ReferenceEngineOptions& options) {
   if (options.replica.empty() || options.replica.size() > limits::kReplicaNameBytes)
@@ -27,8 +30,34 @@ Result<> check(const ReferenceEngineOptions& options) {
   if (options.take == TakeMode::kAdopt && options.load_weights)
     return fail(ErrorCode::kInvalidInput,
                 "an adopting engine has no memory for weights of its own: it starts without any");
-  return check_socket_path(options.sidecar_socket);
+  if (!options.sidecar_socket.empty()) return check_socket_path(options.sidecar_socket);
+  if (!options.load_weights)
+    return fail(ErrorCode::kInvalidInput,
+                "without a sidecar no weights would ever come: load the checkpoint's own");
+  if (options.world_size > 1 && options.run_directory.empty())
+    return fail(ErrorCode::kInvalidInput,
+                "without a sidecar the ranks of a replica need a run directory to meet in");
+  return {};
 }
+
+// The step of an engine that does not generate: it reads some of every tensor.
+class ReadWork final : public StepWork {
+ public:
+  explicit ReadWork(const HeldModel& model) : model_(model) {}
+  bool due() override { return true; }
+  // Steps are short: every mode ends at the next boundary between two of them.
+  bool may_stop(control::PauseMode /*mode*/) override { return true; }
+  void resumed() override {}
+  void together() override {}
+  Result<Reading> run(std::uint64_t step, const Version& version, const collective::Team& /*team*/,
+                      TimePoint /*deadline*/, std::string& saw) override {
+    return model_.read(version, step, saw);
+  }
+  void ended(bool /*done*/, const Version& /*version*/, const Reading& /*total*/) override {}
+
+ private:
+  const HeldModel& model_;
+};
 
 }  // namespace
 
@@ -42,11 +71,12 @@ ReferenceEngine::~ReferenceEngine() { stop(); }
 Result<std::unique_ptr<ReferenceEngine>> ReferenceEngine::create(ReferenceEngineOptions options,
                                                                  EventSink sink) {
   WSYNC_TRY(check(options));
-  if (options.run_directory.empty())
+  if (options.run_directory.empty() && !options.sidecar_socket.empty())
     options.run_directory = std::filesystem::path(options.sidecar_socket).parent_path().string();
   std::unique_ptr<ReferenceEngine> engine(new ReferenceEngine(std::move(options), std::move(sink)));
   WSYNC_TRY(engine->prepare_model());
-  WSYNC_TRY(engine->prepare_threads());
+  if (!engine->options_.sidecar_socket.empty()) WSYNC_TRY(engine->prepare_link());
+  WSYNC_TRY(engine->prepare_serving());
   return engine;
 }
 
@@ -57,11 +87,58 @@ Result<> ReferenceEngine::prepare_model() {
                                  options_.take == TakeMode::kAdopt);
   if (!model) return fail(std::move(model).error());
   model_ = std::move(*model);
+  WSYNC_TRY(prepare_work(*checkpoint));
   if (!options_.load_weights) return {};
   return model_->read_checkpoint(*checkpoint);
 }
 
-Result<> ReferenceEngine::prepare_threads() {
+Result<> ReferenceEngine::prepare_work(const CheckpointDirectory& checkpoint) {
+  if (!options_.generation) {
+    work_ = std::make_unique<ReadWork>(*model_);
+    return {};
+  }
+  const GenerationOptions& asked = *options_.generation;
+  const auto spec = moe::load_spec(options_.checkpoint);
+  if (!spec) return fail(spec.error());
+  generation::ShardOptions shard{.spec = *spec,
+                                 .rank = options_.rank,
+                                 .world_size = options_.world_size,
+                                 .max_step_tokens = asked.max_step_tokens};
+  const auto block = generation::block_bytes(shard);
+  if (!block) return fail(block.error().with_context(options_.checkpoint));
+  shard.blocks = static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(asked.cache_bytes / *block, generation::kMaxBlocks));
+  if (shard.blocks == 0)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{} bytes for keys and values: one block of {} tokens takes {}",
+                            asked.cache_bytes, shard.block_tokens, *block));
+  const std::uint32_t positions = asked.max_positions == 0
+                                      ? spec->max_positions
+                                      : std::min(asked.max_positions, spec->max_positions);
+  const auto folder = std::filesystem::path(options_.checkpoint).lexically_normal();
+  std::random_device random;
+  auto generator = Generator::create(
+      {.model = !asked.name.empty()
+                    ? asked.name
+                    : (folder.has_filename() ? folder : folder.parent_path()).filename().string(),
+       .shard = shard,
+       .scheduler = {.vocabulary = spec->vocabulary,
+                     .max_positions = positions,
+                     .blocks = shard.blocks,
+                     .block_tokens = shard.block_tokens,
+                     .max_step_tokens = asked.max_step_tokens,
+                     .max_sequences = asked.max_sequences,
+                     .stream = (std::uint64_t{random()} << 32U) | random()},
+       .on_switch = asked.on_switch},
+      checkpoint.manifest(), *model_);
+  if (!generator) return fail(generator.error().with_context(options_.checkpoint));
+  generator_ = generator->get();
+  work_ = std::move(*generator);
+  generator_->connect([this] { serving_->wake(); }, [this] { return state(); });
+  return {};
+}
+
+Result<> ReferenceEngine::prepare_link() {
   EngineDescription description{.replica = options_.replica,
                                 .rank = options_.rank,
                                 .world_size = options_.world_size,
@@ -77,33 +154,45 @@ Result<> ReferenceEngine::prepare_threads() {
   auto link = EngineLink::create(std::move(description), options_.sidecar_socket, *this);
   if (!link) return fail(std::move(link).error());
   link_ = std::move(*link);
+  return {};
+}
 
-  ServingEvents events{
-      .together =
-          [this](std::uint32_t ranks) { say("together", {{"ranks", std::uint64_t{ranks}}}); },
-      .paused =
-          [this](std::uint64_t step, const std::string& why) {
-            say("paused", {{"step", step}, {"why", why}});
-            if (why.empty())
-              link_->report_paused(step);
-            else
-              link_->report_stopped(step);
-          },
-      .running =
-          [this](std::uint64_t step) {
-            say("running", {{"step", step}});
-            link_->report_running(step);
-          },
-      .torn =
-          [this](std::uint64_t step, const std::string& saw) {
-            say("torn", {{"step", step}, {"why", saw.empty() ? "in another rank" : saw}});
-          }};
+Result<> ReferenceEngine::prepare_serving() {
+  ServingEvents events{.together =
+                           [this](std::uint32_t ranks) {
+                             say("together", {{"ranks", std::uint64_t{ranks}}});
+                             // Nobody else would, after a rank was lost. A follower that holds
+                             // other weights refuses.
+                             if (!link_) (void)gate_.resume();
+                           },
+                       .paused =
+                           [this](std::uint64_t step, const std::string& why) {
+                             say("paused", {{"step", step}, {"why", why}});
+                             if (!link_) return;
+                             if (why.empty())
+                               link_->report_paused(step);
+                             else
+                               link_->report_stopped(step);
+                           },
+                       .running =
+                           [this](std::uint64_t step) {
+                             say("running", {{"step", step}});
+                             if (link_) link_->report_running(step);
+                           },
+                       .torn =
+                           [this](std::uint64_t step, const std::string& saw) {
+                             say("torn",
+                                 {{"step", step}, {"why", saw.empty() ? "in another rank" : saw}});
+                           }};
   auto serving =
       Serving::create({.group = {.path = step_socket_path(options_.run_directory, options_.replica),
                                  .world_size = options_.world_size,
-                                 .rank = options_.rank},
-                       .step_interval = options_.step_interval},
-                      *model_, gate_, std::move(events));
+                                 .rank = options_.rank,
+                                 .channel_bytes = generator_ != nullptr ? kChannelBytes : 0},
+                       .step_interval = generator_ != nullptr ? std::chrono::microseconds(0)
+                                                              : options_.step_interval,
+                       .rest = generator_ != nullptr ? 0 : 4},
+                      *work_, gate_, std::move(events));
   if (!serving) return fail(std::move(serving).error());
   serving_ = std::move(*serving);
   return {};
@@ -114,14 +203,31 @@ void ReferenceEngine::start() {
   // With weights of its own the leader begins at once; a follower that holds others refuses.
   if (options_.load_weights && options_.rank == 0) (void)gate_.resume();
   serving_->start();
+  if (!link_) return;
   const Result<> started = link_->start();
   WSYNC_CHECK(started.has_value(), "an engine is started once");
 }
 
 void ReferenceEngine::stop() {
   if (!std::exchange(started_, false)) return;
-  link_->stop();
+  if (link_) link_->stop();
+  if (generator_ != nullptr) generator_->close();
   serving_->stop();
+}
+
+generation::GenerationService* ReferenceEngine::service() const noexcept {
+  return options_.rank == 0 ? generator_ : nullptr;
+}
+
+Generator::State ReferenceEngine::state() const {
+  const StepGate::View view = gate_.view();
+  Generator::State state{.has_weights = view.phase != GatePhase::kLoading, .version = view.version};
+  if (!state.has_weights)
+    state.why = "no version has been committed, or one is being loaded";
+  else if (view.phase == GatePhase::kPaused)
+    state.why = "it is paused for a switch, or waits for a rank";
+  state.serving = state.why.empty();
+  return state;
 }
 
 void ReferenceEngine::say(std::string name,
@@ -152,9 +258,8 @@ void ReferenceEngine::report_stats() {
 
 // ---- what the link asks ----
 
-// Steps are short: every mode ends at the next boundary between two of them.
-Result<> ReferenceEngine::pause(control::PauseMode /*mode*/, std::uint32_t /*deadline_ms*/) {
-  serving_->pause();
+Result<> ReferenceEngine::pause(control::PauseMode mode, std::uint32_t /*deadline_ms*/) {
+  serving_->pause(mode);
   return {};
 }
 
@@ -180,6 +285,7 @@ Result<> ReferenceEngine::commit(const Version& version) {
   // Nothing may enter a step between the change of the weights and the change of their name.
   WSYNC_TRY(gate_.begin_load(true));
   model_->commit(version);
+  if (generator_ != nullptr) generator_->weights_changed();
   WSYNC_TRY(gate_.commit(version));
   say("committed", {{"version", version.to_string()}});
   return {};

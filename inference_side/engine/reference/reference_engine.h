@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -18,14 +19,25 @@
 
 #include "inference_side/engine/engine.h"
 #include "inference_side/engine/link/engine_link.h"
+#include "inference_side/engine/reference/generator.h"
 #include "inference_side/engine/reference/held_model.h"
 #include "inference_side/engine/reference/serving.h"
 #include "inference_side/engine/reference/step_gate.h"
 
 namespace wsync::engine::reference {
 
+// How an engine generates.
+struct GenerationOptions {
+  std::string name;  // of the model in requests; empty: the checkpoint's folder
+  std::uint64_t cache_bytes = 64ULL << 20U;  // for keys and values, on each rank
+  std::uint32_t max_sequences = 64;          // that are computed at once
+  std::uint32_t max_step_tokens = 512;       // of one step
+  std::uint32_t max_positions = 0;           // of a prompt and its output; 0: as the model has it
+  generation::CachePolicy on_switch = generation::CachePolicy::kFlush;
+};
+
 struct ReferenceEngineOptions {
-  std::string sidecar_socket;  // the sidecar's engine socket, absolute
+  std::string sidecar_socket;  // the sidecar's engine socket, absolute; empty: there is none
   std::string run_directory;   // where the ranks of the replica meet; empty: the socket's directory
   std::string replica;
   std::uint32_t rank = 0;  // 0 leads
@@ -34,7 +46,8 @@ struct ReferenceEngineOptions {
   std::string checkpoint;     // names, dtypes and shapes of the model
   bool load_weights = false;  // serve the checkpoint's weights until a version comes
   control::TakeMode take = control::TakeMode::kPieces;
-  std::chrono::microseconds step_interval{2'000};
+  std::chrono::microseconds step_interval{2'000};  // of an engine that does not generate
+  std::optional<GenerationOptions> generation;     // it generates
 };
 
 // Something that happened, for people and tests. Names and fields:
@@ -74,15 +87,20 @@ class ReferenceEngine final : private Engine {
   void stop();
 
   [[nodiscard]] ServingStats stats() const { return serving_->stats(); }
-  [[nodiscard]] LinkStatus link_status() const { return link_->status(); }
+  [[nodiscard]] LinkStatus link_status() const { return link_ ? link_->status() : LinkStatus{}; }
   [[nodiscard]] const HeldModel& model() const noexcept { return *model_; }
+  // Leader of a replica that generates; nullptr otherwise.
+  [[nodiscard]] generation::GenerationService* service() const noexcept;
   // Sends a `stats` event to the sink.
   void report_stats();
 
  private:
   ReferenceEngine(ReferenceEngineOptions options, EventSink sink);
   [[nodiscard]] Result<> prepare_model();
-  [[nodiscard]] Result<> prepare_threads();
+  [[nodiscard]] Result<> prepare_work(const CheckpointDirectory& checkpoint);
+  [[nodiscard]] Result<> prepare_link();
+  [[nodiscard]] Result<> prepare_serving();
+  [[nodiscard]] Generator::State state() const;
   void say(std::string name, std::vector<std::pair<std::string, EngineEvent::Value>> fields = {});
 
   Result<> pause(control::PauseMode mode, std::uint32_t deadline_ms) override;
@@ -103,8 +121,10 @@ class ReferenceEngine final : private Engine {
   const EventSink sink_;
   std::unique_ptr<HeldModel> model_;
   StepGate gate_;
+  std::unique_ptr<StepWork> work_;
+  Generator* generator_ = nullptr;  // work_, of an engine that generates
   std::unique_ptr<Serving> serving_;
-  std::unique_ptr<EngineLink> link_;
+  std::unique_ptr<EngineLink> link_;  // none without a sidecar
   bool started_ = false;
 };
 

@@ -16,14 +16,12 @@ namespace {
 
 // How long a thread that has nothing to do sleeps; it is woken when there is.
 constexpr std::chrono::seconds kIdle{1};
-// A step is followed by a pause of this many times its own length at least: steps share few cores.
-constexpr int kIdleShare = 4;
-// But not longer: a step may seem long only because its process stood still inside it.
-constexpr std::chrono::milliseconds kIdleMax{250};
+// The longest rest: a step may seem long only because its process stood still inside it.
+constexpr std::chrono::milliseconds kRestMax{250};
 
 }  // namespace
 
-// A follower's part in the group: the gate decides, the model is read, the outcome is counted.
+// A follower's part in the group: the gate decides, the work is done, the outcome is counted.
 class Serving::Follower final : public FollowerRole {
  public:
   explicit Follower(Serving& serving) : serving_(&serving) {}
@@ -41,7 +39,9 @@ class Serving::Follower final : public FollowerRole {
     return {};
   }
   Version holds() override { return serving_->gate_->view().version; }
-  Reading read() override { return serving_->read(version_, step_); }
+  Result<Reading> read(const collective::Team& team) override {
+    return serving_->read(version_, step_, team);
+  }
   void finish(std::uint64_t step, const Reading& total) override {
     serving_->gate_->leave();
     serving_->count(step, version_, total);
@@ -58,13 +58,12 @@ class Serving::Follower final : public FollowerRole {
   Version version_;
 };
 
-Serving::Serving(ServingOptions options, const HeldModel& model, StepGate& gate,
-                 ServingEvents events)
-    : options_(std::move(options)), model_(&model), gate_(&gate), events_(std::move(events)) {}
+Serving::Serving(ServingOptions options, StepWork& work, StepGate& gate, ServingEvents events)
+    : options_(std::move(options)), work_(&work), gate_(&gate), events_(std::move(events)) {}
 
-Result<std::unique_ptr<Serving>> Serving::create(ServingOptions options, const HeldModel& model,
+Result<std::unique_ptr<Serving>> Serving::create(ServingOptions options, StepWork& work,
                                                  StepGate& gate, ServingEvents events) {
-  std::unique_ptr<Serving> serving(new Serving(std::move(options), model, gate, std::move(events)));
+  std::unique_ptr<Serving> serving(new Serving(std::move(options), work, gate, std::move(events)));
   serving->wake_ = UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!serving->wake_.valid()) return fail_errno("eventfd", errno);
   if (serving->options_.group.rank == 0) {
@@ -103,11 +102,12 @@ void Serving::drain_wake() noexcept {
   [[maybe_unused]] const auto got = ::read(wake_.get(), &count, sizeof count);
 }
 
-void Serving::pause() {
+void Serving::pause(control::PauseMode mode) {
   WSYNC_CHECK(leader_.has_value(), "the leader is asked to pause");
   {
     const std::lock_guard lock(mutex_);
     wish_ = Wish::kPause;
+    pause_mode_ = mode;
   }
   wake();
 }
@@ -138,26 +138,35 @@ void Serving::run_leader() {
   while (!stopping_) {
     drain_wake();
     Wish wish = Wish::kNone;
+    control::PauseMode mode{};
     {
       const std::lock_guard lock(mutex_);
       joined_ = leader_->joined();
       wish = wish_;
+      mode = pause_mode_;
     }
-    if (wish == Wish::kPause) stop_all("");
+    if (wish == Wish::kPause && (!leader_->whole() || work_->may_stop(mode))) stop_all("");
     if (wish == Wish::kResume && leader_->whole()) grant_resume();
-    const bool serving =
-        leader_->whole() && gate_->view().phase == GatePhase::kServing && !stopping_;
-    if (serving && now() >= next_step) {
+    const bool due = step_is_due();
+    if (due && now() >= next_step) {
       next_step = now() + options_.step_interval;
       lead_one_step();
-      next_step = std::max(
-          next_step, now() + std::min<std::chrono::nanoseconds>(kIdleShare * step_time_, kIdleMax));
+      next_step = std::max(next_step, now() + std::min<std::chrono::nanoseconds>(
+                                                  options_.rest * step_time_, kRestMax));
     }
-    const auto tended = leader_->tend(serving ? next_step : now() + kIdle, wake_.get());
+    const auto tended = leader_->tend(due ? next_step : now() + kIdle, wake_.get());
     if (!tended) broke(tended.error());
-    if (leader_->whole() != std::exchange(together_told_, leader_->whole()) && together_told_)
+    if (leader_->whole() != std::exchange(together_told_, leader_->whole()) && together_told_) {
+      work_->together();
       events_.together(options_.group.world_size);
+    }
   }
+}
+
+// The first step after a resume is run in any case: by it the followers know that they serve.
+bool Serving::step_is_due() {
+  return leader_->whole() && gate_->view().phase == GatePhase::kServing && !stopping_ &&
+         (!running_told_ || work_->due());
 }
 
 void Serving::grant_resume() {
@@ -165,6 +174,7 @@ void Serving::grant_resume() {
   if (wish_ != Wish::kResume) return;  // its caller has gone
   wish_ = Wish::kNone;
   resume_answer_ = gate_->resume();
+  if (*resume_answer_) work_->resumed();
   answered_.notify_all();
 }
 
@@ -175,8 +185,10 @@ void Serving::lead_one_step() {
     return stop_all(entered.error().message());
   const std::uint64_t step = leader_->step() + 1;
   if (!std::exchange(running_told_, true)) events_.running(step);
-  const auto end = leader_->go(version, [&] { return read(version, step); });
+  const auto end = leader_->go(version, [&] { return read(version, step, leader_->team()); });
   gate_->leave();
+  const bool done = end && !end->refusal;
+  work_->ended(done, version, done ? end->total : Reading{});
   if (!end) return broke(end.error());
   if (end->refusal) {
     {
@@ -229,9 +241,10 @@ void Serving::run_follower() {
 
 // ---- both ----
 
-Reading Serving::read(const Version& version, std::uint64_t step) {
+Result<Reading> Serving::read(const Version& version, std::uint64_t step,
+                              const collective::Team& team) {
   saw_.clear();
-  return model_->read(version, step, saw_);
+  return work_->run(step, version, team, now() + options_.group.step_deadline, saw_);
 }
 
 void Serving::count(std::uint64_t step, const Version& version, const Reading& total) {

@@ -16,9 +16,9 @@
 #include <string>
 #include <thread>
 
-#include "inference_side/engine/reference/held_model.h"
 #include "inference_side/engine/reference/step_gate.h"
 #include "inference_side/engine/reference/step_group.h"
+#include "inference_side/engine/reference/step_work.h"
 
 namespace wsync::engine::reference {
 
@@ -38,6 +38,9 @@ struct ServingEvents {
 struct ServingOptions {
   GroupOptions group;
   std::chrono::microseconds step_interval{2'000};  // between the beginnings of two steps, at least
+  // A step is followed by a rest of that many times its own length, at least: ranks whose steps are
+  // there for their own sake leave the cores to others.
+  int rest = 4;
 };
 
 struct ServingStats {
@@ -52,11 +55,10 @@ struct ServingStats {
 
 class Serving {
  public:
-  // `model` and `gate` are borrowed and outlive this object. Rank 0 leads and binds the group's
+  // `work` and `gate` are borrowed and outlive this object. Rank 0 leads and binds the group's
   // socket here. Nothing runs before start().
   [[nodiscard]] static Result<std::unique_ptr<Serving>> create(ServingOptions options,
-                                                               const HeldModel& model,
-                                                               StepGate& gate,
+                                                               StepWork& work, StepGate& gate,
                                                                ServingEvents events);
   ~Serving();
   Serving(const Serving&) = delete;
@@ -66,31 +68,35 @@ class Serving {
   // Ends the thread after the step that runs.
   void stop();
 
-  // Leader: stop all ranks at one step; `paused` follows. Returns at once.
-  void pause();
+  // Leader: stop all ranks at one step, when the work allows it in this mode; `paused` follows.
+  // Returns at once.
+  void pause(control::PauseMode mode);
   // Leader: serve, and forget a pause that has not happened yet. Waits for the followers; kBusy
   // when they are not all there within limits::kGroupWholeDeadlineMs, kRefused while loading.
   [[nodiscard]] Result<> resume();
   [[nodiscard]] ServingStats stats() const;
+  // The work has become due. Any thread, at any time.
+  void wake() noexcept;
 
  private:
   class Follower;
   enum class Wish : std::uint8_t { kNone, kPause, kResume };
 
-  Serving(ServingOptions options, const HeldModel& model, StepGate& gate, ServingEvents events);
+  Serving(ServingOptions options, StepWork& work, StepGate& gate, ServingEvents events);
   void run_leader();
   void run_follower();
   void lead_one_step();
   void stop_all(const std::string& why);
   void broke(const Error& why);
   void grant_resume();
-  [[nodiscard]] Reading read(const Version& version, std::uint64_t step);
+  [[nodiscard]] bool step_is_due();
+  [[nodiscard]] Result<Reading> read(const Version& version, std::uint64_t step,
+                                     const collective::Team& team);
   void count(std::uint64_t step, const Version& version, const Reading& total);
-  void wake() noexcept;
   void drain_wake() noexcept;
 
   const ServingOptions options_;
-  const HeldModel* model_;
+  StepWork* work_;
   StepGate* gate_;
   const ServingEvents events_;
   UniqueFd wake_;
@@ -104,6 +110,7 @@ class Serving {
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable answered_;
   Wish wish_ = Wish::kNone;
+  control::PauseMode pause_mode_ = control::PauseMode::kAbort;
   std::optional<Result<>> resume_answer_;
   std::uint32_t joined_ = 1;
   ServingStats stats_;

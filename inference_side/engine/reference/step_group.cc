@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <numeric>
 #include <poll.h>
 
 #include "shared/base/check.h"
@@ -10,6 +11,15 @@
 #include "shared/base/log.h"
 
 namespace wsync::engine::reference {
+namespace {
+
+collective::Team team_of(collective::ProcessGroup& ranks) {
+  std::vector<std::uint32_t> members(ranks.size());
+  std::iota(members.begin(), members.end(), 0U);
+  return {&ranks, std::move(members)};
+}
+
+}  // namespace
 
 std::string step_socket_path(const std::string& run_directory, const std::string& replica) {
   constexpr std::size_t kReadableBytes = 24;
@@ -34,11 +44,14 @@ void wait_for_any(std::span<const int> fds, TimePoint until) {
 
 // ---- channel ----
 
-Result<> StepChannel::send(const StepMessage& message, TimePoint deadline) {
+Result<> StepChannel::send(const StepMessage& message, TimePoint deadline, int descriptor) {
   const auto bytes = encode(message);
+  const std::array fds{descriptor};
   std::size_t sent = 0;
   while (sent < bytes.size()) {
-    const auto some = send_some(socket_.get(), std::span(bytes).subspan(sent));
+    const bool with = descriptor >= 0 && sent == 0;
+    const auto some = send_some(socket_.get(), std::span(bytes).subspan(sent),
+                                with ? std::span<const int>(fds) : std::span<const int>());
     if (!some) return fail(some.error());
     sent += *some;
     if (*some == 0) WSYNC_TRY(wait_writable(socket_.get(), deadline));
@@ -48,9 +61,10 @@ Result<> StepChannel::send(const StepMessage& message, TimePoint deadline) {
 
 Result<std::optional<StepMessage>> StepChannel::receive() {
   while (have_ < buffer_.size()) {
-    std::vector<UniqueFd> unwanted;  // closed here
-    const auto some = receive_some(socket_.get(), std::span(buffer_).subspan(have_), unwanted);
+    std::vector<UniqueFd> fds;  // more than one are closed here
+    const auto some = receive_some(socket_.get(), std::span(buffer_).subspan(have_), fds);
     if (!some) return fail(some.error());
+    if (!fds.empty()) descriptor_ = std::move(fds.front());
     if (*some == 0) return std::nullopt;
     have_ += *some;
   }
@@ -81,6 +95,12 @@ std::uint32_t GroupLeader::joined() const noexcept {
 }
 
 void GroupLeader::break_up() noexcept {
+  watch_.reset();
+  // Ranks that wait inside a step for a message wake up.
+  if (segment_) segment_->abort(Error(ErrorCode::kPeerLost, "the group of the replica broke"));
+  team_ = {};
+  ranks_.reset();
+  segment_.reset();
   for (auto& member : members_) member.reset();
   whole_ = options_.world_size == 1;
 }
@@ -146,6 +166,11 @@ Result<> GroupLeader::check_members() {
 
 Result<> GroupLeader::form() {
   if (whole_ || joined() < options_.world_size) return {};
+  if (const auto connected = connect_ranks(); !connected) {
+    break_up();
+    log_warning("steps at {}: not formed: {}", options_.path, connected.error().message());
+    return {};
+  }
   LeaderStep first(options_.world_size, {.kind = StepKind::kStop, .step = step_});
   if (const auto stopped = run(first, {}); !stopped) {
     log_info("steps at {}: not formed: {}", options_.path, stopped.error().message());
@@ -153,6 +178,27 @@ Result<> GroupLeader::form() {
   }
   whole_ = true;
   log_debug("steps at {}: {} ranks are together", options_.path, options_.world_size);
+  return {};
+}
+
+// What the ranks need to pass messages; the first header carries it to the followers.
+Result<> GroupLeader::connect_ranks() {
+  if (options_.channel_bytes == 0) return {};
+  auto segment = collective::memory::HostSegment::create(
+      {.size = options_.world_size, .channel_bytes = options_.channel_bytes});
+  if (!segment) return fail(std::move(segment).error());
+  auto own = segment->attach(0);
+  if (!own) return fail(std::move(own).error());
+  segment_ = std::make_unique<collective::memory::HostSegment>(std::move(*segment));
+  ranks_ = std::move(*own);
+  team_ = team_of(*ranks_);
+  std::vector<int> sockets;
+  for (std::uint32_t rank = 1; rank < members_.size(); ++rank)
+    sockets.push_back(members_[rank]->fd());
+  watch_ =
+      std::make_unique<PeerWatch>(std::move(sockets), [ranks = segment_.get()](std::size_t index) {
+        ranks->abort(Error(ErrorCode::kPeerLost, fmt::format("rank {} was lost", index + 1)));
+      });
   return {};
 }
 
@@ -176,10 +222,10 @@ Result<> GroupLeader::tend(TimePoint until, int wake_fd) {
   return form();
 }
 
-Result<> GroupLeader::send_all(const StepMessage& message) {
+Result<> GroupLeader::send_all(const StepMessage& message, int descriptor) {
   const TimePoint deadline = now() + options_.step_deadline;
   for (std::uint32_t rank = 1; rank < members_.size(); ++rank)
-    if (const auto sent = members_[rank]->send(message, deadline); !sent)
+    if (const auto sent = members_[rank]->send(message, deadline, descriptor); !sent)
       return fail(sent.error().with_context(fmt::format("rank {} was lost", rank)));
   return {};
 }
@@ -206,15 +252,17 @@ Result<> GroupLeader::gather(LeaderStep& step) {
   }
 }
 
-Result<> GroupLeader::run(LeaderStep& step, const std::function<Reading()>& read) {
+Result<> GroupLeader::run(LeaderStep& step, const ReadWeights& read) {
   const auto body = [&]() -> Result<> {
-    WSYNC_TRY(send_all(step.header()));
+    WSYNC_TRY(send_all(step.header(), whole_ || !segment_ ? -1 : segment_->descriptor()));
     if (step.phase() == LeaderStep::Phase::kAgreeing) WSYNC_TRY(gather(step));
     if (step.phase() == LeaderStep::Phase::kAborted)
       return send_all({.kind = StepKind::kAborted, .step = step.header().step});
     if (step.header().kind == StepKind::kStop) return {};
     WSYNC_TRY(send_all({.kind = StepKind::kProceed, .step = step.header().step}));
-    step.add_own(read());
+    const auto own = read();
+    if (!own) return fail(own.error());
+    step.add_own(*own);
     if (step.phase() == LeaderStep::Phase::kComputing) WSYNC_TRY(gather(step));
     return send_all({.kind = StepKind::kTotal,
                      .torn = step.total().torn,
@@ -226,8 +274,7 @@ Result<> GroupLeader::run(LeaderStep& step, const std::function<Reading()>& read
   return done;
 }
 
-Result<GroupLeader::StepEnd> GroupLeader::go(const Version& version,
-                                             const std::function<Reading()>& read) {
+Result<GroupLeader::StepEnd> GroupLeader::go(const Version& version, const ReadWeights& read) {
   WSYNC_CHECK(whole_, "a step needs every rank");
   LeaderStep step(options_.world_size,
                   {.kind = StepKind::kGo, .step = ++step_, .version = version});
@@ -263,7 +310,25 @@ void GroupFollower::connect() {
   follower_.reset();
 }
 
+// The shared memory of a new group, if its ranks pass messages.
+Result<> GroupFollower::join_ranks(UniqueFd segment) {
+  if (!segment.valid()) return {};
+  watch_.reset();
+  auto ranks = collective::memory::attach(segment.get(), options_.rank);
+  if (!ranks) return fail(std::move(ranks).error());
+  ranks_ = std::move(*ranks);
+  team_ = team_of(*ranks_);
+  watch_ = std::make_unique<PeerWatch>(
+      std::vector{channel_->fd()}, [ranks = ranks_.get()](std::size_t /*index*/) {
+        ranks->abort(Error(ErrorCode::kPeerLost, "the leader was lost"));
+      });
+  return {};
+}
+
 Result<> GroupFollower::lose(Error error) {
+  watch_.reset();
+  team_ = {};
+  ranks_.reset();
   channel_.reset();
   follower_.reset();
   if (!member_) {  // turned away, or the leader left before the group was formed
@@ -298,11 +363,13 @@ Result<> GroupFollower::act(const StepMessage& message) {
       return answer({.kind = StepKind::kRefused, .version = role_->holds()});
     }
     case FollowerAction::kStop:
+      WSYNC_TRY(join_ranks(channel_->take_descriptor()));
       role_->stop(step);
       return answer({.kind = StepKind::kStopped});
     case FollowerAction::kCompute: {
-      const Reading reading = role_->read();
-      return answer({.kind = StepKind::kPartial, .torn = reading.torn, .value = reading.value});
+      const auto reading = role_->read(team_);
+      if (!reading) return fail(reading.error());
+      return answer({.kind = StepKind::kPartial, .torn = reading->torn, .value = reading->value});
     }
     case FollowerAction::kLeave:
       role_->abort(step);

@@ -4,7 +4,8 @@
 // The group is whole when every follower has joined; the leader then opens a stop header first, so
 // that a group always begins with every rank outside of steps. A lost rank, a message that is out
 // of place or a rank that is silent inside a step breaks the group: the leader closes every
-// connection, so every rank learns of it, and what was open is dropped.
+// connection, so every rank learns of it, and what was open is dropped. Ranks that pass messages
+// inside a step do so in shared memory that the leader makes anew for each group.
 //
 // Thread: each object is confined to one. Every wait has a deadline.
 #pragma once
@@ -12,14 +13,18 @@
 #include <array>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "inference_side/engine/reference/peer_watch.h"
 #include "inference_side/engine/reference/step_protocol.h"
 #include "shared/base/clock.h"
 #include "shared/base/limits.h"
 #include "shared/base/unix_socket.h"
+#include "shared/collective/collectives.h"
+#include "shared/collective/memory/host_segment.h"
 
 namespace wsync::engine::reference {
 
@@ -33,6 +38,9 @@ struct GroupOptions {
   std::uint32_t world_size = 1;
   std::uint32_t rank = 0;
   std::chrono::milliseconds step_deadline{limits::kStepDeadlineMs};  // of each wait inside a step
+  // Leader: inside a step ranks may pass each other messages, through rings of that many bytes
+  // (HostSegmentOptions::channel_bytes); 0: they need not.
+  std::uint64_t channel_bytes = 0;
 };
 
 // Waits until one of `fds` has something or `until`; an interrupted wait returns early.
@@ -42,16 +50,23 @@ void wait_for_any(std::span<const int> fds, TimePoint until);
 class StepChannel {
  public:
   explicit StepChannel(UniqueFd socket) : socket_(std::move(socket)) {}
-  [[nodiscard]] Result<> send(const StepMessage& message, TimePoint deadline);
+  // `descriptor`: goes with it, if it is not negative.
+  [[nodiscard]] Result<> send(const StepMessage& message, TimePoint deadline, int descriptor = -1);
   // What has come, or nothing; kPeerLost at its end, kInvalidInput for what is no message.
   [[nodiscard]] Result<std::optional<StepMessage>> receive();
+  // The descriptor that came last, if one has; it is given once.
+  [[nodiscard]] UniqueFd take_descriptor() noexcept { return std::move(descriptor_); }
   [[nodiscard]] int fd() const noexcept { return socket_.get(); }
 
  private:
   UniqueFd socket_;
   std::array<std::byte, kStepMessageBytes> buffer_{};
   std::size_t have_ = 0;
+  UniqueFd descriptor_;
 };
+
+// This rank's share of a step.
+using ReadWeights = std::function<Result<Reading>()>;
 
 class GroupLeader {
  public:
@@ -74,9 +89,11 @@ class GroupLeader {
   };
   // One serving step; the group is whole. `read` gives this rank's share once all have agreed.
   // Errors mean that the group broke inside the step.
-  [[nodiscard]] Result<StepEnd> go(const Version& version, const std::function<Reading()>& read);
+  [[nodiscard]] Result<StepEnd> go(const Version& version, const ReadWeights& read);
   // A stop header: on success every follower has left off serving after step step().
   [[nodiscard]] Result<> stop();
+  // All ranks of a group that is whole; of this one alone when they pass no messages.
+  [[nodiscard]] const collective::Team& team() const noexcept { return team_; }
 
  private:
   struct Pending {  // connected, has not said who it is
@@ -90,8 +107,9 @@ class GroupLeader {
   [[nodiscard]] bool take(StepChannel& channel, const StepMessage& message);
   [[nodiscard]] Result<> check_members();
   [[nodiscard]] Result<> form();
-  [[nodiscard]] Result<> run(LeaderStep& step, const std::function<Reading()>& read);
-  [[nodiscard]] Result<> send_all(const StepMessage& message);
+  [[nodiscard]] Result<> connect_ranks();
+  [[nodiscard]] Result<> run(LeaderStep& step, const ReadWeights& read);
+  [[nodiscard]] Result<> send_all(const StepMessage& message, int descriptor = -1);
   [[nodiscard]] Result<> gather(LeaderStep& step);
   void break_up() noexcept;
 
@@ -101,6 +119,10 @@ class GroupLeader {
   std::vector<Pending> pending_;
   bool whole_ = false;
   std::uint64_t step_ = 0;
+  std::unique_ptr<collective::memory::HostSegment> segment_;
+  std::unique_ptr<collective::ProcessGroup> ranks_;
+  collective::Team team_;
+  std::unique_ptr<PeerWatch> watch_;  // of the members, while the group is whole
 };
 
 // What a follower does when its leader says so. Called on the thread that tends the group.
@@ -111,8 +133,8 @@ class FollowerRole {
   // with a refusal.
   [[nodiscard]] virtual Result<> enter(std::uint64_t step, const Version& version) = 0;
   [[nodiscard]] virtual Version holds() = 0;
-  // Every rank agreed: read the weights.
-  [[nodiscard]] virtual Reading read() = 0;
+  // Every rank agreed: read the weights. `team`: as GroupLeader::team(). An error breaks the group.
+  [[nodiscard]] virtual Result<Reading> read(const collective::Team& team) = 0;
   // The step is over, with the reduction over all ranks; or was aborted.
   virtual void finish(std::uint64_t step, const Reading& total) = 0;
   virtual void abort(std::uint64_t step) = 0;
@@ -138,6 +160,7 @@ class GroupFollower {
   void connect();
   [[nodiscard]] Result<> act(const StepMessage& message);
   [[nodiscard]] Result<> answer(StepMessage message);
+  [[nodiscard]] Result<> join_ranks(UniqueFd segment);
   [[nodiscard]] Result<> lose(Error error);
 
   GroupOptions options_;
@@ -148,6 +171,9 @@ class GroupFollower {
   TimePoint next_attempt_{};
   std::chrono::milliseconds pause_{0};  // between attempts to connect
   TimePoint owed_until_{};              // for the leader's next message inside a step
+  std::unique_ptr<collective::ProcessGroup> ranks_;
+  collective::Team team_;
+  std::unique_ptr<PeerWatch> watch_;  // of the leader, while ranks_ is there
 };
 
 }  // namespace wsync::engine::reference

@@ -55,7 +55,9 @@ class GatedRole final : public FollowerRole {
     return {};
   }
   Version holds() override { return gate_.view().version; }
-  Reading read() override { return {.value = share_}; }
+  Result<Reading> read(const collective::Team& /*team*/) override {
+    return Reading{.value = share_};
+  }
   void finish(std::uint64_t step, const Reading& total) override {
     gate_.leave();
     last_step_ = step;

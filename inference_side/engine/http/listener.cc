@@ -1,0 +1,106 @@
+#include "inference_side/engine/http/listener.h"
+
+#include <arpa/inet.h>
+#include <cerrno>
+#include <memory>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <optional>
+#include <sys/socket.h>
+
+#include "shared/base/format.h"
+
+namespace wsync::engine::http {
+namespace {
+
+constexpr int kListenBacklog = 512;
+
+struct FreeAddresses {
+  void operator()(addrinfo* list) const noexcept { ::freeaddrinfo(list); }
+};
+using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
+
+std::string with_port(const std::string& host, std::uint16_t port) {
+  if (host.find(':') != std::string::npos) return fmt::format("[{}]:{}", host, port);
+  return fmt::format("{}:{}", host, port);
+}
+
+Result<Addresses> resolve(const std::string& host, std::uint16_t port) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* list = nullptr;
+  const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
+  if (code == 0) return Addresses(list);
+  return fail(ErrorCode::kInvalidInput,
+              fmt::format("host {} has no address: {}; name an address of this host, such as "
+                          "127.0.0.1 or ::1",
+                          host, ::gai_strerror(code)));
+}
+
+// errno of what failed; 0 when the socket listens.
+int try_to_listen(const addrinfo& address, UniqueFd& socket) {
+  socket.reset(
+      ::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, address.ai_protocol));
+  if (!socket.valid()) return errno;
+  // A server that is started again does not wait for the connections of the one before. Two at once
+  // still get an error.
+  const int yes = 1;
+  if (::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0) return errno;
+  if (::bind(socket.get(), address.ai_addr, address.ai_addrlen) != 0) return errno;
+  return ::listen(socket.get(), kListenBacklog) == 0 ? 0 : errno;
+}
+
+Result<std::uint16_t> port_of(int socket) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) != 0)
+    return fail_errno("getsockname of a listening socket", errno);
+  if (address.ss_family == AF_INET6)
+    return ntohs(reinterpret_cast<const sockaddr_in6*>(&address)->sin6_port);
+  return ntohs(reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
+}
+
+tl::unexpected<Error> cannot_listen(const std::string& where, int errno_value) {
+  if (errno_value == EADDRINUSE)
+    return fail(ErrorCode::kBusy,
+                fmt::format("{} is in use: another program listens there; end it, or choose "
+                            "another port (0: any that is free)",
+                            where));
+  if (errno_value == EADDRNOTAVAIL)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{}: this host has no such address; name one of its own, such as "
+                            "127.0.0.1 or ::1",
+                            where));
+  if (errno_value == EACCES)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{}: this user may not listen there; choose a port from 1024", where));
+  return fail_errno(fmt::format("listening on {}", where), errno_value);
+}
+
+}  // namespace
+
+Result<Listener> listen_on(const std::string& host, std::uint16_t port) {
+  std::string name = host;
+  if (name.size() > 2 && name.front() == '[' && name.back() == ']')
+    name = name.substr(1, name.size() - 2);
+  if (name.empty())
+    return fail(ErrorCode::kInvalidInput,
+                "host is empty; name an address to listen on, such as 127.0.0.1 or ::1");
+  const auto addresses = resolve(name, port);
+  if (!addresses) return fail(addresses.error());
+  UniqueFd socket;
+  int problem = 0;
+  for (const addrinfo* address = addresses->get(); address != nullptr; address = address->ai_next) {
+    problem = try_to_listen(*address, socket);
+    // The next one only for want of this one: a name whose first address is taken is taken.
+    if (problem != EADDRNOTAVAIL && problem != EAFNOSUPPORT) break;
+  }
+  if (problem != 0) return cannot_listen(with_port(name, port), problem);
+  const auto bound = port_of(socket.get());
+  if (!bound) return fail(bound.error());
+  return Listener{.socket = std::move(socket), .port = *bound, .address = with_port(name, *bound)};
+}
+
+}  // namespace wsync::engine::http

@@ -1,0 +1,30 @@
+// PeerWatch: notices that the other end of a connection is gone while the thread that tends the
+// connection is inside a step.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "shared/base/unique_fd.h"
+
+namespace wsync::engine::reference {
+
+class PeerWatch {
+ public:
+  // `gone` is called at most once, on a thread of the watch, with the index of a socket whose peer
+  // has closed it or died. The sockets are borrowed; nothing is read from them.
+  PeerWatch(std::vector<int> sockets, std::function<void(std::size_t index)> gone);
+  ~PeerWatch();
+  PeerWatch(const PeerWatch&) = delete;
+  PeerWatch& operator=(const PeerWatch&) = delete;
+
+ private:
+  void run(const std::vector<int>& sockets);
+  std::function<void(std::size_t index)> gone_;
+  UniqueFd end_;  // an eventfd
+  std::thread thread_;
+};
+
+}  // namespace wsync::engine::reference

@@ -1,0 +1,347 @@
+"""Engines that generate, as real processes: over HTTP, alone and in a replica of two ranks, while a trainer publishes."""
+import concurrent.futures
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import unittest
+import urllib.parse
+
+from fleet import DEADLINE_S
+from training import TINY, TrainingFleet
+
+WSYNC = sys.argv.pop()
+
+# Two ranks can share it. Texts have up to 2048 tokens.
+MODEL = TINY | {"model.heads": 4, "model.key_value_heads": 2}
+PROMPTS = ["the ", "a", "weights of the trainer are ", "\x00\x01 "]
+
+
+class Server:
+    """What listens at a URL."""
+
+    def __init__(self, url):
+        self.address = urllib.parse.urlsplit(url)
+
+    def connect(self):
+        return http.client.HTTPConnection(self.address.hostname, self.address.port, timeout=DEADLINE_S)
+
+    def ask(self, method, path, body=None):
+        """The status, and the answer as an object."""
+        connection = self.connect()
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    def complete(self, prompt, tokens=24, **more):
+        status, answer = self.ask("POST", "/v1/completions", {
+            "prompt": prompt, "max_tokens": tokens, "temperature": 0, "logprobs": 1, "return_token_ids": True} | more)
+        if status != 200:
+            raise AssertionError(f"{status}: {answer}")
+        return answer["choices"][0]
+
+    def stream(self, prompt, tokens, **more):
+        """The choices of each event."""
+        connection = self.connect()
+        try:
+            body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True, "return_token_ids": True} | more
+            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            for line in answer:
+                if line.startswith(b"data: {"):
+                    yield from json.loads(line[len(b"data: "):])["choices"]
+                elif line.strip() == b"data: [DONE]":
+                    return
+        finally:
+            connection.close()
+
+
+class ServingFleet(TrainingFleet):
+    def exported(self, values=None):
+        """A checkpoint that an engine can generate with."""
+        path = self.path("exported")
+        if not os.path.exists(path):
+            self.trained(MODEL | {"steps": 3} | (values or {}), "--export", path)
+        return path
+
+    def rank(self, model, *more):
+        return self.start("engine", "--json", "--model", model, "--port", "0", "--stats-ms", "0", *more)
+
+    def serving(self, model, *more):
+        """An engine of one rank, and its server."""
+        process = self.rank(model, *more)
+        return process, Server(self.event(process, "listening")["url"])
+
+    def pair(self, model, *more):
+        """The ranks of a replica of two, and its server."""
+        ranks = [self.rank(model, "--rank", str(rank), "--world-size", "2", *more) for rank in range(2)]
+        return ranks, Server(self.event(ranks[0], "listening")["url"])
+
+    def ready(self, server):
+        self.until(lambda: server.ask("GET", "/ready")[0] == 200, "readiness")
+
+    def ends_untorn(self, *engines):
+        for engine in engines:
+            code, said = self.stop(engine)
+            assert code == 0 and '"torn":0' in said, said
+
+
+class Alone(unittest.TestCase):
+    def test_a_checkpoint_is_served(self):
+        with ServingFleet(WSYNC) as fleet:
+            engine, server = fleet.serving(fleet.exported())
+            fleet.ready(server)
+            self.assertEqual(server.ask("GET", "/health")[0], 200)
+            self.assertEqual(server.ask("GET", "/v1/models")[1]["data"][0]["id"], "exported")
+            for prompt in PROMPTS:
+                with self.subTest(prompt):
+                    choice = server.complete(prompt)
+                    self.assertEqual(len(choice["token_ids"]), 24)
+                    self.assertEqual(choice["finish_reason"], "length")
+                    self.assertEqual(choice["weight_versions"], [{"start": 0, "end": 24, "version": "0.0"}])
+                    self.assertTrue(all(value <= 0 for value in choice["logprobs"]["token_logprobs"]))
+                    self.assertEqual(server.complete(prompt)["token_ids"], choice["token_ids"])
+                    pieces = list(server.stream(prompt, 24))
+                    self.assertEqual([token for piece in pieces for token in piece["token_ids"]], choice["token_ids"])
+                    self.assertEqual("".join(piece["text"] for piece in pieces), choice["text"])
+                    # The first tokens as a part of the prompt: what is computed in one piece is what came one by one.
+                    longer = [*prompt.encode(), *choice["token_ids"][:12]]
+                    self.assertEqual(server.complete(longer, 12)["token_ids"], choice["token_ids"][12:])
+            fleet.ends_untorn(engine)
+
+    def test_requests_beside_each_other_get_what_each_gets_alone(self):
+        with ServingFleet(WSYNC) as fleet:
+            # Little memory, and few tokens a step: sequences are put back, and prompts come in pieces.
+            engine, server = fleet.serving(fleet.exported(), "--cache", "96KiB", "--max-step-tokens", "24",
+                                           "--max-sequences", "8")
+            fleet.ready(server)
+            asked = [(f"{number} and {'many ' * (number % 9)}", number % 40 + 1) for number in range(32)]
+            alone = [server.complete(*one)["token_ids"] for one in asked]
+            with concurrent.futures.ThreadPoolExecutor(32) as clients:
+                together = list(clients.map(lambda one: server.complete(*one)["token_ids"], asked))
+            self.assertEqual(together, alone)
+            fleet.ends_untorn(engine)
+
+    def test_sampling_follows_its_seed(self):
+        with ServingFleet(WSYNC) as fleet:
+            engine, server = fleet.serving(fleet.exported())
+            fleet.ready(server)
+            sampled = [server.complete("x", 40, temperature=1, seed=seed)["token_ids"] for seed in (1, 1, 2)]
+            self.assertEqual(sampled[0], sampled[1])
+            self.assertNotEqual(sampled[0], sampled[2])
+            _, answer = server.ask("POST", "/v1/completions", {"prompt": "x", "max_tokens": 40, "n": 4})
+            self.assertEqual(len({choice["text"] for choice in answer["choices"]}), 4)
+            fleet.ends_untorn(engine)
+
+    def test_what_a_client_pauses_goes_on(self):
+        with ServingFleet(WSYNC) as fleet:
+            engine, server = fleet.serving(fleet.exported())
+            fleet.ready(server)
+            undisturbed = server.complete("go", 2000)["token_ids"]
+            for clear in ("false", "true"):
+                with self.subTest(clear_cache=clear), concurrent.futures.ThreadPoolExecutor(1) as client:
+                    stream = server.stream("go", 2000)
+                    tokens = list(next(stream)["token_ids"])
+                    self.assertEqual(server.ask("POST", f"/pause?mode=keep&clear_cache={clear}"), (200, {"status": "paused"}))
+                    self.assertEqual(server.ask("GET", "/ready")[0], 503)
+                    waiting = client.submit(server.complete, "later", 3)
+                    fleet.until(lambda: server.ask("GET", "/stats")[1]["waiting"] == 1, "the request that waits")
+                    self.assertFalse(waiting.done())
+                    self.assertEqual(server.ask("POST", "/resume")[0], 200)
+                    for piece in stream:
+                        tokens += piece["token_ids"]
+                    self.assertEqual(tokens, undisturbed)
+                    self.assertEqual(len(waiting.result()["token_ids"]), 3)
+            fleet.ends_untorn(engine)
+
+    def test_an_abort_ends_what_runs_and_what_waits(self):
+        with ServingFleet(WSYNC) as fleet:
+            engine, server = fleet.serving(fleet.exported(), "--max-sequences", "1")
+            fleet.ready(server)
+            with concurrent.futures.ThreadPoolExecutor(2) as clients:
+                running = server.stream("go", 2000)
+                next(running)
+                waiting = clients.submit(server.complete, "never", 3)
+                fleet.until(lambda: server.ask("GET", "/stats")[1]["waiting"] == 1, "the request that waits")
+                self.assertEqual(server.ask("POST", "/pause?mode=abort")[0], 200)
+                self.assertEqual([piece["finish_reason"] for piece in running][-1], "abort")
+                self.assertEqual(waiting.result()["finish_reason"], "abort")
+            self.assertEqual(server.ask("POST", "/resume")[0], 200)
+            self.assertEqual(server.complete("again", 3)["finish_reason"], "length")
+            fleet.ends_untorn(engine)
+
+    def test_a_wait_ends_at_its_deadline_or_when_all_is_done(self):
+        with ServingFleet(WSYNC) as fleet:
+            engine, server = fleet.serving(fleet.exported())
+            fleet.ready(server)
+            with concurrent.futures.ThreadPoolExecutor(1) as client:
+                running = server.stream("go", 2000)
+                next(running)
+                status, answer = server.ask("POST", "/pause?mode=wait&timeout_s=0.01")
+                self.assertEqual(status, 504, answer)
+                self.assertIn("1 request", json.dumps(answer))
+                self.assertEqual(server.ask("GET", "/is_paused")[1], {"is_paused": False})
+                pause = client.submit(server.ask, "POST", "/pause?mode=wait")
+                self.assertEqual([piece["finish_reason"] for piece in running][-1], "length")
+                self.assertEqual(pause.result(), (200, {"status": "paused"}))
+            self.assertEqual(server.ask("GET", "/is_paused")[1], {"is_paused": True})
+            self.assertEqual(server.ask("POST", "/resume")[0], 200)
+            fleet.ends_untorn(engine)
+
+    def test_its_end_ends_every_request(self):
+        with ServingFleet(WSYNC) as fleet:
+            engine, server = fleet.serving(fleet.exported())
+            fleet.ready(server)
+            running = server.stream("go", 2000)
+            next(running)
+            engine.send_signal(signal.SIGTERM)
+            self.assertEqual([piece["finish_reason"] for piece in running][-1], "abort")
+            self.assertEqual(engine.wait(timeout=DEADLINE_S), 0)
+
+
+class Ranks(unittest.TestCase):
+    def test_two_give_the_tokens_of_one(self):
+        with ServingFleet(WSYNC) as fleet:
+            model = fleet.exported()
+            one, server = fleet.serving(model)
+            fleet.ready(server)
+            expected = [server.complete(prompt, 60) for prompt in PROMPTS]
+            ranks, replica = fleet.pair(model, "--run-dir", fleet.directory)
+            fleet.ready(replica)
+            for prompt, choice in zip(PROMPTS, expected):
+                found = replica.complete(prompt, 60)
+                self.assertEqual(found["token_ids"], choice["token_ids"])
+                for a, b in zip(found["logprobs"]["token_logprobs"], choice["logprobs"]["token_logprobs"]):
+                    self.assertAlmostEqual(a, b, delta=1e-4)
+            fleet.ends_untorn(one, *ranks)
+
+    def test_a_rank_that_dies_is_replaced_and_requests_go_on(self):
+        with ServingFleet(WSYNC) as fleet:
+            model = fleet.exported()
+            ranks, server = fleet.pair(model, "--run-dir", fleet.directory)
+            fleet.ready(server)
+            undisturbed = server.complete("go", 1500)["token_ids"]
+            for _ in range(3):
+                stream = server.stream("go", 1500)
+                tokens = list(next(stream)["token_ids"])
+                ranks[1].kill()
+                fleet.until(lambda: server.ask("GET", "/ready")[0] == 503, "the loss")
+                ranks[1] = fleet.rank(model, "--run-dir", fleet.directory, "--rank", "1", "--world-size", "2")
+                for piece in stream:
+                    tokens += piece["token_ids"]
+                self.assertEqual(tokens, undisturbed)
+            fleet.ends_untorn(*ranks)
+
+
+class Published(unittest.TestCase):
+    """A trainer publishes while requests run."""
+
+    def run_under_load(self, mode, *more, ranks=1):
+        with ServingFleet(WSYNC) as fleet:
+            model = fleet.exported()
+            _, socket = fleet.sidecar("s0")
+            options = ["--sidecar", socket, "--replica", "a", *more]
+            if ranks == 1:
+                engine, server = fleet.serving(model, *options)
+                engines = [engine]
+            else:
+                engines, server = fleet.pair(model, *options)
+            status, answer = server.ask("GET", "/ready")
+            self.assertEqual((status, answer["ready"]), (503, False))
+            self.assertEqual(server.ask("GET", "/health")[0], 200)
+            with concurrent.futures.ThreadPoolExecutor(4) as clients:
+                early = clients.submit(server.complete, "early", 5)
+                run = fleet.training(MODEL | {"steps": 40, "publish.run_dir": fleet.run_dir, "publish.pause_mode": mode,
+                                              "publish.state_dir": fleet.path("state")})
+                fleet.ready(server)
+                self.assertNotEqual(early.result()["weight_versions"][0]["version"], "0.0")
+                choices = []
+                while run.poll() is None:
+                    choices += clients.map(lambda number: server.complete(f"{number}", 300), range(4))
+                code, answer, log = run.result()
+            self.assertEqual(code, 0, log)
+            last = answer["result"]["publishes"][-1]["version"]
+            fleet.until(lambda: server.ask("GET", "/weight_info")[1]["version"] == last, last)
+            for choice in choices:
+                spans = choice["weight_versions"]
+                ends = [0] + [span["end"] for span in spans]
+                self.assertEqual([span["start"] for span in spans], ends[:-1])
+                self.assertEqual(ends[-1], len(choice["token_ids"]))
+                order = [tuple(int(part) for part in span["version"].split(".")) for span in spans]
+                self.assertEqual(order, sorted(set(order)))
+            fleet.ends_untorn(*engines)
+            return choices
+
+    def test_keep_goes_on_with_the_new_weights(self):
+        choices = self.run_under_load("keep")
+        self.assertEqual({choice["finish_reason"] for choice in choices}, {"length"})
+        self.assertTrue(any(len(choice["weight_versions"]) > 1 for choice in choices), "no switch met a request")
+
+    def test_keep_with_stale_keys_and_values(self):
+        choices = self.run_under_load("keep", "--cache-policy", "keep")
+        self.assertEqual({choice["finish_reason"] for choice in choices}, {"length"})
+
+    def test_keep_in_a_replica_of_two_ranks(self):
+        choices = self.run_under_load("keep", ranks=2)
+        self.assertEqual({choice["finish_reason"] for choice in choices}, {"length"})
+        self.assertTrue(any(len(choice["weight_versions"]) > 1 for choice in choices), "no switch met a request")
+
+    def test_wait_never_mixes_versions(self):
+        choices = self.run_under_load("wait")
+        self.assertEqual({choice["finish_reason"] for choice in choices}, {"length"})
+        self.assertEqual({len(choice["weight_versions"]) for choice in choices}, {1})
+
+    def test_abort_ends_requests(self):
+        choices = self.run_under_load("abort")
+        self.assertLessEqual({choice["finish_reason"] for choice in choices}, {"length", "abort"})
+        self.assertIn("abort", {choice["finish_reason"] for choice in choices})
+        self.assertLessEqual({len(choice["weight_versions"]) for choice in choices}, {0, 1})
+
+
+class Refused(unittest.TestCase):
+    def refused(self, fleet, *arguments):
+        done = subprocess.run([WSYNC, "engine", *arguments], env=fleet.environment, text=True,
+                              capture_output=True, timeout=DEADLINE_S)
+        self.assertNotEqual(done.returncode, 0, done.stdout)
+        return done.returncode, done.stderr
+
+    def test_arguments(self):
+        with ServingFleet(WSYNC) as fleet:
+            model = fleet.exported()
+            empty = fleet.checkpoint("no_config", 1)
+            os.unlink(os.path.join(empty, "config.json"))
+            masters = fleet.path("masters")
+            fleet.trained(MODEL | {"steps": 1, "save.directory": masters})
+            for arguments, words in {
+                    (): ["--model", "--checkpoint"],
+                    ("--model", model, "--checkpoint", model): ["--model", "--checkpoint"],
+                    ("--model", fleet.path("nowhere")): ["nowhere"],
+                    ("--model", empty): ["config.json"],
+                    ("--model", f"{masters}/step_1"): ["F32", "BF16"],
+                    ("--model", model, "--weights", "none"): ["sidecar", "weights"],
+                    ("--model", model, "--world-size", "2"): ["run directory"],
+                    ("--model", model, "--world-size", "3", "--run-dir", fleet.directory): ["3", "heads"],
+                    ("--model", model, "--cache", "1KiB"): ["keys and values", "block"],
+                    ("--model", model, "--cache", "much"): ["--cache", "much"],
+                    ("--model", model, "--host", "256.0.0.1"): ["256.0.0.1"]}.items():
+                with self.subTest(arguments):
+                    _, said = self.refused(fleet, *arguments)
+                    for word in words:
+                        self.assertIn(word, said)
+
+    def test_a_port_that_is_taken(self):
+        with ServingFleet(WSYNC) as fleet:
+            model = fleet.exported()
+            _, server = fleet.serving(model)
+            code, said = self.refused(fleet, "--model", model, "--port", str(server.address.port))
+            self.assertEqual(code, 3)
+            self.assertIn(str(server.address.port), said)
+
+
+if __name__ == "__main__":
+    unittest.main()
