@@ -75,6 +75,7 @@ inline constexpr std::int64_t kSwitchRetryMaxMs =
     60'000;                                              // after loads that failed again and again
 inline constexpr std::int64_t kMaxStalenessMs = 60'000;  // behind longer: not ready
 inline constexpr std::int64_t kStepDeadlineMs = 5'000;   // one wait inside a step of a replica
+inline constexpr std::int64_t kForwardDeadlineMs = 30'000;  // what its ranks compute in one
 inline constexpr std::int64_t kStepReconnectMaxMs = 500;
 inline constexpr std::int64_t kGroupWholeDeadlineMs = 2'000;  // a resume waits for its followers
 inline constexpr std::int64_t kReconnectMinMs = 50;

@@ -186,6 +186,13 @@ class Alone(unittest.TestCase):
                 self.assertEqual(status, 504, answer)
                 self.assertIn("1 request", json.dumps(answer))
                 self.assertEqual(server.ask("GET", "/is_paused")[1], {"is_paused": False})
+                # Pauses that wait beside each other, and one that a resume overtakes.
+                with concurrent.futures.ThreadPoolExecutor(3) as others:
+                    waits = [others.submit(server.ask, "POST", f"/pause?mode=wait&timeout_s={seconds}")
+                             for seconds in (0.05, 0.1, 60)]
+                    self.assertEqual([wait.result()[0] for wait in waits[:2]], [504, 504])
+                    self.assertEqual(server.ask("POST", "/resume")[0], 200)
+                    self.assertEqual(waits[2].result()[0], 503)
                 pause = client.submit(server.ask, "POST", "/pause?mode=wait")
                 self.assertEqual([piece["finish_reason"] for piece in running][-1], "length")
                 self.assertEqual(pause.result(), (200, {"status": "paused"}))
@@ -219,6 +226,20 @@ class Ranks(unittest.TestCase):
                 for a, b in zip(found["logprobs"]["token_logprobs"], choice["logprobs"]["token_logprobs"]):
                     self.assertAlmostEqual(a, b, delta=1e-4)
             fleet.ends_untorn(one, *ranks)
+
+    def test_a_replica_is_not_ready_before_every_rank_is_there(self):
+        with ServingFleet(WSYNC) as fleet:
+            model = fleet.exported()
+            options = ["--run-dir", fleet.directory, "--world-size", "2"]
+            leader = fleet.rank(model, *options)
+            server = Server(fleet.event(leader, "listening")["url"])
+            status, answer = server.ask("GET", "/ready")
+            self.assertEqual(status, 503)
+            self.assertIn("2 ranks", answer["reason"])
+            follower = fleet.rank(model, *options, "--rank", "1")
+            fleet.ready(server)
+            self.assertEqual(len(server.complete("x", 3)["token_ids"]), 3)
+            fleet.ends_untorn(leader, follower)
 
     def test_a_rank_that_dies_is_replaced_and_requests_go_on(self):
         with ServingFleet(WSYNC) as fleet:
@@ -276,6 +297,51 @@ class Published(unittest.TestCase):
                 self.assertEqual(order, sorted(set(order)))
             fleet.ends_untorn(*engines)
             return choices
+
+    def carried_over(self, *more, ranks=1):
+        """A request that a switch meets goes on as one that begins there."""
+        with ServingFleet(WSYNC) as fleet:
+            one, saved, two = fleet.exported(), fleet.path("saved"), fleet.path("two")
+            fleet.trained(MODEL | {"steps": 30, "save.directory": saved})
+            fleet.trained({**{key: value for key, value in MODEL.items() if not key.startswith("model.")}, "steps": 31},
+                          "--resume", f"{saved}/step_30", "--export", two)
+            _, socket = fleet.sidecar("s0")
+            options = ["--sidecar", socket, "--replica", "a", *more]
+            engines, server = fleet.pair(one, *options) if ranks == 2 else fleet.serving(one, *options)
+            fleet.start("trainer", "--set", "pause_mode=keep")
+            fleet.until(lambda: fleet.ask("status")[0] == 0, "the coordinator")
+            self.assertEqual(fleet.ask("push", one)[0], 0)
+            fleet.ready(server)
+            prompt = [*b"a text that is longer than one block"]
+            with concurrent.futures.ThreadPoolExecutor(1) as client:
+                running = client.submit(server.complete, prompt, 1900)
+                fleet.until(lambda: server.ask("GET", "/stats")[1]["generated_tokens"] > 20, "its first tokens")
+                self.assertEqual(fleet.ask("push", two)[0], 0)
+                choice = running.result()
+            spans = choice["weight_versions"]
+            self.assertEqual(len(spans), 2, "the switch did not meet the request")
+            begin = spans[1]["start"]
+            again = server.complete(prompt + choice["token_ids"][:begin], 1900 - begin)
+            self.assertEqual(len(again["weight_versions"]), 1)
+            fleet.ends_untorn(*(engines if ranks == 2 else [engines]))
+            # Tokens and log-probabilities from the switch on: as they were, and as they are from the new weights alone.
+            found = zip(choice["token_ids"][begin:], choice["logprobs"]["token_logprobs"][begin:])
+            return list(found), list(zip(again["token_ids"], again["logprobs"]["token_logprobs"]))
+
+    def same(self, found, expected):
+        return found[0] == expected[0] and abs(found[1] - expected[1]) < 1e-3
+
+    def test_flushed_keys_and_values_are_those_of_the_new_weights(self):
+        for options in {}, {"ranks": 2}:
+            with self.subTest(options):
+                self.assertTrue(all(map(self.same, *self.carried_over(**options))))
+
+    def test_flushed_by_an_engine_that_maps_versions(self):
+        self.assertTrue(all(map(self.same, *self.carried_over("--adopt"))))
+
+    def test_kept_keys_and_values_are_those_of_the_old_weights(self):
+        found, expected = self.carried_over("--cache-policy", "keep")
+        self.assertFalse(self.same(found[0], expected[0]))
 
     def test_keep_goes_on_with_the_new_weights(self):
         choices = self.run_under_load("keep")

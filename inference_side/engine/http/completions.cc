@@ -131,7 +131,8 @@ std::string Completions::new_name() {
 Result<std::shared_ptr<Completions::Work>> Completions::begin(const Exchange& exchange) {
   const generation::ServiceInfo info = service_.info();
   auto request = read_completion(exchange.body, info,
-                                 !options_.has_tokenizer && info.vocabulary >= kByteTokens);
+                                 !options_.has_tokenizer && info.vocabulary >= kByteTokens &&
+                                     info.vocabulary <= kByteVocabularyMost);
   if (!request) return fail(request.error());
   constexpr const char* kIdHeader = "X-Request-Id";
   std::string name = std::move(request->id);

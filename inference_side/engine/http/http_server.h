@@ -35,7 +35,7 @@ struct HttpServerOptions {
   std::uint32_t threads = 512;
   std::uint32_t world_size = 1;
   // The model has a tokenizer of its own, which is not read: prompts are tokens only. Otherwise
-  // tokens are bytes where the vocabulary has 256 at least.
+  // tokens are bytes where the vocabulary has 256 to 512.
   bool has_tokenizer = false;
 };
 

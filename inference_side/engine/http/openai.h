@@ -18,9 +18,13 @@
 namespace wsync::engine::http {
 
 inline constexpr std::uint32_t kByteTokens = 256;  // a vocabulary of bytes has as many at least
+// A larger one has other tokens as well: its tokenizer is elsewhere.
+inline constexpr std::uint32_t kByteVocabularyMost = 512;
 inline constexpr std::uint32_t kMaxOutputs = 128;  // n
 inline constexpr std::uint64_t kMaxPrompts = 1024;
-inline constexpr std::uint64_t kMaxRequests = 1024;           // of one body: prompts times n
+inline constexpr std::uint64_t kMaxRequests = 1024;  // of one body: prompts times n
+// Tokens and log-probabilities that the answer to one body may have: some hundred bytes each.
+inline constexpr std::uint64_t kMaxAnswerItems = 1U << 20U;
 inline constexpr std::uint64_t kMaxPromptTokens = 1U << 24U;  // of all requests of one body
 inline constexpr std::uint64_t kMaxRequestIdBytes = 128;
 

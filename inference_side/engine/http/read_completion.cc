@@ -218,6 +218,13 @@ Result<CompletionRequest> read_completion(std::string_view body, const ServiceIn
   auto prompts = read_prompts(*fields, byte_tokens);
   if (!prompts) return fail(prompts.error());
   WSYNC_TRY(check_sizes(*prompts, *outputs));
+  const std::uint64_t told =
+      prompts->size() * *outputs * common->max_tokens * (1ULL + common->logprobs);
+  if (told > kMaxAnswerItems)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("max_tokens: all outputs together may have {} tokens and "
+                            "log-probabilities; at most {} are allowed in one request",
+                            told, kMaxAnswerItems));
   const std::optional<std::uint64_t> seed = common->sampling.seed;
   for (std::size_t p = 0; p < prompts->size(); ++p) {
     common->prompt = std::move((*prompts)[p]);

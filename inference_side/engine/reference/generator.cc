@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "shared/base/digest.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 
@@ -40,6 +41,14 @@ void Generator::connect(std::function<void()> wake, std::function<State()> state
   state_of_ = std::move(state_of);
 }
 
+std::uint64_t Generator::agreement() const {
+  const generation::BatchLimits limits = shard_->limits();
+  const std::string text =
+      fmt::format("{} {} {} {} {} {}", moe::write_config(options_.shard.spec), limits.vocabulary,
+                  limits.max_positions, limits.blocks, limits.block_tokens, limits.tokens);
+  return digest_of(std::as_bytes(std::span(text))).low | 1U;  // an engine that reads only has 0
+}
+
 void Generator::weights_changed() {
   const std::lock_guard lock(mutex_);
   scheduler_.weights_changed(options_.on_switch);
@@ -65,7 +74,8 @@ bool Generator::may_stop(control::PauseMode mode) {
   if (mode == control::PauseMode::kAbort) tell(scheduler_.abort_all());
   switch_holds_ = mode == control::PauseMode::kWait;
   set_admission();
-  return !switch_holds_ || !scheduler_.running();
+  // What a client has frozen ends no more: it goes on after both.
+  return !switch_holds_ || paused_ || !scheduler_.running();
 }
 
 void Generator::resumed() {
@@ -127,7 +137,9 @@ Result<Reading> Generator::run(std::uint64_t step, const Version& version,
   batch_ = std::move(*batch);
   StepReader reader(model_, version);
   auto logits = shard_->forward(batch_, reader, team, deadline);
-  if (!logits) return fail(std::move(logits).error());
+  if (!logits)
+    return fail(std::move(logits).error().with_context(fmt::format(
+        "a step of {}; --max-step-tokens makes steps shorter", counted(batch_.tokens(), "token"))));
   logits_ = std::move(*logits);
   saw = reader.saw();
   return Reading{.value = step + batch_.tokens(), .torn = reader.torn()};
@@ -146,7 +158,7 @@ void Generator::ended(bool done, const Version& version, const Reading& total) {
       scheduler_.drop();
   }
   batch_ = {};
-  step_ended_.notify_all();
+  changed_.notify_all();
 }
 
 void Generator::tell(std::vector<Progress> progress) {
@@ -156,12 +168,13 @@ void Generator::tell(std::vector<Progress> progress) {
     found->second({.tokens = std::move(news.tokens), .finished = news.finished});
     if (news.finished) listeners_.erase(found);
   }
+  changed_.notify_all();
 }
 
-void Generator::set_admission() { scheduler_.admit(!client_holds_ && !switch_holds_); }
+void Generator::set_admission() { scheduler_.admit(client_waits_ == 0 && !switch_holds_); }
 
 void Generator::wait_for_step_end(std::unique_lock<std::mutex>& lock) {
-  step_ended_.wait(lock, [&] { return !in_step_; });
+  changed_.wait(lock, [&] { return !in_step_; });
 }
 
 // ---- clients ----
@@ -181,40 +194,50 @@ void Generator::cancel(RequestId id) {
   listeners_.erase(id);
   wait_for_step_end(lock);
   scheduler_.cancel(id);
-  step_ended_.notify_all();
+  changed_.notify_all();
+  wake_();
+}
+
+// What has begun may end; nothing new begins meanwhile.
+Result<> Generator::drain(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds deadline) {
+  const std::uint64_t resumes = resumes_;
+  const auto over = [&] {
+    return closed_ || paused_ || resumes_ != resumes || (!in_step_ && !scheduler_.running());
+  };
+  ++client_waits_;
+  set_admission();
+  wake_();
+  const bool in_time = changed_.wait_for(lock, deadline, over);
+  --client_waits_;
+  set_admission();
+  wake_();
+  if (!in_time)
+    return fail(ErrorCode::kDeadline,
+                fmt::format("{} still running after {} ms; the engine goes on. Pause with a longer "
+                            "deadline, or with mode abort or keep",
+                            counted(scheduler_.stats().running, "request"), deadline.count()));
+  if (resumes_ != resumes)
+    return fail(ErrorCode::kCancelled, "the engine was resumed before this pause had begun");
+  return {};
 }
 
 Result<> Generator::pause(control::PauseMode mode, bool clear_cache,
                           std::chrono::milliseconds deadline) {
   std::unique_lock lock(mutex_);
-  if (mode == control::PauseMode::kWait && !paused_) {
-    const bool held = std::exchange(client_holds_, true);
-    set_admission();
-    wake_();
-    const auto drained = [&] { return closed_ || (!in_step_ && !scheduler_.running()); };
-    if (!step_ended_.wait_for(lock, deadline, drained)) {
-      client_holds_ = held;
-      set_admission();
-      wake_();
-      return fail(ErrorCode::kDeadline,
-                  fmt::format("{} requests still ran after {} ms; the engine goes on. Pause with a "
-                              "longer deadline, or with mode abort or keep",
-                              scheduler_.stats().running, deadline.count()));
-    }
-  }
+  if (mode == control::PauseMode::kWait && !paused_) WSYNC_TRY(drain(lock, deadline));
   paused_ = true;
   wait_for_step_end(lock);
   if (mode == control::PauseMode::kAbort) tell(scheduler_.abort_all());
   if (clear_cache) scheduler_.weights_changed(generation::CachePolicy::kFlush);
-  step_ended_.notify_all();
+  changed_.notify_all();
   return {};
 }
 
 void Generator::resume() {
   const std::lock_guard lock(mutex_);
   paused_ = false;
-  client_holds_ = false;
-  set_admission();
+  ++resumes_;
+  changed_.notify_all();
   wake_();
 }
 
@@ -224,6 +247,7 @@ void Generator::abort(const std::vector<RequestId>& ids) {
   if (ids.empty()) return tell(scheduler_.abort_all());
   for (const RequestId id : ids)
     if (auto last = scheduler_.abort(id)) tell({std::move(*last)});
+  wake_();
 }
 
 void Generator::set_version_label(std::string label) {
@@ -248,9 +272,11 @@ generation::ServiceInfo Generator::info() const {
           .has_weights = state.has_weights,
           .version = state.version,
           .version_label = label_,
-          .paused = paused_ || client_holds_,
-          .serving = state.serving && !paused_,
-          .not_serving = paused_ ? "a client has paused it" : state.why};
+          .paused = paused_,
+          .serving = state.serving && !paused_ && client_waits_ == 0,
+          .not_serving = paused_             ? "a client has paused it"
+                         : client_waits_ > 0 ? "a client waits for its requests to end"
+                                             : state.why};
 }
 
 generation::SchedulerStats Generator::stats() const {

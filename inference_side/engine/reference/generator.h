@@ -51,7 +51,8 @@ class Generator final : public StepWork, public generation::GenerationService {
   void weights_changed();
   // No request is taken any more; those that are there end with kAbort. Any thread.
   void close();
-  [[nodiscard]] std::uint64_t cache_bytes() const { return shard_->cache_bytes(); }
+  // Digest of what the ranks of a replica have to have in common.
+  [[nodiscard]] std::uint64_t agreement() const;
 
   // ---- StepWork ----
   [[nodiscard]] bool due() override;
@@ -84,6 +85,8 @@ class Generator final : public StepWork, public generation::GenerationService {
   void tell(std::vector<generation::Progress> progress);
   void set_admission();
   void wait_for_step_end(std::unique_lock<std::mutex>& lock);
+  [[nodiscard]] Result<> drain(std::unique_lock<std::mutex>& lock,
+                               std::chrono::milliseconds deadline);
 
   const GeneratorOptions options_;
   const std::unique_ptr<generation::ModelShard> shard_;
@@ -93,16 +96,17 @@ class Generator final : public StepWork, public generation::GenerationService {
   generation::Batch batch_;    // of the step that runs; serving thread
   std::vector<float> logits_;  // the same
 
-  mutable std::mutex mutex_;  // guards what follows
-  std::condition_variable step_ended_;
+  mutable std::mutex mutex_;         // guards what follows
+  std::condition_variable changed_;  // a step has ended, or a request
   generation::Scheduler scheduler_;
   std::map<generation::RequestId, generation::Listener> listeners_;
   bool in_step_ = false;  // a step runs
   bool planned_ = false;  // of it: plan() gave something, so take() or drop() follows
   bool closed_ = false;
-  bool paused_ = false;        // by a client: no step
-  bool client_holds_ = false;  // by a client that waits: nothing new begins
-  bool switch_holds_ = false;  // by a switch that waits: the same
+  bool paused_ = false;             // by a client: no step
+  std::uint32_t client_waits_ = 0;  // pauses that wait: nothing new begins
+  std::uint64_t resumes_ = 0;       // by clients
+  bool switch_holds_ = false;       // by a switch that waits: the same
   std::string label_;
 };
 

@@ -6,6 +6,7 @@
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/base/log.h"
 #include "shared/base/planted.h"
 
 namespace wsync::engine::reference {
@@ -112,9 +113,15 @@ Result<> ReferenceEngine::prepare_work(const CheckpointDirectory& checkpoint) {
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("{} bytes for keys and values: one block of {} tokens takes {}",
                             asked.cache_bytes, shard.block_tokens, *block));
-  const std::uint32_t positions = asked.max_positions == 0
-                                      ? spec->max_positions
-                                      : std::min(asked.max_positions, spec->max_positions);
+  const std::uint64_t held = std::uint64_t{shard.blocks} * shard.block_tokens;
+  std::uint32_t positions = spec->max_positions;
+  if (asked.max_positions != 0) positions = std::min(asked.max_positions, positions);
+  if (held < positions)
+    log_warning(
+        "keys and values of {} tokens fit into {} bytes: no request may be longer, though "
+        "the model allows {}; --cache gives more",
+        held, asked.cache_bytes, positions);
+  positions = static_cast<std::uint32_t>(std::min<std::uint64_t>(positions, held));
   const auto folder = std::filesystem::path(options_.checkpoint).lexically_normal();
   std::random_device random;
   auto generator = Generator::create(
@@ -188,7 +195,8 @@ Result<> ReferenceEngine::prepare_serving() {
       Serving::create({.group = {.path = step_socket_path(options_.run_directory, options_.replica),
                                  .world_size = options_.world_size,
                                  .rank = options_.rank,
-                                 .channel_bytes = generator_ != nullptr ? kChannelBytes : 0},
+                                 .channel_bytes = generator_ != nullptr ? kChannelBytes : 0,
+                                 .agreement = generator_ != nullptr ? generator_->agreement() : 0},
                        .step_interval = generator_ != nullptr ? std::chrono::microseconds(0)
                                                               : options_.step_interval,
                        .rest = generator_ != nullptr ? 0 : 4},
@@ -224,8 +232,10 @@ Generator::State ReferenceEngine::state() const {
   Generator::State state{.has_weights = view.phase != GatePhase::kLoading, .version = view.version};
   if (!state.has_weights)
     state.why = "no version has been committed, or one is being loaded";
+  else if (!serving_->together())
+    state.why = fmt::format("not all of its {} ranks are there", options_.world_size);
   else if (view.phase == GatePhase::kPaused)
-    state.why = "it is paused for a switch, or waits for a rank";
+    state.why = "it is paused for a switch";
   state.serving = state.why.empty();
   return state;
 }

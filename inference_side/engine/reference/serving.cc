@@ -145,7 +145,8 @@ void Serving::run_leader() {
       wish = wish_;
       mode = pause_mode_;
     }
-    if (wish == Wish::kPause && (!leader_->whole() || work_->may_stop(mode))) stop_all("");
+    // Without all ranks no step would bring it nearer.
+    if (wish == Wish::kPause && (work_->may_stop(mode) || !leader_->whole())) stop_all("");
     if (wish == Wish::kResume && leader_->whole()) grant_resume();
     const bool due = step_is_due();
     if (due && now() >= next_step) {
@@ -156,7 +157,7 @@ void Serving::run_leader() {
     }
     const auto tended = leader_->tend(due ? next_step : now() + kIdle, wake_.get());
     if (!tended) broke(tended.error());
-    if (leader_->whole() != std::exchange(together_told_, leader_->whole()) && together_told_) {
+    if (leader_->whole() != together_told_.exchange(leader_->whole()) && together_told_) {
       work_->together();
       events_.together(options_.group.world_size);
     }
@@ -244,7 +245,8 @@ void Serving::run_follower() {
 Result<Reading> Serving::read(const Version& version, std::uint64_t step,
                               const collective::Team& team) {
   saw_.clear();
-  return work_->run(step, version, team, now() + options_.group.step_deadline, saw_);
+  return work_->run(step, version, team,
+                    now() + std::chrono::milliseconds(limits::kForwardDeadlineMs), saw_);
 }
 
 void Serving::count(std::uint64_t step, const Version& version, const Reading& total) {

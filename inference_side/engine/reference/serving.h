@@ -77,6 +77,8 @@ class Serving {
   [[nodiscard]] ServingStats stats() const;
   // The work has become due. Any thread, at any time.
   void wake() noexcept;
+  // Leader: every rank of the replica is there. Any thread.
+  [[nodiscard]] bool together() const noexcept { return together_told_; }
 
  private:
   class Follower;
@@ -100,10 +102,10 @@ class Serving {
   StepGate* gate_;
   const ServingEvents events_;
   UniqueFd wake_;
-  std::optional<GroupLeader> leader_;  // serving thread, after start()
-  std::string saw_;                    // serving thread
-  bool running_told_ = false;          // serving thread
-  bool together_told_ = false;         // serving thread
+  std::optional<GroupLeader> leader_;        // serving thread, after start()
+  std::string saw_;                          // serving thread
+  bool running_told_ = false;                // serving thread
+  std::atomic<bool> together_told_ = false;  // written by the serving thread
   std::chrono::nanoseconds step_time_{0};
   std::atomic<bool> stopping_ = false;
 

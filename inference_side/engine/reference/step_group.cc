@@ -124,6 +124,8 @@ bool GroupLeader::take(StepChannel& channel, const StepMessage& message) {
   if (message.kind != StepKind::kJoin || message.rank == 0 || message.rank >= options_.world_size ||
       message.world_size != options_.world_size)
     wrong = "it is no follower of this replica";
+  else if (message.value != options_.agreement)
+    wrong = "its model or its options are others; start every rank with the same";
   else if (members_[message.rank])
     wrong = "that rank is there already";
   if (wrong != nullptr) {
@@ -303,7 +305,8 @@ void GroupFollower::connect() {
   const StepMessage join{.kind = StepKind::kJoin,
                          .rank = options_.rank,
                          .world_size = options_.world_size,
-                         .step = follower_.step()};
+                         .step = follower_.step(),
+                         .value = options_.agreement};
   if (const auto sent = channel.send(join, now() + options_.step_deadline); !sent)
     return later(sent.error());
   channel_.emplace(std::move(channel));

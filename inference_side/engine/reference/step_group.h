@@ -41,6 +41,7 @@ struct GroupOptions {
   // Leader: inside a step ranks may pass each other messages, through rings of that many bytes
   // (HostSegmentOptions::channel_bytes); 0: they need not.
   std::uint64_t channel_bytes = 0;
+  std::uint64_t agreement = 0;  // digest of what all ranks have to have in common
 };
 
 // Waits until one of `fds` has something or `until`; an interrupted wait returns early.

@@ -56,7 +56,7 @@ struct StepMessage {
   std::uint32_t world_size = 0;  // kJoin
   std::uint64_t step = 0;
   Version version;          // kGo, kReady, kRefused
-  std::uint64_t value = 0;  // kPartial, kTotal
+  std::uint64_t value = 0;  // kPartial, kTotal; kJoin: GroupOptions::agreement
   friend bool operator==(const StepMessage&, const StepMessage&) = default;
 };
 

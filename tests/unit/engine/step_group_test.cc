@@ -258,6 +258,35 @@ TEST(StepGroup, a_silent_rank_breaks_the_group_at_the_deadline) {
   EXPECT_EQ(leader->joined(), 1U);
 }
 
+TEST(StepGroup, a_rank_that_has_another_agreement_is_turned_away) {
+  const RunDirectory directory;
+  GroupOptions options = options_of(directory, 0, 2);
+  options.agreement = 7;
+  auto leader = GroupLeader::create(options);
+  ASSERT_TRUE(leader);
+  for (const std::uint64_t agreement : {8U, 7U}) {
+    auto socket = connect_unix(directory.socket(), now() + kPatience);
+    ASSERT_TRUE(socket);
+    StepChannel rank(std::move(*socket));
+    ASSERT_TRUE(rank.send({.kind = StepKind::kJoin, .rank = 1, .world_size = 2, .value = agreement},
+                          now() + kPatience));
+    ASSERT_TRUE(rank.send({.kind = StepKind::kStopped, .rank = 1}, now() + kPatience));
+    if (agreement == options.agreement) {
+      form(*leader);
+      EXPECT_TRUE(leader->whole());
+      continue;
+    }
+    auto answer = rank.receive();
+    while (answer && !answer->has_value()) {
+      (void)leader->tend(now() + 10ms, -1);
+      answer = rank.receive();
+    }
+    ASSERT_FALSE(answer);
+    EXPECT_EQ(answer.error().code(), ErrorCode::kPeerLost);
+    EXPECT_EQ(leader->joined(), 1U);
+  }
+}
+
 TEST(StepGroup, a_killed_rank_is_seen_by_the_leader_and_by_the_other_ranks) {
   const RunDirectory directory;
   const pid_t child = fork();

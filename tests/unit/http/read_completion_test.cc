@@ -309,7 +309,12 @@ TEST(ReadCompletion, TooMuchIsRefused) {
        "n: 600 prompts with 2 each make 1200 outputs; at most 1024 are allowed"},
       {prompt("\"a\"", R"(, "stop": )" + list(17, "\"a\"")),
        "stop: it is a list of more than 16; at most as many are allowed"},
+      {prompt(list(8, "[1]"), R"(, "n": 128, "max_tokens": 49, "logprobs": 20)"),
+       "may have 1053696 tokens and log-probabilities; at most 1048576 are allowed"},
   });
+  EXPECT_EQ(read(prompt(list(8, "[1]"), R"(, "n": 128, "max_tokens": 48, "logprobs": 20)"))
+                .requests.size(),
+            1024U);
   generation::ServiceInfo long_model = model_info();
   long_model.max_positions = 1U << 30U;
   const auto much = read_completion(prompt(list(kMaxPromptTokens / 128 + 1, "1"), R"(, "n": 128)"),
