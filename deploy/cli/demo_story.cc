@@ -390,7 +390,10 @@ std::uint64_t DemoReport::torn() const {
 Result<DemoReport> tell_demo(Children& children, const DemoOptions& options,
                              const std::function<Result<std::string>()>& output,
                              const std::function<void(const std::string&)>& say) {
-  return Story(children, options, output, say).tell();
+  Story story(children, options, output, say);
+  auto told = story.tell();
+  if (!told) return fail(children.explained(std::move(told).error()));
+  return told;
 }
 
 }  // namespace wsync::cli

@@ -304,7 +304,10 @@ Result<> TrainStory::write_traces() {
 Result<TrainDemoReport> tell_train_demo(Children& children, const TrainDemoOptions& options,
                                         const std::function<Result<std::string>()>& output,
                                         const std::function<void(const std::string&)>& say) {
-  return TrainStory(children, options, output, say).tell();
+  TrainStory story(children, options, output, say);
+  auto told = story.tell();
+  if (!told) return fail(children.explained(std::move(told).error()));
+  return told;
 }
 
 }  // namespace wsync::cli

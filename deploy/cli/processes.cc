@@ -21,6 +21,7 @@ namespace wsync::cli {
 namespace {
 
 constexpr std::size_t kTailLines = 12;
+constexpr std::chrono::milliseconds kEndIsTold{500};
 constexpr int kNarrowBytes = 1;  // the kernel makes it its own minimum: a handful of lines
 
 sigset_t watched_signals() {
@@ -257,6 +258,12 @@ Result<> Children::check_alive() const {
   for (const auto& child : children_)
     if (!child->running_ && !child->may_end_) return fail(failure_of(*child));
   return {};
+}
+
+Error Children::explained(Error error) {
+  if (error.code() == ErrorCode::kCancelled) return error;
+  const auto passed = pass_time(kEndIsTold);
+  return passed || passed.error().code() == ErrorCode::kCancelled ? error : passed.error();
 }
 
 Error Children::failure_of(const Child& child) const {

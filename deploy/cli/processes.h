@@ -113,6 +113,9 @@ class Children {
   }
   // Runs the loop for that long; errors as until().
   [[nodiscard]] Result<> pass_time(std::chrono::milliseconds time);
+  // The error itself, or that a child has ended which may not: others may have seen its end first,
+  // so it is given half a second to be told of.
+  [[nodiscard]] Error explained(Error error);
   // That a child has ended, how, and the end of its log.
   [[nodiscard]] Error failure_of(const Child& child) const;
   // Asks a child to end (SIGTERM), and kills it when it has not after `patience`. Goes on in spite

@@ -56,6 +56,11 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   target_compile_options(wsync_warnings INTERFACE -Wno-array-bounds -Wno-maybe-uninitialized -Wno-restrict -Wno-stringop-overflow)
 endif()
 
+# For code whose speed nobody notices: a quarter less of the compiler's time, with sanitizers half of it.
+add_library(wsync_compiled_quickly INTERFACE)
+target_compile_options(wsync_compiled_quickly INTERFACE
+  $<$<CONFIG:RelWithDebInfo>:$<IF:$<STREQUAL:${WSYNC_SANITIZER},>,-O1,-O0>>)
+
 # Of g++ 12's library, which uses what it has itself declared deprecated.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   target_compile_options(wsync_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-deprecated-declarations>)
@@ -97,16 +102,19 @@ function(wsync_component name)
 endfunction()
 
 # wsync_test(<name> LABEL <unit|contract|scenario|simulation|gpu> SOURCES <file>... LINK <target>... [TIMEOUT <seconds>]
-#   [ONE_THREAD])
+#   [ONE_THREAD] [OPTIMIZED])
 # One GoogleTest executable, one CTest entry, and a part of the target tests_<label>. ONE_THREAD: of code without threads, in
-# which the thread sanitizer has nothing to find; its builds leave the test out.
+# which the thread sanitizer has nothing to find; its builds leave the test out. OPTIMIZED: what takes its time is its own code.
 function(wsync_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "ONE_THREAD" "LABEL;TIMEOUT" "SOURCES;LINK")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "ONE_THREAD;OPTIMIZED" "LABEL;TIMEOUT" "SOURCES;LINK")
   if(arg_ONE_THREAD AND WSYNC_SANITIZER STREQUAL "thread")
     return()
   endif()
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE wsync_warnings ${arg_LINK} GTest::gtest GTest::gmock GTest::gtest_main)
+  if(NOT arg_OPTIMIZED)
+    target_link_libraries(${name} PRIVATE wsync_compiled_quickly)
+  endif()
   target_compile_definitions(${name} PRIVATE WSYNC_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
     $<$<NOT:$<STREQUAL:${WSYNC_SANITIZER},>>:WSYNC_SANITIZED> $<$<STREQUAL:${WSYNC_SANITIZER},thread>:WSYNC_SANITIZED_THREADS>)
   add_test(NAME ${name} COMMAND ${name})
