@@ -10,7 +10,8 @@ Usage: deploy/demo.sh [--no-install] [--tested] [options of `wsync demo`]
 
 Runs a whole fleet on this machine: a trainer agent, two sidecars and their engines publish three versions, refuse a wrong
 shape, lose an engine in the middle of a switch, repair it and roll back. With --train, four processes train a model, and two
-engines take the weights of every step. The picture and the trace go to build/demo-results.
+engines take the weights of every step; with --rl, a policy learns from its own answers. Pictures and traces go to
+build/demo-results.
 
   --no-install      install nothing: list what is missing and stop
   --tested          build and run what deploy/test.sh has built, in build/dev; else a release build, in build/demo

@@ -1,6 +1,7 @@
 // `wsync bench`: measurements with a baseline.
 #include <filesystem>
 
+#include "bench/measure/directory.h"
 #include "bench/sync/bench_engine.h"
 #include "bench/sync/report.h"
 #include "bench/sync/sync_bench.h"
@@ -24,40 +25,15 @@ struct SyncOptions {
   std::string directory;
 };
 
-// A new directory of mode 0700, removed with what is in it.
-class TemporaryDirectory {
- public:
-  static Result<TemporaryDirectory> create(const std::string& parent) {
-    std::string path = parent + "/wsync-bench-XXXXXX";
-    if (::mkdtemp(path.data()) == nullptr) return fail_errno(parent, errno);
-    return TemporaryDirectory(std::move(path));
-  }
-  TemporaryDirectory(TemporaryDirectory&& other) noexcept
-      : path_(std::exchange(other.path_, std::string())) {}
-  TemporaryDirectory& operator=(TemporaryDirectory&&) = delete;
-  ~TemporaryDirectory() {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
-  }
-  [[nodiscard]] const std::string& path() const noexcept { return path_; }
-
- private:
-  explicit TemporaryDirectory(std::string path) noexcept : path_(std::move(path)) {}
-  std::string path_;
-};
-
 Result<Outcome> bench_sync(const SyncOptions& options) {
   const Result<std::uint64_t> size = config::parse_size(options.size);
   if (!size) return fail(size.error().with_context("--size"));
-  std::error_code error;
-  const std::string parent = options.directory.empty()
-                                 ? std::filesystem::temp_directory_path(error).string()
-                                 : options.directory;
   const auto interrupt = bench::Interrupt::create();
   if (!interrupt) return fail(interrupt.error());
-  const auto directory = TemporaryDirectory::create(parent);
+  const auto directory = bench::TemporaryDirectory::create(options.directory);
   if (!directory) return fail(directory.error());
   trace::ProgressLine line;
+  std::error_code error;
   bench::SyncBenchOptions wanted{
       .executable = std::filesystem::read_symlink("/proc/self/exe", error).string(),
       .directory = directory->path(),
@@ -138,6 +114,7 @@ void add_bench(CLI::App& app, Context& context) {
   command->require_subcommand(1);
   add_sync(*command, context);
   add_bench_schedule(*command, context);
+  add_bench_recovery(*command, context);
   add_bench_engine(*command, context);
 }
 

@@ -42,8 +42,10 @@ void add_common_options(CLI::App& app, CommonOptions& options) {
 
 void print_line(std::FILE* stream, std::string_view text) {
   if (text.empty()) return;
-  std::fwrite(text.data(), 1, text.size(), stream);
-  if (text.back() != '\n') std::fputc('\n', stream);
+  std::string line(text);
+  if (line.back() != '\n') line += '\n';
+  // At once: other threads print lines as well.
+  std::fwrite(line.data(), 1, line.size(), stream);
   std::fflush(stream);
 }
 

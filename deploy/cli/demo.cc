@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
+#include "deploy/cli/demo_rl.h"
 #include "deploy/cli/demo_story.h"
 #include "deploy/cli/demo_train.h"
 #include "shared/base/format.h"
@@ -24,7 +25,11 @@ constexpr std::size_t kTemporaryPathMax = 40;          // sockets' paths have ro
 struct DemoCommand {
   DemoOptions demo;
   TrainDemoOptions training;
+  RlDemoOptions rl;
   bool train = false;
+  bool reinforce = false;
+  bool no_sync = false;
+  std::uint32_t steps = 0;
   std::string size = "256MiB";
   bool size_given = false;
   std::string work;
@@ -177,9 +182,27 @@ Result<Outcome> train(Children& children, DemoCommand& command, DemoFolders& fol
                  .exit_code = report->torn() == 0 ? kExitOk : kExitFailed};
 }
 
+Result<Outcome> reinforce(Children& children, DemoCommand& command, DemoFolders& folders,
+                          const Say& say) {
+  RlDemoOptions& options = command.rl;
+  options.sync = !command.no_sync;
+  options.run_dir = folders.run();
+  options.state_dir = folders.state();
+  options.work_dir = folders.work();
+  options.trace_dir = folders.trace();
+  const auto report = tell_rl_demo(children, options, [&folders] { return folders.output(); }, say);
+  if (!report) return fail(report.error());
+  return Outcome{.result = rl_demo_json(*report, options),
+                 .text = rl_demo_text(*report, options),
+                 .exit_code = report->torn() == 0 ? kExitOk : kExitFailed};
+}
+
 Result<Outcome> run_demo(DemoCommand command, bool json) {
   const TimePoint begin = now();
-  if (!command.train) WSYNC_TRY(check(command));
+  if (command.steps != 0 && !command.reinforce && !command.train)
+    return fail(ErrorCode::kInvalidInput, "--steps: of --train or --rl, and neither is given");
+  const auto tell = command.reinforce ? reinforce : command.train ? train : publish_checkpoints;
+  if (tell == publish_checkpoints) WSYNC_TRY(check(command));
   DemoFolders folders;
   WSYNC_TRY(folders.create(command));
   const Say say = [&](const std::string& line) {
@@ -190,7 +213,7 @@ Result<Outcome> run_demo(DemoCommand command, bool json) {
   if (!children) return fail(children.error());
   if (command.keep)
     say(fmt::format("everything stays in {} and {}", folders.base(), folders.work()));
-  return (command.train ? train : publish_checkpoints)(**children, command, folders, say);
+  return tell(**children, command, folders, say);
 }
 
 }  // namespace
@@ -200,52 +223,84 @@ void add_demo(CLI::App& app, Context& context) {
       app, context,
       {.name = "demo",
        .description = "Run a whole fleet on this machine: publish, verify, refuse, kill, repair, "
-                      "roll back; or train, and give engines the weights of every step",
+                      "roll back; or train, and give engines the weights of every step; or "
+                      "learn from the engines' own answers",
        .examples = {"wsync demo", "wsync demo --size 1GiB --engines 8 --output results",
                     "wsync demo --checkpoint /models/qwen3-moe --json",
-                    "wsync demo --train --steps 300"}});
+                    "wsync demo --train --steps 300", "wsync demo --rl",
+                    "wsync demo --rl --max-staleness 2 --seed 7"}});
   auto options = std::make_shared<DemoCommand>();
   CLI::Option* train = command->add_flag(
       "--train", options->train,
       "Train a small model with 4 processes; two engines take the weights of every step");
-  command->add_option("--steps", options->training.steps, "Training steps (default: 150)")
-      ->check(CLI::Range(kTrainDemoStepsMin, kTrainDemoStepsMost))
-      ->needs(train);
+  CLI::Option* reinforce = command->add_flag("--rl", options->reinforce,
+                                             "Reinforcement learning: two engines answer, 2 "
+                                             "processes train on what the answers are worth");
+  train->excludes(reinforce);
+  CLI::Option* steps =
+      command
+          ->add_option("--steps", options->steps,
+                       fmt::format("Training steps (default: {}; with --rl those on the engines' "
+                                   "answers, {})",
+                                   options->training.steps, options->rl.steps))
+          ->check(CLI::Range(kTrainDemoStepsMin, kRlDemoStepsMost));
+  command
+      ->add_option("--warm-start", options->rl.warm_start_steps,
+                   fmt::format("--rl: steps on right answers before (default: {})",
+                               options->rl.warm_start_steps))
+      ->check(CLI::Range(1U, kRlDemoStepsMost))
+      ->needs(reinforce);
+  command
+      ->add_option("--max-staleness", options->rl.max_staleness,
+                   "--rl: steps that the weights of an answer may be older than those it trains; 0 "
+                   "waits for each step's answers, 1 and more go on beside training (default: 0)")
+      ->check(CLI::Range(0, 1000))
+      ->needs(reinforce);
+  command
+      ->add_option("--seed", options->rl.seed,
+                   "--rl: of weights, problems and answers (default: 1)")
+      ->needs(reinforce);
+  command
+      ->add_flag("--no-sync", options->no_sync,
+                 "--rl: the engines keep the first weights that they are given")
+      ->needs(reinforce);
   command
       ->add_option("--checkpoint", options->demo.checkpoint,
                    "Publish this directory (then copies of it with other bytes) instead of a "
                    "made-up one")
       ->type_name("DIR")
-      ->excludes(train);
+      ->excludes(train, reinforce);
   CLI::Option* size =
       command
           ->add_option("--size", options->size,
                        "Bytes of the made-up checkpoint, bf16 in the Qwen3-MoE layout "
                        "(default: 256MiB)")
-          ->excludes(train);
+          ->excludes(train, reinforce);
   CLI::Option* engines =
       command
           ->add_option("--engines", options->demo.engines,
                        "Engines, shared out between the two sidecars (default: 4; with --train, "
-                       "which has one sidecar: 2)")
+                       "and --rl, which have one sidecar: 2)")
           ->check(CLI::Range(2, 64));
   command
       ->add_option("--devices", options->demo.devices,
                    "Separate devices of each sidecar (default: 4)")
       ->check(CLI::Range(1, 16))
-      ->excludes(train);
+      ->excludes(train, reinforce);
   command
       ->add_option("--output", options->output,
-                   "Where timeline.svg and trace.json go (default: a new directory in /tmp)")
+                   "Where pictures and trace.json go (default: a new directory in /tmp)")
       ->type_name("DIR");
   command
       ->add_option("--work", options->work,
                    "Make checkpoints in a new directory below this one (default: in /tmp)")
       ->type_name("DIR");
   command->add_flag("--keep", options->keep, "Remove neither checkpoints nor logs at the end");
-  command->callback([&context, options, size, engines] {
+  command->callback([&context, options, size, engines, steps] {
     options->size_given = size->count() > 0;
-    if (engines->count() > 0) options->training.engines = options->demo.engines;
+    if (engines->count() > 0)
+      options->training.engines = options->rl.engines = options->demo.engines;
+    if (steps->count() > 0) options->training.steps = options->rl.steps = options->steps;
     context.run("demo", [&] { return run_demo(*options, context.options.json); });
   });
 }

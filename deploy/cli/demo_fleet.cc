@@ -37,6 +37,16 @@ std::string problem_of(const control::VerifyReply& reply, const Version& version
   return {};
 }
 
+// The first event of this name among lines of JSON.
+std::optional<nlohmann::json> event_in(const std::string& path, const std::string& name) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    nlohmann::json event = nlohmann::json::parse(line, nullptr, false);
+    if (event.is_object() && event.value("event", "") == name) return event;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 nlohmann::json engines_json(const std::vector<EngineResult>& engines) {
@@ -47,6 +57,13 @@ nlohmann::json engines_json(const std::vector<EngineResult>& engines) {
                     {"torn", engine.torn},
                     {"versions", engine.steps_by_version}});
   return list;
+}
+
+Result<nlohmann::json> result_in(const std::string& line, const std::string& command) {
+  const nlohmann::json said = nlohmann::json::parse(line, nullptr, false);
+  if (said.is_object() && said.contains("result")) return said.at("result");
+  return fail(ErrorCode::kInternal,
+              fmt::format("`wsync {}` ended without a result: '{}'", command, line));
 }
 
 DemoFleet::DemoFleet(Children& children, FleetOptions options)
@@ -110,13 +127,18 @@ Result<> DemoFleet::start_trainer() {
 
 Result<Child*> DemoFleet::start_engine(std::uint32_t index, ChildOutput output) {
   const std::string sidecar = sidecar_name(index % options_.sidecars);
+  std::vector<std::string> arguments{
+      "engine",     "--json",
+      "--stats-ms", "0",
+      "--sidecar",  fmt::format("{}/{}.engines", options_.run_dir, sidecar),
+      "--replica",  replicas_[index],
+      "--device",   fmt::format("{}", index / options_.sidecars % options_.devices)};
+  if (options_.generates)
+    arguments.insert(arguments.end(), {"--model", options_.checkpoint, "--port", "0"});
+  else
+    arguments.insert(arguments.end(), {"--checkpoint", options_.checkpoint});
   return children_.start(
-      {.name = "engine-" + replicas_[index],
-       .arguments = {"engine", "--json", "--stats-ms", "0", "--checkpoint", options_.checkpoint,
-                     "--sidecar", fmt::format("{}/{}.engines", options_.run_dir, sidecar),
-                     "--replica", replicas_[index], "--device",
-                     fmt::format("{}", index / options_.sidecars % options_.devices)},
-       .output = output});
+      {.name = "engine-" + replicas_[index], .arguments = std::move(arguments), .output = output});
 }
 
 Result<> DemoFleet::restart_victim() {
@@ -210,6 +232,23 @@ Result<std::vector<control::VerifyRank>> DemoFleet::verify_whatever(std::size_t 
   const std::string problem = problem_of(*reply, Version{}, engines);
   if (!problem.empty()) return fail(ErrorCode::kDigestMismatch, problem);
   return std::move(reply->ranks);
+}
+
+Result<std::vector<std::string>> DemoFleet::addresses() {
+  std::vector<std::string> urls;
+  const TimePoint end = now() + kStartDeadline;
+  while (urls.size() < engines_.size()) {
+    const Child& engine = *engines_[urls.size()];
+    if (const auto event = event_in(children_.output_path(engine.name()), "listening"); event) {
+      urls.push_back(event->value("url", ""));
+      continue;
+    }
+    if (now() > end)
+      return fail(ErrorCode::kDeadline, fmt::format("{} does not listen after {} ms", engine.name(),
+                                                    kStartDeadline.count()));
+    WSYNC_TRY(children_.pass_time(kLook));
+  }
+  return urls;
 }
 
 // ---- the end ----

@@ -28,10 +28,15 @@ struct FleetOptions {
   std::uint64_t buffer_bytes = 0;
   // Without, the first sidecar is asked what is asked here, and no engine is a victim.
   bool with_trainer = true;
+  bool generates = false;  // engines answer over HTTP, and are no victims
   std::string run_dir;     // sockets
   std::string trace_dir;   // <sidecar>.json and .svg, trainer.json; written when they end
   std::string checkpoint;  // names and shapes of the engines' model
 };
+
+// The `result` of one object that a command has printed with --json; `line`: the last one of its
+// output. kInternal: it is otherwise.
+[[nodiscard]] Result<nlohmann::json> result_in(const std::string& line, const std::string& command);
 
 // What an engine said of itself when it ended.
 struct EngineResult {
@@ -112,6 +117,8 @@ class DemoFleet {
   [[nodiscard]] Result<std::vector<EngineResult>> stop();
 
   [[nodiscard]] const std::vector<std::string>& replicas() const noexcept { return replicas_; }
+  // Where each engine that generates is reached. kDeadline: one does not listen.
+  [[nodiscard]] Result<std::vector<std::string>> addresses();
   [[nodiscard]] static std::string sidecar_name(std::uint32_t index);
 
  private:

@@ -25,14 +25,6 @@ constexpr milliseconds kTrainerPatience{20'000};  // a step, its publish and its
 constexpr std::uint32_t kDevices = 2;
 constexpr std::uint64_t kVerifications = 10;  // while training runs
 
-// One object that a command has printed with --json; the last line of its output.
-Result<json> result_in(const std::string& line, const std::string& command) {
-  const json said = json::parse(line, nullptr, false);
-  if (said.is_object() && said.contains("result")) return said.at("result");
-  return fail(ErrorCode::kInternal,
-              fmt::format("`wsync {}` ended without a result: '{}'", command, line));
-}
-
 class TrainStory {
  public:
   TrainStory(Children& children, const TrainDemoOptions& options,

@@ -66,10 +66,14 @@ Result<Outcome> outcome_of(const ReferenceEngine& engine, bool attached) {
   nlohmann::json versions = nlohmann::json::object();
   for (const auto& [version, steps] : stats.by_version) versions[version.to_string()] = steps;
   Outcome outcome;
-  outcome.result = {
-      {"steps", stats.steps},           {"versions", std::move(versions)}, {"torn", stats.torn},
-      {"aborted", stats.aborted},       {"broken", stats.broken},          {"attached", attached},
-      {"bytes", engine.model().bytes()}};
+  outcome.result = {{"steps", stats.steps},
+                    {"versions", std::move(versions)},
+                    {"torn", stats.torn},
+                    {"aborted", stats.aborted},
+                    {"broken", stats.broken},
+                    {"attached", attached},
+                    {"layers_compared", stats.layers_compared},
+                    {"bytes", engine.model().bytes()}};
   outcome.text = fmt::format("{} steps, {} torn, {} aborted; the group broke {} times", stats.steps,
                              stats.torn, stats.aborted, stats.broken);
   if (stats.torn != 0) outcome.exit_code = kExitFailed;
@@ -205,11 +209,12 @@ void add_engine(CLI::App& app, Context& context) {
       ->add_option("--sidecar", options->engine.sidecar_socket,
                    "The sidecar's engine socket; without one the checkpoint's weights are served")
       ->type_name("SOCKET");
-  command
-      ->add_option("--model", options->model,
-                   "Generate with this model: config.json of the Qwen3-MoE architecture, and "
-                   "weights in bfloat16")
-      ->type_name("DIR");
+  CLI::Option* model =
+      command
+          ->add_option("--model", options->model,
+                       "Generate with this model: config.json of the Qwen3-MoE architecture, and "
+                       "weights in bfloat16")
+          ->type_name("DIR");
   command
       ->add_option("--checkpoint", options->engine.checkpoint,
                    "Only read weights: names, dtypes and shapes of the model are taken from here")
@@ -232,8 +237,10 @@ void add_engine(CLI::App& app, Context& context) {
       ->check(CLI::IsMember({"none", "load"}));
   command->add_flag("--adopt", options->adopt, "Map versions and use them in place");
   command->add_flag("--whole", options->whole, "Take whole tensors, a layer at a time");
-  command->add_option("--step-interval-us", options->step_interval_us,
-                      "Microseconds between two steps, at least (default: 2000)");
+  command
+      ->add_option("--step-interval-us", options->step_interval_us,
+                   "With --checkpoint: microseconds between two steps, at least (default: 2000)")
+      ->excludes(model);
   command->add_option("--stats-ms", options->stats_ms,
                       "Print statistics every so often; 0: only at the end (default: 1000)");
   add_generation(*command, *options);

@@ -145,7 +145,9 @@ void add_show(CLI::App& parent, Context& context) {
   add_schedule_options(*command, arguments->schedule);
   command
       ->add_option("--format", arguments->format,
-                   "actions: a line for each rank; grid: a row for each slot (default: actions)")
+                   "actions: a line for each rank, 0F3 the forward of micro-batch 3 on stage 0, B "
+                   "the backward, I and W its input and weight gradients, (..;..) an overlapped "
+                   "pair; grid: a row for each slot (default: actions)")
       ->check(CLI::IsMember({"actions", "grid"}));
   add_picture_options(*command, arguments->schedule);
   command->callback(

@@ -12,6 +12,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kTableRows = 12;
+constexpr std::size_t kRewardSteps = 10;  // that a mean reward is taken of
 
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
@@ -48,6 +49,8 @@ void TrainReport::take(const json& event) {
             : fmt::format("; goes on with step {}", event.at("first_step").get<std::uint64_t>()));
   } else if (kind == "step") {
     take_step(event);
+  } else if (kind == "rollouts") {
+    take_rollouts(event);
   } else if (kind == "publish") {
     take_publish(event);
   } else if (kind == "saved") {
@@ -69,6 +72,16 @@ void TrainReport::take_step(const json& event) {
            event.at("seconds").get<double>());
 }
 
+void TrainReport::take_rollouts(const json& event) {
+  rollouts_.push_back(event);
+  log_info(
+      "step {}: {} answers, mean reward {:.3f}, {} steps old at most, log-probabilities differ "
+      "by {:.1e} at most",
+      event.at("step").get<std::uint64_t>(), event.at("answers").get<std::uint64_t>(),
+      event.at("reward").get<double>(), event.at("staleness_most").get<std::uint64_t>(),
+      event.at("mismatch_most").get<double>());
+}
+
 void TrainReport::take_publish(const json& event) {
   publishes_.push_back(event);
   const auto step = event.at("step").get<std::uint64_t>();
@@ -84,6 +97,8 @@ void TrainReport::take_publish(const json& event) {
 std::string TrainReport::table() const {
   std::string text =
       fmt::format("{:>8}  {:>8}  {:>8}  {:>9}  {:>9}", "step", "loss", "norm", "rate", "seconds");
+  if (!rollouts_.empty())
+    text += fmt::format("  {:>6}  {:>4}  {:>8}  {:>8}", "reward", "old", "mismatch", "drift");
   if (!publishes_.empty())
     text += fmt::format("  {:>9}  {:>9}  {:>9}", "version", "staged s", "paused ms");
   text += '\n';
@@ -95,6 +110,7 @@ std::string TrainReport::table() const {
                         step.at("step").get<std::uint64_t>(), step.at("loss").get<double>(),
                         step.at("gradient_norm").get<double>(),
                         step.at("learning_rate").get<double>(), step.at("seconds").get<double>());
+    text += rollouts_columns(step.at("step"));
     for (const json& publish : publishes_)
       if (publish.at("step") == step.at("step")) {
         if (is_committed(publish))
@@ -108,6 +124,42 @@ std::string TrainReport::table() const {
     text += '\n';
   }
   return text;
+}
+
+std::string TrainReport::rollouts_columns(const json& step) const {
+  if (rollouts_.empty()) return {};
+  for (const json& rollouts : rollouts_)
+    if (rollouts.at("step") == step)
+      return fmt::format(
+          "  {:>6.3f}  {:>4}  {:>8.1e}  {:>8.1e}", rollouts.at("reward").get<double>(),
+          rollouts.at("staleness_most").get<std::uint64_t>(),
+          rollouts.at("mismatch_most").get<double>(), rollouts.at("drift_most").get<double>());
+  return fmt::format("{:>{}}", "", 2 + 6 + 2 + 4 + 2 + 8 + 2 + 8);  // right answers were given
+}
+
+json TrainReport::generating() const {
+  if (rollouts_.empty()) return nullptr;
+  const auto most = [&](const char* member) {
+    double found = 0;
+    for (const double value : each(rollouts_, member)) found = std::max(found, value);
+    return found;
+  };
+  const auto mean_reward = [&](std::size_t first) {
+    double sum = 0;
+    const std::size_t count = std::min(rollouts_.size(), kRewardSteps);
+    for (std::size_t i = first; i < first + count; ++i)
+      sum += rollouts_[i].at("reward").get<double>();
+    return sum / static_cast<double>(count);
+  };
+  double waited = 0;
+  for (const double value : each(rollouts_, "waited_seconds")) waited += value;
+  return {{"steps", rollouts_.size()},
+          {"reward_first", mean_reward(0)},
+          {"reward_last", mean_reward(rollouts_.size() - std::min(rollouts_.size(), kRewardSteps))},
+          {"staleness_most", most("staleness_most")},
+          {"mismatch_most", most("mismatch_most")},
+          {"drift_most", most("drift_most")},
+          {"waited_seconds", waited}};
 }
 
 json TrainReport::publishing() const {
@@ -147,6 +199,8 @@ Outcome TrainReport::outcome() const {
                     {"tokens_per_second", seconds > 0 ? tokens / seconds : 0},
                     {"step_seconds_median", median(each(steps_, "seconds"))},
                     {"steps", steps_},
+                    {"rollouts", rollouts_},
+                    {"generating", generating()},
                     {"publishes", publishes_},
                     {"publishing", publishing()},
                     {"saved", saved_},
@@ -160,6 +214,15 @@ Outcome TrainReport::outcome() const {
                     stopped_ ? "stopped after" : "took", steps_.size(), seconds,
                     steps_.front().at("loss").get<double>(), steps_.back().at("loss").get<double>(),
                     seconds > 0 ? tokens / seconds : 0);
+  }
+  if (!rollouts_.empty()) {
+    const json sum = generating();
+    outcome.text += fmt::format(
+        "mean reward {:.3f} to {:.3f} (of the first and the last {} of {} steps with answers); "
+        "weights at most {:.0f} steps old; engines and trainer differ by {:.1e} at most\n",
+        sum.at("reward_first").get<double>(), sum.at("reward_last").get<double>(),
+        std::min(rollouts_.size(), kRewardSteps), rollouts_.size(),
+        sum.at("staleness_most").get<double>(), sum.at("mismatch_most").get<double>());
   }
   if (!publishes_.empty()) {
     const json sum = publishing();
@@ -187,7 +250,7 @@ Outcome TrainReport::outcome() const {
         fmt::format("wsync trainer: stopped on request after step {} of {}{}", last_step_,
                     begin_.at("steps").get<std::uint64_t>(),
                     saved_.empty() ? "; nothing is saved without save.directory"
-                                   : fmt::format("; go on with --set resume={}",
+                                   : fmt::format("; go on with --resume {}",
                                                  saved_.back().at("directory").get<std::string>()));
   }
   return outcome;

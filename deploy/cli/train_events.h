@@ -1,6 +1,6 @@
 // What rank 0 of a training run tells, and what is made of it: lines of the log, a table, JSON. An
-// event is a JSON object with the member "event": "begin", "step", "publish", "saved", "stopped" or
-// "end"; README.md of this folder has the others.
+// event is a JSON object with the member "event": "begin", "rollouts", "step", "publish", "saved",
+// "stopped" or "end"; README.md of this folder has the others.
 #pragma once
 
 #include <functional>
@@ -27,13 +27,16 @@ class TrainReport {
 
  private:
   void take_step(const nlohmann::json& event);
+  void take_rollouts(const nlohmann::json& event);
   void take_publish(const nlohmann::json& event);
   [[nodiscard]] std::string table() const;
+  [[nodiscard]] std::string rollouts_columns(const nlohmann::json& step) const;
   [[nodiscard]] nlohmann::json publishing() const;
+  [[nodiscard]] nlohmann::json generating() const;
 
   const bool prints_events_;
   nlohmann::json begin_, end_;
-  std::vector<nlohmann::json> steps_, publishes_, saved_;
+  std::vector<nlohmann::json> steps_, rollouts_, publishes_, saved_;
   bool stopped_ = false;
   std::uint64_t last_step_ = 0;
 };

@@ -98,7 +98,6 @@ plugin::RankTensors StepPublisher::describe() const {
 }
 
 void StepPublisher::publish(std::uint64_t step) {
-  if (step % config_.every != 0) return;
   const auto id = trainer_->publish_async(tensors_, step);
   if (!id) {
     log_warning("step {} is not published: {}", step, id.error().message());
@@ -145,6 +144,35 @@ void StepPublisher::tell_ended() {
     if (view) tell(running_.front(), *view);
     running_.pop_front();
   }
+}
+
+Result<> StepPublisher::wait_served(std::chrono::milliseconds patience) {
+  if (rank_.place().rank != 0) return {};
+  const TimePoint begun = now();
+  bool told = false;
+  while (!running_.empty() && !is_stopping_()) {
+    const Running front = running_.front();
+    if (!wait_a_little(front, PublishState::kCommitted)) {
+      if (now() - begun > patience)
+        return fail(ErrorCode::kDeadline,
+                    fmt::format("no engine serves the weights of step {} after {} ms; `wsync "
+                                "status` says which sidecars and engines are there",
+                                front.step, patience.count()));
+      if (!told && now() - begun > kTellWait) {
+        told = true;
+        log_warning("waiting for engines to serve the weights of step {}", front.step);
+      }
+      continue;
+    }
+    const auto view = trainer_->look(front.id);
+    running_.pop_front();
+    if (!view) return fail(view.error());
+    tell(front, *view);
+    if (running_.empty() && view->status.state != PublishState::kCommitted)
+      return fail(ErrorCode::kRefused, fmt::format("the weights of step {} are not served: {}",
+                                                   front.step, view->status.reason));
+  }
+  return {};
 }
 
 void StepPublisher::end_all() {

@@ -28,14 +28,17 @@ class StepPublisher {
       const config::PublishConfig& config, training::TrainingRank& rank, TrainEvents on_event,
       std::function<bool()> is_stopping);
 
-  // Begins to publish the weights as they are after this step, if it is one of those to publish.
-  // What fails is told as an event of rank 0, or as a warning; training goes on.
+  // Begins to publish the weights as they are after this step. What fails is told as an event of
+  // rank 0, or as a warning; training goes on.
   void publish(std::uint64_t step);
   // Waits until the weights of the newest publish may change. Rank 0 waits for a snapshot to begin
   // for as long as its patience lasts, or until the run is asked to end.
   void wait_snapshotted();
   // Tells how publishes have ended.
   void tell_ended();
+  // Rank 0: waits until the newest publish has ended, or the run is asked to end. The others do not
+  // wait. kRefused with the reason: engines do not serve it; kDeadline.
+  [[nodiscard]] Result<> wait_served(std::chrono::milliseconds patience);
   // Waits until every publish has, and tells it. A run that is asked to end waits for them a few
   // seconds more; what has not ended by then is told as failed on rank 0.
   void end_all();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "deploy/cli/train_publish.h"
+#include "deploy/cli/train_rollouts.h"
 #include "deploy/cli/train_setup.h"
 #include "deploy/cli/train_trace.h"
 #include "shared/base/format.h"
@@ -70,7 +71,7 @@ json begin_event(const config::TrainConfig& config, const training::TrainingOpti
           {"ep", options.sizes.ep},
           {"dp", options.sizes.dp},
           {"parameters", parameters},
-          {"text_bytes", begin.text.bytes()},
+          {"text_bytes", begin.text ? begin.text->bytes() : 0},
           {"tokens_of_step", options.tokens_of_step()},
           {"first_step", begin.facts.step + 1},
           {"steps", config.steps}};
@@ -100,6 +101,12 @@ class RankRun {
           StepPublisher::create(publish, *rank_, on_event_, [] { return stop_signals > 0; });
       if (!publisher) return fail(std::move(publisher).error());
       publisher_ = std::move(*publisher);
+    }
+    if (config_.rollout) {
+      auto rollouts =
+          StepRollouts::create(config_, *rank_, group_, on_event_, [] { return stop_signals > 0; });
+      if (!rollouts) return fail(std::move(rollouts).error());
+      rollouts_ = std::move(*rollouts);
     }
     tell(begin_event(config_, *options, *begin, false));
     WSYNC_TRY(train(*begin));
@@ -134,10 +141,14 @@ class RankRun {
   [[nodiscard]] Result<> train(RunBegin& begin) {
     const TimePoint started = now();
     bool stopped = false;
+    saved_ = begin.facts.step;
     for (std::uint64_t step = begin.facts.step + 1; step <= config_.steps && !stopped; ++step) {
       double waited = 0;
-      const auto batches = micro_batches(config_, begin.text, step, rank_->place().replica);
-      const auto done = rank_->run_step(step, batches, [&]() -> Result<> {
+      const auto batches = batches_of(begin, step);
+      if (!batches) return fail(batches.error());
+      stopped = !batches->has_value();
+      if (stopped) break;
+      const auto done = rank_->run_step(step, **batches, [&]() -> Result<> {
         const TimePoint from = now();
         if (publisher_) publisher_->wait_snapshotted();
         waited = since(from);
@@ -152,7 +163,7 @@ class RankRun {
       event["snapshot_wait_seconds"] = waited;
       tell(event);
       if (publisher_) {
-        publisher_->publish(step);
+        if (publishes_after(step)) publisher_->publish(step);
         publisher_->tell_ended();
       }
       const auto stop = any_rank(stop_signals > 0);
@@ -162,10 +173,31 @@ class RankRun {
         WSYNC_TRY(save(begin.facts));
     }
     if (stopped) tell({{"event", "stopped"}, {"step", begin.facts.step}});
+    // Asked to end while it waited for answers: a step that was taken has not been saved yet.
+    if (stopped && rollouts_ && !config_.save.directory.empty() && saved_ != begin.facts.step)
+      WSYNC_TRY(save(begin.facts));
     tell({{"event", "end"},
           {"seconds", since(started)},
           {"device_activations_most", rank_->pipeline().device_pool().most_used()}});
     return {};
+  }
+
+  // Those of engines need the weights that a step begins with: of the first such step they are
+  // published here, of the others when the step before has ended.
+  [[nodiscard]] Result<std::optional<std::vector<training::MicroBatch>>> batches_of(
+      const RunBegin& begin, std::uint64_t step) {
+    if (!rollouts_)
+      return std::optional(micro_batches(config_, *begin.text, step, rank_->place().replica));
+    if (rollouts_->generates(step) && !std::exchange(generates_, true) && publisher_) {
+      publisher_->publish(step - 1);
+      WSYNC_TRY(publisher_->wait_served(config_.rollout->patience));
+    }
+    return rollouts_->batches(step);
+  }
+
+  [[nodiscard]] bool publishes_after(std::uint64_t step) const {
+    if (rollouts_ && !generates_) return false;
+    return step % config_.publish->every == 0;
   }
 
   // Whether it is so on one rank: the same answer on all.
@@ -187,6 +219,7 @@ class RankRun {
     if (*state) WSYNC_TRY(training::save_state(path, **state));
     WSYNC_TRY(collective::barrier(collective::Team(&group_, everyone_), now() + kSaveDeadline));
     tell({{"event", "saved"}, {"step", facts.step}, {"directory", path}});
+    saved_ = facts.step;
     return {};
   }
 
@@ -196,6 +229,9 @@ class RankRun {
   std::vector<std::uint32_t> everyone_;
   std::unique_ptr<training::TrainingRank> rank_;
   std::unique_ptr<StepPublisher> publisher_;  // reads the weights of rank_
+  std::unique_ptr<StepRollouts> rollouts_;
+  bool generates_ = false;   // a step has trained on what was generated, or is about to
+  std::uint64_t saved_ = 0;  // the newest step whose state is
   std::optional<StepTraces> traces_;
 };
 
@@ -246,7 +282,7 @@ Result<> run_sequential(const config::TrainConfig& config, const TrainEvents& on
     const TimePoint from = now();
     std::vector<std::vector<training::MicroBatch>> replicas;
     for (std::uint32_t replica = 0; replica < options->sizes.dp; ++replica)
-      replicas.push_back(micro_batches(config, begin->text, step, replica));
+      replicas.push_back(micro_batches(config, *begin->text, step, replica));
     const auto done = trainer.run_step(step, replicas);
     if (!done) return fail(done.error());
     begin->facts.step = step;

@@ -8,6 +8,7 @@
 #include <unistd.h>
 #include <utility>
 
+#include "deploy/cli/train_rollouts.h"
 #include "shared/base/format.h"
 #include "trainer_side/publish/directory_watch.h"
 #include "trainer_side/training/checkpoint.h"
@@ -26,7 +27,25 @@ std::string spec_file(const config::TrainConfig& config) {
   return spec_directory(config) + "/config.json";
 }
 
+// That a directory to go on from is one of those that a run saves.
+Result<> check_resumed_directory(const std::string& directory) {
+  std::error_code error;
+  if (!fs::is_directory(directory, error))
+    return fail(ErrorCode::kNotFound, fmt::format("resume: {}: no such directory", directory));
+  if (fs::exists(directory + "/config.json", error)) return {};
+  std::uint64_t newest = 0;
+  for (fs::directory_iterator entry(directory, error); !error && entry != fs::directory_iterator();
+       entry.increment(error))
+    newest = std::max(newest, publish::step_of(entry->path()).value_or(0));
+  return fail(ErrorCode::kNotFound,
+              fmt::format("resume: {}: no config.json in it; {}", directory,
+                          newest == 0 ? "give a step_N directory that save.directory got"
+                                      : fmt::format("give the newest in it, {}",
+                                                    training::state_directory(directory, newest))));
+}
+
 Result<moe::ModelSpec> spec_of(const config::TrainConfig& config) {
+  if (!config.resume.empty()) WSYNC_TRY(check_resumed_directory(config.resume));
   if (const std::string& directory = spec_directory(config); !directory.empty())
     return moe::load_spec(directory);
   const config::ModelConfig& model = config.model;
@@ -53,14 +72,20 @@ Result<> check_resumed(const config::TrainConfig& config, const training::RunFac
         fmt::format("it has taken {} steps and this run ends with step {}; give more "
                     "`steps`",
                     found.step, config.steps));
+  if (found.text != expected.text && config.rollout)
+    return refused(
+        fmt::format("it has not trained on the task '{}' of {} digits; begin with "
+                    "model.checkpoint",
+                    config.rollout->task, config.rollout->digits));
   if (found.text != expected.text)
     return refused(
         fmt::format("it has trained on another text (digest {}, data.files have {}); "
                     "give its files, or begin with model.checkpoint",
                     found.text.to_string(), expected.text.to_string()));
   if (found.data_seed != expected.data_seed)
-    return refused(
-        fmt::format("its data.seed is {}, this run's {}", found.data_seed, expected.data_seed));
+    return refused(fmt::format("its {} is {}, this run's {}",
+                               config.rollout ? "rollout.seed" : "data.seed", found.data_seed,
+                               expected.data_seed));
   if (found.dp != expected.dp || found.microbatches != expected.microbatches ||
       found.sequences != expected.sequences || found.sequence != expected.sequence)
     return refused(fmt::format(
@@ -139,6 +164,20 @@ Result<> check_outputs(const config::TrainConfig& config, std::uint64_t done) {
   return {};
 }
 
+// What decides the batches that ranks expect of rank 0.
+std::string rollout_text(const config::TrainConfig& config) {
+  if (!config.rollout) return "none";
+  const config::RolloutConfig& c = *config.rollout;
+  return fmt::format("{} {} seed {} after {} answers {}", c.task, c.digits, c.seed,
+                     c.warm_start_steps, c.answers);
+}
+
+// What stands for the text of a run whose engines generate it.
+Digest problems_of(const config::RolloutConfig& config) {
+  const std::string name = fmt::format("{} {}", config.task, config.digits);
+  return digest_of(std::as_bytes(std::span(name)));
+}
+
 }  // namespace
 
 Result<training::TrainingOptions> training_options(const config::TrainConfig& config) {
@@ -178,11 +217,11 @@ Result<training::TrainingOptions> training_options(const config::TrainConfig& co
       .sequence = config.data.sequence,
       .deadline = config.deadline,
       .run = fmt::format("steps {} save {} every {} resume {} checkpoint {} seeds {} {} publish {} "
-                         "trace {} picture {}",
+                         "trace {} picture {} rollout {}",
                          config.steps, config.save.directory, config.save.every, config.resume,
                          config.model.checkpoint, config.model.seed, config.data.seed,
                          config.publish ? config.publish->every : 0, config.trace_file,
-                         config.picture)};
+                         config.picture, rollout_text(config))};
   if (const auto fits = training::check_parallel(options.sizes, *spec); !fits) {
     const bool by_file = !spec_directory(config).empty();
     return fail(by_file ? fits.error().with_context(spec_file(config)) : fits.error());
@@ -194,16 +233,23 @@ Result<training::TrainingOptions> training_options(const config::TrainConfig& co
 
 Result<RunBegin> begin_run(const config::TrainConfig& config,
                            const training::TrainingOptions& options) {
-  auto text = training::Corpus::open(config.data.files, config.data.sequence);
-  if (!text) return fail(std::move(text).error());
-  const training::RunFacts facts{.step = 0,
-                                 .data_seed = config.data.seed,
-                                 .text = text->digest(),
-                                 .dp = options.sizes.dp,
-                                 .microbatches = options.schedule.shape.microbatches,
-                                 .sequences = config.data.micro_batch,
-                                 .sequence = config.data.sequence};
-  RunBegin begin{.text = std::move(*text), .facts = facts, .weights = {}, .state = {}};
+  std::optional<training::Corpus> text;
+  if (!config.rollout) {
+    auto opened = training::Corpus::open(config.data.files, config.data.sequence);
+    if (!opened) return fail(std::move(opened).error());
+    text = std::move(*opened);
+  } else if (const auto task = task_of(config); !task) {
+    return fail(task.error());
+  }
+  const training::RunFacts facts{
+      .step = 0,
+      .data_seed = config.rollout ? config.rollout->seed : config.data.seed,
+      .text = text ? text->digest() : problems_of(*config.rollout),
+      .dp = options.sizes.dp,
+      .microbatches = options.schedule.shape.microbatches,
+      .sequences = config.data.micro_batch,
+      .sequence = config.data.sequence};
+  RunBegin begin{.text = std::move(text), .facts = facts, .weights = {}, .state = {}};
   if (!config.resume.empty()) {
     auto state = training::load_state(config.resume);
     if (!state) return fail(std::move(state).error());

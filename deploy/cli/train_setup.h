@@ -18,7 +18,7 @@ namespace wsync::cli {
 
 // Where a run begins.
 struct RunBegin {
-  training::Corpus text;
+  std::optional<training::Corpus> text;           // none where engines generate
   training::RunFacts facts;                       // facts.step has been taken
   std::optional<training::ParameterSet> weights;  // of a checkpoint; none: random ones by the seed
   std::optional<training::RunState> state;        // of a run that goes on

@@ -287,6 +287,9 @@ Result<Outcome> run_training(Context& context, const TrainerOptions& options,
     if (!options.export_to.empty())
       return export_model(*config, *planned, *begin, options.export_to);
   }
+  if (options.sequential && config->rollout)
+    return fail(ErrorCode::kInvalidInput,
+                "--sequential trains on text; leave it out beside `rollout`");
   if (options.sequential) {
     if (config->publish || !config->trace_file.empty() || !config->picture.empty())
       log_warning("--sequential publishes nothing, and writes neither trace_file nor picture");
@@ -334,6 +337,9 @@ Result<Outcome> run_trainer(Context& context, const TrainerOptions& options) {
       failure = why;
       (*loop)->stop();
     }));
+    if (config->checkpoint.empty())
+      log_info(
+          "nothing to publish yet: give --checkpoint DIRECTORY, or a train.yaml (-c) to train");
     (*loop)->run();
   }
   if (failure) return fail(*failure);

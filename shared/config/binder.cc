@@ -176,12 +176,17 @@ void Binder::number(std::string_view key, double& out, Range<double> range) {
     out = value;
 }
 
-void Binder::paths(std::string_view key, std::vector<std::string>& out) {
+void Binder::paths(std::string_view key, std::vector<std::string>& out) { split(key, ":", out); }
+
+void Binder::words(std::string_view key, std::vector<std::string>& out) { split(key, ", ", out); }
+
+void Binder::split(std::string_view key, std::string_view separators,
+                   std::vector<std::string>& out) {
   std::string all;
   text(key, all);
   out.clear();
   for (std::size_t at = 0; at < all.size();) {
-    const std::size_t end = std::min(all.find(':', at), all.size());
+    const std::size_t end = std::min(all.find_first_of(separators, at), all.size());
     if (end > at) out.push_back(all.substr(at, end - at));
     at = end + 1;
   }

@@ -65,6 +65,8 @@ class Binder {
   void number(std::string_view key, double& out, Range<double> range);
   // Paths with a ':' between them.
   void paths(std::string_view key, std::vector<std::string>& out);
+  // Words with commas or blanks between them.
+  void words(std::string_view key, std::vector<std::string>& out);
   template <class E>
   void choice(std::string_view key, E& out,
               std::initializer_list<std::pair<std::string_view, std::type_identity_t<E>>> choices) {
@@ -94,6 +96,7 @@ class Binder {
   [[nodiscard]] const std::vector<std::string>& keys() const noexcept { return keys_; }
 
  private:
+  void split(std::string_view key, std::string_view separators, std::vector<std::string>& out);
   [[nodiscard]] bool known(const Entry& entry) const;
 
   std::map<std::string, Entry, std::less<>> given_;  // file and --set; the latter wins

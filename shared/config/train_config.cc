@@ -20,6 +20,8 @@ constexpr Range<double> kBeta{0, 0.999999};
 constexpr Range<double> kEpsilon{1e-30, 1};
 constexpr Range<double> kDecay{0, 1e3};
 constexpr Range<double> kClipNorm{0, 1e9};
+constexpr Range<double> kClipRatio{0, 1e3};
+constexpr Range<double> kTemperature{1e-3, 1e3};
 
 void bind_model(Binder& binder, ModelConfig& c) {
   binder.text("model.checkpoint", c.checkpoint);
@@ -146,6 +148,40 @@ void bind_publish(Binder& binder, std::optional<PublishConfig>& out) {
   if (on) out = std::move(c);
 }
 
+void bind_rollout(Binder& binder, const TrainConfig& train, std::optional<RolloutConfig>& out) {
+  bool on = binder.has_section("rollout");
+  binder.flag("rollout.enabled", on);
+  const Binder::Section section(binder, "rollout", on);
+  RolloutConfig c;
+  binder.words("engines", c.engines);
+  binder.choice("task", c.task, {{"reverse", "reverse"}, {"sort", "sort"}});
+  binder.count("digits", c.digits, {1, kTaskDigits});
+  binder.count("seed", c.seed, kSeed);
+  binder.count("answers", c.answers, {1, kTaskAnswers});
+  binder.count("warm_start_steps", c.warm_start_steps, {1, kTrainSteps});
+  binder.count("max_staleness", c.max_staleness, {0, kTrainStaleness});
+  binder.count("requests", c.requests, {1, kTrainRequests});
+  binder.number("temperature", c.temperature, kTemperature);
+  binder.number("clip_low", c.clip_low, kClipRatio);
+  binder.number("clip_high", c.clip_high, kClipRatio);
+  binder.number("kl", c.kl, kDecay);
+  binder.duration("deadline", c.deadline, kDeadline);
+  binder.duration("patience", c.patience, kDeadline);
+  if (on && c.engines.empty())
+    binder.refuse("engines",
+                  "expected the engines that generate, such as http://127.0.0.1:8000, with a comma "
+                  "between them; found none");
+  const std::uint64_t sequences =
+      std::uint64_t{train.parallel.dp} * train.schedule.microbatches * train.data.micro_batch;
+  if (sequences % c.answers != 0)
+    binder.refuse("answers", fmt::format("expected a divisor of the sequences of a step, "
+                                         "parallel.dp * schedule.microbatches * data.micro_batch = "
+                                         "{} * {} * {} = {}; found {}",
+                                         train.parallel.dp, train.schedule.microbatches,
+                                         train.data.micro_batch, sequences, c.answers));
+  if (on) out = std::move(c);
+}
+
 void bind_train(Binder& binder, TrainConfig& c) {
   bind_model(binder, c.model);
   bind_data(binder, c.data);
@@ -159,7 +195,14 @@ void bind_train(Binder& binder, TrainConfig& c) {
   bind_heartbeat(binder, c.heartbeat);
   binder.duration("deadline", c.deadline, kDeadline);
   bind_ranks(binder, c.ranks);
+  bind_rollout(binder, c, c.rollout);
   bind_publish(binder, c.publish);
+  if (c.rollout && c.publish && c.publish->every != 1 && c.publish->every <= c.steps)
+    binder.refuse("publish.every",
+                  fmt::format("expected 1 beside `rollout`, where each step's weights generate for "
+                              "the next one, or more than `steps` ({}), for engines that keep "
+                              "their first weights; found {}",
+                              c.steps, c.publish->every));
   binder.text("trace_file", c.trace_file);
   binder.text("picture", c.picture);
   bind_log(binder, c.log);

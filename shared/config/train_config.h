@@ -20,6 +20,10 @@ inline constexpr std::uint32_t kTrainSequence = 65'536;    // bytes
 inline constexpr std::uint32_t kTrainMicroBatch = 65'536;  // sequences
 // Of a run: what a process group may have, inside a host and between hosts.
 inline constexpr std::uint32_t kTrainRanks = 256;
+inline constexpr std::uint32_t kTaskDigits = 32;
+inline constexpr std::uint32_t kTaskAnswers = 128;  // what an engine gives to one question
+inline constexpr std::uint32_t kTrainStaleness = 1'000;
+inline constexpr std::uint32_t kTrainRequests = 256;
 inline constexpr std::uint32_t kByteValues = 256;  // the tokens of byte-level text
 
 struct ModelConfig {
@@ -102,6 +106,25 @@ struct PublishConfig {
   friend bool operator==(const PublishConfig&, const PublishConfig&) = default;
 };
 
+// Reinforcement learning: what is trained on, in place of text.
+struct RolloutConfig {
+  std::vector<std::string> engines;  // http://HOST:PORT
+  std::string task = "reverse";      // a name that rollout::Task knows
+  std::uint32_t digits = 4;
+  std::uint32_t seed = 1;
+  std::uint32_t answers = 8;           // to each problem
+  std::uint32_t warm_start_steps = 1;  // on right answers, before the first that is generated
+  std::uint32_t max_staleness = 0;     // steps
+  std::uint32_t requests = 4;          // at once at each engine
+  double temperature = 1;
+  double clip_low = 0.2;
+  double clip_high = 0.2;
+  double kl = 0;
+  Milliseconds deadline{30'000};   // of one question to an engine
+  Milliseconds patience{300'000};  // for all answers of a step
+  friend bool operator==(const RolloutConfig&, const RolloutConfig&) = default;
+};
+
 struct TrainConfig {
   ModelConfig model;
   DataConfig data;
@@ -114,6 +137,7 @@ struct TrainConfig {
   HeartbeatConfig heartbeat;
   Milliseconds deadline{60'000};  // of one exchange between ranks
   RanksConfig ranks;
+  std::optional<RolloutConfig> rollout;  // absent = `data` is trained on
   std::optional<PublishConfig> publish;  // absent = nothing is published
   std::string trace_file;                // empty = none
   std::string picture;                   // empty = none

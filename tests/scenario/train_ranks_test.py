@@ -63,7 +63,7 @@ class Stop(unittest.TestCase):
                 if save:
                     step = os.listdir(directory)[0]
                     self.assertRegex(sentence, rf"stopped on request after {step.replace('_', ' ')} of 1000000; go on "
-                                               rf"with --set resume={directory}/{step}$")
+                                               rf"with --resume {directory}/{step}$")
                     self.assertIn(f"saved {directory}/{step}", out)
                 else:
                     self.assertRegex(sentence, r"stopped on request after step \d+ of 1000000; nothing is saved without "

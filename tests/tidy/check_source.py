@@ -52,7 +52,7 @@ LIBRARIES = (
     Library("spdlog", re.compile(r"spdlog/"), ("shared/base",), 'include "shared/base/log.h"'),
     Library("xxHash", re.compile(r"xxhash\.h|xxh3\.h"), ("shared/base",), 'include "shared/base/digest.h"'),
     Library("tl::expected", re.compile(r"tl/expected\.hpp"), ("shared/base",), 'include "shared/base/error.h"'),
-    Library("nlohmann-json", re.compile(r"nlohmann/"), ("shared/weights", "shared/trace", "shared/moe", "inference_side/engine/http", "deploy/cli", "bench", "tests")),
+    Library("nlohmann-json", re.compile(r"nlohmann/"), ("shared/weights", "shared/trace", "shared/moe", "inference_side/engine/http", "trainer_side/rollout", "deploy/cli", "bench", "tests")),
     Library("libuv", re.compile(r"uv\.h|uv/"), ("shared/loop", "shared/transport/tcp"), 'include "shared/loop/..."'),
     Library("ZeroMQ", re.compile(r"zmq\.hpp|zmq\.h|zmq_addon\.hpp"), ("shared/control/zmq",)),
     Library("yaml-cpp", re.compile(r"yaml-cpp/"), ("shared/config",), 'include "shared/config/..."'),
@@ -64,7 +64,7 @@ LIBRARIES = (
     Library("NCCL", re.compile(r"nccl\.h"), ("shared/collective/nccl",)),
     Library("Gloo", re.compile(r"gloo/"), ("shared/collective/gloo",)),
     Library("UCX", re.compile(r"ucp/|ucs/|uct/"), ("shared/transport/ucx",)),
-    Library("cpp-httplib", re.compile(r"httplib\.h"), ("inference_side/engine/http", "tests/unit/http"), 'include "inference_side/engine/http/..."'),
+    Library("cpp-httplib", re.compile(r"httplib\.h"), ("inference_side/engine/http", "trainer_side/rollout", "tests/unit/http", "tests/unit/rollout")),
     Library("GoogleTest", re.compile(r"gtest/|gmock/"), ("tests", "bench")),
 )
 

@@ -217,7 +217,7 @@ class Picture {
     };
     for (const std::vector<Turn>& turns : turns_)
       for (const Turn& turn : turns) has_pairs_ |= turn.forward && turn.backward;
-    choose("A forward alone (warm-up)", true, false, true);
+    choose("A forward alone", true, false, true);
     choose("A pair (1F1B)", true, true, false);
     choose("A backward alone (cool-down)", false, true, false);
   }

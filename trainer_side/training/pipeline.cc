@@ -7,6 +7,7 @@
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 #include "trainer_side/training/gradients.h"
+#include "trainer_side/training/loss.h"
 
 namespace wsync::training {
 namespace {
@@ -84,7 +85,7 @@ std::size_t most_offloaded(const schedule::RankProgram& program) {
 class Pipeline::Work {
  public:
   Work(Pipeline& pipeline, const std::vector<MicroBatch>& batches, float scale,
-       RankGradients& gradients)
+       RankGradients& gradients, const std::function<void()>& on_backward)
       : pipeline_(pipeline),
         options_(pipeline.options_),
         spec_(pipeline.options_.spec),
@@ -93,6 +94,7 @@ class Pipeline::Work {
         batches_(batches),
         scale_(scale),
         gradients_(gradients),
+        on_backward_(on_backward),
         losses_(batches.size()) {
     for (std::uint32_t i = 0; i < shape_.cells(); ++i)
       cells_.push_back(std::make_unique<CellRun>(pipeline.device_, pipeline.host_));
@@ -223,9 +225,8 @@ class Pipeline::Work {
     Buffer logits(tokens, spec_.vocabulary);
     moe::linear(cell.normed.matrix(), head_weights(), logits.matrix());
     cell.dlogits = Kept(cell.activations, tokens, spec_.vocabulary);
-    losses_[operation.cell.microbatch] =
-        moe::cross_entropy(logits.matrix(), batches_[operation.cell.microbatch].targets, scale_,
-                           cell.dlogits.matrix());
+    losses_[operation.cell.microbatch] = loss_and_logit_gradients(
+        batches_[operation.cell.microbatch], logits.matrix(), scale_, cell.dlogits.matrix());
     cell.dnormed = Kept(cell.activations, tokens, spec_.hidden);
     moe::linear_input_gradient(cell.dlogits.matrix(), head_weights(), cell.dnormed.matrix());
     cell.gradient = std::move(cell.hidden);
@@ -233,7 +234,9 @@ class Pipeline::Work {
                             cell.inverse_rms.values(), cell.gradient.matrix(), moe::Into::kReplace);
   }
 
+  // The first operation of a backward on the computation lane.
   [[nodiscard]] Result<> mlp_gradient(const Operation& operation, CellRun& cell) {
+    if (!std::exchange(is_backward_, true) && on_backward_) on_backward_();
     LayerRun& layer = cell.layers[operation.layer];
     if (!shares_experts()) WSYNC_TRY(layer.combine_gradient(cell.gradient.matrix()));
     layer.mlp_gradient();
@@ -299,6 +302,8 @@ class Pipeline::Work {
   const float scale_;
   RankGradients& gradients_;
   std::vector<std::unique_ptr<CellRun>> cells_;
+  const std::function<void()>& on_backward_;
+  bool is_backward_ = false;    // by the computation lane
   std::vector<double> losses_;  // of each micro-batch; the last stage's
 };
 
@@ -330,6 +335,8 @@ void Pipeline::check_batches(const std::vector<MicroBatch>& batches) const {
     WSYNC_CHECK(batch.sequence == options_.sequence && batch.tokens.size() == options_.tokens &&
                     batch.targets.size() == options_.tokens,
                 "micro-batches are of the sizes that memory was made for");
+    WSYNC_CHECK(has_loss_of_each_target(batch),
+                "a micro-batch has a weight for each target or none, and so with its policy");
     WSYNC_CHECK(std::all_of(batch.tokens.begin(), batch.tokens.end(), is_known) &&
                     std::all_of(batch.targets.begin(), batch.targets.end(), is_known),
                 "a token is one of the vocabulary");
@@ -342,10 +349,11 @@ void Pipeline::abort(const Error& error) const {
 }
 
 Result<Pipeline::Step> Pipeline::run_step(const std::vector<MicroBatch>& batches, float scale,
-                                          RankGradients& gradients) {
+                                          RankGradients& gradients,
+                                          const std::function<void()>& on_backward) {
   const schedule::RankProgram& program = options_.program->ranks[options_.place.pipeline];
   check_batches(batches);
-  Work work(*this, batches, scale, gradients);
+  Work work(*this, batches, scale, gradients, on_backward);
   auto times = run_lanes(program, {.work = [&](const Operation& one) { return work.run(one); },
                                    .on_failure = [this](const Error& why) { abort(why); }});
   if (!times) return fail(std::move(times).error());

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -70,10 +71,12 @@ class Pipeline {
     std::vector<Measured> times;  // of this rank's operations
   };
   // `batches`: the micro-batches of this rank's replica, of the sizes of the options. Adds to
-  // `gradients` those of the loss summed over tokens, times `scale`. A failure has broken the
-  // group, whose other ranks are told which one failed.
+  // `gradients` those of the loss (see loss.h) summed over tokens, times `scale`. `on_backward` is
+  // called by this thread before its first backward. A failure has broken the group, whose other
+  // ranks are told which one failed.
   [[nodiscard]] Result<Step> run_step(const std::vector<MicroBatch>& batches, float scale,
-                                      RankGradients& gradients);
+                                      RankGradients& gradients,
+                                      const std::function<void()>& on_backward = {});
   [[nodiscard]] const SlotPool& device_pool() const noexcept { return device_; }
   [[nodiscard]] const SlotPool& host_pool() const noexcept { return host_; }
 

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string_view>
 #include <utility>
@@ -152,10 +153,42 @@ std::vector<std::span<float>> arrays_of(TrainingRank& rank) {
   std::vector<std::span<float>> arrays;
   for (Shard& shard : rank.update().shards()) {
     if (shard.team.index() == 0) arrays.push_back(shard.weights->all());
-    arrays.push_back(shard.mean);
-    arrays.push_back(shard.variance);
+    arrays.push_back(shard.own.mean);
+    arrays.push_back(shard.own.variance);
   }
   return arrays;
+}
+
+using Wanted = bool (*)(Part::Kind kind);
+using Put = std::function<void(const Part& part, std::span<const float> array)>;
+
+// Gives every rank's wanted arrays to `put` on rank 0, its own first; the others send theirs.
+Result<> gather_parts(TrainingRank& rank, collective::ProcessGroup* group, Wanted wanted,
+                      const Put& put) {
+  const TrainingOptions& options = rank.options();
+  const std::vector<std::span<float>> own = arrays_of(rank);
+  const std::vector<Part> own_parts = parts_of(options, rank.place().rank);
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    if (!wanted(own_parts[i].kind)) continue;
+    if (rank.place().rank == 0) {
+      put(own_parts[i], own[i]);
+      continue;
+    }
+    const collective::Send message{.to = 0, .bytes = std::as_bytes(own[i])};
+    WSYNC_TRY(group->exchange({&message, 1}, {}, now() + options.deadline));
+  }
+  if (rank.place().rank != 0) return {};
+  std::vector<float> array;
+  for (std::uint32_t other = 1; other < options.sizes.ranks(); ++other)
+    for (const Part& part : parts_of(options, other)) {
+      if (!wanted(part.kind)) continue;
+      array.resize(part.end - part.begin);
+      const collective::Receive message{.from = other,
+                                        .bytes = std::as_writable_bytes(std::span(array))};
+      WSYNC_TRY(group->exchange({}, {&message, 1}, now() + options.deadline));
+      put(part, array);
+    }
+  return {};
 }
 
 // Copies between a part's array and the sets of a state.
@@ -184,8 +217,8 @@ ParameterSet& set_of(RunState& state, Part::Kind kind) {
   return state.weights;
 }
 
-void put(const Part& part, std::span<const float> array, RunState& state) {
-  for_each_piece(part, set_of(state, part.kind), [&](std::size_t at, std::span<float> piece) {
+void put_part(const Part& part, std::span<const float> array, ParameterSet& set) {
+  for_each_piece(part, set, [&](std::size_t at, std::span<float> piece) {
     std::copy_n(array.begin() + static_cast<std::ptrdiff_t>(at), piece.size(), piece.begin());
   });
 }
@@ -221,33 +254,31 @@ Result<RunState> load_state(const std::string& path) {
 
 Result<std::optional<RunState>> gather_state(TrainingRank& rank, const RunFacts& facts,
                                              collective::ProcessGroup* group) {
-  const TrainingOptions& options = rank.options();
-  if (rank.place().rank != 0) {
-    for (const std::span<float> array : arrays_of(rank)) {
-      const collective::Send message{.to = 0, .bytes = std::as_bytes(array)};
-      WSYNC_TRY(group->exchange({&message, 1}, {}, now() + options.deadline));
-    }
-    return std::optional<RunState>();
+  std::optional<RunState> state;
+  if (rank.place().rank == 0) {
+    const std::vector<moe::Parameter> all = moe::all_parameters(rank.options().spec);
+    state = RunState{.spec = rank.options().spec,
+                     .facts = facts,
+                     .weights = ParameterSet(all),
+                     .mean = ParameterSet(all),
+                     .variance = ParameterSet(all)};
   }
-  const std::vector<moe::Parameter> all = moe::all_parameters(options.spec);
-  RunState state{.spec = options.spec,
-                 .facts = facts,
-                 .weights = ParameterSet(all),
-                 .mean = ParameterSet(all),
-                 .variance = ParameterSet(all)};
-  const std::vector<std::span<float>> own = arrays_of(rank);
-  const std::vector<Part> own_parts = parts_of(options, 0);
-  for (std::size_t i = 0; i < own.size(); ++i) put(own_parts[i], own[i], state);
-  std::vector<float> array;
-  for (std::uint32_t other = 1; other < options.sizes.ranks(); ++other)
-    for (const Part& part : parts_of(options, other)) {
-      array.resize(part.end - part.begin);
-      const collective::Receive message{.from = other,
-                                        .bytes = std::as_writable_bytes(std::span(array))};
-      WSYNC_TRY(group->exchange({}, {&message, 1}, now() + options.deadline));
-      put(part, array, state);
-    }
-  return std::optional(std::move(state));
+  WSYNC_TRY(gather_parts(
+      rank, group, [](Part::Kind) { return true; },
+      [&](const Part& part, std::span<const float> array) {
+        put_part(part, array, set_of(*state, part.kind));
+      }));
+  return state;
+}
+
+Result<std::optional<ParameterSet>> gather_weights(TrainingRank& rank,
+                                                   collective::ProcessGroup* group) {
+  std::optional<ParameterSet> weights;
+  if (rank.place().rank == 0) weights.emplace(moe::all_parameters(rank.options().spec));
+  WSYNC_TRY(gather_parts(
+      rank, group, [](Part::Kind kind) { return kind == Part::Kind::kWeights; },
+      [&](const Part& part, std::span<const float> array) { put_part(part, array, *weights); }));
+  return weights;
 }
 
 void adopt_weights(TrainingRank& rank, const ParameterSet& all) {
@@ -260,16 +291,21 @@ void adopt_weights(TrainingRank& rank, const ParameterSet& all) {
 
 void adopt_state(TrainingRank& rank, const RunState& state) {
   adopt_weights(rank, state.weights);
+  const auto adopt = [](const Shard& shard, const ParameterSet& set, const HeldPart& held,
+                        std::vector<float>& values) {
+    ParameterSet array(shard.weights->parameters());
+    for (const moe::Parameter& parameter : array.parameters()) {
+      const std::span<const float> from = set.values(parameter.name);
+      std::copy(from.begin(), from.end(), array.values(parameter.name).begin());
+    }
+    std::copy(array.all().begin() + static_cast<std::ptrdiff_t>(held.begin),
+              array.all().begin() + static_cast<std::ptrdiff_t>(held.end), values.begin());
+  };
   for (Shard& shard : rank.update().shards())
-    for (const auto& [values, set] :
-         {std::pair{&shard.mean, &state.mean}, std::pair{&shard.variance, &state.variance}}) {
-      ParameterSet part(shard.weights->parameters());
-      for (const moe::Parameter& parameter : part.parameters()) {
-        const std::span<const float> from = set->values(parameter.name);
-        std::copy(from.begin(), from.end(), part.values(parameter.name).begin());
-      }
-      std::copy(part.all().begin() + static_cast<std::ptrdiff_t>(shard.begin()),
-                part.all().begin() + static_cast<std::ptrdiff_t>(shard.end()), values->begin());
+    for (HeldPart* held : {&shard.own, shard.second ? &*shard.second : nullptr}) {
+      if (held == nullptr) continue;
+      adopt(shard, state.mean, *held, held->mean);
+      adopt(shard, state.variance, *held, held->variance);
     }
 }
 

@@ -47,6 +47,9 @@ struct RunState {
 [[nodiscard]] Result<std::optional<RunState>> gather_state(TrainingRank& rank,
                                                            const RunFacts& facts,
                                                            collective::ProcessGroup* group);
+// As gather_state(), of the parameters alone.
+[[nodiscard]] Result<std::optional<ParameterSet>> gather_weights(TrainingRank& rank,
+                                                                 collective::ProcessGroup* group);
 // Gives a rank its part of a state. Then Update::share_tied_head().
 void adopt_state(TrainingRank& rank, const RunState& state);
 // Gives a rank its part of parameters that have no optimizer's state yet; `all` has every one.

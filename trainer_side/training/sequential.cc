@@ -4,6 +4,7 @@
 
 #include "shared/base/check.h"
 #include "trainer_side/training/gradients.h"
+#include "trainer_side/training/loss.h"
 
 namespace wsync::training {
 namespace {
@@ -73,6 +74,12 @@ Buffer SequentialModel::logits(const MicroBatch& batch) const {
   return std::move(run_forward(batch)->logits);
 }
 
+std::vector<float> SequentialModel::log_probabilities(const MicroBatch& batch) const {
+  std::vector<float> of_targets(batch.targets.size());
+  target_log_probabilities(logits(batch).matrix(), batch.targets, of_targets);
+  return of_targets;
+}
+
 double SequentialModel::loss_and_gradients(const MicroBatch& batch, float scale,
                                            ParameterSet& gradients,
                                            std::optional<moe::Matrix> tied_head) const {
@@ -81,7 +88,7 @@ double SequentialModel::loss_and_gradients(const MicroBatch& batch, float scale,
   const std::size_t tokens = batch.tokens.size();
   Buffer dlogits(tokens, spec_.vocabulary);
   const double loss =
-      moe::cross_entropy(forward.logits.matrix(), batch.targets, scale, dlogits.matrix());
+      loss_and_logit_gradients(batch, forward.logits.matrix(), scale, dlogits.matrix());
   Buffer dnormed(tokens, spec_.hidden);
   moe::linear_input_gradient(dlogits.matrix(), head(), dnormed.matrix());
   Buffer dhidden(tokens, spec_.hidden);

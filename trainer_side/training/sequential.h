@@ -25,9 +25,11 @@ class SequentialModel {
 
   // Logits of every token, [tokens, vocabulary].
   [[nodiscard]] Buffer logits(const MicroBatch& batch) const;
-  // Adds to `gradients` those of the loss summed over tokens, times `scale`; returns the loss
-  // summed over tokens, not scaled. `tied_head`: where a tied head's gradient is added; without, to
-  // that of the embedding.
+  // Of each target, given the tokens up to its own.
+  [[nodiscard]] std::vector<float> log_probabilities(const MicroBatch& batch) const;
+  // Adds to `gradients` those of the loss (see loss.h) summed over tokens, times `scale`; returns
+  // the loss summed over tokens, not scaled. `tied_head`: where a tied head's gradient is added;
+  // without, to that of the embedding.
   double loss_and_gradients(const MicroBatch& batch, float scale, ParameterSet& gradients,
                             std::optional<moe::Matrix> tied_head = std::nullopt) const;
 

@@ -22,14 +22,15 @@ std::string text_of(const TrainingOptions& options) {
   const ParallelSizes& sizes = options.sizes;
   const schedule::ScheduleOptions& order = options.schedule;
   const OptimizerOptions& optimizer = options.optimizer;
-  return fmt::format("{}\n{} {} {} {}\n{} {} {} {} {} {} {}\n{} {} {} {} {} {} {} {} {}\n{} {}\n{}",
-                     moe::write_config(options.spec), sizes.pp, sizes.vpp, sizes.ep, sizes.dp,
-                     schedule::order_name(order.order), order.shape.microbatches,
-                     order.group.value_or(0), order.overlap, order.extra_warmup.value_or(2),
-                     order.delay_wgrad, options.offload, optimizer.learning_rate,
-                     optimizer.final_learning_rate, optimizer.warmup_steps, optimizer.total_steps,
-                     optimizer.beta1, optimizer.beta2, optimizer.epsilon, optimizer.weight_decay,
-                     optimizer.clip_norm, options.sequences, options.sequence, options.run);
+  return fmt::format(
+      "{}\n{} {} {} {}\n{} {} {} {} {} {} {}\n{} {} {} {} {} {} {} {} {}\n{} {} {}\n{}",
+      moe::write_config(options.spec), sizes.pp, sizes.vpp, sizes.ep, sizes.dp,
+      schedule::order_name(order.order), order.shape.microbatches, order.group.value_or(0),
+      order.overlap, order.extra_warmup.value_or(2), order.delay_wgrad, options.offload,
+      optimizer.learning_rate, optimizer.final_learning_rate, optimizer.warmup_steps,
+      optimizer.total_steps, optimizer.beta1, optimizer.beta2, optimizer.epsilon,
+      optimizer.weight_decay, optimizer.clip_norm, options.sequences, options.sequence,
+      options.second_holders, options.run);
 }
 
 Result<> check_identity(const TrainingOptions& options, std::uint32_t rank,
@@ -132,17 +133,21 @@ TrainingRank::TrainingRank(const TrainingOptions& options, const Place& place,
           .group = group,
           .deadline = options.deadline},
       weights_);
-  update_ = std::make_unique<Update>(UpdateOptions{.spec = options.spec,
-                                                   .sizes = options.sizes,
-                                                   .place = place,
-                                                   .optimizer = options.optimizer,
-                                                   .group = group,
-                                                   .deadline = options.deadline},
-                                     weights_);
+  update_ = std::make_unique<Update>(
+      UpdateOptions{.spec = options.spec,
+                    .sizes = options.sizes,
+                    .place = place,
+                    .optimizer = options.optimizer,
+                    .group = group,
+                    .deadline = options.deadline,
+                    .second_holders = options.second_holders,
+                    .on_barrier = [this](std::uint64_t step) { set_tag({step, Phase::kUpdate}); }},
+      weights_);
 }
 
 Result<std::unique_ptr<TrainingRank>> TrainingRank::create(const TrainingOptions& options,
-                                                           collective::ProcessGroup* group) {
+                                                           collective::ProcessGroup* group,
+                                                           Start start) {
   auto program = plan_training(options);
   if (!program) return fail(std::move(program).error());
   const std::uint32_t rank = group == nullptr ? 0 : group->rank();
@@ -151,7 +156,7 @@ Result<std::unique_ptr<TrainingRank>> TrainingRank::create(const TrainingOptions
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("{} ranks have been started; pp {} times dp {} is {}", ranks,
                             options.sizes.pp, options.sizes.dp, options.sizes.ranks()));
-  WSYNC_TRY(check_identity(options, rank, group));
+  if (start == Start::kTogether) WSYNC_TRY(check_identity(options, rank, group));
   try {
     return std::unique_ptr<TrainingRank>(
         new TrainingRank(options, place_of(options.sizes, rank),
@@ -164,13 +169,33 @@ Result<std::unique_ptr<TrainingRank>> TrainingRank::create(const TrainingOptions
   }
 }
 
+Result<> TrainingRank::compare_options() { return check_identity(options_, place_.rank, group_); }
+
+void TrainingRank::set_tag(const Tag& tag) {
+  if (tag == tag_) return;
+  tag_ = tag;
+  if (on_phase_) on_phase_(tag_);
+}
+
+void TrainingRank::begin_at(std::uint64_t step, const std::optional<StepResult>& before) {
+  update_->set_taken(step - 1, before);
+  set_tag({step, Phase::kForward});
+}
+
+void TrainingRank::set_empty() {
+  update_->set_taken(0, {});
+  set_tag({});
+}
+
 Result<TrainingRank::Step> TrainingRank::run_step(std::uint64_t step,
                                                   const std::vector<MicroBatch>& batches,
                                                   const std::function<Result<>()>& before_update) {
   Step measured{.result = {}, .begin = now(), .operations = {}, .computed = {}, .end = {}};
+  set_tag({step, Phase::kForward});
   gradients_.clear();
   const std::uint64_t tokens = options_.tokens_of_step();
-  auto run = pipeline_->run_step(batches, 1.0F / static_cast<float>(tokens), gradients_);
+  auto run = pipeline_->run_step(batches, 1.0F / static_cast<float>(tokens), gradients_,
+                                 [&] { set_tag({step, Phase::kBackward}); });
   if (!run) return fail(std::move(run).error());
   measured.computed = now();
   if (before_update)
@@ -181,6 +206,7 @@ Result<TrainingRank::Step> TrainingRank::run_step(std::uint64_t step,
     }
   const auto updated = update_->run(step, run->loss, tokens, gradients_);
   if (!updated) return fail(updated.error());
+  set_tag({step + 1, Phase::kForward});
   measured.result = *updated;
   measured.operations = std::move(run->times);
   measured.end = now();

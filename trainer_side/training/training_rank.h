@@ -6,12 +6,15 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "shared/collective/process_group.h"
 #include "trainer_side/schedule/order.h"
 #include "trainer_side/training/pipeline.h"
+#include "trainer_side/training/recovery.h"
 #include "trainer_side/training/update.h"
 
 namespace wsync::training {
@@ -25,6 +28,7 @@ struct TrainingOptions {
   std::size_t sequences = 1;                   // of a micro-batch
   std::size_t sequence = 1;                    // tokens of each
   std::chrono::milliseconds deadline{60'000};  // of one exchange between ranks
+  bool second_holders = false;                 // what recover() needs (recovery_run.h)
   // What else all ranks must have in common: compared at the start, and nothing else.
   std::string run;
   [[nodiscard]] std::uint64_t tokens_of_step() const noexcept;
@@ -46,11 +50,16 @@ class TrainingRank {
     TimePoint end{};                   // parameters are those of the next step
   };
 
+  enum class Start : std::uint8_t {
+    kTogether,     // with all other ranks
+    kReplacement,  // in a lost rank's place, among ranks that have begun: recover() is next
+  };
   // Its weights are zero until they are set. `group` is borrowed, of sizes.ranks() ranks; null for
-  // one. Waits for all ranks: kRefused when one of them uses other kernels of the BLAS library or
-  // other options, and would not agree to the bit; kResourceExhausted when there is no memory.
-  [[nodiscard]] static Result<std::unique_ptr<TrainingRank>> create(
-      const TrainingOptions& options, collective::ProcessGroup* group);
+  // one. Together with the others, waits for compare_options(). kResourceExhausted when there is no
+  // memory.
+  [[nodiscard]] static Result<std::unique_ptr<TrainingRank>> create(const TrainingOptions& options,
+                                                                    collective::ProcessGroup* group,
+                                                                    Start start = Start::kTogether);
   TrainingRank(const TrainingRank&) = delete;
   TrainingRank& operator=(const TrainingRank&) = delete;
 
@@ -59,6 +68,21 @@ class TrainingRank {
   // Errors as Update::run().
   [[nodiscard]] Result<Step> run_step(std::uint64_t step, const std::vector<MicroBatch>& batches,
                                       const std::function<Result<>()>& before_update = {});
+
+  // Waits for all ranks: kRefused when one of them uses other kernels of the BLAS library or other
+  // options, and would not agree to the bit. Other errors as ProcessGroup::exchange().
+  [[nodiscard]] Result<> compare_options();
+
+  // Where this rank is. Empty until begin_at() or its first step, and from set_empty() on.
+  [[nodiscard]] const Tag& tag() const noexcept { return tag_; }
+  // `told` is called with each tag that differs from the one before, by the thread that changes it:
+  // that of run_step(), begin_at() or recover().
+  void on_phase(std::function<void(const Tag&)> told) { on_phase_ = std::move(told); }
+  // Weights and the optimizer's state have been set: they are those that `step` begins with, and
+  // the step before came to `before` where that is known. What is left of another step is dropped.
+  void begin_at(std::uint64_t step, const std::optional<StepResult>& before = {});
+  // Weights and state are about to be set from elsewhere: until begin_at() they are of no step.
+  void set_empty();
 
   [[nodiscard]] const TrainingOptions& options() const noexcept { return options_; }
   [[nodiscard]] const Place& place() const noexcept { return place_; }
@@ -71,6 +95,7 @@ class TrainingRank {
  private:
   TrainingRank(const TrainingOptions& options, const Place& place,
                std::shared_ptr<const schedule::Program> program, collective::ProcessGroup* group);
+  void set_tag(const Tag& tag);
   const TrainingOptions options_;
   const Place place_;
   const std::shared_ptr<const schedule::Program> program_;
@@ -79,6 +104,8 @@ class TrainingRank {
   RankGradients gradients_;
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<Update> update_;
+  Tag tag_;
+  std::function<void(const Tag&)> on_phase_;
 };
 
 }  // namespace wsync::training

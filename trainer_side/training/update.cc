@@ -8,6 +8,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
+#include "trainer_side/training/recovery.h"
 
 namespace wsync::training {
 namespace {
@@ -28,34 +29,42 @@ bool is_finite(std::span<const float> values) {
   return std::all_of(values.begin(), values.end(), [](float one) { return std::isfinite(one); });
 }
 
-// The blocks of a shard, as elements of the array.
+// The blocks of a part, as elements of the array.
 template <class Visit>
-void for_each_block(const Shard& shard, const Visit& visit) {
+void for_each_block(const Shard& shard, const HeldPart& part, const Visit& visit) {
   for (const NormBlock& block : shard.blocks)
-    if (block.first >= shard.begin() && block.first < shard.end()) visit(block);
+    if (block.first >= part.begin && block.first < part.end) visit(block);
 }
 
-std::span<const float> gradient_of(const Shard& shard, const NormBlock& block) {
-  return std::span(shard.gradient).subspan(block.first - shard.begin(), block.count);
+std::span<const float> gradient_of(const HeldPart& part, const NormBlock& block) {
+  return std::span(part.gradient).subspan(block.first - part.begin, block.count);
 }
 
-Shard make_shard(ParameterSet& weights, collective::Team team,
+HeldPart make_part(const std::vector<std::size_t>& cuts, std::uint32_t member) {
+  HeldPart part{
+      .begin = cuts[member], .end = cuts[member + 1], .mean = {}, .variance = {}, .gradient = {}};
+  for (std::vector<float>* values : {&part.mean, &part.variance, &part.gradient})
+    values->assign(part.end - part.begin, 0.0F);
+  return part;
+}
+
+Shard make_shard(ParameterSet& weights, collective::Team team, bool second_holders,
                  const std::map<std::string, std::size_t>& model) {
   Shard shard{.weights = &weights,
               .team = std::move(team),
               .blocks = norm_blocks(weights.parameters()),
               .cuts = {},
               .model_of = {},
-              .mean = {},
-              .variance = {},
-              .gradient = {}};
+              .own = {},
+              .second = {}};
   for (const std::size_t cut : shard_cuts(shard.blocks.size(), shard.team.size()))
     shard.cuts.push_back(cut < shard.blocks.size() ? shard.blocks[cut].first
                                                    : weights.all().size());
   for (const moe::Parameter& parameter : weights.parameters())
     shard.model_of.push_back(model.at(parameter.name));
-  for (std::vector<float>* values : {&shard.mean, &shard.variance, &shard.gradient})
-    values->assign(shard.end() - shard.begin(), 0.0F);
+  shard.own = make_part(shard.cuts, shard.team.index());
+  if (second_holders && shard.team.size() > 1)
+    shard.second = make_part(shard.cuts, second_held_by(shard.team.index(), shard.team.size()));
   return shard;
 }
 
@@ -100,16 +109,21 @@ Error not_finite(std::uint64_t step, double loss, const std::vector<moe::Paramet
                            step, loss, where));
 }
 
+HeldPart* Shard::held_of(std::uint32_t member) {
+  if (member == team.index()) return &own;
+  return second && member == second_held_by(team.index(), team.size()) ? &*second : nullptr;
+}
+
 Update::Update(UpdateOptions options, RankWeights& weights)
     : options_(std::move(options)), all_(moe::all_parameters(options_.spec)), weights_(weights) {
   const std::map<std::string, std::size_t> model = index_of(all_);
   const auto team = [&](std::vector<std::uint32_t> members) {
     return collective::Team(options_.group, std::move(members));
   };
-  shards_.push_back(
-      make_shard(weights.dense, team(replica_team(options_.sizes, options_.place)), model));
-  shards_.push_back(
-      make_shard(weights.experts, team(expert_copies_team(options_.sizes, options_.place)), model));
+  for (const Array array : {Array::kDense, Array::kExperts})
+    shards_.push_back(make_shard(array == Array::kDense ? weights.dense : weights.experts,
+                                 team(team_of(options_.sizes, options_.place, array)),
+                                 options_.second_holders, model));
   std::vector<std::size_t> first_block(all_.size());
   std::size_t last = 0;
   for (const NormBlock& block : norm_blocks(all_)) {
@@ -156,22 +170,39 @@ Result<> Update::sum_tied_head(RankGradients& gradients) {
 }
 
 Result<> Update::add_tied_head(const ParameterSet& head) {
-  Shard& shard = shards_[0];  // the embedding is the first of its parameters
+  HeldPart& own = shards_[0].own;  // the embedding is the first of its parameters
   const std::span<const float> values = head.all();
-  for (std::size_t i = shard.begin(); i < std::min(shard.end(), values.size()); ++i)
-    shard.gradient[i - shard.begin()] += values[i] * (planted("tied_head_twice") ? 2.0F : 1.0F);
+  for (std::size_t i = own.begin; i < std::min(own.end, values.size()); ++i)
+    own.gradient[i - own.begin] += values[i] * (planted("tied_head_twice") ? 2.0F : 1.0F);
   return {};
+}
+
+// What the next member needs to take the step in this one's place.
+Result<> Update::give_to_second_holders() {
+  std::vector<collective::Send> sends;
+  std::vector<collective::Receive> receives;
+  for (Shard& shard : shards_) {
+    if (!shard.second) continue;
+    const std::uint32_t index = shard.team.index();
+    const std::uint32_t size = shard.team.size();
+    sends.push_back({.to = shard.team.rank_of(second_holder_of(index, size)),
+                     .bytes = std::as_bytes(std::span(std::as_const(shard.own.gradient)))});
+    receives.push_back({.from = shard.team.rank_of(second_held_by(index, size)),
+                        .bytes = std::as_writable_bytes(std::span(shard.second->gradient))});
+  }
+  return sends.empty() ? Result<>() : options_.group->exchange(sends, receives, deadline());
 }
 
 Result<> Update::sum_gradients(RankGradients& gradients) {
   const std::span<const float> dense = gradients.dense.all();
   WSYNC_TRY(collective::reduce_scatter(shards_[0].team, {&dense, 1}, shards_[0].cuts,
-                                       shards_[0].gradient, deadline()));
+                                       shards_[0].own.gradient, deadline()));
   std::vector<std::span<const float>> sources;
   for (const ParameterSet& source : gradients.experts) sources.push_back(source.all());
   WSYNC_TRY(collective::reduce_scatter(shards_[1].team, sources, shards_[1].cuts,
-                                       shards_[1].gradient, deadline()));
-  return options_.spec.tied_embeddings ? sum_tied_head(gradients) : Result<>();
+                                       shards_[1].own.gradient, deadline()));
+  if (options_.spec.tied_embeddings) WSYNC_TRY(sum_tied_head(gradients));
+  return give_to_second_holders();
 }
 
 Result<std::vector<std::vector<double>>> Update::gather_sums(std::uint64_t step, double loss) {
@@ -182,12 +213,12 @@ Result<std::vector<std::vector<double>>> Update::gather_sums(std::uint64_t step,
   std::vector<double>& own = sums[options_.place.rank];
   own.assign({static_cast<double>(step), loss});
   for (const Shard& shard : shards_)
-    for_each_block(shard, [&](const NormBlock& block) {
-      own.push_back(square_sum(gradient_of(shard, block)));
+    for_each_block(shard, shard.own, [&](const NormBlock& block) {
+      own.push_back(square_sum(gradient_of(shard.own, block)));
     });
   if (planted("norm_over_shards")) {
     std::fill(own.begin() + kFirstBlock, own.end(), 0.0);
-    own.back() = square_sum(shards_[0].gradient) + square_sum(shards_[1].gradient);
+    own.back() = square_sum(shards_[0].own.gradient) + square_sum(shards_[1].own.gradient);
   }
   std::vector<std::uint32_t> everyone(ranks);
   std::vector<std::span<std::byte>> parts;
@@ -209,8 +240,8 @@ Result<Error> Update::why_not_finite(std::uint64_t step, double loss) {
     for (std::size_t i = 0; i < parameters.size(); ++i)
       if (!is_finite(std::as_const(*shard.weights).values(parameters[i].name)))
         own[0] = std::min<std::uint64_t>(own[0], shard.model_of[i]);
-    for_each_block(shard, [&](const NormBlock& block) {
-      if (!is_finite(gradient_of(shard, block)))
+    for_each_block(shard, shard.own, [&](const NormBlock& block) {
+      if (!is_finite(gradient_of(shard.own, block)))
         own[1] = std::min<std::uint64_t>(own[1], shard.model_of[block.parameter]);
     });
   }
@@ -259,27 +290,67 @@ Result<StepResult> Update::agree(std::uint64_t step, double loss, std::uint64_t 
 
 Result<StepResult> Update::run(std::uint64_t step, double loss, std::uint64_t tokens,
                                RankGradients& gradients) {
+  progress_.reduced = 0;
   WSYNC_TRY(sum_gradients(gradients));
+  progress_.reduced = step;
+  if (planted("flip_before_barrier") && options_.on_barrier) options_.on_barrier(step);
   const auto result = agree(step, loss, tokens);
   if (!result) return fail(result.error());
-  const float factor = clip_factor(result->gradient_norm, options_.optimizer.clip_norm);
-  for (Shard& shard : shards_) {
-    for_each_block(shard, [&](const NormBlock& block) {
-      const std::size_t at = block.first - shard.begin();
-      adamw_step(options_.optimizer, step,
+  pass_barrier(step, *result);
+  apply();
+  WSYNC_TRY(share_weights());
+  WSYNC_TRY(share_tied_head());
+  return *result;
+}
+
+Result<> Update::finish(std::uint64_t step, const StepResult& result) {
+  if (progress_.passed == step) return {};
+  if (progress_.reduced != step)
+    return fail(ErrorCode::kInternal,
+                fmt::format("rank {} cannot end step {}: it has the reduced gradients of step {}",
+                            options_.place.rank, step, progress_.reduced));
+  pass_barrier(step, result);
+  apply();
+  return {};
+}
+
+void Update::set_taken(std::uint64_t step, const std::optional<StepResult>& result) {
+  progress_ = {.reduced = 0, .passed = result ? step : 0, .result = result.value_or(StepResult())};
+}
+
+void Update::pass_barrier(std::uint64_t step, const StepResult& result) {
+  progress_.passed = step;
+  progress_.result = result;
+  if (options_.on_barrier) options_.on_barrier(step);
+}
+
+void Update::apply() {
+  const float factor = clip_factor(progress_.result.gradient_norm, options_.optimizer.clip_norm);
+  const auto apply_to = [&](Shard& shard, HeldPart& part) {
+    for_each_block(shard, part, [&](const NormBlock& block) {
+      const std::size_t at = block.first - part.begin;
+      adamw_step(options_.optimizer, progress_.passed,
                  shard.weights->parameters()[block.parameter].shape.size() > 1, factor,
-                 gradient_of(shard, block), shard.weights->all().subspan(block.first, block.count),
-                 {.mean = std::span(shard.mean).subspan(at, block.count),
-                  .variance = std::span(shard.variance).subspan(at, block.count)});
+                 gradient_of(part, block), shard.weights->all().subspan(block.first, block.count),
+                 {.mean = std::span(part.mean).subspan(at, block.count),
+                  .variance = std::span(part.variance).subspan(at, block.count)});
     });
+  };
+  for (Shard& shard : shards_) {
+    apply_to(shard, shard.own);
+    if (shard.second && !planted("second_holder_idle")) apply_to(shard, *shard.second);
+  }
+}
+
+Result<> Update::share_weights() {
+  for (const Shard& shard : shards_) {
     std::vector<std::span<std::byte>> parts;
     for (std::size_t i = 0; i < shard.team.size(); ++i)
       parts.push_back(std::as_writable_bytes(
           shard.weights->all().subspan(shard.cuts[i], shard.cuts[i + 1] - shard.cuts[i])));
     WSYNC_TRY(collective::all_gather(shard.team, parts, deadline()));
   }
-  WSYNC_TRY(share_tied_head());
-  return *result;
+  return {};
 }
 
 Result<> Update::share_tied_head() {

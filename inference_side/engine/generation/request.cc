@@ -1,5 +1,6 @@
 #include "inference_side/engine/generation/request.h"
 
+#include <algorithm>
 #include <cmath>
 #include <span>
 #include <string>
@@ -69,6 +70,12 @@ Result<> check_choice(const Sampling& sampling) {
 
 }  // namespace
 
+bool ends(const Request& request, Token token) noexcept {
+  return token == request.end_token ||
+         std::find(request.end_tokens.begin(), request.end_tokens.end(), token) !=
+             request.end_tokens.end();
+}
+
 Result<> check_request(const Request& request, std::uint32_t vocabulary,
                        std::uint32_t max_positions) {
   WSYNC_TRY(check_length(request, max_positions));
@@ -77,6 +84,10 @@ Result<> check_request(const Request& request, std::uint32_t vocabulary,
   WSYNC_TRY(check_stops(request, vocabulary));
   if (request.end_token)
     WSYNC_TRY(check_tokens(std::span(&*request.end_token, 1), "end_token", vocabulary));
+  if (request.end_tokens.size() > kMaxEndTokens)
+    return wrong_request(fmt::format("stop_token_ids: there are {}; at most {} are allowed",
+                                     request.end_tokens.size(), kMaxEndTokens));
+  WSYNC_TRY(check_tokens(request.end_tokens, "stop_token_ids", vocabulary));
   if (request.logprobs > kMaxLogprobs)
     return wrong_request(fmt::format("logprobs: {} are asked for; at most {} are allowed",
                                      request.logprobs, kMaxLogprobs));

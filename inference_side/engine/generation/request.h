@@ -23,6 +23,7 @@ struct Sampling {
 inline constexpr std::uint32_t kMaxLogprobs = 20;
 inline constexpr std::uint32_t kMaxStops = 16;
 inline constexpr std::uint32_t kMaxStopTokens = 256;  // of one
+inline constexpr std::uint32_t kMaxEndTokens = 16;    // Request::end_tokens
 
 struct Request {
   std::vector<Token> prompt;      // one token at least
@@ -33,8 +34,12 @@ struct Request {
   std::vector<std::vector<Token>> stops;
   // A token that ends the output and is its last one (end of sequence), unless a stop ends with it.
   std::optional<Token> end_token;
+  // More of the kind, of this request's own.
+  std::vector<Token> end_tokens;
   std::uint32_t logprobs = 0;  // that many of the most likely tokens are told at each place
 };
+// Whether the token is one of its end tokens.
+[[nodiscard]] bool ends(const Request& request, Token token) noexcept;
 // kInvalidInput names the field as HTTP has it, what it is and what is allowed. A prompt and its
 // output fit into `max_positions`; tokens are below `vocabulary`.
 [[nodiscard]] Result<> check_request(const Request& request, std::uint32_t vocabulary,

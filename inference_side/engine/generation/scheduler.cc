@@ -316,7 +316,7 @@ Progress Scheduler::Impl::advance(Sequence& sequence, const Version& version,
     held.resize(held.size() - stop.matched);
     return sequence.finish(FinishReason::kStop);
   }
-  if (token == request.end_token) return sequence.finish(FinishReason::kStop);
+  if (ends(request, token)) return sequence.finish(FinishReason::kStop);
   if (sequence.generated() == request.max_tokens) return sequence.finish(FinishReason::kLength);
   const std::size_t kept = planted("stop_not_held_back") ? 0 : stop.held;
   const auto told_end = held.end() - static_cast<std::ptrdiff_t>(kept);

@@ -25,9 +25,10 @@ Result<> check_parameter(const moe::Parameter& expected, const Manifest& manifes
     return refuse_tensor(fmt::format("{}: expected shape {} by config.json", describe(tensor),
                                      shape_text(expected.shape)));
   if (tensor.dtype != DType::kBF16)
-    return refuse_tensor(
-        fmt::format("{}: an engine generates with BF16 weights only; save the checkpoint as BF16",
-                    describe(tensor)));
+    return refuse_tensor(fmt::format(
+        "{}: an engine generates with BF16 weights only; save the checkpoint as BF16 (a "
+        "step_N of `wsync trainer`: with --resume step_N --export DIRECTORY)",
+        describe(tensor)));
   return {};
 }
 

@@ -17,7 +17,7 @@ namespace {
 
 using generation::Token;
 
-constexpr std::array<std::string_view, 16> kReadFields = {"model",
+constexpr std::array<std::string_view, 17> kReadFields = {"model",
                                                           "prompt",
                                                           "n",
                                                           "max_tokens",
@@ -25,6 +25,7 @@ constexpr std::array<std::string_view, 16> kReadFields = {"model",
                                                           "top_p",
                                                           "seed",
                                                           "stop",
+                                                          "stop_token_ids",
                                                           "logprobs",
                                                           "stream",
                                                           "best_of",
@@ -41,7 +42,7 @@ struct UnsupportedField {
   double to = 0;
 };
 
-constexpr std::array<UnsupportedField, 25> kUnsupported = {{
+constexpr std::array<UnsupportedField, 24> kUnsupported = {{
     {.name = "echo"},
     {.name = "suffix"},
     {.name = "logit_bias"},
@@ -53,7 +54,6 @@ constexpr std::array<UnsupportedField, 25> kUnsupported = {{
     {.name = "min_tokens", .from = 0, .to = 0},
     {.name = "priority", .from = 0, .to = 0},
     {.name = "use_beam_search"},
-    {.name = "stop_token_ids"},
     {.name = "include_stop_str_in_output"},
     {.name = "bad_words"},
     {.name = "allowed_token_ids"},
@@ -117,7 +117,7 @@ class BodyHandler {
       fields_.has_prompt = true;
       return deeper();
     }
-    if (depth_ == 1 && key_ == "stop") return deeper();
+    if (depth_ == 1 && (key_ == "stop" || key_ == "stop_token_ids")) return deeper();
     if (depth_ == 2 && key_ == "prompt") return begin_tokens() && deeper();
     return nested({}) && deeper();
   }
@@ -154,6 +154,7 @@ class BodyHandler {
     if (!known_) return true;
     if (key_ == "prompt") return prompt_value(std::move(found));
     if (key_ == "stop") return stop_value(std::move(found));
+    if (key_ == "stop_token_ids") return stop_token_value(found);
     if (depth_ == 1) {
       fields_.scalars.insert_or_assign(key_, std::move(found));
       return true;
@@ -169,6 +170,7 @@ class BodyHandler {
     if (!known_) return true;
     if (key_ == "prompt") return wrong_prompt(found);
     if (key_ == "stop") return wrong_stop(found);
+    if (key_ == "stop_token_ids") return wrong_stop_token(found);
     if (depth_ == 1) {
       fields_.scalars.insert_or_assign(key_, found);
       return true;
@@ -246,6 +248,24 @@ class BodyHandler {
   bool wrong_stop(const FieldValue& found) {
     return violate(fmt::format(
         "stop: {}; expected text or a list of texts",
+        depth_ == 1 ? "it is " + describe(found) : describe(found) + " is in its list"));
+  }
+
+  bool stop_token_value(const FieldValue& found) {
+    if (depth_ == 1 && std::holds_alternative<Null>(found)) return true;
+    const auto* token = std::get_if<std::uint64_t>(&found);
+    if (depth_ == 1 || token == nullptr || *token > std::numeric_limits<Token>::max())
+      return wrong_stop_token(found);
+    if (fields_.stop_tokens.size() == generation::kMaxEndTokens)
+      return violate(
+          fmt::format("stop_token_ids: it is a list of more than {}; at most as many are allowed",
+                      generation::kMaxEndTokens));
+    fields_.stop_tokens.push_back(static_cast<Token>(*token));
+    return true;
+  }
+  bool wrong_stop_token(const FieldValue& found) {
+    return violate(fmt::format(
+        "stop_token_ids: {}; expected a list of tokens, whole numbers",
         depth_ == 1 ? "it is " + describe(found) : describe(found) + " is in its list"));
   }
 

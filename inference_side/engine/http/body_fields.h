@@ -25,19 +25,21 @@ using FieldValue =
 [[nodiscard]] std::string describe(const FieldValue& value);
 
 struct BodyFields {
-  // Fields that are known, but for prompt, stop and stream_options where they are as expected.
+  // Fields that are known, but for prompt, stop, stop_token_ids and stream_options where they are
+  // as expected.
   std::map<std::string, FieldValue, std::less<>> scalars;
   bool has_prompt = false;
   bool text_prompts = false;  // otherwise tokens
   std::vector<std::string> texts;
   std::vector<std::vector<generation::Token>> tokens;
   std::vector<std::string> stops;
+  std::vector<generation::Token> stop_tokens;
   FieldValue include_usage;  // of stream_options
   bool has_stream_options = false;
 };
 
-// kInvalidInput: no JSON object, a known field twice, a prompt or stop that is neither of what they
-// may be, too many of either, or nesting deeper than limits::kJsonDepth.
+// kInvalidInput: no JSON object, a known field twice, a prompt, stop or stop_token_ids that is none
+// of what they may be, too many of one, or nesting deeper than limits::kJsonDepth.
 [[nodiscard]] Result<BodyFields> read_fields(std::string_view body);
 
 // kInvalidInput: a field that this engine knows and does not support asks for something.

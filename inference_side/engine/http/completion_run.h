@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -18,16 +19,20 @@ class CompletionRun {
     generation::Delivery delivery;
   };
 
+  // What take() waits for. Whoever answers once does not want to be woken for each token.
+  enum class Until : std::uint8_t { kNews, kAllFinished };
+
   // Submits all of them or, when one is refused, none. Errors as GenerationService::submit().
   [[nodiscard]] static Result<std::unique_ptr<CompletionRun>> start(
-      generation::GenerationService& service, const std::vector<generation::Request>& requests);
+      generation::GenerationService& service, const std::vector<generation::Request>& requests,
+      Until until = Until::kNews);
   // Cancels what has not finished.
   ~CompletionRun();
   CompletionRun(const CompletionRun&) = delete;
   CompletionRun& operator=(const CompletionRun&) = delete;
 
-  // What has been delivered since the last call, in its order; waits until there is something or
-  // the time is over.
+  // What has been delivered since the last call, in its order; waits for what start() was told, or
+  // until the time is over.
   [[nodiscard]] std::vector<News> take(std::chrono::milliseconds wait);
   // The last delivery of every request has been taken.
   [[nodiscard]] bool finished() const noexcept { return unfinished_ == 0; }
@@ -37,7 +42,7 @@ class CompletionRun {
 
  private:
   struct Mailbox;
-  explicit CompletionRun(generation::GenerationService& service);
+  CompletionRun(generation::GenerationService& service, Until until, std::size_t requests);
 
   generation::GenerationService& service_;
   std::shared_ptr<Mailbox> mailbox_;  // shared with the listeners

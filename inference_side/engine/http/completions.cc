@@ -151,7 +151,9 @@ Result<std::shared_ptr<Completions::Work>> Completions::begin(const Exchange& ex
       .head = {.id = std::string(kIdPrefix) + name, .created = unix_time(), .model = info.model},
       .request = std::move(*request),
       .entry = std::move(*entry)});
-  auto run = CompletionRun::start(service_, work->request.requests);
+  auto run = CompletionRun::start(
+      service_, work->request.requests,
+      work->request.stream ? CompletionRun::Until::kNews : CompletionRun::Until::kAllFinished);
   if (!run) return fail(run.error());
   work->run = std::move(*run);
   if (!work->entry.set(work->run->ids())) work->run->abort();

@@ -80,7 +80,7 @@ json token_ids(std::span<const GeneratedToken> tokens) {
 // Adds the token to the text; returns the place of its character in it.
 std::uint64_t take_text(const CompletionRequest& request, const generation::Request& asked,
                         Token token, Utf8Decoder& decoder, std::string& text) {
-  if (request.byte_tokens && token < kByteTokens && token != asked.end_token)
+  if (request.byte_tokens && token < kByteTokens && !generation::ends(asked, token))
     return decoder.take(static_cast<std::uint8_t>(token), text);
   decoder.finish(text);
   return decoder.characters();

@@ -134,6 +134,7 @@ Result<Request> read_common(const BodyFields& fields, const ServiceInfo& info, b
   bool ignore_end = false;
   WSYNC_TRY(read_flag(fields, "ignore_eos", ignore_end));
   if (!ignore_end) common.end_token = info.end_token;
+  common.end_tokens = fields.stop_tokens;
   return common;
 }
 

@@ -119,14 +119,13 @@ Result<Batch> Generator::share(const collective::Team& team, TimePoint deadline)
   if (team.size() == 1) return batch;
   const Bytes bytes = generation::encode(batch);
   size = bytes.size();
-  std::vector<Send> lengths;
-  std::vector<Send> bodies;
+  std::vector<Send> sends;
   for (std::uint32_t member = 1; member < team.size(); ++member) {
-    lengths.push_back({.to = team.rank_of(member), .bytes = as_bytes(size)});
-    bodies.push_back({.to = team.rank_of(member), .bytes = bytes});
+    sends.push_back({.to = team.rank_of(member), .bytes = as_bytes(size)});
+    sends.push_back({.to = team.rank_of(member), .bytes = bytes});
   }
-  WSYNC_TRY(team.group()->exchange(lengths, {}, deadline));
-  WSYNC_TRY(team.group()->exchange(bodies, {}, deadline));
+  // Both at once, or a follower would be woken twice.
+  WSYNC_TRY(team.group()->exchange(sends, {}, deadline));
   return batch;
 }
 
@@ -141,8 +140,9 @@ Result<Reading> Generator::run(std::uint64_t step, const Version& version,
     return fail(std::move(logits).error().with_context(fmt::format(
         "a step of {}; --max-step-tokens makes steps shorter", counted(batch_.tokens(), "token"))));
   logits_ = std::move(*logits);
+  reader.finish();
   saw = reader.saw();
-  return Reading{.value = step + batch_.tokens(), .torn = reader.torn()};
+  return Reading{.value = step + batch_.tokens(), .torn = reader.torn(), .layers = reader.layers()};
 }
 
 void Generator::ended(bool done, const Version& version, const Reading& total) {

@@ -187,8 +187,9 @@ void HeldModel::copy_out(std::size_t tensor, std::uint64_t offset, std::span<std
 
 std::uint64_t HeldModel::word_of(const Version& version) const {
   const std::lock_guard lock(mutex_);
-  const auto found = std::ranges::find(names_, version);
-  if (found != names_.end()) return static_cast<std::uint64_t>(found - names_.begin());
+  // Every step asks, and of a long run's versions nearly always for the newest.
+  const auto found = std::find(names_.rbegin(), names_.rend(), version);
+  if (found != names_.rend()) return static_cast<std::uint64_t>(names_.rend() - found - 1);
   names_.push_back(version);
   return names_.size() - 1;
 }
@@ -217,26 +218,49 @@ Reading HeldModel::read(const Version& version, std::uint64_t step, std::string&
     }
     reader.end_layer(l);
   }
+  reader.finish();
+  reading.layers = reader.layers();
   reading.torn = reader.torn();
   if (reading.torn) saw = reader.saw();
   return reading;
 }
 
 StepReader::StepReader(const HeldModel& model, const Version& version)
-    : model_(model), version_(version), expected_(model.word_of(version)) {}
+    : model_(model),
+      version_(version),
+      expected_(model.word_of(version)),
+      compared_(model.layer_count()) {}
+
+std::span<const std::byte> StepReader::tensor(std::uint32_t t) const {
+  WSYNC_CHECK(model_.layer_of_[t] == open_, "a layer's version is compared around each read of it");
+  return model_.held_[t];
+}
 
 void StepReader::begin_layer(std::uint32_t layer) {
+  WSYNC_CHECK(!open_, "a layer is read after the one before");
+  open_ = layer;
   before_ = model_.layers_[layer].word.load(std::memory_order_acquire);
 }
 
 void StepReader::end_layer(std::uint32_t layer) {
   // Not a plain load: that could be done before the reads above it.
   const std::uint64_t after = model_.layers_[layer].word.fetch_add(0, std::memory_order_acq_rel);
+  WSYNC_CHECK(open_ == layer, "the layer that ends is the one that has begun");
+  open_.reset();
+  if (!compared_[layer]) ++layers_;
+  compared_[layer] = true;
   if ((before_ == expected_ && after == expected_) || torn()) return;
   saw_ = fmt::format(
       "layer {} of {} was of version {} before and {} after it was read, the step is of version {}",
       layer, model_.layer_count(), model_.name_of(before_), model_.name_of(after),
       version_.to_string());
+}
+
+void StepReader::finish() {
+  if (layers_ == model_.layer_count() || torn()) return;
+  const auto missed = std::ranges::find(compared_, false) - compared_.begin();
+  saw_ = fmt::format("layer {} of {} was not compared, the step is of version {}", missed,
+                     model_.layer_count(), version_.to_string());
 }
 
 }  // namespace wsync::engine::reference

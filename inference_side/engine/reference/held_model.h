@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -123,22 +124,29 @@ class HeldModel {
 class StepReader final : public generation::WeightView {
  public:
   StepReader(const HeldModel& model, const Version& version);
-  [[nodiscard]] std::span<const std::byte> tensor(std::uint32_t t) const override {
-    return model_.held_[t];
-  }
+  // Only between the begin and the end of its layer; anything else aborts the process.
+  [[nodiscard]] std::span<const std::byte> tensor(std::uint32_t t) const override;
   void begin_layer(std::uint32_t layer) override;
   void end_layer(std::uint32_t layer) override;
 
+  // The step has read all that it will: a layer that was not compared counts as torn, for nobody
+  // knows of which version it was. Asked for what follows after this.
+  void finish();
   // Some layer was not of the version before and after it was read.
   [[nodiscard]] bool torn() const noexcept { return !saw_.empty(); }
   // The first of them, one sentence.
   [[nodiscard]] const std::string& saw() const noexcept { return saw_; }
+  // Layers whose version was compared; one that is read twice counts once.
+  [[nodiscard]] std::uint32_t layers() const noexcept { return layers_; }
 
  private:
   const HeldModel& model_;
   Version version_;
   std::uint64_t expected_;
   std::uint64_t before_ = 0;
+  std::optional<std::uint32_t> open_;  // the layer that has begun
+  std::vector<bool> compared_;         // of each layer
+  std::uint32_t layers_ = 0;
   std::string saw_;
 };
 

@@ -1,7 +1,10 @@
 #include "inference_side/engine/reference/reference_engine.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <random>
+#include <ranges>
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
@@ -15,6 +18,7 @@ using control::TakeMode;
 
 namespace {
 
+constexpr std::size_t kVersionsTold = 8;  // the newest
 constexpr std::uint64_t kChannelBytes = 256 * limits::kKiB;
 
 Result<> check(const ReferenceEngineOptions& options) {
@@ -249,8 +253,12 @@ void ReferenceEngine::say(std::string name,
 void ReferenceEngine::report_stats() {
   const ServingStats stats = serving_->stats();
   const StepGate::View view = gate_.view();
-  std::string versions;
-  for (const auto& [version, steps] : stats.by_version)
+  std::string versions;  // a long life has many
+  const std::size_t left_out =
+      stats.by_version.size() - std::min(stats.by_version.size(), kVersionsTold);
+  const auto first = std::next(stats.by_version.begin(), static_cast<std::ptrdiff_t>(left_out));
+  if (left_out > 0) versions = fmt::format("({} earlier)", left_out);
+  for (const auto& [version, steps] : std::ranges::subrange(first, stats.by_version.end()))
     versions += fmt::format("{}{}:{}", versions.empty() ? "" : " ", version.to_string(), steps);
   std::string state = "loading";
   if (view.phase == GatePhase::kPaused) state = "paused";
@@ -316,6 +324,7 @@ Result<> ReferenceEngine::read_tensor(std::uint32_t tensor, std::uint64_t offset
 void ReferenceEngine::on_attached() { say("attached"); }
 
 void ReferenceEngine::on_prepared(const Version& version) {
+  if (planted("rank_flips_before_the_pause") && options_.rank != 0) model_->commit(version);
   say("prepared", {{"version", version.to_string()}});
 }
 

@@ -245,8 +245,10 @@ void Serving::run_follower() {
 Result<Reading> Serving::read(const Version& version, std::uint64_t step,
                               const collective::Team& team) {
   saw_.clear();
-  return work_->run(step, version, team,
-                    now() + std::chrono::milliseconds(limits::kForwardDeadlineMs), saw_);
+  auto reading = work_->run(step, version, team,
+                            now() + std::chrono::milliseconds(limits::kForwardDeadlineMs), saw_);
+  layers_ = reading ? reading->layers : 0;
+  return reading;
 }
 
 void Serving::count(std::uint64_t step, const Version& version, const Reading& total) {
@@ -254,6 +256,7 @@ void Serving::count(std::uint64_t step, const Version& version, const Reading& t
     const std::lock_guard lock(mutex_);
     ++stats_.steps;
     ++stats_.by_version[version];
+    stats_.layers_compared += layers_;
     stats_.last_step = step;
     stats_.last_total = total.value;
     if (total.torn) ++stats_.torn;

@@ -47,8 +47,9 @@ struct ServingStats {
   std::uint64_t steps = 0;                      // completed
   std::map<Version, std::uint64_t> by_version;  // of those
   std::uint64_t torn = 0;
-  std::uint64_t aborted = 0;  // some rank refused
-  std::uint64_t broken = 0;   // times that the group lost a rank
+  std::uint64_t layers_compared = 0;  // with the step's version, on this rank, over all steps
+  std::uint64_t aborted = 0;          // some rank refused
+  std::uint64_t broken = 0;           // times that the group lost a rank
   std::uint64_t last_step = 0;
   std::uint64_t last_total = 0;  // its reduction, the same on every rank
 };
@@ -104,6 +105,7 @@ class Serving {
   UniqueFd wake_;
   std::optional<GroupLeader> leader_;        // serving thread, after start()
   std::string saw_;                          // serving thread
+  std::uint32_t layers_ = 0;                 // serving thread: compared in the step that runs
   bool running_told_ = false;                // serving thread
   std::atomic<bool> together_told_ = false;  // written by the serving thread
   std::chrono::nanoseconds step_time_{0};

@@ -32,6 +32,7 @@ namespace wsync::engine::reference {
 struct Reading {
   std::uint64_t value = 0;
   bool torn = false;
+  std::uint32_t layers = 0;  // whose version was compared; of this rank alone, no message has it
   friend bool operator==(const Reading&, const Reading&) = default;
 };
 

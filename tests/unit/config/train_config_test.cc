@@ -1,6 +1,7 @@
 #include "shared/config/train_config.h"
 
 #include <fstream>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <iterator>
 #include <stdlib.h>
@@ -71,7 +72,10 @@ TEST(TrainConfig, ReadsEverySection) {
       "steps: 7\nsave: {directory: out, every: 2}\nresume: out/step_4\n"
       "heartbeat: {interval: 100ms, deadline: 1s}\ndeadline: 10s\n"
       "ranks: {rendezvous: /nfs/run7, address: '::1'}\n"
-      "publish: {every: 3, run_dir: /run/p, heartbeat: {interval: 50ms}}\n"
+      "rollout: {engines: 'http://a:1, http://b:2', task: sort, digits: 5, seed: 4, answers: 4,\n"
+      "          warm_start_steps: 2, max_staleness: 3, requests: 6, temperature: 0.5,\n"
+      "          clip_low: 0.1, clip_high: 0.3, kl: 0.01, deadline: 2s, patience: 20s}\n"
+      "publish: {every: 8, run_dir: /run/p, heartbeat: {interval: 50ms}}\n"
       "trace_file: t\npicture: p.svg\nlog: {level: debug, format: json}\n");
   EXPECT_EQ(c.model, (ModelConfig{.vocabulary = 300,
                                   .hidden = 96,
@@ -108,8 +112,22 @@ TEST(TrainConfig, ReadsEverySection) {
   EXPECT_EQ(c.heartbeat, (HeartbeatConfig{Milliseconds(100), Milliseconds(1000)}));
   EXPECT_EQ(c.deadline, Milliseconds(10'000));
   EXPECT_EQ(c.ranks, (RanksConfig{.rendezvous = "/nfs/run7", .address = "::1"}));
+  EXPECT_EQ(c.rollout, (RolloutConfig{.engines = {"http://a:1", "http://b:2"},
+                                      .task = "sort",
+                                      .digits = 5,
+                                      .seed = 4,
+                                      .answers = 4,
+                                      .warm_start_steps = 2,
+                                      .max_staleness = 3,
+                                      .requests = 6,
+                                      .temperature = 0.5,
+                                      .clip_low = 0.1,
+                                      .clip_high = 0.3,
+                                      .kl = 0.01,
+                                      .deadline = Milliseconds(2'000),
+                                      .patience = Milliseconds(20'000)}));
   ASSERT_TRUE(c.publish.has_value());
-  EXPECT_EQ(c.publish->every, 3U);
+  EXPECT_EQ(c.publish->every, 8U);
   EXPECT_EQ(c.publish->trainer.listen, "ipc:///run/p/control");
   EXPECT_EQ(c.publish->trainer.heartbeat.interval, Milliseconds(50));
   EXPECT_EQ(c.publish->trainer.log, c.log);
@@ -134,6 +152,19 @@ TEST(TrainConfig, ItsSchedulesCanBePlanned) {
                                        .extra_warmup = c.schedule.extra_warmup,
                                        .delay_wgrad = c.schedule.delay_wgrad})
                   .has_value());
+}
+
+TEST(TrainConfig, RolloutsNeedEnginesAndWholeGroups) {
+  EXPECT_FALSE(parsed("rollout: {enabled: false, answers: 7}").rollout);
+  EXPECT_TRUE(parsed("rollout: {engines: 'http://a:1'}").rollout);
+  EXPECT_THAT(why("rollout: {answers: 8}"), testing::HasSubstr("rollout.engines"));
+  EXPECT_THAT(why("rollout: {engines: 'http://a:1', answers: 3}"),
+              testing::AllOf(testing::HasSubstr("rollout.answers"), testing::HasSubstr("= 16")));
+  EXPECT_THAT(why("rollout: {engines: 'http://a:1', task: poem}"), testing::HasSubstr("reverse"));
+  // The weights of each step generate for the next one, or those of none but the first do.
+  const std::string_view every = "rollout: {engines: 'http://a:1'}\nsteps: 9\npublish: {every: 9}";
+  EXPECT_THAT(why(every), testing::HasSubstr("publish.every"));
+  EXPECT_EQ(parsed(every, {.set = {"publish.every=10"}}).publish->every, 10U);
 }
 
 TEST(TrainConfig, PublishingIsOnWhenItsSectionIsThere) {

@@ -87,6 +87,52 @@ TEST(HeldModel, a_step_notices_every_layer_that_is_not_of_its_version) {
   EXPECT_EQ(saw, "");
 }
 
+TEST(HeldModel, a_step_counts_the_layers_that_it_compares_and_misses_none) {
+  const auto model = two_layers(false);
+  model->commit(kV1);
+  std::string saw;
+  EXPECT_EQ(model->read(kV1, 1, saw).layers, 2U);
+  StepReader reader(*model, kV1);
+  for (const std::uint32_t layer : {1U, 1U}) {
+    reader.begin_layer(layer);
+    EXPECT_EQ(reader.tensor(1).size(), 5000U);
+    reader.end_layer(layer);
+  }
+  EXPECT_EQ(reader.layers(), 1U);
+  EXPECT_FALSE(reader.torn());
+  reader.finish();
+  EXPECT_TRUE(reader.torn());
+  EXPECT_EQ(reader.saw(), "layer 0 of 2 was not compared, the step is of version 1.1");
+}
+
+TEST(HeldModel, a_layer_that_changes_while_it_is_read_is_noticed) {
+  const auto model = two_layers(false);
+  model->commit(kV1);
+  StepReader reader(*model, kV1);
+  reader.begin_layer(0);
+  reader.end_layer(0);
+  reader.begin_layer(1);
+  model->commit(kV2);
+  reader.end_layer(1);
+  reader.finish();
+  EXPECT_TRUE(reader.torn());
+  EXPECT_EQ(reader.saw(),
+            "layer 1 of 2 was of version 1.1 before and 1.2 after it was read, the step is of "
+            "version 1.1");
+}
+
+TEST(HeldModelDeathTest, what_is_read_outside_of_its_layer_is_a_defect) {
+  const auto model = two_layers(false);
+  model->commit(kV1);
+  StepReader reader(*model, kV1);
+  EXPECT_DEATH((void)reader.tensor(0), "compared around each read");
+  reader.begin_layer(0);
+  EXPECT_DEATH((void)reader.tensor(1), "compared around each read");
+  EXPECT_DEATH(reader.begin_layer(1), "after the one before");
+  EXPECT_DEATH(reader.end_layer(1), "the one that has begun");
+  reader.end_layer(0);
+}
+
 TEST(HeldModel, the_reduction_depends_on_the_bytes_and_on_the_step) {
   const auto model = two_layers(false);
   model->commit(kV1);

@@ -53,7 +53,8 @@ TEST(ShardRefusals, TensorsThatAreNotTheModels) {
         tensor(tensors, "model.layers.0.self_attn.q_norm.weight").dtype = DType::kF32;
       }),
       "model.layers.0.self_attn.q_norm.weight F32 [10]: an engine generates with BF16 weights "
-      "only; save the checkpoint as BF16");
+      "only; save the checkpoint as BF16 (a step_N of `wsync trainer`: with --resume step_N "
+      "--export DIRECTORY)");
   EXPECT_EQ(of_tensors([](auto& tensors) {
               tensors.push_back({.name = "model.layers.0.self_attn.q_proj.bias", .shape = {40}});
             }),

@@ -57,6 +57,8 @@ TEST(Request, TokensThatTheModelDoesNotHaveAreRefused) {
               HasSubstr("prompt: token 100 at place 1"));
   EXPECT_THAT(request_refusal([](Request& r) { r.end_token = 100; }),
               HasSubstr("end_token: token 100"));
+  EXPECT_THAT(request_refusal([](Request& r) { r.end_tokens = {1, 100}; }),
+              HasSubstr("stop_token_ids: token 100 at place 1"));
   EXPECT_THAT(request_refusal([](Request& r) { r.stops.push_back({1, 1, 4000}); }),
               HasSubstr("stop[1]: token 4000 at place 2"));
 }
@@ -68,6 +70,8 @@ TEST(Request, StopsAndLogprobsAreRefused) {
               HasSubstr("stop: there are 17 sequences; at most 16"));
   EXPECT_THAT(request_refusal([](Request& r) { r.stops[0].assign(kMaxStopTokens + 1, 1); }),
               HasSubstr("stop[0]: it has 257 tokens; at most 256"));
+  EXPECT_THAT(request_refusal([](Request& r) { r.end_tokens.assign(kMaxEndTokens + 1, 1); }),
+              HasSubstr("stop_token_ids: there are 17; at most 16"));
   EXPECT_THAT(request_refusal([](Request& r) { r.logprobs = kMaxLogprobs + 1; }),
               HasSubstr("logprobs: 21 are asked for; at most 20"));
 }

@@ -64,6 +64,17 @@ TEST_F(SchedulerOutput, OtherEndsTellWhatWasHeldBack) {
   EXPECT_EQ(last_finished_, FinishReason::kStop);
 }
 
+TEST_F(SchedulerOutput, EndTokensOfTheRequestAreToldAsTheLast) {
+  Request request = greedy({1}, 3);
+  request.end_token = 9;
+  request.end_tokens = {7, 8};
+  for (const Token last : {7U, 8U, 9U}) {
+    add(request);
+    EXPECT_THAT(told_while({1, last}), ElementsAre(ElementsAre(1), ElementsAre(last)));
+    EXPECT_EQ(last_finished_, FinishReason::kStop);
+  }
+}
+
 TEST_F(SchedulerOutput, AStopRulesOverTheEndTokenAndTheLength) {
   Request request = greedy({1}, 2);
   request.stops = {{1, 9}};

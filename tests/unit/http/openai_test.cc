@@ -98,6 +98,15 @@ TEST(CompletionJson, TheEndTokenIsNoText) {
   EXPECT_EQ(choice.at("prompt_token_ids"), (json{'p', 'q', 'r'}));
 }
 
+TEST(CompletionJson, ATokenThatEndsItByRequestIsNoText) {
+  CompletionRequest request = asked();
+  request.requests[0].end_tokens = {7, '\n'};
+  request.return_token_ids = true;
+  const json choice = only_choice(request, {tokens_of("a\n"), FinishReason::kStop});
+  EXPECT_EQ(choice.at("text"), "a");
+  EXPECT_EQ(choice.at("token_ids"), (json{'a', '\n'}));
+}
+
 TEST(CompletionJson, LogprobsStandBesideEveryToken) {
   CompletionRequest request = asked();
   request.logprobs = true;

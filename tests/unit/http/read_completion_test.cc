@@ -46,6 +46,7 @@ TEST(ReadCompletion, DefaultsAreThoseOfOpenAi) {
 TEST(ReadCompletion, EveryFieldArrives) {
   const CompletionRequest all = read(R"({"model": "tiny", "prompt": "é", "n": 2, "max_tokens": 7,
       "temperature": 0.5, "top_p": 0.25, "seed": 18446744073709551615, "stop": ["x", "yz"],
+      "stop_token_ids": [10, 299],
       "logprobs": 5, "stream": true, "stream_options": {"include_usage": true, "other": [1]},
       "ignore_eos": true, "return_token_ids": true, "return_tokens_as_token_ids": true,
       "best_of": 2, "request_id": "mine-1", "user": "someone", "unknown": {"a": [{}]}})");
@@ -57,6 +58,7 @@ TEST(ReadCompletion, EveryFieldArrives) {
     EXPECT_EQ(request.sampling.top_p, 0.25);
     EXPECT_EQ(request.stops, (std::vector<Tokens>{{'x'}, {'y', 'z'}}));
     EXPECT_EQ(request.end_token, std::nullopt);
+    EXPECT_EQ(request.end_tokens, (Tokens{10, 299}));
     EXPECT_EQ(request.logprobs, 5U);
   }
   // Output i uses seed + i, around the end of the numbers.
@@ -95,11 +97,13 @@ TEST(ReadCompletion, OutputsStandPromptByPrompt) {
 TEST(ReadCompletion, NullIsAsIfLeftOut) {
   const CompletionRequest nulls = read(R"({"model": null, "prompt": "a", "n": null,
       "max_tokens": null, "temperature": null, "top_p": null, "seed": null, "stop": null,
+      "stop_token_ids": null,
       "logprobs": null, "stream": null, "stream_options": null, "best_of": null, "echo": null,
       "suffix": null, "logit_bias": null, "request_id": null})");
   EXPECT_EQ(nulls.requests.size(), 1U);
   EXPECT_FALSE(nulls.logprobs);
   EXPECT_TRUE(nulls.requests[0].stops.empty());
+  EXPECT_TRUE(nulls.requests[0].end_tokens.empty());
 }
 
 TEST(ReadCompletion, LogprobsOfNoneButTheChosenToken) {
@@ -231,6 +235,16 @@ TEST(ReadCompletion, BadFieldsAreRefused) {
       {with(R"("stop": ["a", null])"), "stop: null is in its list"},
       {with(R"("stop": "")"), "stop[0]: it is empty"},
       {with(R"("stop": ["a", ""])"), "stop[1]: it is empty"},
+      {with(R"("stop_token_ids": 7)"),
+       "stop_token_ids: it is 7; expected a list of tokens, whole numbers"},
+      {with(R"("stop_token_ids": {})"), "stop_token_ids: it is an object; expected a list"},
+      {with(R"("stop_token_ids": ["a"])"), "stop_token_ids: 'a' is in its list; expected a list"},
+      {with(R"("stop_token_ids": [-1])"), "stop_token_ids: -1 is in its list"},
+      {with(R"("stop_token_ids": [4294967296])"), "stop_token_ids: 4294967296 is in its list"},
+      {with(R"("stop_token_ids": [[1]])"), "stop_token_ids: a list is in its list"},
+      {with(R"("stop_token_ids": [300])"), "stop_token_ids: token 300 at place 0"},
+      {with(R"("stop_token_ids": [1], "stop_token_ids": [2])"),
+       "stop_token_ids: it is there twice"},
       {with(R"("logprobs": 21)"), "logprobs: it is 21; expected a whole number from 0 to 20"},
       {with(R"("logprobs": true)"), "logprobs: it is true; expected a whole number from 0 to 20"},
       {with(R"("stream": "yes")"), "stream: it is 'yes'; expected true or false"},
@@ -268,7 +282,6 @@ TEST(ReadCompletion, FieldsThatAreNotSupportedAreRefused) {
       {"min_tokens", "1"},
       {"priority", "3"},
       {"use_beam_search", "true"},
-      {"stop_token_ids", "[5]"},
       {"include_stop_str_in_output", "true"},
       {"bad_words", "[\"a\"]"},
       {"allowed_token_ids", "[[]]"},
@@ -309,6 +322,8 @@ TEST(ReadCompletion, TooMuchIsRefused) {
        "n: 600 prompts with 2 each make 1200 outputs; at most 1024 are allowed"},
       {prompt("\"a\"", R"(, "stop": )" + list(17, "\"a\"")),
        "stop: it is a list of more than 16; at most as many are allowed"},
+      {prompt("\"a\"", R"(, "stop_token_ids": )" + list(17, "1")),
+       "stop_token_ids: it is a list of more than 16; at most as many are allowed"},
       {prompt(list(8, "[1]"), R"(, "n": 128, "max_tokens": 49, "logprobs": 20)"),
        "may have 1053696 tokens and log-probabilities; at most 1048576 are allowed"},
   });

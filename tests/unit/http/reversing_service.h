@@ -224,7 +224,7 @@ class ReversingService final : public generation::GenerationService {
     delivery.tokens.push_back(reversed_token(running.request, options_.info.vocabulary,
                                              running.generated, options_.info.version));
     ++stats_.generated_tokens;
-    if (delivery.tokens.back().token == running.request.end_token)
+    if (generation::ends(running.request, delivery.tokens.back().token))
       delivery.finished = generation::FinishReason::kStop;
     else if (++running.generated == running.request.max_tokens)
       delivery.finished = generation::FinishReason::kLength;

@@ -187,5 +187,32 @@ TEST(Routing, ExpertsWithoutRowsKeepTheirGradients) {
                           }});
 }
 
+// Ratios below, between and beyond the bounds; about every fifth target does not count.
+void make_policy(MicroBatch& batch) {
+  batch.policy_loss = {.clip_low = 0.2F, .clip_high = 0.28F, .kl = 0.1F};
+  for (std::size_t i = 0; i < batch.targets.size(); ++i) {
+    const std::uint32_t some = (batch.tokens[i] * 5 + batch.targets[i] * 3) % 7;
+    batch.weights.push_back(i % 5 == 0 ? 0.0F : 0.5F + 0.25F * static_cast<float>(i % 3));
+    batch.policy.push_back({.advantage = static_cast<float>(i % 4) - 1.5F,
+                            .behaviour = 0.3F * static_cast<float>(some) - 4.5F,
+                            .reference = -3.2F - 0.2F * static_cast<float>(some)});
+  }
+}
+
+TEST(Losses, OfAPolicyAndOfWeightedTargetsAreThoseOfOneProcess) {
+  for (const auto& one :
+       {Case{1, 1, 4, 1, 1, false, false, false},
+        {2, 2, 4, 2, 1, false, true, false},
+        {2, 2, 4, 2, 2, true, true, true, 2, true},
+        {2, 1, 4, 1, 1, false, true, false, 2, false, schedule::Order::kZeroBubbleH1}}) {
+    SCOPED_TRACE(name_of(one));
+    expect_the_bits_of_one_process(options_of(one), {.weights = {}, .batch = make_policy});
+    expect_the_bits_of_one_process(options_of(one), {.weights = {}, .batch = [](MicroBatch& batch) {
+                                                       make_policy(batch);
+                                                       batch.policy.clear();
+                                                     }});
+  }
+}
+
 }  // namespace
 }  // namespace wsync::training

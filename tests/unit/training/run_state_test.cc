@@ -123,11 +123,20 @@ TEST_F(StateDirectory, OfAnotherModelIsRefused) {
   EXPECT_NE(why().find("by config.json"), std::string::npos) << why();
 }
 
+std::vector<float> values_of(const Shard& shard, const HeldPart& held, const ParameterSet& all) {
+  std::vector<float> array;
+  for (const moe::Parameter& parameter : shard.weights->parameters())
+    for (const float value : all.values(parameter.name)) array.push_back(value);
+  return {array.begin() + static_cast<std::ptrdiff_t>(held.begin),
+          array.begin() + static_cast<std::ptrdiff_t>(held.end)};
+}
+
 // Every rank takes its part of a state, and rank 0 gets the same state back.
 class StateOfRanks : public testing::TestWithParam<ParallelSizes> {};
 
 TEST_P(StateOfRanks, GoesToThemAndComesBack) {
-  const TrainingOptions options = small_options(GetParam(), 4);
+  TrainingOptions options = small_options(GetParam(), 4);
+  options.second_holders = true;
   const RunState state = made(options.spec);
   std::mutex mutex;
   std::optional<RunState> back;
@@ -137,6 +146,13 @@ TEST_P(StateOfRanks, GoesToThemAndComesBack) {
     ASSERT_TRUE(rank.has_value()) << rank.error().message();
     adopt_state(**rank, state);
     ASSERT_TRUE((*rank)->update().share_tied_head().has_value());
+    for (const Shard& shard : (*rank)->update().shards()) {
+      ASSERT_EQ(shard.second.has_value(), shard.team.size() > 1);
+      if (!shard.second) continue;
+      EXPECT_TRUE(same_bits(shard.second->mean, values_of(shard, *shard.second, state.mean)));
+      EXPECT_TRUE(
+          same_bits(shard.second->variance, values_of(shard, *shard.second, state.variance)));
+    }
     auto gathered = gather_state(**rank, kFacts, group);
     ASSERT_TRUE(gathered.has_value()) << gathered.error().message();
     EXPECT_EQ(gathered->has_value(), (*rank)->place().rank == 0);

@@ -94,13 +94,18 @@ Expected expected_of(const moe::ModelSpec& spec, std::uint32_t replicas,
 // One rank, all by itself: weights, gradients, update.
 struct OneRank {
   OneRank(const moe::ModelSpec& spec, const ParallelSizes& sizes, std::uint32_t rank,
-          const OptimizerOptions& optimizer, collective::ProcessGroup* group)
+          const OptimizerOptions& optimizer, collective::ProcessGroup* group,
+          bool second_holders = false)
       : place(place_of(sizes, rank)),
         weights(spec, sizes, place),
         gradients(spec, sizes, place),
-        update(
-            {.spec = spec, .sizes = sizes, .place = place, .optimizer = optimizer, .group = group},
-            weights) {
+        update({.spec = spec,
+                .sizes = sizes,
+                .place = place,
+                .optimizer = optimizer,
+                .group = group,
+                .second_holders = second_holders},
+               weights) {
     initialise(weights.dense, kSeed, 0.3);
     initialise(weights.experts, kSeed, 0.3);
   }
@@ -163,6 +168,58 @@ TEST(Update, EveryShardIsThatOfPlainLoopsOverTheWholeModel) {
     }
 }
 
+// The elements of an array that a rank holds, of all the parameters.
+std::vector<float> part_of(const Shard& shard, const HeldPart& held, const ParameterSet& all) {
+  std::vector<float> array;
+  for (const moe::Parameter& parameter : shard.weights->parameters()) {
+    const std::span<const float> values = all.values(parameter.name);
+    array.insert(array.end(), values.begin(), values.end());
+  }
+  return {array.begin() + static_cast<std::ptrdiff_t>(held.begin),
+          array.begin() + static_cast<std::ptrdiff_t>(held.end)};
+}
+
+TEST(Update, ASecondHolderHasTheStateOfTheShardBeforeItsOwn) {
+  const OptimizerOptions optimizer{.warmup_steps = 1, .total_steps = kSteps};
+  for (const ParallelSizes& sizes : layouts())
+    for (const bool tied : {false, true}) {
+      const moe::ModelSpec spec = spec_of(sizes, tied);
+      const Expected expected = expected_of(spec, sizes.dp, optimizer);
+      run_as_threads(sizes.ranks(), [&](std::uint32_t number, auto group) {
+        OneRank rank(spec, sizes, number, optimizer, group.get(), true);
+        for (std::uint64_t step = 1; step <= kSteps; ++step) {
+          rank.fill(step);
+          const auto result = rank.run(step);
+          ASSERT_TRUE(result.has_value()) << result.error().message();
+          EXPECT_EQ(result->gradient_norm, expected.steps[step - 1].gradient_norm);
+        }
+        for (Shard& shard : rank.update.shards()) {
+          const std::uint32_t members = shard.team.size();
+          ASSERT_EQ(shard.second.has_value(), members > 1);
+          EXPECT_TRUE(same_bits(shard.own.mean, part_of(shard, shard.own, expected.mean)));
+          EXPECT_TRUE(same_bits(shard.own.variance, part_of(shard, shard.own, expected.variance)));
+          if (!shard.second) continue;
+          const std::uint32_t before = (shard.team.index() + members - 1) % members;
+          EXPECT_EQ(shard.second->begin, shard.cuts[before]);
+          EXPECT_EQ(shard.second->end, shard.cuts[before + 1]);
+          EXPECT_TRUE(same_bits(shard.second->mean, part_of(shard, *shard.second, expected.mean)));
+          EXPECT_TRUE(
+              same_bits(shard.second->variance, part_of(shard, *shard.second, expected.variance)));
+          EXPECT_EQ(shard.held_of(shard.team.index()), &shard.own);
+          EXPECT_EQ(shard.held_of(before), members == 1 ? &shard.own : &*shard.second);
+          if (members > 2) {
+            EXPECT_EQ(shard.held_of((shard.team.index() + 1) % members), nullptr);
+          }
+        }
+        for (const ParameterSet* set : {&rank.weights.dense, &rank.weights.experts})
+          for (const moe::Parameter& parameter : set->parameters())
+            EXPECT_TRUE(
+                same_bits(set->values(parameter.name), expected.weights.values(parameter.name)))
+                << parameter.name;
+      });
+    }
+}
+
 TEST(Update, WithoutClippingGradientsAreTakenAsTheyAre) {
   const OptimizerOptions optimizer{.warmup_steps = 0, .total_steps = kSteps, .clip_norm = 0};
   const moe::ModelSpec spec = spec_of({}, false);
@@ -194,7 +251,7 @@ void expect_refused(const ParallelSizes& sizes, const std::string& expected, con
     EXPECT_TRUE(same_bits(before.dense.all(), std::as_const(rank.weights.dense).all()));
     EXPECT_TRUE(same_bits(before.experts.all(), std::as_const(rank.weights.experts).all()));
     for (const Shard& shard : rank.update.shards())
-      for (const auto* state : {&shard.mean, &shard.variance})
+      for (const auto* state : {&shard.own.mean, &shard.own.variance})
         EXPECT_TRUE(std::all_of(state->begin(), state->end(), [](float v) { return v == 0; }));
   });
 }

@@ -1,0 +1,24 @@
+#include "bench/measure/directory.h"
+
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+
+namespace wsync::bench {
+
+Result<TemporaryDirectory> TemporaryDirectory::create(const std::string& parent) {
+  std::error_code error;
+  const std::string base =
+      parent.empty() ? std::filesystem::temp_directory_path(error).string() : parent;
+  if (error) return fail_errno("the directory for temporary files", error.value());
+  std::string path = base + "/wsync-bench-XXXXXX";
+  if (::mkdtemp(path.data()) == nullptr) return fail_errno(base, errno);
+  return TemporaryDirectory(std::move(path));
+}
+
+TemporaryDirectory::~TemporaryDirectory() {
+  std::error_code ignored;
+  if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+}
+
+}  // namespace wsync::bench

@@ -1,0 +1,41 @@
+// Line charts, one below the other on one horizontal axis, as an SVG picture.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "shared/base/error.h"
+
+namespace wsync::trace {
+
+struct Series {
+  std::string name;                               // for the legend; empty: it has no entry
+  std::string colour;                             // as SVG writes it: "#1f6fb4"
+  std::vector<std::pair<double, double>> points;  // by ascending x; a gap where y is not finite
+  bool faint = false;                             // thin, behind the others
+};
+
+struct Panel {
+  std::string title;
+  std::vector<Series> series;
+  // Of the vertical axis; where they are equal it is the range of the values.
+  double least = 0;
+  double most = 0;
+  bool logarithmic = false;  // values of 0 and below are left out
+};
+
+struct Chart {
+  std::string title;
+  std::string x_title;
+  std::vector<Panel> panels;
+  // Where a phase begins: a line with its name, in all panels.
+  std::vector<std::pair<double, std::string>> marks;
+};
+
+// A panel without a value says so.
+[[nodiscard]] std::string chart_svg(const Chart& chart);
+// kIo names the path.
+[[nodiscard]] Result<> write_chart_svg(const std::string& path, const Chart& chart);
+
+}  // namespace wsync::trace

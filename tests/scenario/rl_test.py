@@ -1,0 +1,149 @@
+"""Reinforcement learning as real processes: engines answer, ranks train on the answers, and each step's weights answer next."""
+import os
+import signal
+import sys
+import unittest
+
+from demos import DemoCase, texts_of
+from serving import Server, ServingFleet
+
+WSYNC = DemoCase.wsync = sys.argv.pop()
+# A step of 16 answers, two to each problem.
+SMALL = {"model.hidden": 16, "model.heads": 4, "model.key_value_heads": 2, "model.head_dim": 8, "model.experts": 4,
+         "model.expert_hidden": 16, "data.sequence": 20, "data.micro_batch": 4, "rollout.answers": 2,
+         "rollout.warm_start_steps": 3, "steps": 8}
+
+
+def counts(result, steps, first):
+    """Of a run whose answers were all there: its steps with answers."""
+    rollouts = result["rollouts"]
+    assert [r["step"] for r in rollouts] == list(range(first, first + steps)), rollouts
+    return rollouts
+
+
+class Demo(DemoCase):
+    def test_a_policy_trains_on_its_own_answers(self):
+        result = self.run_demo("--rl", "--steps", "12", "--warm-start", "6")
+        rollouts = counts(result["training"], 12, 7)
+        self.assertEqual({r["staleness_most"] for r in rollouts}, {0})
+        # Engine and trainer compute the same, token by token.
+        self.assertEqual({r["mismatch_tokens"] > 0 for r in rollouts}, {True})
+        self.assertLess(max(r["mismatch_most"] for r in rollouts), 1e-3)
+        self.assertEqual(max(abs(r["mismatch_most"] - r["drift_most"]) for r in rollouts), 0)
+        self.assertEqual(result["torn"], 0)
+        publishes = result["training"]["publishes"]
+        self.assertEqual([p["step"] for p in publishes], list(range(6, 19)))
+        self.assertEqual({p["state"] for p in publishes}, {"committed"})
+        self.assertGreater(result["verified_bytes"], 0)
+        texts = texts_of(result["picture"])
+        self.assertTrue(any("reward" in text for text in texts), texts)
+
+    def test_engines_that_keep_their_weights_drift_away(self):
+        result = self.run_demo("--rl", "--steps", "12", "--warm-start", "6", "--no-sync")
+        rollouts = counts(result["training"], 12, 7)
+        self.assertEqual([r["staleness_most"] for r in rollouts], list(range(12)))
+        self.assertLess(rollouts[0]["drift_most"], 1e-3)
+        self.assertGreater(rollouts[-1]["drift_most"], 10 * rollouts[0]["drift_most"])
+        self.assertGreater(rollouts[-1]["drift_mean"], rollouts[1]["drift_mean"])
+        self.assertEqual([p["step"] for p in result["training"]["publishes"]], [6])
+
+    def test_answers_go_on_beside_training_within_bounds(self):
+        result = self.run_demo("--rl", "--steps", "20", "--warm-start", "6", "--max-staleness", "2")
+        rollouts = counts(result["training"], 20, 7)
+        self.assertLessEqual(max(r["staleness_most"] for r in rollouts), 2)
+        self.assertGreater(max(r["staleness_most"] for r in rollouts), 0)
+        self.assertLess(max(r["mismatch_most"] for r in rollouts), 1e-3)
+        self.assertEqual(result["torn"], 0)
+
+    def test_an_interrupt_ends_it_in_order(self):
+        code, err = self.interrupt("step    1:", [signal.SIGINT], "--rl", "--steps", "400", "--warm-start", "6")
+        self.assertEqual(code, 130, err)
+
+
+class Loop(unittest.TestCase):
+    """By hand: `wsync trainer` with engines that somebody else has started."""
+
+    def begun(self, fleet, replicas=("a", "b")):
+        """Engines, their servers, and the settings of a run on them."""
+        model = fleet.path("initial")
+        fleet.trained({key: value for key, value in SMALL.items() if not key.startswith("rollout.")}, "--export", model)
+        _, socket = fleet.sidecar("s0")
+        engines = [fleet.serving(model, "--sidecar", socket, "--replica", name) for name in replicas]
+        run = SMALL | {"rollout.engines": ",".join(server.address.geturl() for _, server in engines),
+                       "publish.run_dir": fleet.run_dir, "publish.state_dir": fleet.path("state"),
+                       "publish.min_replicas": len(replicas), "publish.pause_mode": "keep"}
+        return engines, run, (model, socket)
+
+    def test_a_replica_lost_in_the_middle_catches_up(self):
+        with ServingFleet(WSYNC) as fleet:
+            engines, values, (model, socket) = self.begun(fleet)
+            run = fleet.training(values | {"steps": 60, "rollout.deadline": "5s", "publish.min_replicas": 1})
+            run.until_step(8)
+            engines[1][0].kill()
+            at = run.last_step()
+            run.until_step(at + 5)
+            port = engines[1][1].address.port
+            again = fleet.start("engine", "--json", "--model", model, "--port", str(port), "--stats-ms", "0",
+                                "--sidecar", socket, "--replica", "b")
+            fleet.event(again, "listening")
+            code, answer, log = run.result()
+            self.assertEqual(code, 0, log)
+            self.assertGreater(sum(r["failed_questions"] for r in answer["result"]["rollouts"]), 0)
+            last = answer["result"]["publishes"][-1]
+            self.assertEqual((last["step"], last["state"]), (60, "committed"))
+            server = Server(f"http://127.0.0.1:{port}")
+            fleet.until(lambda: server.ask("GET", "/weight_info")[1].get("version") == last["version"], last["version"])
+            fleet.ends_untorn(engines[0][0], again)
+
+    def test_an_engine_that_stands_still_is_passed_by(self):
+        with ServingFleet(WSYNC) as fleet:
+            # Weights of its own: nobody publishes, so nobody waits for the one that stands still.
+            model = fleet.path("initial")
+            fleet.trained({key: value for key, value in SMALL.items() if not key.startswith("rollout.")}, "--export", model)
+            engines = [fleet.serving(model, "--replica", name) for name in "ab"]
+            engines[1][0].send_signal(signal.SIGSTOP)
+            try:
+                result = fleet.trained(SMALL | {
+                    "rollout.engines": ",".join(server.address.geturl() for _, server in engines), "rollout.deadline": "1s"})
+            finally:
+                engines[1][0].send_signal(signal.SIGCONT)
+            self.assertEqual(len(result["rollouts"]), 5)
+            self.assertGreater(sum(r["failed_questions"] for r in result["rollouts"]), 0)
+
+    def test_no_answer_ends_the_run_with_the_reason(self):
+        with ServingFleet(WSYNC) as fleet:
+            code, answer, log = fleet.train(SMALL | {"rollout.engines": "http://127.0.0.1:1", "rollout.patience": "1s"})
+            self.assertEqual(code, 3, answer)
+            self.assertIn("step 4", answer["error"]["message"])
+            self.assertIn("127.0.0.1:1", answer["error"]["message"])
+
+    def test_what_does_not_go_together_is_refused(self):
+        for values, words in (({"rollout.engines": "somewhere"}, ["somewhere", "http://"]),
+                              ({"rollout.engines": "http://a:1", "data.sequence": 8}, ["data.sequence", "found 8"]),
+                              ({"rollout.engines": "http://a:1", "rollout.answers": 5}, ["rollout.answers", "16", "found 5"]),
+                              ({"rollout.engines": "http://a:1", "rollout.digits": 33}, ["rollout.digits"]),
+                              ({}, ["rollout.engines"])):
+            with self.subTest(values), ServingFleet(WSYNC) as fleet:
+                code, answer, _ = fleet.train(SMALL | values)
+                self.assertEqual(code, 2, answer)
+                for word in words:
+                    self.assertIn(word, answer["error"]["message"])
+
+    def test_a_run_that_is_stopped_goes_on(self):
+        with ServingFleet(WSYNC) as fleet:
+            _, values, _ = self.begun(fleet)
+            saved = fleet.path("saved")
+            run = fleet.training(values | {"steps": 100000, "save.directory": saved})
+            run.until_step(6)
+            run.send(signal.SIGINT)
+            code, answer, log = run.result()
+            self.assertEqual(code, 130, log)
+            at = answer["result"]["steps"][-1]["step"]
+            self.assertEqual(os.listdir(saved), [f"step_{at}"])
+            result = fleet.trained(values | {"steps": at + 4}, "--resume", f"{saved}/step_{at}")
+            self.assertEqual([r["step"] for r in result["rollouts"]], list(range(at + 1, at + 5)))
+            self.assertEqual(result["publishes"][0]["step"], at)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,131 @@
+"""wsync bench recovery --torn: 32 completions at once at a replica of two ranks while its weights change, and in every forward
+step every rank compares the version of every layer. No time is compared with anything: the machine may be busy."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+WSYNC = sys.argv.pop()
+DEADLINE_S = 1200
+LAYERS = 5  # embeddings, two decoder layers, the norm at the end, the head
+
+
+def processes_of(directory):
+    """Processes that have the directory's name in their command line."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                if directory.encode() in file.read() and int(pid) != os.getpid():
+                    found.append(int(pid))
+        except OSError:
+            pass  # it has ended meanwhile
+    return found
+
+
+class Torn(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory(prefix="wsync-torn-")
+        self.addCleanup(temporary.cleanup)
+        self.directory = temporary.name
+
+    def command(self, *more):
+        return [WSYNC, "bench", "recovery", "--torn", "--json", "--directory", self.directory, *more]
+
+    def run_bench(self, steps, ranks=2, requests=32, switch_ms=500):
+        done = subprocess.run(self.command("--steps", str(steps), "--ranks", str(ranks), "--requests", str(requests),
+                                           "--switch-ms", str(switch_ms)),
+                              text=True, capture_output=True, timeout=DEADLINE_S)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(os.listdir(self.directory), [], "something is left behind")
+        self.assertEqual(processes_of(self.directory), [])
+        answer = json.loads(done.stdout)
+        self.assertEqual((answer["command"], answer["ok"]), ("bench recovery", True))
+        result = answer["result"]
+        self.assertTrue(result["passed"])
+        self.assertEqual((result["ranks"], result["requests_at_once"], result["switch_ms"], result["steps_asked"]),
+                         (ranks, requests, switch_ms, steps))
+        # Every layer, on every rank, in every step.
+        self.assertGreaterEqual(result["steps"], steps)
+        self.assertEqual(result["layers"], LAYERS)
+        self.assertEqual(result["layers_compared"], result["steps"] * LAYERS * ranks)
+        self.assertEqual((result["torn"], result["torn_told"], result["aborted"]), (0, [], 0))
+        # The weights did change, under requests that ran.
+        self.assertGreaterEqual(result["switches"], 1)
+        self.assertEqual(result["versions"], result["switches"] + 1)
+        self.assertGreater(result["paused_ms"]["min"], 0)
+        self.assertGreaterEqual(result["paused_ms"]["max"], result["paused_ms"]["median"])
+        self.assertGreaterEqual(result["requests_met"], 1)
+        self.assertLessEqual(result["requests_met"], result["requests"])
+        self.assertEqual((result["requests_wrong"], result["wrong_told"]), (0, []))
+        self.assertGreaterEqual(result["requests"], requests)
+        # A step gives a token to each sequence at most, and answers have 64 to 256 tokens.
+        self.assertLessEqual(result["tokens"], result["steps"] * requests)
+        self.assertGreaterEqual(result["tokens"], 64 * result["requests"])
+        self.assertLessEqual(result["tokens"], 256 * result["requests"])
+        self.assertGreater(result["seconds"], 0)
+        print(f"{result['steps']} steps in {result['seconds']:.1f} s, {result['switches']} switches", file=sys.stderr)
+        return result
+
+    def test_a_hundred_thousand_steps(self):
+        result = self.run_bench(100_000)
+        # Every switch meets what runs.
+        self.assertGreaterEqual(result["requests_met"], result["switches"])
+
+    def test_a_few_steps_with_many_switches(self):
+        self.run_bench(3_000, switch_ms=20)
+
+    def test_one_rank_and_three(self):
+        self.run_bench(5_000, ranks=1, requests=4, switch_ms=10)
+        self.run_bench(500, ranks=3, requests=4, switch_ms=10)
+
+    def test_a_run_that_no_switch_has_met_shows_nothing(self):
+        done = subprocess.run(self.command("--steps", "1", "--switch-ms", "3600000"), text=True, capture_output=True,
+                              timeout=DEADLINE_S)
+        self.assertEqual(done.returncode, 1, done.stdout)
+        error = json.loads(done.stdout)["error"]
+        self.assertEqual(error["code"], "refused")
+        self.assertIn("nothing is shown", error["message"])
+        self.assertEqual(os.listdir(self.directory), [])
+
+    def test_an_interrupt_leaves_nothing_behind(self):
+        bench = subprocess.Popen(self.command(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(lambda: (bench.stdout.close(), bench.stderr.close()))
+        end = time.monotonic() + DEADLINE_S
+        while len(processes_of(self.directory)) < 3:  # the benchmark and both ranks
+            self.assertLess(time.monotonic(), end)
+            self.assertIsNone(bench.poll())
+        bench.send_signal(signal.SIGINT)
+        out, _ = bench.communicate(timeout=DEADLINE_S)
+        self.assertEqual(bench.returncode, 130, out)
+        self.assertEqual(json.loads(out)["error"]["code"], "cancelled")
+        self.assertEqual(processes_of(self.directory), [])
+        self.assertEqual(os.listdir(self.directory), [])
+
+    def test_a_rank_that_dies_ends_it(self):
+        bench = subprocess.Popen(self.command(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(lambda: (bench.stdout.close(), bench.stderr.close()))
+        end = time.monotonic() + DEADLINE_S
+        while len(processes_of(self.directory)) < 3:
+            self.assertLess(time.monotonic(), end)
+            self.assertIsNone(bench.poll())
+        os.kill(next(pid for pid in processes_of(self.directory) if pid != bench.pid), signal.SIGKILL)
+        out, _ = bench.communicate(timeout=DEADLINE_S)
+        self.assertEqual(bench.returncode, 3, out)
+        self.assertEqual(json.loads(out)["error"]["code"], "peer_lost")
+        self.assertEqual(processes_of(self.directory), [])
+        self.assertEqual(os.listdir(self.directory), [])
+
+    def test_bad_arguments(self):
+        for bad in ([], ["--torn", "--steps", "0"], ["--torn", "--ranks", "9"], ["--torn", "--requests", "many"],
+                    ["--torn", "--switch-ms", "0"], ["--torn", "--directory", "/nowhere"]):
+            done = subprocess.run([WSYNC, "bench", "recovery", *bad], capture_output=True, timeout=DEADLINE_S)
+            self.assertEqual(done.returncode, 2, bad)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,251 @@
+// Replicas that fail, rewards that throw, and harvests that are given up.
+#include <atomic>
+#include <limits>
+#include <stdexcept>
+#include <thread>
+
+#include "tests/unit/rollout/pool_fixture.h"
+
+namespace wsync::rollout::test {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::HasSubstr;
+using testing::Le;
+
+// One question at once for each of two replicas, of which the bad one has one before the good one
+// answers any.
+class RolloutPoolFaults : public testing::Test {
+ protected:
+  RolloutPoolFaults() {
+    good_.script([this](const nlohmann::json& question) {
+      if (waits_for_bad_.exchange(false)) bad_.wait_for_questions(1);
+      return answer_by(question, step(0));
+    });
+  }
+  // The bad one is not asked again within the test.
+  [[nodiscard]] PoolOptions options() const {
+    PoolOptions options = options_for({bad_.url(), good_.url()});
+    options.requests = 1;
+    options.retry = kNever;
+    return options;
+  }
+  // A step's groups all come from the good one although the bad one is asked once.
+  void expect_all_by_the_good_one(const PoolOptions& options, const std::string& failure) {
+    const auto pool = pool_of(options);
+    pool->begin(1);
+    const Harvest harvest = harvested(*pool, 1);
+    EXPECT_EQ(prompts_of(harvest), prompts_of(options, 3));
+    for (const Group& group : harvest.groups) {
+      EXPECT_EQ(group.rollouts.size(), 2U);
+      for (const Rollout& rollout : group.rollouts) EXPECT_EQ(rollout.replica, good_.url());
+    }
+    EXPECT_EQ(harvest.stats.failed, 1U);
+    EXPECT_THAT(harvest.stats.last_failure, HasSubstr(bad_.url() + ": "));
+    EXPECT_THAT(harvest.stats.last_failure, HasSubstr(failure));
+    EXPECT_EQ(bad_.questions().size(), 1U);
+    EXPECT_EQ(good_.questions().size(), 3U);
+  }
+
+  ScriptedReplica bad_;
+  ScriptedReplica good_;
+  std::atomic<bool> waits_for_bad_ = true;
+};
+
+TEST_F(RolloutPoolFaults, OneThatHangsIsLate) {
+  bad_.script([this](const nlohmann::json& question) {
+    bad_.hold();
+    return answer_by(question, step(0));
+  });
+  // The good one may be late as well where the machine is slow, and is asked again then.
+  PoolOptions late = options();
+  late.deadline = 1s;
+  late.retry = 200ms;
+  const auto pool = pool_of(late);
+  pool->begin(1);
+  const Harvest harvest = harvested(*pool, 1);
+  EXPECT_EQ(prompts_of(harvest), prompts_of(late, 3));
+  for (const Group& group : harvest.groups)
+    for (const Rollout& rollout : group.rollouts) EXPECT_EQ(rollout.replica, good_.url());
+  EXPECT_GE(harvest.stats.failed, 1U);
+  EXPECT_THAT(harvest.stats.last_failure, HasSubstr("the time was over"));
+}
+
+TEST_F(RolloutPoolFaults, OneThatIsNotReady) {
+  bad_.script([](const nlohmann::json&) { return refused_by(503, "no weights"); });
+  expect_all_by_the_good_one(options(), "is not ready: 'no weights'");
+}
+
+TEST_F(RolloutPoolFaults, OneThatAnswersGarbage) {
+  bad_.script([](const nlohmann::json&) { return Reply{.body = "{\"choices\": [1, 2]}"}; });
+  expect_all_by_the_good_one(options(), "the answer: choices, index");
+}
+
+TEST_F(RolloutPoolFaults, OneWithTooFewAnswers) {
+  bad_.script([](nlohmann::json question) {
+    question["n"] = 1;
+    return answer_by(question, step(0));
+  });
+  expect_all_by_the_good_one(options(), "choices: expected a list of 2, found a list of 1");
+}
+
+TEST_F(RolloutPoolFaults, OneThatAbortsBecauseItSwitches) {
+  bad_.script([](const nlohmann::json& question) {
+    nlohmann::json answer = nlohmann::json::parse(answer_by(question, step(0)).body);
+    answer["choices"][1]["finish_reason"] = "abort";
+    return Reply{.body = answer.dump()};
+  });
+  expect_all_by_the_good_one(options(), "choice 1 was aborted by the engine");
+}
+
+TEST_F(RolloutPoolFaults, OneThatIsGone) {
+  PoolOptions with_dead = options();
+  {
+    RawPeer gone([](RawPeer& self) { self.stop_listening(); });
+    with_dead.replicas[0] = gone.url();
+  }
+  waits_for_bad_ = false;
+  const auto pool = pool_of(with_dead);
+  pool->begin(1);
+  const Harvest harvest = harvested(*pool, 1);
+  EXPECT_EQ(harvest.groups.size(), 3U);
+  EXPECT_THAT(harvest.stats.failed, Le(1U));
+}
+
+// Everything was asked of it, and none of it is lost.
+TEST_F(RolloutPoolFaults, TheOnlyOneIsAskedAgain) {
+  std::atomic<int> refusals = 5;
+  bad_.script([&](const nlohmann::json& question) {
+    return refusals.fetch_sub(1) > 0 ? refused_by(503, "starting") : answer_by(question, step(0));
+  });
+  const PoolOptions alone = options_for({bad_.url()});
+  const auto pool = pool_of(alone);
+  pool->begin(1);
+  const Harvest harvest = harvested(*pool, 1);
+  EXPECT_EQ(prompts_of(harvest), prompts_of(alone, 3));
+  EXPECT_EQ(harvest.stats.failed, 5U);
+  EXPECT_EQ(bad_.questions().size(), 8U);
+}
+
+TEST_F(RolloutPoolFaults, AHarvestThatIsLateSaysWhyAndCanBeAskedForAgain) {
+  std::atomic<bool> broken = true;
+  bad_.script([&](const nlohmann::json& question) {
+    return broken ? refused_by(400, "temperature: too hot") : answer_by(question, step(0));
+  });
+  const auto pool = pool_of(options_for({bad_.url()}));
+  pool->begin(1);
+  bad_.wait_for_questions(2);
+  expect_error(pool->harvest(1, 1ms), ErrorCode::kDeadline, "rollouts of step 1: 0 of 3 groups");
+  // The second question comes after a first that has failed.
+  bad_.wait_for_questions(bad_.questions().size() + 8);
+  expect_error(pool->harvest(1, 1ms), ErrorCode::kDeadline, "'temperature: too hot'");
+  broken = false;
+  EXPECT_GE(harvested(*pool, 1).stats.failed, 2U);
+}
+
+TEST_F(RolloutPoolFaults, AHarvestThatIsLateNamesTheVersionThatIsMissing) {
+  const auto pool = pool_of(options_for({bad_.url()}));
+  pool->begin(1);
+  (void)harvested(*pool, 1);
+  bad_.wait_for_looks(bad_.looks() + 2);
+  expect_error(pool->harvest(2, 1ms), ErrorCode::kDeadline,
+               bad_.url() + " serves 1.0, and weights of step 1 are needed");
+}
+
+TEST_F(RolloutPoolFaults, AReplicaThatIsLostWhileItIsLookedAtCounts) {
+  bad_.be_ready(500);
+  PoolOptions alone = options_for({bad_.url()});
+  const auto pool = pool_of(alone);
+  pool->begin(5);
+  bad_.wait_for_looks(2);
+  bad_.serve(step(4));
+  bad_.be_ready(200);
+  EXPECT_GE(harvested(*pool, 5).stats.failed, 1U);
+}
+
+TEST_F(RolloutPoolFaults, ARewardThatThrowsEndsTheHarvest) {
+  const auto harvest = [this](Reward reward) {
+    const auto pool = pool_of(options_for({good_.url()}), std::move(reward));
+    pool->begin(1);
+    auto first = pool->harvest(1, kPatience);
+    const auto again = pool->harvest(1, kPatience);
+    EXPECT_FALSE(again) << "not before it begins once more";
+    return first;
+  };
+  waits_for_bad_ = false;
+  expect_error(harvest([](const Problem&, std::string_view) -> double {
+                 throw std::runtime_error("no such key");
+               }),
+               ErrorCode::kInternal, "it has thrown 'no such key'");
+  expect_error(harvest([](const Problem&, std::string_view) -> double { throw 7; }),
+               ErrorCode::kInternal, "no std::exception");
+  expect_error(harvest([](const Problem&, std::string_view) {
+                 return std::numeric_limits<double>::quiet_NaN();
+               }),
+               ErrorCode::kInternal, "the reward function of problem 'reverse ");
+}
+
+TEST_F(RolloutPoolFaults, ARewardIsToldTheAnswerWithoutItsEnd) {
+  waits_for_bad_ = false;
+  std::atomic<int> right = 0;
+  std::atomic<int> wrong = 0;
+  const auto pool = pool_of(options_for({good_.url()}),
+                            [&](const Problem& problem, std::string_view completion) -> double {
+                              if (completion == problem.answer) ++right;
+                              if (completion == "-") ++wrong;
+                              return 0;
+                            });
+  pool->begin(1);
+  const Harvest harvest = harvested(*pool, 1);
+  EXPECT_EQ(right, 3);
+  EXPECT_EQ(wrong, 3);
+  for (const Group& group : harvest.groups)
+    for (const Rollout& rollout : group.rollouts) EXPECT_EQ(rollout.advantage, 0);
+}
+
+// With a question that runs, and a harvest that waits for it.
+TEST_F(RolloutPoolFaults, CancelEndsAHarvestThatWaits) {
+  bad_.script([this](const nlohmann::json& question) {
+    bad_.hold();
+    return answer_by(question, step(0));
+  });
+  const auto pool = pool_of(options_for({bad_.url()}));
+  pool->begin(1);
+  std::thread canceller([&] {
+    bad_.wait_for_held(3);
+    pool->cancel();
+  });
+  expect_error(pool->harvest(1, kPatience), ErrorCode::kCancelled, "step 1: cancelled");
+  canceller.join();
+  bad_.release();
+  expect_error(pool->harvest(1, kPatience), ErrorCode::kCancelled, "step 1: cancelled");
+}
+
+TEST_F(RolloutPoolFaults, CancelEndsAHarvestThatWaitsForAVersion) {
+  const auto pool = pool_of(options_for({bad_.url()}));
+  pool->begin(1);
+  (void)harvested(*pool, 1);
+  std::thread canceller([&] {
+    bad_.wait_for_looks(bad_.looks() + 2);
+    pool->cancel();
+  });
+  expect_error(pool->harvest(2, kPatience), ErrorCode::kCancelled, "step 2: cancelled");
+  canceller.join();
+}
+
+// The destructor of the pool returns although its question is never answered.
+TEST_F(RolloutPoolFaults, APoolEndsWithAQuestionThatRuns) {
+  bad_.script([this](const nlohmann::json& question) {
+    bad_.hold();
+    return answer_by(question, step(0));
+  });
+  {
+    const auto pool = pool_of(options_for({bad_.url()}));
+    pool->begin(1);
+    bad_.wait_for_held(3);
+  }
+  EXPECT_EQ(bad_.questions().size(), 3U);
+}
+
+}  // namespace
+}  // namespace wsync::rollout::test

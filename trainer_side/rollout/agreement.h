@@ -1,0 +1,57 @@
+// Whether trainer and engines compute the same: log-probabilities of generated tokens, computed
+// anew with the weights as they are published, in bfloat16.
+//
+// Thread: one at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "shared/moe/model_spec.h"
+#include "trainer_side/rollout/rollout.h"
+#include "trainer_side/training/micro_batch.h"
+#include "trainer_side/training/parameters.h"
+
+namespace wsync::rollout {
+
+// Differences are absolute ones, of natural logarithms.
+struct Agreement {
+  std::size_t tokens = 0;    // that were compared with the weights of the version that made them
+  double mismatch_most = 0;  // of these
+  double mismatch_mean = 0;
+  std::size_t all_tokens = 0;  // that were compared with the newest weights
+  double drift_most = 0;       // of these: what the policy has moved since, and any mismatch
+  double drift_mean = 0;
+};
+
+class PublishedWeights {
+ public:
+  // Keeps the newest `versions` (1 at least), for sequences of up to `sequence` tokens.
+  PublishedWeights(const moe::ModelSpec& spec, std::size_t versions, std::size_t sequence);
+  // The weights after a step, rounded as they are published.
+  void keep(std::uint64_t step, training::ParameterSet weights);
+  // `batches`: what policy_batches() has made of `groups`. A token whose version is not kept counts
+  // for the drift alone. After keep().
+  [[nodiscard]] Agreement compare(std::span<const Group> groups,
+                                  std::span<const training::MicroBatch> batches) const;
+
+ private:
+  struct Kept {
+    std::uint64_t step = 0;
+    training::ParameterSet weights;
+  };
+  const moe::ModelSpec spec_;
+  const std::size_t versions_;
+  const std::size_t sequence_;
+  std::deque<Kept> kept_;  // the newest last
+};
+
+// Log-probabilities of the targets that count, batch by batch, in their order.
+[[nodiscard]] std::vector<float> counted_log_probabilities(
+    const moe::ModelSpec& spec, const training::ParameterSet& weights, std::size_t sequence,
+    std::span<const training::MicroBatch> batches);
+
+}  // namespace wsync::rollout

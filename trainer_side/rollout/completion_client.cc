@@ -1,0 +1,89 @@
+#include "trainer_side/rollout/completion_client.h"
+
+#include <utility>
+
+#include "shared/base/clock.h"
+#include "shared/base/format.h"
+#include "trainer_side/rollout/completion_answer.h"
+#include "trainer_side/rollout/http_exchange.h"
+
+namespace wsync::rollout {
+namespace {
+
+constexpr const char* kCompletionsPath = "/v1/completions";
+constexpr const char* kReadyPath = "/ready";
+constexpr const char* kVersionPath = "/weight_info";
+
+// An answer that is none to the question.
+tl::unexpected<Error> refusal(const std::string& path, const HttpAnswer& answer) {
+  const std::string said = read_refusal(answer.body);
+  if (answer.status == 503)
+    return fail(ErrorCode::kBusy, fmt::format("{} is not ready: {}", path, said));
+  if (answer.status == 429)
+    return fail(ErrorCode::kBusy, fmt::format("{} has too much to do: {}", path, said));
+  return fail(ErrorCode::kRefused,
+              fmt::format("{} was answered with status {}: {}", path, answer.status, said));
+}
+
+}  // namespace
+
+struct CompletionClient::State {
+  std::string url;
+  std::chrono::milliseconds deadline;
+  std::unique_ptr<HttpExchange> http;
+
+  // The body of an answer with status 200. An empty `body` makes a GET.
+  [[nodiscard]] Result<std::string> ask(const std::string& path, std::string body,
+                                        std::uint64_t most_bytes, TimePoint until) {
+    auto answer = http->ask({.path = path,
+                             .body = std::move(body),
+                             .most_bytes = most_bytes + kAnswerHeadBytes,
+                             .deadline = until});
+    if (!answer) return fail(answer.error());
+    if (answer->status != 200) return refusal(path, *answer);
+    return std::move(answer->body);
+  }
+
+  [[nodiscard]] Result<Version> served() {
+    const TimePoint until = now() + deadline;
+    const auto ready = ask(kReadyPath, {}, kAnswerFrameBytes, until);
+    if (!ready) return fail(ready.error());
+    const auto body = ask(kVersionPath, {}, kAnswerFrameBytes, until);
+    if (!body) return fail(body.error());
+    return read_served(*body);
+  }
+};
+
+CompletionClient::CompletionClient(std::unique_ptr<State> state) : state_(std::move(state)) {}
+CompletionClient::~CompletionClient() = default;
+
+Result<std::unique_ptr<CompletionClient>> CompletionClient::create(
+    const std::string& url, std::chrono::milliseconds deadline) {
+  auto endpoint = parse_url(url);
+  if (!endpoint) return fail(endpoint.error());
+  auto http = HttpExchange::create(std::move(*endpoint));
+  if (!http) return fail(http.error());
+  return std::unique_ptr<CompletionClient>(new CompletionClient(
+      std::make_unique<State>(State{.url = url, .deadline = deadline, .http = std::move(*http)})));
+}
+
+Result<std::vector<Rollout>> CompletionClient::ask(const CompletionQuestion& question) {
+  const auto body = state_->ask(kCompletionsPath, question_body(question),
+                                most_answer_bytes(question), now() + state_->deadline);
+  auto rollouts = body ? read_answer(*body, question, state_->url)
+                       : Result<std::vector<Rollout>>(fail(body.error()));
+  if (!rollouts) return fail(rollouts.error().with_context(state_->url));
+  return rollouts;
+}
+
+Result<Version> CompletionClient::served() {
+  auto version = state_->served();
+  if (!version) return fail(version.error().with_context(state_->url));
+  return version;
+}
+
+void CompletionClient::cancel() noexcept { state_->http->cancel(); }
+
+const std::string& CompletionClient::url() const noexcept { return state_->url; }
+
+}  // namespace wsync::rollout
