@@ -83,7 +83,7 @@ CONFIG, MODEL, STATE = FILES
 EMBED = "model.embed_tokens.weight"
 # What is done to a checkpoint, and what the error names.
 CHECKPOINTS = {
-    "no config.json": (gone(CONFIG), [CONFIG, "give a step_N directory"]),
+    "no config.json": (gone(CONFIG), [CONFIG]),
     "a config.json that is no JSON": (tensors.write_text(CONFIG, "{"), [CONFIG, "JSON"]),
     "another architecture": (config(architectures=["LlamaForCausalLM"], model_type="llama"), [CONFIG, "llama"]),
     "a vocabulary that has no room for bytes": (config(vocab_size=255), [CONFIG, "255", "256"]),
