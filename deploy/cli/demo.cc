@@ -201,6 +201,9 @@ Result<Outcome> run_demo(DemoCommand command, bool json) {
   const TimePoint begin = now();
   if (command.steps != 0 && !command.reinforce && !command.train)
     return fail(ErrorCode::kInvalidInput, "--steps: of --train or --rl, and neither is given");
+  if (command.train && command.steps > kTrainDemoStepsMost)
+    return fail(ErrorCode::kInvalidInput, fmt::format("--steps {}: with --train at most {}",
+                                                      command.steps, kTrainDemoStepsMost));
   const auto tell = command.reinforce ? reinforce : command.train ? train : publish_checkpoints;
   if (tell == publish_checkpoints) WSYNC_TRY(check(command));
   DemoFolders folders;

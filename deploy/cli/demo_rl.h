@@ -55,12 +55,12 @@ struct RlDemoReport {
   double elapsed_s = 0;
 
   [[nodiscard]] std::uint64_t torn() const;
-  [[nodiscard]] double reward_first() const;  // mean of the first kRewardSteps steps
-  [[nodiscard]] double reward_last() const;   // of the last ones
+  // Means that the trainer has taken, of its first and last steps with answers.
+  [[nodiscard]] double reward_first() const;
+  [[nodiscard]] double reward_last() const;
   // Of the time of all steps: training that waited for snapshots, and engines that stood still.
   [[nodiscard]] double sync_share() const;
 };
-inline constexpr std::size_t kRewardSteps = 10;
 
 // As tell_train_demo().
 [[nodiscard]] Result<RlDemoReport> tell_rl_demo(Children& children, const RlDemoOptions& options,

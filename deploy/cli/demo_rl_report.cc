@@ -84,12 +84,11 @@ std::uint64_t RlDemoReport::torn() const {
 }
 
 double RlDemoReport::reward_first() const {
-  return mean(steps, 0, std::min(kRewardSteps, steps.size()), &RlStep::reward);
+  return training.at("generating").value("reward_first", 0.0);
 }
 
 double RlDemoReport::reward_last() const {
-  return mean(steps, steps.size() - std::min(kRewardSteps, steps.size()), steps.size(),
-              &RlStep::reward);
+  return training.at("generating").value("reward_last", 0.0);
 }
 
 double RlDemoReport::sync_share() const {
@@ -121,7 +120,7 @@ std::string rl_demo_text(const RlDemoReport& report, const RlDemoOptions& option
   }
   const json& generating = report.training.at("generating");
   text += fmt::format(
-      "\nreward:     {:.3f} to {:.3f} (means of the first and the last {} steps)\n"
+      "\nreward:     {:.3f} to {:.3f} (means of the first and the last steps)\n"
       "staleness:  {} at most, {} allowed\n"
       "mismatch:   {:.1e} at most between an engine's log-probability of a token and the "
       "trainer's, "
@@ -129,7 +128,7 @@ std::string rl_demo_text(const RlDemoReport& report, const RlDemoOptions& option
       "sync:       {:.2f}% of the time of all steps (snapshots that training waited for, engines "
       "paused)\n"
       "torn steps: {} of {}\n",
-      report.reward_first(), report.reward_last(), std::min(kRewardSteps, report.steps.size()),
+      report.reward_first(), report.reward_last(),
       counted(static_cast<std::uint64_t>(generating.value("staleness_most", 0.0)), "step"),
       options.sync ? std::to_string(options.max_staleness) : "any number",
       generating.value("mismatch_most", 0.0), generating.value("drift_most", 0.0),

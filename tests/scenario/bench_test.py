@@ -13,6 +13,8 @@ import time
 import unittest
 import xml.etree.ElementTree
 
+from fleet import processes_of
+
 WSYNC = sys.argv.pop()
 DEADLINE_S = 120
 ROUNDS = 2
@@ -20,19 +22,6 @@ ROUNDS = 2
 
 def arguments(directory, *more, rounds=ROUNDS):
     return [WSYNC, "bench", "sync", "--size", "16MiB", "--rounds", str(rounds), "--json", "--directory", directory, *more]
-
-
-def processes_of(directory):
-    """Processes that have the directory's name in their command line."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                if directory.encode() in file.read() and int(pid) != os.getpid():
-                    found.append(int(pid))
-        except OSError:
-            pass  # it has ended meanwhile
-    return found
 
 
 class BenchSync(unittest.TestCase):

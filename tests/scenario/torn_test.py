@@ -9,22 +9,11 @@ import tempfile
 import time
 import unittest
 
+from fleet import processes_of
+
 WSYNC = sys.argv.pop()
 DEADLINE_S = 1200
 LAYERS = 5  # embeddings, two decoder layers, the norm at the end, the head
-
-
-def processes_of(directory):
-    """Processes that have the directory's name in their command line."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                if directory.encode() in file.read() and int(pid) != os.getpid():
-                    found.append(int(pid))
-        except OSError:
-            pass  # it has ended meanwhile
-    return found
 
 
 class Torn(unittest.TestCase):
