@@ -65,7 +65,7 @@ struct Birth {
   int input;
   int output;
   int errors;
-  int keep;
+  const std::vector<int>* keep;
   pid_t parent;
 };
 [[noreturn]] void become(const Birth& birth) {
@@ -81,7 +81,8 @@ struct Birth {
   if (::dup2(birth.input, STDIN_FILENO) < 0 || ::dup2(birth.output, STDOUT_FILENO) < 0 ||
       ::dup2(birth.errors, STDERR_FILENO) < 0)
     ::_exit(kCannotRun);
-  if (birth.keep >= 0 && ::fcntl(birth.keep, F_SETFD, 0) != 0) ::_exit(kCannotRun);
+  for (const int fd : *birth.keep)
+    if (::fcntl(fd, F_SETFD, 0) != 0) ::_exit(kCannotRun);
   ::execve(birth.executable, birth.arguments, birth.environment);
   ::_exit(kCannotRun);
 }
@@ -93,6 +94,8 @@ struct Birth {
 void Child::send(int signal) const noexcept {
   if (running_) ::kill(pid_, signal);
 }
+
+bool Child::killed() const noexcept { return !running_ && WIFSIGNALED(status_); }
 
 void Child::narrow_output() noexcept {
   ::setsockopt(write_end_.get(), SOL_SOCKET, SO_SNDBUF, &kNarrowBytes, sizeof kNarrowBytes);
@@ -245,7 +248,7 @@ Result<Child*> Children::start(const ChildOptions& options) {
                     .input = input.get(),
                     .output = output,
                     .errors = errors,
-                    .keep = options.keep,
+                    .keep = &options.keep,
                     .parent = ::getpid()};
   child->pid_ = ::fork();
   if (child->pid_ < 0) return fail_errno("fork", errno);

@@ -44,7 +44,7 @@ struct ChildOptions {
   std::vector<std::string> arguments;  // for this executable
   ChildOutput output = ChildOutput::kLog;
   ChildErrors errors = ChildErrors::kLog;
-  int keep = -1;  // a descriptor that it has under the same number; borrowed
+  std::vector<int> keep;  // descriptors that it has under the same numbers; borrowed
 };
 
 class Child {
@@ -56,6 +56,7 @@ class Child {
   // "exited with 1", "was killed by signal 9"; only when it has ended.
   [[nodiscard]] const std::string& ending() const noexcept { return ending_; }
   [[nodiscard]] bool succeeded() const noexcept { return !running_ && status_ == 0; }
+  [[nodiscard]] bool killed() const noexcept;  // by a signal
   // Its end is no failure from here on.
   void may_end() noexcept { may_end_ = true; }
   void send(int signal) const noexcept;

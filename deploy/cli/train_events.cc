@@ -27,15 +27,21 @@ std::vector<double> each(const std::vector<json>& events, const char* member) {
   return values;
 }
 
+void forget_from(std::vector<json>& events, std::uint64_t step) {
+  std::erase_if(events, [&](const json& event) { return event.at("step") >= step; });
+}
+
 bool is_committed(const json& publish) { return publish.at("state") == "committed"; }
 
 }  // namespace
 
 void TrainReport::take(const json& event) {
-  if (prints_events_) print_line(stdout, to_line(event));
   const std::string kind = event.at("event");
+  if (kind == "begin" && !begin_.is_null()) return;  // a rank 0 that replaces another one's
+  if (prints_events_) print_line(stdout, to_line(event));
   if (kind == "begin") {
     begin_ = event;
+    began_ = now();
     log_info(
         "training {} parameters on {} ranks (pp {}, vpp {}, ep {}, dp {}), {} of text, {} "
         "tokens a step{}",
@@ -56,14 +62,24 @@ void TrainReport::take(const json& event) {
   } else if (kind == "saved") {
     saved_.push_back(event);
     log_info("saved {}", event.at("directory").get<std::string>());
+  } else if (kind == "save_failed") {
+    log_warning("step {} is not saved: {}", event.at("step").get<std::uint64_t>(),
+                event.at("reason").get<std::string>());
+  } else if (kind == "lost") {
+    losses_.push_back(event);
+  } else if (kind == "recovered") {
+    take_recovered(event);
   } else if (kind == "stopped") {
     stopped_ = true;
   } else if (kind == "end") {
     end_ = event;
+    ended_ = now();
   }
 }
 
+// Newest last; a step that is run again is told again.
 void TrainReport::take_step(const json& event) {
+  forget_from(steps_, event.at("step"));
   steps_.push_back(event);
   last_step_ = event.at("step");
   log_info("step {}/{}: loss {:.4f}, gradient norm {:.3f}, learning rate {:.2e}, {:.3f} s",
@@ -72,7 +88,15 @@ void TrainReport::take_step(const json& event) {
            event.at("seconds").get<double>());
 }
 
+void TrainReport::take_recovered(const json& event) {
+  recoveries_.push_back(event);
+  log_info("recovered in {:.3f} s, from {}: goes on with step {}",
+           event.at("seconds").get<double>(), event.at("from").get<std::string>(),
+           event.at("step").get<std::uint64_t>());
+}
+
 void TrainReport::take_rollouts(const json& event) {
+  forget_from(rollouts_, event.at("step"));
   rollouts_.push_back(event);
   log_info(
       "step {}: {} answers, mean reward {:.3f}, {} steps old at most, log-probabilities differ "
@@ -83,6 +107,7 @@ void TrainReport::take_rollouts(const json& event) {
 }
 
 void TrainReport::take_publish(const json& event) {
+  std::erase_if(publishes_, [&](const json& one) { return one.at("step") == event.at("step"); });
   publishes_.push_back(event);
   const auto step = event.at("step").get<std::uint64_t>();
   if (is_committed(event))
@@ -188,9 +213,51 @@ json TrainReport::publishing() const {
           {"snapshot_wait_seconds_median", median(each(steps_, "snapshot_wait_seconds"))}};
 }
 
+json TrainReport::device_activations_most() const {
+  return end_.is_null() ? json() : end_.value("device_activations_most", json());
+}
+
+// What is said below the table.
+std::string TrainReport::sentences() const {
+  std::string text;
+  if (!rollouts_.empty()) {
+    const json sum = generating();
+    text += fmt::format(
+        "mean reward {:.3f} to {:.3f} (of the first and the last {} of {} steps with answers); "
+        "weights at most {:.0f} steps old; engines and trainer differ by {:.1e} at most\n",
+        sum.at("reward_first").get<double>(), sum.at("reward_last").get<double>(),
+        std::min(rollouts_.size(), kRewardSteps), rollouts_.size(),
+        sum.at("staleness_most").get<double>(), sum.at("mismatch_most").get<double>());
+  }
+  if (!publishes_.empty()) {
+    const json sum = publishing();
+    text += fmt::format(
+        "{} of {} published steps were served ({} each): staged in {:.3f} s (median), paused "
+        "{:.1f} ms at most; training waited {:.1f} ms a step for snapshots (median)\n",
+        sum.at("committed").get<std::size_t>(), publishes_.size(),
+        sum.at("bytes_of_version").is_null()
+            ? "0 B"
+            : human_bytes(sum.at("bytes_of_version").get<std::uint64_t>()),
+        sum.at("staged_seconds_median").get<double>(),
+        1e3 * sum.at("paused_seconds_most").get<double>(),
+        1e3 * sum.at("snapshot_wait_seconds_median").get<double>());
+    if (!sum.at("step_ratio").is_null())
+      text += fmt::format(
+          "a step beside a publish took {:.3f} s, another one {:.3f} s (medians): {:.3f} times\n",
+          sum.at("step_seconds_beside_publish").get<double>(),
+          sum.at("step_seconds_alone").get<double>(), sum.at("step_ratio").get<double>());
+  }
+  if (!losses_.empty())
+    text += fmt::format("{} lost, {} recovered from\n", counted(losses_.size(), "rank"),
+                        recoveries_.size());
+  if (!saved_.empty())
+    text += fmt::format("saved {}\n", saved_.back().at("directory").get<std::string>());
+  return text;
+}
+
 Outcome TrainReport::outcome() const {
   Outcome outcome;
-  const double seconds = end_.value("seconds", 0.0);
+  const double seconds = end_.is_null() ? 0 : wsync::seconds(ended_ - began_);
   const auto tokens =
       begin_.at("tokens_of_step").get<double>() * static_cast<double>(steps_.size());
   outcome.result = {{"run", begin_},
@@ -204,7 +271,9 @@ Outcome TrainReport::outcome() const {
                     {"publishes", publishes_},
                     {"publishing", publishing()},
                     {"saved", saved_},
-                    {"device_activations_most", end_.value("device_activations_most", json())}};
+                    {"losses", losses_},
+                    {"recoveries", recoveries_},
+                    {"device_activations_most", device_activations_most()}};
   if (steps_.empty()) {
     outcome.text = "stopped before a step was over";
   } else {
@@ -215,35 +284,7 @@ Outcome TrainReport::outcome() const {
                     steps_.front().at("loss").get<double>(), steps_.back().at("loss").get<double>(),
                     seconds > 0 ? tokens / seconds : 0);
   }
-  if (!rollouts_.empty()) {
-    const json sum = generating();
-    outcome.text += fmt::format(
-        "mean reward {:.3f} to {:.3f} (of the first and the last {} of {} steps with answers); "
-        "weights at most {:.0f} steps old; engines and trainer differ by {:.1e} at most\n",
-        sum.at("reward_first").get<double>(), sum.at("reward_last").get<double>(),
-        std::min(rollouts_.size(), kRewardSteps), rollouts_.size(),
-        sum.at("staleness_most").get<double>(), sum.at("mismatch_most").get<double>());
-  }
-  if (!publishes_.empty()) {
-    const json sum = publishing();
-    outcome.text += fmt::format(
-        "{} of {} published steps were served ({} each): staged in {:.3f} s (median), paused "
-        "{:.1f} ms at most; training waited {:.1f} ms a step for snapshots (median)\n",
-        sum.at("committed").get<std::size_t>(), publishes_.size(),
-        sum.at("bytes_of_version").is_null()
-            ? "0 B"
-            : human_bytes(sum.at("bytes_of_version").get<std::uint64_t>()),
-        sum.at("staged_seconds_median").get<double>(),
-        1e3 * sum.at("paused_seconds_most").get<double>(),
-        1e3 * sum.at("snapshot_wait_seconds_median").get<double>());
-    if (!sum.at("step_ratio").is_null())
-      outcome.text += fmt::format(
-          "a step beside a publish took {:.3f} s, another one {:.3f} s (medians): {:.3f} times\n",
-          sum.at("step_seconds_beside_publish").get<double>(),
-          sum.at("step_seconds_alone").get<double>(), sum.at("step_ratio").get<double>());
-  }
-  if (!saved_.empty())
-    outcome.text += fmt::format("saved {}\n", saved_.back().at("directory").get<std::string>());
+  outcome.text += sentences();
   if (stopped_) {
     outcome.exit_code = kExitInterrupted;
     outcome.complaint =

@@ -1,6 +1,6 @@
-// What rank 0 of a training run tells, and what is made of it: lines of the log, a table, JSON. An
-// event is a JSON object with the member "event": "begin", "rollouts", "step", "publish", "saved",
-// "stopped" or "end"; README.md of this folder has the others.
+// What rank 0 of a training run and its launcher tell, and what is made of it: lines of the log, a
+// table, JSON. An event is a JSON object with the member "event"; README.md of this folder lists
+// them.
 #pragma once
 
 #include <functional>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "deploy/cli/context.h"
+#include "shared/base/clock.h"
 
 namespace wsync::cli {
 
@@ -29,16 +30,20 @@ class TrainReport {
   void take_step(const nlohmann::json& event);
   void take_rollouts(const nlohmann::json& event);
   void take_publish(const nlohmann::json& event);
+  void take_recovered(const nlohmann::json& event);
   [[nodiscard]] std::string table() const;
+  [[nodiscard]] std::string sentences() const;
+  [[nodiscard]] nlohmann::json device_activations_most() const;
   [[nodiscard]] std::string rollouts_columns(const nlohmann::json& step) const;
   [[nodiscard]] nlohmann::json publishing() const;
   [[nodiscard]] nlohmann::json generating() const;
 
   const bool prints_events_;
   nlohmann::json begin_, end_;
-  std::vector<nlohmann::json> steps_, rollouts_, publishes_, saved_;
+  std::vector<nlohmann::json> steps_, rollouts_, publishes_, saved_, losses_, recoveries_;
   bool stopped_ = false;
   std::uint64_t last_step_ = 0;
+  TimePoint began_{}, ended_{};
 };
 
 }  // namespace wsync::cli

@@ -1,6 +1,9 @@
 #include "deploy/cli/train_launch.h"
 
+#include <algorithm>
+#include <array>
 #include <chrono>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <unistd.h>
@@ -8,11 +11,14 @@
 
 #include "deploy/cli/processes.h"
 #include "deploy/cli/train_events.h"
+#include "deploy/cli/train_membership.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/base/unix_socket.h"
 #include "shared/collective/memory/host_segment.h"
 #include "shared/loop/timer.h"
 #include "shared/trace/progress.h"
+#include "trainer_side/training/recovery.h"
 
 namespace wsync::cli {
 namespace {
@@ -26,20 +32,41 @@ static_assert(config::kTrainRanks <= collective::memory::kHostRankCount);
 constexpr std::chrono::hours kNoDeadline{24 * 365};
 // Beside the heartbeat's deadline: for ranks that were told to end.
 constexpr std::chrono::seconds kToldPatience{5};
+// A rank that has broken the group for a reason of its own ends within it.
+constexpr std::chrono::seconds kBrokenPatience{1};
+
+// The process that is a rank now.
+struct Seat {
+  Child* child = nullptr;
+  UniqueFd control;              // the launcher's end
+  std::uint32_t generation = 0;  // it was started for
+  bool is_lost = false;          // and has no successor: the run had ended
+  std::uint32_t losses = 0;      // of the rank in a row, since a step has ended
+};
+
+// What the ranks of a generation share.
+struct Generation {
+  std::uint32_t number = 0;
+  HostSegment segment;
+};
 
 class Launch {
  public:
-  Launch(const config::TrainConfig& config, HostSegment segment, std::unique_ptr<Children> children,
-         bool prints_events)
+  Launch(const config::TrainConfig& config, const std::vector<std::string>& arguments,
+         std::unique_ptr<Children> children, bool prints_events)
       : config_(config),
-        segment_(std::move(segment)),
+        arguments_(arguments),
         report_(prints_events),
-        children_(std::move(children)) {}
+        children_(std::move(children)),
+        seats_(config.parallel.pp * config.parallel.dp) {}
 
-  [[nodiscard]] Result<Outcome> run(const std::vector<std::string>& arguments) {
-    for (std::uint32_t rank = 0; rank < segment_.size(); ++rank) WSYNC_TRY(start(rank, arguments));
+  [[nodiscard]] Result<Outcome> run() {
+    std::vector<std::uint32_t> all;
+    for (std::uint32_t rank = 0; rank < seats_.size(); ++rank) all.push_back(rank);
+    WSYNC_TRY(begin_generation(all));
     Timer watch(children_->loop(), [this] {
       look_for_silence();
+      look_for_break();
       pass_stop_on();
     });
     watch.start_repeating(config_.heartbeat.interval);
@@ -55,97 +82,238 @@ class Launch {
     // They have been told, and wake up.
     const auto patience = config_.heartbeat.deadline + kToldPatience;
     (void)children_->wind_up("the end", patience, [this] { return all_ended(); });
-    for (Child* child : ranks_) child->send(SIGKILL);
+    for (const Seat& seat : seats_)
+      if (seat.child != nullptr) seat.child->send(SIGKILL);
     (void)children_->wind_up("the end", patience, [this] { return all_ended(); });
     return fail(*failure_);
   }
 
  private:
-  [[nodiscard]] Result<> start(std::uint32_t rank, const std::vector<std::string>& arguments) {
+  // A group for all ranks, and a process for each of these.
+  [[nodiscard]] Result<> begin_generation(const std::vector<std::uint32_t>& ranks) {
+    auto segment = HostSegment::create({.size = static_cast<std::uint32_t>(seats_.size())});
+    if (!segment) return fail(std::move(segment).error());
+    const std::uint32_t number = generations_.empty() ? 0 : generations_.back().number + 1;
+    generations_.push_back({.number = number, .segment = std::move(*segment)});
+    broken_since_.reset();
+    for (const std::uint32_t rank : ranks) WSYNC_TRY(start(rank));
+    // Those that are left find it when they have found that theirs is broken.
+    const std::array fds{newest().descriptor()};
+    const std::array sign{kSegmentSign};
+    for (const Seat& seat : seats_)
+      if (seat.generation != number && seat.control.valid())
+        // One that has just ended is seen to be lost, too.
+        (void)send_some(seat.control.get(), sign, fds);
+    nlohmann::json pids = nlohmann::json::array();
+    for (const Seat& seat : seats_) pids.push_back(seat.child->pid());
+    report_.take({{"event", "ranks"}, {"generation", number}, {"pids", pids}});
+    return {};
+  }
+
+  [[nodiscard]] const HostSegment& newest() const { return generations_.back().segment; }
+
+  [[nodiscard]] Result<> start(std::uint32_t rank) {
+    Seat seat{.child = nullptr,
+              .control = {},
+              .generation = generations_.back().number,
+              .losses = seats_[rank].losses};
+    std::vector<int> keep{newest().descriptor()};
     std::vector<std::string> all{"trainer"};
-    all.insert(all.end(), arguments.begin(), arguments.end());
-    for (const auto& [name, value] :
-         {std::pair{"--rank", static_cast<int>(rank)}, {"--segment", segment_.descriptor()}}) {
-      all.emplace_back(name);
-      all.push_back(std::to_string(value));
+    all.insert(all.end(), arguments_.begin(), arguments_.end());
+    const auto add = [&](const char* name, std::uint64_t value) {
+      all.insert(all.end(), {name, std::to_string(value)});
+    };
+    add("--rank", rank);
+    add("--segment", static_cast<std::uint64_t>(newest().descriptor()));
+    UniqueFd of_rank;
+    if (config_.recovery.enabled) {
+      auto ends = unix_socket_pair();
+      if (!ends) return fail(std::move(ends).error());
+      seat.control = std::move(ends->first);
+      of_rank = std::move(ends->second);
+      keep.push_back(of_rank.get());
+      add("--control", static_cast<std::uint64_t>(of_rank.get()));
+      add("--generation", seat.generation);
+      add("--told", report_.last_step());
     }
     const auto child =
         children_->start({.name = fmt::format("rank {}", rank),
                           .arguments = std::move(all),
                           .output = rank == 0 ? ChildOutput::kLines : ChildOutput::kLog,
                           .errors = ChildErrors::kInherit,
-                          .keep = segment_.descriptor()});
+                          .keep = std::move(keep)});
     if (!child) return fail(child.error());
     (*child)->may_end();
-    if (rank == 0) (*child)->on_line = [this](const std::string& line) { take(line); };
-    ranks_.push_back(*child);
+    if (rank == 0) {
+      (*child)->on_line = [this](const std::string& line) { take(line); };
+      is_told_ = false;
+    }
+    seat.child = *child;
+    seats_[rank] = std::move(seat);
     return {};
   }
 
   // To rank 0, which tells the others. Before it is there a signal would be the end of it.
   void pass_stop_on() {
-    if (!is_stopping_ || is_told_ || segment_.ranks().front().phase == RankPhase::kAway) return;
-    ranks_.front()->send(SIGTERM);
+    if (!is_stopping_ || is_told_ || last_sign(0).phase == RankPhase::kAway) return;
+    seats_.front().child->send(SIGTERM);
     is_told_ = true;
   }
 
   void take(const std::string& line) {
     const nlohmann::json event = nlohmann::json::parse(line, nullptr, false);
-    if (event.is_object()) report_.take(event);
+    if (!event.is_object()) return;
+    if (event.value("event", "") == "step") {
+      breaks_ = 0;
+      for (Seat& seat : seats_) seat.losses = 0;
+    }
+    report_.take(event);
   }
 
   [[nodiscard]] bool all_ended() const {
-    for (const Child* child : ranks_)
-      if (child->running()) return false;
-    return true;
+    const auto runs = [](const Child* child) { return child != nullptr && child->running(); };
+    return std::none_of(seats_.begin(), seats_.end(),
+                        [&](const Seat& seat) { return runs(seat.child); });
+  }
+
+  // The newest sign of the process that is this rank: it may not have come to the newest group yet.
+  [[nodiscard]] collective::memory::RankSign last_sign(std::uint32_t rank) const {
+    collective::memory::RankSign found;
+    for (const Generation& generation : generations_) {
+      if (generation.number < seats_[rank].generation) continue;
+      const auto sign = generation.segment.ranks()[rank];
+      if (sign.phase == RankPhase::kAway) continue;
+      const auto beat = std::max(found.last_beat, sign.last_beat);
+      found = sign;
+      found.last_beat = beat;
+    }
+    return found;
   }
 
   // Asked after every event.
   [[nodiscard]] bool is_over() {
-    if (failure_) return true;
-    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-      const Child& child = *ranks_[rank];
-      if (child.running() || child.succeeded()) continue;
-      // Its own reason, if it had time to tell one.
-      const Result<> told = segment_.health();
-      fail_all(told ? Error(ErrorCode::kPeerLost,
-                            fmt::format("rank {} (pid {}) {}", rank, child.pid(), child.ending()))
-                    : told.error());
-      return true;
+    for (std::uint32_t rank = 0; rank < seats_.size() && !failure_; ++rank) {
+      const Child& child = *seats_[rank].child;
+      if (child.running() || child.succeeded() || seats_[rank].is_lost) continue;
+      if (child.killed()) {
+        lose(rank, child.ending());
+      } else {
+        // Its own reason, if it had time to tell one.
+        const Result<> told = newest().health();
+        fail_all(told ? Error(ErrorCode::kPeerLost,
+                              fmt::format("rank {} (pid {}) {}", rank, child.pid(), child.ending()))
+                      : told.error());
+      }
     }
-    return all_ended();
+    return failure_ || all_ended();
+  }
+
+  // All have come to the newest.
+  void forget_old_generations() {
+    const auto signs = newest().ranks();
+    const bool all = std::none_of(signs.begin(), signs.end(),
+                                  [](const auto& sign) { return sign.phase == RankPhase::kAway; });
+    while (all && generations_.size() > 1) generations_.pop_front();
   }
 
   void look_for_silence() {
-    const auto signs = segment_.ranks();
-    for (std::size_t rank = 0; rank < signs.size() && !failure_; ++rank) {
-      if (signs[rank].phase != RankPhase::kThere || !ranks_[rank]->running()) continue;
-      const auto silence = now() - signs[rank].last_beat;
+    forget_old_generations();
+    for (std::uint32_t rank = 0; rank < seats_.size() && !failure_; ++rank) {
+      const auto sign = last_sign(rank);
+      if (sign.phase != RankPhase::kThere || !seats_[rank].child->running()) continue;
+      const auto silence = now() - sign.last_beat;
       if (silence < config_.heartbeat.deadline) continue;
-      fail_all(Error(
-          ErrorCode::kPeerLost,
-          fmt::format("rank {} (pid {}) has given no sign of life for {}, heartbeat.deadline is "
-                      "{}: it is stopped, or this host has no time for it",
-                      rank, signs[rank].pid, trace::format_duration(silence),
-                      trace::format_duration(config_.heartbeat.deadline))));
-      ranks_[rank]->send(SIGKILL);
+      lose(rank, fmt::format("has given no sign of life for {}, heartbeat.deadline is {}: it is "
+                             "stopped, or this host has no time for it",
+                             trace::format_duration(silence),
+                             trace::format_duration(config_.heartbeat.deadline)));
       children_->loop().stop();
     }
   }
 
+  // Broken by a rank that was not lost: it ends, or all go on in another group.
+  void look_for_break() {
+    if (failure_ || !config_.recovery.enabled) return;
+    const Result<> health = newest().health();
+    if (health) return broken_since_.reset();
+    if (!broken_since_) broken_since_ = now();
+    if (now() - *broken_since_ < kBrokenPatience || any_succeeded()) return;
+    log_warning("the ranks are connected anew: {}", health.error().message());
+    go_on_without({}, health.error());
+  }
+
+  [[nodiscard]] bool any_succeeded() const {
+    return std::any_of(seats_.begin(), seats_.end(),
+                       [](const Seat& seat) { return seat.child->succeeded(); });
+  }
+
+  void lose(std::uint32_t rank, const std::string& why) {
+    const training::Tag tag = training::tag_of_word(last_sign(rank).word);
+    Seat& seat = seats_[rank];
+    if (rank == 0) {
+      if (seat.child->running()) seat.child->drain_lines();
+      seat.child->on_line = {};
+    }
+    const Error error(
+        ErrorCode::kPeerLost,
+        fmt::format("rank {} (pid {}) {} ({})", rank, seat.child->pid(), why,
+                    tag == training::Tag{} ? "before its first step" : "at " + to_string(tag)));
+    report_.take({{"event", "lost"},
+                  {"rank", rank},
+                  {"pid", seat.child->pid()},
+                  {"step", tag.step},
+                  {"phase", training::phase_name(tag.phase)},
+                  {"why", why}});
+    if (!config_.recovery.enabled) {
+      seat.child->send(SIGKILL);
+      return fail_all(error);
+    }
+    if (seat.child->running() && config_.recovery.keep_silent) {
+      const std::array sign{kReplacedSign};
+      (void)send_some(seat.control.get(), sign);
+    } else {
+      seat.child->send(SIGKILL);
+    }
+    go_on_without({rank}, error);
+  }
+
+  void go_on_without(const std::vector<std::uint32_t>& lost, const Error& why) {
+    if (any_succeeded()) {
+      // What is left to do is to end, and others have.
+      for (const std::uint32_t rank : lost) seats_[rank].is_lost = true;
+      log_warning("{}; the run had ended", why.message());
+      newest().abort(why);
+      return;
+    }
+    std::uint32_t most = lost.empty() ? ++breaks_ : 0;
+    for (const std::uint32_t rank : lost) most = std::max(most, ++seats_[rank].losses);
+    if (most > config_.recovery.attempts)
+      return fail_all(why.with_context(
+          fmt::format("{} times in a row, and no step has ended between them (recovery.attempts "
+                      "is {})",
+                      most, config_.recovery.attempts)));
+    if (!lost.empty()) log_warning("{}; a new process takes its place", why.message());
+    newest().abort(why);
+    if (const Result<> begun = begin_generation(lost); !begun) fail_all(begun.error());
+  }
+
   void fail_all(Error why) {
-    segment_.abort(why);
+    newest().abort(why);
+    for (Seat& seat : seats_) seat.control.reset();
     failure_ = std::move(why);
   }
 
   const config::TrainConfig& config_;
-  const HostSegment segment_;
+  const std::vector<std::string>& arguments_;
   TrainReport report_;
   std::optional<Error> failure_;
+  std::optional<TimePoint> broken_since_;  // the newest group
+  std::uint32_t breaks_ = 0;               // in a row, without a loss
   bool is_stopping_ = false;
   bool is_told_ = false;
-  std::unique_ptr<Children> children_;  // its processes end before the segment
-  std::vector<Child*> ranks_;
+  std::deque<Generation> generations_;
+  std::unique_ptr<Children> children_;  // its processes end before the segments
+  std::vector<Seat> seats_;
 };
 
 std::vector<std::string> own_environment() {
@@ -159,12 +327,10 @@ std::vector<std::string> own_environment() {
 
 Result<Outcome> launch_training(const config::TrainConfig& config,
                                 const std::vector<std::string>& arguments, bool prints_events) {
-  auto segment = HostSegment::create({.size = config.parallel.pp * config.parallel.dp});
-  if (!segment) return fail(std::move(segment).error());
   auto children = Children::create("", own_environment(), [] {});
   if (!children) return fail(std::move(children).error());
-  Launch launch(config, std::move(*segment), std::move(*children), prints_events);
-  return launch.run(arguments);
+  Launch launch(config, arguments, std::move(*children), prints_events);
+  return launch.run();
 }
 
 }  // namespace wsync::cli

@@ -104,7 +104,15 @@ void StepPublisher::publish(std::uint64_t step) {
     return;
   }
   running_.push_back({.id = *id, .step = step});
+  newest_ = running_.back();
   snapshotted_ = false;
+}
+
+bool StepPublisher::must_publish_again(std::uint64_t step) const {
+  if (!trainer_) return false;
+  if (!newest_ || newest_->step != step) return true;
+  const auto view = trainer_->look(newest_->id);
+  return !view || view->status.state == PublishState::kFailed;
 }
 
 bool StepPublisher::wait_a_little(const Running& running, PublishState state) const {

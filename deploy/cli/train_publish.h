@@ -8,6 +8,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "deploy/cli/train_events.h"
 #include "shared/config/train_config.h"
@@ -31,6 +32,7 @@ class StepPublisher {
   // Begins to publish the weights as they are after this step. What fails is told as an event of
   // rank 0, or as a warning; training goes on.
   void publish(std::uint64_t step);
+  [[nodiscard]] bool must_publish_again(std::uint64_t step) const;
   // Waits until the weights of the newest publish may change. Rank 0 waits for a snapshot to begin
   // for as long as its patience lasts, or until the run is asked to end.
   void wait_snapshotted();
@@ -61,6 +63,7 @@ class StepPublisher {
   const std::function<bool()> is_stopping_;
   plugin::RankTensors tensors_;
   std::deque<Running> running_;
+  std::optional<Running> newest_;
   bool snapshotted_ = true;
   std::chrono::milliseconds patience_;
   std::unique_ptr<plugin::Trainer> trainer_;

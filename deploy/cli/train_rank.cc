@@ -1,125 +1,387 @@
 #include "deploy/cli/train_rank.h"
 
 #include <algorithm>
-#include <atomic>
-#include <csignal>
+#include <array>
+#include <charconv>
+#include <cstdlib>
 #include <memory>
 #include <numeric>
 #include <optional>
-#include <unistd.h>
+#include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "deploy/cli/train_membership.h"
+#include "deploy/cli/train_progress.h"
 #include "deploy/cli/train_publish.h"
 #include "deploy/cli/train_rollouts.h"
 #include "deploy/cli/train_setup.h"
 #include "deploy/cli/train_trace.h"
+#include "shared/base/fail_point.h"
 #include "shared/base/format.h"
+#include "shared/base/log.h"
 #include "shared/collective/collectives.h"
-#include "shared/collective/gloo/gloo_group.h"
-#include "shared/collective/memory/memory_group.h"
-#include "trainer_side/training/reference_trainer.h"
+#include "trainer_side/training/recovery_run.h"
 
 namespace wsync::cli {
 namespace {
 
 using nlohmann::json;
 
-using training::StepResult;
-
-static_assert(config::kTrainRanks <= collective::gloo::kGlooRankCount);
-
 // While rank 0 writes a state the others wait for it, however slow its disk.
 constexpr std::chrono::minutes kSaveDeadline{30};
 
-// Any thread may get a signal, and the one that runs the steps asks.
-std::atomic<int> stop_signals = 0;
-static_assert(std::atomic<int>::is_always_lock_free, "what a signal handler may touch");
+constexpr const char* kFailPointVariable = "WSYNC_FAIL_POINT";
+constexpr std::array<std::string_view, 6> kFailPoints{
+    "forward", "backward", "before_barrier", "after_barrier", "optimizer", "after_commit"};
 
-// The signals of this process, from now on.
-void stop_after_step() {
-  struct sigaction action{};
-  action.sa_flags = SA_RESTART;  // no file is left half written for it
-  action.sa_handler = [](int) {
-    if (stop_signals.fetch_add(1) > 0) ::_exit(kExitInterrupted);
+// "RANK:POINT:HITS", of the first process of that rank.
+Result<> arm_fail_points(std::uint32_t rank) {
+  const char* variable = std::getenv(kFailPointVariable);
+  if (variable == nullptr) return {};
+  const std::string_view text = variable;
+  const std::size_t first = text.find(':');
+  const std::size_t second = text.find(':', first + 1);
+  std::uint32_t victim = 0;
+  std::uint64_t hits = 0;
+  const auto is_number = [&](std::string_view part, auto& number) {
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), number);
+    return error == std::errc() && end == part.data() + part.size();
   };
-  ::sigaction(SIGINT, &action, nullptr);
-  ::sigaction(SIGTERM, &action, nullptr);
+  const bool is_whole = first != std::string_view::npos && second != std::string_view::npos;
+  const std::string_view name = is_whole ? text.substr(first + 1, second - first - 1) : "";
+  if (!is_whole || !is_number(text.substr(0, first), victim) ||
+      !is_number(text.substr(second + 1), hits) || hits == 0 ||
+      std::find(kFailPoints.begin(), kFailPoints.end(), name) == kFailPoints.end())
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{}: expected RANK:POINT:HITS with hits from 1 and a point of {}, "
+                            "found '{}'",
+                            kFailPointVariable, fmt::join(kFailPoints, ", "), text));
+  if (victim == rank) arm_fail_point(std::string(name), hits);
+  return {};
 }
 
-double since(TimePoint begin) { return seconds(now() - begin); }
-
-json step_event(std::uint64_t step, const StepResult& result, double taken) {
-  return {{"event", "step"},
-          {"step", step},
-          {"loss", result.loss},
-          {"gradient_norm", result.gradient_norm},
-          {"learning_rate", result.learning_rate},
-          {"seconds", taken}};
-}
-
-json begin_event(const config::TrainConfig& config, const training::TrainingOptions& options,
-                 const RunBegin& begin, bool sequential) {
-  std::uint64_t parameters = 0;
-  for (const moe::Parameter& parameter : moe::all_parameters(options.spec))
-    parameters += parameter.elements();
-  return {{"event", "begin"},
-          {"ranks", sequential ? 1 : options.sizes.ranks()},
-          {"sequential", sequential},
-          {"pp", options.sizes.pp},
-          {"vpp", options.sizes.vpp},
-          {"ep", options.sizes.ep},
-          {"dp", options.sizes.dp},
-          {"parameters", parameters},
-          {"text_bytes", begin.text ? begin.text->bytes() : 0},
-          {"tokens_of_step", options.tokens_of_step()},
-          {"first_step", begin.facts.step + 1},
-          {"steps", config.steps}};
-}
+// What ranks tell each other beside a step, each its own.
+struct Flags {
+  std::uint8_t stop = 0;           // this rank was asked to end the run
+  std::uint8_t publish_again = 0;  // rank 0: the step before the next one
+  std::uint8_t save_again = 0;     // rank 0: as above
+  std::uint8_t save_failed = 0;    // rank 0
+  std::uint8_t is_new = 0;         // this process has not been at any step of the run
+  std::uint8_t has_begun = 0;      // steps of the run have ended
+  std::uint16_t none = 0;
+  std::uint64_t saved = 0;  // rank 0: the newest step of the run that is on the disk
+  std::uint64_t given = 0;  // bytes, to other ranks in a recovery
+};
+static_assert(std::is_trivially_copyable_v<Flags>);
 
 class RankRun {
  public:
-  RankRun(const RankStart& start, collective::ProcessGroup& group)
-      : config_(start.config), on_event_(start.on_event), group_(group) {}
+  RankRun(const RankStart& start, Membership& membership)
+      : config_(start.config),
+        start_(start),
+        on_event_(start.on_event),
+        membership_(membership),
+        group_(membership.group()) {}
 
   [[nodiscard]] Result<> run() {
+    WSYNC_TRY(prepare());
+    Stage stage = membership_.is_first() ? Stage::kBegin : Stage::kRecover;
+    while (stage != Stage::kOver) {
+      auto next = go_on(stage);
+      if (!next) {
+        // Whoever broke the group: the others are there, or come anew.
+        if (!membership_.is_renewed() || group_.health()) return fail(std::move(next).error());
+        if (publisher_) publisher_->wait_snapshotted();
+        WSYNC_TRY(membership_.rejoin(next.error()));
+        next = Stage::kRecover;
+      }
+      stage = *next;
+    }
+    return {};
+  }
+
+ private:
+  enum class Stage : std::uint8_t {
+    kBegin,    // nobody has any weights
+    kRecover,  // in a group that was made anew
+    kStep,
+    kEnd,  // no step is left to take
+    kOver,
+  };
+
+  [[nodiscard]] bool replaces() const { return start_.generation > 0; }
+
+  [[nodiscard]] Result<> prepare() {
     const auto options = training_options(config_);
     if (!options) return fail(options.error());
-    auto rank = training::TrainingRank::create(*options, &group_);
+    // Where ranks can be lost at any time, the first thing that they do together is a stage, too.
+    auto rank = training::TrainingRank::create(*options, &group_,
+                                               membership_.is_renewed()
+                                                   ? training::TrainingRank::Start::kReplacement
+                                                   : training::TrainingRank::Start::kTogether);
     if (!rank) return fail(std::move(rank).error());
     rank_ = std::move(*rank);
+    rank_->on_phase([this](const training::Tag& tag) { come_to(tag); });
     everyone_ = std::vector<std::uint32_t>(options->sizes.ranks());
     std::iota(everyone_.begin(), everyone_.end(), 0U);
-    auto begin = begin_run(config_, *options);
+    auto begin = begin_run(config_, *options, replaces() ? Outputs::kOfThisRun : Outputs::kNew);
     if (!begin) return fail(std::move(begin).error());
-    WSYNC_TRY(set_weights(*begin));
+    facts_ = begin->facts;
+    first_ = facts_.step + 1;
+    saved_ = facts_.step;
     traces_.emplace(config_, *rank_);
     if (config_.publish && StepPublisher::publishes(*options, rank_->place())) {
       config::PublishConfig publish = *config_.publish;
       if (!config_.trace_file.empty()) publish.trainer.trace_file = config_.trace_file + "-rounds";
-      auto publisher =
-          StepPublisher::create(publish, *rank_, on_event_, [] { return stop_signals > 0; });
+      auto publisher = StepPublisher::create(publish, *rank_, on_event_, asked_to_stop);
       if (!publisher) return fail(std::move(publisher).error());
       publisher_ = std::move(*publisher);
     }
     if (config_.rollout) {
-      auto rollouts =
-          StepRollouts::create(config_, *rank_, group_, on_event_, [] { return stop_signals > 0; });
+      auto rollouts = StepRollouts::create(config_, *rank_, group_, on_event_, asked_to_stop);
       if (!rollouts) return fail(std::move(rollouts).error());
       rollouts_ = std::move(*rollouts);
     }
     tell(begin_event(config_, *options, *begin, false));
-    WSYNC_TRY(train(*begin));
+    text_ = std::move(begin->text);
+    if (!replaces()) begin_ = std::move(*begin);
+    return {};
+  }
+
+  [[nodiscard]] Result<Stage> go_on(Stage stage) {
+    switch (stage) {
+      case Stage::kBegin:
+        return begin();
+      case Stage::kRecover:
+        return recover();
+      case Stage::kStep:
+        return step(facts_.step + 1);
+      case Stage::kEnd:
+        return end();
+      case Stage::kOver:
+        break;
+    }
+    return Stage::kOver;
+  }
+
+  void tell(const json& event) {
+    if (rank_->place().rank == 0) on_event_(event);
+  }
+
+  void tell_step(const json& event) {
+    tell(event);
+    told_ = event.at("step");
+  }
+
+  // ---- stages ----
+
+  [[nodiscard]] Result<Stage> begin() {
+    if (membership_.is_renewed()) WSYNC_TRY(rank_->compare_options());
+    WSYNC_TRY(set_weights(*begin_));
+    begin_.reset();
+    rank_->begin_at(first_);
+    return next_stage();
+  }
+
+  [[nodiscard]] Stage next_stage() const {
+    return stopped_ || facts_.step >= config_.steps ? Stage::kEnd : Stage::kStep;
+  }
+
+  [[nodiscard]] Result<Stage> step(std::uint64_t step) {
+    began_ = now();
+    double waited = 0;
+    const auto batches = batches_of(step);
+    if (!batches) return fail(batches.error());
+    if (!batches->has_value()) {
+      stopped_ = true;
+      return Stage::kEnd;
+    }
+    const auto done = rank_->run_step(step, **batches, [&]() -> Result<> {
+      const TimePoint from = now();
+      if (publisher_) publisher_->wait_snapshotted();
+      waited = since(from);
+      return {};
+    });
+    if (!done) return fail(done.error());
+    facts_.step = step;
+    traces_->keep(step, *done);
+    json event = step_event(step, done->result, seconds(done->end - done->begin));
+    event["compute_seconds"] = seconds(done->computed - done->begin);
+    event["update_seconds"] = seconds(done->end - done->computed) - waited;
+    event["snapshot_wait_seconds"] = waited;
+    tell_step(event);
+    if (publisher_) {
+      if (publishes_after(step)) publisher_->publish(step);
+      publisher_->tell_ended();
+    }
+    const auto flags = share({});
+    if (!flags) return fail(flags.error());
+    take_stop(*flags);
+    if (saves_after(config_, step)) WSYNC_TRY(save());
+    return next_stage();
+  }
+
+  [[nodiscard]] Result<Stage> end() {
+    if (stopped_ && !config_.save.directory.empty() && saved_ != facts_.step) WSYNC_TRY(save());
     if (publisher_) publisher_->end_all();
     WSYNC_TRY(wait_for_all());  // however long rank 0 has waited for the fleet
     WSYNC_TRY(traces_->write(&group_));
+    if (!std::exchange(told_end_, true)) {
+      if (stopped_) tell({{"event", "stopped"}, {"step", facts_.step}});
+      tell({{"event", "end"},
+            {"device_activations_most", rank_->pipeline().device_pool().most_used()}});
+    }
     // Together: a rank that leaves while another one still exchanges looks like one that was lost.
-    return wait_for_all();
+    const Result<> together = wait_for_all();
+    // One that is lost here has done everything.
+    if (!together && !membership_.is_renewed()) return fail(together.error());
+    return Stage::kOver;
   }
 
- private:
-  void tell(const json& event) {
-    if (rank_->place().rank == 0) on_event_(event);
+  // ---- recovery ----
+
+  [[nodiscard]] Result<Stage> recover() {
+    const TimePoint from = now();
+    const training::Tag before = rank_->tag();
+    const auto recovered = training::recover(*rank_, group_);
+    if (!recovered) {
+      const bool agree = group_.health().has_value();  // on what is lost
+      return agree ? fall_back(before, recovered.error(), from) : fail(recovered.error());
+    }
+    facts_.step = recovered->step - 1;
+    if (recovered->before && told_ < facts_.step) {
+      const double taken = since(began_);
+      json event = step_event(facts_.step, *recovered->before, taken);
+      event["compute_seconds"] = event["snapshot_wait_seconds"] = 0;
+      event["update_seconds"] = taken;
+      tell_step(event);
+    }
+    return take_up({{"event", "recovered"},
+                    {"step", recovered->step},
+                    {"replaced", recovered->replaced},
+                    {"from", "peers"},
+                    {"seconds", since(from)}},
+                   recovered->bytes);
+  }
+
+  // Nobody has all that was lost: all ranks begin where a state was saved.
+  [[nodiscard]] Result<Stage> fall_back(const training::Tag& before, const Error& lost,
+                                        TimePoint from) {
+    const bool has_begun = told_ >= first_ || before.step > first_;
+    const auto shared =
+        share({.is_new = is_new_, .has_begun = has_begun, .saved = newest_saved(config_, first_)});
+    if (!shared) return fail(shared.error());
+    const std::uint64_t step = shared->front().saved;  // of rank 0: all have the same directory
+    std::vector<std::uint32_t> replaced;
+    for (std::uint32_t rank = 0; rank < shared->size(); ++rank)
+      if ((*shared)[rank].is_new != 0) replaced.push_back(rank);
+    if (step == 0 && config_.resume.empty() && any(*shared, &Flags::has_begun))
+      return fail(ErrorCode::kPeerLost,
+                  fmt::format("{}, and the run has saved nothing to go on from; set "
+                              "save.directory and save.every",
+                              lost.message()));
+    RunBegin found{.text = {}, .facts = facts_, .weights = {}, .state = {}};
+    if (step > 0) {
+      auto state = training::load_state(training::state_directory(config_.save.directory, step));
+      if (!state) return fail(std::move(state).error());
+      found.facts = state->facts;
+      found.state = std::move(*state);
+    } else {
+      auto begun = begin_run(config_, rank_->options(), Outputs::kOfThisRun);
+      if (!begun) return fail(std::move(begun).error());
+      found = std::move(*begun);
+    }
+    if (rank_->place().rank == 0)
+      log_warning("goes on from {}: {}",
+                  step > 0 ? training::state_directory(config_.save.directory, step)
+                           : std::string("where the run began"),
+                  lost.message());
+    WSYNC_TRY(set_weights(found));
+    facts_.step = found.facts.step;
+    saved_ = facts_.step;
+    rank_->begin_at(facts_.step + 1);
+    return take_up({{"event", "recovered"},
+                    {"step", facts_.step + 1},
+                    {"replaced", replaced},
+                    {"from", step > 0 ? "checkpoint" : "start"},
+                    {"seconds", since(from)}},
+                   0);
+  }
+
+  // What follows a step may have been done by some ranks, or by a rank 0 that is gone.
+  [[nodiscard]] Result<Stage> take_up(json recovered, std::uint64_t bytes) {
+    traces_->clear();
+    const std::uint64_t step = facts_.step;
+    const bool leads = rank_->place().rank == 0;
+    if (leads) remove_unfinished(config_);
+    generates_ = rollouts_ && rollouts_->generates(step + 1);
+    const bool publishes =
+        config_.publish && (generates_ || (step >= first_ && publishes_after(step)));
+    const bool saves = step >= first_ && saves_after(config_, step);
+    const auto flags =
+        share({.publish_again = static_cast<std::uint8_t>(leads && publishes && publisher_ &&
+                                                          publisher_->must_publish_again(step)),
+               .save_again = leads && saves && newest_saved(config_, first_) < step,
+               .given = bytes});
+    if (!flags) return fail(flags.error());
+    take_stop(*flags);
+    if (saves && flags->front().save_again == 0) saved_ = step;
+    std::uint64_t given = 0;
+    for (const Flags& one : *flags) given += one.given;
+    recovered["bytes"] = given;
+    tell(recovered);
+    is_new_ = false;
+    if (flags->front().publish_again != 0 && publisher_) {
+      publisher_->publish(step);
+      if (generates_) WSYNC_TRY(publisher_->wait_served(config_.rollout->patience));
+    }
+    if (flags->front().save_again != 0) WSYNC_TRY(save());
+    return next_stage();
+  }
+
+  // What is seen of this rank from outside; and where tests let it be killed.
+  void come_to(const training::Tag& tag) {
+    const training::Tag last = std::exchange(tag_, tag);
+    membership_.tell(training::word_of(tag));
+    if (tag.phase == training::Phase::kBackward) fail_point("backward");
+    if (tag.phase == training::Phase::kUpdate) {
+      // Another rank has passed the barrier too, so that its step has to end.
+      if (fail_point_is_next("after_barrier") || fail_point_is_next("optimizer"))
+        while (group_.health() && !another_has_passed(tag)) std::this_thread::yield();
+      fail_point("after_barrier");
+    }
+    if (tag.phase == training::Phase::kForward && last.phase == training::Phase::kUpdate)
+      fail_point("after_commit");
+  }
+  [[nodiscard]] bool another_has_passed(const training::Tag& tag) const {
+    return std::any_of(everyone_.begin(), everyone_.end(), [&](std::uint32_t rank) {
+      return rank != rank_->place().rank && membership_.told(rank) >= training::word_of(tag);
+    });
+  }
+
+  // ---- together ----
+
+  // What each rank tells, on all.
+  [[nodiscard]] Result<std::vector<Flags>> share(
+      Flags own, std::chrono::milliseconds deadline = std::chrono::milliseconds(0)) {
+    std::vector<Flags> flags(everyone_.size());
+    own.stop = asked_to_stop() ? 1 : 0;
+    flags[group_.rank()] = own;
+    std::vector<std::span<std::byte>> parts;
+    for (Flags& one : flags) parts.push_back(std::as_writable_bytes(std::span(&one, 1)));
+    WSYNC_TRY(collective::all_gather(collective::Team(&group_, everyone_), parts,
+                                     now() + std::max(deadline, rank_->options().deadline)));
+    return flags;
+  }
+  [[nodiscard]] static bool any(const std::vector<Flags>& flags, std::uint8_t Flags::* flag) {
+    return std::any_of(flags.begin(), flags.end(),
+                       [&](const Flags& one) { return one.*flag != 0; });
+  }
+  // One rank that was asked to stop stops all.
+  void take_stop(const std::vector<Flags>& flags) {
+    if (any(flags, &Flags::stop) && facts_.step < config_.steps) stopped_ = true;
   }
 
   [[nodiscard]] Result<> wait_for_all() {
@@ -138,56 +400,12 @@ class RankRun {
     return rank_->update().share_tied_head();
   }
 
-  [[nodiscard]] Result<> train(RunBegin& begin) {
-    const TimePoint started = now();
-    bool stopped = false;
-    saved_ = begin.facts.step;
-    for (std::uint64_t step = begin.facts.step + 1; step <= config_.steps && !stopped; ++step) {
-      double waited = 0;
-      const auto batches = batches_of(begin, step);
-      if (!batches) return fail(batches.error());
-      stopped = !batches->has_value();
-      if (stopped) break;
-      const auto done = rank_->run_step(step, **batches, [&]() -> Result<> {
-        const TimePoint from = now();
-        if (publisher_) publisher_->wait_snapshotted();
-        waited = since(from);
-        return {};
-      });
-      if (!done) return fail(done.error());
-      begin.facts.step = step;
-      traces_->keep(step, *done);
-      json event = step_event(step, done->result, seconds(done->end - done->begin));
-      event["compute_seconds"] = seconds(done->computed - done->begin);
-      event["update_seconds"] = seconds(done->end - done->computed) - waited;
-      event["snapshot_wait_seconds"] = waited;
-      tell(event);
-      if (publisher_) {
-        if (publishes_after(step)) publisher_->publish(step);
-        publisher_->tell_ended();
-      }
-      const auto stop = any_rank(stop_signals > 0);
-      if (!stop) return fail(stop.error());
-      stopped = *stop && step < config_.steps;
-      if (saves_after(config_, step) || (stopped && !config_.save.directory.empty()))
-        WSYNC_TRY(save(begin.facts));
-    }
-    if (stopped) tell({{"event", "stopped"}, {"step", begin.facts.step}});
-    // Asked to end while it waited for answers: a step that was taken has not been saved yet.
-    if (stopped && rollouts_ && !config_.save.directory.empty() && saved_ != begin.facts.step)
-      WSYNC_TRY(save(begin.facts));
-    tell({{"event", "end"},
-          {"seconds", since(started)},
-          {"device_activations_most", rank_->pipeline().device_pool().most_used()}});
-    return {};
-  }
-
   // Those of engines need the weights that a step begins with: of the first such step they are
   // published here, of the others when the step before has ended.
   [[nodiscard]] Result<std::optional<std::vector<training::MicroBatch>>> batches_of(
-      const RunBegin& begin, std::uint64_t step) {
+      std::uint64_t step) {
     if (!rollouts_)
-      return std::optional(micro_batches(config_, *begin.text, step, rank_->place().replica));
+      return std::optional(micro_batches(config_, *text_, step, rank_->place().replica));
     if (rollouts_->generates(step) && !std::exchange(generates_, true) && publisher_) {
       publisher_->publish(step - 1);
       WSYNC_TRY(publisher_->wait_served(config_.rollout->patience));
@@ -200,108 +418,62 @@ class RankRun {
     return step % config_.publish->every == 0;
   }
 
-  // Whether it is so on one rank: the same answer on all.
-  [[nodiscard]] Result<bool> any_rank(bool here) {
-    std::vector<std::uint8_t> flags(everyone_.size());
-    flags[group_.rank()] = here ? 1 : 0;
-    std::vector<std::span<std::byte>> parts;
-    for (std::uint8_t& flag : flags) parts.push_back(std::as_writable_bytes(std::span(&flag, 1)));
-    WSYNC_TRY(collective::all_gather(collective::Team(&group_, everyone_), parts,
-                                     now() + rank_->options().deadline));
-    return std::any_of(flags.begin(), flags.end(), [](std::uint8_t flag) { return flag != 0; });
-  }
-
-  [[nodiscard]] Result<> save(const training::RunFacts& facts) {
-    auto state = training::gather_state(*rank_, facts, &group_);
+  // The last one of a run must succeed; without another the run goes on.
+  [[nodiscard]] Result<> save() {
+    const bool is_last = stopped_ || facts_.step == config_.steps;
+    auto state = training::gather_state(*rank_, facts_, &group_);
     if (!state) return fail(std::move(state).error());
-    const std::string path = training::state_directory(config_.save.directory, facts.step);
-    // Rank 0 that cannot save breaks the group with its reason: it is what every rank fails with.
-    if (*state) WSYNC_TRY(training::save_state(path, **state));
-    WSYNC_TRY(collective::barrier(collective::Team(&group_, everyone_), now() + kSaveDeadline));
-    tell({{"event", "saved"}, {"step", facts.step}, {"directory", path}});
-    saved_ = facts.step;
+    const std::string path = training::state_directory(config_.save.directory, facts_.step);
+    const Result<> done = *state ? training::save_state(path, **state) : Result<>();
+    // Rank 0 that fails breaks the group with its reason: it is what every rank fails with.
+    if (!done && is_last) return done;
+    const auto flags = share({.save_failed = !done}, kSaveDeadline);
+    if (!flags) return fail(flags.error());
+    if (flags->front().save_failed != 0) {
+      if (!done)
+        tell({{"event", "save_failed"}, {"step", facts_.step}, {"reason", done.error().message()}});
+      return {};
+    }
+    tell({{"event", "saved"}, {"step", facts_.step}, {"directory", path}});
+    saved_ = facts_.step;
     return {};
   }
 
   const config::TrainConfig& config_;
+  const RankStart& start_;
   const TrainEvents& on_event_;
+  Membership& membership_;
   collective::ProcessGroup& group_;
   std::vector<std::uint32_t> everyone_;
+  std::optional<RunBegin> begin_;  // until the weights are set
+  std::optional<training::Corpus> text_;
+  training::RunFacts facts_;  // facts_.step has been taken
+  std::uint64_t first_ = 1;   // step of this run
   std::unique_ptr<training::TrainingRank> rank_;
+  training::Tag tag_;
   std::unique_ptr<StepPublisher> publisher_;  // reads the weights of rank_
   std::unique_ptr<StepRollouts> rollouts_;
-  bool generates_ = false;   // a step has trained on what was generated, or is about to
-  std::uint64_t saved_ = 0;  // the newest step whose state is
+  bool generates_ = false;            // a step has trained on what was generated, or is about to
+  std::uint64_t saved_ = 0;           // the newest step whose state is
+  std::uint64_t told_ = start_.told;  // the newest step whose end rank 0 has told
+  bool is_new_ = replaces();          // and has not been given anything
+  TimePoint began_ = now();           // the step that runs, or this process
+  bool stopped_ = false;
+  bool told_end_ = false;
   std::optional<StepTraces> traces_;
 };
-
-Result<> run_in(const RankStart& start, collective::ProcessGroup& group) {
-  RankRun run(start, group);
-  Result<> done = run.run();
-  if (!done) group.abort(done.error());
-  return done;
-}
 
 }  // namespace
 
 Result<> run_rank(const RankStart& start) {
   stop_after_step();
-  if (start.segment >= 0) {
-    auto group = collective::memory::attach(start.segment, start.rank);
-    if (!group) return fail(std::move(group).error());
-    const collective::memory::Heartbeat heartbeat(**group, start.config.heartbeat.interval);
-    return run_in(start, **group);
-  }
-  const std::uint32_t ranks = start.config.parallel.pp * start.config.parallel.dp;
-  auto group = collective::gloo::join({.rank = start.rank,
-                                       .size = ranks,
-                                       .directory = start.config.ranks.rendezvous,
-                                       .run = "wsync",
-                                       .address = start.config.ranks.address},
-                                      now() + start.config.deadline);
-  if (!group) return fail(std::move(group).error());
-  return run_in(start, **group);
-}
-
-Result<> run_sequential(const config::TrainConfig& config, const TrainEvents& on_event) {
-  stop_after_step();
-  const auto options = training_options(config);
-  if (!options) return fail(options.error());
-  auto begin = begin_run(config, *options);
-  if (!begin) return fail(std::move(begin).error());
-  training::ReferenceTrainer trainer(options->spec, options->optimizer,
-                                     initial_weights(config, *options, *begin));
-  if (begin->state) {
-    trainer.mean() = std::move(begin->state->mean);
-    trainer.variance() = std::move(begin->state->variance);
-  }
-  on_event(begin_event(config, *options, *begin, true));
-  const TimePoint started = now();
-  bool stopped = false;
-  for (std::uint64_t step = begin->facts.step + 1; step <= config.steps && !stopped; ++step) {
-    const TimePoint from = now();
-    std::vector<std::vector<training::MicroBatch>> replicas;
-    for (std::uint32_t replica = 0; replica < options->sizes.dp; ++replica)
-      replicas.push_back(micro_batches(config, *begin->text, step, replica));
-    const auto done = trainer.run_step(step, replicas);
-    if (!done) return fail(done.error());
-    begin->facts.step = step;
-    json event = step_event(step, *done, since(from));
-    event["snapshot_wait_seconds"] = 0;
-    on_event(event);
-    stopped = stop_signals > 0 && step < config.steps;
-    if (!saves_after(config, step) && (!stopped || config.save.directory.empty())) continue;
-    const std::string path = training::state_directory(config.save.directory, step);
-    WSYNC_TRY(training::save_state(path, {.spec = options->spec,
-                                          .facts = begin->facts,
-                                          .weights = trainer.weights(),
-                                          .mean = trainer.mean(),
-                                          .variance = trainer.variance()}));
-    on_event({{"event", "saved"}, {"step", step}, {"directory", path}});
-  }
-  if (stopped) on_event({{"event", "stopped"}, {"step", begin->facts.step}});
-  on_event({{"event", "end"}, {"seconds", since(started)}});
-  return {};
+  if (start.generation == 0) WSYNC_TRY(arm_fail_points(start.rank));
+  auto membership = Membership::join(start);
+  if (!membership) return fail(std::move(membership).error());
+  RankRun run(start, **membership);
+  Result<> done = run.run();
+  if (!done) (*membership)->group().abort(done.error());
+  return done;
 }
 
 }  // namespace wsync::cli

@@ -216,6 +216,7 @@ Result<training::TrainingOptions> training_options(const config::TrainConfig& co
       .sequences = config.data.micro_batch,
       .sequence = config.data.sequence,
       .deadline = config.deadline,
+      .second_holders = config.recovery.enabled && config.ranks.rendezvous.empty(),
       .run = fmt::format("steps {} save {} every {} resume {} checkpoint {} seeds {} {} publish {} "
                          "trace {} picture {} rollout {}",
                          config.steps, config.save.directory, config.save.every, config.resume,
@@ -232,7 +233,7 @@ Result<training::TrainingOptions> training_options(const config::TrainConfig& co
 }
 
 Result<RunBegin> begin_run(const config::TrainConfig& config,
-                           const training::TrainingOptions& options) {
+                           const training::TrainingOptions& options, Outputs outputs) {
   std::optional<training::Corpus> text;
   if (!config.rollout) {
     auto opened = training::Corpus::open(config.data.files, config.data.sequence);
@@ -262,7 +263,7 @@ Result<RunBegin> begin_run(const config::TrainConfig& config,
     if (!model) return fail(std::move(model).error());
     begin.weights = std::move(model->parameters);
   }
-  WSYNC_TRY(check_outputs(config, begin.facts.step));
+  if (outputs == Outputs::kNew) WSYNC_TRY(check_outputs(config, begin.facts.step));
   return begin;
 }
 
@@ -289,6 +290,30 @@ std::vector<training::MicroBatch> micro_batches(const config::TrainConfig& confi
 bool saves_after(const config::TrainConfig& config, std::uint64_t step) {
   if (config.save.directory.empty()) return false;
   return step == config.steps || (config.save.every != 0 && step % config.save.every == 0);
+}
+
+std::uint64_t newest_saved(const config::TrainConfig& config, std::uint64_t first) {
+  std::uint64_t newest = 0;
+  if (config.save.directory.empty()) return newest;
+  std::error_code error;
+  fs::directory_iterator entry(config.save.directory, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    const auto step = publish::step_of(entry->path());
+    if (step && *step >= first && *step <= config.steps) newest = std::max(newest, *step);
+  }
+  return newest;
+}
+
+void remove_unfinished(const config::TrainConfig& config) {
+  if (config.save.directory.empty()) return;
+  std::error_code error;
+  std::vector<fs::path> unfinished;
+  fs::directory_iterator entry(config.save.directory, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (name.starts_with(".step_") && name.ends_with(".tmp")) unfinished.push_back(entry->path());
+  }
+  for (const fs::path& path : unfinished) fs::remove_all(path, error);
 }
 
 }  // namespace wsync::cli

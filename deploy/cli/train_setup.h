@@ -16,6 +16,11 @@ namespace wsync::cli {
 // kInvalidInput names the sizes that do not go together.
 [[nodiscard]] Result<training::TrainingOptions> training_options(const config::TrainConfig& config);
 
+// What is there already where a run is to write.
+enum class Outputs : std::uint8_t {
+  kNew,        // nothing of what it may write
+  kOfThisRun,  // what it has written: a rank was replaced
+};
 // Where a run begins.
 struct RunBegin {
   std::optional<training::Corpus> text;           // none where engines generate
@@ -27,7 +32,8 @@ struct RunBegin {
 // come; a state that has all its steps; a step_N directory that the run may have to write exists.
 // kNotFound and kIo: what the run is to write has no place.
 [[nodiscard]] Result<RunBegin> begin_run(const config::TrainConfig& config,
-                                         const training::TrainingOptions& options);
+                                         const training::TrainingOptions& options,
+                                         Outputs outputs = Outputs::kNew);
 
 // All parameters of the model as the run begins with them.
 [[nodiscard]] training::ParameterSet initial_weights(const config::TrainConfig& config,
@@ -41,5 +47,10 @@ struct RunBegin {
                                                               std::uint32_t replica);
 // Whether a run saves its state after this step.
 [[nodiscard]] bool saves_after(const config::TrainConfig& config, std::uint64_t step);
+
+// The newest step whose state is in save.directory, of those from `first` on; 0: none.
+[[nodiscard]] std::uint64_t newest_saved(const config::TrainConfig& config, std::uint64_t first);
+// Removes what a rank 0 that was lost has begun to save. No other one of the run saves meanwhile.
+void remove_unfinished(const config::TrainConfig& config);
 
 }  // namespace wsync::cli

@@ -40,6 +40,9 @@ struct TrainerOptions {
   bool events = false;
   std::optional<std::uint32_t> rank;
   int segment = -1;
+  int control = -1;
+  std::uint32_t generation = 0;
+  std::uint64_t told = 0;
 };
 
 // `trains`: the keys of train.yaml.
@@ -243,8 +246,13 @@ Result<Outcome> run_as_rank(const TrainerOptions& options, const config::TrainCo
     else
       report.take(event);
   };
-  const Result<> done = run_rank(
-      {.config = config, .rank = *options.rank, .segment = options.segment, .on_event = on_event});
+  const Result<> done = run_rank({.config = config,
+                                  .rank = *options.rank,
+                                  .segment = options.segment,
+                                  .control = options.control,
+                                  .generation = options.generation,
+                                  .told = options.told,
+                                  .on_event = on_event});
   if (!done && launched) {
     log_error("stops: {}", done.error().message());
     return Outcome{.exit_code = exit_code_of(done.error().code())};
@@ -383,6 +391,9 @@ void add_trainer(CLI::App& app, Context& context) {
   sequential->excludes(exported);
   // What launch_training() gives its ranks.
   command->add_option("--segment", options->segment)->group("");
+  command->add_option("--control", options->control)->group("");
+  command->add_option("--generation", options->generation)->group("");
+  command->add_option("--told", options->told)->group("");
   command->callback([&context, options] {
     context.run("trainer", [&] { return run_trainer(context, *options); });
   });

@@ -193,6 +193,9 @@ void bind_train(Binder& binder, TrainConfig& c) {
   binder.text("resume", c.resume);
   check_cut(binder, c);
   bind_heartbeat(binder, c.heartbeat);
+  binder.flag("recovery.enabled", c.recovery.enabled);
+  binder.count("recovery.attempts", c.recovery.attempts, {1, kTrainAttempts});
+  binder.flag("recovery.keep_silent", c.recovery.keep_silent);
   binder.duration("deadline", c.deadline, kDeadline);
   bind_ranks(binder, c.ranks);
   bind_rollout(binder, c, c.rollout);

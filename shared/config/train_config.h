@@ -24,6 +24,7 @@ inline constexpr std::uint32_t kTaskDigits = 32;
 inline constexpr std::uint32_t kTaskAnswers = 128;  // what an engine gives to one question
 inline constexpr std::uint32_t kTrainStaleness = 1'000;
 inline constexpr std::uint32_t kTrainRequests = 256;
+inline constexpr std::uint32_t kTrainAttempts = 1'000;
 inline constexpr std::uint32_t kByteValues = 256;  // the tokens of byte-level text
 
 struct ModelConfig {
@@ -91,6 +92,14 @@ struct SaveConfig {
   friend bool operator==(const SaveConfig&, const SaveConfig&) = default;
 };
 
+// From the loss of a rank, where all are on this host.
+struct RecoveryConfig {
+  bool enabled = true;
+  std::uint32_t attempts = 3;  // losses of a rank in a row, without a step that ends between them
+  bool keep_silent = false;    // a rank that gives no sign of life is cut off, and not killed
+  friend bool operator==(const RecoveryConfig&, const RecoveryConfig&) = default;
+};
+
 struct RanksConfig {
   // Directory that all hosts of the run share; empty = all ranks on this host.
   std::string rendezvous;
@@ -135,6 +144,7 @@ struct TrainConfig {
   SaveConfig save;
   std::string resume;  // a step_N directory that `save` made; it rules over model.checkpoint
   HeartbeatConfig heartbeat;
+  RecoveryConfig recovery;
   Milliseconds deadline{60'000};  // of one exchange between ranks
   RanksConfig ranks;
   std::optional<RolloutConfig> rollout;  // absent = `data` is trained on

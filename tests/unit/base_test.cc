@@ -1,11 +1,16 @@
 #include <cerrno>
+#include <csignal>
+#include <functional>
 #include <gtest/gtest.h>
 #include <random>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "shared/base/bytes.h"
 #include "shared/base/check.h"
 #include "shared/base/digest.h"
 #include "shared/base/error.h"
+#include "shared/base/fail_point.h"
 #include "shared/base/histogram.h"
 #include "shared/base/limits.h"
 #include "shared/base/log.h"
@@ -140,4 +145,32 @@ TEST(CheckDeathTest, AbortsWithTheSentence) {
 }
 
 }  // namespace
+// ---- fail points ----
+
+// What became of a process that does `work`: its exit status, or 1000 + the signal.
+int ending_of(const std::function<void()>& work) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    work();
+    ::_exit(7);
+  }
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  return WIFSIGNALED(status) ? 1000 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+TEST(FailPoint, KillsAtItsHitAndAtNoOther) {
+  EXPECT_EQ(ending_of([] { fail_point("here"); }), 7) << "none is armed";
+  const auto come_to = [](int here) {
+    arm_fail_point("here", 3);
+    for (int i = 0; i < 5; ++i) fail_point("elsewhere");
+    for (int i = 0; i < here; ++i) {
+      if (fail_point_is_next("here") != (i == 2) || fail_point_is_next("elsewhere")) ::_exit(8);
+      fail_point("here");
+    }
+  };
+  EXPECT_EQ(ending_of([&] { come_to(2); }), 7);
+  EXPECT_EQ(ending_of([&] { come_to(3); }), 1000 + SIGKILL);
+}
+
 }  // namespace wsync

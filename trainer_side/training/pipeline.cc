@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "shared/base/check.h"
+#include "shared/base/fail_point.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 #include "trainer_side/training/gradients.h"
@@ -182,6 +183,7 @@ class Pipeline::Work {
                    cell.hidden.matrix());
       }
     }
+    if (operation.layer == 0) fail_point("forward");
     cell.layers[operation.layer].attention(std::as_const(cell.hidden).matrix());
     return {};
   }

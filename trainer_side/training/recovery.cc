@@ -10,6 +10,8 @@
 namespace wsync::training {
 namespace {
 
+constexpr unsigned kPhaseBits = 4;  // of a word
+
 bool is_empty(const RankState& rank) { return rank.tag.phase == Phase::kEmpty; }
 
 // The last step whose barrier a rank has passed.
@@ -37,15 +39,13 @@ Result<std::uint64_t> last_passed(const std::vector<RankState>& ranks) {
     anybody = true;
     passed = std::max(passed, passed_by(ranks[rank].tag));
   }
-  if (!anybody)
-    return fail(ErrorCode::kNotFound,
-                "no rank that is left has weights of any step; begin from a checkpoint");
+  if (!anybody) return fail(ErrorCode::kNotFound, "no rank that is left has weights of any step");
   for (std::size_t rank = 0; rank < ranks.size(); ++rank)
     if (!can_be(ranks[rank], passed))
       return fail(
           ErrorCode::kInternal,
           fmt::format("rank {} is at {}{} when another has passed the barrier of step {}, "
-                      "which needs all; begin from a checkpoint",
+                      "which needs all",
                       rank, to_string(ranks[rank].tag),
                       ranks[rank].has_gradients ? "" : " without its reduced gradients", passed));
   return passed;
@@ -87,12 +87,11 @@ class Needs {
     const std::string what = fmt::format("shard {} of the {} of pipeline rank {}", member,
                                          array_name(array), place.pipeline);
     if (members == 1)
-      return fail(ErrorCode::kNotFound, fmt::format("rank {} is lost, which alone held {}; begin "
-                                                    "from a checkpoint",
-                                                    team[member], what));
+      return fail(ErrorCode::kNotFound,
+                  fmt::format("rank {} is lost, which alone held {}", team[member], what));
     return fail(ErrorCode::kNotFound,
-                fmt::format("ranks {} and {} are lost, which held {}; begin from a checkpoint",
-                            team[member], team[second_holder_of(member, members)], what));
+                fmt::format("ranks {} and {} are lost, which held {}", team[member],
+                            team[second_holder_of(member, members)], what));
   }
 
   const ParallelSizes& sizes_;
@@ -119,6 +118,16 @@ std::string_view phase_name(Phase phase) noexcept {
 std::string to_string(const Tag& tag) {
   if (tag.phase == Phase::kEmpty) return "no step";
   return fmt::format("step {}, {}", tag.step, phase_name(tag.phase));
+}
+
+std::uint64_t word_of(const Tag& tag) noexcept {
+  return (tag.step << kPhaseBits) | static_cast<std::uint64_t>(tag.phase);
+}
+
+Tag tag_of_word(std::uint64_t word) noexcept {
+  const std::uint64_t phase = word & ((std::uint64_t{1} << kPhaseBits) - 1);
+  if (phase > static_cast<std::uint64_t>(Phase::kUpdate)) return {};
+  return {.step = word >> kPhaseBits, .phase = static_cast<Phase>(phase)};
 }
 
 std::string_view array_name(Array array) noexcept {

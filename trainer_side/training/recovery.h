@@ -36,6 +36,10 @@ struct Tag {
 };
 // "step 7, backward".
 [[nodiscard]] std::string to_string(const Tag& tag);
+// A tag as a word that others read while it changes, and back; 0 is the empty one. Steps are below
+// 2^60, and a word that is of no phase is read as empty.
+[[nodiscard]] std::uint64_t word_of(const Tag& tag) noexcept;
+[[nodiscard]] Tag tag_of_word(std::uint64_t word) noexcept;
 
 struct RankState {
   Tag tag;  // empty: of a lost rank, or of what has its place

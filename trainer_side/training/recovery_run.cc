@@ -228,9 +228,11 @@ Result<std::vector<Sign>> gather_signs(TrainingRank& rank, collective::ProcessGr
   return signs;
 }
 
-// In rounds, in each of which a rank gives to one at most and takes from one at most.
-Result<> give(TrainingRank& rank, collective::ProcessGroup& group,
-              const std::vector<Transfer>& transfers, std::uint64_t bucket_bytes) {
+// In rounds, in each of which a rank gives to one at most and takes from one at most. What this one
+// has given, in bytes.
+Result<std::uint64_t> give(TrainingRank& rank, collective::ProcessGroup& group,
+                           const std::vector<Transfer>& transfers, std::uint64_t bucket_bytes) {
+  std::uint64_t given = 0;
   const std::uint32_t own = group.rank();
   const std::uint32_t size = group.size();
   const auto between = [&](std::uint32_t from, std::uint32_t to) {
@@ -246,9 +248,10 @@ Result<> give(TrainingRank& rank, collective::ProcessGroup& group,
     auto in = cargo_of(rank, between(ranks.from, own), bucket_bytes);
     if (!in) return fail(std::move(in).error());
     if (out->tensors.empty() && in->tensors.empty()) continue;
+    for (const std::span<std::byte>& tensor : out->tensors) given += tensor.size();
     WSYNC_TRY(Swap(rank, group, ranks, std::move(*out), std::move(*in)).run());
   }
-  return {};
+  return given;
 }
 
 // What follows the decision.
@@ -262,10 +265,14 @@ Result<Recovered> carry_out(TrainingRank& rank, collective::ProcessGroup& group,
                               resume.step - 1));
     WSYNC_TRY(rank.update().finish(resume.step - 1, *before));
   }
-  WSYNC_TRY(give(rank, group, resume.transfers, bucket_bytes));
+  const auto given = give(rank, group, resume.transfers, bucket_bytes);
+  if (!given) return fail(given.error());
   WSYNC_TRY(rank.update().share_tied_head());
   rank.begin_at(resume.step, before);
-  return Recovered{.step = resume.step, .before = before, .replaced = std::move(resume.replaced)};
+  return Recovered{.step = resume.step,
+                   .before = before,
+                   .replaced = std::move(resume.replaced),
+                   .bytes = *given};
 }
 
 }  // namespace

@@ -26,6 +26,7 @@ struct Recovered {
   std::optional<StepResult> before;
   // The ranks that were empty, and have been given all.
   std::vector<std::uint32_t> replaced;
+  std::uint64_t bytes = 0;  // that this rank has given to others
 };
 
 // Every rank of `group` calls it, the same group that `rank` has: those that are left after their

@@ -6,6 +6,7 @@
 #include <map>
 #include <utility>
 
+#include "shared/base/fail_point.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 #include "trainer_side/training/recovery.h"
@@ -294,6 +295,7 @@ Result<StepResult> Update::run(std::uint64_t step, double loss, std::uint64_t to
   WSYNC_TRY(sum_gradients(gradients));
   progress_.reduced = step;
   if (planted("flip_before_barrier") && options_.on_barrier) options_.on_barrier(step);
+  fail_point("before_barrier");
   const auto result = agree(step, loss, tokens);
   if (!result) return fail(result.error());
   pass_barrier(step, *result);
@@ -338,6 +340,7 @@ void Update::apply() {
   };
   for (Shard& shard : shards_) {
     apply_to(shard, shard.own);
+    if (&shard == &shards_.front()) fail_point("optimizer");
     if (shard.second && !planted("second_holder_idle")) apply_to(shard, *shard.second);
   }
 }

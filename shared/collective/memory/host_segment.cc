@@ -60,7 +60,8 @@ std::vector<RankSign> HostSegment::ranks() const {
     const RankPhase phase = slot.phase.load(std::memory_order_acquire);
     signs.push_back({.phase = phase,
                      .pid = slot.pid.load(std::memory_order_relaxed),
-                     .last_beat = TimePoint{slot.last_beat.load(std::memory_order_relaxed)}});
+                     .last_beat = TimePoint{slot.last_beat.load(std::memory_order_relaxed)},
+                     .word = slot.word.load(std::memory_order_acquire)});
   }
   return signs;
 }

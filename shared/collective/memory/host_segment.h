@@ -34,8 +34,9 @@ class Segment;
 // What a launcher sees of a rank; it judges by itself who is lost.
 struct RankSign {
   RankPhase phase = RankPhase::kAway;
-  int pid = 0;            // once attached
-  TimePoint last_beat{};  // of this host's clock; attaching is the first beat
+  int pid = 0;             // once attached
+  TimePoint last_beat{};   // of this host's clock; attaching is the first beat
+  std::uint64_t word = 0;  // as MemoryGroup::tell()
 };
 
 class HostSegment {

@@ -18,7 +18,7 @@
 namespace wsync::collective::memory {
 
 inline constexpr std::uint64_t kSegmentMagic = 0x4b4e415243535357;  // "WSSCRANK"
-inline constexpr std::uint32_t kSegmentFormat = 1;
+inline constexpr std::uint32_t kSegmentFormat = 2;
 inline constexpr std::uint64_t kLineBytes = 64;
 
 struct alignas(kLineBytes) SegmentHeader {
@@ -38,6 +38,7 @@ struct alignas(kLineBytes) RankSlot {
   std::atomic<RankPhase> phase;
   std::atomic<std::int32_t> pid;
   std::atomic<std::int64_t> last_beat;  // TimePoint
+  std::atomic<std::uint64_t> word;      // what the rank tells of itself
 };
 
 // Why one of the ranks, or the launcher, broke the group. Filled once by its owner, and read only

@@ -140,6 +140,22 @@ TEST_F(RankProcesses, AStoppedRanksLastBeatGrowsOldUntilItGoesOn) {
   until([&] { return beat(1) > last; });
 }
 
+TEST_F(RankProcesses, WhatARankTellsIsSeenByTheLauncherAndByOthers) {
+  start(2, [](MemoryGroup& group) {
+    if (group.told(1) != 0) return 1;
+    (void)barrier(Team(&group, {0, 1}), far_off());
+    if (group.rank() == 1) {
+      group.tell(77);
+      group.tell(78);
+    }
+    (void)barrier(Team(&group, {0, 1}), far_off());
+    return group.told(1) == 78 && group.told(0) == 0 ? 0 : 2;
+  });
+  for (const std::uint32_t rank : {0U, 1U}) EXPECT_EQ(exit_status(rank), 0) << rank;
+  EXPECT_EQ(segment_->ranks()[0].word, 0U);
+  EXPECT_EQ(segment_->ranks()[1].word, 78U) << "also of a rank that is gone";
+}
+
 TEST_F(RankProcesses, MessagesPassBetweenProcesses) {
   start(3, [](MemoryGroup& group) {
     const std::uint32_t next = (group.rank() + 1) % 3;

@@ -324,6 +324,19 @@ TEST(Recovery, CommitsWhenOneHasPassedTheBarrier) {
                           [](const Transfer& one) { return one.from == 3 && one.to == 2; }));
 }
 
+TEST(Recovery, ATagIsReadBackFromItsWord) {
+  EXPECT_EQ(word_of({}), 0U);
+  const std::uint64_t last = (std::uint64_t{1} << 60U) - 1;
+  for (const std::uint64_t step : {std::uint64_t{1}, kStep, last})
+    for (const Phase phase : {Phase::kForward, Phase::kBackward, Phase::kUpdate}) {
+      const Tag tag{step, phase};
+      EXPECT_EQ(tag_of_word(word_of(tag)), tag) << to_string(tag);
+      EXPECT_LT(word_of({step, Phase::kEmpty}), word_of(tag)) << "in the order of training";
+    }
+  EXPECT_LT(word_of({kStep, Phase::kUpdate}), word_of({kStep + 1, Phase::kForward}));
+  EXPECT_EQ(tag_of_word((kStep << 4U) | 9U), Tag{}) << "of no phase";
+}
+
 TEST(Recovery, SaysWhatIsLostOrCannotBe) {
   const auto why = [](const ParallelSizes& sizes, const std::vector<RankState>& ranks) {
     const auto resume = decide(sizes, ranks);
@@ -331,19 +344,17 @@ TEST(Recovery, SaysWhatIsLostOrCannotBe) {
   };
   EXPECT_EQ(why({.dp = 4}, {kForward, kForward, kLost, kLost}),
             "ranks 2 and 3 are lost, which held shard 2 of the dense parameters of pipeline rank "
-            "0; begin from a checkpoint");
+            "0");
   EXPECT_EQ(why({.dp = 4}, {kLost, kForward, kForward, kLost}),
             "ranks 3 and 0 are lost, which held shard 3 of the dense parameters of pipeline rank "
-            "0; begin from a checkpoint");
+            "0");
   EXPECT_EQ(why({.dp = 4}, {kLost, kForward, kLost, kForward}), "it goes on");
   EXPECT_EQ(why({.pp = 2, .ep = 2, .dp = 2}, {kForward, kForward, kForward, kLost}),
-            "rank 3 is lost, which alone held shard 0 of the experts of pipeline rank 1; begin "
-            "from a checkpoint");
-  EXPECT_EQ(why({.dp = 2}, {kLost, kLost}),
-            "no rank that is left has weights of any step; begin from a checkpoint");
+            "rank 3 is lost, which alone held shard 0 of the experts of pipeline rank 1");
+  EXPECT_EQ(why({.dp = 2}, {kLost, kLost}), "no rank that is left has weights of any step");
   EXPECT_EQ(why({.dp = 3}, {kPast, kForward, kLost}),
             "rank 1 is at step 5, forward without its reduced gradients when another has passed "
-            "the barrier of step 5, which needs all; begin from a checkpoint");
+            "the barrier of step 5, which needs all");
   EXPECT_EQ(why({.dp = 2}, {kPast, {{0, Phase::kForward}, false}}),
             "rank 1 is at step 0, forward; steps count from 1");
 }
