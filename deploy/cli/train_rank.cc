@@ -144,7 +144,9 @@ class RankRun {
       if (!rollouts) return fail(std::move(rollouts).error());
       rollouts_ = std::move(*rollouts);
     }
-    tell(begin_event(config_, *options, *begin, false));
+    json event = begin_event(config_, *options, *begin, false);
+    event["second_holder_bytes"] = second_holder_bytes();
+    tell(event);
     text_ = std::move(begin->text);
     if (!replaces()) begin_ = std::move(*begin);
     return {};
@@ -168,6 +170,14 @@ class RankRun {
 
   void tell(const json& event) {
     if (rank_->place().rank == 0) on_event_(event);
+  }
+
+  // What recovery costs a rank in memory: gradient, mean and variance of what it holds for another.
+  [[nodiscard]] std::uint64_t second_holder_bytes() {
+    std::uint64_t bytes = 0;
+    for (const training::Shard& shard : rank_->update().shards())
+      if (shard.second) bytes += 3 * sizeof(float) * shard.second->gradient.size();
+    return bytes;
   }
 
   void tell_step(const json& event) {
@@ -315,7 +325,7 @@ class RankRun {
     traces_->clear();
     const std::uint64_t step = facts_.step;
     const bool leads = rank_->place().rank == 0;
-    if (leads) remove_unfinished(config_);
+    if (leads && is_new_) remove_unfinished(config_);
     generates_ = rollouts_ && rollouts_->generates(step + 1);
     const bool publishes =
         config_.publish && (generates_ || (step >= first_ && publishes_after(step)));
