@@ -25,6 +25,7 @@ Spread spread_of(std::span<const double> sample) {
           .lower_quartile = quantile(sorted, 0.25),
           .median = quantile(sorted, 0.5),
           .upper_quartile = quantile(sorted, 0.75),
+          .p99 = quantile(sorted, 0.99),
           .max = sorted.back()};
 }
 

@@ -154,5 +154,72 @@ class BenchSchedule(unittest.TestCase):
             self.assertEqual(done.returncode, 2, bad)
 
 
+class BenchRecovery(unittest.TestCase):
+    KILLS = 6
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory(prefix="wsync-bench-test-")
+        self.addCleanup(temporary.cleanup)
+        self.directory = temporary.name
+
+    def command(self, *more, kills=KILLS):
+        return [WSYNC, "bench", "recovery", "--kills", str(kills), "--json", "--directory", self.directory, *more]
+
+    def recover(self, *more, ranks, kills=KILLS):
+        done = subprocess.run(self.command(*more, kills=kills), text=True, capture_output=True, timeout=DEADLINE_S)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(os.listdir(self.directory), [], "something is left behind")
+        self.assertEqual(processes_of(self.directory), [])
+        answer = json.loads(done.stdout)
+        self.assertEqual((answer["command"], answer["ok"]), ("bench recovery", True))
+        result = answer["result"]
+        self.assertTrue(result["passed"])
+        self.assertEqual((result["kills"], len(result["each"]), len(result["by_rank"])), (kills, kills, ranks))
+        for kill in result["each"]:
+            self.assertTrue(0 < kill["lost_ms"] < kill["recovered_ms"] < kill["resumed_ms"], kill)
+            self.assertEqual(kill["from"], "peers")
+            self.assertIn(kill["resumed_step"], (kill["step"], kill["step"] + 1))
+            self.assertGreater(kill["bytes"], 0)
+        self.assertEqual(sum(result["by_rank"]), kills)
+        self.assertEqual(sum(phase["kills"] for phase in result["by_phase"].values()), kills)
+        self.assertEqual(sum(result["by_steps_run_again"].values()), kills)
+        self.assertEqual(result["by_source"], {"peers": kills})
+        # Every step of the run was told and is equal to the other run's; so are config.json and both files of tensors.
+        self.assertGreater(result["steps"], kills)
+        self.assertEqual(result["told_steps"],
+                         {"compared": result["steps"] + result["steps_told_again"], "diverged": 0, "told": []})
+        self.assertEqual(result["saved_files"], {"compared": 3, "diverged": 0, "told": []})
+        for figure in (result["step_ms"]["median"], result["restart_ms"]["median"], result["resumed_by_restart"], result["resumed_by_step"]):
+            self.assertTrue(0 < figure < math.inf, result)
+        return result
+
+    def test_kills_at_random_times(self):
+        result = self.recover(ranks=4)
+        self.assertEqual((result["pp"], result["vpp"], result["dp"], result["ep"]), (2, 2, 2, 1))
+
+    def test_one_stage(self):
+        self.recover("--pp", "1", "--seed", "2", "--between", "2", ranks=2, kills=2)
+
+    def test_an_interrupt_leaves_nothing_behind(self):
+        bench = subprocess.Popen(self.command(kills=10000), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(lambda: (bench.stdout.close(), bench.stderr.close()))
+        end = time.monotonic() + DEADLINE_S
+        while len(processes_of(self.directory)) < 6:  # the benchmark, the launcher, four ranks
+            self.assertLess(time.monotonic(), end)
+            self.assertIsNone(bench.poll())
+        bench.send_signal(signal.SIGINT)
+        out, _ = bench.communicate(timeout=DEADLINE_S)
+        self.assertEqual(bench.returncode, 130, out)
+        self.assertEqual(json.loads(out)["error"]["code"], "cancelled")
+        self.assertEqual(processes_of(self.directory), [])
+        self.assertEqual(os.listdir(self.directory), [])
+
+    def test_bad_arguments(self):
+        for bad in (["--kills", "0"], ["--kills", "many"], ["--between", "0"], ["--dp", "1"], ["--pp", "0"], ["--ep", "2"],
+                    ["--pp", "9", "--dp", "8"], ["--dp", "4", "--ep", "3"], ["--directory", "/nowhere"]):
+            done = subprocess.run([WSYNC, "bench", "recovery", *bad], capture_output=True, timeout=DEADLINE_S)
+            self.assertEqual(done.returncode, 2, bad)
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -110,8 +110,8 @@ class Torn(unittest.TestCase):
         self.assertEqual(os.listdir(self.directory), [])
 
     def test_bad_arguments(self):
-        for bad in ([], ["--torn", "--steps", "0"], ["--torn", "--ranks", "9"], ["--torn", "--requests", "many"],
-                    ["--torn", "--switch-ms", "0"], ["--torn", "--directory", "/nowhere"]):
+        for bad in (["--steps", "9"], ["--torn", "--kills", "9"], ["--torn", "--steps", "0"], ["--torn", "--ranks", "9"],
+                    ["--torn", "--requests", "many"], ["--torn", "--switch-ms", "0"], ["--torn", "--directory", "/nowhere"]):
             done = subprocess.run([WSYNC, "bench", "recovery", *bad], capture_output=True, timeout=DEADLINE_S)
             self.assertEqual(done.returncode, 2, bad)
 

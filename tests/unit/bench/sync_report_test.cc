@@ -25,6 +25,7 @@ TEST(Spread, QuartilesAreInterpolated) {
   EXPECT_DOUBLE_EQ(spread.lower_quartile, 1.75);
   EXPECT_DOUBLE_EQ(spread.median, 2.5);
   EXPECT_DOUBLE_EQ(spread.upper_quartile, 3.25);
+  EXPECT_DOUBLE_EQ(spread.p99, 3.97);
   EXPECT_EQ(spread.max, 4.0);
 }
 

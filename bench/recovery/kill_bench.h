@@ -1,0 +1,64 @@
+// `wsync bench recovery`: the ranks of a training run are killed at random times, one after the
+// other, and it goes on; how long that takes, what it costs, and whether it comes to the same
+// weights as a run whose ranks live. What each figure means: bench/README.md.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "bench/measure/child.h"
+#include "bench/measure/machine.h"
+#include "bench/recovery/divergence.h"
+#include "bench/recovery/kill_log.h"
+#include "shared/base/error.h"
+#include "trainer_side/training/layout.h"
+
+namespace wsync::bench {
+
+inline constexpr unsigned kKillsMax = 100'000;
+inline constexpr unsigned kKillRanksMax = 64;
+inline constexpr unsigned kKillBetweenMax = 1'000;
+
+struct KillBenchOptions {
+  std::string executable;  // wsync
+  std::string directory;   // of mode 0700, empty; the owner removes it
+  training::ParallelSizes sizes{.pp = 2, .vpp = 2, .ep = 1, .dp = 2};
+  unsigned kills = 200;
+  unsigned between = 4;  // steps, in whose time after a step has ended a rank is killed
+  std::uint64_t seed = 1;
+};
+
+struct KillBenchResult {
+  Machine machine;
+  KillBenchOptions options;
+  std::vector<Kill> kills;
+  std::uint64_t steps = 0;  // that the run has come to
+  std::uint64_t steps_told_again = 0;
+  double seconds = 0;                   // of the run with kills
+  std::vector<double> step_seconds;     // of the run without, from one to the next
+  std::vector<double> restart_seconds;  // from a start with what was saved to the end of a step
+  Divergence steps_diverged, files_diverged;
+  double others_busy = 0;  // share of the cores' time that was used before
+  double stolen = 0;       // share that the host withheld meanwhile
+  // Nothing diverged, and every kill was recovered from by what other ranks hold, with at most one
+  // step run again.
+  [[nodiscard]] bool passed() const;
+};
+
+// kInvalidInput: sizes of which a lost rank could not be recovered from others, or that do not go
+// together.
+[[nodiscard]] Result<> check_kill_options(const KillBenchOptions& options);
+
+// Told what is being done: "kill 3 of 200, step 17".
+using OnKillProgress = std::function<void(const std::string& doing)>;
+
+// What diverged is a result; what keeps the run from its end is an error: a rank that is lost but
+// was not killed, a run that fails or does not go on after a kill (kDeadline). Ends early, leaving
+// no process, with kCancelled on a signal.
+[[nodiscard]] Result<KillBenchResult> run_kill_bench(const KillBenchOptions& options,
+                                                     const Interrupt& interrupt,
+                                                     const OnKillProgress& on_progress);
+
+}  // namespace wsync::bench
