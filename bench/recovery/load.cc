@@ -8,13 +8,16 @@
 #include <thread>
 
 #include "bench/recovery/answer.h"
-#include "bench/recovery/http_client.h"
 #include "shared/base/format.h"
+#include "trainer_side/rollout/http_exchange.h"
 
 namespace wsync::bench {
 namespace {
 
+using rollout::HttpExchange;
+
 constexpr std::chrono::minutes kAnswerDeadline{2};
+constexpr std::uint64_t kAnswerBytesMost = 16 * limits::kMiB;
 
 }  // namespace
 
@@ -22,7 +25,7 @@ struct Load::State {
   explicit State(const LoadOptions& how) : options(how), oldest(how.oldest) {}
 
   void run(unsigned client);
-  Result<> ask(HttpClient& client, unsigned number, std::mt19937_64& random);
+  Result<> ask(HttpExchange& client, unsigned number, std::mt19937_64& random);
   void failed(const Error& error);
 
   const LoadOptions options;
@@ -32,7 +35,7 @@ struct Load::State {
   Version oldest;
   LoadFigures figures;
   std::optional<Error> failure;
-  std::vector<HttpClient*> clients;
+  std::vector<HttpExchange*> clients;
   bool cancelled = false;
 
   std::vector<std::thread> threads;  // the owner's
@@ -44,7 +47,7 @@ void Load::State::failed(const Error& error) {
   if (!failure && !cancelled) failure = error;
 }
 
-Result<> Load::State::ask(HttpClient& client, unsigned number, std::mt19937_64& random) {
+Result<> Load::State::ask(HttpExchange& client, unsigned number, std::mt19937_64& random) {
   std::vector<std::uint64_t> prompt(options.prompt);
   for (std::uint64_t& token : prompt) token = random() % options.vocabulary;
   Asked asked{.tokens =
@@ -54,12 +57,13 @@ Result<> Load::State::ask(HttpClient& client, unsigned number, std::mt19937_64& 
     const std::lock_guard lock(mutex);
     asked.oldest = oldest;
   }
-  const auto reply = client.post(
-      "/v1/completions",
-      fmt::format(
-          R"({{"prompt": [{}], "max_tokens": {}, "temperature": 1, "return_token_ids": true}})",
-          fmt::join(prompt, ", "), asked.tokens),
-      now() + kAnswerDeadline);
+  const auto reply = client.ask(
+      {.path = "/v1/completions",
+       .body = fmt::format(
+           R"({{"prompt": [{}], "max_tokens": {}, "temperature": 1, "return_token_ids": true}})",
+           fmt::join(prompt, ", "), asked.tokens),
+       .most_bytes = kAnswerBytesMost,
+       .deadline = now() + kAnswerDeadline});
   if (!reply) return fail(reply.error().with_context(fmt::format("client {}", number)));
   if (reply->status != 200)
     return fail(ErrorCode::kRefused, fmt::format("client {}: the engine answered {}: {}", number,
@@ -81,7 +85,7 @@ Result<> Load::State::ask(HttpClient& client, unsigned number, std::mt19937_64& 
 
 void Load::State::run(unsigned client) {
   const auto body = [&]() -> Result<> {
-    auto connection = HttpClient::connect(options.port);
+    auto connection = HttpExchange::create({.host = "127.0.0.1", .port = options.port});
     if (!connection) return fail(connection.error());
     {
       const std::lock_guard lock(mutex);
@@ -111,7 +115,7 @@ Load::~Load() {
   {
     const std::lock_guard lock(state_->mutex);
     state_->cancelled = true;
-    for (HttpClient* client : state_->clients)
+    for (HttpExchange* client : state_->clients)
       if (client != nullptr) client->cancel();
   }
   for (std::thread& thread : state_->threads) thread.join();

@@ -36,7 +36,8 @@ struct RlStep {
   double reward = 0;  // mean over its answers
   double loss = 0;
   std::uint64_t staleness = 0;  // of its oldest answers, in steps
-  double mismatch = 0;          // most of all tokens
+  double mismatch = 0;          // most of all tokens of versions that the trainer still has
+  bool compared = false;        // there was such a token
   double drift = 0;
   double seconds = 0;           // of training
   double answers_seconds = 0;   // that it waited for answers

@@ -52,6 +52,7 @@ Result<std::vector<RlStep>> rl_steps(const json& result) {
       step.reward = rollouts.at("reward");
       step.staleness = rollouts.at("staleness_most");
       step.mismatch = rollouts.at("mismatch_most");
+      step.compared = rollouts.at("mismatch_tokens") != 0;
       step.drift = rollouts.at("drift_most");
       step.answers_seconds = rollouts.at("waited_seconds");
     }
@@ -110,9 +111,10 @@ std::string rl_demo_text(const RlDemoReport& report, const RlDemoOptions& option
     const std::size_t index = rows == 1 ? 0 : row * (report.steps.size() - 1) / (rows - 1);
     const RlStep& step = report.steps[index];
     text +=
-        fmt::format("{:>6}  {:>6.3f}  {:>8.4f}  {:<9}{:>4}  {:>8.1e}  {:>10.1f}{:>9.1f}", step.step,
+        fmt::format("{:>6}  {:>6.3f}  {:>8.4f}  {:<9}{:>4}  {:>8}  {:>10.1f}{:>9.1f}", step.step,
                     step.reward, step.loss, step.version.empty() ? "-" : step.version,
-                    step.staleness, step.mismatch, step.answers_seconds * 1e3, step.seconds * 1e3);
+                    step.staleness, step.compared ? fmt::format("{:.1e}", step.mismatch) : "-",
+                    step.answers_seconds * 1e3, step.seconds * 1e3);
     if (!step.version.empty())
       text +=
           fmt::format("{:>10.1f}{:>11.1f}", step.staged_seconds * 1e3, step.paused_seconds * 1e3);

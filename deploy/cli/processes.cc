@@ -200,6 +200,7 @@ void Children::reap() {
       child->watcher_.reset();
       child->write_end_.reset();
       if (child->read_end_.valid()) child->drain_lines();
+      child->read_end_.reset();
     }
   }
 }

@@ -60,6 +60,7 @@ void TrainReport::take(const json& event) {
   } else if (kind == "publish") {
     take_publish(event);
   } else if (kind == "saved") {
+    std::erase_if(saved_, [&](const json& one) { return one.at("step") == event.at("step"); });
     saved_.push_back(event);
     log_info("saved {}", event.at("directory").get<std::string>());
   } else if (kind == "save_failed") {
@@ -153,12 +154,15 @@ std::string TrainReport::table() const {
 
 std::string TrainReport::rollouts_columns(const json& step) const {
   if (rollouts_.empty()) return {};
-  for (const json& rollouts : rollouts_)
-    if (rollouts.at("step") == step)
-      return fmt::format(
-          "  {:>6.3f}  {:>4}  {:>8.1e}  {:>8.1e}", rollouts.at("reward").get<double>(),
-          rollouts.at("staleness_most").get<std::uint64_t>(),
-          rollouts.at("mismatch_most").get<double>(), rollouts.at("drift_most").get<double>());
+  for (const json& rollouts : rollouts_) {
+    if (rollouts.at("step") != step) continue;
+    const bool compared = rollouts.at("mismatch_tokens") != 0;
+    return fmt::format(
+        "  {:>6.3f}  {:>4}  {:>8}  {:>8.1e}", rollouts.at("reward").get<double>(),
+        rollouts.at("staleness_most").get<std::uint64_t>(),
+        compared ? fmt::format("{:.1e}", rollouts.at("mismatch_most").get<double>()) : "-",
+        rollouts.at("drift_most").get<double>());
+  }
   return fmt::format("{:>{}}", "", 2 + 6 + 2 + 4 + 2 + 8 + 2 + 8);  // right answers were given
 }
 

@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <span>
 #include <unistd.h>
 #include <utility>
 
@@ -34,6 +35,10 @@ constexpr std::chrono::hours kNoDeadline{24 * 365};
 constexpr std::chrono::seconds kToldPatience{5};
 // A rank that has broken the group for a reason of its own ends within it.
 constexpr std::chrono::seconds kBrokenPatience{1};
+// For a rank that lives and does not come to the newest group: rank 0 may be writing a state.
+constexpr std::chrono::minutes kAwayPatience{40};
+// Between two looks at the ranks, at most.
+constexpr std::chrono::milliseconds kRanksLook{1000};
 
 // The process that is a rank now.
 struct Seat {
@@ -48,6 +53,8 @@ struct Seat {
 struct Generation {
   std::uint32_t number = 0;
   HostSegment segment;
+  TimePoint begun = now();
+  bool is_broken_here = false;  // by the launcher
 };
 
 class Launch {
@@ -69,7 +76,7 @@ class Launch {
       look_for_break();
       pass_stop_on();
     });
-    watch.start_repeating(config_.heartbeat.interval);
+    watch.start_repeating(std::min(config_.heartbeat.interval, kRanksLook));
     const Result<> ended = children_->until("the end", kNoDeadline, [this] { return is_over(); });
     if (!ended) {
       if (ended.error().code() != ErrorCode::kCancelled) return fail(ended.error());
@@ -101,9 +108,7 @@ class Launch {
     const std::array fds{newest().descriptor()};
     const std::array sign{kSegmentSign};
     for (const Seat& seat : seats_)
-      if (seat.generation != number && seat.control.valid())
-        // One that has just ended is seen to be lost, too.
-        (void)send_some(seat.control.get(), sign, fds);
+      if (seat.generation != number && seat.control.valid()) send(seat, sign, fds);
     nlohmann::json pids = nlohmann::json::array();
     for (const Seat& seat : seats_) pids.push_back(seat.child->pid());
     report_.take({{"event", "ranks"}, {"generation", number}, {"pids", pids}});
@@ -111,6 +116,15 @@ class Launch {
   }
 
   [[nodiscard]] const HostSegment& newest() const { return generations_.back().segment; }
+
+  static void send(const Seat& seat, std::span<const std::byte> sign, std::span<const int> fds) {
+    if (!seat.control.valid()) return;
+    const auto sent = send_some(seat.control.get(), sign, fds);
+    // One that has just ended is seen to be lost, too.
+    if (sent ? *sent > 0 : sent.error().code() == ErrorCode::kPeerLost) return;
+    log_warning("process {} cannot be told how the run goes on: {}", seat.child->pid(),
+                sent ? "it reads nothing" : sent.error().message());
+  }
 
   [[nodiscard]] Result<> start(std::uint32_t rank) {
     Seat seat{.child = nullptr,
@@ -134,7 +148,7 @@ class Launch {
       keep.push_back(of_rank.get());
       add("--control", static_cast<std::uint64_t>(of_rank.get()));
       add("--generation", seat.generation);
-      add("--told", report_.last_step());
+      add("--told", highest_step_);
     }
     const auto child =
         children_->start({.name = fmt::format("rank {}", rank),
@@ -163,7 +177,10 @@ class Launch {
   void take(const std::string& line) {
     const nlohmann::json event = nlohmann::json::parse(line, nullptr, false);
     if (!event.is_object()) return;
-    if (event.value("event", "") == "step") {
+    // One that is run again is no progress.
+    const std::uint64_t step = event.value("event", "") == "step" ? event.value("step", 0ULL) : 0;
+    if (step > highest_step_) {
+      highest_step_ = step;
       breaks_ = 0;
       for (Seat& seat : seats_) seat.losses = 0;
     }
@@ -192,17 +209,16 @@ class Launch {
 
   // Asked after every event.
   [[nodiscard]] bool is_over() {
+    if (config_.recovery.enabled && !is_done_ && any_succeeded()) end_all_others();
     for (std::uint32_t rank = 0; rank < seats_.size() && !failure_; ++rank) {
       const Child& child = *seats_[rank].child;
       if (child.running() || child.succeeded() || seats_[rank].is_lost) continue;
       if (child.killed()) {
         lose(rank, child.ending());
       } else {
-        // Its own reason, if it had time to tell one.
-        const Result<> told = newest().health();
-        fail_all(told ? Error(ErrorCode::kPeerLost,
-                              fmt::format("rank {} (pid {}) {}", rank, child.pid(), child.ending()))
-                      : told.error());
+        fail_all(own_reason().value_or(
+            Error(ErrorCode::kPeerLost,
+                  fmt::format("rank {} (pid {}) {}", rank, child.pid(), child.ending()))));
       }
     }
     return failure_ || all_ended();
@@ -218,9 +234,19 @@ class Launch {
 
   void look_for_silence() {
     forget_old_generations();
+    // Where this process had no time either, silence says nothing.
+    const bool was_away = now() - std::exchange(looked_, now()) > config_.heartbeat.deadline / 2;
+    if (was_away) return;
     for (std::uint32_t rank = 0; rank < seats_.size() && !failure_; ++rank) {
       const auto sign = last_sign(rank);
-      if (sign.phase != RankPhase::kThere || !seats_[rank].child->running()) continue;
+      const Seat& seat = seats_[rank];
+      if (!seat.child->running() || seat.is_lost) continue;
+      if (is_away(rank) && now() - generations_.back().begun > kAwayPatience) {
+        lose(rank, fmt::format("has not come to the others for {}: it hangs",
+                               trace::format_duration(now() - generations_.back().begun)));
+        continue;
+      }
+      if (sign.phase != RankPhase::kThere) continue;
       const auto silence = now() - sign.last_beat;
       if (silence < config_.heartbeat.deadline) continue;
       lose(rank, fmt::format("has given no sign of life for {}, heartbeat.deadline is {}: it is "
@@ -231,13 +257,45 @@ class Launch {
     }
   }
 
+  // Not in the newest group yet.
+  [[nodiscard]] bool is_away(std::uint32_t rank) const {
+    return newest().ranks()[rank].phase == RankPhase::kAway;
+  }
+
+  // Why a rank has broken a group by itself: the newest such reason.
+  [[nodiscard]] std::optional<Error> own_reason() const {
+    for (auto one = generations_.rbegin(); one != generations_.rend(); ++one)
+      if (const Result<> health = one->segment.health(); !health && !one->is_broken_here)
+        return health.error();
+    return {};
+  }
+
+  // A rank has passed the last barrier, so all have done everything. Some may still be in it.
+  void end_all_others() {
+    is_done_ = true;
+    break_newest(Error(ErrorCode::kCancelled, "the run is over"));
+    const std::array sign{kOverSign};
+    for (std::uint32_t rank = 0; rank < seats_.size(); ++rank) {
+      Seat& seat = seats_[rank];
+      if (!seat.child->running()) continue;
+      // It has the place of one that was lost in that barrier.
+      const bool is_new = training::tag_of_word(last_sign(rank).word) == training::Tag{};
+      if (is_new) {
+        seat.is_lost = true;
+        seat.child->send(SIGKILL);
+      } else {
+        send(seat, sign, {});
+      }
+    }
+  }
+
   // Broken by a rank that was not lost: it ends, or all go on in another group.
   void look_for_break() {
-    if (failure_ || !config_.recovery.enabled) return;
+    if (failure_ || is_done_ || !config_.recovery.enabled) return;
     const Result<> health = newest().health();
     if (health) return broken_since_.reset();
     if (!broken_since_) broken_since_ = now();
-    if (now() - *broken_since_ < kBrokenPatience || any_succeeded()) return;
+    if (now() - *broken_since_ < kBrokenPatience) return;
     log_warning("the ranks are connected anew: {}", health.error().message());
     go_on_without({}, health.error());
   }
@@ -270,7 +328,7 @@ class Launch {
     }
     if (seat.child->running() && config_.recovery.keep_silent) {
       const std::array sign{kReplacedSign};
-      (void)send_some(seat.control.get(), sign);
+      send(seat, sign, {});
     } else {
       seat.child->send(SIGKILL);
     }
@@ -278,14 +336,17 @@ class Launch {
   }
 
   void go_on_without(const std::vector<std::uint32_t>& lost, const Error& why) {
-    if (any_succeeded()) {
-      // What is left to do is to end, and others have.
-      for (const std::uint32_t rank : lost) seats_[rank].is_lost = true;
-      log_warning("{}; the run had ended", why.message());
-      newest().abort(why);
-      return;
+    if (is_done_) {
+      for (const std::uint32_t rank : lost) {
+        seats_[rank].is_lost = true;
+        seats_[rank].child->send(SIGKILL);
+      }
+      return log_warning("{}; the run was over", why.message());
     }
-    std::uint32_t most = lost.empty() ? ++breaks_ : 0;
+    // One that lives may have much to do before it comes, and the others wait for it in vain.
+    bool waits = false;
+    for (std::uint32_t rank = 0; rank < seats_.size(); ++rank) waits = waits || is_away(rank);
+    std::uint32_t most = !lost.empty() ? 0 : waits ? breaks_ : ++breaks_;
     for (const std::uint32_t rank : lost) most = std::max(most, ++seats_[rank].losses);
     if (most > config_.recovery.attempts)
       return fail_all(why.with_context(
@@ -293,12 +354,17 @@ class Launch {
                       "is {})",
                       most, config_.recovery.attempts)));
     if (!lost.empty()) log_warning("{}; a new process takes its place", why.message());
-    newest().abort(why);
+    break_newest(why);
     if (const Result<> begun = begin_generation(lost); !begun) fail_all(begun.error());
   }
 
-  void fail_all(Error why) {
+  void break_newest(const Error& why) {
+    if (newest().health()) generations_.back().is_broken_here = true;
     newest().abort(why);
+  }
+
+  void fail_all(Error why) {
+    break_newest(why);
     for (Seat& seat : seats_) seat.control.reset();
     failure_ = std::move(why);
   }
@@ -308,7 +374,10 @@ class Launch {
   TrainReport report_;
   std::optional<Error> failure_;
   std::optional<TimePoint> broken_since_;  // the newest group
-  std::uint32_t breaks_ = 0;               // in a row, without a loss
+  std::uint32_t breaks_ = 0;               // without a loss, since a step has ended
+  std::uint64_t highest_step_ = 0;         // that has ended
+  TimePoint looked_ = now();               // at silence
+  bool is_done_ = false;                   // a rank has ended in order
   bool is_stopping_ = false;
   bool is_told_ = false;
   std::deque<Generation> generations_;

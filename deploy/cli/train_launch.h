@@ -1,5 +1,6 @@
-// Starts the ranks of a training run on this host, each a process of its own, and watches them: a
-// rank that ends or gives no sign of life ends the others.
+// Starts the ranks of a training run on this host, each a process of its own, and watches them: one
+// that is killed or gives no sign of life is replaced, and the others are given a new group; or it
+// ends them, where there is no recovery.
 #pragma once
 
 #include <string>

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "shared/base/format.h"
+#include "shared/base/log.h"
 #include "shared/base/unix_socket.h"
 #include "shared/collective/gloo/gloo_group.h"
 
@@ -17,8 +18,8 @@ static_assert(config::kTrainRanks <= collective::gloo::kGlooRankCount);
 // The launcher answers as soon as it knows who is lost, or is gone and this process with it.
 constexpr std::chrono::hours kForTheLauncher{1};
 
-// The newest segment that the launcher has sent.
-Result<UniqueFd> next_segment(int control) {
+// The newest segment that the launcher has sent; none: the run is over.
+Result<UniqueFd> next_segment(int control, std::uint32_t rank) {
   std::vector<UniqueFd> segments;
   for (;;) {
     std::array<std::byte, 1> sign{};
@@ -26,8 +27,10 @@ Result<UniqueFd> next_segment(int control) {
     if (!received) return fail(received.error());
     if (*received > 0 && sign.front() == kReplacedSign)
       return fail(ErrorCode::kFenced,
-                  "this process gave no sign of life for longer than heartbeat.deadline, and "
-                  "another has its place; it takes no part in the run any more");
+                  fmt::format("rank {} was replaced: this process gave no sign of life for longer "
+                              "than heartbeat.deadline, and another has its place",
+                              rank));
+    if (*received > 0 && sign.front() == kOverSign) return UniqueFd();
     if (*received > 0) continue;
     if (!segments.empty()) return std::move(segments.back());
     WSYNC_TRY(wait_readable(control, now() + kForTheLauncher));
@@ -39,9 +42,13 @@ Result<UniqueFd> next_segment(int control) {
 Result<std::unique_ptr<Membership>> Membership::join(const RankStart& start) {
   std::unique_ptr<Membership> membership(new Membership(start));
   if (start.segment >= 0) {
-    if (const auto entered = membership->enter(start.segment); !entered) {
+    const UniqueFd segment(start.segment);  // inherited, and mapped from here on
+    if (const auto entered = membership->enter(segment.get()); !entered) {
       if (!membership->is_renewed()) return fail(entered.error());
-      WSYNC_TRY(membership->rejoin(entered.error()));
+      const auto goes_on = membership->rejoin(entered.error());
+      if (!goes_on) return fail(goes_on.error());
+      if (!*goes_on)
+        return fail(ErrorCode::kCancelled, "the run was over before this process had begun");
     }
     return membership;
   }
@@ -74,14 +81,17 @@ Result<> Membership::enter(int segment) {
   return {};
 }
 
-Result<> Membership::rejoin(const Error& why) {
+Result<bool> Membership::rejoin(const Error& why) {
   for (;;) {
-    const auto segment = next_segment(start_.control);
+    const auto segment = next_segment(start_.control, start_.rank);
     if (!segment) return fail(segment.error().code() == ErrorCode::kFenced ? segment.error() : why);
-    // One that is broken already is followed by another, or by the end of the run.
-    if (!enter(segment->get())) continue;
+    if (!segment->valid()) return false;
+    const Result<> entered = enter(segment->get());
     is_first_ = false;
-    return {};
+    if (entered) return true;
+    // One that is broken by now is followed by another, or by the end of the run.
+    if (entered.error().code() != ErrorCode::kPeerLost)
+      log_warning("rank {} cannot join the others: {}", start_.rank, entered.error().message());
   }
 }
 

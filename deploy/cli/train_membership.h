@@ -13,10 +13,11 @@
 
 namespace wsync::cli {
 
-// What the launcher sends to a rank: one byte, with the descriptor of the next group's segment, or
-// that the rank has been replaced.
+// What the launcher sends to a rank: one byte, with the descriptor of the next group's segment; or
+// that the rank has been replaced, or that the run is over.
 inline constexpr std::byte kSegmentSign{1};
 inline constexpr std::byte kReplacedSign{2};
+inline constexpr std::byte kOverSign{3};
 
 // Thread: one at a time.
 class Membership {
@@ -31,9 +32,10 @@ class Membership {
   [[nodiscard]] bool is_renewed() const noexcept { return start_.control >= 0; }
   // Whether this is the group that the run began with.
   [[nodiscard]] bool is_first() const noexcept { return is_first_; }
-  // Waits until the launcher has made the next group, and joins it. `why` is what broke this one,
-  // and the error when there is no next one: the run fails, or this rank was replaced (kFenced).
-  [[nodiscard]] Result<> rejoin(const Error& why);
+  // Waits until the launcher has made the next group, and joins it. False: the run is over, and
+  // another rank has ended in order. `why` is what broke this one, and the error when there is no
+  // next one because the run fails; kFenced: this rank was replaced.
+  [[nodiscard]] Result<bool> rejoin(const Error& why);
   // What the launcher and other ranks see of this rank, and what another one has told.
   void tell(std::uint64_t word) noexcept;
   [[nodiscard]] std::uint64_t told(std::uint32_t rank) const noexcept;

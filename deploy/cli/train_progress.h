@@ -1,7 +1,10 @@
 // What every way to train has in common: how it is asked to stop, and what it tells.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
 
 #include "deploy/cli/train_setup.h"
 #include "shared/base/clock.h"
@@ -13,6 +16,16 @@ namespace wsync::cli {
 void stop_after_step();
 // Thread: any.
 [[nodiscard]] bool asked_to_stop() noexcept;
+
+// Where WSYNC_FAIL_POINT lets a rank be killed (shared/base/fail_point.h).
+struct RankFailPoint {
+  std::uint32_t rank = 0;
+  std::string name;
+  std::uint64_t hits = 0;
+};
+// Of a run of so many ranks; nothing when none is set. kInvalidInput: "RANK:POINT:HITS" is
+// expected.
+[[nodiscard]] Result<std::optional<RankFailPoint>> fail_point_of(std::uint32_t ranks);
 
 // In seconds.
 [[nodiscard]] double since(TimePoint begin);

@@ -63,18 +63,27 @@ StepPublisher::StepPublisher(const config::PublishConfig& config, training::Trai
 Result<std::unique_ptr<StepPublisher>> StepPublisher::create(const config::PublishConfig& config,
                                                              training::TrainingRank& rank,
                                                              TrainEvents on_event,
-                                                             std::function<bool()> is_stopping) {
+                                                             std::function<bool()> is_stopping,
+                                                             std::uint32_t incarnation) {
   std::unique_ptr<StepPublisher> publisher(
       new StepPublisher(config, rank, std::move(on_event), std::move(is_stopping)));
   const training::ParallelSizes& sizes = rank.options().sizes;
-  auto trainer =
-      plugin::Trainer::create({.config = config.trainer,
-                               .rank = rank.place().pipeline * sizes.ep + rank.place().replica,
-                               .world_size = sizes.pp * sizes.ep});
-  if (!trainer) return fail(std::move(trainer).error());
-  publisher->trainer_ = std::move(*trainer);
-  WSYNC_TRY(publisher->trainer_->start());
+  plugin::TrainerOptions options{.config = config.trainer,
+                                 .rank = rank.place().pipeline * sizes.ep + rank.place().replica,
+                                 .world_size = sizes.pp * sizes.ep,
+                                 .incarnation = incarnation};
+  options.config.take_over = options.config.take_over || incarnation > 0;
+  publisher->options_ = std::move(options);
+  WSYNC_TRY(publisher->start());
   return publisher;
+}
+
+Result<> StepPublisher::start() {
+  auto trainer = plugin::Trainer::create(options_);
+  if (!trainer) return fail(std::move(trainer).error());
+  WSYNC_TRY((*trainer)->start());
+  trainer_ = std::move(*trainer);
+  return {};
 }
 
 plugin::RankTensors StepPublisher::describe() const {
@@ -98,7 +107,10 @@ plugin::RankTensors StepPublisher::describe() const {
 }
 
 void StepPublisher::publish(std::uint64_t step) {
-  const auto id = trainer_->publish_async(tensors_, step);
+  const Result<> started = trainer_ ? Result<>() : start();
+  const Result<std::uint64_t> id =
+      started ? trainer_->publish_async(tensors_, step, plugin::Weights::kSame)
+              : fail(started.error());
   if (!id) {
     log_warning("step {} is not published: {}", step, id.error().message());
     return;
@@ -108,16 +120,27 @@ void StepPublisher::publish(std::uint64_t step) {
   snapshotted_ = false;
 }
 
-bool StepPublisher::must_publish_again(std::uint64_t step) const {
-  if (!trainer_) return false;
-  if (!newest_ || newest_->step != step) return true;
-  const auto view = trainer_->look(newest_->id);
-  return !view || view->status.state == PublishState::kFailed;
+bool StepPublisher::must_publish_again(std::uint64_t step) {
+  if (rank_.place().rank != 0 || !trainer_ || (newest_ && step < newest_->step)) return false;
+  if (newest_ && step == newest_->step) {
+    const auto view = trainer_->look(newest_->id);
+    if (!view) return false;  // it ended long ago
+    const control::PublishStatus& status = view->status;
+    if (status.state != PublishState::kFailed || !status.version.none()) return false;
+  }
+  return trainer_->expect(step).has_value();
 }
 
 bool StepPublisher::wait_a_little(const Running& running, PublishState state) const {
   const auto view = trainer_->wait(running.id, state, now() + kLook);
   return view || view.error().code() != ErrorCode::kDeadline;
+}
+
+void StepPublisher::do_without_the_lost(const Running& running) {
+  if (rank_.group() == nullptr || rank_.group()->health()) return;
+  // Refused when its thread has ended, and every publish with it.
+  if (const auto told = trainer_->no_more(running.step); !told)
+    log_debug("step {}: {}", running.step, told.error().message());
 }
 
 void StepPublisher::wait_snapshotted() {
@@ -128,8 +151,10 @@ void StepPublisher::wait_snapshotted() {
   const TimePoint begun = now();
   bool told = false;
   bool given_up = false;
-  while (!wait_a_little(newest, PublishState::kSnapshotted)) {
-    if (rank_.place().rank != 0 || given_up) continue;
+  do {
+    if (rank_.place().rank != 0) continue;
+    do_without_the_lost(newest);
+    if (given_up) continue;
     if (!told && now() - begun > kTellWait) {
       told = true;
       log_warning("training waits for the fleet to begin with step {}", newest.step);
@@ -138,7 +163,7 @@ void StepPublisher::wait_snapshotted() {
     if (now() - begun < patience) continue;
     given_up = true;
     if (!trainer_->give_up(newest.step)) break;  // its thread has ended, and every publish with it
-  }
+  } while (!wait_a_little(newest, PublishState::kSnapshotted));
   // One that has failed or is superseded has let the weights go as well: tell_ended() tells it.
   const auto view = trainer_->look(newest.id);
   const bool read = !given_up || (view && view->status.state != PublishState::kFailed);
@@ -160,6 +185,8 @@ Result<> StepPublisher::wait_served(std::chrono::milliseconds patience) {
   bool told = false;
   while (!running_.empty() && !is_stopping_()) {
     const Running front = running_.front();
+    do_without_the_lost(running_.back());
+    if (rank_.group() != nullptr) WSYNC_TRY(rank_.group()->health());
     if (!wait_a_little(front, PublishState::kCommitted)) {
       if (now() - begun > patience)
         return fail(ErrorCode::kDeadline,
@@ -209,8 +236,9 @@ void StepPublisher::end_all() {
   trainer_.reset();  // rank 0's word, or its end, is what the others wait for
 }
 
-void StepPublisher::tell(const Running& running, const plugin::PublishView& view) const {
+void StepPublisher::tell(const Running& running, const plugin::PublishView& view) {
   const control::PublishStatus& status = view.status;
+  if (status.state == PublishState::kCommitted) epoch_ = status.version.epoch;
   if (rank_.place().rank != 0) return;  // rank 0 knows as much
   on_event_({{"event", "publish"},
              {"step", running.step},

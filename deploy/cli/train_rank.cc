@@ -32,36 +32,6 @@ using nlohmann::json;
 // While rank 0 writes a state the others wait for it, however slow its disk.
 constexpr std::chrono::minutes kSaveDeadline{30};
 
-constexpr const char* kFailPointVariable = "WSYNC_FAIL_POINT";
-constexpr std::array<std::string_view, 6> kFailPoints{
-    "forward", "backward", "before_barrier", "after_barrier", "optimizer", "after_commit"};
-
-// "RANK:POINT:HITS", of the first process of that rank.
-Result<> arm_fail_points(std::uint32_t rank) {
-  const char* variable = std::getenv(kFailPointVariable);
-  if (variable == nullptr) return {};
-  const std::string_view text = variable;
-  const std::size_t first = text.find(':');
-  const std::size_t second = text.find(':', first + 1);
-  std::uint32_t victim = 0;
-  std::uint64_t hits = 0;
-  const auto is_number = [&](std::string_view part, auto& number) {
-    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), number);
-    return error == std::errc() && end == part.data() + part.size();
-  };
-  const bool is_whole = first != std::string_view::npos && second != std::string_view::npos;
-  const std::string_view name = is_whole ? text.substr(first + 1, second - first - 1) : "";
-  if (!is_whole || !is_number(text.substr(0, first), victim) ||
-      !is_number(text.substr(second + 1), hits) || hits == 0 ||
-      std::find(kFailPoints.begin(), kFailPoints.end(), name) == kFailPoints.end())
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("{}: expected RANK:POINT:HITS with hits from 1 and a point of {}, "
-                            "found '{}'",
-                            kFailPointVariable, fmt::join(kFailPoints, ", "), text));
-  if (victim == rank) arm_fail_point(std::string(name), hits);
-  return {};
-}
-
 // What ranks tell each other beside a step, each its own.
 struct Flags {
   std::uint8_t stop = 0;           // this rank was asked to end the run
@@ -71,8 +41,10 @@ struct Flags {
   std::uint8_t is_new = 0;         // this process has not been at any step of the run
   std::uint8_t has_begun = 0;      // steps of the run have ended
   std::uint16_t none = 0;
-  std::uint64_t saved = 0;  // rank 0: the newest step of the run that is on the disk
-  std::uint64_t given = 0;  // bytes, to other ranks in a recovery
+  std::uint64_t saved = 0;      // rank 0: the newest step of the run that is on the disk
+  std::uint64_t published = 0;  // rank 0: the newest step that it has begun to publish
+  std::uint64_t given = 0;      // bytes, to other ranks in a recovery
+  Digest text;                  // that is trained on
 };
 static_assert(std::is_trivially_copyable_v<Flags>);
 
@@ -94,8 +66,9 @@ class RankRun {
         // Whoever broke the group: the others are there, or come anew.
         if (!membership_.is_renewed() || group_.health()) return fail(std::move(next).error());
         if (publisher_) publisher_->wait_snapshotted();
-        WSYNC_TRY(membership_.rejoin(next.error()));
-        next = Stage::kRecover;
+        const auto goes_on = membership_.rejoin(next.error());
+        if (!goes_on) return fail(goes_on.error());
+        next = *goes_on ? Stage::kRecover : Stage::kOver;
       }
       stage = *next;
     }
@@ -135,7 +108,8 @@ class RankRun {
     if (config_.publish && StepPublisher::publishes(*options, rank_->place())) {
       config::PublishConfig publish = *config_.publish;
       if (!config_.trace_file.empty()) publish.trainer.trace_file = config_.trace_file + "-rounds";
-      auto publisher = StepPublisher::create(publish, *rank_, on_event_, asked_to_stop);
+      auto publisher =
+          StepPublisher::create(publish, *rank_, on_event_, asked_to_stop, start_.generation);
       if (!publisher) return fail(std::move(publisher).error());
       publisher_ = std::move(*publisher);
     }
@@ -148,7 +122,7 @@ class RankRun {
     event["second_holder_bytes"] = second_holder_bytes();
     tell(event);
     text_ = std::move(begin->text);
-    if (!replaces()) begin_ = std::move(*begin);
+    if (membership_.is_first()) begin_ = std::move(*begin);
     return {};
   }
 
@@ -189,6 +163,8 @@ class RankRun {
 
   [[nodiscard]] Result<Stage> begin() {
     if (membership_.is_renewed()) WSYNC_TRY(rank_->compare_options());
+    const auto flags = share({});  // all read the same text
+    if (!flags) return fail(flags.error());
     WSYNC_TRY(set_weights(*begin_));
     begin_.reset();
     rank_->begin_at(first_);
@@ -222,18 +198,19 @@ class RankRun {
     event["update_seconds"] = seconds(done->end - done->computed) - waited;
     event["snapshot_wait_seconds"] = waited;
     tell_step(event);
-    if (publisher_) {
-      if (publishes_after(step)) publisher_->publish(step);
-      publisher_->tell_ended();
-    }
     const auto flags = share({});
     if (!flags) return fail(flags.error());
     take_stop(*flags);
+    if (publisher_) {
+      if (publishes_after(step)) publish(step);
+      publisher_->tell_ended();
+    }
     if (saves_after(config_, step)) WSYNC_TRY(save());
     return next_stage();
   }
 
   [[nodiscard]] Result<Stage> end() {
+    fail_point("end");
     if (stopped_ && !config_.save.directory.empty() && saved_ != facts_.step) WSYNC_TRY(save());
     if (publisher_) publisher_->end_all();
     WSYNC_TRY(wait_for_all());  // however long rank 0 has waited for the fleet
@@ -243,10 +220,9 @@ class RankRun {
       tell({{"event", "end"},
             {"device_activations_most", rank_->pipeline().device_pool().most_used()}});
     }
+    fail_point("last_barrier");
     // Together: a rank that leaves while another one still exchanges looks like one that was lost.
-    const Result<> together = wait_for_all();
-    // One that is lost here has done everything.
-    if (!together && !membership_.is_renewed()) return fail(together.error());
+    WSYNC_TRY(wait_for_all());
     return Stage::kOver;
   }
 
@@ -257,8 +233,10 @@ class RankRun {
     const training::Tag before = rank_->tag();
     const auto recovered = training::recover(*rank_, group_);
     if (!recovered) {
-      const bool agree = group_.health().has_value();  // on what is lost
-      return agree ? fall_back(before, recovered.error(), from) : fail(recovered.error());
+      // All agree then on what is lost.
+      const bool is_lost =
+          recovered.error().code() == ErrorCode::kNotFound && group_.health().has_value();
+      return is_lost ? fall_back(before, recovered.error(), from) : fail(recovered.error());
     }
     facts_.step = recovered->step - 1;
     if (recovered->before && told_ < facts_.step) {
@@ -279,11 +257,15 @@ class RankRun {
   // Nobody has all that was lost: all ranks begin where a state was saved.
   [[nodiscard]] Result<Stage> fall_back(const training::Tag& before, const Error& lost,
                                         TimePoint from) {
-    const bool has_begun = told_ >= first_ || before.step > first_;
-    const auto shared =
-        share({.is_new = is_new_, .has_begun = has_begun, .saved = newest_saved(config_, first_)});
+    const bool has_begun = told_ >= first_ || facts_.step >= first_ || before.step > first_;
+    const auto shared = share({.is_new = is_new_,
+                               .has_begun = has_begun,
+                               .saved = newest_saved(config_, first_),
+                               .published = published_});
     if (!shared) return fail(shared.error());
     const std::uint64_t step = shared->front().saved;  // of rank 0: all have the same directory
+    // What engines were given is not taken back.
+    publishes_above_ = shared->front().published;
     std::vector<std::uint32_t> replaced;
     for (std::uint32_t rank = 0; rank < shared->size(); ++rank)
       if ((*shared)[rank].is_new != 0) replaced.push_back(rank);
@@ -326,6 +308,7 @@ class RankRun {
     const std::uint64_t step = facts_.step;
     const bool leads = rank_->place().rank == 0;
     if (leads && is_new_) remove_unfinished(config_);
+    const std::uint64_t saved = newest_saved(config_, first_);
     generates_ = rollouts_ && rollouts_->generates(step + 1);
     const bool publishes =
         config_.publish && (generates_ || (step >= first_ && publishes_after(step)));
@@ -333,21 +316,24 @@ class RankRun {
     const auto flags =
         share({.publish_again = static_cast<std::uint8_t>(leads && publishes && publisher_ &&
                                                           publisher_->must_publish_again(step)),
-               .save_again = leads && saves && newest_saved(config_, first_) < step,
+               .save_again = leads && saves && saved < step,
+               .saved = saved,
                .given = bytes});
     if (!flags) return fail(flags.error());
     take_stop(*flags);
-    if (saves && flags->front().save_again == 0) saved_ = step;
+    saved_ = std::max(first_ - 1, flags->front().saved);
+    if (leads && is_new_ && saved == step) tell_saved();
     std::uint64_t given = 0;
     for (const Flags& one : *flags) given += one.given;
     recovered["bytes"] = given;
     tell(recovered);
     is_new_ = false;
+    begin_.reset();
+    if (flags->front().save_again != 0) WSYNC_TRY(save());
     if (flags->front().publish_again != 0 && publisher_) {
-      publisher_->publish(step);
+      publish(step);
       if (generates_) WSYNC_TRY(publisher_->wait_served(config_.rollout->patience));
     }
-    if (flags->front().save_again != 0) WSYNC_TRY(save());
     return next_stage();
   }
 
@@ -358,7 +344,8 @@ class RankRun {
     if (tag.phase == training::Phase::kBackward) fail_point("backward");
     if (tag.phase == training::Phase::kUpdate) {
       // Another rank has passed the barrier too, so that its step has to end.
-      if (fail_point_is_next("after_barrier") || fail_point_is_next("optimizer"))
+      if (everyone_.size() > 1 &&
+          (fail_point_is_next("after_barrier") || fail_point_is_next("optimizer")))
         while (group_.health() && !another_has_passed(tag)) std::this_thread::yield();
       fail_point("after_barrier");
     }
@@ -377,12 +364,20 @@ class RankRun {
   [[nodiscard]] Result<std::vector<Flags>> share(
       Flags own, std::chrono::milliseconds deadline = std::chrono::milliseconds(0)) {
     std::vector<Flags> flags(everyone_.size());
-    own.stop = asked_to_stop() ? 1 : 0;
+    own.stop = asked_to_stop() || stopped_ ? 1 : 0;
+    own.text = facts_.text;
     flags[group_.rank()] = own;
     std::vector<std::span<std::byte>> parts;
     for (Flags& one : flags) parts.push_back(std::as_writable_bytes(std::span(&one, 1)));
     WSYNC_TRY(collective::all_gather(collective::Team(&group_, everyone_), parts,
                                      now() + std::max(deadline, rank_->options().deadline)));
+    for (std::uint32_t rank = 0; rank < flags.size(); ++rank)
+      if (flags[rank].text != flags.front().text)
+        return fail(
+            ErrorCode::kRefused,
+            fmt::format("rank {} reads another text than rank 0: its digest is {}, "
+                        "expected {}; data.files may not change while a run goes on",
+                        rank, flags[rank].text.to_string(), flags.front().text.to_string()));
     return flags;
   }
   [[nodiscard]] static bool any(const std::vector<Flags>& flags, std::uint8_t Flags::* flag) {
@@ -417,15 +412,19 @@ class RankRun {
     if (!rollouts_)
       return std::optional(micro_batches(config_, *text_, step, rank_->place().replica));
     if (rollouts_->generates(step) && !std::exchange(generates_, true) && publisher_) {
-      publisher_->publish(step - 1);
+      publish(step - 1);
       WSYNC_TRY(publisher_->wait_served(config_.rollout->patience));
     }
-    return rollouts_->batches(step);
+    return rollouts_->batches(step, publisher_ ? publisher_->epoch() : 0);
   }
 
   [[nodiscard]] bool publishes_after(std::uint64_t step) const {
-    if (rollouts_ && !generates_) return false;
+    if ((rollouts_ && !generates_) || step <= publishes_above_) return false;
     return step % config_.publish->every == 0;
+  }
+  void publish(std::uint64_t step) {
+    publisher_->publish(step);
+    published_ = step;
   }
 
   // The last one of a run must succeed; without another the run goes on.
@@ -444,9 +443,14 @@ class RankRun {
         tell({{"event", "save_failed"}, {"step", facts_.step}, {"reason", done.error().message()}});
       return {};
     }
-    tell({{"event", "saved"}, {"step", facts_.step}, {"directory", path}});
+    tell_saved();
     saved_ = facts_.step;
     return {};
+  }
+  void tell_saved() {
+    tell({{"event", "saved"},
+          {"step", facts_.step},
+          {"directory", training::state_directory(config_.save.directory, facts_.step)}});
   }
 
   const config::TrainConfig& config_;
@@ -463,11 +467,13 @@ class RankRun {
   training::Tag tag_;
   std::unique_ptr<StepPublisher> publisher_;  // reads the weights of rank_
   std::unique_ptr<StepRollouts> rollouts_;
-  bool generates_ = false;            // a step has trained on what was generated, or is about to
-  std::uint64_t saved_ = 0;           // the newest step whose state is
-  std::uint64_t told_ = start_.told;  // the newest step whose end rank 0 has told
-  bool is_new_ = replaces();          // and has not been given anything
-  TimePoint began_ = now();           // the step that runs, or this process
+  bool generates_ = false;             // a step has trained on what was generated, or is about to
+  std::uint64_t saved_ = 0;            // the newest step whose state is
+  std::uint64_t told_ = start_.told;   // the newest step whose end rank 0 has told
+  bool is_new_ = replaces();           // and has not been given anything
+  TimePoint began_ = now();            // the step that runs, or this process
+  std::uint64_t published_ = 0;        // the newest step that this rank has begun to publish
+  std::uint64_t publishes_above_ = 0;  // steps up to it are run again: engines have them
   bool stopped_ = false;
   bool told_end_ = false;
   std::optional<StepTraces> traces_;
@@ -477,7 +483,10 @@ class RankRun {
 
 Result<> run_rank(const RankStart& start) {
   stop_after_step();
-  if (start.generation == 0) WSYNC_TRY(arm_fail_points(start.rank));
+  const auto point = fail_point_of(start.config.parallel.pp * start.config.parallel.dp);
+  if (!point) return fail(point.error());
+  if (*point && (*point)->rank == start.rank && start.generation == 0)
+    arm_fail_point((*point)->name, (*point)->hits);
   auto membership = Membership::join(start);
   if (!membership) return fail(std::move(membership).error());
   RankRun run(start, **membership);

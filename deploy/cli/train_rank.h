@@ -15,7 +15,7 @@ namespace wsync::cli {
 struct RankStart {
   config::TrainConfig config;
   std::uint32_t rank = 0;
-  int segment = -1;  // that the launcher has made; borrowed. -1: config.ranks.rendezvous
+  int segment = -1;  // that the launcher has made; taken over. -1: config.ranks.rendezvous
   int control = -1;  // where the launcher hands over the next segment; -1: there is none
   std::uint32_t generation = 0;  // above 0: this process replaces one that was lost
   std::uint64_t told = 0;        // the last step whose end the launcher knows

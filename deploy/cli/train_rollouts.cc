@@ -65,7 +65,6 @@ StepRollouts::StepRollouts(const config::TrainConfig& config, training::Training
              .clip_high = static_cast<float>(rollout_.clip_high),
              .kl = static_cast<float>(rollout_.kl)}),
       shape_(shape_of(config)),
-      versions_count_(config.publish && config.publish->every == 1),
       rank_(rank),
       group_(group),
       on_event_(std::move(on_event)),
@@ -90,21 +89,27 @@ Result<std::unique_ptr<StepRollouts>> StepRollouts::create(const config::TrainCo
   return rollouts;
 }
 
-Result<std::optional<std::vector<MicroBatch>>> StepRollouts::batches(std::uint64_t step) {
+Result<std::optional<std::vector<MicroBatch>>> StepRollouts::batches(std::uint64_t step,
+                                                                     std::uint32_t least_epoch) {
   if (!generates(step)) {
     auto given = right_answers(step);
     if (!given) return fail(std::move(given).error());
     return own(std::move(*given));
   }
-  auto weights = training::gather_weights(rank_, &group_);
-  if (!weights) return fail(std::move(weights).error());
-  Bytes bytes;
-  if (*weights) {
-    auto made = generated(step, std::move(**weights));
-    if (!made) return fail(std::move(made).error());
-    bytes = std::move(*made);
+  // Only rank 0 knows it, and each rank has to do the same next.
+  bool is_there = newest_ && newest_->step == step;
+  const auto told = share({std::byte{is_there}});
+  if (!told) return fail(told.error());
+  if (told->front() == std::byte{0}) {
+    auto weights = training::gather_weights(rank_, &group_);
+    if (!weights) return fail(std::move(weights).error());
+    if (*weights) {
+      const auto made = generate(step, least_epoch, std::move(**weights));
+      if (!made) return fail(made.error());
+      is_there = *made;
+    }
   }
-  const auto shared = share(std::move(bytes));
+  const auto shared = share(is_there ? newest_->batches : Bytes());
   if (!shared) return fail(shared.error());
   if (shared->empty()) return std::optional<std::vector<MicroBatch>>();
   auto all = rollout::decode_batches(*shared, shape_);
@@ -129,15 +134,21 @@ Result<std::vector<MicroBatch>> StepRollouts::right_answers(std::uint64_t step) 
 
 // ---- rank 0 ----
 
-Result<std::optional<rollout::Harvest>> StepRollouts::harvest(std::uint64_t step) {
-  if (!std::exchange(begun_, true)) pool_->begin(step);
+Result<std::optional<rollout::Harvest>> StepRollouts::harvest(std::uint64_t step,
+                                                              std::uint32_t least_epoch) {
+  if (next_ != Asked{step, least_epoch}) pool_->begin(step, least_epoch);
+  next_ = {step, least_epoch};
   const TimePoint from = now();
   bool told = false;
   while (!is_stopping_()) {
     auto harvest = pool_->harvest(step, kStopLook);
-    if (harvest) return std::optional(std::move(*harvest));
+    if (harvest) {
+      next_ = {step + 1, least_epoch};
+      return std::optional(std::move(*harvest));
+    }
     if (harvest.error().code() != ErrorCode::kDeadline || now() - from > rollout_.patience)
       return fail(harvest.error().with_context(fmt::format("step {}: rollouts", step)));
+    WSYNC_TRY(group_.health());
     if (!told && now() - from > kTellAnswersWait) {
       told = true;
       log_warning("step {} waits for answers: {}", step, harvest.error().message());
@@ -146,29 +157,29 @@ Result<std::optional<rollout::Harvest>> StepRollouts::harvest(std::uint64_t step
   return std::optional<rollout::Harvest>();
 }
 
-Result<Bytes> StepRollouts::generated(std::uint64_t step, training::ParameterSet weights) {
-  if (!reference_ && loss_.kl != 0) reference_ = weights;
+Result<bool> StepRollouts::generate(std::uint64_t step, std::uint32_t least_epoch,
+                                    training::ParameterSet weights) {
+  const bool is_first = step == rollout_.warm_start_steps + 1;
+  if (loss_.kl != 0 && (is_first || !reference_)) {
+    if (!is_first)
+      log_warning(
+          "rollout.kl: the weights that this run began to generate with (step {}) are not there "
+          "any more; from step {} on the divergence is that from the weights of step {}",
+          rollout_.warm_start_steps, step, step - 1);
+    reference_ = weights;
+  }
   const TimePoint from = now();
-  const auto harvest = this->harvest(step);
+  const auto harvest = this->harvest(step, least_epoch);
   if (!harvest) return fail(harvest.error());
-  if (!*harvest) return Bytes();
+  if (!*harvest) return false;
   const double waited = seconds(now() - from);
   auto batches = rollout::policy_batches((*harvest)->groups, shape_, loss_);
   if (!batches) return fail(std::move(batches).error());
-  refer(*batches);
+  if (reference_) rollout::refer_to(rank_.options().spec, *reference_, shape_.sequence, *batches);
+  newest_ = Newest{.step = step, .batches = rollout::encode_batches(*batches)};
   published_.keep(step - 1, std::move(weights));
   tell(step, **harvest, published_.compare((*harvest)->groups, *batches), waited);
-  return rollout::encode_batches(*batches);
-}
-
-void StepRollouts::refer(std::vector<MicroBatch>& batches) const {
-  if (!reference_) return;
-  const std::vector<float> reference = rollout::counted_log_probabilities(
-      rank_.options().spec, *reference_, shape_.sequence, batches);
-  std::size_t next = 0;
-  for (MicroBatch& batch : batches)
-    for (std::size_t i = 0; i < batch.policy.size(); ++i)
-      if (batch.weights[i] != 0) batch.policy[i].reference = reference[next++];
+  return true;
 }
 
 void StepRollouts::tell(std::uint64_t step, const rollout::Harvest& harvest,
@@ -200,6 +211,7 @@ void StepRollouts::tell(std::uint64_t step, const rollout::Harvest& harvest,
              {"failed_questions", harvest.stats.failed},
              {"last_failure", harvest.stats.last_failure},
              {"waited_seconds", waited},
+             {"tokens", agreement.all_tokens},
              {"mismatch_tokens", agreement.tokens},
              {"mismatch_most", agreement.mismatch_most},
              {"mismatch_mean", agreement.mismatch_mean},

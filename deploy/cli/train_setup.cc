@@ -241,6 +241,12 @@ Result<RunBegin> begin_run(const config::TrainConfig& config,
     text = std::move(*opened);
   } else if (const auto task = task_of(config); !task) {
     return fail(task.error());
+  } else if (options.spec.vocabulary != config::kByteValues) {
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{}: the model has a vocabulary of {} tokens, of which an engine may "
+                            "generate any; `rollout` takes answers of bytes and needs {}",
+                            spec_directory(config).empty() ? "model.vocabulary" : spec_file(config),
+                            options.spec.vocabulary, config::kByteValues));
   }
   const training::RunFacts facts{
       .step = 0,

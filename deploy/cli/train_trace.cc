@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "shared/base/format.h"
+#include "shared/base/log.h"
 #include "shared/collective/collectives.h"
 #include "shared/trace/chrome_trace.h"
 #include "shared/trace/text_file.h"
@@ -71,7 +72,13 @@ Result<StepTraces::AllTimes> StepTraces::gather(collective::ProcessGroup* group)
 
 Result<> StepTraces::write(collective::ProcessGroup* group) const {
   if (config_.trace_file.empty() && config_.picture.empty()) return {};
-  if (steps_.empty()) return {};
+  if (steps_.empty()) {
+    if (rank_.place().rank == 0)
+      log_warning(
+          "trace_file, picture: nothing is drawn, for no step has ended since a rank was "
+          "replaced");
+    return {};
+  }
   const auto times = gather(group);
   if (!times) return fail(times.error());
   if (rank_.place().rank != 0) return {};

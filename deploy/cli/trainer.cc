@@ -1,13 +1,19 @@
 // `wsync trainer`: a trainer as a process of its own, publishing checkpoint directories through the
 // C API that trainers use; or, with a training configuration, training itself.
+#include <cerrno>
 #include <filesystem>
+#include <fstream>
 #include <list>
 #include <optional>
+#include <sstream>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <vector>
 #include <wsync/trainer.h>
 
 #include "deploy/cli/commands.h"
 #include "deploy/cli/train_launch.h"
+#include "deploy/cli/train_progress.h"
 #include "deploy/cli/train_rank.h"
 #include "deploy/cli/train_setup.h"
 #include "shared/base/format.h"
@@ -210,12 +216,26 @@ class Publisher {
 
 // ---- training ----
 
-// What a rank that this process starts is given.
-std::vector<std::string> rank_arguments(const TrainerOptions& options,
+// A file as it is now, under a name that processes started by this one have too: what a rank that
+// replaces another one reads is what the run began with.
+Result<std::string> kept_as_it_is(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file) return fail(ErrorCode::kIo, fmt::format("{}: cannot be read", path));
+  const std::string bytes = text.str();
+  const int fd = ::memfd_create("train.yaml", 0);  // for as long as this process lives
+  if (fd < 0 || ::write(fd, bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size()))
+    return fail_errno(path + ": cannot be kept in memory", errno);
+  return fmt::format("/proc/self/fd/{}", fd);
+}
+
+// What a rank that this process starts is given; `file` may be empty.
+std::vector<std::string> rank_arguments(const std::string& file,
                                         const std::vector<std::string>& settings,
                                         const config::TrainConfig& config) {
   std::vector<std::string> arguments;
-  if (!options.file.empty()) arguments = {"--config", options.file};
+  if (!file.empty()) arguments = {"--config", file};
   for (const std::string& setting : settings) {
     arguments.emplace_back("--set");
     arguments.push_back(setting);
@@ -309,7 +329,11 @@ Result<Outcome> run_training(Context& context, const TrainerOptions& options,
     return fail(ErrorCode::kInvalidInput,
                 "ranks.rendezvous is given, so ranks are started one by one: start each with "
                 "--rank, or leave it empty to have all of them on this host");
-  return launch_training(*config, rank_arguments(options, sources.set, *config), options.events);
+  const auto point = fail_point_of(config->parallel.pp * config->parallel.dp);
+  if (!point) return fail(point.error());
+  const auto file = options.file.empty() ? Result<std::string>("") : kept_as_it_is(options.file);
+  if (!file) return fail(file.error());
+  return launch_training(*config, rank_arguments(*file, sources.set, *config), options.events);
 }
 
 bool has_training_options(const TrainerOptions& options) {

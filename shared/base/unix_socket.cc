@@ -189,8 +189,8 @@ Result<PeerCredentials> peer_credentials(int socket) {
   return PeerCredentials{.pid = credentials.pid, .uid = credentials.uid};
 }
 
-Result<ListeningSocket> ListeningSocket::bind(const std::string& path) {
-  auto claimed = SocketPath::claim(path);
+Result<ListeningSocket> ListeningSocket::bind(const std::string& path, Claim how) {
+  auto claimed = SocketPath::claim(path, how);
   if (!claimed) return fail(std::move(claimed).error());
   auto fd = new_socket(true);
   if (!fd) return fail(std::move(fd).error());

@@ -96,7 +96,8 @@ struct AcceptedSocket {
 // A listening socket on a claimed path.
 class ListeningSocket {
  public:
-  [[nodiscard]] static Result<ListeningSocket> bind(const std::string& path);
+  [[nodiscard]] static Result<ListeningSocket> bind(const std::string& path,
+                                                    Claim how = Claim::kIfFree);
   // The next connection; nothing when none waits. kRefused (the connection is closed) when the peer
   // runs as another user; kResourceExhausted when descriptors have run out (it stays queued).
   [[nodiscard]] Result<std::optional<AcceptedSocket>> accept();

@@ -504,6 +504,7 @@ void fields(V& v, M& m) {
   v.bounded("rank", m.rank, limits::kTrainerRankCount - 1);
   v.bounded("world_size", m.world_size, limits::kTrainerRankCount);
   v.number("pid", m.pid);
+  v.number("incarnation", m.incarnation);
 }
 
 template <class V, class M>

@@ -520,6 +520,7 @@ struct RankHello {
   std::uint32_t rank = 1;
   std::uint32_t world_size = 2;
   std::uint32_t pid = 0;
+  std::uint32_t incarnation = 0;  // how often this rank's process was replaced: the highest rules
 };
 // What the rank has of the model; rules until another one comes. `ranges` of a tensor: what of it
 // this rank has, none = all of it.

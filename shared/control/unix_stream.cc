@@ -192,8 +192,8 @@ struct UnixListener::State : std::enable_shared_from_this<State> {
 };
 
 Result<std::unique_ptr<UnixListener>> UnixListener::create(Loop& loop, const std::string& path,
-                                                           OnConnection on_connection) {
-  auto socket = ListeningSocket::bind(path);
+                                                           OnConnection on_connection, Claim how) {
+  auto socket = ListeningSocket::bind(path, how);
   if (!socket) return fail(std::move(socket).error());
   auto state = std::make_shared<State>(loop, std::move(*socket), std::move(on_connection));
   auto watcher =

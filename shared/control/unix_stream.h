@@ -60,7 +60,8 @@ class UnixListener {
   // closed and logged.
   [[nodiscard]] static Result<std::unique_ptr<UnixListener>> create(Loop& loop,
                                                                     const std::string& path,
-                                                                    OnConnection on_connection);
+                                                                    OnConnection on_connection,
+                                                                    Claim how = Claim::kIfFree);
   UnixListener(const UnixListener&) = delete;
   UnixListener& operator=(const UnixListener&) = delete;
   ~UnixListener();  // removes the socket file

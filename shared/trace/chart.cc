@@ -34,7 +34,9 @@ struct Extent {
   // A constant has room above and below.
   void widen() {
     if (most > least) return;
-    const double by = most == 0 ? 1 : std::abs(most) / 2;
+    widen(most == 0 ? 1 : std::abs(most) / 2);
+  }
+  void widen(double by) {
     least -= by;
     most += by;
   }
@@ -45,8 +47,10 @@ class Scale {
   // `extent` lies between pixels `from` and `to`.
   Scale(Extent extent, double from, double to, bool logarithmic)
       : extent_(extent), from_(from), to_(to), logarithmic_(logarithmic) {
-    if (logarithmic_)
+    if (logarithmic_) {
       extent_ = {std::floor(std::log10(extent.least)), std::ceil(std::log10(extent.most))};
+      if (extent_.least == extent_.most) extent_.widen(1);  // ends stay powers of ten
+    }
     extent_.widen();
   }
   [[nodiscard]] std::optional<double> place(double value) const {
@@ -137,7 +141,7 @@ std::string legend(const Panel& panel, double top) {
     if (series->name.empty()) continue;
     text += text_at(right, top - 8, "end", 12, series->name);
     right -= static_cast<double>(series->name.size()) * kLegendCharacter + 6;
-    text += line(right - 18, top - 12, right, top - 12, series->colour.c_str(),
+    text += line(right - 18, top - 12, right, top - 12, svg_escaped(series->colour).c_str(),
                  series->faint ? " stroke-opacity=\"0.35\"" : " stroke-width=\"2\"");
     right -= 34;
   }

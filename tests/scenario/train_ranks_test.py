@@ -16,6 +16,8 @@ RANKS = 4
 # itself, and no silence is long enough.
 ENDLESS = TINY | {"model.layers": 4, "parallel.pp": 2, "parallel.dp": 2, "parallel.ep": 2, "schedule.overlap": True,
                   "schedule.offload": True, "steps": 1_000_000, "deadline": "1h", "heartbeat.deadline": "1h"}
+# The loss of a rank is the end of the run.
+ALL_OR_NOTHING = ENDLESS | {"recovery.enabled": False}
 
 
 class Stop(unittest.TestCase):
@@ -123,7 +125,7 @@ class Loss(unittest.TestCase):
         for rank in range(RANKS):
             steps = rng.randrange(1, 30)
             with self.subTest(rank=rank, steps=steps, seed=seed), TrainingFleet(WSYNC) as fleet:
-                run = fleet.training(ENDLESS | {"save.directory": fleet.path("saved"), "save.every": 3})
+                run = fleet.training(ALL_OR_NOTHING | {"save.directory": fleet.path("saved"), "save.every": 3})
                 pid = run.ranks(RANKS)[rank]
                 run.until_step(steps)
                 os.kill(pid, signal.SIGKILL)
@@ -141,7 +143,7 @@ class Loss(unittest.TestCase):
     def test_a_rank_killed_before_it_trains(self):
         for rank in range(RANKS):
             with self.subTest(rank=rank), TrainingFleet(WSYNC) as fleet:
-                run = fleet.training(ENDLESS | {"save.directory": fleet.path("saved")})
+                run = fleet.training(ALL_OR_NOTHING | {"save.directory": fleet.path("saved")})
                 pid = run.ranks(RANKS)[rank]
                 os.kill(pid, signal.SIGKILL)
                 self.lost(fleet, run, rank, pid, "was killed by signal 9", others_tell=False)
@@ -149,8 +151,8 @@ class Loss(unittest.TestCase):
     def test_each_rank_stopped(self):
         for rank in range(RANKS):
             with self.subTest(rank=rank), TrainingFleet(WSYNC) as fleet:
-                run = fleet.training(ENDLESS | {"save.directory": fleet.path("saved"), "heartbeat.deadline": "2s",
-                                                "heartbeat.interval": "50ms"})
+                run = fleet.training(ALL_OR_NOTHING | {"save.directory": fleet.path("saved"), "heartbeat.deadline": "2s",
+                                                       "heartbeat.interval": "50ms"})
                 pid = run.ranks(RANKS)[rank]
                 run.until_step(rank + 1)
                 os.kill(pid, signal.SIGSTOP)

@@ -155,11 +155,11 @@ class Refusals(unittest.TestCase):
             out = self.fleet.path("out")
             before = digests(self.fleet.directory)
             run = self.fleet.training({"save.directory": out} | values, *arguments)
-            children = run.children_until_its_end()
+            children = run.processes_until_its_end()
             code, answer, log = run.result()
             about = f"exit {code}: {answer}\n{log}"
             self.assertEqual(code, expected, about)
-            self.assertEqual(children, set(), about)
+            self.assertEqual(children, {}, about)
             self.assertEqual(log, "")  # ranks would say why they stop
             for word in named:
                 self.assertIn(word, answer["error"]["message"], about)

@@ -4,7 +4,7 @@
 // Usage: trainer_rank RANK WORLD_SIZE CHECKPOINT [KEY=VALUE | fault:KIND:TENSOR]...
 // Faults: shape (describes the tensor with another shape), gap, overlap (has less or more of it),
 // fail (its read callback fails), hang (its read callback says so and does not return).
-// Commands: publish STEP, publish_async STEP, wait STATE TIMEOUT_MS, roll_back, quit.
+// Commands: publish STEP, publish_async STEP, wait STATE TIMEOUT_MS, roll_back, check, quit.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -17,7 +17,7 @@
 #include <vector>
 #include <wsync/trainer.h>
 
-#include "shared/weights/checkpoint_dir.h"
+#include "tests/scenario/rank_part.h"
 
 namespace {
 
@@ -25,14 +25,19 @@ using Json = nlohmann::json;
 
 void say(const Json& event) { std::cout << event.dump() << std::endl; }
 
-struct Part {
-  std::string name;
-  std::string dtype;
-  std::vector<std::uint64_t> shape;
+struct Part : wsync::RankPart {
   std::vector<wsync_range> ranges;
-  std::vector<std::byte> bytes;
   std::string fault;
 };
+
+Part part_of(const wsync::CheckpointDirectory& directory, std::size_t index, std::uint32_t rank,
+             std::uint32_t world_size) {
+  Part part{wsync::rank_part(directory, index, rank, world_size)};
+  if (part.range)
+    part.ranges.push_back(
+        {.dim = part.range->dim, .begin = part.range->begin, .length = part.range->length});
+  return part;
+}
 
 int read_part(void* user, std::uint64_t offset, void* out, std::uint64_t bytes) {
   const auto& part = *static_cast<const Part*>(user);
@@ -45,38 +50,9 @@ int read_part(void* user, std::uint64_t offset, void* out, std::uint64_t bytes) 
   return 0;
 }
 
-// This rank's part of a tensor: its share of one dimension, the dimension changing from tensor to
-// tensor; every third tensor is whole on every rank.
-Part part_of(const wsync::CheckpointDirectory& directory, std::size_t index, std::uint32_t rank,
-             std::uint32_t world_size) {
-  const wsync::TensorInfo& info = directory.manifest().tensor(index);
-  Part part{
-      .name = info.name, .dtype = std::string(wsync::dtype_name(info.dtype)), .shape = info.shape};
-  std::vector<std::byte> whole(directory.manifest().byte_size(index));
-  if (!directory.read(index, 0, whole)) std::abort();
-  const auto dim = static_cast<std::uint32_t>(info.shape.empty() ? 0 : index % info.shape.size());
-  if (world_size == 1 || index % 3 == 2 || info.shape.empty() || info.shape[dim] < world_size) {
-    part.bytes = std::move(whole);
-    return part;
-  }
-  const std::uint64_t extent = info.shape[dim];
-  const std::uint64_t begin = extent * rank / world_size;
-  const std::uint64_t length = extent * (rank + 1) / world_size - begin;
-  part.ranges.push_back({.dim = dim, .begin = begin, .length = length});
-  std::uint64_t rows = 1;
-  for (std::uint32_t i = 0; i < dim; ++i) rows *= info.shape[i];
-  const std::uint64_t row_bytes = whole.size() / rows;
-  const std::uint64_t unit = row_bytes / extent;
-  for (std::uint64_t row = 0; row < rows; ++row) {
-    const auto from = whole.begin() + static_cast<std::ptrdiff_t>(row * row_bytes + begin * unit);
-    part.bytes.insert(part.bytes.end(), from, from + static_cast<std::ptrdiff_t>(length * unit));
-  }
-  return part;
-}
-
 void add_fault(Part& part, const std::string& kind) {
   part.fault = kind;
-  if (kind == "shape") part.shape.push_back(1);
+  if (kind == "shape") part.info.shape.push_back(1);
   if (kind != "gap" && kind != "overlap") return;
   if (part.ranges.empty()) std::abort();  // the test names a tensor that is not cut
   if (kind == "gap") part.ranges[0].length -= 1, part.ranges[0].begin += 1;
@@ -90,10 +66,11 @@ int add_tensors(wsync_trainer* trainer, std::vector<Part>& parts) {
   for (std::size_t i = 0; i < parts.size(); ++i) {
     Part& part = parts[i];
     const bool in_memory = i % 2 == 0 && part.fault.empty();
-    const wsync_trainer_tensor tensor{.name = part.name.c_str(),
-                                      .dtype = part.dtype.c_str(),
-                                      .shape = part.shape.data(),
-                                      .shape_count = part.shape.size(),
+    const std::string dtype(wsync::dtype_name(part.info.dtype));
+    const wsync_trainer_tensor tensor{.name = part.info.name.c_str(),
+                                      .dtype = dtype.c_str(),
+                                      .shape = part.info.shape.data(),
+                                      .shape_count = part.info.shape.size(),
                                       .ranges = part.ranges.data(),
                                       .range_count = part.ranges.size(),
                                       .data = in_memory ? part.bytes.data() : nullptr,
@@ -150,6 +127,8 @@ void obey(wsync_trainer* trainer) {
       wsync_rollback result{};
       const auto code = wsync_trainer_roll_back(trainer, {}, 60'000, &result);
       say_code("rolled_back", code, {{"to", result.to.step}});
+    } else if (command == "check") {
+      say_code("checked", wsync_trainer_check(trainer));
     } else {
       return;
     }
@@ -175,7 +154,8 @@ int main(int argc, char** argv) {
       continue;
     }
     const std::size_t colon = argument.find(':', 6);
-    const auto part = std::ranges::find(parts, argument.substr(colon + 1), &Part::name);
+    const auto part = std::ranges::find(parts, argument.substr(colon + 1),
+                                        [](const Part& p) { return p.info.name; });
     if (part == parts.end()) return 2;
     add_fault(*part, argument.substr(6, colon - 6));
   }

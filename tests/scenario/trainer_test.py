@@ -10,22 +10,24 @@ from fleet import Fleet
 
 EXAMPLE_ENGINE = sys.argv.pop()
 EXAMPLE_TRAINER = sys.argv.pop()
+REPLACED_RANK = sys.argv.pop()
 TRAINER_RANK = sys.argv.pop()
 WSYNC = sys.argv.pop()
 
 DEADLINE_MS = 60_000
 SNAPSHOTTED, COMMITTED, FAILED = 1, 3, 5
-REFUSED, DEADLINE, PEER_LOST = 3, 5, 6
+REFUSED, DEADLINE, PEER_LOST, FENCED = 3, 5, 6, 7
 TENSOR = "model.layers.0.mlp.experts.0.gate_proj.weight"  # one that trainer_rank cuts
 
 
 class Rank:
     """One rank of a trainer, driven by its standard input."""
 
-    def __init__(self, fleet, rank, world_size, checkpoint, *more):
+    def __init__(self, fleet, rank, world_size, checkpoint, *more, incarnation=0):
         self.fleet = fleet
+        program = [REPLACED_RANK, str(incarnation)] if incarnation else [TRAINER_RANK]
         self.process = subprocess.Popen(
-            [TRAINER_RANK, str(rank), str(world_size), checkpoint, "log.level=warning", *more],
+            [*program, str(rank), str(world_size), checkpoint, "log.level=warning", *more],
             env=fleet.environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         fleet.processes.append(self.process)
         self.event("started")
@@ -46,6 +48,12 @@ class Rank:
     def wait(self, state=COMMITTED):
         self.tell("wait", state, DEADLINE_MS)
         return self.event("waited")
+
+    def until_fenced(self):
+        def fenced():
+            self.tell("check")
+            return self.event("checked")["code"] == FENCED
+        self.fleet.until(fenced, "the word that another process has its place")
 
     def end(self):
         self.process.stdin.close()
@@ -239,6 +247,111 @@ class Ranks(unittest.TestCase):
             lead = Rank(fleet, 0, 2, fleet.one)
             again = self.both(fleet, 3, lead, other)
             self.assertEqual(again["version"], "2.3")
+
+    def test_what_a_killed_rank_has_reported_is_published(self):
+        with TrainerFleet(WSYNC).with_engine() as fleet:
+            lead = Rank(fleet, 0, 2, fleet.one)
+            other = Rank(fleet, 1, 2, fleet.one)
+            first = self.both(fleet, 1, lead, other)
+            for step in (2, 3):  # the second snapshot begins when the first has been reported
+                other.publish(step)
+                self.assertEqual(other.published()["code"], 0)
+            other.kill()
+            lead.publish(2)
+            self.assertEqual(lead.published()["code"], 0)
+            alone = lead.wait()
+            self.assertEqual((alone["code"], alone["version"], alone["digest"]), (0, "1.2", first["digest"]), alone)
+            # Rank 0 has step 3 already, or not: its next process says it once more.
+            other = Rank(fleet, 1, 2, fleet.one, incarnation=1)
+            self.both(fleet, 3, lead, other)
+            # What it says is another model, while the first one's step waits.
+            for step in (4, 5):
+                other.publish(step)
+                self.assertEqual(other.published()["code"], 0)
+            other.kill()
+            other = Rank(fleet, 1, 2, fleet.checkpoint("two", 2), incarnation=2)
+            other.publish(4)
+            taken = other.published()
+            refused = other.wait() if taken["code"] == 0 else taken
+            lead.publish(4)
+            for end in (refused, lead.published()):
+                self.assertEqual(end["code"], REFUSED, end)
+                self.assertIn("rank 1: two contents of step 4", end["error"])
+            self.assertEqual(self.served(fleet), "1.3")
+            other.end()
+            other = Rank(fleet, 1, 2, fleet.one, incarnation=3)
+            self.both(fleet, 6, lead, other)
+
+    def test_a_step_that_was_lost_is_published_once_more(self):
+        with TrainerFleet(WSYNC).with_engine() as fleet:
+            lead = Rank(fleet, 0, 3, fleet.one)
+            stays = Rank(fleet, 2, 3, fleet.one)
+            other = Rank(fleet, 1, 3, fleet.one)
+            first = self.both(fleet, 1, lead, other, stays)
+            other.end()
+            other = Rank(fleet, 1, 3, fleet.one, f"fault:hang:{TENSOR}")
+            for rank in (stays, lead, other):
+                rank.publish(2)
+            self.assertEqual(stays.published()["code"], 0)
+            other.event("hanging")
+            other.kill()
+            for end in (lead.published(), stays.wait()):
+                self.assertEqual(end["code"], PEER_LOST, end)
+                self.assertIn(f"rank 1 (process {other.process.pid}) is gone", end["error"])
+            self.assertEqual(self.served(fleet), "1.1")
+            # The others come first: what they say waits for rank 0.
+            other = Rank(fleet, 1, 3, fleet.one, incarnation=1)
+            for rank in (stays, other, lead):
+                rank.publish(2)
+                self.assertEqual(rank.published()["code"], 0)
+            for rank in (stays, other, lead):
+                end = rank.wait()
+                self.assertEqual((end["code"], end["version"], end["digest"]), (0, "1.2", first["digest"]), end)
+            self.both(fleet, 3, lead, other, stays)
+
+    def test_a_stopped_rank_that_was_replaced(self):
+        with TrainerFleet(WSYNC).with_engine() as fleet:
+            lead = Rank(fleet, 0, 2, fleet.one)
+            zombie = Rank(fleet, 1, 2, fleet.checkpoint("two", 2))
+            mixed = self.both(fleet, 1, lead, zombie)
+            zombie.process.send_signal(signal.SIGSTOP)
+            zombie.publish(2)
+            other = Rank(fleet, 1, 2, fleet.one, incarnation=1)
+            second = self.both(fleet, 2, lead, other)
+            self.assertNotEqual(second["digest"], mixed["digest"])
+            zombie.process.send_signal(signal.SIGCONT)
+            taken = zombie.published()
+            end = zombie.wait() if taken["code"] == 0 else taken
+            self.assertEqual(end["code"], FENCED, end)
+            self.assertIn(f"process {other.process.pid} (incarnation 1) is that rank now", end["error"])
+            zombie.until_fenced()
+            zombie.publish(3)
+            self.assertEqual(zombie.published()["code"], FENCED)
+            third = self.both(fleet, 3, lead, other)
+            self.assertEqual(third["digest"], second["digest"])
+            self.assertEqual(zombie.end(), 0)
+
+    def test_a_stopped_rank_0_that_was_replaced(self):
+        with TrainerFleet(WSYNC).with_engine() as fleet:
+            zombie = Rank(fleet, 0, 2, fleet.one)
+            other = Rank(fleet, 1, 2, fleet.one)
+            first = self.both(fleet, 1, zombie, other)
+            other.publish(2)
+            self.assertEqual(other.published()["code"], 0)
+            zombie.process.send_signal(signal.SIGSTOP)
+            lead = Rank(fleet, 0, 2, fleet.one, "take_over=true", incarnation=1)
+            orphan = other.wait()
+            self.assertEqual(orphan["code"], PEER_LOST, orphan)
+            self.assertIn("another process is rank 0 now", orphan["error"])
+            again = self.both(fleet, 2, lead, other)
+            self.assertEqual((again["version"], again["digest"]), ("2.2", first["digest"]))
+            zombie.process.send_signal(signal.SIGCONT)
+            zombie.until_fenced()
+            zombie.publish(3)
+            self.assertEqual(zombie.published()["code"], FENCED)
+            self.assertEqual(self.served(fleet), "2.2")
+            self.both(fleet, 3, lead, other)
+            self.assertEqual(zombie.end(), 0)
 
     def test_a_second_process_of_a_rank_and_garbage_change_nothing(self):
         with TrainerFleet(WSYNC).with_engine() as fleet:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import select
 import subprocess
 import time
 
@@ -14,6 +15,7 @@ TINY = {"model.hidden": 16, "model.heads": 2, "model.key_value_heads": 1, "model
         "model.expert_hidden": 16, "data.sequence": 16, "data.micro_batch": 2}
 # The same when a checkpoint says what the model is.
 TINY_DATA = {key: value for key, value in TINY.items() if not key.startswith("model.")}
+LOOK_S = 0.002  # from one look at the processes of a run to the next
 FILES = ("config.json", "model.safetensors", "optimizer/state.safetensors")  # of a saved state
 
 
@@ -38,11 +40,12 @@ def digests(directory):
 class Training:
     """A process of `wsync trainer`: the launcher of a run, or one rank that is started by itself."""
 
-    def __init__(self, fleet, arguments, as_text=False):
+    def __init__(self, fleet, arguments, as_text=False, fail_point=None):
+        environment = fleet.environment | ({"WSYNC_FAIL_POINT": fail_point} if fail_point else {})
         self.log_path = fleet.path(f"{len(fleet.processes)}.log")
         with open(self.log_path, "w", encoding="utf-8") as log:
             self.popen = subprocess.Popen([fleet.wsync, "trainer", *([] if as_text else ["--json"]), *arguments],
-                                          env=fleet.environment, text=True, stdout=subprocess.PIPE, stderr=log)
+                                          env=environment, text=True, stdout=subprocess.PIPE, stderr=log)
         self.fleet = fleet
         self.pid = self.popen.pid
         # What Fleet does with every process when it leaves.
@@ -83,19 +86,44 @@ class Training:
 
         return self.until(there, f"{count} ranks")
 
-    def children_until_its_end(self):
-        """Every rank that was seen to be a child of it; one that lives for some milliseconds is. A sanitizer's own child is none."""
-        seen = set()
-        while self.poll() is None:
+    def processes_of_ranks(self):
+        """Of each rank that there is, the processes that are it, in the order in which they were started. A sanitizer's own child is
+        none."""
+        found = {}
+        try:
+            with open(f"/proc/{self.pid}/task/{self.pid}/children", encoding="ascii") as children:
+                pids = [int(pid) for pid in children.read().split()]
+        except (FileNotFoundError, ProcessLookupError):
+            return found
+        for pid in pids:
             try:
-                with open(f"/proc/{self.pid}/task/{self.pid}/children", encoding="ascii") as children:
-                    for child in children.read().split():
-                        with open(f"/proc/{child}/cmdline", "rb") as words:
-                            if b"--segment" in words.read():
-                                seen.add(child)
+                with open(f"/proc/{pid}/cmdline", "rb") as file:
+                    words = file.read().split(b"\0")
             except (FileNotFoundError, ProcessLookupError):
-                continue  # one of them has just ended
+                continue  # it has just ended
+            if b"--rank" in words:
+                found.setdefault(int(words[words.index(b"--rank") + 1]), []).append(pid)
+        return found
+
+    def processes_until_its_end(self):
+        """As processes_of_ranks(), of all that there have been; one that lives for some milliseconds is seen."""
+        seen = {}
+        end = os.pidfd_open(self.pid)
+        try:
+            while not select.select([end], [], [], LOOK_S)[0]:
+                for rank, pids in self.processes_of_ranks().items():
+                    known = seen.setdefault(rank, [])
+                    known += [pid for pid in pids if pid not in known]
+        finally:
+            os.close(end)
         return seen
+
+    def replacement(self, rank, *before):
+        """The process of a rank that is none of those before."""
+        def there():
+            return [pid for pid in self.processes_of_ranks().get(rank, []) if pid not in before]
+
+        return self.until(there, f"another process of rank {rank}")[0]
 
     def text_result(self, deadline_s=DEADLINE_S):
         """Its exit code, what it printed, and the log."""
@@ -111,18 +139,19 @@ class Training:
 class TrainingFleet(Fleet):
     """A Fleet in whose directory training runs keep what they write."""
 
-    def training(self, values, *arguments, as_text=False):
-        process = Training(self, [*settings(values), *arguments], as_text)
+    def training(self, values, *arguments, as_text=False, fail_point=None):
+        """`fail_point`: RANK:POINT:HITS, where the first process of a rank kills itself."""
+        process = Training(self, [*settings(values), *arguments], as_text, fail_point)
         self.processes.append(process)
         return process
 
-    def train(self, values, *arguments):
+    def train(self, values, *arguments, **more):
         """Runs to the end; the exit code, what --json printed, and the log."""
-        return self.training(values, "--log-level", "warning", *arguments).result()
+        return self.training(values, "--log-level", "warning", *arguments, **more).result()
 
-    def trained(self, values, *arguments):
+    def trained(self, values, *arguments, **more):
         """The result of a run that must succeed."""
-        code, answer, log = self.train(values, *arguments)
+        code, answer, log = self.train(values, *arguments, **more)
         assert code == 0, f"{values} {arguments}: exit {code}: {answer}\n{log}"
         return answer["result"]
 

@@ -59,6 +59,16 @@ TEST(Chart, LogarithmicAxesLeaveOutWhatIsNotAboveZero) {
   EXPECT_EQ(occurrences(path.substr(0, path.find("fill")), "L"), 1U);
 }
 
+// In the middle between the powers of ten beside it, which are what is written there.
+TEST(Chart, OnePowerOfTenOnALogarithmicAxis) {
+  const std::string svg = chart_svg(
+      chart_of({.title = "",
+                .series = {{.name = "", .colour = "red", .points = {{0, 1e-3}, {1, 1e-3}}}},
+                .logarithmic = true}));
+  for (const char* text : {">1e-4<", ">1e-3<", ">1e-2<"}) EXPECT_EQ(occurrences(svg, text), 1U);
+  EXPECT_THAT(svg, HasSubstr("M76.0 128.0L936.0 128.0"));
+}
+
 TEST(Chart, PanelsAndMarksAreAllThere) {
   Chart chart{.title = "a < b & c",
               .x_title = "step",

@@ -5,6 +5,7 @@
 #include <list>
 #include <optional>
 #include <stop_token>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <utility>
 
@@ -36,6 +37,14 @@ Result<publish::MemorySource> shard_source(const std::vector<publish::RankTensor
   return publish::MemorySource::create(std::move(shards));
 }
 
+// What lies at a path; nothing when nothing does.
+using FileIdentity = std::pair<dev_t, ino_t>;
+std::optional<FileIdentity> file_at(const std::string& path) {
+  struct stat status{};
+  if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
+  return FileIdentity(status.st_dev, status.st_ino);
+}
+
 class FollowRank final : public RankRole {
  public:
   FollowRank(Loop& loop, const RankSettings& settings, PublishBoard& board)
@@ -47,8 +56,10 @@ class FollowRank final : public RankRole {
             .name = fmt::format("wsync-rank{}", settings.rank), .arenas = kArenas})),
         reconnect_(loop, [this] { connect(); }),
         deadline_(loop, [this] { check_deadlines(); }),
+        look_(loop, [this] { leave_a_replaced_lead(); }),
         worker_(std::make_unique<Worker>(
             loop, WorkerOptions{.name = "snapshot", .max_queued = limits::kPublishesRemembered})) {
+    look_.start_repeating(std::chrono::milliseconds(limits::kRankReconnectMaxMs));
     connect();
   }
   ~FollowRank() override {
@@ -71,12 +82,18 @@ class FollowRank final : public RankRole {
   // One publish, from its snapshot to the word of rank 0 about its end.
   struct Pending {
     PublishOrder order;
+    // The same weights once more, while the end of `order` is not known: has that end, or takes the
+    // place of `order` when it fails.
+    std::optional<PublishOrder> again;
     control::PublishStatus status;
     control::Snapshotted report;
     std::shared_ptr<const publish::Snapshot> snapshot;  // until rank 0 holds it itself
     bool is_snapshotted = false;                        // or has failed to be
     bool is_sent = false;
-    bool is_heard = false;              // rank 0 has spoken about this step
+    bool is_heard = false;  // rank 0 has made a version of this step
+    // It has failed here, for another rank was lost; rank 0 holds the report for the case that the
+    // step is published once more, and so does this rank the snapshot.
+    bool is_kept = false;
     std::optional<TimePoint> deadline;  // none while the weights are read
   };
   using PendingList = std::list<Pending>;
@@ -84,13 +101,22 @@ class FollowRank final : public RankRole {
   [[nodiscard]] static Taken take(publish::Snapshotter& snapshotter, const PublishOrder& order,
                                   TimePoint deadline, std::stop_token stop);
   void on_snapshot(std::uint64_t id, Taken taken);
+  [[nodiscard]] bool follow_unended(const PublishOrder& order);
+  [[nodiscard]] bool take_over_kept(Pending& pending);
   void connect();
+  void leave_a_replaced_lead();
   void on_frame(const control::Frame& frame);
   void on_status(const control::PublishStatus& status);
+  void hear(PendingList::iterator pending, const control::PublishStatus& status);
   void on_close(const Error& error);
+  void stop(const Error& why);
   void send_reports();
   [[nodiscard]] Result<> send_report(Pending& pending);
+  void tell(const Pending& pending);
+  void fail_order(const PublishOrder& order, ErrorCode code, const std::string& reason,
+                  control::PublishStatus status = {});
   void end(PendingList::iterator pending, ErrorCode code, const std::string& reason);
+  void fail_or_try_again(PendingList::iterator pending, ErrorCode code, const std::string& reason);
   void check_deadlines();
   void arm_deadline();
 
@@ -100,18 +126,24 @@ class FollowRank final : public RankRole {
   const std::string path_;
   std::shared_ptr<publish::Snapshotter> snapshotter_;
   std::unique_ptr<control::UnixStream> stream_;
-  std::string refusal_;  // why rank 0 closes this connection
-  std::string problem_;  // of the last connection, for sentences
-  RankTensors told_;     // what rank 0 knows on this connection
+  std::optional<FileIdentity> lead_;  // the socket of the rank 0 that it leads to
+  std::optional<Error> refusal_;      // why rank 0 closes this connection
+  std::optional<Error> stopped_;      // another process is this rank
+  std::string problem_;               // of the last connection, for sentences
+  RankTensors told_;                  // what rank 0 knows on this connection
   std::chrono::milliseconds pause_{limits::kReconnectMinMs};
   PendingList pending_;  // in the order of their publishes
   Timer reconnect_;
   Timer deadline_;
+  Timer look_;
   std::stop_source stop_;
   std::unique_ptr<Worker> worker_;
 };
 
 void FollowRank::publish(PublishOrder order) {
+  if (stopped_) return fail_order(order, stopped_->code(), stopped_->message());
+  leave_a_replaced_lead();
+  if (follow_unended(order)) return;
   Pending& added = pending_.emplace_back();
   added.order = order;
   added.status.step = order.step;
@@ -127,6 +159,19 @@ void FollowRank::publish(PublishOrder order) {
   arm_deadline();
 }
 
+bool FollowRank::follow_unended(const PublishOrder& order) {
+  const auto before = std::ranges::find_if(pending_, [&](const Pending& p) {
+    return p.order.step == order.step && !p.is_kept && !is_final(p.status.state);
+  });
+  if (before == pending_.end()) return false;
+  if (before->again)
+    fail_order(*before->again, ErrorCode::kCancelled,
+               fmt::format("step {} is published once more", order.step));
+  before->again = order;
+  tell(*before);
+  return true;
+}
+
 FollowRank::Taken FollowRank::take(publish::Snapshotter& snapshotter, const PublishOrder& order,
                                    TimePoint deadline, std::stop_token stop) {
   auto source = shard_source(*order.tensors);
@@ -140,7 +185,8 @@ FollowRank::Taken FollowRank::take(publish::Snapshotter& snapshotter, const Publ
 
 void FollowRank::on_snapshot(std::uint64_t id, Taken taken) {
   const auto found = std::ranges::find(pending_, id, [](const Pending& p) { return p.order.id; });
-  if (found == pending_.end()) return;  // its deadline has passed
+  if (found == pending_.end()) return;
+  if (stopped_) return end(found, stopped_->code(), stopped_->message());
   Pending& pending = *found;
   pending.is_snapshotted = true;
   pending.report.step = pending.order.step;
@@ -150,20 +196,43 @@ void FollowRank::on_snapshot(std::uint64_t id, Taken taken) {
     pending.report.content_digest = snapshot.identity().content;
     pending.status.state = PublishState::kSnapshotted;
     pending.status.snapshot_ns = static_cast<std::uint64_t>(snapshot.times().copy.count());
-    board_.update(id, pending.status);
   } else {
     pending.report.failure = taken.error().message();
-  }
-  // Rank 0 waits for it this long; a failure is told as well, so that it need not.
-  pending.deadline = now() + settings_.config.deadlines.gather;
-  if (!taken) {
     pending.status.state = PublishState::kFailed;
     pending.status.code = static_cast<std::uint8_t>(taken.error().code());
     pending.status.reason = taken.error().message();
-    board_.update(id, pending.status);
   }
+  // Rank 0 waits for it this long; a failure is told as well, so that it need not.
+  pending.deadline = now() + settings_.config.deadlines.gather;
+  tell(pending);
+  if (take_over_kept(pending) && is_final(pending.status.state)) pending_.erase(found);
   send_reports();
   arm_deadline();
+}
+
+// What rank 0 holds of this step stands for this publish too, if it is of the same bytes. Whether
+// it does: then nothing is left to be reported.
+bool FollowRank::take_over_kept(Pending& pending) {
+  const auto kept = std::ranges::find_if(
+      pending_, [&](const Pending& p) { return p.is_kept && p.order.step == pending.order.step; });
+  if (kept == pending_.end()) return false;
+  const bool same = pending.snapshot && kept->order.tensors == pending.order.tensors &&
+                    kept->report.content_digest == pending.report.content_digest;
+  if (same) {
+    pending.is_sent = true;
+    pending.is_heard = kept->is_heard;
+    pending.snapshot = kept->snapshot;
+    pending.deadline =
+        now() + settings_.config.deadlines.gather + settings_.config.deadlines.publish;
+    if (kept->is_heard) {
+      const std::uint64_t own_copy_ns = pending.status.snapshot_ns;
+      pending.status = kept->status;
+      pending.status.snapshot_ns = own_copy_ns;
+      tell(pending);
+    }
+  }
+  pending_.erase(kept);
+  return same;
 }
 
 // ---- the link ----
@@ -172,7 +241,10 @@ void FollowRank::connect() {
   control::StreamCallbacks callbacks;
   callbacks.on_frame = [this](const control::Frame& frame) { on_frame(frame); };
   callbacks.on_close = [this](const Error& error) { on_close(error); };
+  lead_ = file_at(path_);
   auto stream = control::UnixStream::connect(loop_, path_, std::move(callbacks));
+  if (stream && file_at(path_) != lead_)
+    stream = fail(ErrorCode::kPeerLost, "rank 0 is being replaced");
   if (!stream) {
     problem_ = stream.error().message();
     reconnect_.start(pause_);
@@ -181,10 +253,11 @@ void FollowRank::connect() {
   }
   stream_ = std::move(*stream);
   told_.reset();
-  refusal_.clear();
+  refusal_.reset();
   const control::RankHello hello{.rank = settings_.rank,
                                  .world_size = settings_.world_size,
-                                 .pid = static_cast<std::uint32_t>(::getpid())};
+                                 .pid = static_cast<std::uint32_t>(::getpid()),
+                                 .incarnation = settings_.incarnation};
   if (const auto sent = stream_->send({}, hello); !sent) return;  // on_close follows
   send_reports();
 }
@@ -194,27 +267,52 @@ void FollowRank::on_frame(const control::Frame& frame) {
   if (const auto* status = std::get_if<control::PublishStatus>(&frame.message))
     on_status(*status);
   else if (const auto* error = std::get_if<control::ErrorReply>(&frame.message))
-    problem_ = refusal_ = error->message;
+    refusal_.emplace(static_cast<ErrorCode>(error->code), error->message);
   else
     log_warning("rank {}: rank 0 sent {}, which is dropped", settings_.rank,
                 control::message_name(control::type_of(frame.message)));
 }
 
+// A rank 0 that stands still keeps its connections; what took its place has the socket's path.
+void FollowRank::leave_a_replaced_lead() {
+  if (!stream_) return;
+  const auto there = file_at(path_);
+  if (!there || there == lead_) return;
+  on_close(Error(ErrorCode::kPeerLost,
+                 fmt::format("another process is rank 0 now: it has taken over {}", path_)));
+}
+
 void FollowRank::on_close(const Error& error) {
   stream_.reset();
-  const std::string why = refusal_.empty() ? error.message() : refusal_;
-  problem_ = why;
-  log_info("rank {}: rank 0 has gone: {}", settings_.rank, why);
+  if (refusal_ && refusal_->code() == ErrorCode::kFenced) return stop(*refusal_);
+  problem_ = refusal_ ? refusal_->message() : error.message();
+  log_info("rank {}: rank 0 has gone: {}", settings_.rank, problem_);
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto next = std::next(it);
-    if (it->is_sent)
-      end(it, refusal_.empty() ? ErrorCode::kPeerLost : ErrorCode::kRefused,
-          fmt::format("rank 0 has gone before it told the end of step {}: {}", it->order.step,
-                      why));
+    if (it->is_kept)
+      pending_.erase(it);
+    else if (it->is_sent)
+      fail_or_try_again(it, refusal_ ? ErrorCode::kRefused : ErrorCode::kPeerLost,
+                        fmt::format("rank 0 has gone before it told the end of step {}: {}",
+                                    it->order.step, problem_));
     it = next;
   }
+  arm_deadline();
   reconnect_.start(pause_);
   pause_ = std::min(2 * pause_, std::chrono::milliseconds(limits::kRankReconnectMaxMs));
+}
+
+void FollowRank::stop(const Error& why) {
+  log_error("rank {} stops: {}", settings_.rank, why.message());
+  stopped_ = why;
+  look_.stop();
+  settings_.on_stopped(why);
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    const auto next = std::next(it);
+    if (it->is_snapshotted) end(it, why.code(), why.message());  // the others are being read
+    it = next;
+  }
+  arm_deadline();
 }
 
 // In the order of the publishes, so that rank 0 sees steps that grow.
@@ -258,32 +356,70 @@ Result<> FollowRank::send_report(Pending& pending) {
 void FollowRank::on_status(const control::PublishStatus& status) {
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto next = std::next(it);
-    Pending& pending = *it;
-    if (pending.order.step < status.step && pending.is_sent && !pending.is_heard) {
+    const std::uint64_t step = it->order.step;
+    if (step < status.step && it->is_sent && (it->is_kept || !it->is_heard))
       end(it, ErrorCode::kRefused,
-          fmt::format("rank 0 publishes step {} and not step {}", status.step, pending.order.step));
-    } else if (pending.order.step == status.step && pending.is_sent) {
-      pending.is_heard = true;
-      pending.snapshot.reset();
-      const std::uint64_t own_copy_ns = pending.status.snapshot_ns;
-      pending.status = status;
-      pending.status.snapshot_ns = own_copy_ns;
-      board_.update(pending.order.id, pending.status);
-      if (is_final(status.state)) pending_.erase(it);
-    }
+          fmt::format("rank 0 publishes step {} and not step {}", status.step, step));
+    else if (step == status.step && it->is_sent)
+      hear(it, status);
     it = next;
   }
+  send_reports();
   arm_deadline();
+}
+
+void FollowRank::hear(PendingList::iterator pending, const control::PublishStatus& status) {
+  if (is_lost(status)) {  // rank 0 keeps the report
+    if (pending->is_kept) return;
+    fail_order(pending->order, ErrorCode::kPeerLost, status.reason, pending->status);
+    pending->is_kept = !pending->again;
+    if (pending->again) pending->order = *std::exchange(pending->again, std::nullopt);
+    pending->deadline =
+        now() + settings_.config.deadlines.gather + settings_.config.deadlines.publish;
+    return;
+  }
+  if (status.state == PublishState::kFailed && status.version.none())
+    return fail_or_try_again(pending, static_cast<ErrorCode>(status.code), status.reason);
+  pending->is_heard = true;
+  pending->snapshot.reset();
+  const std::uint64_t own_copy_ns = pending->status.snapshot_ns;
+  pending->status = status;
+  pending->status.snapshot_ns = own_copy_ns;
+  if (pending->is_kept) return;  // for the publish that takes it over
+  tell(*pending);
+  if (is_final(status.state)) pending_.erase(pending);
 }
 
 // ---- how a publish ends here ----
 
+void FollowRank::tell(const Pending& pending) {
+  board_.update(pending.order.id, pending.status);
+  if (pending.again) board_.update(pending.again->id, pending.status);
+}
+
+void FollowRank::fail_order(const PublishOrder& order, ErrorCode code, const std::string& reason,
+                            control::PublishStatus status) {
+  status.step = order.step;
+  status.state = PublishState::kFailed;
+  status.code = static_cast<std::uint8_t>(code);
+  status.reason = reason;
+  board_.update(order.id, status);
+}
+
 void FollowRank::end(PendingList::iterator pending, ErrorCode code, const std::string& reason) {
-  pending->status.state = PublishState::kFailed;
-  pending->status.code = static_cast<std::uint8_t>(code);
-  pending->status.reason = reason;
-  board_.update(pending->order.id, pending->status);
+  fail_order(pending->order, code, reason, pending->status);
+  if (pending->again) fail_order(*pending->again, code, reason, pending->status);
   pending_.erase(pending);
+}
+
+// No version came of its report. The snapshot is that of the publish that followed it as well.
+void FollowRank::fail_or_try_again(PendingList::iterator pending, ErrorCode code,
+                                   const std::string& reason) {
+  if (!pending->again || !pending->snapshot) return end(pending, code, reason);
+  fail_order(pending->order, code, reason, pending->status);
+  pending->order = *std::exchange(pending->again, std::nullopt);
+  pending->is_sent = false;
+  pending->deadline = now() + settings_.config.deadlines.gather;
 }
 
 void FollowRank::check_deadlines() {

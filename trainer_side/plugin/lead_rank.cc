@@ -31,13 +31,15 @@ class LeadRank final : public RankRole {
     agent_ = std::move(*agent);
     log_info("coordinator listens at {}", agent_->address());
     if (gather_.world_size() == 1) return {};
-    auto hub = RankHub::listen(loop, rank_socket(config_), gather_);
+    auto hub = RankHub::listen(loop, rank_socket(config_), gather_,
+                               config_.take_over ? Claim::kTakeOver : Claim::kIfFree);
     if (!hub) return fail(std::move(hub).error());
     hub_ = std::move(*hub);
     return {};
   }
 
   void publish(PublishOrder order) override {
+    gather_.expect(order.step);
     publish::PublishJob job;
     job.step = order.step;
     job.open = [this, order, deadline = now() + config_.deadlines.publish] {
@@ -68,6 +70,8 @@ class LeadRank final : public RankRole {
   }
 
   void give_up(std::uint64_t step) override { agent_->give_up(step); }
+  void expect(std::uint64_t step) override { gather_.expect(step); }
+  void no_more(std::uint64_t step) override { gather_.no_more(step); }
 
   void roll_back(const Version& to,
                  std::function<void(Result<control::RollbackReply>)> on_done) override {
@@ -104,12 +108,13 @@ class LeadRank final : public RankRole {
     }
   }
 
+  // The board last: who looks at it may publish the step once more, which begins after this.
   void tell(std::uint64_t id, const control::PublishStatus& status) {
-    board_.update(id, status);
-    if (!hub_) return;
-    if (status.state == PublishState::kFailed && status.version.none())
+    // What the ranks have reported of a step that was lost with one of them waits for the next try.
+    if (status.state == PublishState::kFailed && status.version.none() && !is_lost(status))
       gather_.give_up(status.step, status.reason);
-    hub_->tell(status);
+    if (hub_) hub_->tell(status);
+    board_.update(id, status);
   }
 
   const config::TrainerConfig config_;

@@ -7,10 +7,11 @@ namespace wsync::plugin {
 
 using control::PublishState;
 
-Result<std::uint64_t> PublishBoard::open(std::uint64_t step) {
+Result<std::uint64_t> PublishBoard::open(std::uint64_t step, Weights weights) {
   const std::lock_guard lock(mutex_);
+  const bool can_differ = step != 0 && weights == Weights::kNew;
   for (const auto& [id, view] : publishes_)
-    if (step != 0 && view.status.step == step && !is_final(view.status.state))
+    if (can_differ && view.status.step == step && !is_final(view.status.state))
       return fail(ErrorCode::kInvalidInput,
                   fmt::format("publish {} of step {} has not ended; a version never names two "
                               "different byte strings",

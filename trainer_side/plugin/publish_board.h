@@ -27,12 +27,19 @@ struct PublishView {
   return state >= control::PublishState::kCommitted;
 }
 
+// What a publish of a step says of those of the same step before it.
+enum class Weights : std::uint8_t {
+  kNew,
+  kSame,  // the very same bytes: after ranks were lost, all of them publish a step once more
+};
+
 // Thread: any. Remembers limits::kPublishesRemembered publishes that have ended.
 class PublishBoard {
  public:
   // A new publish, pending; its number. kInvalidInput while one of the same step (0 aside) has not
-  // ended: what is told about a step must have one meaning.
-  [[nodiscard]] Result<std::uint64_t> open(std::uint64_t step);
+  // ended, what is told about a step must have one meaning; unless it is the same weights once
+  // more.
+  [[nodiscard]] Result<std::uint64_t> open(std::uint64_t step, Weights weights = Weights::kNew);
   // Takes the status over. A publish never goes back to an earlier state, and never leaves a final
   // one: such an update is dropped.
   void update(std::uint64_t id, const control::PublishStatus& status);

@@ -32,6 +32,12 @@ class GatheredWeights final : public publish::WeightSource {
   publish::GatheredSource source_;
 };
 
+bool same_layout(const std::vector<RankTensor>& one, const std::vector<RankTensor>& other) {
+  return std::ranges::equal(one, other, [](const RankTensor& a, const RankTensor& b) {
+    return a.info == b.info && a.range == b.range;
+  });
+}
+
 // Maps a rank's arena and says where in it each of its tensors lies.
 Result<ArenaView> map_shards(const control::Snapshotted& said, int arena,
                              std::vector<RankTensor>& tensors) {
@@ -108,6 +114,13 @@ Result<RankTensor> from_message(const control::EngineTensor& message) {
   return tensor;
 }
 
+bool is_lost(const control::PublishStatus& status) noexcept {
+  return status.state == control::PublishState::kFailed && status.version.none() &&
+         status.code == static_cast<std::uint8_t>(ErrorCode::kPeerLost);
+}
+
+// ---- what the ranks say ----
+
 Result<> RankGather::join(const control::RankHello& hello) {
   if (hello.world_size != world_size_)
     return fail(ErrorCode::kInvalidInput,
@@ -118,37 +131,53 @@ Result<> RankGather::join(const control::RankHello& hello) {
                 fmt::format("rank {} is not one of 1 to {}", hello.rank, world_size_ - 1));
   const std::lock_guard lock(mutex_);
   Rank& rank = ranks_[hello.rank];
-  if (rank.joined)
+  WSYNC_TRY(check_process({.rank = hello.rank, .incarnation = hello.incarnation}));
+  if (rank.joined && hello.incarnation == rank.incarnation)
     return fail(ErrorCode::kBusy,
                 fmt::format("process {} is rank {} already; process {} is refused", rank.pid,
                             hello.rank, hello.pid));
+  if (rank.joined) lose(hello.rank, "was replaced");
   rank.joined = true;
   rank.pid = hello.pid;
+  rank.incarnation = hello.incarnation;
+  ++rank.connection;
   rank.tensors.reset();
   rank.last_step = 0;
-  rank.reports.clear();
   return {};
 }
 
-Result<> RankGather::describe(std::uint32_t rank, const control::RankShards& shards) {
+Result<> RankGather::check_process(const RankProcess& process) {
+  const Rank& rank = ranks_[process.rank];
+  if (process.incarnation >= rank.incarnation) return {};
+  return fail(ErrorCode::kFenced,
+              fmt::format("rank {} was replaced: incarnation {} (process {}) is that rank now, and "
+                          "nothing is taken from incarnation {}",
+                          process.rank, rank.incarnation, rank.pid, process.incarnation));
+}
+
+Result<> RankGather::describe(const RankProcess& process, const control::RankShards& shards) {
   auto tensors = std::make_shared<std::vector<RankTensor>>();
   for (const control::EngineTensor& message : shards.tensors) {
     auto tensor = from_message(message);
-    if (!tensor) return fail(tensor.error().with_context(fmt::format("rank {}", rank)));
+    if (!tensor) return fail(tensor.error().with_context(fmt::format("rank {}", process.rank)));
     tensors->push_back(std::move(*tensor));
   }
   const std::lock_guard lock(mutex_);
-  ranks_[rank].tensors = std::move(tensors);
+  WSYNC_TRY(check_process(process));
+  ranks_[process.rank].tensors = std::move(tensors);
   return {};
 }
 
-Result<> RankGather::report(std::uint32_t rank, const control::Snapshotted& said, UniqueFd arena) {
+Result<> RankGather::report(const RankProcess& process, const control::Snapshotted& said,
+                            UniqueFd arena) {
   const std::lock_guard lock(mutex_);
+  WSYNC_TRY(check_process(process));
   if (said.step <= over_ && collecting_ != said.step)
     return fail(ErrorCode::kRefused,
                 said.step == over_
                     ? fmt::format("rank 0 is through with step {}: {}", said.step, over_reason_)
                     : fmt::format("rank 0 has gone on to step {}", over_));
+  const std::uint32_t rank = process.rank;
   Rank& from = ranks_[rank];
   if (!from.tensors)
     return fail(ErrorCode::kInvalidInput,
@@ -157,6 +186,15 @@ Result<> RankGather::report(std::uint32_t rank, const control::Snapshotted& said
   if (said.failure.empty() && !arena.valid())
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("rank {} reports step {} without its arena", rank, said.step));
+  Report report{.said = said,
+                .tensors = from.tensors,
+                .arena = std::move(arena),
+                .pid = from.pid,
+                .connection = from.connection};
+  const auto at = std::ranges::lower_bound(from.reports, said.step, {},
+                                           [](const Report& r) { return r.said.step; });
+  if (at != from.reports.end() && at->said.step == said.step)
+    return report_again(rank, *at, std::move(report));
   if (said.step <= from.last_step && !from.reports.empty())
     return fail(ErrorCode::kRefused, fmt::format("rank {} reports step {} after step {}", rank,
                                                  said.step, from.last_step));
@@ -165,42 +203,79 @@ Result<> RankGather::report(std::uint32_t rank, const control::Snapshotted& said
                 fmt::format("rank {} has {} steps waiting for rank 0, at most {} are kept", rank,
                             from.reports.size(), limits::kRankReportCount));
   from.last_step = said.step;
-  from.reports.push_back({.said = said, .tensors = from.tensors, .arena = std::move(arena)});
+  from.reports.insert(at, std::move(report));
   changed_.notify_all();
   return {};
 }
 
-void RankGather::leave(std::uint32_t rank) {
+// A step that waits is said again: what was reported first is committed, so it has to be the same.
+Result<> RankGather::report_again(std::uint32_t rank, Report& waiting, Report again) {
+  if (!again.said.failure.empty() && waiting.said.failure.empty()) return {};
+  const bool same = again.said.content_digest == waiting.said.content_digest &&
+                    same_layout(*again.tensors, *waiting.tensors);
+  if (!waiting.is_disputed && (same || !waiting.said.failure.empty())) {
+    waiting = std::move(again);
+    changed_.notify_all();
+    return {};
+  }
+  if (!waiting.is_disputed) {
+    waiting.is_disputed = true;
+    waiting.said.failure = fmt::format(
+        "two contents of step {}: process {} has reported digest {}, process {} reports {}{}; "
+        "neither is published",
+        waiting.said.step, waiting.pid, waiting.said.content_digest.to_string(), again.pid,
+        again.said.content_digest.to_string(),
+        same_layout(*again.tensors, *waiting.tensors) ? "" : " of other tensors");
+    waiting.arena = UniqueFd();
+    changed_.notify_all();
+  }
+  return fail(ErrorCode::kRefused, fmt::format("rank {}: {}", rank, waiting.said.failure));
+}
+
+void RankGather::leave(const RankProcess& process) {
   const std::lock_guard lock(mutex_);
+  if (ranks_[process.rank].incarnation == process.incarnation) lose(process.rank, "is gone");
+}
+
+void RankGather::lose(std::uint32_t rank, std::string_view how) {
   Rank& from = ranks_[rank];
   from.joined = false;
-  if (collecting_ && from.reports.empty() && !lost_)
+  if (collecting_ && !has_reported(from, *collecting_) && !lost_)
     lost_.emplace(ErrorCode::kPeerLost,
-                  fmt::format("rank {} (process {}) is gone before it had snapshotted step {}",
-                              rank, from.pid, *collecting_));
+                  fmt::format("rank {} (process {}) {} before it had snapshotted step {}", rank,
+                              from.pid, how, *collecting_));
   changed_.notify_all();
+}
+
+// ---- the wait for all of them ----
+
+bool RankGather::has_reported(const Rank& from, std::uint64_t step) {
+  return !from.reports.empty() && from.reports.front().said.step == step;
 }
 
 // Whether every rank has reported the step; an error when one never will.
 Result<bool> RankGather::complete(std::uint64_t step) {
   if (is_cancelled_) return fail(ErrorCode::kCancelled, "the trainer is being destroyed");
-  if (lost_) return fail(*lost_);
   bool is_complete = true;
   for (std::uint32_t rank = 1; rank < world_size_; ++rank) {
     const Rank& from = ranks_[rank];
-    if (from.reports.empty()) {
-      is_complete = false;
-      continue;
-    }
-    const control::Snapshotted& said = from.reports.front().said;
-    if (said.step != step)
+    if (!has_reported(from, step)) is_complete = false;
+    if (from.reports.empty()) continue;
+    const Report& first = from.reports.front();
+    // What is ahead may be left from before the rank was lost; this process comes to the step yet.
+    if (first.said.step != step && first.connection != from.connection) continue;
+    if (first.said.step != step)
       return fail(ErrorCode::kRefused,
                   fmt::format("rank {} has snapshotted step {}, rank 0 publishes step {}", rank,
-                              said.step, step));
-    if (!said.failure.empty())
-      return fail(ErrorCode::kRefused, fmt::format("rank {}: {}", rank, said.failure));
+                              first.said.step, step));
+    if (!first.said.failure.empty())
+      return fail(ErrorCode::kRefused, fmt::format("rank {}: {}", rank, first.said.failure));
   }
-  return is_complete;
+  if (is_complete) return true;
+  if (lost_) return fail(*lost_);
+  if (no_more_ == step)
+    return fail(ErrorCode::kPeerLost, fmt::format("a rank was lost: {}", missing(step)));
+  return false;
 }
 
 std::string RankGather::missing(std::uint64_t step) const {
@@ -208,7 +283,7 @@ std::string RankGather::missing(std::uint64_t step) const {
   for (std::uint32_t rank = 1; rank < world_size_; ++rank) {
     const auto found = ranks_.find(rank);
     const bool is_known = found != ranks_.end();
-    if (is_known && !found->second.reports.empty()) continue;
+    if (is_known && has_reported(found->second, step)) continue;
     if (!sentence.empty()) sentence += ", ";
     if (!is_known || !found->second.joined)
       sentence += fmt::format("rank {} is not connected", rank);
@@ -230,6 +305,24 @@ void RankGather::end_step(std::uint64_t step, const std::string& reason) {
 void RankGather::give_up(std::uint64_t step, const std::string& reason) {
   const std::lock_guard lock(mutex_);
   end_step(step, reason);
+}
+
+void RankGather::reopen(std::uint64_t step) {
+  if (over_ != step) return;
+  over_ = step - 1;
+  over_reason_ = fmt::format("rank 0 publishes step {}", step);
+}
+
+void RankGather::expect(std::uint64_t step) {
+  const std::lock_guard lock(mutex_);
+  if (no_more_ == step) no_more_.reset();
+  if (collecting_ != step) reopen(step);
+}
+
+void RankGather::no_more(std::uint64_t step) {
+  const std::lock_guard lock(mutex_);
+  no_more_ = step;
+  changed_.notify_all();
 }
 
 void RankGather::cancel() {
@@ -264,7 +357,10 @@ Result<std::unique_ptr<publish::WeightSource>> RankGather::collect(
     if (done)
       for (std::uint32_t rank = 1; rank < world_size_; ++rank)
         reports.push_back(std::move(ranks_[rank].reports.front()));
-    end_step(step, done ? "its shards have been gathered" : done.error().message());
+    if (!done && done.error().code() == ErrorCode::kPeerLost)
+      reopen(step);
+    else
+      end_step(step, done ? "its shards have been gathered" : done.error().message());
     if (!done) return fail(done.error());
   }
   std::vector<std::vector<RankTensor>> ranks{own};

@@ -15,12 +15,14 @@ constexpr std::chrono::milliseconds kRefusalDeadline{1'000};
 }  // namespace
 
 Result<std::unique_ptr<RankHub>> RankHub::listen(Loop& loop, const std::string& path,
-                                                 RankGather& gather) {
+                                                 RankGather& gather, Claim how) {
   auto hub = std::unique_ptr<RankHub>(new RankHub(loop, gather));
   auto listener = control::UnixListener::create(
-      loop, path, [hub = hub.get()](UniqueFd socket, const PeerCredentials& peer) {
+      loop, path,
+      [hub = hub.get()](UniqueFd socket, const PeerCredentials& peer) {
         hub->accept(std::move(socket), peer);
-      });
+      },
+      how);
   if (!listener) return fail(std::move(listener).error());
   hub->listener_ = std::move(*listener);
   return hub;
@@ -52,33 +54,44 @@ void RankHub::accept(UniqueFd socket, const PeerCredentials& peer) {
 void RankHub::on_frame(std::uint64_t id, control::Frame frame) {
   const auto found = peers_.find(id);
   if (found == peers_.end()) return;
-  if (const Result<> taken = take(found->second, frame); !taken) refuse(id, taken.error());
+  if (const Result<> taken = take(id, found->second, frame); !taken) refuse(id, taken.error());
 }
 
-Result<> RankHub::take(Peer& peer, control::Frame& frame) {
-  if (const auto* hello = std::get_if<control::RankHello>(&frame.message)) {
-    if (peer.rank)
-      return fail(ErrorCode::kInvalidInput, fmt::format("rank {} says hello twice", *peer.rank));
-    WSYNC_TRY(gather_.join(*hello));
-    peer.rank = hello->rank;
-    peer.hello.reset();
-    log_info("rank {} of {} has connected (process {})", hello->rank, hello->world_size,
-             hello->pid);
-    return {};
-  }
-  if (!peer.rank)
+Result<> RankHub::greet(std::uint64_t id, Peer& peer, const control::RankHello& hello) {
+  if (peer.process)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("rank {} says hello twice", peer.process->rank));
+  WSYNC_TRY(gather_.join(hello));
+  peer.process = RankProcess{.rank = hello.rank, .incarnation = hello.incarnation};
+  peer.hello.reset();
+  log_info("rank {} of {} has connected (process {}, incarnation {})", hello.rank, hello.world_size,
+           hello.pid, hello.incarnation);
+  for (const auto& [other, before] : peers_)
+    if (other != id && before.process && before.process->rank == hello.rank)
+      refuse(other, Error(ErrorCode::kFenced,
+                          fmt::format("rank {} was replaced: process {} (incarnation {}) is that "
+                                      "rank now, and nothing is taken from incarnation {}",
+                                      hello.rank, hello.pid, hello.incarnation,
+                                      before.process->incarnation)));
+  return {};
+}
+
+Result<> RankHub::take(std::uint64_t id, Peer& peer, control::Frame& frame) {
+  if (const auto* hello = std::get_if<control::RankHello>(&frame.message))
+    return greet(id, peer, *hello);
+  if (!peer.process)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("a rank begins with RankHello, found {}",
                             control::message_name(control::type_of(frame.message))));
   if (const auto* shards = std::get_if<control::RankShards>(&frame.message))
-    return gather_.describe(*peer.rank, *shards);
+    return gather_.describe(*peer.process, *shards);
   const auto* said = std::get_if<control::Snapshotted>(&frame.message);
   if (said == nullptr)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("a rank does not send {}",
                             control::message_name(control::type_of(frame.message))));
   UniqueFd arena = frame.fds.empty() ? UniqueFd() : std::move(frame.fds.front());
-  const Result<> reported = gather_.report(*peer.rank, *said, std::move(arena));
+  const Result<> reported = gather_.report(*peer.process, *said, std::move(arena));
   if (reported) return {};
   const ErrorCode code = reported.error().code();
   if (code != ErrorCode::kRefused && code != ErrorCode::kBusy) return reported;
@@ -95,7 +108,7 @@ void RankHub::refuse(std::uint64_t id, const Error& error) {
   log_warning("rank link: {}", error.message());
   Peer& peer = found->second;
   peer.hello.reset();
-  if (peer.rank) gather_.leave(*std::exchange(peer.rank, std::nullopt));
+  if (peer.process) gather_.leave(*std::exchange(peer.process, std::nullopt));
   if (const auto sent =
           peer.stream->send({}, control::ErrorReply{.code = static_cast<std::uint8_t>(error.code()),
                                                     .message = error.message()});
@@ -107,18 +120,18 @@ void RankHub::refuse(std::uint64_t id, const Error& error) {
 void RankHub::drop(std::uint64_t id, const Error& error) {
   const auto found = peers_.find(id);
   if (found == peers_.end()) return;
-  if (found->second.rank) {
-    log_info("rank {} has gone: {}", *found->second.rank, error.message());
-    gather_.leave(*found->second.rank);
+  if (found->second.process) {
+    log_info("rank {} has gone: {}", found->second.process->rank, error.message());
+    gather_.leave(*found->second.process);
   }
   peers_.erase(found);
 }
 
 void RankHub::tell(const control::PublishStatus& status) {
   for (auto& [id, peer] : peers_) {
-    if (!peer.rank) continue;
+    if (!peer.process) continue;
     if (const auto sent = peer.stream->send({}, status); !sent)
-      log_debug("rank {}: {}", *peer.rank, sent.error().message());
+      log_debug("rank {}: {}", peer.process->rank, sent.error().message());
   }
 }
 

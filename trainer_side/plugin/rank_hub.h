@@ -22,20 +22,22 @@ class RankHub {
  public:
   // Listens at `path`; errors as control::UnixListener::create().
   [[nodiscard]] static Result<std::unique_ptr<RankHub>> listen(Loop& loop, const std::string& path,
-                                                               RankGather& gather);
+                                                               RankGather& gather,
+                                                               Claim how = Claim::kIfFree);
   // To every rank that is connected.
   void tell(const control::PublishStatus& status);
 
  private:
   struct Peer {
     std::unique_ptr<control::UnixStream> stream;
-    std::optional<std::uint32_t> rank;  // once it has said hello
-    std::unique_ptr<Timer> hello;       // its deadline
+    std::optional<RankProcess> process;  // once it has said hello
+    std::unique_ptr<Timer> hello;        // its deadline
   };
   RankHub(Loop& loop, RankGather& gather) : loop_(loop), gather_(gather) {}
   void accept(UniqueFd socket, const PeerCredentials& peer);
   void on_frame(std::uint64_t id, control::Frame frame);
-  [[nodiscard]] Result<> take(Peer& peer, control::Frame& frame);
+  [[nodiscard]] Result<> take(std::uint64_t id, Peer& peer, control::Frame& frame);
+  [[nodiscard]] Result<> greet(std::uint64_t id, Peer& peer, const control::RankHello& hello);
   void refuse(std::uint64_t id, const Error& error);
   void drop(std::uint64_t id, const Error& error);
 

@@ -27,8 +27,9 @@ struct RankSettings {
   config::TrainerConfig config;
   std::uint32_t rank = 0;
   std::uint32_t world_size = 1;
-  // This rank publishes nothing any more: a newer coordinator has the fleet (kFenced), or its epoch
-  // could not be stored. Called on the loop.
+  std::uint32_t incarnation = 0;  // how often the process of this rank was replaced
+  // This rank publishes nothing any more: a newer coordinator has the fleet, another process is
+  // this rank now (kFenced both), or its epoch could not be stored. Called on the loop.
   std::function<void(const Error& reason)> on_stopped;
 };
 
@@ -36,7 +37,10 @@ class RankRole {
  public:
   virtual ~RankRole() = default;
   virtual void publish(PublishOrder order) = 0;
-  virtual void give_up(std::uint64_t step) = 0;  // as TrainerAgent::give_up(); rank 0 only
+  virtual void give_up(std::uint64_t step) = 0;    // as TrainerAgent::give_up(); rank 0 only
+  virtual void no_more(std::uint64_t /*step*/) {}  // as RankGather::no_more(); rank 0 only
+  // As RankGather::expect(); rank 0 only. Thread: any.
+  virtual void expect(std::uint64_t /*step*/) {}
   virtual void roll_back(const Version& to,
                          std::function<void(Result<control::RollbackReply>)> on_done) = 0;
 };

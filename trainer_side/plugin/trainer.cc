@@ -62,6 +62,7 @@ void Trainer::run() {
   RankSettings settings{.config = options_.config,
                         .rank = options_.rank,
                         .world_size = options_.world_size,
+                        .incarnation = options_.incarnation,
                         .on_stopped = [this](const Error& reason) {
                           const std::lock_guard lock(mutex_);
                           stopped_ = reason;
@@ -88,12 +89,13 @@ Result<> Trainer::post(std::function<void(RankRole&)> work) {
   return {};
 }
 
-Result<std::uint64_t> Trainer::publish_async(RankTensors tensors, std::uint64_t step) {
+Result<std::uint64_t> Trainer::publish_async(RankTensors tensors, std::uint64_t step,
+                                             Weights weights) {
   if (options_.world_size > 1 && step == 0)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("with {} ranks a publish needs its step: all ranks name the same one",
                             options_.world_size));
-  const auto id = board_.open(step);
+  const auto id = board_.open(step, options_.rank == 0 ? Weights::kNew : weights);
   if (!id) return id;
   const Result<> posted =
       post([order = PublishOrder{.id = *id, .step = step, .tensors = std::move(tensors)}](
@@ -108,6 +110,19 @@ Result<std::uint64_t> Trainer::publish_async(RankTensors tensors, std::uint64_t 
 
 Result<> Trainer::give_up(std::uint64_t step) {
   return post([step](RankRole& role) { role.give_up(step); });
+}
+
+Result<> Trainer::expect(std::uint64_t step) {
+  // Before this returns, for other ranks may report as soon as they are told to publish.
+  const std::lock_guard lock(mutex_);
+  if (role_ == nullptr) return fail(ErrorCode::kInvalidInput, "the trainer has not been started");
+  role_->expect(step);
+  return {};
+}
+
+Result<> Trainer::no_more(std::uint64_t step) {
+  // Behind the publish that it is about.
+  return post([step](RankRole& role) { role.no_more(step); });
 }
 
 Result<control::RollbackReply> Trainer::roll_back(const Version& to,

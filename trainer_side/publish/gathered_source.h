@@ -18,6 +18,7 @@ struct ShardRange {
   std::uint32_t dim = 0;
   std::uint64_t begin = 0;
   std::uint64_t length = 0;
+  friend bool operator==(const ShardRange&, const ShardRange&) = default;
 };
 
 // What one rank has of one tensor, row-major in the shape of its shard.

@@ -44,11 +44,21 @@ std::vector<float> counted_log_probabilities(const moe::ModelSpec& spec,
   return counted;
 }
 
+void refer_to(const moe::ModelSpec& spec, const training::ParameterSet& weights,
+              std::size_t sequence, std::span<training::MicroBatch> batches) {
+  const std::vector<float> counted = counted_log_probabilities(spec, weights, sequence, batches);
+  std::size_t next = 0;
+  for (training::MicroBatch& batch : batches)
+    for (std::size_t i = 0; i < batch.policy.size(); ++i)
+      if (batch.weights[i] != 0) batch.policy[i].reference = counted[next++];
+}
+
 PublishedWeights::PublishedWeights(const moe::ModelSpec& spec, std::size_t versions,
                                    std::size_t sequence)
     : spec_(spec), versions_(std::max<std::size_t>(versions, 1)), sequence_(sequence) {}
 
 void PublishedWeights::keep(std::uint64_t step, training::ParameterSet weights) {
+  while (!kept_.empty() && kept_.back().step >= step) kept_.pop_back();
   for (float& value : weights.all()) value = training::from_bfloat16(training::to_bfloat16(value));
   kept_.push_back({.step = step, .weights = std::move(weights)});
   if (kept_.size() > versions_) kept_.pop_front();

@@ -1,5 +1,5 @@
-// Whether trainer and engines compute the same: log-probabilities of generated tokens, computed
-// anew with the weights as they are published, in bfloat16.
+// Log-probabilities of generated tokens, computed anew: with the weights as they are published, in
+// bfloat16, to see whether trainer and engines compute the same; and with those to stay near.
 //
 // Thread: one at a time.
 #pragma once
@@ -31,10 +31,12 @@ class PublishedWeights {
  public:
   // Keeps the newest `versions` (1 at least), for sequences of up to `sequence` tokens.
   PublishedWeights(const moe::ModelSpec& spec, std::size_t versions, std::size_t sequence);
-  // The weights after a step, rounded as they are published.
+  // The weights after a step, rounded as they are published. Those of this step or later ones that
+  // are kept are forgotten: the run has gone back.
   void keep(std::uint64_t step, training::ParameterSet weights);
   // `batches`: what policy_batches() has made of `groups`. A token whose version is not kept counts
-  // for the drift alone. After keep().
+  // for the drift alone; versions of one step are of the same weights, whatever their epoch. After
+  // keep().
   [[nodiscard]] Agreement compare(std::span<const Group> groups,
                                   std::span<const training::MicroBatch> batches) const;
 
@@ -53,5 +55,8 @@ class PublishedWeights {
 [[nodiscard]] std::vector<float> counted_log_probabilities(
     const moe::ModelSpec& spec, const training::ParameterSet& weights, std::size_t sequence,
     std::span<const training::MicroBatch> batches);
+// Sets the reference of each policy target that counts: its log-probability with these weights.
+void refer_to(const moe::ModelSpec& spec, const training::ParameterSet& weights,
+              std::size_t sequence, std::span<training::MicroBatch> batches);
 
 }  // namespace wsync::rollout

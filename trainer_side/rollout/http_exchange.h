@@ -1,6 +1,8 @@
 // HttpExchange: requests to one server over a connection that is kept, each with a deadline, a
 // limit on its answer and a way to end it from another thread. The only file that knows the HTTP
 // library is http_exchange.cc; it writes requests and reads answers, and never touches a socket.
+// (Its own client has a time for each read but none for the whole, cannot be ended while it looks a
+// name up or connects, and takes heads of any length.)
 #pragma once
 
 #include <cstdint>

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "trainer_side/training/loss.h"
 
 namespace wsync::rollout {
 namespace {
@@ -109,24 +110,28 @@ Result<> check_count(std::size_t found, const BatchShape& shape) {
                   shape.micro_batches, shape.sequences, shape.micro_batches * shape.sequences));
 }
 
-// `number`: of the rollout in the step. `reference`: null without one.
-Result<std::vector<PolicyTarget>> policy_targets(const Rollout& rollout, std::size_t number,
-                                                 const std::vector<float>* reference) {
+// `number`: of the rollout in the step.
+Result<std::vector<PolicyTarget>> policy_targets(const Rollout& rollout, std::size_t number) {
   const std::size_t tokens = rollout.tokens.size();
   if (rollout.log_probabilities.size() != tokens)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("rollout {}: {} and {} log-probabilities; expected as many", number,
                             counted(tokens, "token"), rollout.log_probabilities.size()));
-  if (reference != nullptr && reference->size() != tokens)
+  const auto advantage = static_cast<float>(rollout.advantage);
+  if (!std::isfinite(advantage))
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("rollout {}: {} and {} log-probabilities under the reference policy; "
-                            "expected as many",
-                            number, counted(tokens, "token"), reference->size()));
+                fmt::format("rollout {}: its advantage is {}; expected a finite number", number,
+                            rollout.advantage));
   std::vector<PolicyTarget> targets(tokens);
-  for (std::size_t i = 0; i < tokens; ++i)
-    targets[i] = {.advantage = static_cast<float>(rollout.advantage),
-                  .behaviour = rollout.log_probabilities[i],
-                  .reference = reference == nullptr ? 0 : (*reference)[i]};
+  for (std::size_t i = 0; i < tokens; ++i) {
+    if (!std::isfinite(rollout.log_probabilities[i]))
+      return fail(
+          ErrorCode::kInvalidInput,
+          fmt::format("rollout {}: the log-probability of token {} is {}; expected a finite "
+                      "number",
+                      number, i, rollout.log_probabilities[i]));
+    targets[i] = {.advantage = advantage, .behaviour = rollout.log_probabilities[i]};
+  }
   return targets;
 }
 
@@ -164,6 +169,11 @@ float get_float(ByteReader& reader, std::string_view field) {
   return std::bit_cast<float>(reader.get<std::uint32_t>(field));
 }
 
+std::string wrong_loss_text(const PolicyLoss& loss) {
+  return fmt::format("clip_low {}, clip_high {}, kl {}; expected finite numbers of 0 or more",
+                     loss.clip_low, loss.clip_high, loss.kl);
+}
+
 MicroBatch get_batch(ByteReader& reader, const BatchShape& shape) {
   const std::uint64_t tokens = std::uint64_t{shape.sequences} * shape.sequence;
   MicroBatch batch;
@@ -177,6 +187,8 @@ MicroBatch get_batch(ByteReader& reader, const BatchShape& shape) {
   batch.policy_loss.clip_low = get_float(reader, "clip_low");
   batch.policy_loss.clip_high = get_float(reader, "clip_high");
   batch.policy_loss.kl = get_float(reader, "kl");
+  if (reader.ok() && !training::is_valid(batch.policy_loss))
+    reader.violate("policy_loss", wrong_loss_text(batch.policy_loss));
   return batch;
 }
 
@@ -187,6 +199,13 @@ std::uint64_t oldest_step(const Group& group) {
   for (const Rollout& rollout : group.rollouts)
     for (const Span& span : rollout.spans) oldest = std::min(oldest, span.version.step);
   return oldest == std::numeric_limits<std::uint64_t>::max() ? 0 : oldest;
+}
+
+std::uint32_t oldest_epoch(const Group& group) {
+  std::uint32_t oldest = std::numeric_limits<std::uint32_t>::max();
+  for (const Rollout& rollout : group.rollouts)
+    for (const Span& span : rollout.spans) oldest = std::min(oldest, span.version.epoch);
+  return oldest == std::numeric_limits<std::uint32_t>::max() ? 0 : oldest;
 }
 
 std::vector<double> group_advantages(std::span<const double> rewards) {
@@ -204,28 +223,17 @@ std::vector<double> group_advantages(std::span<const double> rewards) {
 }
 
 Result<std::vector<MicroBatch>> policy_batches(std::span<const Group> groups,
-                                               const BatchShape& shape, const PolicyLoss& loss,
-                                               std::span<const std::vector<float>> reference) {
+                                               const BatchShape& shape, const PolicyLoss& loss) {
   std::size_t rollouts = 0;
   for (const Group& group : groups) rollouts += group.rollouts.size();
   WSYNC_TRY(check_count(rollouts, shape));
-  const bool has_reference = !reference.empty();
-  if (loss.kl != 0 && !has_reference)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("the weight of the divergence is {} and there are no log-probabilities "
-                            "under the reference policy; expected a list for each rollout",
-                            loss.kl));
-  if (has_reference && reference.size() != rollouts)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("{} and {} of log-probabilities under the reference policy; expected "
-                            "as many",
-                            counted(rollouts, "rollout"), counted(reference.size(), "list")));
+  if (!training::is_valid(loss))
+    return fail(ErrorCode::kInvalidInput, "the loss: " + wrong_loss_text(loss));
   StepBatches batches(shape, &loss);
   std::size_t number = 0;
   for (const Group& group : groups) {
     for (const Rollout& rollout : group.rollouts) {
-      const auto targets =
-          policy_targets(rollout, number, has_reference ? &reference[number] : nullptr);
+      const auto targets = policy_targets(rollout, number);
       if (!targets) return fail(targets.error());
       WSYNC_TRY(batches.add({group.problem.prompt, rollout.tokens}, *targets));
       ++number;

@@ -31,7 +31,7 @@ struct Replica {
   std::optional<std::uint64_t> step;  // of the newest weights that it is known to serve
   bool looking = false;               // a thread asks what it serves
   TimePoint look_again{};
-  std::string holds_up;  // why it is not asked, one sentence
+  std::string holds_up;  // why it is not asked, one sentence; empty: it may be
 };
 
 // What a thread does next for its replica.
@@ -105,7 +105,7 @@ std::string text_of(const Rollout& rollout) {
   return text;
 }
 
-// Rewards and advantages of a group. kInternal: `reward` has thrown, or is no finite number.
+// Rewards and advantages of a group. kInternal: `reward` has thrown, or is no number or too large.
 Result<> score(const Reward& reward, Group& group) {
   const auto wrong = [&group](const std::string& what) {
     return fail(ErrorCode::kInternal, fmt::format("the reward function of problem {}: {}",
@@ -120,8 +120,9 @@ Result<> score(const Reward& reward, Group& group) {
     } catch (...) {
       return wrong("it has thrown something that is no std::exception");
     }
-    if (!std::isfinite(rollout.reward))
-      return wrong(fmt::format("expected a finite number, found {}", rollout.reward));
+    if (!(std::abs(rollout.reward) <= kRewardMost))
+      return wrong(fmt::format("expected a number from {} to {}, found {}", -kRewardMost,
+                               kRewardMost, rollout.reward));
     rewards.push_back(rollout.reward);
   }
   const std::vector<double> advantages = group_advantages(rewards);
@@ -141,7 +142,7 @@ struct RolloutPool::State {
 
   [[nodiscard]] Result<> start();
   void cancel() noexcept;
-  void begin(std::uint64_t step);
+  void begin(std::uint64_t step, std::uint32_t epoch);
   [[nodiscard]] Result<Harvest> harvest(std::uint64_t step, std::chrono::milliseconds patience);
 
   // Of the threads; with the lock.
@@ -149,6 +150,7 @@ struct RolloutPool::State {
   [[nodiscard]] Todo next_for(const Replica& replica) const;
   void look(Replica& replica, CompletionClient& client, std::unique_lock<std::mutex>& lock);
   void ask(Replica& replica, CompletionClient& client, std::unique_lock<std::mutex>& lock);
+  void saw(Replica& replica, const std::string& url, const Version& served);
   void take_in(Replica& replica, const Ticket& ticket, Group group);
   void lost(Replica& replica, const Error& error);
   // With the lock.
@@ -176,6 +178,7 @@ struct RolloutPool::State {
   bool cancelled = false;
   std::uint64_t beginnings = 0;
   std::uint64_t next = 0;  // step to be harvested
+  std::uint32_t least_epoch = 0;
   std::set<Ticket> waiting;
   std::map<Ticket, Group> complete;
   std::optional<Error> broken;  // by the reward function
@@ -223,10 +226,12 @@ std::size_t RolloutPool::State::groups_of(std::uint64_t step) const {
       std::distance(complete.lower_bound({step, 0}), complete.lower_bound({step + 1, 0})));
 }
 
-void RolloutPool::State::begin(std::uint64_t step) {
+void RolloutPool::State::begin(std::uint64_t step, std::uint32_t epoch) {
   const std::lock_guard lock(mutex);
   ++beginnings;
   next = step;
+  least_epoch = options.versions_count ? epoch : 0;
+  for (Replica& replica : replicas) replica.step.reset();
   waiting.clear();
   complete.clear();
   broken.reset();
@@ -240,7 +245,8 @@ Todo RolloutPool::State::next_for(const Replica& replica) const {
   if (at < replica.not_before) return {.until = replica.not_before};
   // Those after the first need newer weights, if anything.
   const std::uint64_t needed = needed_step(waiting.begin()->first);
-  if (needed == 0 || replica.step >= needed) return {.what = Todo::What::kAsk};
+  if ((needed == 0 && least_epoch == 0) || replica.step >= needed)
+    return {.what = Todo::What::kAsk};
   if (replica.looking) return {};
   if (at < replica.look_again) return {.until = replica.look_again};
   return {.what = Todo::What::kLook};
@@ -269,24 +275,35 @@ void RolloutPool::State::work(Replica& replica, CompletionClient& client) {
 
 void RolloutPool::State::look(Replica& replica, CompletionClient& client,
                               std::unique_lock<std::mutex>& lock) {
-  const std::uint64_t needed = needed_step(waiting.begin()->first);
   replica.looking = true;
+  const std::uint64_t begun_by = beginnings;
   lock.unlock();
   const Result<Version> served = client.served();
   lock.lock();
   replica.looking = false;
   replica.look_again = now() + kVersionLook;
-  if (served) {
-    replica.step = served->step;
-    replica.holds_up = fmt::format("{} serves {}, and weights of step {} are needed", client.url(),
-                                   served->to_string(), needed);
-  } else if (served.error().code() == ErrorCode::kBusy) {
+  if (served && begun_by == beginnings) {
+    saw(replica, client.url(), *served);
+  } else if (!served && served.error().code() == ErrorCode::kBusy) {
     // It switches, or has nothing to serve yet: no question has failed.
     replica.holds_up = served.error().message();
-  } else if (!cancelled) {
+  } else if (!served && !cancelled) {
     lost(replica, served.error());
   }
   changed.notify_all();
+}
+
+void RolloutPool::State::saw(Replica& replica, const std::string& url, const Version& served) {
+  const std::uint64_t needed = waiting.empty() ? 0 : needed_step(waiting.begin()->first);
+  replica.holds_up.clear();
+  replica.step.reset();
+  if (served.epoch >= least_epoch) replica.step = served.step;
+  if (!replica.step)
+    replica.holds_up = fmt::format("{} serves {} of another run; weights of epoch {} are needed",
+                                   url, served.to_string(), least_epoch);
+  else if (*replica.step < needed)
+    replica.holds_up = fmt::format("{} serves {}, and weights of step {} are needed", url,
+                                   served.to_string(), needed);
 }
 
 void RolloutPool::State::ask(Replica& replica, CompletionClient& client,
@@ -322,7 +339,7 @@ void RolloutPool::State::ask(Replica& replica, CompletionClient& client,
 }
 
 void RolloutPool::State::take_in(Replica& replica, const Ticket& ticket, Group group) {
-  if (options.versions_count && oldest_step(group) < needed_step(ticket.first)) {
+  if (oldest_epoch(group) < least_epoch || oldest_step(group) < needed_step(ticket.first)) {
     ++stats.dropped_stale;
     waiting.insert(ticket);
     replica.step.reset();  // it serves something else than it was known to
@@ -336,14 +353,17 @@ void RolloutPool::State::take_in(Replica& replica, const Ticket& ticket, Group g
 void RolloutPool::State::lost(Replica& replica, const Error& error) {
   ++stats.failed;
   stats.last_failure = error.message();
+  replica.holds_up.clear();
   replica.step.reset();
   replica.not_before = now() + options.retry;
 }
 
 Error RolloutPool::State::not_in_time(std::uint64_t step, double seconds_waited) const {
-  std::string why = stats.last_failure;
+  std::string why;
   for (const Replica& replica : replicas)
     if (why.empty()) why = replica.holds_up;
+  if (!stats.last_failure.empty())
+    why += fmt::format("{}the last failure: {}", why.empty() ? "" : "; ", stats.last_failure);
   if (why.empty()) why = "no replica has failed; give them more time, or fewer tokens to generate";
   return {ErrorCode::kDeadline,
           fmt::format("rollouts of step {}: {} of {} were there after {:.1f} s; {}", step,
@@ -385,7 +405,9 @@ Result<std::unique_ptr<RolloutPool>> RolloutPool::create(PoolOptions options, Ta
   return std::unique_ptr<RolloutPool>(new RolloutPool(std::move(state)));
 }
 
-void RolloutPool::begin(std::uint64_t step) { state_->begin(step); }
+void RolloutPool::begin(std::uint64_t step, std::uint32_t least_epoch) {
+  state_->begin(step, least_epoch);
+}
 
 Result<Harvest> RolloutPool::harvest(std::uint64_t step, std::chrono::milliseconds patience) {
   return state_->harvest(step, patience);

@@ -97,11 +97,18 @@ bool has_loss_of_each_target(const MicroBatch& batch) noexcept {
          (batch.policy.empty() || batch.policy.size() == targets);
 }
 
+bool is_valid(const PolicyLoss& loss) noexcept {
+  const auto counts = [](float number) { return std::isfinite(number) && number >= 0; };
+  return counts(loss.clip_low) && counts(loss.clip_high) && counts(loss.kl);
+}
+
 double loss_and_logit_gradients(const MicroBatch& batch, moe::ConstMatrix logits, float scale,
                                 moe::Matrix dlogits) {
   check_targets(logits, batch.targets);
   WSYNC_CHECK(has_loss_of_each_target(batch),
               "weights and policy are empty or have one element for each target");
+  WSYNC_CHECK(is_valid(batch.policy_loss),
+              "the bounds of the ratio and the weight of the divergence are finite, 0 or more");
   WSYNC_CHECK(dlogits.rows() == logits.rows() && dlogits.columns() == logits.columns(),
               "gradients are of the shape of the logits");
   const std::span<const std::uint32_t> targets = batch.targets;

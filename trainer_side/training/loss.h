@@ -12,11 +12,13 @@ namespace wsync::training {
 
 // Whether `weights` and `policy` are each empty or of one element for each target.
 [[nodiscard]] bool has_loss_of_each_target(const MicroBatch& batch) noexcept;
+// Whether its numbers are finite and none is below 0. A bound that is no number would clip nothing.
+[[nodiscard]] bool is_valid(const PolicyLoss& loss) noexcept;
 
 // The loss summed over targets, in double and in their order; dlogits becomes its gradient times
 // `scale`. `logits` and `dlogits`: [tokens, vocabulary]; `batch` has a target of the
-// vocabulary for each row. With p the probability of a target by softmax(logits), and w its weight,
-// its loss is
+// vocabulary for each row, and a valid `policy_loss`. With p the probability of a target by
+// softmax(logits), and w its weight, its loss is
 //   without `policy`: -w log p; with w = 1, the bits that moe::cross_entropy() gives;
 //   with `policy`: w (-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + kl (1/q - log(1/q) - 1)),
 // where r = p / exp(behaviour), A = advantage, and q = p / exp(reference). The first is equation 7

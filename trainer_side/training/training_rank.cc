@@ -183,6 +183,7 @@ void TrainingRank::begin_at(std::uint64_t step, const std::optional<StepResult>&
 }
 
 void TrainingRank::set_empty() {
+  update_->clear_state();
   update_->set_taken(0, {});
   set_tag({});
 }

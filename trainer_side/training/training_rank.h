@@ -73,6 +73,8 @@ class TrainingRank {
   // options, and would not agree to the bit. Other errors as ProcessGroup::exchange().
   [[nodiscard]] Result<> compare_options();
 
+  // That of all ranks; null for one.
+  [[nodiscard]] collective::ProcessGroup* group() const noexcept { return group_; }
   // Where this rank is. Empty until begin_at() or its first step, and from set_empty() on.
   [[nodiscard]] const Tag& tag() const noexcept { return tag_; }
   // `told` is called with each tag that differs from the one before, by the thread that changes it:
@@ -81,7 +83,8 @@ class TrainingRank {
   // Weights and the optimizer's state have been set: they are those that `step` begins with, and
   // the step before came to `before` where that is known. What is left of another step is dropped.
   void begin_at(std::uint64_t step, const std::optional<StepResult>& before = {});
-  // Weights and state are about to be set from elsewhere: until begin_at() they are of no step.
+  // Weights and state are about to be set from elsewhere: until begin_at() they are of no step. The
+  // optimizer's state is zero, as at the start of a run.
   void set_empty();
 
   [[nodiscard]] const TrainingOptions& options() const noexcept { return options_; }

@@ -316,6 +316,17 @@ Result<> Update::finish(std::uint64_t step, const StepResult& result) {
   return {};
 }
 
+void Update::clear_state() noexcept {
+  const auto clear = [](HeldPart& part) {
+    std::fill(part.mean.begin(), part.mean.end(), 0.0F);
+    std::fill(part.variance.begin(), part.variance.end(), 0.0F);
+  };
+  for (Shard& shard : shards_) {
+    clear(shard.own);
+    if (shard.second) clear(*shard.second);
+  }
+}
+
 void Update::set_taken(std::uint64_t step, const std::optional<StepResult>& result) {
   progress_ = {.reduced = 0, .passed = result ? step : 0, .result = result.value_or(StepResult())};
 }

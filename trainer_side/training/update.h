@@ -90,6 +90,8 @@ class Update {
                                        RankGradients& gradients);
   // The optimizer's state: of the dense parameters, then of the experts (Array in recovery.h).
   [[nodiscard]] std::vector<Shard>& shards() noexcept { return shards_; }
+  // Mean and variance become zero, on this rank.
+  void clear_state() noexcept;
 
   // How far this rank's own part has come.
   struct Progress {

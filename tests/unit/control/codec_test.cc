@@ -181,6 +181,12 @@ TEST(Codec, BytesOfARanksReportAreFixed) {
             "03000000000000000400000000000000"
             "020000006e6f");
   EXPECT_FALSE(encode({}, RankHello{.rank = limits::kTrainerRankCount}).has_value());
+  const auto hello =
+      encode({}, RankHello{.rank = 1, .world_size = 2, .pid = 3, .incarnation = 4}).value();
+  hex.clear();
+  for (const std::byte b : std::span(hello).subspan(kEnvelopeBytes))
+    hex += fmt::format("{:02x}", static_cast<unsigned>(b));
+  EXPECT_EQ(hex, "01000000020000000300000004000000");
   EXPECT_FALSE(encode({}, PublishStatus{.code = 99}).has_value());
 }
 

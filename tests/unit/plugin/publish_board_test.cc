@@ -44,6 +44,10 @@ TEST(PublishBoard, AStepHasOnePublishAtATime) {
   EXPECT_THAT(board.open(7).error().message(), HasSubstr("publish 1 of step 7 has not ended"));
   EXPECT_TRUE(board.open(0).has_value());
   EXPECT_TRUE(board.open(0).has_value());
+  EXPECT_TRUE(board.open(7, Weights::kSame).has_value());
+  EXPECT_FALSE(board.open(7).has_value());
+  board.update(board.open(7, Weights::kSame).value(), {.step = 7, .state = PublishState::kFailed});
+  board.update(first + 3, {.step = 7, .state = PublishState::kFailed});
   board.update(first, {.step = 7, .state = PublishState::kFailed});
   EXPECT_TRUE(board.open(7).has_value());
 }

@@ -26,14 +26,20 @@ RankTensor half(std::uint32_t rank) {
 // A rank that copies its tensors as a process of its own would.
 struct OtherRank {
   std::uint32_t rank = 1;
+  std::uint32_t incarnation = 0;
+  std::uint32_t world_size = 2;
   std::vector<RankTensor> tensors{half(1)};
   std::vector<std::byte> bytes = std::vector<std::byte>(kRows * 6, std::byte{7});
   publish::Snapshotter snapshotter{{.name = "wsync-test", .arenas = 2}};
   std::vector<std::shared_ptr<const publish::Snapshot>> kept;
 
   [[nodiscard]] control::RankHello hello() const {
-    return {.rank = rank, .world_size = 2, .pid = 1000 + rank};
+    return {.rank = rank,
+            .world_size = world_size,
+            .pid = 1000 + rank + 100 * incarnation,
+            .incarnation = incarnation};
   }
+  [[nodiscard]] RankProcess process() const { return {.rank = rank, .incarnation = incarnation}; }
   [[nodiscard]] control::RankShards shards() const {
     control::RankShards shards;
     for (const RankTensor& tensor : tensors) shards.tensors.push_back(to_message(tensor));
@@ -41,7 +47,7 @@ struct OtherRank {
   }
   void join(RankGather& gather) const {
     ASSERT_TRUE(gather.join(hello()).has_value());
-    ASSERT_TRUE(gather.describe(rank, shards()).has_value());
+    ASSERT_TRUE(gather.describe(process(), shards()).has_value());
   }
   Result<> report(RankGather& gather, std::uint64_t step) {
     std::vector<publish::MemoryTensor> memory;
@@ -53,7 +59,7 @@ struct OtherRank {
         snapshotter.take(source, {.version = {.epoch = 0, .step = step}, .deadline = soon()});
     if (!taken) return fail(taken.error());
     kept.push_back(*taken);
-    return gather.report(rank, {.step = step, .content_digest = (*taken)->identity().content},
+    return gather.report(process(), {.step = step, .content_digest = (*taken)->identity().content},
                          (*taken)->share().value());
   }
 };
@@ -134,7 +140,7 @@ TEST(RankGather, ARankThatGoesAwayEndsTheWait) {
       std::async(std::launch::async, [&] { return gather.collect(1, lead.tensors(), soon()); });
   // Whichever comes first: gone before the wait begins, it may still come back; so it goes again.
   while (collected.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) {
-    gather.leave(1);
+    gather.leave(other.process());
     ASSERT_TRUE(gather.join(other.hello()).has_value());
   }
   const auto lost = collected.get();
@@ -142,19 +148,23 @@ TEST(RankGather, ARankThatGoesAwayEndsTheWait) {
   EXPECT_THAT(refusal(lost), HasSubstr("rank 1 (process 1001) is gone before it had snapshotted"));
 }
 
-TEST(RankGather, AReportStaysGoodWhenItsRankGoesButNotForItsNextProcess) {
+TEST(RankGather, AReportStaysGoodWhenItsRankGoesAndWhenAnotherProcessComes) {
   RankGather gather(2);
   Lead lead;
-  OtherRank other;
-  other.join(gather);
-  ASSERT_TRUE(other.report(gather, 1).has_value());
-  gather.leave(1);
-  EXPECT_EQ(refusal(gather.collect(1, lead.tensors(), now())), "accepted");
-  other.join(gather);
-  ASSERT_TRUE(other.report(gather, 2).has_value());
-  gather.leave(1);
-  other.join(gather);
-  EXPECT_THAT(refusal(gather.collect(2, lead.tensors(), now())), HasSubstr("has not snapshotted"));
+  {
+    OtherRank lost;
+    lost.join(gather);
+    ASSERT_TRUE(lost.report(gather, 1).has_value());
+    gather.leave(lost.process());
+    EXPECT_EQ(refusal(gather.collect(1, lead.tensors(), now())), "accepted");
+    lost.join(gather);
+    lost.kept.clear();
+    ASSERT_TRUE(lost.report(gather, 2).has_value());
+    gather.leave(lost.process());
+  }
+  OtherRank next{.incarnation = 1};
+  next.join(gather);
+  EXPECT_EQ(refusal(gather.collect(2, lead.tensors(), now())), "accepted");
 }
 
 TEST(RankGather, StepsOnlyGrow) {
@@ -186,7 +196,8 @@ TEST(RankGather, AReportThatFailedNamesItsRank) {
   Lead lead;
   OtherRank other;
   other.join(gather);
-  ASSERT_TRUE(gather.report(1, {.step = 1, .failure = "w: device gone"}, UniqueFd()).has_value());
+  ASSERT_TRUE(
+      gather.report({.rank = 1}, {.step = 1, .failure = "w: device gone"}, UniqueFd()).has_value());
   EXPECT_THAT(refusal(gather.collect(1, lead.tensors(), soon())),
               HasSubstr("rank 1: w: device gone"));
 }
@@ -226,18 +237,19 @@ TEST(RankGather, RanksThatDoNotBelongHereAreRefused) {
   EXPECT_THAT(joined(1, 3), HasSubstr("says there are 3 ranks, rank 0 was made for 2"));
   EXPECT_THAT(joined(0, 2), HasSubstr("rank 0 is not one of 1 to 1"));
   EXPECT_THAT(joined(2, 2), HasSubstr("rank 2 is not one of 1 to 1"));
-  EXPECT_EQ(gather.report(1, {.step = 1, .failure = "x"}, UniqueFd()).error().code(),
+  EXPECT_EQ(gather.report({.rank = 1}, {.step = 1, .failure = "x"}, UniqueFd()).error().code(),
             ErrorCode::kInvalidInput);
   other.join(gather);
   EXPECT_THAT(joined(1, 2), HasSubstr("process 1001 is rank 1 already; process 5 is refused"));
-  EXPECT_THAT(gather.report(1, {.step = 1}, UniqueFd()).error().message(),
+  EXPECT_THAT(gather.report({.rank = 1}, {.step = 1}, UniqueFd()).error().message(),
               HasSubstr("without its arena"));
   control::RankShards shards = other.shards();
   shards.tensors[0].ranges[0].begin = 9;
-  EXPECT_THAT(gather.describe(1, shards).error().message(),
+  EXPECT_THAT(gather.describe({.rank = 1}, shards).error().message(),
               HasSubstr("rank 1: tensor w U8 [6, 10]: range [9, +6) is outside of dimension 1"));
   shards.tensors[0].dtype = 200;
-  EXPECT_THAT(gather.describe(1, shards).error().message(), HasSubstr("dtype 200 is unknown"));
+  EXPECT_THAT(gather.describe({.rank = 1}, shards).error().message(),
+              HasSubstr("dtype 200 is unknown"));
 }
 
 TEST(RankGather, ReportsThatWaitAreLimited) {
@@ -245,12 +257,170 @@ TEST(RankGather, ReportsThatWaitAreLimited) {
   OtherRank other;
   other.join(gather);
   const auto failed = [&](std::uint64_t step) {
-    return gather.report(1, {.step = step, .failure = "x"}, UniqueFd());
+    return gather.report({.rank = 1}, {.step = step, .failure = "x"}, UniqueFd());
   };
-  for (std::uint64_t step = 1; step <= limits::kRankReportCount; ++step)
+  for (std::uint64_t step = 2; step < limits::kRankReportCount + 2; ++step)
     EXPECT_TRUE(failed(step).has_value());
-  EXPECT_EQ(failed(limits::kRankReportCount + 1).error().code(), ErrorCode::kBusy);
-  EXPECT_EQ(failed(2).error().code(), ErrorCode::kRefused);
+  EXPECT_EQ(failed(limits::kRankReportCount + 2).error().code(), ErrorCode::kBusy);
+  EXPECT_EQ(failed(1).error().code(), ErrorCode::kRefused);
+}
+
+// ---- ranks that are replaced ----
+
+TEST(RankGather, AStepThatIsSaidAgainIsTakenOnceIfItIsTheSame) {
+  RankGather gather(2);
+  Lead lead;
+  OtherRank next{.incarnation = 1};
+  {
+    OtherRank lost;
+    lost.join(gather);
+    ASSERT_TRUE(lost.report(gather, 4).has_value());
+    ASSERT_TRUE(lost.report(gather, 5).has_value());
+    gather.leave(lost.process());
+  }
+  next.join(gather);
+  ASSERT_TRUE(next.report(gather, 4).has_value());
+  EXPECT_EQ(refusal(gather.collect(4, lead.tensors(), now())), "accepted");
+  EXPECT_THAT(next.report(gather, 4).error().message(), HasSubstr("rank 0 is through with step 4"));
+  next.kept.clear();
+  // One that could not take it loses nothing; nor is anything said twice.
+  ASSERT_TRUE(gather.report(next.process(), {.step = 5, .failure = "x"}, UniqueFd()).has_value());
+  ASSERT_TRUE(next.report(gather, 5).has_value());
+  EXPECT_EQ(refusal(gather.collect(5, lead.tensors(), now())), "accepted");
+  next.kept.clear();
+  ASSERT_TRUE(gather.report(next.process(), {.step = 6, .failure = "x"}, UniqueFd()).has_value());
+  ASSERT_TRUE(next.report(gather, 6).has_value());
+  EXPECT_EQ(refusal(gather.collect(6, lead.tensors(), now())), "accepted");
+}
+
+TEST(RankGather, AStepThatIsSaidAgainAsAnotherIsRefusedOnAllRanks) {
+  const auto again = [](const OtherRank& as) {
+    RankGather gather(2);
+    Lead lead;
+    OtherRank lost;
+    OtherRank next{.incarnation = 1, .tensors = as.tensors, .bytes = as.bytes};
+    lost.join(gather);
+    EXPECT_TRUE(lost.report(gather, 4).has_value());
+    next.join(gather);
+    const Result<> refused = next.report(gather, 4);
+    EXPECT_EQ(refused.error().code(), ErrorCode::kRefused);
+    EXPECT_THAT(refused.error().message(), HasSubstr("rank 1: two contents of step 4"));
+    for (const OtherRank* rank : {&lost, &next})
+      EXPECT_THAT(refused.error().message(),
+                  HasSubstr(rank->kept[0]->identity().content.to_string()));
+    // Whoever agrees with one of them now does not make it a version.
+    EXPECT_THAT(next.report(gather, 4).error().message(), HasSubstr("two contents of step 4"));
+    EXPECT_EQ(refusal(gather.collect(4, lead.tensors(), now())), refused.error().message());
+    next.kept.clear();
+    EXPECT_THAT(next.report(gather, 4).error().message(),
+                HasSubstr("rank 0 is through with step 4: rank 1: two contents"));
+    return refused.error().message();
+  };
+  OtherRank bytes;
+  bytes.bytes[9] = std::byte{8};
+  EXPECT_THAT(again(bytes), testing::Not(HasSubstr("of other tensors")));
+  OtherRank layout;
+  layout.tensors[0].range->begin = 3;
+  EXPECT_THAT(again(layout), HasSubstr("process 1101 reports"));
+  EXPECT_THAT(again(layout), HasSubstr(" of other tensors"));
+}
+
+TEST(RankGather, AStepThatWasLostWithARankMayBeCollectedAgain) {
+  RankGather gather(3);
+  Lead lead;
+  OtherRank whole{.world_size = 3};
+  OtherRank copy{.rank = 2, .world_size = 3};
+  whole.join(gather);
+  copy.join(gather);
+  gather.give_up(4, "no sidecar has joined");
+  auto collected =
+      std::async(std::launch::async, [&] { return gather.collect(4, lead.tensors(), soon()); });
+  while (!whole.report(gather, 4)) whole.kept.clear();  // refused before the collecting begins
+  gather.no_more(4);
+  const auto lost = collected.get();
+  ASSERT_EQ(lost.error().code(), ErrorCode::kPeerLost);
+  EXPECT_THAT(refusal(lost), HasSubstr("rank 2 (process 1002) has not snapshotted step 4"));
+  // Now and later; while what comes for the next try is taken.
+  EXPECT_EQ(gather.collect(4, lead.tensors(), soon()).error().code(), ErrorCode::kPeerLost);
+  gather.leave(copy.process());
+  OtherRank next{.rank = 2, .incarnation = 1, .world_size = 3};
+  next.join(gather);
+  ASSERT_TRUE(next.report(gather, 4).has_value());
+  gather.expect(4);
+  EXPECT_EQ(refusal(gather.collect(4, lead.tensors(), now())), "accepted");
+}
+
+TEST(RankGather, AStepThatFailedIsTakenAgainWhenItIsExpected) {
+  RankGather gather(2);
+  Lead lead;
+  OtherRank other;
+  other.join(gather);
+  EXPECT_EQ(gather.collect(4, lead.tensors(), now()).error().code(), ErrorCode::kDeadline);
+  EXPECT_EQ(other.report(gather, 4).error().code(), ErrorCode::kRefused);
+  other.kept.clear();
+  gather.expect(4);
+  ASSERT_TRUE(other.report(gather, 4).has_value());
+  EXPECT_EQ(refusal(gather.collect(4, lead.tensors(), now())), "accepted");
+}
+
+TEST(RankGather, AHigherIncarnationIsTheRankAndALowerOneIsFenced) {
+  RankGather gather(2);
+  Lead lead;
+  OtherRank old;
+  OtherRank next{.incarnation = 2};
+  old.join(gather);
+  ASSERT_TRUE(old.report(gather, 1).has_value());
+  next.join(gather);  // while the old one is connected
+  const auto fenced = [](const Result<>& result) {
+    EXPECT_EQ(result.error().code(), ErrorCode::kFenced);
+    EXPECT_THAT(result.error().message(),
+                HasSubstr("rank 1 was replaced: incarnation 2 (process 1201) is that rank now, and "
+                          "nothing is taken from incarnation 0"));
+  };
+  fenced(gather.join(old.hello()));
+  fenced(gather.describe(old.process(), old.shards()));
+  fenced(old.report(gather, 2));
+  EXPECT_EQ(gather.join(next.hello()).error().code(), ErrorCode::kBusy);
+  gather.leave(old.process());  // its connection ends; the rank is there
+  EXPECT_EQ(gather.join(next.hello()).error().code(), ErrorCode::kBusy);
+  EXPECT_EQ(refusal(gather.collect(1, lead.tensors(), now())), "accepted");
+  gather.leave(next.process());
+  fenced(gather.join(old.hello()));
+  next.join(gather);  // the same process, back again
+  ASSERT_TRUE(next.report(gather, 2).has_value());
+  EXPECT_EQ(refusal(gather.collect(2, lead.tensors(), now())), "accepted");
+}
+
+TEST(RankGather, ARankThatIsReplacedEndsTheWait) {
+  RankGather gather(2);
+  Lead lead;
+  OtherRank other;
+  auto collected =
+      std::async(std::launch::async, [&] { return gather.collect(1, lead.tensors(), soon()); });
+  for (other.join(gather);
+       collected.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready;
+       ++other.incarnation, other.join(gather)) {
+  }
+  const auto lost = collected.get();
+  EXPECT_EQ(lost.error().code(), ErrorCode::kPeerLost);
+  EXPECT_THAT(refusal(lost), HasSubstr("was replaced before it had snapshotted step 1"));
+}
+
+TEST(RankGather, WhatALostProcessReportedAheadWaitsForItsTurn) {
+  RankGather gather(2);
+  Lead lead;
+  OtherRank next{.incarnation = 1};
+  {
+    OtherRank lost;
+    lost.join(gather);
+    ASSERT_TRUE(lost.report(gather, 8).has_value());
+  }
+  next.join(gather);
+  EXPECT_THAT(refusal(gather.collect(6, lead.tensors(), now())),
+              HasSubstr("rank 1 (process 1101) has not snapshotted step 6"));
+  ASSERT_TRUE(next.report(gather, 7).has_value());
+  EXPECT_EQ(refusal(gather.collect(7, lead.tensors(), now())), "accepted");
+  EXPECT_EQ(refusal(gather.collect(8, lead.tensors(), now())), "accepted");
 }
 
 TEST(RankGather, CancelEndsTheWait) {

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "shared/base/format.h"
 #include "tests/unit/rollout/pool_fixture.h"
 
 namespace wsync::rollout::test {
@@ -112,6 +113,62 @@ TEST_F(RolloutPoolFaults, OneThatIsGone) {
   EXPECT_THAT(harvest.stats.failed, Le(1U));
 }
 
+// It has taken a question, has answered a part of it, and dies.
+TEST_F(RolloutPoolFaults, OneThatIsLostWhileItAnswers) {
+  for (const std::string_view part : {"", "HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{\"cho"}) {
+    ScriptedReplica good;
+    std::atomic<bool> is_lost = false;
+    good.script([&](const nlohmann::json& question) {
+      is_lost.wait(false);
+      return answer_by(question, step(0));
+    });
+    RawPeer dying([&](RawPeer& self) {
+      self.accept();
+      self.read_head();
+      self.stop_listening();
+      self.send(part);
+      self.hang_up();
+      is_lost = true;
+      is_lost.notify_all();
+    });
+    PoolOptions both = options_for({dying.url(), good.url()});
+    both.requests = 1;
+    both.retry = kNever;
+    const auto pool = pool_of(both);
+    pool->begin(1);
+    const Harvest harvest = harvested(*pool, 1);
+    EXPECT_EQ(prompts_of(harvest), prompts_of(both, 3));
+    for (const Group& group : harvest.groups)
+      for (const Rollout& rollout : group.rollouts) EXPECT_EQ(rollout.replica, good.url());
+    EXPECT_EQ(harvest.stats.failed, 1U);
+    EXPECT_THAT(harvest.stats.last_failure, HasSubstr(dying.url() + ": it hung up while"));
+  }
+}
+
+// Between two steps one of two goes; the steps go on with the other, and with both when it is back.
+TEST_F(RolloutPoolFaults, OneThatComesBackIsAskedAgain) {
+  waits_for_bad_ = false;
+  auto mortal = std::make_unique<ScriptedReplica>();
+  const int port = mortal->port();
+  PoolOptions both = options_for({mortal->url(), good_.url()});
+  both.requests = 1;
+  both.versions_count = false;
+  const auto pool = pool_of(both);
+  pool->begin(1);
+  (void)harvested(*pool, 1);
+  mortal.reset();
+  (void)harvested(*pool, 2);  // some of it from before
+  for (std::uint64_t number = 3; number <= 4; ++number) {
+    const Harvest harvest = harvested(*pool, number);
+    EXPECT_EQ(prompts_of(harvest), prompts_of(both, 3 * number));
+    for (const Group& group : harvest.groups)
+      for (const Rollout& rollout : group.rollouts) EXPECT_EQ(rollout.replica, good_.url());
+  }
+  const ScriptedReplica again(port);
+  std::uint64_t number = 5;
+  while (again.questions().empty()) (void)harvested(*pool, number++);
+}
+
 // Everything was asked of it, and none of it is lost.
 TEST_F(RolloutPoolFaults, TheOnlyOneIsAskedAgain) {
   std::atomic<int> refusals = 5;
@@ -183,6 +240,37 @@ TEST_F(RolloutPoolFaults, ARewardThatThrowsEndsTheHarvest) {
                  return std::numeric_limits<double>::quiet_NaN();
                }),
                ErrorCode::kInternal, "the reward function of problem 'reverse ");
+}
+
+// What was answered in time is not lost with it, and a pool that begins anew asks for it again.
+TEST_F(RolloutPoolFaults, ARewardThatThrowsOnceDoesNotEndThePool) {
+  waits_for_bad_ = false;
+  std::atomic<bool> throws = true;
+  const PoolOptions options = options_for({good_.url()});
+  const auto pool =
+      pool_of(options, [&](const Problem& problem, std::string_view completion) -> double {
+        if (completion == problem.answer && throws.exchange(false))
+          throw std::runtime_error("the judge is away");
+        return exact_match(problem, completion);
+      });
+  pool->begin(1);
+  expect_error(pool->harvest(1, kPatience), ErrorCode::kInternal, "'the judge is away'");
+  pool->begin(1);
+  const Harvest harvest = harvested(*pool, 1);
+  EXPECT_EQ(prompts_of(harvest), prompts_of(options, 3));
+  EXPECT_EQ(harvest.stats.failed, 0U) << "the engine has done nothing wrong";
+}
+
+// The square of such a reward would be beyond double, and the advantage 0 without a word.
+TEST_F(RolloutPoolFaults, ARewardThatIsTooLargeEndsTheHarvest) {
+  waits_for_bad_ = false;
+  for (const double reward : {-1.7e308, 1.1e9, std::numeric_limits<double>::infinity()}) {
+    const auto pool = pool_of(options_for({good_.url()}),
+                              [=](const Problem&, std::string_view) { return reward; });
+    pool->begin(1);
+    expect_error(pool->harvest(1, kPatience), ErrorCode::kInternal,
+                 fmt::format("expected a number from -1000000000 to 1000000000, found {}", reward));
+  }
 }
 
 TEST_F(RolloutPoolFaults, ARewardIsToldTheAnswerWithoutItsEnd) {

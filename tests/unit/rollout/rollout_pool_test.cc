@@ -199,6 +199,64 @@ TEST(RolloutPool, TheOldestTokenIsWhatCounts) {
   }
 }
 
+// A replica that has come over from another run, whose steps were more.
+TEST(RolloutPool, VersionsOfAnOlderEpochAreAnotherRuns) {
+  ScriptedReplica replica;
+  replica.serve({.epoch = 1, .step = 50});
+  PoolOptions options = options_for({replica.url()});
+  options.max_staleness = 9;  // no step is needed, and the epoch is all the same
+  const auto pool = pool_of(options);
+  pool->begin(2, 2);
+  replica.wait_for_looks(3);
+  EXPECT_EQ(replica.questions().size(), 0U);
+  expect_error(pool->harvest(2, std::chrono::milliseconds(1)), ErrorCode::kDeadline,
+               replica.url() + " serves 1.50 of another run; weights of epoch 2 are needed");
+  replica.serve({.epoch = 2, .step = 1});
+  const Harvest harvest = harvested(*pool, 2);
+  for (const Group& group : harvest.groups) EXPECT_EQ(oldest_epoch(group), 2U);
+  EXPECT_EQ(harvest.stats.dropped_stale, 0U);
+}
+
+// Rank 0 is a new process while an answer is generated: the same step is served under two names.
+TEST(RolloutPool, AnAnswerWithATokenOfAnOlderEpochIsGeneratedAnew) {
+  const Version before{.epoch = 1, .step = 4};
+  const Version after{.epoch = 2, .step = 4};
+  for (const std::uint32_t least_epoch : {1U, 2U}) {
+    ScriptedReplica replica;
+    PoolOptions options = options_for({replica.url()});
+    options.groups = 1;
+    const auto pool = pool_of(options);
+    std::atomic<bool> mixed = true;
+    replica.script([&](const nlohmann::json& question) {
+      if (!mixed.exchange(false)) return answer_by(question, after);
+      return Reply{.body = nlohmann::json{{"choices",
+                                           {choice(0, "12\n", {{3, after}}),
+                                            choice(1, "123\n", {{1, before}, {3, after}})}}}
+                               .dump()};
+    });
+    replica.serve(after);
+    pool->begin(5, least_epoch);
+    const Harvest harvest = harvested(*pool, 5);
+    EXPECT_EQ(harvest.stats.dropped_stale, least_epoch - 1);
+    EXPECT_EQ(oldest_epoch(harvest.groups.at(0)), least_epoch);
+  }
+}
+
+// What a replica was known to serve before is looked at anew.
+TEST(RolloutPool, ToBeginWithANewEpochWaitsForIt) {
+  ScriptedReplica replica;
+  replica.serve({.epoch = 1, .step = 4});
+  const auto pool = pool_of(options_for({replica.url()}));
+  pool->begin(5, 1);
+  (void)harvested(*pool, 5);
+  pool->begin(5, 2);
+  replica.wait_for_looks(replica.looks() + 3);
+  EXPECT_EQ(replica.questions().size(), 3U);
+  replica.serve({.epoch = 2, .step = 4});
+  EXPECT_EQ(harvested(*pool, 5).stats.dropped_stale, 0U);
+  EXPECT_EQ(replica.questions().size(), 6U);
+}
+
 TEST(RolloutPool, AReplicaIsAskedNoMoreAtOnceThanAllowed) {
   ScriptedReplica replica;
   std::atomic<int> now_asked = 0;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <limits>
 #include <numeric>
 
 namespace wsync::rollout {
@@ -60,6 +61,15 @@ TEST(OldestStep, IsTheLowestOfAllTokens) {
   EXPECT_EQ(oldest_step(group), 0U);
 }
 
+TEST(OldestEpoch, NeedNotBeThatOfTheOldestStep) {
+  Group group = group_of("p", {answered("ab", 0)});
+  EXPECT_EQ(oldest_epoch(group), 0U);
+  group.rollouts[0].spans = {{.start = 0, .end = 1, .version = {.epoch = 3, .step = 5}},
+                             {.start = 1, .end = 2, .version = {.epoch = 2, .step = 9}}};
+  EXPECT_EQ(oldest_epoch(group), 2U);
+  EXPECT_EQ(oldest_step(group), 5U);
+}
+
 TEST(GroupAdvantages, AreDistancesFromTheMeanInDeviations) {
   EXPECT_THAT(group_advantages(std::vector<double>{1, 0}),
               ElementsAre(DoubleNear(0.5 / 0.5001, 1e-12), DoubleNear(-0.5 / 0.5001, 1e-12)));
@@ -107,26 +117,36 @@ TEST(PolicyBatches, TargetsFollowTheirTokensAndOnlyAnswersCount) {
                                              target(0, -0.5F), target(0, -1), none, none));
 }
 
-TEST(PolicyBatches, AReferenceStandsBesideItsTokens) {
+TEST(PolicyBatches, ALossWithADivergenceIsTakenOver) {
   const std::vector<Group> groups = {group_of("a", {answered("b\n", 1), answered("\n", -1)})};
-  const std::vector<std::vector<float>> reference = {{-3, -4}, {-5}};
-  const BatchShape shape{.micro_batches = 1, .sequences = 2, .sequence = 2};
-  const auto batches = policy_batches(groups, shape, {.kl = 0.5F}, reference).value();
-  ASSERT_EQ(batches.size(), 1U);
-  ASSERT_EQ(batches[0].policy.size(), 4U);
-  EXPECT_EQ(batches[0].policy[0].reference, -3);
-  EXPECT_EQ(batches[0].policy[1].reference, -4);
-  EXPECT_EQ(batches[0].policy[2].reference, -5);
-  EXPECT_EQ(batches[0].policy_loss.kl, 0.5F);
+  const PolicyLoss loss{.clip_low = 0, .clip_high = 7, .kl = 0.5F};
+  const auto batches = policy_batches(groups, {.sequences = 2, .sequence = 2}, loss).value();
+  EXPECT_EQ(batches.at(0).policy_loss, loss);
+}
 
-  EXPECT_THAT(refusal(policy_batches(groups, shape, {.kl = 0.5F})),
-              HasSubstr("no log-probabilities under the reference policy"));
-  const std::vector<std::vector<float>> one_list = {{-3, -4}};
-  EXPECT_THAT(refusal(policy_batches(groups, shape, {}, one_list)),
-              HasSubstr("2 rollouts and 1 list of"));
-  const std::vector<std::vector<float>> cut = {{-3}, {-5}};
-  EXPECT_THAT(refusal(policy_batches(groups, shape, {}, cut)),
-              HasSubstr("rollout 0: 2 tokens and 1 log-probabilities under the reference"));
+TEST(PolicyBatches, NumbersAreFinite) {
+  constexpr float kInfinite = std::numeric_limits<float>::infinity();
+  const std::vector<Group> groups = {group_of("a", {answered("b\n", 1), answered("\n", -1)})};
+  const BatchShape shape{.sequences = 2, .sequence = 2};
+  const PolicyLoss wrong[] = {{.clip_low = std::nanf("")},
+                              {.clip_low = -0.1F},
+                              {.clip_high = std::nanf("")},
+                              {.clip_high = -0.1F},
+                              {.clip_high = kInfinite},
+                              {.kl = std::nanf("")},
+                              {.kl = -0.1F},
+                              {.kl = kInfinite}};
+  for (const PolicyLoss& loss : wrong)
+    EXPECT_THAT(refusal(policy_batches(groups, shape, loss)),
+                HasSubstr("expected finite numbers of 0 or more"));
+  std::vector<Group> changed = groups;
+  changed[0].rollouts[1].log_probabilities[0] = -kInfinite;
+  EXPECT_THAT(refusal(policy_batches(changed, shape, {})),
+              HasSubstr("rollout 1: the log-probability of token 0 is -inf; expected a finite"));
+  changed = groups;
+  changed[0].rollouts[0].advantage = 1e300;
+  EXPECT_THAT(refusal(policy_batches(changed, shape, {})),
+              HasSubstr("rollout 0: its advantage is 1e+300; expected a finite number"));
 }
 
 TEST(PolicyBatches, WhatDoesNotFitIsNamed) {
@@ -206,6 +226,13 @@ TEST_F(BatchCodec, EveryCutIsRefused) {
     for (std::size_t kept = 0; kept < bytes.size(); ++kept)
       EXPECT_NE(why(std::span(bytes).first(kept)), "not refused") << kept;
   }
+}
+
+// The last of a batch's numbers are those of its loss.
+TEST_F(BatchCodec, ALossThatIsNoneIsRefused) {
+  policy_[1].policy_loss.kl = std::nanf("");
+  EXPECT_THAT(why(encode_batches(policy_)),
+              HasSubstr("policy_loss: clip_low 0.1, clip_high 0.3, kl nan"));
 }
 
 TEST_F(BatchCodec, WhatIsLeftOverIsRefused) {

@@ -82,7 +82,8 @@ class ScriptedReplica {
   // On a thread of the server.
   using Script = std::function<Reply(const nlohmann::json& question)>;
 
-  ScriptedReplica() {
+  // `port`: 0 for any free one.
+  explicit ScriptedReplica(int port = 0) {
     script_ = [this](const nlohmann::json& question) { return answer_by(question, served()); };
     server_.new_task_queue = [] { return new httplib::ThreadPool(16); };
     server_.set_keep_alive_timeout(1);
@@ -94,7 +95,11 @@ class ScriptedReplica {
                 [this](const httplib::Request&, httplib::Response& told) { set(told, ready()); });
     server_.Get("/weight_info",
                 [this](const httplib::Request&, httplib::Response& told) { set(told, weights()); });
-    port_ = server_.bind_to_any_port("127.0.0.1");
+    port_ = port;
+    if (port == 0)
+      port_ = server_.bind_to_any_port("127.0.0.1");
+    else
+      EXPECT_TRUE(server_.bind_to_port("127.0.0.1", port));
     EXPECT_GT(port_, 0);
     thread_ = std::thread([this] { server_.listen_after_bind(); });
     // stop() before the loop has begun would be lost.
@@ -110,6 +115,7 @@ class ScriptedReplica {
   ScriptedReplica(const ScriptedReplica&) = delete;
   ScriptedReplica& operator=(const ScriptedReplica&) = delete;
 
+  [[nodiscard]] int port() const { return port_; }
   [[nodiscard]] std::string url() const { return "http://127.0.0.1:" + std::to_string(port_); }
 
   void script(Script script) {
@@ -246,7 +252,9 @@ class RawPeer {
   void stop_listening() { listener_.reset(); }
   void hang_up() { peer_.reset(); }
   // Reads a GET, which has no body; false: the other side has hung up before.
-  bool read_get() {
+  bool read_get() { return read_head(); }
+  // Reads the head of what is asked; a body is left where it is.
+  bool read_head() {
     std::string got;
     std::array<char, 1> byte{};
     while (!got.ends_with("\r\n\r\n")) {

@@ -282,7 +282,7 @@ TEST(Loss, WhatIsNoNumberIsNotClipped) {
   EXPECT_TRUE(std::isnan(of_one_target(kLikely, {1, -1, kNoNumber}, 0.5F).loss));
 }
 
-TEST(LossDeathTest, SizesThatDoNotFit) {
+TEST(LossDeathTest, WhatDoesNotFit) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto expect_death_of = [](auto&& change, const char* rule) {
     LossCase one = every_branch(0, true);
@@ -293,6 +293,9 @@ TEST(LossDeathTest, SizesThatDoNotFit) {
   expect_death_of([](MicroBatch& batch) { batch.weights.pop_back(); }, sizes);
   expect_death_of([](MicroBatch& batch) { batch.weights.push_back(1); }, sizes);
   expect_death_of([](MicroBatch& batch) { batch.policy.pop_back(); }, sizes);
+  const char* bounds = "the bounds of the ratio and the weight of the divergence are finite";
+  expect_death_of([](MicroBatch& batch) { batch.policy_loss.clip_low = kNoNumber; }, bounds);
+  expect_death_of([](MicroBatch& batch) { batch.policy_loss.clip_high = -1; }, bounds);
   const char* targets = "each row of logits has a target of the vocabulary";
   expect_death_of([](MicroBatch& batch) { batch.targets[2] = kColumns; }, targets);
   const LossCase one = case_of(2);

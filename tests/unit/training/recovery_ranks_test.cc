@@ -405,6 +405,33 @@ TEST(RecoveringRanks, TellTheirPhases) {
   });
 }
 
+// As where nothing was saved, and a step had begun to change weights and state.
+TEST(RecoveringRanks, ThatWereSetEmptyBeginAsAnyOtherRun) {
+  const TrainingOptions options = recovery_options({.sizes = {.dp = 2}});
+  run_as_threads(2, [&](std::uint32_t, auto group) {
+    auto rank = TrainingRank::create(options, group.get());
+    ASSERT_TRUE(rank.has_value()) << rank.error().message();
+    std::vector<StepResult> results;
+    std::vector<std::vector<float>> weights;
+    for (int round = 0; round < 2; ++round) {
+      ASSERT_TRUE(set_weights(**rank).has_value());
+      (*rank)->begin_at(1);
+      for (const std::uint64_t step : {1U, 2U}) {
+        const auto done =
+            (*rank)->run_step(step, batches_of(options, step, (*rank)->place().replica));
+        ASSERT_TRUE(done.has_value()) << done.error().message();
+        results.push_back(done->result);
+      }
+      const auto all = (*rank)->weights().dense.all();
+      weights.emplace_back(all.begin(), all.end());
+      (*rank)->set_empty();
+    }
+    EXPECT_EQ(results[0].loss, results[2].loss);
+    EXPECT_EQ(results[1].loss, results[3].loss);
+    EXPECT_TRUE(same_bits(weights[0], weights[1])) << "the optimizer's state is zero again";
+  });
+}
+
 TEST(RecoveringRanks, NeedSecondHolders) {
   TrainingOptions options = recovery_options({.sizes = {.dp = 2}});
   options.second_holders = false;

@@ -147,8 +147,9 @@ WSYNC_API wsync_code wsync_trainer_wait(wsync_trainer* trainer, wsync_publish pu
  * reason, when it cannot or is only partial; `result` may be NULL. */
 WSYNC_API wsync_code wsync_trainer_roll_back(wsync_trainer* trainer, wsync_version to,
                                              int timeout_ms, wsync_rollback* result);
-/* Why this trainer publishes nothing any more: WSYNC_FENCED when a newer one has the fleet,
- * WSYNC_IO when its `state_dir` cannot be written. */
+/* Why this trainer publishes nothing any more: WSYNC_FENCED when a newer one has the fleet, or when
+ * another process has taken the place of this rank; WSYNC_IO when its `state_dir` cannot be
+ * written. */
 WSYNC_API wsync_code wsync_trainer_check(wsync_trainer* trainer);
 /* The last failure of a call from this thread as one sentence, "" when there was none. Valid until
  * the next call from this thread. */
