@@ -19,9 +19,9 @@ class StepTraces {
       : config_(config), rank_(rank) {}
 
   // Remembers a step; the latest few, if anything is to be written.
-  // What is kept of ranks that were lost is incomplete: all ranks begin anew.
-  void clear() { steps_.clear(); }
   void keep(std::uint64_t step, const training::TrainingRank::Step& measured);
+  // Forgets all steps: a rank that is new has none of them.
+  void clear() { steps_.clear(); }
   // Gathers them on rank 0, which writes. Every rank calls it, after the same steps. Errors as
   // ProcessGroup::exchange() and trace::write_text_file().
   [[nodiscard]] Result<> write(collective::ProcessGroup* group) const;

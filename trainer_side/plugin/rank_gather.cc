@@ -5,6 +5,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/base/planted.h"
 #include "shared/base/shared_memory.h"
 #include "shared/weights/bucket_plan.h"
 #include "shared/weights/dtype.h"
@@ -148,7 +149,7 @@ Result<> RankGather::join(const control::RankHello& hello) {
 
 Result<> RankGather::check_process(const RankProcess& process) {
   const Rank& rank = ranks_[process.rank];
-  if (process.incarnation >= rank.incarnation) return {};
+  if (process.incarnation >= rank.incarnation || planted("old_incarnation_taken")) return {};
   return fail(ErrorCode::kFenced,
               fmt::format("rank {} was replaced: incarnation {} (process {}) is that rank now, and "
                           "nothing is taken from incarnation {}",

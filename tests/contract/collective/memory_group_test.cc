@@ -269,7 +269,7 @@ TEST(MemoryGroup, ASegmentWhoseHeaderDoesNotHoldIsRefused) {
     std::memcpy(bad.data() + offset, &value, sizeof value);
     return refusal(file_of(bad).get());
   };
-  EXPECT_THAT(with(8, std::uint32_t{2}), HasSubstr("it has format 2, this program knows 1"));
+  EXPECT_THAT(with(8, std::uint32_t{3}), HasSubstr("it has format 3, this program knows 2"));
   EXPECT_THAT(with(12, std::uint32_t{0}), HasSubstr("a group of 0 ranks"));
   EXPECT_THAT(with(12, std::uint32_t{3}), HasSubstr("for 3 ranks with channels of 64 bytes"));
   EXPECT_THAT(with(16, std::uint64_t{100}), HasSubstr("channels of 100 bytes"));

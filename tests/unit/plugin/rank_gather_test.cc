@@ -372,6 +372,8 @@ TEST(RankGather, AHigherIncarnationIsTheRankAndALowerOneIsFenced) {
   ASSERT_TRUE(old.report(gather, 1).has_value());
   next.join(gather);  // while the old one is connected
   const auto fenced = [](const Result<>& result) {
+    EXPECT_FALSE(result.has_value()) << "a process that was replaced is heard";
+    if (result) return;
     EXPECT_EQ(result.error().code(), ErrorCode::kFenced);
     EXPECT_THAT(result.error().message(),
                 HasSubstr("rank 1 was replaced: incarnation 2 (process 1201) is that rank now, and "
