@@ -30,12 +30,16 @@ Result<std::unique_ptr<AlternatingTrainer>> AlternatingTrainer::create(
     const moe::ModelSpec& spec, const std::string& checkpoint, const std::string& run_directory,
     const std::string& state_directory) {
   std::unique_ptr<AlternatingTrainer> made(new AlternatingTrainer());
-  training::ParameterSet parameters(moe::all_parameters(spec));
-  for (std::size_t i = 0; i < kSeeds.size(); ++i) {
-    training::initialise(parameters, kSeeds[i], kDeviation);
-    if (i == 0)
+  made->weights_.reserve(kSeeds.size());
+  for (const std::uint64_t seed : kSeeds) {
+    Weights& weights = made->weights_.emplace_back(
+        Weights{.rounded = training::ParameterSet(moe::all_parameters(spec))});
+    training::ParameterSet& parameters = weights.rounded;
+    training::initialise(parameters, seed, kDeviation);
+    for (float& value : parameters.all())
+      value = training::from_bfloat16(training::to_bfloat16(value));
+    if (made->weights_.size() == 1)
       WSYNC_TRY(training::save_model(checkpoint, spec, parameters, training::SavedAs::kBFloat16));
-    Weights& weights = made->weights_[i];
     auto tensors = std::make_shared<std::vector<publish::RankTensor>>();
     for (const moe::Parameter& parameter : parameters.parameters()) {
       Bytes& values =
@@ -56,6 +60,11 @@ Result<std::unique_ptr<AlternatingTrainer>> AlternatingTrainer::create(
   made->trainer_ = std::move(*trainer);
   WSYNC_TRY(made->trainer_->start());
   return made;
+}
+
+const training::ParameterSet& AlternatingTrainer::weights_of(
+    const Version& version) const noexcept {
+  return weights_[version.step % weights_.size()].rounded;
 }
 
 Result<> AlternatingTrainer::begin() {

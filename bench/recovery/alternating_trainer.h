@@ -14,6 +14,7 @@
 #include "shared/moe/model_spec.h"
 #include "shared/weights/version.h"
 #include "trainer_side/plugin/trainer.h"
+#include "trainer_side/training/parameters.h"
 
 namespace wsync::bench {
 
@@ -37,15 +38,18 @@ class AlternatingTrainer {
   // What has become of it: nothing yet after `wait`, or that the replica serves it. kRefused
   // otherwise, with the reason.
   [[nodiscard]] Result<std::optional<Published>> ended(std::chrono::milliseconds wait) const;
+  // What a version that it has published holds, or would hold: rounded to bfloat16. Any thread.
+  [[nodiscard]] const training::ParameterSet& weights_of(const Version& version) const noexcept;
 
  private:
   struct Weights {
+    training::ParameterSet rounded;
     std::vector<Bytes> values;  // bfloat16
     plugin::RankTensors tensors;
   };
   AlternatingTrainer() = default;
 
-  std::array<Weights, 2> weights_;
+  std::vector<Weights> weights_;              // two; that of a step is its number by their count
   std::uint64_t step_ = 0;                    // of the last publish
   std::uint64_t publish_ = 0;                 // its number
   std::unique_ptr<plugin::Trainer> trainer_;  // before the weights, which it reads

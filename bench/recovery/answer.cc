@@ -13,32 +13,32 @@ tl::unexpected<Error> wrong(std::string why) {
   return fail(ErrorCode::kInvalidInput, std::move(why));
 }
 
-Result<std::vector<Version>> versions_of_spans(const json& spans, const Asked& asked) {
-  std::vector<Version> versions;
-  std::uint64_t end = 0;
-  for (const json& span : spans) {
+Result<std::vector<AnsweredSpan>> read_spans(const json& listed, const Asked& asked) {
+  std::vector<AnsweredSpan> spans;
+  std::uint32_t end = 0;
+  for (const json& span : listed) {
     const auto from = span.at("start").get<std::uint64_t>();
     const auto to = span.at("end").get<std::uint64_t>();
     const auto version = Version::parse(span.at("version").get_ref<const std::string&>());
     if (!version) return fail(version.error());
-    if (from != end || to <= from)
-      return wrong(fmt::format("span {} has tokens {} to {}, expected some from {} on",
-                               versions.size(), from, to, end));
-    if (versions.empty() ? *version < asked.oldest : *version <= versions.back())
-      return wrong(fmt::format("span {} is of version {}, expected {} {}", versions.size(),
-                               version->to_string(), versions.empty() ? "at least" : "more than",
-                               (versions.empty() ? asked.oldest : versions.back()).to_string()));
-    versions.push_back(*version);
-    end = to;
+    if (from != end || to <= from || to > asked.tokens)
+      return wrong(fmt::format("span {} has tokens {} to {}, expected some from {} on, up to {}",
+                               spans.size(), from, to, end, asked.tokens));
+    if (spans.empty() ? *version < asked.oldest : *version <= spans.back().version)
+      return wrong(fmt::format("span {} is of version {}, expected {} {}", spans.size(),
+                               version->to_string(), spans.empty() ? "at least" : "more than",
+                               (spans.empty() ? asked.oldest : spans.back().version).to_string()));
+    spans.push_back({.begin = end, .end = static_cast<std::uint32_t>(to), .version = *version});
+    end = spans.back().end;
   }
   if (end != asked.tokens)
     return wrong(fmt::format("its spans end at token {} of {}", end, asked.tokens));
-  return versions;
+  return spans;
 }
 
 }  // namespace
 
-Result<std::vector<Version>> versions_of_answer(std::string_view body, const Asked& asked) {
+Result<Answer> read_answer(std::string_view body, const Asked& asked) {
   try {
     const json answer = json::parse(body);
     const json& choices = answer.at("choices");
@@ -51,10 +51,19 @@ Result<std::vector<Version>> versions_of_answer(std::string_view body, const Ask
           fmt::format("it has ended after {} with finish_reason {}, expected {} and "
                       "\"length\"",
                       counted(tokens, "token"), reason.dump(), asked.tokens));
-    return versions_of_spans(choice.at("weight_versions"), asked);
+    auto spans = read_spans(choice.at("weight_versions"), asked);
+    if (!spans) return fail(spans.error());
+    Answer read{
+        .tokens = choice.at("token_ids").get<std::vector<std::uint32_t>>(),
+        .log_probabilities = choice.at("logprobs").at("token_logprobs").get<std::vector<double>>(),
+        .spans = std::move(*spans)};
+    if (read.log_probabilities.size() != tokens)
+      return wrong(fmt::format("it has log-probabilities of {} for {}",
+                               read.log_probabilities.size(), counted(tokens, "token")));
+    return read;
   } catch (const json::exception& error) {
-    return wrong(
-        fmt::format("it is no completion with token_ids and weight_versions: {}", error.what()));
+    return wrong(fmt::format("it is no completion with token_ids, logprobs and weight_versions: {}",
+                             error.what()));
   }
 }
 

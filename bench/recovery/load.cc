@@ -1,5 +1,6 @@
 #include "bench/recovery/load.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -48,8 +49,9 @@ void Load::State::failed(const Error& error) {
 }
 
 Result<> Load::State::ask(HttpExchange& client, unsigned number, std::mt19937_64& random) {
-  std::vector<std::uint64_t> prompt(options.prompt);
-  for (std::uint64_t& token : prompt) token = random() % options.vocabulary;
+  std::vector<std::uint32_t> prompt(options.prompt);
+  for (std::uint32_t& token : prompt)
+    token = static_cast<std::uint32_t>(random() % options.vocabulary);
   Asked asked{.tokens =
                   options.shortest +
                   static_cast<std::uint32_t>(random() % (options.longest - options.shortest + 1))};
@@ -57,29 +59,41 @@ Result<> Load::State::ask(HttpExchange& client, unsigned number, std::mt19937_64
     const std::lock_guard lock(mutex);
     asked.oldest = oldest;
   }
-  const auto reply = client.ask(
-      {.path = "/v1/completions",
-       .body = fmt::format(
-           R"({{"prompt": [{}], "max_tokens": {}, "temperature": 1, "return_token_ids": true}})",
-           fmt::join(prompt, ", "), asked.tokens),
-       .most_bytes = kAnswerBytesMost,
-       .deadline = now() + kAnswerDeadline});
+  const auto reply =
+      client.ask({.path = "/v1/completions",
+                  .body = fmt::format(
+                      R"({{"prompt": [{}], "max_tokens": {}, "temperature": 1, "logprobs": 0, )"
+                      R"("return_token_ids": true}})",
+                      fmt::join(prompt, ", "), asked.tokens),
+                  .most_bytes = kAnswerBytesMost,
+                  .deadline = now() + kAnswerDeadline});
   if (!reply) return fail(reply.error().with_context(fmt::format("client {}", number)));
   if (reply->status != 200)
     return fail(ErrorCode::kRefused, fmt::format("client {}: the engine answered {}: {}", number,
                                                  reply->status, reply->body));
-  const auto versions = versions_of_answer(reply->body, asked);
-  const std::lock_guard lock(mutex);
+  const auto answer = read_answer(reply->body, asked);
+  std::unique_lock lock(mutex);
+  const bool met = answer && answer->spans.size() > 1;
+  const bool due = options.recomputed != nullptr && answer &&
+                   (met || figures.answers % options.recompute_every == 0);
+  lock.unlock();
+  const Result<double> difference =
+      due ? options.recomputed->difference(prompt, *answer) : Result<double>(0);
+  lock.lock();
   ++figures.answers;
-  if (versions) {
+  if (met) ++figures.met;
+  if (due) ++figures.recomputed;
+  if (answer && difference) {
     figures.tokens += asked.tokens;
-    if (versions->size() > 1) ++figures.met;
+    if (due) figures.recomputed_tokens += asked.tokens;
+    figures.difference_most = std::max(figures.difference_most, *difference);
+    figures.newest = std::max(figures.newest, answer->spans.back().version);
     return {};
   }
   ++figures.wrong;
   if (figures.faults.size() < kFaultsTold)
     figures.faults.push_back(fmt::format("answer {}, of client {}: {}", figures.answers, number,
-                                         versions.error().message()));
+                                         (answer ? difference.error() : answer.error()).message()));
   return {};
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/recovery/recomputed.h"
 #include "shared/base/error.h"
 #include "shared/weights/version.h"
 
@@ -19,14 +20,22 @@ struct LoadOptions {
   std::uint32_t shortest = 64;  // of an answer, in tokens
   std::uint32_t longest = 256;
   Version oldest;  // that is served now
+  // Borrowed. Answers of several versions are held to it, and one of `recompute_every` others;
+  // null: none.
+  Recomputed* recomputed = nullptr;
+  std::uint64_t recompute_every = 16;
 };
 
 struct LoadFigures {
   std::uint64_t answers = 0;  // that have come, right or wrong
   std::uint64_t tokens = 0;   // of those that are right
-  std::uint64_t met = 0;      // right ones with tokens of several versions
+  std::uint64_t met = 0;      // with tokens of several versions, in spans that are right
   std::uint64_t wrong = 0;
-  std::vector<std::string> faults;  // of the first kFaultsTold wrong ones, one sentence each
+  std::uint64_t recomputed = 0;         // answers, right or wrong
+  std::uint64_t recomputed_tokens = 0;  // of those that are right
+  double difference_most = 0;           // of these: Recomputed::difference()
+  Version newest;                       // that a right answer names
+  std::vector<std::string> faults;      // of the first kFaultsTold wrong ones, one sentence each
 };
 inline constexpr std::size_t kFaultsTold = 8;
 

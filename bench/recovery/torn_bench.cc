@@ -30,7 +30,13 @@ constexpr std::uint64_t kFreshStats = 2;  // one may have been on its way
 class TornRun {
  public:
   TornRun(const TornBenchOptions& options, const Interrupt& interrupt, const OnTornSteps& on_steps)
-      : options_(options), interrupt_(interrupt), on_steps_(on_steps) {
+      : options_(options),
+        interrupt_(interrupt),
+        on_steps_(on_steps),
+        recomputed_(torn_model(options.ranks),
+                    [this](const Version& version) -> const training::ParameterSet& {
+                      return trainer_->weights_of(version);
+                    }) {
     result_.options = options;
   }
   TornRun(const TornRun&) = delete;
@@ -170,7 +176,8 @@ class TornRun {
     load_.emplace(LoadOptions{.port = *leader.view().port,
                               .requests = options_.requests,
                               .vocabulary = torn_model(options_.ranks).vocabulary,
-                              .oldest = newest_});
+                              .oldest = newest_,
+                              .recomputed = &recomputed_});
     CpuLoad cpu;
     const TimePoint begin = now();
     TimePoint next = begin + std::chrono::milliseconds(options_.switch_ms);
@@ -265,7 +272,11 @@ class TornRun {
                     fmt::format("{} has compared {} layers in {} steps, expected {} in each",
                                 rank->name(), compared, result_.steps, result_.layers));
     }
-    if (result_.load.met == 0 || result_.versions <= result_.switches)
+    if (newest_ < result_.load.newest)
+      return fail(ErrorCode::kInternal,
+                  fmt::format("an answer names version {}; the newest that was published is {}",
+                              result_.load.newest.to_string(), newest_.to_string()));
+    if (result_.passed() && (result_.load.met == 0 || result_.versions <= result_.switches))
       return fail(ErrorCode::kRefused,
                   fmt::format("{} in {:.1f} s met {} of {}, and steps were run with {}: nothing is "
                               "shown; ask for more steps, or for a shorter --switch-ms",
@@ -284,6 +295,7 @@ class TornRun {
   std::optional<Child> sidecar_;
   std::unique_ptr<AlternatingTrainer> trainer_;
   std::vector<std::unique_ptr<RankProcess>> ranks_;
+  Recomputed recomputed_;  // of what the trainer has
   std::optional<Load> load_;
 };
 
@@ -308,8 +320,8 @@ moe::ModelSpec torn_model(unsigned ranks) {
           .heads = ranks,
           .key_value_heads = ranks,
           .head_dim = 8,
-          .experts = 4,
-          .experts_per_token = 2,
+          .experts = 2,
+          .experts_per_token = 2,  // all: see recomputed.h
           .expert_hidden = 8 * ranks,
           .max_positions = 512};
 }

@@ -48,7 +48,8 @@ struct TornBenchResult {
   std::vector<std::string> torn_told;  // the first of each rank, one sentence each
   double others_busy = 0;              // share of the cores' time that was used before
   double stolen = 0;                   // share that the host withheld meanwhile
-  // No step was torn, and every answer's spans are right.
+  // No step was torn, every answer's spans are right, and so are the log-probabilities of those
+  // that were computed anew.
   [[nodiscard]] bool passed() const { return torn == 0 && load.wrong == 0; }
 };
 

@@ -46,6 +46,9 @@ nlohmann::json to_json(const TornBenchResult& result) {
           {"tokens", result.load.tokens},
           {"requests_met", result.load.met},
           {"requests_wrong", result.load.wrong},
+          {"requests_recomputed", result.load.recomputed},
+          {"tokens_recomputed", result.load.recomputed_tokens},
+          {"difference_most", result.load.difference_most},
           {"wrong_told", result.load.faults},
           {"others_busy", result.others_busy},
           {"stolen", result.stolen}};
@@ -76,6 +79,10 @@ std::string to_text(const TornBenchResult& result) {
       "requests", number(result.load.answers),
       fmt::format("of {}; {} met by a switch, {} wrong", counted(result.load.tokens, "token"),
                   result.load.met, result.load.wrong));
+  text += line_of(
+      "computed anew", number(result.load.recomputed),
+      fmt::format("of {}; a log-probability differs by at most {:.1e}",
+                  counted(result.load.recomputed_tokens, "token"), result.load.difference_most));
   return text + load_notes(result.others_busy, result.stolen);
 }
 

@@ -75,7 +75,8 @@ void add_kill_options(CLI::App& command, CLI::Option& torn, bench::KillBenchOpti
   add("--between", kill.between,
       "A kill comes at random within the time of so many steps (default: 4)")
       ->check(CLI::Range(1U, bench::kKillBetweenMax));
-  add("--seed", kill.seed, "Of the choice of ranks and times (default: 1)");
+  add("--seed", kill.seed, "Of the choice of ranks and times (default: 1)")
+      ->check(CLI::NonNegativeNumber);
   const auto size = [&](const char* name, auto& value, const char* text) {
     add(name, value, text)->check(CLI::Range(1U, bench::kKillRanksMax));
   };

@@ -37,7 +37,12 @@ bool is_committed(const json& publish) { return publish.at("state") == "committe
 
 void TrainReport::take(const json& event) {
   const std::string kind = event.at("event");
-  if (kind == "begin" && !begin_.is_null()) return;  // a rank 0 that replaces another one's
+  // A rank 0 that replaces another one does not know what that one has told.
+  if (kind == "begin" && !begin_.is_null()) return;
+  if (kind == "saved" && std::any_of(saved_.begin(), saved_.end(), [&](const json& one) {
+        return one.at("step") == event.at("step");
+      }))
+    return;
   if (prints_events_) print_line(stdout, to_line(event));
   if (kind == "begin") {
     begin_ = event;
@@ -60,7 +65,6 @@ void TrainReport::take(const json& event) {
   } else if (kind == "publish") {
     take_publish(event);
   } else if (kind == "saved") {
-    std::erase_if(saved_, [&](const json& one) { return one.at("step") == event.at("step"); });
     saved_.push_back(event);
     log_info("saved {}", event.at("directory").get<std::string>());
   } else if (kind == "save_failed") {
@@ -81,6 +85,7 @@ void TrainReport::take(const json& event) {
 // Newest last; a step that is run again is told again.
 void TrainReport::take_step(const json& event) {
   forget_from(steps_, event.at("step"));
+  forget_from(saved_, event.at("step"));
   steps_.push_back(event);
   last_step_ = event.at("step");
   log_info("step {}/{}: loss {:.4f}, gradient norm {:.3f}, learning rate {:.2e}, {:.3f} s",
@@ -252,8 +257,8 @@ std::string TrainReport::sentences() const {
           sum.at("step_seconds_alone").get<double>(), sum.at("step_ratio").get<double>());
   }
   if (!losses_.empty())
-    text += fmt::format("{} lost, {} recovered from\n", counted(losses_.size(), "rank"),
-                        recoveries_.size());
+    text +=
+        fmt::format("losses of ranks: {}, recoveries: {}\n", losses_.size(), recoveries_.size());
   if (!saved_.empty())
     text += fmt::format("saved {}\n", saved_.back().at("directory").get<std::string>());
   return text;

@@ -76,7 +76,8 @@ class Launch {
       look_for_break();
       pass_stop_on();
     });
-    watch.start_repeating(std::min(config_.heartbeat.interval, kRanksLook));
+    watch.start_repeating(
+        std::min({config_.heartbeat.interval, kRanksLook, config_.heartbeat.deadline / 4}));
     const Result<> ended = children_->until("the end", kNoDeadline, [this] { return is_over(); });
     if (!ended) {
       if (ended.error().code() != ErrorCode::kCancelled) return fail(ended.error());
@@ -148,7 +149,7 @@ class Launch {
       keep.push_back(of_rank.get());
       add("--control", static_cast<std::uint64_t>(of_rank.get()));
       add("--generation", seat.generation);
-      add("--told", highest_step_);
+      add("--told", report_.last_step());
     }
     const auto child =
         children_->start({.name = fmt::format("rank {}", rank),
@@ -241,9 +242,9 @@ class Launch {
       const auto sign = last_sign(rank);
       const Seat& seat = seats_[rank];
       if (!seat.child->running() || seat.is_lost) continue;
-      if (is_away(rank) && now() - generations_.back().begun > kAwayPatience) {
+      if (const auto away = now() - away_since(rank); is_away(rank) && away > kAwayPatience) {
         lose(rank, fmt::format("has not come to the others for {}: it hangs",
-                               trace::format_duration(now() - generations_.back().begun)));
+                               trace::format_duration(away)));
         continue;
       }
       if (sign.phase != RankPhase::kThere) continue;
@@ -260,6 +261,16 @@ class Launch {
   // Not in the newest group yet.
   [[nodiscard]] bool is_away(std::uint32_t rank) const {
     return newest().ranks()[rank].phase == RankPhase::kAway;
+  }
+
+  // When the first group began that it has not come to.
+  [[nodiscard]] TimePoint away_since(std::uint32_t rank) const {
+    TimePoint since = generations_.back().begun;
+    for (auto one = generations_.rbegin(); one != generations_.rend(); ++one) {
+      if (one->segment.ranks()[rank].phase != RankPhase::kAway) break;
+      since = one->begun;
+    }
+    return since;
   }
 
   // Why a rank has broken a group by itself: the newest such reason.
@@ -324,18 +335,20 @@ class Launch {
                   {"why", why}});
     if (!config_.recovery.enabled) {
       seat.child->send(SIGKILL);
-      return fail_all(error);
+      return fail_all(Error(error.code(), error.message() + "; recovery.enabled is false"));
     }
-    if (seat.child->running() && config_.recovery.keep_silent) {
+    const bool is_kept = seat.child->running() && config_.recovery.keep_silent;
+    if (is_kept) {
       const std::array sign{kReplacedSign};
       send(seat, sign, {});
     } else {
       seat.child->send(SIGKILL);
     }
-    go_on_without({rank}, error);
+    go_on_without({rank}, error, is_kept);
   }
 
-  void go_on_without(const std::vector<std::uint32_t>& lost, const Error& why) {
+  void go_on_without(const std::vector<std::uint32_t>& lost, const Error& why,
+                     bool is_kept = false) {
     if (is_done_) {
       for (const std::uint32_t rank : lost) {
         seats_[rank].is_lost = true;
@@ -349,11 +362,13 @@ class Launch {
     std::uint32_t most = !lost.empty() ? 0 : waits ? breaks_ : ++breaks_;
     for (const std::uint32_t rank : lost) most = std::max(most, ++seats_[rank].losses);
     if (most > config_.recovery.attempts)
-      return fail_all(why.with_context(
-          fmt::format("{} times in a row, and no step has ended between them (recovery.attempts "
-                      "is {})",
-                      most, config_.recovery.attempts)));
-    if (!lost.empty()) log_warning("{}; a new process takes its place", why.message());
+      return fail_all(Error(
+          why.code(), fmt::format("{}; that was {} times in a row, and no step has ended between "
+                                  "them (recovery.attempts is {})",
+                                  why.message(), most, config_.recovery.attempts)));
+    if (!lost.empty())
+      log_warning("{}; {}a new process takes its place", why.message(),
+                  is_kept ? "it is kept as it is, and cut off; " : "");
     break_newest(why);
     if (const Result<> begun = begin_generation(lost); !begun) fail_all(begun.error());
   }

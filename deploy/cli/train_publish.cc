@@ -121,7 +121,11 @@ void StepPublisher::publish(std::uint64_t step) {
 }
 
 bool StepPublisher::must_publish_again(std::uint64_t step) {
-  if (rank_.place().rank != 0 || !trainer_ || (newest_ && step < newest_->step)) return false;
+  if (rank_.place().rank != 0 || (newest_ && step < newest_->step)) return false;
+  if (!trainer_) {
+    if (!std::exchange(is_lost_, false) || !start()) return false;
+    newest_.reset();  // of the one before
+  }
   if (newest_ && step == newest_->step) {
     const auto view = trainer_->look(newest_->id);
     if (!view) return false;  // it ended long ago
@@ -233,6 +237,10 @@ void StepPublisher::end_all() {
       view->status.reason = "the run was asked to end before the fleet had taken it";
       tell(running, *view);
     }
+  if (newest_ && trainer_)
+    if (const auto view = trainer_->look(newest_->id))
+      is_lost_ = view->status.state == PublishState::kFailed && view->status.version.none() &&
+                 rank_.group() != nullptr && !rank_.group()->health();
   trainer_.reset();  // rank 0's word, or its end, is what the others wait for
 }
 

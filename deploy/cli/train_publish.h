@@ -40,7 +40,8 @@ class StepPublisher {
   // Rank 0, after wait_snapshotted(): whether all ranks should call publish(step) now, because no
   // version has come of this step: its newest publish has failed before all shards were gathered,
   // or this process has never published it. False for a version that exists, whatever its end, for
-  // a publish that goes on, for steps before one of them, and after end_all(). When it is true this
+  // a publish that goes on, for steps before one of them, and after end_all() unless the loss of a
+  // rank has ended the newest one. When it is true this
   // rank takes reports of the step from now on, so the ranks may publish in any order. The other
   // ranks: false.
   [[nodiscard]] bool must_publish_again(std::uint64_t step);
@@ -86,6 +87,7 @@ class StepPublisher {
   std::deque<Running> running_;
   std::optional<Running> newest_;
   bool snapshotted_ = true;
+  bool is_lost_ = false;  // end_all() has found that the newest publish failed with the group
   std::uint32_t epoch_ = 0;
   std::chrono::milliseconds patience_;
   std::unique_ptr<plugin::Trainer> trainer_;

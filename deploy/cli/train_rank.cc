@@ -42,7 +42,7 @@ struct Flags {
   std::uint8_t has_begun = 0;      // steps of the run have ended
   std::uint16_t none = 0;
   std::uint64_t saved = 0;      // rank 0: the newest step of the run that is on the disk
-  std::uint64_t published = 0;  // rank 0: the newest step that it has begun to publish
+  std::uint64_t published = 0;  // steps up to it engines may have
   std::uint64_t given = 0;      // bytes, to other ranks in a recovery
   Digest text;                  // that is trained on
 };
@@ -263,23 +263,24 @@ class RankRun {
                                .saved = newest_saved(config_, first_),
                                .published = published_});
     if (!shared) return fail(shared.error());
-    const std::uint64_t step = shared->front().saved;  // of rank 0: all have the same directory
     // What engines were given is not taken back.
-    publishes_above_ = shared->front().published;
+    for (const Flags& one : *shared) publishes_above_ = std::max(publishes_above_, one.published);
+    auto state = newest_state(shared->front().saved);  // of rank 0: all have the same directory
+    if (!state) return fail(std::move(state).error());
+    const std::uint64_t step = *state ? (*state)->facts.step : 0;
     std::vector<std::uint32_t> replaced;
     for (std::uint32_t rank = 0; rank < shared->size(); ++rank)
       if ((*shared)[rank].is_new != 0) replaced.push_back(rank);
     if (step == 0 && config_.resume.empty() && any(*shared, &Flags::has_begun))
-      return fail(ErrorCode::kPeerLost,
-                  fmt::format("{}, and the run has saved nothing to go on from; set "
-                              "save.directory and save.every",
-                              lost.message()));
+      return fail(
+          ErrorCode::kPeerLost,
+          fmt::format("{}, and the run has no saved state to go on from{}", lost.message(),
+                      config_.save.directory.empty() ? "; set save.directory and save.every"
+                                                     : "; it saves one every save.every steps"));
     RunBegin found{.text = {}, .facts = facts_, .weights = {}, .state = {}};
     if (step > 0) {
-      auto state = training::load_state(training::state_directory(config_.save.directory, step));
-      if (!state) return fail(std::move(state).error());
-      found.facts = state->facts;
-      found.state = std::move(*state);
+      found.facts = (*state)->facts;
+      found.state = std::move(**state);
     } else {
       auto begun = begin_run(config_, rank_->options(), Outputs::kOfThisRun);
       if (!begun) return fail(std::move(begun).error());
@@ -302,6 +303,31 @@ class RankRun {
                    0);
   }
 
+  // The newest state of the run that all can read; `step` is the newest that there is, 0: none.
+  // What cannot be read is put aside, so that its step can be saved again.
+  [[nodiscard]] Result<std::optional<training::RunState>> newest_state(std::uint64_t step) {
+    while (step > 0) {
+      const std::string path = training::state_directory(config_.save.directory, step);
+      auto state = training::load_state(path);
+      const bool is_damaged = !state && (state.error().code() == ErrorCode::kInvalidInput ||
+                                         state.error().code() == ErrorCode::kNotFound ||
+                                         state.error().code() == ErrorCode::kDigestMismatch);
+      if (!state && !is_damaged) return fail(std::move(state).error());
+      const auto read = share({.save_failed = is_damaged}, kSaveDeadline);
+      if (!read) return fail(read.error());
+      if (!any(*read, &Flags::save_failed)) return std::optional(std::move(*state));
+      if (rank_->place().rank == 0)
+        put_aside(path, state ? "another rank" : state.error().message());
+      const auto next = share({.saved = newest_saved(config_, first_)});
+      if (!next) return fail(next.error());
+      if (next->front().saved >= step)
+        return fail(ErrorCode::kPeerLost,
+                    fmt::format("{} cannot be read, nor put aside; remove it and resume", path));
+      step = next->front().saved;
+    }
+    return std::optional<training::RunState>();
+  }
+
   // What follows a step may have been done by some ranks, or by a rank 0 that is gone.
   [[nodiscard]] Result<Stage> take_up(json recovered, std::uint64_t bytes) {
     traces_->clear();
@@ -318,11 +344,13 @@ class RankRun {
                                                           publisher_->must_publish_again(step)),
                .save_again = leads && saves && saved < step,
                .saved = saved,
+               .published = publishes_above_,
                .given = bytes});
     if (!flags) return fail(flags.error());
     take_stop(*flags);
+    for (const Flags& one : *flags) publishes_above_ = std::max(publishes_above_, one.published);
     saved_ = std::max(first_ - 1, flags->front().saved);
-    if (leads && is_new_ && saved == step) tell_saved();
+    if (leads && saved >= first_ && saved == step) tell_saved();
     std::uint64_t given = 0;
     for (const Flags& one : *flags) given += one.given;
     recovered["bytes"] = given;
@@ -411,7 +439,8 @@ class RankRun {
       std::uint64_t step) {
     if (!rollouts_)
       return std::optional(micro_batches(config_, *text_, step, rank_->place().replica));
-    if (rollouts_->generates(step) && !std::exchange(generates_, true) && publisher_) {
+    if (rollouts_->generates(step) && !std::exchange(generates_, true) && publisher_ &&
+        (step == 1 || step - 1 > publishes_above_)) {
       publish(step - 1);
       WSYNC_TRY(publisher_->wait_served(config_.rollout->patience));
     }

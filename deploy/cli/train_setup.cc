@@ -10,6 +10,7 @@
 
 #include "deploy/cli/train_rollouts.h"
 #include "shared/base/format.h"
+#include "shared/base/log.h"
 #include "trainer_side/publish/directory_watch.h"
 #include "trainer_side/training/checkpoint.h"
 
@@ -308,6 +309,17 @@ std::uint64_t newest_saved(const config::TrainConfig& config, std::uint64_t firs
     if (step && *step >= first && *step <= config.steps) newest = std::max(newest, *step);
   }
   return newest;
+}
+
+void put_aside(const std::string& path, const std::string& why) {
+  const std::string aside = path + ".unreadable";
+  std::error_code error;
+  fs::remove_all(aside, error);
+  fs::rename(path, aside, error);
+  if (error)
+    log_warning("{} cannot be gone on from ({}), nor put aside: {}", path, why, error.message());
+  else
+    log_warning("{} cannot be gone on from ({}); it is {} now", path, why, aside);
 }
 
 void remove_unfinished(const config::TrainConfig& config) {

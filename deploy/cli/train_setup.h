@@ -50,6 +50,8 @@ struct RunBegin {
 
 // The newest step whose state is in save.directory, of those from `first` on; 0: none.
 [[nodiscard]] std::uint64_t newest_saved(const config::TrainConfig& config, std::uint64_t first);
+// Renames a saved state that cannot be read, and tells it with this reason.
+void put_aside(const std::string& path, const std::string& why);
 // Removes what a rank 0 that was lost has begun to save. No other one of the run saves meanwhile.
 void remove_unfinished(const config::TrainConfig& config);
 

@@ -60,6 +60,9 @@ endif()
 add_library(wsync_compiled_quickly INTERFACE)
 target_compile_options(wsync_compiled_quickly INTERFACE
   $<$<CONFIG:RelWithDebInfo>:$<IF:$<STREQUAL:${WSYNC_SANITIZER},>,-O1,-O0>>)
+# The same for tests, whose warnings by way of the optimizer nobody misses either.
+add_library(wsync_not_optimized INTERFACE)
+target_compile_options(wsync_not_optimized INTERFACE $<$<CONFIG:RelWithDebInfo>:-O0>)
 
 # Of g++ 12's library, which uses what it has itself declared deprecated.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
@@ -90,15 +93,19 @@ elseif(NOT WSYNC_SANITIZER STREQUAL "")
   message(FATAL_ERROR "WSYNC_SANITIZER is '${WSYNC_SANITIZER}'; expected empty, address, thread or fuzzer")
 endif()
 
-# wsync_component(<name> SOURCES <file>... HEADERS <file>... [LINK <target>...] [PRIVATE_LINK <target>...])
-# A static library wsync_<name> with alias wsync::<name>. Headers are included from the root of the tree.
+# wsync_component(<name> SOURCES <file>... HEADERS <file>... [LINK <target>...] [PRIVATE_LINK <target>...] [HOT])
+# A static library wsync_<name> with alias wsync::<name>. Headers are included from the root of the tree. HOT: tests spend
+# their time in its loops; the address and thread sanitizers' builds optimize these alone.
 function(wsync_component name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;HEADERS;LINK;PRIVATE_LINK")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "HOT" "" "SOURCES;HEADERS;LINK;PRIVATE_LINK")
   add_library(wsync_${name} STATIC ${arg_SOURCES})
   add_library(wsync::${name} ALIAS wsync_${name})
   target_sources(wsync_${name} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${arg_HEADERS})
   set_target_properties(wsync_${name} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
   target_link_libraries(wsync_${name} PUBLIC ${arg_LINK} PRIVATE wsync_warnings ${arg_PRIVATE_LINK})
+  if(NOT arg_HOT AND WSYNC_SANITIZER MATCHES "^(address|thread)$")
+    target_link_libraries(wsync_${name} PRIVATE wsync_compiled_quickly)
+  endif()
 endfunction()
 
 # wsync_test(<name> LABEL <unit|contract|scenario|simulation|gpu> SOURCES <file>... LINK <target>... [TIMEOUT <seconds>]
@@ -113,7 +120,7 @@ function(wsync_test name)
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE wsync_warnings ${arg_LINK} GTest::gtest GTest::gmock GTest::gtest_main)
   if(NOT arg_OPTIMIZED)
-    target_link_libraries(${name} PRIVATE wsync_compiled_quickly)
+    target_link_libraries(${name} PRIVATE wsync_not_optimized)
   endif()
   target_compile_definitions(${name} PRIVATE WSYNC_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
     $<$<NOT:$<STREQUAL:${WSYNC_SANITIZER},>>:WSYNC_SANITIZED> $<$<STREQUAL:${WSYNC_SANITIZER},thread>:WSYNC_SANITIZED_THREADS>)

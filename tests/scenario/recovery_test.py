@@ -246,6 +246,25 @@ class Signals(RecoveryCase):
             run, _ = self.both_holders_killed(fleet, {})
             self.failed(fleet, run, "ranks 2 and 3 are lost", "save.every")
 
+    def test_a_saved_state_that_is_damaged(self):
+        with TrainingFleet(WSYNC) as fleet:
+            values = ENDLESS | ALONE["one replica"]
+            run = fleet.training(values | {"save.directory": fleet.path("saved"), "save.every": 3})
+            pids = run.ranks(2)
+            run.until_step(7)
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            newest = max(int(name[5:]) for name in os.listdir(fleet.path("saved")) if name.startswith("step_"))
+            os.truncate(fleet.path(f"saved/step_{newest}/optimizer/state.safetensors"), 1000)
+            os.kill(pids[1], signal.SIGKILL)
+            os.kill(pids[0], signal.SIGCONT)
+            run.replacement(1, *pids)
+            run.until_step(run.last_step() + 4)
+            result, log = self.stopped(fleet, run, values)
+            recovery, = result["recoveries"]
+            self.assertEqual((recovery["from"], recovery["step"]), ("checkpoint", newest - 2), log)
+            self.assertIn(f"it is {fleet.path('saved')}/step_{newest}.unreadable now", log)
+
     def test_ranks_that_are_silent(self):
         with TrainingFleet(WSYNC) as fleet:
             run = self.begun(fleet, IMPATIENT)

@@ -1,5 +1,5 @@
 """wsync bench recovery --torn: 32 completions at once at a replica of two ranks while its weights change, and in every forward
-step every rank compares the version of every layer. No time is compared with anything: the machine may be busy."""
+step every rank compares the version of every layer; what the answers' tokens come to is computed anew. No time is compared with anything: the machine may be busy."""
 import json
 import os
 import signal
@@ -52,6 +52,12 @@ class Torn(unittest.TestCase):
         self.assertLessEqual(result["requests_met"], result["requests"])
         self.assertEqual((result["requests_wrong"], result["wrong_told"]), (0, []))
         self.assertGreaterEqual(result["requests"], requests)
+        # Every answer that a switch met, and some of the others, computed anew from the published bytes.
+        self.assertGreaterEqual(result["requests_recomputed"], result["requests_met"])
+        self.assertGreaterEqual(result["tokens_recomputed"], 64 * result["requests_recomputed"])
+        self.assertLessEqual(result["tokens_recomputed"], result["tokens"])
+        self.assertGreater(result["difference_most"], 0)
+        self.assertLess(result["difference_most"], 1e-4)
         # A step gives a token to each sequence at most, and answers have 64 to 256 tokens.
         self.assertLessEqual(result["tokens"], result["steps"] * requests)
         self.assertGreaterEqual(result["tokens"], 64 * result["requests"])

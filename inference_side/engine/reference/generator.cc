@@ -6,6 +6,7 @@
 #include "shared/base/digest.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/base/planted.h"
 
 namespace wsync::engine::reference {
 
@@ -51,7 +52,8 @@ std::uint64_t Generator::agreement() const {
 
 void Generator::weights_changed() {
   const std::lock_guard lock(mutex_);
-  scheduler_.weights_changed(options_.on_switch);
+  scheduler_.weights_changed(planted("switch_keeps_keys") ? generation::CachePolicy::kKeep
+                                                          : options_.on_switch);
   label_.clear();
 }
 

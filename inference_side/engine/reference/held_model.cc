@@ -160,25 +160,51 @@ Result<> HeldModel::read_checkpoint(const CheckpointDirectory& checkpoint) {
 
 void HeldModel::begin_load() {
   if (mapped_) return;
-  for (Layer& layer : layers_) layer.word.store(kChanging, std::memory_order_release);
+  for (Layer& layer : layers_)
+    if (!layer.tensors.empty()) set_changing(layer);
+}
+
+// Not a plain store: bytes that are written after it, by streaming stores too, could be seen before
+// it. Nor may a step that has not seen it see them: that step's end_layer() happens before it.
+void HeldModel::set_changing(Layer& layer) {
+  layer.word.exchange(kChanging, std::memory_order_acq_rel);
 }
 
 void HeldModel::take_layer(const Version& version, std::span<const LayerTensor> tensors) {
+  if (tensors.empty()) return;
+  Layer& layer = layers_[layer_of_[tensors.front().tensor]];
+  WSYNC_CHECK(std::ranges::all_of(layer.tensors,
+                                  [&](std::uint32_t t) {
+                                    return part_bytes_[t] == 0 ||
+                                           std::ranges::count(tensors, t, &LayerTensor::tensor) ==
+                                               1;
+                                  }),
+              "a layer comes whole");
+  if (mapped_ && std::exchange(next_version_, version) != version) next_.assign(next_.size(), {});
   for (const LayerTensor& tensor : tensors) {
     if (mapped_)
       next_[tensor.tensor] = tensor.bytes;
     else if (tensor.bytes.data() != own_[tensor.tensor].data())
       copy_streaming(own_[tensor.tensor], tensor.bytes);
   }
-  if (!mapped_ && !tensors.empty())
-    layers_[layer_of_[tensors.front().tensor]].word.store(word_of(version),
-                                                          std::memory_order_release);
+  if (!mapped_) layer.word.store(word_of(version), std::memory_order_release);
 }
 
 void HeldModel::commit(const Version& version) {
-  if (mapped_) held_ = next_;
   const std::uint64_t word = word_of(version);
-  for (Layer& layer : layers_) layer.word.store(word, std::memory_order_release);
+  for (Layer& layer : layers_) {
+    const std::uint64_t before = layer.word.load(std::memory_order_relaxed);
+    if (!mapped_) {
+      if (before != kChanging) layer.word.store(word, std::memory_order_release);
+      continue;
+    }
+    const bool has_come = std::ranges::all_of(
+        layer.tensors, [&](std::uint32_t t) { return part_bytes_[t] == 0 || !next_[t].empty(); });
+    if (!has_come || next_version_ != version) continue;
+    set_changing(layer);
+    for (const std::uint32_t t : layer.tensors) held_[t] = std::exchange(next_[t], {});
+    layer.word.store(word, std::memory_order_release);
+  }
 }
 
 void HeldModel::copy_out(std::size_t tensor, std::uint64_t offset, std::span<std::byte> out) const {

@@ -80,12 +80,15 @@ class HeldModel {
 
   // Fills the memory with the rank's parts of a checkpoint of the same layout, as version 0.0.
   [[nodiscard]] Result<> read_checkpoint(const CheckpointDirectory& checkpoint);
-  // The bytes are about to change (never when mapped): no layer is of any version.
+  // The bytes are about to change (never when mapped): no layer is of any version. What is written
+  // after this is seen by no step that has not seen this.
   void begin_load();
-  // A complete layer of `version` has come. Mapped: kept beside the present one until commit().
-  // Otherwise bytes that do not lie in the memory yet are copied there.
+  // A complete layer of `version` has come: every tensor of it that has bytes, or the process is
+  // aborted. Mapped: kept beside the present one until commit(). Otherwise bytes that do not lie in
+  // the memory yet are copied there.
   void take_layer(const Version& version, std::span<const LayerTensor> tensors);
-  // Mapped: the layers that have come take the place of the present ones.
+  // Mapped: the layers that have come since the last commit take the place of the present ones. A
+  // layer that has not come whole is not of `version` then: each step counts it as torn.
   void commit(const Version& version);
   // kPieces and kWhole only; the range is inside the rank's part.
   void copy_out(std::size_t tensor, std::uint64_t offset, std::span<std::byte> out) const;
@@ -105,6 +108,7 @@ class HeldModel {
   HeldModel() = default;
   [[nodiscard]] std::uint64_t word_of(const Version& version) const;
   [[nodiscard]] std::string name_of(std::uint64_t word) const;
+  static void set_changing(Layer& layer);
 
   std::vector<control::EngineTensor> descriptions_;
   std::vector<std::uint32_t> layer_of_;  // of each tensor
@@ -115,7 +119,8 @@ class HeldModel {
   PrivateMemory memory_;
   std::vector<std::span<std::byte>> own_;
   std::vector<std::span<const std::byte>> held_;  // what a step reads
-  std::vector<std::span<const std::byte>> next_;  // mapped: came, not committed
+  std::vector<std::span<const std::byte>> next_;  // mapped: came for next_version_, not committed
+  Version next_version_;
   mutable std::mutex mutex_;
   mutable std::vector<Version> names_{Version{}};  // under mutex_; a word is an index
 };

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -11,46 +12,60 @@
 
 #include "bench/recovery/answer.h"
 #include "bench/recovery/load.h"
+#include "bench/recovery/recomputed.h"
 #include "bench/recovery/torn_report.h"
 #include "shared/base/format.h"
+#include "trainer_side/training/sequential.h"
 
 namespace wsync::bench {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::Field;
 using ::testing::HasSubstr;
 
 constexpr Version kOld{.epoch = 1, .step = 3};
 
 std::string completion(std::string_view spans, std::string_view reason = "length",
-                       std::string_view tokens = "7, 8, 9") {
+                       std::string_view tokens = "7, 8, 9",
+                       std::string_view log_probabilities = "-1, -0.5, -2") {
   return fmt::format(R"({{"choices": [{{"token_ids": [{}], "finish_reason": "{}", )"
-                     R"("weight_versions": [{}]}}]}})",
-                     tokens, reason, spans);
+                     R"("logprobs": {{"token_logprobs": [{}]}}, "weight_versions": [{}]}}]}})",
+                     tokens, reason, log_probabilities, spans);
 }
 std::string span(int start, int end, std::string_view version) {
   return fmt::format(R"({{"start": {}, "end": {}, "version": "{}"}})", start, end, version);
 }
-Result<std::vector<Version>> versions_of(const std::string& body) {
-  return versions_of_answer(body, {.tokens = 3, .oldest = kOld});
+Result<Answer> read(const std::string& body) {
+  return read_answer(body, {.tokens = 3, .oldest = kOld});
 }
 void expect_wrong(const std::string& body, const std::string& why) {
-  const auto found = versions_of(body);
+  const auto found = read(body);
   ASSERT_FALSE(found.has_value()) << body;
   EXPECT_EQ(found.error().code(), ErrorCode::kInvalidInput);
   EXPECT_THAT(found.error().message(), HasSubstr(why)) << body;
 }
 
 TEST(Answer, SpansThatCoverItInOrder) {
-  EXPECT_THAT(versions_of(completion(span(0, 3, "1.3"))).value(), ElementsAre(kOld));
-  EXPECT_THAT(versions_of(completion(span(0, 1, "1.4") + "," + span(1, 3, "2.0"))).value(),
-              ElementsAre(Version{.epoch = 1, .step = 4}, Version{.epoch = 2, .step = 0}));
+  const auto is_span = [](std::uint32_t begin, std::uint32_t end, Version version) {
+    return AllOf(Field(&AnsweredSpan::begin, begin), Field(&AnsweredSpan::end, end),
+                 Field(&AnsweredSpan::version, version));
+  };
+  const Answer one = read(completion(span(0, 3, "1.3"))).value();
+  EXPECT_THAT(one.tokens, ElementsAre(7, 8, 9));
+  EXPECT_THAT(one.log_probabilities, ElementsAre(-1, -0.5, -2));
+  EXPECT_THAT(one.spans, ElementsAre(is_span(0, 3, kOld)));
+  EXPECT_THAT(
+      read(completion(span(0, 1, "1.4") + "," + span(1, 3, "2.0"))).value().spans,
+      ElementsAre(is_span(0, 1, {.epoch = 1, .step = 4}), is_span(1, 3, {.epoch = 2, .step = 0})));
 }
 
 TEST(Answer, SpansThatDoNot) {
   expect_wrong(completion(""), "its spans end at token 0 of 3");
   expect_wrong(completion(span(0, 2, "1.3")), "its spans end at token 2 of 3");
-  expect_wrong(completion(span(0, 4, "1.3")), "its spans end at token 4 of 3");
+  expect_wrong(completion(span(0, 4, "1.3")),
+               "span 0 has tokens 0 to 4, expected some from 0 on, up to 3");
   expect_wrong(completion(span(1, 3, "1.3")), "span 0 has tokens 1 to 3, expected some from 0 on");
   expect_wrong(completion(span(0, 1, "1.3") + "," + span(2, 3, "1.4")),
                "span 1 has tokens 2 to 3, expected some from 1 on");
@@ -66,12 +81,87 @@ TEST(Answer, WhatIsNone) {
   expect_wrong(completion(span(0, 3, "1.3"), "abort"), R"(finish_reason "abort")");
   expect_wrong(completion(span(0, 3, "1.3"), "length", "7, 8"), "2 tokens");
   expect_wrong(completion(span(0, 3, "latest")), "version 'latest'");
+  expect_wrong(completion(span(0, 3, "1.3"), "length", "7, 8, 9", "-1, -1"),
+               "it has log-probabilities of 2 for 3 tokens");
+  expect_wrong(completion(span(0, 3, "1.3"), "length", "7, 8, 9", "-1, null, -1"),
+               "no completion with token_ids, logprobs");
   expect_wrong(R"({"choices": []})", "0 choices");
   expect_wrong(R"({"choices": [{"token_ids": [1, 2, 3], "finish_reason": "length"}]})",
                "weight_versions");
   expect_wrong(completion(R"({"start": "0", "end": 3, "version": "1.3"})"), "no completion");
   expect_wrong("[]", "no completion");
   expect_wrong("{", "no completion");
+}
+
+// An answer of two spans, as an engine gives it that has computed each with its version's weights.
+class RecomputedAnswer : public ::testing::Test {
+ protected:
+  RecomputedAnswer() {
+    for (std::uint64_t seed = 1; seed <= 2; ++seed)
+      training::initialise(weights_.emplace_back(moe::all_parameters(spec_)), seed, 0.3);
+    answer_.tokens = {3, 1, 4, 1, 5, 9, 2, 6};
+    answer_.log_probabilities.resize(answer_.tokens.size());
+    answer_.spans = {{.begin = 0, .end = 5, .version = {.epoch = 1, .step = 6}},
+                     {.begin = 5, .end = 8, .version = {.epoch = 1, .step = 7}}};
+    const std::vector<std::uint32_t> text{7, 8, 3, 1, 4, 1, 5, 9, 2, 6};
+    for (const AnsweredSpan& span : answer_.spans) {
+      const auto computed = training::SequentialModel(spec_, of(span.version), text.size())
+                                .log_probabilities({.sequence = text.size() - 1,
+                                                    .tokens = {text.begin(), text.end() - 1},
+                                                    .targets = {text.begin() + 1, text.end()}});
+      for (std::uint32_t i = span.begin; i < span.end; ++i)
+        answer_.log_probabilities[i] = computed[1 + i];
+    }
+  }
+  [[nodiscard]] const training::ParameterSet& of(const Version& version) const {
+    return weights_[version.step % 2];
+  }
+  Result<double> difference() {
+    return recomputed_.difference(std::vector<std::uint32_t>{7, 8}, answer_);
+  }
+  void expect_wrong(const std::string& why) {
+    const auto found = difference();
+    ASSERT_FALSE(found.has_value());
+    EXPECT_EQ(found.error().code(), ErrorCode::kInvalidInput);
+    EXPECT_THAT(found.error().message(), HasSubstr(why));
+  }
+
+  const moe::ModelSpec spec_ = torn_model(1);
+  std::vector<training::ParameterSet> weights_;
+  Recomputed recomputed_{spec_, [this](const Version& v) -> const auto& { return of(v); }};
+  Answer answer_;
+};
+
+TEST_F(RecomputedAnswer, OfTheVersionsThatItNames) {
+  EXPECT_LT(difference().value(), 1e-5);
+  answer_.log_probabilities[6] += 0.5 * kLogProbabilityLimit;
+  EXPECT_NEAR(difference().value(), 0.5 * kLogProbabilityLimit, 1e-5);
+}
+
+TEST_F(RecomputedAnswer, OfOtherVersions) {
+  answer_.spans[1].version.step = 8;
+  expect_wrong("by the weights of version 1.8, which is said to have computed it");
+  answer_.spans[1].version.step = 7;
+  answer_.spans[0].end = answer_.spans[1].begin = 4;
+  expect_wrong("token 4 was given");
+  answer_.spans[0].end = answer_.spans[1].begin = 6;
+  expect_wrong("token 5 was given");
+}
+
+TEST_F(RecomputedAnswer, WhoseTokensOrNumbersAreOthers) {
+  answer_.log_probabilities[7] += 2 * kLogProbabilityLimit;
+  expect_wrong("token 7 was given");
+  answer_.log_probabilities[7] = std::nan("");
+  expect_wrong("token 7 was given");
+  answer_.tokens[2] = spec_.vocabulary;
+  expect_wrong("token 32 is none of the 32 of the vocabulary");
+}
+
+// Keys and values that were kept: the second span follows from what the first one's weights have
+// made of the tokens before it. A single weight of a single matrix is enough.
+TEST_F(RecomputedAnswer, OfWeightsOfWhichOneIsAnother) {
+  weights_[1].values("model.layers.0.self_attn.k_proj.weight")[5] += 0.5F;
+  expect_wrong("token 5 was given");
 }
 
 // Takes one connection after the other, reads a question and sends the same text to each. Then it

@@ -121,6 +121,46 @@ TEST(HeldModel, a_layer_that_changes_while_it_is_read_is_noticed) {
             "version 1.1");
 }
 
+TEST(HeldModel, a_layer_that_has_not_come_is_of_no_version_after_the_commit) {
+  const auto model = two_layers(false);
+  const std::vector<LayerTensor> first = {{.tensor = 0, .bytes = model->memory(0)}};
+  model->commit(kV1);
+  model->begin_load();
+  model->take_layer(kV2, first);
+  model->commit(kV2);
+  std::string saw;
+  EXPECT_TRUE(model->read(kV2, 1, saw).torn);
+  EXPECT_EQ(saw,
+            "layer 1 of 2 was of version none, its bytes were changing before and none, its bytes "
+            "were changing after it was read, the step is of version 1.2");
+}
+
+TEST(HeldModel, a_mapped_layer_that_has_not_come_keeps_its_version) {
+  const auto model = two_layers(true);
+  const std::vector<std::byte> a(100, std::byte{1});
+  const std::vector<std::byte> b(5000, std::byte{2});
+  const std::vector<LayerTensor> first = {{.tensor = 0, .bytes = a}};
+  const std::vector<LayerTensor> second = {{.tensor = 1, .bytes = b}};
+  model->take_layer(kV1, first);
+  model->take_layer(kV1, second);
+  model->commit(kV1);
+  model->take_layer({.epoch = 1, .step = 9}, second);  // given up before its commit
+  model->take_layer(kV2, first);
+  model->commit(kV2);
+  std::string saw;
+  EXPECT_TRUE(model->read(kV2, 1, saw).torn);
+  EXPECT_THAT(saw, HasSubstr("layer 1 of 2 was of version 1.1 before and 1.1 after"));
+}
+
+TEST(HeldModelDeathTest, a_layer_without_one_of_its_tensors_is_a_defect) {
+  const Manifest manifest =
+      manifest_of({{.name = "model.layers.0.a.weight", .dtype = DType::kU8, .shape = {100}},
+                   {.name = "model.layers.0.b.weight", .dtype = DType::kU8, .shape = {100}}});
+  const auto model = HeldModel::create(manifest, 0, 1, false).value();
+  const std::vector<LayerTensor> half = {{.tensor = 1, .bytes = model->memory(1)}};
+  EXPECT_DEATH(model->take_layer(kV1, half), "a layer comes whole");
+}
+
 TEST(HeldModelDeathTest, what_is_read_outside_of_its_layer_is_a_defect) {
   const auto model = two_layers(false);
   model->commit(kV1);
@@ -149,10 +189,12 @@ TEST(HeldModel, mapped_layers_are_read_only_from_their_commit_on) {
   EXPECT_TRUE(model->memory(0).empty());
   const std::vector<std::byte> a(100, std::byte{1});
   const std::vector<std::byte> b(5000, std::byte{2});
-  const std::vector<LayerTensor> layers = {{.tensor = 0, .bytes = a}, {.tensor = 1, .bytes = b}};
+  const std::vector<LayerTensor> first = {{.tensor = 0, .bytes = a}};
+  const std::vector<LayerTensor> second = {{.tensor = 1, .bytes = b}};
   std::string saw;
   const std::uint64_t empty = model->read({}, 1, saw).value;
-  model->take_layer(kV1, layers);
+  model->take_layer(kV1, first);
+  model->take_layer(kV1, second);
   EXPECT_EQ(model->read({}, 1, saw).value, empty);
   model->commit(kV1);
   EXPECT_FALSE(model->read(kV1, 1, saw).torn);
