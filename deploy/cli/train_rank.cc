@@ -1,14 +1,9 @@
 #include "deploy/cli/train_rank.h"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
-#include <cstdlib>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <thread>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -17,36 +12,17 @@
 #include "deploy/cli/train_publish.h"
 #include "deploy/cli/train_rollouts.h"
 #include "deploy/cli/train_setup.h"
+#include "deploy/cli/train_together.h"
 #include "deploy/cli/train_trace.h"
 #include "shared/base/fail_point.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
-#include "shared/collective/collectives.h"
 #include "trainer_side/training/recovery_run.h"
 
 namespace wsync::cli {
 namespace {
 
 using nlohmann::json;
-
-// While rank 0 writes a state the others wait for it, however slow its disk.
-constexpr std::chrono::minutes kSaveDeadline{30};
-
-// What ranks tell each other beside a step, each its own.
-struct Flags {
-  std::uint8_t stop = 0;           // this rank was asked to end the run
-  std::uint8_t publish_again = 0;  // rank 0: the step before the next one
-  std::uint8_t save_again = 0;     // rank 0: as above
-  std::uint8_t save_failed = 0;    // rank 0
-  std::uint8_t is_new = 0;         // this process has not been at any step of the run
-  std::uint8_t has_begun = 0;      // steps of the run have ended
-  std::uint16_t none = 0;
-  std::uint64_t saved = 0;      // rank 0: the newest step of the run that is on the disk
-  std::uint64_t published = 0;  // steps up to it engines may have
-  std::uint64_t given = 0;      // bytes, to other ranks in a recovery
-  Digest text;                  // that is trained on
-};
-static_assert(std::is_trivially_copyable_v<Flags>);
 
 class RankRun {
  public:
@@ -97,8 +73,6 @@ class RankRun {
     if (!rank) return fail(std::move(rank).error());
     rank_ = std::move(*rank);
     rank_->on_phase([this](const training::Tag& tag) { come_to(tag); });
-    everyone_ = std::vector<std::uint32_t>(options->sizes.ranks());
-    std::iota(everyone_.begin(), everyone_.end(), 0U);
     auto begin = begin_run(config_, *options, replaces() ? Outputs::kOfThisRun : Outputs::kNew);
     if (!begin) return fail(std::move(begin).error());
     facts_ = begin->facts;
@@ -213,7 +187,7 @@ class RankRun {
     fail_point("end");
     if (stopped_ && !config_.save.directory.empty() && saved_ != facts_.step) WSYNC_TRY(save());
     if (publisher_) publisher_->end_all();
-    WSYNC_TRY(wait_for_all());  // however long rank 0 has waited for the fleet
+    WSYNC_TRY(wait_for_all(group_, kSaveDeadline));  // however long rank 0 has waited for the fleet
     WSYNC_TRY(traces_->write(&group_));
     if (!std::exchange(told_end_, true)) {
       if (stopped_) tell({{"event", "stopped"}, {"step", facts_.step}});
@@ -222,7 +196,7 @@ class RankRun {
     }
     fail_point("last_barrier");
     // Together: a rank that leaves while another one still exchanges looks like one that was lost.
-    WSYNC_TRY(wait_for_all());
+    WSYNC_TRY(wait_for_all(group_, kSaveDeadline));
     return Stage::kOver;
   }
 
@@ -372,7 +346,7 @@ class RankRun {
     if (tag.phase == training::Phase::kBackward) fail_point("backward");
     if (tag.phase == training::Phase::kUpdate) {
       // Another rank has passed the barrier too, so that its step has to end.
-      if (everyone_.size() > 1 &&
+      if (group_.size() > 1 &&
           (fail_point_is_next("after_barrier") || fail_point_is_next("optimizer")))
         while (group_.health() && !another_has_passed(tag)) std::this_thread::yield();
       fail_point("after_barrier");
@@ -381,9 +355,9 @@ class RankRun {
       fail_point("after_commit");
   }
   [[nodiscard]] bool another_has_passed(const training::Tag& tag) const {
-    return std::any_of(everyone_.begin(), everyone_.end(), [&](std::uint32_t rank) {
-      return rank != rank_->place().rank && membership_.told(rank) >= training::word_of(tag);
-    });
+    for (std::uint32_t rank = 0; rank < group_.size(); ++rank)
+      if (rank != group_.rank() && membership_.told(rank) >= training::word_of(tag)) return true;
+    return false;
   }
 
   // ---- together ----
@@ -391,34 +365,13 @@ class RankRun {
   // What each rank tells, on all.
   [[nodiscard]] Result<std::vector<Flags>> share(
       Flags own, std::chrono::milliseconds deadline = std::chrono::milliseconds(0)) {
-    std::vector<Flags> flags(everyone_.size());
     own.stop = asked_to_stop() || stopped_ ? 1 : 0;
     own.text = facts_.text;
-    flags[group_.rank()] = own;
-    std::vector<std::span<std::byte>> parts;
-    for (Flags& one : flags) parts.push_back(std::as_writable_bytes(std::span(&one, 1)));
-    WSYNC_TRY(collective::all_gather(collective::Team(&group_, everyone_), parts,
-                                     now() + std::max(deadline, rank_->options().deadline)));
-    for (std::uint32_t rank = 0; rank < flags.size(); ++rank)
-      if (flags[rank].text != flags.front().text)
-        return fail(
-            ErrorCode::kRefused,
-            fmt::format("rank {} reads another text than rank 0: its digest is {}, "
-                        "expected {}; data.files may not change while a run goes on",
-                        rank, flags[rank].text.to_string(), flags.front().text.to_string()));
-    return flags;
-  }
-  [[nodiscard]] static bool any(const std::vector<Flags>& flags, std::uint8_t Flags::* flag) {
-    return std::any_of(flags.begin(), flags.end(),
-                       [&](const Flags& one) { return one.*flag != 0; });
+    return share_flags(group_, own, std::max(deadline, rank_->options().deadline));
   }
   // One rank that was asked to stop stops all.
   void take_stop(const std::vector<Flags>& flags) {
     if (any(flags, &Flags::stop) && facts_.step < config_.steps) stopped_ = true;
-  }
-
-  [[nodiscard]] Result<> wait_for_all() {
-    return collective::barrier(collective::Team(&group_, everyone_), now() + kSaveDeadline);
   }
 
   [[nodiscard]] Result<> set_weights(const RunBegin& begin) {
@@ -487,7 +440,6 @@ class RankRun {
   const TrainEvents& on_event_;
   Membership& membership_;
   collective::ProcessGroup& group_;
-  std::vector<std::uint32_t> everyone_;
   std::optional<RunBegin> begin_;  // until the weights are set
   std::optional<training::Corpus> text_;
   training::RunFacts facts_;  // facts_.step has been taken

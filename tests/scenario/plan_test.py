@@ -22,7 +22,9 @@ class Plan(unittest.TestCase):
             fleet.engine(others, "c", one, "--device", "0")
             fleet.start("trainer")
             fleet.until(lambda: set(fleet.replicas()) == {"a", "b", "c"}, "every replica")
-            self.assertEqual(fleet.ask("push", one)[0], 0)
+            code, answer = fleet.ask("push", one)
+            self.assertEqual(code, 0, answer)
+            fleet.until_ready(answer["result"]["version"], "a", "b", "c")
             before = fleet.ask("status")
 
             code, answer = fleet.ask("plan", two)

@@ -173,6 +173,11 @@ Result<> RankGather::report(const RankProcess& process, const control::Snapshott
                             UniqueFd arena) {
   const std::lock_guard lock(mutex_);
   WSYNC_TRY(check_process(process));
+  // What the process before it had reported was the same, and is being published.
+  if (const Rank& from = ranks_[process.rank];
+      said.step == over_ && said.step == from.gathered_step && from.pid != from.gathered_pid &&
+      said.failure.empty() && said.content_digest == from.gathered_digest)
+    return {};
   if (said.step <= over_ && collecting_ != said.step)
     return fail(ErrorCode::kRefused,
                 said.step == over_
@@ -356,8 +361,13 @@ Result<std::unique_ptr<publish::WeightSource>> RankGather::collect(
     }
     collecting_.reset();
     if (done)
-      for (std::uint32_t rank = 1; rank < world_size_; ++rank)
-        reports.push_back(std::move(ranks_[rank].reports.front()));
+      for (std::uint32_t rank = 1; rank < world_size_; ++rank) {
+        Rank& from = ranks_[rank];
+        from.gathered_step = step;
+        from.gathered_pid = from.reports.front().pid;
+        from.gathered_digest = from.reports.front().said.content_digest;
+        reports.push_back(std::move(from.reports.front()));
+      }
     if (!done && done.error().code() == ErrorCode::kPeerLost)
       reopen(step);
     else

@@ -103,6 +103,10 @@ class RankGather {
     Tensors tensors;
     std::uint64_t last_step = 0;  // on this connection
     std::deque<Report> reports;   // in the order of steps
+    // What was gathered of it last, by which process.
+    std::uint64_t gathered_step = 0;
+    std::uint32_t gathered_pid = 0;
+    Digest gathered_digest;
   };
   // Under mutex_:
   [[nodiscard]] static bool has_reported(const Rank& from, std::uint64_t step);

@@ -92,6 +92,9 @@ Result<> RankHub::take(std::uint64_t id, Peer& peer, control::Frame& frame) {
                             control::message_name(control::type_of(frame.message))));
   UniqueFd arena = frame.fds.empty() ? UniqueFd() : std::move(frame.fds.front());
   const Result<> reported = gather_.report(*peer.process, *said, std::move(arena));
+  // A step that rank 0 has spoken of already: the process before this one has reported it.
+  if (reported && told_.step == said->step && !told_.version.none())
+    return peer.stream->send({}, told_);
   if (reported) return {};
   const ErrorCode code = reported.error().code();
   if (code != ErrorCode::kRefused && code != ErrorCode::kBusy) return reported;
@@ -128,6 +131,7 @@ void RankHub::drop(std::uint64_t id, const Error& error) {
 }
 
 void RankHub::tell(const control::PublishStatus& status) {
+  if (status.step >= told_.step) told_ = status;
   for (auto& [id, peer] : peers_) {
     if (!peer.process) continue;
     if (const auto sent = peer.stream->send({}, status); !sent)

@@ -45,6 +45,7 @@ class RankHub {
   RankGather& gather_;
   std::map<std::uint64_t, Peer> peers_;
   std::uint64_t next_peer_ = 1;
+  control::PublishStatus told_;  // of the newest step
   std::unique_ptr<control::UnixListener> listener_;
 };
 

@@ -363,6 +363,24 @@ TEST(RankGather, AStepThatFailedIsTakenAgainWhenItIsExpected) {
   EXPECT_EQ(refusal(gather.collect(4, lead.tensors(), now())), "accepted");
 }
 
+// Rank 0 was quicker than the process that has the lost one's place.
+TEST(RankGather, AStepThatWasGatheredIsSaidAgainByTheNextProcess) {
+  RankGather gather(2);
+  Lead lead;
+  OtherRank lost;
+  lost.join(gather);
+  ASSERT_TRUE(lost.report(gather, 4).has_value());
+  gather.leave(lost.process());
+  EXPECT_EQ(refusal(gather.collect(4, lead.tensors(), now())), "accepted");
+  OtherRank next{.incarnation = 1};
+  next.join(gather);
+  control::Snapshotted other{.step = 4};
+  other.content_digest.low = 1;
+  EXPECT_THAT(gather.report(next.process(), other, UniqueFd()).error().message(),
+              HasSubstr("rank 0 is through with step 4"));
+  EXPECT_TRUE(next.report(gather, 4).has_value()) << "the same content";
+}
+
 TEST(RankGather, AHigherIncarnationIsTheRankAndALowerOneIsFenced) {
   RankGather gather(2);
   Lead lead;

@@ -28,17 +28,17 @@ moe::ModelSpec small_spec(bool tied, bool normalise) {
 
 // Four sequences of eight tokens: enough for every expert to get some.
 constexpr std::size_t kSequence = 8;
-constexpr std::size_t kTokens = 32;
+constexpr std::size_t kGradientTokens = 32;
 MicroBatch small_batch() {
   MicroBatch batch{.sequence = kSequence, .tokens = {}, .targets = {}};
-  for (std::uint32_t i = 0; i < kTokens; ++i) {
+  for (std::uint32_t i = 0; i < kGradientTokens; ++i) {
     batch.tokens.push_back((i * 7 + 3) % 11);
     batch.targets.push_back((i * 5 + 1) % 11);
   }
   return batch;
 }
 
-ParameterSet made(const moe::ModelSpec& spec) {
+ParameterSet drawn(const moe::ModelSpec& spec) {
   ParameterSet parameters(moe::all_parameters(spec));
   // Large enough that no path is lost in rounding.
   initialise(parameters, 3, 0.5);
@@ -57,7 +57,7 @@ TEST_P(Gradients, EqualFiniteDifferencesOfTheLoss) {
   const auto [tied, normalise] = GetParam();
   const moe::ModelSpec spec = small_spec(tied, normalise);
   ASSERT_TRUE(moe::check_spec(spec).has_value());
-  ParameterSet weights = made(spec);
+  ParameterSet weights = drawn(spec);
   const SequentialModel model(spec, weights, 16);
   const MicroBatch batch = small_batch();
   ParameterSet gradients(moe::all_parameters(spec));
@@ -87,7 +87,7 @@ INSTANTIATE_TEST_SUITE_P(Models, Gradients, testing::Combine(testing::Bool(), te
 
 TEST(Sequential, ScaleAndAddition) {
   const moe::ModelSpec spec = small_spec(false, true);
-  const ParameterSet weights = made(spec);
+  const ParameterSet weights = drawn(spec);
   const SequentialModel model(spec, weights, 16);
   ParameterSet once(moe::all_parameters(spec));
   ParameterSet twice(moe::all_parameters(spec));
@@ -97,20 +97,20 @@ TEST(Sequential, ScaleAndAddition) {
   for (const moe::Parameter& parameter : once.parameters())
     for (std::size_t i = 0; i < parameter.elements(); ++i)
       EXPECT_NEAR(once.values(parameter.name)[i], twice.values(parameter.name)[i], 1e-4);
-  EXPECT_NEAR(loss / kTokens, std::log(11.0), 2.5);
+  EXPECT_NEAR(loss / kGradientTokens, std::log(11.0), 2.5);
 }
 
 // A token sees what came before it and nothing else.
 TEST(Sequential, IsCausalAndKeepsSequencesApart) {
   const moe::ModelSpec spec = small_spec(false, true);
-  const ParameterSet weights = made(spec);
+  const ParameterSet weights = drawn(spec);
   const SequentialModel model(spec, weights, 16);
   const MicroBatch batch = small_batch();
   MicroBatch changed = batch;
   changed.tokens[3] = (changed.tokens[3] + 1) % 11;
   const Buffer before = model.logits(batch);
   const Buffer after = model.logits(changed);
-  for (std::size_t token = 0; token < kTokens; ++token) {
+  for (std::size_t token = 0; token < kGradientTokens; ++token) {
     const auto a = before.matrix().row(token);
     const auto b = after.matrix().row(token);
     const bool same = std::equal(a.begin(), a.end(), b.begin());

@@ -28,7 +28,7 @@ const RunFacts kFacts{.step = 7,
                       .sequence = 8};
 
 // Different values everywhere.
-RunState made(const moe::ModelSpec& spec) {
+RunState made_state(const moe::ModelSpec& spec) {
   const std::vector<moe::Parameter> all = moe::all_parameters(spec);
   RunState state{.spec = spec,
                  .facts = kFacts,
@@ -78,7 +78,7 @@ class StateDirectory : public testing::Test {
 };
 
 TEST_F(StateDirectory, ComesBackAsItWas) {
-  const RunState state = made(spec_);
+  const RunState state = made_state(spec_);
   EXPECT_TRUE(path().ends_with("/step_7"));
   ASSERT_TRUE(save_state(path(), state).has_value());
   const auto loaded = load_state(path());
@@ -93,7 +93,7 @@ TEST_F(StateDirectory, ComesBackAsItWas) {
 
 TEST_F(StateDirectory, WhatIsNoneIsRefused) {
   EXPECT_NE(why().find("nothing to resume from"), std::string::npos) << why();
-  const RunState state = made(spec_);
+  const RunState state = made_state(spec_);
   ASSERT_TRUE(save_state(path(), state).has_value());
   rewrite({{"step", "7x"}}, "");
   EXPECT_NE(why().find("'step' of its metadata is '7x'"), std::string::npos) << why();
@@ -112,12 +112,12 @@ TEST_F(StateDirectory, WhatIsNoneIsRefused) {
 }
 
 TEST_F(StateDirectory, OfAnotherModelIsRefused) {
-  ASSERT_TRUE(save_state(path(), made(spec_)).has_value());
+  ASSERT_TRUE(save_state(path(), made_state(spec_)).has_value());
   moe::ModelSpec other = spec_;
   other.hidden = 16;
   other.head_dim = 16;
   ASSERT_TRUE(fs::remove_all(path()) > 0);
-  RunState state = made(other);
+  RunState state = made_state(other);
   ASSERT_TRUE(save_state(path(), state).has_value());
   std::ofstream(path() + "/config.json") << moe::write_config(spec_);
   EXPECT_NE(why().find("by config.json"), std::string::npos) << why();
@@ -137,7 +137,7 @@ class StateOfRanks : public testing::TestWithParam<ParallelSizes> {};
 TEST_P(StateOfRanks, GoesToThemAndComesBack) {
   TrainingOptions options = small_options(GetParam(), 4);
   options.second_holders = true;
-  const RunState state = made(options.spec);
+  const RunState state = made_state(options.spec);
   std::mutex mutex;
   std::optional<RunState> back;
   run_as_threads(options.sizes.ranks(), [&](std::uint32_t, auto owned) {

@@ -19,7 +19,7 @@
 namespace wsync::training {
 namespace {
 
-constexpr std::uint64_t kTokens = 10;
+constexpr std::uint64_t kUpdateTokens = 10;
 
 // What a replica gives for a parameter in a step; the same whoever asks.
 void fill_gradient(const std::string& name, std::uint32_t replica, std::uint64_t step,
@@ -35,7 +35,7 @@ void fill_gradients(ParameterSet& set, std::uint32_t replica, std::uint64_t step
 double loss_of(std::uint32_t replica) { return 1.0 / (1 + replica); }
 
 // Matrices of more than one block, and of no whole number of them.
-moe::ModelSpec spec_of(const ParallelSizes& sizes, bool tied) {
+moe::ModelSpec updated_spec(const ParallelSizes& sizes, bool tied) {
   moe::ModelSpec spec = small_options(sizes, sizes.pp).spec;
   spec.vocabulary = 700;
   spec.tied_embeddings = tied;
@@ -84,7 +84,7 @@ Expected expected_of(const moe::ModelSpec& spec, std::uint32_t replicas,
           optimizer, step, parameter.shape.size() == 2, clip_factor(norm, optimizer.clip_norm),
           std::as_const(sums).values(parameter.name), is.weights.values(parameter.name),
           {.mean = is.mean.values(parameter.name), .variance = is.variance.values(parameter.name)});
-    is.steps.push_back({.loss = loss / kTokens,
+    is.steps.push_back({.loss = loss / kUpdateTokens,
                         .gradient_norm = norm,
                         .learning_rate = learning_rate_of(optimizer, step)});
   }
@@ -111,7 +111,7 @@ struct OneRank {
   }
   Result<StepResult> run(std::uint64_t step) {
     const double loss = gradients.dense.contains(moe::kFinalNorm) ? loss_of(place.replica) : 0;
-    return update.run(step, loss, kTokens, gradients);
+    return update.run(step, loss, kUpdateTokens, gradients);
   }
   void fill(std::uint64_t step) {
     fill_gradients(gradients.dense, place.replica, step);
@@ -140,7 +140,7 @@ TEST(Update, EveryShardIsThatOfPlainLoopsOverTheWholeModel) {
   const OptimizerOptions optimizer{.warmup_steps = 1, .total_steps = kSteps};
   for (const ParallelSizes& sizes : layouts())
     for (const bool tied : {false, true}) {
-      moe::ModelSpec spec = spec_of(sizes, tied);
+      moe::ModelSpec spec = updated_spec(sizes, tied);
       const Expected expected = expected_of(spec, sizes.dp, optimizer);
       EXPECT_GT(expected.steps[0].gradient_norm, optimizer.clip_norm);
       run_as_threads(sizes.ranks(), [&](std::uint32_t number, auto group) {
@@ -183,7 +183,7 @@ TEST(Update, ASecondHolderHasTheStateOfTheShardBeforeItsOwn) {
   const OptimizerOptions optimizer{.warmup_steps = 1, .total_steps = kSteps};
   for (const ParallelSizes& sizes : layouts())
     for (const bool tied : {false, true}) {
-      const moe::ModelSpec spec = spec_of(sizes, tied);
+      const moe::ModelSpec spec = updated_spec(sizes, tied);
       const Expected expected = expected_of(spec, sizes.dp, optimizer);
       run_as_threads(sizes.ranks(), [&](std::uint32_t number, auto group) {
         OneRank rank(spec, sizes, number, optimizer, group.get(), true);
@@ -222,7 +222,7 @@ TEST(Update, ASecondHolderHasTheStateOfTheShardBeforeItsOwn) {
 
 TEST(Update, WithoutClippingGradientsAreTakenAsTheyAre) {
   const OptimizerOptions optimizer{.warmup_steps = 0, .total_steps = kSteps, .clip_norm = 0};
-  const moe::ModelSpec spec = spec_of({}, false);
+  const moe::ModelSpec spec = updated_spec({}, false);
   const Expected expected = expected_of(spec, 1, optimizer);
   OneRank rank(spec, {}, 0, optimizer, nullptr);
   for (std::uint64_t step = 1; step <= kSteps; ++step) {
@@ -237,14 +237,14 @@ TEST(Update, WithoutClippingGradientsAreTakenAsTheyAre) {
 // parameter and no state may be another one afterwards.
 template <class Spoil>
 void expect_refused(const ParallelSizes& sizes, const std::string& expected, const Spoil& spoil) {
-  const moe::ModelSpec spec = spec_of(sizes, true);
+  const moe::ModelSpec spec = updated_spec(sizes, true);
   run_as_threads(sizes.ranks(), [&](std::uint32_t number, auto group) {
     OneRank rank(spec, sizes, number, {}, group.get());
     rank.fill(7);
     double loss = number;
     spoil(rank, loss);
     const RankWeights before = rank.weights;
-    const auto result = rank.update.run(7, loss, kTokens, rank.gradients);
+    const auto result = rank.update.run(7, loss, kUpdateTokens, rank.gradients);
     ASSERT_FALSE(result.has_value());
     EXPECT_EQ(result.error().code(), ErrorCode::kRefused);
     EXPECT_EQ(result.error().message().find(expected), 0U) << result.error().message();
@@ -308,7 +308,7 @@ TEST(Update, AnInfiniteLossAloneStopsTheStep) {
 
 TEST(Update, RanksAtDifferentStepsChangeNothing) {
   const ParallelSizes sizes{.dp = 3};
-  const moe::ModelSpec spec = spec_of(sizes, false);
+  const moe::ModelSpec spec = updated_spec(sizes, false);
   run_as_threads(3, [&](std::uint32_t number, auto group) {
     OneRank rank(spec, sizes, number, {}, group.get());
     const std::uint64_t step = number == 1 ? 4 : 3;
