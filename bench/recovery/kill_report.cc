@@ -237,8 +237,7 @@ std::string complaint_of(const KillBenchResult& result) {
     ++told;
     text += fmt::format(
         "kill {}, of rank {} in step {} ({}): all went on at step {}, from {}; expected at most "
-        "one "
-        "step to be run again, from peers\n",
+        "one step to be run again, from peers\n",
         i + 1, kill.rank, kill.step, kill.phase, kill.resumed_step, kill.from);
   }
   return text;

@@ -17,6 +17,7 @@ namespace {
 
 using rollout::HttpExchange;
 
+constexpr std::uint64_t kRecomputeEvery = 16;  // of the answers that no switch has met
 constexpr std::chrono::minutes kAnswerDeadline{2};
 constexpr std::uint64_t kAnswerBytesMost = 16 * limits::kMiB;
 
@@ -74,8 +75,8 @@ Result<> Load::State::ask(HttpExchange& client, unsigned number, std::mt19937_64
   const auto answer = read_answer(reply->body, asked);
   std::unique_lock lock(mutex);
   const bool met = answer && answer->spans.size() > 1;
-  const bool due = options.recomputed != nullptr && answer &&
-                   (met || figures.answers % options.recompute_every == 0);
+  const bool due =
+      options.recomputed != nullptr && answer && (met || figures.answers % kRecomputeEvery == 0);
   lock.unlock();
   const Result<double> difference =
       due ? options.recomputed->difference(prompt, *answer) : Result<double>(0);

@@ -20,10 +20,9 @@ struct LoadOptions {
   std::uint32_t shortest = 64;  // of an answer, in tokens
   std::uint32_t longest = 256;
   Version oldest;  // that is served now
-  // Borrowed. Answers of several versions are held to it, and one of `recompute_every` others;
+  // Borrowed. Answers of several versions are held to it, and one of 16 others;
   // null: none.
   Recomputed* recomputed = nullptr;
-  std::uint64_t recompute_every = 16;
 };
 
 struct LoadFigures {

@@ -12,8 +12,9 @@
 namespace wsync::cli {
 
 // `arguments`: of `wsync trainer`, as each rank gets them. `prints_events`: as TrainReport. Returns
-// when all ranks have ended. kPeerLost: a rank was killed, or stood still; each names it. Other
-// errors are those of the rank that failed first.
+// when all ranks have ended. kPeerLost: a rank was lost and could not be replaced (no recovery,
+// attempts used up, nothing saved); each names it. Other errors are those of the rank that failed
+// first.
 [[nodiscard]] Result<Outcome> launch_training(const config::TrainConfig& config,
                                               const std::vector<std::string>& arguments,
                                               bool prints_events);

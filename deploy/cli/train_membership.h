@@ -50,7 +50,7 @@ class Membership {
   collective::ProcessGroup* group_ = nullptr;
   collective::memory::MemoryGroup* memory_ = nullptr;  // inside of renewed_
   std::uint64_t word_ = 0;
-  bool is_first_ = true;
+  bool is_first_;
   std::unique_ptr<collective::memory::Heartbeat> heartbeat_;  // of memory_; ends first
 };
 

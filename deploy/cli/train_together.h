@@ -23,7 +23,7 @@ struct Flags {
   std::uint8_t save_failed = 0;
   std::uint8_t is_new = 0;     // this process has not been at any step of the run
   std::uint8_t has_begun = 0;  // steps of the run have ended
-  std::uint16_t none = 0;
+  std::uint16_t padding = 0;
   std::uint64_t saved = 0;      // rank 0: the newest step of the run that is on the disk
   std::uint64_t published = 0;  // steps up to it engines may have
   std::uint64_t given = 0;      // bytes, to other ranks in a recovery
@@ -32,8 +32,8 @@ struct Flags {
 static_assert(std::is_trivially_copyable_v<Flags>);
 [[nodiscard]] bool any(const std::vector<Flags>& flags, std::uint8_t Flags::* flag);
 
-// Waits for all ranks; what each of them has told, on all alike. kRefused names a rank that is
-// trained on another text than rank 0. Other errors as ProcessGroup::exchange().
+// Waits for all ranks; what each of them has told, on all alike. kRefused names a rank that
+// trains on another text than rank 0. Other errors as ProcessGroup::exchange().
 [[nodiscard]] Result<std::vector<Flags>> share_flags(collective::ProcessGroup& group,
                                                      const Flags& own,
                                                      std::chrono::milliseconds deadline);

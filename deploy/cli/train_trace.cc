@@ -75,8 +75,8 @@ Result<> StepTraces::write(collective::ProcessGroup* group) const {
   if (steps_.empty()) {
     if (rank_.place().rank == 0)
       log_warning(
-          "trace_file, picture: nothing is drawn, for no step has ended since a rank was "
-          "replaced");
+          "trace_file, picture: nothing is drawn, for no step has ended (since a rank was "
+          "replaced)");
     return {};
   }
   const auto times = gather(group);

@@ -2,10 +2,8 @@
 // C API that trainers use; or, with a training configuration, training itself.
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
 #include <list>
 #include <optional>
-#include <sstream>
 #include <sys/mman.h>
 #include <unistd.h>
 #include <vector>
@@ -19,6 +17,7 @@
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/config/config.h"
+#include "shared/config/role.h"
 #include "shared/config/train_config.h"
 #include "shared/loop/signals.h"
 #include "shared/loop/timer.h"
@@ -219,13 +218,10 @@ class Publisher {
 // A file as it is now, under a name that processes started by this one have too: what a rank that
 // replaces another one reads is what the run began with.
 Result<std::string> kept_as_it_is(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) return fail(ErrorCode::kIo, fmt::format("{}: cannot be read", path));
-  const std::string bytes = text.str();
+  const auto text = config::read_config_file(path);
+  if (!text) return fail(text.error());
   const int fd = ::memfd_create("train.yaml", 0);  // for as long as this process lives
-  if (fd < 0 || ::write(fd, bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size()))
+  if (fd < 0 || ::write(fd, text->data(), text->size()) != static_cast<ssize_t>(text->size()))
     return fail_errno(path + ": cannot be kept in memory", errno);
   return fmt::format("/proc/self/fd/{}", fd);
 }

@@ -1,4 +1,4 @@
-// Fail points: places in a process where tests and benchmarks let it be killed, by name. Unlike a
+// Fail points: places in a process where tests let it be killed, by name. Unlike a
 // planted fault (planted.h) nothing that the product does is wrong: a process can be lost anywhere,
 // and a fail point only says where. Always compiled in; costs one load where none is armed.
 #pragma once

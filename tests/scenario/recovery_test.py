@@ -130,7 +130,7 @@ class FailPoints(RecoveryCase):
                 more = {"save.directory": fleet.path("saved"), "save.every": 1_000_000}
                 run = fleet.training(ENDLESS | more, fail_point=f"{rank}:end:1")
                 run.until_step(2)
-                result, log = RecoveryCase.stopped(self, fleet, run, ENDLESS)
+                result, log = self.stopped(fleet, run, ENDLESS)
                 self.assertEqual([loss["rank"] for loss in result["losses"]], [rank], log)
                 self.assertEqual(len(result["saved"]), 1)
 
@@ -173,9 +173,9 @@ class FailPoints(RecoveryCase):
 
     def test_what_is_no_fail_point_is_refused(self):
         with TrainingFleet(WSYNC) as fleet:
-            for given in ("", "1", "1:forward", "1:sideways:1", "x:forward:1", "1:forward:0", "4:forward:1", "1:forward:1:1"):
+            for given in ("::", "1", "1:forward", "1:sideways:1", "x:forward:1", "1:forward:0", "4:forward:1", "1:forward:1:1"):
                 with self.subTest(given):
-                    code, answer, log = fleet.training(SHORT, fail_point=given or "::").result()
+                    code, answer, log = fleet.training(SHORT, fail_point=given).result()
                     self.assertEqual(code, 2, log)
                     self.assertIn("WSYNC_FAIL_POINT", answer["error"]["message"])
 

@@ -1,5 +1,5 @@
 // A rank of a trainer that takes the place of one that was lost, or only stands still. Has the same
-// share of a checkpoint as trainer_rank, says the same events and obeys the same commands; the C
+// share of a checkpoint as trainer_rank, says the same events and obeys some of its commands; the C
 // API has no name for its incarnation.
 //
 // Usage: replaced_rank INCARNATION RANK WORLD_SIZE CHECKPOINT [KEY=VALUE]...

@@ -144,7 +144,6 @@ TEST(CheckDeathTest, AbortsWithTheSentence) {
   EXPECT_DEATH(WSYNC_CHECK(1 == 2, "one is not two"), "one is not two");
 }
 
-}  // namespace
 // ---- fail points ----
 
 // What became of a process that does `work`: its exit status, or 1000 + the signal.
@@ -173,4 +172,5 @@ TEST(FailPoint, KillsAtItsHitAndAtNoOther) {
   EXPECT_EQ(ending_of([&] { come_to(3); }), 1000 + SIGKILL);
 }
 
+}  // namespace
 }  // namespace wsync
