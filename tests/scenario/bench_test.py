@@ -13,7 +13,7 @@ import time
 import unittest
 import xml.etree.ElementTree
 
-from fleet import processes_of
+from fleet import interrupt_leaves_nothing, processes_of
 
 WSYNC = sys.argv.pop()
 DEADLINE_S = 120
@@ -67,19 +67,8 @@ class BenchSync(unittest.TestCase):
         self.check_case(case, result["bytes"])
 
     def test_an_interrupt_leaves_nothing_behind(self):
-        bench = subprocess.Popen(arguments(self.directory, rounds=10000), text=True,
-                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        self.addCleanup(lambda: (bench.stdout.close(), bench.stderr.close()))
-        end = time.monotonic() + DEADLINE_S
-        while len(processes_of(self.directory)) < 3:  # the benchmark, an engine, and one more at least
-            self.assertLess(time.monotonic(), end)
-            self.assertIsNone(bench.poll())
-        bench.send_signal(signal.SIGINT)
-        out, _ = bench.communicate(timeout=DEADLINE_S)
-        self.assertEqual(bench.returncode, 130, out)
-        self.assertEqual(json.loads(out)["error"]["code"], "cancelled")
-        self.assertEqual(processes_of(self.directory), [])
-        self.assertEqual(os.listdir(self.directory), [])
+        # The benchmark, an engine, and one more at least
+        interrupt_leaves_nothing(self, arguments(self.directory, rounds=10000), self.directory, 3, DEADLINE_S)
 
     def test_bad_arguments(self):
         for bad in (["--size", "many"], ["--engines", "0"], ["--rounds", "0"]):
@@ -201,18 +190,8 @@ class BenchRecovery(unittest.TestCase):
         self.recover("--pp", "1", "--seed", "2", "--between", "2", ranks=2, kills=2)
 
     def test_an_interrupt_leaves_nothing_behind(self):
-        bench = subprocess.Popen(self.command(kills=10000), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        self.addCleanup(lambda: (bench.stdout.close(), bench.stderr.close()))
-        end = time.monotonic() + DEADLINE_S
-        while len(processes_of(self.directory)) < 6:  # the benchmark, the launcher, four ranks
-            self.assertLess(time.monotonic(), end)
-            self.assertIsNone(bench.poll())
-        bench.send_signal(signal.SIGINT)
-        out, _ = bench.communicate(timeout=DEADLINE_S)
-        self.assertEqual(bench.returncode, 130, out)
-        self.assertEqual(json.loads(out)["error"]["code"], "cancelled")
-        self.assertEqual(processes_of(self.directory), [])
-        self.assertEqual(os.listdir(self.directory), [])
+        # The benchmark, the launcher, four ranks
+        interrupt_leaves_nothing(self, self.command(kills=10000), self.directory, 6, DEADLINE_S)
 
     def test_bad_arguments(self):
         for bad in (["--kills", "0"], ["--kills", "many"], ["--between", "0"], ["--dp", "1"], ["--pp", "0"], ["--ep", "2"],

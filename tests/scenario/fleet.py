@@ -25,6 +25,22 @@ def processes_of(directory):
     return found
 
 
+def interrupt_leaves_nothing(case, command, directory, processes, deadline_s):
+    """Interrupts a benchmark that works in `directory` when it has so many processes."""
+    bench = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    case.addCleanup(lambda: (bench.stdout.close(), bench.stderr.close()))
+    end = time.monotonic() + deadline_s
+    while len(processes_of(directory)) < processes:
+        case.assertLess(time.monotonic(), end)
+        case.assertIsNone(bench.poll())
+    bench.send_signal(signal.SIGINT)
+    out, _ = bench.communicate(timeout=deadline_s)
+    case.assertEqual(bench.returncode, 130, out)
+    case.assertEqual(json.loads(out)["error"]["code"], "cancelled")
+    case.assertEqual(processes_of(directory), [])
+    case.assertEqual(os.listdir(directory), [])
+
+
 class Fleet:
     """Starts processes, waits for what they say, and leaves nothing behind."""
 

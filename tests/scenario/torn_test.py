@@ -9,7 +9,7 @@ import tempfile
 import time
 import unittest
 
-from fleet import processes_of
+from fleet import interrupt_leaves_nothing, processes_of
 
 WSYNC = sys.argv.pop()
 DEADLINE_S = 1200
@@ -88,18 +88,8 @@ class Torn(unittest.TestCase):
         self.assertEqual(os.listdir(self.directory), [])
 
     def test_an_interrupt_leaves_nothing_behind(self):
-        bench = subprocess.Popen(self.command(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        self.addCleanup(lambda: (bench.stdout.close(), bench.stderr.close()))
-        end = time.monotonic() + DEADLINE_S
-        while len(processes_of(self.directory)) < 3:  # the benchmark and both ranks
-            self.assertLess(time.monotonic(), end)
-            self.assertIsNone(bench.poll())
-        bench.send_signal(signal.SIGINT)
-        out, _ = bench.communicate(timeout=DEADLINE_S)
-        self.assertEqual(bench.returncode, 130, out)
-        self.assertEqual(json.loads(out)["error"]["code"], "cancelled")
-        self.assertEqual(processes_of(self.directory), [])
-        self.assertEqual(os.listdir(self.directory), [])
+        # The benchmark and both ranks
+        interrupt_leaves_nothing(self, self.command(), self.directory, 3, DEADLINE_S)
 
     def test_a_rank_that_dies_ends_it(self):
         bench = subprocess.Popen(self.command(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
