@@ -112,7 +112,7 @@ Result<> DeviceGroup::connect_members(TimePoint deadline) {
     WSYNC_TRY(make_stream(*member.device, device::StreamRole::kHostToDevice, member.h2d_stream));
     WSYNC_TRY(make_stream(*member.device, device::StreamRole::kBroadcast, member.broadcast_stream));
   }
-  auto joined = collective::join_all(devices, deadline);
+  auto joined = collective::join_all(collective::fitting_group(devices), devices, deadline);
   if (!joined) return fail(std::move(joined).error());
   for (std::size_t d = 0; d < members_.size(); ++d)
     members_[d].communicator = std::move((*joined)[d]);

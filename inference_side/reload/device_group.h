@@ -7,12 +7,13 @@
 
 #include "inference_side/reload/buffer_state.h"
 #include "shared/base/error.h"
+#include "shared/base/limits.h"
 #include "shared/collective/communicator.h"
 #include "shared/device/device.h"
 
 namespace wsync::reload {
 
-inline constexpr std::uint32_t kIpcSlots = 2;
+inline constexpr auto kIpcSlots = static_cast<std::uint32_t>(limits::kIpcBufferCount);
 
 // Devices of one kind. Separate devices and GPUs: one H2D buffer and two IPC buffers on each, kept
 // for the life of the group, so that engines map them once. Unified devices: no buffer at all.

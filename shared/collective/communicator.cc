@@ -1,18 +1,15 @@
 #include "shared/collective/communicator.h"
 
+#include <set>
+
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
-#include "shared/collective/host/communicator.h"
+#include "shared/collective/local/communicator.h"
+#include "shared/collective/nccl_library.h"
+#include "shared/device/cuda_library.h"
 
 namespace wsync::collective {
 namespace {
-
-tl::unexpected<Error> no_backend(device::DeviceKind kind) {
-  return fail(ErrorCode::kRefused,
-              fmt::format("a group of {} devices is refused, this release has no collective "
-                          "backend for them; use unified or separate host devices",
-                          device::device_kind_name(kind)));
-}
 
 Result<> check_size(std::uint32_t size) {
   if (size >= 1 && size <= limits::kDeviceCount) return {};
@@ -22,31 +19,58 @@ Result<> check_size(std::uint32_t size) {
 
 }  // namespace
 
-Result<std::unique_ptr<Group>> make_group(device::DeviceKind kind, std::uint32_t size) {
-  WSYNC_TRY(check_size(size));
+std::string_view group_kind_name(GroupKind kind) noexcept {
   switch (kind) {
-    case device::DeviceKind::kUnified:
-    case device::DeviceKind::kSeparate:
-      return host::make_host_group(size);
-    case device::DeviceKind::kCuda:
-      return no_backend(kind);
+    case GroupKind::kLocal:
+      return "local";
+    case GroupKind::kNccl:
+      return "nccl";
   }
-  return fail(ErrorCode::kInternal, "make_group: the device kind is not a listed one");
+  return "unknown";
 }
 
-Result<std::unique_ptr<Group>> attach_group(device::DeviceKind kind, const Bytes& /*id*/,
-                                            std::uint32_t size) {
+Result<const NcclBackend*> nccl_backend() {
+  const auto entry = device::cuda_symbol(kNcclEntry);
+  if (!entry) return fail(entry.error());
+  const NcclBackend* backend = reinterpret_cast<NcclEntry>(*entry)();
+  if (backend->size != sizeof(NcclBackend))
+    return fail(ErrorCode::kRefused, "libwsync_cuda.so is of another build than this program");
+  return backend;
+}
+
+Result<std::unique_ptr<Group>> make_group(GroupKind kind, std::uint32_t size) {
   WSYNC_TRY(check_size(size));
-  if (kind == device::DeviceKind::kCuda) return no_backend(kind);
-  return fail(ErrorCode::kRefused,
-              "host devices of one group must be driven by one process: a group cannot be "
-              "joined from another one");
+  if (kind == GroupKind::kLocal) return local::make_local_group(size);
+  const auto nccl = nccl_backend();
+  if (!nccl) return fail(nccl.error());
+  return (*nccl)->make_group(size);
+}
+
+Result<std::unique_ptr<Group>> attach_group(GroupKind kind, const Bytes& id, std::uint32_t size) {
+  WSYNC_TRY(check_size(size));
+  if (kind == GroupKind::kLocal)
+    return fail(ErrorCode::kRefused,
+                "the devices of a local group must be driven by one process: it cannot be joined "
+                "from another one");
+  const auto nccl = nccl_backend();
+  if (!nccl) return fail(nccl.error());
+  return (*nccl)->attach_group(id, size);
+}
+
+GroupKind fitting_group(const std::vector<device::Device*>& devices) {
+  std::set<std::string> gpus;
+  for (const device::Device* device : devices) {
+    if (device->kind() != device::DeviceKind::kCuda) return GroupKind::kLocal;
+    if (!gpus.insert(device->uuid()).second) return GroupKind::kLocal;
+  }
+  if (devices.size() < 2) return GroupKind::kLocal;
+  const auto nccl = nccl_backend();
+  return nccl && (*nccl)->facts() ? GroupKind::kNccl : GroupKind::kLocal;
 }
 
 Result<std::vector<std::unique_ptr<Communicator>>> join_all(
-    const std::vector<device::Device*>& devices, TimePoint deadline) {
-  if (devices.empty()) return fail(ErrorCode::kInvalidInput, "a group without devices");
-  auto group = make_group(devices.front()->kind(), static_cast<std::uint32_t>(devices.size()));
+    GroupKind kind, const std::vector<device::Device*>& devices, TimePoint deadline) {
+  auto group = make_group(kind, static_cast<std::uint32_t>(devices.size()));
   if (!group) return fail(std::move(group).error());
   std::vector<std::unique_ptr<Communicator>> all;
   for (device::Device* device : devices) {

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "shared/base/bytes.h"
@@ -68,7 +69,7 @@ class Group {
 
   [[nodiscard]] virtual std::uint32_t size() const noexcept = 0;
   // What another process needs to join, carried over the control plane. kRefused for a backend
-  // whose ranks must share a process (host).
+  // whose ranks must share a process (local).
   [[nodiscard]] virtual Result<Bytes> id() const = 0;
   // Adds one rank, without waiting for the others (Communicator::wait_joined does). `device`
   // outlives the communicator. kInvalidInput for a rank out of range, kRefused for one taken.
@@ -79,16 +80,25 @@ class Group {
   Group() = default;
 };
 
-// A new group for devices of one kind. kInvalidInput for a size out of 1 to limits::kDeviceCount,
-// kRefused for a kind that this build does not have.
-[[nodiscard]] Result<std::unique_ptr<Group>> make_group(device::DeviceKind kind,
-                                                        std::uint32_t size);
+// Which backend.
+enum class GroupKind : std::uint8_t {
+  kLocal,  // ranks of one process; each copies from the root's memory on its own stream
+  kNccl,   // GPUs, one for each rank
+};
+[[nodiscard]] std::string_view group_kind_name(GroupKind kind) noexcept;
+
+// A new group. kInvalidInput for a size out of 1 to limits::kDeviceCount, kRefused for a backend
+// that is not there (nccl_library.h).
+[[nodiscard]] Result<std::unique_ptr<Group>> make_group(GroupKind kind, std::uint32_t size);
 // The group that another process made, from its id. kRefused where ranks must share a process.
-[[nodiscard]] Result<std::unique_ptr<Group>> attach_group(device::DeviceKind kind, const Bytes& id,
+[[nodiscard]] Result<std::unique_ptr<Group>> attach_group(GroupKind kind, const Bytes& id,
                                                           std::uint32_t size);
 
+// What fits devices that one process drives: kNccl for several GPUs, no two of them the same, when
+// NCCL can be loaded, otherwise kLocal.
+[[nodiscard]] GroupKind fitting_group(const std::vector<device::Device*>& devices);
 // All ranks of a group in this process: one for each device, in their order, joined.
 [[nodiscard]] Result<std::vector<std::unique_ptr<Communicator>>> join_all(
-    const std::vector<device::Device*>& devices, TimePoint deadline);
+    GroupKind kind, const std::vector<device::Device*>& devices, TimePoint deadline);
 
 }  // namespace wsync::collective

@@ -377,14 +377,22 @@ void fields(V& v, M& m) {
   v.version("active", m.active);
   v.number("step", m.step);
   v.list("tensors", m.tensors, limits::kTensorCount);
+  v.label("gpu", m.gpu, limits::kGpuUuidBytes);
+}
+
+template <class V, class M>
+  requires Is<M, BufferHandle>
+void fields(V& v, M& m) {
+  v.blob("opaque", m.opaque);
 }
 
 template <class V, class M>
   requires Is<M, EngineWelcome>
 void fields(V& v, M& m) {
   v.number("generation", m.generation);
-  v.choice("device_kind", m.device_kind, DeviceKind::kSeparate);
+  v.choice("device_kind", m.device_kind, DeviceKind::kCuda);
   v.number("buffer_bytes", m.buffer_bytes);
+  v.list("buffers", m.buffers, limits::kIpcBufferCount);
 }
 
 template <class V, class M>
@@ -430,6 +438,7 @@ void fields(V& v, M& m) {
   v.version("version", m.version);
   v.number("deadline_ms", m.deadline_ms);
   v.bounded("copy_threads", m.copy_threads, limits::kCopyThreadCount);
+  v.list("buffers", m.buffers, limits::kIpcBufferCount);
 }
 
 template <class V, class M>

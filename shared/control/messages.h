@@ -415,14 +415,21 @@ struct EngineHello {
   Version active;  // 0.0 = none
   std::uint64_t step = 0;
   std::vector<EngineTensor> tensors;
+  std::string gpu;  // UUID of the GPU that holds its weights; empty: in host memory
 };
-enum class DeviceKind : std::uint8_t { kUnified, kSeparate };
-// Descriptors with it: separate devices: the two IPC buffers (memfd); unified: none.
+enum class DeviceKind : std::uint8_t { kUnified, kSeparate, kCuda };
+// One IPC buffer on a GPU, as device::MemoryHandle::opaque has it.
+struct BufferHandle {
+  Bytes opaque;
+};
+// Descriptors with it: separate devices: the two IPC buffers (memfd); unified and cuda: none.
 struct EngineWelcome {
   static constexpr MessageType kType = MessageType::kEngineWelcome;
   std::uint64_t generation = 0;  // of the sidecar process; an answer from another one is dropped
   DeviceKind device_kind = DeviceKind::kUnified;
   std::uint64_t buffer_bytes = 0;  // of each IPC buffer
+  // cuda: the two IPC buffers, when they are kept between loads; else each Load brings them.
+  std::vector<BufferHandle> buffers;
 };
 // A version is staged, or about to be loaded: map it and get ready, while serving goes on.
 // Descriptors: unified: the arena.
@@ -434,7 +441,8 @@ struct Prepare {
   std::uint64_t bucket_bytes = 0;
   std::uint64_t arena_bytes = 0;
   std::vector<std::uint64_t>
-      checksums;  // of each copy group of this rank's load plan, in its order
+      checksums;  // of each copy group of this rank's load plan, in its order: as LoadPlan::execute
+                  // returns it; cuda: the folded PieceDigest of the group's bytes
 };
 struct Prepared {
   static constexpr MessageType kType = MessageType::kPrepared;
@@ -462,8 +470,11 @@ struct Load {
   // How many threads a rank may copy with (unified devices), so that the ranks of a host that load
   // at the same time use each core once. 0 or 1: the link's own.
   std::uint32_t copy_threads = 1;
+  // cuda, where buffers are not kept: the two IPC buffers of this load. The rank has unmapped them
+  // when it sends Loaded.
+  std::vector<BufferHandle> buffers;
 };
-// Separate devices: a bucket lies in an IPC buffer.
+// Separate devices and GPUs: a bucket lies in an IPC buffer.
 struct BucketReady {
   static constexpr MessageType kType = MessageType::kBucketReady;
   std::uint64_t bucket = 0;

@@ -2,6 +2,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/device/cuda_library.h"
 #include "shared/device/host/device.h"
 
 namespace wsync::device {
@@ -16,6 +17,18 @@ std::string_view device_kind_name(DeviceKind kind) noexcept {
       return "cuda";
   }
   return "unknown";
+}
+
+std::string_view stream_role_name(StreamRole role) noexcept {
+  switch (role) {
+    case StreamRole::kHostToDevice:
+      return "H2D stream";
+    case StreamRole::kBroadcast:
+      return "broadcast stream";
+    case StreamRole::kReload:
+      return "reload stream";
+  }
+  return "stream";
 }
 
 Result<DeviceKind> parse_device_kind(std::string_view text) {
@@ -35,11 +48,11 @@ Result<std::unique_ptr<Device>> make_device(const DeviceOptions& options) {
     case DeviceKind::kUnified:
     case DeviceKind::kSeparate:
       return host::make_host_device(options);
-    case DeviceKind::kCuda:
-      return fail(ErrorCode::kRefused,
-                  fmt::format("device {}: kind cuda is refused, this release has no CUDA backend "
-                              "(libwsync_cuda.so); use unified or separate host devices",
-                              index));
+    case DeviceKind::kCuda: {
+      const auto cuda = cuda_backend();
+      if (!cuda) return fail(cuda.error());
+      return (*cuda)->make_device(options);
+    }
   }
   return fail(ErrorCode::kInternal, "make_device: the device kind is not a listed one");
 }

@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 
@@ -20,6 +21,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/error.h"
 #include "shared/base/unique_fd.h"
+#include "shared/device/piece_digest.h"
 
 namespace wsync::device {
 
@@ -35,8 +37,9 @@ enum class DeviceKind : std::uint8_t {
 // "unified", "separate" or "cuda"; anything else is kInvalidInput naming the choices.
 [[nodiscard]] Result<DeviceKind> parse_device_kind(std::string_view text);
 
-// What another process needs to map a device's memory. Host: a sealed memfd. CUDA: the opaque IPC
-// handle. Travels over the engine link only.
+// What another process needs to map a device's memory. Host: a sealed memfd. CUDA: the IPC handles
+// of the memory and of the event behind Stream::publish(), with the GPU's UUID and the exporting
+// process. Travels over the engine link only.
 struct MemoryHandle {
   DeviceKind kind = DeviceKind::kSeparate;
   std::uint64_t bytes = 0;
@@ -75,6 +78,26 @@ struct Region {
   std::uint64_t bytes = 0;
 };
 
+// Rows of bytes that a batch copies, adds to a digest, or both. They lie `from_stride` bytes apart
+// in `from`, and one behind the other in `to`.
+struct Piece {
+  static constexpr std::uint32_t kNoSum = ~std::uint32_t{0};
+  Memory* to = nullptr;  // null: nothing is copied
+  std::uint64_t to_offset = 0;
+  const Memory* from = nullptr;
+  std::uint64_t from_offset = 0;
+  std::uint64_t row_bytes = 0;
+  std::uint64_t rows = 1;
+  std::uint64_t from_stride = 0;  // at least row_bytes where there are several rows
+  // Which of the batch's sums the bytes count into, as they lie in `to` (or would lie there), and
+  // where in what is digested they begin: a multiple of kDigestGranule. Only the piece at the end
+  // of what is digested may have a size that is no multiple of it.
+  std::uint32_t sum = kNoSum;
+  std::uint64_t position = 0;
+
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return row_bytes * rows; }
+};
+
 // A point in a stream's work. Made once and used again: record() moves it. Any thread.
 class Event {
  public:
@@ -94,11 +117,32 @@ class Event {
 
 // What a stream is for; a backend maps it to a priority.
 enum class StreamRole : std::uint8_t { kHostToDevice, kBroadcast, kReload };
+// "H2D stream", "broadcast stream" or "reload stream".
+[[nodiscard]] std::string_view stream_role_name(StreamRole role) noexcept;
 
 // Told once how the work before it ended: success, the stream's error, or kCancelled when the
 // stream was destroyed first. Runs on a thread of the backend: it must not block, nor call the
 // device.
 using StreamCallback = std::function<void(const Result<>&)>;
+
+// What work of a communicator finds when its stream's turn comes to it.
+class StreamTurn {
+ public:
+  virtual ~StreamTurn() = default;
+  StreamTurn(const StreamTurn&) = delete;
+  StreamTurn& operator=(const StreamTurn&) = delete;
+
+  // Requested when the stream is being destroyed: the work then returns soon.
+  [[nodiscard]] virtual const std::stop_token& stop() const noexcept = 0;
+  // Copies between two addresses that the stream's device can reach (another GPU's, where they are
+  // peers) and returns when the bytes are there.
+  [[nodiscard]] virtual Result<> copy(std::byte* to, const std::byte* from,
+                                      std::uint64_t bytes) = 0;
+
+ protected:
+  StreamTurn() = default;
+};
+using StreamWork = std::function<Result<>(StreamTurn& turn)>;
 
 // An ordered queue of asynchronous work on one device. Every function may be called from any
 // thread; the order is that of the calls. Destroying a stream cancels what has not run, tells its
@@ -116,6 +160,20 @@ class Stream {
   [[nodiscard]] virtual Result<> copy_to_host(std::span<std::byte> to, const Region& from) = 0;
   // Between memories of this process's devices of the same kind; equal sizes.
   [[nodiscard]] virtual Result<> copy_on_device(const Region& to, const Region& from) = 0;
+  // One batch: all pieces in one launch (a GPU) or one pass (the host). `sums` is set when the work
+  // is complete, each to the sum of its pieces, to be given to finish_digest(); it stays valid
+  // until then. kInvalidInput for rows outside their memory and a sum that is not there; `from` and
+  // `to` of one batch do not overlap.
+  [[nodiscard]] virtual Result<> copy_pieces(std::span<const Piece> pieces,
+                                             std::span<PieceDigest> sums) = 0;
+  // Readers of `memory`, an own allocation, in other processes are ordered behind the work enqueued
+  // so far, once they acquire() it. Host devices: the message that tells of the bytes does that.
+  [[nodiscard]] virtual Result<> publish(Memory& memory) = 0;
+  // The importer's side: later work of this stream begins after what the owner published last.
+  [[nodiscard]] virtual Result<> acquire(const Memory& memory) = 0;
+  // For communicators: `work` in this stream's order, on a thread of the stream. What was enqueued
+  // before is complete when it begins; its error is the stream's.
+  [[nodiscard]] virtual Result<> run(StreamWork work) = 0;
   // Makes `event` mean "all work enqueued so far". An event of the same device kind.
   [[nodiscard]] virtual Result<> record(Event& event) = 0;
   // Later work of this stream waits for the event's newest record, of whichever stream.
@@ -158,8 +216,11 @@ class Device {
 
   [[nodiscard]] virtual DeviceKind kind() const noexcept = 0;
   [[nodiscard]] virtual DeviceIndex index() const noexcept = 0;
-  // For people and logs: "separate host device 2".
+  // For people and logs: "separate host device 2", "GPU 0 (NVIDIA H200)".
   [[nodiscard]] virtual std::string name() const = 0;
+  // Of the GPU, as the driver's tools print it: "GPU-" and 36 characters. Two devices with the same
+  // one share a GPU. Empty for host devices.
+  [[nodiscard]] virtual std::string uuid() const = 0;
   // Memory that can be allocated now.
   [[nodiscard]] virtual Result<MemoryInfo> memory_info() const = 0;
 
@@ -170,6 +231,10 @@ class Device {
   // devices only, kRefused on the others.
   [[nodiscard]] virtual Result<std::unique_ptr<Memory>> alias_host(
       std::span<const std::byte> bytes) = 0;
+  // Memory of this process that somebody else allocated on this device (an engine's weights), to be
+  // written to; it outlives the result. Not exportable. CUDA: kInvalidInput when the range is not
+  // whole inside one allocation of this GPU.
+  [[nodiscard]] virtual Result<std::unique_ptr<Memory>> borrow(std::span<std::byte> range) = 0;
   // Read-only mapping of memory that another process (or this one) exported. kInvalidInput for a
   // handle of another kind or size.
   [[nodiscard]] virtual Result<std::unique_ptr<Memory>> import_memory(MemoryHandle handle) = 0;
@@ -186,9 +251,12 @@ class Device {
 struct DeviceOptions {
   DeviceKind kind = DeviceKind::kUnified;
   DeviceIndex index{};
+  // kCuda: the GPU, as the driver numbers those that this process sees (CUDA_VISIBLE_DEVICES).
+  // Several devices may share one.
+  std::uint32_t gpu = 0;
 };
-// The one place that knows every backend. kRefused, with what is missing, for a kind that this
-// build does not have.
+// The one place that knows every backend. kCuda is loaded at run time (cuda_library.h): kRefused,
+// with what is missing, without it, without a driver or without that GPU.
 [[nodiscard]] Result<std::unique_ptr<Device>> make_device(const DeviceOptions& options);
 
 }  // namespace wsync::device

@@ -32,18 +32,6 @@ class PopulatedRange final : public HostRegistration {
   std::string fallback_;
 };
 
-std::string_view role_name(StreamRole role) {
-  switch (role) {
-    case StreamRole::kHostToDevice:
-      return "H2D stream";
-    case StreamRole::kBroadcast:
-      return "broadcast stream";
-    case StreamRole::kReload:
-      return "reload stream";
-  }
-  return "stream";
-}
-
 class HostDevice final : public Device {
  public:
   explicit HostDevice(const DeviceOptions& options) : options_(options) {}
@@ -54,6 +42,7 @@ class HostDevice final : public Device {
     return fmt::format("{} host device {}", device_kind_name(options_.kind),
                        static_cast<std::uint32_t>(options_.index));
   }
+  [[nodiscard]] std::string uuid() const override { return {}; }
   [[nodiscard]] Result<MemoryInfo> memory_info() const override {
     const auto free = available_memory();
     if (!free) return fail(free.error().with_context(name()));
@@ -74,6 +63,9 @@ class HostDevice final : public Device {
                   name() + ": has memory of its own; host bytes must be copied to it");
     return std::unique_ptr<Memory>(HostMemory::alias(options_.kind, bytes));
   }
+  [[nodiscard]] Result<std::unique_ptr<Memory>> borrow(std::span<std::byte> range) override {
+    return std::unique_ptr<Memory>(HostMemory::borrow(options_.kind, range));
+  }
   [[nodiscard]] Result<std::unique_ptr<Memory>> import_memory(MemoryHandle handle) override {
     auto memory = HostMemory::import(options_.kind, std::move(handle));
     if (!memory) return fail(memory.error().with_context(name()));
@@ -84,11 +76,11 @@ class HostDevice final : public Device {
     return std::unique_ptr<HostRegistration>(std::make_unique<PopulatedRange>(range));
   }
   [[nodiscard]] Result<std::unique_ptr<Stream>> create_stream(StreamRole role) override {
-    return std::unique_ptr<Stream>(
-        std::make_unique<HostStream>(fmt::format("{} {}", name(), role_name(role))));
+    return std::unique_ptr<Stream>(std::make_unique<HostStream>(
+        options_.kind, fmt::format("{} {}", name(), stream_role_name(role))));
   }
   [[nodiscard]] Result<std::unique_ptr<Event>> create_event() override {
-    return std::unique_ptr<Event>(std::make_unique<HostEvent>());
+    return std::unique_ptr<Event>(std::make_unique<WorkerEvent>());
   }
 
  private:

@@ -63,7 +63,12 @@ Result<std::unique_ptr<HostMemory>> HostMemory::import(DeviceKind kind, MemoryHa
 std::unique_ptr<HostMemory> HostMemory::alias(DeviceKind kind, std::span<const std::byte> range) {
   // Never written through: an alias is not writable(), which every copy checks.
   return std::unique_ptr<HostMemory>(
-      new HostMemory(kind, const_cast<std::byte*>(range.data()), range.size()));
+      new HostMemory(kind, Origin::kAliased, const_cast<std::byte*>(range.data()), range.size()));
+}
+
+std::unique_ptr<HostMemory> HostMemory::borrow(DeviceKind kind, std::span<std::byte> range) {
+  return std::unique_ptr<HostMemory>(
+      new HostMemory(kind, Origin::kBorrowed, range.data(), range.size()));
 }
 
 Result<MemoryHandle> HostMemory::export_handle() const {

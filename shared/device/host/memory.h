@@ -23,16 +23,21 @@ class HostMemory final : public Memory {
   // Borrows a host range.
   [[nodiscard]] static std::unique_ptr<HostMemory> alias(DeviceKind kind,
                                                          std::span<const std::byte> range);
+  // The same, to be written to.
+  [[nodiscard]] static std::unique_ptr<HostMemory> borrow(DeviceKind kind,
+                                                          std::span<std::byte> range);
   [[nodiscard]] std::byte* address() const noexcept override { return address_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept override { return bytes_; }
-  [[nodiscard]] bool writable() const noexcept override { return origin_ == Origin::kOwn; }
+  [[nodiscard]] bool writable() const noexcept override {
+    return origin_ == Origin::kOwn || origin_ == Origin::kBorrowed;
+  }
   [[nodiscard]] std::span<const std::byte> host_view() const noexcept override {
     return {address_, bytes_};
   }
   [[nodiscard]] Result<MemoryHandle> export_handle() const override;
 
  private:
-  enum class Origin : std::uint8_t { kOwn, kImported, kAliased };
+  enum class Origin : std::uint8_t { kOwn, kImported, kAliased, kBorrowed };
   HostMemory(DeviceKind kind, Origin origin, MappedRegion region, UniqueFd fd)
       : kind_(kind),
         origin_(origin),
@@ -40,14 +45,14 @@ class HostMemory final : public Memory {
         bytes_(region.bytes().size()),
         region_(std::move(region)),
         fd_(std::move(fd)) {}
-  HostMemory(DeviceKind kind, std::byte* address, std::uint64_t bytes)
-      : kind_(kind), origin_(Origin::kAliased), address_(address), bytes_(bytes) {}
+  HostMemory(DeviceKind kind, Origin origin, std::byte* address, std::uint64_t bytes)
+      : kind_(kind), origin_(origin), address_(address), bytes_(bytes) {}
 
   DeviceKind kind_;
   Origin origin_;
   std::byte* address_;
   std::uint64_t bytes_;
-  MappedRegion region_;  // empty for an alias
+  MappedRegion region_;  // empty for an alias and a borrowed range
   UniqueFd fd_;
 };
 

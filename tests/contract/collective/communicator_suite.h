@@ -41,7 +41,7 @@ class CommunicatorContract : public ::testing::TestWithParam<DeviceKind> {
       devices.push_back(member.device.get());
       members_.push_back(std::move(member));
     }
-    auto joined = join_all(devices, far_deadline());
+    auto joined = join_all(GroupKind::kLocal, devices, far_deadline());
     ASSERT_TRUE(joined.has_value()) << joined.error().message();
     for (std::uint32_t d = 0; d < size; ++d) members_[d].communicator = std::move((*joined)[d]);
   }
@@ -182,7 +182,7 @@ TEST_P(CommunicatorContract, ABrokenGroupIsMadeAnewWithTheSameBuffers) {
     member.stream = std::move(*member.device->create_stream(device::StreamRole::kBroadcast));
     devices.push_back(member.device.get());
   }
-  auto joined = join_all(devices, far_deadline());
+  auto joined = join_all(GroupKind::kLocal, devices, far_deadline());
   ASSERT_TRUE(joined.has_value());
   for (std::size_t d = 0; d < 2; ++d) members_[d].communicator = std::move((*joined)[d]);
   const auto data = device::pattern(4096, 6);
@@ -204,7 +204,7 @@ TEST_P(CommunicatorContract, BroadcastsThatCannotBeAreRefusedAndBreakNothing) {
 
 TEST_P(CommunicatorContract, JoiningIsOncePerRankAndWaitsForAllToADeadline) {
   auto first = device::make_device({.kind = GetParam(), .index = DeviceIndex{0}});
-  auto group = make_group(GetParam(), 2);
+  auto group = make_group(GroupKind::kLocal, 2);
   ASSERT_TRUE(group.has_value());
   auto joined = (*group)->join(Rank{0}, **first);
   ASSERT_TRUE(joined.has_value());

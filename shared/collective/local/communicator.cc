@@ -1,4 +1,4 @@
-#include "shared/collective/host/communicator.h"
+#include "shared/collective/local/communicator.h"
 
 #include <algorithm>
 #include <chrono>
@@ -9,12 +9,10 @@
 #include <utility>
 
 #include "shared/base/format.h"
-#include "shared/device/host/stream.h"
+#include "shared/device/worker_stream.h"
 
-namespace wsync::collective::host {
+namespace wsync::collective::local {
 namespace {
-
-using device::host::HostStream;
 
 std::chrono::steady_clock::time_point clock_time(TimePoint t) {
   return std::chrono::steady_clock::time_point(
@@ -65,12 +63,13 @@ class Meeting {
 
   // One rank's part of broadcast number `sequence`, on its stream's worker.
   Result<> take_part(Rank rank, std::uint64_t sequence, const Broadcast& b,
-                     const std::stop_token& stop) {
+                     device::StreamTurn& turn) {
+    const std::stop_token& stop = turn.stop();
     const auto source = meet(rank, sequence, b, stop);
     if (!source) return fail(source.error());
     std::byte* to = b.destination.memory->address() + b.destination.offset;
     if (*source != to) {
-      if (auto copied = device::host::copy_bytes(to, *source, b.destination.bytes, stop); !copied) {
+      if (auto copied = turn.copy(to, *source, b.destination.bytes); !copied) {
         abort(copied.error());
         return copied;
       }
@@ -165,11 +164,11 @@ class Meeting {
   std::map<std::uint64_t, Operation> operations_;
 };
 
-class HostCommunicator final : public Communicator {
+class LocalCommunicator final : public Communicator {
  public:
-  HostCommunicator(Rank rank, std::shared_ptr<Meeting> meeting)
+  LocalCommunicator(Rank rank, std::shared_ptr<Meeting> meeting)
       : rank_(rank), meeting_(std::move(meeting)) {}
-  ~HostCommunicator() override {
+  ~LocalCommunicator() override {
     meeting_->abort(
         {ErrorCode::kPeerLost, fmt::format("rank {} has left the group", number(rank_))});
   }
@@ -180,25 +179,23 @@ class HostCommunicator final : public Communicator {
     return meeting_->wait_joined(deadline);
   }
   [[nodiscard]] Result<> broadcast(const Broadcast& broadcast, device::Stream& stream) override {
-    auto* own = dynamic_cast<HostStream*>(&stream);
-    if (own == nullptr)
-      return fail(ErrorCode::kInvalidInput, "a host broadcast on a stream of another device kind");
     if (number(broadcast.root) >= size())
       return fail(ErrorCode::kInvalidInput, fmt::format("a broadcast from rank {} in a group of {}",
                                                         number(broadcast.root), size()));
-    WSYNC_TRY(device::host::check_region(broadcast.destination, true));
+    WSYNC_TRY(device::check_region(broadcast.destination, true));
     if (broadcast.root == rank_) {
-      WSYNC_TRY(device::host::check_region(broadcast.source, false));
+      WSYNC_TRY(device::check_region(broadcast.source, false));
       if (broadcast.source.bytes != broadcast.destination.bytes)
         return fail(ErrorCode::kInvalidInput,
                     fmt::format("a broadcast of {} bytes into {} bytes", broadcast.source.bytes,
                                 broadcast.destination.bytes));
     }
     const std::lock_guard lock(order_);
-    own->enqueue([meeting = meeting_, rank = rank_, sequence = next_++,
-                  broadcast](const std::stop_token& stop) {
-      return meeting->take_part(rank, sequence, broadcast, stop);
-    });
+    WSYNC_TRY(stream.run(
+        [meeting = meeting_, rank = rank_, sequence = next_, broadcast](device::StreamTurn& turn) {
+          return meeting->take_part(rank, sequence, broadcast, turn);
+        }));
+    ++next_;
     return {};
   }
   void abort(const Error& reason) override { meeting_->abort(reason); }
@@ -211,21 +208,19 @@ class HostCommunicator final : public Communicator {
   std::uint64_t next_ = 0;
 };
 
-class HostGroup final : public Group {
+class LocalGroup final : public Group {
  public:
-  explicit HostGroup(std::uint32_t size) : meeting_(std::make_shared<Meeting>(size)) {}
+  explicit LocalGroup(std::uint32_t size) : meeting_(std::make_shared<Meeting>(size)) {}
   [[nodiscard]] std::uint32_t size() const noexcept override { return meeting_->size(); }
   [[nodiscard]] Result<Bytes> id() const override {
     return fail(ErrorCode::kRefused,
-                "host devices of one group must be driven by one process: the group has no id that "
+                "the devices of a local group must be driven by one process: it has no id that "
                 "another one could use");
   }
   [[nodiscard]] Result<std::unique_ptr<Communicator>> join(Rank rank,
-                                                           device::Device& device) override {
-    if (device.kind() == device::DeviceKind::kCuda)
-      return fail(ErrorCode::kInvalidInput, device.name() + " cannot join a group of host devices");
+                                                           device::Device& /*device*/) override {
     WSYNC_TRY(meeting_->join(rank));
-    return std::unique_ptr<Communicator>(std::make_unique<HostCommunicator>(rank, meeting_));
+    return std::unique_ptr<Communicator>(std::make_unique<LocalCommunicator>(rank, meeting_));
   }
 
  private:
@@ -234,8 +229,8 @@ class HostGroup final : public Group {
 
 }  // namespace
 
-Result<std::unique_ptr<Group>> make_host_group(std::uint32_t size) {
-  return std::unique_ptr<Group>(std::make_unique<HostGroup>(size));
+Result<std::unique_ptr<Group>> make_local_group(std::uint32_t size) {
+  return std::unique_ptr<Group>(std::make_unique<LocalGroup>(size));
 }
 
-}  // namespace wsync::collective::host
+}  // namespace wsync::collective::local

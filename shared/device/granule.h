@@ -1,0 +1,52 @@
+// The arithmetic of one granule of a PieceDigest (piece_digest.h), as the host and the kernels do
+// it: plain integer functions that a C++ compiler and nvcc both take.
+#pragma once
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define WSYNC_HOST_DEVICE __host__ __device__
+#else
+#define WSYNC_HOST_DEVICE
+#endif
+
+namespace wsync::device::granule {
+
+// k(i).
+WSYNC_HOST_DEVICE constexpr std::uint64_t key(std::uint64_t i) noexcept {
+  std::uint64_t z = (i + 1) * 0x9e3779b97f4a7c15U;
+  z = (z ^ (z >> 30U)) * 0xbf58476d1ce4e5b9U;
+  z = (z ^ (z >> 27U)) * 0x94d049bb133111ebU;
+  return z ^ (z >> 31U);
+}
+
+// k'(i), from k(i).
+WSYNC_HOST_DEVICE constexpr std::uint64_t second_key(std::uint64_t key) noexcept {
+  return ((key << 32U) | (key >> 32U)) ^ 0x9e3779b97f4a7c15U;
+}
+
+#ifndef __CUDA_ARCH__
+__extension__ using Wide = unsigned __int128;
+#endif
+
+// The high half of a product of two 64-bit numbers.
+WSYNC_HOST_DEVICE inline std::uint64_t multiply_high(std::uint64_t a, std::uint64_t b) noexcept {
+#ifdef __CUDA_ARCH__
+  return __umul64hi(a, b);
+#else
+  return static_cast<std::uint64_t>((static_cast<Wide>(a) * b) >> 64U);
+#endif
+}
+
+// Adds what granule `i` with the words a and b counts to the sum (low, high).
+WSYNC_HOST_DEVICE inline void add(std::uint64_t i, std::uint64_t a, std::uint64_t b,
+                                  std::uint64_t& low, std::uint64_t& high) noexcept {
+  const std::uint64_t k = key(i);
+  const std::uint64_t x = a + k;
+  const std::uint64_t y = b + second_key(k);
+  const std::uint64_t product = x * y;
+  low += product;
+  high += multiply_high(x, y) + (low < product ? 1U : 0U);
+}
+
+}  // namespace wsync::device::granule
