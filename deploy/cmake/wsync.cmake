@@ -34,10 +34,7 @@ pkg_check_modules(HTTPLIB REQUIRED IMPORTED_TARGET cpp-httplib>=0.11 cpp-httplib
 # What shared/base and shared/weights link, for the static libraries that are installed.
 set(WSYNC_SYSTEM_BASE Threads::Threads fmt::fmt spdlog::spdlog PkgConfig::XXHASH)
 
-if(WSYNC_CUDA STREQUAL "ON")
-  message(FATAL_ERROR "WSYNC_CUDA=ON: the CUDA backend is not part of this release; configure with WSYNC_CUDA=OFF or AUTO")
-endif()
-message(STATUS "CUDA backend: off (not part of this release; host devices only)")
+include(${CMAKE_CURRENT_LIST_DIR}/cuda.cmake)
 
 # Deliberate faults for tests/planted (shared/base/planted.h): never on in a build that is used.
 set(WSYNC_PLANTED OFF CACHE BOOL "Build the planted faults in; WSYNC_PLANT=<name> in the environment picks one")

@@ -1,0 +1,18 @@
+# cmake -DLOG=<file> -P compile_kernels.cmake -- <command>...: runs nvcc, keeps what it says in the file, and prints that when
+# it fails.
+set(command "")
+set(taking OFF)
+math(EXPR last "${CMAKE_ARGC} - 1")
+foreach(i RANGE ${last})
+  if(taking)
+    list(APPEND command "${CMAKE_ARGV${i}}")
+  elseif(CMAKE_ARGV${i} STREQUAL "--")
+    set(taking ON)
+  endif()
+endforeach()
+execute_process(COMMAND ${command} OUTPUT_VARIABLE said ERROR_VARIABLE said RESULT_VARIABLE code)
+file(WRITE ${LOG} "${said}")
+if(NOT code EQUAL 0)
+  message("${said}")
+  message(FATAL_ERROR "nvcc failed: ${code}")
+endif()
