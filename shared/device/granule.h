@@ -25,28 +25,16 @@ WSYNC_HOST_DEVICE constexpr std::uint64_t second_key(std::uint64_t key) noexcept
   return ((key << 32U) | (key >> 32U)) ^ 0x9e3779b97f4a7c15U;
 }
 
-#ifndef __CUDA_ARCH__
 __extension__ using Wide = unsigned __int128;
-#endif
-
-// The high half of a product of two 64-bit numbers.
-WSYNC_HOST_DEVICE inline std::uint64_t multiply_high(std::uint64_t a, std::uint64_t b) noexcept {
-#ifdef __CUDA_ARCH__
-  return __umul64hi(a, b);
-#else
-  return static_cast<std::uint64_t>((static_cast<Wide>(a) * b) >> 64U);
-#endif
-}
 
 // Adds what granule `i` with the words a and b counts to the sum (low, high).
 WSYNC_HOST_DEVICE inline void add(std::uint64_t i, std::uint64_t a, std::uint64_t b,
                                   std::uint64_t& low, std::uint64_t& high) noexcept {
   const std::uint64_t k = key(i);
-  const std::uint64_t x = a + k;
-  const std::uint64_t y = b + second_key(k);
-  const std::uint64_t product = x * y;
-  low += product;
-  high += multiply_high(x, y) + (low < product ? 1U : 0U);
+  const Wide sum = ((static_cast<Wide>(high) << 64U) | low) +
+                   static_cast<Wide>(a + k) * static_cast<Wide>(b + second_key(k));
+  low = static_cast<std::uint64_t>(sum);
+  high = static_cast<std::uint64_t>(sum >> 64U);
 }
 
 }  // namespace wsync::device::granule

@@ -1,28 +1,44 @@
-// The kernels of the CUDA backend. No CUDA runtime: they are loaded by name from the fat binary.
-#include "shared/device/granule.h"
+// The kernels. kernels.h says what they are given, kernels_body.h what a thread does.
+//
+// A plain grid, a warp for each unit, and no grid that stays and walks over the units: blocks are
+// handed out as multiprocessors become free, which evens out what is slow, and end after some
+// microseconds, so that blocks of a stream of higher priority (a broadcast) get their turn between
+// them.
+#include "shared/device/cuda/kernels_body.h"
 
-namespace granule = wsync::device::granule;
+namespace wsync::device::cuda {
+namespace {
 
-// Adds to sum[0] and sum[1] (low and high) what `granules` whole granules count that begin at
-// number `first`. Any grid of blocks of whole warps.
-extern "C" __global__ void wsync_digest(const ulonglong2* from, unsigned long long first,
-                                        unsigned long long granules, unsigned long long* sum) {
-  std::uint64_t low = 0;
-  std::uint64_t high = 0;
-  const unsigned long long step = static_cast<unsigned long long>(gridDim.x) * blockDim.x;
-  for (unsigned long long i =
-           static_cast<unsigned long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-       i < granules; i += step) {
-    const ulonglong2 words = from[i];
-    granule::add(first + i, words.x, words.y, low, high);
-  }
-  for (int lanes = 16; lanes > 0; lanes /= 2) {
-    const unsigned long long other_low = __shfl_down_sync(~0U, low, lanes);
-    const unsigned long long other_high = __shfl_down_sync(~0U, high, lanes);
-    low += other_low;
-    high += other_high + (low < other_low ? 1U : 0U);
-  }
-  if (threadIdx.x % 32 != 0) return;
-  const unsigned long long before = atomicAdd(sum, low);
-  atomicAdd(sum + 1, high + (before + low < before ? 1U : 0U));
+__device__ void add_wide(LaneSum& sum, std::uint64_t low, std::uint64_t high) {
+  sum.low += low;
+  sum.high += high + (sum.low < low ? 1U : 0U);
 }
+
+// The sum of all lanes, in every lane.
+__device__ LaneSum warp_sum(LaneSum sum) {
+#pragma unroll
+  for (std::uint32_t distance = kWarpLanes / 2; distance > 0; distance /= 2) {
+    const std::uint64_t low = __shfl_xor_sync(~0U, sum.low, distance);
+    const std::uint64_t high = __shfl_xor_sync(~0U, sum.high, distance);
+    add_wide(sum, low, high);
+  }
+  return sum;
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreadsPerBlock)
+    wsync_copy_pieces(const KernelPiece* pieces, std::uint32_t count, std::uint64_t unit_bytes,
+                      std::uint64_t units, KernelSum* sums) {
+  const std::uint32_t lane = threadIdx.x % kWarpLanes;
+  const std::uint64_t unit =
+      static_cast<std::uint64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / kWarpLanes;
+  if (unit >= units) return;  // the whole warp: `unit` is one for all its lanes
+  const KernelPiece piece = pieces[piece_of(pieces, count, unit)];
+  const LaneSum own = run_lane(piece, unit - piece.first_unit, unit_bytes, lane);
+  if (piece.sum == KernelPiece::kNoSum) return;
+  const LaneSum all = warp_sum(own);
+  if (lane < 4) atomicAdd(&sums[piece.sum].limbs[lane], limb_of(all, lane));
+}
+
+}  // namespace wsync::device::cuda
