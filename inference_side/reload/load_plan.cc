@@ -166,6 +166,34 @@ std::uint64_t LoadPlan::checksum(const CopyGroup& group, std::span<const std::by
   return sum;
 }
 
+std::vector<GroupRows> LoadPlan::rows(const CopyGroup& group) const {
+  const LoadTensor& tensor = tensors_[group.tensor];
+  // "Negative" when the tensor begins inside the bucket.
+  const std::uint64_t first = bucket_offsets_[group.bucket] - tensor.arena_offset;
+  const std::uint64_t end = group.begin + group.bytes;
+  std::vector<GroupRows> rows;
+  for (std::uint64_t at = group.begin; at < end;) {
+    const Shard::Rows next = tensor.shard.rows_at(at, end - at);
+    rows.push_back({.to = at,
+                    .from = next.offset - first,
+                    .row_bytes = next.row_bytes,
+                    .rows = next.rows,
+                    .stride = next.stride});
+    at += next.bytes();
+  }
+  return rows;
+}
+
+std::uint64_t LoadPlan::piece_checksum(const CopyGroup& group, std::span<const std::byte> bucket,
+                                       CopyScratch& scratch) const {
+  static_assert(CopyScratch::kBytes % device::kDigestGranule == 0);
+  device::PieceDigest sum;
+  for (std::uint64_t at = 0; at < group.bytes; at += CopyScratch::kBytes)
+    sum = add(sum,
+              device::digest_sum(chunk_bytes(*this, group, group.begin + at, bucket, scratch), at));
+  return folded_sum(sum, group.bytes);
+}
+
 std::span<const std::byte> LoadPlan::bucket_of(std::span<const std::byte> arena,
                                                std::uint64_t bucket) const {
   WSYNC_CHECK(arena.size() >= arena_bytes_, "the arena is shorter than the plan says");
@@ -182,6 +210,24 @@ std::vector<std::uint64_t> expected_checksums(const LoadPlan& plan,
   return sums;
 }
 
+std::vector<std::uint64_t> expected_piece_checksums(const LoadPlan& plan,
+                                                    std::span<const std::byte> arena) {
+  CopyScratch scratch;
+  std::vector<std::uint64_t> sums;
+  sums.reserve(plan.groups().size());
+  for (const CopyGroup& group : plan.groups())
+    sums.push_back(plan.piece_checksum(group, plan.bucket_of(arena, group.bucket), scratch));
+  return sums;
+}
+
+std::uint64_t folded_sum(const device::PieceDigest& sum, std::uint64_t bytes) noexcept {
+  return device::fold(device::finish_digest(sum, bytes));
+}
+
+Digest as_digest(const device::PieceDigest& digest) noexcept {
+  return {.low = digest.low, .high = digest.high};
+}
+
 Digest expected_digest(const LoadTensor& tensor, std::span<const std::byte> arena) {
   const auto whole = arena.subspan(tensor.arena_offset, tensor.shard.tensor_bytes());
   if (tensor.shard.bytes() == 0) return tensor_digest({});
@@ -196,6 +242,23 @@ Digest expected_digest(const LoadTensor& tensor, std::span<const std::byte> aren
     leaves.push_back(digest_of(part));
   }
   return tensor_digest(tensor.shard.bytes(), leaves);
+}
+
+Digest expected_piece_digest(const LoadTensor& tensor, std::span<const std::byte> arena) {
+  static_assert(limits::kLeafBytes % device::kDigestGranule == 0);
+  const auto whole = arena.subspan(tensor.arena_offset, tensor.shard.tensor_bytes());
+  const std::uint64_t bytes = tensor.shard.bytes();
+  if (bytes == 0) return as_digest(device::piece_digest({}));
+  if (tensor.shard.contiguous())
+    return as_digest(device::piece_digest(whole.subspan(tensor.shard.run_at(0).offset, bytes)));
+  std::vector<std::byte> leaf(limits::kLeafBytes);
+  device::PieceDigest sum;
+  for (std::uint64_t at = 0; at < bytes; at += leaf.size()) {
+    const auto part = std::span(leaf).first(std::min<std::uint64_t>(leaf.size(), bytes - at));
+    gather(tensor.shard, at, whole, 0, part);
+    sum = add(sum, device::digest_sum(part, at));
+  }
+  return as_digest(device::finish_digest(sum, bytes));
 }
 
 LoadCoverage::LoadCoverage(const LoadPlan& plan)

@@ -21,6 +21,7 @@
 #include "inference_side/reload/shard.h"
 #include "shared/base/error.h"
 #include "shared/control/messages.h"
+#include "shared/device/piece_digest.h"
 #include "shared/weights/bucket_plan.h"
 #include "shared/weights/manifest.h"
 
@@ -39,6 +40,18 @@ struct CopyGroup {
   std::uint64_t begin = 0;  // first byte, in the rank's own tensor
   std::uint64_t bytes = 0;  // never 0
   friend bool operator==(const CopyGroup&, const CopyGroup&) = default;
+};
+
+// Rows of a group, for a device that copies many at once: equal stretches of the bucket, `stride`
+// bytes apart, that lie one behind the other in the rank's tensor.
+struct GroupRows {
+  std::uint64_t to = 0;    // first byte, in the rank's own tensor
+  std::uint64_t from = 0;  // in the bucket
+  std::uint64_t row_bytes = 0;
+  std::uint64_t rows = 1;
+  std::uint64_t stride = 0;  // 0 where there is one row
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return row_bytes * rows; }
+  friend bool operator==(const GroupRows&, const GroupRows&) = default;
 };
 
 // Where strided pieces are gathered before the streaming copy; stays in the cache. Takes memory
@@ -96,6 +109,12 @@ class LoadPlan {
   // The same checksum, without copying.
   [[nodiscard]] std::uint64_t checksum(const CopyGroup& group, std::span<const std::byte> bucket,
                                        CopyScratch& scratch) const;
+  // The rows that make up a group, in the order of the rank's bytes.
+  [[nodiscard]] std::vector<GroupRows> rows(const CopyGroup& group) const;
+  // The checksum that a GPU computes of a group: folded_sum() of its bytes, dense. Without copying.
+  [[nodiscard]] std::uint64_t piece_checksum(const CopyGroup& group,
+                                             std::span<const std::byte> bucket,
+                                             CopyScratch& scratch) const;
   // The window of the arena that is `bucket`; the arena's data is at least arena_bytes() long.
   [[nodiscard]] std::span<const std::byte> bucket_of(std::span<const std::byte> arena,
                                                      std::uint64_t bucket) const;
@@ -115,10 +134,23 @@ class LoadPlan {
 [[nodiscard]] std::vector<std::uint64_t> expected_checksums(const LoadPlan& plan,
                                                             std::span<const std::byte> arena);
 
+// The same as a GPU computes them: Prepare.checksums of kind cuda.
+[[nodiscard]] std::vector<std::uint64_t> expected_piece_checksums(const LoadPlan& plan,
+                                                                  std::span<const std::byte> arena);
+// One of them, of `bytes` bytes whose granules have this sum.
+[[nodiscard]] std::uint64_t folded_sum(const device::PieceDigest& sum,
+                                       std::uint64_t bytes) noexcept;
+
 // Content digest of the bytes that a rank holds of one tensor, computed from the arena: what an
 // engine's Digests message should say. Leaves of limits::kLeafBytes over the shard's row-major
 // bytes; for a whole tensor it equals the tensor's content digest.
 [[nodiscard]] Digest expected_digest(const LoadTensor& tensor, std::span<const std::byte> arena);
+
+// The same as an engine on a GPU says it: the PieceDigest of those bytes, dense.
+[[nodiscard]] Digest expected_piece_digest(const LoadTensor& tensor,
+                                           std::span<const std::byte> arena);
+// A PieceDigest as Digests carries it.
+[[nodiscard]] Digest as_digest(const device::PieceDigest& digest) noexcept;
 
 // Proves that a load was complete before it may be committed: every group executed and its checksum
 // right. Thread: confined to one.

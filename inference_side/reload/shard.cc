@@ -105,6 +105,19 @@ Shard::Run Shard::run_at(std::uint64_t at) const noexcept {
   return run;
 }
 
+Shard::Rows Shard::rows_at(std::uint64_t at, std::uint64_t most) const noexcept {
+  const Run run = run_at(at);
+  if (run.bytes < run_bytes_ || most < 2 * run_bytes_ || levels_.empty())
+    return {.offset = run.offset, .row_bytes = std::min(run.bytes, most)};
+  const Level& inner = levels_.back();
+  const std::uint64_t left = inner.count - at / run_bytes_ % inner.count;
+  const std::uint64_t rows = std::min(left, most / run_bytes_);
+  return {.offset = run.offset,
+          .row_bytes = run_bytes_,
+          .rows = rows,
+          .stride = rows > 1 ? inner.stride_bytes : 0};
+}
+
 std::uint64_t Shard::bytes_before(std::uint64_t offset) const noexcept {
   if (offset <= begin_ || run_count_ == 0) return 0;
   std::uint64_t rest = offset - begin_;

@@ -44,8 +44,19 @@ class Shard {
   [[nodiscard]] std::uint64_t run_count() const noexcept { return run_count_; }
   // Whether the shard is one stretch of the tensor (an empty one is).
   [[nodiscard]] bool contiguous() const noexcept { return run_count_ <= 1; }
+  // Equal stretches of the tensor, the same number of bytes apart.
+  struct Rows {
+    std::uint64_t offset = 0;  // of the first, inside the tensor
+    std::uint64_t row_bytes = 0;
+    std::uint64_t rows = 1;
+    std::uint64_t stride = 0;  // 0 where there is one row
+    [[nodiscard]] std::uint64_t bytes() const noexcept { return row_bytes * rows; }
+  };
   // The stretch of the tensor that starts at shard byte `at`, which is below bytes().
   [[nodiscard]] Run run_at(std::uint64_t at) const noexcept;
+  // As much as can be said as rows of the `most` shard bytes from `at` on: whole runs, or a part of
+  // one. `most` is not 0, at + most at most bytes().
+  [[nodiscard]] Rows rows_at(std::uint64_t at, std::uint64_t most) const noexcept;
   // How many shard bytes lie in the tensor before byte `offset` of it.
   [[nodiscard]] std::uint64_t bytes_before(std::uint64_t offset) const noexcept;
   // The shard bytes inside the tensor bytes [begin, end).
