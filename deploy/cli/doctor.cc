@@ -21,6 +21,7 @@ struct Wanted {
   std::string state_dir;
   std::string coordinator;
   std::uint64_t host_memory = 0;
+  CudaWanted cuda;
 };
 
 Result<Wanted> read_config(const DoctorOptions& options) {
@@ -29,11 +30,11 @@ Result<Wanted> read_config(const DoctorOptions& options) {
   if (options.role == "trainer") {
     const Result<config::TrainerConfig> c = config::load_trainer(sources);
     if (!c) return fail(c.error());
-    return Wanted{c->run_dir, c->state_dir, "", 0};
+    return Wanted{c->run_dir, c->state_dir, "", 0, {}};
   }
   const Result<config::SidecarConfig> c = config::load_sidecar(sources);
   if (!c) return fail(c.error());
-  return Wanted{c->run_dir, c->state_dir, c->coordinator, c->host_memory};
+  return Wanted{c->run_dir, c->state_dir, c->coordinator, c->host_memory, {}};
 }
 
 Result<Outcome> doctor(const DoctorOptions& options) {
@@ -47,6 +48,7 @@ Result<Outcome> doctor(const DoctorOptions& options) {
                                check_descriptors(),
                                check_run_dir(wanted->run_dir),
                                check_state_dir(wanted->state_dir)};
+  for (Check& check : check_cuda(wanted->cuda)) checks.push_back(std::move(check));
   if (!wanted->coordinator.empty())
     checks.push_back(check_coordinator(wanted->coordinator, kReachDeadline));
 
@@ -61,6 +63,7 @@ Result<Outcome> doctor(const DoctorOptions& options) {
                     {"status", check_status_name(check.status)},
                     {"found", check.found},
                     {"advice", check.advice}});
+    if (!check.facts.is_null()) list.back()["facts"] = check.facts;
     outcome.text +=
         fmt::format("{:<5} {:<14} {}\n", check_status_name(check.status), check.name, check.found);
     if (!check.advice.empty()) outcome.text += fmt::format("{:<20} -> {}\n", "", check.advice);

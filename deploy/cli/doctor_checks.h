@@ -3,10 +3,15 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "shared/base/error.h"
+#include "shared/collective/nccl_library.h"
 #include "shared/config/config.h"
+#include "shared/device/cuda_library.h"
 
 namespace wsync::cli {
 
@@ -16,8 +21,9 @@ enum class CheckStatus : std::uint8_t { kOk, kWarn, kFail };
 struct Check {
   std::string name;  // "memory"
   CheckStatus status = CheckStatus::kOk;
-  std::string found;   // one sentence
-  std::string advice;  // what to do; empty when ok
+  std::string found;     // one sentence
+  std::string advice;    // what to do; empty when ok
+  nlohmann::json facts;  // the same in fields, for --json; null: none
 };
 
 [[nodiscard]] Check check_kernel();
@@ -32,5 +38,21 @@ struct Check {
 // Whether somebody accepts connections at an ipc:// or tcp:// address. Waits at most `deadline`.
 [[nodiscard]] Check check_coordinator(const std::string& address,
                                       std::chrono::milliseconds deadline);
+
+// What a config wants of the GPUs.
+struct CudaWanted {
+  bool wanted = false;              // devices.kind is cuda
+  std::vector<std::uint32_t> gpus;  // devices.gpus; empty: auto
+  // RLIMIT_MEMLOCK of this process in bytes; ~0: none.
+  std::uint64_t lock_limit = ~std::uint64_t{0};
+};
+// The backend, each GPU, NCCL and pinned memory, of what the libraries say. One quiet line where
+// there is no backend and none is wanted; what is missing fails only where it is wanted.
+[[nodiscard]] std::vector<Check> cuda_checks(const Result<device::CudaFacts>& cuda,
+                                             const Result<collective::NcclFacts>& nccl,
+                                             const CudaWanted& wanted);
+// The same of this host: loads libwsync_cuda.so, the driver and NCCL, and makes no context.
+// `wanted.lock_limit` is looked up.
+[[nodiscard]] std::vector<Check> check_cuda(CudaWanted wanted);
 
 }  // namespace wsync::cli

@@ -3,6 +3,9 @@
 #include <cstdlib>
 #include <dlfcn.h>
 #include <filesystem>
+#include <link.h>
+#include <optional>
+#include <string_view>
 #include <vector>
 
 #include "shared/base/format.h"
@@ -18,51 +21,102 @@ struct Loaded {
   const CudaBackend* backend = nullptr;
 };
 
-// The folder of the program or library that this function is linked into.
+// Where the program or the library that this function is linked into lies; empty: nobody knows,
+// such as after a library was loaded by a relative path from a folder that the process has left.
 std::filesystem::path own_folder() {
   Dl_info info{};
+  link_map* map = nullptr;
   std::error_code code;
-  if (::dladdr(reinterpret_cast<const void*>(&own_folder), &info) != 0 &&
-      info.dli_fname != nullptr &&
-      std::string_view(info.dli_fname).find('/') != std::string_view::npos)
-    return std::filesystem::canonical(info.dli_fname, code).parent_path();
-  return std::filesystem::canonical("/proc/self/exe", code).parent_path();
+  const bool found = ::dladdr1(reinterpret_cast<const void*>(&own_folder), &info,
+                               reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) != 0;
+  // The program itself has no name there, and its argv[0] may be anything.
+  if (!found || map == nullptr || map->l_name == nullptr || *map->l_name == '\0')
+    return std::filesystem::read_symlink("/proc/self/exe", code).parent_path();
+  return std::filesystem::canonical(map->l_name, code).parent_path();
 }
 
+// In order; the last one has no folder: where the system looks.
 std::vector<std::filesystem::path> places() {
-  if (const char* named = std::getenv(kVariable)) return {named};
-  const auto folder = own_folder();
-  return {folder / kLibrary, folder.parent_path() / "lib" / kLibrary, kLibrary};
+  std::vector<std::filesystem::path> all;
+  if (const auto folder = own_folder(); !folder.empty()) {
+    all.push_back(folder / kLibrary);
+    all.push_back((folder / ".." / WSYNC_LIBRARY_FOLDER / kLibrary).lexically_normal());
+    if (const auto lib = folder.parent_path() / "lib" / kLibrary; lib != all.back())
+      all.push_back(lib);
+  }
+  all.emplace_back(kLibrary);
+  return all;
+}
+
+Result<Loaded> check_entry(void* handle, const std::string& place) {
+  const auto entry = reinterpret_cast<CudaEntry>(::dlsym(handle, kCudaEntry));
+  if (entry == nullptr)
+    return fail(ErrorCode::kRefused,
+                fmt::format("device kind cuda: {} has no {}: it is not wsync's library; install {} "
+                            "from the package that this program is from",
+                            place, kCudaEntry, kLibrary));
+  const CudaBackend* backend = entry();
+  const auto other = [&](std::string_view what, const auto& found, const auto& expected) {
+    return fail(ErrorCode::kRefused,
+                fmt::format("device kind cuda: {} is of another build than this program ({} {}, "
+                            "expected {}); install both from one package",
+                            place, what, found, expected));
+  };
+  // What lies behind the size is looked at only when that is right.
+  if (backend == nullptr) return other("backend", "none", "one");
+  if (backend->size != sizeof(CudaBackend))
+    return other("size", backend->size, sizeof(CudaBackend));
+  const std::string_view build = backend->build == nullptr ? "" : backend->build;
+  if (build != cuda_build())
+    return other("build", fmt::format("'{}'", build), fmt::format("'{}'", cuda_build()));
+  return Loaded{.handle = handle, .backend = backend};
+}
+
+// Nothing: there is none at `place`.
+Result<std::optional<Loaded>> load_from(const std::filesystem::path& place) {
+  std::error_code code;
+  const bool named = place.has_parent_path();
+  if (named && !std::filesystem::exists(place, code)) return std::optional<Loaded>{};
+  void* handle = ::dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (handle != nullptr) {
+    const Result<Loaded> checked = check_entry(handle, place.string());
+    if (!checked) return fail(checked.error());
+    return std::optional<Loaded>(*checked);
+  }
+  const char* said = ::dlerror();
+  const std::string_view why = said == nullptr ? "no reason given" : said;
+  // The system found none in its folders; a library that it cannot load names something else.
+  if (!named &&
+      why.starts_with(fmt::format("{}: cannot open shared object file: No such", kLibrary)))
+    return std::optional<Loaded>{};
+  return fail(ErrorCode::kRefused,
+              fmt::format("device kind cuda: {} cannot be loaded: {}", place.string(), why));
 }
 
 Result<Loaded> load() {
-  std::vector<std::string> looked;
-  for (const auto& place : places()) {
-    looked.push_back(place.string());
-    std::error_code code;
-    if (place.has_parent_path() && !std::filesystem::exists(place, code)) continue;
-    void* handle = ::dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (handle == nullptr) {
-      const char* why = ::dlerror();
-      if (!place.has_parent_path()) break;  // not installed where the system looks either
+  const char* variable = std::getenv(kVariable);
+  std::vector<std::filesystem::path> looked;
+  if (variable == nullptr || *variable == '\0') {
+    looked = places();
+  } else {
+    looked.emplace_back(variable);
+    if (!looked.front().is_absolute())
       return fail(ErrorCode::kRefused,
-                  fmt::format("device kind cuda: {} cannot be loaded: {}", place.string(), why));
-    }
-    const auto entry = reinterpret_cast<CudaEntry>(::dlsym(handle, kCudaEntry));
-    const CudaBackend* backend = entry == nullptr ? nullptr : entry();
-    if (backend == nullptr || backend->size != sizeof(CudaBackend) ||
-        backend->build != cuda_build())
-      return fail(ErrorCode::kRefused,
-                  fmt::format("device kind cuda: {} is of another build than this program; install "
-                              "both from one package",
-                              place.string()));
-    return Loaded{.handle = handle, .backend = backend};
+                  fmt::format("device kind cuda: {} is '{}', expected the absolute path of {}",
+                              kVariable, variable, kLibrary));
+  }
+  std::vector<std::string> names;
+  for (const auto& place : looked) {
+    const Result<std::optional<Loaded>> loaded = load_from(place);
+    if (!loaded) return fail(loaded.error());
+    if (*loaded) return **loaded;
+    names.push_back(place.has_parent_path() ? place.string() : "the system's folders");
   }
   return fail(ErrorCode::kRefused,
-              fmt::format("device kind cuda needs {}, which is not there (looked for {}); install "
+              fmt::format("device kind cuda needs {}, which is not there; looked for {}; install "
                           "wsync with its CUDA backend, set {}, or use unified or separate host "
                           "devices",
-                          kLibrary, fmt::join(looked, ", "), kVariable));
+                          kLibrary, fmt::join(names, ", "), kVariable));
 }
 
 const Result<Loaded>& loaded() {
@@ -73,8 +127,9 @@ const Result<Loaded>& loaded() {
 }  // namespace
 
 std::string cuda_build() {
-  return fmt::format("{} {} {} {} {}", __VERSION__, sizeof(CudaFacts), sizeof(Error),
-                     sizeof(DeviceOptions), sizeof(Piece));
+  return fmt::format("wsync {}, compiler {}, sizes {} {} {} {} {}", WSYNC_RELEASE, __VERSION__,
+                     sizeof(CudaFacts), sizeof(GpuFacts), sizeof(Error), sizeof(DeviceOptions),
+                     sizeof(Piece));
 }
 
 Result<const CudaBackend*> cuda_backend() {
@@ -86,7 +141,11 @@ Result<void*> cuda_symbol(const char* name) {
   if (!loaded()) return fail(loaded().error());
   void* symbol = ::dlsym(loaded()->handle, name);
   if (symbol == nullptr)
-    return fail(ErrorCode::kRefused, fmt::format("{} has no {}", kLibrary, name));
+    return fail(
+        ErrorCode::kRefused,
+        fmt::format("{} has no {}: it was built without it, or is of another build than this "
+                    "program; install both from one package",
+                    kLibrary, name));
   return symbol;
 }
 

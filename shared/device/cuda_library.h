@@ -3,8 +3,9 @@
 // refused.
 //
 // Looked for in this order, the first that is there counts: WSYNC_CUDA_LIBRARY (an absolute path);
-// the folder of the program or library that this code is in, and ../lib of it; where the system
-// looks. It is loaded once and stays. Any thread.
+// the folder of the program or library that this code is in, and the folder of libraries of the
+// installation that it is part of; where the system looks. One that is there and cannot be used is
+// an error: no other is tried. It is loaded once and stays; so does the error. Any thread.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,188 @@
+// What `wsync doctor` says of GPUs, the driver and NCCL.
+#include <algorithm>
+#include <sys/resource.h>
+
+#include "deploy/cli/context.h"
+#include "deploy/cli/doctor_checks.h"
+#include "shared/base/format.h"
+
+namespace wsync::cli {
+namespace {
+
+// The kernels are compiled for it and for what came later.
+constexpr std::uint32_t kComputeMajorLeast = 8;
+constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
+
+// 13000 is "13.0", as the driver counts.
+std::string cuda_version(std::uint32_t version) {
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
+// 22707 is "2.27.7".
+std::string nccl_version(std::uint32_t version) {
+  return fmt::format("{}.{}.{}", version / 10000, version % 10000 / 100, version % 100);
+}
+
+Check cuda_check(const device::CudaFacts& cuda, bool wanted) {
+  Check check{.name = "cuda", .status = CheckStatus::kOk, .found = "", .advice = "", .facts = {}};
+  const std::string release =
+      cuda.driver_release.empty() ? "of unknown release" : cuda.driver_release;
+  check.found =
+      fmt::format("{} {}, driver {} for CUDA {}, backend built with CUDA {}: {}", cuda.gpus.size(),
+                  cuda.gpus.size() == 1 ? "GPU" : "GPUs", release, cuda_version(cuda.driver_cuda),
+                  cuda_version(cuda.built_with), cuda.library);
+  check.facts = {{"library", cuda.library},
+                 {"built_with", cuda_version(cuda.built_with)},
+                 {"driver_cuda", cuda_version(cuda.driver_cuda)},
+                 {"driver_release", cuda.driver_release},
+                 {"gpus", cuda.gpus.size()}};
+  if (cuda.driver_cuda / 1000 < cuda.built_with / 1000) {
+    check.status = wanted ? CheckStatus::kFail : CheckStatus::kWarn;
+    check.advice = fmt::format("install a driver for CUDA {} or newer, or build with CUDA {}",
+                               cuda_version(cuda.built_with), cuda_version(cuda.driver_cuda));
+  } else if (cuda.gpus.empty() && wanted) {
+    check.status = CheckStatus::kFail;
+    check.advice = "see what nvidia-smi lists, and whether CUDA_VISIBLE_DEVICES hides it";
+  }
+  return check;
+}
+
+nlohmann::json gpu_facts(const device::GpuFacts& gpu) {
+  nlohmann::json numa;
+  if (gpu.numa_node) numa = *gpu.numa_node;
+  return {{"gpu", gpu.gpu},
+          {"name", gpu.name},
+          {"uuid", gpu.uuid},
+          {"pci", gpu.pci},
+          {"compute", fmt::format("{}.{}", gpu.compute_major, gpu.compute_minor)},
+          {"total_bytes", gpu.total_bytes},
+          {"numa_node", std::move(numa)},
+          {"pcie_now", gpu.pcie_now},
+          {"pcie_most", gpu.pcie_most},
+          {"peers", gpu.peers},
+          {"pins_read_only_memory", gpu.reads_registered_read_only}};
+}
+
+Check gpu_check(const device::GpuFacts& gpu, const CudaWanted& wanted) {
+  Check check{.name = fmt::format("gpu {}", gpu.gpu),
+              .status = CheckStatus::kOk,
+              .found = "",
+              .advice = "",
+              .facts = gpu_facts(gpu)};
+  check.found =
+      fmt::format("{}, {}, {}, {}, compute {}.{}, NUMA node {}, PCIe {}, peers: {}", gpu.name,
+                  gpu.uuid, gpu.pci, human_bytes(gpu.total_bytes), gpu.compute_major,
+                  gpu.compute_minor, gpu.numa_node ? std::to_string(*gpu.numa_node) : "not said",
+                  gpu.pcie_now.empty() ? "not said" : gpu.pcie_now,
+                  gpu.peers.empty() ? "none" : fmt::format("{}", fmt::join(gpu.peers, " ")));
+  const bool chosen =
+      wanted.wanted && (wanted.gpus.empty() || std::ranges::count(wanted.gpus, gpu.gpu) != 0);
+  if (gpu.compute_major < kComputeMajorLeast) {
+    check.status = chosen ? CheckStatus::kFail : CheckStatus::kWarn;
+    check.advice = fmt::format(
+        "compute {}.0 or newer is needed; leave this GPU out of devices.gpus", kComputeMajorLeast);
+  } else if (!gpu.pcie_now.empty() && !gpu.pcie_most.empty() && gpu.pcie_now != gpu.pcie_most) {
+    check.status = CheckStatus::kWarn;
+    check.advice = fmt::format(
+        "its PCIe link can do {}; an idle GPU may lower the speed, so look again under load; fewer "
+        "lanes are a matter of the slot, its riser or the BIOS",
+        gpu.pcie_most);
+  }
+  return check;
+}
+
+// GPUs that the config names and the driver does not have.
+void add_absent_gpus(const device::CudaFacts& cuda, const CudaWanted& wanted,
+                     std::vector<Check>& checks) {
+  std::vector<std::uint32_t> named = wanted.gpus;
+  std::ranges::sort(named);
+  named.erase(std::unique(named.begin(), named.end()), named.end());
+  for (const std::uint32_t gpu : named) {
+    if (std::ranges::count(cuda.gpus, gpu, &device::GpuFacts::gpu) != 0) continue;
+    checks.push_back({.name = fmt::format("gpu {}", gpu),
+                      .status = CheckStatus::kFail,
+                      .found = fmt::format("devices.gpus names GPU {}; this process sees {}", gpu,
+                                           cuda.gpus.size()),
+                      .advice = "name GPUs from 0 on, as nvidia-smi -L and CUDA_VISIBLE_DEVICES "
+                                "number them",
+                      .facts = {}});
+  }
+}
+
+Check nccl_check(const Result<collective::NcclFacts>& nccl, bool wanted) {
+  if (nccl)
+    return {.name = "nccl",
+            .status = CheckStatus::kOk,
+            .found = fmt::format("{}, backend built with {}: {}", nccl_version(nccl->version),
+                                 nccl_version(nccl->built_with), nccl->library),
+            .advice = "",
+            .facts = {{"library", nccl->library},
+                      {"version", nccl_version(nccl->version)},
+                      {"built_with", nccl_version(nccl->built_with)}}};
+  return {.name = "nccl",
+          .status = wanted ? CheckStatus::kWarn : CheckStatus::kOk,
+          .found = fmt::format("no NCCL ({})", nccl.error().message()),
+          .advice = wanted
+                        ? "install libnccl.so.2; without it GPUs broadcast by plain copies between "
+                          "them, and devices.collective: nccl is refused"
+                        : "",
+          .facts = {}};
+}
+
+// NVIDIA's kernel module takes the pages itself and asks no RLIMIT_MEMLOCK (os_lock_user_pages() of
+// its open sources); mlock and RDMA libraries do.
+Check pinned_check(std::uint64_t lock_limit) {
+  const bool none = lock_limit == kNoLimit;
+  nlohmann::json facts = {{"lock_limit_bytes", nullptr}};
+  if (!none) facts["lock_limit_bytes"] = lock_limit;
+  return {.name = "pinned memory",
+          .status = CheckStatus::kOk,
+          .found = fmt::format("RLIMIT_MEMLOCK: {}; the driver does not count registered memory "
+                               "against it, but that can be neither swapped nor reclaimed",
+                               none ? "none" : human_bytes(lock_limit)),
+          .advice = "",
+          .facts = std::move(facts)};
+}
+
+}  // namespace
+
+std::vector<Check> cuda_checks(const Result<device::CudaFacts>& cuda,
+                               const Result<collective::NcclFacts>& nccl,
+                               const CudaWanted& wanted) {
+  if (!cuda) {
+    const std::string& why = cuda.error().message();
+    if (!wanted.wanted)
+      return {{.name = "cuda",
+               .status = CheckStatus::kOk,
+               .found = fmt::format("no CUDA backend ({})", why.substr(0, why.find(';'))),
+               .advice = "",
+               .facts = {}}};
+    return {{.name = "cuda",
+             .status = CheckStatus::kFail,
+             .found = why,
+             .advice = "install NVIDIA's driver and wsync with its CUDA backend, or set "
+                       "devices.kind to unified or separate",
+             .facts = {}}};
+  }
+  std::vector<Check> checks = {cuda_check(*cuda, wanted.wanted)};
+  for (const device::GpuFacts& gpu : cuda->gpus) checks.push_back(gpu_check(gpu, wanted));
+  if (wanted.wanted) add_absent_gpus(*cuda, wanted, checks);
+  checks.push_back(nccl_check(nccl, wanted.wanted));
+  checks.push_back(pinned_check(wanted.lock_limit));
+  return checks;
+}
+
+std::vector<Check> check_cuda(CudaWanted wanted) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+    wanted.lock_limit = limit.rlim_cur;
+  const auto cuda = device::cuda_backend();
+  const auto nccl = collective::nccl_backend();
+  Result<device::CudaFacts> cuda_facts =
+      cuda ? (*cuda)->facts() : Result<device::CudaFacts>(fail(cuda.error()));
+  Result<collective::NcclFacts> nccl_facts =
+      nccl ? (*nccl)->facts() : Result<collective::NcclFacts>(fail(nccl.error()));
+  return cuda_checks(cuda_facts, nccl_facts, wanted);
+}
+
+}  // namespace wsync::cli
