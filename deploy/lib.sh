@@ -46,7 +46,7 @@ clang-format-19     command clang-format-19
 llvm-19             file    /usr/lib/llvm-19/bin/llvm-symbolizer
 libclang-rt-19-dev  file    /usr/lib/llvm-19/lib/clang/19/lib/linux/libclang_rt.fuzzer-*.a
 '
-reference_needs='
+environment_needs='
 python3-venv        file    /usr/lib/python3*/ensurepip/__init__.py
 '
 
@@ -112,6 +112,60 @@ ensure() {
     -o Dpkg::Use-Pty=0 $missing >/dev/null || die 3 "apt-get install failed for: $missing"
   missing=$(missing_packages "$@" | tr '\n' ' ')
   [ -z "$missing" ] || die 3 "still missing after their installation: $missing"
+}
+
+# python_environment FOLDER FILE...: a Python environment with the pinned packages of these requirement files. One that has them
+# is left as it is. Says on standard error why not.
+python_environment() {
+  local folder=$1
+  shift
+  if cat "$@" | cmp -s - "$folder/installed.txt"; then return; fi
+  python3 -m venv --clear "$folder" &&
+    "$folder/bin/pip" install --quiet --disable-pip-version-check --retries 2 "${@/#/--requirement=}" &&
+    cat "$@" >"$folder/installed.txt"
+}
+
+# What the CUDA backend is compiled with, as pinned Python packages in build/cuda, where the system has none of it. Without them
+# everything else is built: it says in one line why they are not there, and goes on.
+ensure_cuda() {
+  local missing files=() environment=$root/build/cuda log=$root/build/cuda.log
+  missing=$(cmake -P "$root/deploy/cmake/find_cuda.cmake")
+  [[ $missing != *toolkit* ]] || files+=("$root/deploy/cuda/toolkit-requirements.txt")
+  [[ $missing != *nccl* ]] || files+=("$root/deploy/cuda/nccl-requirements.txt")
+  if [ ${#files[@]} = 0 ]; then
+    say "CUDA toolkit and NCCL are there; nothing to install"
+  elif cat "${files[@]}" | cmp -s - "$environment/installed.txt"; then
+    say "CUDA toolkit and NCCL are there (build/cuda has: $missing)"
+  elif [ "$may_install" = 0 ] && [ -e "$environment" ]; then
+    say "build/cuda is taken as it is: --no-install installs nothing"
+  elif [ "$may_install" = 0 ]; then
+    say "the CUDA backend is not built: no $missing here, and --no-install installs nothing"
+  elif [[ $(uname -m) != @(x86_64|aarch64) ]]; then
+    say "the CUDA backend is not built: there is no $missing for $(uname -m)"
+  else
+    mkdir -p "$root/build"
+    say "installing into build/cuda: $missing"
+    if { python3 -c 'import ensurepip, venv' || (ensure "$environment_needs"); } >"$log" 2>&1 &&
+      python_environment "$environment" "${files[@]}" >>"$log" 2>&1; then
+      return
+    fi
+    rm -rf "$environment"
+    say "the CUDA backend is not built: $missing cannot be installed: $(tail -n 1 "$log") (all of it: build/cuda.log)"
+  fi
+}
+
+# say_cuda FOLDER: what became of the CUDA backend in a build, and whether anything ran on a GPU.
+say_cuda() {
+  local folder=$1 found gpus=() ran="nothing ran on a GPU: this machine has none"
+  found=$(sed -n 's/^-- CUDA backend: //p' "$folder.log" | tail -n 1)
+  mapfile -t gpus < <(compgen -G '/dev/nvidia[0-9]*')
+  [ ${#gpus[@]} = 0 ] || ran="of the tests, those with the label gpu are for the ${#gpus[@]} of this machine"
+  if [ "$found" = on ] && [ -e "$folder/deploy/cli/libwsync_cuda.so" ]; then
+    found="compiled and linked ($(sed -nE 's/^--   (nvcc|nccl.h) ([0-9.]+): .*/\1 \2/p' "$folder.log" | paste -sd ,))"
+  elif [ "$found" = on ]; then
+    found="found what it needs, but was not linked"
+  fi
+  say "CUDA backend in ${folder#"$root/"}: ${found:-not configured}; $ran"
 }
 
 # Compilers at once: one for each core, and no more than one for each 1.5 GiB of memory.

@@ -8,9 +8,10 @@ usage() {
 Usage: deploy/test.sh [options]
 
 Installs what is missing (Debian 12, as root or with sudo), builds into build/<preset>, runs the tests by ctest, and says
-which tests were skipped and why.
+which tests were skipped and why. The CUDA backend is built with the toolkit and NCCL of the system, or with pinned Python
+packages that are installed into build/cuda; where these cannot be had, everything else is built and tested.
 
-  --no-install      install nothing: list what is missing and stop
+  --no-install      install nothing: list what is missing and stop (the CUDA backend is left out without its toolkit)
   --with-reference  also set up the reference libraries (Python, pinned, in an environment of their own under build/),
                     make the golden files anew with them, compare, and hold the reference model to
                     transformers and the optimizer to torch
@@ -47,14 +48,18 @@ case $preset in
 esac
 
 needs=("$build_needs" "$test_needs")
-[ "$reference" = 0 ] || needs+=("$reference_needs")
+[ "$reference" = 0 ] || needs+=("$environment_needs")
 ensure "${needs[@]}"
+ensure_cuda
 say "building build/$preset"
 mkdir -p "$root/build"
 configure "$preset" || die 1 "configuring failed"
 build "$root/build/$preset" || die 1 "the build failed"
 say "testing"
-run_ctest "$root/build/$preset" "${select[@]}" || die 1 "tests failed; see above and build/$preset/Testing/Temporary/LastTest.log"
+passed=1
+run_ctest "$root/build/$preset" "${select[@]}" || passed=0
+say_cuda "$root/build/$preset"
+[ "$passed" = 1 ] || die 1 "tests failed; see above and build/$preset/Testing/Temporary/LastTest.log"
 if [ "$reference" = 1 ]; then
   say "reference libraries"
   "$root/tests/reference/run.sh" "build/$preset" || die 1 "the reference libraries disagree; see above"

@@ -8,6 +8,7 @@
 # The environment is kept in build/reference-venv.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+. deploy/lib.sh
 
 build=${1:-build/dev}
 tool=$build/tests/reference/safetensors_tool
@@ -18,12 +19,7 @@ for built in "$tool" "$moe_tool" "$wsync"; do
 done
 
 venv=build/reference-venv
-requirements=(tests/golden/requirements.txt tests/reference/requirements.txt)
-if ! cat "${requirements[@]}" | cmp -s - "$venv/installed.txt"; then
-  python3 -m venv --clear "$venv"
-  "$venv/bin/pip" install --quiet --disable-pip-version-check "${requirements[@]/#/--requirement=}"
-  cat "${requirements[@]}" >"$venv/installed.txt"
-fi
+python_environment "$venv" tests/golden/requirements.txt tests/reference/requirements.txt
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

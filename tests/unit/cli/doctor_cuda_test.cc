@@ -1,0 +1,167 @@
+// What `wsync doctor` makes of what the driver and NCCL say; the facts are written here.
+#include <algorithm>
+#include <gmock/gmock.h>
+
+#include "deploy/cli/doctor_checks.h"
+
+namespace wsync::cli {
+namespace {
+
+using testing::HasSubstr;
+
+device::GpuFacts one_gpu(std::uint32_t number) {
+  return {.gpu = number,
+          .name = "NVIDIA H200",
+          .uuid = "GPU-00000000-0000-0000-0000-00000000000" + std::to_string(number),
+          .pci = "0000:17:00.0",
+          .compute_major = 9,
+          .compute_minor = 0,
+          .total_bytes = 141ULL << 30U,
+          .numa_node = 1,
+          .pcie_now = "32.0 GT/s PCIe x16",
+          .pcie_most = "32.0 GT/s PCIe x16",
+          .peers = {},
+          .reads_registered_read_only = true};
+}
+
+device::CudaFacts two_gpus() {
+  device::CudaFacts facts{.library = "/opt/libwsync_cuda.so",
+                          .built_with = 13000,
+                          .driver_cuda = 13010,
+                          .driver_release = "590.44.01",
+                          .gpus = {one_gpu(0), one_gpu(1)}};
+  facts.gpus[0].peers = {1};
+  facts.gpus[1].peers = {0};
+  return facts;
+}
+
+const collective::NcclFacts kNccl{
+    .library = "/usr/lib/libnccl.so.2", .version = 22707, .built_with = 22704};
+const CudaWanted kWanted{.wanted = true, .gpus = {}};
+const Result<device::CudaFacts> kNoCuda =
+    fail(ErrorCode::kRefused, "device kind cuda needs libwsync_cuda.so, which is not there; x");
+const Result<collective::NcclFacts> kNoNccl = fail(ErrorCode::kRefused, "no libnccl.so.2");
+
+const Check& named(const std::vector<Check>& checks, const std::string& name) {
+  const auto at = std::ranges::find(checks, name, &Check::name);
+  EXPECT_NE(at, checks.end()) << name;
+  return *at;
+}
+
+std::ptrdiff_t failures(const std::vector<Check>& checks) {
+  return std::ranges::count(checks, CheckStatus::kFail, &Check::status);
+}
+
+TEST(DoctorCuda, OneQuietLineWhereNobodyWantsIt) {
+  const auto checks = cuda_checks(kNoCuda, kNoNccl, {});
+  ASSERT_EQ(checks.size(), 1U);
+  EXPECT_EQ(checks[0].status, CheckStatus::kOk);
+  EXPECT_EQ(checks[0].found,
+            "no CUDA backend (device kind cuda needs libwsync_cuda.so, which is not there)");
+  EXPECT_EQ(checks[0].advice, "");
+}
+
+TEST(DoctorCuda, MissingBackendFailsWhereItIsWanted) {
+  const auto checks = cuda_checks(kNoCuda, kNoNccl, kWanted);
+  ASSERT_EQ(checks.size(), 1U);
+  EXPECT_EQ(checks[0].status, CheckStatus::kFail);
+  EXPECT_EQ(checks[0].found, kNoCuda.error().message());
+  EXPECT_THAT(checks[0].advice, HasSubstr("devices.kind"));
+}
+
+TEST(DoctorCuda, EachGpuIsALineAndFields) {
+  const auto checks = cuda_checks(two_gpus(), kNccl, kWanted);
+  ASSERT_EQ(checks.size(), 5U);
+  EXPECT_EQ(failures(checks), 0);
+  EXPECT_EQ(named(checks, "cuda").found,
+            "2 GPUs, driver 590.44.01 for CUDA 13.1, backend built with CUDA 13.0: "
+            "/opt/libwsync_cuda.so");
+  const Check& gpu = named(checks, "gpu 1");
+  EXPECT_EQ(gpu.found,
+            "NVIDIA H200, GPU-00000000-0000-0000-0000-000000000001, 0000:17:00.0, 141.0 GiB, "
+            "compute 9.0, NUMA node 1, PCIe 32.0 GT/s PCIe x16, peers: 0");
+  EXPECT_EQ(gpu.facts.at("uuid"), "GPU-00000000-0000-0000-0000-000000000001");
+  EXPECT_EQ(gpu.facts.at("total_bytes"), 141ULL << 30U);
+  EXPECT_EQ(gpu.facts.at("numa_node"), 1);
+  EXPECT_EQ(gpu.facts.at("peers"), nlohmann::json({0}));
+  EXPECT_EQ(named(checks, "nccl").found,
+            "2.27.7, backend built with 2.27.4: /usr/lib/libnccl.so.2");
+}
+
+TEST(DoctorCuda, WhatTheSystemDoesNotSayIsNotGuessed) {
+  device::CudaFacts facts = two_gpus();
+  facts.driver_release = "";
+  facts.gpus[0].numa_node.reset();
+  facts.gpus[0].pcie_now = "";
+  facts.gpus[0].pcie_most = "";
+  const auto checks = cuda_checks(facts, kNccl, kWanted);
+  EXPECT_EQ(failures(checks), 0);
+  const Check& gpu = named(checks, "gpu 0");
+  EXPECT_EQ(gpu.status, CheckStatus::kOk);
+  EXPECT_THAT(gpu.found, HasSubstr("NUMA node not said, PCIe not said, peers: 1"));
+  EXPECT_TRUE(gpu.facts.at("numa_node").is_null());
+  EXPECT_THAT(named(checks, "cuda").found, HasSubstr("driver of unknown release for CUDA 13.1"));
+}
+
+TEST(DoctorCuda, ASlowLinkIsAWarningThatSaysWhatItCanDo) {
+  device::CudaFacts facts = two_gpus();
+  facts.gpus[1].pcie_now = "32.0 GT/s PCIe x8";
+  const auto checks = cuda_checks(facts, kNccl, kWanted);
+  EXPECT_EQ(failures(checks), 0);
+  EXPECT_EQ(named(checks, "gpu 0").status, CheckStatus::kOk);
+  EXPECT_EQ(named(checks, "gpu 1").status, CheckStatus::kWarn);
+  EXPECT_THAT(named(checks, "gpu 1").advice, HasSubstr("32.0 GT/s PCIe x16"));
+}
+
+TEST(DoctorCuda, AnOldDriverFails) {
+  device::CudaFacts facts = two_gpus();
+  facts.driver_cuda = 12080;
+  EXPECT_EQ(named(cuda_checks(facts, kNccl, kWanted), "cuda").status, CheckStatus::kFail);
+  const auto unwanted = cuda_checks(facts, kNccl, {});
+  EXPECT_EQ(failures(unwanted), 0);
+  EXPECT_EQ(named(unwanted, "cuda").advice,
+            "install a driver for CUDA 13.0 or newer, or build with CUDA 12.8");
+}
+
+TEST(DoctorCuda, NoGpuFailsWhereItIsWanted) {
+  device::CudaFacts facts = two_gpus();
+  facts.gpus.clear();
+  EXPECT_EQ(named(cuda_checks(facts, kNccl, kWanted), "cuda").status, CheckStatus::kFail);
+  EXPECT_EQ(failures(cuda_checks(facts, kNccl, {})), 0);
+}
+
+TEST(DoctorCuda, GpusOfTheConfigMustBeThere) {
+  const CudaWanted third{.wanted = true, .gpus = {1, 2, 2}};
+  const auto checks = cuda_checks(two_gpus(), kNccl, third);
+  EXPECT_EQ(failures(checks), 1);
+  EXPECT_EQ(named(checks, "gpu 2").found, "devices.gpus names GPU 2; this process sees 2");
+}
+
+TEST(DoctorCuda, AnOldGpuFailsWhereItIsChosen) {
+  device::CudaFacts facts = two_gpus();
+  facts.gpus[0].compute_major = 7;
+  EXPECT_EQ(failures(cuda_checks(facts, kNccl, kWanted)), 1);
+  const CudaWanted second{.wanted = true, .gpus = {1}};
+  const auto checks = cuda_checks(facts, kNccl, second);
+  EXPECT_EQ(failures(checks), 0);
+  EXPECT_EQ(named(checks, "gpu 0").status, CheckStatus::kWarn);
+}
+
+TEST(DoctorCuda, NoNcclIsAWarningWhereGpusAreWanted) {
+  EXPECT_EQ(named(cuda_checks(two_gpus(), kNoNccl, kWanted), "nccl").status, CheckStatus::kWarn);
+  EXPECT_EQ(named(cuda_checks(two_gpus(), kNoNccl, {}), "nccl").status, CheckStatus::kOk);
+}
+
+TEST(DoctorCuda, PinnedMemorysLimitIsAFact) {
+  const CudaWanted little{.wanted = true, .gpus = {}, .lock_limit = 8ULL << 20U};
+  const auto checks = cuda_checks(two_gpus(), kNccl, little);
+  EXPECT_EQ(named(checks, "pinned memory").status, CheckStatus::kOk);
+  EXPECT_THAT(named(checks, "pinned memory").found, HasSubstr("RLIMIT_MEMLOCK: 8.0 MiB;"));
+  EXPECT_EQ(named(checks, "pinned memory").facts.at("lock_limit_bytes"), 8ULL << 20U);
+  EXPECT_TRUE(named(cuda_checks(two_gpus(), kNccl, kWanted), "pinned memory")
+                  .facts.at("lock_limit_bytes")
+                  .is_null());
+}
+
+}  // namespace
+}  // namespace wsync::cli
