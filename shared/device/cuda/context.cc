@@ -1,0 +1,202 @@
+#include "shared/device/cuda/context.h"
+
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+
+#include "shared/base/format.h"
+#include "shared/device/cuda/fatbin.h"
+#include "shared/device/cuda/kernels.h"
+
+namespace wsync::device::cuda {
+namespace {
+
+constexpr int kNameBytes = 256;
+
+// The open GPUs of this process. A driver's table is part of the key: tests have several.
+struct OpenGpus {
+  std::mutex mutex;
+  std::map<std::pair<const Driver*, std::uint32_t>, std::weak_ptr<const Gpu>> all;
+};
+OpenGpus& open_gpus() {
+  static OpenGpus gpus;
+  return gpus;
+}
+
+// Lets `from` reach the memory of `to` directly. Where it cannot (no such link, too many peers),
+// the driver copies through host memory: slower, not wrong, and `wsync doctor` shows it.
+void enable_peer(const Context& from, const Context& to) {
+  const Driver& cuda = from.cuda();
+  int can = 0;
+  if (cuda.cuDeviceCanAccessPeer(&can, from.device(), to.device()) != CUDA_SUCCESS || can == 0)
+    return;
+  const ContextGuard guard(from);
+  // Already enabled by a framework that shares the context, or refused: either way as said above.
+  static_cast<void>(cuda.cuCtxEnablePeerAccess(to.handle(), 0));
+}
+
+std::string visible_hint() {
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  return visible == nullptr ? std::string("CUDA_VISIBLE_DEVICES is not set")
+                            : fmt::format("CUDA_VISIBLE_DEVICES is '{}'", visible);
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const Context>> Context::retain(const Driver& cuda, CUdevice device) {
+  CUcontext handle = nullptr;
+  WSYNC_TRY(check(cuda, cuda.cuDevicePrimaryCtxRetain(&handle, device),
+                  "the GPU's primary context cannot be had (is it in exclusive or prohibited "
+                  "compute mode, or out of memory?)"));
+  return std::shared_ptr<const Context>(new Context(cuda, device, handle));
+}
+
+Context::~Context() {
+  if (!abandoned())
+    released(cuda_, cuda_.cuDevicePrimaryCtxRelease(device_), "cuDevicePrimaryCtxRelease");
+}
+
+ContextGuard::~ContextGuard() {
+  if (code_ != CUDA_SUCCESS) return;
+  CUcontext was = nullptr;
+  released(context_.cuda(), context_.cuda().cuCtxPopCurrent(&was), "cuCtxPopCurrent");
+}
+
+Result<OwnedMemory> allocate_memory(const std::shared_ptr<const Context>& context,
+                                    std::uint64_t bytes) {
+  const ContextGuard guard(*context);
+  WSYNC_TRY(guard.entered());
+  CUdeviceptr address = 0;
+  WSYNC_TRY(check(context->cuda(), context->cuda().cuMemAlloc(&address, bytes),
+                  fmt::format("{} bytes of GPU memory", bytes)));
+  return OwnedMemory(context, address);
+}
+
+Result<OwnedPinned> allocate_pinned(const std::shared_ptr<const Context>& context,
+                                    std::uint64_t bytes) {
+  const ContextGuard guard(*context);
+  WSYNC_TRY(guard.entered());
+  void* address = nullptr;
+  WSYNC_TRY(check(context->cuda(), context->cuda().cuMemAllocHost(&address, bytes),
+                  fmt::format("{} bytes of pinned host memory", bytes)));
+  return OwnedPinned(context, address);
+}
+
+std::string uuid_text(const CUuuid& uuid, const std::string& name) {
+  std::string text = name.find(" MIG ") == std::string::npos ? "GPU-" : "MIG-";
+  for (std::size_t i = 0; i < sizeof uuid.bytes; ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
+  }
+  return text;
+}
+
+Result<std::uint32_t> gpu_count(const Driver& cuda) {
+  int count = 0;
+  WSYNC_TRY(check(cuda, cuda.cuDeviceGetCount(&count), "the number of GPUs"));
+  return static_cast<std::uint32_t>(count);
+}
+
+Result<int> attribute(const Driver& cuda, CUdevice_attribute which, CUdevice device) {
+  int value = 0;
+  WSYNC_TRY(check(cuda, cuda.cuDeviceGetAttribute(&value, which, device),
+                  fmt::format("attribute {} of a GPU", static_cast<int>(which))));
+  return value;
+}
+
+Result<std::string> model_name(const Driver& cuda, CUdevice device) {
+  std::array<char, kNameBytes> text{};
+  WSYNC_TRY(
+      check(cuda, cuda.cuDeviceGetName(text.data(), kNameBytes - 1, device), "the name of a GPU"));
+  return std::string(text.data());
+}
+
+Result<std::string> read_uuid(const Driver& cuda, CUdevice device) {
+  const auto name = model_name(cuda, device);
+  if (!name) return fail(name.error());
+  CUuuid uuid{};
+  WSYNC_TRY(check(cuda, cuda.cuDeviceGetUuid_v2(&uuid, device), "the UUID of a GPU"));
+  return uuid_text(uuid, *name);
+}
+
+Result<std::shared_ptr<const Gpu>> Gpu::open(const Driver& cuda, std::uint32_t number) {
+  auto& open = open_gpus();
+  const std::lock_guard lock(open.mutex);
+  auto& slot = open.all[{&cuda, number}];
+  if (auto there = slot.lock()) {
+    if (!there->context_->abandoned()) return there;
+    return fail(
+        ErrorCode::kRefused,
+        fmt::format("{} did not end its work in this process; restart the process", there->name()));
+  }
+  auto made = make(cuda, number);
+  if (!made) return fail(std::move(made).error());
+  const std::shared_ptr<const Gpu> gpu = std::move(*made);
+  for (const auto& [key, other] : open.all) {
+    const auto peer = other.lock();
+    if (key.first != &cuda || peer == nullptr) continue;
+    enable_peer(*gpu->context_, *peer->context_);
+    enable_peer(*peer->context_, *gpu->context_);
+  }
+  slot = gpu;
+  return gpu;
+}
+
+Result<std::shared_ptr<Gpu>> Gpu::make(const Driver& cuda, std::uint32_t number) {
+  const auto count = gpu_count(cuda);
+  if (!count) return fail(count.error());
+  if (*count == 0)
+    return fail(ErrorCode::kRefused,
+                fmt::format("there is no GPU that this process sees ({}); use unified or separate "
+                            "host devices",
+                            visible_hint()));
+  if (number >= *count)
+    return fail(ErrorCode::kRefused,
+                fmt::format("GPU {} is not there: this process sees {}, numbered from 0 ({})",
+                            number, *count, visible_hint()));
+  CUdevice device = 0;
+  const auto what = fmt::format("GPU {}", number);
+  WSYNC_TRY(check(cuda, cuda.cuDeviceGet(&device, static_cast<int>(number)), what));
+  auto context = Context::retain(cuda, device);
+  if (!context) return fail(context.error().with_context(what));
+  std::shared_ptr<Gpu> gpu(new Gpu(std::move(*context), number));
+  if (auto read = gpu->read_properties(); !read) return fail(read.error().with_context(what));
+  if (auto loaded = gpu->load_kernels(); !loaded)
+    return fail(loaded.error().with_context(gpu->name()));
+  return gpu;
+}
+
+Result<> Gpu::read_properties() {
+  const CUdevice device = context_->device();
+  auto model = model_name(cuda(), device);
+  if (!model) return fail(std::move(model).error());
+  model_ = std::move(*model);
+  auto uuid = read_uuid(cuda(), device);
+  if (!uuid) return fail(std::move(uuid).error());
+  uuid_ = std::move(*uuid);
+  const auto processors = attribute(cuda(), CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
+  if (!processors) return fail(processors.error());
+  multiprocessors_ = static_cast<std::uint32_t>(*processors);
+  // An older driver does not know the attribute: then it cannot.
+  registers_read_only_ =
+      attribute(cuda(), CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, device)
+          .value_or(0) != 0;
+  return {};
+}
+
+Result<> Gpu::load_kernels() {
+  const ContextGuard guard(*context_);
+  WSYNC_TRY(guard.entered());
+  CUmodule module = nullptr;
+  WSYNC_TRY(check(cuda(), cuda().cuModuleLoadData(&module, fatbin().data()),
+                  "the kernels cannot be loaded (they are built for compute capability 8.0 and "
+                  "newer)"));
+  module_ = OwnedModule(context_, module);
+  return check(cuda(), cuda().cuModuleGetFunction(&copy_pieces_, module, kCopyPiecesKernel),
+               fmt::format("the kernel {}", kCopyPiecesKernel));
+}
+
+std::string Gpu::name() const { return fmt::format("GPU {} ({})", number_, model_); }
+
+}  // namespace wsync::device::cuda

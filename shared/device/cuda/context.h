@@ -1,0 +1,199 @@
+// A GPU as this process uses it: its primary context, its kernels, and the owners of what the
+// driver hands out.
+//
+// The primary context is the one that the CUDA runtime, frameworks and NCCL use too: memory that
+// one of them made can be used by all, and it is never reset here, only retained and released. All
+// logical devices on one GPU share one Gpu.
+//
+// The driver keeps a stack of contexts for each thread. A stream's worker, a thread of ours, sets
+// the context once; every other call comes on a thread of somebody else, and finds the stack as it
+// was when it returns (ContextGuard).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "shared/base/error.h"
+#include "shared/device/cuda/driver.h"
+
+namespace wsync::device::cuda {
+
+// A reference to a GPU's primary context. Any thread.
+class Context {
+ public:
+  [[nodiscard]] static Result<std::shared_ptr<const Context>> retain(const Driver& cuda,
+                                                                     CUdevice device);
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+  ~Context();
+
+  [[nodiscard]] const Driver& cuda() const noexcept { return cuda_; }
+  [[nodiscard]] CUcontext handle() const noexcept { return handle_; }
+  [[nodiscard]] CUdevice device() const noexcept { return device_; }
+
+  // Its GPU does not end work that it was given. The driver would wait for that work for ever in
+  // whatever releases something of this context, so from now on nothing is released: what is owned
+  // stays with the process until it ends.
+  void abandon() const noexcept { abandoned_.store(true); }
+  [[nodiscard]] bool abandoned() const noexcept { return abandoned_.load(); }
+
+ private:
+  Context(const Driver& cuda, CUdevice device, CUcontext handle) noexcept
+      : cuda_(cuda), device_(device), handle_(handle) {}
+  const Driver& cuda_;  // outlives everything made with it
+  CUdevice device_;
+  CUcontext handle_;
+  mutable std::atomic<bool> abandoned_ = false;
+};
+
+// Makes a context current for a scope. On one thread.
+class ContextGuard {
+ public:
+  explicit ContextGuard(const Context& context) noexcept
+      : context_(context), code_(context.cuda().cuCtxPushCurrent(context.handle())) {}
+  ContextGuard(const ContextGuard&) = delete;
+  ContextGuard& operator=(const ContextGuard&) = delete;
+  ~ContextGuard();
+  // Whether it is current.
+  [[nodiscard]] Result<> entered() const {
+    return check(context_.cuda(), code_, "the GPU's context cannot be made current");
+  }
+
+ private:
+  const Context& context_;
+  CUresult code_;
+};
+
+// Sole owner of one object of the driver. `Release` names the call that gives it back. Any thread.
+template <class Handle, class Release>
+class Owned {
+ public:
+  Owned() noexcept = default;
+  Owned(std::shared_ptr<const Context> context, Handle handle) noexcept
+      : context_(std::move(context)), handle_(handle) {}
+  Owned(Owned&& other) noexcept
+      : context_(std::move(other.context_)), handle_(std::exchange(other.handle_, Handle{})) {}
+  Owned& operator=(Owned&& other) noexcept {
+    if (this != &other) {
+      reset();
+      context_ = std::move(other.context_);
+      handle_ = std::exchange(other.handle_, Handle{});
+    }
+    return *this;
+  }
+  ~Owned() { reset(); }
+
+  [[nodiscard]] Handle get() const noexcept { return handle_; }
+  [[nodiscard]] explicit operator bool() const noexcept { return handle_ != Handle{}; }
+  void reset() noexcept {
+    if (handle_ == Handle{}) return;
+    if (context_->abandoned()) {
+      handle_ = Handle{};
+      return;
+    }
+    const ContextGuard guard(*context_);
+    const Driver& cuda = context_->cuda();
+    released(cuda, (cuda.*Release::kCall)(std::exchange(handle_, Handle{})), Release::kName);
+  }
+
+ private:
+  std::shared_ptr<const Context> context_;
+  Handle handle_{};
+};
+
+struct ReleaseStream {
+  static constexpr auto kCall = &Driver::cuStreamDestroy;
+  static constexpr const char* kName = "cuStreamDestroy";
+};
+struct ReleaseEvent {
+  static constexpr auto kCall = &Driver::cuEventDestroy;
+  static constexpr const char* kName = "cuEventDestroy";
+};
+struct ReleaseModule {
+  static constexpr auto kCall = &Driver::cuModuleUnload;
+  static constexpr const char* kName = "cuModuleUnload";
+};
+struct ReleaseMemory {
+  static constexpr auto kCall = &Driver::cuMemFree;
+  static constexpr const char* kName = "cuMemFree";
+};
+struct ReleasePinned {
+  static constexpr auto kCall = &Driver::cuMemFreeHost;
+  static constexpr const char* kName = "cuMemFreeHost";
+};
+struct ReleaseRegistered {
+  static constexpr auto kCall = &Driver::cuMemHostUnregister;
+  static constexpr const char* kName = "cuMemHostUnregister";
+};
+struct ReleaseMapping {
+  static constexpr auto kCall = &Driver::cuIpcCloseMemHandle;
+  static constexpr const char* kName = "cuIpcCloseMemHandle";
+};
+using OwnedStream = Owned<CUstream, ReleaseStream>;
+using OwnedEvent = Owned<CUevent, ReleaseEvent>;
+using OwnedModule = Owned<CUmodule, ReleaseModule>;
+using OwnedMemory = Owned<CUdeviceptr, ReleaseMemory>;    // an own allocation
+using OwnedPinned = Owned<void*, ReleasePinned>;          // page-locked host memory
+using OwnedRegistered = Owned<void*, ReleaseRegistered>;  // host memory of somebody else, pinned
+using OwnedMapping = Owned<CUdeviceptr, ReleaseMapping>;  // another process's allocation
+
+// Device memory of `bytes` bytes / pinned host memory. kResourceExhausted when there is not enough.
+[[nodiscard]] Result<OwnedMemory> allocate_memory(const std::shared_ptr<const Context>& context,
+                                                  std::uint64_t bytes);
+[[nodiscard]] Result<OwnedPinned> allocate_pinned(const std::shared_ptr<const Context>& context,
+                                                  std::uint64_t bytes);
+
+// "GPU-" or, for a part of a GPU (MIG), "MIG-", and 36 characters, as the driver's tools print it.
+// `name` tells which: the driver puts MIG and the part's size into it.
+[[nodiscard]] std::string uuid_text(const CUuuid& uuid, const std::string& name);
+
+// Any thread.
+class Gpu {
+ public:
+  // The one of this process; opened by the first who asks, closed by the last who lets go. kRefused
+  // when this process does not see it, has abandoned it, or the kernels are not built for it.
+  [[nodiscard]] static Result<std::shared_ptr<const Gpu>> open(const Driver& cuda,
+                                                               std::uint32_t number);
+
+  [[nodiscard]] const Driver& cuda() const noexcept { return context_->cuda(); }
+  [[nodiscard]] const std::shared_ptr<const Context>& context() const noexcept { return context_; }
+  // As the driver numbers those that this process sees.
+  [[nodiscard]] std::uint32_t number() const noexcept { return number_; }
+  [[nodiscard]] const std::string& uuid() const noexcept { return uuid_; }
+  // "GPU 0 (NVIDIA H200)".
+  [[nodiscard]] std::string name() const;
+  [[nodiscard]] CUfunction copy_pieces() const noexcept { return copy_pieces_; }
+  [[nodiscard]] std::uint32_t multiprocessors() const noexcept { return multiprocessors_; }
+  // Whether it can read host memory that this process has mapped read-only, once that is
+  // registered.
+  [[nodiscard]] bool registers_read_only() const noexcept { return registers_read_only_; }
+
+ private:
+  Gpu(std::shared_ptr<const Context> context, std::uint32_t number) noexcept
+      : context_(std::move(context)), number_(number) {}
+  [[nodiscard]] static Result<std::shared_ptr<Gpu>> make(const Driver& cuda, std::uint32_t number);
+  [[nodiscard]] Result<> read_properties();
+  [[nodiscard]] Result<> load_kernels();
+
+  std::shared_ptr<const Context> context_;
+  std::uint32_t number_;
+  std::string model_;
+  std::string uuid_;
+  std::uint32_t multiprocessors_ = 0;
+  bool registers_read_only_ = false;
+  OwnedModule module_;
+  CUfunction copy_pieces_ = nullptr;
+};
+
+// The number of GPUs that this process sees.
+[[nodiscard]] Result<std::uint32_t> gpu_count(const Driver& cuda);
+// An attribute; kIo with its number when the driver does not know it.
+[[nodiscard]] Result<int> attribute(const Driver& cuda, CUdevice_attribute which, CUdevice device);
+// "NVIDIA H200".
+[[nodiscard]] Result<std::string> model_name(const Driver& cuda, CUdevice device);
+[[nodiscard]] Result<std::string> read_uuid(const Driver& cuda, CUdevice device);
+
+}  // namespace wsync::device::cuda

@@ -1,0 +1,278 @@
+#include "shared/device/cuda/stream.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <thread>
+
+#include "shared/base/format.h"
+#include "shared/device/cuda/memory.h"
+#include "shared/device/cuda/registration.h"
+
+namespace wsync::device::cuda {
+namespace {
+
+// The GPU is asked some times at once, for short work, then every so often: a worker that spins
+// would take a core from the engine for as long as a bucket's copy.
+constexpr std::uint32_t kSpins = 200;
+constexpr std::chrono::microseconds kPollPause{30};
+constexpr std::uint64_t kScratchBytesMin = std::uint64_t{64} << 10U;
+
+CUdeviceptr device_address(const std::byte* address) {
+  return static_cast<CUdeviceptr>(reinterpret_cast<std::uintptr_t>(address));
+}
+
+// Broadcasts hold up all devices of a group, a reload one engine, a copy to the device the next
+// round; only kernels heed it (copies have engines of their own). Lower numbers go first.
+int priority_of(StreamRole role, int least, int greatest) {
+  switch (role) {
+    case StreamRole::kBroadcast:
+      return greatest;
+    case StreamRole::kReload:
+      return std::min(greatest + 1, least);
+    case StreamRole::kHostToDevice:
+      return least;
+  }
+  return least;
+}
+
+Result<> is_gpu_memory(const Memory* memory, std::string_view stream) {
+  if (memory == nullptr || dynamic_cast<const CudaMemory*>(memory) != nullptr) return {};
+  return fail(ErrorCode::kInvalidInput, fmt::format("{}: the memory is no GPU's", stream));
+}
+
+// A kernel reaches the memory of its own GPU; that of others only where they are peers.
+Result<> is_own_memory(const Memory* memory, const Gpu& gpu, std::string_view stream) {
+  WSYNC_TRY(is_gpu_memory(memory, stream));
+  if (memory == nullptr) return {};
+  const auto& own = static_cast<const CudaMemory&>(*memory);
+  if (&own.gpu() == &gpu) return {};
+  return fail(ErrorCode::kInvalidInput,
+              fmt::format("{}: a piece is in the memory of {}, expected {}", stream,
+                          own.gpu().name(), gpu.name()));
+}
+
+Error stopped(std::uint64_t at, std::uint64_t bytes) {
+  return {ErrorCode::kCancelled, fmt::format("copy stopped at byte {} of {}", at, bytes)};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CudaStream>> CudaStream::make(std::shared_ptr<const Gpu> gpu,
+                                                     StreamOptions options) {
+  const Driver& cuda = gpu->cuda();
+  const ContextGuard guard(*gpu->context());
+  WSYNC_TRY(guard.entered());
+  int least = 0;
+  int greatest = 0;
+  WSYNC_TRY(check(cuda, cuda.cuCtxGetStreamPriorityRange(&least, &greatest),
+                  options.name + ": priorities of streams"));
+  CUstream stream = nullptr;
+  WSYNC_TRY(check(cuda,
+                  cuda.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING,
+                                                  priority_of(options.role, least, greatest)),
+                  options.name + ": no stream"));
+  OwnedStream owned(gpu->context(), stream);
+  return std::unique_ptr<CudaStream>(
+      new CudaStream(std::move(gpu), std::move(options), std::move(owned)));
+}
+
+CudaStream::CudaStream(std::shared_ptr<const Gpu> gpu, StreamOptions options, OwnedStream stream)
+    : WorkerStream(DeviceKind::kCuda, std::move(options.name)),
+      gpu_(std::move(gpu)),
+      settle_limit_(options.settle_limit),
+      stream_(std::move(stream)) {}
+
+Result<> CudaStream::attach() {
+  return check(gpu_->cuda(), gpu_->cuda().cuCtxSetCurrent(gpu_->context()->handle()),
+               "the GPU's context cannot be made current");
+}
+
+Result<> CudaStream::submit(CUresult code, std::string_view what) {
+  return check(gpu_->cuda(), code, what);
+}
+
+Result<> CudaStream::wait_for_gpu() {
+  const Driver& cuda = gpu_->cuda();
+  const TimePoint deadline = now() + settle_limit_;
+  for (std::uint32_t turn = 0;; ++turn) {
+    const CUresult code = cuda.cuStreamQuery(stream_.get());
+    if (code != CUDA_ERROR_NOT_READY) return check(cuda, code, "work of the GPU failed");
+    if (now() >= deadline) break;
+    if (turn >= kSpins) std::this_thread::sleep_for(kPollPause);
+  }
+  gpu_->context()->abandon();
+  return fail(ErrorCode::kDeadline,
+              fmt::format("{} has not ended its work in {} s and is given up; restart the process, "
+                          "and look into the machine's log for faults of the GPU (NVRM: Xid)",
+                          gpu_->name(), seconds(settle_limit_)));
+}
+
+// Always asks the GPU: a communicator may have submitted something by itself.
+Result<> CudaStream::settle() {
+  if (fault_) return fail(*fault_);
+  const auto sums = std::exchange(wanted_, {});
+  if (auto done = wait_for_gpu(); !done) {
+    fault_ = done.error();
+    return done;
+  }
+  for (std::size_t i = 0; i < sums.size(); ++i) sums[i] = sum_of(counted_[i]);
+  return {};
+}
+
+Result<> CudaStream::copy(std::byte* to, const std::byte* from, std::uint64_t bytes,
+                          const std::stop_token& stop) {
+  if (stop.stop_requested()) return fail(stopped(0, bytes));
+  if (bytes == 0) return {};
+  // By addresses, which are unique over all GPUs: another GPU's memory too, directly where they are
+  // peers and through host memory where not.
+  return submit(
+      gpu_->cuda().cuMemcpyAsync(device_address(to), device_address(from), bytes, stream_.get()),
+      "a copy on the GPU");
+}
+
+// A copy lies in one registration of host memory or in none, as the driver demands.
+Result<> CudaStream::copy_in(CUdeviceptr to, std::span<const std::byte> source,
+                             const std::stop_token& stop) {
+  for (std::uint64_t at = 0; at < source.size();) {
+    if (stop.stop_requested()) return fail(stopped(at, source.size()));
+    const auto bytes = whole_part(source.data() + at, source.size() - at);
+    WSYNC_TRY(
+        submit(gpu_->cuda().cuMemcpyHtoDAsync(to + at, source.data() + at, bytes, stream_.get()),
+               "a copy to the GPU"));
+    at += bytes;
+  }
+  return {};
+}
+
+Result<> CudaStream::copy_out(std::span<std::byte> to, CUdeviceptr from,
+                              const std::stop_token& stop) {
+  for (std::uint64_t at = 0; at < to.size();) {
+    if (stop.stop_requested()) return fail(stopped(at, to.size()));
+    const auto bytes = whole_part(to.data() + at, to.size() - at);
+    WSYNC_TRY(
+        submit(gpu_->cuda().cuMemcpyDtoHAsync(to.data() + at, from + at, bytes, stream_.get()),
+               "a copy from the GPU"));
+    at += bytes;
+  }
+  return {};
+}
+
+Result<> CudaStream::copy_to_device(const Region& to, std::span<const std::byte> source) {
+  WSYNC_TRY(check_region(to, true));
+  WSYNC_TRY(is_gpu_memory(to.memory, name()));
+  if (to.bytes != source.size())
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{}: a copy of {} bytes into a region of {} bytes", name(),
+                            source.size(), to.bytes));
+  enqueue([this, at = device_address(to.memory->address() + to.offset),
+           source](const std::stop_token& stop) { return copy_in(at, source, stop); });
+  return {};
+}
+
+Result<> CudaStream::copy_to_host(std::span<std::byte> to, const Region& from) {
+  WSYNC_TRY(check_region(from, false));
+  WSYNC_TRY(is_gpu_memory(from.memory, name()));
+  if (to.size() != from.bytes)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{}: a copy of a region of {} bytes into {} bytes", name(), from.bytes,
+                            to.size()));
+  enqueue([this, to, at = device_address(from.memory->address() + from.offset)](
+              const std::stop_token& stop) { return copy_out(to, at, stop); });
+  return {};
+}
+
+Result<> CudaStream::copy_pieces(std::span<const Piece> pieces, std::span<PieceDigest> sums) {
+  WSYNC_TRY(check_pieces(pieces, sums.size()));
+  for (const Piece& piece : pieces) {
+    WSYNC_TRY(is_own_memory(piece.from, *gpu_, name()));
+    WSYNC_TRY(is_own_memory(piece.to, *gpu_, name()));
+  }
+  auto table = kernel_table(pieces, gpu_->multiprocessors());
+  if (!table) return fail(table.error().with_context(name()));
+  enqueue([this, batch = std::move(*table), sums](const std::stop_token&) {
+    return run_batch(batch, sums);
+  });
+  return {};
+}
+
+Result<> CudaStream::make_room(std::uint64_t bytes) {
+  if (bytes <= scratch_.bytes) return {};
+  const auto room = std::max({bytes, 2 * scratch_.bytes, kScratchBytesMin});
+  scratch_ = {};
+  auto host = allocate_pinned(gpu_->context(), room);
+  if (!host) return fail(std::move(host).error());
+  auto device = allocate_memory(gpu_->context(), room);
+  if (!device) return fail(std::move(device).error());
+  scratch_ = {.host = std::move(*host), .device = std::move(*device), .bytes = room};
+  return {};
+}
+
+Result<> CudaStream::run_batch(const KernelTable& table, std::span<PieceDigest> sums) {
+  // The batch before may still read its table and write its sums.
+  if (counted_ != nullptr) WSYNC_TRY(settle());
+  counted_ = nullptr;
+  if (table.pieces.empty()) {
+    std::ranges::fill(sums, PieceDigest{});
+    return {};
+  }
+  const Driver& cuda = gpu_->cuda();
+  const std::uint64_t table_bytes = table.pieces.size() * sizeof(KernelPiece);
+  const std::uint64_t sum_bytes = sums.size() * sizeof(KernelSum);
+  WSYNC_TRY(make_room(table_bytes + sum_bytes));
+  auto* host = static_cast<std::byte*>(scratch_.host.get());
+  const CUdeviceptr device = scratch_.device.get();
+  std::memcpy(host, table.pieces.data(), table_bytes);
+  counted_ = reinterpret_cast<const KernelSum*>(host + table_bytes);
+  WSYNC_TRY(submit(cuda.cuMemcpyHtoDAsync(device, host, table_bytes, stream_.get()),
+                   "the table of a batch"));
+  if (sum_bytes > 0)
+    WSYNC_TRY(submit(cuda.cuMemsetD8Async(device + table_bytes, 0, sum_bytes, stream_.get()),
+                     "the sums of a batch"));
+  WSYNC_TRY(launch(table, device, device + table_bytes));
+  if (sum_bytes > 0)
+    WSYNC_TRY(submit(
+        cuda.cuMemcpyDtoHAsync(host + table_bytes, device + table_bytes, sum_bytes, stream_.get()),
+        "the sums of a batch"));
+  wanted_ = sums;
+  return {};
+}
+
+Result<> CudaStream::launch(const KernelTable& table, CUdeviceptr pieces, CUdeviceptr sums) {
+  // As kernels.h lists them.
+  auto count = static_cast<std::uint32_t>(table.pieces.size());
+  std::uint64_t unit_bytes = table.launch.unit_bytes;
+  std::uint64_t units = table.launch.units;
+  std::array<void*, 5> arguments = {&pieces, &count, &unit_bytes, &units, &sums};
+  return submit(
+      gpu_->cuda().cuLaunchKernel(gpu_->copy_pieces(), table.launch.blocks, 1, 1, kThreadsPerBlock,
+                                  1, 1, 0, stream_.get(), arguments.data(), nullptr),
+      "the kernel of a batch");
+}
+
+Result<> CudaStream::publish(Memory& memory) {
+  auto* own = dynamic_cast<CudaMemory*>(&memory);
+  if (own == nullptr || !own->own())
+    return fail(ErrorCode::kInvalidInput,
+                name() + ": only memory that a device allocated itself is published");
+  const auto event = own->published();
+  if (!event) return fail(event.error());
+  enqueue([this, event = *event](const std::stop_token&) {
+    return submit(gpu_->cuda().cuEventRecord(event, stream_.get()), "an event for other processes");
+  });
+  return {};
+}
+
+Result<> CudaStream::acquire(const Memory& memory) {
+  const auto* there = dynamic_cast<const CudaMemory*>(&memory);
+  if (there == nullptr) return fail(ErrorCode::kInvalidInput, name() + ": the memory is no GPU's");
+  const auto event = there->published();
+  if (!event) return fail(event.error());
+  enqueue([this, event = *event](const std::stop_token&) {
+    return submit(gpu_->cuda().cuStreamWaitEvent(stream_.get(), event, CU_EVENT_WAIT_DEFAULT),
+                  "an event of another process");
+  });
+  return {};
+}
+
+}  // namespace wsync::device::cuda
