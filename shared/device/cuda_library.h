@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "shared/base/error.h"
+#include "shared/device/ceilings.h"
 #include "shared/device/device.h"
 
 namespace wsync::device {
@@ -51,6 +52,9 @@ struct CudaBackend {
   Result<std::unique_ptr<Device>> (*make_device)(const DeviceOptions& options) = nullptr;
   // kRefused without a driver. A machine without GPUs has an empty list.
   Result<CudaFacts> (*facts)() = nullptr;
+  // For measurements; `bytes` a multiple of 16. Errors of shared/device/cuda/ceilings.h.
+  Result<std::unique_ptr<Ceilings>> (*make_ceilings)(std::uint32_t gpu,
+                                                     std::uint64_t bytes) = nullptr;
 };
 inline constexpr const char* kCudaEntry = "wsync_cuda_backend";
 using CudaEntry = const CudaBackend* (*)();
