@@ -128,11 +128,11 @@ Result<> DemoFleet::start_trainer() {
 Result<Child*> DemoFleet::start_engine(std::uint32_t index, ChildOutput output) {
   const std::string sidecar = sidecar_name(index % options_.sidecars);
   std::vector<std::string> arguments{
-      "engine",     "--json",
-      "--stats-ms", "0",
-      "--sidecar",  fmt::format("{}/{}.engines", options_.run_dir, sidecar),
-      "--replica",  replicas_[index],
-      "--device",   fmt::format("{}", index / options_.sidecars % options_.devices)};
+      "engine",         "--json",
+      "--stats-ms",     "0",
+      "--sidecar",      fmt::format("{}/{}.engines", options_.run_dir, sidecar),
+      "--replica",      replicas_[index],
+      "--device-index", fmt::format("{}", index / options_.sidecars % options_.devices)};
   if (options_.generates)
     arguments.insert(arguments.end(), {"--model", options_.checkpoint, "--port", "0"});
   else

@@ -26,6 +26,8 @@ struct EngineOptions {
   engine::reference::GenerationOptions generation;
   std::string cache_policy = "flush";
   std::string cache_size = "64MiB";
+  std::string device = "host";
+  std::optional<std::uint32_t> gpu;
   bool adopt = false;
   bool whole = false;
   std::uint32_t step_interval_us = 2'000;
@@ -90,6 +92,16 @@ Result<> settle(EngineOptions& options) {
                 "only reads its weights)");
   if (options.weights.empty())
     options.weights = options.engine.sidecar_socket.empty() ? "load" : "none";
+  if (options.device == "host" && options.gpu)
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("--gpu {} needs --device cuda: the weights are in host memory otherwise",
+                    *options.gpu));
+  if (options.device == "cuda" && !options.model.empty())
+    return fail(ErrorCode::kInvalidInput,
+                "--model generates, which this engine does on the CPU: its weights are in host "
+                "memory; use --checkpoint with --device cuda");
+  if (options.device == "cuda") options.engine.gpu = options.gpu.value_or(0);
   if (options.adopt) options.engine.take = control::TakeMode::kAdopt;
   if (options.whole) options.engine.take = control::TakeMode::kWhole;
   options.engine.load_weights = options.weights == "load";
@@ -202,7 +214,8 @@ void add_engine(CLI::App& app, Context& context) {
            "wsync engine --model /models/tiny --sidecar /run/wsync/host0.engines --port 8001",
            "wsync engine --sidecar /run/wsync/host0.engines --checkpoint /models/qwen",
            "wsync engine --sidecar S --checkpoint DIR --replica r0 --rank 1 --world-size 2",
-           "wsync engine --sidecar S --checkpoint DIR --adopt --json"}});
+           "wsync engine --sidecar S --checkpoint DIR --adopt --json",
+           "wsync engine --sidecar S --checkpoint DIR --device cuda --gpu 1 --device-index 1"}});
   auto options = std::make_shared<EngineOptions>();
   options->engine.replica = "r0";
   command
@@ -224,8 +237,19 @@ void add_engine(CLI::App& app, Context& context) {
                       "Rank in the replica; 0 leads its steps (default: 0)");
   command->add_option("--world-size", options->engine.world_size,
                       "Ranks of the replica: each holds its share of the model (default: 1)");
-  command->add_option("--device", options->engine.device,
+  command->add_option("--device-index", options->engine.device,
                       "Index of the sidecar's device (default: 0)");
+  command
+      ->add_option(
+          "--device", options->device,
+          "With --checkpoint: where the weights are: host (memory) or cuda (a GPU, the one "
+          "of the sidecar's device) (default: host)")
+      ->check(CLI::IsMember({"host", "cuda"}));
+  command
+      ->add_option("--gpu", options->gpu,
+                   "With --device cuda: which GPU, as CUDA_VISIBLE_DEVICES numbers them "
+                   "(default: 0)")
+      ->check(CLI::Range(0U, 65535U));
   command
       ->add_option("--run-dir", options->engine.run_directory,
                    "Where the ranks of the replica meet (default: the socket's directory)")

@@ -12,6 +12,7 @@
 
 #include "shared/base/error.h"
 #include "shared/control/messages.h"
+#include "shared/device/device.h"
 #include "shared/weights/version.h"
 
 namespace wsync::engine {
@@ -20,7 +21,8 @@ namespace wsync::engine {
 struct RankTensor {
   control::EngineTensor description;
   // kPieces: the rank's own part of the tensor, dense and row-major, exactly as long as its shape,
-  // dtype and ranges say. Borrowed: it stays in place while the link lives. Other modes: empty.
+  // dtype and ranges say. Borrowed: it stays in place while the link lives. With a `gpu`: addresses
+  // of its memory, inside one allocation, which the host never reads or writes. Other modes: empty.
   std::span<std::byte> destination;
 };
 
@@ -35,6 +37,9 @@ struct EngineDescription {
   bool serving =
       false;  // it serves (without a version) when it attaches, instead of waiting to be loaded
   std::vector<RankTensor> tensors;
+  // Of kind kCuda: whose memory has the destinations; kPieces only. Borrowed, outlives the link.
+  // Null: they are in host memory.
+  device::Device* gpu = nullptr;
 };
 
 // A tensor of a layer that has come.
@@ -54,9 +59,9 @@ class Engine {
   // The weights are about to change (kPieces, kWhole): from here on they belong to no version until
   // commit().
   [[nodiscard]] virtual Result<> load_begin(const Version& version) = 0;
-  // A complete layer, in layer order. kPieces: the bytes lie at their destinations. kWhole: `bytes`
-  // are valid during the call. kAdopt: they are mapped read-only and valid until another version
-  // has been committed.
+  // A complete layer, in layer order. kPieces: the bytes lie at their destinations, on a GPU too:
+  // no work that writes there is under way. kWhole: `bytes` are valid during the call. kAdopt: they
+  // are mapped read-only and valid until another version has been committed.
   [[nodiscard]] virtual Result<> load_layer(const Version& version, std::uint32_t layer,
                                             std::span<const LayerTensor> tensors) = 0;
   // Every byte of `version` has come and is proven. The rank stays paused.

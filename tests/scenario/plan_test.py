@@ -19,7 +19,7 @@ class Plan(unittest.TestCase):
                                       "--set", "devices.buffer_bytes=1MiB")
             fleet.engine(engines, "a", one)
             fleet.engine(engines, "b", one)
-            fleet.engine(others, "c", one, "--device", "0")
+            fleet.engine(others, "c", one, "--device-index", "0")
             fleet.start("trainer")
             fleet.until(lambda: set(fleet.replicas()) == {"a", "b", "c"}, "every replica")
             code, answer = fleet.ask("push", one)

@@ -32,7 +32,7 @@ class Stopped(KillCase):
     def test_engine_while_loading(self):
         for settings, options in ([], []), (["--set", "devices.kind=separate", "--set", "devices.count=2",
                                              "--set", "devices.buffer_bytes=1MiB"],
-                                            ["--device", "1"]):
+                                            ["--device-index", "1"]):
             with self.subTest(settings), self.fleet() as fleet:
                 sidecar = fleet.sidecar("s0", *settings)
                 a = fleet.engine("s0", "a", self.one)

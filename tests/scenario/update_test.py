@@ -83,7 +83,7 @@ class Update(unittest.TestCase):
         self.run_through([], [[], []])
 
     def test_separate_devices(self):
-        self.run_through(SEPARATE, [["--device", "0"], ["--device", "1"]])
+        self.run_through(SEPARATE, [["--device-index", "0"], ["--device-index", "1"]])
 
     def test_engines_that_map_the_version(self):
         self.run_through(["--set", "versions_held=3"], [["--adopt"], ["--adopt"]])

@@ -109,13 +109,33 @@ Result<wsync::engine::RankTensor> read_tensor_argument(const wsync_tensor& tenso
   return out;
 }
 
+// Null for weights in host memory.
+Result<std::unique_ptr<wsync::device::Device>> device_of(wsync_device weights_on, int gpu,
+                                                         std::uint32_t index) {
+  if (weights_on == WSYNC_DEVICE_HOST) return std::unique_ptr<wsync::device::Device>();
+  if (weights_on != WSYNC_DEVICE_CUDA)
+    return wsync::fail(ErrorCode::kInvalidInput,
+                       fmt::format("weights_on is {}, expected WSYNC_DEVICE_HOST (0) or "
+                                   "WSYNC_DEVICE_CUDA (1)",
+                                   static_cast<int>(weights_on)));
+  if (gpu < 0)
+    return wsync::fail(ErrorCode::kInvalidInput,
+                       fmt::format("gpu is {}, expected the number of a GPU, from 0 on", gpu));
+  return wsync::device::make_device({.kind = wsync::device::DeviceKind::kCuda,
+                                     .index = wsync::device::DeviceIndex{index},
+                                     .gpu = static_cast<std::uint32_t>(gpu)});
+}
+
 }  // namespace
 
 struct wsync_engine {
   CallbackEngine callbacks;
   std::string socket_path;
   wsync_take take;
+  wsync_device weights_on;
+  int gpu_number;
   wsync::engine::EngineDescription description;
+  std::unique_ptr<wsync::device::Device> gpu;  // outlives the link
   std::unique_ptr<wsync::engine::EngineLink> link;
   std::string error;       // of a call
   std::string link_error;  // copy of the link's
@@ -145,6 +165,8 @@ wsync_engine* wsync_engine_create(const wsync_engine_options* options) {
         wsync_engine{.callbacks = CallbackEngine(options->callbacks, options->user),
                      .socket_path = options->socket_path,
                      .take = options->take,
+                     .weights_on = options->weights_on,
+                     .gpu_number = options->gpu,
                      .description = {.replica = options->replica,
                                      .rank = options->rank,
                                      .world_size = options->world_size,
@@ -153,6 +175,7 @@ wsync_engine* wsync_engine_create(const wsync_engine_options* options) {
                                      .take = static_cast<wsync::control::TakeMode>(options->take),
                                      .serving = options->serving != 0,
                                      .tensors = {}},
+                     .gpu = nullptr,
                      .link = nullptr,
                      .error = {},
                      .link_error = {}});
@@ -179,9 +202,14 @@ int wsync_engine_attach(wsync_engine* engine) {
   return engine->run([&]() -> Result<> {
     if (engine->link)
       return wsync::fail(ErrorCode::kInvalidInput, "the engine is attached already");
-    auto link = wsync::engine::EngineLink::create(engine->description, engine->socket_path,
+    auto gpu = device_of(engine->weights_on, engine->gpu_number, engine->description.device);
+    if (!gpu) return wsync::fail(std::move(gpu).error());
+    auto description = engine->description;
+    description.gpu = gpu->get();
+    auto link = wsync::engine::EngineLink::create(std::move(description), engine->socket_path,
                                                   engine->callbacks);
     if (!link) return wsync::fail(std::move(link).error());
+    engine->gpu = std::move(*gpu);
     engine->link = std::move(*link);
     return {};
   });

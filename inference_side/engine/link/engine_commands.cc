@@ -1,25 +1,17 @@
 // What the sidecar tells a rank, and what the rank answers.
 #include <algorithm>
-#include <fcntl.h>
-#include <poll.h>
-#include <sys/stat.h>
 
 #include "inference_side/engine/link/engine_link.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/log.h"
 #include "shared/base/planted.h"
-#include "shared/weights/content_digest.h"
 
 namespace wsync::engine {
 
 namespace {
 
 using control::RankState;
-
-// What one poll() gives to reading tensors back: little beside a step of the engine, enough that
-// all of them are read while the sidecar waits.
-constexpr std::chrono::milliseconds kReadBack{2};
 
 template <class... Ts>
 struct Overloaded : Ts... {
@@ -28,7 +20,9 @@ struct Overloaded : Ts... {
 template <class... Ts>
 Overloaded(Ts...) -> Overloaded<Ts...>;
 
-std::string_view state_name(RankState state) {
+}  // namespace
+
+std::string_view state_name(RankState state) noexcept {
   switch (state) {
     case RankState::kLoading:
       return "loading";
@@ -43,24 +37,6 @@ std::string_view state_name(RankState state) {
   }
   return "unknown";
 }
-
-// A buffer that its owner could shrink would kill this process at the next read.
-Result<MappedRegion> map_ipc_buffer(int fd, std::uint64_t bytes) {
-  constexpr int kNeeded = F_SEAL_SHRINK | F_SEAL_GROW;
-  const int seals = ::fcntl(fd, F_GET_SEALS);
-  struct stat info{};
-  if (seals < 0 || (seals & kNeeded) != kNeeded || ::fstat(fd, &info) != 0)
-    return fail(ErrorCode::kRefused, "an IPC buffer is not a memfd of sealed size");
-  if (info.st_size < 0 || static_cast<std::uint64_t>(info.st_size) < bytes)
-    return fail(ErrorCode::kRefused,
-                fmt::format("an IPC buffer has {} bytes, {} are announced", info.st_size, bytes));
-  auto region = MappedRegion::map(fd, bytes, false);
-  if (!region) return region;
-  WSYNC_TRY(region->populate(false, 1));
-  return region;
-}
-
-}  // namespace
 
 bool EngineLink::accept_envelope(const control::Frame& frame) {
   const control::Envelope& envelope = frame.envelope;
@@ -92,7 +68,7 @@ void EngineLink::handle(control::Frame frame) {
   const control::Envelope& envelope = frame.envelope;
   std::visit(
       Overloaded{
-          [&](const control::EngineWelcome& m) { on_welcome(m, std::move(frame.fds)); },
+          [&](const control::EngineWelcome& m) { on_welcome(envelope, m, std::move(frame.fds)); },
           [&](const control::Refuse& m) { on_refuse(m); },
           [&](const control::ErrorReply& m) { note_error("the sidecar says: " + m.message); },
           [&](const control::Prepare& m) { on_prepare(envelope, m, std::move(frame.fds)); },
@@ -129,22 +105,58 @@ void EngineLink::set_state(RankState state) {
   status_.active = active_;
 }
 
-void EngineLink::on_welcome(const control::EngineWelcome& message, std::vector<UniqueFd> fds) {
-  std::vector<MappedRegion> buffers;
-  if (message.device_kind == control::DeviceKind::kSeparate) {
-    if (fds.size() != 2)
-      return lose(fmt::format("{} IPC buffers came with the welcome, 2 are needed", fds.size()));
-    if (message.buffer_bytes == 0 || message.buffer_bytes > limits::kBucketBytesMax)
-      return lose(fmt::format("IPC buffers of {} bytes are announced, 1 to {} are allowed",
-                              message.buffer_bytes, limits::kBucketBytesMax));
-    for (const UniqueFd& fd : fds) {
-      auto region = map_ipc_buffer(fd.get(), message.buffer_bytes);
-      if (!region) return lose(region.error().message());
-      buffers.push_back(std::move(*region));
-    }
+// A sidecar knows from the hello where the weights are; this is for one that did not look.
+Result<> EngineLink::check_device(const control::EngineWelcome& message) const {
+  const bool on_gpu = message.device_kind == control::DeviceKind::kCuda;
+  if (on_gpu && !weights_)
+    return fail(ErrorCode::kRefused,
+                fmt::format("device {} of the sidecar is a GPU, this rank's weights are in host "
+                            "memory: put them on that GPU (wsync engine --device cuda), or attach "
+                            "to a sidecar with host devices",
+                            description_.device));
+  if (!on_gpu && weights_)
+    return fail(ErrorCode::kRefused,
+                fmt::format("device {} of the sidecar is a host device, this rank's weights are on "
+                            "{}: set devices.kind: cuda for the sidecar, or keep them in host "
+                            "memory (wsync engine --device host)",
+                            description_.device, weights_->device().name()));
+  if (message.device_kind == control::DeviceKind::kUnified) return {};
+  if (message.buffer_bytes == 0 || message.buffer_bytes > limits::kBucketBytesMax)
+    return fail(ErrorCode::kRefused,
+                fmt::format("IPC buffers of {} bytes are announced, 1 to {} are allowed",
+                            message.buffer_bytes, limits::kBucketBytesMax));
+  return {};
+}
+
+// None where there are none, or where each load brings them.
+Result<std::unique_ptr<BucketTaker>> EngineLink::map_buffers(const control::EngineWelcome& message,
+                                                             std::span<const UniqueFd> fds) {
+  switch (message.device_kind) {
+    case control::DeviceKind::kUnified:
+      break;
+    case control::DeviceKind::kSeparate:
+      return HostTaker::map(fds, message.buffer_bytes);
+    case control::DeviceKind::kCuda:
+      if (message.buffers.empty()) break;
+      return DeviceTaker::import(*weights_, message.buffers, message.buffer_bytes);
   }
+  return std::unique_ptr<BucketTaker>();
+}
+
+void EngineLink::on_welcome(const control::Envelope& envelope,
+                            const control::EngineWelcome& message, std::vector<UniqueFd> fds) {
+  const auto no = [&](const Error& error) {
+    refuse(envelope, error.code(), error.message());
+    lose(error.message());
+  };
+  if (auto fits = check_device(message); !fits) return no(fits.error());
+  buffers_.reset();  // of an earlier welcome: the same handle is not mapped twice
+  auto buffers = map_buffers(message, fds);
+  if (!buffers) return no(buffers.error());
   device_kind_ = message.device_kind;
-  ipc_buffers_ = std::move(buffers);
+  buffer_bytes_ = message.buffer_bytes;
+  buffers_ = std::move(*buffers);
+  buffers_of_load_ = false;
   welcomed_ = true;
   backoff_ms_ = 0;
   {
@@ -208,6 +220,7 @@ void EngineLink::on_load(const control::Envelope& envelope, const control::Load&
   const auto found = prepared_.find(message.version);
   if (found == prepared_.end())
     return no(fmt::format("version {} has not been prepared", message.version.to_string()));
+  if (auto mapped = map_buffers(message); !mapped) return no(mapped.error().message());
   const std::int64_t deadline_ms =
       message.deadline_ms == 0 ? limits::kLoadDeadlineMs : message.deadline_ms;
   session_.reset();
@@ -225,6 +238,22 @@ void EngineLink::on_load(const control::Envelope& envelope, const control::Load&
   if (session_->all_buckets()) end_load({});
 }
 
+// Before anything changes: what cannot be mapped leaves the weights as they are.
+Result<> EngineLink::map_buffers(const control::Load& message) {
+  if (device_kind_ != control::DeviceKind::kCuda) {
+    if (message.buffers.empty()) return {};
+    return fail(ErrorCode::kInvalidInput,
+                "handles of a GPU's buffers came with a load, the sidecar's device is none");
+  }
+  if (message.buffers.empty() && buffers_ && !buffers_of_load_) return {};
+  buffers_.reset();
+  auto buffers = DeviceTaker::import(*weights_, message.buffers, buffer_bytes_);
+  if (!buffers) return fail(std::move(buffers).error());
+  buffers_ = std::move(*buffers);
+  buffers_of_load_ = true;
+  return {};
+}
+
 Result<> EngineLink::load_from_arena(unsigned threads) {
   const auto arena = loading_hold_->arena->data();
   if (description_.take == control::TakeMode::kAdopt) return session_->adopt();
@@ -232,8 +261,12 @@ Result<> EngineLink::load_from_arena(unsigned threads) {
     return session_->take_arena(arena, copiers(threads));
   // Whole tensors are assembled a layer at a time, so that no second model lies in memory.
   const reload::LoadPlan& plan = loading_hold_->layout->plan;
+  std::vector<std::span<const std::byte>> buckets;
   for (std::uint64_t bucket = 0; bucket < plan.bucket_count(); ++bucket)
-    WSYNC_TRY(session_->take_bucket(bucket, plan.bucket_of(arena, bucket)));
+    buckets.push_back(plan.bucket_of(arena, bucket));
+  HostTaker taker(std::move(buckets));
+  for (std::uint32_t bucket = 0; bucket < taker.slots(); ++bucket)
+    WSYNC_TRY(session_->take_bucket(bucket, taker, bucket));
   return {};
 }
 
@@ -254,6 +287,7 @@ void EngineLink::end_load(Result<> outcome) {
                         .bytes = session_->bytes(),
                         .copy_ns = static_cast<std::uint64_t>(session_->copy_time().count())};
   session_.reset();
+  if (std::exchange(buffers_of_load_, false)) buffers_.reset();
   if (outcome) {
     loaded_ = reply.version;
     set_state(RankState::kLoaded);
@@ -268,20 +302,20 @@ void EngineLink::end_load(Result<> outcome) {
 void EngineLink::on_bucket_ready(const control::Envelope& envelope,
                                  const control::BucketReady& message) {
   control::BucketDone reply{.bucket = message.bucket};
-  if (message.slot >= ipc_buffers_.size()) {
-    reply.failure = fmt::format("there is no IPC buffer {}", message.slot);
-    return send(envelope, reply);
-  }
   if (!session_) {
     // A repetition of the last bucket of a load that is over needs no copy; anything else is out of
     // order.
     if (state_ != RankState::kLoaded) reply.failure = "no load is under way";
     return send(envelope, reply);
   }
+  if (!buffers_ || message.slot >= buffers_->slots()) {
+    reply.failure = fmt::format("there is no IPC buffer {}", message.slot);
+    return send(envelope, reply);
+  }
   const bool early = planted("engine_ack_before_copy");
   if (early) send(envelope, reply);
   if (!session_) return;
-  auto taken = session_->take_bucket(message.bucket, ipc_buffers_[message.slot].bytes());
+  auto taken = session_->take_bucket(message.bucket, *buffers_, message.slot);
   if (!taken) reply.failure = taken.error().message();
   if (!early) send(envelope, reply);
   if (!session_) return;  // the sidecar was lost while answering
@@ -334,75 +368,6 @@ void EngineLink::on_resume(const control::Envelope& envelope) {
     set_state(RankState::kServing);
   }
   send(envelope, control::Resumed{});
-}
-
-Result<Digest> EngineLink::digest_of_tensor(std::uint32_t tensor) {
-  if (description_.take == control::TakeMode::kPieces)
-    return tensor_digest(description_.tensors[tensor].destination);
-  if (!active_hold_ && description_.take == control::TakeMode::kAdopt)
-    return fail(ErrorCode::kRefused, "no version has been adopted");
-  if (description_.take == control::TakeMode::kAdopt)
-    return reload::expected_digest(active_hold_->layout->plan.tensors()[tensor],
-                                   active_hold_->arena->data());
-  const control::EngineTensor& description = description_.tensors[tensor].description;
-  if (description.dtype > static_cast<std::uint8_t>(kLastDType))
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("tensor {} has an unknown dtype", description.name));
-  auto shard = reload::Shard::make(dtype_bits(static_cast<DType>(description.dtype)),
-                                   description.shape, description.ranges);
-  if (!shard) return fail(std::move(shard).error());
-  std::vector<std::byte> leaf(limits::kLeafBytes);
-  std::vector<Digest> leaves;
-  for (std::uint64_t at = 0; at < shard->bytes(); at += leaf.size()) {
-    const auto part =
-        std::span(leaf).first(std::min<std::uint64_t>(leaf.size(), shard->bytes() - at));
-    WSYNC_TRY(engine_->read_tensor(tensor, at, part));
-    leaves.push_back(wsync::digest_of(part));
-  }
-  return tensor_digest(shard->bytes(), leaves);
-}
-
-void EngineLink::on_read_digests(const control::Envelope& envelope) {
-  reading_ = Reading{.request = envelope, .reply = {.version = active_}};
-}
-
-bool EngineLink::has_more_to_do() const {
-  pollfd link{.fd = epoll_.get(), .events = POLLIN, .revents = 0};
-  return ::poll(&link, 1, 0) > 0;
-}
-
-// Not one tensor for each poll(): an engine that polls once for each of its steps would then need
-// as many steps as it has tensors, and the sidecar does not wait that long.
-void EngineLink::read_tensors() {
-  const TimePoint until = now() + kReadBack;
-  do read_one_tensor();
-  while (reading_ && now() < until && !has_more_to_do());
-  if (reading_) wake();
-}
-
-void EngineLink::read_one_tensor() {
-  control::Digests& reply = reading_->reply;
-  const auto next = static_cast<std::uint32_t>(reply.tensors.size());
-  if (state_ != RankState::kServing && state_ != RankState::kPaused) {
-    reply.failure = fmt::format("a rank that is {} holds no version", state_name(state_));
-  } else if (active_ != reply.version) {
-    reply.failure = fmt::format("it went on to {} while {} was read", active_.to_string(),
-                                reply.version.to_string());
-  } else if (next < description_.tensors.size()) {
-    const control::EngineTensor& description = description_.tensors[next].description;
-    auto digest = digest_of_tensor(next);
-    const auto shard = reload::Shard::make(dtype_bits(static_cast<DType>(description.dtype)),
-                                           description.shape, description.ranges);
-    if (digest) {
-      reply.tensors.push_back(
-          {.name = description.name, .digest = *digest, .bytes = shard ? shard->bytes() : 0});
-      return;
-    }
-    reply.failure = digest.error().message();
-  }
-  if (!reply.failure.empty()) reply.tensors.clear();
-  Reading done = *std::exchange(reading_, std::nullopt);
-  send(done.request, std::move(done.reply));
 }
 
 }  // namespace wsync::engine

@@ -29,6 +29,23 @@ Result<> watch(int epoll, int fd, std::uint32_t events, int operation) {
   return {};
 }
 
+// Assembling whole tensors would take a second place for them there, and nothing of a GPU can be
+// adopted: the buffers are the sidecar's.
+Result<> check_gpu(const EngineDescription& description) {
+  if (description.gpu == nullptr) return {};
+  if (description.gpu->kind() != device::DeviceKind::kCuda)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("the rank's weights are said to be on {}, which is no GPU",
+                            description.gpu->name()));
+  if (description.take != control::TakeMode::kPieces)
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("weights on {} are taken as pieces only: whole tensors and adopting are "
+                    "for weights in host memory",
+                    description.gpu->name()));
+  return {};
+}
+
 void drain(int fd) {
   std::uint64_t count = 0;
   while (::read(fd, &count, sizeof count) > 0) {
@@ -52,9 +69,15 @@ Result<std::unique_ptr<EngineLink>> EngineLink::create(EngineDescription descrip
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("{} tensors, at most {} are allowed", description.tensors.size(),
                             limits::kTensorCount));
+  WSYNC_TRY(check_gpu(description));
   WSYNC_TRY(check_socket_path(socket_path));
   std::unique_ptr<EngineLink> link(
       new EngineLink(std::move(description), std::move(socket_path), engine));
+  if (device::Device* const gpu = link->description_.gpu; gpu != nullptr) {
+    auto weights = DeviceWeights::create(*gpu, link->description_.tensors);
+    if (!weights) return fail(std::move(weights).error());
+    link->weights_ = std::move(*weights);
+  }
   WSYNC_TRY(link->make_descriptors());
   if (link->description_.serving) link->state_ = control::RankState::kServing;
   link->status_.state = link->state_;
@@ -182,6 +205,7 @@ void EngineLink::send_hello() {
                              .active = active_,
                              .step = step_};
   hello.tensors.reserve(description_.tensors.size());
+  if (description_.gpu != nullptr) hello.gpu = description_.gpu->uuid();
   for (const auto& tensor : description_.tensors) hello.tensors.push_back(tensor.description);
   send({}, std::move(hello));
 }
@@ -200,7 +224,8 @@ void EngineLink::lose(const std::string& why) {
   reading_.reset();
   if (state_ != control::RankState::kLoaded || description_.take != control::TakeMode::kAdopt)
     loading_hold_.reset();
-  ipc_buffers_.clear();
+  // Its session is over, so nothing reads them.
+  buffers_.reset();
   if (planted("engine_resumes_alone") && state_ == control::RankState::kPaused) {
     (void)engine_->resume();
     set_state(control::RankState::kServing);

@@ -19,16 +19,22 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "inference_side/engine/engine.h"
+#include "inference_side/engine/link/bucket_taker.h"
+#include "inference_side/engine/link/device_weights.h"
 #include "inference_side/engine/link/load_session.h"
 #include "inference_side/engine/link/prepared_version.h"
 #include "shared/base/unique_fd.h"
 #include "shared/control/frame.h"
 
 namespace wsync::engine {
+
+// "loading", "serving", ...
+[[nodiscard]] std::string_view state_name(control::RankState state) noexcept;
 
 struct LinkStatus {
   bool attached = false;  // welcomed by a sidecar
@@ -40,7 +46,7 @@ struct LinkStatus {
 
 class EngineLink {
  public:
-  // Checks the description (replica name, world size, destinations' presence) and makes the
+  // Checks the description (replica name, world size, destinations on a GPU) and makes the
   // descriptors; does not connect yet: the first poll() does. `engine` is borrowed and outlives the
   // link.
   [[nodiscard]] static Result<std::unique_ptr<EngineLink>> create(EngineDescription description,
@@ -102,7 +108,12 @@ class EngineLink {
   // ---- commands (engine_commands.cc); each may lose() the connection ----
   void handle(control::Frame frame);
   [[nodiscard]] bool accept_envelope(const control::Frame& frame);
-  void on_welcome(const control::EngineWelcome& message, std::vector<UniqueFd> fds);
+  void on_welcome(const control::Envelope& envelope, const control::EngineWelcome& message,
+                  std::vector<UniqueFd> fds);
+  [[nodiscard]] Result<> check_device(const control::EngineWelcome& message) const;
+  [[nodiscard]] Result<std::unique_ptr<BucketTaker>> map_buffers(
+      const control::EngineWelcome& message, std::span<const UniqueFd> fds);
+  [[nodiscard]] Result<> map_buffers(const control::Load& message);
   void on_refuse(const control::Refuse& message);
   void on_prepare(const control::Envelope& envelope, const control::Prepare& message,
                   std::vector<UniqueFd> fds);
@@ -111,16 +122,19 @@ class EngineLink {
   void on_bucket_ready(const control::Envelope& envelope, const control::BucketReady& message);
   void on_commit(const control::Envelope& envelope, const control::Commit& message);
   void on_resume(const control::Envelope& envelope);
-  void on_read_digests(const control::Envelope& envelope);
-  void read_tensors();
-  void read_one_tensor();
-  [[nodiscard]] bool has_more_to_do() const;
   [[nodiscard]] Result<> load_from_arena(unsigned threads);
   [[nodiscard]] ThreadPool* copiers(unsigned threads);
   void end_load(Result<> outcome);
-  [[nodiscard]] Result<Digest> digest_of_tensor(std::uint32_t tensor);
   void refuse(const control::Envelope& envelope, ErrorCode code, const std::string& why);
   void set_state(control::RankState state);
+
+  // ---- weights read back (read_back.cc) ----
+  void on_read_digests(const control::Envelope& envelope);
+  void read_tensors();
+  void read_some();
+  [[nodiscard]] bool has_more_to_do() const;
+  [[nodiscard]] Result<std::vector<Digest>> digests_from(std::uint32_t tensor);
+  [[nodiscard]] Result<Digest> digest_of_tensor(std::uint32_t tensor);
 
   const EngineDescription description_;
   const std::string path_;
@@ -138,7 +152,10 @@ class EngineLink {
   bool refused_ = false;  // on this connection: its end is no news
   std::int64_t backoff_ms_ = 0;
   control::DeviceKind device_kind_ = control::DeviceKind::kUnified;
-  std::vector<MappedRegion> ipc_buffers_;
+  std::uint64_t buffer_bytes_ = 0;          // of each IPC buffer
+  std::unique_ptr<DeviceWeights> weights_;  // on a GPU; null: in host memory
+  std::unique_ptr<BucketTaker> buffers_;    // mapped IPC buffers; may be null
+  bool buffers_of_load_ = false;            // they came with the Load, and go with it
 
   // The rank.
   control::RankState state_ = control::RankState::kLoading;

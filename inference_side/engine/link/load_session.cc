@@ -29,30 +29,33 @@ std::span<std::byte> LoadSession::destination_of(std::uint32_t tensor) {
   return whole;
 }
 
-Result<> LoadSession::take_bucket(std::uint64_t bucket, std::span<const std::byte> bytes) {
-  const EngineLayout& layout = *prepared_->layout;
+Result<> LoadSession::take_bucket(std::uint64_t bucket, BucketTaker& taker, std::uint32_t slot) {
+  const reload::LoadPlan& plan = prepared_->layout->plan;
   if (bucket >= taken_.size())
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("bucket {} does not exist, the plan has {}", bucket, taken_.size()));
   if (taken_[bucket]) return {};
-  if (bytes.size() < layout.plan.bucket_bytes(bucket))
+  if (taker.slot_bytes(slot) < plan.bucket_bytes(bucket))
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("bucket {} has {} bytes, its buffer only {}", bucket,
-                            layout.plan.bucket_bytes(bucket), bytes.size()));
+                            plan.bucket_bytes(bucket), taker.slot_bytes(slot)));
   const TimePoint begin = now();
-  for (std::size_t g = layout.plan.first_group(bucket); g < layout.plan.first_group(bucket + 1);
-       ++g) {
-    const reload::CopyGroup& group = layout.plan.groups()[g];
-    const bool skipped = planted("engine_skip_piece") && g == layout.plan.groups().size() / 2;
-    const std::uint64_t sum =
-        skipped ? prepared_->checksums[g]
-                : layout.plan.execute(group, bytes, destination_of(group.tensor), scratch_);
-    WSYNC_TRY(take_group(g, sum));
-    if (now() > deadline_)
-      return fail(ErrorCode::kDeadline, fmt::format("the deadline passed in bucket {}", bucket));
-  }
+  WSYNC_TRY(taker.take(
+      slot, {.plan = &plan,
+             .bucket = bucket,
+             .deadline = deadline_,
+             .destination = [&](std::uint32_t t) { return destination_of(t); },
+             .on_group = [&](std::size_t g,
+                             std::uint64_t sum) { return take_group(g, sum_of(g, sum)); }}));
   copy_time_ += now() - begin;
   return end_bucket(bucket);
+}
+
+// What a group that was left out is taken for by the planted fault.
+std::uint64_t LoadSession::sum_of(std::size_t group, std::uint64_t computed) const {
+  const bool skipped =
+      planted("engine_skip_piece") && group == prepared_->layout->plan.groups().size() / 2;
+  return skipped ? prepared_->checksums[group] : computed;
 }
 
 Result<> LoadSession::take_arena(std::span<const std::byte> arena, ThreadPool* helpers) {
@@ -70,8 +73,7 @@ Result<> LoadSession::take_arena(std::span<const std::byte> arena, ThreadPool* h
   };
   ArenaCopy copy(plan, arena, std::move(destinations));
   const auto on_group = [&](std::size_t g, std::uint64_t sum) -> Result<> {
-    const bool skipped = planted("engine_skip_piece") && g == plan.groups().size() / 2;
-    WSYNC_TRY(take_group(g, skipped ? prepared_->checksums[g] : sum));
+    WSYNC_TRY(take_group(g, sum_of(g, sum)));
     return end_buckets(g + 1);
   };
   WSYNC_TRY(copy.run(helpers, deadline_, on_group));

@@ -1,4 +1,4 @@
-// One Load: copies buckets out of the arena or out of IPC buffers, compares checksums, hands
+// One Load: has buckets copied out of the arena or out of IPC buffers, compares checksums, hands
 // complete layers to the engine in order, and proves at its end that nothing is missing. Thread:
 // confined to the thread that serves the link.
 #pragma once
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "inference_side/engine/engine.h"
+#include "inference_side/engine/link/bucket_taker.h"
 #include "inference_side/engine/link/prepared_version.h"
 #include "shared/base/clock.h"
 #include "shared/base/thread_pool.h"
@@ -20,9 +21,10 @@ class LoadSession {
   LoadSession(const EngineDescription& description, const PreparedVersion& prepared, Engine& engine,
               TimePoint deadline);
 
-  // Takes what the rank needs of one bucket; a repetition does nothing. kDigestMismatch when a
-  // checksum differs, kDeadline when the time is up, else the engine's own error.
-  [[nodiscard]] Result<> take_bucket(std::uint64_t bucket, std::span<const std::byte> bytes);
+  // Takes what the rank needs of one bucket, which lies in buffer `slot` of `taker`; a repetition
+  // does nothing. kDigestMismatch when a checksum differs, kDeadline when the time is up, else the
+  // engine's or the taker's own error.
+  [[nodiscard]] Result<> take_bucket(std::uint64_t bucket, BucketTaker& taker, std::uint32_t slot);
   // The same for every bucket of a mapped arena, with the threads of `helpers` (may be null) beside
   // this one. kPieces only: their destinations are all there from the beginning.
   [[nodiscard]] Result<> take_arena(std::span<const std::byte> arena, ThreadPool* helpers);
@@ -40,6 +42,7 @@ class LoadSession {
  private:
   [[nodiscard]] std::span<std::byte> destination_of(std::uint32_t tensor);
   [[nodiscard]] Result<> take_group(std::size_t index, std::uint64_t checksum);
+  [[nodiscard]] std::uint64_t sum_of(std::size_t group, std::uint64_t computed) const;
   [[nodiscard]] Result<> end_bucket(std::uint64_t bucket);
   [[nodiscard]] Result<> hand_over_complete_layers();
 
@@ -48,7 +51,6 @@ class LoadSession {
   Engine* engine_;
   TimePoint deadline_;
   reload::LoadCoverage coverage_;
-  reload::CopyScratch scratch_;
   std::vector<bool> taken_;  // buckets
   std::size_t taken_count_ = 0;
   std::vector<std::uint32_t> groups_left_;  // of each layer

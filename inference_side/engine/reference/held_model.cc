@@ -19,7 +19,6 @@ namespace {
 
 constexpr std::uint64_t kPageBytes = 4096;
 constexpr std::uint64_t kSmallAlignBytes = 64;
-constexpr std::uint64_t kSampleBytes = 64;  // read of each tensor in each step
 constexpr std::uint64_t kChanging = ~std::uint64_t{0};
 
 constexpr std::array<std::string_view, 9> kRowParallel{"q_proj",       "k_proj",       "v_proj",
@@ -55,6 +54,21 @@ std::uint64_t align_up(std::uint64_t value, std::uint64_t to) { return (value + 
 std::uint64_t mix(std::uint64_t value) {
   value = (value ^ (value >> 31U)) * 0x9e3779b97f4a7c15U;
   return value ^ (value >> 29U);
+}
+
+// What a step reads of a tensor.
+GpuHold::Sample sample_of(std::uint32_t tensor, std::uint64_t bytes, std::uint64_t step) {
+  const std::uint64_t n = std::min(GpuHold::kSampleBytes, bytes);
+  return {.tensor = tensor, .offset = mix(step * 31 + tensor) % (bytes - n + 1), .bytes = n};
+}
+
+std::uint64_t mix_in(std::uint64_t value, std::span<const std::byte> sample) {
+  for (std::size_t i = 0; i < sample.size(); i += sizeof(std::uint64_t)) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, sample.data() + i, std::min(sizeof word, sample.size() - i));
+    value = mix(value + word);
+  }
+  return value;
 }
 
 Result<reload::Shard> shard_of(const control::EngineTensor& tensor) {
@@ -101,7 +115,8 @@ PrivateMemory::~PrivateMemory() {
 }
 
 Result<std::unique_ptr<HeldModel>> HeldModel::create(const Manifest& manifest, std::uint32_t rank,
-                                                     std::uint32_t world_size, bool mapped) {
+                                                     std::uint32_t world_size, bool mapped,
+                                                     device::Device* gpu) {
   std::unique_ptr<HeldModel> model(new HeldModel());
   model->mapped_ = mapped;
   model->descriptions_ = rank_tensors(manifest, rank, world_size);
@@ -124,6 +139,15 @@ Result<std::unique_ptr<HeldModel>> HeldModel::create(const Manifest& manifest, s
   model->held_.resize(manifest.size());
   model->next_.resize(manifest.size());
   if (mapped) return model;
+  if (gpu != nullptr) {
+    std::size_t most = 0;
+    for (const Layer& layer : model->layers_) most = std::max(most, layer.tensors.size());
+    auto hold = GpuHold::create(*gpu, model->descriptions_, model->part_bytes_, most);
+    if (!hold) return fail(std::move(hold).error());
+    model->gpu_ = std::move(*hold);
+    for (std::size_t t = 0; t < offsets.size(); ++t) model->own_[t] = model->gpu_->range(t);
+    return model;
+  }
   auto memory = PrivateMemory::allocate(end);
   if (!memory) return fail(std::move(memory).error());
   model->memory_ = std::move(*memory);
@@ -137,7 +161,7 @@ Result<std::unique_ptr<HeldModel>> HeldModel::create(const Manifest& manifest, s
 Result<> HeldModel::read_checkpoint(const CheckpointDirectory& checkpoint) {
   WSYNC_CHECK(!mapped_, "an adopting engine has no memory of its own");
   WSYNC_CHECK(checkpoint.manifest().size() == descriptions_.size(), "the layout is the same");
-  std::vector<std::byte> chunk(4 * limits::kMiB);
+  std::vector<std::byte> chunk(GpuHold::kChunkBytes);
   for (std::uint32_t t = 0; t < descriptions_.size(); ++t) {
     const auto shard = shard_of(descriptions_[t]);
     if (!shard) return fail(shard.error());
@@ -146,12 +170,15 @@ Result<> HeldModel::read_checkpoint(const CheckpointDirectory& checkpoint) {
       const reload::Shard::Interval part = shard->clip({.begin = begin, .end = end});
       if (part.bytes() == 0) continue;
       WSYNC_TRY(checkpoint.read(t, begin, std::span(chunk).first(end - begin)));
+      const auto dense =
+          gpu_ ? gpu_->chunk().first(part.bytes()) : own_[t].subspan(part.begin, part.bytes());
       for (std::uint64_t at = part.begin; at < part.end;) {
         const reload::Shard::Run run = shard->run_at(at);
         const std::uint64_t n = std::min(run.bytes, part.end - at);
-        std::memcpy(own_[t].data() + at, chunk.data() + (run.offset - begin), n);
+        std::memcpy(dense.data() + (at - part.begin), chunk.data() + (run.offset - begin), n);
         at += n;
       }
+      if (gpu_) WSYNC_TRY(gpu_->write(t, part.begin, dense));
     }
   }
   for (Layer& layer : layers_) layer.word.store(word_of({}), std::memory_order_release);
@@ -184,7 +211,7 @@ void HeldModel::take_layer(const Version& version, std::span<const LayerTensor> 
   for (const LayerTensor& tensor : tensors) {
     if (mapped_)
       next_[tensor.tensor] = tensor.bytes;
-    else if (tensor.bytes.data() != own_[tensor.tensor].data())
+    else if (tensor.bytes.data() != own_[tensor.tensor].data() && !gpu_)
       copy_streaming(own_[tensor.tensor], tensor.bytes);
   }
   if (!mapped_) layer.word.store(word_of(version), std::memory_order_release);
@@ -207,8 +234,11 @@ void HeldModel::commit(const Version& version) {
   }
 }
 
-void HeldModel::copy_out(std::size_t tensor, std::uint64_t offset, std::span<std::byte> out) const {
+Result<> HeldModel::copy_out(std::size_t tensor, std::uint64_t offset,
+                             std::span<std::byte> out) const {
+  if (gpu_) return gpu_->read(tensor, offset, out);
   std::ranges::copy(own_[tensor].subspan(offset, out.size()), out.begin());
+  return {};
 }
 
 std::uint64_t HeldModel::word_of(const Version& version) const {
@@ -226,20 +256,35 @@ std::string HeldModel::name_of(std::uint64_t word) const {
   return names_[word].to_string();
 }
 
-Reading HeldModel::read(const Version& version, std::uint64_t step, std::string& saw) const {
+Result<std::uint64_t> HeldModel::sample_gpu(const Layer& layer, std::uint64_t step,
+                                            std::uint64_t value) const {
+  std::vector<GpuHold::Sample> samples;
+  samples.reserve(layer.tensors.size());
+  for (const std::uint32_t t : layer.tensors)
+    if (part_bytes_[t] != 0) samples.push_back(sample_of(t, part_bytes_[t], step));
+  const auto bytes = gpu_->sample(samples);
+  if (!bytes) return fail(bytes.error().with_context("a step reads the weights"));
+  for (std::size_t i = 0; i < samples.size(); ++i)
+    value = mix_in(value, bytes->subspan(i * GpuHold::kSampleBytes, samples[i].bytes));
+  return value;
+}
+
+Result<Reading> HeldModel::read(const Version& version, std::uint64_t step,
+                                std::string& saw) const {
   Reading reading{.value = mix(step)};
   StepReader reader(*this, version);
   for (std::uint32_t l = 0; l < layer_count(); ++l) {
     reader.begin_layer(l);
-    for (const std::uint32_t t : layers_[l].tensors) {
-      const std::span<const std::byte> bytes = held_[t];
-      if (bytes.empty()) continue;
-      const std::uint64_t n = std::min<std::uint64_t>(kSampleBytes, bytes.size());
-      const std::uint64_t at = mix(step * 31 + t) % (bytes.size() - n + 1);
-      for (std::uint64_t i = 0; i < n; i += sizeof(std::uint64_t)) {
-        std::uint64_t word = 0;
-        std::memcpy(&word, bytes.data() + at + i, std::min(sizeof word, n - i));
-        reading.value = mix(reading.value + word);
+    if (gpu_) {
+      const auto value = sample_gpu(layers_[l], step, reading.value);
+      if (!value) return fail(value.error());
+      reading.value = *value;
+    } else {
+      for (const std::uint32_t t : layers_[l].tensors) {
+        const std::span<const std::byte> bytes = held_[t];
+        if (bytes.empty()) continue;
+        const GpuHold::Sample sample = sample_of(t, bytes.size(), step);
+        reading.value = mix_in(reading.value, bytes.subspan(sample.offset, sample.bytes));
       }
     }
     reader.end_layer(l);
@@ -258,6 +303,7 @@ StepReader::StepReader(const HeldModel& model, const Version& version)
       compared_(model.layer_count()) {}
 
 std::span<const std::byte> StepReader::tensor(std::uint32_t t) const {
+  WSYNC_CHECK(!model_.gpu_, "the host cannot read the memory of a GPU");
   WSYNC_CHECK(model_.layer_of_[t] == open_, "a layer's version is compared around each read of it");
   return model_.held_[t];
 }

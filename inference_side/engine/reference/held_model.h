@@ -1,6 +1,6 @@
 // HeldModel: the tensors of one rank as the engine holds them, and for each layer a word that says
-// of which version its bytes are. In memory of its own (copying engines), or as views of what the
-// link has mapped (adopting engines).
+// of which version its bytes are. In memory of its own (copying engines), in host memory or on a
+// GPU, or as views of what the link has mapped (adopting engines).
 //
 // Thread: the loading methods belong to one thread; read() to another. StepGate keeps a step and a
 // load apart; the layer words are there to notice when it did not.
@@ -17,6 +17,7 @@
 
 #include "inference_side/engine/engine.h"
 #include "inference_side/engine/generation/model_shard.h"
+#include "inference_side/engine/reference/gpu_hold.h"
 #include "inference_side/engine/reference/step_protocol.h"
 #include "shared/weights/checkpoint_dir.h"
 #include "shared/weights/manifest.h"
@@ -60,18 +61,24 @@ class StepReader;
 class HeldModel {
  public:
   // `mapped`: an adopting engine, which has no memory of its own and holds nothing at first.
-  // Otherwise the memory is page-aligned (tensors smaller than a page: to 64 bytes) and zero.
+  // Otherwise the memory is page-aligned (tensors smaller than a page: to 64 bytes) and zero; with
+  // a `gpu`, which is borrowed and outlives the result, it is on that, and holds anything at first.
+  // Errors of GpuHold::create there.
   [[nodiscard]] static Result<std::unique_ptr<HeldModel>> create(const Manifest& manifest,
                                                                  std::uint32_t rank,
                                                                  std::uint32_t world_size,
-                                                                 bool mapped);
+                                                                 bool mapped,
+                                                                 device::Device* gpu = nullptr);
 
   [[nodiscard]] std::span<const control::EngineTensor> tensors() const noexcept {
     return descriptions_;
   }
-  // The rank's part of a tensor in memory of its own; empty when mapped.
+  // The rank's part of a tensor in memory of its own, addresses on the GPU where it is there; empty
+  // when mapped.
   [[nodiscard]] std::span<std::byte> memory(std::size_t tensor) const { return own_[tensor]; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }  // of the rank's parts
+  // What it takes of the GPU; 0 in host memory.
+  [[nodiscard]] std::uint64_t gpu_bytes() const noexcept { return gpu_ ? gpu_->bytes() : 0; }
   [[nodiscard]] std::uint32_t layer_count() const noexcept {
     return static_cast<std::uint32_t>(layers_.size());
   }
@@ -90,14 +97,17 @@ class HeldModel {
   // Mapped: the layers that have come since the last commit take the place of the present ones. A
   // layer that has not come whole is not of `version` then: each step counts it as torn.
   void commit(const Version& version);
-  // kPieces and kWhole only; the range is inside the rank's part.
-  void copy_out(std::size_t tensor, std::uint64_t offset, std::span<std::byte> out) const;
+  // kPieces and kWhole only; the range is inside the rank's part. Errors of the GPU.
+  [[nodiscard]] Result<> copy_out(std::size_t tensor, std::uint64_t offset,
+                                  std::span<std::byte> out) const;
 
   // ---- the thread that serves ----
 
   // One forward step of `version`: reads bytes of every tensor in every layer, other ones in each
-  // step. `saw` gets one sentence when a layer was not of that version before and after.
-  [[nodiscard]] Reading read(const Version& version, std::uint64_t step, std::string& saw) const;
+  // step. `saw` gets one sentence when a layer was not of that version before and after. The same
+  // bytes give the same reading wherever they are. Errors of the GPU.
+  [[nodiscard]] Result<Reading> read(const Version& version, std::uint64_t step,
+                                     std::string& saw) const;
 
  private:
   friend class StepReader;
@@ -106,6 +116,8 @@ class HeldModel {
     mutable std::atomic<std::uint64_t> word{0};  // index into names_, or kChanging
   };
   HeldModel() = default;
+  [[nodiscard]] Result<std::uint64_t> sample_gpu(const Layer& layer, std::uint64_t step,
+                                                 std::uint64_t value) const;
   [[nodiscard]] std::uint64_t word_of(const Version& version) const;
   [[nodiscard]] std::string name_of(std::uint64_t word) const;
   static void set_changing(Layer& layer);
@@ -117,8 +129,9 @@ class HeldModel {
   std::uint64_t bytes_ = 0;
   bool mapped_ = false;
   PrivateMemory memory_;
+  std::unique_ptr<GpuHold> gpu_;  // null: in host memory
   std::vector<std::span<std::byte>> own_;
-  std::vector<std::span<const std::byte>> held_;  // what a step reads
+  std::vector<std::span<const std::byte>> held_;  // what a step reads; empty on a GPU
   std::vector<std::span<const std::byte>> next_;  // mapped: came for next_version_, not committed
   Version next_version_;
   mutable std::mutex mutex_;

@@ -35,6 +35,14 @@ Result<> check(const ReferenceEngineOptions& options) {
   if (options.take == TakeMode::kAdopt && options.load_weights)
     return fail(ErrorCode::kInvalidInput,
                 "an adopting engine has no memory for weights of its own: it starts without any");
+  if (options.gpu && options.take != TakeMode::kPieces)
+    return fail(ErrorCode::kInvalidInput,
+                "weights on a GPU are taken as pieces: leave out --adopt and --whole, or keep the "
+                "weights in host memory (--device host)");
+  if (options.gpu && options.generation)
+    return fail(ErrorCode::kInvalidInput,
+                "an engine that generates computes on the CPU, so its weights are in host memory: "
+                "use --device host, or --checkpoint instead of --model");
   if (!options.sidecar_socket.empty()) return check_socket_path(options.sidecar_socket);
   if (!options.load_weights)
     return fail(ErrorCode::kInvalidInput,
@@ -88,10 +96,20 @@ Result<std::unique_ptr<ReferenceEngine>> ReferenceEngine::create(ReferenceEngine
 Result<> ReferenceEngine::prepare_model() {
   const auto checkpoint = CheckpointDirectory::open(options_.checkpoint);
   if (!checkpoint) return fail(checkpoint.error());
+  if (options_.gpu) {
+    auto gpu = device::make_device({.kind = device::DeviceKind::kCuda,
+                                    .index = device::DeviceIndex{options_.device},
+                                    .gpu = *options_.gpu});
+    if (!gpu) return fail(std::move(gpu).error());
+    gpu_ = std::move(*gpu);
+  }
   auto model = HeldModel::create(checkpoint->manifest(), options_.rank, options_.world_size,
-                                 options_.take == TakeMode::kAdopt);
+                                 options_.take == TakeMode::kAdopt, gpu_.get());
   if (!model) return fail(std::move(model).error());
   model_ = std::move(*model);
+  if (gpu_)
+    say("placed",
+        {{"device", gpu_->name()}, {"gpu", gpu_->uuid()}, {"bytes", model_->gpu_bytes()}});
   WSYNC_TRY(prepare_work(*checkpoint));
   if (!options_.load_weights) return {};
   return model_->read_checkpoint(*checkpoint);
@@ -156,7 +174,8 @@ Result<> ReferenceEngine::prepare_link() {
                                 .leader = options_.rank == 0,
                                 .device = options_.device,
                                 .take = options_.take,
-                                .serving = options_.load_weights};
+                                .serving = options_.load_weights,
+                                .gpu = gpu_.get()};
   for (std::size_t t = 0; t < model_->tensors().size(); ++t)
     description.tensors.push_back({.description = model_->tensors()[t],
                                    .destination = options_.take == TakeMode::kPieces
@@ -317,8 +336,7 @@ Result<> ReferenceEngine::resume() {
 
 Result<> ReferenceEngine::read_tensor(std::uint32_t tensor, std::uint64_t offset,
                                       std::span<std::byte> out) {
-  model_->copy_out(tensor, offset, out);
-  return {};
+  return model_->copy_out(tensor, offset, out);
 }
 
 void ReferenceEngine::on_attached() { say("attached"); }

@@ -42,9 +42,10 @@ struct ReferenceEngineOptions {
   std::string replica;
   std::uint32_t rank = 0;  // 0 leads
   std::uint32_t world_size = 1;
-  std::uint32_t device = 0;
-  std::string checkpoint;     // names, dtypes and shapes of the model
-  bool load_weights = false;  // serve the checkpoint's weights until a version comes
+  std::uint32_t device = 0;          // index of the sidecar's device
+  std::optional<std::uint32_t> gpu;  // its weights are on this GPU, as this process numbers them
+  std::string checkpoint;            // names, dtypes and shapes of the model
+  bool load_weights = false;         // serve the checkpoint's weights until a version comes
   control::TakeMode take = control::TakeMode::kPieces;
   std::chrono::microseconds step_interval{2'000};  // of an engine that does not generate
   std::optional<GenerationOptions> generation;     // it generates
@@ -52,6 +53,7 @@ struct ReferenceEngineOptions {
 
 // Something that happened, for people and tests. Names and fields:
 //
+//   placed     device, gpu, bytes       its weights are on that GPU (UUID), and take so much of it
 //   together   ranks                    leader: every rank of the replica is there
 //   attached                            the sidecar has welcomed this rank
 //   prepared   version                  it can be loaded
@@ -76,7 +78,7 @@ class ReferenceEngine final : private Engine {
  public:
   // Opens the checkpoint, allocates and touches the memory, reads the weights if asked to, binds
   // the leader's socket. kInvalidInput for options that contradict each other; else the errors of
-  // CheckpointDirectory::open, HeldModel::create and EngineLink::create.
+  // make_device (a GPU), CheckpointDirectory::open, HeldModel::create and EngineLink::create.
   [[nodiscard]] static Result<std::unique_ptr<ReferenceEngine>> create(
       ReferenceEngineOptions options, EventSink sink);
   ~ReferenceEngine() override;
@@ -119,6 +121,7 @@ class ReferenceEngine final : private Engine {
   const ReferenceEngineOptions options_;
   std::mutex sink_mutex_;
   const EventSink sink_;
+  std::unique_ptr<device::Device> gpu_;  // null: the weights are in host memory
   std::unique_ptr<HeldModel> model_;
   StepGate gate_;
   std::unique_ptr<StepWork> work_;

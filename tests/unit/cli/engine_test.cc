@@ -25,6 +25,14 @@ TEST(EngineCommand, bad_input_is_exit_code_2_and_one_sentence) {
   EXPECT_THAT(refused({"--adopt", "--weights", "load"}), HasSubstr("adopting"));
   EXPECT_THAT(refused({"--rank", "3", "--world-size", "2"}), HasSubstr("rank 3 of 2"));
   EXPECT_THAT(refused({"--weights", "some"}), HasSubstr("--weights"));
+  EXPECT_THAT(refused({"--device", "1"}), HasSubstr("host,cuda"));
+  EXPECT_THAT(refused({"--gpu", "1"}), HasSubstr("needs --device cuda"));
+  EXPECT_THAT(refused({"--device", "cuda", "--adopt"}), HasSubstr("taken as pieces"));
+  EXPECT_THAT(refused({"--device", "cuda", "--whole"}), HasSubstr("taken as pieces"));
+  const CommandRun generating = run_command(
+      {"engine", "--sidecar", socket, "--model", directory.path() + "/ck", "--device", "cuda"});
+  EXPECT_EQ(generating.exit_code, 2);
+  EXPECT_THAT(generating.err, HasSubstr("on the CPU"));
   const CommandRun missing =
       run_command({"engine", "--sidecar", socket, "--checkpoint", directory.path() + "/none"});
   EXPECT_EQ(missing.exit_code, 2);

@@ -73,17 +73,17 @@ TEST(HeldModel, a_step_notices_every_layer_that_is_not_of_its_version) {
   const std::vector<LayerTensor> second = {{.tensor = 1, .bytes = model->memory(1)}};
   std::string saw;
   model->commit(kV1);
-  EXPECT_FALSE(model->read(kV1, 1, saw).torn);
-  EXPECT_TRUE(model->read(kV2, 1, saw).torn);
+  EXPECT_FALSE(model->read(kV1, 1, saw)->torn);
+  EXPECT_TRUE(model->read(kV2, 1, saw)->torn);
   model->begin_load();
-  EXPECT_TRUE(model->read(kV1, 1, saw).torn);
+  EXPECT_TRUE(model->read(kV1, 1, saw)->torn);
   EXPECT_THAT(saw, HasSubstr("layer 0 of 2 was of version none"));
   model->take_layer(kV2, first);
-  EXPECT_TRUE(model->read(kV2, 1, saw).torn);
+  EXPECT_TRUE(model->read(kV2, 1, saw)->torn);
   EXPECT_THAT(saw, HasSubstr("layer 1 of 2"));
   model->take_layer(kV2, second);
   saw.clear();
-  EXPECT_FALSE(model->read(kV2, 1, saw).torn);
+  EXPECT_FALSE(model->read(kV2, 1, saw)->torn);
   EXPECT_EQ(saw, "");
 }
 
@@ -91,7 +91,7 @@ TEST(HeldModel, a_step_counts_the_layers_that_it_compares_and_misses_none) {
   const auto model = two_layers(false);
   model->commit(kV1);
   std::string saw;
-  EXPECT_EQ(model->read(kV1, 1, saw).layers, 2U);
+  EXPECT_EQ(model->read(kV1, 1, saw)->layers, 2U);
   StepReader reader(*model, kV1);
   for (const std::uint32_t layer : {1U, 1U}) {
     reader.begin_layer(layer);
@@ -129,7 +129,7 @@ TEST(HeldModel, a_layer_that_has_not_come_is_of_no_version_after_the_commit) {
   model->take_layer(kV2, first);
   model->commit(kV2);
   std::string saw;
-  EXPECT_TRUE(model->read(kV2, 1, saw).torn);
+  EXPECT_TRUE(model->read(kV2, 1, saw)->torn);
   EXPECT_EQ(saw,
             "layer 1 of 2 was of version none, its bytes were changing before and none, its bytes "
             "were changing after it was read, the step is of version 1.2");
@@ -148,7 +148,7 @@ TEST(HeldModel, a_mapped_layer_that_has_not_come_keeps_its_version) {
   model->take_layer(kV2, first);
   model->commit(kV2);
   std::string saw;
-  EXPECT_TRUE(model->read(kV2, 1, saw).torn);
+  EXPECT_TRUE(model->read(kV2, 1, saw)->torn);
   EXPECT_THAT(saw, HasSubstr("layer 1 of 2 was of version 1.1 before and 1.1 after"));
 }
 
@@ -177,11 +177,11 @@ TEST(HeldModel, the_reduction_depends_on_the_bytes_and_on_the_step) {
   const auto model = two_layers(false);
   model->commit(kV1);
   std::string saw;
-  const std::uint64_t before = model->read(kV1, 1, saw).value;
-  EXPECT_EQ(model->read(kV1, 1, saw).value, before);
-  EXPECT_NE(model->read(kV1, 2, saw).value, before);
+  const std::uint64_t before = model->read(kV1, 1, saw)->value;
+  EXPECT_EQ(model->read(kV1, 1, saw)->value, before);
+  EXPECT_NE(model->read(kV1, 2, saw)->value, before);
   for (std::byte& byte : model->memory(0)) byte = std::byte{1};
-  EXPECT_NE(model->read(kV1, 1, saw).value, before);
+  EXPECT_NE(model->read(kV1, 1, saw)->value, before);
 }
 
 TEST(HeldModel, mapped_layers_are_read_only_from_their_commit_on) {
@@ -192,13 +192,13 @@ TEST(HeldModel, mapped_layers_are_read_only_from_their_commit_on) {
   const std::vector<LayerTensor> first = {{.tensor = 0, .bytes = a}};
   const std::vector<LayerTensor> second = {{.tensor = 1, .bytes = b}};
   std::string saw;
-  const std::uint64_t empty = model->read({}, 1, saw).value;
+  const std::uint64_t empty = model->read({}, 1, saw)->value;
   model->take_layer(kV1, first);
   model->take_layer(kV1, second);
-  EXPECT_EQ(model->read({}, 1, saw).value, empty);
+  EXPECT_EQ(model->read({}, 1, saw)->value, empty);
   model->commit(kV1);
-  EXPECT_FALSE(model->read(kV1, 1, saw).torn);
-  EXPECT_NE(model->read(kV1, 1, saw).value, empty);
+  EXPECT_FALSE(model->read(kV1, 1, saw)->torn);
+  EXPECT_NE(model->read(kV1, 1, saw)->value, empty);
 }
 
 }  // namespace

@@ -126,6 +126,66 @@ TEST(LoadPlan, LoadsEveryShardExactlyAndBothSidesAgreeOnChecksums) {
   }
 }
 
+TEST(LoadPlan, RowsOfAGroupSayTheSameAsItsExecutionAndItsPieceChecksumIsOfItsDenseBytes) {
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE(seed);
+    const RandomModel model = random_model(seed);
+    const auto plan = LoadPlan::make(model.manifest, model.plan, model.tensors).value();
+    const auto expected = expected_piece_checksums(plan, model.arena);
+    std::vector<std::vector<std::byte>> executed;
+    std::vector<std::vector<std::byte>> copied;
+    for (const LoadTensor& tensor : plan.tensors()) {
+      executed.emplace_back(tensor.shard.bytes());
+      copied.emplace_back(tensor.shard.bytes());
+    }
+    CopyScratch scratch;
+    for (std::size_t i = 0; i < plan.groups().size(); ++i) {
+      const CopyGroup& group = plan.groups()[i];
+      const auto bucket = plan.bucket_of(model.arena, group.bucket);
+      (void)plan.execute(group, bucket, executed[group.tensor], scratch);
+      std::uint64_t at = group.begin;
+      for (const GroupRows& piece : plan.rows(group)) {
+        ASSERT_EQ(piece.to, at) << "rows are consecutive in the rank's tensor";
+        ASSERT_GT(piece.bytes(), 0U);
+        for (std::uint64_t row = 0; row < piece.rows; ++row)
+          std::ranges::copy(bucket.subspan(piece.from + row * piece.stride, piece.row_bytes),
+                            copied[group.tensor].begin() + static_cast<std::ptrdiff_t>(at) +
+                                static_cast<std::ptrdiff_t>(row * piece.row_bytes));
+        at += piece.bytes();
+      }
+      ASSERT_EQ(at, group.begin + group.bytes);
+      const auto dense = std::span(copied[group.tensor]).subspan(group.begin, group.bytes);
+      EXPECT_EQ(expected[i], device::fold(device::piece_digest(dense)));
+    }
+    EXPECT_EQ(copied, executed);
+    for (std::size_t t = 0; t < copied.size(); ++t)
+      EXPECT_EQ(expected_piece_digest(plan.tensors()[t], model.arena),
+                as_digest(device::piece_digest(copied[t])));
+  }
+}
+
+TEST(LoadPlan, AColumnRangeIsFewPiecesHoweverManyRowsItHas) {
+  const Manifest manifest =
+      Manifest::create({info("a.w", {3000, 1000}), info("b.experts", {4, 6, 8, 10})}).value();
+  const auto buckets = BucketPlan::create(manifest, limits::kBucketBytesMin).value();
+  const std::vector<EngineTensor> tensors = {
+      wanted(manifest.tensor(0), {{.dim = 1, .begin = 8, .length = 104}}),
+      wanted(manifest.tensor(1),
+             {{.dim = 1, .begin = 1, .length = 3}, {.dim = 3, .begin = 2, .length = 4}})};
+  ASSERT_EQ(manifest.tensor(0).name, "a.w");
+  const auto plan = LoadPlan::make(manifest, buckets, tensors).value();
+  ASSERT_GT(plan.groups().size(), 2U) << "a tensor lies in several buckets";
+  for (const CopyGroup& group : plan.groups()) {
+    const auto rows = plan.rows(group);
+    if (group.tensor == 0)
+      EXPECT_LE(rows.size(), 3U);  // the part of a row at each end, and all between
+    else
+      EXPECT_EQ(rows.size(), 4U);  // of an expert 24 rows, 20 bytes apart
+    for (const GroupRows& piece : rows)
+      EXPECT_EQ(piece.stride, piece.rows == 1 ? 0 : (group.tensor == 0 ? 2000U : 20U));
+  }
+}
+
 TEST(LoadPlan, ASkippedGroupIsAHoleThatIsNamed) {
   const RandomModel model = random_model(3);
   const auto plan = LoadPlan::make(model.manifest, model.plan, model.tensors).value();

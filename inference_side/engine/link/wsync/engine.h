@@ -37,12 +37,18 @@ typedef enum {
   WSYNC_STATE_TAINTED = 4 /* the memory matches no version */
 } wsync_state;
 
+/* Where the destinations of a rank's tensors are. */
+typedef enum {
+  WSYNC_DEVICE_HOST = 0,
+  WSYNC_DEVICE_CUDA = 1 /* in the memory of a GPU; WSYNC_TAKE_PIECES only */
+} wsync_device;
+
 typedef enum { WSYNC_PAUSE_ABORT = 0, WSYNC_PAUSE_WAIT = 1, WSYNC_PAUSE_KEEP = 2 } wsync_pause_mode;
 
 /* A tensor of a layer that has come: index in the order of wsync_engine_add_tensor. */
 typedef struct {
   uint32_t tensor;
-  const void* data;
+  const void* data; /* CUDA: the device pointer that was given as its destination */
   uint64_t bytes;
 } wsync_layer_tensor;
 
@@ -75,6 +81,13 @@ typedef struct {
   int serving; /* 1: serves weights of its own (no version) when it attaches */
   wsync_engine_callbacks callbacks;
   void* user; /* given to each callback */
+  /* CUDA: the library copies with a stream of its own, in the primary context of that GPU, and a
+   * layer is told, or a version committed, when no copy is under way any more: kernels of yours
+   * that begin after that read the new weights. Yours that read the weights have ended when you
+   * report a pause. libwsync_cuda.so is loaded for it, by wsync_engine_attach. */
+  wsync_device weights_on;
+  int gpu; /* CUDA: which one, as this process numbers those that it sees; the sidecar's device
+              must be on the same */
 } wsync_engine_options;
 
 typedef struct {
@@ -85,7 +98,8 @@ typedef struct {
   const wsync_range* ranges;
   size_t range_count; /* 0: the whole tensor */
   void* destination;  /* PIECES: the rank's part, dense and row-major; it stays in place while
-                         attached */
+                         attached. CUDA: a device pointer, the whole part inside one allocation
+                         (of cudaMalloc, cuMemAlloc or a framework's pool made of these) */
 } wsync_tensor;
 
 typedef struct {
@@ -100,7 +114,8 @@ typedef struct {
 WSYNC_API wsync_engine* wsync_engine_create(const wsync_engine_options* options);
 /* Before wsync_engine_attach; copies everything but the destination's bytes. */
 WSYNC_API int wsync_engine_add_tensor(wsync_engine* engine, const wsync_tensor* tensor);
-/* Checks the description and makes the link; connects, and connects again after a loss, while it is
+/* Checks the description, and on a GPU that each destination is memory of it (the error names the
+ * tensor that is not), and makes the link; connects, and connects again after a loss, while it is
  * served. */
 WSYNC_API int wsync_engine_attach(wsync_engine* engine);
 /* Serves the link from a thread of the library. Once: fails when it was started or stopped before.
