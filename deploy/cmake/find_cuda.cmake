@@ -10,7 +10,7 @@
 set(WSYNC_CUDA_LEAST 12.0)
 set(WSYNC_NCCL_LEAST 2.18)  # communicators that do not block, and say what became of them
 
-# Folders `nvidia` of Python packages. CUDA 13 has all in nvidia/cu13; CUDA 12 has a folder for each package.
+# Folders `nvidia` of Python packages. CUDA 13 has all in nvidia/cu13; the packages of CUDA 12 have no nvcc.
 function(wsync_python_places out)
   set(places "")
   if(NOT CMAKE_SCRIPT_MODE_FILE)
@@ -141,7 +141,6 @@ foreach(place IN LISTS python_places)
   foreach(folder IN LISTS all_in_one)
     wsync_try_toolkit(${folder}/bin/nvcc ${folder}/include)
   endforeach()
-  wsync_try_toolkit(${place}/cuda_nvcc/bin/nvcc ${place}/cuda_runtime/include)
 endforeach()
 
 foreach(named "${NCCL_HOME}" "$ENV{NCCL_HOME}")

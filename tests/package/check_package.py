@@ -2,6 +2,7 @@
 
 Usage: check_package.py BUILD_DIR CMAKE
 """
+import json
 import os
 import shutil
 import subprocess
@@ -50,6 +51,16 @@ class Package(unittest.TestCase):
             names = [line.split()[-1] for line in listed]
             self.assertGreater(len(names), 8)
             self.assertEqual([n for n in names if not n.startswith(f"wsync_{side}_")], [])
+
+    @unittest.skipUnless(os.path.isfile(os.path.join(BUILD, "deploy/cli/libwsync_cuda.so")), "this build has no CUDA backend")
+    def test_the_cuda_backend_is_installed_where_the_command_finds_it(self):
+        library = self.find("libwsync_cuda.so")
+        with open(library, "r+b") as file:  # what the loader then says names the file that it found
+            file.truncate(16)
+        done = subprocess.run([os.path.join(self.prefix, "bin", "wsync"), "doctor", "--json"], text=True, capture_output=True)
+        found = [check["found"] for check in json.loads(done.stdout)["result"]["checks"] if check["name"] == "cuda"]
+        self.assertEqual(len(found), 1, done.stdout)
+        self.assertIn(f"{os.path.realpath(library)} cannot be loaded", found[0])
 
     def consumer(self, kind, *settings):
         build = os.path.join(self.directory, kind)

@@ -8,9 +8,10 @@ import sys
 import tempfile
 import unittest
 
-WSYNC, ENGINE, TRAINER = sys.argv[1:4]
-CUDA = sys.argv[4] if len(sys.argv) > 4 else ""
-del sys.argv[1:]
+PROGRAMS = [argument for argument in sys.argv[1:] if argument.startswith("/")]
+WSYNC, ENGINE, TRAINER = PROGRAMS[:3]
+CUDA = PROGRAMS[3] if len(PROGRAMS) > 3 else ""
+del sys.argv[-len(PROGRAMS):]
 FOREIGN = ("cuda", "nccl", "nvrtc", "nvidia")
 ENTRIES = ["wsync_cuda_backend", "wsync_nccl_backend"]
 
