@@ -60,7 +60,7 @@ LIBRARIES = (
     Library("zstd", re.compile(r"zstd\.h"), ("shared/weights",)),
     Library("prometheus-cpp", re.compile(r"prometheus/"), ("shared/trace",)),
     Library("OpenBLAS", re.compile(r"cblas\.h"), ("shared/moe",)),
-    Library("CUDA", re.compile(r"cuda.*\.h(pp)?$"), ("shared/device/cuda",)),
+    Library("CUDA", re.compile(r"cuda.*\.h(pp)?$"), ("shared/device/cuda", "tests/emulated_cuda")),
     Library("NCCL", re.compile(r"nccl\.h"), ("shared/collective/nccl",)),
     Library("Gloo", re.compile(r"gloo/"), ("shared/collective/gloo",)),
     Library("UCX", re.compile(r"ucp/|ucs/|uct/"), ("shared/transport/ucx",)),

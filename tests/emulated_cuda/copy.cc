@@ -1,0 +1,138 @@
+// Copies and fills. A call returns before the bytes are there, but for pageable host memory, as the
+// documentation of the driver says (API synchronization behavior): what is copied from it is read
+// at the call; what is copied to it is there when the call returns.
+#include <cstring>
+#include <vector>
+
+#include "tests/emulated_cuda/call.h"
+#include "tests/emulated_cuda/memory.h"
+#include "tests/emulated_cuda/stream.h"
+
+namespace emulated_cuda {
+namespace {
+
+Op copy_op(const Place& to, const Place& from, std::size_t bytes) {
+  Op op{.kind = "copy"};
+  op.holds.emplace_back(to.used);
+  op.holds.emplace_back(from.used);
+  if (from.pageable) {
+    auto staged = std::make_shared<std::vector<std::byte>>(from.at, from.at + bytes);
+    op.work = [to = to.at, staged](std::byte*& written) {
+      std::memcpy(to, staged->data(), staged->size());
+      written = to + staged->size() / 2;
+      return CUDA_SUCCESS;
+    };
+  } else {
+    op.work = [to = to.at, from = from.at, bytes](std::byte*& written) {
+      std::memcpy(to, from, bytes);
+      written = to + bytes / 2;
+      return CUDA_SUCCESS;
+    };
+  }
+  return op;
+}
+
+CUresult copy(const char* name, const Place& to, const Place& from, std::size_t bytes,
+              CUstream handle) {
+  std::shared_ptr<Stream> stream;
+  if (const CUresult bad = find_stream(name, handle, stream)) return bad;
+  if (to.read_only)
+    return misuse(name, CUDA_ERROR_INVALID_VALUE,
+                  "copies to memory that is registered for reading");
+  if (to.at < from.at + bytes && from.at < to.at + bytes)
+    return misuse(name, CUDA_ERROR_INVALID_VALUE, "source and destination overlap");
+  if (to.pageable || from.pageable) add_count("pageable copy");
+  stream->push(copy_op(to, from, bytes));
+  if (!to.pageable) return CUDA_SUCCESS;
+  stream->wait_idle();
+  return static_cast<CUresult>(stream->context().error.load());
+}
+
+CUresult fill(const char* name, CUdeviceptr address, const void* pattern, std::size_t width,
+              std::size_t count, CUstream handle) {
+  if (count == 0) return CUDA_SUCCESS;
+  Place to;
+  std::shared_ptr<Stream> stream;
+  if (address % width != 0)
+    return misuse(name, CUDA_ERROR_INVALID_VALUE, "the address is not aligned");
+  if (const CUresult bad = device_place(name, address, width * count, to)) return bad;
+  if (const CUresult bad = find_stream(name, handle, stream)) return bad;
+  std::vector<std::byte> one(width);
+  std::memcpy(one.data(), pattern, width);
+  Op op{.kind = "memset"};
+  op.holds.emplace_back(to.used);
+  op.work = [at = to.at, one = std::move(one), count](std::byte*&) {
+    for (std::size_t i = 0; i < count; ++i)
+      std::memcpy(at + i * one.size(), one.data(), one.size());
+    return CUDA_SUCCESS;
+  };
+  stream->push(std::move(op));
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+}  // namespace emulated_cuda
+
+using namespace emulated_cuda;
+
+extern "C" {
+
+CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  constexpr const char* kName = "cuMemcpyHtoDAsync_v2";
+  return call(kName, Needs::kContext, [&]() -> CUresult {
+    Place target;
+    Place source;
+    if (bytes == 0) return CUDA_SUCCESS;
+    if (const CUresult bad = device_place(kName, to, bytes, target)) return bad;
+    if (const CUresult bad = host_place(kName, from, bytes, source)) return bad;
+    return copy(kName, target, source, bytes, stream);
+  });
+}
+
+CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  constexpr const char* kName = "cuMemcpyDtoHAsync_v2";
+  return call(kName, Needs::kContext, [&]() -> CUresult {
+    Place target;
+    Place source;
+    if (bytes == 0) return CUDA_SUCCESS;
+    if (const CUresult bad = host_place(kName, to, bytes, target)) return bad;
+    if (const CUresult bad = device_place(kName, from, bytes, source)) return bad;
+    return copy(kName, target, source, bytes, stream);
+  });
+}
+
+CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  constexpr const char* kName = "cuMemcpyDtoDAsync_v2";
+  return call(kName, Needs::kContext, [&]() -> CUresult {
+    Place target;
+    Place source;
+    if (bytes == 0) return CUDA_SUCCESS;
+    if (const CUresult bad = device_place(kName, to, bytes, target)) return bad;
+    if (const CUresult bad = device_place(kName, from, bytes, source)) return bad;
+    return copy(kName, target, source, bytes, stream);
+  });
+}
+
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  constexpr const char* kName = "cuMemcpyAsync";
+  return call(kName, Needs::kContext, [&]() -> CUresult {
+    Place target;
+    Place source;
+    if (bytes == 0) return CUDA_SUCCESS;
+    if (const CUresult bad = any_place(kName, to, bytes, target)) return bad;
+    if (const CUresult bad = any_place(kName, from, bytes, source)) return bad;
+    return copy(kName, target, source, bytes, stream);
+  });
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t count, CUstream stream) {
+  return call("cuMemsetD8Async", Needs::kContext,
+              [&] { return fill("cuMemsetD8Async", address, &value, 1, count, stream); });
+}
+
+CUresult cuMemsetD32Async(CUdeviceptr address, unsigned int value, size_t count, CUstream stream) {
+  return call("cuMemsetD32Async", Needs::kContext,
+              [&] { return fill("cuMemsetD32Async", address, &value, 4, count, stream); });
+}
+
+}  // extern "C"

@@ -1,0 +1,71 @@
+// The end of the process: what has not been given back is reported, and the streams' threads end.
+#include <string>
+#include <unistd.h>
+
+#include "tests/emulated_cuda/call.h"
+#include "tests/emulated_cuda/event.h"
+#include "tests/emulated_cuda/stream.h"
+
+namespace emulated_cuda {
+namespace {
+
+void report_number(std::size_t count, const char* what) {
+  if (count > 0) report("at the end of the process: " + std::to_string(count) + " " + what);
+}
+
+// What is left in a context that failed cannot be given back in an orderly way, and what was left
+// in one that is gone has been reported.
+bool excused(const State& all, std::uint64_t context) {
+  const auto found = all.contexts.find(context);
+  return found == all.contexts.end() || found->second->error != CUDA_SUCCESS;
+}
+
+void report_leaks(const State& all) {
+  std::size_t memories = 0;
+  std::size_t imported = 0;
+  for (const auto& [address, block] : all.blocks) {
+    if (block.storage == nullptr || excused(all, block.context)) continue;
+    ++(block.was_imported ? imported : memories);
+  }
+  std::size_t allocated = 0;
+  std::size_t registered = 0;
+  for (const auto& [address, range] : all.pinned) {
+    if (!excused(all, range->context)) ++(range->allocated ? allocated : registered);
+  }
+  std::size_t streams = 0;
+  for (const auto& [id, stream] : all.streams) streams += !excused(all, stream->context().id);
+  std::size_t events = 0;
+  for (const auto& [id, event] : all.events) events += !excused(all, event->context);
+  std::size_t modules = 0;
+  for (const auto& [id, module] : all.modules) modules += !excused(all, module.context);
+  std::size_t contexts = 0;
+  for (const auto& context : all.primary)
+    contexts += context != nullptr && context->error == CUDA_SUCCESS;
+  report_number(memories, "device memories are not freed");
+  report_number(imported, "memories of other processes are not closed");
+  report_number(allocated, "pinned host memories are not freed");
+  report_number(registered, "registered host memories are not unregistered");
+  report_number(streams, "streams are not destroyed");
+  report_number(events, "events are not destroyed");
+  report_number(modules, "modules are not unloaded");
+  report_number(contexts, "primary contexts are still retained");
+}
+
+// After every destructor of the program's own objects: as the library is unloaded.
+__attribute__((destructor)) void at_exit() {
+  State& all = state();
+  if (all.process != ::getpid()) return;  // never initialised, or a forked child
+  std::vector<std::shared_ptr<Stream>> streams;
+  {
+    const std::scoped_lock lock(all.mutex);
+    report_leaks(all);
+    all.stopping = true;
+    streams.swap(all.draining);
+    for (auto& [id, stream] : all.streams) streams.push_back(stream);
+    all.streams.clear();
+  }
+  for (const auto& stream : streams) stream->join();
+}
+
+}  // namespace
+}  // namespace emulated_cuda

@@ -1,0 +1,117 @@
+#include "tests/emulated_cuda/kernels.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "shared/device/cuda/kernels_body.h"
+#include "tests/emulated_cuda/call.h"
+#include "tests/emulated_cuda/memory.h"
+
+namespace emulated_cuda {
+namespace {
+
+namespace cuda = wsync::device::cuda;
+
+struct CopyPieces {
+  CUdeviceptr pieces = 0;
+  std::uint32_t count = 0;
+  std::uint64_t unit_bytes = 0;
+  std::uint64_t units = 0;
+  CUdeviceptr sums = 0;
+  unsigned blocks = 0;
+};
+
+constexpr const char* kCopyPieces = cuda::kCopyPiecesKernel;
+
+class CopyPiecesRun {
+ public:
+  CopyPiecesRun(const CopyPieces& launch, const Context& context)
+      : launch_(launch), context_(context) {}
+
+  CUresult run(std::byte*& written) {
+    if (launch_.count == 0 || launch_.units == 0) return CUDA_SUCCESS;
+    if (!translate()) return CUDA_ERROR_ILLEGAL_ADDRESS;
+    const std::uint64_t units =
+        std::min(launch_.units, std::uint64_t{launch_.blocks} * cuda::kWarpsPerBlock);
+    if (units < launch_.units) report(std::string(kCopyPieces) + ": too few blocks for its units");
+    cuda::run_pieces_on_host(pieces_.data(), launch_.count, launch_.unit_bytes, units, sums_);
+    for (const auto& piece : pieces_) {
+      if (piece.to != 0)
+        written = reinterpret_cast<std::byte*>(piece.to) + piece.row_bytes * piece.rows / 2;
+    }
+    return CUDA_SUCCESS;
+  }
+
+ private:
+  // The address at which the host finds the bytes; 0: outside, which is reported.
+  std::uint64_t view(std::uint64_t address, std::uint64_t bytes) {
+    Place place;
+    if (kernel_place(kCopyPieces, context_, address, bytes, place) != CUDA_SUCCESS) return 0;
+    holds_.emplace_back(place.used);
+    return reinterpret_cast<std::uint64_t>(place.at);
+  }
+
+  bool translate_piece(cuda::KernelPiece& piece) {
+    std::uint64_t bytes = 0;
+    std::uint64_t span = 0;
+    if (piece.row_bytes == 0 || piece.rows == 0 ||
+        __builtin_mul_overflow(piece.row_bytes, piece.rows, &bytes) ||
+        __builtin_mul_overflow(piece.rows - 1, piece.from_stride, &span) ||
+        __builtin_add_overflow(span, piece.row_bytes, &span)) {
+      report(std::string(kCopyPieces) + ": a piece of impossible size");
+      return false;
+    }
+    piece.from = view(piece.from, piece.rows == 1 ? piece.row_bytes : span);
+    if (piece.from == 0) return false;
+    most_sum_ =
+        piece.sum == cuda::KernelPiece::kNoSum ? most_sum_ : std::max(most_sum_, piece.sum + 1);
+    if (piece.to == 0) return true;
+    piece.to = view(piece.to, bytes);
+    return piece.to != 0;
+  }
+
+  bool translate() {
+    const auto table = view(launch_.pieces, launch_.count * sizeof(cuda::KernelPiece));
+    if (table == 0) return false;
+    const auto* first = reinterpret_cast<const cuda::KernelPiece*>(table);
+    pieces_.assign(first, first + launch_.count);
+    for (auto& piece : pieces_) {
+      if (!translate_piece(piece)) return false;
+    }
+    if (most_sum_ == 0) return true;
+    sums_ = reinterpret_cast<cuda::KernelSum*>(
+        view(launch_.sums, std::uint64_t{most_sum_} * sizeof(cuda::KernelSum)));
+    return sums_ != nullptr;
+  }
+
+  const CopyPieces launch_;
+  const Context& context_;
+  std::vector<cuda::KernelPiece> pieces_;  // with the host's addresses
+  cuda::KernelSum* sums_ = nullptr;
+  std::uint32_t most_sum_ = 0;
+  std::vector<Hold> holds_;
+};
+
+std::function<CUresult(std::byte*& written)> prepare_copy_pieces(void** parameters, unsigned blocks,
+                                                                 std::shared_ptr<Context> context) {
+  CopyPieces launch;
+  launch.pieces = *static_cast<const CUdeviceptr*>(parameters[0]);
+  launch.count = *static_cast<const std::uint32_t*>(parameters[1]);
+  launch.unit_bytes = *static_cast<const std::uint64_t*>(parameters[2]);
+  launch.units = *static_cast<const std::uint64_t*>(parameters[3]);
+  launch.sums = *static_cast<const CUdeviceptr*>(parameters[4]);
+  launch.blocks = blocks;
+  return [launch, context = std::move(context)](std::byte*& written) {
+    return CopyPiecesRun(launch, *context).run(written);
+  };
+}
+
+constexpr Kernel kKernels[] = {
+    {.name = kCopyPieces, .threads = cuda::kThreadsPerBlock, .prepare = prepare_copy_pieces},
+};
+
+}  // namespace
+
+std::span<const Kernel> kernels() { return kKernels; }
+
+}  // namespace emulated_cuda
