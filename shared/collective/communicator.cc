@@ -7,6 +7,7 @@
 #include "shared/collective/local/communicator.h"
 #include "shared/collective/nccl_library.h"
 #include "shared/device/cuda_library.h"
+#include "shared/device/worker_stream.h"
 
 namespace wsync::collective {
 namespace {
@@ -27,6 +28,20 @@ std::string_view group_kind_name(GroupKind kind) noexcept {
       return "nccl";
   }
   return "unknown";
+}
+
+Result<> check_broadcast(const Broadcast& broadcast, Rank rank, std::uint32_t size) {
+  const auto root = static_cast<std::uint32_t>(broadcast.root);
+  if (root >= size)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("a broadcast from rank {} in a group of {}", root, size));
+  WSYNC_TRY(device::check_region(broadcast.destination, true));
+  if (broadcast.root != rank) return {};
+  WSYNC_TRY(device::check_region(broadcast.source, false));
+  if (broadcast.source.bytes == broadcast.destination.bytes) return {};
+  return fail(ErrorCode::kInvalidInput,
+              fmt::format("a broadcast of {} bytes into {} bytes", broadcast.source.bytes,
+                          broadcast.destination.bytes));
 }
 
 Result<const NcclBackend*> nccl_backend() {

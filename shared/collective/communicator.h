@@ -31,6 +31,9 @@ struct Broadcast {
   Rank root{};
   TimePoint deadline{};
 };
+// kInvalidInput for one that cannot be: a root out of range, a region outside its memory or
+// read-only, a source of another size than the destination. For backends.
+[[nodiscard]] Result<> check_broadcast(const Broadcast& broadcast, Rank rank, std::uint32_t size);
 
 // One rank's membership of a group. Every function may be called from any thread, but all ranks
 // enqueue their broadcasts in the same order. Destroying it leaves the group, which breaks it for
@@ -46,9 +49,10 @@ class Communicator {
   // Waits until every rank has joined; kDeadline names how many have not.
   [[nodiscard]] virtual Result<> wait_joined(TimePoint deadline) const = 0;
   // Enqueues on a stream of this rank's device and returns at once; order it with the stream's
-  // events and callbacks. The root's part is complete after every rank has read its bytes. When
-  // ranks disagree about bytes or root, when the group breaks, or at the deadline, the work fails,
-  // and with it the stream.
+  // events and callbacks. The root's part is complete after every rank of its process has its
+  // bytes, and those of other processes need its memory no more. When ranks of one process disagree
+  // about bytes or root, when the group breaks, or at the deadline, which also catches what ranks
+  // of other processes do, the work fails, and with it the stream.
   [[nodiscard]] virtual Result<> broadcast(const Broadcast& broadcast, device::Stream& stream) = 0;
   // Breaks the group: pending and later broadcasts of every rank fail with this error. The first
   // one counts.

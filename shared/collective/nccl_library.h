@@ -1,6 +1,7 @@
 // The NCCL backend inside libwsync_cuda.so (shared/device/cuda_library.h). NCCL itself is looked
 // for when the first group is made: WSYNC_NCCL_LIBRARY (an absolute path), where the system looks,
-// then where it was when this was built.
+// where it was when this was built, and among the Python packages of VIRTUAL_ENV and of the python3
+// on PATH.
 #pragma once
 
 #include <cstdint>

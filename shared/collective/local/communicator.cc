@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "shared/base/format.h"
-#include "shared/device/worker_stream.h"
 
 namespace wsync::collective::local {
 namespace {
@@ -179,17 +178,7 @@ class LocalCommunicator final : public Communicator {
     return meeting_->wait_joined(deadline);
   }
   [[nodiscard]] Result<> broadcast(const Broadcast& broadcast, device::Stream& stream) override {
-    if (number(broadcast.root) >= size())
-      return fail(ErrorCode::kInvalidInput, fmt::format("a broadcast from rank {} in a group of {}",
-                                                        number(broadcast.root), size()));
-    WSYNC_TRY(device::check_region(broadcast.destination, true));
-    if (broadcast.root == rank_) {
-      WSYNC_TRY(device::check_region(broadcast.source, false));
-      if (broadcast.source.bytes != broadcast.destination.bytes)
-        return fail(ErrorCode::kInvalidInput,
-                    fmt::format("a broadcast of {} bytes into {} bytes", broadcast.source.bytes,
-                                broadcast.destination.bytes));
-    }
+    WSYNC_TRY(check_broadcast(broadcast, rank_, size()));
     const std::lock_guard lock(order_);
     WSYNC_TRY(stream.run(
         [meeting = meeting_, rank = rank_, sequence = next_, broadcast](device::StreamTurn& turn) {

@@ -1,0 +1,111 @@
+#include <array>
+#include <string>
+#include <unistd.h>
+
+#include "shared/collective/nccl/communicator.h"
+#include "shared/collective/nccl/hardware.h"
+#include "shared/collective/nccl/library.h"
+#include "shared/collective/nccl_library.h"
+#include "shared/device/cuda/driver.h"
+#include "shared/device/cuda/stream.h"
+
+namespace wsync::collective {
+namespace nccl {
+namespace {
+
+Result<void*> native_stream(device::Stream& stream) {
+  auto* cuda = dynamic_cast<device::cuda::CudaStream*>(&stream);
+  if (cuda == nullptr)
+    return fail(ErrorCode::kInvalidInput,
+                "an NCCL broadcast needs a stream of a CUDA device, and this is none");
+  return static_cast<void*>(cuda->native());
+}
+
+Result<bool> stream_is_idle(void* stream) {
+  const auto cuda = device::cuda::driver();
+  if (!cuda) return fail(cuda.error());
+  const CUresult code = (*cuda)->cuStreamQuery(static_cast<CUstream>(stream));
+  if (code == CUDA_ERROR_NOT_READY) return false;
+  WSYNC_TRY(device::cuda::check(**cuda, code, "a broadcast on its stream"));
+  return true;
+}
+
+Result<std::string> gpu_of(const device::Device& device) {
+  if (device.kind() != device::DeviceKind::kCuda)
+    return fail(ErrorCode::kInvalidInput,
+                device.name() +
+                    ": NCCL broadcasts between GPUs, and this is none; use the local collective");
+  return device.uuid();
+}
+
+bool gpu_is_abandoned(device::Stream& stream) {
+  const auto* cuda = dynamic_cast<device::cuda::CudaStream*>(&stream);
+  return cuda != nullptr && cuda->gpu().context()->abandoned();
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
+}
+
+}  // namespace
+
+Hardware cuda_hardware() {
+  return {.native = native_stream,
+          .idle = stream_is_idle,
+          .gpu = gpu_of,
+          .abandoned = gpu_is_abandoned};
+}
+
+Result<Site> this_site() {
+  const auto library = nccl();
+  if (!library) return fail(library.error());
+  const auto cuda = device::cuda::driver();
+  if (!cuda) return fail(cuda.error());
+  const auto version = device::cuda::driver_version(**cuda);
+  if (!version) return fail(version.error());
+  return Site{.nccl = *library,
+              .hardware = cuda_hardware(),
+              .process = {.host = host_name(),
+                          .rank = {},
+                          .gpu = {},
+                          .nccl = (*library)->version,
+                          .driver_cuda = *version,
+                          .build_cuda = CUDA_VERSION}};
+}
+
+}  // namespace nccl
+
+namespace {
+
+Result<std::unique_ptr<Group>> make_here(std::uint32_t size) {
+  auto site = nccl::this_site();
+  if (!site) return fail(std::move(site).error());
+  return nccl::make_nccl_group(std::move(*site), size);
+}
+
+Result<std::unique_ptr<Group>> attach_here(const Bytes& id, std::uint32_t size) {
+  auto site = nccl::this_site();
+  if (!site) return fail(std::move(site).error());
+  return nccl::attach_nccl_group(std::move(*site), id, size);
+}
+
+Result<NcclFacts> facts_here() {
+  const auto library = nccl::nccl();
+  if (!library) return fail(library.error());
+  return NcclFacts{
+      .library = (*library)->path, .version = (*library)->version, .built_with = NCCL_VERSION_CODE};
+}
+
+constexpr NcclBackend kBackend{.size = sizeof(NcclBackend),
+                               .make_group = make_here,
+                               .attach_group = attach_here,
+                               .facts = facts_here};
+
+}  // namespace
+}  // namespace wsync::collective
+
+extern "C" __attribute__((visibility("default"))) const wsync::collective::NcclBackend*
+wsync_nccl_backend() {
+  return &wsync::collective::kBackend;
+}

@@ -1,0 +1,312 @@
+#include "shared/collective/nccl/communicator.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "shared/base/format.h"
+#include "shared/collective/nccl/handle.h"
+#include "shared/collective/nccl/roster.h"
+
+namespace wsync::collective::nccl {
+namespace {
+
+// What it gives NCCL for the abort itself, before its stream is closed behind it.
+constexpr auto kAbortTime = std::chrono::seconds(10);
+constexpr std::uint32_t kSpins = 200;
+constexpr auto kShortestRest = std::chrono::microseconds(10);
+constexpr auto kLongestRest = std::chrono::microseconds(200);
+
+// Between two looks at what cannot be waited for: a short spin, then growing sleeps.
+class Pace {
+ public:
+  void rest() {
+    if (++spins_ < kSpins) return;
+    std::this_thread::sleep_for(rest_);
+    rest_ = std::min(rest_ * 5 / 4 + std::chrono::microseconds(1), kLongestRest);
+  }
+
+ private:
+  std::uint32_t spins_ = 0;
+  std::chrono::microseconds rest_ = kShortestRest;
+};
+
+// What a group and its communicators in this process share.
+struct Shared {
+  Shared(Site s, GroupId i) : site(std::move(s)), id(std::move(i)), roster(id.size) {}
+
+  const Site site;
+  std::mutex mutex;
+  GroupId id;  // under the mutex: its members grow as ranks join
+  Roster roster;
+};
+
+// A broadcast of one rank, on its stream's worker.
+class Turn {
+ public:
+  Turn(Shared& shared, Handle& handle, const Roster::Visit& visit, const std::stop_token& stop)
+      : shared_(shared), handle_(handle), visit_(visit), stop_(stop) {}
+
+  // Ends what was begun, and the group, when it fails.
+  Result<> run(const Handle::Transfer& transfer) {
+    auto done = carry_out(transfer);
+    if (done) return done;
+    shared_.roster.break_with(done.error());
+    handle_.abort();
+    return shared_.roster.health();
+  }
+
+ private:
+  Result<> carry_out(const Handle::Transfer& transfer) {
+    WSYNC_TRY(until("the ranks of its group to meet", [&] { return handle_.settled(); }));
+    WSYNC_TRY(shared_.roster.arrive(visit_, stop_));
+    if (transfer.bytes > 0) {
+      WSYNC_TRY(handle_.broadcast(transfer));
+      // Until NCCL has enqueued it nobody may look at the stream.
+      WSYNC_TRY(until("NCCL to enqueue a broadcast", [&] { return handle_.settled(); }));
+      WSYNC_TRY(until("the other ranks of a broadcast, or for their GPUs",
+                      [&] { return complete(transfer.stream); }));
+      handle_.finished();
+    }
+    return shared_.roster.depart(visit_, stop_);
+  }
+
+  Result<bool> complete(void* stream) {
+    if (auto settled = handle_.settled(); !settled) return settled;
+    return shared_.site.hardware.idle(stream);
+  }
+
+  template <class Ready>
+  Result<> until(const char* what, Ready ready) {
+    for (Pace pace;; pace.rest()) {
+      WSYNC_TRY(shared_.roster.health());
+      const auto is = ready();
+      if (!is) return fail(is.error());
+      if (*is) return {};
+      if (stop_.stop_requested())
+        return fail(ErrorCode::kCancelled,
+                    "a rank's stream was closed in the middle of a broadcast");
+      if (now() >= visit_.deadline)
+        return fail(ErrorCode::kDeadline,
+                    fmt::format("rank {} of {} waited in vain for {} (root {}, {} bytes)",
+                                static_cast<std::uint32_t>(visit_.rank), shared_.roster.size(),
+                                what, static_cast<std::uint32_t>(visit_.root), visit_.bytes));
+    }
+  }
+
+  Shared& shared_;
+  Handle& handle_;
+  const Roster::Visit visit_;
+  const std::stop_token& stop_;
+};
+
+// Leaves NCCL in good order, or as fast as can be.
+void take_down(Handle& handle, bool orderly, TimePoint deadline) {
+  if (orderly && handle.finalize()) {
+    for (Pace pace; now() < deadline; pace.rest()) {
+      const auto settled = handle.settled();
+      if (!settled) break;
+      if (!*settled) continue;
+      handle.destroy();
+      return;
+    }
+  }
+  handle.abort();
+}
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(std::shared_ptr<Shared> shared, Rank rank, std::unique_ptr<device::Stream> home)
+      : shared_(std::move(shared)),
+        rank_(rank),
+        home_(std::move(home)),
+        handle_(std::make_shared<Handle>(
+            *shared_->site.nccl,
+            Handle::Place{static_cast<std::uint32_t>(rank), shared_->roster.size()})) {}
+  ~NcclCommunicator() override {
+    const bool orderly = shared_->roster.leave(rank_);
+    on_home([shared = shared_, handle = handle_, orderly, home = home_.get()] {
+      if (shared->site.hardware.abandoned(*home)) return handle->forsake();
+      take_down(*handle, orderly, now() + shared->site.leave_time);
+    });
+    std::unique_lock lock(mutex_);
+    ended_.wait_for(lock, 2 * shared_->site.leave_time + kAbortTime, [this] { return over_; });
+  }
+
+  // The rendezvous begins on the stream's thread, where the device is current.
+  void begin(const NcclUniqueId& id) {
+    on_home([shared = shared_, handle = handle_, id] {
+      if (auto begun = handle->begin(id); !begun) shared->roster.break_with(begun.error());
+    });
+  }
+
+  [[nodiscard]] Rank rank() const noexcept override { return rank_; }
+  [[nodiscard]] std::uint32_t size() const noexcept override { return shared_->roster.size(); }
+
+  [[nodiscard]] Result<> wait_joined(TimePoint deadline) const override {
+    for (Pace pace;; pace.rest()) {
+      WSYNC_TRY(shared_->roster.health());
+      const auto settled = handle_->settled();
+      if (!settled) return broken_by(settled.error());
+      if (*settled) return {};
+      if (now() < deadline) continue;
+      const auto here = shared_->roster.here();
+      if (here < size())
+        return fail(ErrorCode::kDeadline,
+                    fmt::format("{} of {} ranks of a group have not joined in this process; if "
+                                "they are to join in others, one of those is missing",
+                                size() - here, size()));
+      return fail(ErrorCode::kDeadline,
+                  fmt::format("NCCL had not connected the {} ranks of a group in time", size()));
+    }
+  }
+
+  [[nodiscard]] Result<> broadcast(const Broadcast& broadcast, device::Stream& stream) override {
+    WSYNC_TRY(check_broadcast(broadcast, rank_, size()));
+    const auto native = shared_->site.hardware.native(stream);
+    if (!native) return fail(native.error());
+    const bool root = broadcast.root == rank_;
+    std::byte* to = broadcast.destination.memory->address() + broadcast.destination.offset;
+    // NCCL reads from it on the root only.
+    const std::byte* from =
+        root ? broadcast.source.memory->address() + broadcast.source.offset : to;
+    const Handle::Transfer transfer{.from = from,
+                                    .to = to,
+                                    .bytes = broadcast.destination.bytes,
+                                    .root = static_cast<std::uint32_t>(broadcast.root),
+                                    .stream = *native};
+    const std::lock_guard lock(order_);
+    const Roster::Visit visit{.rank = rank_,
+                              .sequence = next_,
+                              .bytes = transfer.bytes,
+                              .root = broadcast.root,
+                              .deadline = broadcast.deadline};
+    WSYNC_TRY(
+        stream.run([shared = shared_, handle = handle_, visit, transfer](device::StreamTurn& turn) {
+          return Turn(*shared, *handle, visit, turn.stop()).run(transfer);
+        }));
+    ++next_;
+    return {};
+  }
+
+  void abort(const Error& reason) override { shared_->roster.break_with(reason); }
+
+  [[nodiscard]] Result<> health() const override {
+    WSYNC_TRY(shared_->roster.health());
+    if (auto settled = handle_->settled(); !settled) return broken_by(settled.error());
+    return {};
+  }
+
+ private:
+  [[nodiscard]] Result<> broken_by(const Error& error) const {
+    shared_->roster.break_with(error);
+    return shared_->roster.health();
+  }
+
+  // `work` on the stream of this communicator; a stream that cannot work breaks the group. The
+  // last call of it is the one that the destructor waits for.
+  template <class Work>
+  void on_home(Work work) {
+    const std::uint32_t number = ++asked_;
+    auto queued = home_->run([work = std::move(work)](device::StreamTurn&) -> Result<> {
+      work();
+      return {};
+    });
+    if (queued)
+      queued = home_->notify([this, number](const Result<>& outcome) { heard(number, outcome); });
+    if (!queued) heard(number, queued);
+  }
+  void heard(std::uint32_t number, const Result<>& outcome) {
+    if (!outcome) shared_->roster.break_with(outcome.error());
+    const std::lock_guard lock(mutex_);
+    over_ = number == kCallsOfALife;
+    if (over_) ended_.notify_all();
+  }
+
+  static constexpr std::uint32_t kCallsOfALife = 2;  // begin, and the destructor's
+
+  const std::shared_ptr<Shared> shared_;
+  const Rank rank_;
+  std::uint32_t asked_ = 0;
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool over_ = false;
+  std::mutex order_;
+  std::uint64_t next_ = 0;
+  std::unique_ptr<device::Stream> home_;  // destroyed before what its callbacks use
+  const std::shared_ptr<Handle> handle_;
+};
+
+class NcclGroup final : public Group {
+ public:
+  explicit NcclGroup(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
+
+  [[nodiscard]] std::uint32_t size() const noexcept override { return shared_->roster.size(); }
+  [[nodiscard]] Result<Bytes> id() const override {
+    const std::lock_guard lock(shared_->mutex);
+    return encode(shared_->id);
+  }
+  [[nodiscard]] Result<std::unique_ptr<Communicator>> join(Rank rank,
+                                                           device::Device& device) override {
+    auto gpu = shared_->site.hardware.gpu(device);
+    if (!gpu) return fail(std::move(gpu).error());
+    WSYNC_TRY(shared_->roster.join(rank));
+    auto joined = join_as(rank, std::move(*gpu), device);
+    if (!joined) shared_->roster.forget(rank);
+    return joined;
+  }
+
+ private:
+  Result<std::unique_ptr<Communicator>> join_as(Rank rank, std::string gpu,
+                                                device::Device& device) {
+    auto home = device.create_stream(device::StreamRole::kBroadcast);
+    if (!home) return fail(std::move(home).error());
+    Member member = shared_->site.process;
+    member.rank = rank;
+    member.gpu = std::move(gpu);
+    const std::lock_guard lock(shared_->mutex);
+    auto members = shared_->id.members;
+    members.push_back(std::move(member));
+    WSYNC_TRY(check_members(members));
+    shared_->id.members = std::move(members);
+    auto communicator = std::make_unique<NcclCommunicator>(shared_, rank, std::move(*home));
+    communicator->begin(shared_->id.unique);
+    return std::unique_ptr<Communicator>(std::move(communicator));
+  }
+
+  const std::shared_ptr<Shared> shared_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Group>> make_nccl_group(Site site, std::uint32_t size) {
+  GroupId id{.size = size, .unique = {}, .members = {site.process}};
+  WSYNC_TRY(check_members(id.members));
+  ncclUniqueId unique;
+  WSYNC_TRY(check(*site.nccl, site.nccl->ncclGetUniqueId(&unique), "ncclGetUniqueId"));
+  std::memcpy(id.unique.data(), &unique, sizeof unique);
+  return std::unique_ptr<Group>(
+      std::make_unique<NcclGroup>(std::make_shared<Shared>(std::move(site), std::move(id))));
+}
+
+Result<std::unique_ptr<Group>> attach_nccl_group(Site site, std::span<const std::byte> id,
+                                                 std::uint32_t size) {
+  auto decoded = decode_group_id(id);
+  if (!decoded) return fail(std::move(decoded).error());
+  if (decoded->size != size)
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("the id is that of a group of {} ranks, not of {}", decoded->size, size));
+  std::vector<Member> members = decoded->members;
+  members.push_back(site.process);
+  WSYNC_TRY(check_members(members));
+  return std::unique_ptr<Group>(
+      std::make_unique<NcclGroup>(std::make_shared<Shared>(std::move(site), std::move(*decoded))));
+}
+
+}  // namespace wsync::collective::nccl

@@ -1,0 +1,22 @@
+// What the emulated NCCL uses of the emulated driver (tests/emulated_cuda/emulated_cuda.h), found
+// in the libcuda.so.1 that the process has loaded.
+#pragma once
+
+#include "tests/emulated_cuda/emulated_cuda.h"
+
+namespace emulated_nccl {
+
+struct Driver {
+  decltype(&emulated_cuda_enqueue) enqueue = nullptr;
+  decltype(&emulated_cuda_stopping) stopping = nullptr;
+  decltype(&emulated_cuda_view) view = nullptr;
+  decltype(&emulated_cuda_stream_device) stream_device = nullptr;
+  decltype(&emulated_cuda_report) report = nullptr;
+  CUresult (*current_device)(CUdevice*) = nullptr;       // cuCtxGetDevice
+  CUresult (*device_uuid)(CUuuid*, CUdevice) = nullptr;  // cuDeviceGetUuid_v2
+};
+
+// Null where the emulated driver is not loaded.
+const Driver* driver();
+
+}  // namespace emulated_nccl
