@@ -113,6 +113,7 @@ void add_bench(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand("bench", "Measurements with a baseline");
   command->require_subcommand(1);
   add_sync(*command, context);
+  add_bench_gpu(*command, context);
   add_bench_schedule(*command, context);
   add_bench_recovery(*command, context);
   add_bench_engine(*command, context);

@@ -8,6 +8,7 @@
 namespace wsync::cli {
 
 void add_bench(CLI::App& app, Context& context);             // with WSYNC_BUILD_BENCH
+void add_bench_gpu(CLI::App& bench, Context& context);       // below `bench`
 void add_bench_recovery(CLI::App& bench, Context& context);  // below `bench`
 void add_bench_schedule(CLI::App& bench, Context& context);  // below `bench`
 void add_completion(CLI::App& app, Context& context);

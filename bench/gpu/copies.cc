@@ -1,0 +1,260 @@
+#include "bench/gpu/copies.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "bench/gpu/batch.h"
+#include "bench/gpu/timing.h"
+#include "shared/base/format.h"
+#include "shared/base/shared_memory.h"
+
+namespace wsync::bench {
+namespace {
+
+using std::chrono::nanoseconds;
+using Sample = std::function<Result<nanoseconds>(unsigned times)>;
+
+constexpr unsigned kTimesMax = 10'000;
+
+// What is measured beside its ceiling.
+struct Contest {
+  CopyCase result;
+  Sample ceiling;
+  Sample ours;
+};
+
+double rate_of(const Contest& contest, nanoseconds taken) {
+  return static_cast<double>(contest.result.bytes) * contest.result.times /
+         std::max(seconds(taken), 1e-9);
+}
+
+// So many copies that the faster of the two takes about the wanted time; both are warm then.
+Result<> choose_times(Contest& contest, double wanted) {
+  double least = 1e9;
+  for (const Sample* sample : {&contest.ceiling, &contest.ours}) {
+    if (auto first = (*sample)(1); !first) return fail(first.error());
+    const auto taken = (*sample)(1);
+    if (!taken) return fail(taken.error());
+    least = std::min(least, std::max(seconds(*taken), 1e-6));
+  }
+  contest.result.times =
+      static_cast<unsigned>(std::clamp(std::ceil(wanted / least), 1.0, double{kTimesMax}));
+  return {};
+}
+
+Result<> run_round(Contest& contest, bool ceiling_first) {
+  CopyCase& result = contest.result;
+  for (const bool ceiling : {ceiling_first, !ceiling_first}) {
+    const auto taken = ceiling ? contest.ceiling(result.times) : contest.ours(result.times);
+    if (!taken) return fail(taken.error().with_context(result.name));
+    (ceiling ? result.ceiling_rates : result.rates).push_back(rate_of(contest, *taken));
+  }
+  return {};
+}
+
+void summarize(CopyCase& result) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < result.rates.size(); ++i)
+    ratios.push_back(result.rates[i] / result.ceiling_rates[i]);
+  result.ceiling_rate = spread_of(result.ceiling_rates);
+  result.rate = spread_of(result.rates);
+  result.ratio = spread_of(ratios);
+}
+
+Result<> same(std::uint64_t check, std::uint64_t expected, std::string_view what) {
+  if (check == expected) return {};
+  return fail(ErrorCode::kDigestMismatch,
+              fmt::format("{}: the bytes that were copied have the check {:x}, expected {:x}", what,
+                          check, expected));
+}
+
+// A GPU's buffers, and everything that works on them.
+class Bench {
+ public:
+  explicit Bench(const CopyOptions& options) : options_(options) {}
+
+  Result<> prepare(const device::CudaBackend& backend, const Interrupt& interrupt,
+                   std::vector<std::string>& notes);
+  [[nodiscard]] std::vector<Contest> contests();
+
+ private:
+  [[nodiscard]] Result<> make_device();
+  [[nodiscard]] Result<> make_arena(std::vector<std::string>& notes);
+  [[nodiscard]] Result<> make_reader(const Interrupt& interrupt);
+  [[nodiscard]] CopyCase named(std::string name, std::string ceiling, double target) const {
+    CopyCase result;
+    result.name = std::move(name);
+    result.ceiling = std::move(ceiling);
+    result.gpu = options_.gpu;
+    result.bytes = options_.bytes;
+    result.target = target;
+    return result;
+  }
+  [[nodiscard]] Result<nanoseconds> copy_in(unsigned times);
+  [[nodiscard]] Result<nanoseconds> run_batch(const Batch& batch, unsigned times,
+                                              std::string_view what);
+  [[nodiscard]] Result<nanoseconds> read_elsewhere(unsigned times);
+
+  const CopyOptions& options_;
+  std::unique_ptr<device::Ceilings> ceilings_;
+  std::unique_ptr<device::Device> device_;
+  std::unique_ptr<SharedArena> arena_;
+  std::unique_ptr<device::HostRegistration> registration_;
+  std::unique_ptr<device::Memory> from_, to_;
+  std::vector<device::PieceDigest> sums_;
+  std::unique_ptr<TimedStream> h2d_, reload_;
+  std::unique_ptr<Reader> reader_;
+  std::uint64_t expected_ = 0;
+  Batch copied_, digested_;
+};
+
+Result<> Bench::make_device() {
+  auto device = device::make_device(
+      {.kind = device::DeviceKind::kCuda, .index = device::DeviceIndex{0}, .gpu = options_.gpu});
+  if (!device) return fail(std::move(device).error());
+  device_ = std::move(*device);
+  for (auto* memory : {&from_, &to_}) {
+    auto made = device_->allocate(options_.bytes);
+    if (!made) return fail(std::move(made).error());
+    *memory = std::move(*made);
+  }
+  for (auto [work, role] : {std::pair{&h2d_, device::StreamRole::kHostToDevice},
+                            std::pair{&reload_, device::StreamRole::kReload}}) {
+    auto made = TimedStream::create(*device_, role);
+    if (!made) return fail(std::move(made).error());
+    *work = std::make_unique<TimedStream>(std::move(*made));
+  }
+  copied_ = make_batch({.from = from_.get(), .to = to_.get(), .bytes = options_.bytes});
+  digested_ = make_batch({.from = from_.get(), .bytes = options_.bytes});
+  sums_.resize(copied_.sums);
+  return {};
+}
+
+Result<> Bench::make_arena(std::vector<std::string>& notes) {
+  auto arena = SharedArena::create(
+      {.name = "wsync-bench", .data_bytes = options_.bytes, .huge_pages = true});
+  if (!arena) return fail(std::move(arena).error());
+  arena_ = std::make_unique<SharedArena>(std::move(*arena));
+  {
+    auto lease = arena_->try_write_lease({});
+    if (!lease) return fail(std::move(lease).error());
+    fill_with_noise(lease->data(), options_.gpu);
+    std::move(*lease).complete({});
+  }
+  auto registration = device_->register_host(arena_->data());
+  if (!registration) return fail(std::move(registration).error());
+  registration_ = std::move(*registration);
+  if (!registration_->registered())
+    notes.push_back(fmt::format("GPU {}: staging memory could not be pinned: {}", options_.gpu,
+                                registration_->fallback()));
+  const auto expected = expected_check(arena_->data());
+  if (!expected) return fail(expected.error());
+  expected_ = *expected;
+  return {};
+}
+
+Result<> Bench::make_reader(const Interrupt& interrupt) {
+  auto reader = Reader::start(
+      options_.executable, fmt::format("{}/reader{}.log", options_.directory, options_.gpu),
+      {.gpu = options_.gpu, .device_index = 0, .bytes = options_.bytes}, interrupt);
+  if (!reader) return fail(std::move(reader).error());
+  reader_ = std::make_unique<Reader>(std::move(*reader));
+  const auto handle = from_->export_handle();
+  if (!handle) return fail(handle.error());
+  const auto number = reader_->import(*handle);
+  if (!number) return fail(number.error());
+  return {};
+}
+
+Result<> Bench::prepare(const device::CudaBackend& backend, const Interrupt& interrupt,
+                        std::vector<std::string>& notes) {
+  WSYNC_TRY(make_device());
+  auto ceilings = backend.make_ceilings(options_.gpu, options_.bytes);
+  if (!ceilings) return fail(std::move(ceilings).error());
+  ceilings_ = std::move(*ceilings);
+  WSYNC_TRY(make_arena(notes));
+  WSYNC_TRY(make_reader(interrupt));
+  if (auto copied = copy_in(1); !copied) return fail(copied.error());
+  return reload_->run(1, [&](device::Stream& stream) { return stream.publish(*from_); })
+      .map([](nanoseconds) {});
+}
+
+Result<nanoseconds> Bench::copy_in(unsigned times) {
+  return h2d_->run(times, [&](device::Stream& stream) {
+    return stream.copy_to_device({.memory = from_.get(), .offset = 0, .bytes = options_.bytes},
+                                 arena_->data());
+  });
+}
+
+Result<nanoseconds> Bench::run_batch(const Batch& batch, unsigned times, std::string_view what) {
+  const auto taken = reload_->run(
+      times, [&](device::Stream& stream) { return stream.copy_pieces(batch.pieces, sums_); });
+  if (!taken) return fail(taken.error());
+  WSYNC_TRY(same(check_of(sums_), expected_, what));
+  return taken;
+}
+
+Result<nanoseconds> Bench::read_elsewhere(unsigned times) {
+  const auto copied = reader_->copy({.bytes = options_.bytes, .times = times});
+  if (!copied) return fail(copied.error());
+  WSYNC_TRY(same(copied->check, expected_, "reload in another process"));
+  return copied->taken;
+}
+
+std::vector<Contest> Bench::contests() {
+  const auto copy = [this](unsigned times) { return ceilings_->device_copy(times); };
+  return {
+      {.result = named("H2D", "cuMemcpyHtoDAsync, pinned by the driver", kH2DTarget),
+       .ceiling = [this](unsigned times) { return ceilings_->host_to_device(times); },
+       .ours = [this](unsigned times) { return copy_in(times); }},
+      {.result = named("reload", "cuMemcpyAsync", kReloadTarget),
+       .ceiling = copy,
+       .ours = [this](unsigned times) { return run_batch(copied_, times, "reload"); }},
+      {.result = named("reload in another process", "cuMemcpyAsync", kReloadTarget),
+       .ceiling = copy,
+       .ours = [this](unsigned times) { return read_elsewhere(times); }},
+      {.result = named("digest", "a kernel that only reads", kDigestTarget),
+       .ceiling = [this](unsigned times) { return ceilings_->device_read(times); },
+       .ours = [this](unsigned times) { return run_batch(digested_, times, "digest"); }},
+  };
+}
+
+}  // namespace
+
+void fill_with_noise(std::span<std::byte> bytes, std::uint64_t seed) {
+  std::uint64_t state = seed * 0x9e3779b97f4a7c15U + 1;
+  for (std::size_t at = 0; at < bytes.size(); at += sizeof state) {
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    const std::uint64_t word = state ^ (state >> 29U);
+    std::memcpy(bytes.data() + at, &word, std::min(sizeof word, bytes.size() - at));
+  }
+}
+
+Result<std::vector<CopyCase>> run_copies(const CopyOptions& options,
+                                         const device::CudaBackend& backend,
+                                         const Interrupt& interrupt,
+                                         const OnGpuProgress& on_progress,
+                                         std::vector<std::string>& notes) {
+  Bench bench(options);
+  on_progress(fmt::format("GPU {}: buffers", options.gpu), 0, options.rounds);
+  if (auto ready = bench.prepare(backend, interrupt, notes); !ready)
+    return fail(ready.error().with_context(fmt::format("GPU {}", options.gpu)));
+  auto contests = bench.contests();
+  for (Contest& contest : contests) WSYNC_TRY(choose_times(contest, options.sample_seconds));
+  for (unsigned round = 0; round < options.rounds; ++round) {
+    on_progress(fmt::format("GPU {}: copies and digests", options.gpu), round, options.rounds);
+    for (Contest& contest : contests) {
+      WSYNC_TRY(go_on(interrupt));
+      WSYNC_TRY(run_round(contest, round % 2 == 0));
+    }
+  }
+  std::vector<CopyCase> cases;
+  for (Contest& contest : contests) {
+    summarize(contest.result);
+    cases.push_back(std::move(contest.result));
+  }
+  return cases;
+}
+
+}  // namespace wsync::bench

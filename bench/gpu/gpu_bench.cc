@@ -1,0 +1,95 @@
+#include "bench/gpu/gpu_bench.h"
+
+#include <algorithm>
+#include <set>
+
+#include "shared/base/format.h"
+
+namespace wsync::bench {
+namespace {
+
+// The emulated driver of the tests names its GPUs so.
+constexpr std::string_view kEmulatedName = "Emulated";
+
+Result<std::vector<std::uint32_t>> choose_gpus(const GpuBenchOptions& options,
+                                               const device::CudaFacts& facts) {
+  std::vector<std::uint32_t> all;
+  for (const device::GpuFacts& gpu : facts.gpus) all.push_back(gpu.gpu);
+  if (options.gpus.empty()) return all;
+  for (const std::uint32_t gpu : options.gpus)
+    if (std::ranges::find(all, gpu) == all.end())
+      return fail(ErrorCode::kInvalidInput, fmt::format("--gpus: there is no GPU {}, expected one "
+                                                        "of {}",
+                                                        gpu, fmt::join(all, ", ")));
+  return options.gpus;
+}
+
+// Several devices on the first GPU, then real ones.
+std::vector<std::vector<std::uint32_t>> groups_of(const std::vector<std::uint32_t>& devices,
+                                                  const std::vector<std::uint32_t>& gpus) {
+  std::vector<std::vector<std::uint32_t>> groups;
+  for (const std::uint32_t count : devices) groups.emplace_back(count, gpus.front());
+  std::set<std::size_t> counts = {2, 4, 8, gpus.size()};
+  for (const std::size_t count : counts)
+    if (count > 1 && count <= gpus.size())
+      groups.emplace_back(gpus.begin(), gpus.begin() + static_cast<std::ptrdiff_t>(count));
+  return groups;
+}
+
+}  // namespace
+
+std::string missing_gpu() {
+  const auto backend = device::cuda_backend();
+  if (!backend) return backend.error().message();
+  const auto facts = (*backend)->facts();
+  if (!facts) return facts.error().message();
+  if (facts->gpus.empty())
+    return "the driver is there and sees no GPU (is CUDA_VISIBLE_DEVICES set to something else?)";
+  return {};
+}
+
+Result<GpuBenchResult> run_gpu_bench(const GpuBenchOptions& options, const Interrupt& interrupt,
+                                     const OnGpuProgress& on_progress) {
+  if (const std::string missing = missing_gpu(); !missing.empty())
+    return fail(ErrorCode::kRefused, missing);
+  const auto backend = device::cuda_backend();
+  auto facts = (*backend)->facts();
+  if (!facts) return fail(std::move(facts).error());
+  const auto gpus = choose_gpus(options, *facts);
+  if (!gpus) return fail(gpus.error());
+  GpuBenchResult result;
+  result.machine = this_machine();
+  result.cuda = std::move(*facts);
+  result.emulated = std::ranges::any_of(result.cuda.gpus, [](const device::GpuFacts& gpu) {
+    return gpu.name.find(kEmulatedName) != std::string::npos;
+  });
+  const auto busy = busy_with_others(interrupt);
+  if (!busy) return fail(busy.error());
+  result.others_busy = *busy;
+  CpuLoad load;
+  for (const std::uint32_t gpu : *gpus) {
+    auto copies = run_copies({.executable = options.executable,
+                              .directory = options.directory,
+                              .gpu = gpu,
+                              .bytes = options.buffer_bytes,
+                              .rounds = options.rounds},
+                             **backend, interrupt, on_progress, result.notes);
+    if (!copies) return fail(std::move(copies).error());
+    for (CopyCase& copy : *copies) result.copies.push_back(std::move(copy));
+  }
+  for (const auto& group : groups_of(options.devices, *gpus)) {
+    auto pipeline = run_pipeline_case({.executable = options.executable,
+                                       .directory = options.directory,
+                                       .gpus = group,
+                                       .bytes = options.bytes,
+                                       .buffer_bytes = options.buffer_bytes,
+                                       .rounds = options.updates},
+                                      interrupt, on_progress);
+    if (!pipeline) return fail(std::move(pipeline).error());
+    result.pipelines.push_back(std::move(*pipeline));
+  }
+  result.stolen = load.since_last().stolen;
+  return result;
+}
+
+}  // namespace wsync::bench

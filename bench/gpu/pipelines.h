@@ -1,0 +1,54 @@
+// Whole updates of a group of devices, in the two- and the three-stage form, against the longest of
+// their stages alone.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "bench/gpu/copies.h"
+#include "bench/measure/spread.h"
+#include "shared/base/error.h"
+
+namespace wsync::bench {
+
+inline constexpr double kThreeStageTarget = 1.10;
+
+struct PipelineCase {
+  std::vector<std::uint32_t> gpus;  // of each device; one may repeat
+  std::uint64_t buffer_bytes = 0;
+  std::uint64_t bytes = 0;  // of the model
+  // Seconds for the whole model.
+  struct Round {
+    double h2d = 0;
+    double broadcast = 0;
+    double reload = 0;
+    double two_stages = 0;
+    double three_stages = 0;
+    [[nodiscard]] double longest() const;
+  };
+  std::vector<Round> rounds;
+  Spread h2d, broadcast, reload, two_stages, three_stages;
+  Spread two_ratio, three_ratio;  // to the longest stage of the round; smaller is better
+  [[nodiscard]] bool met() const noexcept { return three_ratio.median <= kThreeStageTarget; }
+};
+
+struct PipelineCaseOptions {
+  std::string executable;  // wsync
+  std::string directory;   // for logs
+  std::vector<std::uint32_t> gpus;
+  std::uint64_t bytes = 0;         // of the model, if the host's memory allows it
+  std::uint64_t buffer_bytes = 0;  // at most
+  unsigned rounds = 5;
+};
+
+// One engine process for each device reads every bucket; what it read is checked each time:
+// kDigestMismatch. kResourceExhausted where not even buffers of 2 MiB fit.
+[[nodiscard]] Result<PipelineCase> run_pipeline_case(const PipelineCaseOptions& options,
+                                                     const Interrupt& interrupt,
+                                                     const OnGpuProgress& on_progress);
+
+// Bytes of the model, `wanted` at most: half of the host's free memory, in whole granules of 2 MiB.
+[[nodiscard]] Result<std::uint64_t> model_bytes(std::uint64_t wanted);
+
+}  // namespace wsync::bench

@@ -1,0 +1,181 @@
+#include "bench/gpu/reader.h"
+
+#include <csignal>
+#include <cstdio>
+#include <iostream>
+#include <sstream>
+#include <vector>
+
+#include "bench/gpu/batch.h"
+#include "bench/gpu/timing.h"
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+
+namespace wsync::bench {
+namespace {
+
+constexpr std::size_t kHandleHexMax = 8192;
+constexpr std::chrono::minutes kReaderDeadline{3};
+constexpr std::chrono::seconds kStopPatience{10};
+constexpr unsigned kCopiesMax = 100'000;
+
+std::string hex_of(const Bytes& bytes) {
+  std::string text;
+  for (const std::byte b : bytes) text += fmt::format("{:02x}", static_cast<unsigned>(b));
+  return text;
+}
+
+Result<Bytes> bytes_of_hex(const std::string& hex) {
+  if (hex.size() % 2 != 0 || hex.size() > kHandleHexMax ||
+      hex.find_first_not_of("0123456789abcdef") != std::string::npos)
+    return fail(ErrorCode::kInvalidInput, "a handle is no hexadecimal number of whole bytes");
+  Bytes bytes;
+  for (std::size_t i = 0; i < hex.size(); i += 2)
+    bytes.push_back(static_cast<std::byte>(std::stoul(hex.substr(i, 2), nullptr, 16)));
+  return bytes;
+}
+
+void answer_with(const std::string& line) {
+  std::fputs((line + "\n").c_str(), stdout);
+  std::fflush(stdout);
+}
+
+class ReaderProcess {
+ public:
+  static Result<ReaderProcess> create(const ReaderOptions& options) {
+    ReaderProcess made;
+    auto device = device::make_device({.kind = device::DeviceKind::kCuda,
+                                       .index = device::DeviceIndex{options.device_index},
+                                       .gpu = options.gpu});
+    if (!device) return fail(std::move(device).error());
+    made.device_ = std::move(*device);
+    auto own = made.device_->allocate(options.bytes);
+    if (!own) return fail(std::move(own).error());
+    made.own_ = std::move(*own);
+    auto work = TimedStream::create(*made.device_, device::StreamRole::kReload);
+    if (!work) return fail(std::move(work).error());
+    made.work_ = std::make_unique<TimedStream>(std::move(*work));
+    return made;
+  }
+
+  Result<std::string> obey(const std::string& line) {
+    std::istringstream words(line);
+    std::string verb;
+    words >> verb;
+    if (verb == "import") return import(words);
+    if (verb == "copy") return copy(words);
+    return fail(ErrorCode::kInvalidInput, fmt::format("no command '{}'", verb));
+  }
+
+ private:
+  ReaderProcess() = default;
+
+  Result<std::string> import(std::istringstream& words) {
+    std::uint64_t bytes = 0;
+    std::string hex;
+    words >> bytes >> hex;
+    auto opaque = bytes_of_hex(hex);
+    if (!opaque) return fail(std::move(opaque).error());
+    auto memory = device_->import_memory({.kind = device::DeviceKind::kCuda,
+                                          .bytes = bytes,
+                                          .fd = UniqueFd(),
+                                          .opaque = std::move(*opaque)});
+    if (!memory) return fail(std::move(memory).error());
+    imported_.push_back(std::move(*memory));
+    return fmt::format("imported {}", imported_.size() - 1);
+  }
+
+  Result<std::string> copy(std::istringstream& words) {
+    std::size_t number = 0;
+    std::uint64_t bytes = 0;
+    std::uint64_t offset = 0;
+    unsigned times = 0;
+    words >> number >> bytes >> offset >> times;
+    if (!words || number >= imported_.size() || times == 0 || times > kCopiesMax)
+      return fail(ErrorCode::kInvalidInput,
+                  "copy what? import first, then copy N BYTES OFFSET TIMES");
+    const device::Memory& from = *imported_[number];
+    const Batch batch =
+        make_batch({.from = &from, .to = own_.get(), .to_offset = offset, .bytes = bytes});
+    if (batch.sums > sums_.size()) sums_.resize(batch.sums);
+    const auto sums = std::span(sums_).first(batch.sums);
+    const auto taken = work_->run(times, [&](device::Stream& stream) -> Result<> {
+      WSYNC_TRY(stream.acquire(from));
+      return stream.copy_pieces(batch.pieces, sums);
+    });
+    if (!taken) return fail(taken.error());
+    return fmt::format("copied {} {:x}", taken->count(), check_of(sums));
+  }
+
+  std::unique_ptr<device::Device> device_;
+  std::unique_ptr<device::Memory> own_;
+  std::vector<std::unique_ptr<device::Memory>> imported_;
+  std::vector<device::PieceDigest> sums_;  // of the last copy; outlives the stream
+  std::unique_ptr<TimedStream> work_;
+};
+
+}  // namespace
+
+Result<> run_reader(const ReaderOptions& options) {
+  auto process = ReaderProcess::create(options);
+  if (!process) return fail(std::move(process).error());
+  // It ends with its input, and in order, so that nothing stays mapped when the owner frees it.
+  std::signal(SIGTERM, SIG_IGN);
+  answer_with("ready");
+  for (std::string line; std::getline(std::cin, line);) {
+    const auto answer = process->obey(line);
+    answer_with(answer ? *answer : "failed " + answer.error().message());
+  }
+  return {};
+}
+
+Result<Reader> Reader::start(const std::string& executable, const std::string& log_file,
+                             const ReaderOptions& options, const Interrupt& interrupt) {
+  auto child = Child::start(
+      {.command = {executable, "bench", "gpu-reader", "--gpu", std::to_string(options.gpu),
+                   "--device-index", std::to_string(options.device_index), "--bytes",
+                   std::to_string(options.bytes)},
+       .environment = {},
+       .log_file = log_file});
+  if (!child) return fail(std::move(child).error());
+  Reader reader(std::move(*child), options, interrupt);
+  if (auto ready = reader.answer("ready"); !ready)
+    return fail(ready.error().with_context("a process that reads the buffers"));
+  return reader;
+}
+
+Reader::~Reader() {
+  if (child_) child_->stop(kStopPatience);
+}
+
+Result<std::string> Reader::answer(const std::string& verb) {
+  auto line = child_->line(*interrupt_, now() + kReaderDeadline);
+  if (!line) return fail(std::move(line).error());
+  if (line->starts_with("failed ")) return fail(ErrorCode::kRefused, line->substr(7));
+  if (!line->starts_with(verb))
+    return fail(ErrorCode::kInternal, fmt::format("'{}' where '{}' was to come", *line, verb));
+  return line->substr(std::min(verb.size() + 1, line->size()));
+}
+
+Result<std::size_t> Reader::import(const device::MemoryHandle& handle) {
+  WSYNC_TRY(child_->say(fmt::format("import {} {}", handle.bytes, hex_of(handle.opaque))));
+  const auto number = answer("imported");
+  if (!number) return fail(number.error());
+  return static_cast<std::size_t>(std::stoull(*number));
+}
+
+Result<Reader::Copied> Reader::copy(const Copy& copy) {
+  WSYNC_TRY(child_->say(
+      fmt::format("copy {} {} {} {}", copy.mapping, copy.bytes, copy.offset, copy.times)));
+  const auto said = answer("copied");
+  if (!said) return fail(said.error());
+  std::istringstream words(*said);
+  std::int64_t ns = 0;
+  Copied copied;
+  words >> ns >> std::hex >> copied.check;
+  if (!words) return fail(ErrorCode::kInternal, "copied what? " + *said);
+  copied.taken = std::chrono::nanoseconds(ns);
+  return copied;
+}
+
+}  // namespace wsync::bench

@@ -1,0 +1,73 @@
+// A process that reads a GPU's buffers of another one, as an engine does.
+//
+// The process speaks by lines. On its standard input, from who started it alone:
+//   import <bytes> <hex>            maps the memory of an IPC handle; the first one is number 0
+//   copy <number> <bytes> <offset> <times>
+//                                   acquires and copies that many bytes, as make_batch() does, to
+//                                   `offset` of its own memory, so often, one after the other
+// On its standard output: "ready", "imported <number>", "copied <ns> <check>" (check_of() of the
+// last copy), or "failed <why>".
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench/measure/child.h"
+#include "shared/base/error.h"
+#include "shared/device/device.h"
+
+namespace wsync::bench {
+
+struct ReaderOptions {
+  std::uint32_t gpu = 0;
+  std::uint32_t device_index = 0;
+  std::uint64_t bytes = 0;  // of its own memory
+};
+
+// The process's side: until its input ends. Errors: what it could not begin with.
+[[nodiscard]] Result<> run_reader(const ReaderOptions& options);
+
+// The other side. Destroyed, it lets the process unmap everything and end. Thread: one at a time;
+// the process dies with the thread that started it.
+class Reader {
+ public:
+  Reader(Reader&&) noexcept = default;
+  Reader& operator=(Reader&&) = delete;
+  ~Reader();
+  // `executable`: wsync. kPeerLost or kRefused when it cannot begin.
+  [[nodiscard]] static Result<Reader> start(const std::string& executable,
+                                            const std::string& log_file,
+                                            const ReaderOptions& options,
+                                            const Interrupt& interrupt);
+  // The number of the mapping.
+  [[nodiscard]] Result<std::size_t> import(const device::MemoryHandle& handle);
+  struct Copied {
+    std::chrono::nanoseconds taken{};  // in that process
+    std::uint64_t check = 0;
+  };
+  struct Copy {
+    std::size_t mapping = 0;
+    std::uint64_t bytes = 0;
+    std::uint64_t offset = 0;
+    unsigned times = 1;
+  };
+  [[nodiscard]] Result<Copied> copy(const Copy& copy);
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return options_.bytes; }
+
+ private:
+  Reader(Child child, const ReaderOptions& options, const Interrupt& interrupt)
+      : child_(std::make_unique<Child>(std::move(child))),
+        options_(options),
+        interrupt_(&interrupt) {}
+  // What follows `verb` in the next line.
+  [[nodiscard]] Result<std::string> answer(const std::string& verb);
+
+  std::unique_ptr<Child> child_;
+  ReaderOptions options_;
+  const Interrupt* interrupt_;
+};
+
+}  // namespace wsync::bench

@@ -1,0 +1,152 @@
+#include "bench/gpu/report.h"
+
+#include <algorithm>
+
+#include "bench/measure/report.h"
+#include "shared/base/format.h"
+#include "shared/trace/progress.h"
+
+namespace wsync::bench {
+namespace {
+
+using nlohmann::json;
+
+constexpr double kGiga = 1e9;
+
+json gpu_json(const device::GpuFacts& gpu) {
+  return {{"gpu", gpu.gpu},
+          {"name", gpu.name},
+          {"uuid", gpu.uuid},
+          {"pci", gpu.pci},
+          {"compute", fmt::format("{}.{}", gpu.compute_major, gpu.compute_minor)},
+          {"total_bytes", gpu.total_bytes},
+          {"numa_node", gpu.numa_node ? json(*gpu.numa_node) : json()},
+          {"pcie_now", gpu.pcie_now},
+          {"pcie_most", gpu.pcie_most},
+          {"peers", gpu.peers}};
+}
+
+json copy_json(const CopyCase& done) {
+  return {{"name", done.name},
+          {"gpu", done.gpu},
+          {"bytes", done.bytes},
+          {"times", done.times},
+          {"ceiling", done.ceiling},
+          {"ceiling_bytes_per_s", spread_json(done.ceiling_rate)},
+          {"bytes_per_s", spread_json(done.rate)},
+          {"ratio", spread_json(done.ratio)},
+          {"ratio_target", done.target},
+          {"met", done.met()},
+          {"rounds", {{"ceiling_bytes_per_s", done.ceiling_rates}, {"bytes_per_s", done.rates}}}};
+}
+
+json pipeline_json(const PipelineCase& done) {
+  json rounds = json::array();
+  for (const auto& round : done.rounds)
+    rounds.push_back({{"h2d_s", round.h2d},
+                      {"broadcast_s", round.broadcast},
+                      {"reload_s", round.reload},
+                      {"two_stages_s", round.two_stages},
+                      {"three_stages_s", round.three_stages}});
+  return {{"gpus", done.gpus},
+          {"bytes", done.bytes},
+          {"buffer_bytes", done.buffer_bytes},
+          {"h2d_s", spread_json(done.h2d)},
+          {"broadcast_s", spread_json(done.broadcast)},
+          {"reload_s", spread_json(done.reload)},
+          {"two_stages_s", spread_json(done.two_stages)},
+          {"three_stages_s", spread_json(done.three_stages)},
+          {"two_stages_ratio", spread_json(done.two_ratio)},
+          {"three_stages_ratio", spread_json(done.three_ratio)},
+          {"three_stages_ratio_target", kThreeStageTarget},
+          {"met", done.met()},
+          {"rounds", std::move(rounds)}};
+}
+
+std::string range(const Spread& spread) {
+  return fmt::format("{:.3f}-{:.3f}", spread.min, spread.max);
+}
+
+std::string copies_text(const std::vector<CopyCase>& cases) {
+  std::string text =
+      fmt::format("{:<4} {:<26} {:>12} {:>12} {:>6} {:<12} {:>7}  {}\n", "GPU", "copy",
+                  "ceiling GB/s", "ours GB/s", "ratio", "min-max", "target", "");
+  for (const CopyCase& done : cases)
+    text += fmt::format("{:<4} {:<26} {:>12.1f} {:>12.1f} {:>6.3f} {:<12} {:>7}  {}\n", done.gpu,
+                        done.name, done.ceiling_rate.median / kGiga, done.rate.median / kGiga,
+                        done.ratio.median, range(done.ratio), fmt::format(">= {:.2f}", done.target),
+                        done.met() ? "met" : "missed");
+  return text;
+}
+
+std::string pipelines_text(const std::vector<PipelineCase>& cases) {
+  std::string text =
+      fmt::format("{:<12} {:>8} {:>8} {:>8} {:>9} {:>8} {:>8} {:>8} {:>6} {:<12} {:>7}  {}\n",
+                  "GPUs", "model", "buffer", "H2D", "broadcast", "reload", "2 stages", "3 stages",
+                  "ratio", "min-max", "target", "");
+  for (const PipelineCase& done : cases)
+    text += fmt::format(
+        "{:<12} {:>8} {:>8} {:>8.3f} {:>9.3f} {:>8.3f} {:>8.3f} {:>8.3f} {:>6.3f} {:<12} {:>7}  "
+        "{}\n",
+        fmt::format("{}", fmt::join(done.gpus, ",")), trace::format_bytes(done.bytes),
+        trace::format_bytes(done.buffer_bytes), done.h2d.median, done.broadcast.median,
+        done.reload.median, done.two_stages.median, done.three_stages.median,
+        done.three_ratio.median, range(done.three_ratio),
+        fmt::format("<= {:.2f}", kThreeStageTarget), done.met() ? "met" : "missed");
+  return text;
+}
+
+}  // namespace
+
+bool targets_met(const GpuBenchResult& result) {
+  return std::ranges::all_of(result.copies, &CopyCase::met) &&
+         std::ranges::all_of(result.pipelines, &PipelineCase::met);
+}
+
+json to_json(const GpuBenchResult& result) {
+  json gpus = json::array();
+  for (const auto& gpu : result.cuda.gpus) gpus.push_back(gpu_json(gpu));
+  json copies = json::array();
+  for (const CopyCase& done : result.copies) copies.push_back(copy_json(done));
+  json pipelines = json::array();
+  for (const PipelineCase& done : result.pipelines) pipelines.push_back(pipeline_json(done));
+  return {{"machine", machine_json(result.machine)},
+          {"emulated", result.emulated},
+          {"cuda",
+           {{"built_with", result.cuda.built_with},
+            {"driver_cuda", result.cuda.driver_cuda},
+            {"driver_release", result.cuda.driver_release},
+            {"gpus", std::move(gpus)}}},
+          {"copies", std::move(copies)},
+          {"pipelines", std::move(pipelines)},
+          {"notes", result.notes},
+          {"others_busy", result.others_busy},
+          {"stolen", result.stolen},
+          {"targets_met", targets_met(result)}};
+}
+
+std::string to_text(const GpuBenchResult& result) {
+  std::string text;
+  if (result.emulated)
+    text += "EMULATED DRIVER: no GPU did any of this; the figures say nothing but that it runs\n";
+  text += fmt::format("{}\n{}; {}\n", processor_text(result.machine), result.machine.layout,
+                      result.machine.kernel);
+  for (const auto& gpu : result.cuda.gpus)
+    text += fmt::format("GPU {}: {}, {}, compute {}.{}, {} now ({} at most), NUMA node {}\n",
+                        gpu.gpu, gpu.name, trace::format_bytes(gpu.total_bytes), gpu.compute_major,
+                        gpu.compute_minor, gpu.pcie_now.empty() ? "PCIe not said" : gpu.pcie_now,
+                        gpu.pcie_most.empty() ? "not said" : gpu.pcie_most,
+                        gpu.numa_node ? std::to_string(*gpu.numa_node) : "not said");
+  text += fmt::format("driver {}, CUDA {}.{}; medians, every byte checked\n\n",
+                      result.cuda.driver_release.empty() ? "not said" : result.cuda.driver_release,
+                      result.cuda.driver_cuda / 1000, result.cuda.driver_cuda % 1000 / 10);
+  if (!result.copies.empty()) text += copies_text(result.copies) + "\n";
+  if (!result.pipelines.empty())
+    text += pipelines_text(result.pipelines) +
+            "seconds for the whole model; ratio: 3 stages to the longest of H2D, broadcast and "
+            "reload, each alone\n\n";
+  for (const std::string& note : result.notes) text += "note: " + note + "\n";
+  return text + load_notes(result.others_busy, result.stolen);
+}
+
+}  // namespace wsync::bench

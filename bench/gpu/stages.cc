@@ -1,0 +1,131 @@
+#include "bench/gpu/stages.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "bench/gpu/timing.h"
+#include "shared/base/format.h"
+
+namespace wsync::bench {
+namespace {
+
+using std::chrono::nanoseconds;
+
+}  // namespace
+
+Result<LoneStages::Member> LoneStages::make_member(std::uint32_t gpu, std::uint32_t index,
+                                                   std::uint64_t buffer_bytes) {
+  Member member;
+  auto device = device::make_device(
+      {.kind = device::DeviceKind::kCuda, .index = device::DeviceIndex{index}, .gpu = gpu});
+  if (!device) return fail(std::move(device).error());
+  member.device = std::move(*device);
+  for (auto* memory : {&member.h2d, &member.ipc[0], &member.ipc[1]}) {
+    auto made = member.device->allocate(buffer_bytes);
+    if (!made) return fail(std::move(made).error());
+    *memory = std::move(*made);
+  }
+  auto event = member.device->create_event();
+  if (!event) return fail(std::move(event).error());
+  member.event = std::move(*event);
+  auto h2d = member.device->create_stream(device::StreamRole::kHostToDevice);
+  if (!h2d) return fail(std::move(h2d).error());
+  member.h2d_stream = std::move(*h2d);
+  auto broadcast = member.device->create_stream(device::StreamRole::kBroadcast);
+  if (!broadcast) return fail(std::move(broadcast).error());
+  member.broadcast_stream = std::move(*broadcast);
+  return member;
+}
+
+Result<std::unique_ptr<LoneStages>> LoneStages::create(const std::vector<std::uint32_t>& gpus,
+                                                       std::uint64_t buffer_bytes) {
+  std::unique_ptr<LoneStages> made(new LoneStages);
+  for (std::uint32_t i = 0; i < gpus.size(); ++i) {
+    auto member = make_member(gpus[i], i, buffer_bytes);
+    if (!member) return fail(std::move(member).error());
+    made->members_.push_back(std::move(*member));
+  }
+  std::vector<device::Device*> devices;
+  for (Member& member : made->members_) devices.push_back(member.device.get());
+  auto joined =
+      collective::join_all(collective::fitting_group(devices), devices, now() + kGpuWorkDeadline);
+  if (!joined) return fail(std::move(joined).error());
+  for (std::size_t i = 0; i < joined->size(); ++i)
+    made->members_[i].communicator = std::move((*joined)[i]);
+  return made;
+}
+
+LoneStages::~LoneStages() {
+  for (Member& member : members_) {
+    member.h2d_stream.reset();
+    member.broadcast_stream.reset();
+  }
+  for (Member& member : members_) member.communicator.reset();
+}
+
+Result<nanoseconds> LoneStages::copies_in(const Buckets& buckets) {
+  const TimePoint begin = now();
+  for (std::uint64_t b = 0; b < buckets.count(); ++b) {
+    Member& member = members_[b % members_.size()];
+    const auto bytes = buckets.at(b);
+    WSYNC_TRY(member.h2d_stream->copy_to_device(
+        {.memory = member.h2d.get(), .offset = 0, .bytes = bytes.size()}, bytes));
+  }
+  for (Member& member : members_) WSYNC_TRY(member.h2d_stream->record(*member.event));
+  for (Member& member : members_) WSYNC_TRY(member.event->wait(begin + kGpuWorkDeadline));
+  return now() - begin;
+}
+
+Result<> LoneStages::broadcast(std::uint64_t bucket, std::uint64_t bytes, TimePoint deadline) {
+  const auto source = static_cast<std::uint32_t>(bucket % members_.size());
+  for (Member& member : members_) {
+    device::Memory* ipc = member.ipc[bucket % 2].get();
+    WSYNC_TRY(member.communicator->broadcast(
+        {.source = {.memory = members_[source].h2d.get(), .offset = 0, .bytes = bytes},
+         .destination = {.memory = ipc, .offset = 0, .bytes = bytes},
+         .root = collective::Rank{source},
+         .deadline = deadline},
+        *member.broadcast_stream));
+    const device::Piece all{.from = ipc, .row_bytes = bytes, .sum = 0};
+    WSYNC_TRY(member.broadcast_stream->copy_pieces({&all, 1}, {&member.found, 1}));
+    WSYNC_TRY(member.broadcast_stream->publish(*ipc));
+  }
+  return {};
+}
+
+Result<nanoseconds> LoneStages::broadcasts(const Buckets& buckets) {
+  const TimePoint begin = now();
+  for (std::uint64_t b = 0; b < buckets.count(); ++b)
+    WSYNC_TRY(broadcast(b, buckets.at(b).size(), begin + kGpuWorkDeadline));
+  for (Member& member : members_) WSYNC_TRY(member.broadcast_stream->record(*member.event));
+  for (Member& member : members_) WSYNC_TRY(member.event->wait(begin + kGpuWorkDeadline));
+  return now() - begin;
+}
+
+std::uint64_t reload_offset(std::uint64_t bucket, std::uint64_t bucket_bytes,
+                            std::uint64_t reader_bytes) {
+  return bucket % (reader_bytes / bucket_bytes) * bucket_bytes;
+}
+
+Result<nanoseconds> reloads(std::span<Reader> readers, const Buckets& buckets) {
+  std::vector<Result<>> outcomes(readers.size());
+  const TimePoint begin = now();
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t r = 0; r < readers.size(); ++r)
+      threads.emplace_back([&, r] {
+        for (std::uint64_t b = 0; b < buckets.count() && outcomes[r]; ++b) {
+          const auto copied = readers[r].copy(
+              {.mapping = b % 2,
+               .bytes = buckets.at(b).size(),
+               .offset = reload_offset(b, buckets.bucket_bytes, readers[r].bytes())});
+          if (!copied) outcomes[r] = fail(copied.error());
+        }
+      });
+  }
+  const nanoseconds taken = now() - begin;
+  for (const auto& outcome : outcomes) WSYNC_TRY(outcome);
+  return taken;
+}
+
+}  // namespace wsync::bench

@@ -1,0 +1,37 @@
+// A stream whose work is timed.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "bench/measure/child.h"
+#include "shared/base/error.h"
+#include "shared/device/device.h"
+
+namespace wsync::bench {
+
+inline constexpr std::chrono::minutes kGpuWorkDeadline{2};
+
+// kCancelled when a signal has come.
+[[nodiscard]] Result<> go_on(const Interrupt& interrupt);
+
+// Thread: one.
+class TimedStream {
+ public:
+  // `device` outlives it.
+  [[nodiscard]] static Result<TimedStream> create(device::Device& device, device::StreamRole role);
+  // Enqueues `times` times, waits, and returns the time from before the first until the last is
+  // known to be complete. kDeadline after kGpuWorkDeadline.
+  [[nodiscard]] Result<std::chrono::nanoseconds> run(
+      unsigned times, const std::function<Result<>(device::Stream&)>& enqueue);
+
+ private:
+  TimedStream(std::unique_ptr<device::Stream> stream, std::unique_ptr<device::Event> event)
+      : event_(std::move(event)), stream_(std::move(stream)) {}
+  std::unique_ptr<device::Event> event_;
+  std::unique_ptr<device::Stream> stream_;
+};
+
+}  // namespace wsync::bench

@@ -1,0 +1,131 @@
+// `wsync bench gpu`: GPUs against what they can do.
+#include <filesystem>
+#include <memory>
+
+#include "bench/gpu/gpu_bench.h"
+#include "bench/gpu/reader.h"
+#include "bench/gpu/report.h"
+#include "bench/measure/directory.h"
+#include "deploy/cli/commands.h"
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/config/units.h"
+#include "shared/trace/progress.h"
+
+namespace wsync::cli {
+namespace {
+
+constexpr unsigned kGpuRoundsMax = 10'000;
+constexpr unsigned kLogicalDevicesMax = 8;
+constexpr std::uint64_t kCopyBytesMin = 2 * limits::kMiB;
+
+struct GpuArguments {
+  bench::GpuBenchOptions options;
+  std::string size = "8GiB";
+  std::string buffer = "512MiB";
+  std::string directory;
+};
+
+Result<> read_sizes(GpuArguments& arguments) {
+  const auto size = config::parse_size(arguments.size);
+  if (!size) return fail(size.error().with_context("--size"));
+  const auto buffer = config::parse_size(arguments.buffer);
+  if (!buffer) return fail(buffer.error().with_context("--buffer"));
+  if (*buffer < kCopyBytesMin || *buffer > limits::kBucketBytesMax || *buffer % kCopyBytesMin != 0)
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("--buffer is {} bytes, expected a multiple of 2MiB, 8GiB at most", *buffer));
+  if (*size < *buffer || *size > limits::kBucketBytesMax)
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("--size is {} bytes, expected a buffer ({} bytes) to 8GiB", *size, *buffer));
+  arguments.options.bytes = *size;
+  arguments.options.buffer_bytes = *buffer;
+  return {};
+}
+
+Result<Outcome> bench_gpu(GpuArguments arguments) {
+  WSYNC_TRY(read_sizes(arguments));
+  if (const std::string missing = bench::missing_gpu(); !missing.empty()) {
+    const std::string sentence = "wsync bench gpu needs a GPU: " + missing;
+    return Outcome{
+        .result = {{"missing", missing}}, .complaint = sentence, .exit_code = kExitUnreachable};
+  }
+  std::error_code error;
+  arguments.options.executable = std::filesystem::read_symlink("/proc/self/exe", error).string();
+  if (error) return fail_errno("/proc/self/exe", error.value());
+  const auto interrupt = bench::Interrupt::create();
+  if (!interrupt) return fail(interrupt.error());
+  const auto directory = bench::TemporaryDirectory::create(arguments.directory);
+  if (!directory) return fail(directory.error());
+  arguments.options.directory = directory->path();
+  trace::ProgressLine line;
+  const auto result = bench::run_gpu_bench(
+      arguments.options, *interrupt,
+      [&line](std::string_view label, unsigned done, unsigned total) {
+        line.update(fmt::format("{} ({} of {})", label, done, total), 0, 0, now());
+      });
+  if (!result) return fail(result.error());
+  return Outcome{.result = bench::to_json(*result), .text = bench::to_text(*result)};
+}
+
+// What `bench gpu` starts: hidden, for it is of no use to anybody else.
+void add_gpu_reader(CLI::App& parent, Context& context) {
+  CLI::App* command = add_command(
+      parent, context,
+      {.name = "gpu-reader",
+       .description = "Reads a GPU's buffers of another process, told so on standard input",
+       .examples = {"wsync bench gpu-reader --gpu 0 --bytes 536870912"}});
+  command->group("");
+  auto options = std::make_shared<bench::ReaderOptions>();
+  command->add_option("--gpu", options->gpu, "The GPU, as the driver numbers them");
+  command->add_option("--device-index", options->device_index, "Index of the device in its group");
+  command->add_option("--bytes", options->bytes, "Bytes of its own memory")->required();
+  command->callback([&context, options] {
+    context.run("bench gpu-reader", [&]() -> Result<Outcome> {
+      WSYNC_TRY(bench::run_reader(*options));
+      return Outcome{};
+    });
+  });
+}
+
+}  // namespace
+
+void add_bench_gpu(CLI::App& parent, Context& context) {
+  CLI::App* command = add_command(
+      parent, context,
+      {.name = "gpu",
+       .description = "Copies, digests and whole updates of GPUs, against what the driver's plain "
+                      "calls reach on the same machine",
+       .examples = {"wsync bench gpu", "wsync bench gpu --gpus 0 --devices 1,2 --json",
+                    "wsync bench gpu --size 2GiB --buffer 128MiB"}});
+  auto arguments = std::make_shared<GpuArguments>();
+  bench::GpuBenchOptions& options = arguments->options;
+  command->add_option("--gpus", options.gpus, "GPUs, as the driver numbers them (default: all)")
+      ->delimiter(',');
+  command
+      ->add_option("--devices", options.devices,
+                   "Numbers of logical devices on the first GPU, one case for each (default: "
+                   "1,2,4)")
+      ->delimiter(',')
+      ->check(CLI::Range(1U, kLogicalDevicesMax));
+  command->add_option("--size", arguments->size,
+                      "Bytes of the model, less where memory is short (default: 8GiB)");
+  command->add_option("--buffer", arguments->buffer,
+                      "Bytes of one copy, and of a buffer at most (default: 512MiB)");
+  command->add_option("--rounds", options.rounds, "Pairs of a ceiling and ours (default: 15)")
+      ->check(CLI::Range(1U, kGpuRoundsMax));
+  command
+      ->add_option("--updates", options.updates,
+                   "Rounds of whole updates and of their stages (default: 5)")
+      ->check(CLI::Range(1U, kGpuRoundsMax));
+  command
+      ->add_option("--directory", arguments->directory,
+                   "Where logs are made, and removed (default: $TMPDIR or /tmp)")
+      ->type_name("DIR");
+  command->callback(
+      [&context, arguments] { context.run("bench gpu", [&] { return bench_gpu(*arguments); }); });
+  add_gpu_reader(parent, context);
+}
+
+}  // namespace wsync::cli
