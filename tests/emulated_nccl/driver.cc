@@ -18,7 +18,10 @@ bool load(Driver& found) {
          find(library, "emulated_cuda_view", found.view) &&
          find(library, "emulated_cuda_stream_device", found.stream_device) &&
          find(library, "emulated_cuda_report", found.report) &&
-         find(library, "cuCtxGetDevice", found.current_device) &&
+         find(library, "cuCtxGetCurrent", found.current_context) &&
+         find(library, "cuDeviceGetCount", found.device_count) &&
+         find(library, "cuDevicePrimaryCtxRetain", found.retain) &&
+         find(library, "cuDevicePrimaryCtxRelease_v2", found.release) &&
          find(library, "cuDeviceGetUuid_v2", found.device_uuid);
 }
 
@@ -28,6 +31,20 @@ const Driver* driver() {
   static Driver found;
   static const bool there = load(found);
   return there ? &found : nullptr;
+}
+
+bool current_device(const Driver& driver, CUdevice& device) {
+  CUcontext current = nullptr;
+  int count = 0;
+  if (driver.current_context(&current) != CUDA_SUCCESS || current == nullptr) return false;
+  if (driver.device_count(&count) != CUDA_SUCCESS) return false;
+  for (device = 0; device < count; ++device) {
+    CUcontext primary = nullptr;
+    if (driver.retain(&primary, device) != CUDA_SUCCESS) continue;
+    driver.release(device);
+    if (primary == current) return true;
+  }
+  return false;
 }
 
 }  // namespace emulated_nccl

@@ -12,11 +12,17 @@ struct Driver {
   decltype(&emulated_cuda_view) view = nullptr;
   decltype(&emulated_cuda_stream_device) stream_device = nullptr;
   decltype(&emulated_cuda_report) report = nullptr;
-  CUresult (*current_device)(CUdevice*) = nullptr;       // cuCtxGetDevice
-  CUresult (*device_uuid)(CUuuid*, CUdevice) = nullptr;  // cuDeviceGetUuid_v2
+  CUresult (*current_context)(CUcontext*) = nullptr;  // cuCtxGetCurrent
+  CUresult (*device_count)(int*) = nullptr;
+  CUresult (*retain)(CUcontext*, CUdevice) = nullptr;  // cuDevicePrimaryCtxRetain
+  CUresult (*release)(CUdevice) = nullptr;
+  CUresult (*device_uuid)(CUuuid*, CUdevice) = nullptr;
 };
 
 // Null where the emulated driver is not loaded.
 const Driver* driver();
+
+// The device whose primary context is current on this thread; false when none is.
+bool current_device(const Driver& driver, CUdevice& device);
 
 }  // namespace emulated_nccl

@@ -144,7 +144,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int size, ncclUniqueId id,
     return ncclUnhandledCudaError;
   }
   CUdevice device = 0;
-  if (driver->current_device(&device) != CUDA_SUCCESS) {
+  if (!emulated_nccl::current_device(*driver, device)) {
     (void)emulated_nccl::refused("ncclCommInitRankConfig: no context is current on this thread");
     return ncclUnhandledCudaError;
   }

@@ -40,9 +40,21 @@ class Pace {
 struct Shared {
   Shared(Site s, GroupId i) : site(std::move(s)), id(std::move(i)), roster(id.size) {}
 
+  // Success, or what broke the group. Asks NCCL about every rank of this process: it may report an
+  // error to one of them while another is waited for.
+  Result<> health() {
+    WSYNC_TRY(roster.health());
+    const std::lock_guard lock(mutex);
+    for (const auto& member : handles)
+      if (const auto handle = member.lock())
+        if (const auto well = handle->look(); !well) roster.break_with(well.error());
+    return roster.health();
+  }
+
   const Site site;
   std::mutex mutex;
-  GroupId id;  // under the mutex: its members grow as ranks join
+  GroupId id;  // under the mutex, as its members grow when ranks join
+  std::vector<std::weak_ptr<Handle>> handles;  // under the mutex
   Roster roster;
 };
 
@@ -139,10 +151,11 @@ class NcclCommunicator final : public Communicator {
   }
 
   // The rendezvous begins on the stream's thread, where the device is current.
-  void begin(const NcclUniqueId& id) {
+  std::weak_ptr<Handle> begin(const NcclUniqueId& id) {
     on_home([shared = shared_, handle = handle_, id] {
       if (auto begun = handle->begin(id); !begun) shared->roster.break_with(begun.error());
     });
+    return handle_;
   }
 
   [[nodiscard]] Rank rank() const noexcept override { return rank_; }
@@ -150,10 +163,8 @@ class NcclCommunicator final : public Communicator {
 
   [[nodiscard]] Result<> wait_joined(TimePoint deadline) const override {
     for (Pace pace;; pace.rest()) {
-      WSYNC_TRY(shared_->roster.health());
-      const auto settled = handle_->settled();
-      if (!settled) return broken_by(settled.error());
-      if (*settled) return {};
+      WSYNC_TRY(shared_->health());
+      if (handle_->ready()) return {};
       if (now() < deadline) continue;
       const auto here = shared_->roster.here();
       if (here < size())
@@ -196,18 +207,9 @@ class NcclCommunicator final : public Communicator {
 
   void abort(const Error& reason) override { shared_->roster.break_with(reason); }
 
-  [[nodiscard]] Result<> health() const override {
-    WSYNC_TRY(shared_->roster.health());
-    if (auto settled = handle_->settled(); !settled) return broken_by(settled.error());
-    return {};
-  }
+  [[nodiscard]] Result<> health() const override { return shared_->health(); }
 
  private:
-  [[nodiscard]] Result<> broken_by(const Error& error) const {
-    shared_->roster.break_with(error);
-    return shared_->roster.health();
-  }
-
   // `work` on the stream of this communicator; a stream that cannot work breaks the group. The
   // last call of it is the one that the destructor waits for.
   template <class Work>
@@ -275,7 +277,7 @@ class NcclGroup final : public Group {
     WSYNC_TRY(check_members(members));
     shared_->id.members = std::move(members);
     auto communicator = std::make_unique<NcclCommunicator>(shared_, rank, std::move(*home));
-    communicator->begin(shared_->id.unique);
+    shared_->handles.push_back(communicator->begin(shared_->id.unique));
     return std::unique_ptr<Communicator>(std::move(communicator));
   }
 

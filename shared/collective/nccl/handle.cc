@@ -44,13 +44,16 @@ std::string Handle::sentence(const char* what) const {
 
 Result<> Handle::needs(HandleState state, const char* what) const {
   if (state_ == state) return {};
+  if (state_ == HandleState::kBroken) return fail(*error_);
   return fail(ErrorCode::kCancelled,
               fmt::format("{}: the communicator is {}", sentence(what), handle_state_name(state_)));
 }
 
 Result<> Handle::asked(ncclResult_t code, const char* what) {
   auto outcome = check(nccl_, code, sentence(what));
-  if (!outcome) become(HandleState::kBroken);
+  if (outcome) return outcome;
+  error_ = outcome.error();
+  become(HandleState::kBroken);
   return outcome;
 }
 
@@ -70,16 +73,26 @@ Result<> Handle::begin(const NcclUniqueId& id) {
 Result<bool> Handle::settled() {
   const std::lock_guard lock(mutex_);
   if (state_ == HandleState::kNew) return false;
-  if (state_ == HandleState::kGone || state_ == HandleState::kBroken || communicator_ == nullptr)
-    return fail(ErrorCode::kCancelled,
-                fmt::format("{}: the communicator is {}", sentence("ncclCommGetAsyncError"),
-                            handle_state_name(state_)));
+  if (state_ == HandleState::kBroken) return fail(*error_);
+  if (state_ == HandleState::kGone)
+    return fail(ErrorCode::kCancelled, sentence("the communicator is gone"));
+  return poll();
+}
+
+Result<bool> Handle::poll() {
   ncclResult_t reported = ncclSuccess;
   WSYNC_TRY(asked(nccl_.ncclCommGetAsyncError(communicator_, &reported), "ncclCommGetAsyncError"));
   if (reported == ncclInProgress) return false;
   WSYNC_TRY(asked(reported, "NCCL reports an error"));
   if (state_ == HandleState::kJoining) become(HandleState::kReady);
   return true;
+}
+
+Result<> Handle::look() {
+  const std::lock_guard lock(mutex_);
+  if (communicator_ == nullptr || state_ == HandleState::kBroken) return {};
+  WSYNC_TRY(poll());
+  return {};
 }
 
 Result<> Handle::broadcast(const Transfer& transfer) {

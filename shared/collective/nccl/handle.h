@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "shared/base/error.h"
@@ -78,9 +79,11 @@ class Handle {
   // Begins the rendezvous, on the device that is current; returns without waiting for the others.
   [[nodiscard]] Result<> begin(const NcclUniqueId& id);
   // True when what was asked for last has been carried out: the rank is in, the broadcast is on its
-  // stream, the leaving is over. False before begin() too. NCCL's error breaks the handle; a handle
-  // that is gone is kCancelled.
+  // stream, the leaving is over. False before begin() too. NCCL's error breaks the handle and is
+  // returned from then on; a handle that is gone is kCancelled.
   [[nodiscard]] Result<bool> settled();
+  // Only the error that NCCL reports now, if any; nothing before begin() and after the end.
+  [[nodiscard]] Result<> look();
   // One ncclBroadcast of `bytes` bytes, whatever they mean. `stream` is a CUstream of the device.
   struct Transfer {
     const void* from = nullptr;
@@ -102,10 +105,16 @@ class Handle {
   void forsake();
 
   [[nodiscard]] HandleState state() const;
+  // The ranks have met, and nothing has ended since.
+  [[nodiscard]] bool ready() const {
+    const HandleState now = state();
+    return now == HandleState::kReady || now == HandleState::kBusy;
+  }
 
  private:
   // Under the mutex.
   void become(HandleState state);
+  [[nodiscard]] Result<bool> poll();
   [[nodiscard]] Result<> asked(ncclResult_t code, const char* what);
   [[nodiscard]] std::string sentence(const char* what) const;
   [[nodiscard]] Result<> needs(HandleState state, const char* what) const;
@@ -115,6 +124,7 @@ class Handle {
   mutable std::mutex mutex_;
   HandleState state_ = HandleState::kNew;
   ncclComm_t communicator_ = nullptr;
+  std::optional<Error> error_;  // what broke it
 };
 
 }  // namespace wsync::collective::nccl

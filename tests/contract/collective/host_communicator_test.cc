@@ -5,9 +5,11 @@
 namespace wsync::collective {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Host, CommunicatorContract,
-                         ::testing::Values(DeviceKind::kUnified, DeviceKind::kSeparate),
-                         device::kind_of);
+INSTANTIATE_TEST_SUITE_P(
+    Host, CommunicatorContract,
+    ::testing::Values(CommunicatorBackend{DeviceKind::kUnified, GroupKind::kLocal},
+                      CommunicatorBackend{DeviceKind::kSeparate, GroupKind::kLocal}),
+    backend_name);
 
 TEST(GroupFactory, CudaAndImpossibleSizesAreRefused) {
   EXPECT_EQ(make_group(GroupKind::kNccl, 2).error().code(), ErrorCode::kRefused);

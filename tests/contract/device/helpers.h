@@ -2,11 +2,13 @@
 #pragma once
 
 #include <chrono>
+#include <cstdlib>
 #include <gtest/gtest.h>
 #include <string>
 
 #include "shared/base/bytes.h"
 #include "shared/base/clock.h"
+#include "shared/device/cuda_library.h"
 #include "shared/device/device.h"
 
 namespace wsync::device {
@@ -22,6 +24,19 @@ inline Bytes pattern(std::size_t bytes, unsigned seed) {
 }
 
 inline Region whole(Memory& memory) { return {.memory = &memory, .bytes = memory.bytes()}; }
+
+// Why tests of a real GPU (the label gpu, which sets WSYNC_TEST_GPU) are skipped here; empty where
+// they are not. Tests on the emulated driver never are: there a device that is missing is a
+// failure.
+inline std::string no_gpu_for_tests() {
+  if (std::getenv("WSYNC_TEST_GPU") == nullptr) return {};
+  constexpr const char* kSkipped = "no GPU for the tests: ";
+  const auto backend = cuda_backend();
+  if (!backend) return kSkipped + backend.error().message();
+  const auto facts = (*backend)->facts();
+  if (!facts) return kSkipped + facts.error().message();
+  return facts->gpus.empty() ? std::string(kSkipped) + "the driver shows none" : std::string();
+}
 
 // Name of a suite's instantiation.
 inline std::string kind_of(const ::testing::TestParamInfo<DeviceKind>& info) {

@@ -37,7 +37,8 @@ class NcclCommunicatorTest : public ::testing::Test {
 
   ~NcclCommunicatorTest() override {
     members_.clear();
-    if (!script_.gpu_hangs) EXPECT_EQ(script_.live(), 0U) << "a communicator leaked";
+    if (script_.gpu_hangs) return;
+    EXPECT_EQ(script_.live(), 0U) << "a communicator leaked";
   }
 
   Site site() {
@@ -253,9 +254,23 @@ TEST_F(NcclCommunicatorTest, HealthFindsAnErrorBetweenBroadcasts) {
   join_and_wait(2);
   EXPECT_TRUE(members_[0].communicator->health());
   script_.change([&] { script_.rank(1).idle_error = ncclRemoteError; });
-  EXPECT_TRUE(members_[0].communicator->health());
-  EXPECT_EQ(members_[1].communicator->health().error().code(), ErrorCode::kPeerLost);
-  EXPECT_EQ(members_[0].communicator->health().error().code(), ErrorCode::kPeerLost);
+  for (const Member& member : members_) {
+    const auto health = member.communicator->health();
+    ASSERT_FALSE(health);
+    EXPECT_EQ(health.error().code(), ErrorCode::kPeerLost);
+    EXPECT_THAT(health.error().message(), HasSubstr("rank 1 of 2"));
+  }
+}
+
+// NCCL tells one rank of its failure while another one is waited for.
+TEST_F(NcclCommunicatorTest, AnInitThatFailsOnOneRankEndsTheWaitOfTheOthers) {
+  script_.rank(0).joined = ncclInProgress;
+  script_.rank(1).joined = ncclSystemError;
+  join(2);
+  const auto joined = members_[0].communicator->wait_joined(far_deadline());
+  ASSERT_FALSE(joined);
+  EXPECT_EQ(joined.error().code(), ErrorCode::kIo);
+  EXPECT_THAT(joined.error().message(), HasSubstr("rank 1 of 2"));
 }
 
 TEST_F(NcclCommunicatorTest, ARankThatHasLeftIsMissedByTheNextBroadcast) {
