@@ -11,6 +11,9 @@
 namespace emulated_cuda {
 namespace {
 
+// Attributes by number: the oldest cuda.h that is taken lacks their names.
+constexpr int kIpcEventSupported = 125;
+constexpr int kHostNumaId = 134;
 constexpr int kOldVersion = 11040;  // a driver of CUDA 11.4
 
 // -1: not emulated.
@@ -46,9 +49,7 @@ int device_attribute(CUdevice_attribute attribute, int device) {
     case CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
-#if CUDA_VERSION >= 12010
-    case CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED:
-#endif
+    case kIpcEventSupported:
       return 1;
     case CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED:
       return settings().reads_read_only ? 1 : 0;
@@ -58,10 +59,8 @@ int device_attribute(CUdevice_attribute attribute, int device) {
       return 0x10 + machine_number(device);
     case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID:
       return 0;
-#if CUDA_VERSION >= 12020
-    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
+    case kHostNumaId:
       return 0;
-#endif
     default:
       return -1;
   }
@@ -102,7 +101,6 @@ CUresult cuInit(unsigned int flags) {
     all.process = ::getpid();
     all.primary.resize(devices);
     all.retained.resize(devices);
-    all.used_bytes.resize(devices);
     all.initialized = true;
     return CUDA_SUCCESS;
   });

@@ -1,4 +1,5 @@
 // The end of the process: what has not been given back is reported, and the streams' threads end.
+#include <cstdio>
 #include <string>
 #include <unistd.h>
 
@@ -9,8 +10,12 @@
 namespace emulated_cuda {
 namespace {
 
+// Also to stderr: the program's own look at the error file, if it takes one, was before.
 void report_number(std::size_t count, const char* what) {
-  if (count > 0) report("at the end of the process: " + std::to_string(count) + " " + what);
+  if (count == 0) return;
+  report("at the end of the process: " + std::to_string(count) + " " + what);
+  if (!settings().report.empty())
+    std::fprintf(stderr, "emulated driver: left at the end: %zu %s\n", count, what);
 }
 
 // What is left in a context that failed cannot be given back in an orderly way, and what was left

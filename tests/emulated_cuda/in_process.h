@@ -27,34 +27,27 @@ extern char** environ;
 
 namespace emulated_cuda_test {
 
-#define EMULATED_CUDA_CALLS(CALL)                                                                  \
-  CALL(cuInit)                                                                                     \
-  CALL(cuDriverGetVersion)                                                                         \
-  CALL(cuGetErrorName) CALL(cuGetErrorString) CALL(cuDeviceGetCount) CALL(cuDeviceGet) CALL(       \
-      cuDeviceGetName) CALL(cuDeviceGetUuid_v2) CALL(cuDeviceTotalMem) CALL(cuDeviceGetAttribute)  \
-      CALL(cuDeviceGetPCIBusId) CALL(cuDeviceCanAccessPeer) CALL(cuDevicePrimaryCtxRetain) CALL(   \
-          cuDevicePrimaryCtxRelease) CALL(cuCtxPushCurrent) CALL(cuCtxPopCurrent)                  \
-          CALL(cuCtxSetCurrent) CALL(cuCtxGetCurrent) CALL(cuCtxEnablePeerAccess) CALL(            \
-              cuCtxGetStreamPriorityRange) CALL(cuModuleLoadData) CALL(cuModuleUnload)             \
-              CALL(cuModuleGetFunction) CALL(cuLaunchKernel) CALL(cuFuncGetAttribute) CALL(        \
-                  cuMemGetInfo) CALL(cuMemAlloc) CALL(cuMemFree) CALL(cuMemAllocHost)              \
-                  CALL(cuMemHostAlloc) CALL(cuMemFreeHost) CALL(cuMemHostRegister) CALL(           \
-                      cuMemHostUnregister) CALL(cuMemGetAddressRange) CALL(cuPointerGetAttribute)  \
-                      CALL(cuMemcpyHtoDAsync) CALL(cuMemcpyDtoHAsync) CALL(cuMemcpyDtoDAsync)      \
-                          CALL(cuMemcpyAsync) CALL(cuMemsetD8Async) CALL(cuMemsetD32Async)         \
-                              CALL(cuStreamCreate) CALL(cuStreamCreateWithPriority) CALL(          \
-                                  cuStreamDestroy) CALL(cuStreamQuery) CALL(cuStreamSynchronize)   \
-                                  CALL(cuStreamWaitEvent) CALL(cuEventCreate) CALL(cuEventDestroy) \
-                                      CALL(cuEventRecord) CALL(cuEventQuery)                       \
-                                          CALL(cuEventSynchronize) CALL(cuIpcGetMemHandle) CALL(   \
-                                              cuIpcOpenMemHandle) CALL(cuIpcCloseMemHandle)        \
-                                              CALL(cuIpcGetEventHandle) CALL(cuIpcOpenEventHandle) \
-                                                  CALL(emulated_cuda_enqueue)                      \
-                                                      CALL(emulated_cuda_view)                     \
-                                                          CALL(emulated_cuda_stream_device)        \
-                                                              CALL(emulated_cuda_report)           \
-                                                                  CALL(emulated_cuda_count)        \
-                                                                      CALL(emulated_cuda_stopping)
+// clang-format off
+#define EMULATED_CUDA_CALLS(CALL)                                                                 \
+  CALL(cuInit) CALL(cuDriverGetVersion) CALL(cuGetErrorName) CALL(cuGetErrorString)               \
+  CALL(cuDeviceGetCount) CALL(cuDeviceGet) CALL(cuDeviceGetName) CALL(cuDeviceGetUuid_v2)         \
+  CALL(cuDeviceTotalMem) CALL(cuDeviceGetAttribute) CALL(cuDeviceGetPCIBusId)                     \
+  CALL(cuDeviceCanAccessPeer) CALL(cuDevicePrimaryCtxRetain) CALL(cuDevicePrimaryCtxRelease)      \
+  CALL(cuCtxPushCurrent) CALL(cuCtxPopCurrent) CALL(cuCtxSetCurrent) CALL(cuCtxGetCurrent)        \
+  CALL(cuCtxEnablePeerAccess) CALL(cuCtxGetStreamPriorityRange) CALL(cuModuleLoadData)            \
+  CALL(cuModuleUnload) CALL(cuModuleGetFunction) CALL(cuLaunchKernel) CALL(cuFuncGetAttribute)    \
+  CALL(cuMemGetInfo) CALL(cuMemAlloc) CALL(cuMemFree) CALL(cuMemAllocHost) CALL(cuMemHostAlloc)   \
+  CALL(cuMemFreeHost) CALL(cuMemHostRegister) CALL(cuMemHostUnregister)                           \
+  CALL(cuMemGetAddressRange) CALL(cuPointerGetAttribute) CALL(cuMemcpyHtoDAsync)                  \
+  CALL(cuMemcpyDtoHAsync) CALL(cuMemcpyDtoDAsync) CALL(cuMemcpyAsync) CALL(cuMemsetD8Async)       \
+  CALL(cuMemsetD32Async) CALL(cuStreamCreate) CALL(cuStreamCreateWithPriority)                    \
+  CALL(cuStreamDestroy) CALL(cuStreamQuery) CALL(cuStreamSynchronize) CALL(cuStreamWaitEvent)     \
+  CALL(cuEventCreate) CALL(cuEventDestroy) CALL(cuEventRecord) CALL(cuEventQuery)                 \
+  CALL(cuEventSynchronize) CALL(cuIpcGetMemHandle) CALL(cuIpcOpenMemHandle)                       \
+  CALL(cuIpcCloseMemHandle) CALL(cuIpcGetEventHandle) CALL(cuIpcOpenEventHandle)                  \
+  CALL(emulated_cuda_enqueue) CALL(emulated_cuda_view) CALL(emulated_cuda_stream_device)          \
+  CALL(emulated_cuda_report) CALL(emulated_cuda_count) CALL(emulated_cuda_stopping)
+// clang-format on
 
 // The library's path is a word of the build.
 inline void* library() {

@@ -278,4 +278,47 @@ TEST(EmulatedCudaIpc, OrdersProcessesByEvents) {
   EXPECT_EQ(status, 0);
 }
 
+TEST(EmulatedCudaIpc, CountsTheMemoryOfAllProcessesOfAMachine) {
+  const auto machine = std::filesystem::temp_directory_path() /
+                       ("emulated_cuda_machine." + std::to_string(::getpid()));
+  if (const auto ended = in_process({{"WSYNC_EMULATED_CUDA_MACHINE", machine.string()},
+                                     {"WSYNC_EMULATED_CUDA_MEMORY", "1000"}})) {
+    EXPECT_TRUE(succeeded(*ended));
+    EXPECT_THAT(ended->report, IsEmpty());
+    std::uint64_t peaks[2] = {};
+    std::ifstream(machine, std::ios::binary).read(reinterpret_cast<char*>(peaks), sizeof peaks);
+    EXPECT_THAT(peaks, ElementsAre(900, 0));
+    std::filesystem::remove(machine);
+    return;
+  }
+  const auto free_bytes = [](const Session& session) {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    EXPECT_EQ(session.cuda.cuMemGetInfo(&free, &total), CUDA_SUCCESS);
+    return free;
+  };
+  const auto other = [&](const Line& line) {
+    const Session session;
+    EXPECT_NE(session.allocate(600), 0U);
+    line.go();
+    line.await_go();
+    ::raise(SIGKILL);
+  };
+  const int status = run_pair(other, [&](const Line& line, pid_t child) {
+    const Session session;
+    line.await_go();
+    EXPECT_EQ(free_bytes(session), 400U);
+    CUdeviceptr memory = 0;
+    EXPECT_EQ(session.cuda.cuMemAlloc(&memory, 401), CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_EQ(session.cuda.cuMemAlloc(&memory, 300), CUDA_SUCCESS);
+    line.go();
+    siginfo_t info{};
+    EXPECT_EQ(::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT), 0);
+    EXPECT_EQ(free_bytes(session), 700U);
+    EXPECT_EQ(session.cuda.cuMemFree(memory), CUDA_SUCCESS);
+    EXPECT_EQ(free_bytes(session), 1000U);
+  });
+  EXPECT_TRUE(WIFSIGNALED(status));
+}
+
 }  // namespace

@@ -6,6 +6,7 @@
 #include "tests/emulated_cuda/call.h"
 #include "tests/emulated_cuda/context.h"
 #include "tests/emulated_cuda/stream.h"
+#include "tests/emulated_cuda/usage.h"
 
 namespace emulated_cuda {
 namespace {
@@ -138,9 +139,8 @@ extern "C" {
 CUresult cuMemGetInfo(size_t* free, size_t* total) {
   return call("cuMemGetInfo_v2", Needs::kContext, [&]() -> CUresult {
     const auto context = current();
-    const std::scoped_lock lock(state().mutex);
     const std::uint64_t all = settings().memory_bytes;
-    const std::uint64_t used = state().used_bytes[static_cast<std::size_t>(context->device)];
+    const std::uint64_t used = taken(machine_number(context->device));
     *total = all;
     *free = all - std::min(all, used);
     return CUDA_SUCCESS;
@@ -152,19 +152,19 @@ CUresult cuMemAlloc(CUdeviceptr* address, size_t bytes) {
   return call(kName, Needs::kContext, [&]() -> CUresult {
     if (bytes == 0) return misuse(kName, CUDA_ERROR_INVALID_VALUE, "no bytes");
     const auto context = current();
+    if (!take(machine_number(context->device), bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     State& all = state();
     const std::scoped_lock lock(all.mutex);
-    auto& used = all.used_bytes[static_cast<std::size_t>(context->device)];
-    if (bytes > settings().memory_bytes || used > settings().memory_bytes - bytes)
-      return CUDA_ERROR_OUT_OF_MEMORY;
     Block block{.id = all.next_id++,
                 .address = reserve(bytes),
                 .bytes = bytes,
                 .device = context->device,
                 .context = context->id};
     block.storage = Storage::create(block.id, bytes);
-    if (block.address == 0 || block.storage == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
-    used += bytes;
+    if (block.address == 0 || block.storage == nullptr) {
+      give_back(machine_number(context->device), bytes);
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     *address = block.address;
     all.blocks[block.address] = std::move(block);
     return CUDA_SUCCESS;
@@ -192,7 +192,7 @@ CUresult cuMemFree(CUdeviceptr address) {
              std::to_string(importers) + " other processes have it open");
     block->storage->page().freed = 1;
     block->storage = nullptr;
-    all.used_bytes[static_cast<std::size_t>(block->device)] -= block->bytes;
+    give_back(machine_number(block->device), block->bytes);
     return CUDA_SUCCESS;
   });
 }

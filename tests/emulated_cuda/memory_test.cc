@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <sys/mman.h>
 
+#include "shared/device/cuda/driver.h"
 #include "tests/emulated_cuda/in_process.h"
 
 namespace {
@@ -25,6 +26,11 @@ TEST(EmulatedCuda, HasEveryFunctionThatIsAskedFor) {
 #define EXPECT_MEMBER(name) EXPECT_NE(cuda.name, nullptr) << #name;
   EMULATED_CUDA_CALLS(EXPECT_MEMBER)
 #undef EXPECT_MEMBER
+  // And what the product looks up.
+#define EXPECT_SYMBOL(name) \
+  EXPECT_NE(::dlsym(emulated_cuda_test::library(), EMULATED_CUDA_NAME(name)), nullptr) << #name;
+  WSYNC_CUDA_DRIVER_CALLS(EXPECT_SYMBOL)
+#undef EXPECT_SYMBOL
 }
 
 TEST(EmulatedCuda, SaysItsDevices) {

@@ -129,7 +129,6 @@ struct State {
   std::uint64_t next_id = 1;
   std::vector<std::shared_ptr<Context>> primary;  // of each device; null: nobody retains it
   std::vector<int> retained;
-  std::vector<std::uint64_t> used_bytes;  // of each device, by this process
   std::map<std::uint64_t, std::shared_ptr<Context>> contexts;
   std::map<std::uint64_t, std::shared_ptr<Stream>> streams;
   std::vector<std::shared_ptr<Stream>> draining;  // destroyed, with work left

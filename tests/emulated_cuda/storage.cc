@@ -3,11 +3,13 @@
 #include <fcntl.h>
 #include <new>
 #include <random>
+#include <string>
 #include <string_view>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "tests/emulated_cuda/call.h"
 #include "tests/emulated_cuda/process.h"
 #include "tests/emulated_cuda/state.h"
 
@@ -65,6 +67,8 @@ void Storage::import(bool mapped) {
     if (mapped && importer != 0 && !process_of(importer).lives) before = importer;
     if (importer.compare_exchange_strong(before, mapped ? own : 0)) return;
   }
+  if (mapped)
+    report("more than " + std::to_string(SharedPage::kMostImporters) + " processes share memory");
 }
 
 int Storage::importers() const {
