@@ -132,10 +132,11 @@ std::string to_text(const GpuBenchResult& result) {
   text += fmt::format("{}\n{}; {}\n", processor_text(result.machine), result.machine.layout,
                       result.machine.kernel);
   for (const auto& gpu : result.cuda.gpus)
-    text += fmt::format("GPU {}: {}, {}, compute {}.{}, {} now ({} at most), NUMA node {}\n",
-                        gpu.gpu, gpu.name, trace::format_bytes(gpu.total_bytes), gpu.compute_major,
-                        gpu.compute_minor, gpu.pcie_now.empty() ? "PCIe not said" : gpu.pcie_now,
-                        gpu.pcie_most.empty() ? "not said" : gpu.pcie_most,
+    text += fmt::format("GPU {}: {}, {}, compute {}.{}, {}, NUMA node {}\n", gpu.gpu, gpu.name,
+                        trace::format_bytes(gpu.total_bytes), gpu.compute_major, gpu.compute_minor,
+                        gpu.pcie_now.empty()
+                            ? "PCIe link not said"
+                            : fmt::format("{} ({} at most)", gpu.pcie_now, gpu.pcie_most),
                         gpu.numa_node ? std::to_string(*gpu.numa_node) : "not said");
   text += fmt::format("driver {}, CUDA {}.{}; medians, every byte checked\n\n",
                       result.cuda.driver_release.empty() ? "not said" : result.cuda.driver_release,

@@ -1,5 +1,6 @@
 // `wsync bench gpu`: GPUs against what they can do.
 #include <filesystem>
+#include <fstream>
 #include <memory>
 
 #include "bench/gpu/gpu_bench.h"
@@ -24,6 +25,7 @@ struct GpuArguments {
   std::string size = "8GiB";
   std::string buffer = "512MiB";
   std::string directory;
+  std::string output;  // file for the JSON; empty: none
 };
 
 Result<> read_sizes(GpuArguments& arguments) {
@@ -41,6 +43,14 @@ Result<> read_sizes(GpuArguments& arguments) {
         fmt::format("--size is {} bytes, expected a buffer ({} bytes) to 8GiB", *size, *buffer));
   arguments.options.bytes = *size;
   arguments.options.buffer_bytes = *buffer;
+  return {};
+}
+
+Result<> write_result(const std::string& path, const nlohmann::json& result) {
+  std::ofstream file(path);
+  file << nlohmann::json{{"command", "bench gpu"}, {"ok", true}, {"result", result}}.dump() << "\n";
+  file.close();
+  if (!file) return fail(ErrorCode::kIo, fmt::format("--output: {} cannot be written", path));
   return {};
 }
 
@@ -66,7 +76,9 @@ Result<Outcome> bench_gpu(GpuArguments arguments) {
         line.update(fmt::format("{} ({} of {})", label, done, total), 0, 0, now());
       });
   if (!result) return fail(result.error());
-  return Outcome{.result = bench::to_json(*result), .text = bench::to_text(*result)};
+  Outcome outcome{.result = bench::to_json(*result), .text = bench::to_text(*result)};
+  if (!arguments.output.empty()) WSYNC_TRY(write_result(arguments.output, outcome.result));
+  return outcome;
 }
 
 // What `bench gpu` starts: hidden, for it is of no use to anybody else.

@@ -106,8 +106,43 @@ std::function<CUresult(std::byte*& written)> prepare_copy_pieces(void** paramete
   };
 }
 
+struct ReadBytes {
+  CUdeviceptr from = 0;
+  std::uint64_t granules = 0;
+  CUdeviceptr folded = 0;
+};
+
+CUresult run_read_bytes(const ReadBytes& launch, const Context& context) {
+  Place from;
+  Place folded;
+  const char* name = cuda::kReadBytesKernel;
+  if (kernel_place(name, context, launch.from, launch.granules * cuda::kGranuleBytes, from) !=
+          CUDA_SUCCESS ||
+      kernel_place(name, context, launch.folded, sizeof(unsigned long long), folded) !=
+          CUDA_SUCCESS)
+    return CUDA_ERROR_ILLEGAL_ADDRESS;
+  const Hold holds[] = {Hold(from.used), Hold(folded.used)};
+  cuda::read_bytes_on_host(from.at, launch.granules,
+                           reinterpret_cast<unsigned long long*>(folded.at));
+  return CUDA_SUCCESS;
+}
+
+std::function<CUresult(std::byte*& written)> prepare_read_bytes(void** parameters, unsigned,
+                                                                std::shared_ptr<Context> context) {
+  ReadBytes launch;
+  launch.from = *static_cast<const CUdeviceptr*>(parameters[0]);
+  launch.granules = *static_cast<const std::uint64_t*>(parameters[1]);
+  launch.folded = *static_cast<const CUdeviceptr*>(parameters[2]);
+  return [launch, context = std::move(context)](std::byte*&) {
+    return run_read_bytes(launch, *context);
+  };
+}
+
 constexpr Kernel kKernels[] = {
     {.name = kCopyPieces, .threads = cuda::kThreadsPerBlock, .prepare = prepare_copy_pieces},
+    {.name = cuda::kReadBytesKernel,
+     .threads = cuda::kThreadsPerBlock,
+     .prepare = prepare_read_bytes},
 };
 
 }  // namespace

@@ -1,4 +1,5 @@
 // The library's entry point (shared/device/cuda_library.h).
+#include "shared/device/cuda/ceilings.h"
 #include "shared/device/cuda/device.h"
 #include "shared/device/cuda/driver.h"
 #include "shared/device/cuda/facts.h"
@@ -19,6 +20,12 @@ Result<CudaFacts> library_facts() {
   return read_facts(**cuda);
 }
 
+Result<std::unique_ptr<Ceilings>> library_ceilings(std::uint32_t gpu, std::uint64_t bytes) {
+  const auto cuda = driver();
+  if (!cuda) return fail(cuda.error());
+  return make_ceilings(**cuda, gpu, bytes);
+}
+
 }  // namespace
 }  // namespace wsync::device::cuda
 
@@ -29,6 +36,7 @@ wsync_cuda_backend() {
       .size = sizeof(wsync::device::CudaBackend),
       .build = build.c_str(),
       .make_device = wsync::device::cuda::make_library_device,
-      .facts = wsync::device::cuda::library_facts};
+      .facts = wsync::device::cuda::library_facts,
+      .make_ceilings = wsync::device::cuda::library_ceilings};
   return &backend;
 }

@@ -41,4 +41,16 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerBlock)
   if (lane < 4) atomicAdd(&sums[piece.sum].limbs[lane], limb_of(all, lane));
 }
 
+extern "C" __global__ void __launch_bounds__(kThreadsPerBlock)
+    wsync_read_bytes(const void* from, std::uint64_t granules, unsigned long long* folded) {
+  const std::uint32_t lane = threadIdx.x % kWarpLanes;
+  const std::uint64_t warp =
+      static_cast<std::uint64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / kWarpLanes;
+  unsigned long long all = read_lane(reinterpret_cast<std::uint64_t>(from), granules, warp, lane);
+#pragma unroll
+  for (std::uint32_t distance = kWarpLanes / 2; distance > 0; distance /= 2)
+    all ^= __shfl_xor_sync(~0U, all, distance);
+  if (lane == 0) atomicXor(folded, all);
+}
+
 }  // namespace wsync::device::cuda

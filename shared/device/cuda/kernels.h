@@ -26,6 +26,14 @@ namespace wsync::device::cuda {
 // Launch. No dynamic shared memory.
 inline constexpr const char* kCopyPiecesKernel = "wsync_copy_pieces";
 
+// extern "C" void wsync_read_bytes(const void* from, std::uint64_t granules,
+//                                  unsigned long long* folded)
+//
+// Reads `granules` granules of 16 bytes from an address that is a multiple of 16 and does nothing
+// else but to xor all their words into *folded: what reading costs, for measurements. Threads and
+// dynamic shared memory as above, in blocks_of(units_of(bytes, kUnitBytesMax)) blocks.
+inline constexpr const char* kReadBytesKernel = "wsync_read_bytes";
+
 // A Piece (device.h) with the addresses that the device sees. kernel_table.h makes the table; in it
 // are only pieces that have bytes and are copied or counted, in ascending order of first_unit.
 // Whoever runs the kernel's body on the host instead of a GPU translates `to` and `from` of a copy

@@ -295,7 +295,42 @@ WSYNC_HOST_DEVICE inline std::uint64_t limb_of(const LaneSum& sum, std::uint32_t
   return (limb % 2 == 0 ? word : word >> 32U) & 0xffffffffU;
 }
 
+// What lane `lane` of warp `warp` reads of `granules` granules.
+WSYNC_HOST_DEVICE inline std::uint64_t read_lane(std::uint64_t from, std::uint64_t granules,
+                                                 std::uint64_t warp, std::uint32_t lane) {
+  constexpr std::uint64_t kUnit = kUnitBytesMax / kGranuleBytes;
+  const std::uint64_t first = warp * kUnit;
+  if (first >= granules) return 0;
+  const auto count =
+      static_cast<std::uint32_t>(granules - first < kUnit ? granules - first : kUnit);
+  const std::uint64_t at = from + first * kGranuleBytes;
+  std::uint64_t folded = 0;
+  std::uint32_t g = lane;
+  for (; g + (kAccesses - 1) * kWarpLanes < count; g += kAccesses * kWarpLanes) {
+    Words words[kAccesses];
+    WSYNC_UNROLL
+    for (std::uint32_t k = 0; k < kAccesses; ++k)
+      words[k] = load<Words>(at + (g + k * kWarpLanes) * kGranuleBytes);
+    WSYNC_UNROLL
+    for (std::uint32_t k = 0; k < kAccesses; ++k) folded ^= words[k].a ^ words[k].b;
+  }
+  for (; g < count; g += kWarpLanes) {
+    const auto words = load<Words>(at + g * kGranuleBytes);
+    folded ^= words.a ^ words.b;
+  }
+  return folded;
+}
+
 #ifndef __CUDACC__
+// wsync_read_bytes, with its arguments as the host's addresses.
+inline void read_bytes_on_host(const void* from, std::uint64_t granules,
+                               unsigned long long* folded) {
+  const std::uint64_t warps = units_of(granules * kGranuleBytes, kUnitBytesMax);
+  for (std::uint64_t warp = 0; warp < warps; ++warp)
+    for (std::uint32_t lane = 0; lane < kWarpLanes; ++lane)
+      *folded ^= read_lane(reinterpret_cast<std::uintptr_t>(from), granules, warp, lane);
+}
+
 // The whole launch, thread by thread, with the kernel's arguments in its order. Addresses are the
 // host's: of `pieces`, of `sums`, and `to` and `from` of every piece.
 inline void run_pieces_on_host(const KernelPiece* pieces, std::uint32_t count,

@@ -1,6 +1,7 @@
 // The kernels' body, run thread by thread on the host, against a plain reference; the shape of a
 // launch.
 #include <algorithm>
+#include <cstring>
 #include <gtest/gtest.h>
 #include <memory>
 #include <random>
@@ -196,6 +197,20 @@ TEST_F(Kernels, EveryUnitBelongsToThePieceThatItIsOf) {
   }
   EXPECT_EQ(table->launch.units, unit);
   EXPECT_EQ(table->launch.blocks, (unit + kWarpsPerBlock - 1) / kWarpsPerBlock);
+}
+
+TEST_F(Kernels, ReadingReadsEveryGranuleOnce) {
+  for (const std::size_t granules : {0U, 1U, 31U, 33U, 127U, 128U, 129U, 2048U, 2049U, 40'000U}) {
+    unsigned long long expected = 5;
+    for (std::size_t i = 0; i < granules; ++i) {
+      std::uint64_t words[2];
+      std::memcpy(words, from_bytes_.data() + i * kGranuleBytes, sizeof words);
+      expected ^= words[0] ^ words[1];
+    }
+    unsigned long long folded = 5;
+    read_bytes_on_host(from_bytes_.data(), granules, &folded);
+    EXPECT_EQ(folded, expected) << granules;
+  }
 }
 
 TEST(KernelLaunch, UnitsAreSmallForSmallBatchesAndLargeForLargeOnes) {

@@ -1,0 +1,147 @@
+#!/usr/bin/env bash
+# Everything that wants a GPU, in one command: builds for this machine, runs the tests of GPUs, once more under
+# compute-sanitizer, and measures.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/../deploy/lib.sh"
+
+usage() {
+  cat <<'TEXT'
+Usage: bench/gpu.sh [options] [-- ARGUMENTS OF wsync bench gpu]
+
+On a machine with an NVIDIA GPU: configures a release build with WSYNC_CUDA=ON, builds it, runs the tests with the label gpu
+(and those of the kernels' source), runs them under compute-sanitizer (memcheck, racecheck, initcheck, synccheck) where that is
+on PATH, and runs `wsync bench gpu`. Writes the table and, as bench/results/<date>-gpu-<name of the GPU>.json, the result.
+Needs no network; installs nothing.
+
+  --prefix DIR      where libraries and headers are that the system does not have (CMAKE_PREFIX_PATH); may be repeated
+  --cuda-home DIR   the CUDA toolkit, when it is not found (holds bin/nvcc)
+  --nccl-home DIR   NCCL, when it is not found (holds include/nccl.h)
+  --build DIR       the build's folder (default: build/gpu)
+  --output DIR      where the result goes (default: bench/results)
+  --no-tests        only measure
+  --no-sanitizer    without compute-sanitizer
+  -h, --help        this text
+
+Exit status: 0 tests passed and the benchmark ran (whether targets were met, its table says), 1 build, tests or benchmark
+failed, 2 wrong arguments, 3 something is missing on this machine.
+Examples: bench/gpu.sh
+          bench/gpu.sh --prefix "$CONDA_PREFIX" -- --gpus 0 --devices 1,2
+TEXT
+}
+
+prefixes=()
+cache=()
+folder=$root/build/gpu
+output=$root/bench/results
+tests=1
+sanitizer=1
+while [ $# -gt 0 ]; do
+  case $1 in
+    --prefix | --cuda-home | --nccl-home | --build | --output)
+      [ $# -ge 2 ] || die 2 "$1 needs a value; see --help"
+      case $1 in
+        --prefix) prefixes+=("$2") ;;
+        --cuda-home) cache+=("-DCUDA_HOME=$2") ;;
+        --nccl-home) cache+=("-DNCCL_HOME=$2") ;;
+        --build) folder=$2 ;;
+        --output) output=$2 ;;
+      esac
+      shift
+      ;;
+    --no-tests) tests=0 ;;
+    --no-sanitizer) sanitizer=0 ;;
+    -h | --help) usage; exit 0 ;;
+    --) shift; break ;;
+    *) die 2 "unknown argument '$1'; see --help" ;;
+  esac
+  shift
+done
+bench=("$@")
+
+for prefix in "${prefixes[@]}"; do
+  [ -d "$prefix" ] || die 2 "--prefix $prefix is no folder"
+  prefix=$(cd "$prefix" && pwd -P)
+  for place in lib "lib/$(uname -m)-linux-gnu" lib64 share; do
+    PKG_CONFIG_PATH=$prefix/$place/pkgconfig${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}
+  done
+  export PKG_CONFIG_PATH
+  export CMAKE_PREFIX_PATH=$prefix${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}
+  # Headers that no package file names.
+  export CPLUS_INCLUDE_PATH=$prefix/include${CPLUS_INCLUDE_PATH:+:$CPLUS_INCLUDE_PATH}
+  export PATH=$prefix/bin:$PATH
+done
+for tool in cmake ninja g++ python3; do
+  command -v "$tool" >/dev/null || die 3 "$tool is not on PATH; install it, or name its folder with --prefix (it is looked for in DIR/bin)"
+done
+# Before minutes of compiling.
+driver=$(python3 -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>&1) ||
+  die 3 "there is no NVIDIA driver: $(tail -n 1 <<<"$driver"); this script is for machines with a GPU"
+
+folder=$(mkdir -p "$folder" && cd "$folder" && pwd -P)
+output=$(mkdir -p "$output" && cd "$output" && pwd -P)
+say "configuring $folder (release, WSYNC_CUDA=ON)"
+configure release "$folder" -DWSYNC_CUDA=ON -DWSYNC_BUILD_BENCH=ON "-DWSYNC_BUILD_TESTS=$tests" "${cache[@]}" ||
+  die 3 "configuring failed: the lines above name what is missing; say where it is with --prefix, --cuda-home or --nccl-home"
+sed -n '/CUDA backend/,/kernels/p' "$folder.log"
+
+# Prints the executables of the tests with the label gpu, one a line.
+gpu_tests() {
+  ctest --test-dir "$folder" -L '^gpu$' --show-only=json-v1 | python3 -c '
+import json, sys
+for test in json.load(sys.stdin)["tests"]:
+    if test.get("command"):
+        print(test["command"][0])'
+}
+
+targets=(wsync wsync_cuda)
+if [ "$tests" = 1 ]; then
+  targets+=(unit_device)
+  cmake --build "$folder" --target help | grep -q '^tests_gpu:' && targets+=(tests_gpu)
+fi
+say "building"
+build "$folder" "${targets[@]}" || die 1 "the build failed"
+
+failed=()
+if [ "$tests" = 1 ]; then
+  say "testing: the kernels' source on the host, and everything with the label gpu"
+  run_ctest "$folder" -R '^unit_device$' || failed+=("unit_device")
+  if [[ " ${targets[*]} " == *" tests_gpu "* ]]; then
+    run_ctest "$folder" -L '^gpu$' -j 1 || failed+=("tests with the label gpu")
+  else
+    say "there are no tests with the label gpu in this tree"
+  fi
+fi
+if [ "$tests" = 1 ] && [ "$sanitizer" = 1 ] && [[ " ${targets[*]} " == *" tests_gpu "* ]]; then
+  if ! command -v compute-sanitizer >/dev/null; then
+    say "compute-sanitizer is not on PATH: the tests are not run under it (it comes with the CUDA toolkit)"
+  else
+    while read -r test; do
+      for tool in memcheck racecheck initcheck synccheck; do
+        say "compute-sanitizer --tool $tool $(basename "$test")"
+        compute-sanitizer --tool "$tool" --target-processes all --error-exitcode 9 "$test" ||
+          failed+=("$(basename "$test") under $tool")
+      done
+    done < <(gpu_tests)
+  fi
+fi
+
+say "measuring"
+result=$folder/bench-gpu.json
+rm -f "$result"
+code=0
+"$folder/deploy/cli/wsync" bench gpu --output "$result" "${bench[@]}" || code=$?
+[ "$code" != 3 ] || exit 3
+[ "$code" = 0 ] || die 1 "wsync bench gpu failed"
+name=$(python3 - "$result" <<'PYTHON'
+import json, re, sys
+result = json.load(open(sys.argv[1]))["result"]
+print("" if result["emulated"] else re.sub("[^a-z0-9]+", "-", result["cuda"]["gpus"][0]["name"].lower()).strip("-"))
+PYTHON
+)
+if [ -z "$name" ]; then
+  say "the driver is the tests' emulated one: the result stays in $result and is none"
+else
+  cp "$result" "$output/$(date +%F)-gpu-$name.json"
+  say "result: $output/$(date +%F)-gpu-$name.json"
+fi
+[ ${#failed[@]} = 0 ] || die 1 "failed: $(printf '%s; ' "${failed[@]}")"
