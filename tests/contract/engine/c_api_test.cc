@@ -154,6 +154,23 @@ TEST(EngineCApi, BadArgumentsAreRefusedWithASentence) {
   wsync_engine_destroy(nullptr);
 }
 
+TEST(EngineCApi, ADeviceThatDoesNotExistIsRefusedWhenItIsAttached) {
+  Recorder recorder;
+  const std::string path = "/nowhere/engine.sock";
+  const auto refusal = [&](int weights_on, int gpu) {
+    auto options = options_of(path, recorder);
+    options.weights_on = static_cast<wsync_device>(weights_on);
+    options.gpu = gpu;
+    wsync_engine* engine = wsync_engine_create(&options);
+    EXPECT_NE(wsync_engine_attach(engine), 0);
+    const std::string error = wsync_engine_error(engine);
+    wsync_engine_destroy(engine);
+    return error;
+  };
+  EXPECT_THAT(refusal(7, 0), HasSubstr("weights_on is 7"));
+  EXPECT_THAT(refusal(WSYNC_DEVICE_CUDA, -1), HasSubstr("gpu is -1"));
+}
+
 TEST(EngineCApi, ASecondStartIsRefusedAndTheFirstOneServesOn) {
   SidecarPeer peer;
   Recorder recorder;

@@ -19,6 +19,7 @@ namespace {
 
 using control::RankState;
 using control::TakeMode;
+using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr Version kFirst{.epoch = 1, .step = 1};
@@ -538,6 +539,40 @@ TEST(EngineLink, OldFencesOtherRanksAndStrangeMessagesAreRefused) {
   const auto fenced = rank.peer.ask<control::ErrorReply>(control::Pause{});
   EXPECT_EQ(fenced.code, static_cast<std::uint8_t>(ErrorCode::kFenced));
   EXPECT_TRUE(rank.engine.calls.empty());
+}
+
+TEST(EngineLink, AGpusBuffersAreRefusedByWeightsInHostMemory) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kPieces);
+  rank.start();
+  EXPECT_EQ(rank.peer.accept().gpu, "");
+  rank.peer.send(control::EngineWelcome{.generation = 1,
+                                        .device_kind = control::DeviceKind::kCuda,
+                                        .buffer_bytes = model.plan.largest_bucket()});
+  EXPECT_THAT(rank.peer.expect<control::ErrorReply>().message,
+              AllOf(HasSubstr("device 0 of the sidecar is a GPU"), HasSubstr("--device cuda")));
+  rank.peer.expect_closed();
+  rank.peer.accept();
+  rank.peer.welcome_unified();
+  const SharedArena arena = model.arena(kFirst);
+  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  EXPECT_THAT(
+      rank.peer.ask<control::Loaded>(control::Load{.version = kFirst, .buffers = {{.opaque = {}}}})
+          .failure,
+      HasSubstr("handles of a GPU's buffers"));
+  EXPECT_EQ(rank.link->status().state, RankState::kLoading);
+  rank.switch_to(kFirst);
+}
+
+TEST(EngineLink, OnlyAGpuHoldsWeightsOutsideOfHostMemory) {
+  const Model model = Model::make();
+  const auto host = device::make_device({.kind = device::DeviceKind::kSeparate}).value();
+  FakeEngine engine(model, TakeMode::kPieces, 0, 1);
+  engine.description.gpu = host.get();
+  const auto made = EngineLink::create(engine.description, "/tmp/engine.sock", engine);
+  ASSERT_FALSE(made);
+  EXPECT_THAT(made.error().message(),
+              AllOf(HasSubstr("separate host device 0"), HasSubstr("no GPU")));
 }
 
 TEST(EngineLink, APrepareThatDoesNotFitIsRefusedWithItsReason) {
