@@ -236,7 +236,8 @@ class Device {
   // whole inside one allocation of this GPU.
   [[nodiscard]] virtual Result<std::unique_ptr<Memory>> borrow(std::span<std::byte> range) = 0;
   // Read-only mapping of memory that another process (or this one) exported. kInvalidInput for a
-  // handle of another kind or size.
+  // handle of another kind, size or GPU; kPeerLost where the memory is gone. CUDA: the exporter
+  // keeps its memory until the importers in other processes are gone.
   [[nodiscard]] virtual Result<std::unique_ptr<Memory>> import_memory(MemoryHandle handle) = 0;
   // Makes a host range ready for copies; a failed registration is a fallback, not an error.
   [[nodiscard]] virtual Result<std::unique_ptr<HostRegistration>> register_host(

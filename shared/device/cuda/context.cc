@@ -94,6 +94,7 @@ std::string uuid_text(const CUuuid& uuid, const std::string& name) {
 
 Result<std::uint32_t> gpu_count(const Driver& cuda) {
   int count = 0;
+  if (!cuda.has_gpus) return 0;
   WSYNC_TRY(check(cuda, cuda.cuDeviceGetCount(&count), "the number of GPUs"));
   return static_cast<std::uint32_t>(count);
 }

@@ -28,8 +28,6 @@ std::string said_version(const Driver& cuda) {
 
 std::string start_hint(CUresult code) {
   switch (code) {
-    case CUDA_ERROR_NO_DEVICE:
-      return "; this process sees no GPU (CUDA_VISIBLE_DEVICES, or the container's devices)";
     case CUDA_ERROR_NOT_INITIALIZED:
     case CUDA_ERROR_DEINITIALIZED:
       return "; a child process cannot use CUDA that its parent has used, unless it starts a "
@@ -134,10 +132,20 @@ Result<Driver> load_driver(const char* name) {
                 fmt::format("the NVIDIA driver is too old: {} has no {}{}; wsync was built with "
                             "CUDA {}",
                             name, missing, said_version(cuda), version_text(CUDA_VERSION)));
-  if (const CUresult code = cuda.cuInit(0); code != CUDA_SUCCESS)
+  const CUresult code = cuda.cuInit(0);
+  cuda.has_gpus = code != CUDA_ERROR_NO_DEVICE;
+  if (code != CUDA_SUCCESS && cuda.has_gpus)
     return fail(ErrorCode::kRefused,
                 fmt::format("the NVIDIA driver does not start: cuInit: {}{}{}",
                             describe(cuda, code), said_version(cuda), start_hint(code)));
+  const auto version = driver_version(cuda);
+  if (!version) return fail(version.error());
+  if (*version / 1000 < CUDA_VERSION / 1000)
+    return fail(
+        ErrorCode::kRefused,
+        fmt::format("the NVIDIA driver is too old: it does CUDA {}, wsync was built with "
+                    "CUDA {}; install a driver for CUDA {} or newer",
+                    version_text(*version), version_text(CUDA_VERSION), CUDA_VERSION / 1000));
   return cuda;
 }
 

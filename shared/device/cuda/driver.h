@@ -17,38 +17,35 @@
 namespace wsync::device::cuda {
 
 // Exactly what is used. A name more is an entry here, a name less a line gone.
-#define WSYNC_CUDA_DRIVER_CALLS(CALL)                                                              \
-  CALL(cuInit)                                                                                     \
-  CALL(cuDriverGetVersion)                                                                         \
-  CALL(cuGetErrorName) CALL(cuGetErrorString) CALL(cuDeviceGetCount) CALL(cuDeviceGet) CALL(       \
-      cuDeviceGetName) CALL(cuDeviceGetUuid_v2) CALL(cuDeviceTotalMem) CALL(cuDeviceGetAttribute)  \
-      CALL(cuDeviceCanAccessPeer) CALL(cuDevicePrimaryCtxRetain) CALL(cuDevicePrimaryCtxRelease)   \
-          CALL(cuCtxPushCurrent) CALL(cuCtxPopCurrent) CALL(cuCtxSetCurrent)                       \
-              CALL(cuCtxEnablePeerAccess) CALL(cuCtxGetStreamPriorityRange) CALL(cuModuleLoadData) \
-                  CALL(cuModuleUnload) CALL(cuModuleGetFunction) CALL(cuLaunchKernel)              \
-                      CALL(cuMemGetInfo) CALL(cuMemAlloc) CALL(cuMemFree) CALL(cuMemAllocHost)     \
-                          CALL(cuMemFreeHost) CALL(cuMemHostRegister) CALL(cuMemHostUnregister)    \
-                              CALL(cuMemGetAddressRange) CALL(cuPointerGetAttribute)               \
-                                  CALL(cuMemcpyHtoDAsync) CALL(cuMemcpyDtoHAsync)                  \
-                                      CALL(cuMemcpyAsync) CALL(cuMemsetD8Async)                    \
-                                          CALL(cuStreamCreateWithPriority) CALL(cuStreamDestroy)   \
-                                              CALL(cuStreamQuery) CALL(cuStreamWaitEvent)          \
-                                                  CALL(cuEventCreate) CALL(cuEventDestroy)         \
-                                                      CALL(cuEventRecord) CALL(cuIpcGetMemHandle)  \
-                                                          CALL(cuIpcOpenMemHandle)                 \
-                                                              CALL(cuIpcCloseMemHandle)            \
-                                                                  CALL(cuIpcGetEventHandle)        \
-                                                                      CALL(cuIpcOpenEventHandle)
+// clang-format off
+#define WSYNC_CUDA_DRIVER_CALLS(CALL)                                                       \
+  CALL(cuInit) CALL(cuDriverGetVersion) CALL(cuGetErrorName) CALL(cuGetErrorString)         \
+  CALL(cuDeviceGetCount) CALL(cuDeviceGet) CALL(cuDeviceGetName) CALL(cuDeviceGetUuid_v2)   \
+  CALL(cuDeviceTotalMem) CALL(cuDeviceGetAttribute) CALL(cuDeviceCanAccessPeer)             \
+  CALL(cuDevicePrimaryCtxRetain) CALL(cuDevicePrimaryCtxRelease) CALL(cuCtxPushCurrent)     \
+  CALL(cuCtxPopCurrent) CALL(cuCtxSetCurrent) CALL(cuCtxEnablePeerAccess)                   \
+  CALL(cuCtxGetStreamPriorityRange) CALL(cuModuleLoadData) CALL(cuModuleUnload)             \
+  CALL(cuModuleGetFunction) CALL(cuLaunchKernel) CALL(cuMemGetInfo) CALL(cuMemAlloc)        \
+  CALL(cuMemFree) CALL(cuMemAllocHost) CALL(cuMemFreeHost) CALL(cuMemHostRegister)          \
+  CALL(cuMemHostUnregister) CALL(cuMemGetAddressRange) CALL(cuPointerGetAttribute)          \
+  CALL(cuMemcpyHtoDAsync) CALL(cuMemcpyDtoHAsync) CALL(cuMemcpyAsync) CALL(cuMemsetD8Async) \
+  CALL(cuStreamCreateWithPriority) CALL(cuStreamDestroy) CALL(cuStreamQuery)                \
+  CALL(cuStreamWaitEvent) CALL(cuEventCreate) CALL(cuEventDestroy) CALL(cuEventRecord)      \
+  CALL(cuIpcGetMemHandle) CALL(cuIpcOpenMemHandle) CALL(cuIpcCloseMemHandle)                \
+  CALL(cuIpcGetEventHandle) CALL(cuIpcOpenEventHandle)
+// clang-format on
 
 // A copy with other functions in it injects failures in tests.
 struct Driver {
 #define WSYNC_CUDA_DRIVER_MEMBER(name) decltype(&::name) name = nullptr;
   WSYNC_CUDA_DRIVER_CALLS(WSYNC_CUDA_DRIVER_MEMBER)  // NOLINT(readability-identifier-naming)
 #undef WSYNC_CUDA_DRIVER_MEMBER
+  bool has_gpus = true;  // false: it started and said that this process sees none
 };
 
 // The driver of this machine, loaded and initialised once. kRefused, in words: there is none, it
-// lacks a function, or it does not start. Any thread.
+// lacks a function, does not start, or is of an older major release than the kernels (they run on
+// drivers of their own release's and later ones). A machine without GPUs is no error. Any thread.
 [[nodiscard]] Result<const Driver*> driver();
 
 // The functions of the shared library `name`, initialised: driver() without memory.
@@ -68,7 +65,8 @@ struct Driver {
 
 // What a destructor cannot report. Codes that only say that the driver is going down with the
 // process, or repeat a fault that the stream has reported (after one, every call of the context
-// returns it), are no failures; the rest is counted, so that tests and `wsync doctor` see it.
+// returns it), are no failures. The rest is a defect of ours, leaves at most something unreleased,
+// and is counted, so that tests see it.
 void released(const Driver& cuda, CUresult code, const char* what) noexcept;
 struct ReleaseFailures {
   std::uint64_t count = 0;

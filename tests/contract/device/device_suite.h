@@ -17,6 +17,8 @@ namespace wsync::device {
 class DeviceContract : public ::testing::TestWithParam<DeviceKind> {
  protected:
   void SetUp() override {
+    if (const auto why = no_gpu_for_tests(); GetParam() == DeviceKind::kCuda && !why.empty())
+      GTEST_SKIP() << why;
     auto made = make_device({.kind = GetParam(), .index = DeviceIndex{1}});
     ASSERT_TRUE(made.has_value()) << made.error().message();
     device_ = std::move(*made);
@@ -48,6 +50,7 @@ TEST_P(DeviceContract, SaysWhatItIs) {
   EXPECT_EQ(device_->kind(), GetParam());
   EXPECT_EQ(device_->index(), DeviceIndex{1});
   EXPECT_FALSE(device_->name().empty());
+  EXPECT_EQ(device_->uuid().empty(), GetParam() != DeviceKind::kCuda);
   const auto info = device_->memory_info();
   ASSERT_TRUE(info.has_value());
   EXPECT_GT(info->free_bytes, 0U);

@@ -4,11 +4,15 @@
 #include <unistd.h>
 
 #include "tests/contract/device/device_suite.h"
+#include "tests/contract/device/pieces_suite.h"
 
 namespace wsync::device {
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(Host, DeviceContract,
+                         ::testing::Values(DeviceKind::kUnified, DeviceKind::kSeparate), kind_of);
+
+INSTANTIATE_TEST_SUITE_P(Host, PieceContract,
                          ::testing::Values(DeviceKind::kUnified, DeviceKind::kSeparate), kind_of);
 
 TEST(HostDevice, AnExportedBufferCanBeNeitherResizedNorMappedForWriting) {

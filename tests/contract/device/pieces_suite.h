@@ -1,0 +1,255 @@
+// What every device backend promises of batches with digests, of events between processes and of
+// borrowed memory. More of the suite in device_suite.h, for the same instantiations.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <gtest/gtest.h>
+#include <memory>
+#include <vector>
+
+#include "tests/contract/device/device_suite.h"
+
+namespace wsync::device {
+
+// The bytes that a piece copies and counts, one behind the other.
+inline Bytes dense(const Piece& piece, const Bytes& from) {
+  Bytes bytes(piece.bytes());
+  for (std::uint64_t row = 0; !bytes.empty() && row < piece.rows; ++row)
+    std::memcpy(bytes.data() + row * piece.row_bytes,
+                from.data() + piece.from_offset + row * piece.from_stride, piece.row_bytes);
+  return bytes;
+}
+
+class PieceContract : public DeviceContract {
+ protected:
+  static constexpr std::uint64_t kPart = 128 * limits::kKiB;
+  static constexpr std::uint64_t kBytes = 3 * kPart;
+
+  void SetUp() override {
+    DeviceContract::SetUp();
+    if (device_ == nullptr) return;
+    from_ = memory(kBytes);
+    to_ = memory(kBytes);
+    work_ = stream(StreamRole::kReload);
+    source_ = pattern(kBytes, 11);
+    target_ = pattern(kBytes, 12);
+    ASSERT_TRUE(work_->copy_to_device(whole(*from_), source_));
+    ASSERT_TRUE(work_->copy_to_device(whole(*to_), target_));
+    ASSERT_TRUE(drain(*work_));
+  }
+  Piece piece(std::uint64_t from, std::uint64_t bytes, std::uint64_t to) {
+    return {.to = to_.get(),
+            .to_offset = to,
+            .from = from_.get(),
+            .from_offset = from,
+            .row_bytes = bytes};
+  }
+  // Runs the batch and compares every byte of the target and every sum with what they must be.
+  void expect_batch(const std::vector<Piece>& pieces, std::size_t sums) {
+    std::vector<PieceDigest> expected(sums);
+    for (const Piece& one : pieces) {
+      const auto bytes = dense(one, source_);
+      if (one.to != nullptr) std::ranges::copy(bytes, target_.begin() + to_offset(one));
+      if (one.sum != Piece::kNoSum)
+        expected[one.sum] = add(expected[one.sum], digest_sum(bytes, one.position));
+    }
+    std::vector<PieceDigest> found(sums, PieceDigest{.low = 1, .high = 2});
+    Bytes back(kBytes);
+    ASSERT_TRUE(work_->copy_pieces(pieces, found));
+    ASSERT_TRUE(work_->copy_to_host(back, whole(*to_)));
+    const auto drained = drain(*work_);
+    ASSERT_TRUE(drained.has_value()) << drained.error().message();
+    EXPECT_TRUE(back == target_) << "first difference at byte "
+                                 << std::ranges::mismatch(back, target_).in1 - back.begin();
+    EXPECT_EQ(found, expected);
+  }
+  static std::ptrdiff_t to_offset(const Piece& piece) {
+    return static_cast<std::ptrdiff_t>(piece.to_offset);
+  }
+
+  Bytes source_;
+  Bytes target_;
+  std::unique_ptr<Memory> from_;
+  std::unique_ptr<Memory> to_;
+  std::unique_ptr<Stream> work_;  // last: it is closed before what its work uses goes
+};
+
+TEST_P(PieceContract, OneBatchCopiesAndCountsAllItsPieces) {
+  std::vector<Piece> batch;
+  batch.push_back(piece(0, kPart, 256));  // aligned
+  batch.back().sum = 0;
+  batch.push_back(piece(kPart + 3, 4096 + 7, kPart + 1024));  // misaligned, the end
+  batch.back().sum = 0;
+  batch.back().position = kPart;
+  batch.push_back(piece(2 * kPart, 1000, 2 * kPart + 5));  // copied only
+  batch.push_back(piece(17, 160, 0));                      // counted only
+  batch.back().to = nullptr;
+  batch.back().sum = 2;
+  expect_batch(batch, 3);  // nothing counts into the sum in the middle
+}
+
+TEST_P(PieceContract, RowsAreGatheredFromTheirStrides) {
+  std::vector<Piece> batch;
+  batch.push_back(piece(64, 48, 0));  // whole granules in each row
+  batch.back().rows = 100;
+  batch.back().from_stride = 256;
+  batch.back().sum = 0;
+  batch.push_back(piece(kPart + 1, 10, kPart));  // granules over the ends of rows
+  batch.back().rows = 1000;
+  batch.back().from_stride = 33;
+  batch.back().sum = 1;
+  batch.push_back(piece(2 * kPart, 2, 2 * kPart));  // columns of a bf16 matrix
+  batch.back().rows = 199;
+  batch.back().from_stride = 512;
+  batch.back().sum = 2;
+  batch.push_back(piece(2 * kPart, 64, 2 * kPart + 4096));  // rows without gaps
+  batch.back().rows = 16;
+  batch.back().from_stride = 64;
+  batch.back().sum = 3;
+  expect_batch(batch, 4);
+}
+
+TEST_P(PieceContract, TheSumOfThePartsIsTheDigestOfTheWhole) {
+  std::vector<Piece> batch;
+  for (std::uint64_t at = 0; at < 100'000; at += 16'000) {
+    batch.push_back(piece(5 + at, std::min<std::uint64_t>(16'000, 100'000 - at), at));
+    batch.back().sum = 0;
+    batch.back().position = at;
+  }
+  std::ranges::reverse(batch);
+  std::vector<PieceDigest> sums(1);
+  ASSERT_TRUE(work_->copy_pieces(batch, sums));
+  ASSERT_TRUE(drain(*work_));
+  EXPECT_EQ(finish_digest(sums[0], 100'000), piece_digest(std::span(source_).subspan(5, 100'000)));
+}
+
+TEST_P(PieceContract, BatchesBehindEachOtherKeepTheirSums) {
+  std::vector<std::vector<PieceDigest>> sums(5, std::vector<PieceDigest>(3));
+  for (std::uint64_t turn = 0; turn < sums.size(); ++turn) {
+    // Of growing size, so that what a backend keeps between batches has to grow with them.
+    std::vector<Piece> batch;
+    for (std::uint64_t i = 0; i < 1 + 700 * turn; ++i) {
+      batch.push_back(piece(turn * 1000 + i * 16, 16, i * 16));
+      batch.back().sum = static_cast<std::uint32_t>(i % 3);
+      batch.back().position = i * 16;
+    }
+    ASSERT_TRUE(work_->copy_pieces(batch, sums[turn]));
+  }
+  ASSERT_TRUE(drain(*work_));
+  for (std::uint64_t turn = 0; turn < sums.size(); ++turn) {
+    std::vector<PieceDigest> expected(3);
+    for (std::uint64_t i = 0; i < 1 + 700 * turn; ++i)
+      expected[i % 3] =
+          add(expected[i % 3],
+              digest_sum(std::span(source_).subspan(turn * 1000 + i * 16, 16), i * 16));
+    EXPECT_EQ(sums[turn], expected) << "batch " << turn;
+  }
+}
+
+TEST_P(PieceContract, BatchesWithoutBytesAreDoneAndTheirSumsZero) {
+  expect_batch({}, 0);
+  expect_batch({}, 2);
+  auto empty = piece(0, 0, 0);
+  empty.sum = 1;
+  auto no_rows = piece(0, 16, 0);
+  no_rows.rows = 0;
+  no_rows.sum = 0;
+  expect_batch({empty, no_rows}, 2);
+}
+
+TEST_P(PieceContract, PiecesOutsideTheirMemoryAreRefused) {
+  std::vector<PieceDigest> sums(1);
+  const auto refused = [&](Piece bad) {
+    const auto result = work_->copy_pieces(std::span(&bad, 1), sums);
+    return !result && result.error().code() == ErrorCode::kInvalidInput;
+  };
+  EXPECT_TRUE(refused(piece(1, kBytes, 0)));
+  EXPECT_TRUE(refused(piece(0, kBytes, 1)));
+  EXPECT_TRUE(refused(piece(~0ULL, 16, 0)));
+  auto rows = piece(0, 16, 0);
+  rows.rows = kBytes / 32 + 1;
+  rows.from_stride = 32;
+  EXPECT_TRUE(refused(rows));
+  rows.rows = 2;
+  rows.from_stride = 8;
+  EXPECT_TRUE(refused(rows)) << "rows over each other";
+  rows.from_stride = ~0ULL;
+  EXPECT_TRUE(refused(rows));
+  auto no_sum = piece(0, 16, 0);
+  no_sum.sum = 1;
+  EXPECT_TRUE(refused(no_sum));
+  auto between_granules = piece(0, 16, 0);
+  between_granules.sum = 0;
+  between_granules.position = 8;
+  EXPECT_TRUE(refused(between_granules));
+  auto from_nowhere = piece(0, 16, 0);
+  from_nowhere.from = nullptr;
+  EXPECT_TRUE(refused(from_nowhere));
+  auto imported = device_->import_memory(std::move(*to_->export_handle()));
+  ASSERT_TRUE(imported.has_value()) << imported.error().message();
+  auto read_only = piece(0, 16, 0);
+  read_only.to = imported->get();
+  EXPECT_TRUE(refused(read_only));
+  EXPECT_TRUE(work_->status().has_value()) << "a refused call must not break the stream";
+  EXPECT_TRUE(drain(*work_));
+}
+
+// What an engine does: the sidecar's buffer, mapped, into memory that the engine has allocated.
+TEST_P(PieceContract, AnImporterReadsWhatWasPublishedIntoItsOwnMemory) {
+  auto imported = device_->import_memory(std::move(*from_->export_handle()));
+  ASSERT_TRUE(imported.has_value()) << imported.error().message();
+  auto weights = device_->borrow({to_->address() + 4096, 8192});
+  ASSERT_TRUE(weights.has_value()) << weights.error().message();
+  EXPECT_TRUE((*weights)->writable());
+  EXPECT_EQ((*weights)->bytes(), 8192U);
+  EXPECT_EQ((*weights)->export_handle().error().code(), ErrorCode::kRefused);
+  auto engine = stream(StreamRole::kReload);
+  std::vector<PieceDigest> sums(1);
+  for (unsigned round = 0; round < 3; ++round) {  // the event is used again
+    const auto bucket = pattern(kBytes, 20 + round);
+    ASSERT_TRUE(work_->copy_to_device(whole(*from_), bucket));
+    const auto published = work_->publish(*from_);
+    ASSERT_TRUE(published.has_value()) << published.error().message();
+    ASSERT_TRUE(drain(*work_));  // the message that tells the engine
+    ASSERT_TRUE(engine->acquire(**imported));
+    const Piece part{.to = weights->get(),
+                     .from = imported->get(),
+                     .from_offset = 100,
+                     .row_bytes = 8192,
+                     .sum = 0};
+    ASSERT_TRUE(engine->copy_pieces(std::span(&part, 1), sums));
+    Bytes back(8192);
+    ASSERT_TRUE(engine->copy_to_host(back, whole(**weights)));
+    ASSERT_TRUE(drain(*engine));
+    EXPECT_TRUE(std::ranges::equal(back, std::span(bucket).subspan(100, 8192)));
+    EXPECT_EQ(sums[0], digest_sum(back, 0));
+  }
+}
+
+TEST_P(PieceContract, OnlyTheOwnerPublishes) {
+  auto imported = device_->import_memory(std::move(*from_->export_handle()));
+  ASSERT_TRUE(imported.has_value()) << imported.error().message();
+  const auto published = work_->publish(**imported);
+  ASSERT_FALSE(published);
+  EXPECT_EQ(published.error().code(), ErrorCode::kInvalidInput);
+  EXPECT_TRUE(work_->status().has_value());
+}
+
+// A communicator's work: in the stream's order, with a copy that is done when it returns.
+TEST_P(PieceContract, WorkOfACommunicatorTakesItsTurn) {
+  auto mid = memory(kBytes);
+  Bytes back(kBytes);
+  ASSERT_TRUE(work_->run(
+      [&](StreamTurn& turn) { return turn.copy(mid->address(), from_->address(), kBytes); }));
+  ASSERT_TRUE(work_->copy_to_host(back, whole(*mid)));
+  ASSERT_TRUE(drain(*work_));
+  EXPECT_TRUE(back == source_);
+  ASSERT_TRUE(work_->run([](StreamTurn&) { return fail(ErrorCode::kPeerLost, "a rank is gone"); }));
+  const auto after = drain(*work_);
+  ASSERT_FALSE(after);
+  EXPECT_EQ(after.error().code(), ErrorCode::kPeerLost);
+  EXPECT_FALSE(work_->status());
+}
+
+}  // namespace wsync::device

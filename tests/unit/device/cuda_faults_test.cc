@@ -1,0 +1,360 @@
+// What the backend does when the driver fails: the emulated driver, with single functions of its
+// table replaced.
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <fcntl.h>
+#include <future>
+#include <gtest/gtest.h>
+#include <memory>
+#include <sys/mman.h>
+
+#include "shared/base/clock.h"
+#include "shared/base/limits.h"
+#include "shared/device/cuda/device.h"
+#include "shared/device/cuda/driver.h"
+#include "shared/device/cuda/memory.h"
+#include "shared/device/cuda/registration.h"
+
+namespace wsync::device::cuda {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+
+// What a replaced function finds; functions of the driver have no other argument for it.
+const Driver* real = nullptr;
+std::atomic<int> calls = 0;
+std::atomic<int> undone = 0;
+
+TimePoint far() { return now() + std::chrono::seconds(60); }
+
+class CudaFaults : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto cuda = driver();
+    ASSERT_TRUE(cuda.has_value()) << cuda.error().message();
+    real = *cuda;
+    cuda_ = **cuda;
+    calls = 0;
+    undone = 0;
+    unreleased_ = release_failures().count;
+  }
+  // Whatever fails, what was made is given back.
+  void TearDown() override { EXPECT_EQ(release_failures().count, unreleased_); }
+  Result<std::unique_ptr<Device>> open(std::chrono::nanoseconds settle_limit = kSettleLimit) {
+    return make_cuda_device(cuda_, {.kind = DeviceKind::kCuda}, settle_limit);
+  }
+  static Result<> drained(Device& device, Stream& work) {
+    auto end = device.create_event();
+    WSYNC_TRY(work.record(**end));
+    return (*end)->wait(far());
+  }
+  static void expect(const Error& error, ErrorCode code, std::string_view text) {
+    EXPECT_EQ(error.code(), code) << error.message();
+    EXPECT_NE(error.message().find(text), std::string::npos) << error.message();
+  }
+
+  Driver cuda_;
+  std::uint64_t unreleased_ = 0;
+};
+
+TEST_F(CudaFaults, AContextThatCannotBeHadIsSaid) {
+  cuda_.cuDevicePrimaryCtxRetain = [](CUcontext*, CUdevice) { return CUDA_ERROR_UNKNOWN; };
+  const auto device = open();
+  ASSERT_FALSE(device);
+  expect(device.error(), ErrorCode::kIo, "GPU 0: the GPU's primary context cannot be had");
+}
+
+TEST_F(CudaFaults, AGpuThatTheKernelsAreNotBuiltForIsRefused) {
+  cuda_.cuModuleLoadData = [](CUmodule*, const void*) { return CUDA_ERROR_NO_BINARY_FOR_GPU; };
+  const auto device = open();
+  ASSERT_FALSE(device);
+  expect(device.error(), ErrorCode::kRefused, "compute capability 8.0");
+  expect(device.error(), ErrorCode::kRefused, "CUDA_ERROR_NO_BINARY_FOR_GPU");
+}
+
+TEST_F(CudaFaults, MemoryThatIsNotThereIsSaidWithWhatIsFree) {
+  cuda_.cuMemAlloc = [](CUdeviceptr*, std::size_t) { return CUDA_ERROR_OUT_OF_MEMORY; };
+  auto device = open();
+  ASSERT_TRUE(device.has_value()) << device.error().message();
+  const auto memory = (*device)->allocate(limits::kMiB);
+  ASSERT_FALSE(memory);
+  expect(memory.error(), ErrorCode::kResourceExhausted, "2097152 bytes cannot be allocated");
+  expect(memory.error(), ErrorCode::kResourceExhausted, "are free");
+}
+
+TEST_F(CudaFaults, MoreMemoryThanThereIsIsRefused) {
+  auto device = open();
+  ASSERT_TRUE(device.has_value());
+  const auto free = (*device)->memory_info()->free_bytes;
+  const auto memory = (*device)->allocate(limits::kBucketBytesMax);
+  ASSERT_LT(free, limits::kBucketBytesMax) << "of the emulated GPU";
+  ASSERT_FALSE(memory);
+  expect(memory.error(), ErrorCode::kResourceExhausted, "GPU 0");
+  EXPECT_EQ((*device)->memory_info()->free_bytes, free);
+}
+
+TEST_F(CudaFaults, AStreamThatCannotBeMadeIsAnError) {
+  auto device = open();
+  ASSERT_TRUE(device.has_value());
+  cuda_.cuStreamCreateWithPriority = [](CUstream*, unsigned int, int) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  };
+  const auto work = (*device)->create_stream(StreamRole::kReload);
+  ASSERT_FALSE(work);
+  expect(work.error(), ErrorCode::kResourceExhausted, "reload stream: no stream");
+}
+
+TEST_F(CudaFaults, AnErrorOfACopyReachesEverythingBehindIt) {
+  cuda_.cuMemcpyHtoDAsync = [](CUdeviceptr, const void*, std::size_t, CUstream) {
+    return CUDA_ERROR_INVALID_VALUE;
+  };
+  auto device = open();
+  ASSERT_TRUE(device.has_value());
+  auto memory = (*device)->allocate(kPage);
+  auto work = (*device)->create_stream(StreamRole::kHostToDevice);
+  const Bytes data(kPage);
+  Bytes back(kPage);
+  std::promise<Result<>> told;
+  ASSERT_TRUE((*work)->copy_to_device({.memory = memory->get(), .bytes = kPage}, data));
+  ASSERT_TRUE((*work)->copy_to_host(back, {.memory = memory->get(), .bytes = kPage}));
+  ASSERT_TRUE((*work)->notify([&](const Result<>& r) { told.set_value(r); }));
+  const auto result = told.get_future().get();
+  ASSERT_FALSE(result);
+  expect(result.error(), ErrorCode::kInvalidInput, "H2D stream: a copy to the GPU");
+  EXPECT_FALSE((*work)->status());
+  EXPECT_FALSE(drained(**device, **work));
+}
+
+TEST_F(CudaFaults, AKernelThatDoesNotStartIsAnErrorAndItsSumsAreNotRead) {
+  cuda_.cuLaunchKernel = [](CUfunction, unsigned int, unsigned int, unsigned int, unsigned int,
+                            unsigned int, unsigned int, unsigned int, CUstream, void**,
+                            void**) { return CUDA_ERROR_LAUNCH_FAILED; };
+  auto device = open();
+  ASSERT_TRUE(device.has_value());
+  auto memory = (*device)->allocate(kPage);
+  auto work = (*device)->create_stream(StreamRole::kReload);
+  const Piece piece{.from = memory->get(), .row_bytes = kPage, .sum = 0};
+  std::vector<PieceDigest> sums(1, PieceDigest{.low = 7, .high = 8});
+  ASSERT_TRUE((*work)->copy_pieces(std::span(&piece, 1), sums));
+  const auto result = drained(**device, **work);
+  ASSERT_FALSE(result);
+  expect(result.error(), ErrorCode::kIo, "the kernel of a batch: CUDA_ERROR_LAUNCH_FAILED");
+  EXPECT_EQ(sums[0], (PieceDigest{.low = 7, .high = 8}));
+}
+
+// A fault of a kernel or of the hardware comes with a later call, and with every one after it.
+TEST_F(CudaFaults, AFaultOfTheGpuSticksToTheStream) {
+  cuda_.cuStreamQuery = [](CUstream) { return CUDA_ERROR_ILLEGAL_ADDRESS; };
+  auto device = open();
+  ASSERT_TRUE(device.has_value());
+  auto work = (*device)->create_stream(StreamRole::kReload);
+  for (int turn = 0; turn < 3; ++turn) {
+    const auto result = drained(**device, **work);
+    ASSERT_FALSE(result);
+    expect(result.error(), ErrorCode::kIo, "CUDA_ERROR_ILLEGAL_ADDRESS");
+  }
+  expect((*work)->status().error(), ErrorCode::kIo, "reload stream: work of the GPU failed");
+}
+
+TEST_F(CudaFaults, WorkThatDoesNotEndIsGivenUpAtItsLimit) {
+  cuda_.cuStreamQuery = [](CUstream) {
+    ++calls;
+    return CUDA_ERROR_NOT_READY;
+  };
+  auto device = open(std::chrono::milliseconds(20));
+  ASSERT_TRUE(device.has_value());
+  auto memory = (*device)->allocate(kPage);
+  auto work = (*device)->create_stream(StreamRole::kBroadcast);
+  const Bytes data(kPage);
+  ASSERT_TRUE((*work)->copy_to_device({.memory = memory->get(), .bytes = kPage}, data));
+  const auto result = drained(**device, **work);
+  ASSERT_FALSE(result);
+  expect(result.error(), ErrorCode::kDeadline, "has not ended its work");
+  const int asked = calls;
+  EXPECT_GT(asked, 0);
+  EXPECT_FALSE(drained(**device, **work));
+  EXPECT_EQ(calls, asked) << "what was given up is not waited for again";
+  // Nothing is released any more, because the driver would wait for the work.
+  cuda_.cuMemFree = [](CUdeviceptr) {
+    ++undone;
+    return CUDA_SUCCESS;
+  };
+  cuda_.cuStreamDestroy = [](CUstream) {
+    ++undone;
+    return CUDA_SUCCESS;
+  };
+  cuda_.cuDevicePrimaryCtxRelease = [](CUdevice) {
+    ++undone;
+    return CUDA_SUCCESS;
+  };
+  const auto another = open();
+  ASSERT_FALSE(another);
+  expect(another.error(), ErrorCode::kRefused, "did not end its work in this process");
+  work->reset();
+  memory->reset();
+  device->reset();
+  EXPECT_EQ(undone, 0);
+}
+
+TEST_F(CudaFaults, WhatCannotBeSharedIsNotExported) {
+  auto device = open();
+  ASSERT_TRUE(device.has_value());
+  auto memory = (*device)->allocate(kPage);
+  cuda_.cuIpcGetMemHandle = [](CUipcMemHandle*, CUdeviceptr) { return CUDA_ERROR_NOT_SUPPORTED; };
+  auto handle = (*memory)->export_handle();
+  ASSERT_FALSE(handle);
+  expect(handle.error(), ErrorCode::kRefused, "cannot be shared with other processes");
+  auto other = (*device)->allocate(kPage);
+  cuda_.cuEventCreate = [](CUevent*, unsigned int) { return CUDA_ERROR_NOT_SUPPORTED; };
+  handle = (*other)->export_handle();
+  ASSERT_FALSE(handle);
+  expect(handle.error(), ErrorCode::kRefused, "no event for other processes");
+}
+
+TEST_F(CudaFaults, AnEventThatCannotBeOpenedClosesTheMappingAgain) {
+  auto device = open();
+  ASSERT_TRUE(device.has_value());
+  auto own = (*device)->allocate(kPage);
+  auto handle = *(*own)->export_handle();
+  auto told = *decode_ipc_handle(handle.opaque);
+  told.process ^= 1;  // of another process
+  handle.opaque = encode(told);
+  cuda_.cuIpcOpenMemHandle = [](CUdeviceptr* address, CUipcMemHandle, unsigned int) {
+    *address = 0x1000;
+    return CUDA_SUCCESS;
+  };
+  cuda_.cuIpcOpenEventHandle = [](CUevent*, CUipcEventHandle) { return CUDA_ERROR_INVALID_HANDLE; };
+  cuda_.cuIpcCloseMemHandle = [](CUdeviceptr address) {
+    undone += address == 0x1000 ? 1 : 100;
+    return CUDA_SUCCESS;
+  };
+  const auto imported = (*device)->import_memory(std::move(handle));
+  ASSERT_FALSE(imported);
+  expect(imported.error(), ErrorCode::kPeerLost, "cuIpcOpenEventHandle: CUDA_ERROR_INVALID_HANDLE");
+  EXPECT_EQ(undone, 1);
+}
+
+// ---- registered host memory ----
+
+class CudaRegistration : public CudaFaults {
+ protected:
+  void SetUp() override {
+    CudaFaults::SetUp();
+    pages_ = static_cast<std::byte*>(std::aligned_alloc(kPage, 8 * kPage));
+    cuda_.cuMemHostUnregister = [](void* at) {
+      ++undone;
+      return real->cuMemHostUnregister(at);
+    };
+    cuda_.cuMemHostRegister = [](void* at, std::size_t bytes, unsigned int flags) {
+      ++calls;
+      return real->cuMemHostRegister(at, bytes, flags);
+    };
+  }
+  void TearDown() override {
+    std::free(pages_);
+    CudaFaults::TearDown();
+  }
+  std::shared_ptr<const Gpu> gpu() { return *Gpu::open(cuda_, 0); }
+  std::span<const std::byte> range(std::size_t from, std::size_t bytes) {
+    return {pages_ + from, bytes};
+  }
+
+  std::byte* pages_ = nullptr;
+};
+
+TEST_F(CudaRegistration, ARangeIsPinnedInChunksOfWholePages) {
+  const auto all = Registration::make(*gpu(), range(10, 5 * kPage), 2 * kPage);
+  EXPECT_TRUE(all->registered()) << all->fallback();
+  EXPECT_EQ(calls, 3) << "pages 0 to 5, two at a time";
+  EXPECT_EQ(whole_part(pages_ + 10, 8 * kPage - 10), 2 * kPage - 10);
+  EXPECT_EQ(whole_part(pages_ + 2 * kPage, 100), 100U);
+  EXPECT_EQ(whole_part(pages_ + 6 * kPage, 2 * kPage), 2 * kPage) << "behind what is pinned";
+}
+
+TEST_F(CudaRegistration, SeveralUsersOfARangePinItOnce) {
+  auto first = Registration::make(*gpu(), range(0, 4 * kPage), 2 * kPage);
+  auto second = Registration::make(*gpu(), range(0, 4 * kPage), 2 * kPage);
+  EXPECT_TRUE(first->registered() && second->registered());
+  EXPECT_EQ(calls, 2);
+  first.reset();
+  EXPECT_EQ(undone, 0);
+  EXPECT_EQ(whole_part(pages_, 8 * kPage), 2 * kPage);
+  second.reset();
+  EXPECT_EQ(undone, 2);
+  EXPECT_EQ(whole_part(pages_, 8 * kPage), 8 * kPage);
+}
+
+TEST_F(CudaRegistration, AFailureHalfWayIsUndoneAndSaysWhatItCosts) {
+  cuda_.cuMemHostRegister = [](void* at, std::size_t bytes, unsigned int flags) {
+    return ++calls == 3 ? CUDA_ERROR_OUT_OF_MEMORY : real->cuMemHostRegister(at, bytes, flags);
+  };
+  const auto all = Registration::make(*gpu(), range(0, 8 * kPage), 2 * kPage);
+  EXPECT_FALSE(all->registered());
+  EXPECT_EQ(undone, 2);
+  EXPECT_EQ(calls, 3);
+  EXPECT_NE(all->fallback().find("CUDA_ERROR_OUT_OF_MEMORY"), std::string_view::npos)
+      << all->fallback();
+  EXPECT_NE(all->fallback().find("costs a pass over host memory more"), std::string_view::npos);
+  EXPECT_EQ(whole_part(pages_, 8 * kPage), 8 * kPage);
+}
+
+TEST_F(CudaRegistration, RangesThatOverlapInPartFallBack) {
+  const auto first = Registration::make(*gpu(), range(0, 4 * kPage));
+  cuda_.cuMemHostRegister = [](void*, std::size_t, unsigned int) {
+    return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  };
+  const auto second = Registration::make(*gpu(), range(2 * kPage, 4 * kPage));
+  EXPECT_TRUE(first->registered());
+  EXPECT_FALSE(second->registered());
+  const auto inside = Registration::make(*gpu(), range(kPage, kPage));
+  EXPECT_TRUE(inside->registered()) << "what is pinned already needs no call";
+}
+
+TEST_F(CudaRegistration, MemoryMappedReadOnlyNeedsAGpuThatReadsIt) {
+  auto* mapped = static_cast<std::byte*>(
+      ::mmap(nullptr, 2 * kPage, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(static_cast<void*>(mapped), MAP_FAILED);
+  static std::atomic<unsigned int> seen = 0;
+  cuda_.cuMemHostRegister = [](void* at, std::size_t bytes, unsigned int flags) {
+    ++calls;
+    seen = flags;
+    return real->cuMemHostRegister(at, bytes, flags);
+  };
+  {
+    const auto pinned = Registration::make(*gpu(), {mapped, 2 * kPage});
+    EXPECT_TRUE(pinned->registered()) << pinned->fallback();
+    EXPECT_EQ(seen, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_READ_ONLY);
+  }
+  cuda_.cuDeviceGetAttribute = [](int* value, CUdevice_attribute which, CUdevice device) {
+    if (which == CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)
+      return CUDA_ERROR_INVALID_VALUE;  // an older driver does not know it
+    return real->cuDeviceGetAttribute(value, which, device);
+  };
+  const auto refused = Registration::make(*gpu(), {mapped, 2 * kPage});
+  EXPECT_FALSE(refused->registered());
+  EXPECT_NE(refused->fallback().find("mapped read-only"), std::string_view::npos);
+  EXPECT_EQ(calls, 1);
+  ::munmap(mapped, 2 * kPage);
+}
+
+TEST(CudaMaps, ReadOnlyMappingsAreFoundInTheText) {
+  const std::string_view maps =
+      "1000-3000 rw-p 00000000 00:00 0 \n"
+      "3000-4000 r--s 00000000 00:01 77 /memfd:x (deleted)\n"
+      "nonsense\n"
+      "5000-zz rw-p\n"
+      "4000-8000 rw-s 00001000 00:01 77 /memfd:x (deleted)";
+  const auto at = [](std::uintptr_t begin, std::size_t bytes) {
+    return std::span(reinterpret_cast<const std::byte*>(begin), bytes);
+  };
+  EXPECT_TRUE(writable_in(maps, at(0x1000, 0x2000)));
+  EXPECT_FALSE(writable_in(maps, at(0x1000, 0x2001)));
+  EXPECT_FALSE(writable_in(maps, at(0x3800, 16)));
+  EXPECT_TRUE(writable_in(maps, at(0x4000, 0x4000)));
+  EXPECT_TRUE(writable_in(maps, at(0x9000, 16))) << "not said";
+  EXPECT_TRUE(writable_in("", at(0x1000, 16)));
+}
+
+}  // namespace
+}  // namespace wsync::device::cuda
