@@ -62,6 +62,10 @@ CUresult fill(const char* name, CUdeviceptr address, const void* pattern, std::s
   Op op{.kind = "memset"};
   op.holds.emplace_back(to.used);
   op.work = [at = to.at, one = std::move(one), count](std::byte*&) {
+    if (one.size() == 1) {
+      std::memset(at, std::to_integer<int>(one[0]), count);
+      return CUDA_SUCCESS;
+    }
     for (std::size_t i = 0; i < count; ++i)
       std::memcpy(at + i * one.size(), one.data(), one.size());
     return CUDA_SUCCESS;
