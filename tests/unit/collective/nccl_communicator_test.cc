@@ -117,6 +117,7 @@ TEST_F(NcclCommunicatorTest, BroadcastsAndLeavesInGoodOrder) {
 }
 
 TEST_F(NcclCommunicatorTest, AnInitThatFailsAtOnceBreaksTheGroup) {
+  script_.rank(0).joined = ncclInProgress;  // as NCCL, where it waits for rank 1
   script_.rank(1).init = ncclSystemError;
   join(2);
   for (const Member& member : members_) {
@@ -131,6 +132,7 @@ TEST_F(NcclCommunicatorTest, AnInitThatFailsAtOnceBreaksTheGroup) {
 
 TEST_F(NcclCommunicatorTest, AnInitThatFailsLaterBreaksTheGroup) {
   script_.rank(0).joined = ncclInvalidUsage;
+  script_.rank(1).joined = ncclInProgress;
   join(2);
   EXPECT_EQ(members_[0].communicator->wait_joined(far_deadline()).error().code(),
             ErrorCode::kInvalidInput);
