@@ -46,6 +46,11 @@ class CommunicatorContract : public ::testing::TestWithParam<CommunicatorBackend
     if (const auto why = device::no_gpu_for_tests(); !why.empty()) GTEST_SKIP() << why;
     gpus_ = visible_gpus();
   }
+  // No buffer goes before the streams of all ranks: another rank may be reading it.
+  void TearDown() override {
+    for (Member& member : members_) member.stream.reset();
+    members_.clear();
+  }
   // A real machine (WSYNC_TEST_GPU) may have too few GPUs for a test, the emulated one has not.
   void need_devices(std::uint32_t size) {
     if (GetParam().devices != DeviceKind::kCuda) return;
