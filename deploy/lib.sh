@@ -156,12 +156,12 @@ ensure_cuda() {
 
 # say_cuda FOLDER: what became of the CUDA backend in a build, and whether anything ran on a GPU.
 say_cuda() {
-  local folder=$1 found gpus=() ran="nothing ran on a GPU: this machine has none"
-  found=$(sed -n 's/^-- CUDA backend: //p' "$folder.log" | tail -n 1)
+  local folder=$1 found="" gpus=() ran="nothing ran on a GPU: this machine has none"
+  [ ! -e "$folder.log" ] || found=$(sed -n 's/^-- CUDA backend: //p' "$folder.log" | tail -n 1)
   mapfile -t gpus < <(compgen -G '/dev/nvidia[0-9]*')
   [ ${#gpus[@]} = 0 ] || ran="of the tests, those with the label gpu are for the ${#gpus[@]} of this machine"
   if [ "$found" = on ] && [ -e "$folder/deploy/cli/libwsync_cuda.so" ]; then
-    found="compiled and linked ($(sed -nE 's/^--   (nvcc|nccl.h) ([0-9.]+): .*/\1 \2/p' "$folder.log" | paste -sd ,))"
+    found="compiled and linked ($(sed -nE 's/^--   (nvcc|nccl.h) ([0-9.]+): .*/\1 \2/p' "$folder.log" | paste -sd , | sed 's/,/, /g'))"
   elif [ "$found" = on ]; then
     found="found what it needs, but was not linked"
   fi

@@ -36,11 +36,7 @@ Check cuda_check(const device::CudaFacts& cuda, bool wanted) {
                  {"driver_cuda", cuda_version(cuda.driver_cuda)},
                  {"driver_release", cuda.driver_release},
                  {"gpus", cuda.gpus.size()}};
-  if (cuda.driver_cuda / 1000 < cuda.built_with / 1000) {
-    check.status = wanted ? CheckStatus::kFail : CheckStatus::kWarn;
-    check.advice = fmt::format("install a driver for CUDA {} or newer, or build with CUDA {}",
-                               cuda_version(cuda.built_with), cuda_version(cuda.driver_cuda));
-  } else if (cuda.gpus.empty() && wanted) {
+  if (cuda.gpus.empty() && wanted) {
     check.status = CheckStatus::kFail;
     check.advice = "see what nvidia-smi lists, and whether CUDA_VISIBLE_DEVICES hides it";
   }
@@ -70,10 +66,10 @@ Check gpu_check(const device::GpuFacts& gpu, const CudaWanted& wanted) {
               .advice = "",
               .facts = gpu_facts(gpu)};
   check.found =
-      fmt::format("{}, {}, {}, {}, compute {}.{}, NUMA node {}, PCIe {}, peers: {}", gpu.name,
-                  gpu.uuid, gpu.pci, human_bytes(gpu.total_bytes), gpu.compute_major,
-                  gpu.compute_minor, gpu.numa_node ? std::to_string(*gpu.numa_node) : "not said",
-                  gpu.pcie_now.empty() ? "not said" : gpu.pcie_now,
+      fmt::format("{}, {}, {}, {}, compute {}.{}, NUMA node {}, {}, peers: {}", gpu.name, gpu.uuid,
+                  gpu.pci, human_bytes(gpu.total_bytes), gpu.compute_major, gpu.compute_minor,
+                  gpu.numa_node ? std::to_string(*gpu.numa_node) : "not said",
+                  gpu.pcie_now.empty() ? "PCIe link not said" : gpu.pcie_now,
                   gpu.peers.empty() ? "none" : fmt::format("{}", fmt::join(gpu.peers, " ")));
   const bool chosen =
       wanted.wanted && (wanted.gpus.empty() || std::ranges::count(wanted.gpus, gpu.gpu) != 0);

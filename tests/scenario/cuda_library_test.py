@@ -2,6 +2,7 @@
 beside the program, from the installation, or refused in words. No GPU."""
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import unittest
 
 PROGRAMS = [argument for argument in sys.argv[1:] if argument.startswith("/")]
 WSYNC, ENGINE, TRAINER = PROGRAMS[:3]
-CUDA = PROGRAMS[3] if len(PROGRAMS) > 3 else ""
+CUDA, DRIVER, NCCL = PROGRAMS[3:] or ("", "", "")  # the last two are emulated, for tests
 del sys.argv[-len(PROGRAMS):]
 FOREIGN = ("cuda", "nccl", "nvrtc", "nvidia")
 ENTRIES = ["wsync_cuda_backend", "wsync_nccl_backend"]
@@ -36,8 +37,34 @@ class WhatIsLinked(unittest.TestCase):
         listed = printed("nm", "-D", "--defined-only", CUDA).splitlines()
         self.assertEqual(sorted(line.split()[-1] for line in listed), ENTRIES)
 
+    @unittest.skipUnless(CUDA, "this build has no CUDA backend")
+    def test_the_kernels_are_compiled_for_each_gpu_without_local_memory(self):
+        build = os.path.dirname(os.path.dirname(os.path.dirname(CUDA)))
+        with open(os.path.join(build, "shared/device/cuda/kernels.fatbin.log"), encoding="utf-8") as file:
+            said = file.read()
+        kernels = re.findall(r"Compiling entry function '(\w+)' for '(sm_\d+)'", said)
+        names = {name for name, _ in kernels}
+        self.assertIn("wsync_copy_pieces", names)
+        for gpu in {gpu for _, gpu in kernels} | {"sm_80", "sm_90"}:
+            self.assertEqual({name for name, of in kernels if of == gpu}, names, gpu)
+        used = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
+        self.assertEqual(used, [("0", "0", "0")] * len(kernels), said)
 
-class WhereItIsLookedFor(unittest.TestCase):
+
+class Doctor(unittest.TestCase):
+    def checks(self, *arguments, wsync=WSYNC, name="", cwd=None, **environment):
+        """How the doctor ended, and its checks by name."""
+        settings = {key: value for key, value in os.environ.items() if not key.startswith("WSYNC_")}
+        with tempfile.TemporaryDirectory(prefix="wsync-") as folder:
+            command = [name or wsync, "doctor", "--json", "--set", f"run_dir={folder}/run", "--set", f"state_dir={folder}/state",
+                       *arguments]
+            done = subprocess.run(command, executable=wsync, env=settings | environment, cwd=cwd, text=True,
+                                  capture_output=True, timeout=60)
+        self.assertIn(done.returncode, (0, 1), done.stderr)
+        return done.returncode, {check["name"]: check for check in json.loads(done.stdout)["result"]["checks"]}
+
+
+class WhereItIsLookedFor(Doctor):
     """By the program, copied to a folder of its own."""
 
     def setUp(self):
@@ -46,15 +73,9 @@ class WhereItIsLookedFor(unittest.TestCase):
         os.mkdir(os.path.join(self.folder, "bin"))
         self.wsync = shutil.copy(WSYNC, os.path.join(self.folder, "bin"))
 
-    def cuda(self, *arguments, name="", cwd=None, **environment):
-        """The check `cuda` of the doctor, and how that ended."""
-        settings = {key: value for key, value in os.environ.items() if not key.startswith("WSYNC_")}
-        command = [name or self.wsync, "doctor", "--json", "--set", f"run_dir={self.folder}/run",
-                   "--set", f"state_dir={self.folder}/state", *arguments]
-        done = subprocess.run(command, executable=self.wsync, env=settings | environment, cwd=cwd, text=True,
-                              capture_output=True, timeout=60)
-        checks = json.loads(done.stdout)["result"]["checks"]
-        return done.returncode, next(check for check in checks if check["name"] == "cuda")
+    def cuda(self, **options):
+        code, checks = self.checks(wsync=self.wsync, **options)
+        return code, checks["cuda"]
 
     def put(self, at, text="not a library\n"):
         path = os.path.join(self.folder, at)
@@ -90,8 +111,50 @@ class WhereItIsLookedFor(unittest.TestCase):
     @unittest.skipUnless(CUDA, "this build has no CUDA backend")
     def test_the_backend_of_this_build_is_loaded(self):
         _, check = self.cuda(WSYNC_CUDA_LIBRARY=CUDA)
-        for words in ("which is not there", "cannot be loaded", "another build", "has no wsync_cuda_backend"):
+        for words in ("which is not there", "libwsync_cuda.so cannot be loaded", "another build", "has no wsync_cuda_backend"):
             self.assertNotIn(words, check["found"])
+
+
+@unittest.skipUnless(CUDA, "this build has no CUDA backend")
+class OnTheEmulatedDriver(Doctor):
+    """What the doctor asks a driver, of the one that the tests emulate. No GPU."""
+
+    def asked(self, *arguments, **environment):
+        return self.checks(*arguments, WSYNC_CUDA_LIBRARY=CUDA, LD_LIBRARY_PATH=os.path.dirname(DRIVER),
+                           WSYNC_NCCL_LIBRARY=NCCL, **environment)
+
+    def test_each_gpu_has_its_facts(self):
+        code, checks = self.asked(WSYNC_EMULATED_GPUS="3", WSYNC_EMULATED_CUDA_MEMORY=str(1 << 31))
+        self.assertEqual(code, 0, checks)
+        self.assertEqual(checks["cuda"]["facts"]["library"], os.path.realpath(CUDA))
+        self.assertEqual([name for name in checks if name.startswith("gpu ")], ["gpu 0", "gpu 1", "gpu 2"])
+        gpus = [checks[f"gpu {number}"]["facts"] for number in range(3)]
+        self.assertEqual(len({gpu["uuid"] for gpu in gpus}), 3)
+        for number, gpu in enumerate(gpus):
+            self.assertRegex(gpu["uuid"], "^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+            self.assertEqual((gpu["gpu"], gpu["total_bytes"]), (number, 1 << 31))
+            self.assertEqual(gpu["peers"], [other for other in range(3) if other != number])
+        self.assertEqual(checks["nccl"]["facts"]["library"], NCCL)
+        self.assertIn("pinned memory", checks)
+
+    def test_gpus_that_do_not_reach_each_other_have_no_peers(self):
+        _, checks = self.asked(WSYNC_EMULATED_CUDA_PEERS="0")
+        self.assertEqual(checks["gpu 0"]["facts"]["peers"], [])
+
+    def test_a_machine_without_gpus_and_a_driver_that_is_too_old(self):
+        for mode in ("none", "old", "mismatch"):
+            code, checks = self.asked(WSYNC_EMULATED_CUDA_MODE=mode)
+            self.assertEqual((code, checks["cuda"]["status"]), (0, "ok"), checks)
+            expected = "0 GPUs, driver" if mode == "none" else "no CUDA backend (the NVIDIA driver "
+            self.assertIn(expected, checks["cuda"]["found"], mode)
+            self.assertNotIn("gpu 0", checks)
+
+    def test_without_nccl(self):
+        missing = {"WSYNC_NCCL_LIBRARY": "/nonexistent/libnccl.so.2"}
+        _, checks = self.checks(WSYNC_CUDA_LIBRARY=CUDA,
+                                LD_LIBRARY_PATH=os.path.dirname(DRIVER), **missing)
+        self.assertEqual(checks["nccl"]["status"], "ok")
+        self.assertIn("/nonexistent/libnccl.so.2", checks["nccl"]["found"])
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import sys
 from typing import Iterator, NamedTuple, Optional
 
 TOP_FOLDERS = ("shared", "trainer_side", "inference_side", "bench", "tests", "deploy")
-SUFFIXES = (".h", ".cc", ".c", ".h.in")
+SUFFIXES = (".h", ".cc", ".c", ".cu", ".h.in")
 FILE_LINES = 500
 FUNCTION_LINES = 70
 
