@@ -36,6 +36,13 @@ std::vector<std::vector<std::uint32_t>> groups_of(const std::vector<std::uint32_
   return groups;
 }
 
+// An engine on the first GPU, and one on each.
+std::vector<std::vector<std::uint32_t>> pause_groups(const std::vector<std::uint32_t>& gpus) {
+  std::vector<std::vector<std::uint32_t>> groups = {{gpus.front()}};
+  if (gpus.size() > 1) groups.push_back(gpus);
+  return groups;
+}
+
 }  // namespace
 
 std::string missing_gpu() {
@@ -45,6 +52,11 @@ std::string missing_gpu() {
   if (!facts) return facts.error().message();
   if (facts->gpus.empty())
     return "the driver is there and sees no GPU (is CUDA_VISIBLE_DEVICES set to something else?)";
+  // One that is too old for the kernels, or whose driver is, can be listed and not used.
+  const auto device = (*backend)->make_device({.kind = device::DeviceKind::kCuda,
+                                               .index = device::DeviceIndex{0},
+                                               .gpu = facts->gpus.front().gpu});
+  if (!device && device.error().code() == ErrorCode::kRefused) return device.error().message();
   return {};
 }
 
@@ -87,6 +99,17 @@ Result<GpuBenchResult> run_gpu_bench(const GpuBenchOptions& options, const Inter
                                       interrupt, on_progress);
     if (!pipeline) return fail(std::move(pipeline).error());
     result.pipelines.push_back(std::move(*pipeline));
+  }
+  for (const auto& engines : pause_groups(*gpus)) {
+    if (options.checkpoints.empty()) break;
+    auto pause = run_pause_case({.executable = options.executable,
+                                 .directory = options.directory,
+                                 .gpus = engines,
+                                 .checkpoints = options.checkpoints,
+                                 .updates = options.updates},
+                                interrupt, on_progress);
+    if (!pause) return fail(std::move(pause).error());
+    result.pauses.push_back(std::move(*pause));
   }
   result.stolen = load.since_last().stolen;
   return result;

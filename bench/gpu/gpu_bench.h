@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bench/gpu/copies.h"
+#include "bench/gpu/pause.h"
 #include "bench/gpu/pipelines.h"
 #include "bench/measure/machine.h"
 #include "shared/base/error.h"
@@ -22,7 +23,8 @@ struct GpuBenchOptions {
   std::uint64_t bytes = 0;                         // of the model
   std::vector<std::uint32_t> devices = {1, 2, 4};  // logical devices on the first GPU
   unsigned rounds = 15;                            // pairs of a ceiling and ours
-  unsigned updates = 5;                            // rounds of the pipeline
+  unsigned updates = 5;                            // rounds of the pipeline, and of the pause
+  std::vector<std::string> checkpoints;  // two, of equal layouts, for the pause; empty: none
 };
 
 struct GpuBenchResult {
@@ -31,6 +33,7 @@ struct GpuBenchResult {
   bool emulated = false;  // no GPU at all: the tests' driver
   std::vector<CopyCase> copies;
   std::vector<PipelineCase> pipelines;
+  std::vector<PauseCase> pauses;
   std::vector<std::string> notes;  // what could not be as it should
   double others_busy = 0;          // share of the cores' time that was used before it began
   double stolen = 0;               // share that the host withheld

@@ -63,6 +63,20 @@ json pipeline_json(const PipelineCase& done) {
           {"rounds", std::move(rounds)}};
 }
 
+json pause_json(const PauseCase& done) {
+  json rounds = json::array();
+  for (const Pushed& pushed : done.rounds)
+    rounds.push_back({{"paused_ns", pushed.paused_ns},
+                      {"load_ns", pushed.load_ns},
+                      {"staged_ns", pushed.staged_ns},
+                      {"checked_bytes", pushed.checked_bytes}});
+  return {{"gpus", done.gpus},
+          {"bytes", done.bytes},
+          {"paused_ns", spread_json(done.paused_ns)},
+          {"load_ns", spread_json(done.load_ns)},
+          {"rounds", std::move(rounds)}};
+}
+
 std::string range(const Spread& spread) {
   return fmt::format("{:.3f}-{:.3f}", spread.min, spread.max);
 }
@@ -96,6 +110,19 @@ std::string pipelines_text(const std::vector<PipelineCase>& cases) {
   return text;
 }
 
+std::string pauses_text(const std::vector<PauseCase>& cases) {
+  std::string text = fmt::format("{:<12} {:>8} {:>10} {:<23} {:>10} {:>12}\n", "engines on",
+                                 "model", "paused ms", "min-max", "load ms", "model GB/s");
+  for (const PauseCase& done : cases)
+    text += fmt::format(
+        "{:<12} {:>8} {:>10.2f} {:<23} {:>10.2f} {:>12.1f}\n",
+        fmt::format("{}", fmt::join(done.gpus, ",")), trace::format_bytes(done.bytes),
+        done.paused_ns.median * 1e-6,
+        fmt::format("{:.2f}-{:.2f}", done.paused_ns.min * 1e-6, done.paused_ns.max * 1e-6),
+        done.load_ns.median * 1e-6, static_cast<double>(done.bytes) / done.paused_ns.median);
+  return text;
+}
+
 }  // namespace
 
 bool targets_met(const GpuBenchResult& result) {
@@ -110,6 +137,8 @@ json to_json(const GpuBenchResult& result) {
   for (const CopyCase& done : result.copies) copies.push_back(copy_json(done));
   json pipelines = json::array();
   for (const PipelineCase& done : result.pipelines) pipelines.push_back(pipeline_json(done));
+  json pauses = json::array();
+  for (const PauseCase& done : result.pauses) pauses.push_back(pause_json(done));
   return {{"machine", machine_json(result.machine)},
           {"emulated", result.emulated},
           {"cuda",
@@ -119,6 +148,7 @@ json to_json(const GpuBenchResult& result) {
             {"gpus", std::move(gpus)}}},
           {"copies", std::move(copies)},
           {"pipelines", std::move(pipelines)},
+          {"pauses", std::move(pauses)},
           {"notes", result.notes},
           {"others_busy", result.others_busy},
           {"stolen", result.stolen},
@@ -146,6 +176,7 @@ std::string to_text(const GpuBenchResult& result) {
     text += pipelines_text(result.pipelines) +
             "seconds for the whole model; ratio: 3 stages to the longest of H2D, broadcast and "
             "reload, each alone\n\n";
+  if (!result.pauses.empty()) text += pauses_text(result.pauses) + "\n";
   for (const std::string& note : result.notes) text += "note: " + note + "\n";
   return text + load_notes(result.others_busy, result.stolen);
 }

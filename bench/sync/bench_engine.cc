@@ -115,6 +115,8 @@ Result<> run_bench_engine(const BenchEngineOptions& options) {
       .checkpoint = options.checkpoint,
       .take = options.adopt ? control::TakeMode::kAdopt : control::TakeMode::kPieces,
       .step_interval = kStepInterval};
+  reference.device = options.device;
+  reference.gpu = options.gpu;
   Mouth mouth;
   std::unique_ptr<Commands> commands;
   auto engine = ReferenceEngine::create(

@@ -14,6 +14,8 @@
 // "resumed" with "at_ns" (monotonic clock), as they happen. It ends when its input does.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "shared/base/error.h"
@@ -25,6 +27,8 @@ struct BenchEngineOptions {
   std::string checkpoint;
   std::string replica;
   bool adopt = false;
+  std::optional<std::uint32_t> gpu;  // its weights are on this GPU; no floor can be measured then
+  std::uint32_t device = 0;          // index of the sidecar's device
 };
 
 // Runs until the end of standard input.

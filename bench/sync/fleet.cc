@@ -65,17 +65,25 @@ Result<Child> Fleet::start(const std::string& name, std::vector<std::string> arg
 Result<std::unique_ptr<Fleet>> Fleet::start(FleetOptions options, const Interrupt& interrupt) {
   std::unique_ptr<Fleet> fleet(new Fleet(std::move(options), interrupt));
   const FleetOptions& made = fleet->options_;
-  auto sidecar = fleet->start("sidecar", {"sidecar", "--set", "name=bench", "--set",
-                                          fmt::format("versions_held={}", fleet->versions_held())});
+  std::vector<std::string> settings = {"sidecar", "--set", "name=bench", "--set",
+                                       fmt::format("versions_held={}", fleet->versions_held())};
+  if (!made.gpus.empty())
+    settings.insert(settings.end(), {"--set", "devices.kind=cuda", "--set",
+                                     fmt::format("devices.gpus={}", fmt::join(made.gpus, ","))});
+  auto sidecar = fleet->start("sidecar", std::move(settings));
   if (!sidecar) return fail(sidecar.error());
   fleet->sidecar_ = std::make_unique<Child>(std::move(*sidecar));
   const std::string socket = made.directory + "/run/bench.engines";
   WSYNC_TRY(fleet->wait_for_socket(socket));
-  for (unsigned i = 0; i < made.engines; ++i) {
+  const std::size_t engines = made.gpus.empty() ? made.engines : made.gpus.size();
+  for (std::size_t i = 0; i < engines; ++i) {
     const std::string replica = fmt::format("engine{}", i);
     std::vector<std::string> arguments = {"bench",     "engine", "--sidecar",    socket,
                                           "--replica", replica,  "--checkpoint", made.checkpoint};
     if (made.adopt) arguments.emplace_back("--adopt");
+    if (!made.gpus.empty())
+      arguments.insert(arguments.end(), {"--gpu", std::to_string(made.gpus[i]), "--device-index",
+                                         std::to_string(i)});
     auto child = fleet->start(replica, std::move(arguments));
     if (!child) return fail(child.error());
     fleet->engines_.push_back(std::make_unique<Engine>(Engine{.child = std::move(*child)}));

@@ -23,6 +23,7 @@ struct FleetOptions {
   std::string checkpoint;  // names and shapes for the engines
   unsigned engines = 1;
   bool adopt = false;
+  std::vector<std::uint32_t> gpus;  // of each engine, whose number rules then; empty: host devices
 };
 
 // One push as the product reports it.

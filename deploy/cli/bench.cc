@@ -99,6 +99,8 @@ void add_bench_engine(CLI::App& parent, Context& context) {
       ->required();
   command->add_option("--replica", options->replica, "Name of the replica")->required();
   command->add_flag("--adopt", options->adopt, "Map versions and use them in place");
+  command->add_option("--gpu", options->gpu, "Hold the weights on this GPU");
+  command->add_option("--device-index", options->device, "Index of the sidecar's device");
   command->callback([&context, options] {
     context.run("bench engine", [&]() -> Result<Outcome> {
       WSYNC_TRY(bench::run_bench_engine(*options));

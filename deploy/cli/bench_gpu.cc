@@ -8,6 +8,7 @@
 #include "bench/gpu/report.h"
 #include "bench/measure/directory.h"
 #include "deploy/cli/commands.h"
+#include "deploy/cli/demo_checkpoint.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/config/units.h"
@@ -24,6 +25,7 @@ struct GpuArguments {
   bench::GpuBenchOptions options;
   std::string size = "8GiB";
   std::string buffer = "512MiB";
+  std::string pause = "1GiB";
   std::string directory;
   std::string output;  // file for the JSON; empty: none
 };
@@ -43,6 +45,23 @@ Result<> read_sizes(GpuArguments& arguments) {
         fmt::format("--size is {} bytes, expected a buffer ({} bytes) to 8GiB", *size, *buffer));
   arguments.options.bytes = *size;
   arguments.options.buffer_bytes = *buffer;
+  return {};
+}
+
+// Two models of equal layouts, to be published in turn.
+Result<> make_checkpoints(const GpuArguments& arguments, bench::GpuBenchOptions& options,
+                          trace::ProgressLine& line) {
+  const auto bytes = config::parse_size(arguments.pause);
+  if (!bytes) return fail(bytes.error().with_context("--pause"));
+  for (std::uint64_t seed = 1; *bytes > 0 && seed <= 2; ++seed) {
+    line.update("making checkpoints", 0, 0, now());
+    const DemoCheckpoint checkpoint{.directory = fmt::format("{}/model{}", options.directory, seed),
+                                    .bytes = *bytes,
+                                    .seed = seed};
+    const auto made = make_demo_checkpoint(checkpoint);
+    if (!made) return fail(made.error());
+    options.checkpoints.push_back(checkpoint.directory);
+  }
   return {};
 }
 
@@ -70,6 +89,7 @@ Result<Outcome> bench_gpu(GpuArguments arguments) {
   if (!directory) return fail(directory.error());
   arguments.options.directory = directory->path();
   trace::ProgressLine line;
+  WSYNC_TRY(make_checkpoints(arguments, arguments.options, line));
   const auto result = bench::run_gpu_bench(
       arguments.options, *interrupt,
       [&line](std::string_view label, unsigned done, unsigned total) {
@@ -125,16 +145,22 @@ void add_bench_gpu(CLI::App& parent, Context& context) {
                       "Bytes of the model, less where memory is short (default: 8GiB)");
   command->add_option("--buffer", arguments->buffer,
                       "Bytes of one copy, and of a buffer at most (default: 512MiB)");
+  command->add_option("--pause", arguments->pause,
+                      "Bytes of the models that are published to measure the pause; 0: not "
+                      "measured (default: 1GiB)");
   command->add_option("--rounds", options.rounds, "Pairs of a ceiling and ours (default: 15)")
       ->check(CLI::Range(1U, kGpuRoundsMax));
   command
       ->add_option("--updates", options.updates,
-                   "Rounds of whole updates and of their stages (default: 5)")
+                   "Rounds of whole updates, of their stages and of the pause (default: 5)")
       ->check(CLI::Range(1U, kGpuRoundsMax));
   command
-      ->add_option("--directory", arguments->directory,
-                   "Where logs are made, and removed (default: $TMPDIR or /tmp)")
+      ->add_option(
+          "--directory", arguments->directory,
+          "Where checkpoints, sockets and logs are made, and removed (default: $TMPDIR or /tmp)")
       ->type_name("DIR");
+  command->add_option("--output", arguments->output, "File that gets the result as JSON besides")
+      ->type_name("FILE");
   command->callback(
       [&context, arguments] { context.run("bench gpu", [&] { return bench_gpu(*arguments); }); });
   add_gpu_reader(parent, context);

@@ -20,6 +20,11 @@ class PlainCalls final : public Ceilings {
  public:
   PlainCalls(std::shared_ptr<const Gpu> gpu, std::uint64_t bytes)
       : gpu_(std::move(gpu)), bytes_(bytes) {}
+  // After an error work may still run on the memory.
+  ~PlainCalls() override {
+    const ContextGuard guard(*gpu_->context());
+    if (stream_) (void)wait("the end");
+  }
 
   [[nodiscard]] Result<> prepare();
 
@@ -107,10 +112,10 @@ Result<> PlainCalls::wait(const char* what) {
   for (;;) {
     const CUresult code = cuda().cuStreamQuery(stream_.get());
     if (code != CUDA_ERROR_NOT_READY) return check(cuda(), code, what);
-    if (now() > deadline)
-      return fail(ErrorCode::kDeadline,
-                  fmt::format("{}: {} of {} bytes did not end within a minute", gpu_->name(), what,
-                              bytes_));
+    if (now() <= deadline) continue;
+    gpu_->context()->abandon();
+    return fail(ErrorCode::kDeadline, fmt::format("{}: {} of {} bytes did not end within a minute",
+                                                  gpu_->name(), what, bytes_));
   }
 }
 

@@ -1,0 +1,37 @@
+// How long engines on GPUs stand still for an update: a real trainer, sidecar and engines.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "bench/gpu/copies.h"
+#include "bench/measure/spread.h"
+#include "bench/sync/fleet.h"
+#include "shared/base/error.h"
+
+namespace wsync::bench {
+
+struct PauseCase {
+  std::vector<std::uint32_t> gpus;  // of each engine
+  std::uint64_t bytes = 0;          // of the model
+  std::vector<Pushed> rounds;
+  Spread paused_ns, load_ns;
+};
+
+struct PauseCaseOptions {
+  std::string executable;  // wsync
+  std::string directory;   // for sockets, states and logs
+  std::vector<std::uint32_t> gpus;
+  std::vector<std::string> checkpoints;  // two, published in turn
+  unsigned updates = 5;
+};
+
+// The first update of each checkpoint warms everything and is not counted. At the end `wsync
+// verify` reads back what the engines hold. kDigestMismatch unless every byte was loaded and is
+// right.
+[[nodiscard]] Result<PauseCase> run_pause_case(const PauseCaseOptions& options,
+                                               const Interrupt& interrupt,
+                                               const OnGpuProgress& on_progress);
+
+}  // namespace wsync::bench
