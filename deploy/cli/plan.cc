@@ -4,6 +4,7 @@
 #include "deploy/cli/commands.h"
 #include "deploy/cli/remote.h"
 #include "deploy/cli/report.h"
+#include "inference_side/reload/buffer_rule.h"
 #include "inference_side/reload/layout_check.h"
 #include "shared/base/format.h"
 #include "shared/base/memory_limit.h"
@@ -17,7 +18,7 @@ namespace wsync::cli {
 namespace {
 
 constexpr std::chrono::milliseconds kReplyDeadline{15'000};
-constexpr std::uint64_t kBuffersOfDevice = 3;  // one H2D, two IPC
+constexpr std::string_view kAuto = "auto";
 
 struct PlanOptions {
   std::string directory;
@@ -26,8 +27,10 @@ struct PlanOptions {
   std::string coordinator;
   bool ask_fleet = true;
   std::string against;
-  std::string buffer = config::format_size(config::DevicesConfig{}.buffer_bytes);
+  std::string buffer = std::string(kAuto);
   std::uint32_t devices = 0;  // 0: unified, nothing is copied to devices
+  std::string device_kind = "separate";
+  std::string gpu_memory;  // free, of each; empty: not known
   std::uint32_t engines = 1;
   std::uint32_t versions_held = limits::kVersionsHeldDefault;
 };
@@ -35,7 +38,7 @@ struct PlanOptions {
 // Bytes that one host needs at the highest, trainer, sidecars and engines all on it.
 struct PeakMemory {
   std::uint64_t staged = 0;   // pages of the versions held, shared by trainer and sidecars
-  std::uint64_t buffers = 0;  // H2D and IPC buffers of separate devices
+  std::uint64_t buffers = 0;  // H2D and IPC buffers of separate devices; GPUs have their own memory
   std::uint64_t engines = 0;  // private copies
   [[nodiscard]] std::uint64_t sum() const { return staged + buffers + engines; }
 };
@@ -89,30 +92,99 @@ Result<std::uint64_t> size_option(const std::string& name, const std::string& te
 struct Offer {
   const Manifest& manifest;
   const BucketPlan& buckets;
-  std::uint64_t bucket_bytes = 0;
 };
 
-// Rounds of a weight pipeline of that many separate devices, whose buckets have to fit into their
+// Rounds of a weight pipeline of that many devices: its buckets are cut anew, to fill their
 // buffers.
 Result<std::uint64_t> rounds_of(const Offer& offer, std::uint32_t devices,
                                 std::uint64_t buffer_bytes) {
-  const Result<BucketPlan> cut =
-      BucketPlan::create(offer.manifest, std::min(offer.bucket_bytes, buffer_bytes));
+  const Result<BucketPlan> cut = BucketPlan::create(offer.manifest, buffer_bytes);
   if (!cut) return fail(cut.error());
   return (cut->bucket_count() + devices - 1) / devices;
 }
 
-Result<> plan_for_description(const PlanOptions& options, std::uint64_t buffer_bytes,
-                              const Offer& offer, Outcome& outcome) {
+// The buffer of each device of the described fleet.
+Result<std::uint64_t> described_buffer(const PlanOptions& options) {
+  std::uint64_t wanted = 0;
+  if (options.buffer != kAuto) {
+    const Result<std::uint64_t> named = size_option("--buffer", options.buffer);
+    if (!named) return fail(named.error());
+    wanted = *named;
+  }
+  if (options.devices == 0 || options.device_kind != "cuda")
+    return wanted == 0 ? limits::kHostBufferBytesDefault : wanted;
+  if (options.gpu_memory.empty()) return wanted == 0 ? limits::kGpuBufferBytesDefault : wanted;
+  const Result<std::uint64_t> memory = size_option("--gpu-memory", options.gpu_memory);
+  if (!memory) return fail(memory.error());
+  const reload::BufferRoom room{.name = "a GPU", .devices = 1, .free_bytes = *memory};
+  return reload::choose_buffer_bytes(device::DeviceKind::kCuda, {&room, 1}, wanted);
+}
+
+// What the buffers take of a GPU, and leave to engines.
+void report_gpu(const control::GpuPlan& gpu, Outcome& outcome) {
+  nlohmann::json report = {{"name", gpu.name},
+                           {"uuid", gpu.uuid},
+                           {"devices", gpu.devices},
+                           {"buffer_bytes", gpu.peak_bytes},
+                           {"held_bytes", gpu.held_bytes}};
+  outcome.text += fmt::format("    {}{}{}: buffers take {} at the highest", gpu.name,
+                              gpu.uuid.empty() ? "" : " ", gpu.uuid, human_bytes(gpu.peak_bytes));
+  if (gpu.total_bytes > 0) {
+    const std::uint64_t left = gpu.total_bytes - std::min(gpu.total_bytes, gpu.peak_bytes);
+    report["total_bytes"] = gpu.total_bytes;
+    report["free_bytes"] = gpu.free_bytes;
+    report["left_bytes"] = left;
+    outcome.text += fmt::format(" and leave {} of {} to engines", human_bytes(left),
+                                human_bytes(gpu.total_bytes));
+    if (!gpu.uuid.empty())
+      outcome.text += fmt::format("; {} free now, with {} in buffers", human_bytes(gpu.free_bytes),
+                                  human_bytes(gpu.held_bytes));
+  }
+  outcome.text += "\n";
+  outcome.result["gpus"].push_back(std::move(report));
+}
+
+constexpr std::string_view kNotCounted =
+    "    not counted: what CUDA's contexts and NCCL take for themselves\n";
+
+Result<> describe_devices(const PlanOptions& options, const Offer& offer, PeakMemory& peak,
+                          Outcome& outcome) {
+  const Result<std::uint64_t> buffer_bytes = described_buffer(options);
+  if (!buffer_bytes) return fail(buffer_bytes.error());
+  if (options.devices == 0) return {};
+  const Result<std::uint64_t> rounds = rounds_of(offer, options.devices, *buffer_bytes);
+  if (!rounds) return fail(rounds.error());
+  outcome.result["rounds"] = *rounds;
+  outcome.text += fmt::format("  {} rounds on {} devices\n", *rounds, options.devices);
+  if (options.device_kind != "cuda") {
+    peak.buffers =
+        reload::buffers_take(device::DeviceKind::kSeparate, options.devices, *buffer_bytes);
+    return {};
+  }
+  peak.engines = 0;  // on the GPUs
+  std::uint64_t memory = 0;
+  if (!options.gpu_memory.empty()) {
+    const Result<std::uint64_t> named = size_option("--gpu-memory", options.gpu_memory);
+    if (!named) return fail(named.error());
+    memory = *named;
+  }
+  outcome.text +=
+      fmt::format("  buffers of {} on a GPU for each device\n", config::format_size(*buffer_bytes));
+  report_gpu({.name = "each GPU",
+              .uuid = {},
+              .devices = 1,
+              .total_bytes = memory,
+              .free_bytes = memory,
+              .peak_bytes = reload::buffers_take(device::DeviceKind::kCuda, 1, *buffer_bytes)},
+             outcome);
+  outcome.text += kNotCounted;
+  return {};
+}
+
+Result<> plan_for_description(const PlanOptions& options, const Offer& offer, Outcome& outcome) {
   PeakMemory peak{.staged = offer.buckets.arena_bytes() * options.versions_held,
                   .engines = offer.manifest.total_bytes() * options.engines};
-  if (options.devices > 0) {
-    const Result<std::uint64_t> rounds = rounds_of(offer, options.devices, buffer_bytes);
-    if (!rounds) return fail(rounds.error());
-    outcome.text += fmt::format("  {} rounds on {} devices\n", *rounds, options.devices);
-    outcome.result["rounds"] = *rounds;
-    peak.buffers = kBuffersOfDevice * buffer_bytes * options.devices;
-  }
+  WSYNC_TRY(describe_devices(options, offer, peak, outcome));
   WSYNC_TRY(report_memory(peak, outcome));
   std::vector<control::Problem> problems;
   if (!options.against.empty()) {
@@ -170,12 +242,22 @@ Result<nlohmann::json> report_sidecar(const control::SidecarPlan& sidecar, const
   }
   peak.staged =
       std::max(peak.staged, offer.buckets.arena_bytes() * std::uint64_t{sidecar.versions_held});
-  peak.buffers += kBuffersOfDevice * sidecar.buffer_bytes * sidecar.devices;
-  peak.engines += offer.manifest.total_bytes() * sidecar.replicas;
+  if (sidecar.gpus.empty()) {
+    peak.buffers +=
+        reload::buffers_take(device::DeviceKind::kSeparate, sidecar.devices, sidecar.buffer_bytes);
+    peak.engines += offer.manifest.total_bytes() * sidecar.replicas;
+  }
   outcome.text +=
       fmt::format("  sidecar {}: {}, {}: {}\n", sidecar.name, counted(sidecar.replicas, "replica"),
                   devices, sidecar.problems.empty() ? "would accept it" : "would refuse it:");
   outcome.text += problems_text(sidecar.problems);
+  for (const control::GpuPlan& gpu : sidecar.gpus) report_gpu(gpu, outcome);
+  if (!sidecar.gpus.empty()) {
+    outcome.text += kNotCounted;
+    report["gpus"] = std::exchange(outcome.result["gpus"], nullptr);
+    report["buffer_bytes"] = sidecar.buffer_bytes;
+    outcome.result.erase("gpus");
+  }
   if (!sidecar.problems.empty()) outcome.exit_code = kExitFailed;
   return report;
 }
@@ -188,7 +270,7 @@ Result<> plan_for_fleet(const PlanOptions& options, const Offer& offer, Outcome&
         "  no coordinator answers at {}: names are not compared (--against DIR compares with a "
         "checkpoint)\n",
         options.coordinator);
-    return plan_for_description(options, 0, offer, outcome);
+    return plan_for_description(options, offer, outcome);
   }
   if (!reply) return fail(reply.error());
   PeakMemory peak;
@@ -204,7 +286,17 @@ Result<> plan_for_fleet(const PlanOptions& options, const Offer& offer, Outcome&
   return report_memory(peak, outcome);
 }
 
+Result<> check_devices(const PlanOptions& options) {
+  const bool cuda = options.device_kind == "cuda";
+  if (cuda && options.devices == 0)
+    return fail(ErrorCode::kInvalidInput, "--device-kind cuda: say with --devices how many");
+  if (!cuda && !options.gpu_memory.empty())
+    return fail(ErrorCode::kInvalidInput, "--gpu-memory: only with --device-kind cuda");
+  return {};
+}
+
 Result<Outcome> plan(const PlanOptions& options) {
+  WSYNC_TRY(check_devices(options));
   const Result<Manifest> manifest = manifest_of(options.directory);
   if (!manifest) return fail(manifest.error());
   const Result<std::uint64_t> bucket_bytes = size_option("--bucket", options.bucket);
@@ -213,8 +305,6 @@ Result<Outcome> plan(const PlanOptions& options) {
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("--bucket: expected a multiple of {} bytes, found {}",
                             limits::kLeafBytes, *bucket_bytes));
-  const Result<std::uint64_t> buffer_bytes = size_option("--buffer", options.buffer);
-  if (!buffer_bytes) return fail(buffer_bytes.error());
   const Result<BucketPlan> buckets = BucketPlan::create(*manifest, *bucket_bytes);
   if (!buckets) return fail(buckets.error());
 
@@ -232,11 +322,11 @@ Result<Outcome> plan(const PlanOptions& options) {
                     {"bucket_bytes", *bucket_bytes},
                     {"arena_bytes", buckets->arena_bytes()},
                     {"layout_digest", manifest->layout_digest().to_string()}};
-  const Offer offer{.manifest = *manifest, .buckets = *buckets, .bucket_bytes = *bucket_bytes};
+  const Offer offer{.manifest = *manifest, .buckets = *buckets};
   if (options.ask_fleet)
     WSYNC_TRY(plan_for_fleet(options, offer, outcome));
   else
-    WSYNC_TRY(plan_for_description(options, *buffer_bytes, offer, outcome));
+    WSYNC_TRY(plan_for_description(options, offer, outcome));
   return outcome;
 }
 
@@ -249,7 +339,9 @@ void add_plan(CLI::App& app, Context& context) {
                    .description = "Show what publishing a checkpoint would need, and what the "
                                   "engines that run would refuse of it; changes nothing",
                    .examples = {"wsync plan step_2", "wsync plan step_2 --against step_1",
-                                "wsync plan step_2 --devices 4 --buffer 8MiB --engines 4 --json"}});
+                                "wsync plan step_2 --devices 4 --buffer 8MiB --engines 4 --json",
+                                "wsync plan step_2 --devices 8 --device-kind cuda --gpu-memory "
+                                "80GiB"}});
   auto options = std::make_shared<PlanOptions>();
   command->add_option("DIR", options->directory, "Checkpoint directory to publish")->required();
   command->add_option("--bucket", options->bucket, "Bucket size (default: 64MiB)");
@@ -268,10 +360,18 @@ void add_plan(CLI::App& app, Context& context) {
           ->type_name("DIR"),
       command
           ->add_option("--devices", options->devices,
-                       "Ask no fleet: separate devices of a sidecar (default: 0, unified devices)")
+                       "Ask no fleet: separate devices or GPUs of a sidecar (default: 0, unified "
+                       "devices)")
           ->check(CLI::Range(std::uint64_t{0}, limits::kDeviceCount)),
+      command
+          ->add_option("--device-kind", options->device_kind,
+                       "Ask no fleet: what the devices are (default: separate)")
+          ->check(CLI::IsMember({"separate", "cuda"})),
+      command->add_option("--gpu-memory", options->gpu_memory,
+                          "Ask no fleet: free memory of each GPU, such as 80GiB"),
       command->add_option("--buffer", options->buffer,
-                          "Ask no fleet: buffer of a separate device (default: 4MiB)"),
+                          "Ask no fleet: buffer of a device (default: auto, as "
+                          "devices.buffer_bytes of a sidecar)"),
       command
           ->add_option("--engines", options->engines,
                        "Ask no fleet: engines with private copies (default: 1)")

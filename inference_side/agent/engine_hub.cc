@@ -1,6 +1,7 @@
 #include "inference_side/agent/engine_hub.h"
 
 #include <algorithm>
+#include <fcntl.h>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -40,13 +41,20 @@ EngineHub::EngineHub(Loop& loop, EngineHubOptions options, OnRank on_rank)
           loop, WorkerOptions{.name = "load-plans", .max_queued = limits::kReplicaCount})),
       readback_worker_(std::make_unique<Worker>(
           loop, WorkerOptions{.name = "readback", .max_queued = limits::kReplicaCount})),
-      readback_(std::make_unique<Readback>(loop, *readback_worker_)) {}
+      readback_(std::make_unique<Readback>(loop, *readback_worker_, on_gpus())) {}
 
 EngineHub::~EngineHub() {
   *alive_ = false;
-  runner_.reset();
   worker_->stop();
   readback_worker_->stop();
+  if (!runner_) return;
+  // The staged bytes are unregistered when no copy reads them any more, and with the devices there.
+  runner_->abort({ErrorCode::kCancelled, "the sidecar ends"});
+  (void)runner_->wait();
+  device_staging_.reset();
+  buffers_worker_->stop();
+  wait_for_unmapping();
+  runner_.reset();
 }
 
 Result<> EngineHub::open() {
@@ -65,6 +73,7 @@ void EngineHub::on_connection(UniqueFd socket) {
   auto rank = std::make_shared<Rank>();
   rank->id = reload::EngineId{next_engine_++};
   rank->fence = &fence_;
+  if (on_gpus()) rank->hangup = UniqueFd(::fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
   const std::weak_ptr<Rank> weak = rank;
   auto stream = control::UnixStream::adopt(loop_, std::move(socket),
                                            {.on_frame =
@@ -95,6 +104,7 @@ void EngineHub::on_close(const std::shared_ptr<Rank>& rank, const Error& error) 
   rank->stream.reset();
   if (runner_)
     runner_->engine_lost(rank->id, Error(ErrorCode::kPeerLost, "its connection has ended"));
+  unmapped_when_closed(*rank);
   readback_->lost(rank, error);
   if (!std::exchange(rank->attached, false)) return;
   prepared_or_gone(rank, nullptr);
@@ -107,85 +117,6 @@ void EngineHub::refuse(const std::shared_ptr<Rank>& rank, const std::string& why
   log_warning("engine refused: {}", why);
   rank->send(0, control::Refuse{.reason = why, .problems = std::move(problems)});
   if (rank->stream) rank->stream->finish(kFinishDeadline);
-}
-
-Result<std::vector<UniqueFd>> EngineHub::device_handles(std::uint32_t device) const {
-  std::vector<UniqueFd> fds;
-  for (std::uint32_t slot = 0; slot < reload::kIpcSlots; ++slot) {
-    auto handle = runner_->group().ipc_handle(reload::DeviceIndex{device}, reload::SlotIndex{slot});
-    if (!handle) return fail(handle.error());
-    fds.push_back(std::move(handle->fd));
-  }
-  return fds;
-}
-
-void EngineHub::on_hello(const std::shared_ptr<Rank>& rank, const control::Envelope& envelope,
-                         control::EngineHello hello) {
-  if (rank->attached) return refuse(rank, "a second EngineHello on one connection");
-  if (envelope.replica.empty()) return refuse(rank, "an EngineHello without a replica name");
-  // Also of one that is refused: an engine takes only what names it.
-  rank->replica = envelope.replica;
-  rank->rank = envelope.rank;
-  if (envelope.fence > fence_)
-    return refuse(rank,
-                  fmt::format("replica '{}' rank {} obeys fence epoch {}, this sidecar knows "
-                              "epoch {}; it is taken when a coordinator has raised that, or "
-                              "when the engine is started anew",
-                              envelope.replica, envelope.rank, envelope.fence.epoch, fence_.epoch));
-  if (hello.world_size == 0 || hello.world_size > limits::kReplicaRankCount ||
-      envelope.rank >= hello.world_size)
-    return refuse(rank,
-                  fmt::format("rank {} of a replica of {} ranks", envelope.rank, hello.world_size));
-  if (runner_ && hello.device >= runner_->group().size())
-    return refuse(rank, fmt::format("device {}; this sidecar drives {} devices", hello.device,
-                                    runner_->group().size()));
-  if (runner_ && hello.take == control::TakeMode::kAdopt)
-    return refuse(rank, "separate devices cannot be adopted: take pieces or whole tensors");
-  for (const auto& other : ranks_) {
-    if (!other->attached || other->replica != envelope.replica) continue;
-    if (other->rank == envelope.rank)
-      return refuse(rank, fmt::format("replica '{}' rank {} is attached already", envelope.replica,
-                                      envelope.rank));
-    if (other->world_size != hello.world_size)
-      return refuse(rank, fmt::format("replica '{}' has {} ranks, not {}", envelope.replica,
-                                      other->world_size, hello.world_size));
-  }
-  if (!versions_.empty()) {
-    std::vector<control::Problem> problems =
-        reload::check_layout(*versions_.rbegin()->second->manifest(), hello.tensors);
-    if (!problems.empty()) {
-      const std::string why = fmt::format(
-          "replica '{}' rank {} does not fit the model that is served: {} ({})", envelope.replica,
-          envelope.rank, problems.front().tensor, problems.front().detail);
-      return refuse(rank, why, std::move(problems));
-    }
-  }
-  std::vector<UniqueFd> fds;
-  if (runner_) {
-    auto handles = device_handles(hello.device);
-    if (!handles) return refuse(rank, handles.error().message());
-    fds = std::move(*handles);
-  }
-  rank->attached = true;
-  rank->hello_deadline.reset();
-  rank->world_size = hello.world_size;
-  rank->device = hello.device;
-  rank->tensors =
-      std::make_shared<const std::vector<control::EngineTensor>>(std::move(hello.tensors));
-  rank->tensors_key = tensors_key(*rank->tensors);
-  rank->send(envelope.request,
-             control::EngineWelcome{.generation = options_.generation,
-                                    .device_kind = runner_ ? control::DeviceKind::kSeparate
-                                                           : control::DeviceKind::kUnified,
-                                    .buffer_bytes = runner_ ? runner_->group().buffer_bytes() : 0},
-             std::move(fds));
-  log_info("engine {} rank {}/{} attached (pid {}, version {})", rank->replica, rank->rank,
-           rank->world_size, hello.pid, hello.active.to_string());
-  for (const auto& [version, held] : versions_) prepare(rank, held);
-  tell(*rank, reload::RankAttached{.rank = rank->rank,
-                                   .leader = hello.leader,
-                                   .state = hello.state,
-                                   .active = hello.active});
 }
 
 void EngineHub::on_frame(const std::shared_ptr<Rank>& rank, control::Frame frame) {
@@ -303,16 +234,33 @@ void EngineHub::add_version(std::shared_ptr<const staging::HeldVersion> version,
   for (const auto& rank : ranks_)
     if (rank->attached) preparation->waiting.push_back(rank);
   const std::vector<std::shared_ptr<Rank>> ranks = preparation->waiting;
-  preparation->deadline = std::make_unique<Timer>(loop_, [this, name] {
-    if (const auto it = preparing_.find(name); it != preparing_.end()) {
-      it->second->waiting.clear();
-      prepared_or_gone(nullptr, &name);
-    }
-  });
+  preparation->deadline = std::make_unique<Timer>(loop_, [this, name] { give_up_silent(name); });
   preparation->deadline->start(kPrepareDeadline);
+  preparation->devices_ready = device_staging_ == nullptr;
   preparing_[name] = std::move(preparation);
+  if (device_staging_) device_staging_->add(version, [this, name] { devices_ready(name); });
   for (const auto& rank : ranks) prepare(rank, version);
   prepared_or_gone(nullptr, &name);
+}
+
+// A rank that was told, and does not answer. One whose plan is still being computed here was not.
+void EngineHub::give_up_silent(const Version& version) {
+  const auto it = preparing_.find(version);
+  if (it == preparing_.end()) return;
+  auto& waiting = it->second->waiting;
+  std::erase_if(waiting, [&](const auto& rank) { return rank->prepared.contains(version); });
+  if (!waiting.empty()) it->second->deadline->start(kPrepareDeadline);
+  prepared_or_gone(nullptr, &version);
+}
+
+void EngineHub::devices_ready(const Version& version) {
+  if (const auto staged = device_staging_->find(version); !staged->failure.empty())
+    log_warning("version {} cannot be brought to the devices: {}", version.to_string(),
+                staged->failure);
+  if (const auto it = preparing_.find(version); it != preparing_.end())
+    it->second->devices_ready = true;
+  prepared_or_gone(nullptr, &version);
+  pump_loads();
 }
 
 void EngineHub::prepared_or_gone(const std::shared_ptr<Rank>& rank, const Version* version) {
@@ -320,7 +268,7 @@ void EngineHub::prepared_or_gone(const std::shared_ptr<Rank>& rank, const Versio
   for (auto& [name, preparation] : preparing_) {
     if (version != nullptr && name != *version) continue;
     if (rank) std::erase(preparation->waiting, rank);
-    if (preparation->waiting.empty()) finished.push_back(name);
+    if (preparation->waiting.empty() && preparation->devices_ready) finished.push_back(name);
   }
   for (const Version& name : finished) {
     auto entry = preparing_.extract(name);
@@ -334,6 +282,7 @@ void EngineHub::remove_version(const Version& version) {
   if (versions_.erase(version) == 0) return;
   preparing_.erase(version);
   cache_->forget(version);
+  if (device_staging_) device_staging_->remove(version);
   for (const auto& rank : ranks_) {
     if (!rank->attached || rank->prepared.erase(version) == 0) continue;
     rank->send(0, control::Release{version});

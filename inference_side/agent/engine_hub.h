@@ -3,8 +3,10 @@
 // weight pipeline over separate devices.
 //
 // Unified devices: a rank maps the staged version itself; Load hands it the whole bucket list at
-// once. Separate devices: all replicas of one decision share a run of the pipeline; it starts when
-// none of them is still pausing.
+// once. Separate devices and GPUs: all replicas of one decision share a run of the pipeline; it
+// starts when none of them is still pausing. GPUs have one rank each; where their buffers are not
+// kept they are there from the first Load of a run until every rank that got them has answered
+// Loaded, or is gone.
 //
 // Thread: the loop's; callbacks come on the loop, never inside a call.
 // Outlives: the loop outlives the hub.
@@ -18,6 +20,7 @@
 #include <variant>
 #include <vector>
 
+#include "inference_side/agent/device_staging.h"
 #include "inference_side/agent/engine_rank.h"
 #include "inference_side/agent/load_cache.h"
 #include "inference_side/agent/readback.h"
@@ -48,7 +51,8 @@ class EngineHub {
  public:
   using OnRank =
       std::function<void(const std::string& replica, std::uint32_t world_size, RankEvent event)>;
-  // Binds the socket and makes the devices' buffers. kBusy: another sidecar serves the socket.
+  // Binds the socket, opens the devices and makes their buffers. kBusy: another sidecar serves the
+  // socket.
   [[nodiscard]] static Result<std::unique_ptr<EngineHub>> create(Loop& loop,
                                                                  EngineHubOptions options,
                                                                  OnRank on_rank);
@@ -61,8 +65,9 @@ class EngineHub {
   // Replicas that have a rank attached.
   [[nodiscard]] std::uint32_t replica_count() const;
   // A version can be loaded from here on: every rank is told to get ready for it. `on_ready` when
-  // every rank that is attached now has answered, is gone, or was given up after a few seconds, so
-  // that a pause does not begin with what could be done before it.
+  // the devices are ready for it (DeviceStaging) and every rank that is attached now has answered,
+  // is gone, or was given up a few seconds after it was told, so that a pause does not begin with
+  // what could be done before it.
   void add_version(std::shared_ptr<const staging::HeldVersion> version,
                    std::function<void()> on_ready);
   void remove_version(const Version& version);
@@ -70,6 +75,10 @@ class EngineHub {
   // has obeyed a higher one is refused: this sidecar has been replaced, or has lost its record.
   void set_fence(const control::Fence& fence) { fence_ = fence; }
   [[nodiscard]] const std::string& socket() const noexcept { return options_.socket; }
+  // Separate devices and GPUs; null on unified ones.
+  [[nodiscard]] const reload::DeviceGroup* devices() const noexcept {
+    return runner_ ? &runner_->group() : nullptr;
+  }
 
   // Commands of a replica's switch. A rank that is not attached is passed over.
   void send(const std::string& replica, const reload::SendPause& command);
@@ -92,17 +101,24 @@ class EngineHub {
     Version version;
     std::uint32_t deadline_ms = 0;
     bool begun = false;
+    bool waits_for_buffers = false;
   };
   // Who has not answered yet that it is ready for a version.
   struct Preparation {
     std::vector<std::shared_ptr<Rank>> waiting;
+    bool devices_ready = false;
     std::function<void()> on_ready;
     std::unique_ptr<Timer> deadline;
   };
+  // Of GPUs whose buffers are not kept.
+  enum class Buffers : std::uint8_t { kNone, kAllocating, kHeld, kFreeing };
   class PipelineEvents;
   EngineHub(Loop& loop, EngineHubOptions options, OnRank on_rank);
   [[nodiscard]] Result<> open();
   [[nodiscard]] Result<> open_devices();
+  [[nodiscard]] Result<> open_pipeline();
+  void make_pipeline_events();
+  void log_devices(const std::vector<reload::DeviceRoom>& before) const;
   void on_connection(UniqueFd socket);
   void on_frame(const std::shared_ptr<Rank>& rank, control::Frame frame);
   void on_close(const std::shared_ptr<Rank>& rank, const Error& error);
@@ -113,10 +129,24 @@ class EngineHub {
                  const control::Loaded& loaded);
   void refuse(const std::shared_ptr<Rank>& rank, const std::string& why,
               std::vector<control::Problem> problems = {});
-  [[nodiscard]] Result<std::vector<UniqueFd>> device_handles(std::uint32_t device) const;
+  // Why a rank cannot be taken; empty when it can.
+  [[nodiscard]] std::string rank_problem(const control::Envelope& envelope,
+                                         const control::EngineHello& hello) const;
+  [[nodiscard]] std::string device_problem(const control::EngineHello& hello) const;
+  [[nodiscard]] std::string gpu_problem(const control::EngineHello& hello) const;
+  // The IPC buffers of a device: descriptors of separate ones, handles of GPUs.
+  struct DeviceBuffers {
+    std::vector<UniqueFd> fds;
+    std::vector<control::BufferHandle> handles;
+  };
+  [[nodiscard]] Result<DeviceBuffers> device_buffers(std::uint32_t device) const;
+  [[nodiscard]] bool on_gpus() const noexcept;
+  [[nodiscard]] bool keeps_buffers() const noexcept;
   [[nodiscard]] std::shared_ptr<Rank> find(const std::string& replica, std::uint32_t rank) const;
   [[nodiscard]] std::vector<std::shared_ptr<Rank>> ranks_of(const std::string& replica) const;
   [[nodiscard]] std::uint32_t copy_threads() const;
+  void give_up_silent(const Version& version);
+  void devices_ready(const Version& version);
   void prepared_or_gone(const std::shared_ptr<Rank>& rank, const Version* version);
   void prepare(const std::shared_ptr<Rank>& rank,
                const std::shared_ptr<const staging::HeldVersion>& version);
@@ -127,6 +157,17 @@ class EngineHub {
   void load_failed(const Rank& rank, std::uint64_t request, const Version& version,
                    const std::string& why);
   void pump_load(const std::string& replica);
+  void pump_loads();
+  void load_not_begun(const std::string& replica, const std::string& why);
+  [[nodiscard]] bool ready_to_load(const Load& load,
+                                   const std::vector<std::shared_ptr<Rank>>& ranks);
+  void send_load(const Load& load, const std::shared_ptr<Rank>& rank);
+  // ---- buffers that are not kept ----
+  [[nodiscard]] bool buffers_ready(Load& load);
+  void buffers_allocated(const Result<>& outcome);
+  void free_unused_buffers();
+  void unmapped_when_closed(EngineRank& rank);
+  void wait_for_unmapping();
   void drop_loads_without_version();
   void start_pipeline();
   void on_pipeline_finished(const Result<reload::PipelineReport>& result);
@@ -136,11 +177,17 @@ class EngineHub {
   OnRank on_rank_;
   control::Fence fence_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  std::unique_ptr<ThreadPool> digest_threads_;  // GPUs only
   std::unique_ptr<reload::PipelineListener> pipeline_events_;
   std::unique_ptr<reload::PipelineRunner> runner_;  // null: unified devices
+  std::unique_ptr<DeviceStaging> device_staging_;   // null: unified devices
+  std::unique_ptr<Worker> buffers_worker_;          // allocates and frees
+  Buffers buffers_ = Buffers::kNone;
+  std::vector<UniqueFd> departing_;  // of ranks that were dropped with buffers mapped
+  std::unique_ptr<Timer> departing_timer_;
   std::unique_ptr<control::UnixListener> listener_;
   std::unique_ptr<Worker> worker_;
-  std::shared_ptr<LoadCache> cache_ = std::make_shared<LoadCache>();
+  std::shared_ptr<LoadCache> cache_;
   std::vector<std::shared_ptr<Rank>> ranks_;
   std::map<Version, std::shared_ptr<const staging::HeldVersion>> versions_;
   std::map<Version, std::unique_ptr<Preparation>> preparing_;

@@ -52,33 +52,8 @@ class EngineHub::PipelineEvents final : public reload::PipelineListener {
   std::shared_ptr<bool> alive_;
 };
 
-Result<> EngineHub::open_devices() {
-  if (options_.devices.kind != config::DeviceKind::kSeparate) return {};
-  reload::PipelineOptions pipeline;
-  for (std::uint32_t i = 0; i < options_.devices.count; ++i) {
-    auto device = device::make_device(
-        {.kind = device::DeviceKind::kSeparate, .index = static_cast<device::DeviceIndex>(i)});
-    if (!device) return fail(device.error());
-    pipeline.devices.push_back(std::move(*device));
-  }
-  pipeline.buffer_bytes = options_.devices.buffer_bytes;
-  pipeline.trace = options_.trace;
-  switch (options_.stages) {
-    case config::Stages::kAuto:
-      pipeline.stages = reload::Stages::kAuto;
-      break;
-    case config::Stages::kTwo:
-      pipeline.stages = reload::Stages::kTwo;
-      break;
-    case config::Stages::kThree:
-      pipeline.stages = reload::Stages::kThree;
-      break;
-  }
-  auto runner = reload::PipelineRunner::create(std::move(pipeline));
-  if (!runner) return fail(runner.error());
-  runner_ = std::move(*runner);
+void EngineHub::make_pipeline_events() {
   pipeline_events_ = std::make_unique<PipelineEvents>(*this, loop_);
-  return {};
 }
 
 void EngineHub::send(const std::string& replica, const reload::SendPause& command) {
@@ -118,6 +93,29 @@ void EngineHub::send(const std::string& replica, const reload::CancelLoad& comma
     if (const auto held = versions_.find(version); held != versions_.end())
       prepare(rank, held->second);
   }
+  free_unused_buffers();
+}
+
+// False while something is missing; what cannot come is told.
+bool EngineHub::ready_to_load(const Load& load, const std::vector<std::shared_ptr<Rank>>& ranks) {
+  const bool held = versions_.contains(load.version);
+  for (const auto& rank : ranks) {
+    if (!held) {
+      load_failed(*rank, load.request, load.version, "the version is not staged here");
+      continue;
+    }
+    const auto prepared = rank->prepared.find(load.version);
+    if (prepared == rank->prepared.end()) return false;  // its plan is still being computed
+    if (!prepared->second.empty()) load_failed(*rank, load.request, load.version, prepared->second);
+  }
+  return held;
+}
+
+// No rank has been told of it.
+void EngineHub::load_not_begun(const std::string& replica, const std::string& why) {
+  const auto load = loads_.extract(replica);
+  if (const auto ranks = ranks_of(replica); !ranks.empty())
+    tell(*ranks.front(), reload::LoadNotBegun{.request = load.mapped().request, .why = why});
 }
 
 void EngineHub::pump_load(const std::string& replica) {
@@ -125,28 +123,41 @@ void EngineHub::pump_load(const std::string& replica) {
   if (it == loads_.end() || it->second.begun) return;
   Load& load = it->second;
   const auto ranks = ranks_of(replica);
-  const auto held = versions_.find(load.version);
-  for (const auto& rank : ranks) {
-    if (held == versions_.end()) {
-      load_failed(*rank, load.request, load.version, "the version is not staged here");
-      continue;
-    }
-    const auto prepared = rank->prepared.find(load.version);
-    if (prepared == rank->prepared.end()) return;  // its plan is still being computed
-    if (!prepared->second.empty()) load_failed(*rank, load.request, load.version, prepared->second);
+  if (!ready_to_load(load, ranks)) return;
+  if (device_staging_) {
+    const auto staged = device_staging_->find(load.version);
+    if (!staged) return;  // it is still being registered
+    if (!staged->failure.empty()) return load_not_begun(replica, staged->failure);
   }
-  if (held == versions_.end()) return;
+  if (!buffers_ready(load)) return;
   load.begun = true;
-  for (const auto& rank : ranks)
-    rank->send(load.request, control::Load{.version = load.version,
-                                           .deadline_ms = load.deadline_ms,
-                                           .copy_threads = copy_threads()});
+  for (const auto& rank : ranks) send_load(load, rank);
   if (!runner_) return;
   queued_.push_back(replica);
   // Later: other replicas of the same decision are about to join the run.
   loop_.post([this, alive = alive_] {
     if (*alive) start_pipeline();
   });
+}
+
+void EngineHub::pump_loads() {
+  std::vector<std::string> replicas;
+  for (const auto& [replica, load] : loads_)
+    if (!load.begun) replicas.push_back(replica);
+  for (const std::string& replica : replicas) pump_load(replica);
+}
+
+void EngineHub::send_load(const Load& load, const std::shared_ptr<Rank>& rank) {
+  control::Load message{
+      .version = load.version, .deadline_ms = load.deadline_ms, .copy_threads = copy_threads()};
+  if (!keeps_buffers()) {
+    auto buffers = device_buffers(rank->device);
+    if (!buffers) return load_failed(*rank, load.request, load.version, buffers.error().message());
+    message.buffers = std::move(buffers->handles);
+    rank->mapped = true;
+    rank->load_due = load.request;
+  }
+  rank->send(load.request, message);
 }
 
 // The replicas of one decision load at the same time: each rank gets its share of the cores.
@@ -181,8 +192,6 @@ void EngineHub::start_pipeline() {
   if (queued_.empty()) return;
   const Version version = loads_.at(queued_.front()).version;
   running_version_ = versions_.find(version)->second;
-  const std::uint64_t bucket_bytes = runner_->group().buffer_bytes();
-  auto plan = BucketPlan::create(*running_version_->manifest(), bucket_bytes);
   std::uint32_t deadline_ms = 0;
   reload::PipelineJob job;
   std::vector<std::string> later;
@@ -202,16 +211,19 @@ void EngineHub::start_pipeline() {
     }
   }
   queued_ = std::move(later);
+  // A load that has begun has it, and the version is held still.
+  const std::shared_ptr<const DeviceVersion> staged = device_staging_->find(version);
   Result<> started;
-  if (!plan) {
-    started = fail(plan.error());
+  if (!staged) {
+    started = fail(ErrorCode::kInternal,
+                   fmt::format("version {} is not ready on the devices", version.to_string()));
   } else {
-    job.buckets = plan->bucket_count();
-    job.bucket_bytes = [held = running_version_,
-                        buckets = std::make_shared<const BucketPlan>(std::move(*plan))](
-                           std::uint64_t bucket) -> Result<std::span<const std::byte>> {
-      return held->data().subspan(buckets->bucket_offset(bucket), buckets->bucket_size(bucket));
+    job.buckets = staged->buckets->bucket_count();
+    job.bucket_bytes = [staged](std::uint64_t bucket) -> Result<std::span<const std::byte>> {
+      return staged->version->data().subspan(staged->buckets->bucket_offset(bucket),
+                                             staged->buckets->bucket_size(bucket));
     };
+    job.digests = staged->digests;
     job.deadline = now() + std::chrono::milliseconds(deadline_ms);
     // A silent engine is dropped while there is time for the others to end well.
     job.ack_deadline = std::chrono::milliseconds(deadline_ms) / 2;
@@ -240,6 +252,7 @@ void EngineHub::on_pipeline_finished(const Result<reload::PipelineReport>& resul
       }
   }
   start_pipeline();
+  free_unused_buffers();
 }
 
 void EngineHub::load_failed(const Rank& rank, std::uint64_t request, const Version& version,
@@ -250,6 +263,11 @@ void EngineHub::load_failed(const Rank& rank, std::uint64_t request, const Versi
 
 void EngineHub::on_loaded(const std::shared_ptr<Rank>& rank, const control::Envelope& envelope,
                           const control::Loaded& loaded) {
+  if (rank->load_due == envelope.request) {
+    rank->load_due.reset();
+    rank->mapped = false;
+    free_unused_buffers();
+  }
   if (!loaded.failure.empty())
     log_warning("engine {} rank {} did not load {}: {}", rank->replica, rank->rank,
                 loaded.version.to_string(), loaded.failure);

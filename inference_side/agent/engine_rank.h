@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,11 @@ struct EngineRank {
   std::uint32_t rank = 0;
   std::uint32_t world_size = 1;
   std::uint32_t device = 0;
+  // GPUs: whether it may have IPC buffers mapped. A second descriptor of its socket tells when its
+  // end is closed, also after this one's is: the buffers are unmapped by then.
+  bool mapped = false;
+  UniqueFd hangup;
+  std::optional<std::uint64_t> load_due;  // request of the Load that brought it buffers
   std::shared_ptr<const std::vector<control::EngineTensor>> tensors;
   Digest tensors_key;
   Digest layout_sent;

@@ -1,11 +1,25 @@
 #include "inference_side/agent/load_cache.h"
 
+#include "inference_side/agent/device_staging.h"
+
 namespace wsync::agent {
 namespace {
 
-Result<std::shared_ptr<const PreparedLoad>> compute(
+// Groups of one bucket at a time, so that the threads read different pages.
+std::vector<std::uint64_t> piece_checksums(const reload::LoadPlan& plan,
+                                           std::span<const std::byte> arena, ThreadPool* helpers) {
+  std::vector<std::uint64_t> sums(plan.groups().size());
+  for_each_index(helpers, plan.bucket_count(), [&](std::size_t bucket) {
+    reload::CopyScratch scratch;
+    for (std::size_t g = plan.first_group(bucket); g < plan.first_group(bucket + 1); ++g)
+      sums[g] = plan.piece_checksum(plan.groups()[g], plan.bucket_of(arena, bucket), scratch);
+  });
+  return sums;
+}
+
+Result<std::shared_ptr<const PreparedLoad>> compute_load(
     const staging::HeldVersion& version, std::uint64_t bucket_bytes,
-    const std::vector<control::EngineTensor>& tensors) {
+    const std::vector<control::EngineTensor>& tensors, GroupSum sum, ThreadPool* helpers) {
   auto load = std::make_shared<PreparedLoad>();
   if (bucket_bytes == version.plan()->bucket_bytes()) {
     load->buckets = version.plan();
@@ -17,7 +31,9 @@ Result<std::shared_ptr<const PreparedLoad>> compute(
   auto plan = reload::LoadPlan::make(*version.manifest(), *load->buckets, tensors);
   if (!plan) return fail(plan.error());
   load->plan = std::move(*plan);
-  load->checksums = reload::expected_checksums(load->plan, version.data());
+  load->checksums = sum == GroupSum::kPieceDigest
+                        ? piece_checksums(load->plan, version.data(), helpers)
+                        : reload::expected_checksums(load->plan, version.data());
   return load;
 }
 
@@ -55,22 +71,23 @@ void LoadCache::request(Worker& worker, const std::shared_ptr<const staging::Hel
   if (entry.waiting.size() > 1) return;
   entry.number = next_++;
   auto outcome = std::make_shared<Result<std::shared_ptr<const PreparedLoad>>>();
-  const auto submitted =
-      worker.submit([version, bucket_bytes, tensors,
-                     outcome] { *outcome = compute(*version, bucket_bytes, *tensors); },
-                    [weak = weak_from_this(), id, number = entry.number, outcome] {
-                      const std::shared_ptr<LoadCache> self = weak.lock();
-                      if (!self) return;
-                      auto& entries = self->entries_;
-                      const auto it = entries.find(id);
-                      if (it == entries.end() || it->second.number != number) return;
-                      const std::vector<OnReady> waiting = std::move(it->second.waiting);
-                      if (*outcome)
-                        it->second.ready = **outcome;
-                      else
-                        entries.erase(it);
-                      for (const OnReady& ready : waiting) ready(*outcome);
-                    });
+  const auto submitted = worker.submit(
+      [version, bucket_bytes, tensors, outcome, sum = sum_, helpers = helpers_] {
+        *outcome = compute_load(*version, bucket_bytes, *tensors, sum, helpers);
+      },
+      [weak = weak_from_this(), id, number = entry.number, outcome] {
+        const std::shared_ptr<LoadCache> self = weak.lock();
+        if (!self) return;
+        auto& entries = self->entries_;
+        const auto it = entries.find(id);
+        if (it == entries.end() || it->second.number != number) return;
+        const std::vector<OnReady> waiting = std::move(it->second.waiting);
+        if (*outcome)
+          it->second.ready = **outcome;
+        else
+          entries.erase(it);
+        for (const OnReady& ready : waiting) ready(*outcome);
+      });
   if (submitted) return;
   const std::vector<OnReady> waiting = std::move(entry.waiting);
   entries_.erase(id);

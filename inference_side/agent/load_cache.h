@@ -13,9 +13,13 @@
 #include "inference_side/staging/store.h"
 #include "shared/base/digest.h"
 #include "shared/base/error.h"
+#include "shared/base/thread_pool.h"
 #include "shared/loop/worker.h"
 
 namespace wsync::agent {
+
+// Which checksum an engine compares: what its host copies with, or what a GPU does.
+enum class GroupSum : std::uint8_t { kStreamed, kPieceDigest };
 
 struct PreparedLoad {
   std::shared_ptr<const BucketPlan> buckets;  // of the devices' buffers, not of the transfer
@@ -30,6 +34,10 @@ struct PreparedLoad {
 class LoadCache : public std::enable_shared_from_this<LoadCache> {
  public:
   using OnReady = std::function<void(Result<std::shared_ptr<const PreparedLoad>>)>;
+  // `helpers` compute piece digests beside the worker; may be null, otherwise outlives the worker's
+  // tasks.
+  explicit LoadCache(GroupSum sum = GroupSum::kStreamed, ThreadPool* helpers = nullptr)
+      : sum_(sum), helpers_(helpers) {}
   // Computes, or joins a computation under way, or answers at once (inside the call).
   void request(Worker& worker, const std::shared_ptr<const staging::HeldVersion>& version,
                std::uint64_t bucket_bytes,
@@ -43,6 +51,8 @@ class LoadCache : public std::enable_shared_from_this<LoadCache> {
     std::vector<OnReady> waiting;
     std::uint64_t number = 0;
   };
+  const GroupSum sum_;
+  ThreadPool* helpers_;
   std::map<std::pair<Version, Digest>, Entry> entries_;
   std::uint64_t next_ = 1;
 };

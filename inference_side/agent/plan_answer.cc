@@ -1,14 +1,40 @@
 #include "inference_side/agent/plan_answer.h"
 
 namespace wsync::agent {
+namespace {
+
+Result<std::vector<control::GpuPlan>> gpu_plans(const reload::DeviceGroup& devices) {
+  const auto rooms = devices.rooms();
+  if (!rooms) return fail(rooms.error());
+  std::vector<control::GpuPlan> gpus;
+  for (const reload::DeviceRoom& room : *rooms)
+    gpus.push_back({.name = room.name,
+                    .uuid = room.uuid,
+                    .devices = room.devices,
+                    .total_bytes = room.total_bytes,
+                    .free_bytes = room.free_bytes,
+                    .held_bytes = devices.holds_buffers() ? room.peak_bytes : 0,
+                    .peak_bytes = room.peak_bytes});
+  return gpus;
+}
+
+}  // namespace
 
 control::SidecarPlan answer_plan(const control::Plan& plan, const EngineHub& hub,
                                  const staging::Store& store, const config::SidecarConfig& config) {
   control::SidecarPlan answer{
       .name = config.name, .replicas = hub.replica_count(), .versions_held = config.versions_held};
-  if (config.devices.kind == config::DeviceKind::kSeparate) {
-    answer.devices = config.devices.count;
-    answer.buffer_bytes = config.devices.buffer_bytes;
+  if (const reload::DeviceGroup* devices = hub.devices(); devices != nullptr) {
+    answer.devices = devices->size();
+    answer.buffer_bytes = devices->buffer_bytes();
+    if (devices->kind() == device::DeviceKind::kCuda) {
+      const auto gpus = gpu_plans(*devices);
+      if (!gpus) {
+        answer.failure = "its GPUs cannot be asked: " + gpus.error().message();
+        return answer;
+      }
+      answer.gpus = *gpus;
+    }
   }
   ByteReader reader(plan.layout);
   auto manifest = Manifest::decode(reader);

@@ -123,6 +123,7 @@ Result<> SidecarAgent::open() {
       });
   if (!hub) return fail(hub.error());
   hub_ = std::move(*hub);
+  if (hub_->devices() != nullptr) buffer_bytes_ = hub_->devices()->buffer_bytes();
   hub_->set_fence(sidecar_->fence());
   return {};
 }
@@ -368,7 +369,7 @@ void SidecarAgent::write_trace() const {
       pauses.empty() ? spans : trace::spans_between(spans, pauses.back().begin, pauses.back().end),
       {.title = "Weight pipeline of " + process,
        .subtitle = fmt::format("{} devices, buffers of {} MiB", config_.devices.count,
-                               config_.devices.buffer_bytes / limits::kMiB),
+                               buffer_bytes_ / limits::kMiB),
        .lanes = reload::PipelineTrace::chart_lanes(config_.devices.count)});
   if (!drawn) log_warning("trace: {}", drawn.error().message());
 }

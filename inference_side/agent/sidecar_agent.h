@@ -103,6 +103,7 @@ class SidecarAgent {
   std::unique_ptr<Worker> worker_;  // writes the record
   std::unique_ptr<staging::Store> store_;
   std::unique_ptr<EngineHub> hub_;
+  std::uint64_t buffer_bytes_ = 0;  // of its devices; for the picture, when the hub is gone
   std::unique_ptr<transport::tcp::UvThread> bulk_thread_;
   std::unique_ptr<transport::tcp::TcpSource> relay_;
   std::unique_ptr<transport::memfd::MemfdSink> memfd_sink_;

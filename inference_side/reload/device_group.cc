@@ -1,15 +1,17 @@
 #include "inference_side/reload/device_group.h"
 
 #include <algorithm>
+#include <map>
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/collective/nccl_library.h"
 
 namespace wsync::reload {
 namespace {
 
-constexpr std::uint64_t kBuffersPerDevice = 1 + kIpcSlots;
+static_assert(kBuffersPerDevice == 1 + kIpcSlots);
 
 Result<> check_devices(const std::vector<std::unique_ptr<device::Device>>& devices) {
   if (devices.empty() || devices.size() > limits::kDeviceCount)
@@ -24,30 +26,29 @@ Result<> check_devices(const std::vector<std::unique_ptr<device::Device>>& devic
   return {};
 }
 
-// Host devices share one memory; a GPU has its own.
-Result<> check_memory(const std::vector<std::unique_ptr<device::Device>>& devices,
-                      std::uint64_t buffer_bytes) {
-  const bool shared = devices.front()->kind() == device::DeviceKind::kSeparate;
-  const std::uint64_t buffers = kBuffersPerDevice * (shared ? devices.size() : 1);
+// NCCL is asked for by name: what keeps it from being used is said now.
+Result<> check_nccl(const std::vector<std::unique_ptr<device::Device>>& devices) {
+  std::map<std::string, std::string> names;  // of GPUs
   for (const auto& device : devices) {
-    const auto info = device->memory_info();
-    if (!info) return fail(info.error());
-    const std::uint64_t usable = info->free_bytes / 100 * limits::kDeviceMemoryPercent;
-    if (buffer_bytes <= usable / buffers) continue;
-    return fail(ErrorCode::kResourceExhausted,
-                fmt::format("{}: {} buffers of {} bytes do not fit into {} % of its {} free bytes; "
-                            "choose buffers of at most {} bytes",
-                            device->name(), buffers, buffer_bytes, limits::kDeviceMemoryPercent,
-                            info->free_bytes, usable / buffers));
+    if (device->kind() != device::DeviceKind::kCuda)
+      return fail(
+          ErrorCode::kRefused,
+          fmt::format("NCCL is for GPUs, not for {}; set devices.collective to auto or local",
+                      device->name()));
+    const auto [other, fresh] = names.emplace(device->uuid(), device->name());
+    if (!fresh)
+      return fail(ErrorCode::kRefused,
+                  fmt::format("NCCL takes each GPU once, and {} and {} are both {}; set "
+                              "devices.collective to auto or local",
+                              other->second, device->name(), device->uuid()));
   }
-  return {};
-}
-
-Result<> allocate(device::Device& device, std::uint64_t bytes,
-                  std::unique_ptr<device::Memory>& memory) {
-  auto made = device.allocate(bytes);
-  if (!made) return fail(std::move(made).error());
-  memory = std::move(*made);
+  if (devices.size() < 2)
+    return fail(ErrorCode::kRefused,
+                "NCCL is for several GPUs, and this is one; set devices.collective to auto or "
+                "local");
+  const auto backend = collective::nccl_backend();
+  if (!backend) return fail(backend.error());
+  if (const auto facts = (*backend)->facts(); !facts) return fail(facts.error());
   return {};
 }
 
@@ -61,22 +62,88 @@ Result<> make_stream(device::Device& device, device::StreamRole role,
 
 }  // namespace
 
-Result<std::unique_ptr<DeviceGroup>> DeviceGroup::create(
-    std::vector<std::unique_ptr<device::Device>> devices, std::uint64_t buffer_bytes) {
-  WSYNC_TRY(check_devices(devices));
-  const bool unified = devices.front()->kind() == device::DeviceKind::kUnified;
-  if (!unified) WSYNC_TRY(check_memory(devices, buffer_bytes));
-  std::vector<Member> members;
-  for (auto& device : devices) {
-    Member member;
-    member.device = std::move(device);
-    if (!unified) {
-      WSYNC_TRY(allocate(*member.device, buffer_bytes, member.h2d));
-      for (auto& ipc : member.ipc) WSYNC_TRY(allocate(*member.device, buffer_bytes, ipc));
-    }
-    members.push_back(std::move(member));
+Result<std::unique_ptr<DeviceGroup>> DeviceGroup::create(DeviceGroupOptions options) {
+  WSYNC_TRY(check_devices(options.devices));
+  if (options.collective == collective::GroupKind::kNccl) WSYNC_TRY(check_nccl(options.devices));
+  auto group = std::unique_ptr<DeviceGroup>(new DeviceGroup());
+  group->keep_buffers_ = options.keep_buffers;
+  std::vector<device::Device*> devices;
+  for (auto& device : options.devices) {
+    devices.push_back(device.get());
+    group->members_.emplace_back().device = std::move(device);
   }
-  return std::unique_ptr<DeviceGroup>(new DeviceGroup(std::move(members), buffer_bytes));
+  if (group->unified()) return group;
+  group->collective_ =
+      options.collective ? *options.collective : collective::fitting_group(devices);
+  const auto rooms = group->rooms();
+  if (!rooms) return fail(rooms.error());
+  std::vector<BufferRoom> free;
+  for (const DeviceRoom& room : *rooms)
+    free.push_back({.name = room.name, .devices = room.devices, .free_bytes = room.free_bytes});
+  const auto bytes = choose_buffer_bytes(group->kind(), free, options.buffer_bytes);
+  if (!bytes) return fail(bytes.error());
+  group->buffer_bytes_ = *bytes;
+  if (group->keep_buffers_) WSYNC_TRY(group->hold_buffers());
+  return group;
+}
+
+Result<std::vector<DeviceRoom>> DeviceGroup::rooms() const {
+  std::vector<DeviceRoom> rooms;
+  for (const Member& member : members_) {
+    const std::string uuid = member.device->uuid();  // one and the same for all host devices
+    const auto same = std::ranges::find(rooms, uuid, &DeviceRoom::uuid);
+    if (same != rooms.end()) {
+      ++same->devices;
+      continue;
+    }
+    const auto info = member.device->memory_info();
+    if (!info) return fail(info.error());
+    rooms.push_back({.name = uuid.empty() ? "host memory" : member.device->name(),
+                     .uuid = uuid,
+                     .devices = 1,
+                     .total_bytes = info->total_bytes,
+                     .free_bytes = info->free_bytes});
+  }
+  for (DeviceRoom& room : rooms)
+    room.peak_bytes = unified() ? 0 : buffers_take(kind(), room.devices, buffer_bytes_);
+  return rooms;
+}
+
+Result<> DeviceGroup::hold_buffers() {
+  if (unified() || holds_buffers_) return {};
+  for (Member& member : members_) {
+    auto made = allocate_buffers(member);
+    if (made) continue;
+    free_buffers();
+    return made;
+  }
+  holds_buffers_ = true;
+  return {};
+}
+
+Result<> DeviceGroup::allocate_buffers(Member& member) {
+  std::vector<std::unique_ptr<device::Memory>*> all = {&member.h2d};
+  for (auto& ipc : member.ipc) all.push_back(&ipc);
+  for (auto* memory : all) {
+    auto made = member.device->allocate(buffer_bytes_);
+    if (made) {
+      *memory = std::move(*made);
+      continue;
+    }
+    return fail(made.error().code(),
+                fmt::format("{}; the device needs {} buffers of {} bytes: set devices.buffer_bytes "
+                            "to less, or free memory there",
+                            made.error().message(), all.size(), buffer_bytes_));
+  }
+  return {};
+}
+
+void DeviceGroup::free_buffers() {
+  holds_buffers_ = false;
+  for (Member& member : members_) {
+    member.h2d.reset();
+    for (auto& ipc : member.ipc) ipc.reset();
+  }
 }
 
 const DeviceGroup::Member& DeviceGroup::at(DeviceIndex device) const {
@@ -95,6 +162,9 @@ Result<device::MemoryHandle> DeviceGroup::ipc_handle(DeviceIndex device, SlotInd
   if (unified())
     return fail(ErrorCode::kRefused,
                 "unified devices have no IPC buffers: engines map the staged version itself");
+  if (!holds_buffers_)
+    return fail(ErrorCode::kRefused,
+                "there are no IPC buffers between loads (keep_buffers: false)");
   return at(device).ipc[index]->export_handle();
 }
 
@@ -112,7 +182,7 @@ Result<> DeviceGroup::connect_members(TimePoint deadline) {
     WSYNC_TRY(make_stream(*member.device, device::StreamRole::kHostToDevice, member.h2d_stream));
     WSYNC_TRY(make_stream(*member.device, device::StreamRole::kBroadcast, member.broadcast_stream));
   }
-  auto joined = collective::join_all(collective::fitting_group(devices), devices, deadline);
+  auto joined = collective::join_all(collective_, devices, deadline);
   if (!joined) return fail(std::move(joined).error());
   for (std::size_t d = 0; d < members_.size(); ++d)
     members_[d].communicator = std::move((*joined)[d]);
@@ -148,16 +218,38 @@ Result<> DeviceGroup::copy_in(DeviceIndex device, std::span<const std::byte> byt
 }
 
 Result<> DeviceGroup::broadcast(const Share& share, device::StreamCallback done) {
-  const Member& member = at(share.device);
+  WSYNC_CHECK(static_cast<std::size_t>(share.device) < members_.size(), "no such device");
+  Member& member = members_[static_cast<std::size_t>(share.device)];
   const auto slot = static_cast<std::size_t>(share.slot);
   WSYNC_CHECK(slot < kIpcSlots, fmt::format("IPC slot {} does not exist", slot));
+  device::Stream& stream = *member.broadcast_stream;
+  device::Memory& memory = *member.ipc[slot];
   WSYNC_TRY(member.communicator->broadcast(
       {.source = {.memory = at(share.source).h2d.get(), .offset = 0, .bytes = share.bytes},
-       .destination = {.memory = member.ipc[slot].get(), .offset = 0, .bytes = share.bytes},
+       .destination = {.memory = &memory, .offset = 0, .bytes = share.bytes},
        .root = collective::Rank{static_cast<std::uint32_t>(share.source)},
        .deadline = share.deadline},
-      *member.broadcast_stream));
-  return member.broadcast_stream->notify(std::move(done));
+      stream));
+  if (!share.expected) {
+    WSYNC_TRY(stream.publish(memory));
+    return stream.notify(std::move(done));
+  }
+  const device::Piece whole{.from = &memory, .row_bytes = share.bytes, .sum = 0};
+  device::PieceDigest& found = member.found[slot];
+  WSYNC_TRY(stream.copy_pieces({&whole, 1}, {&found, 1}));
+  WSYNC_TRY(stream.publish(memory));
+  return stream.notify([share, &found, name = member.device->name(),
+                        done = std::move(done)](const Result<>& ended) {
+    if (!ended) return done(ended);
+    const device::PieceDigest digest = device::finish_digest(found, share.bytes);
+    if (digest == *share.expected) return done(ended);
+    done(fail(
+        ErrorCode::kDigestMismatch,
+        fmt::format("{}: bucket {} has digest {} after its broadcast from device {}, {} was "
+                    "staged",
+                    name, share.bucket, device::to_string(digest),
+                    static_cast<std::uint32_t>(share.source), device::to_string(*share.expected))));
+  });
 }
 
 }  // namespace wsync::reload

@@ -2,9 +2,13 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
+#include "inference_side/reload/buffer_rule.h"
 #include "inference_side/reload/buffer_state.h"
 #include "shared/base/error.h"
 #include "shared/base/limits.h"
@@ -15,16 +19,33 @@ namespace wsync::reload {
 
 inline constexpr auto kIpcSlots = static_cast<std::uint32_t>(limits::kIpcBufferCount);
 
+struct DeviceGroupOptions {
+  std::vector<std::unique_ptr<device::Device>> devices;  // of one kind; their order is their index
+  std::uint64_t buffer_bytes = 0;                        // 0: choose_buffer_bytes()
+  bool keep_buffers = true;  // false: there are none until hold_buffers()
+  std::optional<collective::GroupKind> collective = std::nullopt;  // nothing: what fits
+};
+
+// A GPU of the group, or the memory that its host devices share, and what the buffers take of it.
+struct DeviceRoom {
+  std::string name;           // "GPU 0 (NVIDIA H200)", "host memory"
+  std::string uuid;           // of a GPU
+  std::uint32_t devices = 0;  // of the group, on it
+  std::uint64_t total_bytes = 0;
+  std::uint64_t free_bytes = 0;  // now
+  std::uint64_t peak_bytes = 0;  // all buffers on it, while there are any
+};
+
 // Devices of one kind. Separate devices and GPUs: one H2D buffer and two IPC buffers on each, kept
-// for the life of the group, so that engines map them once. Unified devices: no buffer at all.
-// Thread: the pipeline's driver; ipc_handle() from any thread.
+// for the life of the group, so that engines map them once, or made for each load. Unified devices:
+// no buffer at all.
+// Thread: the pipeline's driver; ipc_handle(), rooms() and what describes the group from any
+// thread. hold_buffers() and free_buffers(): never beside anything but those.
 class DeviceGroup {
  public:
-  // kInvalidInput for no device, too many, or devices of several kinds; kResourceExhausted when
-  // three buffers of `buffer_bytes` do not fit into limits::kDeviceMemoryPercent of the smallest
-  // free memory.
-  [[nodiscard]] static Result<std::unique_ptr<DeviceGroup>> create(
-      std::vector<std::unique_ptr<device::Device>> devices, std::uint64_t buffer_bytes);
+  // kInvalidInput for no device, too many, or devices of several kinds; kResourceExhausted as
+  // choose_buffer_bytes(); kRefused for NCCL without GPUs that are all different, or without NCCL.
+  [[nodiscard]] static Result<std::unique_ptr<DeviceGroup>> create(DeviceGroupOptions options);
 
   [[nodiscard]] std::uint32_t size() const noexcept {
     return static_cast<std::uint32_t>(members_.size());
@@ -32,9 +53,21 @@ class DeviceGroup {
   [[nodiscard]] device::DeviceKind kind() const noexcept { return members_[0].device->kind(); }
   [[nodiscard]] bool unified() const noexcept { return kind() == device::DeviceKind::kUnified; }
   [[nodiscard]] std::uint64_t buffer_bytes() const noexcept { return buffer_bytes_; }
+  [[nodiscard]] bool keeps_buffers() const noexcept { return keep_buffers_; }
+  [[nodiscard]] collective::GroupKind collective() const noexcept { return collective_; }
   [[nodiscard]] device::Device& device(DeviceIndex device) const { return *at(device).device; }
+  // Each memory once, in the order of the devices.
+  [[nodiscard]] Result<std::vector<DeviceRoom>> rooms() const;
 
-  // A handle to one IPC buffer, for an engine on that device. kRefused on unified devices.
+  // Allocates the buffers, unless they are there. kResourceExhausted, naming the device and how
+  // much is free; then there are none.
+  [[nodiscard]] Result<> hold_buffers();
+  // Frees them. No engine has them mapped any more, and nothing runs.
+  void free_buffers();
+  [[nodiscard]] bool holds_buffers() const noexcept { return holds_buffers_; }
+
+  // A handle to one IPC buffer, for an engine on that device. kRefused on unified devices,
+  // and while there are no buffers.
   [[nodiscard]] Result<device::MemoryHandle> ipc_handle(DeviceIndex device, SlotIndex slot) const;
 
   // Makes streams and communicators, unless they are there: before each run.
@@ -53,9 +86,14 @@ class DeviceGroup {
     DeviceIndex device{};
     DeviceIndex source{};
     SlotIndex slot{};
+    std::uint64_t bucket = 0;  // for sentences
     std::uint64_t bytes = 0;
     TimePoint deadline{};
+    // What the bytes must be when they are in the IPC buffer; nothing: they are not read again.
+    std::optional<device::PieceDigest> expected = std::nullopt;
   };
+  // `done` comes when the bytes are there, are right (kDigestMismatch otherwise) and engines that
+  // acquire() the buffer read them.
   [[nodiscard]] Result<> broadcast(const Share& share, device::StreamCallback done);
 
  private:
@@ -64,17 +102,21 @@ class DeviceGroup {
     std::unique_ptr<device::Device> device;
     std::unique_ptr<device::Memory> h2d;
     std::array<std::unique_ptr<device::Memory>, kIpcSlots> ipc;
+    std::array<device::PieceDigest, kIpcSlots> found;  // of the last broadcast into each
     std::unique_ptr<collective::Communicator> communicator;
     std::unique_ptr<device::Stream> h2d_stream;
     std::unique_ptr<device::Stream> broadcast_stream;
   };
-  DeviceGroup(std::vector<Member> members, std::uint64_t buffer_bytes)
-      : members_(std::move(members)), buffer_bytes_(buffer_bytes) {}
+  DeviceGroup() = default;
+  [[nodiscard]] Result<> allocate_buffers(Member& member);
   [[nodiscard]] Result<> connect_members(TimePoint deadline);
   [[nodiscard]] const Member& at(DeviceIndex device) const;
 
-  std::vector<Member> members_;
-  std::uint64_t buffer_bytes_;
+  std::vector<Member> members_;  // as many and where they are, from create() on
+  std::uint64_t buffer_bytes_ = 0;
+  bool keep_buffers_ = true;
+  std::atomic<bool> holds_buffers_ = false;
+  collective::GroupKind collective_ = collective::GroupKind::kLocal;
 };
 
 }  // namespace wsync::reload

@@ -37,8 +37,13 @@ struct PipelineRunner::Run {
 Result<std::unique_ptr<PipelineRunner>> PipelineRunner::create(PipelineOptions options) {
   if (options.ack_deadline.count() <= 0)
     return fail(ErrorCode::kInvalidInput, "the acknowledgement deadline must be more than 0");
-  auto group = DeviceGroup::create(std::move(options.devices), options.buffer_bytes);
+  auto group = DeviceGroup::create({.devices = std::move(options.devices),
+                                    .buffer_bytes = options.buffer_bytes,
+                                    .keep_buffers = options.keep_buffers,
+                                    .collective = options.collective});
   if (!group) return fail(std::move(group).error());
+  if ((*group)->kind() == device::DeviceKind::kCuda)
+    WSYNC_TRY((*group)->connect(now() + std::chrono::milliseconds(limits::kGroupJoinDeadlineMs)));
   return std::unique_ptr<PipelineRunner>(new PipelineRunner(std::move(options), std::move(*group)));
 }
 
@@ -67,6 +72,11 @@ Result<> PipelineRunner::start(PipelineJob job, PipelineListener& listener) {
                 "a run is started from within the end of another one");
     driver_.join();
   }
+  if (job.digests && job.digests->size() != job.buckets)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{} digests for {} buckets", job.digests->size(), job.buckets));
+  if (!group_->unified() && !group_->holds_buffers())
+    return fail(ErrorCode::kRefused, "the device buffers are not allocated");
   PipelineShape shape{.devices = group_->size(),
                       .buckets = job.buckets,
                       .ipc_slots = kIpcSlots,
@@ -133,6 +143,19 @@ Result<PipelineReport> PipelineRunner::wait() {
 bool PipelineRunner::running() const {
   const std::lock_guard lock(mutex_);
   return running_;
+}
+
+Result<> PipelineRunner::hold_buffers() {
+  const std::lock_guard driver_lock(driver_mutex_);
+  if (running()) return fail(ErrorCode::kBusy, "the weight pipeline is running");
+  return group_->hold_buffers();
+}
+
+Result<> PipelineRunner::free_buffers() {
+  const std::lock_guard driver_lock(driver_mutex_);
+  if (running()) return fail(ErrorCode::kBusy, "the weight pipeline is running");
+  group_->free_buffers();
+  return {};
 }
 
 void PipelineRunner::post(Event event) {
@@ -252,6 +275,8 @@ void PipelineRunner::carry_out(Run& run, const StartH2D& command) {
 }
 
 void PipelineRunner::carry_out(Run& run, const StartBroadcast& command) {
+  std::optional<device::PieceDigest> expected;
+  if (run.job.digests) expected = (*run.job.digests)[command.bucket];
   for (std::uint32_t d = 0; d < group_->size(); ++d) {
     const BroadcastDone done{.device = DeviceIndex{d}, .bucket = command.bucket};
     if (group_->unified()) {
@@ -262,8 +287,10 @@ void PipelineRunner::carry_out(Run& run, const StartBroadcast& command) {
         group_->broadcast({.device = DeviceIndex{d},
                            .source = command.source,
                            .slot = command.slot,
+                           .bucket = command.bucket,
                            .bytes = run.bucket_bytes[command.bucket],
-                           .deadline = run.job.deadline},
+                           .deadline = run.job.deadline,
+                           .expected = expected},
                           [this, done](const Result<>& ended) {
                             post(ended ? Event(done) : Event(Failed{ended.error()}));
                           });

@@ -71,11 +71,13 @@ class PipelineListener {
 
 struct PipelineOptions {
   std::vector<std::unique_ptr<device::Device>> devices;  // of one kind; their order is their index
-  std::uint64_t buffer_bytes = limits::kBucketBytesDefault;  // at least the largest bucket
+  std::uint64_t buffer_bytes = 0;  // at least the largest bucket; 0: choose_buffer_bytes()
   Stages stages = Stages::kAuto;
   // An engine that holds buckets and acknowledges none for this long is dropped.
   std::chrono::nanoseconds ack_deadline = std::chrono::milliseconds(limits::kBucketAckDeadlineMs);
   trace::Recorder* trace = nullptr;  // may be null; outlives the runner
+  bool keep_buffers = true;          // see DeviceGroupOptions
+  std::optional<collective::GroupKind> collective = std::nullopt;
 };
 
 // One version to be brought into the engines.
@@ -84,6 +86,8 @@ struct PipelineJob {
   // The staged bytes of a bucket; called on the driver thread, once each. They stay valid until
   // on_finished. An error fails the run.
   std::function<Result<std::span<const std::byte>>(std::uint64_t bucket)> bucket_bytes;
+  // What each bucket's bytes must be after its broadcast; null: they are not read again.
+  std::shared_ptr<const std::vector<device::PieceDigest>> digests = nullptr;
   std::vector<EngineSeat> engines;               // ids stay with their engine from run to run
   std::map<EngineId, std::string> engine_names;  // for the trace; may be empty
   TimePoint deadline{};
@@ -93,7 +97,8 @@ struct PipelineJob {
 
 class PipelineRunner {
  public:
-  // Allocates the buffers. Errors as DeviceGroup::create.
+  // Allocates the buffers, unless they are not kept; on GPUs also connects them, which takes NCCL
+  // seconds. Errors as DeviceGroup::create.
   [[nodiscard]] static Result<std::unique_ptr<PipelineRunner>> create(PipelineOptions options);
   // Aborts a run in progress, and waits for its end.
   ~PipelineRunner();
@@ -101,7 +106,8 @@ class PipelineRunner {
   PipelineRunner& operator=(const PipelineRunner&) = delete;
 
   // Begins a run and returns. `listener` outlives it. kBusy while another one is in progress;
-  // kInvalidInput for engines on devices that are not there. A run after a failed one first waits
+  // kInvalidInput for engines on devices that are not there, and for as many digests as there are
+  // not buckets; kRefused without buffers. A run after a failed one first waits
   // for the acknowledgements that are still owed, since engines may still read the buffers.
   [[nodiscard]] Result<> start(PipelineJob job, PipelineListener& listener);
   // The engine has copied the bucket out and synchronised its device: the buffer may be
@@ -116,6 +122,9 @@ class PipelineRunner {
   [[nodiscard]] Result<PipelineReport> wait();
 
   [[nodiscard]] bool running() const;
+  // As DeviceGroup's, between runs: kBusy during one. They block; not from the listener.
+  [[nodiscard]] Result<> hold_buffers();
+  [[nodiscard]] Result<> free_buffers();
   // Devices, buffers and their handles.
   [[nodiscard]] const DeviceGroup& group() const noexcept { return *group_; }
 

@@ -138,6 +138,28 @@ void ReplicaSwitch::on(const RankLoaded& event) {
     out_.push_back(SendCommit{.rank = event.rank, .request = request_, .version = goal_});
 }
 
+void ReplicaSwitch::on(const LoadNotBegun& event) {
+  // A rank that is lost ends the phase, so the ranks are the ones that they were when it began.
+  if (phase_ != SwitchPhase::kLoading || event.request != request_) {
+    ++dropped_;
+    return;
+  }
+  last_failure_ = fmt::format("version {} could not be loaded: {}", goal_.to_string(), event.why);
+  ranks_ = before_load_;
+  failures_ = 0;
+  failed_.push_back({.version = goal_, .until = now_ + load_retry_});
+  load_retry_ = std::min(2 * load_retry_, options_.retry_max);
+  rolled_back_ = false;
+  load_sent_.reset();
+  const std::optional<Version> version = uniform();
+  if (version && !version->none() && !withdrawn(*version))
+    begin_resume();
+  else
+    give_up(std::ranges::any_of(ranks_, &Rank::written) ? SwitchOutcome::kTainted
+                                                        : SwitchOutcome::kFailed,
+            last_failure_);
+}
+
 void ReplicaSwitch::on(const RankCommitted& event) {
   if (!answers(event.rank, event.request, SwitchPhase::kCommitting)) return;
   if (!event.failure.empty() || event.version != goal_) {
@@ -382,6 +404,7 @@ void ReplicaSwitch::begin_load(const Version& version) {
   load_sent_ = now_;
   loaded_.reset();
   ++request_;
+  before_load_ = ranks_;
   for (Rank& rank : ranks_) {
     rank.answered = false;
     rank.whole = false;  // tainted before the first byte changes

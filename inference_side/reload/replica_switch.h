@@ -76,6 +76,11 @@ struct RankLoaded {
   std::uint64_t bytes = 0;
   std::string failure;  // not empty: the rank's memory matches no version
 };
+// The load of this request could not begin: no rank was told of it, and each holds what it held.
+struct LoadNotBegun {
+  std::uint64_t request = 0;
+  std::string why;
+};
 struct RankCommitted {
   std::uint32_t rank = 0;
   std::uint64_t request = 0;
@@ -105,8 +110,8 @@ struct Tick {};
 
 struct SwitchEvent {
   TimePoint now{};
-  std::variant<RankAttached, RankDetached, RankPaused, RankLoaded, RankCommitted, RankResumed,
-               TargetSet, StagedSet, Tick>
+  std::variant<RankAttached, RankDetached, RankPaused, RankLoaded, LoadNotBegun, RankCommitted,
+               RankResumed, TargetSet, StagedSet, Tick>
       what;
 };
 
@@ -119,8 +124,8 @@ struct SendPause {
   std::uint32_t deadline_ms = 0;
 };
 // Load `version` into every rank: Load to each (unified devices) or the group's pipeline (separate
-// devices). Each rank ends in a RankLoaded with this request. A load that was cancelled before it
-// is wound down first.
+// devices). Each rank ends in a RankLoaded with this request, or all in one LoadNotBegun. A load
+// that was cancelled before it is wound down first.
 struct BeginLoad {
   std::uint64_t request = 0;
   Version version;
@@ -191,6 +196,7 @@ class ReplicaSwitch {
   void on(const RankDetached& event);
   void on(const RankPaused& event);
   void on(const RankLoaded& event);
+  void on(const LoadNotBegun& event);
   void on(const RankCommitted& event);
   void on(const RankResumed& event);
   void on(const TargetSet& event);
@@ -233,6 +239,7 @@ class ReplicaSwitch {
 
   SwitchOptions options_;
   std::vector<Rank> ranks_;
+  std::vector<Rank> before_load_;  // ranks_ when the last load began
   std::vector<Version> staged_;
   TargetSet target_;
   SwitchPhase phase_ = SwitchPhase::kIdle;

@@ -82,8 +82,9 @@ struct CopyChecked {
   std::uint64_t check = 0;
   bool intact = false;  // its bytes still have their content digest
 };
-using RankEvent = std::variant<reload::RankAttached, reload::RankDetached, reload::RankPaused,
-                               reload::RankLoaded, reload::RankCommitted, reload::RankResumed>;
+using RankEvent =
+    std::variant<reload::RankAttached, reload::RankDetached, reload::RankPaused, reload::RankLoaded,
+                 reload::LoadNotBegun, reload::RankCommitted, reload::RankResumed>;
 // Something about a rank. A RankAttached makes its replica known; world_size is read from it only.
 struct ReplicaEvent {
   std::string replica;

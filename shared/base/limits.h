@@ -106,6 +106,8 @@ inline constexpr std::uint64_t kTraceSpans = 1U << 20U;  // kept of one process
 inline constexpr std::int64_t kBucketAckDeadlineMs = 30'000;
 inline constexpr std::int64_t kGroupJoinDeadlineMs = 30'000;
 inline constexpr std::uint64_t kDeviceMemoryPercent = 90;  // of the free memory, for three buffers
+inline constexpr std::uint64_t kHostBufferBytesDefault = 4 * kMiB;   // stays in the cache
+inline constexpr std::uint64_t kGpuBufferBytesDefault = 512 * kMiB;  // at most, unless it is named
 
 // --- training schedule ---
 inline constexpr std::uint64_t kPipelineRankCount = 1024;

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <fcntl.h>
+#include <set>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -76,17 +77,75 @@ void bind_name(Binder& binder, std::string& name) {
                                       limits::kReplicaNameBytes, name));
 }
 
+// The GPU of each device: "auto", or indices with commas between them, in brackets or not.
+void bind_gpus(Binder& binder, DevicesConfig& devices) {
+  constexpr std::string_view kKey = "devices.gpus";
+  std::vector<std::string> words;
+  binder.words(kKey, words);
+  const bool automatic = words.empty() || (words.size() == 1 && words[0] == kAutoText);
+  if (devices.kind != DeviceKind::kCuda) {
+    if (!automatic)
+      binder.refuse(kKey, "host devices have no GPU: leave it out, or choose devices.kind: cuda");
+    return;
+  }
+  if (automatic) {
+    for (std::uint32_t gpu = 0; gpu < devices.count; ++gpu) devices.gpus.push_back(gpu);
+    return;
+  }
+  if (words.front().starts_with('[') && words.back().ends_with(']')) {
+    words.front().erase(0, 1);
+    words.back().pop_back();
+    std::erase(words, std::string());
+  }
+  for (const std::string& word : words) {
+    std::uint32_t gpu = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), gpu);
+    if (error != std::errc{} || end != word.data() + word.size() || gpu >= limits::kDeviceCount)
+      return binder.refuse(kKey, fmt::format("expected auto or indices of GPUs from 0 to {}, such "
+                                             "as [0, 1], found '{}'",
+                                             limits::kDeviceCount - 1, word));
+    devices.gpus.push_back(gpu);
+  }
+  if (devices.gpus.empty() || devices.gpus.size() > limits::kDeviceCount)
+    return binder.refuse(kKey, fmt::format("expected 1 to {} indices, found {}",
+                                           limits::kDeviceCount, devices.gpus.size()));
+  devices.count = static_cast<std::uint32_t>(devices.gpus.size());
+}
+
+void bind_devices(Binder& binder, DevicesConfig& devices) {
+  binder.choice("devices.kind", devices.kind,
+                {{"unified", DeviceKind::kUnified},
+                 {"separate", DeviceKind::kSeparate},
+                 {"cuda", DeviceKind::kCuda}});
+  binder.count("devices.count", devices.count, {1, limits::kDeviceCount});
+  bind_gpus(binder, devices);
+  binder.size_or_auto("devices.buffer_bytes", devices.buffer_bytes,
+                      {limits::kBucketBytesMin, limits::kBucketBytesMax});
+  binder.flag("devices.keep_buffers", devices.keep_buffers);
+  binder.choice(
+      "devices.collective", devices.collective,
+      {{"auto", Collective::kAuto}, {"nccl", Collective::kNccl}, {"local", Collective::kLocal}});
+  if (devices.collective != Collective::kNccl) return;
+  const std::set<std::uint32_t> different(devices.gpus.begin(), devices.gpus.end());
+  if (devices.kind != DeviceKind::kCuda)
+    binder.refuse("devices.collective",
+                  "nccl is for GPUs: choose auto or local, or devices.kind: cuda");
+  else if (devices.count < 2)
+    binder.refuse("devices.collective",
+                  "nccl is for several GPUs: choose auto or local for one device");
+  else if (different.size() < devices.gpus.size())
+    binder.refuse("devices.collective",
+                  "nccl takes each GPU once, and devices.gpus names one several times: choose auto "
+                  "or local");
+}
+
 void bind_sidecar(Binder& binder, SidecarConfig& c) {
   bind_name(binder, c.name);
   bind_address(binder, "coordinator", c.coordinator, check_control_address);
   bind_directory(binder, "run_dir", c.run_dir, default_run_dir(), kRunDirBytes);
   bind_directory(binder, "state_dir", c.state_dir, default_state_dir(), limits::kConfigPathBytes);
   if (c.coordinator.empty()) c.coordinator = "ipc://" + c.run_dir + "/control";
-  binder.choice("devices.kind", c.devices.kind,
-                {{"unified", DeviceKind::kUnified}, {"separate", DeviceKind::kSeparate}});
-  binder.count("devices.count", c.devices.count, {1, limits::kDeviceCount});
-  binder.size("devices.buffer_bytes", c.devices.buffer_bytes,
-              {limits::kBucketBytesMin, limits::kBucketBytesMax});
+  bind_devices(binder, c.devices);
   binder.choice("stages", c.stages,
                 {{"auto", Stages::kAuto}, {"2", Stages::kTwo}, {"3", Stages::kThree}});
   binder.size_or_auto("host_memory", c.host_memory, {limits::kMiB, limits::kModelBytesMax});
@@ -205,8 +264,10 @@ std::map<std::string, std::string> process_environment() {
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text(*variable);
     const std::size_t equals = text.find('=');
-    // Of the tests (fail_point.h), and no key.
-    if (text.starts_with("WSYNC_FAIL_POINT=")) continue;
+    // Of the tests (fail_point.h), and of what finds libraries (cuda_library.h): no keys.
+    if (text.starts_with("WSYNC_FAIL_POINT=") || text.starts_with("WSYNC_CUDA_LIBRARY=") ||
+        text.starts_with("WSYNC_NCCL_LIBRARY="))
+      continue;
     if (text.starts_with("WSYNC_") && equals != std::string_view::npos)
       found.emplace(text.substr(0, equals), text.substr(equals + 1));
   }

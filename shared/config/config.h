@@ -18,7 +18,9 @@ namespace wsync::config {
 
 using Milliseconds = std::chrono::milliseconds;
 
-enum class DeviceKind : std::uint8_t { kUnified, kSeparate };
+enum class DeviceKind : std::uint8_t { kUnified, kSeparate, kCuda };
+// How devices broadcast to each other.
+enum class Collective : std::uint8_t { kAuto, kNccl, kLocal };
 enum class Stages : std::uint8_t { kAuto, kTwo, kThree };
 enum class Transport : std::uint8_t { kAuto, kMemfd, kTcp };
 enum class PauseMode : std::uint8_t { kAbort, kWait, kKeep };
@@ -39,7 +41,11 @@ struct HeartbeatConfig {
 struct DevicesConfig {
   DeviceKind kind = DeviceKind::kUnified;
   std::uint32_t count = 1;
-  std::uint64_t buffer_bytes = 4 * limits::kMiB;  // of each buffer of a separate device
+  // cuda: the GPU of each device, `count` of them; one may be there several times. Empty on others.
+  std::vector<std::uint32_t> gpus;
+  std::uint64_t buffer_bytes = 0;  // of each buffer of a separate device or GPU; 0: auto
+  bool keep_buffers = true;        // cuda: between updates
+  Collective collective = Collective::kAuto;
   friend bool operator==(const DevicesConfig&, const DevicesConfig&) = default;
 };
 
@@ -118,7 +124,7 @@ struct Sources {
   std::map<std::string, std::string> environment;  // WSYNC_A_B -> value of a.b
   std::vector<std::string> set;                    // "a.b=c"
 };
-// The WSYNC_* variables of this process.
+// The WSYNC_* variables of this process that may be keys.
 [[nodiscard]] std::map<std::string, std::string> process_environment();
 
 // Reads and checks a configuration; empty names and paths get their defaults. An error is

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <exception>
-#include <set>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <yaml-cpp/eventhandler.h>
@@ -25,7 +25,8 @@ struct Refusal : std::runtime_error {
 
 class Flattener final : public YAML::EventHandler {
  public:
-  explicit Flattener(std::string_view name) : name_(name) {}
+  Flattener(std::string_view name, const std::set<std::string>& lists)
+      : name_(name), lists_(lists) {}
 
   std::vector<Entry> take() { return std::move(entries_); }
 
@@ -46,6 +47,10 @@ class Flattener final : public YAML::EventHandler {
     if (tag != "?" && tag != "!") refuse(mark, fmt::format("a tag ({}) is not allowed", tag));
     if (levels_.empty()) refuse(mark, "expected 'key: value' lines, found a single value");
     Level& level = levels_.back();
+    if (list_) {
+      *list_ += (list_->empty() ? "" : ", ") + value;
+      return;
+    }
     if (level.expects_key) {
       take_key(mark, value);
       return;
@@ -55,17 +60,28 @@ class Flattener final : public YAML::EventHandler {
     entries_.push_back({.key = path(), .value = value, .where = at(level.mark)});
     level.expects_key = true;
   }
-  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t,
+  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
                        YAML::EmitterStyle::value) override {
-    refuse(mark, levels_.empty() ? "expected 'key: value' lines, found a list"
-                                 : fmt::format("'{}': expected one value, found a list", path()));
+    if (levels_.empty()) refuse(mark, "expected 'key: value' lines, found a list");
+    no_anchor(mark, anchor);
+    if (list_) refuse(mark, fmt::format("'{}': a list inside a list", path()));
+    if (!lists_.contains(path()))
+      refuse(mark, fmt::format("'{}': expected one value, found a list", path()));
+    list_.emplace();
   }
-  void OnSequenceEnd() override {}
+  void OnSequenceEnd() override {
+    Level& level = levels_.back();
+    entries_.push_back(
+        {.key = path(), .value = list_->empty() ? "[]" : *list_, .where = at(level.mark)});
+    list_.reset();
+    level.expects_key = true;
+  }
   void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                   YAML::EmitterStyle::value) override {
     no_anchor(mark, anchor);
     if (tag != "?" && tag != "!" && !tag.empty())
       refuse(mark, fmt::format("a tag ({}) is not allowed", tag));
+    if (list_) refuse(mark, fmt::format("'{}': a section inside a list", path()));
     if (!levels_.empty() && levels_.back().expects_key) refuse(mark, "a key must be a plain word");
     if (levels_.size() >= limits::kConfigDepth)
       refuse(mark, fmt::format("nested deeper than {} levels", limits::kConfigDepth));
@@ -116,6 +132,8 @@ class Flattener final : public YAML::EventHandler {
   }
 
   std::string name_;
+  const std::set<std::string>& lists_;
+  std::optional<std::string> list_;  // the one that is being read
   std::vector<Level> levels_;
   std::set<std::string> seen_;
   std::vector<Entry> entries_;
@@ -123,16 +141,17 @@ class Flattener final : public YAML::EventHandler {
 
 }  // namespace
 
-Result<std::vector<Entry>> parse_document(std::string_view text, std::string_view name) {
+Result<std::vector<Entry>> parse_document(std::string_view text, std::string_view name,
+                                          const std::set<std::string>& lists) {
   if (text.size() > limits::kConfigBytes)
     return fail(ErrorCode::kInvalidInput, fmt::format("{}: {} bytes; a config has at most {}", name,
                                                       text.size(), limits::kConfigBytes));
   try {
     std::istringstream stream{fmt::format("{}\n{}\n", text, kEndMark)};
     YAML::Parser parser(stream);
-    Flattener flattener(name);
+    Flattener flattener(name, lists);
     parser.HandleNextDocument(flattener);
-    Flattener rest(name);
+    Flattener rest(name, lists);
     if (parser.HandleNextDocument(rest))
       return fail(ErrorCode::kInvalidInput,
                   fmt::format("{}: more than one YAML document; a config is one", name));

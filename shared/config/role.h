@@ -16,6 +16,9 @@ namespace wsync::config {
 inline constexpr Range<Milliseconds> kDeadline{Milliseconds(1),
                                                Milliseconds(limits::kConfigDurationMs)};
 
+// The one key that takes a YAML list.
+inline constexpr std::string_view kListKey = "devices.gpus";
+
 // kNotFound, or kInvalidInput for what cannot be read or is no file.
 [[nodiscard]] Result<std::string> read_config_file(const std::string& path);
 
@@ -31,7 +34,7 @@ using Bind = void (*)(Binder& binder, Config& config);
 template <class Config>
 [[nodiscard]] Result<Config> parse_role(Bind<Config> bind, std::string_view text,
                                         std::string_view name, const Sources& sources) {
-  Result<std::vector<Entry>> entries = parse_document(text, name);
+  Result<std::vector<Entry>> entries = parse_document(text, name, {std::string(kListKey)});
   if (!entries) return fail(std::move(entries).error());
   Binder binder(std::move(*entries), sources.set, sources.environment);
   Config config;

@@ -298,6 +298,18 @@ void fields(V& v, M& m) {
 }
 
 template <class V, class M>
+  requires Is<M, GpuPlan>
+void fields(V& v, M& m) {
+  v.label("name", m.name, limits::kPeerNameBytes);
+  v.label("uuid", m.uuid, limits::kGpuUuidBytes);
+  v.number("devices", m.devices);
+  v.number("total_bytes", m.total_bytes);
+  v.number("free_bytes", m.free_bytes);
+  v.number("held_bytes", m.held_bytes);
+  v.number("peak_bytes", m.peak_bytes);
+}
+
+template <class V, class M>
   requires Is<M, SidecarPlan>
 void fields(V& v, M& m) {
   v.label("name", m.name, limits::kPeerNameBytes);
@@ -307,6 +319,7 @@ void fields(V& v, M& m) {
   v.number("buffer_bytes", m.buffer_bytes);
   v.number("versions_held", m.versions_held);
   v.list("problems", m.problems, limits::kProblemCount);
+  v.list("gpus", m.gpus, limits::kDeviceCount);
 }
 
 template <class V, class M>

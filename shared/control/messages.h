@@ -344,14 +344,25 @@ struct Plan {
   Bytes layout;  // encoded Manifest
   std::uint64_t arena_bytes = 0;
 };
+// A GPU of a sidecar, and what the sidecar's buffers take of its memory.
+struct GpuPlan {
+  std::string name;           // "GPU 0 (NVIDIA H200)"
+  std::string uuid;           // "GPU-..."
+  std::uint32_t devices = 0;  // of the sidecar, on it
+  std::uint64_t total_bytes = 0;
+  std::uint64_t free_bytes = 0;  // now, with what is held
+  std::uint64_t held_bytes = 0;  // by buffers now
+  std::uint64_t peak_bytes = 0;  // by buffers while an update runs
+};
 struct SidecarPlan {
   std::string name;
   std::string failure;             // not empty: it could not be asked, the rest is void
   std::uint32_t replicas = 0;      // with a rank attached
-  std::uint32_t devices = 0;       // separate devices; 0 = unified
-  std::uint64_t buffer_bytes = 0;  // of each buffer of a separate device
+  std::uint32_t devices = 0;       // separate devices or GPUs; 0 = unified
+  std::uint64_t buffer_bytes = 0;  // of each buffer of such a device
   std::uint32_t versions_held = 0;
   std::vector<Problem> problems;  // why it would refuse; empty = it would accept
+  std::vector<GpuPlan> gpus;      // cuda
 };
 struct PlanReply {
   static constexpr MessageType kType = MessageType::kPlanReply;
@@ -513,7 +524,8 @@ struct ReadDigests {
 };
 struct HeldTensor {
   std::string name;
-  Digest digest;  // XXH3-128 over this rank's bytes of the tensor, row-major
+  // XXH3-128 over this rank's bytes of the tensor, row-major; cuda: their piece digest.
+  Digest digest;
   std::uint64_t bytes = 0;
 };
 struct Digests {

@@ -79,7 +79,7 @@ void EngineLink::handle(control::Frame frame) {
           [&](const control::Commit& m) { on_commit(envelope, m); },
           [&](const control::Resume&) { on_resume(envelope); },
           [&](const control::ReadDigests&) { on_read_digests(envelope); },
-          [&](const control::Abort& m) { prepared_.erase(m.version); },
+          [&](const control::Abort& m) { on_abort(m); },
           [&](const auto& m) {
             refuse(envelope, ErrorCode::kInvalidInput,
                    fmt::format("{} is not for engines", control::message_name(m.kType)));
@@ -195,6 +195,13 @@ void EngineLink::on_prepare(const control::Envelope& envelope, const control::Pr
     note_error(reply.failure);
   }
   send(envelope, reply);
+}
+
+void EngineLink::on_abort(const control::Abort& message) {
+  prepared_.erase(message.version);
+  // Buffers of a load that is given up are the sidecar's again when this rank has answered it.
+  if (session_ && buffers_of_load_ && loading_hold_->version == message.version)
+    end_load(fail(ErrorCode::kCancelled, "the load was cancelled"));
 }
 
 void EngineLink::on_pause(const control::Envelope& envelope, const control::Pause& message) {

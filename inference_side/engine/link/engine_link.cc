@@ -215,7 +215,6 @@ void EngineLink::lose(const std::string& why) {
     note_error(fmt::format("the sidecar is lost ({})", why));
   else if (!why.empty() && !refused_)
     note_error(why);
-  socket_.reset();
   welcomed_ = false;
   pending_pause_.reset();
   // Nobody will release these leases now, and a trainer must not wait for them.
@@ -224,8 +223,10 @@ void EngineLink::lose(const std::string& why) {
   reading_.reset();
   if (state_ != control::RankState::kLoaded || description_.take != control::TakeMode::kAdopt)
     loading_hold_.reset();
-  // Its session is over, so nothing reads them.
+  // Its session is over, so nothing reads them. A sidecar that lives on frees them when it sees
+  // this end of the socket closed.
   buffers_.reset();
+  socket_.reset();
   if (planted("engine_resumes_alone") && state_ == control::RankState::kPaused) {
     (void)engine_->resume();
     set_state(control::RankState::kServing);

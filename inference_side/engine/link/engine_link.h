@@ -117,6 +117,7 @@ class EngineLink {
   void on_refuse(const control::Refuse& message);
   void on_prepare(const control::Envelope& envelope, const control::Prepare& message,
                   std::vector<UniqueFd> fds);
+  void on_abort(const control::Abort& message);
   void on_pause(const control::Envelope& envelope, const control::Pause& message);
   void on_load(const control::Envelope& envelope, const control::Load& message);
   void on_bucket_ready(const control::Envelope& envelope, const control::BucketReady& message);

@@ -110,5 +110,36 @@ TEST_F(CheckpointCommands, PlanCountsRoundsAndMemory) {
   EXPECT_EQ(run_command({"plan", at("first"), "--devices", "65"}).exit_code, kExitBadInput);
 }
 
+TEST_F(CheckpointCommands, PlanSaysWhatBuffersTakeOfGpusAndLeaveToEngines) {
+  const auto planned = [&](std::vector<std::string> options) {
+    std::vector<std::string> command = {"plan",          at("first"), "--devices", "2",
+                                        "--device-kind", "cuda",      "--json"};
+    command.insert(command.end(), options.begin(), options.end());
+    return run_command(command);
+  };
+  const auto gpu_of = [](const auto& run) {
+    return nlohmann::json::parse(run.out).at("result").at("gpus").at(0);
+  };
+  const auto large = planned({"--gpu-memory", "80GiB"});
+  EXPECT_EQ(gpu_of(large).at("buffer_bytes"), 3 * (512ULL << 20U));
+  EXPECT_EQ(gpu_of(large).at("left_bytes"), (80ULL << 30U) - 3 * (512ULL << 20U));
+  // Nothing of it is memory of the host.
+  const auto memory = nlohmann::json::parse(large.out).at("result").at("peak_memory");
+  EXPECT_EQ(memory.at("buffer_bytes"), 0U);
+  EXPECT_EQ(memory.at("engine_bytes"), 0U);
+  // 90 % of it for three buffers, in blocks of 2 MiB.
+  EXPECT_EQ(gpu_of(planned({"--gpu-memory", "100MiB"})).at("buffer_bytes"), 3 * (30ULL << 20U));
+  EXPECT_EQ(gpu_of(planned({"--buffer", "3MiB"})).at("buffer_bytes"), 3 * (4ULL << 20U));
+  EXPECT_FALSE(gpu_of(planned({"--buffer", "3MiB"})).contains("left_bytes"));
+  const auto full = planned({"--gpu-memory", "100MiB", "--buffer", "64MiB"});
+  EXPECT_NE(full.exit_code, kExitOk);
+  EXPECT_NE((full.out + full.err).find("set devices.buffer_bytes to at most 30MiB"),
+            std::string::npos)
+      << full.out << full.err;
+  EXPECT_EQ(run_command({"plan", at("first"), "--gpu-memory", "80GiB"}).exit_code, kExitBadInput);
+  EXPECT_EQ(run_command({"plan", at("first"), "--device-kind", "cuda"}).exit_code, kExitBadInput);
+  EXPECT_EQ(planned({"--gpu-memory", "much"}).exit_code, kExitBadInput);
+}
+
 }  // namespace
 }  // namespace wsync::cli

@@ -67,6 +67,51 @@ TEST(Config, ReadsEveryKindOfValue) {
   EXPECT_EQ(t.pause_mode, PauseMode::kKeep);
 }
 
+TEST(Config, GpusAreNamedByIndexOrByTheirNumber) {
+  const auto devices = [](std::string_view text, std::vector<std::string> set = {}) {
+    return parse_sidecar(text, "s.yaml", {.file = "", .environment = {}, .set = std::move(set)})
+        .value()
+        .devices;
+  };
+  const DevicesConfig two = devices("devices: {kind: cuda, gpus: [0, 0], count: 7}");
+  EXPECT_EQ(two, (DevicesConfig{.kind = DeviceKind::kCuda, .count = 2, .gpus = {0, 0}}));
+  EXPECT_EQ(devices("devices: {kind: cuda, count: 3}").gpus, (std::vector<std::uint32_t>{0, 1, 2}));
+  EXPECT_EQ(devices("devices: {kind: cuda, gpus: auto}").gpus, std::vector<std::uint32_t>{0});
+  for (const char* text : {"devices.gpus=3,1", "devices.gpus=[3, 1]", "devices.gpus=3 1"})
+    EXPECT_EQ(devices("devices: {kind: cuda}", {text}).gpus, (std::vector<std::uint32_t>{3, 1}))
+        << text;
+  const DevicesConfig other = devices(
+      "devices: {kind: cuda, gpus: [1, 0], collective: nccl, keep_buffers: false, "
+      "buffer_bytes: 32MiB}");
+  EXPECT_EQ(other.collective, Collective::kNccl);
+  EXPECT_FALSE(other.keep_buffers);
+  EXPECT_EQ(other.buffer_bytes, 32 * limits::kMiB);
+  EXPECT_EQ(devices("devices: {kind: separate, buffer_bytes: auto}").buffer_bytes, 0U);
+}
+
+TEST(Config, GpusThatCannotBeAreRefused) {
+  EXPECT_EQ(sidecar_error("devices: {gpus: [0]}\n"),
+            "s.yaml:1: devices.gpus: host devices have no GPU: leave it out, or choose "
+            "devices.kind: cuda");
+  EXPECT_EQ(sidecar_error("devices: {kind: cuda, gpus: [0, one]}\n"),
+            "s.yaml:1: devices.gpus: expected auto or indices of GPUs from 0 to 63, such as [0, "
+            "1], found 'one'");
+  EXPECT_EQ(sidecar_error("devices: {kind: cuda, gpus: 64}\n"),
+            "s.yaml:1: devices.gpus: expected auto or indices of GPUs from 0 to 63, such as [0, "
+            "1], found '64'");
+  EXPECT_EQ(sidecar_error("devices: {kind: cuda, gpus: []}\n"),
+            "s.yaml:1: devices.gpus: expected 1 to 64 indices, found 0");
+  EXPECT_EQ(sidecar_error("devices: {collective: nccl}\n"),
+            "s.yaml:1: devices.collective: nccl is for GPUs: choose auto or local, or "
+            "devices.kind: cuda");
+  EXPECT_EQ(sidecar_error("devices: {kind: cuda, collective: nccl}\n"),
+            "s.yaml:1: devices.collective: nccl is for several GPUs: choose auto or local for one "
+            "device");
+  EXPECT_EQ(sidecar_error("devices: {kind: cuda, gpus: [0, 0], collective: nccl}\n"),
+            "s.yaml:1: devices.collective: nccl takes each GPU once, and devices.gpus names one "
+            "several times: choose auto or local");
+}
+
 TEST(Config, SetRulesOverEnvironmentRulesOverFile) {
   Sources sources;
   const auto count = [&] {
@@ -83,8 +128,11 @@ TEST(Config, SetRulesOverEnvironmentRulesOverFile) {
 
 TEST(Config, ProcessEnvironmentIsReadByPrefix) {
   ASSERT_EQ(setenv("WSYNC_LOG_LEVEL", "error", 1), 0);
+  ASSERT_EQ(setenv("WSYNC_CUDA_LIBRARY", "/lib/libwsync_cuda.so", 1), 0);  // no key
   const auto environment = process_environment();
   ASSERT_EQ(unsetenv("WSYNC_LOG_LEVEL"), 0);
+  ASSERT_EQ(unsetenv("WSYNC_CUDA_LIBRARY"), 0);
+  EXPECT_FALSE(environment.contains("WSYNC_CUDA_LIBRARY"));
   EXPECT_EQ(environment.at("WSYNC_LOG_LEVEL"), "error");
   for (const auto& [name, value] : environment) EXPECT_TRUE(name.starts_with("WSYNC_")) << name;
 }

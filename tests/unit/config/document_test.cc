@@ -51,6 +51,23 @@ TEST(Document, RefusesWhatAConfigHasNoUseFor) {
   EXPECT_EQ(refusal("b: 1\na: 'open"), "f:2: 'a': its quote is not closed");
 }
 
+TEST(Document, AListIsTakenWhereAKeyMayHaveOne) {
+  const auto value = [](std::string_view text) {
+    const auto entries = parse_document(text, "f", {"a.b"});
+    if (!entries) return entries.error().message();
+    return entries->size() == 1 ? entries->front().value : "not one entry";
+  };
+  EXPECT_EQ(value("a: {b: [0, 1]}\n"), "0, 1");
+  EXPECT_EQ(value("a:\n  b:\n    - x\n    - y\n"), "x, y");
+  EXPECT_EQ(value("a: {b: []}\n"), "[]");
+  EXPECT_EQ(value("a: {b: one}\n"), "one");
+  EXPECT_EQ(value("a: {c: [0]}\n"), "f:1: 'a.c': expected one value, found a list");
+  EXPECT_EQ(value("a: {b: [[0]]}\n"), "f:1: 'a.b': a list inside a list");
+  EXPECT_EQ(value("a: {b: [{c: 1}]}\n"), "f:1: 'a.b': a section inside a list");
+  EXPECT_EQ(value("a: {b: [~]}\n"), "f:1: 'a.b' has no value; write one, or leave the key out");
+  EXPECT_EQ(value("a: {b: [0, &x 1]}\n"), "f:1: an anchor (&name) is not allowed");
+}
+
 TEST(Document, BoundsDepthAndSize) {
   std::string deep;
   for (std::uint64_t i = 0; i < limits::kConfigDepth; ++i) deep += "{a: ";

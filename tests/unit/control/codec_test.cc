@@ -103,6 +103,8 @@ TEST(Codec, ListsNameEveryMember) {
   expect_every_member_is_listed<DimRange>("DimRange");
   expect_every_member_is_listed<EngineTensor>("EngineTensor");
   expect_every_member_is_listed<HeldTensor>("HeldTensor");
+  expect_every_member_is_listed<BufferHandle>("BufferHandle");
+  expect_every_member_is_listed<GpuPlan>("GpuPlan");
 }
 
 // ---- round trips ----

@@ -460,7 +460,7 @@ TEST(DeviceGroup, GroupsThatCannotBeAreRefused) {
     std::vector<std::unique_ptr<device::Device>> devices;
     for (const DeviceKind kind : kinds)
       devices.push_back(std::move(*device::make_device({.kind = kind})));
-    return DeviceGroup::create(std::move(devices), bytes);
+    return DeviceGroup::create({.devices = std::move(devices), .buffer_bytes = bytes});
   };
   EXPECT_EQ(group_of({}, kBufferBytes).error().code(), ErrorCode::kInvalidInput);
   EXPECT_EQ(group_of({DeviceKind::kSeparate, DeviceKind::kUnified}, kBufferBytes).error().code(),
@@ -468,12 +468,121 @@ TEST(DeviceGroup, GroupsThatCannotBeAreRefused) {
   const auto too_much = group_of({DeviceKind::kSeparate}, 1ULL << 50U);
   ASSERT_FALSE(too_much);
   EXPECT_EQ(too_much.error().code(), ErrorCode::kResourceExhausted);
-  EXPECT_NE(too_much.error().message().find("choose buffers of at most"), std::string::npos);
+  EXPECT_NE(too_much.error().message().find("set devices.buffer_bytes to at most"),
+            std::string::npos);
   auto group = group_of({DeviceKind::kSeparate}, kBufferBytes);
   EXPECT_EQ((*group)->ipc_handle(DeviceIndex{0}, SlotIndex{2}).error().code(),
             ErrorCode::kInvalidInput);
   EXPECT_EQ((*group)->ipc_handle(DeviceIndex{1}, SlotIndex{0}).error().code(),
             ErrorCode::kInvalidInput);
+}
+
+TEST(DeviceGroup, BuffersThatAreNotKeptComeAndGo) {
+  PipelineOptions options{.devices = {}, .buffer_bytes = kBufferBytes, .keep_buffers = false};
+  for (std::uint32_t d = 0; d < 2; ++d)
+    options.devices.push_back(
+        std::move(*device::make_device({.kind = DeviceKind::kSeparate, .index = DeviceIndex{d}})));
+  auto runner = PipelineRunner::create(std::move(options)).value();
+  const std::vector<EngineSeat> seats = {{.engine = EngineId{1}, .device = DeviceIndex{0}},
+                                         {.engine = EngineId{2}, .device = DeviceIndex{1}}};
+  const Version version(5, 1);
+  TestListener nobody;
+  EXPECT_EQ(runner->start(job_of(version, seats), nobody).error().code(), ErrorCode::kRefused);
+  EXPECT_EQ(runner->group().ipc_handle(DeviceIndex{0}, SlotIndex{0}).error().code(),
+            ErrorCode::kRefused);
+  for (int update = 0; update < 2; ++update) {
+    ASSERT_TRUE(runner->hold_buffers());
+    ASSERT_TRUE(runner->hold_buffers());  // they are there
+    Fleet fleet(*runner, version, seats);
+    ASSERT_TRUE(runner->start(job_of(version, seats), fleet.listener));
+    ASSERT_TRUE(runner->wait().has_value());
+    for (auto& engine : fleet.engines) engine->check();
+    fleet.engines.clear();
+    ASSERT_TRUE(runner->free_buffers());
+    EXPECT_FALSE(runner->group().holds_buffers());
+  }
+}
+
+TEST(DeviceGroup, NcclWithoutGpusIsRefused) {
+  std::vector<std::unique_ptr<device::Device>> devices;
+  for (int i = 0; i < 2; ++i)
+    devices.push_back(std::move(*device::make_device({.kind = DeviceKind::kSeparate})));
+  const auto group = DeviceGroup::create({.devices = std::move(devices),
+                                          .buffer_bytes = kBufferBytes,
+                                          .collective = collective::GroupKind::kNccl});
+  ASSERT_FALSE(group);
+  EXPECT_EQ(group.error().message(),
+            "NCCL is for GPUs, not for separate host device 0; set devices.collective to auto or "
+            "local");
+}
+
+// ---- digests after each broadcast ----
+
+std::shared_ptr<std::vector<device::PieceDigest>> digests_of(const Version& version) {
+  auto digests = std::make_shared<std::vector<device::PieceDigest>>();
+  for (std::uint64_t b = 0; b < version.buckets(); ++b)
+    digests->push_back(device::piece_digest(version.bucket(b)));
+  return digests;
+}
+
+TEST(PipelineRunner, BucketsWithTheirDigestAreHandedOver) {
+  auto runner = make_runner(DeviceKind::kSeparate, 4, Stages::kThree);
+  const Version version(11, 3);
+  Fleet fleet(*runner, version, uneven_seats());
+  PipelineJob job = job_of(version, uneven_seats());
+  job.digests = digests_of(version);
+  ASSERT_TRUE(runner->start(std::move(job), fleet.listener));
+  const auto report = runner->wait();
+  ASSERT_TRUE(report.has_value()) << report.error().message();
+  for (auto& engine : fleet.engines) engine->check();
+}
+
+TEST(PipelineRunner, ABucketOfAnotherDigestReachesNoEngineAndFailsTheRun) {
+  constexpr std::uint64_t kWrong = 6;
+  auto runner = make_runner(DeviceKind::kSeparate, 2, Stages::kTwo);
+  const std::vector<EngineSeat> seats = {{.engine = EngineId{1}, .device = DeviceIndex{0}},
+                                         {.engine = EngineId{2}, .device = DeviceIndex{1}}};
+  const Version version(9, 4);
+  auto digests = digests_of(version);
+  const device::PieceDigest right = (*digests)[kWrong];
+  (*digests)[kWrong].low ^= 1;
+  {
+    Fleet fleet(*runner, version, seats);
+    std::atomic<bool> told = false;
+    fleet.listener.hook = [&](const BucketReady& ready) {
+      if (ready.bucket == kWrong) told = true;
+      return true;
+    };
+    PipelineJob job = job_of(version, seats);
+    job.digests = digests;
+    ASSERT_TRUE(runner->start(std::move(job), fleet.listener));
+    const auto report = runner->wait();
+    ASSERT_FALSE(report.has_value());
+    EXPECT_EQ(report.error().code(), ErrorCode::kDigestMismatch);
+    const std::string why = report.error().message();
+    for (const std::string& part :
+         {std::string("separate host device"), std::string("bucket 6 has digest"),
+          std::string("from device 0"), device::to_string(right),
+          device::to_string((*digests)[kWrong])})
+      EXPECT_NE(why.find(part), std::string::npos) << part << " is not in: " << why;
+    EXPECT_FALSE(told);
+  }
+  // The streams and communicators are made anew for the next run.
+  Fleet fleet(*runner, version, seats);
+  ASSERT_TRUE(runner->start(job_of(version, seats), fleet.listener));
+  ASSERT_TRUE(runner->wait().has_value());
+  for (auto& engine : fleet.engines) engine->check();
+}
+
+TEST(PipelineRunner, DigestsOfAnotherNumberOfBucketsAreRefused) {
+  auto runner = make_runner(DeviceKind::kSeparate, 1, Stages::kTwo);
+  const Version version(3, 4);
+  TestListener nobody;
+  PipelineJob job = job_of(version, {{.engine = EngineId{1}, .device = DeviceIndex{0}}});
+  job.digests = std::make_shared<std::vector<device::PieceDigest>>(2);
+  const auto started = runner->start(std::move(job), nobody);
+  ASSERT_FALSE(started);
+  EXPECT_EQ(started.error().message(), "2 digests for 3 buckets");
 }
 
 }  // namespace

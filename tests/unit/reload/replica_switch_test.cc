@@ -270,6 +270,48 @@ TEST_F(Switch, ACopyThatFailsTwiceGoesBackToThePreviousVersion) {
   EXPECT_EQ(count<SendPause>(), 1U);
 }
 
+// Such as for want of memory: what the ranks hold was never touched, so they go on with it.
+TEST_F(Switch, ALoadThatCouldNotBeginLeavesTheReplicaServingWhatItHolds) {
+  serve_v1();
+  decide(kV2);
+  paused();
+  ASSERT_EQ(machine.phase(), SwitchPhase::kLoading);
+  step(LoadNotBegun{.request = request + 1, .why = "of another load"});
+  EXPECT_EQ(machine.phase(), SwitchPhase::kLoading);
+  step(LoadNotBegun{.request = request, .why = "no memory"});
+  EXPECT_EQ(count<SendResume>(), 1U);
+  EXPECT_TRUE(suspect.empty()) << "the copy was not even read";
+  resumed();
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kBehind);
+  EXPECT_EQ(done[0].version, kV1);
+  EXPECT_EQ(done[0].reason, "version 1.2 could not be loaded: no memory");
+  EXPECT_EQ(machine.report(now).version, kV1);
+  // It is tried again, ever more seldom, and goes forward when it can.
+  const auto due = machine.next_wake();
+  ASSERT_TRUE(due);
+  tick_after(*due - now);
+  ASSERT_EQ(machine.phase(), SwitchPhase::kPausing);
+  paused();
+  loaded(kV2);
+  committed(kV2);
+  resumed();
+  EXPECT_EQ(machine.report(now).version, kV2);
+}
+
+TEST_F(Switch, ALoadThatCouldNotBeginLeavesATaintedReplicaTainted) {
+  serve_v1();
+  decide(kV2);
+  paused();
+  step(RankLoaded{.rank = 0, .request = request, .version = kV2, .failure = "checksum"});
+  ASSERT_EQ(machine.phase(), SwitchPhase::kLoading) << "a second try";
+  step(LoadNotBegun{.request = request, .why = "no memory"});
+  EXPECT_EQ(count<SendResume>(), 0U);
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].outcome, SwitchOutcome::kTainted);
+  EXPECT_TRUE(machine.report(now).version.none());
+}
+
 // Two loads of V2 that fail, then V1 again.
 TEST_F(Switch, AGoodCopyThatAReplicaCannotLoadIsTriedAgainEverMoreSeldom) {
   serve_v1();

@@ -1,0 +1,61 @@
+#include "inference_side/reload/buffer_rule.h"
+
+#include <algorithm>
+
+#include "shared/base/format.h"
+
+namespace wsync::reload {
+namespace {
+
+// Memory for exported allocations is handed out in blocks of this size.
+constexpr std::uint64_t kGpuBlockBytes = 2 * limits::kMiB;
+
+Error does_not_fit(device::DeviceKind kind, const BufferRoom& room, std::uint64_t buffer_bytes) {
+  const std::uint64_t largest = largest_buffer(kind, room);
+  const std::string advice =
+      largest >= limits::kBucketBytesMin
+          ? fmt::format("set devices.buffer_bytes to at most {}MiB", largest / limits::kMiB)
+          : std::string("free memory there, such as by giving the engines less");
+  return {ErrorCode::kResourceExhausted,
+          fmt::format("{}: {} buffers of {} bytes do not fit into {} % of its {} free bytes; {}",
+                      room.name, kBuffersPerDevice * room.devices, buffer_bytes,
+                      limits::kDeviceMemoryPercent, room.free_bytes, advice)};
+}
+
+}  // namespace
+
+std::uint64_t buffer_takes(device::DeviceKind kind, std::uint64_t buffer_bytes) {
+  if (kind != device::DeviceKind::kCuda) return buffer_bytes;
+  return (buffer_bytes + kGpuBlockBytes - 1) / kGpuBlockBytes * kGpuBlockBytes;
+}
+
+std::uint64_t buffers_take(device::DeviceKind kind, std::uint32_t devices,
+                           std::uint64_t buffer_bytes) {
+  return kBuffersPerDevice * devices * buffer_takes(kind, buffer_bytes);
+}
+
+std::uint64_t largest_buffer(device::DeviceKind kind, const BufferRoom& room) {
+  const std::uint64_t usable = room.free_bytes / 100 * limits::kDeviceMemoryPercent;
+  const std::uint64_t each = usable / (kBuffersPerDevice * room.devices);
+  const std::uint64_t unit = kind == device::DeviceKind::kCuda ? kGpuBlockBytes : limits::kMiB;
+  return each / unit * unit;
+}
+
+Result<std::uint64_t> choose_buffer_bytes(device::DeviceKind kind,
+                                          std::span<const BufferRoom> rooms, std::uint64_t wanted) {
+  std::uint64_t bytes = wanted;
+  if (bytes == 0 && kind != device::DeviceKind::kCuda) bytes = limits::kHostBufferBytesDefault;
+  if (bytes == 0) {
+    bytes = limits::kGpuBufferBytesDefault;
+    for (const BufferRoom& room : rooms) bytes = std::min(bytes, largest_buffer(kind, room));
+    bytes = std::max(bytes, limits::kBucketBytesMin);
+  }
+  for (const BufferRoom& room : rooms) {
+    const std::uint64_t usable = room.free_bytes / 100 * limits::kDeviceMemoryPercent;
+    if (buffers_take(kind, room.devices, bytes) > usable)
+      return fail(does_not_fit(kind, room, bytes));
+  }
+  return bytes;
+}
+
+}  // namespace wsync::reload

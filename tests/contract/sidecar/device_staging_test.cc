@@ -1,0 +1,144 @@
+// What devices need of a version before a pause, on host devices: the same code serves GPUs.
+#include "inference_side/agent/device_staging.h"
+
+#include <atomic>
+
+#include "inference_side/agent/engine_hub.h"
+#include "inference_side/agent/load_cache.h"
+#include "tests/contract/sidecar/sidecar_fixture.h"
+#include "tests/support/owner_loop.h"
+#include "tests/support/versions.h"
+
+namespace wsync::agent::test {
+namespace {
+
+class DeviceStagingTest : public testing::Test {
+ protected:
+  DeviceStagingTest()
+      : store_({}, [this](std::function<void()> task) { bench_.loop().post(std::move(task)); }) {
+    reload::DeviceGroupOptions options;
+    for (std::uint32_t d = 0; d < 2; ++d)
+      options.devices.push_back(std::move(*device::make_device(
+          {.kind = device::DeviceKind::kSeparate, .index = device::DeviceIndex{d}})));
+    options.buffer_bytes = limits::kBucketBytesMin;
+    group_ = reload::DeviceGroup::create(std::move(options)).value();
+  }
+  [[nodiscard]] std::shared_ptr<const staging::HeldVersion> stage(Version version) {
+    staging::StagingJob job;
+    job.identity = model_.identity(version);
+    job.manifest = model_.manifest;
+    job.plan = model_.plan;
+    std::shared_ptr<const staging::HeldVersion> held;
+    EXPECT_TRUE(store_.begin(std::move(job), [&](auto staged) { held = staged.value(); }));
+    store_.view_arrived(ArenaView::open(model_.arena(version).share()->get()).value());
+    EXPECT_TRUE(bench_.until([&] { return held != nullptr; }));
+    return held;
+  }
+
+  Bench bench_;
+  Model model_;
+  staging::Store store_;
+  std::unique_ptr<reload::DeviceGroup> group_;
+};
+
+TEST_F(DeviceStagingTest, AVersionIsFoundWhenItIsRegisteredWithEveryDeviceUntilItIsRemoved) {
+  DeviceStaging staging(bench_.loop(), *group_, nullptr);
+  const auto held = stage(kV1);
+  bool ready = false;
+  staging.add(held, [&] { ready = true; });
+  EXPECT_EQ(staging.find(kV1), nullptr);
+  ASSERT_TRUE(bench_.until([&] { return ready; }));
+  const auto found = staging.find(kV1);
+  ASSERT_NE(found, nullptr);
+  EXPECT_EQ(found->failure, "");
+  EXPECT_EQ(found->version, held);
+  EXPECT_EQ(found->registrations.size(), 2U);
+  EXPECT_EQ(found->buckets->bucket_bytes(), group_->buffer_bytes());
+  EXPECT_EQ(found->digests, nullptr) << "host devices read their buffers once";
+  staging.remove(kV1);
+  EXPECT_EQ(staging.find(kV1), nullptr);
+}
+
+TEST_F(DeviceStagingTest, OneThatIsRemovedBeforeItIsReadyIsNotFound) {
+  DeviceStaging staging(bench_.loop(), *group_, nullptr);
+  const Version second{.epoch = 1, .step = 2};
+  bool first_ready = false;
+  bool second_ready = false;
+  staging.add(stage(kV1), [&] { first_ready = true; });
+  staging.remove(kV1);
+  staging.add(stage(second), [&] { second_ready = true; });
+  ASSERT_TRUE(bench_.until([&] { return second_ready; }));
+  EXPECT_FALSE(first_ready);
+  EXPECT_EQ(staging.find(kV1), nullptr);
+  EXPECT_NE(staging.find(second), nullptr);
+}
+
+TEST_F(DeviceStagingTest, OneThatIsStillInTheLoopAtTheEndLetsItsVersionGo) {
+  auto held = stage(kV1);
+  const std::weak_ptr<const staging::HeldVersion> watched = held;
+  {
+    DeviceStaging staging(bench_.loop(), *group_, nullptr);
+    staging.add(std::move(held), [] { FAIL() << "its owner is gone"; });
+  }
+  store_.release(kV1);
+  EXPECT_TRUE(watched.expired());
+}
+
+TEST(ForEachIndex, EachIndexIsWorkedOnOnce) {
+  ThreadPool pool(3);
+  for (ThreadPool* helpers : {static_cast<ThreadPool*>(nullptr), &pool})
+    for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{1000}}) {
+      std::vector<std::atomic<int>> times(count);
+      for_each_index(helpers, count, [&](std::size_t i) { ++times[i]; });
+      for (const auto& time : times) EXPECT_EQ(time, 1);
+    }
+}
+
+TEST_F(DeviceStagingTest, EnginesOnGpusAreToldTheFoldedPieceDigestOfEachGroup) {
+  const auto held = stage(kV1);
+  const auto tensors = std::make_shared<const std::vector<control::EngineTensor>>(model_.tensors());
+  Worker worker(bench_.loop(), {.name = "plans"});
+  ThreadPool pool(2);
+  for (ThreadPool* helpers : {static_cast<ThreadPool*>(nullptr), &pool}) {
+    const auto cache = std::make_shared<LoadCache>(GroupSum::kPieceDigest, helpers);
+    std::shared_ptr<const PreparedLoad> load;
+    cache->request(worker, held, limits::kBucketBytesMin, tensors, tensors_key(*tensors),
+                   [&](auto made) { load = made.value(); });
+    ASSERT_TRUE(bench_.until([&] { return load != nullptr; }));
+    EXPECT_EQ(load->checksums, reload::expected_piece_checksums(load->plan, held->data()));
+    EXPECT_NE(load->checksums, reload::expected_checksums(load->plan, held->data()));
+  }
+}
+
+// ---- who may attach to which devices ----
+
+std::string refusal_of(config::DeviceKind kind, control::EngineHello hello) {
+  Bench bench;
+  EngineHubOptions options;
+  options.socket = bench.directory() + "/engines";
+  options.devices.kind = kind;
+  const auto hub = EngineHub::create(bench.loop(), std::move(options), [](auto&&...) {}).value();
+  RawEngine engine(bench, hub->socket(), "a");
+  hello.tensors = Model().tensors();
+  engine.say(std::move(hello));
+  const auto refused = engine.next<control::Refuse>();
+  return refused ? refused->second.reason : "";
+}
+
+TEST(EngineHubDevices, EnginesThatDoNotFitHostDevicesAreToldWhatToDo) {
+  const std::string gpu = "GPU-00000000-0000-0000-0000-000000000001";
+  EXPECT_EQ(refusal_of(config::DeviceKind::kSeparate, {.gpu = gpu}),
+            "its weights are on " + gpu +
+                ", and this sidecar's devices are separate host devices: set devices.kind: cuda "
+                "for the sidecar, or start the engine with --device host");
+  EXPECT_NE(refusal_of(config::DeviceKind::kUnified, {.gpu = gpu}).find("unified host devices"),
+            std::string::npos);
+  EXPECT_EQ(refusal_of(config::DeviceKind::kSeparate, {.device = 1}),
+            "device 1; this sidecar drives 1 devices, so the engine's --device-index must be below "
+            "1");
+  EXPECT_EQ(refusal_of(config::DeviceKind::kSeparate, {.take = control::TakeMode::kAdopt}),
+            "separate devices cannot be adopted: take pieces or whole tensors");
+}
+
+}  // namespace
+}  // namespace wsync::agent::test

@@ -1,0 +1,50 @@
+#include "inference_side/reload/buffer_rule.h"
+
+#include <gtest/gtest.h>
+#include <vector>
+
+namespace wsync::reload {
+namespace {
+
+using device::DeviceKind;
+
+TEST(BufferRule, GpusThatAreSharedCountForEachOfTheirDevices) {
+  const auto kGpu = DeviceKind::kCuda;
+  const auto auto_of = [](std::vector<BufferRoom> rooms) {
+    return choose_buffer_bytes(DeviceKind::kCuda, rooms, 0);
+  };
+  const BufferRoom large{.name = "GPU 0", .devices = 1, .free_bytes = 80 * limits::kGiB};
+  const BufferRoom shared{.name = "GPU 1", .devices = 4, .free_bytes = 4 * limits::kGiB};
+  EXPECT_EQ(auto_of({large}).value(), limits::kGpuBufferBytesDefault);
+  // 90 % of 4 GiB, for 12 buffers: 307.2 MiB, in blocks of 2 MiB.
+  EXPECT_EQ(auto_of({large, shared}).value(), 306 * limits::kMiB);
+  EXPECT_LE(buffers_take(kGpu, 4, 306 * limits::kMiB), shared.free_bytes / 10 * 9);
+  EXPECT_GT(buffers_take(kGpu, 4, 308 * limits::kMiB), shared.free_bytes / 10 * 9);
+  // A block is the least that the driver hands out.
+  EXPECT_EQ(buffers_take(kGpu, 2, 3 * limits::kMiB), 24 * limits::kMiB);
+  EXPECT_EQ(buffers_take(DeviceKind::kSeparate, 2, 3 * limits::kMiB), 18 * limits::kMiB);
+}
+
+TEST(BufferRule, WhatDoesNotFitIsRefusedWithWhatIsFreeAndWhatToSet) {
+  const BufferRoom room{.name = "GPU 0", .devices = 2, .free_bytes = 100 * limits::kMiB};
+  const auto kGpu = DeviceKind::kCuda;
+  EXPECT_EQ(choose_buffer_bytes(kGpu, {&room, 1}, 0).value(), 14 * limits::kMiB);
+  EXPECT_EQ(choose_buffer_bytes(kGpu, {&room, 1}, 13 * limits::kMiB).value(), 13 * limits::kMiB);
+  const auto too_much = choose_buffer_bytes(kGpu, {&room, 1}, 64 * limits::kMiB);
+  ASSERT_FALSE(too_much);
+  EXPECT_EQ(too_much.error().code(), ErrorCode::kResourceExhausted);
+  EXPECT_EQ(too_much.error().message(),
+            "GPU 0: 6 buffers of 67108864 bytes do not fit into 90 % of its 104857600 free bytes; "
+            "set devices.buffer_bytes to at most 14MiB");
+  const BufferRoom full{.name = "GPU 0", .devices = 1, .free_bytes = 5 * limits::kMiB};
+  const auto none = choose_buffer_bytes(kGpu, {&full, 1}, 0);
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().message(),
+            "GPU 0: 3 buffers of 1048576 bytes do not fit into 90 % of its 5242880 free bytes; "
+            "free memory there, such as by giving the engines less");
+  EXPECT_EQ(choose_buffer_bytes(DeviceKind::kSeparate, {&full, 1}, 0).error().code(),
+            ErrorCode::kResourceExhausted);
+}
+
+}  // namespace
+}  // namespace wsync::reload
