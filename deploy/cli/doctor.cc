@@ -34,7 +34,11 @@ Result<Wanted> read_config(const DoctorOptions& options) {
   }
   const Result<config::SidecarConfig> c = config::load_sidecar(sources);
   if (!c) return fail(c.error());
-  return Wanted{c->run_dir, c->state_dir, c->coordinator, c->host_memory, {}};
+  return Wanted{c->run_dir,
+                c->state_dir,
+                c->coordinator,
+                c->host_memory,
+                {.wanted = c->devices.kind == config::DeviceKind::kCuda, .gpus = c->devices.gpus}};
 }
 
 Result<Outcome> doctor(const DoctorOptions& options) {

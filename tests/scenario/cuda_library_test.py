@@ -148,12 +148,21 @@ class OnTheEmulatedDriver(Doctor):
             expected = "0 GPUs, driver" if mode == "none" else "no CUDA backend (the NVIDIA driver "
             self.assertIn(expected, checks["cuda"]["found"], mode)
             self.assertNotIn("gpu 0", checks)
+            code, checks = self.asked("--set", "devices.kind=cuda", WSYNC_EMULATED_CUDA_MODE=mode)
+            self.assertEqual((code, checks["cuda"]["status"]), (1, "fail"), checks)
+            self.assertNotEqual(checks["cuda"]["advice"], "")
+
+    def test_gpus_of_the_config(self):
+        code, checks = self.asked("--set", "devices.kind=cuda", "--set", "devices.gpus=[0, 1]")
+        self.assertEqual(code, 0, checks)
+        code, checks = self.asked("--set", "devices.kind=cuda", "--set", "devices.gpus=[0, 7]")
+        self.assertEqual((code, checks["gpu 7"]["status"]), (1, "fail"), checks)
 
     def test_without_nccl(self):
         missing = {"WSYNC_NCCL_LIBRARY": "/nonexistent/libnccl.so.2"}
-        _, checks = self.checks(WSYNC_CUDA_LIBRARY=CUDA,
+        _, checks = self.checks("--set", "devices.kind=cuda", WSYNC_CUDA_LIBRARY=CUDA,
                                 LD_LIBRARY_PATH=os.path.dirname(DRIVER), **missing)
-        self.assertEqual(checks["nccl"]["status"], "ok")
+        self.assertEqual(checks["nccl"]["status"], "warn")
         self.assertIn("/nonexistent/libnccl.so.2", checks["nccl"]["found"])
 
 
