@@ -84,20 +84,20 @@ configure release "$folder" -DWSYNC_CUDA=ON -DWSYNC_BUILD_BENCH=ON "-DWSYNC_BUIL
   die 3 "configuring failed: the lines above name what is missing; say where it is with --prefix, --cuda-home or --nccl-home"
 sed -n '/CUDA backend/,/kernels/p' "$folder.log"
 
-# Prints the executables of the tests with the label gpu, one a line.
-gpu_tests() {
+# under_sanitizer TOOL: the tests with the label gpu, each a line for a shell that runs it under compute-sanitizer.
+under_sanitizer() {
   ctest --test-dir "$folder" -L '^gpu$' --show-only=json-v1 | python3 -c '
-import json, sys
+import json, shlex, sys
 for test in json.load(sys.stdin)["tests"]:
-    if test.get("command"):
-        print(test["command"][0])'
+    if not test.get("command"):
+        sys.exit(test["name"] + " is not built")
+    environment = [pair for known in test["properties"] if known["name"] == "ENVIRONMENT" for pair in known["value"]]
+    print(shlex.join(["env", *environment, "compute-sanitizer", "--tool", sys.argv[1], "--target-processes", "all",
+                      "--error-exitcode", "9", *test["command"]]))' "$1"
 }
 
 targets=(wsync wsync_cuda)
-if [ "$tests" = 1 ]; then
-  targets+=(unit_device)
-  cmake --build "$folder" --target help | grep -q '^tests_gpu:' && targets+=(tests_gpu)
-fi
+[ "$tests" = 0 ] || targets+=(unit_device tests_gpu)
 say "building"
 build "$folder" "${targets[@]}" || die 1 "the build failed"
 
@@ -105,23 +105,19 @@ failed=()
 if [ "$tests" = 1 ]; then
   say "testing: the kernels' source on the host, and everything with the label gpu"
   run_ctest "$folder" -R '^unit_device$' || failed+=("unit_device")
-  if [[ " ${targets[*]} " == *" tests_gpu "* ]]; then
-    run_ctest "$folder" -L '^gpu$' -j 1 || failed+=("tests with the label gpu")
-  else
-    say "there are no tests with the label gpu in this tree"
-  fi
+  run_ctest "$folder" -L '^gpu$' || failed+=("tests with the label gpu")
 fi
-if [ "$tests" = 1 ] && [ "$sanitizer" = 1 ] && [[ " ${targets[*]} " == *" tests_gpu "* ]]; then
+if [ "$tests" = 1 ] && [ "$sanitizer" = 1 ]; then
   if ! command -v compute-sanitizer >/dev/null; then
     say "compute-sanitizer is not on PATH: the tests are not run under it (it comes with the CUDA toolkit)"
   else
-    while read -r test; do
-      for tool in memcheck racecheck initcheck synccheck; do
-        say "compute-sanitizer --tool $tool $(basename "$test")"
-        compute-sanitizer --tool "$tool" --target-processes all --error-exitcode 9 "$test" ||
-          failed+=("$(basename "$test") under $tool")
-      done
-    done < <(gpu_tests)
+    for tool in memcheck racecheck initcheck synccheck; do
+      commands=$(under_sanitizer "$tool") || die 1 "the tests with the label gpu cannot be listed"
+      while read -r command; do
+        say "$command"
+        bash -c "$command" </dev/null || failed+=("$command")
+      done <<<"$commands"
+    done
   fi
 fi
 
