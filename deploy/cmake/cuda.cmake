@@ -1,8 +1,9 @@
 # Whether the CUDA backend is built, and how its kernels are. WSYNC_CUDA: ON, what is missing is an error; AUTO, the backend is
 # off without it; OFF. Sets WSYNC_WITH_CUDA and, with it, what find_cuda.cmake does and WSYNC_CUDA_GENCODE. Nothing of it is
 # linked: the library asks for libcuda and libnccl when it is used.
-set(CUDA_HOME "" CACHE PATH "Folder of the CUDA toolkit (holds bin/nvcc and include/cuda.h)")
-set(NCCL_HOME "" CACHE PATH "Folder of NCCL (holds include/nccl.h)")
+# Kept from the environment of the first configuration: a build that configures itself anew finds the same.
+set(CUDA_HOME "$ENV{CUDA_HOME}" CACHE PATH "Folder of the CUDA toolkit (holds bin/nvcc and include/cuda.h)")
+set(NCCL_HOME "$ENV{NCCL_HOME}" CACHE PATH "Folder of NCCL (holds include/nccl.h)")
 mark_as_advanced(CUDA_HOME NCCL_HOME)
 
 # What keeps the backend from being built, in words; empty: nothing.

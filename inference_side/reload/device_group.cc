@@ -11,6 +11,8 @@
 namespace wsync::reload {
 namespace {
 
+constexpr std::uint64_t kWarmUpBytes = 4 * limits::kMiB;
+
 static_assert(kBuffersPerDevice == 1 + kIpcSlots);
 
 Result<> check_devices(const std::vector<std::unique_ptr<device::Device>>& devices) {
@@ -171,8 +173,30 @@ Result<device::MemoryHandle> DeviceGroup::ipc_handle(DeviceIndex device, SlotInd
 Result<> DeviceGroup::connect(TimePoint deadline) {
   if (unified() || members_[0].communicator) return {};
   auto connected = connect_members(deadline);
+  if (connected && kind() == device::DeviceKind::kCuda && holds_buffers_)
+    connected = warm_up(deadline);
   if (!connected) break_up(connected.error());
   return connected;
+}
+
+// NCCL connects its ranks at their first broadcast, root by root, and takes memory for that: not in
+// a pause, and not while the pipeline measures.
+Result<> DeviceGroup::warm_up(TimePoint deadline) {
+  for (std::uint32_t source = 0; source < size(); ++source) {
+    for (std::uint32_t d = 0; d < size(); ++d)
+      WSYNC_TRY(broadcast({.device = DeviceIndex{d},
+                           .source = DeviceIndex{source},
+                           .bytes = std::min(buffer_bytes_, kWarmUpBytes),
+                           .deadline = deadline},
+                          [](const Result<>&) {}));
+    for (const Member& member : members_) {
+      auto done = member.device->create_event();
+      if (!done) return fail(std::move(done).error());
+      WSYNC_TRY(member.broadcast_stream->record(**done));
+      WSYNC_TRY((*done)->wait(deadline));
+    }
+  }
+  return {};
 }
 
 Result<> DeviceGroup::connect_members(TimePoint deadline) {

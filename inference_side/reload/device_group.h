@@ -70,7 +70,8 @@ class DeviceGroup {
   // and while there are no buffers.
   [[nodiscard]] Result<device::MemoryHandle> ipc_handle(DeviceIndex device, SlotIndex slot) const;
 
-  // Makes streams and communicators, unless they are there: before each run.
+  // Makes streams and communicators, unless they are there: before each run. GPUs that have their
+  // buffers then pass some bytes on, once from each.
   [[nodiscard]] Result<> connect(TimePoint deadline);
   // Ends everything that runs and takes streams and communicators down. When it returns nothing
   // reads or writes the buffers any more, engines aside, and every callback has been called.
@@ -110,6 +111,7 @@ class DeviceGroup {
   DeviceGroup() = default;
   [[nodiscard]] Result<> allocate_buffers(Member& member);
   [[nodiscard]] Result<> connect_members(TimePoint deadline);
+  [[nodiscard]] Result<> warm_up(TimePoint deadline);
   [[nodiscard]] const Member& at(DeviceIndex device) const;
 
   std::vector<Member> members_;  // as many and where they are, from create() on

@@ -42,8 +42,13 @@ Result<std::unique_ptr<PipelineRunner>> PipelineRunner::create(PipelineOptions o
                                     .keep_buffers = options.keep_buffers,
                                     .collective = options.collective});
   if (!group) return fail(std::move(group).error());
-  if ((*group)->kind() == device::DeviceKind::kCuda)
+  if ((*group)->kind() == device::DeviceKind::kCuda) {
+    // Buffers that are not kept may find no room now; then it is not warmed up.
+    if (auto held = (*group)->hold_buffers(); !held && (*group)->keeps_buffers())
+      return fail(held.error());
     WSYNC_TRY((*group)->connect(now() + std::chrono::milliseconds(limits::kGroupJoinDeadlineMs)));
+    if (!(*group)->keeps_buffers()) (*group)->free_buffers();
+  }
   return std::unique_ptr<PipelineRunner>(new PipelineRunner(std::move(options), std::move(*group)));
 }
 

@@ -173,8 +173,9 @@ class Cuda(unittest.TestCase):
         with CudaFleet() as fleet:
             one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)
             # One bucket, so a load is four copies: to the device, into the IPC buffer, and the table and sums of its digest.
-            # Flipped are the first of the second load, and the second of the third, which is the second version's second try.
-            faults = "copy:5:flip,copy:10:flip"
+            # One more warms a group up, at the start and after the load that failed. Flipped are the first of the second load, and
+            # the second of the third, which is the second version's second try.
+            faults = "copy:6:flip,copy:12:flip"
             sidecar, socket = fleet.sidecar("s0", *cuda("0"), "--set", "devices.buffer_bytes=32MiB",
                                             WSYNC_EMULATED_CUDA_FAULTS=faults)
             engine = fleet.gpu_engine(socket, "a", one, 0, 0)
@@ -209,7 +210,7 @@ class Cuda(unittest.TestCase):
         with CudaFleet() as fleet:
             one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)
             sidecar, socket = fleet.sidecar("s0", *cuda("0"), *BUFFER, "--set", "devices.keep_buffers=false",
-                                            WSYNC_EMULATED_CUDA_FAULTS="cuMemAlloc_v2:5+:CUDA_ERROR_OUT_OF_MEMORY")
+                                            WSYNC_EMULATED_CUDA_FAULTS="cuMemAlloc_v2:8+:CUDA_ERROR_OUT_OF_MEMORY")
             engine = fleet.gpu_engine(socket, "a", one, 0, 0)
             trainer = fleet.start("trainer", "--set", "arenas=4")
             first = self.push(fleet, one)

@@ -89,7 +89,8 @@ MESSAGES = [  # whole messages that are wrong, by what is wrong with them
     wire.message(wire.STATUS)[:40],
     b"",
 ]
-ENGINE_HELLO = struct.pack("<IBIIBBIQQI", 1, 1, 0, 1, 0, 0, 0, 0, 0, 0)  # without tensors
+ENGINE_RANK = struct.pack("<IBIIBBIQQ", 1, 1, 0, 1, 0, 0, 0, 0, 0)
+ENGINE_HELLO = ENGINE_RANK + struct.pack("<I", 0) + wire.text(b"")  # without tensors, not on a GPU
 UNASKED = {  # what an engine answers, with values that make no sense
     27: struct.pack("<IQ", 9, 9) + wire.text(b""), 30: struct.pack("<Q", 2**64 - 1), 33: struct.pack("<Q", 2**64 - 1) + wire.text(b""),
     34: struct.pack("<IQQQ", 9, 9, 2**64 - 1, 0) + wire.text(b"no"), 36: struct.pack("<IQ", 9, 9) + wire.text(b""), 38: b"",
@@ -99,10 +100,10 @@ UNASKED = {  # what an engine answers, with values that make no sense
 def whole_hello():
     """The EngineHello of an engine that holds the model of tensors.py."""
     shapes = [item for shard in tensors.SHARDS.values() for item in shard.items()]
-    body = ENGINE_HELLO[:-4] + struct.pack("<I", len(shapes))
+    body = ENGINE_RANK + struct.pack("<I", len(shapes))
     for name, shape in shapes:
         body += wire.text(name.encode()) + struct.pack("<BIQQI", 14, 2, *shape, 0)
-    return body
+    return body + wire.text(b"")
 
 
 def framed(message, size=None, fds=0):
@@ -114,7 +115,7 @@ ENGINE_LINK = [
     framed(b"", HUGE), framed(b"", 0), framed(b"", 64, HUGE), framed(wire.message(wire.STATUS), fds=65),
     framed(wire.message(wire.ENGINE_HELLO, ENGINE_HELLO)),  # no replica's name
     framed(wire.message(wire.ENGINE_HELLO, ENGINE_HELLO, replica=b"c", rank=9)),
-    framed(wire.message(wire.ENGINE_HELLO, ENGINE_HELLO[:-4] + struct.pack("<I", HUGE), replica=b"c")),
+    framed(wire.message(wire.ENGINE_HELLO, ENGINE_RANK + struct.pack("<I", HUGE), replica=b"c")),
     framed(wire.message(wire.HEARTBEAT, bytes(28))),
     *[framed(m) for m in MESSAGES],
 ]

@@ -1,5 +1,7 @@
 #include <array>
+#include <cstdlib>
 #include <string>
+#include <string_view>
 #include <unistd.h>
 
 #include "shared/collective/nccl/communicator.h"
@@ -57,7 +59,17 @@ Hardware cuda_hardware() {
           .abandoned = gpu_is_abandoned};
 }
 
+// NCCL puts it above what a communicator is made with, and no deadline would hold any more.
+Result<> check_environment() {
+  const char* blocking = std::getenv("NCCL_COMM_BLOCKING");
+  if (blocking == nullptr || std::string_view(blocking) != "1") return {};
+  return fail(ErrorCode::kRefused,
+              "NCCL_COMM_BLOCKING=1 is set: NCCL would wait without a deadline; unset it, or use "
+              "the local collective");
+}
+
 Result<Site> this_site() {
+  WSYNC_TRY(check_environment());
   const auto library = nccl();
   if (!library) return fail(library.error());
   const auto cuda = device::cuda::driver();

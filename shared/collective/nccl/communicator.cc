@@ -20,7 +20,7 @@ namespace {
 constexpr auto kAbortTime = std::chrono::seconds(10);
 constexpr std::uint32_t kSpins = 200;
 constexpr auto kShortestRest = std::chrono::microseconds(10);
-constexpr auto kLongestRest = std::chrono::microseconds(200);
+constexpr auto kLongestRest = std::chrono::microseconds(20);
 
 // Between two looks at what cannot be waited for: a short spin, then growing sleeps.
 class Pace {

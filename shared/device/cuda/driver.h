@@ -31,8 +31,8 @@ namespace wsync::device::cuda {
   CALL(cuMemcpyHtoDAsync) CALL(cuMemcpyDtoHAsync) CALL(cuMemcpyAsync) CALL(cuMemsetD8Async) \
   CALL(cuStreamCreateWithPriority) CALL(cuStreamDestroy) CALL(cuStreamQuery)                \
   CALL(cuStreamWaitEvent) CALL(cuEventCreate) CALL(cuEventDestroy) CALL(cuEventRecord)      \
-  CALL(cuIpcGetMemHandle) CALL(cuIpcOpenMemHandle) CALL(cuIpcCloseMemHandle)                \
-  CALL(cuIpcGetEventHandle) CALL(cuIpcOpenEventHandle)
+  CALL(cuEventQuery) CALL(cuIpcGetMemHandle) CALL(cuIpcOpenMemHandle)                       \
+  CALL(cuIpcCloseMemHandle) CALL(cuIpcGetEventHandle) CALL(cuIpcOpenEventHandle)
 // clang-format on
 
 // A copy with other functions in it injects failures in tests.

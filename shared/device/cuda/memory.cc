@@ -177,9 +177,10 @@ Result<std::unique_ptr<CudaMemory>> CudaMemory::open(const std::shared_ptr<const
   const ContextGuard guard(*gpu->context());
   WSYNC_TRY(guard.entered());
   const auto failed = [&](const Error& error) {
-    return fail(ErrorCode::kPeerLost,
+    return fail(error.code() == ErrorCode::kResourceExhausted ? error.code() : ErrorCode::kPeerLost,
                 fmt::format("the GPU memory of process {} cannot be mapped (did it free the memory "
-                            "or exit?): {}",
+                            "or exit? containers must share /dev/shm and differ in their process "
+                            "numbers): {}",
                             handle.pid, error.message()));
   };
   CUdeviceptr address = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <sys/prctl.h>
 #include <thread>
 
 #include "shared/base/format.h"
@@ -12,11 +13,15 @@
 namespace wsync::device::cuda {
 namespace {
 
-// The GPU is asked some times at once, for short work, then every so often: a worker that spins
-// would take a core from the engine for as long as a bucket's copy.
-constexpr std::uint32_t kSpins = 200;
+// The GPU is asked without a pause for as long as a batch takes, then every so often: a worker that
+// spins would take a core from the engine for as long as a bucket's copy from the host.
+constexpr std::chrono::microseconds kSpin{300};
 constexpr std::chrono::microseconds kPollPause{30};
-constexpr std::uint64_t kScratchBytesMin = std::uint64_t{64} << 10U;
+// Of the kernel's timers, in ns: 50 us by default, which would be added to each pause.
+constexpr unsigned long kTimerSlack = 1'000;
+// Room for the table of a bucket of some thousand pieces. It is there before anything runs: making
+// GPU memory beside kernels may wait for them.
+constexpr std::uint64_t kScratchBytesMin = std::uint64_t{1} << 20U;
 
 CUdeviceptr device_address(const std::byte* address) {
   return static_cast<CUdeviceptr>(reinterpret_cast<std::uintptr_t>(address));
@@ -73,8 +78,16 @@ Result<std::unique_ptr<CudaStream>> CudaStream::make(std::shared_ptr<const Gpu> 
                                                   priority_of(options.role, least, greatest)),
                   options.name + ": no stream"));
   OwnedStream owned(gpu->context(), stream);
-  return std::unique_ptr<CudaStream>(
+  auto made = std::unique_ptr<CudaStream>(
       new CudaStream(std::move(gpu), std::move(options), std::move(owned)));
+  if (options.role != StreamRole::kHostToDevice) WSYNC_TRY(made->warm_up());
+  return made;
+}
+
+// The driver loads a kernel when it is first launched; that is not to be in a pause.
+Result<> CudaStream::warm_up() {
+  WSYNC_TRY(make_room(kScratchBytesMin));
+  return launch({}, scratch_.device.get(), scratch_.device.get());
 }
 
 CudaStream::CudaStream(std::shared_ptr<const Gpu> gpu, StreamOptions options, OwnedStream stream)
@@ -84,6 +97,7 @@ CudaStream::CudaStream(std::shared_ptr<const Gpu> gpu, StreamOptions options, Ow
       stream_(std::move(stream)) {}
 
 Result<> CudaStream::attach() {
+  ::prctl(PR_SET_TIMERSLACK, kTimerSlack);
   return check(gpu_->cuda(), gpu_->cuda().cuCtxSetCurrent(gpu_->context()->handle()),
                "the GPU's context cannot be made current");
 }
@@ -94,12 +108,14 @@ Result<> CudaStream::submit(CUresult code, std::string_view what) {
 
 Result<> CudaStream::wait_for_gpu() {
   const Driver& cuda = gpu_->cuda();
-  const TimePoint deadline = now() + settle_limit_;
-  for (std::uint32_t turn = 0;; ++turn) {
+  const TimePoint begin = now();
+  for (;;) {
     const CUresult code = cuda.cuStreamQuery(stream_.get());
     if (code != CUDA_ERROR_NOT_READY) return check(cuda, code, "work of the GPU failed");
-    if (now() >= deadline) break;
-    if (turn >= kSpins) std::this_thread::sleep_for(kPollPause);
+    const auto waited = now() - begin;
+    // Another stream has waited in vain already.
+    if (waited >= settle_limit_ || gpu_->context()->abandoned()) break;
+    if (waited >= kSpin) std::this_thread::sleep_for(kPollPause);
   }
   gpu_->context()->abandon();
   return fail(ErrorCode::kDeadline,
@@ -244,10 +260,10 @@ Result<> CudaStream::launch(const KernelTable& table, CUdeviceptr pieces, CUdevi
   std::uint64_t unit_bytes = table.launch.unit_bytes;
   std::uint64_t units = table.launch.units;
   std::array<void*, 5> arguments = {&pieces, &count, &unit_bytes, &units, &sums};
-  return submit(
-      gpu_->cuda().cuLaunchKernel(gpu_->copy_pieces(), table.launch.blocks, 1, 1, kThreadsPerBlock,
-                                  1, 1, 0, stream_.get(), arguments.data(), nullptr),
-      "the kernel of a batch");
+  return submit(gpu_->cuda().cuLaunchKernel(gpu_->copy_pieces(), std::max(1U, table.launch.blocks),
+                                            1, 1, kThreadsPerBlock, 1, 1, 0, stream_.get(),
+                                            arguments.data(), nullptr),
+                "the kernel of a batch");
 }
 
 Result<> CudaStream::publish(Memory& memory) {
@@ -268,11 +284,31 @@ Result<> CudaStream::acquire(const Memory& memory) {
   if (there == nullptr) return fail(ErrorCode::kInvalidInput, name() + ": the memory is no GPU's");
   const auto event = there->published();
   if (!event) return fail(event.error());
-  enqueue([this, event = *event](const std::stop_token&) {
-    return submit(gpu_->cuda().cuStreamWaitEvent(stream_.get(), event, CU_EVENT_WAIT_DEFAULT),
-                  "an event of another process");
-  });
+  enqueue([this, event = *event](const std::stop_token& stop) { return wait_for(event, stop); });
   return {};
+}
+
+// A stream that waits on the GPU for the event of a process that is gone waits for ever. So it
+// comes to that only when the event has come: then it orders reads behind the owner's writes, and
+// costs nothing.
+Result<> CudaStream::wait_for(CUevent event, const std::stop_token& stop) {
+  const Driver& cuda = gpu_->cuda();
+  for (const TimePoint begin = now();;) {
+    const CUresult code = cuda.cuEventQuery(event);
+    if (code == CUDA_SUCCESS) break;
+    if (code != CUDA_ERROR_NOT_READY) return check(cuda, code, "an event of another process");
+    if (stop.stop_requested())
+      return fail(ErrorCode::kCancelled,
+                  "the stream was closed while it waited for another process");
+    const auto waited = now() - begin;
+    if (waited >= settle_limit_)
+      return fail(ErrorCode::kDeadline,
+                  fmt::format("another process has not published its memory in {} s: has it ended?",
+                              seconds(settle_limit_)));
+    if (waited >= kSpin) std::this_thread::sleep_for(kPollPause);
+  }
+  return submit(cuda.cuStreamWaitEvent(stream_.get(), event, CU_EVENT_WAIT_DEFAULT),
+                "an event of another process");
 }
 
 }  // namespace wsync::device::cuda

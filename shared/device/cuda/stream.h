@@ -68,7 +68,9 @@ class CudaStream final : public WorkerStream {
   [[nodiscard]] Result<> run_batch(const KernelTable& table, std::span<PieceDigest> sums);
   [[nodiscard]] Result<> launch(const KernelTable& table, CUdeviceptr pieces, CUdeviceptr sums);
   [[nodiscard]] Result<> make_room(std::uint64_t bytes);
+  [[nodiscard]] Result<> warm_up();
   [[nodiscard]] Result<> wait_for_gpu();
+  [[nodiscard]] Result<> wait_for(CUevent event, const std::stop_token& stop);
 
   const std::shared_ptr<const Gpu> gpu_;
   const std::chrono::nanoseconds settle_limit_;

@@ -377,7 +377,7 @@ TEST(EngineOnFailingGpu, DISABLED_ABucketFailsAndTheLinkStays) {
 
 TEST(EngineOnFailingGpu, ABucketFailsAndTheLinkStays) {
   std::vector<std::string> variables = {
-      "WSYNC_EMULATED_CUDA_FAULTS=kernel:1:CUDA_ERROR_ILLEGAL_ADDRESS",
+      "WSYNC_EMULATED_CUDA_FAULTS=kernel:2:CUDA_ERROR_ILLEGAL_ADDRESS",
       "WSYNC_EMULATED_CUDA_REPORT="};  // to the error stream
   for (char** variable = environ; *variable != nullptr; ++variable)
     if (!std::string_view(*variable).starts_with("WSYNC_EMULATED_CUDA_REPORT="))

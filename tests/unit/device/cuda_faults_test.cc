@@ -127,13 +127,16 @@ TEST_F(CudaFaults, AnErrorOfACopyReachesEverythingBehindIt) {
 }
 
 TEST_F(CudaFaults, AKernelThatDoesNotStartIsAnErrorAndItsSumsAreNotRead) {
-  cuda_.cuLaunchKernel = [](CUfunction, unsigned int, unsigned int, unsigned int, unsigned int,
-                            unsigned int, unsigned int, unsigned int, CUstream, void**,
-                            void**) { return CUDA_ERROR_LAUNCH_FAILED; };
   auto device = open();
   ASSERT_TRUE(device.has_value());
   auto memory = (*device)->allocate(kPage);
   auto work = (*device)->create_stream(StreamRole::kReload);
+  cuda_.cuLaunchKernel = [](CUfunction, unsigned int, unsigned int, unsigned int, unsigned int,
+                            unsigned int, unsigned int, unsigned int, CUstream, void**,
+                            void**) { return CUDA_ERROR_LAUNCH_FAILED; };
+  const auto another = (*device)->create_stream(StreamRole::kBroadcast);
+  ASSERT_FALSE(another) << "a stream launches the kernel once when it is made";
+  expect(another.error(), ErrorCode::kIo, "CUDA_ERROR_LAUNCH_FAILED");
   const Piece piece{.from = memory->get(), .row_bytes = kPage, .sum = 0};
   std::vector<PieceDigest> sums(1, PieceDigest{.low = 7, .high = 8});
   ASSERT_TRUE((*work)->copy_pieces(std::span(&piece, 1), sums));
