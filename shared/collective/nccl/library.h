@@ -15,12 +15,12 @@
 namespace wsync::collective::nccl {
 
 // Exactly what is used. A function more is an entry here.
-#define WSYNC_NCCL_CALLS(CALL)                                                                     \
-  CALL(ncclGetVersion)                                                                             \
-  CALL(ncclGetErrorString)                                                                         \
-  CALL(ncclGetLastError) CALL(ncclGetUniqueId) CALL(ncclCommInitRankConfig)                        \
-      CALL(ncclCommGetAsyncError) CALL(ncclBroadcast) CALL(ncclCommFinalize) CALL(ncclCommDestroy) \
-          CALL(ncclCommAbort)
+// clang-format off
+#define WSYNC_NCCL_CALLS(CALL)                                                            \
+  CALL(ncclGetVersion) CALL(ncclGetErrorString) CALL(ncclGetLastError)                    \
+  CALL(ncclGetUniqueId) CALL(ncclCommInitRankConfig) CALL(ncclCommGetAsyncError)          \
+  CALL(ncclBroadcast) CALL(ncclCommFinalize) CALL(ncclCommDestroy) CALL(ncclCommAbort)
+// clang-format on
 
 // A copy with other functions in it injects failures in tests.
 struct Nccl {
