@@ -150,14 +150,13 @@ std::vector<Check> cuda_checks(const Result<device::CudaFacts>& cuda,
     if (!wanted.wanted)
       return {{.name = "cuda",
                .status = CheckStatus::kOk,
-               .found = fmt::format("no CUDA backend ({})", why.substr(0, why.find(';'))),
+               .found = fmt::format("GPUs cannot be used ({})", why.substr(0, why.find(';'))),
                .advice = "",
                .facts = {}}};
     return {{.name = "cuda",
              .status = CheckStatus::kFail,
              .found = why,
-             .advice = "install NVIDIA's driver and wsync with its CUDA backend, or set "
-                       "devices.kind to unified or separate",
+             .advice = "mend that, or set devices.kind to unified or separate",
              .facts = {}}};
   }
   std::vector<Check> checks = {cuda_check(*cuda, wanted.wanted)};

@@ -7,6 +7,7 @@
 #include "inference_side/engine/http/http_server.h"
 #include "inference_side/engine/reference/reference_engine.h"
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 #include "shared/config/units.h"
 #include "shared/loop/signals.h"
 #include "shared/loop/timer.h"
@@ -237,8 +238,10 @@ void add_engine(CLI::App& app, Context& context) {
                       "Rank in the replica; 0 leads its steps (default: 0)");
   command->add_option("--world-size", options->engine.world_size,
                       "Ranks of the replica: each holds its share of the model (default: 1)");
-  command->add_option("--device-index", options->engine.device,
-                      "Index of the sidecar's device (default: 0)");
+  command
+      ->add_option("--device-index", options->engine.device,
+                   "Index of the sidecar's device (default: 0)")
+      ->check(CLI::Range(std::uint64_t{0}, limits::kDeviceCount - 1));
   command
       ->add_option(
           "--device", options->device,

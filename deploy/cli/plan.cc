@@ -7,6 +7,7 @@
 #include "inference_side/reload/buffer_rule.h"
 #include "inference_side/reload/layout_check.h"
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 #include "shared/base/memory_limit.h"
 #include "shared/config/config.h"
 #include "shared/config/units.h"
@@ -110,6 +111,11 @@ Result<std::uint64_t> described_buffer(const PlanOptions& options) {
     const Result<std::uint64_t> named = size_option("--buffer", options.buffer);
     if (!named) return fail(named.error());
     wanted = *named;
+    if (wanted < limits::kBucketBytesMin || wanted > limits::kBucketBytesMax)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("--buffer: expected {} to {}, found {}",
+                              config::format_size(limits::kBucketBytesMin),
+                              config::format_size(limits::kBucketBytesMax), options.buffer));
   }
   if (options.devices == 0 || options.device_kind != "cuda")
     return wanted == 0 ? limits::kHostBufferBytesDefault : wanted;
@@ -145,7 +151,8 @@ void report_gpu(const control::GpuPlan& gpu, Outcome& outcome) {
 }
 
 constexpr std::string_view kNotCounted =
-    "    not counted: what CUDA's contexts and NCCL take for themselves\n";
+    "    not counted: what CUDA's contexts and NCCL take for themselves, and up to 4 MiB of tables "
+    "for each device\n";
 
 Result<> describe_devices(const PlanOptions& options, const Offer& offer, PeakMemory& peak,
                           Outcome& outcome) {

@@ -15,6 +15,8 @@ namespace {
 // Beside the thread that asks; of low priority, as what verifies.
 constexpr unsigned kDigestThreads = 4;
 constexpr int kDigestNice = 10;
+// A stream's tables of batches, in blocks of the driver.
+constexpr std::uint64_t kTablesBytes = 4 * limits::kMiB;
 // An orderly end waits this long for engines to unmap.
 constexpr std::chrono::milliseconds kUnmapDeadline{1'000};
 constexpr std::chrono::milliseconds kDepartingPoll{100};
@@ -147,7 +149,7 @@ void EngineHub::log_devices(const std::vector<reload::DeviceRoom>& before) const
     const auto was = std::ranges::find(before, room.uuid, &reload::DeviceRoom::uuid);
     const std::uint64_t taken =
         was->free_bytes > room.free_bytes ? was->free_bytes - room.free_bytes : 0;
-    if (taken > room.peak_bytes)
+    if (taken > room.peak_bytes + kTablesBytes * room.devices)
       log_warning(
           "{} has {:.0f} MiB less free memory than before its buffers were made, which take "
           "{:.0f}: "

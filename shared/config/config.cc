@@ -125,6 +125,9 @@ void bind_devices(Binder& binder, DevicesConfig& devices) {
   binder.choice(
       "devices.collective", devices.collective,
       {{"auto", Collective::kAuto}, {"nccl", Collective::kNccl}, {"local", Collective::kLocal}});
+  if (!devices.keep_buffers && devices.kind != DeviceKind::kCuda)
+    binder.refuse("devices.keep_buffers",
+                  "false is for GPUs: leave it out, or set devices.kind: cuda");
   if (devices.collective != Collective::kNccl) return;
   const std::set<std::uint32_t> different(devices.gpus.begin(), devices.gpus.end());
   if (devices.kind != DeviceKind::kCuda)

@@ -89,8 +89,11 @@ Result<std::optional<Loaded>> load_from(const std::filesystem::path& place) {
   if (!named &&
       why.starts_with(fmt::format("{}: cannot open shared object file: No such", kLibrary)))
     return std::optional<Loaded>{};
-  return fail(ErrorCode::kRefused,
-              fmt::format("device kind cuda: {} cannot be loaded: {}", place.string(), why));
+  return fail(
+      ErrorCode::kRefused,
+      fmt::format("device kind cuda: {} cannot be loaded: {}; install libwsync_cuda.so from "
+                  "the package of this wsync",
+                  place.string(), why));
 }
 
 Result<Loaded> load() {

@@ -87,7 +87,7 @@ class WhereItIsLookedFor(Doctor):
     def test_without_it_nothing_is_wrong(self):
         code, check = self.cuda()
         self.assertEqual((code, check["status"], check["advice"]), (0, "ok", ""), check)
-        self.assertEqual(check["found"], "no CUDA backend (device kind cuda needs libwsync_cuda.so, which is not there)")
+        self.assertEqual(check["found"], "GPUs cannot be used (device kind cuda needs libwsync_cuda.so, which is not there)")
 
     def test_beside_the_program_whatever_it_is_called_and_wherever_it_runs(self):
         path = self.put("bin/libwsync_cuda.so")
@@ -145,7 +145,7 @@ class OnTheEmulatedDriver(Doctor):
         for mode in ("none", "old", "mismatch"):
             code, checks = self.asked(WSYNC_EMULATED_CUDA_MODE=mode)
             self.assertEqual((code, checks["cuda"]["status"]), (0, "ok"), checks)
-            expected = "0 GPUs, driver" if mode == "none" else "no CUDA backend (the NVIDIA driver "
+            expected = "0 GPUs, driver" if mode == "none" else "GPUs cannot be used (the NVIDIA driver "
             self.assertIn(expected, checks["cuda"]["found"], mode)
             self.assertNotIn("gpu 0", checks)
             code, checks = self.asked("--set", "devices.kind=cuda", WSYNC_EMULATED_CUDA_MODE=mode)

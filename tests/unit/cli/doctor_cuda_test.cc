@@ -57,7 +57,7 @@ TEST(DoctorCuda, OneQuietLineWhereNobodyWantsIt) {
   ASSERT_EQ(checks.size(), 1U);
   EXPECT_EQ(checks[0].status, CheckStatus::kOk);
   EXPECT_EQ(checks[0].found,
-            "no CUDA backend (device kind cuda needs libwsync_cuda.so, which is not there)");
+            "GPUs cannot be used (device kind cuda needs libwsync_cuda.so, which is not there)");
   EXPECT_EQ(checks[0].advice, "");
 }
 
