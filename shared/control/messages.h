@@ -436,7 +436,7 @@ struct BufferHandle {
 // Descriptors with it: separate devices: the two IPC buffers (memfd); unified and cuda: none.
 struct EngineWelcome {
   static constexpr MessageType kType = MessageType::kEngineWelcome;
-  std::uint64_t generation = 0;  // of the sidecar process; an answer from another one is dropped
+  std::uint64_t generation = 0;  // of the sidecar process
   DeviceKind device_kind = DeviceKind::kUnified;
   std::uint64_t buffer_bytes = 0;  // of each IPC buffer
   // cuda: the two IPC buffers, when they are kept between loads; else each Load brings them.

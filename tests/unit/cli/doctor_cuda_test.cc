@@ -83,7 +83,7 @@ TEST(DoctorCuda, EachGpuIsALineAndFields) {
   EXPECT_EQ(gpu.facts.at("uuid"), "GPU-00000000-0000-0000-0000-000000000001");
   EXPECT_EQ(gpu.facts.at("total_bytes"), 141ULL << 30U);
   EXPECT_EQ(gpu.facts.at("numa_node"), 1);
-  EXPECT_EQ(gpu.facts.at("peers"), nlohmann::json({0}));
+  EXPECT_EQ(gpu.facts.at("peers"), nlohmann::json::array({0}));
   EXPECT_EQ(named(checks, "nccl").found,
             "2.27.7, backend built with 2.27.4: /usr/lib/libnccl.so.2");
 }

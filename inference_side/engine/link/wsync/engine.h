@@ -99,7 +99,7 @@ typedef struct {
   size_t range_count; /* 0: the whole tensor */
   void* destination;  /* PIECES: the rank's part, dense and row-major; it stays in place while
                          attached. CUDA: a device pointer, the whole part inside one allocation
-                         (of cudaMalloc, cuMemAlloc or a framework's pool made of these) */
+                         (of cudaMalloc, cuMemAlloc or a framework's pool) */
 } wsync_tensor;
 
 typedef struct {
