@@ -1,6 +1,7 @@
 // The C API over EngineLink: argument checks, and the callbacks as an Engine.
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -109,15 +110,24 @@ Result<wsync::engine::RankTensor> read_tensor_argument(const wsync_tensor& tenso
   return out;
 }
 
+// An enumerator as C has it: any number, which C++ must not read as the enumeration.
+template <class Enum>
+int number_of(const Enum& value) {
+  static_assert(sizeof(Enum) == sizeof(int));
+  int number = 0;
+  std::memcpy(&number, &value, sizeof number);
+  return number;
+}
+
 // Null for weights in host memory.
-Result<std::unique_ptr<wsync::device::Device>> device_of(wsync_device weights_on, int gpu,
+Result<std::unique_ptr<wsync::device::Device>> device_of(int weights_on, int gpu,
                                                          std::uint32_t index) {
   if (weights_on == WSYNC_DEVICE_HOST) return std::unique_ptr<wsync::device::Device>();
   if (weights_on != WSYNC_DEVICE_CUDA)
     return wsync::fail(ErrorCode::kInvalidInput,
                        fmt::format("weights_on is {}, expected WSYNC_DEVICE_HOST (0) or "
                                    "WSYNC_DEVICE_CUDA (1)",
-                                   static_cast<int>(weights_on)));
+                                   weights_on));
   if (gpu < 0)
     return wsync::fail(ErrorCode::kInvalidInput,
                        fmt::format("gpu is {}, expected the number of a GPU, from 0 on", gpu));
@@ -132,7 +142,7 @@ struct wsync_engine {
   CallbackEngine callbacks;
   std::string socket_path;
   wsync_take take;
-  wsync_device weights_on;
+  int weights_on;
   int gpu_number;
   wsync::engine::EngineDescription description;
   std::unique_ptr<wsync::device::Device> gpu;  // outlives the link
@@ -165,7 +175,7 @@ wsync_engine* wsync_engine_create(const wsync_engine_options* options) {
         wsync_engine{.callbacks = CallbackEngine(options->callbacks, options->user),
                      .socket_path = options->socket_path,
                      .take = options->take,
-                     .weights_on = options->weights_on,
+                     .weights_on = number_of(options->weights_on),
                      .gpu_number = options->gpu,
                      .description = {.replica = options->replica,
                                      .rank = options->rank,
