@@ -119,6 +119,8 @@ class Cuda(unittest.TestCase):
 
             sidecar.kill()
             sidecar.wait()
+            # Before it is seen to be lost, its engines still count as ready.
+            fleet.until(lambda: not fleet.ask("status")[1]["result"]["sidecars"][0]["connected"], "the loss of the sidecar")
             sidecar, socket = fleet.sidecar("s0", *settings)
             fleet.until_ready(second, *names)
             third = self.push(fleet, one)
