@@ -136,7 +136,8 @@ Result<EngineHub::DeviceBuffers> EngineHub::device_buffers(std::uint32_t device)
     auto handle = runner_->group().ipc_handle(reload::DeviceIndex{device}, reload::SlotIndex{slot});
     if (!handle) return fail(handle.error());
     if (on_gpus())
-      buffers.handles.push_back({.opaque = std::move(handle->opaque)});
+      buffers.handles.push_back(
+          {.opaque = std::move(handle->opaque), .generation = options_.generation});
     else
       buffers.fds.push_back(std::move(handle->fd));
   }

@@ -397,6 +397,7 @@ template <class V, class M>
   requires Is<M, BufferHandle>
 void fields(V& v, M& m) {
   v.blob("opaque", m.opaque);
+  v.number("generation", m.generation);
 }
 
 template <class V, class M>

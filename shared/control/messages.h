@@ -432,6 +432,7 @@ enum class DeviceKind : std::uint8_t { kUnified, kSeparate, kCuda };
 // One IPC buffer on a GPU, as device::MemoryHandle::opaque has it.
 struct BufferHandle {
   Bytes opaque;
+  std::uint64_t generation = 0;  // of the sidecar process that made it: that of its welcome
 };
 // Descriptors with it: separate devices: the two IPC buffers (memfd); unified and cuda: none.
 struct EngineWelcome {

@@ -20,6 +20,19 @@ struct Overloaded : Ts... {
 template <class... Ts>
 Overloaded(Ts...) -> Overloaded<Ts...>;
 
+// Handles of a sidecar that has been replaced since are stale, whatever the driver makes of them.
+Result<> check_generation(std::span<const control::BufferHandle> handles,
+                          std::uint64_t generation) {
+  for (std::size_t i = 0; i < handles.size(); ++i)
+    if (handles[i].generation != generation)
+      return fail(ErrorCode::kRefused,
+                  fmt::format("IPC buffer {}: its handle is stale: it is of generation {:016x} of "
+                              "the sidecar, and generation {:016x} welcomed this rank; restart the "
+                              "sidecar",
+                              i, handles[i].generation, generation));
+  return {};
+}
+
 }  // namespace
 
 std::string_view state_name(RankState state) noexcept {
@@ -138,6 +151,7 @@ Result<std::unique_ptr<BucketTaker>> EngineLink::map_buffers(const control::Engi
       return HostTaker::map(fds, message.buffer_bytes);
     case control::DeviceKind::kCuda:
       if (message.buffers.empty()) break;
+      WSYNC_TRY(check_generation(message.buffers, message.generation));
       return DeviceTaker::import(*weights_, message.buffers, message.buffer_bytes);
   }
   return std::unique_ptr<BucketTaker>();
@@ -153,6 +167,7 @@ void EngineLink::on_welcome(const control::Envelope& envelope,
   buffers_.reset();  // of an earlier welcome: the same handle is not mapped twice
   auto buffers = map_buffers(message, fds);
   if (!buffers) return no(buffers.error());
+  generation_ = message.generation;
   device_kind_ = message.device_kind;
   buffer_bytes_ = message.buffer_bytes;
   buffers_ = std::move(*buffers);
@@ -253,6 +268,7 @@ Result<> EngineLink::map_buffers(const control::Load& message) {
                 "handles of a GPU's buffers came with a load, the sidecar's device is none");
   }
   if (message.buffers.empty() && buffers_ && !buffers_of_load_) return {};
+  WSYNC_TRY(check_generation(message.buffers, generation_));
   buffers_.reset();
   auto buffers = DeviceTaker::import(*weights_, message.buffers, buffer_bytes_);
   if (!buffers) return fail(std::move(buffers).error());

@@ -50,7 +50,7 @@ struct GpuRank {
     EXPECT_TRUE(link->start().has_value());
   }
   [[nodiscard]] control::EngineWelcome welcome(std::vector<control::BufferHandle> buffers) const {
-    return {.generation = 1,
+    return {.generation = GpuSidecar::kGeneration,
             .device_kind = control::DeviceKind::kCuda,
             .buffer_bytes = model.plan.largest_bucket(),
             .buffers = std::move(buffers)};
@@ -251,7 +251,7 @@ TEST(EngineOnGpu, BuffersThatCannotBeMappedAreRefusedWithTheReason) {
   const Model model = Model::make();
   const std::uint64_t bytes = model.plan.largest_bucket();
   GpuSidecar sidecar(bytes);
-  control::EngineWelcome welcome{.generation = 1,
+  control::EngineWelcome welcome{.generation = GpuSidecar::kGeneration,
                                  .device_kind = control::DeviceKind::kCuda,
                                  .buffer_bytes = bytes,
                                  .buffers = sidecar.handles()};
@@ -270,8 +270,15 @@ TEST(EngineOnGpu, BuffersThatCannotBeMappedAreRefusedWithTheReason) {
   bad = welcome;
   bad.device_kind = control::DeviceKind::kUnified;
   expect_refused(model, bad, AllOf(HasSubstr("is a host device"), HasSubstr("devices.kind: cuda")));
-  const GpuSidecar other(bytes, 1);
   bad.device_kind = control::DeviceKind::kCuda;
+  bad.generation = GpuSidecar::kGeneration + 1;
+  expect_refused(model, bad,
+                 AllOf(HasSubstr("IPC buffer 0: its handle is stale"),
+                       HasSubstr("000000005eed1e55"), HasSubstr("000000005eed1e56")));
+  bad = welcome;
+  bad.buffers[1].generation = 0;
+  expect_refused(model, bad, HasSubstr("IPC buffer 1: its handle is stale"));
+  const GpuSidecar other(bytes, 1);
   bad.buffers = other.handles();
   expect_refused(model, bad, AllOf(HasSubstr("is on GPU"), HasSubstr("this device is GPU")));
   sidecar.kill();
@@ -301,6 +308,37 @@ TEST(EngineOnGpu, HandlesOfADeadSidecarInALoadLeaveTheOldWeights) {
   EXPECT_EQ(rank.link->status().state, RankState::kPaused);
   rank.expect_holds(first);
   rank.peer.ask<control::Resumed>(control::Resume{});
+}
+
+TEST(EngineOnGpu, StaleHandlesInALoadLeaveTheOldWeightsAndTheNextLoadIsTaken) {
+  const Model model = Model::make();
+  GpuSidecar sidecar(model.plan.largest_bucket());
+  for (const bool kept : {false, true}) {
+    GpuRank rank(model);
+    rank.start();
+    rank.peer.accept();
+    const std::vector<control::BufferHandle> none;
+    rank.peer.send(rank.welcome(kept ? sidecar.handles() : none));
+    const SharedArena first = model.arena(kFirst);
+    rank.load(sidecar, first, kFirst, kept ? none : sidecar.handles());
+    rank.commit(kFirst);
+    const SharedArena second = model.arena(kSecond);
+    EXPECT_EQ(rank.peer.ask<control::Prepared>(rank.prepare(second, kSecond)).failure, "");
+    // The driver would open them: the process lives.
+    auto stale = sidecar.handles();
+    stale[1].generation += 7;
+    EXPECT_THAT(
+        rank.peer
+            .ask<control::Loaded>(control::Load{.version = kSecond, .buffers = std::move(stale)})
+            .failure,
+        HasSubstr("IPC buffer 1: its handle is stale"));
+    EXPECT_EQ(rank.link->status().state, RankState::kPaused);
+    EXPECT_EQ(rank.link->status().active, kFirst);
+    rank.expect_holds(first);
+    rank.load(sidecar, second, kSecond, kept ? none : sidecar.handles());
+    rank.commit(kSecond);
+    rank.expect_holds(second);
+  }
 }
 
 TEST(EngineOnGpu, ASidecarThatIsLostInsideABucketLeavesTheRankTaintedAndAnotherOneRepairsIt) {

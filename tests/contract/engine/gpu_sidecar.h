@@ -20,6 +20,8 @@ namespace wsync::engine::test {
 
 class GpuSidecar {
  public:
+  static constexpr std::uint64_t kGeneration = 0x5eed'1e55;  // of its handles
+
   explicit GpuSidecar(std::uint64_t bytes, std::uint32_t gpu = 0) {
     int in[2];
     int out[2];
@@ -82,7 +84,7 @@ class GpuSidecar {
   }
   control::BufferHandle read_handle() {
     const std::string text = read_line();
-    control::BufferHandle handle;
+    control::BufferHandle handle{.opaque = {}, .generation = kGeneration};
     for (std::size_t i = 0; i + 1 < text.size(); i += 2) {
       const auto digit = [&](char c) {
         EXPECT_TRUE(std::isxdigit(static_cast<unsigned char>(c))) << text;

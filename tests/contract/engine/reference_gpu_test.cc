@@ -72,7 +72,7 @@ TEST_F(ReferenceEngineOnGpu, ServesItsCheckpointAndThenTheNextVersion) {
   EXPECT_EQ(std::get<std::string>(events.at(0).fields.at(1).second), hello.gpu);
   expect_steps(*engine);
 
-  peer_.send(control::EngineWelcome{.generation = 1,
+  peer_.send(control::EngineWelcome{.generation = test::GpuSidecar::kGeneration,
                                     .device_kind = control::DeviceKind::kCuda,
                                     .buffer_bytes = model_.plan.largest_bucket(),
                                     .buffers = sidecar.handles()});
