@@ -338,7 +338,9 @@ void SidecarAgent::on_command(const std::string& peer, const control::Envelope& 
       log_debug("reply to a command: {}", sent.error().message());
   };
   if (std::holds_alternative<control::Status>(message)) {
-    answer(sidecar_->status(now()));
+    control::StatusReply status = sidecar_->status(now());
+    status.sidecars.front().staged_bytes = arriving_ ? store_->verified_bytes() : 0;
+    answer(std::move(status));
   } else if (std::holds_alternative<control::Verify>(message)) {
     hub_->verify(kVerifyDeadline, [answer](std::vector<control::VerifyRank> ranks) {
       answer(control::VerifyReply{.ranks = std::move(ranks)});

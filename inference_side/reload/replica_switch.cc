@@ -497,7 +497,7 @@ void ReplicaSwitch::settle(SwitchOutcome outcome, const std::string& reason) {
   done.outcome.reason = reason;
   done.outcome.wait_ns = between(pause_sent_, paused_);
   if (committed || outcome == SwitchOutcome::kRolledBack)
-    done.outcome.paused_ns = between(paused_, resumed_);
+    last_paused_ns_ = done.outcome.paused_ns = between(paused_, resumed_);
   done.outcome.load_ns = between(load_sent_, loaded_);
   done.outcome.bytes = bytes_;
   out_.push_back(std::move(done));

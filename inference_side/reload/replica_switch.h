@@ -263,6 +263,7 @@ class ReplicaSwitch {
   std::optional<TimePoint> behind_since_;
   std::optional<TimePoint> pause_sent_, paused_, load_sent_, loaded_, resumed_;
   std::uint64_t bytes_ = 0;
+  std::uint64_t last_paused_ns_ = 0;  // of the last switch that has ended with a resume
   std::vector<SwitchCommand> out_;
 };
 

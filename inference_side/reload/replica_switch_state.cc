@@ -105,6 +105,9 @@ ReplicaReport ReplicaSwitch::report(TimePoint now) const {
   out.world_size = options_.world_size;
   out.ranks_attached = attached();
   out.version = uniform().value_or(Version{});
+  out.loaded_bytes =
+      phase_ == SwitchPhase::kLoading || phase_ == SwitchPhase::kCommitting ? bytes_ : 0;
+  out.paused_ns = last_paused_ns_;
   report_state(now, out);
   return out;
 }

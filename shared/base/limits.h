@@ -53,6 +53,7 @@ inline constexpr std::uint64_t kIpcBufferCount = 2;    // of one device
 inline constexpr std::uint64_t kGpuUuidBytes = 64;     // "GPU-" and 36 characters, with room
 inline constexpr std::uint64_t kCopyThreadCount = 64;  // of one rank
 inline constexpr std::uint64_t kWithdrawnCount = 4096;
+inline constexpr std::uint64_t kIncidentCount = 16;               // that a status tells of
 inline constexpr std::uint64_t kStagedCount = 64;                 // versions that one sidecar holds
 inline constexpr std::uint64_t kProblemCount = 2 * kTensorCount;  // all missing and all extra
 inline constexpr std::uint64_t kCopyGroupCount = 1U << 24U;       // checksums of one load plan

@@ -56,6 +56,8 @@ void fields(V& v, M& m) {
   v.flag("ready", m.ready);
   v.version("version", m.version);
   v.sentence("reason", m.reason);
+  v.number("loaded_bytes", m.loaded_bytes);
+  v.number("paused_ns", m.paused_ns);
 }
 
 template <class V, class M>
@@ -343,6 +345,53 @@ void fields(V& v, M& m) {
   v.version("target", m.target);
   v.list("staged", m.staged, limits::kStagedCount);
   v.list("replicas", m.replicas, limits::kReplicaCount);
+  v.number("staged_bytes", m.staged_bytes);
+}
+
+template <class V, class M>
+  requires Is<M, UpdateProgress>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.choice("phase", m.phase, ProgressPhase::kSwitch);
+  v.flag("rollback", m.rollback);
+  v.number("done_bytes", m.done_bytes);
+  v.number("total_bytes", m.total_bytes);
+  v.number("elapsed_ns", m.elapsed_ns);
+  v.number("phase_ns", m.phase_ns);
+  v.number("bytes_per_s", m.bytes_per_s);
+  v.flag("remaining_known", m.remaining_known);
+  v.number("remaining_ns", m.remaining_ns);
+  v.number("waiting", m.waiting);
+}
+
+template <class V, class M>
+  requires Is<M, UpdateOutcome>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.flag("ok", m.ok);
+  v.flag("cancelled", m.cancelled);
+  v.sentence("reason", m.reason);
+  v.number("bytes", m.bytes);
+  v.number("snapshot_ns", m.snapshot_ns);
+  v.number("staged_ns", m.staged_ns);
+  v.number("switch_ns", m.switch_ns);
+  v.number("paused_ns", m.paused_ns);
+  v.number("ended_ago_ns", m.ended_ago_ns);
+}
+
+template <class V, class M>
+  requires Is<M, UpdateCounters>
+void fields(V& v, M& m) {
+  v.number("committed", m.committed);
+  v.number("failed", m.failed);
+  v.number("cancelled", m.cancelled);
+}
+
+template <class V, class M>
+  requires Is<M, Incident>
+void fields(V& v, M& m) {
+  v.number("ago_ns", m.ago_ns);
+  v.sentence("text", m.text);
 }
 
 template <class V, class M>
@@ -357,6 +406,25 @@ void fields(V& v, M& m) {
   v.list("withdrawn", m.withdrawn, limits::kWithdrawnCount);
   v.sentence("activity", m.activity);
   v.list("sidecars", m.sidecars, limits::kSidecarCount);
+  v.part("running", m.running);
+  v.part("last", m.last);
+  v.part("updates", m.updates);
+  v.list("incidents", m.incidents, limits::kIncidentCount);
+}
+
+template <class V, class M>
+  requires Is<M, Cancel>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+}
+
+template <class V, class M>
+  requires Is<M, CancelReply>
+void fields(V& v, M& m) {
+  v.flag("ok", m.ok);
+  v.sentence("reason", m.reason);
+  v.version("version", m.version);
+  v.choice("phase", m.phase, ProgressPhase::kSwitch);
 }
 
 // ---- engine link ----

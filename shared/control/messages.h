@@ -4,10 +4,11 @@
 //    PlanReply, Heartbeat, Leave, Error
 //  * coordinator to sidecar: Welcome, Announce, Stage, Decide, Abort, Verify, Plan, Heartbeat,
 //    Leave, Error
-//  * command to coordinator: Push, Rollback, Verify, Plan, Status (a sidecar answers Verify, Plan
-//    and Status as well)
-//  * coordinator to command: Progress, PushReply, RollbackReply, VerifyReply, PlanReply,
-//    StatusReply, Error
+//  * command to coordinator: Push, Cancel, Rollback, Verify, Plan, Status (a sidecar answers
+//  Verify,
+//    Plan and Status as well)
+//  * coordinator to command: Progress, PushReply, CancelReply, RollbackReply, VerifyReply,
+//    PlanReply, StatusReply, Error
 //  * engine rank to sidecar: EngineHello, Prepared, Paused, BucketDone, Loaded, Committed, Resumed,
 //    Digests, Error
 //  * sidecar to engine rank: EngineWelcome, Refuse, Prepare, Release, Pause, Load, BucketReady,
@@ -32,7 +33,7 @@
 namespace wsync::control {
 
 inline constexpr std::uint32_t kMagic = 0x434e5357;  // "WSNC"
-inline constexpr std::uint16_t kProtocolVersion = 1;
+inline constexpr std::uint16_t kProtocolVersion = 2;
 
 // What keeps an old coordinator from changing anything. Compared as a pair, epoch first.
 struct Fence {
@@ -97,8 +98,10 @@ enum class MessageType : std::uint16_t {
   kPublishStatus,
   kPlan,
   kPlanReply,
+  kCancel,
+  kCancelReply,
 };
-inline constexpr MessageType kLastMessageType = MessageType::kPlanReply;
+inline constexpr MessageType kLastMessageType = MessageType::kCancelReply;
 
 // What precedes every message; fixed size on the wire (kEnvelopeBytes in codec.h).
 struct Envelope {
@@ -129,6 +132,9 @@ struct ReplicaReport {
   bool ready = false;  // may be routed to
   Version version;     // active on every rank; 0.0 = none
   std::string reason;  // why it is not ready, one sentence
+  // While it switches: bytes of the new version that its ranks have said to hold, else 0.
+  std::uint64_t loaded_bytes = 0;
+  std::uint64_t paused_ns = 0;  // in its last switch; 0 = it has not been paused
 };
 
 enum class SwitchOutcome : std::uint8_t { kCommitted, kBehind, kRolledBack, kTainted, kFailed };
@@ -380,6 +386,46 @@ struct SidecarReport {
   Version target;
   std::vector<Version> staged;
   std::vector<ReplicaReport> replicas;
+  std::uint64_t staged_bytes = 0;  // here and verified, of the version that is arriving; else 0
+};
+// The update that runs. Its bytes are those of its phase: of the model while the snapshot is taken,
+// of all sidecars' copies while it is staged, of all replicas while they switch.
+struct UpdateProgress {
+  Version version;  // 0.0 = none runs, and the rest is void
+  ProgressPhase phase = ProgressPhase::kSnapshot;
+  bool rollback = false;
+  std::uint64_t done_bytes = 0;
+  std::uint64_t total_bytes = 0;  // 0 = not known yet
+  std::uint64_t elapsed_ns = 0;   // since it began
+  std::uint64_t phase_ns = 0;     // since its phase began
+  std::uint64_t bytes_per_s = 0;  // of this phase so far; 0 = nothing has moved
+  bool remaining_known = false;   // false: nothing has been measured to tell it from
+  std::uint64_t remaining_ns = 0;
+  std::uint32_t waiting = 0;  // updates behind it
+};
+// How the update before ended.
+struct UpdateOutcome {
+  Version version;  // 0.0 = it had none; without a reason as well: none has ended here
+  bool ok = false;
+  bool cancelled = false;
+  std::string reason;  // empty when ok
+  std::uint64_t bytes = 0;
+  std::uint64_t snapshot_ns = 0;
+  std::uint64_t staged_ns = 0;
+  std::uint64_t switch_ns = 0;
+  std::uint64_t paused_ns = 0;  // of the replica that was paused longest
+  std::uint64_t ended_ago_ns = 0;
+};
+// Of this coordinator process. Superseded updates are in none of them.
+struct UpdateCounters {
+  std::uint64_t committed = 0;
+  std::uint64_t failed = 0;
+  std::uint64_t cancelled = 0;
+};
+// Something that went wrong: a sidecar was lost, an update failed.
+struct Incident {
+  std::uint64_t ago_ns = 0;
+  std::string text;  // one sentence
 };
 struct StatusReply {
   static constexpr MessageType kType = MessageType::kStatusReply;
@@ -392,6 +438,22 @@ struct StatusReply {
   std::vector<Version> withdrawn;
   std::string activity;  // "idle", "staging 0.3", ...
   std::vector<SidecarReport> sidecars;
+  UpdateProgress running;  // coordinators only, as what follows
+  UpdateOutcome last;
+  UpdateCounters updates;
+  std::vector<Incident> incidents;  // the newest first
+};
+// Stop the update that runs, or the one of this version, while it has not been decided.
+struct Cancel {
+  static constexpr MessageType kType = MessageType::kCancel;
+  Version version;  // 0.0 = the one that runs
+};
+struct CancelReply {
+  static constexpr MessageType kType = MessageType::kCancelReply;
+  bool ok = false;
+  std::string reason;  // why not; empty when ok
+  Version version;     // that was stopped; 0.0 when not ok, or when it had no name yet
+  ProgressPhase phase = ProgressPhase::kSnapshot;  // that it was in
 };
 
 // ---- engine link (Unix socket; descriptors by SCM_RIGHTS in the order named) ----
@@ -590,6 +652,7 @@ using Message =
                  RollbackReply, Verify, VerifyReply, Status, StatusReply, EngineHello,
                  EngineWelcome, Prepare, Prepared, Release, Pause, Paused, Load, BucketReady,
                  BucketDone, Loaded, Commit, Committed, Resume, Resumed, ReadDigests, Digests,
-                 RankHello, RankShards, Snapshotted, PublishStatus, Plan, PlanReply>;
+                 RankHello, RankShards, Snapshotted, PublishStatus, Plan, PlanReply, Cancel,
+                 CancelReply>;
 
 }  // namespace wsync::control

@@ -143,9 +143,9 @@ class Strangers(Case):
                 socket.send_fds(peer, [b"\xff" * 64], [file.fileno()] * 20)
             wire.until_closed(peer)
         with wire.connect(path) as peer:  # another release is told why it is not understood
-            peer.sendall(framed(wire.message(wire.ENGINE_HELLO, b"?", protocol=2)))
+            peer.sendall(framed(wire.message(wire.ENGINE_HELLO, b"?", protocol=1)))
             said = wire.until_closed(peer)
-            self.assertIn(b"protocol version 2", said)
+            self.assertIn(b"protocol version 1", said)
             self.assertEqual(struct.unpack_from("<H", said, 8 + 6)[0], wire.ERROR)
 
     def attach_and_lie(self, path):
@@ -204,8 +204,8 @@ class Strangers(Case):
             dealer.send(b"two", b"parts")
             dealer.send(b"")
         with wire.Dealer(path) as dealer:
-            dealer.send(wire.message(wire.STATUS, protocol=2))  # told why
-            self.assertIn(b"protocol version 2", dealer.until(wire.ERROR))
+            dealer.send(wire.message(wire.STATUS, protocol=1))  # told why
+            self.assertIn(b"protocol version 1", dealer.until(wire.ERROR))
             dealer.send(wire.message(wire.STATUS))  # and still served
             self.assertTrue(dealer.until(wire.STATUS_REPLY))
 

@@ -291,7 +291,9 @@ void World::carry_out(std::size_t c, const publish::CoordinatorCommand& command)
       stored_epoch_ = store->epoch;
   } else if (const auto* done = std::get_if<publish::RoundDone>(&command)) {
     if (process.publishes.erase(done->request) != 1) violate("a publish ended twice");
-    ++(done->reply.ok ? statistics_.rounds_ok : statistics_.rounds_failed);
+    if (!done->cancelled) ++(done->reply.ok ? statistics_.rounds_ok : statistics_.rounds_failed);
+    if (done->cancelled && !cancelled_.insert(done->reply.version).second)
+      violate("a publish was cancelled twice");
     if (done->reply.ok) last_ok_ = std::max(last_ok_, done->request);
     if (!done->reply.ok) ++statistics_.reasons[done->reply.reason];
   } else if (const auto* back = std::get_if<publish::RollbackDone>(&command)) {
@@ -301,6 +303,10 @@ void World::carry_out(std::size_t c, const publish::CoordinatorCommand& command)
     ++statistics_.rollbacks_ok;
     std::set<std::string>& told = gone_for_good_[back->reply.from];
     for (const auto& [name, member] : process.machine->roster().members()) told.insert(name);
+  } else if (const auto* cancel = std::get_if<publish::CancelDone>(&command)) {
+    ++(cancel->reply.ok ? statistics_.cancelled : statistics_.cancels_refused);
+    if (cancel->reply.ok && !cancelled_.contains(cancel->reply.version))
+      violate("a cancelled publish has not ended");
   } else if (const auto* drop = std::get_if<publish::DropVersion>(&command)) {
     process.snapshots.erase(drop->version);
   }

@@ -35,6 +35,8 @@ struct WorldStatistics {
   std::uint64_t rounds_ok = 0;
   std::uint64_t rounds_failed = 0;
   std::uint64_t rollbacks_ok = 0;
+  std::uint64_t cancelled = 0;                   // publishes
+  std::uint64_t cancels_refused = 0;             // decided already, or nothing was running
   std::uint64_t steps = 0;                       // serving steps of the engines
   std::uint64_t dropped = 0;                     // messages that the machines dropped
   std::map<std::string, std::uint64_t> reasons;  // why rounds and rollbacks failed
@@ -99,6 +101,7 @@ class World {
   // client and faults
   void client();
   bool publish(std::size_t c);
+  void cancel(std::size_t c);
   void inject();
   void heal();
   // checks
@@ -125,6 +128,7 @@ class World {
   // Withdrawn by a rollback that was reported as done, and the sidecars that had come to the
   // coordinator by then: the others cannot know.
   std::map<Version, std::set<std::string>> gone_for_good_;
+  std::set<Version> cancelled_;  // told as stopped before they were decided
   std::vector<std::string> violations_;
   WorldStatistics statistics_;
 };

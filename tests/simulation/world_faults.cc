@@ -39,13 +39,34 @@ bool World::publish(std::size_t c) {
   return true;
 }
 
+// Of the update that runs, or of one that may wait, have ended or have been of another coordinator.
+void World::cancel(std::size_t c) {
+  const std::uint64_t answered = statistics_.cancelled + statistics_.cancels_refused;
+  Version version;
+  if (!contents_.empty() && schedule_.chance(0.5))
+    version = std::next(contents_.begin(),
+                        static_cast<std::ptrdiff_t>(schedule_.pick(0, contents_.size() - 1)))
+                  ->first;
+  coordinator_step(c,
+                   {.now = schedule_.now(),
+                    .what = publish::CancelRequested{.request = ++requests_, .version = version}});
+  if (coordinators_[c].machine &&
+      statistics_.cancelled + statistics_.cancels_refused != answered + 1)
+    violate("a request to cancel was not answered in its step");
+}
+
 void World::client() {
   if (!client_on_) return;
   schedule_.after(schedule_.micros(50'000, 500'000), [this] { client(); });
   const std::size_t c = schedule_.pick(0, coordinators_.size() - 1);
   if (!coordinators_[c].machine) return;
-  if (schedule_.chance(0.75)) {
-    publish(c);
+  if (schedule_.chance(0.7)) {
+    if (publish(c) && schedule_.chance(0.2))
+      schedule_.after(schedule_.micros(100, 80'000), [this, c] { cancel(c); });
+    return;
+  }
+  if (schedule_.chance(0.5)) {
+    cancel(c);
     return;
   }
   const std::uint64_t request = ++requests_;
@@ -205,6 +226,9 @@ void World::check_reports(std::size_t s) {
 }
 
 void World::check_may_run(std::size_t s, const EngineGroup& group, const Version& version) {
+  if (cancelled_.contains(version))
+    violate(
+        fmt::format("'{}' activates {}, which was cancelled", group.name(), version.to_string()));
   const std::vector<Version>& withdrawn = sidecars_[s].disc.withdrawn;
   const bool stored = std::ranges::find(sidecars_[s].machine->record().withdrawn, version) !=
                       sidecars_[s].machine->record().withdrawn.end();

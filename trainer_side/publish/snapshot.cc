@@ -150,6 +150,7 @@ Result<std::shared_ptr<const Snapshot>> Snapshotter::take(WeightSource& source,
                                .layout = manifest->layout_digest(),
                                .bucket_bytes = request.bucket_bytes};
   Snapshot::Times times;
+  if (request.total_bytes != nullptr) *request.total_bytes = plan_->arena_bytes();
   auto writable = wait_for_arena(plan_->arena_bytes(), identity, request, times);
   if (!writable)
     return fail(

@@ -72,10 +72,11 @@ struct SnapshotRequest {
   std::array<std::uint64_t, 2> fence_run_id{};
   Version version;
   std::uint64_t bucket_bytes = limits::kBucketBytesDefault;
-  TimePoint deadline{};                              // for a free arena
-  std::optional<TimePoint> copy_deadline;            // for the copy; none = it takes its time
-  std::stop_token stop;                              // ends it with kCancelled
-  std::atomic<std::uint64_t>* done_bytes = nullptr;  // told while copying; may be null
+  TimePoint deadline{};                               // for a free arena
+  std::optional<TimePoint> copy_deadline;             // for the copy; none = it takes its time
+  std::stop_token stop;                               // ends it with kCancelled
+  std::atomic<std::uint64_t>* done_bytes = nullptr;   // told while copying; may be null
+  std::atomic<std::uint64_t>* total_bytes = nullptr;  // told before the copy; may be null
 };
 
 // Thread: one take() or reserve() at a time, on any thread; they block. Snapshots may be dropped on

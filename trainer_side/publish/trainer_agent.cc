@@ -11,6 +11,7 @@
 #include "shared/base/log.h"
 #include "shared/base/unix_socket.h"
 #include "shared/control/zmq/ports.h"
+#include "trainer_side/publish/active_publish.h"
 
 namespace wsync::publish {
 namespace {
@@ -43,19 +44,6 @@ CoordinatorOptions coordinator_options(const config::TrainerConfig& config) {
 }
 
 }  // namespace
-
-struct TrainerAgent::Active {
-  std::uint64_t request = 0;
-  PublishJob job;
-  TimePoint deadline{};
-  PublishProgress progress;
-  std::atomic<std::uint64_t> snapshot_bytes{0};
-  std::stop_source stop;
-  std::unique_ptr<WeightSource> source;
-  std::shared_ptr<const Snapshot> snapshot;
-  std::uint64_t snapshot_ns = 0;
-  Version version;  // once the snapshot has been taken
-};
 
 Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
                                                            const config::TrainerConfig& config,
@@ -124,8 +112,11 @@ Result<> TrainerAgent::listen() {
     on_message(peer, std::move(envelope), std::move(message));
   };
   callbacks.on_lost = [this](const std::string& peer, const Error& error) {
-    for (const auto& [name, member] : coordinator_.roster().members())
-      if (member.peer == peer) log_warning("sidecar {} lost: {}", name, error.message());
+    for (const auto& [name, member] : coordinator_.roster().members()) {
+      if (member.peer != peer) continue;
+      log_warning("sidecar {} lost: {}", name, error.message());
+      journal_.incident(fmt::format("sidecar {} lost: {}", name, error.message()), now());
+    }
     step(PeerLost{.peer = peer, .reason = error.message()});
     questions_.lost(peer, error.message());
   };
@@ -215,29 +206,14 @@ bool TrainerAgent::carry_out(CoordinatorCommand command) {
     if (it == running_.end()) return true;
     it->second->progress.phase = phase->phase;
     trace_.entered(phase->request, it->second->version, phase->phase, now());
+    journal_.entered(phase->request, phase->phase, now());
     if (it->second->job.on_phase) it->second->job.on_phase(phase->phase);
   } else if (auto* done = std::get_if<RoundDone>(&command)) {
-    const auto it = running_.find(done->request);
-    if (it == running_.end()) return true;
-    const std::shared_ptr<Active> active = it->second;
-    running_.erase(it);
-    trace_.ended(done->request, now());
-    if (done->reply.ok)
-      log_info("{} is served", done->reply.version.to_string());
-    else
-      log_warning("the publish of {} failed: {}", done->reply.version.to_string(),
-                  done->reply.reason);
-    if (active->job.on_done)
-      active->job.on_done(
-          {.superseded = done->superseded, .reply = std::move(done->reply), .error = {}});
+    end_round(*done);
   } else if (auto* back = std::get_if<RollbackDone>(&command)) {
-    if (back->reply.ok)
-      log_info("rolled back from {} to {}", back->reply.from.to_string(),
-               back->reply.to.to_string());
-    else
-      log_warning("rollback: {}", back->reply.reason);
-    if (auto entry = rollbacks_.extract(back->request); !entry.empty())
-      entry.mapped()(std::move(back->reply));
+    end_rollback(std::move(*back));
+  } else if (auto* cancel = std::get_if<CancelDone>(&command)) {
+    cancelled_ = std::move(cancel->reply);
   } else if (auto* drop = std::get_if<DropVersion>(&command)) {
     memfd_source_->withdraw(drop->version, "the coordinator has dropped this version");
     if (tcp_source_)
@@ -249,6 +225,38 @@ bool TrainerAgent::carry_out(CoordinatorCommand command) {
     });
   }
   return true;
+}
+
+void TrainerAgent::end_round(const RoundDone& done) {
+  const auto it = running_.find(done.request);
+  if (it == running_.end()) return;
+  const std::shared_ptr<Active> active = it->second;
+  running_.erase(it);
+  trace_.ended(done.request, now());
+  UpdateEnd end = done.reply.ok ? UpdateEnd::kCommitted : UpdateEnd::kFailed;
+  if (done.superseded) end = UpdateEnd::kSuperseded;
+  if (done.cancelled) end = UpdateEnd::kCancelled;
+  journal_.ended(done.request, end, done.reply, now());
+  if (done.reply.ok)
+    log_info("{} is served", done.reply.version.to_string());
+  else
+    log_warning("the publish of {} failed: {}", done.reply.version.to_string(), done.reply.reason);
+  PublishResult result{.superseded = done.superseded, .reply = done.reply, .error = {}};
+  if (done.cancelled)
+    result.error =
+        Error(ErrorCode::kCancelled,
+              fmt::format("{} was {}", done.reply.version.to_string(), done.reply.reason));
+  if (active->job.on_done) active->job.on_done(std::move(result));
+}
+
+void TrainerAgent::end_rollback(RollbackDone done) {
+  journal_.rollback_ended(done.request, done.reply, now());
+  if (done.reply.ok)
+    log_info("rolled back from {} to {}", done.reply.from.to_string(), done.reply.to.to_string());
+  else
+    log_warning("rollback: {}", done.reply.reason);
+  if (auto entry = rollbacks_.extract(done.request); !entry.empty())
+    entry.mapped()(std::move(done.reply));
 }
 
 // ---- publish ----
@@ -324,6 +332,8 @@ void TrainerAgent::give_up(std::uint64_t step) {
 
 void TrainerAgent::take_snapshot(const std::shared_ptr<Active>& active, const Version& version) {
   snapshotting_ = active;
+  active->version = version;
+  journal_.began(active->request, version, now());
   SnapshotRequest request;
   request.fence_epoch = coordinator_.fence().epoch;
   request.fence_run_id = coordinator_.fence().run_id;
@@ -333,6 +343,7 @@ void TrainerAgent::take_snapshot(const std::shared_ptr<Active>& active, const Ve
   request.copy_deadline = active->deadline;
   request.stop = active->stop.get_token();
   request.done_bytes = &active->snapshot_bytes;
+  request.total_bytes = &active->model_bytes;
   auto outcome = std::make_shared<Result<std::shared_ptr<const Snapshot>>>();
   const auto submitted = worker_->submit(
       [active, request, outcome, snapshotter = snapshotter_] {
@@ -354,6 +365,10 @@ void TrainerAgent::take_snapshot(const std::shared_ptr<Active>& active, const Ve
 void TrainerAgent::on_snapshot(const std::shared_ptr<Active>& active,
                                Result<std::shared_ptr<const Snapshot>> snapshot) {
   snapshotting_.reset();
+  if (active->cancelled)
+    snapshot = fail(ErrorCode::kCancelled,
+                    fmt::format("{} was cancelled on request while its snapshot was taken",
+                                active->version.to_string()));
   if (broken_) snapshot = fail(*broken_);
   if (!snapshot) {
     fail_job(active, snapshot.error());
@@ -372,7 +387,7 @@ void TrainerAgent::on_snapshot(const std::shared_ptr<Active>& active,
   ByteWriter layout;
   taken.manifest()->encode(layout);
   running_[active->request] = active;
-  active->progress.total_bytes = taken.plan()->arena_bytes();
+  journal_.snapshot_taken(active->request, taken.version(), taken.plan()->arena_bytes());
   step(PublishRequested{.request = active->request,
                         .version = taken.version(),
                         .layout_digest = taken.manifest()->layout_digest(),
@@ -405,22 +420,11 @@ void TrainerAgent::fail_job(const std::shared_ptr<Active>& active, const Error& 
   log_warning("publish failed: {}", why.message());
   control::PushReply reply;
   reply.reason = why.message();
+  journal_.ended(active->request,
+                 why.code() == ErrorCode::kCancelled ? UpdateEnd::kCancelled : UpdateEnd::kFailed,
+                 reply, now());
   if (active->job.on_done)
     active->job.on_done({.superseded = false, .reply = std::move(reply), .error = why});
-}
-
-void TrainerAgent::report_progress() {
-  pump_jobs();  // their deadlines
-  if (snapshotting_ && snapshotting_->job.on_progress) {
-    snapshotting_->progress.done_bytes =
-        snapshotting_->snapshot_bytes.load(std::memory_order_relaxed);
-    snapshotting_->job.on_progress(snapshotting_->progress);
-  }
-  for (const auto& [request, active] : running_) {
-    if (!active->job.on_progress) continue;
-    active->progress.done_bytes = coordinator_.staged_bytes();
-    active->job.on_progress(active->progress);
-  }
 }
 
 }  // namespace wsync::publish

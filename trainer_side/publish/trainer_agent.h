@@ -25,13 +25,14 @@
 #include "trainer_side/publish/fleet_question.h"
 #include "trainer_side/publish/round_trace.h"
 #include "trainer_side/publish/snapshot.h"
+#include "trainer_side/publish/update_journal.h"
 #include "trainer_side/publish/update_round.h"
 
 namespace wsync::publish {
 
 // How a publish ended. `superseded`: a newer one took its place before it was decided. `error`: it
-// never became a round (its weights could not be read, no arena was free, no sidecar has joined);
-// the reply then holds the same sentence.
+// was cancelled (kCancelled), or never became a round (its weights could not be read, no arena was
+// free, no sidecar has joined); the reply then holds the same sentence.
 struct PublishResult {
   bool superseded = false;
   control::PushReply reply;
@@ -84,7 +85,11 @@ class TrainerAgent {
   // Brings the fleet back to `to` (0.0: the previous version). on_done comes once, on the loop: at
   // the latest when the switch's deadlines have passed, at once when this agent must not act.
   void roll_back(const Version& to, std::function<void(Result<control::RollbackReply>)> on_done);
-  [[nodiscard]] control::StatusReply status() const { return coordinator_.status(); }
+  // Stops the publish of `version`, while it has not been decided; 0.0: the one in a round, else
+  // the one whose snapshot is taken, else the next in the queue. Its on_done comes before this
+  // returns, but of a snapshot when the piece that is being read is there.
+  [[nodiscard]] control::CancelReply cancel(const Version& version);
+  [[nodiscard]] control::StatusReply status() const;
   [[nodiscard]] const std::string& address() const noexcept { return router_->address(); }
   // The last error that a sidecar has told of, why it does not join for instance; empty when none.
   [[nodiscard]] const std::string& complaint() const noexcept { return complaint_; }
@@ -116,6 +121,10 @@ class TrainerAgent {
   void take_snapshot(const std::shared_ptr<Active>& active, const Version& version);
   void on_snapshot(const std::shared_ptr<Active>& active,
                    Result<std::shared_ptr<const Snapshot>> snapshot);
+  [[nodiscard]] control::CancelReply cancel_job(const Version& version);
+  [[nodiscard]] PhaseBytes moved_bytes() const;
+  void end_round(const RoundDone& done);
+  void end_rollback(RollbackDone done);
   void fail_job(const std::shared_ptr<Active>& active, const Error& why);
   void offer(const std::shared_ptr<const Snapshot>& snapshot);
   void report_progress();
@@ -138,6 +147,8 @@ class TrainerAgent {
   std::shared_ptr<Active> snapshotting_;
   std::map<std::uint64_t, std::shared_ptr<Active>> running_;  // with the coordinator
   std::map<std::uint64_t, std::function<void(Result<control::RollbackReply>)>> rollbacks_;
+  std::optional<control::CancelReply> cancelled_;  // of the step that has just been made
+  UpdateJournal journal_;
   FleetQuestions questions_;
   std::uint64_t next_request_ = 1;
   std::string complaint_;

@@ -34,7 +34,9 @@ void TrainerAgent::on_message(const std::string& peer, control::Envelope envelop
                   reply(peer, request, error_reply(back.error()));
               });
   } else if (std::holds_alternative<control::Status>(message)) {
-    reply(peer, envelope.request, coordinator_.status());
+    reply(peer, envelope.request, status());
+  } else if (const auto* stop = std::get_if<control::Cancel>(&message)) {
+    reply(peer, envelope.request, cancel(stop->version));
   } else if (std::holds_alternative<control::Verify>(message)) {
     on_verify(peer, envelope);
   } else if (auto* plan = std::get_if<control::Plan>(&message)) {
@@ -98,6 +100,7 @@ void TrainerAgent::roll_back(const Version& to,
   const std::uint64_t request = next_request_++;
   rollbacks_[request] = std::move(on_done);
   step(RollbackRequested{.request = request, .to = to});
+  if (rollbacks_.contains(request)) journal_.rollback_began(request, coordinator_.target(), now());
 }
 
 void TrainerAgent::on_verify(const std::string& peer, const control::Envelope& envelope) {

@@ -33,9 +33,12 @@ std::vector<CoordinatorCommand> Coordinator::step(const CoordinatorEvent& event)
   if (phase_ == CoordinatorPhase::kStopped) {
     constexpr std::string_view kWhy = "this coordinator has stopped: a newer one has the fleet";
     if (const auto* publish = std::get_if<PublishRequested>(&event.what))
-      refuse_publish(*publish, std::string(kWhy), false);
+      refuse_publish(*publish, std::string(kWhy));
     else if (const auto* rollback = std::get_if<RollbackRequested>(&event.what))
       refuse_rollback(*rollback, std::string(kWhy));
+    else if (const auto* cancel = std::get_if<CancelRequested>(&event.what))
+      out_.emplace_back(
+          CancelDone{.request = cancel->request, .reply = {.reason = std::string(kWhy)}});
     else
       ++dropped_;
     return std::exchange(out_, {});
@@ -307,7 +310,7 @@ void Coordinator::on(const Replaced& event) {
 
 void Coordinator::end_rounds(const std::string& why) {
   // What waits goes first: it must not begin when the round that it waits for ends.
-  if (waiting_) refuse_publish(*std::exchange(waiting_, std::nullopt), why, false);
+  if (waiting_) refuse_publish(*std::exchange(waiting_, std::nullopt), why);
   if (round_ && round_->is_rollback) finish_rollback();
   if (round_) abort_round(why);
 }
@@ -400,8 +403,7 @@ void Coordinator::on(const CoordinatorTick&) {
         *std::exchange(waiting_, std::nullopt),
         fmt::format("its deadline (deadlines.publish) came while the round before it was "
                     "{}",
-                    phase_name(phase_)),
-        false);
+                    phase_name(phase_)));
   if (deadline_ && now_ >= *deadline_) phase_deadline();
   if (phase_ < CoordinatorPhase::kReady || phase_ == CoordinatorPhase::kStopped) return;
   for (auto& [name, member] : roster_.members()) {

@@ -92,6 +92,11 @@ struct RollbackRequested {
   std::uint64_t request = 0;
   Version to;  // 0.0 = the previous one
 };
+// Ends the update that runs, or the one of this version, if it has not been decided.
+struct CancelRequested {
+  std::uint64_t request = 0;
+  Version version;  // 0.0 = the one that runs
+};
 // Another process has taken the control address over: sidecars that come will come to it.
 struct Replaced {
   std::string by;
@@ -100,8 +105,8 @@ struct CoordinatorTick {};
 
 struct CoordinatorEvent {
   TimePoint now{};
-  std::variant<PeerMessage, PeerLost, PublishRequested, RollbackRequested, Replaced,
-               CoordinatorTick>
+  std::variant<PeerMessage, PeerLost, PublishRequested, RollbackRequested, CancelRequested,
+               Replaced, CoordinatorTick>
       what;
 };
 
@@ -128,7 +133,13 @@ struct PhaseEntered {
 struct RoundDone {
   std::uint64_t request = 0;
   bool superseded = false;
+  bool cancelled = false;
   control::PushReply reply;
+};
+// Comes after the RoundDone of what was cancelled.
+struct CancelDone {
+  std::uint64_t request = 0;
+  control::CancelReply reply;
 };
 struct RollbackDone {
   std::uint64_t request = 0;
@@ -143,7 +154,7 @@ struct Stopped {
   std::string reason;
 };
 using CoordinatorCommand = std::variant<SendTo, StoreEpoch, Ready, PhaseEntered, RoundDone,
-                                        RollbackDone, DropVersion, Stopped>;
+                                        RollbackDone, CancelDone, DropVersion, Stopped>;
 
 enum class CoordinatorPhase : std::uint8_t {
   kGathering,   // collects Hellos
@@ -171,8 +182,17 @@ class Coordinator {
   // given, that one. kInvalidInput when the step was used or is no step, kBusy before the claim.
   [[nodiscard]] Result<Version> next_version(std::uint64_t step = 0) const;
   [[nodiscard]] control::StatusReply status() const;
-  // Bytes staged so far, summed over the sidecars of the round.
-  [[nodiscard]] std::uint64_t staged_bytes() const noexcept;
+  // What has moved in the round that runs, summed over its sidecars, or over their replicas once it
+  // is decided; `total` is what will have moved. Both 0 without a round and before it stages. What
+  // a rollback loads is not known here: its total is 0.
+  struct Moved {
+    std::uint64_t done = 0;
+    std::uint64_t total = 0;
+  };
+  [[nodiscard]] Moved moved_bytes() const;
+  // Whether CancelRequested with this version is about an update that this machine has, decided or
+  // not; with 0.0, whether a round runs.
+  [[nodiscard]] bool has_update(const Version& version) const noexcept;
   // Messages that were late, of another round, or of a lower fence.
   [[nodiscard]] std::uint64_t dropped() const noexcept { return dropped_; }
   // The first broken invariant as a sentence; empty when all hold.
@@ -189,6 +209,7 @@ class Coordinator {
     Version from;
     std::vector<control::Problem> problems;
     bool lacks_replicas = false;  // all have staged; deadline_ is that of `attach`
+    bool cancelled = false;
   };
 
   // What arrives.
@@ -196,6 +217,7 @@ class Coordinator {
   void on(const PeerLost& event);
   void on(const PublishRequested& event);
   void on(const RollbackRequested& event);
+  void on(const CancelRequested& event);
   void on(const Replaced& event);
   void on(const CoordinatorTick& event);
   void on_hello(const PeerMessage& event, const control::Hello& hello);
@@ -261,7 +283,10 @@ class Coordinator {
   [[nodiscard]] const PublishRequested* snapshot_of(const Version& version) const;
   void send(const Member& member, control::Message message, std::uint64_t round,
             std::uint64_t request = 0);
-  void refuse_publish(const PublishRequested& publish, const std::string& why, bool superseded);
+  enum class Refusal : std::uint8_t { kFailed, kSuperseded, kCancelled };
+  void refuse_publish(const PublishRequested& publish, const std::string& why,
+                      Refusal kind = Refusal::kFailed);
+  [[nodiscard]] std::string why_not_cancelled(const Version& version) const;
 
   CoordinatorOptions options_;
   CoordinatorPhase phase_ = CoordinatorPhase::kGathering;

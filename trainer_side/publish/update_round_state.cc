@@ -76,15 +76,32 @@ Result<Version> Coordinator::next_version(std::uint64_t step) const {
   return Version{epoch, step};
 }
 
-std::uint64_t Coordinator::staged_bytes() const noexcept {
-  std::uint64_t bytes = 0;
-  if (!round_) return 0;
+Coordinator::Moved Coordinator::moved_bytes() const {
+  Moved moved;
+  if (!round_ || round_->is_rollback || phase_ == CoordinatorPhase::kAnnouncing) return moved;
+  const std::uint64_t model = round_->publish.arena_bytes;
   for (const auto& [name, member] : roster_.members()) {
     if (!in_round(member)) continue;
-    bytes += member.delivery.phase == DeliveryPhase::kStaged ? round_->publish.arena_bytes
-                                                             : member.staged_bytes;
+    if (phase_ == CoordinatorPhase::kStaging) {
+      moved.total += model;
+      moved.done += member.delivery.phase == DeliveryPhase::kStaged
+                        ? model
+                        : std::min(member.staged_bytes, model);
+      continue;
+    }
+    for (const control::ReplicaReport& replica : member.report.replicas) {
+      if (replica.state == control::ReplicaState::kAbsent) continue;
+      moved.total += model;
+      moved.done += replica.version == target_ ? model : std::min(replica.loaded_bytes, model);
+    }
   }
-  return bytes;
+  return moved;
+}
+
+bool Coordinator::has_update(const Version& version) const noexcept {
+  if (waiting_ && waiting_->version == version) return true;
+  if (!round_) return false;
+  return version.none() || version == (round_->is_rollback ? target_ : round_->publish.version);
 }
 
 control::StatusReply Coordinator::status() const {
@@ -102,7 +119,10 @@ control::StatusReply Coordinator::status() const {
   if (round_)
     reply.activity += fmt::format(" {}", round_->is_rollback ? "back to " + target_.to_string()
                                                              : round_->publish.version.to_string());
-  for (const auto& [name, member] : roster_.members()) reply.sidecars.push_back(member.report);
+  for (const auto& [name, member] : roster_.members()) {
+    reply.sidecars.push_back(member.report);
+    reply.sidecars.back().staged_bytes = member.staged_bytes;
+  }
   return reply;
 }
 

@@ -33,37 +33,38 @@ void Coordinator::send(const Member& member, control::Message message, std::uint
 // ---- publish ----
 
 void Coordinator::refuse_publish(const PublishRequested& publish, const std::string& why,
-                                 bool superseded) {
+                                 Refusal kind) {
   control::PushReply reply;
   reply.reason = why;
   reply.version = publish.version;
   reply.content_digest = publish.content_digest;
   reply.bytes = publish.arena_bytes;
   reply.snapshot_ns = publish.snapshot_ns;
-  out_.emplace_back(
-      RoundDone{.request = publish.request, .superseded = superseded, .reply = std::move(reply)});
+  out_.emplace_back(RoundDone{.request = publish.request,
+                              .superseded = kind == Refusal::kSuperseded,
+                              .cancelled = kind == Refusal::kCancelled,
+                              .reply = std::move(reply)});
   out_.emplace_back(DropVersion{publish.version});
 }
 
 void Coordinator::on(const PublishRequested& event) {
   if (phase_ < CoordinatorPhase::kReady) {
-    refuse_publish(event, fmt::format("the coordinator is {}", phase_name(phase_)), false);
+    refuse_publish(event, fmt::format("the coordinator is {}", phase_name(phase_)));
     return;
   }
   const Result<Version> name = next_version(event.version.step);
   if (!name || *name != event.version) {
-    refuse_publish(event,
-                   name ? fmt::format("version {} is not of this coordinator's epoch {}",
-                                      event.version.to_string(), fence_.epoch)
-                        : name.error().message(),
-                   false);
+    refuse_publish(event, name ? fmt::format("version {} is not of this coordinator's epoch {}",
+                                             event.version.to_string(), fence_.epoch)
+                               : name.error().message());
     return;
   }
   used_step_ = event.version.step;
   seen_step_ = std::max(seen_step_, used_step_);
   if (round_) {
     if (waiting_)
-      refuse_publish(*waiting_, fmt::format("superseded by {}", event.version.to_string()), true);
+      refuse_publish(*waiting_, fmt::format("superseded by {}", event.version.to_string()),
+                     Refusal::kSuperseded);
     waiting_ = event;
     return;
   }
@@ -72,11 +73,11 @@ void Coordinator::on(const PublishRequested& event) {
 
 void Coordinator::start_round(const PublishRequested& publish) {
   if (roster_.joined_count() == 0) {
-    refuse_publish(publish, "no sidecar is connected to this coordinator", false);
+    refuse_publish(publish, "no sidecar is connected to this coordinator");
     return;
   }
   if (publish.deadline && now_ >= *publish.deadline) {
-    refuse_publish(publish, "its deadline (deadlines.publish) came before its round began", false);
+    refuse_publish(publish, "its deadline (deadlines.publish) came before its round began");
     return;
   }
   round_.emplace(Round{.publish = publish, .started = now_});
@@ -292,7 +293,8 @@ void Coordinator::abort_round(const std::string& why) {
   reply.bytes = round.publish.arena_bytes;
   reply.snapshot_ns = round.publish.snapshot_ns;
   reply.problems = round.problems;
-  out_.emplace_back(RoundDone{.request = round.publish.request, .reply = std::move(reply)});
+  out_.emplace_back(RoundDone{
+      .request = round.publish.request, .cancelled = round.cancelled, .reply = std::move(reply)});
   leave_withdrawn_target();
   drop_unneeded();
   start_waiting();

@@ -163,7 +163,7 @@ TEST(Codec, BytesOfOneMessageAreFixed) {
   std::string hex;
   for (const std::byte b : bytes.value()) hex += fmt::format("{:02x}", static_cast<unsigned>(b));
   EXPECT_EQ(hex,
-            "57534e4301002000"
+            "57534e4302002000"
             "0c00000006000000"
             "010000000000000002000000000000000300000000000000"
             "04000000000000000500000000000000"
@@ -192,13 +192,63 @@ TEST(Codec, BytesOfARanksReportAreFixed) {
   EXPECT_FALSE(encode({}, PublishStatus{.code = 99}).has_value());
 }
 
+TEST(Codec, BytesOfACancelAndOfAStatusAreFixed) {
+  const auto payload = [](const Message& message) {
+    const Bytes bytes = encode({}, message).value();
+    std::string hex;
+    for (const std::byte b : std::span(bytes).subspan(kEnvelopeBytes))
+      hex += fmt::format("{:02x}", static_cast<unsigned>(b));
+    return hex;
+  };
+  EXPECT_EQ(payload(Cancel{.version = {.epoch = 1, .step = 2}}), "010000000200000000000000");
+  EXPECT_EQ(payload(CancelReply{.ok = true,
+                                .reason = "x",
+                                .version = {.epoch = 1, .step = 2},
+                                .phase = ProgressPhase::kStage}),
+            "010100000078010000000200000000000000"
+            "02");
+  const std::string status = payload(
+      StatusReply{.running = {.version = {.epoch = 1, .step = 2},
+                              .phase = ProgressPhase::kSwitch,
+                              .done_bytes = 3,
+                              .total_bytes = 4,
+                              .elapsed_ns = 5,
+                              .phase_ns = 6,
+                              .bytes_per_s = 7,
+                              .remaining_known = true,
+                              .remaining_ns = 8,
+                              .waiting = 9},
+                  .last = {.version = {.epoch = 1, .step = 1}, .cancelled = true, .paused_ns = 10},
+                  .updates = {.committed = 11, .failed = 12, .cancelled = 13},
+                  .incidents = {{.ago_ns = 14, .text = "y"}}});
+  EXPECT_EQ(status.substr(status.size() - 2 * (67 + 66 + 24 + 17)),
+            "010000000200000000000000"
+            "0300"
+            "03000000000000000400000000000000"
+            "05000000000000000600000000000000"
+            "0700000000000000"
+            "010800000000000000"
+            "09000000"
+            "010000000100000000000000"
+            "0001"
+            "00000000"
+            "0000000000000000000000000000000000000000000000000000000000000000"
+            "0a000000000000000000000000000000"
+            "0b000000000000000c000000000000000d00000000000000"
+            "01000000"
+            "0e000000000000000100000079");
+  EXPECT_FALSE(
+      encode({}, StatusReply{.incidents = std::vector<Incident>(limits::kIncidentCount + 1)})
+          .has_value());
+}
+
 TEST(Codec, NamesAndTypesAgree) {
   EXPECT_EQ(message_name(MessageType::kHello), "Hello");
   EXPECT_EQ(message_name(MessageType::kError), "Error");
   EXPECT_EQ(message_name(MessageType::kEngineHello), "EngineHello");
   EXPECT_EQ(message_name(MessageType::kLoad), "Load");
   EXPECT_EQ(message_name(MessageType::kDigests), "Digests");
-  EXPECT_EQ(message_name(kLastMessageType), "PlanReply");
+  EXPECT_EQ(message_name(kLastMessageType), "CancelReply");
   EXPECT_EQ(message_name(MessageType{0}), "unknown");
   EXPECT_EQ(message_name(MessageType{999}), "unknown");
   EXPECT_EQ(type_of(Message(Resumed{})), MessageType::kResumed);
@@ -279,10 +329,10 @@ TEST(Codec, WrongMagicIsMalformed) {
 
 TEST(Codec, AnotherProtocolVersionIsRefusedWithAReason) {
   Bytes bytes = sample();
-  bytes[4] = std::byte{2};
+  bytes[4] = std::byte{1};
   const auto decoded = decode(bytes);
   EXPECT_EQ(decoded.error().code(), ErrorCode::kRefused);
-  EXPECT_THAT(decoded.error().message(), HasSubstr("protocol version 2, this process speaks 1"));
+  EXPECT_THAT(decoded.error().message(), HasSubstr("protocol version 1, this process speaks 2"));
   EXPECT_EQ(decode_envelope(bytes).error().code(), ErrorCode::kRefused);
 }
 

@@ -41,6 +41,8 @@ class Fleet {
         rounds.push_back(std::move(*done));
       else if (auto* back = std::get_if<RollbackDone>(&command))
         rollbacks.push_back(std::move(*back));
+      else if (auto* cancel = std::get_if<CancelDone>(&command))
+        cancels.push_back(std::move(*cancel));
       else if (auto* drop = std::get_if<DropVersion>(&command))
         dropped.push_back(drop->version);
       else if (auto* ready = std::get_if<Ready>(&command))
@@ -138,6 +140,11 @@ class Fleet {
     for (const auto& p : peers) staged(p);
     for (const auto& p : peers) switched(p);
   }
+  control::CancelReply cancel(const Version& version = {}) {
+    step(CancelRequested{.request = cancels.size() + 1, .version = version});
+    EXPECT_EQ(cancels.back().request, cancels.size());
+    return cancels.back().reply;
+  }
   void wake() {
     const auto at = coordinator.next_wake();
     ASSERT_TRUE(at.has_value());
@@ -150,6 +157,7 @@ class Fleet {
   std::vector<SendTo> sends;
   std::vector<RoundDone> rounds;
   std::vector<RollbackDone> rollbacks;
+  std::vector<CancelDone> cancels;
   std::vector<Version> dropped;
   std::optional<Version> recovered;
   std::string stop_reason;

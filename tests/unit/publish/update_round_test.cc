@@ -299,6 +299,7 @@ TEST(Coordinator, RollbackIsRefusedWhenALiveSidecarNoLongerHoldsTheVersion) {
 // them), and every publish that was asked for is answered once time passes.
 TEST(Coordinator, SurvivesEveryEventInEveryPhase) {
   std::array<std::array<int, 16>, 7> seen{};
+  std::size_t cancelled = 0;
   for (unsigned seed = 0; seed < 400; ++seed) {
     std::mt19937 random(seed);
     Fleet fleet({.take_over = seed % 2 == 0,
@@ -313,7 +314,7 @@ TEST(Coordinator, SurvivesEveryEventInEveryPhase) {
       const std::uint64_t round =
           announce && random() % 8 != 0 ? announce->first.round : random() % 4;
       const Version version = announce ? announce->second.version : Version{1, 1};
-      const auto kind = random() % 14;
+      const auto kind = random() % 15;
       ++seen[static_cast<std::size_t>(fleet.coordinator.phase())][kind];
       fleet.now = fleet.now + std::chrono::milliseconds(random() % 50);
       switch (kind) {
@@ -371,16 +372,24 @@ TEST(Coordinator, SurvivesEveryEventInEveryPhase) {
           else
             fleet.step(CoordinatorTick{});
           break;
+        case 14:
+          fleet.cancel(random() % 2 == 0 ? version : Version{});
+          break;
         default:
           break;
       }
     }
     for (int i = 0; i < 200 && fleet.rounds.size() < asked; ++i) fleet.wake();
     EXPECT_EQ(fleet.rounds.size(), asked) << "seed " << seed;
+    const auto told = std::ranges::count_if(fleet.rounds, &RoundDone::cancelled);
+    EXPECT_EQ(std::ranges::count_if(fleet.cancels, [](const auto& c) { return c.reply.ok; }), told)
+        << "seed " << seed;
+    cancelled += static_cast<std::size_t>(told);
   }
   for (std::size_t phase = 0; phase < 6; ++phase)
-    for (std::size_t kind = 0; kind < 14; ++kind)
+    for (std::size_t kind = 0; kind < 15; ++kind)
       EXPECT_GT(seen[phase][kind], 0) << "phase " << phase << " never saw event " << kind;
+  EXPECT_GT(cancelled, 20U);
 }
 
 // What the version before the target contains was told to the coordinator that published it.

@@ -1,0 +1,88 @@
+// UpdateJournal: what a coordinator remembers of its updates to report them: how far the one that
+// runs has come and when it will be done, how the last one ended, counts, and what went wrong.
+//
+// An update begins with its snapshot, or with the decision of a rollback, under a request number
+// that is used once and ends once. A publish may end before it has begun; anything else that is
+// told of a number that does not run is passed over.
+//
+// Thread: one. Pure: the clock comes with each call.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "shared/base/clock.h"
+#include "shared/control/messages.h"
+
+namespace wsync::publish {
+
+enum class UpdateEnd : std::uint8_t { kCommitted, kFailed, kCancelled, kSuperseded };
+
+// What has moved in the phase that runs; total 0 = not known.
+struct PhaseBytes {
+  std::uint64_t done = 0;
+  std::uint64_t total = 0;
+};
+
+class UpdateJournal {
+ public:
+  // The snapshot of a version is being taken from now on.
+  void began(std::uint64_t request, const Version& version, TimePoint at);
+  // A rollback to `to` has been decided.
+  void rollback_began(std::uint64_t request, const Version& to, TimePoint at);
+  // Its snapshot is there; its round begins when no other runs.
+  void snapshot_taken(std::uint64_t request, const Version& version, std::uint64_t model_bytes);
+  // Its round is in this phase from now on.
+  void entered(std::uint64_t request, control::ProgressPhase phase, TimePoint at);
+  // `reply` holds its times, of a failure also why. A failure becomes an incident.
+  void ended(std::uint64_t request, UpdateEnd end, const control::PushReply& reply, TimePoint at);
+  void rollback_ended(std::uint64_t request, const control::RollbackReply& reply, TimePoint at);
+  // Something to tell the operator of, one sentence; the oldest gives way.
+  void incident(std::string text, TimePoint at);
+
+  // The request whose progress report() tells of: the one in a round, else the oldest; 0 = none.
+  [[nodiscard]] std::uint64_t shown() const noexcept;
+  // Fills in running, last, updates and incidents. `moved`: of the request shown().
+  //
+  // What remains is (total - done) / rate of this phase, plus, for each later phase, what it took
+  // in the newest good update, scaled by the bytes of the models. In a switch that has told of no
+  // bytes it is what the newest good one took, less what has passed. Without such an update it is
+  // known while staging alone, and is the time until all is staged.
+  void report(const PhaseBytes& moved, TimePoint now, control::StatusReply& out) const;
+
+ private:
+  struct Running {
+    Version version;
+    control::ProgressPhase phase = control::ProgressPhase::kSnapshot;
+    bool rollback = false;
+    bool in_round = false;
+    std::uint64_t model_bytes = 0;  // 0 = not known yet
+    TimePoint began{};
+    TimePoint phase_began{};
+  };
+  // Times of the newest good update, in seconds for each byte of its model.
+  struct Pace {
+    double staged = 0;
+    double switched = 0;
+  };
+  void finish(control::UpdateOutcome outcome, UpdateEnd end, TimePoint at);
+  [[nodiscard]] std::optional<double> remaining_s(const Running& running, const PhaseBytes& moved,
+                                                  TimePoint now) const;
+
+  std::map<std::uint64_t, Running> running_;
+  std::optional<Pace> pace_;
+  control::UpdateOutcome last_;
+  TimePoint last_ended_{};
+  control::UpdateCounters counters_;
+  struct Told {
+    TimePoint at{};
+    std::string text;
+  };
+  std::deque<Told> incidents_;  // the newest first
+};
+
+}  // namespace wsync::publish
