@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "bench/measure/catalogue.h"
 #include "bench/measure/report.h"
 #include "shared/base/format.h"
 #include "shared/trace/progress.h"
@@ -123,6 +124,48 @@ std::string pauses_text(const std::vector<PauseCase>& cases) {
   return text;
 }
 
+std::vector<double> in_gigabytes(std::vector<double> rates) {
+  for (double& rate : rates) rate /= kGiga;
+  return rates;
+}
+
+CaseResult copy_result(const CopyCase& done) {
+  CaseResult result =
+      case_of("gpu", done.name, fmt::format("GPU {}", done.gpu), in_gigabytes(done.rates));
+  result.bytes = done.bytes * done.times;
+  set_baseline(result, done.ceiling, in_gigabytes(done.ceiling_rates));
+  result.target = Target{.of = Target::Of::kRatio, .value = done.target};
+  return result;
+}
+
+std::vector<CaseResult> pipeline_results(const PipelineCase& done) {
+  const std::string who = fmt::format("GPUs {}", fmt::join(done.gpus, ","));
+  std::vector<double> two, three, longest;
+  for (const auto& round : done.rounds) {
+    two.push_back(round.two_stages);
+    three.push_back(round.three_stages);
+    longest.push_back(round.longest());
+  }
+  std::vector<CaseResult> results = {case_of("gpu", "two stages", who, std::move(two)),
+                                     case_of("gpu", "three stages", who, std::move(three))};
+  for (CaseResult& result : results) {
+    result.bytes = done.bytes;
+    set_baseline_of("gpu", "three stages", result, longest);
+  }
+  results.back().target = Target{.of = Target::Of::kRatio, .value = 1 / kThreeStageTarget};
+  return results;
+}
+
+CaseResult pause_result(const PauseCase& done) {
+  std::vector<double> paused;
+  for (const Pushed& pushed : done.rounds)
+    paused.push_back(static_cast<double>(pushed.paused_ns) * 1e-6);
+  CaseResult result = case_of("gpu", "paused", fmt::format("GPUs {}", fmt::join(done.gpus, ",")),
+                              std::move(paused));
+  result.bytes = done.bytes;
+  return result;
+}
+
 }  // namespace
 
 bool targets_met(const GpuBenchResult& result) {
@@ -179,6 +222,27 @@ std::string to_text(const GpuBenchResult& result) {
   if (!result.pauses.empty()) text += pauses_text(result.pauses) + "\n";
   for (const std::string& note : result.notes) text += "note: " + note + "\n";
   return text + load_notes(result.others_busy, result.stolen);
+}
+
+SuiteResult to_suite(const GpuBenchResult& result) {
+  SuiteResult suite{.suite = "gpu",
+                    .parameters = {{"emulated", result.emulated}},
+                    .notes = result.notes,
+                    .details = to_json(result)};
+  if (!result.copies.empty()) suite.parameters["buffer_bytes"] = result.copies.front().bytes;
+  if (!result.pipelines.empty()) suite.parameters["bytes"] = result.pipelines.front().bytes;
+  if (!result.pauses.empty()) suite.parameters["paused_bytes"] = result.pauses.front().bytes;
+  for (const auto& gpu : result.cuda.gpus) suite.parameters["gpus"].push_back(gpu.name);
+  for (const CopyCase& done : result.copies) suite.cases.push_back(copy_result(done));
+  for (const PipelineCase& done : result.pipelines)
+    for (CaseResult& one : pipeline_results(done)) suite.cases.push_back(std::move(one));
+  for (const PauseCase& done : result.pauses) suite.cases.push_back(pause_result(done));
+  if (result.emulated)
+    suite.notes.insert(suite.notes.begin(),
+                       "EMULATED DRIVER: no GPU did any of this; the figures say nothing");
+  for (std::string& sentence : load_sentences(result.others_busy, result.stolen))
+    suite.notes.push_back(std::move(sentence));
+  return suite;
 }
 
 }  // namespace wsync::bench

@@ -5,11 +5,15 @@
 #include <string>
 
 #include "bench/gpu/gpu_bench.h"
+#include "bench/measure/result.h"
 
 namespace wsync::bench {
 
 [[nodiscard]] bool targets_met(const GpuBenchResult& result);
 [[nodiscard]] nlohmann::json to_json(const GpuBenchResult& result);
 [[nodiscard]] std::string to_text(const GpuBenchResult& result);
+
+// In the form of all suites.
+[[nodiscard]] SuiteResult to_suite(const GpuBenchResult& result);
 
 }  // namespace wsync::bench

@@ -1,14 +1,6 @@
 #include "bench/gpu/timing.h"
 
-#include <poll.h>
-
 namespace wsync::bench {
-
-Result<> go_on(const Interrupt& interrupt) {
-  pollfd fd{.fd = interrupt.fd(), .events = POLLIN, .revents = 0};
-  if (::poll(&fd, 1, 0) > 0) return fail(ErrorCode::kCancelled, "interrupted");
-  return {};
-}
 
 Result<TimedStream> TimedStream::create(device::Device& device, device::StreamRole role) {
   auto stream = device.create_stream(role);

@@ -14,9 +14,6 @@ namespace wsync::bench {
 
 inline constexpr std::chrono::minutes kGpuWorkDeadline{2};
 
-// kCancelled when a signal has come.
-[[nodiscard]] Result<> go_on(const Interrupt& interrupt);
-
 // Thread: one.
 class TimedStream {
  public:

@@ -79,6 +79,12 @@ Interrupt::~Interrupt() {
   ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
 }
 
+Result<> go_on(const Interrupt& interrupt) {
+  pollfd fd{.fd = interrupt.fd(), .events = POLLIN, .revents = 0};
+  if (::poll(&fd, 1, 0) > 0) return fail(ErrorCode::kCancelled, "interrupted");
+  return {};
+}
+
 Result<Child> Child::start(ChildOptions options) {
   auto in = make_pair();
   if (!in) return fail(in.error());

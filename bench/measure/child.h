@@ -27,6 +27,8 @@ class Interrupt {
   explicit Interrupt(UniqueFd fd) noexcept : fd_(std::move(fd)) {}
   UniqueFd fd_;
 };
+// kCancelled when a signal has come.
+[[nodiscard]] Result<> go_on(const Interrupt& interrupt);
 
 struct ChildOptions {
   std::vector<std::string> command;  // argv; the executable's path first

@@ -33,14 +33,21 @@ std::string processor_text(const Machine& machine) {
   return fmt::format("{}{}", machine.cpu, machine.virtual_machine ? " (virtual machine)" : "");
 }
 
+std::vector<std::string> load_sentences(double others_busy, double stolen) {
+  std::vector<std::string> sentences;
+  if (others_busy > kQuiet)
+    sentences.push_back(
+        fmt::format("others used {:.0f} % of the cores before a case; read ratios, not times",
+                    100 * others_busy));
+  if (stolen > kQuiet / 10)
+    sentences.push_back(fmt::format("the host withheld {:.0f} % of the cores' time", 100 * stolen));
+  return sentences;
+}
+
 std::string load_notes(double others_busy, double stolen) {
   std::string text;
-  if (others_busy > kQuiet)
-    text += fmt::format(
-        "note: others used {:.0f} % of the cores before a case; read ratios, not times\n",
-        100 * others_busy);
-  if (stolen > kQuiet / 10)
-    text += fmt::format("note: the host withheld {:.0f} % of the cores' time\n", 100 * stolen);
+  for (const std::string& sentence : load_sentences(others_busy, stolen))
+    text += "note: " + sentence + "\n";
   return text;
 }
 

@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "bench/measure/machine.h"
 #include "bench/measure/spread.h"
@@ -13,7 +14,9 @@ namespace wsync::bench {
 [[nodiscard]] nlohmann::json machine_json(const Machine& machine);
 // "Intel(R) Xeon(R) Processor (virtual machine)"
 [[nodiscard]] std::string processor_text(const Machine& machine);
-// Lines that say what disturbed a measurement; empty when nothing did. Both as of CpuLoad.
+// What disturbed a measurement, a sentence each; empty when nothing did. Both as of CpuLoad.
+[[nodiscard]] std::vector<std::string> load_sentences(double others_busy, double stolen);
+// The same as lines of text.
 [[nodiscard]] std::string load_notes(double others_busy, double stolen);
 
 }  // namespace wsync::bench

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "bench/measure/catalogue.h"
 #include "bench/measure/report.h"
 #include "bench/measure/spread.h"
 #include "shared/base/format.h"
@@ -241,6 +242,29 @@ std::string complaint_of(const KillBenchResult& result) {
         i + 1, kill.rank, kill.step, kill.phase, kill.resumed_step, kill.from);
   }
   return text;
+}
+
+SuiteResult to_suite(const KillBenchResult& result) {
+  SuiteResult suite{.suite = "recovery", .details = to_json(result)};
+  for (const char* key : {"pp", "vpp", "dp", "ep", "between"})
+    suite.parameters[key] = suite.details[key];
+  std::vector<double> restarts = result.restart_seconds;
+  for (double& value : restarts) value *= 1e3;
+  const auto add = [&](const char* name, double Kill::* figure) -> CaseResult& {
+    std::vector<double> samples;
+    for (const Kill& kill : result.kills) samples.push_back(1e3 * kill.*figure);
+    suite.cases.push_back(case_of("recovery", name, "", std::move(samples)));
+    return suite.cases.back();
+  };
+  if (result.kills.empty()) return suite;
+  add("loss seen", &Kill::lost_seconds);
+  set_baseline_of("recovery", "all can go on", add("all can go on", &Kill::recovered_seconds),
+                  {spread_of(restarts).median});
+  set_baseline_of("recovery", "first step has ended",
+                  add("first step has ended", &Kill::resumed_seconds),
+                  {spread_of(restarts).median});
+  suite.notes = load_sentences(result.others_busy, result.stolen);
+  return suite;
 }
 
 }  // namespace wsync::bench

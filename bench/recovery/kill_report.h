@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "bench/measure/result.h"
 #include "bench/recovery/kill_bench.h"
 
 namespace wsync::bench {
@@ -13,5 +14,8 @@ namespace wsync::bench {
 [[nodiscard]] std::string to_text(const KillBenchResult& result);
 // What was wrong, one line each; empty when nothing was.
 [[nodiscard]] std::string complaint_of(const KillBenchResult& result);
+
+// In the form of all suites, as the suite "recovery".
+[[nodiscard]] SuiteResult to_suite(const KillBenchResult& result);
 
 }  // namespace wsync::bench

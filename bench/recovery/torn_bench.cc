@@ -256,6 +256,7 @@ class TornRun {
     result_.aborted = number(leader, "aborted");
     result_.versions = leader.outcome.at("versions").size();
     result_.paused_ms = spread_of(paused_ms_);
+    result_.pauses_ms = paused_ms_;
     if (const std::uint64_t broken = number(leader, "broken"); broken != 0)
       return fail(ErrorCode::kPeerLost, fmt::format("the ranks lost each other {} times", broken));
     for (const auto& rank : ranks_) {

@@ -40,8 +40,9 @@ struct TornBenchResult {
   std::uint64_t layers_compared = 0;  // over all steps and ranks
   double seconds = 0;                 // from the first request to the last step that was asked for
   LoadFigures load;
-  std::uint64_t switches = 0;          // under load
-  Spread paused_ms;                    // of them
+  std::uint64_t switches = 0;     // under load
+  std::vector<double> pauses_ms;  // of them, in their order
+  Spread paused_ms;
   std::uint64_t versions = 0;          // that steps were run with
   std::uint64_t torn = 0;              // steps
   std::uint64_t aborted = 0;           // steps that a rank refused

@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include "bench/measure/catalogue.h"
 #include "bench/measure/report.h"
 #include "shared/base/format.h"
 #include "shared/trace/progress.h"
@@ -97,6 +98,22 @@ std::string complaint_of(const TornBenchResult& result) {
                         counted(result.load.answers, "answer"));
   for (const std::string& told : result.load.faults) text += fmt::format("  {}\n", told);
   return text;
+}
+
+SuiteResult to_suite(const TornBenchResult& result) {
+  SuiteResult suite{.suite = "torn",
+                    .parameters = {{"ranks", result.options.ranks},
+                                   {"requests_at_once", result.options.requests},
+                                   {"switch_ms", result.options.switch_ms}},
+                    .details = to_json(result)};
+  CaseResult torn = case_of("torn", "torn steps", "", {static_cast<double>(result.torn)});
+  torn.target = Target{.of = Target::Of::kMost, .value = 0};
+  suite.cases.push_back(std::move(torn));
+  suite.cases.push_back(case_of("torn", "steps", "", {steps_per_second(result)}));
+  if (!result.pauses_ms.empty())
+    suite.cases.push_back(case_of("torn", "paused under load", "", result.pauses_ms));
+  suite.notes = load_sentences(result.others_busy, result.stolen);
+  return suite;
 }
 
 }  // namespace wsync::bench

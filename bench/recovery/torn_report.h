@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "bench/measure/result.h"
 #include "bench/recovery/torn_bench.h"
 
 namespace wsync::bench {
@@ -13,5 +14,8 @@ namespace wsync::bench {
 [[nodiscard]] std::string to_text(const TornBenchResult& result);
 // What was wrong and where, one line each; empty when nothing was.
 [[nodiscard]] std::string complaint_of(const TornBenchResult& result);
+
+// In the form of all suites, as the suite "torn".
+[[nodiscard]] SuiteResult to_suite(const TornBenchResult& result);
 
 }  // namespace wsync::bench

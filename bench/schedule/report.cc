@@ -5,6 +5,7 @@
 #include <iterator>
 #include <utility>
 
+#include "bench/measure/catalogue.h"
 #include "bench/measure/report.h"
 #include "shared/base/format.h"
 #include "shared/trace/progress.h"
@@ -189,6 +190,37 @@ std::vector<trace::ProcessTrace> to_trace(const ScheduleBenchResult& result) {
         {.name = drawing.names[number], .pid = number + 1, .spans = std::move(spans)});
   }
   return processes;
+}
+
+SuiteResult to_suite(const ScheduleBenchResult& result) {
+  const ScheduleBenchOptions& options = result.options;
+  SuiteResult suite{.suite = "schedule", .details = to_json(result)};
+  for (const char* key : {"pp", "vpp", "dp", "ep", "microbatches", "tokens", "hidden", "experts"})
+    suite.parameters[key] = suite.details[key];
+  suite.parameters["latency_ns"] = result.link.latency.count();
+  if (options.link.bytes_per_second)
+    suite.parameters["link_bytes_per_s"] = *options.link.bytes_per_second;
+  else
+    suite.parameters["dispatch_share"] = options.link.dispatch_share;
+  const auto& no_link = result.of(CaseKind::kNoLink);
+  const auto& overlap = result.of(CaseKind::kOverlap);
+  const auto& no_overlap = result.of(CaseKind::kNoOverlap);
+  const auto add = [&](const char* name, std::vector<double> samples,
+                       std::vector<double> baseline) {
+    CaseResult done = case_of("schedule", name, "", std::move(samples));
+    set_baseline_of("schedule", name, done, std::move(baseline));
+    suite.cases.push_back(std::move(done));
+  };
+  add("step, overlap", overlap.steps_ms, no_link.steps_ms);
+  add("step, no overlap", no_overlap.steps_ms, no_link.steps_ms);
+  add("step, no link", no_link.steps_ms, {no_link.predicted.makespan});
+  std::vector<double> speed_ups;
+  const std::size_t pairs = std::min(overlap.steps_ms.size(), no_overlap.steps_ms.size());
+  for (std::size_t i = 0; i < pairs; ++i)
+    speed_ups.push_back(no_overlap.steps_ms[i] / overlap.steps_ms[i]);
+  add("speed-up", std::move(speed_ups), {result.predicted_speed_up});
+  suite.notes = load_sentences(result.others_busy, result.stolen);
+  return suite;
 }
 
 }  // namespace wsync::bench

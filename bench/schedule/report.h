@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "bench/measure/result.h"
 #include "bench/schedule/schedule_bench.h"
 #include "shared/trace/chrome_trace.h"
 
@@ -19,5 +20,9 @@ namespace wsync::bench {
 [[nodiscard]] std::string to_svg(const ScheduleBenchResult& result);
 // The same four as processes of a Chrome trace.
 [[nodiscard]] std::vector<trace::ProcessTrace> to_trace(const ScheduleBenchResult& result);
+
+// In the form of all suites. The link is a parameter only where it was given: one that the machine
+// chose is in the details.
+[[nodiscard]] SuiteResult to_suite(const ScheduleBenchResult& result);
 
 }  // namespace wsync::bench

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "bench/measure/catalogue.h"
 #include "bench/measure/report.h"
 #include "shared/base/format.h"
 #include "shared/trace/progress.h"
@@ -104,6 +105,38 @@ std::string notes_text(const SyncBenchResult& result) {
   return text + load_notes(busy, stolen);
 }
 
+constexpr double kNsOfMs = 1e6;
+
+std::vector<double> round_ms(const SyncCase& done, std::uint64_t (*of)(const Round&)) {
+  std::vector<double> values;
+  for (const Round& round : done.rounds) values.push_back(static_cast<double>(of(round)) / kNsOfMs);
+  return values;
+}
+
+void add_sync_cases(const SyncCase& done, std::vector<CaseResult>& cases) {
+  const std::string who =
+      counted(done.engines, "engine") + (done.adopt ? " that map" : std::string());
+  const auto floor = round_ms(done, [](const Round& r) { return r.floor.ns; });
+  auto paused = case_of("sync", "paused", who,
+                        round_ms(done, [](const Round& r) { return r.pushed.paused_ns; }));
+  auto load =
+      case_of("sync", "load", who, round_ms(done, [](const Round& r) { return r.pushed.load_ns; }));
+  paused.bytes = load.bytes = done.adopt ? 0 : done.expected_bytes;
+  if (done.adopt) {
+    paused.target =
+        Target{.of = Target::Of::kMost, .value = static_cast<double>(kAdoptTargetNs) / kNsOfMs};
+  } else {
+    set_baseline_of("sync", "paused", paused, floor);
+    set_baseline_of("sync", "load", load, floor);
+    paused.target = Target{.of = Target::Of::kRatio, .value = kRatioTarget};
+  }
+  cases.push_back(std::move(paused));
+  cases.push_back(std::move(load));
+  cases.push_back(case_of("sync", "staged", who,
+                          round_ms(done, [](const Round& r) { return r.pushed.staged_ns; })));
+  cases.back().bytes = done.expected_bytes / done.engines;
+}
+
 }  // namespace
 
 bool targets_met(const SyncBenchResult& result) {
@@ -134,6 +167,20 @@ std::string to_text(const SyncBenchResult& result) {
                   "predicted", "floor", "paused", "ratio", "quartiles", "min-max", "PSS", "limit");
   for (const SyncCase& done : result.cases) text += case_text(done);
   return text + "\n" + notes_text(result);
+}
+
+SuiteResult to_suite(const SyncBenchResult& result) {
+  SuiteResult suite{
+      .suite = "sync", .parameters = {{"bytes", result.bytes}}, .details = to_json(result)};
+  double busy = 0;
+  double stolen = 0;
+  for (const SyncCase& done : result.cases) {
+    add_sync_cases(done, suite.cases);
+    busy = std::max(busy, done.others_busy);
+    stolen = std::max(stolen, done.stolen);
+  }
+  suite.notes = load_sentences(busy, stolen);
+  return suite;
 }
 
 }  // namespace wsync::bench

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "bench/measure/result.h"
 #include "bench/sync/sync_bench.h"
 
 namespace wsync::bench {
@@ -11,5 +12,8 @@ namespace wsync::bench {
 [[nodiscard]] nlohmann::json to_json(const SyncBenchResult& result);
 [[nodiscard]] std::string to_text(const SyncBenchResult& result);
 [[nodiscard]] bool targets_met(const SyncBenchResult& result);
+
+// In the form of all suites: "paused, 2 engines" and the like.
+[[nodiscard]] SuiteResult to_suite(const SyncBenchResult& result);
 
 }  // namespace wsync::bench

@@ -27,8 +27,29 @@ std::vector<std::string> names_of(const CLI::App& app, bool options) {
 
 const CLI::App* chosen_command(const CLI::App& app) {
   const CLI::App* chosen = &app;
-  while (!chosen->get_subcommands().empty()) chosen = chosen->get_subcommands().front();
+  // The last one: where several stand in one line, what follows belongs to it.
+  while (!chosen->get_subcommands().empty()) chosen = chosen->get_subcommands().back();
   return chosen;
+}
+
+// Where a word that is no option could be a command's name: in a command that has some, and beside
+// one of which several may stand in one line.
+const CLI::App* place_of_commands(const CLI::App& app) {
+  const CLI::App* chosen = chosen_command(app);
+  if (!chosen->get_subcommands({}).empty()) return chosen;
+  const CLI::App* parent = chosen->get_parent();
+  return parent != nullptr && parent->get_require_subcommand_max() != 1 ? parent : nullptr;
+}
+
+// The first word at that place that is no command there, or nothing.
+std::string unknown_command(const CLI::App& place, const std::vector<std::string>& arguments) {
+  const std::vector<std::string> names = names_of(place, false);
+  const auto is_known = [&](const std::string& word) {
+    return word.starts_with('-') || word == place.get_name() ||
+           std::find(names.begin(), names.end(), word) != names.end();
+  };
+  const auto found = std::find_if_not(arguments.begin(), arguments.end(), is_known);
+  return found == arguments.end() ? std::string() : *found;
 }
 
 // " Did you mean --set?" for the first argument that is no known name, or nothing.
@@ -36,9 +57,11 @@ std::string suggestion(const CLI::App& app, const std::vector<std::string>& argu
   const CLI::App* chosen = chosen_command(app);
   for (const std::string& argument : arguments) {
     const bool option = argument.starts_with("--");
-    const std::vector<std::string> names = names_of(*chosen, option);
+    const CLI::App* place = option ? chosen : place_of_commands(app);
+    if (place == nullptr) continue;
+    const std::vector<std::string> names = names_of(*place, option);
     const std::string word = argument.substr(0, argument.find('='));
-    if (!option && chosen != &app) continue;
+    if (!option && word == place->get_name()) continue;
     if (std::find(names.begin(), names.end(), word) != names.end()) continue;
     const std::string nearest = config::nearest_name(word, names);
     if (!nearest.empty()) return fmt::format("; did you mean {}?", nearest);
@@ -59,6 +82,11 @@ int report_bad_arguments(const CLI::App& app, const CLI::ParseError& error,
   while (!message.empty() && (message.back() == '\n' || message.back() == '.')) message.pop_back();
   if (chosen == &app && !arguments.empty() && !arguments.front().starts_with('-'))
     message = fmt::format("no command '{}'", arguments.front());
+  const CLI::App* place = place_of_commands(app);
+  const std::string unknown =
+      place == nullptr || place == &app ? std::string() : unknown_command(*place, arguments);
+  if (place == chosen && !unknown.empty())
+    message = fmt::format("no command '{}' below {}", unknown, place->get_name());
   message += suggestion(app, arguments);
   if (std::find(arguments.begin(), arguments.end(), "--json") != arguments.end()) {
     const std::string command = chosen == &app ? "" : chosen->get_name();

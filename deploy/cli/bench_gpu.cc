@@ -1,12 +1,11 @@
 // `wsync bench gpu`: GPUs against what they can do.
-#include <filesystem>
-#include <fstream>
 #include <memory>
 
 #include "bench/gpu/gpu_bench.h"
 #include "bench/gpu/reader.h"
 #include "bench/gpu/report.h"
 #include "bench/measure/directory.h"
+#include "deploy/cli/bench_run.h"
 #include "deploy/cli/commands.h"
 #include "deploy/cli/demo_checkpoint.h"
 #include "shared/base/format.h"
@@ -27,7 +26,6 @@ struct GpuArguments {
   std::string buffer = "512MiB";
   std::string pause = "1GiB";
   std::string directory;
-  std::string output;  // file for the JSON; empty: none
 };
 
 Result<> read_sizes(GpuArguments& arguments) {
@@ -65,40 +63,45 @@ Result<> make_checkpoints(const GpuArguments& arguments, bench::GpuBenchOptions&
   return {};
 }
 
-Result<> write_result(const std::string& path, const nlohmann::json& result) {
-  std::ofstream file(path);
-  file << nlohmann::json{{"command", "bench gpu"}, {"ok", true}, {"result", result}}.dump() << "\n";
-  file.close();
-  if (!file) return fail(ErrorCode::kIo, fmt::format("--output: {} cannot be written", path));
-  return {};
-}
-
-Result<Outcome> bench_gpu(GpuArguments arguments) {
+Result<SuiteOutcome> bench_gpu(GpuArguments arguments, const bench::Interrupt& interrupt) {
   WSYNC_TRY(read_sizes(arguments));
   if (const std::string missing = bench::missing_gpu(); !missing.empty()) {
     const std::string sentence = "wsync bench gpu needs a GPU: " + missing;
-    return Outcome{
-        .result = {{"missing", missing}}, .complaint = sentence, .exit_code = kExitUnreachable};
+    return SuiteOutcome{.outcome = {.result = {{"missing", missing}},
+                                    .text = {},
+                                    .complaint = sentence,
+                                    .exit_code = kExitUnreachable},
+                        .suite = {.suite = "gpu", .cases = {}, .notes = {"no GPU: " + missing}}};
   }
-  std::error_code error;
-  arguments.options.executable = std::filesystem::read_symlink("/proc/self/exe", error).string();
-  if (error) return fail_errno("/proc/self/exe", error.value());
-  const auto interrupt = bench::Interrupt::create();
-  if (!interrupt) return fail(interrupt.error());
+  auto executable = this_executable();
+  if (!executable) return fail(executable.error());
+  arguments.options.executable = std::move(*executable);
   const auto directory = bench::TemporaryDirectory::create(arguments.directory);
   if (!directory) return fail(directory.error());
   arguments.options.directory = directory->path();
   trace::ProgressLine line;
   WSYNC_TRY(make_checkpoints(arguments, arguments.options, line));
   const auto result = bench::run_gpu_bench(
-      arguments.options, *interrupt,
-      [&line](std::string_view label, unsigned done, unsigned total) {
+      arguments.options, interrupt, [&line](std::string_view label, unsigned done, unsigned total) {
         line.update(fmt::format("{} ({} of {})", label, done, total), 0, 0, now());
       });
   if (!result) return fail(result.error());
-  Outcome outcome{.result = bench::to_json(*result), .text = bench::to_text(*result)};
-  if (!arguments.output.empty()) WSYNC_TRY(write_result(arguments.output, outcome.result));
-  return outcome;
+  return SuiteOutcome{
+      .outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
+      .suite = bench::to_suite(*result)};
+}
+
+// What the line's common options say of this suite.
+void heed_gpu_common(const BenchOptions& common, const CLI::App& command, GpuArguments& arguments) {
+  arguments.options.rounds = rounds_of(common, command, "--rounds", arguments.options.rounds, 5);
+  if (!common.quick) return;
+  const auto set = [&command](const char* option, auto& value, auto quick) {
+    if (command.count(option) == 0) value = quick;
+  };
+  set("--size", arguments.size, "512MiB");
+  set("--buffer", arguments.buffer, "64MiB");
+  set("--pause", arguments.pause, "64MiB");
+  set("--updates", arguments.options.updates, 2U);
 }
 
 // What `bench gpu` starts: hidden, for it is of no use to anybody else.
@@ -123,7 +126,7 @@ void add_gpu_reader(CLI::App& parent, Context& context) {
 
 }  // namespace
 
-void add_bench_gpu(CLI::App& parent, Context& context) {
+void add_bench_gpu(CLI::App& parent, Context& context, BenchRun& run) {
   CLI::App* command = add_command(
       parent, context,
       {.name = "gpu",
@@ -159,10 +162,13 @@ void add_bench_gpu(CLI::App& parent, Context& context) {
           "--directory", arguments->directory,
           "Where checkpoints, sockets and logs are made, and removed (default: $TMPDIR or /tmp)")
       ->type_name("DIR");
-  command->add_option("--output", arguments->output, "File that gets the result as JSON besides")
-      ->type_name("FILE");
-  command->callback(
-      [&context, arguments] { context.run("bench gpu", [&] { return bench_gpu(*arguments); }); });
+  add_bench_options(*command, run);
+  command->callback([&run, arguments, command] {
+    run.add_suite("gpu", [&run, arguments, command](const bench::Interrupt& interrupt) {
+      heed_gpu_common(run.options, *command, *arguments);
+      return bench_gpu(*arguments, interrupt);
+    });
+  });
   add_gpu_reader(parent, context);
 }
 

@@ -1,6 +1,5 @@
 // `wsync bench recovery`: what must hold while ranks of a trainer are lost, and while weights
 // change under load.
-#include <filesystem>
 #include <memory>
 
 #include "bench/measure/directory.h"
@@ -8,6 +7,7 @@
 #include "bench/recovery/kill_report.h"
 #include "bench/recovery/torn_bench.h"
 #include "bench/recovery/torn_report.h"
+#include "deploy/cli/bench_run.h"
 #include "deploy/cli/commands.h"
 #include "shared/base/format.h"
 #include "shared/trace/progress.h"
@@ -25,45 +25,46 @@ struct RecoveryArguments {
   std::string directory;
 };
 
-Result<Outcome> bench_kills(const bench::KillBenchOptions& options,
-                            const bench::Interrupt& interrupt) {
+template <class BenchResult>
+SuiteOutcome outcome_of(const BenchResult& result) {
+  return {.outcome = {.result = bench::to_json(result),
+                      .text = bench::to_text(result),
+                      .complaint = bench::complaint_of(result),
+                      .exit_code = result.passed() ? kExitOk : kExitFailed},
+          .suite = bench::to_suite(result)};
+}
+
+Result<SuiteOutcome> bench_kills(const bench::KillBenchOptions& options,
+                                 const bench::Interrupt& interrupt) {
   trace::ProgressLine line;
   const auto result = bench::run_kill_bench(
       options, interrupt, [&line](const std::string& doing) { line.update(doing, 0, 0, now()); });
   if (!result) return fail(result.error());
-  return Outcome{.result = bench::to_json(*result),
-                 .text = bench::to_text(*result),
-                 .complaint = bench::complaint_of(*result),
-                 .exit_code = result->passed() ? kExitOk : kExitFailed};
+  return outcome_of(*result);
 }
 
-Result<Outcome> bench_torn(const bench::TornBenchOptions& options,
-                           const bench::Interrupt& interrupt) {
+Result<SuiteOutcome> bench_torn(const bench::TornBenchOptions& options,
+                                const bench::Interrupt& interrupt) {
   trace::ProgressLine line;
   const auto result = bench::run_torn_bench(
       options, interrupt, [&line](std::uint64_t done, std::uint64_t total, std::uint64_t switches) {
         line.update(fmt::format("step {} of {}, {} switches", done, total, switches), 0, 0, now());
       });
   if (!result) return fail(result.error());
-  return Outcome{.result = bench::to_json(*result),
-                 .text = bench::to_text(*result),
-                 .complaint = bench::complaint_of(*result),
-                 .exit_code = result->passed() ? kExitOk : kExitFailed};
+  return outcome_of(*result);
 }
 
-Result<Outcome> bench_recovery(RecoveryArguments arguments) {
+Result<SuiteOutcome> bench_recovery(RecoveryArguments arguments,
+                                    const bench::Interrupt& interrupt) {
   if (!arguments.is_torn) WSYNC_TRY(bench::check_kill_options(arguments.kill));
-  std::error_code error;
-  const std::string executable = std::filesystem::read_symlink("/proc/self/exe", error).string();
-  if (error) return fail_errno("/proc/self/exe", error.value());
-  const auto interrupt = bench::Interrupt::create();
-  if (!interrupt) return fail(interrupt.error());
+  const auto executable = this_executable();
+  if (!executable) return fail(executable.error());
   const auto directory = bench::TemporaryDirectory::create(arguments.directory);
   if (!directory) return fail(directory.error());
-  arguments.torn.executable = arguments.kill.executable = executable;
+  arguments.torn.executable = arguments.kill.executable = *executable;
   arguments.torn.directory = arguments.kill.directory = directory->path();
-  return arguments.is_torn ? bench_torn(arguments.torn, *interrupt)
-                           : bench_kills(arguments.kill, *interrupt);
+  return arguments.is_torn ? bench_torn(arguments.torn, interrupt)
+                           : bench_kills(arguments.kill, interrupt);
 }
 
 void add_kill_options(CLI::App& command, CLI::Option& torn, bench::KillBenchOptions& kill) {
@@ -103,7 +104,7 @@ void add_torn_options(CLI::App& command, CLI::Option& is_torn, bench::TornBenchO
 
 }  // namespace
 
-void add_bench_recovery(CLI::App& parent, Context& context) {
+void add_bench_recovery(CLI::App& parent, Context& context, BenchRun& run) {
   CLI::App* command = add_command(
       parent, context,
       {.name = "recovery",
@@ -124,10 +125,16 @@ void add_bench_recovery(CLI::App& parent, Context& context) {
       ->add_option("--directory", arguments->directory,
                    "Where checkpoints and sockets are made, and removed (default: $TMPDIR or /tmp)")
       ->type_name("DIR");
-  command->callback([&context, arguments] {
+  add_bench_options(*command, run);
+  command->callback([&context, &run, arguments, command] {
     // With --torn the trainer is in this process, and would tell of every publish.
     if (!context.options.log_level_given) context.options.log_level = "warning";
-    context.run("bench recovery", [&] { return bench_recovery(*arguments); });
+    run.add_suite("recovery", [&run, arguments, command](const bench::Interrupt& interrupt) {
+      arguments->kill.kills =
+          rounds_of(run.options, *command, "--kills", arguments->kill.kills, 10);
+      if (run.options.quick && command->count("--steps") == 0) arguments->torn.steps = 10'000;
+      return bench_recovery(*arguments, interrupt);
+    });
   });
 }
 

@@ -4,6 +4,7 @@
 
 #include "bench/schedule/report.h"
 #include "bench/schedule/schedule_bench.h"
+#include "deploy/cli/bench_run.h"
 #include "deploy/cli/commands.h"
 #include "shared/base/format.h"
 #include "shared/config/units.h"
@@ -26,7 +27,7 @@ struct Arguments {
   std::string trace;
 };
 
-Result<Outcome> bench_schedule(const Arguments& arguments) {
+Result<SuiteOutcome> bench_schedule(const Arguments& arguments, const bench::Interrupt& interrupt) {
   bench::ScheduleBenchOptions options = arguments.options;
   options.link.latency =
       std::chrono::nanoseconds(static_cast<std::int64_t>(1e3 * arguments.latency_us));
@@ -37,11 +38,9 @@ Result<Outcome> bench_schedule(const Arguments& arguments) {
       return fail(ErrorCode::kInvalidInput, "--bandwidth: 0 bytes a second, expected more");
     options.link.bytes_per_second = static_cast<double>(*bytes);
   }
-  const auto interrupt = bench::Interrupt::create();
-  if (!interrupt) return fail(interrupt.error());
   trace::ProgressLine line;
   const auto result =
-      bench::run_schedule_bench(options, *interrupt, [&line](unsigned done, unsigned total) {
+      bench::run_schedule_bench(options, interrupt, [&line](unsigned done, unsigned total) {
         line.update(fmt::format("step {} of {}", done, total), 0, 0, now());
       });
   if (!result) return fail(result.error());
@@ -49,7 +48,9 @@ Result<Outcome> bench_schedule(const Arguments& arguments) {
     WSYNC_TRY(trace::write_text_file(arguments.svg, bench::to_svg(*result)));
   if (!arguments.trace.empty())
     WSYNC_TRY(trace::write_chrome_trace(arguments.trace, bench::to_trace(*result)));
-  return Outcome{.result = bench::to_json(*result), .text = bench::to_text(*result)};
+  return SuiteOutcome{
+      .outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
+      .suite = bench::to_suite(*result)};
 }
 
 void add_sizes(CLI::App& command, bench::ScheduleBenchOptions& options) {
@@ -70,7 +71,7 @@ void add_sizes(CLI::App& command, bench::ScheduleBenchOptions& options) {
 
 }  // namespace
 
-void add_bench_schedule(CLI::App& parent, Context& context) {
+void add_bench_schedule(CLI::App& parent, Context& context, BenchRun& run) {
   CLI::App* command = add_command(
       parent, context,
       {.name = "schedule",
@@ -105,8 +106,14 @@ void add_bench_schedule(CLI::App& parent, Context& context) {
                    "Write every operation, measured and simulated, as a Chrome trace "
                    "(ui.perfetto.dev)")
       ->type_name("FILE");
-  command->callback([&context, arguments] {
-    context.run("bench schedule", [&] { return bench_schedule(*arguments); });
+  add_bench_options(*command, run);
+  command->callback([&run, arguments, command] {
+    run.add_suite("schedule", [&run, arguments, command](const bench::Interrupt& interrupt) {
+      bench::ScheduleBenchOptions& options = arguments->options;
+      options.steps = rounds_of(run.options, *command, "--steps", options.steps, 5);
+      if (run.options.quick && command->count("--warmup") == 0) options.warmup = 1;
+      return bench_schedule(*arguments, interrupt);
+    });
   });
 }
 

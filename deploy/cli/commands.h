@@ -7,10 +7,17 @@
 
 namespace wsync::cli {
 
-void add_bench(CLI::App& app, Context& context);             // with WSYNC_BUILD_BENCH
-void add_bench_gpu(CLI::App& bench, Context& context);       // below `bench`
-void add_bench_recovery(CLI::App& bench, Context& context);  // below `bench`
-void add_bench_schedule(CLI::App& bench, Context& context);  // below `bench`
+class BenchRun;  // deploy/cli/bench_run.h
+
+void add_bench(CLI::App& app, Context& context);  // with WSYNC_BUILD_BENCH
+// Below `bench`; their callbacks add to the run, which `bench` then runs.
+void add_bench_baseline(CLI::App& bench, Context& context, BenchRun& run);
+void add_bench_compare(CLI::App& bench, Context& context, BenchRun& run);
+void add_bench_gpu(CLI::App& bench, Context& context, BenchRun& run);
+void add_bench_list(CLI::App& bench, Context& context, BenchRun& run);
+void add_bench_recovery(CLI::App& bench, Context& context, BenchRun& run);
+void add_bench_schedule(CLI::App& bench, Context& context, BenchRun& run);
+void add_bench_sync(CLI::App& bench, Context& context, BenchRun& run);
 void add_completion(CLI::App& app, Context& context);
 void add_demo(CLI::App& app, Context& context);
 void add_doctor(CLI::App& app, Context& context);

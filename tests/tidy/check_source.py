@@ -54,7 +54,7 @@ LIBRARIES = (
     Library("tl::expected", re.compile(r"tl/expected\.hpp"), ("shared/base",), 'include "shared/base/error.h"'),
     Library("nlohmann-json", re.compile(r"nlohmann/"), ("shared/weights", "shared/trace", "shared/moe", "inference_side/engine/http", "trainer_side/rollout", "deploy/cli", "bench", "tests")),
     Library("libuv", re.compile(r"uv\.h|uv/"), ("shared/loop", "shared/transport/tcp"), 'include "shared/loop/..."'),
-    Library("ZeroMQ", re.compile(r"zmq\.hpp|zmq\.h|zmq_addon\.hpp"), ("shared/control/zmq",)),
+    Library("ZeroMQ", re.compile(r"zmq\.hpp|zmq\.h|zmq_addon\.hpp"), ("shared/control/zmq", "bench/baseline")),
     Library("yaml-cpp", re.compile(r"yaml-cpp/"), ("shared/config",), 'include "shared/config/..."'),
     Library("CLI11", re.compile(r"CLI/"), ("tests", "deploy/cli", "bench")),
     Library("zstd", re.compile(r"zstd\.h"), ("shared/weights",)),

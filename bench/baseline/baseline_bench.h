@@ -1,0 +1,33 @@
+// `wsync bench baseline`: what this machine's memory, links, files and GPUs can do at all. What
+// each figure means: bench/README.md.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "bench/measure/machine.h"
+#include "bench/measure/paired.h"
+#include "bench/measure/result.h"
+#include "shared/base/error.h"
+
+namespace wsync::bench {
+
+inline constexpr std::uint64_t kBaselineBytesMin = 1ULL << 20U;
+inline constexpr std::uint64_t kBaselineBytesMax = 1ULL << 36U;
+
+struct BaselineBenchOptions {
+  std::string directory;                // on the disk that is read; the owner removes it
+  std::uint64_t bytes = 256ULL << 20U;  // of one measurement; rounded up to a page
+  unsigned rounds = 15;
+  bool gpus = true;  // measure them, if there are any
+};
+
+// All rows take turns (measure_in_turns()), after one round that is not counted; ratios are to
+// memcpy by one thread in the same round. kInvalidInput for a size out of range,
+// kResourceExhausted where it does not fit in memory, kDigestMismatch when bytes arrive otherwise,
+// kCancelled on a signal.
+[[nodiscard]] Result<SuiteResult> run_baseline_bench(const BaselineBenchOptions& options,
+                                                     const Interrupt& interrupt,
+                                                     const OnTurn& on_turn);
+
+}  // namespace wsync::bench

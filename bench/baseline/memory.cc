@@ -1,0 +1,171 @@
+#include "bench/baseline/memory.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "shared/base/clock.h"
+#include "shared/base/format.h"
+#include "shared/base/shared_memory.h"
+#include "shared/base/stream_copy.h"
+
+namespace wsync::bench {
+namespace {
+
+using std::chrono::nanoseconds;
+
+using CopyBytes = void (*)(std::span<std::byte> to, std::span<const std::byte> from);
+
+void copy_plainly(std::span<std::byte> to, std::span<const std::byte> from) {
+  std::memcpy(to.data(), from.data(), to.size());
+}
+void copy_past_caches(std::span<std::byte> to, std::span<const std::byte> from) {
+  copy_streaming(to, from);
+}
+
+Result<nanoseconds> copy_all(Workbench& bench, unsigned threads, CopyBytes copy) {
+  const auto from = bench.stamped();
+  const auto to = bench.target();
+  const std::size_t part = bench.bytes() / threads;
+  const TimePoint begin = now();
+  bench.parallel(threads, [&](unsigned i) {
+    const std::size_t at = part * i;
+    const std::size_t bytes = i + 1 == threads ? bench.bytes() - at : part;
+    copy(to.subspan(at, bytes), from.subspan(at, bytes));
+  });
+  const nanoseconds taken = now() - begin;
+  WSYNC_TRY(bench.check_arrived());
+  return taken;
+}
+
+// Huge pages that were asked for and hardly came would be another figure under their name.
+Result<> check_huge(const Pages& pages, PageKind kind) {
+  if (kind == PageKind::kSmall || pages.huge_bytes() >= pages.bytes().size() / 2) return {};
+  return fail(ErrorCode::kResourceExhausted, fmt::format("of {} bytes only {} came in huge pages",
+                                                         pages.bytes().size(), pages.huge_bytes()));
+}
+
+Result<nanoseconds> touch_private(std::size_t bytes, PageKind kind) {
+  const auto pages = Pages::make_private(bytes, kind);
+  if (!pages) return fail(pages.error());
+  const TimePoint begin = now();
+  pages->touch();
+  const nanoseconds taken = now() - begin;
+  WSYNC_TRY(check_huge(*pages, kind));
+  return taken;
+}
+
+Result<nanoseconds> touch_shared(std::size_t bytes, PageKind kind) {
+  const auto file = make_memory_file(bytes);
+  if (!file) return fail(file.error());
+  const auto pages = Pages::map_shared(file->get(), bytes, kind);
+  if (!pages) return fail(pages.error());
+  const TimePoint begin = now();
+  pages->touch();
+  const nanoseconds taken = now() - begin;
+  WSYNC_TRY(check_huge(*pages, kind));
+  return taken;
+}
+
+// A file in memory that holds the source as it was once, and its digest.
+struct FilledFile {
+  UniqueFd fd;
+  Digest digest;
+};
+Result<std::shared_ptr<FilledFile>> make_filled(const Workbench& bench) {
+  auto fd = make_memory_file(bench.bytes());
+  if (!fd) return fail(std::move(fd).error());
+  const auto pages = Pages::map_shared(fd->get(), bench.bytes(), PageKind::kSmall);
+  if (!pages) return fail(pages.error());
+  copy_plainly(pages->bytes(), bench.source());
+  return std::make_shared<FilledFile>(
+      FilledFile{.fd = std::move(*fd), .digest = digest_of(bench.source())});
+}
+
+Result<nanoseconds> map_filled(const FilledFile& file, std::size_t bytes) {
+  const TimePoint begin = now();
+  const auto region = MappedRegion::map(file.fd.get(), bytes, false);
+  if (!region) return fail(region.error());
+  WSYNC_TRY(region->populate(false, 1));
+  const nanoseconds taken = now() - begin;
+  if (digest_of(region->bytes()) != file.digest)
+    return fail(ErrorCode::kDigestMismatch, "the mapping holds other bytes than the file");
+  return taken;
+}
+
+Result<nanoseconds> digest_all(Workbench& bench) {
+  const auto bytes = bench.stamped();
+  const TimePoint begin = now();
+  const Digest digest = digest_of(bytes);
+  const nanoseconds taken = now() - begin;
+  Digester parts;
+  parts.update(bytes.first(bytes.size() / 2));
+  parts.update(bytes.subspan(bytes.size() / 2));
+  if (parts.finish() != digest)
+    return fail(ErrorCode::kDigestMismatch, "two digests of the same bytes differ");
+  return taken;
+}
+
+constexpr int kTries = 3;  // of getting huge pages: those that are free may lie scattered
+
+Result<nanoseconds> touch_new(std::size_t bytes, PageKind kind, bool shared) {
+  for (int attempt = 1;; ++attempt) {
+    const auto taken = shared ? touch_shared(bytes, kind) : touch_private(bytes, kind);
+    if (taken || attempt == kTries || taken.error().code() != ErrorCode::kResourceExhausted)
+      return taken;
+  }
+}
+
+// The first touch of one kind of memory, in pages of one kind.
+void add_touch(BaselineRows& rows, const char* name, std::function<Result<nanoseconds>()> touch,
+               std::string_view setting, bool huge) {
+  if (huge) {
+    // Asked once: where none come, the row is left out and said to be.
+    if (const auto first = touch(); !first) {
+      rows.notes.push_back(fmt::format("{} is not measured: {} (the system's setting is '{}')",
+                                       name, first.error().message(), setting));
+      return;
+    }
+  }
+  rows.rows.push_back({.name = name, .variant = "", .measure = std::move(touch)});
+}
+
+}  // namespace
+
+std::vector<unsigned> copy_threads(unsigned cores) {
+  std::vector<unsigned> counts = {1, 2, std::max(cores, 1U)};
+  if (cores < 2) counts.erase(counts.begin() + 1);
+  std::ranges::sort(counts);
+  const auto equal = std::ranges::unique(counts);
+  counts.erase(equal.begin(), equal.end());
+  return counts;
+}
+
+Result<> add_memory_rows(Workbench& bench, const Machine& machine, BaselineRows& rows) {
+  for (const auto& [name, copy] : {std::pair<const char*, CopyBytes>{"memcpy", copy_plainly},
+                                   {"streaming copy", copy_past_caches}})
+    for (const unsigned threads : copy_threads(machine.cores))
+      rows.rows.push_back(
+          {.name = name, .variant = counted(threads, "thread"), .measure = [&bench, threads, copy] {
+             return copy_all(bench, threads, copy);
+           }});
+  const std::size_t bytes = bench.bytes();
+  for (const PageKind kind : {PageKind::kSmall, PageKind::kHuge}) {
+    const bool huge = kind == PageKind::kHuge;
+    add_touch(
+        rows, huge ? "first touch, private huge" : "first touch, private",
+        [bytes, kind] { return touch_new(bytes, kind, false); }, machine.huge_pages, huge);
+    add_touch(
+        rows, huge ? "first touch, shared huge" : "first touch, shared",
+        [bytes, kind] { return touch_new(bytes, kind, true); }, machine.shared_huge_pages, huge);
+  }
+  auto filled = make_filled(bench);
+  if (!filled) return fail(std::move(filled).error());
+  rows.rows.push_back({.name = "map filled", .variant = "", .measure = [file = *filled, bytes] {
+                         return map_filled(*file, bytes);
+                       }});
+  rows.rows.push_back(
+      {.name = "XXH3", .variant = "", .measure = [&bench] { return digest_all(bench); }});
+  return {};
+}
+
+}  // namespace wsync::bench

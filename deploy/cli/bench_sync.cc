@@ -1,0 +1,101 @@
+// `wsync bench sync`: how long engines stand still for an update.
+#include <memory>
+
+#include "bench/measure/directory.h"
+#include "bench/sync/report.h"
+#include "bench/sync/sync_bench.h"
+#include "deploy/cli/bench_run.h"
+#include "deploy/cli/commands.h"
+#include "deploy/cli/demo_checkpoint.h"
+#include "shared/base/format.h"
+#include "shared/config/units.h"
+#include "shared/trace/progress.h"
+
+namespace wsync::cli {
+namespace {
+
+constexpr unsigned kEnginesMax = 64;
+constexpr unsigned kRoundsMax = 10'000;
+
+struct SyncOptions {
+  std::string size = "1GiB";
+  std::vector<unsigned> engines = {1, 2, 4};
+  unsigned rounds = 15;
+  bool adopt = false;
+  std::string directory;
+};
+
+// What the line's common options say of this suite.
+void heed_common(const BenchOptions& common, const CLI::App& command, SyncOptions& options) {
+  options.rounds = rounds_of(common, command, "--rounds", options.rounds, 5);
+  if (!common.quick) return;
+  if (command.count("--size") == 0) options.size = "64MiB";
+  if (command.count("--engines") == 0) options.engines = {1};
+}
+
+Result<SuiteOutcome> bench_sync(const SyncOptions& options, const bench::Interrupt& interrupt) {
+  const Result<std::uint64_t> size = config::parse_size(options.size);
+  if (!size) return fail(size.error().with_context("--size"));
+  const auto directory = bench::TemporaryDirectory::create(options.directory);
+  if (!directory) return fail(directory.error());
+  auto executable = this_executable();
+  if (!executable) return fail(executable.error());
+  trace::ProgressLine line;
+  bench::SyncBenchOptions wanted{.executable = std::move(*executable),
+                                 .directory = directory->path(),
+                                 .engines = options.engines,
+                                 .rounds = options.rounds,
+                                 .adopt = options.adopt};
+  for (std::uint64_t seed = 1; seed <= 2; ++seed) {
+    line.update("making checkpoints", 0, 0, now());
+    DemoCheckpoint checkpoint{.directory = fmt::format("{}/model{}", directory->path(), seed),
+                              .bytes = *size,
+                              .seed = seed};
+    const auto made = make_demo_checkpoint(checkpoint);
+    if (!made) return fail(made.error());
+    wanted.bytes = made->bytes;
+    wanted.checkpoints.push_back(checkpoint.directory);
+  }
+  const auto result = bench::run_sync_bench(
+      wanted, interrupt, [&line](std::string_view label, unsigned done, unsigned total) {
+        line.update(fmt::format("{} ({} of {})", label, done, total), 0, 0, now());
+      });
+  if (!result) return fail(result.error());
+  return SuiteOutcome{
+      .outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
+      .suite = bench::to_suite(*result)};
+}
+
+}  // namespace
+
+void add_bench_sync(CLI::App& parent, Context& context, BenchRun& run) {
+  CLI::App* command = add_command(
+      parent, context,
+      {.name = "sync",
+       .description = "How long engines stand still for an update, against the floor of the copy",
+       .examples = {"wsync bench sync", "wsync bench sync --engines 4 --rounds 31 --json",
+                    "wsync bench sync --adopt --size 4GiB"}});
+  auto options = std::make_shared<SyncOptions>();
+  command->add_option("--size", options->size, "Bytes of the model (default: 1GiB)");
+  command
+      ->add_option("--engines", options->engines,
+                   "Numbers of engines, one case for each (default: 1,2,4)")
+      ->delimiter(',')
+      ->check(CLI::Range(1U, kEnginesMax));
+  command->add_option("--rounds", options->rounds, "Pairs of floor and update (default: 15)")
+      ->check(CLI::Range(1U, kRoundsMax));
+  command->add_flag("--adopt", options->adopt, "Engines that map the version instead of copying");
+  command
+      ->add_option("--directory", options->directory,
+                   "Where checkpoints and sockets are made, and removed (default: $TMPDIR or /tmp)")
+      ->type_name("DIR");
+  add_bench_options(*command, run);
+  command->callback([&run, options, command] {
+    run.add_suite("sync", [&run, options, command](const bench::Interrupt& interrupt) {
+      heed_common(run.options, *command, *options);
+      return bench_sync(*options, interrupt);
+    });
+  });
+}
+
+}  // namespace wsync::cli
