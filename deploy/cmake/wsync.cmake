@@ -29,7 +29,7 @@ set_target_properties(PkgConfig::ZMQ PROPERTIES
   INTERFACE_INCLUDE_DIRECTORIES "${ZMQ_INCLUDEDIR}" INTERFACE_COMPILE_OPTIONS "")
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET openblas)
-# From 0.18 on its Server::process_request() has other arguments (inference_side/engine/http/routes.cc).
+# From 0.18 on its Server::process_request() has other arguments (shared/http/routes.cc).
 pkg_check_modules(HTTPLIB REQUIRED IMPORTED_TARGET cpp-httplib>=0.11 cpp-httplib<0.18)
 # What shared/base and shared/weights link, for the static libraries that are installed.
 set(WSYNC_SYSTEM_BASE Threads::Threads fmt::fmt spdlog::spdlog PkgConfig::XXHASH)

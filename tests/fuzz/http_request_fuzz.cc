@@ -5,13 +5,13 @@
 #include <string>
 #include <string_view>
 
-#include "inference_side/engine/http/chunked_body.h"
-#include "inference_side/engine/http/request_head.h"
 #include "shared/base/check.h"
+#include "shared/http/chunked_body.h"
+#include "shared/http/request_head.h"
 
 namespace {
 
-using namespace wsync::engine::http;
+using namespace wsync::http;
 
 constexpr std::uint64_t kLimit = 4096;
 

@@ -26,6 +26,7 @@ MAY_INCLUDE = {
     "shared/collective": ("shared/base", "shared/device"),
     "shared/transport": ("shared/base", "shared/loop", "shared/weights"),
     "shared/control": ("shared/base", "shared/loop", "shared/weights"),
+    "shared/http": ("shared/base", "shared/weights"),
     "shared/trace": ("shared/base",),
     "shared/config": ("shared/base",),
     "shared/moe": ("shared/base",),
@@ -64,7 +65,7 @@ LIBRARIES = (
     Library("NCCL", re.compile(r"nccl\.h"), ("shared/collective/nccl", "tests/emulated_nccl")),
     Library("Gloo", re.compile(r"gloo/"), ("shared/collective/gloo",)),
     Library("UCX", re.compile(r"ucp/|ucs/|uct/"), ("shared/transport/ucx",)),
-    Library("cpp-httplib", re.compile(r"httplib\.h"), ("inference_side/engine/http", "trainer_side/rollout", "tests/unit/http", "tests/unit/rollout")),
+    Library("cpp-httplib", re.compile(r"httplib\.h"), ("shared/http", "inference_side/engine/http", "trainer_side/rollout", "tests/unit/http", "tests/unit/rollout")),
     Library("GoogleTest", re.compile(r"gtest/|gmock/"), ("tests", "bench")),
 )
 

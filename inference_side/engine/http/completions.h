@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "inference_side/engine/generation/service.h"
-#include "inference_side/engine/http/routes.h"
+#include "inference_side/engine/http/replies.h"
 
 namespace wsync::engine::http {
 

@@ -2,9 +2,10 @@
 
 #include <utility>
 
-#include "inference_side/engine/http/acceptor.h"
 #include "inference_side/engine/http/completions.h"
 #include "inference_side/engine/http/control_routes.h"
+#include "inference_side/engine/http/replies.h"
+#include "shared/http/acceptor.h"
 
 namespace wsync::engine::http {
 namespace {
@@ -25,12 +26,12 @@ class Server final : public HttpServer {
  public:
   Server(const HttpServerOptions& options, generation::GenerationService& service)
       : completions_({.at_once = options.threads, .has_tokenizer = options.has_tokenizer}, service),
-        routes_(all_routes(service, completions_, options.world_size)) {}
+        routes_(all_routes(service, completions_, options.world_size), error_page) {}
 
-  Result<> open(Listener listener, std::size_t threads) {
-    auto acceptor = Acceptor::create(std::move(listener), threads, [this](Connection& connection) {
-      return routes_.serve(connection);
-    });
+  Result<> open(wsync::http::Listener listener, std::size_t threads) {
+    auto acceptor = wsync::http::Acceptor::create(
+        std::move(listener), threads,
+        [this](Connection& connection) { return routes_.serve(connection); });
     if (!acceptor) return fail(acceptor.error());
     acceptor_ = std::move(*acceptor);
     return {};
@@ -42,8 +43,8 @@ class Server final : public HttpServer {
 
  private:
   Completions completions_;
-  Routes routes_;
-  std::unique_ptr<Acceptor> acceptor_;  // stops before the others go
+  wsync::http::Routes routes_;
+  std::unique_ptr<wsync::http::Acceptor> acceptor_;  // stops before the others go
 };
 
 }  // namespace
@@ -52,7 +53,7 @@ Result<std::unique_ptr<HttpServer>> HttpServer::create(const HttpServerOptions& 
                                                        generation::GenerationService& service) {
   if (options.threads == 0)
     return fail(ErrorCode::kInvalidInput, "threads is 0; expected 1 or more completions at once");
-  auto listener = listen_on(options.host, options.port);
+  auto listener = wsync::http::listen_on(options.host, options.port);
   if (!listener) return fail(listener.error());
   auto server = std::make_unique<Server>(options, service);
   WSYNC_TRY(server->open(std::move(*listener), options.threads + kControlThreads));

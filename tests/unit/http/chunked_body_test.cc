@@ -1,8 +1,8 @@
-#include "inference_side/engine/http/chunked_body.h"
+#include "shared/http/chunked_body.h"
 
 #include <gtest/gtest.h>
 
-namespace wsync::engine::http {
+namespace wsync::http {
 namespace {
 
 using BodyState = ChunkedBody::State;
@@ -64,4 +64,4 @@ TEST(ChunkedBody, LinesWithoutEndAreRefused) {
 }
 
 }  // namespace
-}  // namespace wsync::engine::http
+}  // namespace wsync::http

@@ -1,9 +1,9 @@
-#include "inference_side/engine/http/request_head.h"
+#include "shared/http/request_head.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace wsync::engine::http {
+namespace wsync::http {
 namespace {
 
 using HeadState = RequestHead::State;
@@ -91,4 +91,4 @@ TEST(RequestHead, RefusesWhatIsNoRequestAtOnce) {
 }
 
 }  // namespace
-}  // namespace wsync::engine::http
+}  // namespace wsync::http

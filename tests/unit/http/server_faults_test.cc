@@ -1,5 +1,5 @@
 // Requests that are none, or too much.
-#include "inference_side/engine/http/connection.h"
+#include "shared/http/connection.h"
 #include "tests/unit/http/server_fixture.h"
 
 namespace wsync::engine::http::test {
@@ -8,6 +8,7 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 using testing::StartsWith;
+using wsync::http::kMaxBodyBytes;
 
 // The last answer of a raw connection is JSON in OpenAI's form with this status and sentence, and
 // the connection is closed after it.
@@ -51,7 +52,7 @@ TEST(ServerFaults, WebPagesAreRefused) {
   const Served served;
   const auto result =
       served.client().Post("/pause", {{"Origin", "http://localhost"}}, "", "text/plain");
-  expect_error(result, 403, "this engine answers no requests of web pages (Origin)");
+  expect_error(result, 403, "this server answers no requests of web pages (Origin)");
   EXPECT_FALSE(result->has_header("Access-Control-Allow-Origin"));
   EXPECT_EQ(json_of(served.get("/is_paused")), (json{{"is_paused", false}}));
 }

@@ -1,9 +1,9 @@
-#include "inference_side/engine/http/chunked_body.h"
+#include "shared/http/chunked_body.h"
 
 #include <algorithm>
 #include <charconv>
 
-namespace wsync::engine::http {
+namespace wsync::http {
 
 std::size_t ChunkedBody::take(std::string_view wire, std::string& body) {
   std::size_t used = 0;
@@ -65,4 +65,4 @@ void ChunkedBody::take_size(std::string_view line) {
   }
 }
 
-}  // namespace wsync::engine::http
+}  // namespace wsync::http

@@ -1,19 +1,16 @@
-#include "inference_side/engine/http/routes.h"
+#include "shared/http/routes.h"
 
 #include <algorithm>
 #include <exception>
 #include <utility>
 
-#include "inference_side/engine/http/openai.h"
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/weights/json_text.h"
 
-namespace wsync::engine::http {
+namespace wsync::http {
 namespace {
-
-constexpr const char* kJsonType = "application/json";
 
 // The connection whose request this thread answers: the library gives its handlers the request
 // alone.
@@ -22,12 +19,6 @@ thread_local Connection* answered_connection = nullptr;
 Connection& current_connection() {
   WSYNC_CHECK(answered_connection != nullptr, "handlers run inside of Routes::serve()");
   return *answered_connection;
-}
-
-void set_error(httplib::Response& response, int status, std::string_view message,
-               std::string_view code) {
-  response.status = status;
-  response.set_content(json_line(error_json(status, message, code)), kJsonType);
 }
 
 std::string too_large_sentence() {
@@ -39,33 +30,6 @@ std::string library_sentence(int status) {
   if (status == 413) return too_large_sentence();
   if (status == 400) return "the request is not HTTP/1.1 as this server reads it";
   return "the request could not be answered";
-}
-
-void set_exception(httplib::Response& response, std::exception_ptr failure) {
-  std::string what = "of no known kind";
-  try {
-    std::rethrow_exception(std::move(failure));
-  } catch (const std::exception& error) {
-    what = error.what();
-  } catch (...) {
-  }
-  log_error("an HTTP request ended with an exception: {}", what);
-  set_error(response, 500, "an internal error; the engine's log has more", "internal_error");
-}
-
-// False: the answer says why.
-bool read_body(Exchange& exchange) {
-  switch (exchange.connection.read_body(exchange.body)) {
-    case Connection::BodyEnd::kWhole:
-      return true;
-    case Connection::BodyEnd::kTooLarge:
-      reply_error(exchange, 413, too_large_sentence());
-      return false;
-    case Connection::BodyEnd::kBroken:
-      reply_error(exchange, 400, "the body ended early, came too slowly or had a bad chunk");
-      return false;
-  }
-  return false;
 }
 
 // Refuses a body that is too large before the client sends it.
@@ -84,46 +48,8 @@ void finish_headers(const httplib::Request&, httplib::Response& response) {
 
 }  // namespace
 
-void reply(Exchange& exchange, const nlohmann::json& body) {
-  exchange.response.set_content(json_line(body), kJsonType);
-}
-
-void reply_error(Exchange& exchange, int status, std::string_view message, std::string_view code) {
-  set_error(exchange.response, status, message, code);
-}
-
-void reply_error(Exchange& exchange, const Error& error) {
-  int status = 500;
-  switch (error.code()) {
-    case ErrorCode::kInvalidInput:
-      status = 400;
-      break;
-    case ErrorCode::kNotFound:
-      status = 404;
-      break;
-    case ErrorCode::kResourceExhausted:
-      status = 429;
-      exchange.response.set_header("Retry-After", "1");
-      break;
-    case ErrorCode::kCancelled:
-    case ErrorCode::kBusy:
-      status = 503;
-      break;
-    case ErrorCode::kDeadline:
-      status = 504;
-      break;
-    case ErrorCode::kRefused:
-    case ErrorCode::kPeerLost:
-    case ErrorCode::kFenced:
-    case ErrorCode::kDigestMismatch:
-    case ErrorCode::kIo:
-    case ErrorCode::kInternal:
-      break;
-  }
-  reply_error(exchange, status, error.message(), error_code_name(error.code()));
-}
-
-Routes::Routes(std::vector<Route> routes) : routes_(std::move(routes)) {
+Routes::Routes(std::vector<Route> routes, ErrorPage error_page)
+    : routes_(std::move(routes)), error_page_(std::move(error_page)) {
   // Anything but none: the library writes an answer only while it believes that it listens.
   svr_sock_ = 0;
   for (const Route& route : routes_) add(route);
@@ -133,16 +59,52 @@ Routes::Routes(std::vector<Route> routes) : routes_(std::move(routes)) {
   set_post_routing_handler(finish_headers);
   set_expect_100_continue_handler(expect_continue);
   set_exception_handler(
-      [](const httplib::Request&, httplib::Response& response, std::exception_ptr failure) {
+      [this](const httplib::Request&, httplib::Response& response, std::exception_ptr failure) {
         set_exception(response, std::move(failure));
       });
-  set_error_handler(HandlerWithResponse([](const httplib::Request&, httplib::Response& response) {
-    if (response.body.empty()) {  // refused by the library itself
-      current_connection().close_after();
-      set_error(response, response.status, library_sentence(response.status), {});
-    }
-    return HandlerResponse::Handled;
-  }));
+  set_error_handler(
+      HandlerWithResponse([this](const httplib::Request&, httplib::Response& response) {
+        if (response.body.empty()) {  // refused by the library itself
+          current_connection().close_after();
+          set_error(response, response.status, library_sentence(response.status), {});
+        }
+        return HandlerResponse::Handled;
+      }));
+}
+
+void Routes::set_error(httplib::Response& response, int status, std::string_view message,
+                       std::string_view code) const {
+  Page page = error_page_(status, message, code);
+  response.status = status;
+  response.set_content(std::move(page.body), page.type);
+}
+
+void Routes::set_exception(httplib::Response& response, std::exception_ptr failure) const {
+  std::string what = "of no known kind";
+  try {
+    std::rethrow_exception(std::move(failure));
+  } catch (const std::exception& error) {
+    what = error.what();
+  } catch (...) {
+  }
+  log_error("an HTTP request ended with an exception: {}", what);
+  set_error(response, 500, "an internal error; the log of this process has more", "internal_error");
+}
+
+// False: the answer says why.
+bool Routes::read_body(Exchange& exchange) const {
+  switch (exchange.connection.read_body(exchange.body)) {
+    case Connection::BodyEnd::kWhole:
+      return true;
+    case Connection::BodyEnd::kTooLarge:
+      set_error(exchange.response, 413, too_large_sentence(), {});
+      return false;
+    case Connection::BodyEnd::kBroken:
+      set_error(exchange.response, 400, "the body ended early, came too slowly or had a bad chunk",
+                {});
+      return false;
+  }
+  return false;
 }
 
 void Routes::add(const Route& route) {
@@ -158,8 +120,8 @@ void Routes::add(const Route& route) {
   // With a reader, which is not used, or the library would read the body: without a limit, and
   // chunks that are none as well.
   Post(route.path,
-       [handle = route.handle](const httplib::Request& request, httplib::Response& response,
-                               const httplib::ContentReader&) {
+       [this, handle = route.handle](const httplib::Request& request, httplib::Response& response,
+                                     const httplib::ContentReader&) {
          Exchange exchange{request, response, current_connection(), {}};
          if (read_body(exchange)) handle(exchange);
        });
@@ -169,7 +131,7 @@ httplib::Server::HandlerResponse Routes::check_route(const httplib::Request& req
                                                      httplib::Response& response) const {
   // Pages in a browser say where they come from; none of them has business here.
   if (request.has_header("Origin")) {
-    set_error(response, 403, "this engine answers no requests of web pages (Origin)", {});
+    set_error(response, 403, "this server answers no requests of web pages (Origin)", {});
     return HandlerResponse::Handled;
   }
   const std::string_view method =
@@ -199,12 +161,11 @@ bool Routes::serve(Connection& connection) {
       case Connection::Next::kGone:
         return false;
       case Connection::Next::kRefused: {
-        const std::string body =
-            json_line(error_json(connection.head().status, connection.head().sentence));
+        const Page page = error_page_(connection.head().status, connection.head().sentence, {});
         if (connection.send_all(fmt::format(
                 "HTTP/1.1 {} Refused\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: "
                 "close\r\n\r\n{}",
-                connection.head().status, kJsonType, body.size(), body)))
+                connection.head().status, page.type, page.body.size(), page.body)))
           connection.linger();
         return false;
       }
@@ -233,4 +194,4 @@ bool Routes::answer(Connection& connection) {
   return false;
 }
 
-}  // namespace wsync::engine::http
+}  // namespace wsync::http

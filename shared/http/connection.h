@@ -8,12 +8,12 @@
 #include <string>
 #include <string_view>
 
-#include "inference_side/engine/http/request_head.h"
 #include "shared/base/clock.h"
 #include "shared/base/limits.h"
 #include "shared/base/unique_fd.h"
+#include "shared/http/request_head.h"
 
-namespace wsync::engine::http {
+namespace wsync::http {
 
 inline constexpr std::uint64_t kMaxBodyBytes = 16 * limits::kMiB;
 inline constexpr std::int64_t kPollMs = 100;             // between looks at `stopping`
@@ -95,4 +95,4 @@ class Connection final : public httplib::Stream {
   bool close_after_ = false;
 };
 
-}  // namespace wsync::engine::http
+}  // namespace wsync::http

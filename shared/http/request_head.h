@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace wsync::engine::http {
+namespace wsync::http {
 
 inline constexpr std::size_t kMaxHeadBytes = 16 * 1024;  // request line and all headers
 inline constexpr std::size_t kMaxHeadLineBytes = 8000;   // one of them; the parser takes 8192
@@ -35,4 +35,4 @@ struct RequestHead {
 // What `received` begins with. Blank lines before a request are skipped.
 [[nodiscard]] RequestHead examine_head(std::string_view received);
 
-}  // namespace wsync::engine::http
+}  // namespace wsync::http

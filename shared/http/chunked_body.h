@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace wsync::engine::http {
+namespace wsync::http {
 
 inline constexpr std::size_t kMaxChunkLineBytes = 256;             // a size with its extensions
 inline constexpr std::size_t kMaxChunkOverheadBytes = 16'777'216;  // of all lines of a body
@@ -36,4 +36,4 @@ class ChunkedBody {
   std::uint64_t overhead_ = 0;
 };
 
-}  // namespace wsync::engine::http
+}  // namespace wsync::http

@@ -11,10 +11,10 @@
 #include <thread>
 #include <vector>
 
-#include "inference_side/engine/http/connection.h"
-#include "inference_side/engine/http/listener.h"
+#include "shared/http/connection.h"
+#include "shared/http/listener.h"
 
-namespace wsync::engine::http {
+namespace wsync::http {
 
 inline constexpr std::size_t kMaxConnections = 8192;
 inline constexpr std::int64_t kIdleMs = 60'000;  // a connection without a request
@@ -67,4 +67,4 @@ class Acceptor {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace wsync::engine::http
+}  // namespace wsync::http

@@ -1,4 +1,4 @@
-#include "inference_side/engine/http/connection.h"
+#include "shared/http/connection.h"
 
 #include <algorithm>
 #include <arpa/inet.h>
@@ -9,9 +9,9 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-#include "inference_side/engine/http/chunked_body.h"
+#include "shared/http/chunked_body.h"
 
-namespace wsync::engine::http {
+namespace wsync::http {
 namespace {
 
 using std::chrono::milliseconds;
@@ -195,4 +195,4 @@ void Connection::get_local_ip_and_port(std::string& ip, int& port) const {
 
 socket_t Connection::socket() const { return std::min(socket_.get(), FD_SETSIZE - 1); }
 
-}  // namespace wsync::engine::http
+}  // namespace wsync::http

@@ -7,7 +7,7 @@
 #include "shared/base/error.h"
 #include "shared/base/unique_fd.h"
 
-namespace wsync::engine::http {
+namespace wsync::http {
 
 struct Listener {
   UniqueFd socket;  // accepts without waiting
@@ -20,4 +20,4 @@ struct Listener {
 // address of this host; kBusy: somebody listens there; the sentence says where and what to do.
 [[nodiscard]] Result<Listener> listen_on(const std::string& host, std::uint16_t port);
 
-}  // namespace wsync::engine::http
+}  // namespace wsync::http

@@ -1,4 +1,4 @@
-#include "inference_side/engine/http/listener.h"
+#include "shared/http/listener.h"
 
 #include <arpa/inet.h>
 #include <cerrno>
@@ -10,7 +10,7 @@
 
 #include "shared/base/format.h"
 
-namespace wsync::engine::http {
+namespace wsync::http {
 namespace {
 
 constexpr int kListenBacklog = 512;
@@ -103,4 +103,4 @@ Result<Listener> listen_on(const std::string& host, std::uint16_t port) {
   return Listener{.socket = std::move(socket), .port = *bound, .address = with_port(name, *bound)};
 }
 
-}  // namespace wsync::engine::http
+}  // namespace wsync::http

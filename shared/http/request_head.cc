@@ -1,4 +1,4 @@
-#include "inference_side/engine/http/request_head.h"
+#include "shared/http/request_head.h"
 
 #include <algorithm>
 #include <charconv>
@@ -8,7 +8,7 @@
 #include "shared/base/format.h"
 #include "shared/weights/json_text.h"
 
-namespace wsync::engine::http {
+namespace wsync::http {
 namespace {
 
 constexpr std::size_t kMaxMethodBytes = 16;
@@ -159,4 +159,4 @@ RequestHead examine_head(std::string_view received) {
   return head;
 }
 
-}  // namespace wsync::engine::http
+}  // namespace wsync::http

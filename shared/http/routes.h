@@ -4,15 +4,13 @@
 
 #include <functional>
 #include <httplib.h>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "inference_side/engine/http/connection.h"
-#include "shared/base/error.h"
+#include "shared/http/connection.h"
 
-namespace wsync::engine::http {
+namespace wsync::http {
 
 // One request and its answer.
 struct Exchange {
@@ -22,22 +20,23 @@ struct Exchange {
   std::string body;
 };
 
-void reply(Exchange& exchange, const nlohmann::json& body);
-// In OpenAI's form.
-void reply_error(Exchange& exchange, int status, std::string_view message,
-                 std::string_view code = {});
-void reply_error(Exchange& exchange, const Error& error);
-
 struct Route {
   std::string method;  // "GET" (and with it HEAD) or "POST"
   std::string path;    // without special characters of regular expressions
   std::function<void(Exchange&)> handle;
 };
 
+struct Page {
+  std::string body;
+  std::string type;  // Content-Type
+};
+// How errors are written. `code`: a word for programs, may be empty.
+using ErrorPage = std::function<Page(int status, std::string_view message, std::string_view code)>;
+
 // Thread: any, several at once.
 class Routes final : private httplib::Server {
  public:
-  explicit Routes(std::vector<Route> routes);
+  Routes(std::vector<Route> routes, ErrorPage error_page);
 
   // Answers the requests that the connection has. False: it has ended.
   [[nodiscard]] bool serve(Connection& connection);
@@ -45,10 +44,15 @@ class Routes final : private httplib::Server {
  private:
   bool answer(Connection& connection);
   void add(const Route& route);
+  [[nodiscard]] bool read_body(Exchange& exchange) const;
+  void set_error(httplib::Response& response, int status, std::string_view message,
+                 std::string_view code) const;
+  void set_exception(httplib::Response& response, std::exception_ptr failure) const;
   [[nodiscard]] HandlerResponse check_route(const httplib::Request& request,
                                             httplib::Response& response) const;
 
   std::vector<Route> routes_;
+  ErrorPage error_page_;
 };
 
-}  // namespace wsync::engine::http
+}  // namespace wsync::http

@@ -1,4 +1,4 @@
-#include "inference_side/engine/http/acceptor.h"
+#include "shared/http/acceptor.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -11,7 +11,7 @@
 
 #include "shared/base/log.h"
 
-namespace wsync::engine::http {
+namespace wsync::http {
 namespace {
 
 using std::chrono::milliseconds;
@@ -164,4 +164,4 @@ void Acceptor::serve_loop() {
   }
 }
 
-}  // namespace wsync::engine::http
+}  // namespace wsync::http
