@@ -33,12 +33,14 @@ libcli11-dev        header  CLI/CLI.hpp
 libopenblas-serial-dev  header  cblas.h
 libgloo-dev         header  gloo/context.h
 libcpp-httplib-dev  header  httplib.h
+prometheus-cpp-dev  header  prometheus/registry.h
 '
 test_needs='
 libgtest-dev        header  gtest/gtest.h
 libgmock-dev        header  gmock/gmock.h
 python3             command python3
 spin                command spin
+prometheus          command prometheus
 '
 check_needs='
 clang-19            command clang++-19

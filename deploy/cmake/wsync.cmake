@@ -31,6 +31,8 @@ pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET openblas)
 # From 0.18 on its Server::process_request() has other arguments (shared/http/routes.cc).
 pkg_check_modules(HTTPLIB REQUIRED IMPORTED_TARGET cpp-httplib>=0.11 cpp-httplib<0.18)
+# The core alone: its text is served by our own server.
+pkg_check_modules(PROMETHEUS REQUIRED IMPORTED_TARGET prometheus-cpp-core)
 # What shared/base and shared/weights link, for the static libraries that are installed.
 set(WSYNC_SYSTEM_BASE Threads::Threads fmt::fmt spdlog::spdlog PkgConfig::XXHASH)
 

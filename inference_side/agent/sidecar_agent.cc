@@ -61,6 +61,7 @@ Result<std::unique_ptr<SidecarAgent>> SidecarAgent::create(Loop& loop,
   agent->record_file_ = record_file;
   WSYNC_TRY(agent->open());
   WSYNC_TRY(agent->connect());
+  WSYNC_TRY(agent->open_pages());
   return agent;
 }
 
@@ -76,6 +77,7 @@ SidecarAgent::SidecarAgent(Loop& loop, const config::SidecarConfig& config,
 
 SidecarAgent::~SidecarAgent() {
   *alive_ = false;
+  pages_.reset();
   dealer_.reset();
   if (memfd_sink_) memfd_sink_->cancel();
   if (tcp_sink_) tcp_sink_->cancel();
@@ -117,7 +119,13 @@ Result<> SidecarAgent::open() {
        .generation = random_generation(),
        .trace = config_.trace_file.empty() ? nullptr : &trace_},
       [this](const std::string& replica, std::uint32_t world_size, RankEvent event) {
-        if (std::holds_alternative<reload::RankDetached>(event)) switch_trace_.lost(replica);
+        if (std::holds_alternative<reload::RankDetached>(event)) {
+          switch_trace_.lost(replica);
+          metrics_.lost(replica);
+        } else if (const auto* loaded = std::get_if<reload::RankLoaded>(&event);
+                   loaded != nullptr && loaded->failure.empty()) {
+          metrics_.loaded(loaded->bytes);
+        }
         step(staging::ReplicaEvent{
             .replica = replica, .world_size = world_size, .what = std::move(event)});
       });
@@ -150,6 +158,7 @@ Result<> SidecarAgent::connect() {
   };
   callbacks.on_lost = [this](const Error& why) {
     log_warning("coordinator lost: {}; engines go on serving", why.message());
+    metrics_.failed(why.code());
     step(staging::CoordinatorLost{});
   };
   callbacks.on_bad_message = [](const Error& error) {
@@ -161,6 +170,24 @@ Result<> SidecarAgent::connect() {
       std::move(callbacks));
   if (!dealer) return fail(dealer.error().with_context("coordinator"));
   dealer_ = std::move(*dealer);
+  return {};
+}
+
+Result<> SidecarAgent::open_pages() {
+  if (config_.http_address.empty()) return {};
+  metrics::StatusFacts facts;
+  facts.readings = [this] {
+    return sidecar_readings(
+        *sidecar_,
+        {.staged_bytes = arriving_ ? store_->verified_bytes() : 0, .arena_bytes = store_->bytes()},
+        now());
+  };
+  facts.readiness = [this] { return sidecar_readiness(replica_facts(*sidecar_, metrics_, now())); };
+  auto pages =
+      metrics::StatusPages::create(loop_, {.address = config_.http_address, .role = "sidecar"},
+                                   metrics_.registry(), std::move(facts));
+  if (!pages) return fail(std::move(pages).error());
+  pages_ = std::move(*pages);
   return {};
 }
 
@@ -191,6 +218,8 @@ void SidecarAgent::step(decltype(staging::SidecarEvent::what) what) {
 }
 
 void SidecarAgent::carry_out(const staging::Reply& command) {
+  if (const auto* switched = std::get_if<control::Switched>(&command.message))
+    metrics_.reported(command.envelope.fence, *switched);
   if (!dealer_) return;
   if (const auto sent = dealer_->send(command.envelope, command.message); !sent)
     log_debug("reply to the coordinator: {}", sent.error().message());
@@ -291,6 +320,7 @@ void SidecarAgent::carry_out(const staging::ForReplica& command) {
       [&](const auto& what) {
         using What = std::remove_cvref_t<decltype(what)>;
         switch_trace_.sent(command.replica, what, now());
+        metrics_.sent(command.replica, what, now());
         if constexpr (!std::is_same_v<What, reload::Done> &&
                       !std::is_same_v<What, reload::CopySuspect>)
           hub_->send(command.replica, what);

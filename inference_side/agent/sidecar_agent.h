@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "inference_side/agent/engine_hub.h"
+#include "inference_side/agent/sidecar_metrics.h"
 #include "inference_side/agent/switch_trace.h"
 #include "inference_side/staging/receive_round.h"
 #include "inference_side/staging/store.h"
@@ -21,6 +22,7 @@
 #include "shared/loop/loop.h"
 #include "shared/loop/timer.h"
 #include "shared/loop/worker.h"
+#include "shared/metrics/status_pages.h"
 #include "shared/trace/recorder.h"
 #include "shared/transport/memfd/memfd_sink.h"
 #include "shared/transport/tcp/tcp_sink.h"
@@ -35,7 +37,7 @@ namespace wsync::agent {
 class SidecarAgent {
  public:
   // Reads the record of an earlier run and begins to look for the coordinator. kBusy: another
-  // sidecar of this name runs here.
+  // sidecar of this name runs here, or somebody listens at http.address.
   [[nodiscard]] static Result<std::unique_ptr<SidecarAgent>> create(
       Loop& loop, const config::SidecarConfig& config);
   ~SidecarAgent();
@@ -66,6 +68,7 @@ class SidecarAgent {
   SidecarAgent(Loop& loop, const config::SidecarConfig& config, staging::SidecarRecord record);
   [[nodiscard]] Result<> open();
   [[nodiscard]] Result<> connect();
+  [[nodiscard]] Result<> open_pages();
   [[nodiscard]] std::pair<control::Envelope, control::Heartbeat> heartbeat();
   void step(decltype(staging::SidecarEvent::what) what);
   void carry_out(const staging::Reply& command);
@@ -97,6 +100,7 @@ class SidecarAgent {
   const staging::SidecarRecord record_;  // as it was when this process began
   trace::Recorder trace_;
   SwitchTrace switch_trace_;
+  SidecarMetrics metrics_;
   std::optional<staging::Sidecar> sidecar_;  // made when its addresses are known
   std::optional<LockFile> state_lock_;
   std::filesystem::path record_file_;
@@ -116,6 +120,7 @@ class SidecarAgent {
   std::uint64_t heartbeats_ = 0;
   control::Fence host_link_fence_;  // under which the trainer's host link was made
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  std::unique_ptr<metrics::StatusPages> pages_;  // null: http.address is none
 };
 
 }  // namespace wsync::agent

@@ -119,6 +119,7 @@ void SidecarAgent::on_staged(std::uint64_t attempt,
     const Arriving arrived = *std::exchange(arriving_, std::nullopt);
     const TimePoint end = now();
     switch_trace_.staged(arrived.version, held->data().size(), arrived.begin, end);
+    metrics_.staged(held->data().size(), end - arrived.begin);
     step(staging::StagingDone{
         .attempt = arrived.attempt,
         .content_digest = held->digests().root,
@@ -132,6 +133,7 @@ void SidecarAgent::staging_failed(std::uint64_t attempt, const Error& error) {
   const bool source_lost =
       error.code() == ErrorCode::kPeerLost || error.code() == ErrorCode::kDeadline;
   log_warning("staging: {}", error.message());
+  metrics_.failed(error.code());
   if (!source_lost && arriving_) {
     relay_withdraw(arriving_->version, error.message());
     drop_arriving();
@@ -169,6 +171,7 @@ void SidecarAgent::carry_out(const staging::ReleaseVersion& command) {
 void SidecarAgent::carry_out(const staging::CheckCopy& command) {
   const auto begun = store_->recheck(
       command.version, [this, check = command.check, version = command.version](Result<> verdict) {
+        if (!verdict) metrics_.failed(verdict.error().code());
         if (verdict)
           log_info("the copy of {} is good: it is not why engines cannot load it",
                    version.to_string());

@@ -178,6 +178,10 @@ class ReplicaSwitch {
   [[nodiscard]] std::uint32_t attached() const noexcept;
   // Events that were late, duplicate or of another request.
   [[nodiscard]] std::uint64_t dropped() const noexcept { return dropped_; }
+  // Since when it has not served the target; none while it does, and before the first decision.
+  [[nodiscard]] const std::optional<TimePoint>& behind_since() const noexcept {
+    return behind_since_;
+  }
   // The first broken invariant as a sentence; empty when all hold.
   [[nodiscard]] std::string invariants() const;
 

@@ -65,6 +65,19 @@ void bind_transport(Binder& binder, Transport& transport, std::string& data_addr
   bind_address(binder, "data_address", data_address, check_data_address);
 }
 
+// Of metrics and health: "none" is empty, "auto" a socket of this name below the run_dir.
+void bind_http(Binder& binder, std::string& out, const std::string& run_dir,
+               const std::string& name) {
+  constexpr std::string_view kKey = "http.address";
+  text_or_auto(binder, kKey, out);
+  if (out.empty())
+    out = fmt::format("ipc://{}/{}.http", run_dir, name);
+  else if (out == "none")
+    out.clear();
+  else if (const Result<> checked = check_control_address(out); !checked)
+    binder.refuse(kKey, checked.error().message());
+}
+
 void bind_name(Binder& binder, std::string& name) {
   text_or_auto(binder, "name", name);
   if (name.empty()) {
@@ -161,6 +174,7 @@ void bind_sidecar(Binder& binder, SidecarConfig& c) {
   binder.duration("deadlines.commit", c.deadlines.commit, kDeadline);
   bind_pause_mode(binder, "fallback_pause_mode", c.fallback_pause_mode);
   binder.duration("max_staleness", c.max_staleness, kStaleness);
+  bind_http(binder, c.http_address, c.run_dir, c.name);
   bind_log(binder, c.log);
   binder.text("trace_file", c.trace_file);
 }
@@ -260,6 +274,7 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
   binder.duration("deadlines.commit", c.deadlines.commit, kDeadline);
   binder.duration("deadlines.publish", c.deadlines.publish, kDeadline);
   binder.flag("take_over", c.take_over);
+  bind_http(binder, c.http_address, c.run_dir, "control");
 }
 
 std::map<std::string, std::string> process_environment() {

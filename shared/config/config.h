@@ -73,6 +73,8 @@ struct SidecarConfig {
   SwitchDeadlines deadlines;
   PauseMode fallback_pause_mode = PauseMode::kAbort;
   Milliseconds max_staleness{300'000};  // 0 = a replica that is behind stays ready
+  std::string
+      http_address;  // of metrics and health; default ipc://<run_dir>/<name>.http; empty = none
   LogConfig log;
   std::string trace_file;  // empty = none
   friend bool operator==(const SidecarConfig&, const SidecarConfig&) = default;
@@ -113,6 +115,8 @@ struct TrainerConfig {
   HeartbeatConfig heartbeat;
   RoundDeadlines deadlines;
   bool take_over = false;
+  std::string
+      http_address;  // of metrics and health; default ipc://<run_dir>/control.http; empty = none
   LogConfig log;
   std::string trace_file;
   friend bool operator==(const TrainerConfig&, const TrainerConfig&) = default;

@@ -56,6 +56,7 @@ void Acceptor::stop() {
   ready_.clear();
   returned_.clear();
   listener_.socket.reset();
+  listener_.path.reset();
 }
 
 void Acceptor::wake() {

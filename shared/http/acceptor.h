@@ -34,6 +34,7 @@ class Acceptor {
   Acceptor& operator=(const Acceptor&) = delete;
 
   [[nodiscard]] std::uint16_t port() const noexcept { return listener_.port; }
+  [[nodiscard]] const std::string& address() const noexcept { return listener_.address; }
   void start();
   // Takes in no more, drops what is idle or has not been begun, and returns when all that is served
   // has ended: `serve` sees Connection::stopping().

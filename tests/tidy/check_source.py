@@ -27,6 +27,7 @@ MAY_INCLUDE = {
     "shared/transport": ("shared/base", "shared/loop", "shared/weights"),
     "shared/control": ("shared/base", "shared/loop", "shared/weights"),
     "shared/http": ("shared/base", "shared/weights"),
+    "shared/metrics": ("shared/base", "shared/http", "shared/loop"),
     "shared/trace": ("shared/base",),
     "shared/config": ("shared/base",),
     "shared/moe": ("shared/base",),
@@ -59,13 +60,13 @@ LIBRARIES = (
     Library("yaml-cpp", re.compile(r"yaml-cpp/"), ("shared/config",), 'include "shared/config/..."'),
     Library("CLI11", re.compile(r"CLI/"), ("tests", "deploy/cli", "bench")),
     Library("zstd", re.compile(r"zstd\.h"), ("shared/weights",)),
-    Library("prometheus-cpp", re.compile(r"prometheus/"), ("shared/trace",)),
+    Library("prometheus-cpp", re.compile(r"prometheus/"), ("shared/metrics",)),
     Library("OpenBLAS", re.compile(r"cblas\.h"), ("shared/moe",)),
     Library("CUDA", re.compile(r"cuda.*\.h(pp)?$"), ("shared/device/cuda", "tests/emulated_cuda", "tests/emulated_nccl")),
     Library("NCCL", re.compile(r"nccl\.h"), ("shared/collective/nccl", "tests/emulated_nccl")),
     Library("Gloo", re.compile(r"gloo/"), ("shared/collective/gloo",)),
     Library("UCX", re.compile(r"ucp/|ucs/|uct/"), ("shared/transport/ucx",)),
-    Library("cpp-httplib", re.compile(r"httplib\.h"), ("shared/http", "inference_side/engine/http", "trainer_side/rollout", "tests/unit/http", "tests/unit/rollout")),
+    Library("cpp-httplib", re.compile(r"httplib\.h"), ("shared/http", "inference_side/engine/http", "trainer_side/rollout", "tests/unit/http", "tests/unit/metrics", "tests/unit/rollout")),
     Library("GoogleTest", re.compile(r"gtest/|gmock/"), ("tests", "bench")),
 )
 

@@ -129,6 +129,7 @@ Result<> Snapshotter::reserve(const Manifest& manifest, std::uint64_t bucket_byt
     auto arena = make_arena(plan->arena_bytes());
     if (!arena) return fail(std::move(arena).error());
     arenas_.push_back(std::move(*arena));
+    count_bytes();
   }
   return {};
 }
@@ -206,6 +207,7 @@ Result<Snapshotter::Writable> Snapshotter::try_arena(std::uint64_t arena_bytes,
   std::erase_if(arenas_, [&](const auto& arena) {
     return arena->data_bytes() != arena_bytes && arena->try_write_lease({}).has_value();
   });
+  count_bytes();
   for (const auto& arena : arenas_) {
     if (arena->data_bytes() != arena_bytes) continue;
     auto lease = arena->try_write_lease(identity);
@@ -218,6 +220,7 @@ Result<Snapshotter::Writable> Snapshotter::try_arena(std::uint64_t arena_bytes,
   if (!made) return fail(std::move(made).error());
   times.setup += now() - begun;
   arenas_.push_back(*made);
+  count_bytes();
   auto lease = (*made)->try_write_lease(identity);
   if (!lease) return fail(std::move(lease).error());
   return Writable{.arena = std::move(*made), .lease = std::move(*lease)};
@@ -230,6 +233,12 @@ Result<std::shared_ptr<SharedArena>> Snapshotter::make_arena(std::uint64_t arena
                                     .threads = options_.threads});
   if (!arena) return fail(std::move(arena).error());
   return std::make_shared<SharedArena>(std::move(*arena));
+}
+
+void Snapshotter::count_bytes() {
+  std::uint64_t bytes = 0;
+  for (const auto& arena : arenas_) bytes += arena->data_bytes();
+  arena_bytes_ = bytes;
 }
 
 std::string Snapshotter::who_reads() const {

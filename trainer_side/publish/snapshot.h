@@ -96,6 +96,9 @@ class Snapshotter {
   [[nodiscard]] Result<std::shared_ptr<const Snapshot>> take(WeightSource& source,
                                                              const SnapshotRequest& request);
 
+  // Of all arenas. Thread: any.
+  [[nodiscard]] std::uint64_t arena_bytes() const noexcept { return arena_bytes_.load(); }
+
  private:
   struct Writable {
     std::shared_ptr<SharedArena> arena;
@@ -109,11 +112,13 @@ class Snapshotter {
                                            Snapshot::Times& times);
   [[nodiscard]] Result<std::shared_ptr<SharedArena>> make_arena(std::uint64_t arena_bytes);
   [[nodiscard]] std::string who_reads() const;
+  void count_bytes();
 
   const SnapshotterOptions options_;
   std::shared_ptr<const BucketPlan> plan_;  // of the last layout
   Digest plan_layout_;
   std::vector<std::shared_ptr<SharedArena>> arenas_;
+  std::atomic<std::uint64_t> arena_bytes_{0};
 };
 
 }  // namespace wsync::publish

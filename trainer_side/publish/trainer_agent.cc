@@ -80,6 +80,7 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
   agent->bulk_thread_ = std::move(*bulk);
   agent->tcp_source_ = std::move(tcp);
   WSYNC_TRY(agent->listen());
+  WSYNC_TRY(agent->open_pages());
   return agent;
 }
 
@@ -149,7 +150,30 @@ Result<> TrainerAgent::listen() {
   return {};
 }
 
+Result<> TrainerAgent::open_pages() {
+  if (config_.http_address.empty()) return {};
+  metrics::StatusFacts facts;
+  facts.readings = [this] {
+    return fleet_readings(coordinator_, {.queued = queued_.size(),
+                                         .arena_bytes = snapshotter_->arena_bytes(),
+                                         .wire_bytes = tcp_wire_bytes(),
+                                         .min_replicas = config_.min_replicas});
+  };
+  facts.readiness = [this]() -> metrics::Readiness {
+    if (broken_) return {.ready = false, .reason = broken_->message()};
+    return fleet_readiness(coordinator_, config_.min_replicas);
+  };
+  auto pages = metrics::StatusPages::create(
+      loop_,
+      {.address = config_.http_address, .take_over = config_.take_over, .role = "coordinator"},
+      metrics_.registry(), std::move(facts));
+  if (!pages) return fail(std::move(pages).error());
+  pages_ = std::move(*pages);
+  return {};
+}
+
 TrainerAgent::~TrainerAgent() {
+  pages_.reset();
   if (snapshotting_) snapshotting_->stop.request_stop();
   worker_->stop();
   trace_.write();
@@ -207,6 +231,7 @@ bool TrainerAgent::carry_out(CoordinatorCommand command) {
     it->second->progress.phase = phase->phase;
     trace_.entered(phase->request, it->second->version, phase->phase, now());
     journal_.entered(phase->request, phase->phase, now());
+    metrics_.entered(phase->request, phase->phase, now());
     if (it->second->job.on_phase) it->second->job.on_phase(phase->phase);
   } else if (auto* done = std::get_if<RoundDone>(&command)) {
     end_round(*done);
@@ -237,6 +262,7 @@ void TrainerAgent::end_round(const RoundDone& done) {
   if (done.superseded) end = UpdateEnd::kSuperseded;
   if (done.cancelled) end = UpdateEnd::kCancelled;
   journal_.ended(done.request, end, done.reply, now());
+  metrics_.ended(done, now());
   if (done.reply.ok)
     log_info("{} is served", done.reply.version.to_string());
   else
@@ -251,6 +277,7 @@ void TrainerAgent::end_round(const RoundDone& done) {
 
 void TrainerAgent::end_rollback(RollbackDone done) {
   journal_.rollback_ended(done.request, done.reply, now());
+  metrics_.rolled_back(done.reply);
   if (done.reply.ok)
     log_info("rolled back from {} to {}", done.reply.from.to_string(), done.reply.to.to_string());
   else
@@ -379,6 +406,8 @@ void TrainerAgent::on_snapshot(const std::shared_ptr<Active>& active,
   const Snapshot& taken = **snapshot;
   active->version = taken.version();
   const TimePoint at = now();
+  metrics_.snapshot_taken(taken.plan()->arena_bytes(),
+                          std::chrono::nanoseconds(active->snapshot_ns));
   trace_.snapshot_taken(taken.version(), taken.plan()->arena_bytes(),
                         at + -std::chrono::nanoseconds(active->snapshot_ns), at);
   if (active->job.on_snapshotted)
@@ -418,6 +447,7 @@ void TrainerAgent::offer(const std::shared_ptr<const Snapshot>& snapshot) {
 
 void TrainerAgent::fail_job(const std::shared_ptr<Active>& active, const Error& why) {
   log_warning("publish failed: {}", why.message());
+  metrics_.failed(why.code());
   control::PushReply reply;
   reply.reason = why.message();
   journal_.ended(active->request,

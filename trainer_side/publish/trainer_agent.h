@@ -20,9 +20,11 @@
 #include "shared/loop/loop.h"
 #include "shared/loop/timer.h"
 #include "shared/loop/worker.h"
+#include "shared/metrics/status_pages.h"
 #include "shared/transport/memfd/memfd_source.h"
 #include "shared/transport/tcp/tcp_source.h"
 #include "trainer_side/publish/fleet_question.h"
+#include "trainer_side/publish/round_metrics.h"
 #include "trainer_side/publish/round_trace.h"
 #include "trainer_side/publish/snapshot.h"
 #include "trainer_side/publish/update_journal.h"
@@ -67,7 +69,8 @@ struct TrainerAgentCallbacks {
 
 class TrainerAgent {
  public:
-  // Binds the control address and the host socket. kBusy when another coordinator holds them.
+  // Binds the control address, the host socket and http.address. kBusy when another process holds
+  // one of them.
   [[nodiscard]] static Result<std::unique_ptr<TrainerAgent>> create(
       Loop& loop, const config::TrainerConfig& config, TrainerAgentCallbacks callbacks = {});
   TrainerAgent(const TrainerAgent&) = delete;
@@ -101,6 +104,7 @@ class TrainerAgent {
   TrainerAgent(Loop& loop, const config::TrainerConfig& config, TrainerAgentCallbacks callbacks,
                CoordinatorOptions options, std::filesystem::path epoch_file);
   [[nodiscard]] Result<> listen();
+  [[nodiscard]] Result<> open_pages();
   void step(decltype(CoordinatorEvent::what) what);
   // False when it failed and what follows must not be carried out.
   [[nodiscard]] bool carry_out(CoordinatorCommand command);
@@ -140,6 +144,7 @@ class TrainerAgent {
   std::unique_ptr<transport::tcp::TcpSource> tcp_source_;
   std::unique_ptr<control::RouterPort> router_;
   RoundTrace trace_;
+  RoundMetrics metrics_;
   Timer timer_;
   Timer progress_timer_;
   std::unique_ptr<Worker> worker_;
@@ -153,6 +158,7 @@ class TrainerAgent {
   std::uint64_t next_request_ = 1;
   std::string complaint_;
   std::optional<Error> broken_;  // why this agent must not act any more, whatever its machine says
+  std::unique_ptr<metrics::StatusPages> pages_;  // null: http.address is none
 };
 
 }  // namespace wsync::publish

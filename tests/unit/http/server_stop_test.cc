@@ -27,10 +27,11 @@ void expect_no_server(const Result<std::unique_ptr<HttpServer>>& server, ErrorCo
 
 TEST(Listening, TwoServersDoNotShareAPort) {
   Served served;
-  expect_no_server(try_to_serve(served.service, "127.0.0.1", served.port()), ErrorCode::kBusy,
-                   fmt::format("127.0.0.1:{} is in use: another program listens there; end it, or "
-                               "choose another port (0: any that is free)",
-                               served.port()));
+  expect_no_server(
+      try_to_serve(served.service, "127.0.0.1", served.port()), ErrorCode::kBusy,
+      fmt::format("127.0.0.1:{} is in use: process {} (unit_engine_htt) listens there; end it, or "
+                  "choose another port (0: any that is free)",
+                  served.port(), ::getpid()));
   EXPECT_EQ(json_of(served.get("/health")), json::object());
 }
 

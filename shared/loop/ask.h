@@ -1,0 +1,71 @@
+// Asker: lets other threads ask what a loop's thread alone may look at, and wait for the answer.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "shared/base/error.h"
+#include "shared/base/format.h"
+#include "shared/loop/loop.h"
+
+namespace wsync {
+
+// Thread: ask() any but the loop's, several at once; the rest the loop's.
+// Outlives: the loop, every ask().
+class Asker {
+ public:
+  explicit Asker(Loop& loop) : loop_(loop) {}
+  ~Asker() { close(); }
+  Asker(const Asker&) = delete;
+  Asker& operator=(const Asker&) = delete;
+
+  // No question runs from here on; those that wait end with kCancelled.
+  void close() {
+    const std::lock_guard lock(state_->mutex);
+    state_->closed = true;
+    state_->changed.notify_all();
+  }
+
+  // Runs `question` on the loop and returns its answer. kDeadline: the loop had no time for it (it
+  // may run it later, for nobody); kCancelled: close() came first.
+  template <class Answer>
+  [[nodiscard]] Result<Answer> ask(std::function<Answer()> question,
+                                   std::chrono::milliseconds patience) {
+    auto answer = std::make_shared<std::optional<Answer>>();
+    loop_.post([state = state_, answer, question = std::move(question)] {
+      {
+        const std::lock_guard lock(state->mutex);
+        if (state->closed) return;
+      }
+      std::optional<Answer> found(question());  // close() is of this thread
+      const std::lock_guard lock(state->mutex);
+      *answer = std::move(found);
+      state->changed.notify_all();
+    });
+    std::unique_lock lock(state_->mutex);
+    const bool woken = state_->changed.wait_for(
+        lock, patience, [&] { return state_->closed || answer->has_value(); });
+    if (answer->has_value()) return std::move(**answer);
+    if (woken) return fail(ErrorCode::kCancelled, "this process is ending");
+    return fail(ErrorCode::kDeadline,
+                fmt::format("the loop of this process has not answered for {} ms: it is stuck or "
+                            "overloaded",
+                            patience.count()));
+  }
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool closed = false;
+  };
+  Loop& loop_;
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+}  // namespace wsync

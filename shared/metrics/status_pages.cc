@@ -1,0 +1,111 @@
+#include "shared/metrics/status_pages.h"
+
+#include <utility>
+
+#include "shared/base/format.h"
+#include "shared/base/log.h"
+#include "shared/http/listener.h"
+#include "shared/metrics/catalog.h"
+#include "shared/metrics/process.h"
+
+namespace wsync::metrics {
+namespace {
+
+constexpr std::size_t kThreads = 8;  // pages are few and small
+constexpr std::chrono::milliseconds kListenAgain{500};
+constexpr const char* kText = "text/plain; charset=utf-8";
+constexpr const char* kMetricsText = "text/plain; version=0.0.4; charset=utf-8";
+
+void answer(http::Exchange& exchange, int status, const std::string& sentence) {
+  exchange.response.status = status;
+  exchange.response.set_content(sentence + "\n", kText);
+}
+
+http::Page text_page(int /*status*/, std::string_view message, std::string_view /*code*/) {
+  return {.body = std::string(message) + "\n", .type = kText};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<StatusPages>> StatusPages::create(
+    Loop& loop, const StatusPagesOptions& options, const Registry& registry, StatusFacts facts,
+    const std::function<std::vector<http::Route>(Asker& asker)>& more) {
+  auto pages = std::unique_ptr<StatusPages>(
+      new StatusPages(loop, options, registry, std::move(facts), more));
+  const Result<> listens = pages->listen();
+  if (!listens && listens.error().code() == ErrorCode::kBusy && options.take_over) {
+    log_warning("http.address: {}; it is tried again until it is free", listens.error().message());
+    pages->retry_.start_repeating(kListenAgain);
+  } else if (!listens) {
+    return fail(listens.error().with_context("http.address"));
+  }
+  return pages;
+}
+
+StatusPages::StatusPages(Loop& loop, StatusPagesOptions options, const Registry& registry,
+                         StatusFacts facts,
+                         const std::function<std::vector<http::Route>(Asker& asker)>& more)
+    : options_(std::move(options)),
+      registry_(registry),
+      facts_(std::move(facts)),
+      asker_(loop),
+      routes_(routes(more), text_page),
+      retry_(loop, [this] {
+        const Result<> listens = listen();
+        if (!listens && listens.error().code() == ErrorCode::kBusy) return;
+        retry_.stop();
+        if (!listens) log_warning("http.address: {}", listens.error().message());
+      }) {}
+
+StatusPages::~StatusPages() {
+  asker_.close();
+  acceptor_.reset();
+}
+
+std::vector<http::Route> StatusPages::routes(
+    const std::function<std::vector<http::Route>(Asker& asker)>& more) {
+  std::vector<http::Route> all = {
+      {"GET", "/metrics", [this](http::Exchange& exchange) { metrics(exchange); }},
+      {"GET", "/healthz", [this](http::Exchange& exchange) { healthz(exchange); }},
+      {"GET", "/readyz", [this](http::Exchange& exchange) { readyz(exchange); }}};
+  if (more)
+    for (http::Route& route : more(asker_)) all.push_back(std::move(route));
+  return all;
+}
+
+Result<> StatusPages::listen() {
+  auto listener =
+      http::listen_to(options_.address, options_.take_over ? Claim::kTakeOver : Claim::kIfFree);
+  if (!listener) return fail(std::move(listener).error());
+  auto acceptor = http::Acceptor::create(
+      std::move(*listener), kThreads,
+      [this](http::Connection& connection) { return routes_.serve(connection); });
+  if (!acceptor) return fail(std::move(acceptor).error());
+  acceptor_ = std::move(*acceptor);
+  acceptor_->start();
+  log_info("metrics and health at {}", acceptor_->address());
+  return {};
+}
+
+void StatusPages::metrics(http::Exchange& exchange) {
+  auto readings = asker_.ask<std::vector<Reading>>(facts_.readings, kLoopPatience);
+  if (!readings) return answer(exchange, 503, readings.error().message());
+  readings->push_back({.what = &kBuildInfo, .value = 1, .labels = {WSYNC_VERSION, options_.role}});
+  for (Reading& reading : process_readings()) readings->push_back(std::move(reading));
+  exchange.response.set_content(registry_.text(*readings), kMetricsText);
+}
+
+void StatusPages::healthz(http::Exchange& exchange) {
+  const auto alive = asker_.ask<bool>([] { return true; }, kLoopPatience);
+  if (!alive) return answer(exchange, 503, alive.error().message());
+  answer(exchange, 200, "ok");
+}
+
+void StatusPages::readyz(http::Exchange& exchange) {
+  const auto readiness = asker_.ask<Readiness>(facts_.readiness, kLoopPatience);
+  if (!readiness) return answer(exchange, 503, readiness.error().message());
+  if (readiness->ready) return answer(exchange, 200, "ready");
+  answer(exchange, 503, readiness->reason);
+}
+
+}  // namespace wsync::metrics

@@ -1,0 +1,286 @@
+"""Metrics, health and readiness of a real fleet, read by a real Prometheus, which evaluates the alert rules too."""
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import unittest
+import urllib.parse
+
+from fleet import DEADLINE_S, Fleet
+
+WSYNC = sys.argv.pop()
+HERE = os.path.dirname(os.path.abspath(__file__))
+DEPLOY = os.path.join(HERE, "..", "..", "deploy")
+ALERTS = os.path.join(DEPLOY, "prometheus", "alerts.yml")
+DASHBOARD = os.path.join(DEPLOY, "grafana", "wsync.json")
+ANY_PORT = ["--set", "http.address=tcp://127.0.0.1:0"]
+MISSING = [name for name in ("prometheus", "promtool") if shutil.which(name) is None]
+needs_prometheus = unittest.skipIf(MISSING, f"not installed: {', '.join(MISSING)} (Debian package prometheus)")
+# Names of metrics in an expression: words that are no functions, labels or keywords.
+METRIC = re.compile(r"\b((?:wsync|process)_[a-z_]+|up)\b")
+
+
+class UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path):
+        super().__init__("localhost", timeout=DEADLINE_S)
+        self.path = path
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self.path)
+
+
+def get(where, path, method="GET"):
+    """Status and text of a page; `where` is HOST:PORT or the path of a socket."""
+    connection = UnixConnection(where) if where.startswith("/") else http.client.HTTPConnection(where, timeout=DEADLINE_S)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def samples(text):
+    """{'name{label="value"}': value} of a page of metrics."""
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return {series: float(value) for series, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+class LoggedFleet(Fleet):
+    """A fleet whose processes say on files where their pages are."""
+
+    def logged(self, name, *command):
+        log = self.path(name + ".log")
+        with open(log, "w", encoding="utf-8") as file:
+            process = subprocess.Popen(command, env=self.environment, text=True, stdout=subprocess.PIPE, stderr=file)
+        self.processes.append(process)
+        return process, log
+
+    def said(self, log, pattern):
+        """The group of the pattern in the log, when it is there."""
+        found = []
+
+        def look():
+            with open(log, encoding="utf-8") as file:
+                found[:] = re.findall(pattern, file.read())
+            return found
+        self.until(look, f"{pattern} in {log}")
+        return found[0]
+
+    def with_pages(self, name, *arguments):
+        """A process of wsync and the address of its pages."""
+        process, log = self.logged(name, self.wsync, *arguments, *ANY_PORT)
+        return process, self.said(log, r"metrics and health at (\S+)")
+
+    def push(self, path):
+        code, answer = self.ask("push", path)
+        return code == 0, answer["result"]
+
+
+class Prometheus:
+    """A Prometheus that scrapes these targets five times a second, in the directory of the fleet."""
+
+    def __init__(self, fleet, targets):
+        self.fleet = fleet
+        config = {"global": {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "200ms"},
+                  "rule_files": [os.path.abspath(ALERTS)],
+                  "scrape_configs": [{"job_name": job, "static_configs": [{"targets": [where]}]} for job, where in targets.items()]}
+        with open(fleet.path("prometheus.yml"), "w", encoding="utf-8") as file:
+            json.dump(config, file)  # YAML has JSON in it
+        _, log = fleet.logged("prometheus", "prometheus", f"--config.file={fleet.path('prometheus.yml')}",
+                              f"--storage.tsdb.path={fleet.path('tsdb')}", "--web.listen-address=127.0.0.1:0")
+        self.address = fleet.said(log, r'msg="Listening on" address=(127\.0\.0\.1:[0-9]+)')
+        fleet.until(lambda: get(self.address, "/-/ready")[0] == 200, "Prometheus")
+
+    def api(self, path, **parameters):
+        status, body = get(self.address, f"/api/v1/{path}?{urllib.parse.urlencode(parameters)}")
+        answer = json.loads(body)
+        if status != 200 or answer["status"] != "success":
+            raise AssertionError(f"{path} {parameters}: {status} {body}")
+        return answer["data"]
+
+    def value(self, expression):
+        """The value of an expression with one series; None: it has none yet."""
+        found = self.api("query", query=expression)["result"]
+        return float(found[0]["value"][1]) if len(found) == 1 else None
+
+    def until(self, expression, value):
+        self.fleet.until(lambda: self.value(expression) == value, f"{expression} == {value}")
+
+
+class Metrics(unittest.TestCase):
+    def promtool(self, *arguments, given=None):
+        done = subprocess.run(["promtool", *arguments], input=given, text=True, capture_output=True, timeout=DEADLINE_S)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+    def is_unready(self, where, reason):
+        status, text = get(where, "/readyz")
+        self.assertEqual((status, text), (503, reason + "\n"))
+
+    def test_a_fleet_becomes_ready_and_counts_what_it_does(self):
+        with LoggedFleet(WSYNC) as fleet:
+            one, two = fleet.checkpoint("one", 1), fleet.checkpoint("two", 2)
+            bad = fleet.checkpoint("bad", 3, "--wrong-shape", "model.layers.0.self_attn.q_proj.weight")
+            _, sidecar = fleet.with_pages("s0", "sidecar", "--set", "name=s0")
+            self.assertEqual(get(sidecar, "/healthz"), (200, "ok\n"))
+            self.is_unready(sidecar, "no engine is attached")
+            engine = fleet.engine(os.path.join(fleet.run_dir, "s0.engines"), "a", one)
+            self.assertRegex(get(sidecar, "/readyz")[1], "^replica 'a' is ")
+            _, coordinator = fleet.with_pages("trainer", "trainer")
+            self.assertEqual(get(coordinator, "/healthz"), (200, "ok\n"))
+            self.assertEqual(get(coordinator, "/readyz")[0], 503)
+            for path in (one, two):
+                committed, result = fleet.push(path)
+                self.assertTrue(committed, result)
+            refused, _ = fleet.push(bad)
+            self.assertFalse(refused)
+            self.assertEqual(get(sidecar, "/readyz"), (200, "ready\n"))
+            self.assertEqual(get(coordinator, "/readyz"), (200, "ready\n"))
+            self.assertEqual(get(sidecar, "/metrics", "HEAD"), (200, ""))
+            self.assertEqual(get(sidecar, "/metrics", "POST")[0], 405)
+            self.assertEqual(get(sidecar, "/")[0], 404)
+
+            at_sidecar = samples(get(sidecar, "/metrics")[1])
+            self.assertEqual(at_sidecar['wsync_replica_version_step{replica="a"}'], 2)
+            self.assertEqual(at_sidecar['wsync_replica_ready{replica="a"}'], 1)
+            self.assertEqual(at_sidecar['wsync_replica_state{replica="a",state="serving"}'], 1)
+            self.assertEqual(at_sidecar['wsync_switches_total{result="committed"}'], 2)
+            self.assertEqual(at_sidecar['wsync_staleness_seconds{replica="a"}'], 0)
+            self.assertEqual(at_sidecar['wsync_update_stage_seconds_count{stage="load"}'], 2)
+            self.assertGreaterEqual(at_sidecar["wsync_paused_seconds_count"], 1)
+            self.assertGreaterEqual(at_sidecar['wsync_update_bytes_total{stage="load"}'], 2 * 2**24)
+            self.assertGreater(at_sidecar["wsync_arena_bytes"], 2**24)
+            at_coordinator = samples(get(coordinator, "/metrics")[1])
+            self.assertEqual(at_coordinator['wsync_updates_total{result="committed"}'], 2)
+            self.assertEqual(at_coordinator['wsync_updates_total{result="failed"}'], 1)
+            self.assertEqual(at_coordinator['wsync_failures_total{reason="refused"}'], 1)
+            self.assertEqual(at_coordinator["wsync_fleet_replicas_current"], 1)
+            self.assertEqual(at_coordinator['wsync_update_stage_seconds_count{stage="switch"}'], 2)
+
+            engine.kill()
+            engine.wait()
+            fleet.until(lambda: get(sidecar, "/readyz")[0] == 503, "an unready sidecar")
+            self.is_unready(sidecar, "no engine is attached")
+            fleet.until(lambda: get(coordinator, "/readyz")[0] == 503, "an unready coordinator")
+            self.is_unready(coordinator, "0 of 1 replicas may be routed to, expected at least 1 (min_replicas)")
+            self.assertEqual(samples(get(sidecar, "/metrics")[1])['wsync_replica_state{replica="a",state="absent"}'], 1)
+
+    @needs_prometheus
+    def test_prometheus_scrapes_the_fleet_and_evaluates_the_rules(self):
+        with LoggedFleet(WSYNC) as fleet:
+            one = fleet.checkpoint("one", 1)
+            sidecar_process, sidecar = fleet.with_pages("s0", "sidecar", "--set", "name=s0")
+            fleet.engine(os.path.join(fleet.run_dir, "s0.engines"), "a", one)
+            _, coordinator = fleet.with_pages("trainer", "trainer")
+            prometheus = Prometheus(fleet, {"wsync-sidecar": sidecar, "wsync-coordinator": coordinator})
+            prometheus.until("sum(up)", 2)
+            for _ in range(2):
+                committed, result = fleet.push(one)
+                self.assertTrue(committed, result)
+            prometheus.until('wsync_replica_version_step{replica="a", job="wsync-sidecar"}', 2)
+            prometheus.until('wsync_updates_total{result="committed", job="wsync-coordinator"}', 2)
+            prometheus.until("sum(wsync_fleet_replicas_ready)", 1)
+            self.assertGreater(prometheus.value("histogram_quantile(0.5, sum by (le) (wsync_paused_seconds_bucket))"), 0)
+            self.assertEqual(prometheus.value("count(wsync_build_info)"), 2)
+            for where in (sidecar, coordinator):
+                self.assertEqual(self.promtool("check", "metrics", given=get(where, "/metrics")[1]), "")
+
+            names = set(prometheus.api("label/__name__/values"))
+            for expression in self.dashboard_expressions():
+                self.assertEqual(set(METRIC.findall(expression)) - names, set(), expression)
+                shown = re.sub(r"\$(job|instance)", ".+", expression).replace("$__rate_interval", "1m")
+                self.assertNotIn("$", shown)
+                prometheus.api("query", query=shown)
+
+            rules = []
+
+            def evaluated():
+                rules[:] = [rule for group in prometheus.api("rules")["groups"] for rule in group["rules"]]
+                return rules and all(rule["health"] != "unknown" for rule in rules)
+            fleet.until(evaluated, "the evaluation of the rules")
+            for rule in rules:
+                self.assertEqual((rule["health"], rule["state"]), ("ok", "inactive"), rule)
+                self.assertEqual(set(METRIC.findall(rule["query"])) - names, set(), rule)
+
+            sidecar_process.kill()
+            fleet.until(lambda: {"WsyncProcessDown"} == {alert["labels"]["alertname"] for alert in prometheus.api("alerts")["alerts"]
+                                                         if alert["labels"]["job"] == "wsync-sidecar"}, "the alert of a sidecar that has gone")
+
+    def dashboard_expressions(self):
+        with open(DASHBOARD, encoding="utf-8") as file:
+            board = json.load(file)
+        panels = board["panels"]
+        self.assertEqual(len({panel["id"] for panel in panels}), len(panels))
+        expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+        self.assertGreater(len(expressions), 20)
+        return expressions
+
+    @needs_prometheus
+    def test_the_rules_and_the_example_are_what_promtool_expects(self):
+        self.assertIn("SUCCESS", self.promtool("check", "rules", ALERTS))
+        self.assertIn("SUCCESS", self.promtool("check", "config", os.path.join(DEPLOY, "prometheus", "prometheus.yml")))
+        self.assertIn("SUCCESS", self.promtool("test", "rules", os.path.join(HERE, "alert_rules.yml")))
+
+    def test_each_alert_has_cases_that_raise_it_and_that_do_not(self):
+        with open(ALERTS, encoding="utf-8") as file:
+            alerts = re.findall(r"- alert: (\w+)", file.read())
+        with open(os.path.join(HERE, "alert_rules.yml"), encoding="utf-8") as file:
+            quiet, raised = file.read().split("- name: each reason raises its alert", 1)
+        for alert in alerts:
+            self.assertIn(f"alertname: {alert}}}", quiet)
+            self.assertRegex(raised, rf"alertname: {alert}\n\s+exp_alerts:")
+
+    def test_an_address_that_is_taken_or_wrong_is_said_at_the_start(self):
+        with Fleet(WSYNC) as fleet, socket.create_server(("127.0.0.1", 0)) as taken:
+            address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+            for role in (["sidecar", "--set", "name=s0"], ["trainer"]):
+                for given, code, sentence in (
+                        (address, 3, f"{address[6:]} is in use: process {os.getpid()} "),
+                        ("tcp://0.0.0.0:9190", 2, "leaves this host"),
+                        ("ipc://here", 2, "expected ipc:///ABSOLUTE/PATH"),
+                        ("yes", 2, "expected ipc:///ABSOLUTE/PATH")):
+                    done = subprocess.run([WSYNC, *role, "--json", "--set", f"http.address={given}"], env=fleet.environment,
+                                          text=True, capture_output=True, timeout=DEADLINE_S)
+                    message = json.loads(done.stdout)["error"]["message"]
+                    self.assertEqual(done.returncode, code, message)
+                    self.assertIn("http.address", message)
+                    self.assertIn(sentence, message)
+
+    def test_sockets_by_default_and_none_when_none_is_wanted(self):
+        with Fleet(WSYNC) as fleet:
+            fleet.sidecar("quiet", "--set", "http.address=none")
+            sidecar, _ = fleet.sidecar("s0")
+            first = fleet.start("trainer")
+            pages = os.path.join(fleet.run_dir, "control.http")
+            fleet.until(lambda: os.path.exists(pages) and os.path.exists(os.path.join(fleet.run_dir, "s0.http")), "the sockets")
+            self.assertEqual([name for name in sorted(os.listdir(fleet.run_dir)) if name.endswith(".http")],
+                             ["control.http", "s0.http"])
+            self.assertEqual(get(os.path.join(fleet.run_dir, "s0.http"), "/healthz"), (200, "ok\n"))
+            held = os.stat(pages).st_ino
+            # One that stands still is left behind, with its pages.
+            first.send_signal(signal.SIGSTOP)
+            second = fleet.start("trainer", "--take-over")
+
+            def taken_over():
+                try:
+                    return os.stat(pages).st_ino != held and get(pages, "/healthz") == (200, "ok\n")
+                except OSError:
+                    return False
+            fleet.until(taken_over, "the pages of the second trainer")
+            for process in (sidecar, second):
+                self.assertEqual(fleet.stop(process)[0], 0)
+            first.kill()
+            first.wait()
+            self.assertNotIn("s0.http", os.listdir(fleet.run_dir))
+
+
+if __name__ == "__main__":
+    unittest.main()
