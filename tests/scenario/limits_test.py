@@ -634,7 +634,7 @@ class LeftBehind(Case):
             for process in (trainer, sidecar):
                 self.assertEqual(fleet.stop(process)[0], 0)
             # Those that end in order take their sockets away; lock files stay, they are held no more.
-            self.assertEqual(sorted(n for n in os.listdir(fleet.run_dir) if not n.endswith(".lock")), ["s1.control", "s1.engines"])
+            self.assertEqual(sorted(n for n in os.listdir(fleet.run_dir) if not n.endswith(".lock")), ["s1.control", "s1.engines", "s1.http"])
 
     def test_descriptors_do_not_grow(self):
         for settings, options in (([], []), (["--set", "devices.kind=separate"], []), (["--set", "transport=tcp"], ["--adopt"])):
