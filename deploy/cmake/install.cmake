@@ -12,4 +12,7 @@ install(FILES ${PROJECT_SOURCE_DIR}/shared/c_api/wsync/types.h DESTINATION ${CMA
 install(FILES ${PROJECT_SOURCE_DIR}/deploy/config/sidecar.yaml ${PROJECT_SOURCE_DIR}/deploy/config/train.yaml
   ${PROJECT_SOURCE_DIR}/deploy/config/trainer.yaml
   DESTINATION ${CMAKE_INSTALL_DATADIR}/wsync/config)
+install(FILES ${PROJECT_SOURCE_DIR}/deploy/prometheus/alerts.yml ${PROJECT_SOURCE_DIR}/deploy/prometheus/prometheus.yml
+  ${PROJECT_SOURCE_DIR}/deploy/grafana/wsync.json
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/wsync/monitoring)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})

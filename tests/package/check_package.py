@@ -41,7 +41,7 @@ class Package(unittest.TestCase):
         for name in ("wsync/engine.h", "wsync/trainer.h", "wsync/types.h"):
             self.assertTrue(os.path.isfile(os.path.join(self.prefix, "include", name)), name)
         for name in ("libwsync_engine.so", "libwsync_trainer.so", "libwsync_engine.a", "libwsync_trainer.a",
-                     "sidecar.yaml", "train.yaml", "trainer.yaml", "LICENSE", "wsyncConfig.cmake"):
+                     "sidecar.yaml", "train.yaml", "trainer.yaml", "alerts.yml", "prometheus.yml", "wsync.json", "LICENSE", "wsyncConfig.cmake"):
             self.find(name)
         self.assertIn("trainer", run(os.path.join(self.prefix, "bin", "wsync"), "--help"))
 

@@ -67,6 +67,28 @@ TEST(Config, ReadsEveryKindOfValue) {
   EXPECT_EQ(t.pause_mode, PauseMode::kKeep);
 }
 
+TEST(Config, PagesAreASocketBelowTheRunDirUnlessTheyAreElsewhereOrNowhere) {
+  const auto sidecar = [](std::string_view text) {
+    return parse_sidecar(text, "s.yaml").value().http_address;
+  };
+  EXPECT_EQ(sidecar("name: h\nrun_dir: /run/w\n"), "ipc:///run/w/h.http");
+  EXPECT_EQ(sidecar("http: {address: none}"), "");
+  EXPECT_EQ(sidecar("http: {address: tcp://127.0.0.1:9190}"), "tcp://127.0.0.1:9190");
+  EXPECT_EQ(sidecar("http: {address: ipc:///run/pages}"), "ipc:///run/pages");
+  const auto trainer = [](std::string_view text) {
+    return parse_trainer(text, "t.yaml").value().http_address;
+  };
+  EXPECT_EQ(trainer("run_dir: /run/w\n"), "ipc:///run/w/control.http");
+  EXPECT_EQ(trainer("run_dir: /run/w\nhttp: {address: auto}\n"), "ipc:///run/w/control.http");
+  EXPECT_EQ(sidecar_error("http: {address: tcp://0.0.0.0:9190}"),
+            "s.yaml:1: http.address: 'tcp://0.0.0.0:9190' leaves this host, and that needs keys, "
+            "which this release does not have; use ipc:// or a loopback address (127.0.0.1, "
+            "localhost, [::1])");
+  EXPECT_EQ(sidecar_error("http: {address: yes}"),
+            "s.yaml:1: http.address: expected ipc:///ABSOLUTE/PATH (at most 100 bytes) or "
+            "tcp://127.0.0.1:PORT, found 'yes'");
+}
+
 TEST(Config, GpusAreNamedByIndexOrByTheirNumber) {
   const auto devices = [](std::string_view text, std::vector<std::string> set = {}) {
     return parse_sidecar(text, "s.yaml", {.file = "", .environment = {}, .set = std::move(set)})

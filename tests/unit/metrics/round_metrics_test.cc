@@ -35,6 +35,10 @@ TEST(RoundMetrics, TimesEachPhaseAndCountsHowRoundsEnd) {
   metrics.ended({.request = 2, .superseded = true, .reply = {}}, kBegin + milliseconds(1004));
   metrics.ended({.request = 3, .superseded = false, .reply = {}}, kBegin + milliseconds(1004));
   metrics.failed(ErrorCode::kDeadline);
+  // What somebody has asked for is no failure.
+  metrics.ended({.request = 4, .superseded = false, .cancelled = true, .reply = {}},
+                kBegin + milliseconds(1004));
+  metrics.failed(ErrorCode::kCancelled);
   metrics.rolled_back({.ok = true});
   metrics.rolled_back({.ok = false, .partial = true});
   metrics.rolled_back({});
@@ -50,6 +54,8 @@ TEST(RoundMetrics, TimesEachPhaseAndCountsHowRoundsEnd) {
   EXPECT_THAT(text, AllOf(HasSubstr("wsync_updates_total{result=\"committed\"} 1\n"),
                           HasSubstr("wsync_updates_total{result=\"superseded\"} 1\n"),
                           HasSubstr("wsync_updates_total{result=\"failed\"} 2\n"),
+                          HasSubstr("wsync_updates_total{result=\"cancelled\"} 2\n"),
+                          HasSubstr("wsync_failures_total{reason=\"cancelled\"} 0\n"),
                           HasSubstr("wsync_failures_total{reason=\"refused\"} 1\n"),
                           HasSubstr("wsync_failures_total{reason=\"deadline\"} 1\n"),
                           HasSubstr("wsync_rollbacks_total{result=\"done\"} 1\n"),
