@@ -130,7 +130,7 @@ code=0
 [ "$code" = 0 ] || die 1 "wsync bench gpu failed"
 name=$(python3 - "$result" <<'PYTHON'
 import json, re, sys
-result = json.load(open(sys.argv[1]))["result"]
+result = json.load(open(sys.argv[1]))["suites"][0]["details"]
 print("" if result["emulated"] else re.sub("[^a-z0-9]+", "-", result["cuda"]["gpus"][0]["name"].lower()).strip("-"))
 PYTHON
 )

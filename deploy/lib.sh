@@ -39,6 +39,7 @@ test_needs='
 libgtest-dev        header  gtest/gtest.h
 libgmock-dev        header  gmock/gmock.h
 python3             command python3
+python3-jsonschema  file    /usr/lib/python3/dist-packages/jsonschema/__init__.py
 spin                command spin
 prometheus          command prometheus
 '

@@ -60,7 +60,8 @@ class Place {
     const std::string path = path_.empty() ? key : fmt::format("{}.{}", path_, key);
     const auto found = value_.find(key);
     if (found == value_.end()) return bad(path, name_of(type), "nothing");
-    if (found->type() != type) return bad(path, name_of(type), found->type_name());
+    if (found->type() != type)
+      return bad(path, name_of(type), found->is_number() ? found->dump() : found->type_name());
     return Place(*found, path);
   }
   [[nodiscard]] Result<std::string> text(const char* key) const {
@@ -111,7 +112,7 @@ class Place {
       case json::value_t::boolean:
         return "true or false";
       default:
-        return "a number";
+        return "a whole number that is not below 0";
     }
   }
   const json& value_;

@@ -88,6 +88,30 @@ class BenchGpu(unittest.TestCase):
             self.assertAlmostEqual(case["three_stages_ratio"]["median"], only["three_stages_s"] / longest)
             self.assertEqual(case["met"], case["three_stages_ratio"]["median"] <= case["three_stages_ratio_target"])
 
+    def check_common(self, suite):
+        """The same figures in the form of all suites."""
+        cases = {case["name"]: case for case in suite["cases"]}
+        for copy in suite["details"]["copies"]:
+            case = cases[f"{copy['name']}, GPU {copy['gpu']}"]
+            self.assertAlmostEqual(case["ratio"]["median"], copy["ratio"]["median"])
+            self.assertEqual((case["target"]["met"], case["baseline"]["name"]), (copy["met"], copy["ceiling"]))
+        for pipeline in suite["details"]["pipelines"]:
+            case = cases["three stages, GPUs " + ",".join(map(str, pipeline["gpus"]))]
+            self.assertAlmostEqual(case["ratio"]["median"], 1 / pipeline["three_stages_ratio"]["median"])
+        self.assertIn("EMULATED DRIVER", suite["notes"][0])
+
+    def test_the_baseline_has_rows_of_every_gpu(self):
+        done = subprocess.run([WSYNC, "bench", "baseline", "--quick", "--size", "4MiB", "--repeats", "1", "--json",
+                               "--directory", self.directory], text=True, capture_output=True, timeout=DEADLINE_S,
+                              env=self.environment())
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.check_left()
+        (suite,) = json.loads(done.stdout)["result"]["suites"]
+        names = [case["name"] for case in suite["cases"]]
+        expected = [f"{name}, GPU {gpu}" for gpu in (0, 1) for name in ("H2D", "D2D", "GPU read")] + ["broadcast, 2 GPUs"]
+        self.assertEqual(names[-len(expected):], expected)
+        self.assertEqual([note for note in suite["notes"] if "no GPU" in note], [])
+
     def test_every_case_of_two_gpus(self):
         done = self.run_bench("--devices", "1,2", "--output", self.output)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -95,8 +119,10 @@ class BenchGpu(unittest.TestCase):
         self.assertIn("EMULATED DRIVER", done.stdout)
         with open(self.output, encoding="utf-8") as file:
             answer = json.load(file)
-        self.assertEqual((answer["command"], answer["ok"]), ("bench gpu", True))
-        result = answer["result"]
+        (suite,) = answer["suites"]
+        self.assertEqual((suite["suite"], suite["parameters"]["emulated"]), ("gpu", True))
+        self.check_common(suite)
+        result = suite["details"]
         self.assertIs(result["emulated"], True)
         self.assertEqual([gpu["name"] for gpu in result["cuda"]["gpus"]], ["Emulated GPU"] * 2)
         self.check_copies(result["copies"], [0, 1])

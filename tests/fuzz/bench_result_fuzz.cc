@@ -1,0 +1,38 @@
+// Any text is either a result file that is written and read again as the same, or one error of bad
+// input; two of them are compared or refused.
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "bench/compare/compare.h"
+#include "bench/measure/read_result.h"
+#include "shared/base/check.h"
+
+using namespace wsync;
+using namespace wsync::bench;
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  const auto read = parse_result(text);
+  if (!read) {
+    WSYNC_CHECK(read.error().code() == ErrorCode::kInvalidInput, "a bad file is bad input");
+    return 0;
+  }
+  const nlohmann::json written = to_json(*read);
+  const auto again = parse_result(written.dump());
+  WSYNC_CHECK(again.has_value(), "what is written is read");
+  WSYNC_CHECK(to_json(*again) == written, "as the same");
+  const auto comparison = compare(*read, *again);
+  std::size_t cases = 0;
+  for (const SuiteResult& suite : read->suites) {
+    cases += suite.cases.size();
+    (void)to_text(suite);
+  }
+  WSYNC_CHECK(comparison.has_value() == (cases > 0), "a file with cases is compared with itself");
+  if (!comparison) return 0;
+  WSYNC_CHECK(comparison->cases.size() == cases, "case by case");
+  WSYNC_CHECK(comparison->count(Verdict::kSlower) == 0, "and is not slower than itself");
+  (void)to_text(*comparison);
+  (void)to_json(*comparison).dump();
+  return 0;
+}
