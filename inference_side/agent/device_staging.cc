@@ -1,7 +1,5 @@
 #include "inference_side/agent/device_staging.h"
 
-#include <atomic>
-#include <latch>
 #include <utility>
 
 #include "shared/base/format.h"
@@ -67,24 +65,6 @@ Result<> compute(const reload::DeviceGroup& group, ThreadPool* helpers, DeviceVe
 }
 
 }  // namespace
-
-void for_each_index(ThreadPool* helpers, std::size_t count,
-                    const std::function<void(std::size_t)>& work) {
-  std::atomic<std::size_t> next = 0;
-  const auto take = [&] {
-    for (std::size_t i = next++; i < count; i = next++) work(i);
-  };
-  const std::size_t others = helpers == nullptr || count < 2 ? 0 : helpers->size();
-  // Shared, since the last one to count down may be the last to leave it.
-  const auto done = std::make_shared<std::latch>(static_cast<std::ptrdiff_t>(others));
-  for (std::size_t i = 0; i < others; ++i)
-    helpers->post([&take, done] {
-      take();
-      done->count_down();
-    });
-  take();
-  done->wait();
-}
 
 DeviceStaging::DeviceStaging(Loop& loop, const reload::DeviceGroup& group, ThreadPool* helpers)
     : group_(group),

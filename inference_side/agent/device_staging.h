@@ -21,11 +21,6 @@
 
 namespace wsync::agent {
 
-// Calls work(0) to work(count - 1), each once, on the pool's threads and this one; returns when all
-// have. `helpers` may be null.
-void for_each_index(ThreadPool* helpers, std::size_t count,
-                    const std::function<void(std::size_t)>& work);
-
 // A version as devices take it. Keeps the version, and its registrations while it lives.
 struct DeviceVersion {
   std::shared_ptr<const staging::HeldVersion> version;

@@ -238,6 +238,7 @@ void EngineHub::add_version(std::shared_ptr<const staging::HeldVersion> version,
   preparation->deadline->start(kPrepareDeadline);
   preparation->devices_ready = device_staging_ == nullptr;
   preparing_[name] = std::move(preparation);
+  connect_devices();
   if (device_staging_) device_staging_->add(version, [this, name] { devices_ready(name); });
   for (const auto& rank : ranks) prepare(rank, version);
   prepared_or_gone(nullptr, &name);

@@ -6,7 +6,8 @@
 // once. Separate devices and GPUs: all replicas of one decision share a run of the pipeline; it
 // starts when none of them is still pausing. GPUs have one rank each; where their buffers are not
 // kept they are there from the first Load of a run until every rank that got them has answered
-// Loaded, or is gone.
+// Loaded, or is gone. What a failed run has taken down on GPUs is made anew right after it, and at
+// the latest before a Load is sent: where that fails, no load begins.
 //
 // Thread: the loop's; callbacks come on the loop, never inside a call.
 // Outlives: the loop outlives the hub.
@@ -75,6 +76,8 @@ class EngineHub {
   // has obeyed a higher one is refused: this sidecar has been replaced, or has lost its record.
   void set_fence(const control::Fence& fence) { fence_ = fence; }
   [[nodiscard]] const std::string& socket() const noexcept { return options_.socket; }
+  // That all its GPUs are on; nothing for several, for host devices, and where nobody knows.
+  [[nodiscard]] std::optional<std::uint32_t> numa_node() const;
   // Separate devices and GPUs; null on unified ones.
   [[nodiscard]] const reload::DeviceGroup* devices() const noexcept {
     return runner_ ? &runner_->group() : nullptr;
@@ -102,6 +105,7 @@ class EngineHub {
     std::uint32_t deadline_ms = 0;
     bool begun = false;
     bool waits_for_buffers = false;
+    bool waits_for_devices = false;
   };
   // Who has not answered yet that it is ready for a version.
   struct Preparation {
@@ -162,6 +166,10 @@ class EngineHub {
   [[nodiscard]] bool ready_to_load(const Load& load,
                                    const std::vector<std::shared_ptr<Rank>>& ranks);
   void send_load(const Load& load, const std::shared_ptr<Rank>& rank);
+  // ---- GPUs whose streams and communicators a failed run has taken down ----
+  void connect_devices();
+  [[nodiscard]] bool devices_connected(Load& load);
+  void devices_connected(const Result<>& outcome);
   // ---- buffers that are not kept ----
   [[nodiscard]] bool buffers_ready(Load& load);
   void buffers_allocated(const Result<>& outcome);
@@ -181,7 +189,9 @@ class EngineHub {
   std::unique_ptr<reload::PipelineListener> pipeline_events_;
   std::unique_ptr<reload::PipelineRunner> runner_;  // null: unified devices
   std::unique_ptr<DeviceStaging> device_staging_;   // null: unified devices
-  std::unique_ptr<Worker> buffers_worker_;          // allocates and frees
+  std::unique_ptr<Worker> buffers_worker_;          // allocates, frees and connects
+  bool connecting_ = false;                         // no run begins meanwhile
+  std::string devices_failure_;                     // said already
   Buffers buffers_ = Buffers::kNone;
   std::vector<UniqueFd> departing_;  // of ranks that were dropped with buffers mapped
   std::unique_ptr<Timer> departing_timer_;

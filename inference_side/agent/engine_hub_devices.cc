@@ -8,6 +8,7 @@
 #include "inference_side/agent/engine_hub.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/device/cuda_library.h"
 
 namespace wsync::agent {
 namespace {
@@ -127,6 +128,19 @@ Result<> EngineHub::open_pipeline() {
   return {};
 }
 
+std::optional<std::uint32_t> EngineHub::numa_node() const {
+  if (!on_gpus()) return std::nullopt;
+  const auto backend = device::cuda_backend();
+  const Result<device::CudaFacts> facts =
+      backend ? (*backend)->facts() : Result<device::CudaFacts>(fail(backend.error()));
+  if (!facts) return std::nullopt;
+  const reload::DeviceGroup& group = runner_->group();
+  std::vector<std::string> uuids;
+  for (std::uint32_t d = 0; d < group.size(); ++d)
+    uuids.push_back(group.device(reload::DeviceIndex{d}).uuid());
+  return device::common_numa_node(facts->gpus, uuids);
+}
+
 void EngineHub::log_devices(const std::vector<reload::DeviceRoom>& before) const {
   if (!on_gpus()) return;
   const reload::DeviceGroup& group = runner_->group();
@@ -156,6 +170,43 @@ void EngineHub::log_devices(const std::vector<reload::DeviceRoom>& before) const
           "the rest is of communicators or of other processes",
           room.name, mib(taken), mib(room.peak_bytes));
   }
+}
+
+// ---- streams and communicators ----
+
+void EngineHub::connect_devices() {
+  if (!on_gpus() || connecting_ || runner_->group().connected() || runner_->running()) return;
+  auto outcome = std::make_shared<Result<>>();
+  const auto submitted = buffers_worker_->submit([this, outcome] { *outcome = runner_->connect(); },
+                                                 [this, alive = alive_, outcome] {
+                                                   if (*alive) devices_connected(*outcome);
+                                                 });
+  connecting_ = submitted.has_value();
+}
+
+bool EngineHub::devices_connected(Load& load) {
+  if (!on_gpus() || (runner_->group().connected() && !connecting_)) return true;
+  load.waits_for_devices = true;
+  connect_devices();
+  return false;
+}
+
+void EngineHub::devices_connected(const Result<>& outcome) {
+  connecting_ = false;
+  if (outcome) {
+    log_info("the devices are connected anew");
+    devices_failure_.clear();
+  } else if (std::exchange(devices_failure_, outcome.error().message()) !=
+             outcome.error().message()) {
+    log_warning("no load can begin: {}", outcome.error().message());
+  }
+  std::vector<std::string> waiting;
+  for (auto& [replica, load] : loads_)
+    if (std::exchange(load.waits_for_devices, false) && !load.begun) waiting.push_back(replica);
+  for (const std::string& replica : waiting)
+    if (!outcome) load_not_begun(replica, outcome.error().message());
+  pump_loads();
+  start_pipeline();
 }
 
 // ---- buffers that are not kept ----

@@ -129,7 +129,7 @@ void EngineHub::pump_load(const std::string& replica) {
     if (!staged) return;  // it is still being registered
     if (!staged->failure.empty()) return load_not_begun(replica, staged->failure);
   }
-  if (!buffers_ready(load)) return;
+  if (!devices_connected(load) || !buffers_ready(load)) return;
   load.begun = true;
   for (const auto& rank : ranks) send_load(load, rank);
   if (!runner_) return;
@@ -187,7 +187,7 @@ void EngineHub::drop_loads_without_version() {
 }
 
 void EngineHub::start_pipeline() {
-  if (!runner_ || more_expected_ || !running_.empty()) return;
+  if (!runner_ || more_expected_ || connecting_ || !running_.empty()) return;
   drop_loads_without_version();
   if (queued_.empty()) return;
   const Version version = loads_.at(queued_.front()).version;
@@ -251,6 +251,7 @@ void EngineHub::on_pipeline_finished(const Result<reload::PipelineReport>& resul
           load_failed(*rank, load->second.request, held->version(), lost.reason.message());
       }
   }
+  connect_devices();
   start_pipeline();
   free_unused_buffers();
 }

@@ -1,7 +1,5 @@
 #include "inference_side/agent/load_cache.h"
 
-#include "inference_side/agent/device_staging.h"
-
 namespace wsync::agent {
 namespace {
 

@@ -171,11 +171,14 @@ Result<device::MemoryHandle> DeviceGroup::ipc_handle(DeviceIndex device, SlotInd
 }
 
 Result<> DeviceGroup::connect(TimePoint deadline) {
-  if (unified() || members_[0].communicator) return {};
+  if (connected()) return {};
   auto connected = connect_members(deadline);
   if (connected && kind() == device::DeviceKind::kCuda && holds_buffers_)
     connected = warm_up(deadline);
-  if (!connected) break_up(connected.error());
+  if (connected)
+    connected_ = true;
+  else
+    break_up(connected.error());
   return connected;
 }
 
@@ -214,6 +217,7 @@ Result<> DeviceGroup::connect_members(TimePoint deadline) {
 }
 
 void DeviceGroup::break_up(const Error& reason) {
+  connected_ = false;
   for (Member& member : members_)
     if (member.communicator) member.communicator->abort(reason);
   for (Member& member : members_) {

@@ -40,7 +40,7 @@ struct DeviceRoom {
 // for the life of the group, so that engines map them once, or made for each load. Unified devices:
 // no buffer at all.
 // Thread: the pipeline's driver; ipc_handle(), rooms() and what describes the group from any
-// thread. hold_buffers() and free_buffers(): never beside anything but those.
+// thread. hold_buffers(), free_buffers() and connect(): never beside anything but those.
 class DeviceGroup {
  public:
   // kInvalidInput for no device, too many, or devices of several kinds; kResourceExhausted as
@@ -73,6 +73,8 @@ class DeviceGroup {
   // Makes streams and communicators, unless they are there: before each run. GPUs that have their
   // buffers then pass some bytes on, once from each.
   [[nodiscard]] Result<> connect(TimePoint deadline);
+  // Whether they are there. Any thread. Unified devices have none, and need none.
+  [[nodiscard]] bool connected() const noexcept { return unified() || connected_; }
   // Ends everything that runs and takes streams and communicators down. When it returns nothing
   // reads or writes the buffers any more, engines aside, and every callback has been called.
   void break_up(const Error& reason);
@@ -118,6 +120,7 @@ class DeviceGroup {
   std::uint64_t buffer_bytes_ = 0;
   bool keep_buffers_ = true;
   std::atomic<bool> holds_buffers_ = false;
+  std::atomic<bool> connected_ = false;
   collective::GroupKind collective_ = collective::GroupKind::kLocal;
 };
 

@@ -13,11 +13,6 @@ namespace {
 // How often deadlines and errors without a callback are looked for.
 constexpr std::chrono::milliseconds kPoll{50};
 
-std::chrono::steady_clock::time_point clock_time(TimePoint t) {
-  return std::chrono::steady_clock::time_point(
-      std::chrono::nanoseconds(static_cast<std::int64_t>(t)));
-}
-
 }  // namespace
 
 struct PipelineRunner::Run {
@@ -34,6 +29,21 @@ struct PipelineRunner::Run {
   std::deque<Posted> at_once;                           // ends of operations that cost nothing
 };
 
+namespace {
+
+// With buffers, so that they are warmed up. Ones that are not kept may find no room now.
+Result<> connect_gpus(DeviceGroup& group) {
+  if (group.kind() != device::DeviceKind::kCuda || group.connected()) return {};
+  const bool held = group.holds_buffers();
+  if (auto made = group.hold_buffers(); !made && group.keeps_buffers()) return made;
+  const auto connected =
+      group.connect(now() + std::chrono::milliseconds(limits::kGroupJoinDeadlineMs));
+  if (!held && !group.keeps_buffers()) group.free_buffers();
+  return connected;
+}
+
+}  // namespace
+
 Result<std::unique_ptr<PipelineRunner>> PipelineRunner::create(PipelineOptions options) {
   if (options.ack_deadline.count() <= 0)
     return fail(ErrorCode::kInvalidInput, "the acknowledgement deadline must be more than 0");
@@ -42,13 +52,7 @@ Result<std::unique_ptr<PipelineRunner>> PipelineRunner::create(PipelineOptions o
                                     .keep_buffers = options.keep_buffers,
                                     .collective = options.collective});
   if (!group) return fail(std::move(group).error());
-  if ((*group)->kind() == device::DeviceKind::kCuda) {
-    // Buffers that are not kept may find no room now; then it is not warmed up.
-    if (auto held = (*group)->hold_buffers(); !held && (*group)->keeps_buffers())
-      return fail(held.error());
-    WSYNC_TRY((*group)->connect(now() + std::chrono::milliseconds(limits::kGroupJoinDeadlineMs)));
-    if (!(*group)->keeps_buffers()) (*group)->free_buffers();
-  }
+  WSYNC_TRY(connect_gpus(**group));
   return std::unique_ptr<PipelineRunner>(new PipelineRunner(std::move(options), std::move(*group)));
 }
 
@@ -163,6 +167,12 @@ Result<> PipelineRunner::free_buffers() {
   return {};
 }
 
+Result<> PipelineRunner::connect() {
+  const std::lock_guard driver_lock(driver_mutex_);
+  if (running()) return fail(ErrorCode::kBusy, "the weight pipeline is running");
+  return connect_gpus(*group_);
+}
+
 void PipelineRunner::post(Event event) {
   {
     const std::lock_guard lock(mutex_);
@@ -201,7 +211,7 @@ Result<> PipelineRunner::settle_debts(Run& run) {
   {
     std::unique_lock lock(mutex_);
     const TimePoint until = std::min(run.job.deadline, now() + run.ack_deadline);
-    changed_.wait_until(lock, clock_time(until), [&] { return owed_.empty() || abort_; });
+    changed_.wait_until(lock, steady_time(until), [&] { return owed_.empty() || abort_; });
     if (abort_) return fail(*abort_);
     for (const Owed& owed : owed_) silent.insert(owed.first);
   }
@@ -231,7 +241,7 @@ void PipelineRunner::loop(Run& run) {
 // Everything that has been posted; waits for the first of it, but not past `until`.
 std::deque<PipelineRunner::Posted> PipelineRunner::next_events(TimePoint until) {
   std::unique_lock lock(mutex_);
-  changed_.wait_until(lock, clock_time(until), [&] { return !events_.empty() || abort_; });
+  changed_.wait_until(lock, steady_time(until), [&] { return !events_.empty() || abort_; });
   if (abort_) return {{.event = Failed{*abort_}, .at = now()}};
   return std::exchange(events_, {});
 }

@@ -125,6 +125,9 @@ class PipelineRunner {
   // As DeviceGroup's, between runs: kBusy during one. They block; not from the listener.
   [[nodiscard]] Result<> hold_buffers();
   [[nodiscard]] Result<> free_buffers();
+  // The same on GPUs for streams and communicators, which a failed run has taken down: makes them
+  // anew, so that the next run does not have to. Nothing where they are there, and on host devices.
+  [[nodiscard]] Result<> connect();
   // Devices, buffers and their handles.
   [[nodiscard]] const DeviceGroup& group() const noexcept { return *group_; }
 

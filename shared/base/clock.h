@@ -21,6 +21,11 @@ enum class TimePoint : std::int64_t {};
 [[nodiscard]] constexpr std::chrono::nanoseconds operator-(TimePoint a, TimePoint b) noexcept {
   return std::chrono::nanoseconds{static_cast<std::int64_t>(a) - static_cast<std::int64_t>(b)};
 }
+// As the standard library's waits take it: now() is of this clock.
+[[nodiscard]] constexpr std::chrono::steady_clock::time_point steady_time(TimePoint t) noexcept {
+  return std::chrono::steady_clock::time_point(
+      std::chrono::nanoseconds(static_cast<std::int64_t>(t)));
+}
 [[nodiscard]] constexpr double seconds(std::chrono::nanoseconds d) noexcept {
   return static_cast<double>(d.count()) * 1e-9;
 }

@@ -1,6 +1,9 @@
 #include "shared/base/thread_pool.h"
 
 #include <algorithm>
+#include <atomic>
+#include <latch>
+#include <memory>
 #include <sys/resource.h>
 #include <unistd.h>
 #include <utility>
@@ -36,6 +39,24 @@ void ThreadPool::run(const std::stop_token& stop) {
     lock.unlock();
     work();
   }
+}
+
+void for_each_index(ThreadPool* helpers, std::size_t count,
+                    const std::function<void(std::size_t)>& work) {
+  std::atomic<std::size_t> next = 0;
+  const auto take = [&] {
+    for (std::size_t i = next++; i < count; i = next++) work(i);
+  };
+  const std::size_t others = helpers == nullptr || count < 2 ? 0 : helpers->size();
+  // Shared, since the last one to count down may be the last to leave it.
+  const auto done = std::make_shared<std::latch>(static_cast<std::ptrdiff_t>(others));
+  for (std::size_t i = 0; i < others; ++i)
+    helpers->post([&take, done] {
+      take();
+      done->count_down();
+    });
+  take();
+  done->wait();
 }
 
 }  // namespace wsync

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstddef>
 #include <deque>
 #include <functional>
 #include <mutex>
@@ -34,5 +35,10 @@ class ThreadPool {
   std::deque<std::function<void()>> work_;  // under mutex_
   std::vector<std::jthread> threads_;
 };
+
+// Calls work(0) to work(count - 1), each once, on the pool's threads and this one; returns when all
+// have. `helpers` may be null. Not from one of its threads.
+void for_each_index(ThreadPool* helpers, std::size_t count,
+                    const std::function<void(std::size_t)>& work);
 
 }  // namespace wsync

@@ -61,17 +61,6 @@ Result<std::unique_ptr<Group>> make_group(GroupKind kind, std::uint32_t size) {
   return (*nccl)->make_group(size);
 }
 
-Result<std::unique_ptr<Group>> attach_group(GroupKind kind, const Bytes& id, std::uint32_t size) {
-  WSYNC_TRY(check_size(size));
-  if (kind == GroupKind::kLocal)
-    return fail(ErrorCode::kRefused,
-                "the devices of a local group must be driven by one process: it cannot be joined "
-                "from another one");
-  const auto nccl = nccl_backend();
-  if (!nccl) return fail(nccl.error());
-  return (*nccl)->attach_group(id, size);
-}
-
 GroupKind fitting_group(const std::vector<device::Device*>& devices) {
   std::set<std::string> gpus;
   for (const device::Device* device : devices) {

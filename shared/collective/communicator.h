@@ -1,12 +1,11 @@
 // Communicators: how the devices of a group pass a bucket on. A group has `size` ranks, one for
-// each device; they may all live in one process (a sidecar drives its devices itself) or each in a
-// process of its own. One interface for every backend; a backend is a folder, and one line in
+// each device, all in one process: a sidecar drives all devices of its host itself, so nothing of a
+// group travels. One interface for every backend; a backend is a folder, and one line in
 // make_group().
 //
 // No wait is without a deadline. Whatever breaks, the deadline or abort() ends every pending
-// operation on every rank of this process. A broken group is not repaired: its streams and
-// communicators are destroyed, and only then may its buffers be used again, by a new group without
-// the dead member.
+// operation on every rank. A broken group is not repaired: its streams and communicators are
+// destroyed, and only then may its buffers be used again, by a new group.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +14,6 @@
 #include <string_view>
 #include <vector>
 
-#include "shared/base/bytes.h"
 #include "shared/base/clock.h"
 #include "shared/base/error.h"
 #include "shared/device/device.h"
@@ -49,10 +47,9 @@ class Communicator {
   // Waits until every rank has joined; kDeadline names how many have not.
   [[nodiscard]] virtual Result<> wait_joined(TimePoint deadline) const = 0;
   // Enqueues on a stream of this rank's device and returns at once; order it with the stream's
-  // events and callbacks. The root's part is complete after every rank of its process has its
-  // bytes, and those of other processes need its memory no more. When ranks of one process disagree
-  // about bytes or root, when the group breaks, or at the deadline, which also catches what ranks
-  // of other processes do, the work fails, and with it the stream.
+  // events and callbacks. The root's part is complete after every rank has its bytes. When ranks
+  // disagree about bytes or root, when the group breaks, or at the deadline, the work fails, and
+  // with it the stream.
   [[nodiscard]] virtual Result<> broadcast(const Broadcast& broadcast, device::Stream& stream) = 0;
   // Breaks the group: pending and later broadcasts of every rank fail with this error. The first
   // one counts.
@@ -72,9 +69,6 @@ class Group {
   Group& operator=(const Group&) = delete;
 
   [[nodiscard]] virtual std::uint32_t size() const noexcept = 0;
-  // What another process needs to join, carried over the control plane. kRefused for a backend
-  // whose ranks must share a process (local).
-  [[nodiscard]] virtual Result<Bytes> id() const = 0;
   // Adds one rank, without waiting for the others (Communicator::wait_joined does). `device`
   // outlives the communicator. kInvalidInput for a rank out of range, kRefused for one taken.
   [[nodiscard]] virtual Result<std::unique_ptr<Communicator>> join(Rank rank,
@@ -86,7 +80,7 @@ class Group {
 
 // Which backend.
 enum class GroupKind : std::uint8_t {
-  kLocal,  // ranks of one process; each copies from the root's memory on its own stream
+  kLocal,  // each rank copies from the root's memory on its own stream
   kNccl,   // GPUs, one for each rank
 };
 [[nodiscard]] std::string_view group_kind_name(GroupKind kind) noexcept;
@@ -94,14 +88,11 @@ enum class GroupKind : std::uint8_t {
 // A new group. kInvalidInput for a size out of 1 to limits::kDeviceCount, kRefused for a backend
 // that is not there (nccl_library.h).
 [[nodiscard]] Result<std::unique_ptr<Group>> make_group(GroupKind kind, std::uint32_t size);
-// The group that another process made, from its id. kRefused where ranks must share a process.
-[[nodiscard]] Result<std::unique_ptr<Group>> attach_group(GroupKind kind, const Bytes& id,
-                                                          std::uint32_t size);
 
 // What fits devices that one process drives: kNccl for several GPUs, no two of them the same, when
 // NCCL can be loaded, otherwise kLocal.
 [[nodiscard]] GroupKind fitting_group(const std::vector<device::Device*>& devices);
-// All ranks of a group in this process: one for each device, in their order, joined.
+// All ranks of a new group: one for each device, in their order, joined.
 [[nodiscard]] Result<std::vector<std::unique_ptr<Communicator>>> join_all(
     GroupKind kind, const std::vector<device::Device*>& devices, TimePoint deadline);
 

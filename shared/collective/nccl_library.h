@@ -23,7 +23,6 @@ struct NcclFacts {
 struct NcclBackend {
   std::uint32_t size = 0;  // of this struct
   Result<std::unique_ptr<Group>> (*make_group)(std::uint32_t size) = nullptr;
-  Result<std::unique_ptr<Group>> (*attach_group)(const Bytes& id, std::uint32_t size) = nullptr;
   // kRefused when there is no NCCL, naming where was looked.
   Result<NcclFacts> (*facts)() = nullptr;
 };

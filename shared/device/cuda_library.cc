@@ -1,5 +1,6 @@
 #include "shared/device/cuda_library.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <dlfcn.h>
 #include <filesystem>
@@ -150,6 +151,21 @@ Result<void*> cuda_symbol(const char* name) {
                     "program; install both from one package",
                     kLibrary, name));
   return symbol;
+}
+
+std::optional<std::uint32_t> common_numa_node(const std::vector<GpuFacts>& gpus,
+                                              const std::vector<std::string>& uuids) {
+  std::optional<std::uint32_t> common;
+  for (const std::string& uuid : uuids) {
+    const auto gpu = std::ranges::find(gpus, uuid, &GpuFacts::uuid);
+    if (gpu == gpus.end() || !gpu->numa_node || (common && common != gpu->numa_node)) return {};
+    common = gpu->numa_node;
+  }
+  return common;
+}
+
+std::string cuda_version_text(std::uint32_t version) {
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
 }  // namespace wsync::device

@@ -44,6 +44,13 @@ struct CudaFacts {
   std::vector<GpuFacts> gpus;
 };
 
+// The NUMA node that all GPUs of these UUIDs are on; nothing where they are on several, or the
+// system does not say of one.
+[[nodiscard]] std::optional<std::uint32_t> common_numa_node(const std::vector<GpuFacts>& gpus,
+                                                            const std::vector<std::string>& uuids);
+// "13.0" of 13000, as the driver counts.
+[[nodiscard]] std::string cuda_version_text(std::uint32_t version);
+
 // What the library's entry point returns. Functions: any thread.
 struct CudaBackend {
   std::uint32_t size = 0;       // of this struct

@@ -1,17 +1,10 @@
 #include "shared/device/worker_stream.h"
 
-#include <chrono>
-
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 
 namespace wsync::device {
 namespace {
-
-std::chrono::steady_clock::time_point clock_time(TimePoint t) {
-  return std::chrono::steady_clock::time_point(
-      std::chrono::nanoseconds(static_cast<std::int64_t>(t)));
-}
 
 Error cancelled(std::string_view stream) {
   return {ErrorCode::kCancelled, fmt::format("{}: the stream was closed before its work", stream)};
@@ -53,7 +46,7 @@ Result<bool> EventState::query(std::uint64_t ticket) const {
 
 Result<> EventState::wait(std::uint64_t ticket, TimePoint deadline) const {
   std::unique_lock lock(mutex_);
-  if (!changed_.wait_until(lock, clock_time(deadline), [&] { return done(ticket); }))
+  if (!changed_.wait_until(lock, steady_time(deadline), [&] { return done(ticket); }))
     return fail(ErrorCode::kDeadline, "the work before an event was not complete at its deadline");
   return outcome();
 }

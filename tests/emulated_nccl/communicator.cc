@@ -21,23 +21,28 @@ std::uint32_t number(std::string_view text) {
 
 }  // namespace
 
-std::optional<Fault> fault_of_environment() {
+std::vector<Fault> faults_of_environment() {
   const char* value = std::getenv("WSYNC_EMULATED_NCCL_FAULT");
-  if (value == nullptr) return {};
-  std::string_view text = value;
-  Fault fault;
-  if (const auto at = text.find('@'); at != std::string_view::npos) {
-    fault.rank = number(text.substr(at + 1));
-    text = text.substr(0, at);
+  std::vector<Fault> faults;
+  std::string_view rest = value == nullptr ? "" : value;
+  while (!rest.empty()) {
+    std::string_view text = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), text.size() + 1));
+    Fault& fault = faults.emplace_back();
+    if (const auto at = text.find('@'); at != std::string_view::npos) {
+      fault.rank = number(text.substr(at + 1));
+      text = text.substr(0, at);
+    }
+    if (const auto at = text.find(':'); at != std::string_view::npos) {
+      fault.broadcast = number(text.substr(at + 1));
+      text = text.substr(0, at);
+    }
+    if (text == "init") fault.kind = Fault::Kind::kInit;
+    if (text == "async") fault.kind = Fault::Kind::kAsync;
+    if (text == "hang") fault.kind = Fault::Kind::kHang;
+    if (text == "abort") fault.kind = Fault::Kind::kAbort;
   }
-  if (const auto at = text.find(':'); at != std::string_view::npos) {
-    fault.broadcast = number(text.substr(at + 1));
-    text = text.substr(0, at);
-  }
-  if (text == "init") fault.kind = Fault::Kind::kInit;
-  if (text == "async") fault.kind = Fault::Kind::kAsync;
-  if (text == "hang") fault.kind = Fault::Kind::kHang;
-  return fault;
+  return faults;
 }
 
 struct Communicator::Work {
@@ -57,9 +62,11 @@ std::string Communicator::who() const {
 }
 
 bool Communicator::faulty(Fault::Kind kind) const {
-  const auto fault = fault_of_environment();
-  if (!fault || fault->kind != kind || (fault->rank && *fault->rank != rank_)) return false;
-  return kind == Fault::Kind::kInit || fault->broadcast == broadcasts_;
+  const bool always = kind == Fault::Kind::kInit || kind == Fault::Kind::kAbort;
+  return std::ranges::any_of(faults_of_environment(), [&](const Fault& fault) {
+    return fault.kind == kind && (!fault.rank || *fault.rank == rank_) &&
+           (always || fault.broadcast == broadcasts_);
+  });
 }
 
 ncclResult_t Communicator::init(const ncclUniqueId& id) {
@@ -201,6 +208,10 @@ ncclResult_t Communicator::finalize() {
 
 bool Communicator::finalized() const { return state_ == State::kFinalized; }
 
-void Communicator::abort() { abort_.store(true); }
+void Communicator::abort() {
+  given_back.store(true);
+  while (faulty(Fault::Kind::kAbort)) std::this_thread::sleep_for(kRest);
+  abort_.store(true);
+}
 
 }  // namespace emulated_nccl

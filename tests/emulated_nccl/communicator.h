@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "tests/emulated_nccl/driver.h"
 #include "tests/emulated_nccl/rendezvous.h"
@@ -20,12 +21,12 @@ namespace emulated_nccl {
 
 // What the environment asks to go wrong (README.md).
 struct Fault {
-  enum class Kind : std::uint8_t { kInit, kAsync, kHang };
+  enum class Kind : std::uint8_t { kInit, kAsync, kHang, kAbort };
   Kind kind{};
   std::uint32_t broadcast = 0;  // the how manyth of a communicator, from 1
   std::optional<std::uint32_t> rank;
 };
-std::optional<Fault> fault_of_environment();
+std::vector<Fault> faults_of_environment();
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
@@ -47,11 +48,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   ncclResult_t finalize();
   // False when finalize() is not over.
   bool finalized() const;
+  // Does not come back while the environment asks for that.
   void abort();
 
   std::string who() const;
   CUdevice device() const { return device_; }
-  std::atomic<bool> entered = false;  // a thread is in one of its functions
+  std::atomic<bool> entered = false;     // a thread is in one of its functions
+  std::atomic<bool> given_back = false;  // ncclCommAbort has been called
 
  private:
   struct Work;

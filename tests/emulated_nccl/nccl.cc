@@ -36,6 +36,7 @@ void look_for_leaks() {
     left.swap(registry().live);
   }
   for (const auto& [key, communicator] : left) {
+    if (communicator->given_back) continue;
     communicator->abort();
     driver()->report((communicator->who() + ": an NCCL communicator was neither destroyed nor "
                                             "aborted")

@@ -20,8 +20,10 @@ def cuda(gpus, *settings):
 class CudaFleet(Fleet):
     """Its processes find the emulated driver and NCCL; what they do wrong with it is in a report, which must stay empty."""
 
-    def __init__(self, **environment):
+    def __init__(self, abandons=False, **environment):
+        """abandons: a process of it gives a GPU up, and what it has there is left when it ends."""
         super().__init__(WSYNC)
+        self.abandons = abandons
         self.report = self.path("misuse")
         self.environment.update(environment, LD_LIBRARY_PATH=os.path.dirname(DRIVER), WSYNC_CUDA_LIBRARY=LIBRARY,
                                 WSYNC_NCCL_LIBRARY=NCCL, WSYNC_EMULATED_CUDA_REPORT=self.report)
@@ -32,7 +34,10 @@ class CudaFleet(Fleet):
             if process.poll() is None:
                 process.kill()
             process.wait()
-        misuse = open(self.report, encoding="utf-8").read() if os.path.exists(self.report) else ""
+        misuse = ""
+        if os.path.exists(self.report):
+            with open(self.report, encoding="utf-8") as file:
+                misuse = "".join(line for line in file if not (self.abandons and ": at the end of the process: " in line))
         said = [self.said(process) for process in self.processes] if failure[0] or misuse else []
         super().__exit__(*failure)
         if failure[0]:
@@ -229,6 +234,40 @@ class Cuda(unittest.TestCase):
         self.assertNotEqual(done.returncode, 0)
         for word in words:
             self.assertIn(word, done.stdout + done.stderr)
+
+    def two_by_nccl(self, fleet, fault):
+        """A fleet that has taken its first version; each load has 8 broadcasts, and connecting the devices 2."""
+        one = fleet.checkpoint("one", 1)
+        sidecar, socket = fleet.sidecar("s0", *cuda("0,1", *BUFFER, "--set", "devices.collective=nccl"),
+                                        WSYNC_EMULATED_NCCL_FAULT=fault)
+        engines = [fleet.gpu_engine(socket, f"e{device}", one, device, device) for device in (0, 1)]
+        trainer = fleet.start("trainer", "--set", "arenas=4")
+        self.verified(fleet, self.push(fleet, one), 2)
+        return sidecar, engines, trainer
+
+    def test_communicators_that_broke_are_made_anew_and_the_replicas_repaired(self):
+        with CudaFleet() as fleet:
+            # In the second load. Later ones are of new communicators.
+            sidecar, engines, trainer = self.two_by_nccl(fleet, "async:12@1")
+            version = self.push(fleet, fleet.checkpoint("two", 2))
+            fleet.until_said(sidecar, "NCCL reports an error")
+            fleet.until_said(sidecar, "the devices are connected anew")
+            fleet.until_ready(version, "e0", "e1")
+            self.verified(fleet, version, 2)
+            self.stopped(fleet, *engines, trainer, sidecar)
+
+    def test_an_abort_that_hangs_leaves_the_gpu_and_nothing_waits_for_it(self):
+        with CudaFleet(abandons=True) as fleet:
+            sidecar, engines, trainer = self.two_by_nccl(fleet, "async:12@1,abort@1")
+            code, answer = fleet.ask("push", fleet.checkpoint("two", 2))
+            self.assertNotEqual(code, 0, answer)
+            fleet.until_said(sidecar, "no load can begin: ")
+            said = fleet.said(sidecar)
+            self.assertEqual(said.count("no load can begin: "), 1, said)
+            self.assertIn("is not used again by this process, since NCCL did not free its communicator within 5 s", said)
+            self.assertNotIn("connected anew", said)
+            self.assertEqual(fleet.ask("status")[0], 0)
+            self.stopped(fleet, *engines, trainer, sidecar)
 
     def test_devices_that_cannot_be_opened(self):
         with CudaFleet() as fleet:

@@ -1,5 +1,6 @@
 #include "shared/base/thread_pool.h"
 
+#include <atomic>
 #include <future>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -58,6 +59,16 @@ TEST(ThreadPool, ThreadsAreAsNiceAsAsked) {
   ThreadPool pool(1, 7);
   pool.post([&] { nice.set_value(::getpriority(PRIO_PROCESS, 0)); });
   EXPECT_EQ(nice.get_future().get(), 7);
+}
+
+TEST(ForEachIndex, EachIndexIsWorkedOnOnce) {
+  ThreadPool pool(3);
+  for (ThreadPool* helpers : {static_cast<ThreadPool*>(nullptr), &pool})
+    for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{1000}}) {
+      std::vector<std::atomic<int>> times(count);
+      for_each_index(helpers, count, [&](std::size_t i) { ++times[i]; });
+      for (const auto& time : times) EXPECT_EQ(time, 1);
+    }
 }
 
 }  // namespace

@@ -41,11 +41,6 @@ struct Todo {
   std::optional<TimePoint> until = std::nullopt;  // of kWait; none: until something changes
 };
 
-std::chrono::steady_clock::time_point steady_time(TimePoint at) {
-  return std::chrono::steady_clock::time_point(
-      std::chrono::nanoseconds(static_cast<std::int64_t>(at)));
-}
-
 // Engines add the number of an answer to it; some take no more than 63 bits.
 std::uint64_t sampling_seed(std::uint64_t seed, std::uint64_t number) {
   using training::Random;

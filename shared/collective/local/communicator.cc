@@ -1,7 +1,6 @@
 #include "shared/collective/local/communicator.h"
 
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -12,11 +11,6 @@
 
 namespace wsync::collective::local {
 namespace {
-
-std::chrono::steady_clock::time_point clock_time(TimePoint t) {
-  return std::chrono::steady_clock::time_point(
-      std::chrono::nanoseconds(static_cast<std::int64_t>(t)));
-}
 
 constexpr std::uint32_t number(Rank rank) { return static_cast<std::uint32_t>(rank); }
 
@@ -43,7 +37,7 @@ class Meeting {
   Result<> wait_joined(TimePoint deadline) {
     std::unique_lock lock(mutex_);
     const auto missing = [&] { return std::count(joined_.begin(), joined_.end(), false); };
-    changed_.wait_until(lock, clock_time(deadline), [&] { return broken_ || missing() == 0; });
+    changed_.wait_until(lock, steady_time(deadline), [&] { return broken_ || missing() == 0; });
     if (broken_) return fail(*broken_);
     if (missing() == 0) return {};
     return fail(ErrorCode::kDeadline,
@@ -99,8 +93,8 @@ class Meeting {
   template <class Ready>
   Result<> wait(std::unique_lock<std::mutex>& lock, const std::stop_token& stop, const Broadcast& b,
                 const std::string& what, Ready ready) {
-    const bool in_time =
-        changed_.wait_until(lock, stop, clock_time(b.deadline), [&] { return broken_ || ready(); });
+    const bool in_time = changed_.wait_until(lock, stop, steady_time(b.deadline),
+                                             [&] { return broken_ || ready(); });
     if (!in_time && stop.stop_requested())
       break_with(
           {ErrorCode::kCancelled, "a rank's stream was closed in the middle of a broadcast"});
@@ -201,11 +195,6 @@ class LocalGroup final : public Group {
  public:
   explicit LocalGroup(std::uint32_t size) : meeting_(std::make_shared<Meeting>(size)) {}
   [[nodiscard]] std::uint32_t size() const noexcept override { return meeting_->size(); }
-  [[nodiscard]] Result<Bytes> id() const override {
-    return fail(ErrorCode::kRefused,
-                "the devices of a local group must be driven by one process: it has no id that "
-                "another one could use");
-  }
   [[nodiscard]] Result<std::unique_ptr<Communicator>> join(Rank rank,
                                                            device::Device& /*device*/) override {
     WSYNC_TRY(meeting_->join(rank));

@@ -40,9 +40,19 @@ Result<std::string> gpu_of(const device::Device& device) {
   return device.uuid();
 }
 
-bool gpu_is_abandoned(device::Stream& stream) {
-  const auto* cuda = dynamic_cast<device::cuda::CudaStream*>(&stream);
-  return cuda != nullptr && cuda->gpu().context()->abandoned();
+Gpu gpu_behind(device::Stream& stream) {
+  auto* cuda = dynamic_cast<device::cuda::CudaStream*>(&stream);
+  if (cuda == nullptr)
+    return {
+        .enter = [] {}, .abandoned = [] { return false; }, .abandon = [](const std::string&) {}};
+  return {.enter =
+              [context = cuda->gpu().context()] {
+                // NCCL sets its device itself too: what fails here fails there, and is told there.
+                (void)context->cuda().cuCtxSetCurrent(context->handle());
+              },
+          .abandoned = [context = cuda->gpu().context()] { return context->abandoned(); },
+          .abandon =
+              [context = cuda->gpu().context()](const std::string& why) { context->abandon(why); }};
 }
 
 std::string host_name() {
@@ -53,10 +63,7 @@ std::string host_name() {
 }  // namespace
 
 Hardware cuda_hardware() {
-  return {.native = native_stream,
-          .idle = stream_is_idle,
-          .gpu = gpu_of,
-          .abandoned = gpu_is_abandoned};
+  return {.native = native_stream, .idle = stream_is_idle, .gpu = gpu_of, .of = gpu_behind};
 }
 
 // NCCL puts it above what a communicator is made with, and no deadline would hold any more.
@@ -81,7 +88,6 @@ Result<Site> this_site() {
               .process = {.host = host_name(),
                           .rank = {},
                           .gpu = {},
-                          .nccl = (*library)->version,
                           .driver_cuda = *version,
                           .build_cuda = CUDA_VERSION}};
 }
@@ -96,12 +102,6 @@ Result<std::unique_ptr<Group>> make_here(std::uint32_t size) {
   return nccl::make_nccl_group(std::move(*site), size);
 }
 
-Result<std::unique_ptr<Group>> attach_here(const Bytes& id, std::uint32_t size) {
-  auto site = nccl::this_site();
-  if (!site) return fail(std::move(site).error());
-  return nccl::attach_nccl_group(std::move(*site), id, size);
-}
-
 Result<NcclFacts> facts_here() {
   const auto library = nccl::nccl();
   if (!library) return fail(library.error());
@@ -109,10 +109,8 @@ Result<NcclFacts> facts_here() {
       .library = (*library)->path, .version = (*library)->version, .built_with = NCCL_VERSION_CODE};
 }
 
-constexpr NcclBackend kBackend{.size = sizeof(NcclBackend),
-                               .make_group = make_here,
-                               .attach_group = attach_here,
-                               .facts = facts_here};
+constexpr NcclBackend kBackend{
+    .size = sizeof(NcclBackend), .make_group = make_here, .facts = facts_here};
 
 }  // namespace
 }  // namespace wsync::collective

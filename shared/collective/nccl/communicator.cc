@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <cstring>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -16,8 +15,6 @@
 namespace wsync::collective::nccl {
 namespace {
 
-// What it gives NCCL for the abort itself, before its stream is closed behind it.
-constexpr auto kAbortTime = std::chrono::seconds(10);
 constexpr std::uint32_t kSpins = 200;
 constexpr auto kShortestRest = std::chrono::microseconds(10);
 constexpr auto kLongestRest = std::chrono::microseconds(20);
@@ -36,12 +33,12 @@ class Pace {
   std::chrono::microseconds rest_ = kShortestRest;
 };
 
-// What a group and its communicators in this process share.
+// What a group and its communicators share.
 struct Shared {
-  Shared(Site s, GroupId i) : site(std::move(s)), id(std::move(i)), roster(id.size) {}
+  Shared(Site s, std::uint32_t size) : site(std::move(s)), members{site.process}, roster(size) {}
 
-  // Success, or what broke the group. Asks NCCL about every rank of this process: it may report an
-  // error to one of them while another is waited for.
+  // Success, or what broke the group. Asks NCCL about every rank: it may report an error to one of
+  // them while another is waited for.
   Result<> health() {
     WSYNC_TRY(roster.health());
     const std::lock_guard lock(mutex);
@@ -51,9 +48,19 @@ struct Shared {
     return roster.health();
   }
 
+  // What is to be done when a handle has ended, in time or not.
+  void ended(bool in_time, const Gpu& gpu) const {
+    if (in_time) return;
+    gpu.abandon(fmt::format(
+        "NCCL did not free its communicator within {} s, which is left to a thread that nobody "
+        "waits for",
+        seconds(site.end_time)));
+  }
+
   const Site site;
+  ncclUniqueId unique{};  // of this group alone, in this process alone
   std::mutex mutex;
-  GroupId id;  // under the mutex, as its members grow when ranks join
+  std::vector<Member> members;                 // under the mutex
   std::vector<std::weak_ptr<Handle>> handles;  // under the mutex
   Roster roster;
 };
@@ -61,15 +68,16 @@ struct Shared {
 // A broadcast of one rank, on its stream's worker.
 class Turn {
  public:
-  Turn(Shared& shared, Handle& handle, const Roster::Visit& visit, const std::stop_token& stop)
-      : shared_(shared), handle_(handle), visit_(visit), stop_(stop) {}
+  Turn(Shared& shared, Handle& handle, const Gpu& gpu, const Roster::Visit& visit,
+       const std::stop_token& stop)
+      : shared_(shared), handle_(handle), gpu_(gpu), visit_(visit), stop_(stop) {}
 
   // Ends what was begun, and the group, when it fails.
   Result<> run(const Handle::Transfer& transfer) {
     auto done = carry_out(transfer);
     if (done) return done;
     shared_.roster.break_with(done.error());
-    handle_.abort();
+    shared_.ended(handle_.abort(), gpu_);
     return shared_.roster.health();
   }
 
@@ -113,23 +121,10 @@ class Turn {
 
   Shared& shared_;
   Handle& handle_;
+  const Gpu& gpu_;
   const Roster::Visit visit_;
   const std::stop_token& stop_;
 };
-
-// Leaves NCCL in good order, or as fast as can be.
-void take_down(Handle& handle, bool orderly, TimePoint deadline) {
-  if (orderly && handle.finalize()) {
-    for (Pace pace; now() < deadline; pace.rest()) {
-      const auto settled = handle.settled();
-      if (!settled) break;
-      if (!*settled) continue;
-      handle.destroy();
-      return;
-    }
-  }
-  handle.abort();
-}
 
 class NcclCommunicator final : public Communicator {
  public:
@@ -137,21 +132,26 @@ class NcclCommunicator final : public Communicator {
       : shared_(std::move(shared)),
         rank_(rank),
         home_(std::move(home)),
-        handle_(std::make_shared<Handle>(
-            *shared_->site.nccl,
-            Handle::Place{static_cast<std::uint32_t>(rank), shared_->roster.size()})) {}
+        gpu_(shared_->site.hardware.of(*home_)),
+        handle_(std::make_shared<Handle>(*shared_->site.nccl,
+                                         Handle::Place{.rank = static_cast<std::uint32_t>(rank),
+                                                       .size = shared_->roster.size(),
+                                                       .enter = gpu_.enter,
+                                                       .leave_time = shared_->site.leave_time,
+                                                       .end_time = shared_->site.end_time})) {}
   ~NcclCommunicator() override {
     const bool orderly = shared_->roster.leave(rank_);
-    on_home([shared = shared_, handle = handle_, orderly, home = home_.get()] {
-      if (shared->site.hardware.abandoned(*home)) return handle->forsake();
-      take_down(*handle, orderly, now() + shared->site.leave_time);
+    on_home([shared = shared_, handle = handle_, orderly, gpu = gpu_] {
+      if (gpu.abandoned()) return handle->forsake();
+      shared->ended(orderly ? handle->leave() : handle->abort(), gpu);
     });
     std::unique_lock lock(mutex_);
-    ended_.wait_for(lock, 2 * shared_->site.leave_time + kAbortTime, [this] { return over_; });
+    ended_.wait_for(lock, 2 * (shared_->site.leave_time + shared_->site.end_time),
+                    [this] { return over_; });
   }
 
   // The rendezvous begins on the stream's thread, where the device is current.
-  std::weak_ptr<Handle> begin(const NcclUniqueId& id) {
+  std::weak_ptr<Handle> begin(const ncclUniqueId& id) {
     on_home([shared = shared_, handle = handle_, id] {
       if (auto begun = handle->begin(id); !begun) shared->roster.break_with(begun.error());
     });
@@ -168,10 +168,8 @@ class NcclCommunicator final : public Communicator {
       if (now() < deadline) continue;
       const auto here = shared_->roster.here();
       if (here < size())
-        return fail(ErrorCode::kDeadline,
-                    fmt::format("{} of {} ranks of a group have not joined in this process; if "
-                                "they are to join in others, one of those is missing",
-                                size() - here, size()));
+        return fail(ErrorCode::kDeadline, fmt::format("{} of {} ranks of a group have not joined",
+                                                      size() - here, size()));
       return fail(ErrorCode::kDeadline,
                   fmt::format("NCCL had not connected the {} ranks of a group in time", size()));
     }
@@ -197,10 +195,10 @@ class NcclCommunicator final : public Communicator {
                               .bytes = transfer.bytes,
                               .root = broadcast.root,
                               .deadline = broadcast.deadline};
-    WSYNC_TRY(
-        stream.run([shared = shared_, handle = handle_, visit, transfer](device::StreamTurn& turn) {
-          return Turn(*shared, *handle, visit, turn.stop()).run(transfer);
-        }));
+    WSYNC_TRY(stream.run([shared = shared_, handle = handle_, gpu = gpu_, visit,
+                          transfer](device::StreamTurn& turn) {
+      return Turn(*shared, *handle, gpu, visit, turn.stop()).run(transfer);
+    }));
     ++next_;
     return {};
   }
@@ -241,6 +239,7 @@ class NcclCommunicator final : public Communicator {
   std::mutex order_;
   std::uint64_t next_ = 0;
   std::unique_ptr<device::Stream> home_;  // destroyed before what its callbacks use
+  const Gpu gpu_;
   const std::shared_ptr<Handle> handle_;
 };
 
@@ -249,10 +248,6 @@ class NcclGroup final : public Group {
   explicit NcclGroup(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
 
   [[nodiscard]] std::uint32_t size() const noexcept override { return shared_->roster.size(); }
-  [[nodiscard]] Result<Bytes> id() const override {
-    const std::lock_guard lock(shared_->mutex);
-    return encode(shared_->id);
-  }
   [[nodiscard]] Result<std::unique_ptr<Communicator>> join(Rank rank,
                                                            device::Device& device) override {
     auto gpu = shared_->site.hardware.gpu(device);
@@ -272,12 +267,12 @@ class NcclGroup final : public Group {
     member.rank = rank;
     member.gpu = std::move(gpu);
     const std::lock_guard lock(shared_->mutex);
-    auto members = shared_->id.members;
+    auto members = shared_->members;
     members.push_back(std::move(member));
     WSYNC_TRY(check_members(members));
-    shared_->id.members = std::move(members);
+    shared_->members = std::move(members);
     auto communicator = std::make_unique<NcclCommunicator>(shared_, rank, std::move(*home));
-    shared_->handles.push_back(communicator->begin(shared_->id.unique));
+    shared_->handles.push_back(communicator->begin(shared_->unique));
     return std::unique_ptr<Communicator>(std::move(communicator));
   }
 
@@ -287,28 +282,11 @@ class NcclGroup final : public Group {
 }  // namespace
 
 Result<std::unique_ptr<Group>> make_nccl_group(Site site, std::uint32_t size) {
-  GroupId id{.size = size, .unique = {}, .members = {site.process}};
-  WSYNC_TRY(check_members(id.members));
-  ncclUniqueId unique;
-  WSYNC_TRY(check(*site.nccl, site.nccl->ncclGetUniqueId(&unique), "ncclGetUniqueId"));
-  std::memcpy(id.unique.data(), &unique, sizeof unique);
-  return std::unique_ptr<Group>(
-      std::make_unique<NcclGroup>(std::make_shared<Shared>(std::move(site), std::move(id))));
-}
-
-Result<std::unique_ptr<Group>> attach_nccl_group(Site site, std::span<const std::byte> id,
-                                                 std::uint32_t size) {
-  auto decoded = decode_group_id(id);
-  if (!decoded) return fail(std::move(decoded).error());
-  if (decoded->size != size)
-    return fail(
-        ErrorCode::kInvalidInput,
-        fmt::format("the id is that of a group of {} ranks, not of {}", decoded->size, size));
-  std::vector<Member> members = decoded->members;
-  members.push_back(site.process);
-  WSYNC_TRY(check_members(members));
-  return std::unique_ptr<Group>(
-      std::make_unique<NcclGroup>(std::make_shared<Shared>(std::move(site), std::move(*decoded))));
+  auto shared = std::make_shared<Shared>(std::move(site), size);
+  WSYNC_TRY(check_members(shared->members));
+  const Nccl& nccl = *shared->site.nccl;
+  WSYNC_TRY(check(nccl, nccl.ncclGetUniqueId(&shared->unique), "ncclGetUniqueId"));
+  return std::unique_ptr<Group>(std::make_unique<NcclGroup>(std::move(shared)));
 }
 
 }  // namespace wsync::collective::nccl

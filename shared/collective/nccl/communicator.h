@@ -1,4 +1,4 @@
-// The NCCL backend: GPUs, one for each rank, in one process or in several.
+// The NCCL backend: GPUs, one for each rank.
 //
 // Each rank's communicator is driven by the threads of that rank's streams: a stream of its own
 // starts it and takes it down, and a broadcast runs on the stream that it was enqueued on. So every
@@ -7,12 +7,13 @@
 //
 // A broadcast is waited for by polling: the stream, NCCL's asynchronous error, the group, the stop
 // of the stream, the deadline. Whatever ends it early breaks the group, and every rank aborts its
-// own communicator.
+// own communicator. Where NCCL does not come back from that (Site::end_time), the rank's GPU is
+// abandoned: NCCL would take another communicator there, but what hangs may still write to the
+// buffers.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <span>
 
 #include "shared/collective/communicator.h"
 #include "shared/collective/nccl/hardware.h"
@@ -21,10 +22,5 @@ namespace wsync::collective::nccl {
 
 // kRefused when this process cannot take part in any group (members.h).
 [[nodiscard]] Result<std::unique_ptr<Group>> make_nccl_group(Site site, std::uint32_t size);
-// kInvalidInput for bytes that are no id, or one of another size; kRefused when this process cannot
-// take part in that group.
-[[nodiscard]] Result<std::unique_ptr<Group>> attach_nccl_group(Site site,
-                                                               std::span<const std::byte> id,
-                                                               std::uint32_t size);
 
 }  // namespace wsync::collective::nccl

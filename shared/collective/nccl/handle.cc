@@ -1,13 +1,32 @@
 #include "shared/collective/nccl/handle.h"
 
-#include <cstring>
+#include <thread>
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
+#include "shared/collective/nccl/ending.h"
 
 namespace wsync::collective::nccl {
 
-static_assert(sizeof(ncclUniqueId) == kUniqueIdBytes);
+namespace {
+
+constexpr auto kLeavePoll = std::chrono::microseconds(200);
+
+// Whether NCCL has finalized it before the deadline.
+bool finalized(const Nccl& nccl, ncclComm_t communicator, TimePoint deadline) {
+  const auto goes_on = [](ncclResult_t code) {
+    return code == ncclSuccess || code == ncclInProgress;
+  };
+  if (!goes_on(nccl.ncclCommFinalize(communicator))) return false;
+  for (; now() < deadline; std::this_thread::sleep_for(kLeavePoll)) {
+    ncclResult_t reported = ncclInProgress;
+    if (nccl.ncclCommGetAsyncError(communicator, &reported) != ncclSuccess) return false;
+    if (reported != ncclInProgress) return reported == ncclSuccess;
+  }
+  return false;
+}
+
+}  // namespace
 
 const char* handle_state_name(HandleState state) noexcept {
   switch (state) {
@@ -19,8 +38,6 @@ const char* handle_state_name(HandleState state) noexcept {
       return "ready";
     case HandleState::kBusy:
       return "busy";
-    case HandleState::kLeaving:
-      return "leaving";
     case HandleState::kBroken:
       return "broken";
     case HandleState::kGone:
@@ -29,7 +46,7 @@ const char* handle_state_name(HandleState state) noexcept {
   return "unknown";
 }
 
-Handle::~Handle() { abort(); }
+Handle::~Handle() { (void)abort(); }
 
 void Handle::become(HandleState state) {
   WSYNC_CHECK(may_become(state_, state),
@@ -57,15 +74,13 @@ Result<> Handle::asked(ncclResult_t code, const char* what) {
   return outcome;
 }
 
-Result<> Handle::begin(const NcclUniqueId& id) {
+Result<> Handle::begin(const ncclUniqueId& id) {
   const std::lock_guard lock(mutex_);
   WSYNC_TRY(needs(HandleState::kNew, "ncclCommInitRankConfig"));
-  ncclUniqueId unique;
-  std::memcpy(&unique, id.data(), sizeof unique);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   become(HandleState::kJoining);
-  return asked(nccl_.ncclCommInitRankConfig(&communicator_, static_cast<int>(place_.size), unique,
+  return asked(nccl_.ncclCommInitRankConfig(&communicator_, static_cast<int>(place_.size), id,
                                             static_cast<int>(place_.rank), &config),
                "ncclCommInitRankConfig");
 }
@@ -110,40 +125,54 @@ void Handle::finished() {
   if (state_ == HandleState::kBusy) become(HandleState::kReady);
 }
 
-Result<> Handle::finalize() {
+bool Handle::ready() const {
   const std::lock_guard lock(mutex_);
-  WSYNC_TRY(needs(HandleState::kReady, "ncclCommFinalize"));
-  become(HandleState::kLeaving);
-  return asked(nccl_.ncclCommFinalize(communicator_), "ncclCommFinalize");
+  return state_ == HandleState::kReady || state_ == HandleState::kBusy;
 }
 
-void Handle::destroy() {
-  const std::lock_guard lock(mutex_);
-  if (state_ != HandleState::kLeaving) return;
-  // Its result says nothing that could be acted upon: the communicator is not used any more.
-  (void)nccl_.ncclCommDestroy(communicator_);
-  communicator_ = nullptr;
-  become(HandleState::kGone);
+ncclComm_t Handle::take() {
+  if (state_ != HandleState::kGone) become(HandleState::kGone);
+  return std::exchange(communicator_, nullptr);
 }
 
-void Handle::abort() {
-  const std::lock_guard lock(mutex_);
-  if (state_ == HandleState::kGone) return;
-  if (communicator_ != nullptr) (void)nccl_.ncclCommAbort(communicator_);
-  communicator_ = nullptr;
-  become(HandleState::kGone);
+// Results of the last two calls say nothing that could be acted upon: it is not used any more.
+bool Handle::end(ncclComm_t communicator, bool orderly) const {
+  if (communicator == nullptr) return true;
+  const TimePoint leave_until = now() + place_.leave_time;
+  return ends_in_time(
+      [&nccl = nccl_, enter = place_.enter, communicator, orderly, leave_until] {
+        enter();
+        if (orderly && finalized(nccl, communicator, leave_until))
+          (void)nccl.ncclCommDestroy(communicator);
+        else
+          (void)nccl.ncclCommAbort(communicator);
+      },
+      (orderly ? leave_until : now()) + place_.end_time);
+}
+
+bool Handle::abort() {
+  ncclComm_t communicator = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    communicator = take();
+  }
+  return end(communicator, false);
+}
+
+bool Handle::leave() {
+  ncclComm_t communicator = nullptr;
+  bool orderly = false;
+  {
+    const std::lock_guard lock(mutex_);
+    orderly = state_ == HandleState::kReady;
+    communicator = take();
+  }
+  return end(communicator, orderly);
 }
 
 void Handle::forsake() {
   const std::lock_guard lock(mutex_);
-  if (state_ == HandleState::kGone) return;
-  communicator_ = nullptr;
-  become(HandleState::kGone);
-}
-
-HandleState Handle::state() const {
-  const std::lock_guard lock(mutex_);
-  return state_;
+  (void)take();
 }
 
 }  // namespace wsync::collective::nccl

@@ -1,22 +1,25 @@
 // Handle: one rank's ncclComm_t, and what may be asked of it when. Communicators do not block
 // (ncclConfig_t.blocking = 0): a call returns at once, settled() tells when it has been carried
-// out, and abort() ends it at any point.
+// out, and abort() ends it at any point. The two calls that end a communicator do block, so they
+// run on a thread of their own with a deadline (ending.h).
 //
-// NCCL allows one call at a time on a communicator, of whichever thread; the mutex sees to that.
-// What touches the device (begin, broadcast, finalize, destroy, abort) is called where the rank's
-// device is current: on a thread of one of its streams.
+// NCCL allows one call at a time on a communicator, of whichever thread; the mutex sees to that,
+// and what ends one takes it out of the handle first. begin() and broadcast() are called where the
+// rank's device is current, on a thread of one of its streams; the thread of the end makes it so.
 #pragma once
 
-#include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 
+#include "shared/base/clock.h"
 #include "shared/base/error.h"
 #include "shared/collective/nccl/library.h"
-#include "shared/collective/nccl/members.h"
 
 namespace wsync::collective::nccl {
 
@@ -25,21 +28,19 @@ enum class HandleState : std::uint8_t {
   kJoining,  // the ranks meet
   kReady,    // nothing is under way
   kBusy,     // a broadcast is being enqueued, or runs
-  kLeaving,  // finalize
   kBroken,   // NCCL has reported an error: only abort() is left
-  kGone,     // destroyed or aborted
+  kGone,     // destroyed, aborted or forsaken, or about to be
 };
 [[nodiscard]] const char* handle_state_name(HandleState state) noexcept;
 
 // The whole table: what a state may become.
 //
-//   from \ to   Joining  Ready  Busy  Leaving  Broken  Gone
-//   New            x                              x      x
-//   Joining               x                       x      x
-//   Ready                        x       x        x      x
-//   Busy                  x                       x      x
-//   Leaving                                       x      x
-//   Broken                                               x
+//   from \ to   Joining  Ready  Busy  Broken  Gone
+//   New            x                     x      x
+//   Joining               x              x      x
+//   Ready                        x       x      x
+//   Busy                  x              x      x
+//   Broken                                      x
 [[nodiscard]] constexpr bool may_become(HandleState from, HandleState to) noexcept {
   using enum HandleState;
   if (from == kGone || to == kNew) return false;
@@ -51,7 +52,6 @@ enum class HandleState : std::uint8_t {
     case kReady:
       return from == kJoining || from == kBusy;
     case kBusy:
-    case kLeaving:
       return from == kReady;
     case kBroken:
       return true;
@@ -62,22 +62,25 @@ enum class HandleState : std::uint8_t {
   return false;
 }
 
-using NcclUniqueId = std::array<std::byte, kUniqueIdBytes>;
-
 class Handle {
  public:
   struct Place {
     std::uint32_t rank = 0;
     std::uint32_t size = 0;
+    // Makes the rank's device current on the thread that calls it; owns what it uses.
+    std::function<void()> enter = [] {};
+    // For ncclCommDestroy or ncclCommAbort; before that, leaving in good order has leave_time.
+    std::chrono::nanoseconds leave_time{};
+    std::chrono::nanoseconds end_time{};
   };
-  // `nccl` outlives it.
-  Handle(const Nccl& nccl, Place place) : nccl_(nccl), place_(place) {}
+  // `nccl` outlives it, and everything that does not end in time.
+  Handle(const Nccl& nccl, Place place) : nccl_(nccl), place_(std::move(place)) {}
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
-  ~Handle();  // aborts what is left
+  ~Handle();  // aborts what is left, in the same time
 
   // Begins the rendezvous, on the device that is current; returns without waiting for the others.
-  [[nodiscard]] Result<> begin(const NcclUniqueId& id);
+  [[nodiscard]] Result<> begin(const ncclUniqueId& id);
   // True when what was asked for last has been carried out: the rank is in, the broadcast is on its
   // stream, the leaving is over. False before begin() too. NCCL's error breaks the handle and is
   // returned from then on; a handle that is gone is kCancelled.
@@ -95,21 +98,19 @@ class Handle {
   [[nodiscard]] Result<> broadcast(const Transfer& transfer);
   // The stream has carried the broadcast out.
   void finished();
-  // Begins to leave in good order; settled() tells when NCCL has nothing more to do.
-  [[nodiscard]] Result<> finalize();
-  // After a finalize() that has settled.
-  void destroy();
-  // Ends whatever runs and frees it; at any time, from any state.
-  void abort();
+  // Ends the communicator; from any state, once, from then on it is gone. True when NCCL has freed
+  // it. False when it has not come back in time: the call goes on by itself on a thread that nobody
+  // waits for, what runs on the GPU may go on too, and so neither the GPU nor what the broadcasts
+  // wrote to may be used again by this process.
+  [[nodiscard]] bool abort();
+  // The same in good order, where it is ready: finalized, then destroyed. Aborted where it is not,
+  // or NCCL does not finish within the leave time.
+  [[nodiscard]] bool leave();
   // Neither: NCCL keeps what it has until the process ends. For a GPU that hangs.
   void forsake();
 
-  [[nodiscard]] HandleState state() const;
   // The ranks have met, and nothing has ended since.
-  [[nodiscard]] bool ready() const {
-    const HandleState now = state();
-    return now == HandleState::kReady || now == HandleState::kBusy;
-  }
+  [[nodiscard]] bool ready() const;
 
  private:
   // Under the mutex.
@@ -118,6 +119,9 @@ class Handle {
   [[nodiscard]] Result<> asked(ncclResult_t code, const char* what);
   [[nodiscard]] std::string sentence(const char* what) const;
   [[nodiscard]] Result<> needs(HandleState state, const char* what) const;
+  // Takes the communicator out of it; null when there is none. What follows is not under the mutex.
+  [[nodiscard]] ncclComm_t take();
+  [[nodiscard]] bool end(ncclComm_t communicator, bool orderly) const;
 
   const Nccl& nccl_;
   const Place place_;

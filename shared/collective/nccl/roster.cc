@@ -1,17 +1,11 @@
 #include "shared/collective/nccl/roster.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include "shared/base/format.h"
 
 namespace wsync::collective::nccl {
 namespace {
-
-std::chrono::steady_clock::time_point steady(TimePoint t) {
-  return std::chrono::steady_clock::time_point(
-      std::chrono::nanoseconds(static_cast<std::int64_t>(t)));
-}
 
 constexpr std::uint32_t plain(Rank rank) { return static_cast<std::uint32_t>(rank); }
 
@@ -79,8 +73,8 @@ bool Roster::leave(Rank rank) {
 template <class Ready, class Missing>
 Result<> Roster::wait(std::unique_lock<std::mutex>& lock, const Visit& visit,
                       const std::stop_token& stop, Ready ready, Missing missing) {
-  const bool in_time =
-      changed_.wait_until(lock, stop, steady(visit.deadline), [&] { return broken_ || ready(); });
+  const bool in_time = changed_.wait_until(lock, stop, steady_time(visit.deadline),
+                                           [&] { return broken_ || ready(); });
   if (!in_time && stop.stop_requested())
     break_now({ErrorCode::kCancelled, "a rank's stream was closed in the middle of a broadcast"});
   else if (!in_time)

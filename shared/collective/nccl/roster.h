@@ -1,7 +1,6 @@
-// Roster: what the ranks of one group share that live in this process. They meet before each
-// broadcast, so that NCCL is entered only when every one of them has come with the same bytes and
-// root (NCCL hangs otherwise, on the GPU), and after it, so that the root is done only when all
-// have its bytes. Ranks of other processes are beyond it: the deadline is for those.
+// Roster: what the ranks of one group share. They meet before each broadcast, so that NCCL is
+// entered only when every one of them has come with the same bytes and root (NCCL hangs otherwise,
+// on the GPU), and after it, so that the root is done only when all have its bytes.
 //
 // Broadcasts are numbered by each rank in its own order; equal numbers are one broadcast. The first
 // error breaks the group for every rank. Any thread.
@@ -27,11 +26,11 @@ class Roster {
   explicit Roster(std::uint32_t size) : size_(size), joined_(size, false) {}
 
   [[nodiscard]] std::uint32_t size() const noexcept { return size_; }
-  // kInvalidInput for a rank out of range, kRefused for one that has joined here.
+  // kInvalidInput for a rank out of range, kRefused for one that has joined.
   [[nodiscard]] Result<> join(Rank rank);
   // Takes a join() back that came to nothing.
   void forget(Rank rank);
-  // Ranks of this process.
+  // Ranks that have joined.
   [[nodiscard]] std::uint32_t here() const;
 
   // The first error counts.
@@ -50,7 +49,7 @@ class Roster {
     Rank root{};
     TimePoint deadline{};
   };
-  // Waits for all ranks of this process. Ranks that disagree, the deadline (kDeadline) and `stop`
+  // Waits for all ranks. Ranks that disagree, the deadline (kDeadline) and `stop`
   // (kCancelled: the rank's stream is being destroyed) break the group.
   [[nodiscard]] Result<> arrive(const Visit& visit, const std::stop_token& stop);
   // The rank has its bytes; waits until all have theirs. Ends as arrive().

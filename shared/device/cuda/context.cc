@@ -57,6 +57,17 @@ Context::~Context() {
     released(cuda_, cuda_.cuDevicePrimaryCtxRelease(device_), "cuDevicePrimaryCtxRelease");
 }
 
+void Context::abandon(std::string why) const {
+  const std::lock_guard lock(mutex_);
+  if (abandoned_.exchange(true)) return;
+  why_abandoned_ = std::move(why);
+}
+
+std::string Context::why_abandoned() const {
+  const std::lock_guard lock(mutex_);
+  return why_abandoned_;
+}
+
 ContextGuard::~ContextGuard() {
   if (code_ != CUDA_SUCCESS) return;
   CUcontext was = nullptr;
@@ -126,10 +137,8 @@ Result<std::shared_ptr<const Gpu>> Gpu::open(const Driver& cuda, std::uint32_t n
   const std::lock_guard lock(open.mutex);
   auto& slot = open.all[{&cuda, number}];
   if (auto there = slot.lock()) {
-    if (!there->context_->abandoned()) return there;
-    return fail(
-        ErrorCode::kRefused,
-        fmt::format("{} did not end its work in this process; restart the process", there->name()));
+    WSYNC_TRY(there->usable());
+    return there;
   }
   auto made = make(cuda, number);
   if (!made) return fail(std::move(made).error());
@@ -196,6 +205,13 @@ Result<> Gpu::load_kernels() {
   module_ = OwnedModule(context_, module);
   return check(cuda(), cuda().cuModuleGetFunction(&copy_pieces_, module, kCopyPiecesKernel),
                fmt::format("the kernel {}", kCopyPiecesKernel));
+}
+
+Result<> Gpu::usable() const {
+  if (!context_->abandoned()) return {};
+  return fail(ErrorCode::kRefused,
+              fmt::format("{} is not used again by this process, since {}; restart the process",
+                          name(), context_->why_abandoned()));
 }
 
 std::string Gpu::name() const { return fmt::format("GPU {} ({})", number_, model_); }

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -36,9 +37,11 @@ class Context {
 
   // Its GPU does not end work that it was given. The driver would wait for that work for ever in
   // whatever releases something of this context, so from now on nothing is released: what is owned
-  // stays with the process until it ends.
-  void abandon() const noexcept { abandoned_.store(true); }
+  // stays with the process until it ends. `why` for sentences; the first one counts.
+  void abandon(std::string why) const;
   [[nodiscard]] bool abandoned() const noexcept { return abandoned_.load(); }
+  // Empty when it is not.
+  [[nodiscard]] std::string why_abandoned() const;
 
  private:
   Context(const Driver& cuda, CUdevice device, CUcontext handle) noexcept
@@ -47,6 +50,8 @@ class Context {
   CUdevice device_;
   CUcontext handle_;
   mutable std::atomic<bool> abandoned_ = false;
+  mutable std::mutex mutex_;
+  mutable std::string why_abandoned_;  // under the mutex
 };
 
 // Makes a context current for a scope. On one thread.
@@ -165,6 +170,8 @@ class Gpu {
   [[nodiscard]] const std::string& uuid() const noexcept { return uuid_; }
   // "GPU 0 (NVIDIA H200)".
   [[nodiscard]] std::string name() const;
+  // kRefused when this process has abandoned it.
+  [[nodiscard]] Result<> usable() const;
   [[nodiscard]] CUfunction copy_pieces() const noexcept { return copy_pieces_; }
   [[nodiscard]] std::uint32_t multiprocessors() const noexcept { return multiprocessors_; }
   // Whether it can read host memory that this process has mapped read-only, once that is

@@ -120,6 +120,7 @@ Result<CUevent> Allocation::published() {
 
 Result<std::unique_ptr<CudaMemory>> CudaMemory::allocate(const std::shared_ptr<const Gpu>& gpu,
                                                          std::uint64_t bytes) {
+  WSYNC_TRY(gpu->usable());
   auto made = Allocation::make(gpu, bytes);
   if (!made) return fail(std::move(made).error());
   std::unique_ptr<CudaMemory> memory(new CudaMemory(gpu, Origin::kOwn, (*made)->address(), bytes));

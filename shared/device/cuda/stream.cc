@@ -65,6 +65,7 @@ Error stopped(std::uint64_t at, std::uint64_t bytes) {
 
 Result<std::unique_ptr<CudaStream>> CudaStream::make(std::shared_ptr<const Gpu> gpu,
                                                      StreamOptions options) {
+  WSYNC_TRY(gpu->usable());
   const Driver& cuda = gpu->cuda();
   const ContextGuard guard(*gpu->context());
   WSYNC_TRY(guard.entered());
@@ -113,11 +114,13 @@ Result<> CudaStream::wait_for_gpu() {
     const CUresult code = cuda.cuStreamQuery(stream_.get());
     if (code != CUDA_ERROR_NOT_READY) return check(cuda, code, "work of the GPU failed");
     const auto waited = now() - begin;
-    // Another stream has waited in vain already.
-    if (waited >= settle_limit_ || gpu_->context()->abandoned()) break;
+    if (waited >= settle_limit_) break;
+    // Another one has waited in vain already.
+    if (const auto usable = gpu_->usable(); !usable)
+      return fail(ErrorCode::kDeadline, usable.error().message());
     if (waited >= kSpin) std::this_thread::sleep_for(kPollPause);
   }
-  gpu_->context()->abandon();
+  gpu_->context()->abandon(fmt::format("it did not end its work in {} s", seconds(settle_limit_)));
   return fail(ErrorCode::kDeadline,
               fmt::format("{} has not ended its work in {} s and is given up; restart the process, "
                           "and look into the machine's log for faults of the GPU (NVRM: Xid)",

@@ -10,6 +10,7 @@
 
 #include "shared/base/limits.h"
 #include "shared/collective/communicator.h"
+#include "shared/collective/nccl_library.h"
 #include "shared/device/cuda_library.h"
 #include "tests/contract/device/helpers.h"
 
@@ -38,12 +39,23 @@ inline std::uint32_t visible_gpus() {
   return facts ? static_cast<std::uint32_t>(facts->gpus.size()) : 0;
 }
 
+// On a real machine (WSYNC_TEST_GPU): why a group of this kind cannot be tested there. Empty where
+// it can, and on emulated GPUs, where it must.
+inline std::string no_nccl_for_tests(GroupKind group) {
+  if (group != GroupKind::kNccl || std::getenv("WSYNC_TEST_GPU") == nullptr) return {};
+  const auto backend = nccl_backend();
+  if (!backend) return "no NCCL for the tests: " + backend.error().message();
+  const auto facts = (*backend)->facts();
+  return facts ? std::string() : "no NCCL for the tests: " + facts.error().message();
+}
+
 class CommunicatorContract : public ::testing::TestWithParam<CommunicatorBackend> {
  protected:
   // GPUs: the local group may share them, an NCCL group has one for each rank.
   void SetUp() override {
     if (GetParam().devices != DeviceKind::kCuda) return;
     if (const auto why = device::no_gpu_for_tests(); !why.empty()) GTEST_SKIP() << why;
+    if (const auto why = no_nccl_for_tests(GetParam().group); !why.empty()) GTEST_SKIP() << why;
     gpus_ = visible_gpus();
   }
   // No buffer goes before the streams of all ranks: another rank may be reading it.

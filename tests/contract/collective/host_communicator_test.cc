@@ -17,10 +17,5 @@ TEST(GroupFactory, CudaAndImpossibleSizesAreRefused) {
   EXPECT_EQ(make_group(GroupKind::kLocal, 65).error().code(), ErrorCode::kInvalidInput);
 }
 
-TEST(GroupFactory, HostGroupsDoNotLeaveTheirProcess) {
-  EXPECT_EQ((*make_group(GroupKind::kLocal, 2))->id().error().code(), ErrorCode::kRefused);
-  EXPECT_EQ(attach_group(GroupKind::kLocal, {}, 2).error().code(), ErrorCode::kRefused);
-}
-
 }  // namespace
 }  // namespace wsync::collective

@@ -5,6 +5,7 @@
 #include <list>
 
 #include "tests/contract/collective/nccl_member.h"
+#include "tests/support/run_again.h"
 
 namespace wsync::collective {
 namespace {
@@ -97,6 +98,42 @@ TEST_F(NcclFaults, ABroadcastThatHangsIsAbortedByAnotherRank) {
     EXPECT_THAT(ended.error().message(), HasSubstr("engine 3 died"));
   }
   expect_a_new_group_works();
+}
+
+// Of a process of its own (the test below): an abandoned GPU stays so.
+TEST_F(NcclFaults, DISABLED_AnAbortThatHangsIsLeftAndItsGpuIsNotUsedAgain) {
+  ASSERT_TRUE(join(3));
+  plant("abort@1");
+  members_.front().begin(0);
+  members_.back().communicator->abort({ErrorCode::kPeerLost, "engine 3 died"});
+  EXPECT_THAT(members_.front().end().error().message(), HasSubstr("engine 3 died"));
+  auto hanging = std::next(members_.begin());
+  hanging->begin(0);
+  EXPECT_THAT(hanging->end().error().message(), HasSubstr("engine 3 died"));
+  hanging->stream.reset();
+  hanging->communicator.reset();
+  const auto expect_refused = [](const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kRefused);
+    EXPECT_THAT(error.message(),
+                HasSubstr("is not used again by this process, since NCCL did not free its "
+                          "communicator within 5 s"));
+  };
+  expect_refused(hanging->device->create_stream(device::StreamRole::kReload).error());
+  expect_refused(hanging->device->allocate(kMemberBytes).error());
+  expect_refused(
+      device::make_device({.kind = device::DeviceKind::kCuda, .index = {}, .gpu = 1}).error());
+  std::vector<device::Device*> devices = {members_.front().device.get(), hanging->device.get()};
+  const auto joined = join_all(GroupKind::kNccl, devices, far_deadline());
+  ASSERT_FALSE(joined);
+  expect_refused(joined.error());
+  members_.erase(hanging);
+  expect_a_new_group_works();
+}
+
+TEST(NcclFaultsInAProcess, AnAbortThatHangsIsLeftAndItsGpuIsNotUsedAgain) {
+  EXPECT_EQ(run_again("NcclFaults.DISABLED_AnAbortThatHangsIsLeftAndItsGpuIsNotUsedAgain",
+                      {"WSYNC_EMULATED_CUDA_REPORT="}),
+            0);
 }
 
 }  // namespace

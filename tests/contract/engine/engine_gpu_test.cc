@@ -9,6 +9,7 @@
 
 #include "inference_side/engine/link/engine_link.h"
 #include "tests/contract/engine/gpu_sidecar.h"
+#include "tests/support/run_again.h"
 
 namespace wsync::engine::test {
 namespace {
@@ -414,28 +415,10 @@ TEST(EngineOnFailingGpu, DISABLED_ABucketFailsAndTheLinkStays) {
 }
 
 TEST(EngineOnFailingGpu, ABucketFailsAndTheLinkStays) {
-  std::vector<std::string> variables = {
-      "WSYNC_EMULATED_CUDA_FAULTS=kernel:2:CUDA_ERROR_ILLEGAL_ADDRESS",
-      "WSYNC_EMULATED_CUDA_REPORT="};  // to the error stream
-  for (char** variable = environ; *variable != nullptr; ++variable)
-    if (!std::string_view(*variable).starts_with("WSYNC_EMULATED_CUDA_REPORT="))
-      variables.emplace_back(*variable);
-  std::vector<std::string> arguments = {
-      "/proc/self/exe", "--gtest_also_run_disabled_tests",
-      "--gtest_filter=EngineOnFailingGpu.DISABLED_ABucketFailsAndTheLinkStays"};
-  const auto pointers = [](std::vector<std::string>& texts) {
-    std::vector<char*> list;
-    for (auto& text : texts) list.push_back(text.data());
-    list.push_back(nullptr);
-    return list;
-  };
-  pid_t child = 0;
-  ASSERT_EQ(::posix_spawn(&child, arguments[0].c_str(), nullptr, nullptr,
-                          pointers(arguments).data(), pointers(variables).data()),
+  EXPECT_EQ(run_again("EngineOnFailingGpu.DISABLED_ABucketFailsAndTheLinkStays",
+                      {"WSYNC_EMULATED_CUDA_FAULTS=kernel:2:CUDA_ERROR_ILLEGAL_ADDRESS",
+                       "WSYNC_EMULATED_CUDA_REPORT="}),  // to the error stream
             0);
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
 }
 
 wsync_engine_options c_options(const std::string& path, int gpu) {

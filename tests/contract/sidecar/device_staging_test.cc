@@ -1,8 +1,6 @@
 // What devices need of a version before a pause, on host devices: the same code serves GPUs.
 #include "inference_side/agent/device_staging.h"
 
-#include <atomic>
-
 #include "inference_side/agent/engine_hub.h"
 #include "inference_side/agent/load_cache.h"
 #include "tests/contract/sidecar/sidecar_fixture.h"
@@ -82,16 +80,6 @@ TEST_F(DeviceStagingTest, OneThatIsStillInTheLoopAtTheEndLetsItsVersionGo) {
   }
   store_.release(kV1);
   EXPECT_TRUE(watched.expired());
-}
-
-TEST(ForEachIndex, EachIndexIsWorkedOnOnce) {
-  ThreadPool pool(3);
-  for (ThreadPool* helpers : {static_cast<ThreadPool*>(nullptr), &pool})
-    for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{1000}}) {
-      std::vector<std::atomic<int>> times(count);
-      for_each_index(helpers, count, [&](std::size_t i) { ++times[i]; });
-      for (const auto& time : times) EXPECT_EQ(time, 1);
-    }
 }
 
 TEST_F(DeviceStagingTest, EnginesOnGpusAreToldTheFoldedPieceDigestOfEachGroup) {

@@ -16,12 +16,7 @@ using ::testing::HasSubstr;
 constexpr std::uint64_t kBytes = 4096;
 
 Member process_on(const std::string& host) {
-  return {.host = host,
-          .rank = {},
-          .gpu = {},
-          .nccl = 22707,
-          .driver_cuda = 13000,
-          .build_cuda = 13000};
+  return {.host = host, .rank = {}, .gpu = {}, .driver_cuda = 13000, .build_cuda = 13000};
 }
 
 class NcclCommunicatorTest : public ::testing::Test {
@@ -37,6 +32,7 @@ class NcclCommunicatorTest : public ::testing::Test {
 
   ~NcclCommunicatorTest() override {
     members_.clear();
+    script_.let_end();
     if (script_.gpu_hangs) return;
     EXPECT_EQ(script_.live(), 0U) << "a communicator leaked";
   }
@@ -330,37 +326,44 @@ TEST_F(NcclCommunicatorTest, ADriverOlderThanTheBuildIsRefusedBeforeAnything) {
   EXPECT_THAT(group.error().message(), HasSubstr("host A: its driver can do CUDA 12.4"));
 }
 
-// Two processes' halves of one group, in one process: each has its own roster.
-TEST_F(NcclCommunicatorTest, AnotherProcessJoinsByTheIdOrIsRefused) {
-  auto group = make_nccl_group(site(), 2);
-  members_.push_back(make_member(0));
-  members_.push_back(make_member(1));
-  members_[0].communicator = std::move(*(*group)->join(Rank{0}, *members_[0].device));
-  const Bytes id = *(*group)->id();
-
-  Site other = site();
-  other.process = process_on("B");
-  EXPECT_EQ(attach_nccl_group(other, id, 3).error().code(), ErrorCode::kInvalidInput);
-  EXPECT_EQ(attach_nccl_group(other, Bytes(7), 2).error().code(), ErrorCode::kInvalidInput);
-  Site older = other;
-  older.process.nccl = 22602;
-  const auto unequal = attach_nccl_group(older, id, 2);
-  ASSERT_FALSE(unequal);
-  EXPECT_EQ(unequal.error().code(), ErrorCode::kRefused);
-  EXPECT_THAT(unequal.error().message(), HasSubstr("host A has NCCL 2.27.7"));
-  EXPECT_THAT(unequal.error().message(), HasSubstr("host B has NCCL 2.26.2"));
-
-  auto attached = attach_nccl_group(other, id, 2);
-  ASSERT_TRUE(attached.has_value()) << attached.error().message();
-  EXPECT_EQ((*attached)->join(Rank{0}, *members_[1].device).error().code(), ErrorCode::kRefused);
-  EXPECT_EQ((*attached)->join(Rank{1}, *members_[0].device).error().code(), ErrorCode::kRefused);
-  members_[1].communicator = std::move(*(*attached)->join(Rank{1}, *members_[1].device));
+TEST_F(NcclCommunicatorTest, AnAbortThatDoesNotEndIsLeftAtTheDeadlineAndItsGpuIsAbandoned) {
+  Site where = site();
+  where.end_time = std::chrono::milliseconds(500);
+  for (const std::uint32_t rank : {0U, 1U}) script_.rank(rank).completes = false;
+  script_.rank(1).never_ends = true;
+  join(std::move(where), 2);
   for (const Member& member : members_)
-    EXPECT_TRUE(member.communicator->wait_joined(far_deadline()));
-  begin_all(0);
-  for (const Member& member : members_) EXPECT_TRUE(member.done->wait(far_deadline()));
-  members_[0].communicator->abort({ErrorCode::kCancelled, "stop"});
-  EXPECT_TRUE(members_[1].communicator->health()) << "of another process";
+    ASSERT_TRUE(member.communicator->wait_joined(far_deadline()));
+  begin_all(0, now() + std::chrono::milliseconds(5));
+  expect_all_end_with(ErrorCode::kDeadline, "");
+  EXPECT_EQ(script_.count("abort 1"), 1U);
+  EXPECT_EQ(script_.abandoned, 1U) << "rank 0 was freed";
+  EXPECT_EQ(script_.live(), 1U);
+  members_[1].stream.reset();
+  members_[1].communicator.reset();
+  EXPECT_EQ(script_.count("abort 1"), 1U) << "it is under way, and not asked for again";
+  EXPECT_EQ(script_.live(), 1U) << "nobody has waited for it";
+}
+
+TEST_F(NcclCommunicatorTest, ADestroyThatDoesNotEndIsLeftToo) {
+  Site where = site();
+  where.end_time = std::chrono::milliseconds(5);
+  where.leave_time = std::chrono::milliseconds(500);
+  script_.rank(0).never_ends = true;
+  join(std::move(where), 1);
+  ASSERT_TRUE(members_[0].communicator->wait_joined(far_deadline()));
+  members_.clear();
+  script_.wait_for("destroy 0");
+  EXPECT_EQ(script_.count("abort 0"), 0U);
+  EXPECT_EQ(script_.abandoned, 1U);
+  EXPECT_EQ(script_.live(), 1U);
+}
+
+TEST_F(NcclCommunicatorTest, WhatEndsACommunicatorDoesSoOnAThreadWhereItsGpuIsCurrent) {
+  join_and_wait(2);
+  members_.clear();
+  EXPECT_EQ(script_.entered, 2U);
+  EXPECT_EQ(script_.abandoned, 0U);
 }
 
 }  // namespace

@@ -30,6 +30,7 @@ class ScriptedNccl {
     ncclResult_t idle_error = ncclSuccess;  // asynchronous error between broadcasts
     ncclResult_t finalize = ncclSuccess;    // what leaving comes to
     bool completes = true;                  // the stream, once a broadcast is enqueued
+    bool never_ends = false;                // destroy and abort, until let_end()
   };
 
   ScriptedNccl() { current() = this; }
@@ -86,7 +87,11 @@ class ScriptedNccl {
             .gpu = [](const device::Device& device) -> Result<std::string> {
               return fmt::format("GPU-{}", static_cast<std::uint32_t>(device.index()));
             },
-            .abandoned = [this](device::Stream&) { return gpu_hangs.load(); }};
+            .of = [this](device::Stream&) -> Gpu {
+              return {.enter = [this] { ++entered; },
+                      .abandoned = [this] { return gpu_hangs.load(); },
+                      .abandon = [this](const std::string&) { ++abandoned; }};
+            }};
   }
 
   // "init 0", "broadcast 1", "finalize 0", "destroy 0", "abort 1", in their order.
@@ -111,7 +116,16 @@ class ScriptedNccl {
     const std::lock_guard lock(mutex_);
     return live_.size();
   }
+  // Lets what never ends come to its end, and waits for it.
+  void let_end() {
+    std::unique_lock lock(mutex_);
+    for (auto& [rank, script] : script_) script.never_ends = false;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return ending_ == 0; });
+  }
   std::atomic<bool> gpu_hangs = false;
+  std::atomic<std::uint32_t> entered = 0;    // threads that made a GPU current
+  std::atomic<std::uint32_t> abandoned = 0;  // GPUs
 
  private:
   enum class Doing : std::uint8_t { kJoining, kNothing, kEnqueuing, kRunning, kFinalizing };
@@ -197,9 +211,14 @@ class ScriptedNccl {
     return ncclInProgress;
   }
   ncclResult_t end(ncclComm_t key, const char* how) {
-    const std::lock_guard lock(mutex_);
-    note(how, at(key).rank);
+    std::unique_lock lock(mutex_);
+    const std::uint32_t rank = at(key).rank;
+    note(how, rank);
+    ++ending_;
+    changed_.wait(lock, [&] { return !script_[rank].never_ends; });
     live_.erase(key);
+    --ending_;
+    changed_.notify_all();
     return ncclSuccess;
   }
   // The stream is its own handle; the rank is found by the newest broadcast on it.
@@ -221,6 +240,7 @@ class ScriptedNccl {
   std::map<std::uint32_t, Handle::Transfer> transfers_;
   std::vector<std::string> calls_;
   std::uintptr_t next_ = 0;
+  std::uint32_t ending_ = 0;
 };
 
 }  // namespace wsync::collective::nccl

@@ -193,7 +193,8 @@ TEST_F(CudaFaults, WorkThatDoesNotEndIsGivenUpAtItsLimit) {
   };
   const auto another = open();
   ASSERT_FALSE(another);
-  expect(another.error(), ErrorCode::kRefused, "did not end its work in this process");
+  expect(another.error(), ErrorCode::kRefused,
+         "is not used again by this process, since it did not end its work in");
   work->reset();
   memory->reset();
   device->reset();
