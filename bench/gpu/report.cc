@@ -19,7 +19,7 @@ json gpu_json(const device::GpuFacts& gpu) {
           {"name", gpu.name},
           {"uuid", gpu.uuid},
           {"pci", gpu.pci},
-          {"compute", fmt::format("{}.{}", gpu.compute_major, gpu.compute_minor)},
+          {"compute", device::compute_text(gpu)},
           {"total_bytes", gpu.total_bytes},
           {"numa_node", gpu.numa_node ? json(*gpu.numa_node) : json()},
           {"pcie_now", gpu.pcie_now},
@@ -205,15 +205,13 @@ std::string to_text(const GpuBenchResult& result) {
   text += fmt::format("{}\n{}; {}\n", processor_text(result.machine), result.machine.layout,
                       result.machine.kernel);
   for (const auto& gpu : result.cuda.gpus)
-    text += fmt::format("GPU {}: {}, {}, compute {}.{}, {}, NUMA node {}\n", gpu.gpu, gpu.name,
-                        trace::format_bytes(gpu.total_bytes), gpu.compute_major, gpu.compute_minor,
-                        gpu.pcie_now.empty()
-                            ? "PCIe link not said"
-                            : fmt::format("{} ({} at most)", gpu.pcie_now, gpu.pcie_most),
-                        gpu.numa_node ? std::to_string(*gpu.numa_node) : "not said");
-  text += fmt::format("driver {}, CUDA {}.{}; medians, every byte checked\n\n",
+    text += fmt::format("GPU {}: {}, {}, compute {}, {}, {} at most, NUMA node {}\n", gpu.gpu,
+                        gpu.name, trace::format_bytes(gpu.total_bytes), device::compute_text(gpu),
+                        device::pcie_text(gpu), gpu.pcie_most.empty() ? "not said" : gpu.pcie_most,
+                        device::numa_node_text(gpu));
+  text += fmt::format("driver {}, CUDA {}; medians, every byte checked\n\n",
                       result.cuda.driver_release.empty() ? "not said" : result.cuda.driver_release,
-                      result.cuda.driver_cuda / 1000, result.cuda.driver_cuda % 1000 / 10);
+                      device::cuda_version_text(result.cuda.driver_cuda));
   if (!result.copies.empty()) text += copies_text(result.copies) + "\n";
   if (!result.pipelines.empty())
     text += pipelines_text(result.pipelines) +

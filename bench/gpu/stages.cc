@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "bench/gpu/timing.h"
+#include "inference_side/reload/device_group.h"
 #include "shared/base/format.h"
 
 namespace wsync::bench {
@@ -80,15 +81,13 @@ Result<> LoneStages::broadcast(std::uint64_t bucket, std::uint64_t bytes, TimePo
   const auto source = static_cast<std::uint32_t>(bucket % members_.size());
   for (Member& member : members_) {
     device::Memory* ipc = member.ipc[bucket % 2].get();
-    WSYNC_TRY(member.communicator->broadcast(
+    WSYNC_TRY(reload::pass_on(
+        *member.communicator,
         {.source = {.memory = members_[source].h2d.get(), .offset = 0, .bytes = bytes},
          .destination = {.memory = ipc, .offset = 0, .bytes = bytes},
          .root = collective::Rank{source},
          .deadline = deadline},
-        *member.broadcast_stream));
-    const device::Piece all{.from = ipc, .row_bytes = bytes, .sum = 0};
-    WSYNC_TRY(member.broadcast_stream->copy_pieces({&all, 1}, {&member.found, 1}));
-    WSYNC_TRY(member.broadcast_stream->publish(*ipc));
+        *member.broadcast_stream, &member.found));
   }
   return {};
 }

@@ -25,6 +25,7 @@ struct GpuArguments {
   std::string size = "8GiB";
   std::string buffer = "512MiB";
   std::string pause = "1GiB";
+  std::uint64_t pause_bytes = 0;
   std::string directory;
 };
 
@@ -41,6 +42,12 @@ Result<> read_sizes(GpuArguments& arguments) {
     return fail(
         ErrorCode::kInvalidInput,
         fmt::format("--size is {} bytes, expected a buffer ({} bytes) to 8GiB", *size, *buffer));
+  const auto pause = config::parse_size(arguments.pause);
+  if (!pause) return fail(pause.error().with_context("--pause"));
+  arguments.pause_bytes = *pause;
+  if (!arguments.directory.empty() && !std::filesystem::is_directory(arguments.directory))
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("--directory: {} is no folder", arguments.directory));
   arguments.options.bytes = *size;
   arguments.options.buffer_bytes = *buffer;
   return {};
@@ -49,12 +56,10 @@ Result<> read_sizes(GpuArguments& arguments) {
 // Two models of equal layouts, to be published in turn.
 Result<> make_checkpoints(const GpuArguments& arguments, bench::GpuBenchOptions& options,
                           trace::ProgressLine& line) {
-  const auto bytes = config::parse_size(arguments.pause);
-  if (!bytes) return fail(bytes.error().with_context("--pause"));
-  for (std::uint64_t seed = 1; *bytes > 0 && seed <= 2; ++seed) {
+  for (std::uint64_t seed = 1; arguments.pause_bytes > 0 && seed <= 2; ++seed) {
     line.update("making checkpoints", 0, 0, now());
     const DemoCheckpoint checkpoint{.directory = fmt::format("{}/model{}", options.directory, seed),
-                                    .bytes = *bytes,
+                                    .bytes = arguments.pause_bytes,
                                     .seed = seed};
     const auto made = make_demo_checkpoint(checkpoint);
     if (!made) return fail(made.error());

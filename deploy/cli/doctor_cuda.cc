@@ -13,27 +13,17 @@ namespace {
 constexpr std::uint32_t kComputeMajorLeast = 8;
 constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
 
-// 13000 is "13.0", as the driver counts.
-std::string cuda_version(std::uint32_t version) {
-  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
-}
-
-// 22707 is "2.27.7".
-std::string nccl_version(std::uint32_t version) {
-  return fmt::format("{}.{}.{}", version / 10000, version % 10000 / 100, version % 100);
-}
-
 Check cuda_check(const device::CudaFacts& cuda, bool wanted) {
   Check check{.name = "cuda", .status = CheckStatus::kOk, .found = "", .advice = "", .facts = {}};
   const std::string release =
       cuda.driver_release.empty() ? "of unknown release" : cuda.driver_release;
-  check.found =
-      fmt::format("{} {}, driver {} for CUDA {}, backend built with CUDA {}: {}", cuda.gpus.size(),
-                  cuda.gpus.size() == 1 ? "GPU" : "GPUs", release, cuda_version(cuda.driver_cuda),
-                  cuda_version(cuda.built_with), cuda.library);
+  check.found = fmt::format("{} {}, driver {} for CUDA {}, backend built with CUDA {}: {}",
+                            cuda.gpus.size(), cuda.gpus.size() == 1 ? "GPU" : "GPUs", release,
+                            device::cuda_version_text(cuda.driver_cuda),
+                            device::cuda_version_text(cuda.built_with), cuda.library);
   check.facts = {{"library", cuda.library},
-                 {"built_with", cuda_version(cuda.built_with)},
-                 {"driver_cuda", cuda_version(cuda.driver_cuda)},
+                 {"built_with", device::cuda_version_text(cuda.built_with)},
+                 {"driver_cuda", device::cuda_version_text(cuda.driver_cuda)},
                  {"driver_release", cuda.driver_release},
                  {"gpus", cuda.gpus.size()}};
   if (cuda.gpus.empty() && wanted) {
@@ -50,7 +40,7 @@ nlohmann::json gpu_facts(const device::GpuFacts& gpu) {
           {"name", gpu.name},
           {"uuid", gpu.uuid},
           {"pci", gpu.pci},
-          {"compute", fmt::format("{}.{}", gpu.compute_major, gpu.compute_minor)},
+          {"compute", device::compute_text(gpu)},
           {"total_bytes", gpu.total_bytes},
           {"numa_node", std::move(numa)},
           {"pcie_now", gpu.pcie_now},
@@ -66,10 +56,9 @@ Check gpu_check(const device::GpuFacts& gpu, const CudaWanted& wanted) {
               .advice = "",
               .facts = gpu_facts(gpu)};
   check.found =
-      fmt::format("{}, {}, {}, {}, compute {}.{}, NUMA node {}, {}, peers: {}", gpu.name, gpu.uuid,
-                  gpu.pci, human_bytes(gpu.total_bytes), gpu.compute_major, gpu.compute_minor,
-                  gpu.numa_node ? std::to_string(*gpu.numa_node) : "not said",
-                  gpu.pcie_now.empty() ? "PCIe link not said" : gpu.pcie_now,
+      fmt::format("{}, {}, {}, {}, compute {}, NUMA node {}, {}, peers: {}", gpu.name, gpu.uuid,
+                  gpu.pci, human_bytes(gpu.total_bytes), device::compute_text(gpu),
+                  device::numa_node_text(gpu), device::pcie_text(gpu),
                   gpu.peers.empty() ? "none" : fmt::format("{}", fmt::join(gpu.peers, " ")));
   const bool chosen =
       wanted.wanted && (wanted.gpus.empty() || std::ranges::count(wanted.gpus, gpu.gpu) != 0);
@@ -109,12 +98,13 @@ Check nccl_check(const Result<collective::NcclFacts>& nccl, bool wanted) {
   if (nccl)
     return {.name = "nccl",
             .status = CheckStatus::kOk,
-            .found = fmt::format("{}, backend built with {}: {}", nccl_version(nccl->version),
-                                 nccl_version(nccl->built_with), nccl->library),
+            .found = fmt::format("{}, backend built with {}: {}",
+                                 collective::nccl_version_text(nccl->version),
+                                 collective::nccl_version_text(nccl->built_with), nccl->library),
             .advice = "",
             .facts = {{"library", nccl->library},
-                      {"version", nccl_version(nccl->version)},
-                      {"built_with", nccl_version(nccl->built_with)}}};
+                      {"version", collective::nccl_version_text(nccl->version)},
+                      {"built_with", collective::nccl_version_text(nccl->built_with)}}};
   return {.name = "nccl",
           .status = wanted ? CheckStatus::kWarn : CheckStatus::kOk,
           .found = fmt::format("no NCCL ({})", nccl.error().message()),

@@ -1,5 +1,6 @@
 // `wsync plan`: what a publish of a checkpoint would do and need. Changes nothing.
 #include <algorithm>
+#include <optional>
 
 #include "deploy/cli/commands.h"
 #include "deploy/cli/remote.h"
@@ -31,8 +32,8 @@ struct PlanOptions {
   std::string buffer = std::string(kAuto);
   std::uint32_t devices = 0;  // 0: unified, nothing is copied to devices
   std::string device_kind = "separate";
-  std::string gpu_memory;  // free, of each; empty: not known
-  std::uint32_t engines = 1;
+  std::string gpu_memory;                // free, of each; empty: not known
+  std::optional<std::uint32_t> engines;  // host devices; nothing: one
   std::uint32_t versions_held = limits::kVersionsHeldDefault;
 };
 
@@ -104,6 +105,11 @@ Result<std::uint64_t> rounds_of(const Offer& offer, std::uint32_t devices,
   return (cut->bucket_count() + devices - 1) / devices;
 }
 
+// Each device on a GPU of its own, so that several broadcast by NCCL.
+std::uint64_t described_streams(const PlanOptions& options) {
+  return reload::streams_take(device::DeviceKind::kCuda, 1, options.devices > 1);
+}
+
 // The buffer of each device of the described fleet.
 Result<std::uint64_t> described_buffer(const PlanOptions& options) {
   std::uint64_t wanted = 0;
@@ -122,7 +128,11 @@ Result<std::uint64_t> described_buffer(const PlanOptions& options) {
   if (options.gpu_memory.empty()) return wanted == 0 ? limits::kGpuBufferBytesDefault : wanted;
   const Result<std::uint64_t> memory = size_option("--gpu-memory", options.gpu_memory);
   if (!memory) return fail(memory.error());
-  const reload::BufferRoom room{.name = "a GPU", .devices = 1, .free_bytes = *memory};
+  const reload::BufferRoom room{
+      .name = "a GPU",
+      .devices = 1,
+      .free_bytes = *memory,
+      .reserved_bytes = described_streams(options) + reload::kContextBytes};
   return reload::choose_buffer_bytes(device::DeviceKind::kCuda, {&room, 1}, wanted);
 }
 
@@ -132,11 +142,20 @@ void report_gpu(const control::GpuPlan& gpu, Outcome& outcome) {
                            {"uuid", gpu.uuid},
                            {"devices", gpu.devices},
                            {"buffer_bytes", gpu.peak_bytes},
-                           {"held_bytes", gpu.held_bytes}};
-  outcome.text += fmt::format("    {}{}{}: buffers take {} at the highest", gpu.name,
-                              gpu.uuid.empty() ? "" : " ", gpu.uuid, human_bytes(gpu.peak_bytes));
+                           {"held_bytes", gpu.held_bytes},
+                           {"streams_bytes", gpu.streams_bytes},
+                           {"streams_measured", gpu.streams_measured},
+                           {"context_bytes", gpu.context_bytes}};
+  outcome.text += fmt::format(
+      "    {}{}{}: buffers take {} at the highest, streams and communicators {} ({}), "
+      "the sidecar's context at most {}",
+      gpu.name, gpu.uuid.empty() ? "" : " ", gpu.uuid, human_bytes(gpu.peak_bytes),
+      human_bytes(gpu.streams_bytes), gpu.streams_measured ? "measured" : "estimated",
+      human_bytes(gpu.context_bytes));
+  const std::uint64_t peak = gpu.peak_bytes + gpu.streams_bytes + gpu.context_bytes;
+  report["peak_bytes"] = peak;
   if (gpu.total_bytes > 0) {
-    const std::uint64_t left = gpu.total_bytes - std::min(gpu.total_bytes, gpu.peak_bytes);
+    const std::uint64_t left = gpu.total_bytes - std::min(gpu.total_bytes, peak);
     report["total_bytes"] = gpu.total_bytes;
     report["free_bytes"] = gpu.free_bytes;
     report["left_bytes"] = left;
@@ -149,10 +168,6 @@ void report_gpu(const control::GpuPlan& gpu, Outcome& outcome) {
   outcome.text += "\n";
   outcome.result["gpus"].push_back(std::move(report));
 }
-
-constexpr std::string_view kNotCounted =
-    "    not counted: what CUDA's contexts and NCCL take for themselves, and up to 4 MiB of tables "
-    "for each device\n";
 
 Result<> describe_devices(const PlanOptions& options, const Offer& offer, PeakMemory& peak,
                           Outcome& outcome) {
@@ -182,15 +197,16 @@ Result<> describe_devices(const PlanOptions& options, const Offer& offer, PeakMe
               .devices = 1,
               .total_bytes = memory,
               .free_bytes = memory,
-              .peak_bytes = reload::buffers_take(device::DeviceKind::kCuda, 1, *buffer_bytes)},
+              .peak_bytes = reload::buffers_take(device::DeviceKind::kCuda, 1, *buffer_bytes),
+              .streams_bytes = described_streams(options),
+              .context_bytes = reload::kContextBytes},
              outcome);
-  outcome.text += kNotCounted;
   return {};
 }
 
 Result<> plan_for_description(const PlanOptions& options, const Offer& offer, Outcome& outcome) {
   PeakMemory peak{.staged = offer.buckets.arena_bytes() * options.versions_held,
-                  .engines = offer.manifest.total_bytes() * options.engines};
+                  .engines = offer.manifest.total_bytes() * options.engines.value_or(1)};
   WSYNC_TRY(describe_devices(options, offer, peak, outcome));
   WSYNC_TRY(report_memory(peak, outcome));
   std::vector<control::Problem> problems;
@@ -260,7 +276,6 @@ Result<nlohmann::json> report_sidecar(const control::SidecarPlan& sidecar, const
   outcome.text += problems_text(sidecar.problems);
   for (const control::GpuPlan& gpu : sidecar.gpus) report_gpu(gpu, outcome);
   if (!sidecar.gpus.empty()) {
-    outcome.text += kNotCounted;
     report["gpus"] = std::exchange(outcome.result["gpus"], nullptr);
     report["buffer_bytes"] = sidecar.buffer_bytes;
     outcome.result.erase("gpus");
@@ -299,6 +314,10 @@ Result<> check_devices(const PlanOptions& options) {
     return fail(ErrorCode::kInvalidInput, "--device-kind cuda: say with --devices how many");
   if (!cuda && !options.gpu_memory.empty())
     return fail(ErrorCode::kInvalidInput, "--gpu-memory: only with --device-kind cuda");
+  if (cuda && options.engines)
+    return fail(ErrorCode::kInvalidInput,
+                "--engines: with --device-kind cuda each device has one engine, whose weights are "
+                "on its GPU; say with --devices how many");
   return {};
 }
 

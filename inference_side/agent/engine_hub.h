@@ -122,7 +122,7 @@ class EngineHub {
   [[nodiscard]] Result<> open_devices();
   [[nodiscard]] Result<> open_pipeline();
   void make_pipeline_events();
-  void log_devices(const std::vector<reload::DeviceRoom>& before) const;
+  void log_devices() const;
   void on_connection(UniqueFd socket);
   void on_frame(const std::shared_ptr<Rank>& rank, control::Frame frame);
   void on_close(const std::shared_ptr<Rank>& rank, const Error& error);

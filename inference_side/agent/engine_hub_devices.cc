@@ -16,8 +16,6 @@ namespace {
 // Beside the thread that asks; of low priority, as what verifies.
 constexpr unsigned kDigestThreads = 4;
 constexpr int kDigestNice = 10;
-// A stream's tables of batches, in blocks of the driver.
-constexpr std::uint64_t kTablesBytes = 4 * limits::kMiB;
 // An orderly end waits this long for engines to unmap.
 constexpr std::chrono::milliseconds kUnmapDeadline{1'000};
 constexpr std::chrono::milliseconds kDepartingPoll{100};
@@ -62,18 +60,6 @@ double mib(std::uint64_t bytes) {
   return static_cast<double>(bytes) / static_cast<double>(limits::kMiB);
 }
 
-// Free memory of each GPU before anything is made on it.
-Result<std::vector<reload::DeviceRoom>> free_now(
-    const std::vector<std::unique_ptr<device::Device>>& devices) {
-  std::vector<reload::DeviceRoom> rooms;
-  for (const auto& device : devices) {
-    const auto info = device->memory_info();
-    if (!info) return fail(info.error());
-    rooms.push_back({.uuid = device->uuid(), .free_bytes = info->free_bytes});
-  }
-  return rooms;
-}
-
 bool hung_up(int fd) {
   pollfd peer{.fd = fd, .events = 0, .revents = 0};
   return ::poll(&peer, 1, 0) > 0 && (peer.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0;
@@ -111,8 +97,6 @@ Result<> EngineHub::open_pipeline() {
     if (!device) return fail(device.error().with_context(fmt::format("device {}", i)));
     pipeline.devices.push_back(std::move(*device));
   }
-  const auto before = free_now(pipeline.devices);
-  if (!before) return fail(before.error());
   pipeline.buffer_bytes = options_.devices.buffer_bytes;
   pipeline.keep_buffers = keeps_buffers();
   pipeline.collective = group_kind(options_.devices.collective);
@@ -124,7 +108,7 @@ Result<> EngineHub::open_pipeline() {
   buffers_worker_ = std::make_unique<Worker>(loop_, WorkerOptions{.name = "device-buffers"});
   departing_timer_ = std::make_unique<Timer>(loop_, [this] { free_unused_buffers(); });
   make_pipeline_events();
-  log_devices(*before);
+  log_devices();
   return {};
 }
 
@@ -141,7 +125,7 @@ std::optional<std::uint32_t> EngineHub::numa_node() const {
   return device::common_numa_node(facts->gpus, uuids);
 }
 
-void EngineHub::log_devices(const std::vector<reload::DeviceRoom>& before) const {
+void EngineHub::log_devices() const {
   if (!on_gpus()) return;
   const reload::DeviceGroup& group = runner_->group();
   const std::string passing =
@@ -156,19 +140,11 @@ void EngineHub::log_devices(const std::vector<reload::DeviceRoom>& before) const
   if (!rooms) return log_warning("free memory is not known: {}", rooms.error().message());
   for (const reload::DeviceRoom& room : *rooms) {
     log_info(
-        "{} {}: {} of the devices, buffers take {:.0f} MiB, {:.0f} of {:.0f} MiB are free now "
-        "(contexts of CUDA are not counted)",
-        room.name, room.uuid, room.devices, mib(room.peak_bytes), mib(room.free_bytes),
-        mib(room.total_bytes));
-    const auto was = std::ranges::find(before, room.uuid, &reload::DeviceRoom::uuid);
-    const std::uint64_t taken =
-        was->free_bytes > room.free_bytes ? was->free_bytes - room.free_bytes : 0;
-    if (taken > room.peak_bytes + kTablesBytes * room.devices)
-      log_warning(
-          "{} has {:.0f} MiB less free memory than before its buffers were made, which take "
-          "{:.0f}: "
-          "the rest is of communicators or of other processes",
-          room.name, mib(taken), mib(room.peak_bytes));
+        "{} {}: {} of the devices, buffers take {:.0f} MiB, streams and communicators {:.0f} ({}), "
+        "the context at most {:.0f}; {:.0f} of {:.0f} MiB are free now",
+        room.name, room.uuid, room.devices, mib(room.peak_bytes), mib(room.streams_bytes),
+        room.streams_measured ? "measured" : "estimated", mib(room.context_bytes),
+        mib(room.free_bytes), mib(room.total_bytes));
   }
 }
 

@@ -14,7 +14,10 @@ Result<std::vector<control::GpuPlan>> gpu_plans(const reload::DeviceGroup& devic
                     .total_bytes = room.total_bytes,
                     .free_bytes = room.free_bytes,
                     .held_bytes = devices.holds_buffers() ? room.peak_bytes : 0,
-                    .peak_bytes = room.peak_bytes});
+                    .peak_bytes = room.peak_bytes,
+                    .streams_bytes = room.streams_bytes,
+                    .streams_measured = room.streams_measured,
+                    .context_bytes = room.context_bytes});
   return gpus;
 }
 

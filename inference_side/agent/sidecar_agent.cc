@@ -11,6 +11,7 @@
 #include "shared/base/durable_file.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/base/numa.h"
 #include "shared/control/zmq/ports.h"
 #include "shared/trace/chrome_trace.h"
 #include "shared/trace/timeline.h"
@@ -131,6 +132,10 @@ Result<> SidecarAgent::open() {
       });
   if (!hub) return fail(hub.error());
   hub_ = std::move(*hub);
+  if (const auto node = hub_->numa_node(); node && has_numa_nodes()) {
+    log_info("own arenas are taken from NUMA node {}, where the GPUs are", *node);
+    store_->prefer_node(node);
+  }
   if (hub_->devices() != nullptr) buffer_bytes_ = hub_->devices()->buffer_bytes();
   hub_->set_fence(sidecar_->fence());
   return {};

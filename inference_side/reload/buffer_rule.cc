@@ -10,35 +10,51 @@ namespace {
 // Memory for exported allocations is handed out in blocks of this size.
 constexpr std::uint64_t kGpuBlockBytes = 2 * limits::kMiB;
 
+// What the driver takes of the memory for one buffer of a device of that kind.
+std::uint64_t buffer_takes(device::DeviceKind kind, std::uint64_t buffer_bytes) {
+  if (kind != device::DeviceKind::kCuda) return buffer_bytes;
+  return (buffer_bytes + kGpuBlockBytes - 1) / kGpuBlockBytes * kGpuBlockBytes;
+}
+
+std::uint64_t usable(const BufferRoom& room) {
+  const std::uint64_t share = room.free_bytes / 100 * limits::kDeviceMemoryPercent;
+  return share - std::min(share, room.reserved_bytes);
+}
+
+// The largest buffer of which those of all devices fit; whole MiB.
+std::uint64_t largest_buffer(device::DeviceKind kind, const BufferRoom& room) {
+  const std::uint64_t each = usable(room) / (kBuffersPerDevice * room.devices);
+  const std::uint64_t unit = kind == device::DeviceKind::kCuda ? kGpuBlockBytes : limits::kMiB;
+  return each / unit * unit;
+}
+
 Error does_not_fit(device::DeviceKind kind, const BufferRoom& room, std::uint64_t buffer_bytes) {
   const std::uint64_t largest = largest_buffer(kind, room);
   const std::string advice =
       largest >= limits::kBucketBytesMin
           ? fmt::format("set devices.buffer_bytes to at most {}MiB", largest / limits::kMiB)
           : std::string("free memory there, such as by giving the engines less");
+  const std::string reserved =
+      room.reserved_bytes == 0
+          ? std::string()
+          : fmt::format(", of which {} are reserved for streams, communicators and contexts",
+                        room.reserved_bytes);
   return {ErrorCode::kResourceExhausted,
-          fmt::format("{}: {} buffers of {} bytes do not fit into {} % of its {} free bytes; {}",
+          fmt::format("{}: {} buffers of {} bytes do not fit into {} % of its {} free bytes{}; {}",
                       room.name, kBuffersPerDevice * room.devices, buffer_bytes,
-                      limits::kDeviceMemoryPercent, room.free_bytes, advice)};
+                      limits::kDeviceMemoryPercent, room.free_bytes, reserved, advice)};
 }
 
 }  // namespace
 
-std::uint64_t buffer_takes(device::DeviceKind kind, std::uint64_t buffer_bytes) {
-  if (kind != device::DeviceKind::kCuda) return buffer_bytes;
-  return (buffer_bytes + kGpuBlockBytes - 1) / kGpuBlockBytes * kGpuBlockBytes;
+std::uint64_t streams_take(device::DeviceKind kind, std::uint32_t devices, bool nccl) {
+  if (kind != device::DeviceKind::kCuda) return 0;
+  return devices * (kTablesBytes + (nccl ? kNcclBytes : 0));
 }
 
 std::uint64_t buffers_take(device::DeviceKind kind, std::uint32_t devices,
                            std::uint64_t buffer_bytes) {
   return kBuffersPerDevice * devices * buffer_takes(kind, buffer_bytes);
-}
-
-std::uint64_t largest_buffer(device::DeviceKind kind, const BufferRoom& room) {
-  const std::uint64_t usable = room.free_bytes / 100 * limits::kDeviceMemoryPercent;
-  const std::uint64_t each = usable / (kBuffersPerDevice * room.devices);
-  const std::uint64_t unit = kind == device::DeviceKind::kCuda ? kGpuBlockBytes : limits::kMiB;
-  return each / unit * unit;
 }
 
 Result<std::uint64_t> choose_buffer_bytes(device::DeviceKind kind,
@@ -50,11 +66,9 @@ Result<std::uint64_t> choose_buffer_bytes(device::DeviceKind kind,
     for (const BufferRoom& room : rooms) bytes = std::min(bytes, largest_buffer(kind, room));
     bytes = std::max(bytes, limits::kBucketBytesMin);
   }
-  for (const BufferRoom& room : rooms) {
-    const std::uint64_t usable = room.free_bytes / 100 * limits::kDeviceMemoryPercent;
-    if (buffers_take(kind, room.devices, bytes) > usable)
+  for (const BufferRoom& room : rooms)
+    if (buffers_take(kind, room.devices, bytes) > usable(room))
       return fail(does_not_fit(kind, room, bytes));
-  }
   return bytes;
 }
 

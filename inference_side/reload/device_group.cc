@@ -12,6 +12,7 @@ namespace wsync::reload {
 namespace {
 
 constexpr std::uint64_t kWarmUpBytes = 4 * limits::kMiB;
+constexpr std::uint64_t kMeasuredMost = 4;  // times the estimate
 
 static_assert(kBuffersPerDevice == 1 + kIpcSlots);
 
@@ -64,6 +65,20 @@ Result<> make_stream(device::Device& device, device::StreamRole role,
 
 }  // namespace
 
+Result<> pass_on(collective::Communicator& communicator, const collective::Broadcast& broadcast,
+                 device::Stream& stream, device::PieceDigest* found) {
+  WSYNC_TRY(communicator.broadcast(broadcast, stream));
+  device::Memory& memory = *broadcast.destination.memory;
+  if (found != nullptr) {
+    const device::Piece whole{.from = &memory,
+                              .from_offset = broadcast.destination.offset,
+                              .row_bytes = broadcast.destination.bytes,
+                              .sum = 0};
+    WSYNC_TRY(stream.copy_pieces({&whole, 1}, {found, 1}));
+  }
+  return stream.publish(memory);
+}
+
 Result<std::unique_ptr<DeviceGroup>> DeviceGroup::create(DeviceGroupOptions options) {
   WSYNC_TRY(check_devices(options.devices));
   if (options.collective == collective::GroupKind::kNccl) WSYNC_TRY(check_nccl(options.devices));
@@ -80,8 +95,18 @@ Result<std::unique_ptr<DeviceGroup>> DeviceGroup::create(DeviceGroupOptions opti
   const auto rooms = group->rooms();
   if (!rooms) return fail(rooms.error());
   std::vector<BufferRoom> free;
-  for (const DeviceRoom& room : *rooms)
-    free.push_back({.name = room.name, .devices = room.devices, .free_bytes = room.free_bytes});
+  for (const DeviceRoom& room : *rooms) {
+    free.push_back({.name = room.name,
+                    .devices = room.devices,
+                    .free_bytes = room.free_bytes,
+                    .reserved_bytes = streams_take(group->kind(), room.devices, group->by_nccl())});
+    // All that is taken of an empty GPU is the context's, of a shared one not more than that.
+    group->measured_.push_back(
+        {.uuid = room.uuid,
+         .free_at_start = room.free_bytes,
+         .context_bytes = std::min(kContextBytes, room.total_bytes - room.free_bytes),
+         .streams_bytes = std::nullopt});
+  }
   const auto bytes = choose_buffer_bytes(group->kind(), free, options.buffer_bytes);
   if (!bytes) return fail(bytes.error());
   group->buffer_bytes_ = *bytes;
@@ -106,13 +131,39 @@ Result<std::vector<DeviceRoom>> DeviceGroup::rooms() const {
                      .total_bytes = info->total_bytes,
                      .free_bytes = info->free_bytes});
   }
-  for (DeviceRoom& room : rooms)
+  const std::lock_guard lock(measured_mutex_);
+  for (DeviceRoom& room : rooms) {
     room.peak_bytes = unified() ? 0 : buffers_take(kind(), room.devices, buffer_bytes_);
+    if (kind() != device::DeviceKind::kCuda) continue;
+    room.streams_bytes = streams_take(kind(), room.devices, by_nccl());
+    const auto measured = std::ranges::find(measured_, room.uuid, &Measured::uuid);
+    if (measured == measured_.end()) continue;
+    room.context_bytes = measured->context_bytes;
+    if (!measured->streams_bytes) continue;
+    room.streams_bytes = *measured->streams_bytes;
+    room.streams_measured = true;
+  }
   return rooms;
+}
+
+// Engines may have taken what was free when the buffers were chosen.
+Result<> DeviceGroup::check_room() const {
+  if (kind() != device::DeviceKind::kCuda) return {};
+  const auto now = rooms();
+  if (!now) return fail(now.error());
+  for (const DeviceRoom& room : *now)
+    if (room.free_bytes < room.peak_bytes)
+      return fail(ErrorCode::kResourceExhausted,
+                  fmt::format("{}: {} buffers of {} bytes take {} bytes, and {} are free: set "
+                              "devices.buffer_bytes to less, or free memory there",
+                              room.name, kBuffersPerDevice * room.devices, buffer_bytes_,
+                              room.peak_bytes, room.free_bytes));
+  return {};
 }
 
 Result<> DeviceGroup::hold_buffers() {
   if (unified() || holds_buffers_) return {};
+  WSYNC_TRY(check_room());
   for (Member& member : members_) {
     auto made = allocate_buffers(member);
     if (made) continue;
@@ -172,14 +223,48 @@ Result<device::MemoryHandle> DeviceGroup::ipc_handle(DeviceIndex device, SlotInd
 
 Result<> DeviceGroup::connect(TimePoint deadline) {
   if (connected()) return {};
-  auto connected = connect_members(deadline);
-  if (connected && kind() == device::DeviceKind::kCuda && holds_buffers_)
-    connected = warm_up(deadline);
+  auto connected =
+      kind() == device::DeviceKind::kCuda ? connect_measured(deadline) : connect_members(deadline);
   if (connected)
     connected_ = true;
   else
     break_up(connected.error());
   return connected;
+}
+
+Result<> DeviceGroup::connect_measured(TimePoint deadline) {
+  const auto before = rooms();
+  if (!before) return fail(before.error());
+  WSYNC_TRY(connect_members(deadline));
+  if (!holds_buffers_) return {};
+  WSYNC_TRY(warm_up(deadline));
+  return measure(*before);
+}
+
+// The driver tells of all processes together: what is far above the estimate is an engine's, and
+// the estimate stays.
+Result<> DeviceGroup::measure(const std::vector<DeviceRoom>& before) {
+  const auto after = rooms();
+  if (!after) return fail(after.error());
+  for (std::size_t i = 0; i < after->size(); ++i) {
+    const DeviceRoom& room = (*after)[i];
+    const std::uint64_t estimate = streams_take(kind(), room.devices, by_nccl());
+    const std::uint64_t was = before[i].free_bytes;
+    const std::uint64_t taken = was - std::min(was, room.free_bytes);
+    if (taken > kMeasuredMost * estimate) continue;
+    const std::lock_guard lock(measured_mutex_);
+    Measured& measured = measured_[i];
+    measured.streams_bytes = taken;
+    const std::uint64_t limit = measured.free_at_start / 100 * limits::kDeviceMemoryPercent;
+    if (taken + room.peak_bytes > limit)
+      return fail(ErrorCode::kResourceExhausted,
+                  fmt::format("{}: streams and communicators take {} bytes, {} were reserved: "
+                              "beside {} bytes of buffers that is more than {} % of the {} that "
+                              "were free; set devices.buffer_bytes to less",
+                              room.name, taken, estimate, room.peak_bytes,
+                              limits::kDeviceMemoryPercent, measured.free_at_start));
+  }
+  return {};
 }
 
 // NCCL connects its ranks at their first broadcast, root by root, and takes memory for that: not in
@@ -252,20 +337,15 @@ Result<> DeviceGroup::broadcast(const Share& share, device::StreamCallback done)
   WSYNC_CHECK(slot < kIpcSlots, fmt::format("IPC slot {} does not exist", slot));
   device::Stream& stream = *member.broadcast_stream;
   device::Memory& memory = *member.ipc[slot];
-  WSYNC_TRY(member.communicator->broadcast(
-      {.source = {.memory = at(share.source).h2d.get(), .offset = 0, .bytes = share.bytes},
-       .destination = {.memory = &memory, .offset = 0, .bytes = share.bytes},
-       .root = collective::Rank{static_cast<std::uint32_t>(share.source)},
-       .deadline = share.deadline},
-      stream));
-  if (!share.expected) {
-    WSYNC_TRY(stream.publish(memory));
-    return stream.notify(std::move(done));
-  }
-  const device::Piece whole{.from = &memory, .row_bytes = share.bytes, .sum = 0};
   device::PieceDigest& found = member.found[slot];
-  WSYNC_TRY(stream.copy_pieces({&whole, 1}, {&found, 1}));
-  WSYNC_TRY(stream.publish(memory));
+  WSYNC_TRY(
+      pass_on(*member.communicator,
+              {.source = {.memory = at(share.source).h2d.get(), .offset = 0, .bytes = share.bytes},
+               .destination = {.memory = &memory, .offset = 0, .bytes = share.bytes},
+               .root = collective::Rank{static_cast<std::uint32_t>(share.source)},
+               .deadline = share.deadline},
+              stream, share.expected ? &found : nullptr));
+  if (!share.expected) return stream.notify(std::move(done));
   return stream.notify([share, &found, name = member.device->name(),
                         done = std::move(done)](const Result<>& ended) {
     if (!ended) return done(ended);

@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +19,13 @@
 namespace wsync::reload {
 
 inline constexpr auto kIpcSlots = static_cast<std::uint32_t>(limits::kIpcBufferCount);
+
+// One rank's part of a broadcast as an update does it, enqueued on `stream`: the bytes are passed
+// on, read again into `found` (null: they are not; else it stays valid until the work is complete,
+// and is for finish_digest()), and published to engines that acquire() the destination.
+[[nodiscard]] Result<> pass_on(collective::Communicator& communicator,
+                               const collective::Broadcast& broadcast, device::Stream& stream,
+                               device::PieceDigest* found);
 
 struct DeviceGroupOptions {
   std::vector<std::unique_ptr<device::Device>> devices;  // of one kind; their order is their index
@@ -34,6 +42,10 @@ struct DeviceRoom {
   std::uint64_t total_bytes = 0;
   std::uint64_t free_bytes = 0;  // now
   std::uint64_t peak_bytes = 0;  // all buffers on it, while there are any
+  // GPUs: what the group takes beside them, and never more than all three together.
+  std::uint64_t streams_bytes = 0;  // tables and communicators
+  bool streams_measured = false;    // when they were made; else as streams_take() has it
+  std::uint64_t context_bytes = 0;  // at most
 };
 
 // Devices of one kind. Separate devices and GPUs: one H2D buffer and two IPC buffers on each, kept
@@ -60,7 +72,7 @@ class DeviceGroup {
   [[nodiscard]] Result<std::vector<DeviceRoom>> rooms() const;
 
   // Allocates the buffers, unless they are there. kResourceExhausted, naming the device and how
-  // much is free; then there are none.
+  // much is free, before anything is taken of a GPU that has too little; then there are none.
   [[nodiscard]] Result<> hold_buffers();
   // Frees them. No engine has them mapped any more, and nothing runs.
   void free_buffers();
@@ -71,7 +83,9 @@ class DeviceGroup {
   [[nodiscard]] Result<device::MemoryHandle> ipc_handle(DeviceIndex device, SlotIndex slot) const;
 
   // Makes streams and communicators, unless they are there: before each run. GPUs that have their
-  // buffers then pass some bytes on, once from each.
+  // buffers then pass some bytes on, once from each, and what all that took of their memory is
+  // measured. kResourceExhausted when it does not fit beside the buffers into what
+  // choose_buffer_bytes() found; then there are none.
   [[nodiscard]] Result<> connect(TimePoint deadline);
   // Whether they are there. Any thread. Unified devices have none, and need none.
   [[nodiscard]] bool connected() const noexcept { return unified() || connected_; }
@@ -110,7 +124,20 @@ class DeviceGroup {
     std::unique_ptr<device::Stream> h2d_stream;
     std::unique_ptr<device::Stream> broadcast_stream;
   };
+  // A GPU's memory.
+  struct Measured {
+    std::string uuid;
+    std::uint64_t free_at_start = 0;  // when the buffers were chosen
+    std::uint64_t context_bytes = 0;
+    std::optional<std::uint64_t> streams_bytes;
+  };
   DeviceGroup() = default;
+  [[nodiscard]] bool by_nccl() const noexcept {
+    return collective_ == collective::GroupKind::kNccl;
+  }
+  [[nodiscard]] Result<> check_room() const;
+  [[nodiscard]] Result<> connect_measured(TimePoint deadline);
+  [[nodiscard]] Result<> measure(const std::vector<DeviceRoom>& before);
   [[nodiscard]] Result<> allocate_buffers(Member& member);
   [[nodiscard]] Result<> connect_members(TimePoint deadline);
   [[nodiscard]] Result<> warm_up(TimePoint deadline);
@@ -121,6 +148,8 @@ class DeviceGroup {
   bool keep_buffers_ = true;
   std::atomic<bool> holds_buffers_ = false;
   std::atomic<bool> connected_ = false;
+  mutable std::mutex measured_mutex_;
+  std::vector<Measured> measured_;  // GPUs, once each
   collective::GroupKind collective_ = collective::GroupKind::kLocal;
 };
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/base/log.h"
 
 namespace wsync::staging {
 namespace {
@@ -153,10 +154,20 @@ Result<std::shared_ptr<OwnArena>> Store::make_own_arena(std::uint64_t arena_byte
   auto arena = SharedArena::create({.name = options_.name,
                                     .data_bytes = arena_bytes,
                                     .huge_pages = options_.huge_pages,
-                                    .threads = options_.verify_threads});
+                                    .threads = options_.verify_threads,
+                                    .numa_node = options_.numa_node,
+                                    .on_unplaced = [this](const Error& why) { not_placed(why); }});
   if (!arena) return fail(std::move(arena).error());
   own_.push_back(std::make_shared<OwnArena>(OwnArena{.arena = std::move(*arena), .lease = {}}));
   return own_.back();
+}
+
+void Store::not_placed(const Error& why) {
+  if (std::exchange(said_not_placed_, true)) return;
+  log_warning(
+      "own arenas are where the system puts them, not on the NUMA node of the GPUs: {}; copies to "
+      "them may be slower",
+      why.message());
 }
 
 // Free arenas of another size belong to an earlier model.

@@ -29,6 +29,7 @@ struct StoreOptions {
   std::string name = "wsync-staging";  // of own arenas, as /proc shows them
   std::uint64_t memory_bytes = 0;      // for all versions together, mapped ones too; 0 = no limit
   bool huge_pages = false;
+  std::optional<std::uint32_t> numa_node = std::nullopt;  // of own arenas, where it can be had
   unsigned verify_threads = 2;
   int verify_nice = 10;
 };
@@ -127,6 +128,8 @@ class Store {
   // Lets a version go. Its memory is free when the last pointer to it has gone; an own arena is
   // kept for the next version.
   void release(Version version);
+  // Own arenas that are made from now on. Mapped ones are where their trainer put them.
+  void prefer_node(std::optional<std::uint32_t> node) { options_.numa_node = node; }
   // Gives back the own arenas that no version uses.
   void trim();
 
@@ -141,11 +144,13 @@ class Store {
   [[nodiscard]] Result<> may_begin(const StagingJob& job) const;
   [[nodiscard]] Result<std::shared_ptr<OwnArena>> take_own_arena(const StagingJob& job);
   [[nodiscard]] Result<std::shared_ptr<OwnArena>> make_own_arena(std::uint64_t arena_bytes);
+  void not_placed(const Error& why);
   void drop_unused_arenas(std::uint64_t except_bytes);
   void start_verifier(std::span<const std::byte> data);
   void finish(Result<ContentDigests> verdict);
 
-  const StoreOptions options_;
+  StoreOptions options_;
+  bool said_not_placed_ = false;
   const Post post_;
   std::shared_ptr<ThreadPool> pool_;
   std::shared_ptr<bool> alive_;

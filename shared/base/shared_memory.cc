@@ -13,6 +13,7 @@
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/memory_limit.h"
+#include "shared/base/numa.h"
 #include "shared/base/planted.h"
 
 // Older C library headers lack these; the values are the kernel's.
@@ -196,6 +197,10 @@ Result<SharedArena> SharedArena::create(const ArenaOptions& options) {
   // Before the pages exist, or it has no effect. Only a hint: what the system says goes.
   if (options.huge_pages)
     (void)::madvise(region->bytes().data(), region->bytes().size(), MADV_HUGEPAGE);
+  if (options.numa_node)
+    if (const auto placed = prefer_node(region->bytes(), *options.numa_node);
+        !placed && options.on_unplaced)
+      options.on_unplaced(placed.error());
   if (auto touched = region->populate(true, options.threads); !touched)
     return fail(touched.error().with_context(what));
   // Reserves whatever the populating did not (all of it on old kernels): a later write cannot fail.

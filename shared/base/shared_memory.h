@@ -19,6 +19,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -107,6 +108,10 @@ struct ArenaOptions {
   std::uint64_t data_bytes = 0;  // without the header
   bool huge_pages = false;       // a hint; the system's shmem_enabled decides
   unsigned threads = 2;          // that touch the memory
+  // NUMA node that the memory is taken from while it has some; where that cannot be said to the
+  // system, the arena is made all the same, and `on_unplaced` is told why.
+  std::optional<std::uint32_t> numa_node = std::nullopt;
+  std::function<void(const Error&)> on_unplaced = nullptr;
 };
 
 // The creator's side of an arena.

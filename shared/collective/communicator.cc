@@ -44,6 +44,11 @@ Result<> check_broadcast(const Broadcast& broadcast, Rank rank, std::uint32_t si
                           broadcast.destination.bytes));
 }
 
+std::string nccl_version_text(std::uint32_t code) {
+  if (code < 10000) return fmt::format("{}.{}.{}", code / 1000, code % 1000 / 100, code % 100);
+  return fmt::format("{}.{}.{}", code / 10000, code % 10000 / 100, code % 100);
+}
+
 Result<const NcclBackend*> nccl_backend() {
   const auto entry = device::cuda_symbol(kNcclEntry);
   if (!entry) return fail(entry.error());

@@ -19,6 +19,9 @@ struct NcclFacts {
   std::uint32_t built_with = 0;
 };
 
+// "2.27.7" of 22707.
+[[nodiscard]] std::string nccl_version_text(std::uint32_t code);
+
 // What the library's second entry point returns. Functions: any thread.
 struct NcclBackend {
   std::uint32_t size = 0;  // of this struct

@@ -309,6 +309,9 @@ void fields(V& v, M& m) {
   v.number("free_bytes", m.free_bytes);
   v.number("held_bytes", m.held_bytes);
   v.number("peak_bytes", m.peak_bytes);
+  v.number("streams_bytes", m.streams_bytes);
+  v.flag("streams_measured", m.streams_measured);
+  v.number("context_bytes", m.context_bytes);
 }
 
 template <class V, class M>

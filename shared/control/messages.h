@@ -359,6 +359,10 @@ struct GpuPlan {
   std::uint64_t free_bytes = 0;  // now, with what is held
   std::uint64_t held_bytes = 0;  // by buffers now
   std::uint64_t peak_bytes = 0;  // by buffers while an update runs
+  // Beside buffers: tables of streams and communicators, and CUDA's context of the sidecar.
+  std::uint64_t streams_bytes = 0;
+  bool streams_measured = false;    // else an estimate
+  std::uint64_t context_bytes = 0;  // at most
 };
 struct SidecarPlan {
   std::string name;

@@ -164,6 +164,18 @@ std::optional<std::uint32_t> common_numa_node(const std::vector<GpuFacts>& gpus,
   return common;
 }
 
+std::string compute_text(const GpuFacts& gpu) {
+  return fmt::format("{}.{}", gpu.compute_major, gpu.compute_minor);
+}
+
+std::string numa_node_text(const GpuFacts& gpu) {
+  return gpu.numa_node ? std::to_string(*gpu.numa_node) : "not said";
+}
+
+std::string pcie_text(const GpuFacts& gpu) {
+  return gpu.pcie_now.empty() ? "PCIe link not said" : gpu.pcie_now;
+}
+
 std::string cuda_version_text(std::uint32_t version) {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }

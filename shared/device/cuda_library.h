@@ -48,6 +48,10 @@ struct CudaFacts {
 // system does not say of one.
 [[nodiscard]] std::optional<std::uint32_t> common_numa_node(const std::vector<GpuFacts>& gpus,
                                                             const std::vector<std::string>& uuids);
+// For people: "9.0"; "1" or "not said"; "32.0 GT/s PCIe x16" or "PCIe link not said".
+[[nodiscard]] std::string compute_text(const GpuFacts& gpu);
+[[nodiscard]] std::string numa_node_text(const GpuFacts& gpu);
+[[nodiscard]] std::string pcie_text(const GpuFacts& gpu);
 // "13.0" of 13000, as the driver counts.
 [[nodiscard]] std::string cuda_version_text(std::uint32_t version);
 

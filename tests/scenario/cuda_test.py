@@ -280,6 +280,10 @@ class Cuda(unittest.TestCase):
             self.refused_sidecar(fleet, cuda("0,0", "--set", "devices.buffer_bytes=64MiB"),
                                  ["6 buffers of 67108864 bytes do not fit into 90 %", "devices.buffer_bytes to at most"],
                                  WSYNC_EMULATED_CUDA_MEMORY=str(256 << 20))
+            # NCCL needs some, too.
+            self.refused_sidecar(fleet, cuda("0,1", *BUFFER, "--set", "devices.collective=nccl"),
+                                 ["3 buffers of 2097152 bytes do not fit into 90 %", "406847488 are reserved for streams"],
+                                 WSYNC_EMULATED_CUDA_MEMORY=str(256 << 20))
             self.refused_sidecar(fleet, cuda("0", *BUFFER), ["set devices.buffer_bytes to less", "free"],
                                  WSYNC_EMULATED_CUDA_FAULTS="cuMemAlloc_v2:2+:CUDA_ERROR_OUT_OF_MEMORY")
 
@@ -324,9 +328,13 @@ class Cuda(unittest.TestCase):
             self.assertEqual([g["devices"] for g in gpus], [2, 1])
             self.assertEqual([g["buffer_bytes"] for g in gpus], [6 * (4 << 20), 3 * (4 << 20)])
             for gpu in gpus:
-                self.assertEqual(gpu["left_bytes"], gpu["total_bytes"] - gpu["buffer_bytes"])
-                # What was predicted is what was taken, but for what the device keeps for its kernels.
-                self.assertLessEqual(gpu["total_bytes"] - gpu["free_bytes"], gpu["buffer_bytes"] + (8 << 20))
+                self.assertTrue(gpu["streams_measured"], gpu)
+                self.assertGreater(gpu["streams_bytes"], 0)
+                self.assertEqual(gpu["peak_bytes"], gpu["buffer_bytes"] + gpu["streams_bytes"] + gpu["context_bytes"])
+                self.assertEqual(gpu["left_bytes"], gpu["total_bytes"] - gpu["peak_bytes"])
+                # What was predicted is what was taken.
+                self.assertLessEqual(gpu["total_bytes"] - gpu["free_bytes"], gpu["peak_bytes"])
+                self.assertLessEqual(gpu["peak_bytes"], gpu["buffer_bytes"] + (8 << 20))
             self.assertEqual(answer["result"]["peak_memory"]["buffer_bytes"], 0)
             self.stopped(fleet, engine, trainer, sidecar)
 

@@ -9,9 +9,12 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/memory_limit.h"
+#include "shared/base/numa.h"
 
 namespace wsync {
 namespace {
@@ -253,6 +256,45 @@ TEST_F(MemoryLimit, PathOutsideTheContainerFallsBackToTheRoot) {
 TEST_F(MemoryLimit, WithoutMeminfoItIsAnError) {
   std::filesystem::remove(root_ / "proc/meminfo");
   EXPECT_EQ(available_memory(files()).error().code(), ErrorCode::kIo);
+}
+
+TEST(Numa, SeveralNodesAreSeenWhereTheSystemSaysSo) {
+  const auto root = std::filesystem::temp_directory_path() / fmt::format("numa-{}", ::getpid());
+  EXPECT_FALSE(has_numa_nodes(root)) << "nothing is said";
+  const auto folder = root / "sys/devices/system/node";
+  std::filesystem::create_directories(folder);
+  for (const auto& [nodes, several] :
+       {std::pair{"0\n", false}, {"0-1\n", true}, {"0,2\n", true}, {"\n", false}}) {
+    std::ofstream(folder / "online") << nodes;
+    EXPECT_EQ(has_numa_nodes(root), several) << nodes;
+  }
+  std::filesystem::remove_all(root);
+}
+
+// Node 0 is there on every machine that has the calls.
+TEST(Numa, AnArenaPrefersTheNodeThatItIsToldOrIsMadeAllTheSame) {
+  std::string why;
+  const auto make = [&](std::optional<std::uint32_t> node) {
+    why.clear();
+    return SharedArena::create({.name = "numa",
+                                .data_bytes = kBytes,
+                                .numa_node = node,
+                                .on_unplaced = [&](const Error& e) { why = e.message(); }})
+        .value();
+  };
+  const auto usual = make(std::nullopt);
+  const auto found = preferred_node(usual.data());
+  if (!found) GTEST_SKIP() << "this system tells no NUMA policy: " << found.error().message();
+  EXPECT_EQ(*found, std::nullopt);
+  const auto placed = make(0);
+  if (!why.empty()) GTEST_SKIP() << "this system takes no NUMA policy: " << why;
+  EXPECT_EQ(preferred_node(placed.data()).value(), 0U);
+  EXPECT_EQ(placed.data_bytes(), kBytes);
+  const auto elsewhere = make(1000);
+  EXPECT_NE(why.find("prefer NUMA node 1000"), std::string::npos) << why;
+  EXPECT_EQ(elsewhere.data_bytes(), kBytes);
+  std::vector<std::byte> none;
+  EXPECT_EQ(prefer_node(none, 1024).error().code(), ErrorCode::kInvalidInput);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "shared/base/format.h"
+#include "shared/collective/nccl_library.h"
 
 namespace wsync::collective::nccl {
 namespace {
@@ -53,7 +54,7 @@ Result<> find(void* handle, const std::string& path, const char* name, Function&
   return fail(ErrorCode::kRefused,
               fmt::format("{} has no {}: it is not NCCL, or too old; NCCL {} or newer is needed "
                           "(set {} to one, or use the local collective)",
-                          path, name, version_text(kOldestNccl), kNamedBy));
+                          path, name, nccl_version_text(kOldestNccl), kNamedBy));
 }
 
 // The path that the loader took for a bare name.
@@ -74,21 +75,16 @@ Result<Nccl> table_of(void* handle, const std::filesystem::path& place) {
   WSYNC_TRY(check(nccl, nccl.ncclGetVersion(&version), nccl.path));
   nccl.version = static_cast<std::uint32_t>(std::max(version, 0));
   if (nccl.version < kOldestNccl)
-    return fail(
-        ErrorCode::kRefused,
-        fmt::format("{} is NCCL {}, too old: communicators that can be aborted while they "
-                    "start need {} or newer; install one, set {} to it, or use the local "
-                    "collective",
-                    nccl.path, version_text(nccl.version), version_text(kOldestNccl), kNamedBy));
+    return fail(ErrorCode::kRefused,
+                fmt::format("{} is NCCL {}, too old: communicators that can be aborted while they "
+                            "start need {} or newer; install one, set {} to it, or use the local "
+                            "collective",
+                            nccl.path, nccl_version_text(nccl.version),
+                            nccl_version_text(kOldestNccl), kNamedBy));
   return nccl;
 }
 
 }  // namespace
-
-std::string version_text(std::uint32_t code) {
-  if (code < 10000) return fmt::format("{}.{}.{}", code / 1000, code % 1000 / 100, code % 100);
-  return fmt::format("{}.{}.{}", code / 10000, code % 10000 / 100, code % 100);
-}
 
 std::vector<std::filesystem::path> nccl_places() {
   if (const char* named = std::getenv(kNamedBy)) return {named};
@@ -134,7 +130,7 @@ Result<> check(const Nccl& nccl, ncclResult_t code, std::string_view what,
                std::source_location where) {
   if (code == ncclSuccess || code == ncclInProgress) return {};
   const char* last = nccl.ncclGetLastError(nullptr);
-  std::string sentence = fmt::format("{}: NCCL {}: {}", what, version_text(nccl.version),
+  std::string sentence = fmt::format("{}: NCCL {}: {}", what, nccl_version_text(nccl.version),
                                      nccl.ncclGetErrorString(code));
   if (last != nullptr && *last != '\0') sentence += fmt::format(" ({})", last);
   const auto kind = [&] {

@@ -35,9 +35,6 @@ struct Nccl {
 // newer header, as the one that this is compiled with may be.
 inline constexpr std::uint32_t kOldestNccl = 21800;
 
-// "2.27.7" of 22707.
-[[nodiscard]] std::string version_text(std::uint32_t code);
-
 // Where NCCL is looked for, in order: WSYNC_NCCL_LIBRARY alone when it is set; where the system
 // looks; where it was when this was built; the packages of VIRTUAL_ENV and of the python3 on PATH.
 [[nodiscard]] std::vector<std::filesystem::path> nccl_places();

@@ -1,36 +1,18 @@
 // Groups of CUDA devices: on the emulated driver and the emulated NCCL, or, under the label gpu, on
 // real ones.
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sstream>
 
 #include "shared/collective/nccl_library.h"
 #include "tests/contract/collective/communicator_suite.h"
+#include "tests/support/misuse_report.h"
 
 namespace wsync::collective {
 namespace {
 
-// What the emulated driver and the emulated NCCL have to say against the whole run. A process that
-// abandons a GPU by intention has no report (nccl_faults_test.cc).
-class ReportIsEmpty final : public ::testing::Environment {
-  void SetUp() override { std::filesystem::remove(path()); }
-  void TearDown() override {
-    if (path().empty()) return;
-    std::ifstream file(path());
-    std::stringstream said;
-    said << file.rdbuf();
-    EXPECT_EQ(said.str(), "") << "misuse of the driver or of NCCL";
-  }
-  static std::string path() {
-    const char* named = std::getenv("WSYNC_EMULATED_CUDA_REPORT");
-    return named == nullptr ? "" : named;
-  }
-};
 [[maybe_unused]] const auto* const kReportIsEmpty =
-    ::testing::AddGlobalTestEnvironment(new ReportIsEmpty);
+    ::testing::AddGlobalTestEnvironment(new MisuseReport);
 
 INSTANTIATE_TEST_SUITE_P(
     Cuda, CommunicatorContract,

@@ -1,14 +1,12 @@
 // The suite on GPUs, and what is CUDA's own. Run twice: on the emulated driver, which is strict and
 // writes down every misuse, and on a real GPU where there is one (label gpu).
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <gtest/gtest.h>
-#include <iterator>
 
 #include "tests/contract/device/child_process.h"
 #include "tests/contract/device/device_suite.h"
 #include "tests/contract/device/pieces_suite.h"
+#include "tests/support/misuse_report.h"
 
 namespace wsync::device {
 namespace {
@@ -16,27 +14,8 @@ namespace {
 INSTANTIATE_TEST_SUITE_P(Cuda, DeviceContract, ::testing::Values(DeviceKind::kCuda), kind_of);
 INSTANTIATE_TEST_SUITE_P(Cuda, PieceContract, ::testing::Values(DeviceKind::kCuda), kind_of);
 
-// What the emulated driver found wrong with how it was called: nothing, in the whole run.
-class NoMisuse final : public ::testing::Environment {
- public:
-  void SetUp() override {
-    // Children add to their parent's report.
-    if (!report().empty() && !GTEST_FLAG_GET(also_run_disabled_tests))
-      std::filesystem::remove(report());
-  }
-  void TearDown() override {
-    std::ifstream file(report());
-    const std::string said{std::istreambuf_iterator<char>(file), {}};
-    EXPECT_EQ(said, "") << "misuse of the driver, as the emulated one reports it";
-  }
-
- private:
-  static std::string report() {
-    const char* named = std::getenv("WSYNC_EMULATED_CUDA_REPORT");
-    return named == nullptr ? std::string() : std::string(named);
-  }
-};
-const auto* const kNoMisuse = ::testing::AddGlobalTestEnvironment(new NoMisuse);
+[[maybe_unused]] const auto* const kNoMisuse =
+    ::testing::AddGlobalTestEnvironment(new MisuseReport);
 
 class CudaDevice : public ::testing::Test {
  protected:

@@ -9,6 +9,7 @@
 
 #include "inference_side/engine/link/engine_link.h"
 #include "tests/contract/engine/gpu_sidecar.h"
+#include "tests/support/misuse_report.h"
 #include "tests/support/run_again.h"
 
 namespace wsync::engine::test {
@@ -125,33 +126,7 @@ struct GpuRank {
   std::unique_ptr<EngineLink> link;  // destroyed first
 };
 
-// The emulated driver writes down what NVIDIA's would answer with undefined behaviour: memory that
-// is freed while another process has it mapped, a copy out of memory that is gone.
-class EmulatedDriverReport : public testing::Environment {
- public:
-  void SetUp() override { empty_report(); }  // of a run that crashed
-  void TearDown() override {
-    const char* path = std::getenv("WSYNC_EMULATED_CUDA_REPORT");
-    ASSERT_NE(path, nullptr);
-    if (*path == '\0') return;  // a process whose GPU fails by intention
-    std::FILE* report = std::fopen(path, "r");
-    if (report == nullptr) return;  // nothing was ever written
-    std::array<char, 4096> text{};
-    const std::size_t bytes = std::fread(text.data(), 1, text.size(), report);
-    std::fclose(report);
-    empty_report();
-    EXPECT_EQ(std::string(text.data(), bytes), "");
-  }
-
- private:
-  static void empty_report() {
-    const char* path = std::getenv("WSYNC_EMULATED_CUDA_REPORT");
-    if (path == nullptr || *path == '\0') return;
-    if (std::FILE* report = std::fopen(path, "w"); report != nullptr) std::fclose(report);
-  }
-};
-[[maybe_unused]] const auto* const kReport =
-    testing::AddGlobalTestEnvironment(new EmulatedDriverReport);
+[[maybe_unused]] const auto* const kReport = testing::AddGlobalTestEnvironment(new MisuseReport);
 
 // Of two ranks, each takes rows of 77 bytes of the last one, which lies in several buckets: a
 // bucket begins inside a row, and the rows behind that on no granule of the digest.

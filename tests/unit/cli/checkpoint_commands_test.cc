@@ -122,23 +122,32 @@ TEST_F(CheckpointCommands, PlanSaysWhatBuffersTakeOfGpusAndLeaveToEngines) {
   };
   const auto large = planned({"--gpu-memory", "80GiB"});
   EXPECT_EQ(gpu_of(large).at("buffer_bytes"), 3 * (512ULL << 20U));
-  EXPECT_EQ(gpu_of(large).at("left_bytes"), (80ULL << 30U) - 3 * (512ULL << 20U));
+  // 384 MiB of NCCL, 4 of tables, 512 of the context.
+  EXPECT_EQ(gpu_of(large).at("streams_bytes"), 388ULL << 20U);
+  EXPECT_EQ(gpu_of(large).at("streams_measured"), false);
+  EXPECT_EQ(gpu_of(large).at("context_bytes"), 512ULL << 20U);
+  EXPECT_EQ(gpu_of(large).at("peak_bytes"), (3 * 512ULL + 388 + 512) << 20U);
+  EXPECT_EQ(gpu_of(large).at("left_bytes"), (80ULL << 30U) - ((3 * 512ULL + 388 + 512) << 20U));
   // Nothing of it is memory of the host.
   const auto memory = nlohmann::json::parse(large.out).at("result").at("peak_memory");
   EXPECT_EQ(memory.at("buffer_bytes"), 0U);
   EXPECT_EQ(memory.at("engine_bytes"), 0U);
-  // 90 % of it for three buffers, in blocks of 2 MiB.
-  EXPECT_EQ(gpu_of(planned({"--gpu-memory", "100MiB"})).at("buffer_bytes"), 3 * (30ULL << 20U));
+  // 90 % of it, less what is reserved, for three buffers, in blocks of 2 MiB.
+  EXPECT_EQ(gpu_of(planned({"--gpu-memory", "1GiB"})).at("buffer_bytes"), 3 * (6ULL << 20U));
   EXPECT_EQ(gpu_of(planned({"--buffer", "3MiB"})).at("buffer_bytes"), 3 * (4ULL << 20U));
   EXPECT_FALSE(gpu_of(planned({"--buffer", "3MiB"})).contains("left_bytes"));
-  const auto full = planned({"--gpu-memory", "100MiB", "--buffer", "64MiB"});
+  const auto full = planned({"--gpu-memory", "1GiB", "--buffer", "64MiB"});
   EXPECT_NE(full.exit_code, kExitOk);
-  EXPECT_NE((full.out + full.err).find("set devices.buffer_bytes to at most 30MiB"),
+  EXPECT_NE((full.out + full.err).find("set devices.buffer_bytes to at most 6MiB"),
             std::string::npos)
       << full.out << full.err;
   EXPECT_EQ(run_command({"plan", at("first"), "--gpu-memory", "80GiB"}).exit_code, kExitBadInput);
   EXPECT_EQ(run_command({"plan", at("first"), "--device-kind", "cuda"}).exit_code, kExitBadInput);
   EXPECT_EQ(planned({"--gpu-memory", "much"}).exit_code, kExitBadInput);
+  const auto engines = planned({"--engines", "1"});
+  EXPECT_EQ(engines.exit_code, kExitBadInput);
+  EXPECT_NE((engines.out + engines.err).find("each device has one engine"), std::string::npos)
+      << engines.out << engines.err;
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 // Where NCCL is looked for, and what is said of what is found there. The library that is found is
 // the emulated NCCL.
+#include "shared/collective/nccl_library.h"
+
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -110,9 +112,9 @@ TEST(NcclLibrary, PythonPackagesAreLookedInLast) {
 }
 
 TEST(NcclLibrary, VersionsAreReadAsNcclWritesThem) {
-  EXPECT_EQ(version_text(22707), "2.27.7");
-  EXPECT_EQ(version_text(21800), "2.18.0");
-  EXPECT_EQ(version_text(2804), "2.8.4");
+  EXPECT_EQ(nccl_version_text(22707), "2.27.7");
+  EXPECT_EQ(nccl_version_text(21800), "2.18.0");
+  EXPECT_EQ(nccl_version_text(2804), "2.8.4");
 }
 
 }  // namespace

@@ -284,5 +284,22 @@ TEST_F(CudaFactsTest, ErrorsOfTheDriverNameTheGpu) {
       << failed.error().message();
 }
 
+TEST(CudaFacts, GpusOfOneNodeHaveItInCommon) {
+  const auto gpu = [](const char* uuid, std::optional<std::uint32_t> node) {
+    GpuFacts facts;
+    facts.uuid = uuid;
+    facts.numa_node = node;
+    return facts;
+  };
+  const std::vector<GpuFacts> gpus = {gpu("GPU-a", 1), gpu("GPU-b", 1), gpu("GPU-c", 0),
+                                      gpu("GPU-d", std::nullopt)};
+  EXPECT_EQ(common_numa_node(gpus, {"GPU-a", "GPU-b", "GPU-a"}), 1U);
+  EXPECT_EQ(common_numa_node(gpus, {"GPU-c"}), 0U);
+  EXPECT_EQ(common_numa_node(gpus, {"GPU-a", "GPU-c"}), std::nullopt) << "on two";
+  EXPECT_EQ(common_numa_node(gpus, {"GPU-a", "GPU-d"}), std::nullopt) << "not said of one";
+  EXPECT_EQ(common_numa_node(gpus, {"GPU-x"}), std::nullopt);
+  EXPECT_EQ(common_numa_node(gpus, {}), std::nullopt);
+}
+
 }  // namespace
 }  // namespace wsync::device::cuda

@@ -15,9 +15,12 @@
 #include "shared/device/cuda/driver.h"
 #include "shared/device/cuda/memory.h"
 #include "shared/device/cuda/registration.h"
+#include "tests/support/misuse_report.h"
 
 namespace wsync::device::cuda {
 namespace {
+
+[[maybe_unused]] const auto* const kReport = ::testing::AddGlobalTestEnvironment(new MisuseReport);
 
 constexpr std::size_t kPage = 4096;
 

@@ -25,6 +25,27 @@ TEST(BufferRule, GpusThatAreSharedCountForEachOfTheirDevices) {
   EXPECT_EQ(buffers_take(DeviceKind::kSeparate, 2, 3 * limits::kMiB), 18 * limits::kMiB);
 }
 
+TEST(BufferRule, WhatIsReservedIsLeft) {
+  const auto kGpu = DeviceKind::kCuda;
+  EXPECT_EQ(streams_take(kGpu, 2, false), 2 * kTablesBytes);
+  EXPECT_EQ(streams_take(kGpu, 1, true), kTablesBytes + kNcclBytes);
+  EXPECT_EQ(streams_take(DeviceKind::kSeparate, 4, false), 0U);
+  BufferRoom room{.name = "GPU 0",
+                  .devices = 1,
+                  .free_bytes = 1000 * limits::kMiB,
+                  .reserved_bytes = streams_take(kGpu, 1, true)};
+  // 900 MiB less 388, for 3 buffers.
+  EXPECT_EQ(choose_buffer_bytes(kGpu, {&room, 1}, 0).value(), 170 * limits::kMiB);
+  const auto too_much = choose_buffer_bytes(kGpu, {&room, 1}, 172 * limits::kMiB);
+  ASSERT_FALSE(too_much);
+  EXPECT_EQ(too_much.error().message(),
+            "GPU 0: 3 buffers of 180355072 bytes do not fit into 90 % of its 1048576000 free "
+            "bytes, of which 406847488 are reserved for streams, communicators and contexts; set "
+            "devices.buffer_bytes to at most 170MiB");
+  room.reserved_bytes = room.free_bytes;
+  EXPECT_EQ(choose_buffer_bytes(kGpu, {&room, 1}, 0).error().code(), ErrorCode::kResourceExhausted);
+}
+
 TEST(BufferRule, WhatDoesNotFitIsRefusedWithWhatIsFreeAndWhatToSet) {
   const BufferRoom room{.name = "GPU 0", .devices = 2, .free_bytes = 100 * limits::kMiB};
   const auto kGpu = DeviceKind::kCuda;
