@@ -57,6 +57,15 @@ constexpr std::array kSyncCases{
              "streaming copy of the same bytes in the same processes"},
     CaseText{"staged", "Time in which a version is brought to the sidecar, while engines serve",
              "ms", false, ""},
+    CaseText{"CPU",
+             "Processor time of trainer, sidecar and engines for one update, by the bytes that "
+             "engines loaded",
+             "s/GB", false, ""},
+    CaseText{
+        "checked copy",
+        "The streaming copy of the baseline with checksums in the same pass: what verification "
+        "costs",
+        "ms", false, "streaming copy of the same bytes in the same processes"},
 };
 
 constexpr std::array kScheduleCases{

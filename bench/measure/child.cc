@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
+#include <ctime>
 #include <fcntl.h>
 #include <filesystem>
 #include <fstream>
@@ -16,6 +17,7 @@
 #include <unistd.h>
 
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 
 namespace wsync::bench {
 namespace {
@@ -116,6 +118,23 @@ Child::~Child() {
   if (pid_ < 0) return;
   ::kill(pid_, SIGKILL);
   (void)reap();
+}
+
+Result<std::chrono::nanoseconds> Child::cpu_time() const {
+  clockid_t clock{};
+  timespec time{};
+  if (const int error = ::clock_getcpuclockid(pid_, &clock); error != 0)
+    return fail_errno(fmt::format("the processor time of process {}", pid_), error);
+  if (::clock_gettime(clock, &time) != 0)
+    return fail_errno(fmt::format("the processor time of process {}", pid_), errno);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+std::uint64_t Child::peak_bytes() const {
+  std::ifstream file(fmt::format("/proc/{}/status", pid_));
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("VmHWM:")) return std::stoull(line.substr(6)) * limits::kKiB;
+  return 0;
 }
 
 int Child::reap() {

@@ -45,6 +45,11 @@ class Child {
   ~Child();  // kills what still runs
 
   [[nodiscard]] pid_t pid() const noexcept { return pid_; }
+  // Processor time of all its threads, those that have ended included. kIo when it has ended.
+  [[nodiscard]] Result<std::chrono::nanoseconds> cpu_time() const;
+  // The most memory that it ever had mapped and resident at once, shared pages included; 0 where
+  // the kernel does not say.
+  [[nodiscard]] std::uint64_t peak_bytes() const;
   // Writes a line to its standard input.
   [[nodiscard]] Result<> say(const std::string& line);
   // The next line of its standard output. kPeerLost, with the last line of its log, when it ends

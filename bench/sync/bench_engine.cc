@@ -79,11 +79,12 @@ class Commands {
     if (verb == "copy") {
       unsigned kind = 0;
       unsigned threads = 0;
-      words >> kind >> threads;
+      unsigned verified = 0;
+      words >> kind >> threads >> verified;
       if (!words || !floor_ || threads == 0 || kind >= available_copy_kinds().size())
-        return fail(ErrorCode::kInvalidInput, "copy what, with what? map first, then copy K T");
-      const FloorCopy::Times times =
-          floor_->copy({.kind = available_copy_kinds()[kind], .threads = threads});
+        return fail(ErrorCode::kInvalidInput, "copy what, with what? map first, then copy K T V");
+      const FloorCopy::Times times = floor_->copy(
+          {.kind = available_copy_kinds()[kind], .threads = threads, .verified = verified != 0});
       return json{{"event", "copied"},
                   {"begin_ns", static_cast<std::int64_t>(times.begin)},
                   {"end_ns", static_cast<std::int64_t>(times.end)}};

@@ -6,7 +6,9 @@
 //
 //   map            {"event": "mapped", "version", "bytes"}   the arena of the version it serves
 //   read           {"event": "read"}                         that arena, once through
-//   copy K T       {"event": "copied", "begin_ns", "end_ns"} floor of CopyKind K on T threads
+//   copy K T V     {"event": "copied", "begin_ns", "end_ns"} floor of CopyKind K on T threads; V is
+//   1
+//                                                            with checksums, else 0
 //   unmap          {"event": "unmapped"}
 //   stats          {"event": "stats", "torn"}
 //

@@ -70,6 +70,12 @@ Result<std::unique_ptr<Fleet>> Fleet::start(FleetOptions options, const Interrup
   if (!made.gpus.empty())
     settings.insert(settings.end(), {"--set", "devices.kind=cuda", "--set",
                                      fmt::format("devices.gpus={}", fmt::join(made.gpus, ","))});
+  if (made.devices > 0)
+    settings.insert(settings.end(), {"--set", "devices.kind=separate", "--set",
+                                     fmt::format("devices.count={}", made.devices)});
+  if (made.buffer_bytes > 0)
+    settings.insert(settings.end(),
+                    {"--set", fmt::format("devices.buffer_bytes={}B", made.buffer_bytes)});
   auto sidecar = fleet->start("sidecar", std::move(settings));
   if (!sidecar) return fail(sidecar.error());
   fleet->sidecar_ = std::make_unique<Child>(std::move(*sidecar));
@@ -84,6 +90,8 @@ Result<std::unique_ptr<Fleet>> Fleet::start(FleetOptions options, const Interrup
     if (!made.gpus.empty())
       arguments.insert(arguments.end(), {"--gpu", std::to_string(made.gpus[i]), "--device-index",
                                          std::to_string(i)});
+    if (made.devices > 0)
+      arguments.insert(arguments.end(), {"--device-index", std::to_string(i % made.devices)});
     auto child = fleet->start(replica, std::move(arguments));
     if (!child) return fail(child.error());
     fleet->engines_.push_back(std::make_unique<Engine>(Engine{.child = std::move(*child)}));
@@ -196,7 +204,8 @@ Result<std::vector<FloorRun>> Fleet::floor(const std::vector<FloorWay>& ways) {
     WSYNC_TRY(engines_.front()->child.say("read"));
     if (auto read = event(*engines_.front(), "read"); !read) return fail(read.error());
     WSYNC_TRY(settle(kSettle));
-    WSYNC_TRY(ask_all(fmt::format("copy {} {}", static_cast<int>(way.kind), way.threads)));
+    WSYNC_TRY(ask_all(fmt::format("copy {} {} {}", static_cast<int>(way.kind), way.threads,
+                                  way.verified ? 1 : 0)));
     std::int64_t begin = INT64_MAX;
     std::int64_t end = 0;
     for (const auto& engine : engines_) {
@@ -245,6 +254,26 @@ Result<Memory> Fleet::sidecar_memory() const {
   }
   if (memory.pss_bytes == 0)
     return fail(ErrorCode::kIo, "the sidecar's /proc/PID/smaps_rollup cannot be read");
+  return memory;
+}
+
+Result<std::chrono::nanoseconds> Fleet::cpu_time() const {
+  std::chrono::nanoseconds all{0};
+  std::vector<const Child*> children = {trainer_.get(), sidecar_.get()};
+  for (const auto& engine : engines_) children.push_back(&engine->child);
+  for (const Child* child : children) {
+    const auto time = child->cpu_time();
+    if (!time) return fail(time.error());
+    all += *time;
+  }
+  return all;
+}
+
+PeakMemory Fleet::peak_memory() const {
+  PeakMemory memory{.trainer_bytes = trainer_->peak_bytes(),
+                    .sidecar_bytes = sidecar_->peak_bytes()};
+  for (const auto& engine : engines_)
+    memory.engine_bytes = std::max(memory.engine_bytes, engine->child.peak_bytes());
   return memory;
 }
 

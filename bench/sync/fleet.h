@@ -24,6 +24,10 @@ struct FleetOptions {
   unsigned engines = 1;
   bool adopt = false;
   std::vector<std::uint32_t> gpus;  // of each engine, whose number rules then; empty: host devices
+  // Separate host devices, engines on each in turn; 0: unified, where engines read the arena.
+  unsigned devices = 0;
+  std::uint64_t buffer_bytes =
+      0;  // of each of a separate device's buffers; 0: as the sidecar has it
 };
 
 // One push as the product reports it.
@@ -45,6 +49,13 @@ struct Memory {
   std::uint64_t rss_bytes = 0;  // all of them
 };
 
+// The most memory that each process had resident at once, pages that it shares included.
+struct PeakMemory {
+  std::uint64_t trainer_bytes = 0;
+  std::uint64_t sidecar_bytes = 0;
+  std::uint64_t engine_bytes = 0;  // of the engine that had most
+};
+
 class Fleet {
  public:
   // Starts everything and waits until the engines are attached.
@@ -63,6 +74,9 @@ class Fleet {
   // kDigestMismatch when a step of an engine ever read torn weights.
   [[nodiscard]] Result<> check_steps();
   [[nodiscard]] Result<Memory> sidecar_memory() const;
+  // Processor time that trainer, sidecar and engines have used since they were started.
+  [[nodiscard]] Result<std::chrono::nanoseconds> cpu_time() const;
+  [[nodiscard]] PeakMemory peak_memory() const;
   // Versions that a sidecar of this fleet holds once it is warm.
   [[nodiscard]] unsigned versions_held() const noexcept;
 

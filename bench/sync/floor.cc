@@ -72,8 +72,14 @@ FloorCopy::Times FloorCopy::copy(const FloorWay& way) {
     helpers_ = std::make_unique<ThreadPool>(way.threads - 1);
   std::atomic<std::size_t> next{0};
   const auto take = [&] {
-    for (std::size_t i = next++; i < pieces_.size(); i = next++)
-      copy_streaming(pieces_[i].to, pieces_[i].from, way.kind);
+    std::uint64_t sums = 0;
+    for (std::size_t i = next++; i < pieces_.size(); i = next++) {
+      if (way.verified)
+        sums ^= copy_streaming_checksum(pieces_[i].to, pieces_[i].from, way.kind);
+      else
+        copy_streaming(pieces_[i].to, pieces_[i].from, way.kind);
+    }
+    seen_ ^= sums;
   };
   Times times{.begin = now()};
   std::latch done(way.threads - 1);

@@ -23,6 +23,7 @@ namespace wsync::bench {
 struct FloorWay {
   CopyKind kind = CopyKind::kPortable;
   unsigned threads = 1;
+  bool verified = false;  // with the checksum of what is copied in the same pass, as engines copy
   friend bool operator==(const FloorWay&, const FloorWay&) = default;
 };
 

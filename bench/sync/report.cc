@@ -16,24 +16,41 @@ json way_json(const FloorWay& way) {
   return {{"copy_kind", copy_kind_name(way.kind)}, {"threads", way.threads}};
 }
 
-json round_json(const Round& round, bool adopt) {
+json round_json(const Round& round, bool has_floor) {
   json line = {{"paused_ns", round.pushed.paused_ns},
                {"load_ns", round.pushed.load_ns},
                {"span_ns", round.pushed.span_ns},
                {"staged_ns", round.pushed.staged_ns},
+               {"cpu_ns", round.cpu.count()},
                {"checked_bytes", round.pushed.checked_bytes},
                {"sidecar_pss_bytes", round.sidecar.pss_bytes},
                {"sidecar_rss_bytes", round.sidecar.rss_bytes}};
-  if (adopt) return line;
+  if (!has_floor) return line;
+  line["verified_copy_ns"] = round.verified.ns;
   line["floor_first"] = round.floor_first;
   line["floor_ns"] = round.floor.ns;
   line["ratio"] = round.ratio();
   return line;
 }
 
+// Bytes that all engines together loaded, by the time that they stood still.
+double paused_rate(const SyncCase& done) {
+  return done.paused_ns.median > 0
+             ? 1e9 * static_cast<double>(done.expected_bytes) / done.paused_ns.median
+             : 0;
+}
+
 json case_json(const SyncCase& done) {
   json line = {{"engines", done.engines},
                {"adopt", done.adopt},
+               {"devices", done.devices},
+               {"buffer_bytes", done.buffer_bytes},
+               {"staged_ns", spread_json(done.staged_ns)},
+               {"cpu_s_per_gb", spread_json(done.cpu_per_gigabyte)},
+               {"paused_bytes_per_s", paused_rate(done)},
+               {"trainer_peak_rss_bytes", done.peak.trainer_bytes},
+               {"sidecar_peak_rss_bytes", done.peak.sidecar_bytes},
+               {"engine_peak_rss_bytes", done.peak.engine_bytes},
                {"predicted_paused_ns", done.predicted_ns},
                {"paused_ns", spread_json(done.paused_ns)},
                {"load_ns", spread_json(done.load_ns)},
@@ -48,11 +65,11 @@ json case_json(const SyncCase& done) {
                {"speed_met", done.speed_met()},
                {"memory_met", done.memory_met()},
                {"rounds", json::array()}};
-  for (const Round& round : done.rounds) line["rounds"].push_back(round_json(round, done.adopt));
-  if (done.adopt) {
-    line["paused_target_ns"] = kAdoptTargetNs;
-    return line;
-  }
+  for (const Round& round : done.rounds)
+    line["rounds"].push_back(round_json(round, done.has_floor()));
+  if (done.adopt) line["paused_target_ns"] = kAdoptTargetNs;
+  if (!done.has_floor()) return line;
+  line["verified_copy_ns"] = spread_json(done.verified_ns);
   line["ratio_target"] = kRatioTarget;
   line["ratio"] = spread_json(done.ratio);
   line["floor_ns"] = spread_json(done.floor_ns);
@@ -70,10 +87,17 @@ std::string duration(double ns) {
   return trace::format_duration(std::chrono::nanoseconds(static_cast<std::int64_t>(ns)));
 }
 
+// "2", "2 mapping", "2 on 2, 4.0 MiB"
+std::string who_of(const SyncCase& done) {
+  std::string who = fmt::format("{}{}", done.engines, done.adopt ? " mapping" : "");
+  if (done.devices > 0) who += fmt::format(" on {}", done.devices);
+  if (done.buffer_bytes > 0) who += ", " + trace::format_bytes(done.buffer_bytes);
+  return who;
+}
+
 std::string case_text(const SyncCase& done) {
-  const std::string who = fmt::format("{}{}", done.engines, done.adopt ? " mapping" : "");
-  std::string text = fmt::format("{:<10} {:>10}", who, duration(done.predicted_ns));
-  if (done.adopt)
+  std::string text = fmt::format("{:<16} {:>10}", who_of(done), duration(done.predicted_ns));
+  if (!done.has_floor())
     text += fmt::format(" {:>10} {:>10} {:>6} {:<12} {:<12}", "-", duration(done.paused_ns.median),
                         "-", "-", fmt::format("<= {}", duration(done.paused_ns.max)));
   else
@@ -84,9 +108,25 @@ std::string case_text(const SyncCase& done) {
         fmt::format("{:.3f}-{:.3f}", done.ratio.min, done.ratio.max));
   text += fmt::format(" {:>10} {:>10}  {}\n", trace::format_bytes(done.pss_bytes),
                       trace::format_bytes(done.pss_limit_bytes),
-                      done.speed_met() && done.memory_met() ? "met"
-                      : done.speed_met()                    ? "memory missed"
-                                                            : "missed");
+                      done.devices > 0                        ? "no target"
+                      : done.speed_met() && done.memory_met() ? "met"
+                      : done.speed_met()                      ? "memory missed"
+                                                              : "missed");
+  return text;
+}
+
+// What an update costs beside the pause.
+std::string costs_text(const SyncBenchResult& result) {
+  std::string text =
+      fmt::format("{:<16} {:>10} {:>12} {:>12} {:>10} {:>10} {:>10} {:>10}\n", "engines", "staged",
+                  "GB/s paused", "checked copy", "CPU s/GB", "trainer", "sidecar", "engine");
+  for (const SyncCase& done : result.cases)
+    text += fmt::format("{:<16} {:>10} {:>12.1f} {:>12} {:>10.3f} {:>10} {:>10} {:>10}\n",
+                        who_of(done), duration(done.staged_ns.median), paused_rate(done) / 1e9,
+                        done.has_floor() ? duration(done.verified_ns.median) : "-",
+                        done.cpu_per_gigabyte.median, trace::format_bytes(done.peak.trainer_bytes),
+                        trace::format_bytes(done.peak.sidecar_bytes),
+                        trace::format_bytes(done.peak.engine_bytes));
   return text;
 }
 
@@ -97,7 +137,7 @@ std::string notes_text(const SyncBenchResult& result) {
   for (const SyncCase& done : result.cases) {
     busy = std::max(busy, done.others_busy);
     stolen = std::max(stolen, done.stolen);
-    if (!done.adopt)
+    if (done.has_floor())
       text += fmt::format("floor of {}: {}, {} in each process\n", done.engines,
                           copy_kind_name(done.floor_way.kind),
                           counted(done.floor_way.threads, "thread"));
@@ -113,9 +153,11 @@ std::vector<double> round_ms(const SyncCase& done, std::uint64_t (*of)(const Rou
   return values;
 }
 
-void add_sync_cases(const SyncCase& done, std::vector<CaseResult>& cases) {
-  const std::string who =
-      counted(done.engines, "engine") + (done.adopt ? " that map" : std::string());
+void add_sync_cases(const SyncCase& done, double copy_rate, std::vector<CaseResult>& cases) {
+  std::string who = counted(done.engines, "engine") + (done.adopt ? " that map" : "");
+  if (done.devices > 0) who += " on " + counted(done.devices, "device");
+  if (done.buffer_bytes > 0)
+    who += fmt::format(", buffers of {}", trace::format_bytes(done.buffer_bytes));
   const auto floor = round_ms(done, [](const Round& r) { return r.floor.ns; });
   auto paused = case_of("sync", "paused", who,
                         round_ms(done, [](const Round& r) { return r.pushed.paused_ns; }));
@@ -125,16 +167,32 @@ void add_sync_cases(const SyncCase& done, std::vector<CaseResult>& cases) {
   if (done.adopt) {
     paused.target =
         Target{.of = Target::Of::kMost, .value = static_cast<double>(kAdoptTargetNs) / kNsOfMs};
-  } else {
+  } else if (done.has_floor()) {
     set_baseline_of("sync", "paused", paused, floor);
     set_baseline_of("sync", "load", load, floor);
     paused.target = Target{.of = Target::Of::kRatio, .value = kRatioTarget};
+  } else {
+    // Nobody copies straight from the arena there: what one process can do with as many bytes.
+    const double alone = static_cast<double>(done.expected_bytes) / copy_rate * 1e3;
+    for (CaseResult* result : {&paused, &load})
+      set_baseline(*result, "streaming copy of as many bytes on all cores, measured before",
+                   {alone});
   }
   cases.push_back(std::move(paused));
   cases.push_back(std::move(load));
   cases.push_back(case_of("sync", "staged", who,
                           round_ms(done, [](const Round& r) { return r.pushed.staged_ns; })));
   cases.back().bytes = done.expected_bytes / done.engines;
+  std::vector<double> cpu;
+  for (const Round& round : done.rounds)
+    cpu.push_back(1e9 * seconds(round.cpu) / static_cast<double>(done.expected_bytes));
+  cases.push_back(case_of("sync", "CPU", who, std::move(cpu)));
+  if (!done.has_floor()) return;
+  auto verified = case_of("sync", "checked copy", who,
+                          round_ms(done, [](const Round& r) { return r.verified.ns; }));
+  verified.bytes = done.expected_bytes;
+  set_baseline_of("sync", "checked copy", verified, floor);
+  cases.push_back(std::move(verified));
 }
 
 }  // namespace
@@ -163,10 +221,10 @@ std::string to_text(const SyncBenchResult& result) {
   text += fmt::format("{} of weights, {} rounds, every byte of each load checked\n\n",
                       trace::format_bytes(result.bytes), result.cases.front().rounds.size());
   text +=
-      fmt::format("{:<10} {:>10} {:>10} {:>10} {:>6} {:<12} {:<12} {:>10} {:>10}\n", "engines",
+      fmt::format("{:<16} {:>10} {:>10} {:>10} {:>6} {:<12} {:<12} {:>10} {:>10}\n", "engines",
                   "predicted", "floor", "paused", "ratio", "quartiles", "min-max", "PSS", "limit");
   for (const SyncCase& done : result.cases) text += case_text(done);
-  return text + "\n" + notes_text(result);
+  return text + "\n" + costs_text(result) + "\n" + notes_text(result);
 }
 
 SuiteResult to_suite(const SyncBenchResult& result) {
@@ -175,7 +233,7 @@ SuiteResult to_suite(const SyncBenchResult& result) {
   double busy = 0;
   double stolen = 0;
   for (const SyncCase& done : result.cases) {
-    add_sync_cases(done, suite.cases);
+    add_sync_cases(done, result.copy_rate, suite.cases);
     busy = std::max(busy, done.others_busy);
     stolen = std::max(stolen, done.stolen);
   }

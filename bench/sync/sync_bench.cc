@@ -46,11 +46,13 @@ std::vector<double> column(const SyncCase& done, const std::function<double(cons
 
 class Case {
  public:
-  Case(const SyncBenchOptions& options, unsigned engines, const Interrupt& interrupt,
-       std::function<void(std::string_view)> on_step)
+  Case(const SyncBenchOptions& options, unsigned engines, std::uint64_t buffer_bytes,
+       const Interrupt& interrupt, std::function<void(std::string_view)> on_step)
       : options_(options), interrupt_(interrupt), on_step_(std::move(on_step)) {
     result_.engines = engines;
     result_.adopt = options.adopt;
+    result_.devices = options.devices;
+    result_.buffer_bytes = buffer_bytes;
     result_.expected_bytes = options.bytes * engines;
   }
   static unsigned steps(const SyncBenchOptions& options) { return kWarmUps + options.rounds + 2; }
@@ -63,14 +65,17 @@ class Case {
         static_cast<double>(kHandOversNs) +
         (result_.adopt ? 0 : 1e9 * static_cast<double>(result_.expected_bytes) / copy_rate);
     const std::string directory =
-        fmt::format("{}/{}{}", options_.directory, result_.adopt ? "a" : "c", result_.engines);
+        fmt::format("{}/{}{}-{}", options_.directory, result_.adopt ? "a" : "c", result_.engines,
+                    result_.buffer_bytes);
     std::filesystem::create_directory(directory);
     std::filesystem::permissions(directory, std::filesystem::perms::owner_all);
     auto fleet = Fleet::start({.executable = options_.executable,
                                .directory = directory,
                                .checkpoint = options_.checkpoints.front(),
                                .engines = result_.engines,
-                               .adopt = result_.adopt},
+                               .adopt = result_.adopt,
+                               .devices = result_.devices,
+                               .buffer_bytes = result_.buffer_bytes},
                               interrupt_);
     if (!fleet) return fail(fleet.error());
     fleet_ = std::move(*fleet);
@@ -79,7 +84,7 @@ class Case {
       if (auto pushed = push(); !pushed) return fail(pushed.error());
       on_step_("warming up");
     }
-    if (!result_.adopt) WSYNC_TRY(choose_floor(machine.cores));
+    if (result_.has_floor()) WSYNC_TRY(choose_floor(machine.cores));
     (void)load_.since_last();
     for (unsigned i = 0; i < options_.rounds; ++i) {
       WSYNC_TRY(one_round(i % 2 == 0));
@@ -117,16 +122,24 @@ class Case {
   Result<> one_round(bool floor_first) {
     Round round{.floor_first = floor_first};
     const auto floor = [&]() -> Result<> {
-      if (result_.adopt) return {};
-      const auto runs = fleet_->floor({result_.floor_way});
+      if (!result_.has_floor()) return {};
+      FloorWay verified = result_.floor_way;
+      verified.verified = true;
+      const auto runs = fleet_->floor({result_.floor_way, verified});
       if (!runs) return fail(runs.error());
       round.floor = runs->front();
+      round.verified = runs->back();
       return {};
     };
     if (floor_first) WSYNC_TRY(floor());
+    const auto cpu_before = fleet_->cpu_time();
+    if (!cpu_before) return fail(cpu_before.error());
     auto pushed = push();
     if (!pushed) return fail(pushed.error());
     round.pushed = *pushed;
+    const auto cpu_after = fleet_->cpu_time();
+    if (!cpu_after) return fail(cpu_after.error());
+    round.cpu = *cpu_after - *cpu_before;
     if (!floor_first) WSYNC_TRY(floor());
     const auto memory = fleet_->sidecar_memory();
     if (!memory) return fail(memory.error());
@@ -137,7 +150,7 @@ class Case {
                               round.pushed.checked_bytes, result_.expected_bytes));
     if (round.pushed.paused_ns == 0)
       return fail(ErrorCode::kInternal, "a push that paused no engine");
-    if (!result_.adopt && round.floor.bytes != result_.expected_bytes)
+    if (result_.has_floor() && round.floor.bytes != result_.expected_bytes)
       return fail(ErrorCode::kInternal, fmt::format("the floor copied {} bytes, an update loads {}",
                                                     round.floor.bytes, result_.expected_bytes));
     result_.rounds.push_back(round);
@@ -152,7 +165,13 @@ class Case {
     result_.paused_ns = spread([&](const Round& r) { return ns(r.pushed.paused_ns); });
     result_.load_ns = spread([&](const Round& r) { return ns(r.pushed.load_ns); });
     result_.span_ns = spread([&](const Round& r) { return ns(r.pushed.span_ns); });
-    if (!result_.adopt) {
+    result_.staged_ns = spread([&](const Round& r) { return ns(r.pushed.staged_ns); });
+    result_.cpu_per_gigabyte = spread([&](const Round& r) {
+      return 1e9 * seconds(r.cpu) / static_cast<double>(result_.expected_bytes);
+    });
+    result_.peak = fleet_->peak_memory();
+    if (result_.has_floor()) {
+      result_.verified_ns = spread([&](const Round& r) { return ns(r.verified.ns); });
       result_.floor_ns = spread([&](const Round& r) { return ns(r.floor.ns); });
       result_.ratio = spread([](const Round& r) { return r.ratio(); });
     }
@@ -161,7 +180,8 @@ class Case {
       result_.rss_bytes = std::max(result_.rss_bytes, round.sidecar.rss_bytes);
     }
     result_.checked_bytes = result_.rounds.back().pushed.checked_bytes;
-    result_.pss_limit_bytes = fleet_->versions_held() * options_.bytes + kSidecarOwnBytes;
+    result_.pss_limit_bytes = fleet_->versions_held() * options_.bytes + kSidecarOwnBytes +
+                              result_.devices * 3 * result_.buffer_bytes;
   }
 
   const SyncBenchOptions& options_;
@@ -178,6 +198,16 @@ Result<> check(const SyncBenchOptions& options) {
     return fail(ErrorCode::kInvalidInput, "two checkpoints are needed, so that bytes change");
   if (options.engines.empty() || options.rounds == 0)
     return fail(ErrorCode::kInvalidInput, "at least one number of engines and one round");
+  if (options.devices == 0 && !options.buffers.empty())
+    return fail(ErrorCode::kInvalidInput,
+                "--buffer is of separate devices: --devices says how many");
+  if (options.devices > 0 && options.adopt)
+    return fail(ErrorCode::kInvalidInput,
+                "--adopt: engines on separate devices cannot map the staged version");
+  for (const std::uint64_t bytes : options.buffers)
+    if (bytes < limits::kBucketBytesMin || bytes > limits::kBucketBytesMax)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("--buffer is {} bytes, expected 1MiB to 8GiB", bytes));
   const unsigned most = *std::max_element(options.engines.begin(), options.engines.end());
   // Snapshots, and the engines' own memory; what else there is fits into the last one.
   const std::uint64_t versions = (options.adopt ? 4 : 3) + (options.adopt ? 0 : most) + 1;
@@ -188,8 +218,8 @@ Result<> check(const SyncBenchOptions& options) {
 }  // namespace
 
 bool SyncCase::speed_met() const {
-  return adopt ? paused_ns.max <= static_cast<double>(kAdoptTargetNs)
-               : ratio.median >= kRatioTarget;
+  if (adopt) return paused_ns.max <= static_cast<double>(kAdoptTargetNs);
+  return !has_floor() || ratio.median >= kRatioTarget;
 }
 
 Result<SyncBenchResult> run_sync_bench(const SyncBenchOptions& options, const Interrupt& interrupt,
@@ -200,9 +230,15 @@ Result<SyncBenchResult> run_sync_bench(const SyncBenchOptions& options, const In
   result.copy_rate =
       measure_copy_rate(std::min(options.bytes, kProbeBytes), std::max(1U, result.machine.cores));
   unsigned done = 0;
-  const auto total = static_cast<unsigned>(options.engines.size()) * Case::steps(options);
+  std::vector<std::pair<unsigned, std::uint64_t>> cases;  // engines, bytes of a buffer
   for (const unsigned engines : options.engines) {
-    Case one(options, engines, interrupt, [&](std::string_view what) {
+    if (options.buffers.empty()) cases.emplace_back(engines, 0);
+    for (const std::uint64_t bytes : options.buffers) cases.emplace_back(engines, bytes);
+  }
+  const auto total = static_cast<unsigned>(cases.size()) * Case::steps(options);
+  for (const auto& [count, buffer_bytes] : cases) {
+    const unsigned engines = count;
+    Case one(options, engines, buffer_bytes, interrupt, [&, engines](std::string_view what) {
       on_progress(fmt::format("{}: {}", counted(engines, "engine"), what), ++done, total);
     });
     try {

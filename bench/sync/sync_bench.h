@@ -2,6 +2,7 @@
 // copy. What each figure means: bench/README.md.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -29,11 +30,17 @@ struct SyncBenchOptions {
   std::vector<unsigned> engines = {1, 2, 4};  // one case each
   unsigned rounds = 15;
   bool adopt = false;  // engines that map the version instead of copying it
+  // Separate host devices (see FleetOptions), and one case for each size of their buffers; none:
+  // the sidecar's own choice.
+  unsigned devices = 0;
+  std::vector<std::uint64_t> buffers;
 };
 
 struct Round {
   bool floor_first = true;
-  FloorRun floor;  // none of adopting engines
+  FloorRun floor;                   // none of adopting engines, nor on separate devices
+  FloorRun verified;                // the same copy with checksums
+  std::chrono::nanoseconds cpu{0};  // of trainer, sidecar and engines, for the update
   Pushed pushed;
   Memory sidecar;
   [[nodiscard]] double ratio() const {
@@ -49,11 +56,15 @@ struct WayTime {
 struct SyncCase {
   unsigned engines = 1;
   bool adopt = false;
-  FloorWay floor_way;         // the fastest of `ways`
-  std::vector<WayTime> ways;  // timed before the rounds
-  double predicted_ns = 0;    // paused, before anything was measured with these engines
+  unsigned devices = 0;
+  std::uint64_t buffer_bytes = 0;  // 0: the sidecar's own choice
+  FloorWay floor_way;              // the fastest of `ways`
+  std::vector<WayTime> ways;       // timed before the rounds
+  double predicted_ns = 0;         // paused, before anything was measured with these engines
   std::vector<Round> rounds;
-  Spread floor_ns, paused_ns, load_ns, span_ns, ratio;
+  Spread floor_ns, verified_ns, paused_ns, load_ns, span_ns, staged_ns, ratio;
+  Spread cpu_per_gigabyte;  // seconds of processor time for 10^9 bytes that engines loaded
+  PeakMemory peak;
   std::uint64_t checked_bytes = 0;   // in one round, all engines together; equal in every round
   std::uint64_t expected_bytes = 0;  // what it must be
   std::uint64_t pss_bytes = 0;       // the most of all rounds
@@ -61,7 +72,9 @@ struct SyncCase {
   std::uint64_t pss_limit_bytes = 0;
   double others_busy = 0;  // share of the cores' time that was used before the case began
   double stolen = 0;       // share that the host withheld during the case
-  [[nodiscard]] bool speed_met() const;
+  // Engines that copy out of the arena themselves; others have no floor.
+  [[nodiscard]] bool has_floor() const { return !adopt && devices == 0; }
+  [[nodiscard]] bool speed_met() const;  // true where there is no target: on separate devices
   [[nodiscard]] bool memory_met() const { return pss_bytes <= pss_limit_bytes; }
   [[nodiscard]] bool checked() const { return checked_bytes == expected_bytes; }
 };

@@ -16,12 +16,15 @@ namespace {
 
 constexpr unsigned kEnginesMax = 64;
 constexpr unsigned kRoundsMax = 10'000;
+constexpr unsigned kDevicesMax = 64;
 
 struct SyncOptions {
   std::string size = "1GiB";
   std::vector<unsigned> engines = {1, 2, 4};
   unsigned rounds = 15;
   bool adopt = false;
+  unsigned devices = 0;
+  std::vector<std::string> buffers;
   std::string directory;
 };
 
@@ -45,7 +48,13 @@ Result<SuiteOutcome> bench_sync(const SyncOptions& options, const bench::Interru
                                  .directory = directory->path(),
                                  .engines = options.engines,
                                  .rounds = options.rounds,
-                                 .adopt = options.adopt};
+                                 .adopt = options.adopt,
+                                 .devices = options.devices};
+  for (const std::string& text : options.buffers) {
+    const auto bytes = config::parse_size(text);
+    if (!bytes) return fail(bytes.error().with_context("--buffer"));
+    wanted.buffers.push_back(*bytes);
+  }
   for (std::uint64_t seed = 1; seed <= 2; ++seed) {
     line.update("making checkpoints", 0, 0, now());
     DemoCheckpoint checkpoint{.directory = fmt::format("{}/model{}", directory->path(), seed),
@@ -74,7 +83,8 @@ void add_bench_sync(CLI::App& parent, Context& context, BenchRun& run) {
       {.name = "sync",
        .description = "How long engines stand still for an update, against the floor of the copy",
        .examples = {"wsync bench sync", "wsync bench sync --engines 4 --rounds 31 --json",
-                    "wsync bench sync --adopt --size 4GiB"}});
+                    "wsync bench sync --adopt --size 4GiB",
+                    "wsync bench sync --engines 2 --devices 2 --buffer 1MiB,4MiB,16MiB"}});
   auto options = std::make_shared<SyncOptions>();
   command->add_option("--size", options->size, "Bytes of the model (default: 1GiB)");
   command
@@ -85,6 +95,16 @@ void add_bench_sync(CLI::App& parent, Context& context, BenchRun& run) {
   command->add_option("--rounds", options->rounds, "Pairs of floor and update (default: 15)")
       ->check(CLI::Range(1U, kRoundsMax));
   command->add_flag("--adopt", options->adopt, "Engines that map the version instead of copying");
+  command
+      ->add_option("--devices", options->devices,
+                   "Separate host devices, each with memory and buffers of its own as a GPU has, "
+                   "engines on each in turn (default: none, engines read the arena)")
+      ->check(CLI::Range(1U, kDevicesMax));
+  command
+      ->add_option("--buffer", options->buffers,
+                   "With --devices: sizes of their buffers, one case for each (default: 4MiB)")
+      ->delimiter(',')
+      ->type_name("SIZE");
   command
       ->add_option("--directory", options->directory,
                    "Where checkpoints and sockets are made, and removed (default: $TMPDIR or /tmp)")

@@ -45,6 +45,12 @@ class BenchSync(unittest.TestCase):
             self.assertEqual(one["checked_bytes"], case["expected_bytes"])
             self.assertGreater(one["paused_ns"], 0)
             self.assertGreater(one["sidecar_pss_bytes"], 0)
+            self.assertGreater(one["cpu_ns"], 0)
+            self.assertGreater(one["staged_ns"], 0)
+        # Shared pages count in each: the trainer has a snapshot, an engine its own copy.
+        self.assertGreater(case["trainer_peak_rss_bytes"], bytes_of_model)
+        if not case["adopt"]:
+            self.assertGreater(case["engine_peak_rss_bytes"], bytes_of_model)
         self.assertLessEqual(case["sidecar_pss_bytes"], case["sidecar_pss_limit_bytes"])
 
     def test_copying_engines_against_the_floor(self):
@@ -58,6 +64,7 @@ class BenchSync(unittest.TestCase):
             self.assertEqual([one["floor_first"] for one in case["rounds"]], [True, False])
             for one in case["rounds"]:
                 self.assertAlmostEqual(one["ratio"], one["floor_ns"] / one["paused_ns"])
+                self.assertGreater(one["verified_copy_ns"], 0)
 
     def test_engines_that_map_the_version(self):
         result = self.measure("--engines", "2", "--adopt")
@@ -66,12 +73,21 @@ class BenchSync(unittest.TestCase):
         self.assertNotIn("floor_ns", case)
         self.check_case(case, result["bytes"])
 
+    def test_separate_devices_by_the_size_of_their_buffers(self):
+        result = self.measure("--engines", "2", "--devices", "2", "--buffer", "1MiB,4MiB")
+        self.assertEqual([case["buffer_bytes"] for case in result["cases"]], [1 << 20, 4 << 20])
+        for case in result["cases"]:
+            self.assertEqual((case["engines"], case["devices"]), (2, 2))
+            self.assertNotIn("floor_ns", case)
+            self.check_case(case, result["bytes"])
+
     def test_an_interrupt_leaves_nothing_behind(self):
         # The benchmark, an engine, and one more at least
         interrupt_leaves_nothing(self, arguments(self.directory, rounds=10000), self.directory, 3, DEADLINE_S)
 
     def test_bad_arguments(self):
-        for bad in (["--size", "many"], ["--engines", "0"], ["--rounds", "0"]):
+        for bad in (["--size", "many"], ["--engines", "0"], ["--rounds", "0"], ["--buffer", "4MiB"], ["--devices", "0"],
+                    ["--devices", "1", "--adopt"], ["--devices", "1", "--buffer", "1KiB"]):
             done = subprocess.run([WSYNC, "bench", "sync", *bad], capture_output=True, timeout=DEADLINE_S)
             self.assertEqual(done.returncode, 2, bad)
 

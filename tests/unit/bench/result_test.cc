@@ -215,12 +215,14 @@ TEST(BenchResult, OfSyncTheFloorIsTheBaseline) {
     round.pushed.paused_ns = 1'000'000;
     round.pushed.load_ns = 900'000;
     round.pushed.staged_ns = 5'000'000;
+    round.verified = {.ns = 1'600'000, .bytes = 200};
+    round.cpu = std::chrono::nanoseconds(20);
   }
   result.cases[1].adopt = true;
   result.cases[1].rounds.resize(1);
   result.cases[1].rounds[0].pushed.paused_ns = 1'200'000;
   const SuiteResult suite = to_suite(result);
-  ASSERT_EQ(suite.cases.size(), 6U);
+  ASSERT_EQ(suite.cases.size(), 9U);
   EXPECT_EQ(suite.cases[0].name, "paused, 2 engines");
   EXPECT_THAT(suite.cases[0].samples, ElementsAre(1, 1));
   EXPECT_THAT(suite.cases[0].ratios, ElementsAre(0.8, 0.8));
@@ -228,9 +230,31 @@ TEST(BenchResult, OfSyncTheFloorIsTheBaseline) {
   EXPECT_EQ(suite.cases[0].bytes, 200U);
   EXPECT_EQ(suite.cases[2].name, "staged, 2 engines");
   EXPECT_THAT(suite.cases[2].samples, ElementsAre(5, 5));
-  EXPECT_EQ(suite.cases[3].name, "paused, 1 engine that map");
-  EXPECT_FALSE(suite.cases[3].baseline);
-  EXPECT_FALSE(suite.cases[3].met());
+  EXPECT_EQ(suite.cases[3].name, "CPU, 2 engines");
+  EXPECT_THAT(suite.cases[3].samples, ElementsAre(0.1, 0.1));
+  EXPECT_EQ(suite.cases[4].name, "checked copy, 2 engines");
+  EXPECT_THAT(suite.cases[4].ratios, ElementsAre(0.5, 0.5));
+  EXPECT_EQ(suite.cases[5].name, "paused, 1 engine that map");
+  EXPECT_FALSE(suite.cases[5].baseline);
+  EXPECT_FALSE(suite.cases[5].met());
+}
+
+TEST(BenchResult, OfSyncOnDevicesTheCopyOfOneProcessIsTheBaseline) {
+  SyncBenchResult result;
+  result.copy_rate = 1e6;
+  result.cases.resize(1);
+  SyncCase& done = result.cases[0];
+  done.devices = 2;
+  done.buffer_bytes = 4 << 20;
+  done.expected_bytes = 1000;
+  done.rounds.resize(1);
+  done.rounds[0].pushed.paused_ns = 4'000'000;
+  const SuiteResult suite = to_suite(result);
+  ASSERT_EQ(suite.cases.size(), 4U);
+  EXPECT_EQ(suite.cases[0].name, "paused, 1 engine on 2 devices, buffers of 4.00 MiB");
+  EXPECT_THAT(suite.cases[0].ratios, ElementsAre(0.25));
+  EXPECT_TRUE(done.speed_met());
+  EXPECT_FALSE(suite.cases[0].target);
 }
 
 }  // namespace
