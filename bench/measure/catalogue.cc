@@ -112,6 +112,30 @@ constexpr std::array kGpuCases{
     CaseText{"paused", "Time that engines on GPUs stand still for an update", "ms", false, ""},
 };
 
+constexpr std::array kPipelineCases{
+    CaseText{"H2D alone", "A model's buckets are copied into separate host devices, all at once",
+             "ms", false, ""},
+    CaseText{"broadcasts alone", "Every bucket is broadcast to all devices, one after the other",
+             "ms", false, ""},
+    CaseText{"reload alone", "Engines copy every bucket out of its buffer, all at once", "ms",
+             false, ""},
+    CaseText{"two stages", "A whole update in the two-stage form", "ms", false,
+             "what the simulation predicts"},
+    CaseText{"three stages", "A whole update in the three-stage form", "ms", false,
+             "what the simulation predicts"},
+};
+
+constexpr std::array kScaleCases{
+    CaseText{"published update", "checkpoint-engine's update on a published set-up, simulated", "s",
+             false, "its published time"},
+    CaseText{"checkpoint-engine", "Its update, in which engines stand still, simulated", "s", false,
+             "what the links allow"},
+    CaseText{"staged", "wsync brings a version to all hosts while engines serve, simulated", "s",
+             false, "what the links allow"},
+    CaseText{"paused", "Engines stand still while wsync switches, simulated", "s", false,
+             "what the links allow"},
+};
+
 constexpr std::array kSuites{
     SuiteText{"baseline", "wsync bench baseline",
               "what can this machine's memory, links and files do at all?", kBaselineCases},
@@ -119,6 +143,13 @@ constexpr std::array kSuites{
               "how long do engines stand still for an update, and how close is that to the best "
               "that this machine can do?",
               kSyncCases},
+    SuiteText{"pipeline", "wsync bench pipeline",
+              "how long does the weight pipeline take, and does the simulation know it?",
+              kPipelineCases},
+    SuiteText{"scale", "wsync bench scale",
+              "how long do updates take on clusters of up to 10,000 GPUs, and which link is waited "
+              "for?",
+              kScaleCases},
     SuiteText{"schedule", "wsync bench schedule",
               "what is it worth to overlap communication with computation in a training step?",
               kScheduleCases},

@@ -47,6 +47,8 @@ void add_bench(CLI::App& app, Context& context) {
   add_bench_baseline(*command, context, *run);
   add_bench_sync(*command, context, *run);
   add_bench_gpu(*command, context, *run);
+  add_bench_pipeline(*command, context, *run);
+  add_bench_scale(*command, context, *run);
   add_bench_schedule(*command, context, *run);
   add_bench_recovery(*command, context, *run);
   add_bench_list(*command, context, *run);

@@ -7,6 +7,7 @@
 #include "deploy/cli/bench_run.h"
 #include "deploy/cli/commands.h"
 #include "deploy/cli/demo_checkpoint.h"
+#include "deploy/cli/model_checkpoint.h"
 #include "shared/base/format.h"
 #include "shared/config/units.h"
 #include "shared/trace/progress.h"
@@ -20,6 +21,7 @@ constexpr unsigned kDevicesMax = 64;
 
 struct SyncOptions {
   std::string size = "1GiB";
+  std::string model;  // a published one; empty: a demo model
   std::vector<unsigned> engines = {1, 2, 4};
   unsigned rounds = 15;
   bool adopt = false;
@@ -60,6 +62,11 @@ Result<SuiteOutcome> bench_sync(const SyncOptions& options, const bench::Interru
     DemoCheckpoint checkpoint{.directory = fmt::format("{}/model{}", directory->path(), seed),
                               .bytes = *size,
                               .seed = seed};
+    if (!options.model.empty()) {
+      auto published = published_model(options.model, *size);
+      if (!published) return fail(published.error());
+      checkpoint.model = std::move(*published);
+    }
     const auto made = make_demo_checkpoint(checkpoint);
     if (!made) return fail(made.error());
     wanted.bytes = made->bytes;
@@ -70,9 +77,10 @@ Result<SuiteOutcome> bench_sync(const SyncOptions& options, const bench::Interru
         line.update(fmt::format("{} ({} of {})", label, done, total), 0, 0, now());
       });
   if (!result) return fail(result.error());
-  return SuiteOutcome{
-      .outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
-      .suite = bench::to_suite(*result)};
+  SuiteOutcome made{.outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
+                    .suite = bench::to_suite(*result)};
+  if (!options.model.empty()) made.suite.parameters["model"] = options.model;
+  return made;
 }
 
 }  // namespace
@@ -84,9 +92,15 @@ void add_bench_sync(CLI::App& parent, Context& context, BenchRun& run) {
        .description = "How long engines stand still for an update, against the floor of the copy",
        .examples = {"wsync bench sync", "wsync bench sync --engines 4 --rounds 31 --json",
                     "wsync bench sync --adopt --size 4GiB",
-                    "wsync bench sync --engines 2 --devices 2 --buffer 1MiB,4MiB,16MiB"}});
+                    "wsync bench sync --engines 2 --devices 2 --buffer 1MiB,4MiB,16MiB",
+                    "wsync bench sync --model Kimi-K2 --size 512MiB"}});
   auto options = std::make_shared<SyncOptions>();
   command->add_option("--size", options->size, "Bytes of the model (default: 1GiB)");
+  command
+      ->add_option("--model", options->model,
+                   "Tensors of a published model, made smaller to fit --size: Qwen3-30B-A3B, "
+                   "Qwen3-235B-A22B, GLM-4.5-Air, DeepSeek-V3.1 or Kimi-K2 (default: a demo model)")
+      ->type_name("NAME");
   command
       ->add_option("--engines", options->engines,
                    "Numbers of engines, one case for each (default: 1,2,4)")

@@ -59,13 +59,25 @@ std::uint64_t first_state(const std::string& name, const DemoCheckpoint& wanted)
   return std::stoull(digest.substr(0, 16), nullptr, 16) | 1U;
 }
 
-// Fills with bf16 numbers of magnitude 2^-7 to 2^-5, both signs: no NaN, no infinity, no pattern.
-std::uint64_t fill(std::span<std::uint64_t> words, std::uint64_t state) {
+// Which bits of a word are random, and which are set, so that there is no NaN, no infinity and no
+// pattern.
+struct Bits {
+  std::uint64_t random = 0;
+  std::uint64_t set = 0;
+};
+constexpr Bits bits_of(DType dtype) {
+  // Magnitudes 2^-1 to 2, both signs. BF16, and the upper half of F32: 2^-7 to 2^-5.
+  if (dtype == DType::kF8E4M3) return {0x8f8f'8f8f'8f8f'8f8fULL, 0x3030'3030'3030'3030ULL};
+  if (dtype == DType::kF32) return {0x80ff'ffff'80ff'ffffULL, 0x3c00'0000'3c00'0000ULL};
+  return {0x80ff'80ff'80ff'80ffULL, 0x3c00'3c00'3c00'3c00ULL};
+}
+
+std::uint64_t fill(std::span<std::uint64_t> words, std::uint64_t state, Bits bits) {
   for (std::uint64_t& word : words) {
     state ^= state << 13U;
     state ^= state >> 7U;
     state ^= state << 17U;
-    word = (state & 0x80ff'80ff'80ff'80ffULL) | 0x3c00'3c00'3c00'3c00ULL;
+    word = (state & bits.random) | bits.set;
   }
   return state;
 }
@@ -99,7 +111,7 @@ Result<> write_shard(const std::string& path, const std::vector<Tensor>& tensors
     std::uint64_t state = first_state(tensor.info.name, wanted);
     for (std::uint64_t left = tensor.bytes; left > 0;) {
       const std::uint64_t bytes = std::min<std::uint64_t>(left, kBlockWords * 8);
-      state = fill(std::span(block).first((bytes + 7) / 8), state);
+      state = fill(std::span(block).first((bytes + 7) / 8), state, bits_of(tensor.info.dtype));
       WSYNC_TRY(file->write(block.data(), bytes));
       left -= bytes;
     }
@@ -114,8 +126,8 @@ Result<> write_json(const std::string& path, const nlohmann::json& object) {
   return file->write(text.data(), text.size());
 }
 
-// Consecutive tensors in shards of about equal size, each shard then in the writers' order (by
-// name: all have one dtype).
+// Consecutive tensors in shards of about equal size, each shard then in the writers' order: wider
+// elements first, which aligns them, then by name.
 std::vector<std::vector<Tensor>> to_shards(const std::vector<Tensor>& tensors, std::uint64_t total,
                                            std::uint32_t count) {
   std::vector<std::vector<Tensor>> shards(1);
@@ -126,12 +138,14 @@ std::vector<std::vector<Tensor>> to_shards(const std::vector<Tensor>& tensors, s
     before += tensor.bytes;
   }
   for (std::vector<Tensor>& shard : shards)
-    std::sort(shard.begin(), shard.end(),
-              [](const Tensor& a, const Tensor& b) { return a.info.name < b.info.name; });
+    std::sort(shard.begin(), shard.end(), [](const Tensor& a, const Tensor& b) {
+      if (a.info.dtype != b.info.dtype) return a.info.dtype > b.info.dtype;
+      return a.info.name < b.info.name;
+    });
   return shards;
 }
 
-Result<> write_all(const std::string& directory, const DemoModel& model,
+Result<> write_all(const std::string& directory, const CheckpointModel& model,
                    const std::vector<Tensor>& tensors, std::uint64_t total,
                    const DemoCheckpoint& wanted) {
   const auto shards = to_shards(tensors, total, wanted.shards);
@@ -143,13 +157,25 @@ Result<> write_all(const std::string& directory, const DemoModel& model,
   }
   WSYNC_TRY(write_json(directory + "/model.safetensors.index.json",
                        {{"metadata", {{"total_size", total}}}, {"weight_map", map}}));
-  return write_json(directory + "/config.json", model.config());
+  return write_json(directory + "/config.json", model.config);
 }
 
-Result<std::vector<Tensor>> list_tensors(const DemoModel& model, const DemoCheckpoint& wanted) {
+Result<CheckpointModel> model_of(const DemoCheckpoint& wanted) {
+  if (wanted.model) return *wanted.model;
+  const Result<DemoModel> demo = DemoModel::scaled_to(wanted.bytes);
+  if (!demo) return fail(demo.error());
+  return CheckpointModel{.tensors = demo->tensors(),
+                         .config = demo->config(),
+                         .layers = demo->layers,
+                         .hidden = demo->hidden,
+                         .experts = demo->experts};
+}
+
+Result<std::vector<Tensor>> list_tensors(const CheckpointModel& model,
+                                         const DemoCheckpoint& wanted) {
   std::vector<Tensor> tensors;
   bool found = wanted.wrong_shape.empty();
-  for (TensorInfo& info : model.tensors()) {
+  for (TensorInfo info : model.tensors) {
     const Result<std::uint64_t> bytes = info.byte_size();
     if (!bytes) return fail(bytes.error());
     if (info.name == wanted.wrong_shape) {
@@ -172,7 +198,7 @@ Result<DemoCheckpointInfo> make_demo_checkpoint(const DemoCheckpoint& wanted) {
   if (wanted.shards < 1 || wanted.shards > kShardsMax)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("{} shards: expected 1 to {}", wanted.shards, kShardsMax));
-  const Result<DemoModel> model = DemoModel::scaled_to(wanted.bytes);
+  const Result<CheckpointModel> model = model_of(wanted);
   if (!model) return fail(model.error());
   const Result<std::vector<Tensor>> tensors = list_tensors(*model, wanted);
   if (!tensors) return fail(tensors.error());

@@ -1,13 +1,27 @@
-// Writes a made-up checkpoint for demonstrations and tests: a Hugging Face directory with sharded
-// safetensors, an index and config.json. The same parameters give the same bytes, always.
+// Writes a made-up checkpoint for demonstrations, benchmarks and tests: a Hugging Face directory
+// with sharded safetensors, an index and config.json. The same parameters give the same bytes,
+// always.
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "shared/base/error.h"
+#include "shared/weights/manifest.h"
 
 namespace wsync::cli {
+
+// What a checkpoint describes: every tensor, in the order of the model, and its config.json.
+struct CheckpointModel {
+  std::vector<TensorInfo> tensors;  // BF16, F8_E4M3 and F32
+  nlohmann::json config;
+  std::uint64_t layers = 0;
+  std::uint64_t hidden = 0;
+  std::uint64_t experts = 0;
+};
 
 struct DemoCheckpoint {
   std::string directory;                // made here; must not exist yet
@@ -17,14 +31,15 @@ struct DemoCheckpoint {
   std::uint32_t shards = 4;
   // Writes this tensor with another shape of the same size (a deliberate misfit); empty: none.
   std::string wrong_shape;
+  std::optional<CheckpointModel> model = std::nullopt;  // instead of a demo model of `bytes`
 };
 
 struct DemoCheckpointInfo {
   std::uint64_t bytes = 0;
   std::uint64_t tensors = 0;
-  std::uint32_t layers = 0;
-  std::uint32_t hidden = 0;
-  std::uint32_t experts = 0;
+  std::uint64_t layers = 0;
+  std::uint64_t hidden = 0;
+  std::uint64_t experts = 0;
 };
 
 // Writes beside the directory and renames last, so that it is complete as soon as it is there.

@@ -1,18 +1,29 @@
 // `wsync make-checkpoint`: a made-up checkpoint for trying things out.
-#include <chrono>
+#include <utility>
 
 #include "deploy/cli/commands.h"
 #include "deploy/cli/demo_checkpoint.h"
+#ifdef WSYNC_WITH_BENCH
+#include "deploy/cli/model_checkpoint.h"
+#endif
 #include "shared/base/format.h"
 #include "shared/config/units.h"
 
 namespace wsync::cli {
 namespace {
 
-Result<Outcome> make_checkpoint(DemoCheckpoint wanted, const std::string& size) {
+Result<Outcome> make_checkpoint(DemoCheckpoint wanted, const std::string& size,
+                                [[maybe_unused]] const std::string& model) {
   const Result<std::uint64_t> bytes = config::parse_size(size);
   if (!bytes) return fail(bytes.error().with_context("--size"));
   wanted.bytes = *bytes;
+#ifdef WSYNC_WITH_BENCH
+  if (!model.empty()) {
+    auto published = published_model(model, *bytes);
+    if (!published) return fail(published.error());
+    wanted.model = std::move(*published);
+  }
+#endif
   const Result<DemoCheckpointInfo> made = make_demo_checkpoint(wanted);
   if (!made) return fail(made.error());
   return Outcome{
@@ -33,12 +44,15 @@ void add_make_checkpoint(CLI::App& app, Context& context) {
   CLI::App* command = add_command(
       app, context,
       {.name = "make-checkpoint",
-       .description = "Write a made-up checkpoint of a Qwen3-MoE layout, to try things out",
+       .description = "Write a made-up checkpoint of a Qwen3-MoE layout, or of a published model "
+                      "made smaller, to try things out",
        .examples = {"wsync make-checkpoint /tmp/demo/step_1",
-                    "wsync make-checkpoint /tmp/demo/step_2 --size 1GiB --seed 7 --step 2"}});
+                    "wsync make-checkpoint /tmp/demo/step_2 --size 1GiB --seed 7 --step 2",
+                    "wsync make-checkpoint /tmp/kimi --model Kimi-K2 --size 1GiB"}});
   struct Options {
     DemoCheckpoint wanted;
     std::string size = "256MiB";
+    std::string model;
   };
   auto options = std::make_shared<Options>();
   command->add_option("DIR", options->wanted.directory, "Directory to make; must not exist")
@@ -47,12 +61,20 @@ void add_make_checkpoint(CLI::App& app, Context& context) {
   command->add_option("--seed", options->wanted.seed, "Other bytes for each seed (default: 1)");
   command->add_option("--step", options->wanted.step, "Other bytes for each step (default: 0)");
   command->add_option("--shards", options->wanted.shards, "Number of files (default: 4)");
+#ifdef WSYNC_WITH_BENCH
+  command
+      ->add_option("--model", options->model,
+                   "Tensors of this published model, made smaller to fit --size: Qwen3-30B-A3B, "
+                   "Qwen3-235B-A22B, GLM-4.5-Air, DeepSeek-V3.1 or Kimi-K2")
+      ->type_name("NAME");
+#endif
   command
       ->add_option("--wrong-shape", options->wanted.wrong_shape,
                    "Give this tensor another shape of the same size")
       ->type_name("TENSOR");
   command->callback([&context, options] {
-    context.run("make-checkpoint", [&] { return make_checkpoint(options->wanted, options->size); });
+    context.run("make-checkpoint",
+                [&] { return make_checkpoint(options->wanted, options->size, options->model); });
   });
 }
 

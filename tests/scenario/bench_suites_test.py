@@ -104,7 +104,7 @@ class Suites(unittest.TestCase):
         done = bench("list", "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
         suites = {suite["name"]: suite for suite in json.loads(done.stdout)["result"]["suites"]}
-        self.assertLessEqual({"baseline", "sync", "schedule", "recovery", "torn", "gpu"}, set(suites))
+        self.assertLessEqual({"baseline", "sync", "pipeline", "scale", "schedule", "recovery", "torn", "gpu"}, set(suites))
         text = bench("list").stdout
         for suite in suites.values():
             self.assertIn(f"{suite['command']}: {suite['question']}", text)

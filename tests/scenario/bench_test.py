@@ -92,6 +92,70 @@ class BenchSync(unittest.TestCase):
             self.assertEqual(done.returncode, 2, bad)
 
 
+class BenchPipeline(unittest.TestCase):
+    def test_every_byte_is_checked_and_the_figures_are_there(self):
+        done = subprocess.run([WSYNC, "bench", "pipeline", "--size", "1MiB", "--buffer", "64KiB", "--devices", "2", "--rounds", "1", "--json"],
+                              text=True, capture_output=True, timeout=DEADLINE_S)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        (case,) = json.loads(done.stdout)["result"]["cases"]
+        self.assertEqual((case["devices"], case["buckets"]), (2, 16))
+        self.assertEqual(case["checked_bytes"], 2 * 2 * 2 << 20)  # two updates in each of two rounds, two engines
+        (one,) = case["rounds"]
+        self.assertAlmostEqual(case["two_stages_ratio"]["median"], one["predicted_two_stages_s"] / one["two_stages_s"])
+
+    def test_bad_arguments(self):
+        for bad in (["--size", "1KiB"], ["--buffer", "1"], ["--devices", "0"], ["--devices", "65"], ["--rounds", "0"]):
+            done = subprocess.run([WSYNC, "bench", "pipeline", *bad], capture_output=True, timeout=DEADLINE_S)
+            self.assertEqual(done.returncode, 2, bad)
+
+
+class BenchScale(unittest.TestCase):
+    def test_rows_curves_and_the_picture(self):
+        with tempfile.TemporaryDirectory() as directory:
+            picture = directory + "/scale.svg"
+            command = [WSYNC, "bench", "scale", "--model", "kimi-k2,GLM-4.5-Air", "--gpus", "8,16", "--svg", picture]
+            done = subprocess.run([*command, "--json"], text=True, capture_output=True, timeout=DEADLINE_S)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            result = json.loads(done.stdout)["result"]
+            self.assertEqual([row["published_s"] for row in result["published"]], [3.47, 6.22, 10.19, 14.36, 11.33, 16.04])
+            for row in result["published"]:
+                self.assertAlmostEqual(row["error"], row["checkpoint_engine"]["seconds"] / row["published_s"] - 1)
+            self.assertEqual([[p["gpus"] for p in curve["points"]] for curve in result["curves"]], [[16], [8, 16]])
+            self.assertEqual(result["notes"], ["Kimi-K2 on 8 GPUs is left out: 16 hold one together"])
+            self.assertTrue(xml.etree.ElementTree.parse(picture).getroot().tag.endswith("svg"))
+            text = subprocess.run(command, text=True, capture_output=True, timeout=DEADLINE_S).stdout
+            self.assertIn("One constant is fitted, on\nDeepSeek-V3.1 x 16 GPUs", text)
+
+    def test_bad_arguments(self):
+        for bad in (["--model", "Kimi-K3"], ["--model", "Kimi-K2", "--gpus", "8"], ["--gpus", "0"], ["--gpus", "100001"], ["--host", "h100"],
+                    ["--pcie", "0"], ["--nvlink", "fast"], ["--network", "0"], ["--buffer", "1KiB"], ["--stages", "4"],
+                    ["--gpus-per-switch", "3"], ["--oversubscription", "0.5"], ["--svg", "/nowhere/scale.svg"]):
+            done = subprocess.run([WSYNC, "bench", "scale", *bad], text=True, capture_output=True, timeout=DEADLINE_S)
+            self.assertNotEqual(done.returncode, 0, bad)
+            self.assertIn("wsync bench scale: ", done.stderr)
+
+
+class ModelCheckpoints(unittest.TestCase):
+    def test_a_published_model_made_smaller_is_measured(self):
+        with tempfile.TemporaryDirectory() as directory:
+            made = subprocess.run([WSYNC, "make-checkpoint", directory + "/model", "--model", "Kimi-K2", "--size", "16MiB", "--json"],
+                                  text=True, capture_output=True, timeout=DEADLINE_S)
+            self.assertEqual(made.returncode, 0, made.stdout + made.stderr)
+            done = subprocess.run(arguments(directory, "--model", "Kimi-K2", "--engines", "1", rounds=1),
+                                  text=True, capture_output=True, timeout=DEADLINE_S)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            bytes_of_model = json.loads(made.stdout)["result"]["bytes"]
+            self.assertEqual(json.loads(done.stdout)["result"]["bytes"], bytes_of_model)
+
+    def test_bad_arguments(self):
+        with tempfile.TemporaryDirectory() as directory:
+            for bad in (["--model", "Kimi-K3"], ["--model", "Kimi-K2", "--size", "1MiB"]):
+                for command in (["make-checkpoint", directory + "/model"], ["bench", "sync", "--directory", directory]):
+                    done = subprocess.run([WSYNC, *command, *bad], capture_output=True, timeout=DEADLINE_S)
+                    self.assertEqual(done.returncode, 2, command + bad)
+            self.assertEqual(os.listdir(directory), [])
+
+
 TINY = ["--hidden", "64", "--tokens", "16", "--microbatches", "2", "--experts", "4", "--warmup", "1", "--latency-us", "1", "--json"]
 
 

@@ -1,0 +1,78 @@
+// `wsync bench pipeline`: the weight pipeline on separate host devices, against what the simulation
+// of `wsync bench scale` says, given each stage alone. README.md of bench says what figures mean.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "bench/measure/child.h"
+#include "bench/measure/machine.h"
+#include "bench/measure/spread.h"
+#include "bench/pipeline/host_pipeline.h"
+#include "shared/base/error.h"
+
+namespace wsync::bench {
+
+inline constexpr double kPredictionTarget = 0.10;  // predicted / measured differs from 1 by at most
+
+struct HostPipelineRound {
+  Taken h2d, broadcast, reload;
+  Taken hand_overs;  // a whole update of next to no bytes
+  double two_s = 0;
+  double three_s = 0;
+  double predicted_two_s = 0;  // from this round's stages alone
+  double predicted_three_s = 0;
+};
+
+struct HostPipelineCase {
+  std::uint32_t devices = 0;
+  std::uint64_t buckets = 0;
+  std::vector<HostPipelineRound> rounds;
+  Spread h2d_s, broadcast_s, reload_s, hand_over_s, two_s, three_s;
+  Spread two_ratio, three_ratio;  // predicted / measured, of each round
+  std::uint64_t checked_bytes = 0;
+  [[nodiscard]] bool met() const noexcept;
+};
+
+struct PipelineBenchOptions {
+  std::vector<std::uint32_t> devices = {1, 2};  // one case each
+  std::uint64_t bytes = 256ULL << 20U;
+  std::uint64_t buffer_bytes = 4ULL << 20U;
+  unsigned rounds = 15;
+};
+
+struct PipelineBenchResult {
+  Machine machine;
+  PipelineBenchOptions options;
+  std::vector<HostPipelineCase> cases;
+  double others_busy = 0;
+  double stolen = 0;
+};
+
+// Seconds of one hand-over: an update of no bytes in two stages is a chain of them, of one H2D, as
+// many broadcasts as devices in each round, and the last reload.
+[[nodiscard]] double hand_over_s(const Taken& hand_overs, std::uint64_t buckets,
+                                 std::uint32_t devices);
+
+// What the stages alone say of a whole update, in one form. Each device's copies, each engine's
+// copies and the broadcasts are lanes; all share the cores. A lane is as fast as it was alone, with
+// the time that lanes of its stage took from each other for want of cores taken out; a bucket takes
+// of the cores what it took alone. Copies begin one hand-over late (in the measurement of
+// broadcasts alone theirs are contained). Cores: as many as are there, or, where there are as many
+// lanes as cores, what the busiest stage got of them. Errors as simulate_pipeline().
+[[nodiscard]] Result<double> predict_update(const HostPipelineRound& alone,
+                                            const HostPipelineOptions& options, std::uint32_t cores,
+                                            reload::Stages stages);
+
+using OnPipelineProgress =
+    std::function<void(std::string_view label, unsigned done, unsigned total)>;
+
+// In each round all six are measured, and which comes first changes. kCancelled on a signal;
+// errors of HostPipeline.
+[[nodiscard]] Result<PipelineBenchResult> run_pipeline_bench(const PipelineBenchOptions& options,
+                                                             const Interrupt& interrupt,
+                                                             const OnPipelineProgress& on_progress);
+
+}  // namespace wsync::bench

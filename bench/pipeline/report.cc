@@ -1,0 +1,125 @@
+#include "bench/pipeline/report.h"
+
+#include "bench/measure/catalogue.h"
+#include "bench/measure/report.h"
+#include "shared/base/format.h"
+#include "shared/config/units.h"
+
+namespace wsync::bench {
+namespace {
+
+std::string milliseconds(const Spread& spread) {
+  return fmt::format("{:.1f} ({:.1f} to {:.1f})", 1e3 * spread.median, 1e3 * spread.min,
+                     1e3 * spread.max);
+}
+std::string ratio(const Spread& spread) {
+  return fmt::format("{:.3f} ({:.3f} to {:.3f})", spread.median, spread.lower_quartile,
+                     spread.upper_quartile);
+}
+
+nlohmann::json taken_json(const Taken& taken) {
+  return {{"wall_s", taken.wall_s}, {"cpu_s", taken.cpu_s}};
+}
+nlohmann::json round_json(const HostPipelineRound& round) {
+  return {{"h2d", taken_json(round.h2d)},
+          {"broadcast", taken_json(round.broadcast)},
+          {"reload", taken_json(round.reload)},
+          {"hand_overs", taken_json(round.hand_overs)},
+          {"two_stages_s", round.two_s},
+          {"three_stages_s", round.three_s},
+          {"predicted_two_stages_s", round.predicted_two_s},
+          {"predicted_three_stages_s", round.predicted_three_s}};
+}
+nlohmann::json case_json(const HostPipelineCase& one) {
+  nlohmann::json rounds = nlohmann::json::array();
+  for (const HostPipelineRound& round : one.rounds) rounds.push_back(round_json(round));
+  return {{"devices", one.devices},
+          {"buckets", one.buckets},
+          {"h2d_s", spread_json(one.h2d_s)},
+          {"broadcast_s", spread_json(one.broadcast_s)},
+          {"reload_s", spread_json(one.reload_s)},
+          {"hand_over_s", spread_json(one.hand_over_s)},
+          {"two_stages_s", spread_json(one.two_s)},
+          {"three_stages_s", spread_json(one.three_s)},
+          {"two_stages_ratio", spread_json(one.two_ratio)},
+          {"three_stages_ratio", spread_json(one.three_ratio)},
+          {"checked_bytes", one.checked_bytes},
+          {"met", one.met()},
+          {"rounds", std::move(rounds)}};
+}
+
+}  // namespace
+
+std::string to_text(const PipelineBenchResult& result) {
+  std::string text = fmt::format(
+      "{}, {} cores. {} through buffers of {} on separate host devices, an engine for each.\n"
+      "Milliseconds: median (least to most) of {} rounds; predicted / measured: median "
+      "(quartiles).\n\n",
+      processor_text(result.machine), result.machine.cores,
+      config::format_size(result.options.bytes), config::format_size(result.options.buffer_bytes),
+      result.options.rounds);
+  for (const HostPipelineCase& one : result.cases)
+    text += fmt::format(
+        "{} devices, {} buckets\n"
+        "  alone      H2D {}, broadcast {}, reload {}; a hand-over {:.3f}\n"
+        "  2 stages   {}, predicted / measured {}\n"
+        "  3 stages   {}, predicted / measured {}\n"
+        "  target     within {:.0f} %: {}\n",
+        one.devices, one.buckets, milliseconds(one.h2d_s), milliseconds(one.broadcast_s),
+        milliseconds(one.reload_s), 1e3 * one.hand_over_s.median, milliseconds(one.two_s),
+        ratio(one.two_ratio), milliseconds(one.three_s), ratio(one.three_ratio),
+        100 * kPredictionTarget, one.met() ? "met" : "missed");
+  return text + load_notes(result.others_busy, result.stolen);
+}
+
+nlohmann::json to_json(const PipelineBenchResult& result) {
+  nlohmann::json cases = nlohmann::json::array();
+  bool met = true;
+  for (const HostPipelineCase& one : result.cases) {
+    cases.push_back(case_json(one));
+    met = met && one.met();
+  }
+  return {{"machine", machine_json(result.machine)},
+          {"bytes", result.options.bytes},
+          {"buffer_bytes", result.options.buffer_bytes},
+          {"ratio_target", kPredictionTarget},
+          {"cases", std::move(cases)},
+          {"targets_met", met},
+          {"others_busy", result.others_busy},
+          {"stolen", result.stolen}};
+}
+
+SuiteResult to_suite(const PipelineBenchResult& result) {
+  SuiteResult suite{.suite = "pipeline", .cases = {}, .details = to_json(result)};
+  for (const char* key : {"bytes", "buffer_bytes"}) suite.parameters[key] = suite.details[key];
+  for (const HostPipelineCase& one : result.cases) {
+    const auto add = [&](const char* name, auto seconds, auto predicted) {
+      std::vector<double> samples;
+      std::vector<double> baseline;
+      for (const HostPipelineRound& round : one.rounds) {
+        samples.push_back(1e3 * seconds(round));
+        if (const double s = predicted(round); s > 0) baseline.push_back(1e3 * s);
+      }
+      CaseResult made =
+          case_of("pipeline", name, fmt::format("{} devices", one.devices), std::move(samples));
+      made.bytes = result.options.bytes;
+      if (!baseline.empty()) set_baseline_of("pipeline", name, made, std::move(baseline));
+      suite.cases.push_back(std::move(made));
+    };
+    using Round = HostPipelineRound;
+    const auto none = [](const Round&) { return 0.0; };
+    add("H2D alone", [](const Round& r) { return r.h2d.wall_s; }, none);
+    add("broadcasts alone", [](const Round& r) { return r.broadcast.wall_s; }, none);
+    add("reload alone", [](const Round& r) { return r.reload.wall_s; }, none);
+    add(
+        "two stages", [](const Round& r) { return r.two_s; },
+        [](const Round& r) { return r.predicted_two_s; });
+    add(
+        "three stages", [](const Round& r) { return r.three_s; },
+        [](const Round& r) { return r.predicted_three_s; });
+  }
+  suite.notes = load_sentences(result.others_busy, result.stolen);
+  return suite;
+}
+
+}  // namespace wsync::bench

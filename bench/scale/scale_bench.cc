@@ -1,0 +1,306 @@
+#include "bench/scale/scale_bench.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "shared/base/check.h"
+#include "shared/base/format.h"
+
+namespace wsync::bench {
+namespace {
+
+constexpr double kGiB = 1073741824.0;
+
+// README.md of MoonshotAI/checkpoint-engine, commit 59a3c4f: Update (Broadcast), with the size of
+// the IPC bucket in brackets; vLLM v0.10.2rc1.
+constexpr std::array<PublishedRow, 6> kRows = {{
+    {.model = "GLM-4.5-Air",
+     .host = "h800",
+     .gpus = 8,
+     .gpus_per_replica = 8,
+     .bucket_gib = 3.02,
+     .seconds = 3.47},
+    {.model = "Qwen3-235B-A22B",
+     .host = "h800",
+     .gpus = 8,
+     .gpus_per_replica = 8,
+     .bucket_gib = 2.67,
+     .seconds = 6.22},
+    {.model = "DeepSeek-V3.1",
+     .host = "h20",
+     .gpus = 16,
+     .gpus_per_replica = 16,
+     .bucket_gib = 5.39,
+     .seconds = 10.19},
+    {.model = "Kimi-K2",
+     .host = "h20",
+     .gpus = 16,
+     .gpus_per_replica = 16,
+     .bucket_gib = 5.89,
+     .seconds = 14.36},
+    {.model = "DeepSeek-V3.1",
+     .host = "h20",
+     .gpus = 256,
+     .gpus_per_replica = 16,
+     .bucket_gib = 8.00,
+     .seconds = 11.33},
+    {.model = "Kimi-K2",
+     .host = "h20",
+     .gpus = 256,
+     .gpus_per_replica = 16,
+     .bucket_gib = 8.00,
+     .seconds = 16.04},
+}};
+constexpr std::size_t kFittedRow = 2;
+constexpr double kTensorSecondsMost = 1e-3;
+constexpr int kFitSteps = 40;  // halvings: 1e-3 s to a femtosecond
+constexpr std::array<std::uint64_t, 6> kBuffersMiB = {64, 128, 256, 512, 1024, 2048};
+
+ModelBytes bytes_of(const std::vector<TensorInfo>& tensors) {
+  ModelBytes made;
+  for (const TensorInfo& tensor : tensors) {
+    const auto bytes = tensor.byte_size();
+    WSYNC_CHECK(bytes.has_value(), "a tensor of a table without a size");
+    made.tensors.push_back(*bytes);
+  }
+  return made;
+}
+
+Result<Cluster> cluster_of(const PublishedRow& row) {
+  const auto host = find_host(std::string(row.host));
+  if (!host) return fail(host.error());
+  return Cluster{.host = *host, .gpus = row.gpus, .gpus_per_replica = row.gpus_per_replica};
+}
+
+// A row's model and cluster are made once for all steps of a fit.
+struct RowModel {
+  ModelBytes model;
+  Cluster cluster;
+  CheckpointEngineOptions options;
+};
+Result<RowModel> model_of(const PublishedRow& row, bool gpu_takes_turns) {
+  const auto shape = find_model(row.model);
+  if (!shape) return fail(shape.error());
+  auto cluster = cluster_of(row);
+  if (!cluster) return fail(cluster.error());
+  return RowModel{.model = bytes_of(tensors_of(*shape)),
+                  .cluster = *cluster,
+                  .options = {.bucket_bytes = static_cast<std::uint64_t>(row.bucket_gib * kGiB),
+                              .gpu_takes_turns = gpu_takes_turns}};
+}
+Result<Prediction> predict(RowModel& row, double tensor_s) {
+  row.options.tensor_s = tensor_s;
+  return simulate_checkpoint_engine(row.model, row.cluster, row.options);
+}
+
+// Switches are the same on every host, so one for each kind of cluster is enough.
+class OurSide {
+ public:
+  explicit OurSide(std::uint64_t model_bytes) : model_bytes_(model_bytes) {}
+
+  Result<OurPrediction> on(const Cluster& cluster, std::uint64_t buffer, reload::Stages stages) {
+    OurPrediction made;
+    for (auto& [to, fan_out] : {std::pair{&made.chain, 1U}, std::pair{&made.tree, 2U}}) {
+      const auto staged =
+          simulate_staging(model_bytes_, cluster, {.bucket_bytes = buffer, .fan_out = fan_out});
+      if (!staged) return fail(staged.error());
+      *to = *staged;
+    }
+    using enum reload::Stages;
+    for (auto& [to, form] : {std::pair{&made.chosen, stages}, std::pair{&made.two, kTwo},
+                             std::pair{&made.three, kThree}}) {
+      const auto pipeline = switch_on(cluster, buffer, form);
+      if (!pipeline) return fail(pipeline.error());
+      *to = *pipeline;
+    }
+    const auto pause = switch_floor(model_bytes_, cluster);
+    if (!pause) return fail(pause.error());
+    made.switch_floor = *pause;
+    const auto staging = staging_floor(model_bytes_, cluster);
+    if (!staging) return fail(staging.error());
+    made.staging_floor = *staging;
+    return made;
+  }
+
+  Result<PipelinePrediction> switch_on(const Cluster& cluster, std::uint64_t buffer,
+                                       reload::Stages stages) {
+    const auto key = std::tuple(cluster.gpus_per_replica, buffer, stages);
+    if (const auto known = switches_.find(key); known != switches_.end()) return known->second;
+    auto made = simulate_switch(model_bytes_, cluster, {.buffer_bytes = buffer, .stages = stages});
+    if (made) switches_.emplace(key, *made);
+    return made;
+  }
+
+ private:
+  std::uint64_t model_bytes_;
+  std::map<std::tuple<std::uint32_t, std::uint64_t, reload::Stages>, PipelinePrediction> switches_;
+};
+
+Result<RowResult> run_row(const PublishedRow& row, const ScaleResult& made) {
+  RowResult result{.row = row, .peer = {}, .floor = {}, .ours = {}};
+  for (const bool turns : {true, false}) {
+    const auto predicted =
+        predict_row(row, turns ? made.tensor_s : made.side_by_side_tensor_s, turns);
+    if (!predicted) return fail(predicted.error());
+    if (turns)
+      result.peer = *predicted;
+    else
+      result.side_by_side_s = predicted->seconds;
+  }
+  const auto shape = find_model(row.model);
+  if (!shape) return fail(shape.error());
+  const auto cluster = cluster_of(row);
+  if (!cluster) return fail(cluster.error());
+  const std::uint64_t bytes = totals_of(tensors_of(*shape)).bytes;
+  const auto floor = update_floor(bytes, *cluster);
+  if (!floor) return fail(floor.error());
+  result.floor = *floor;
+  auto ours = OurSide(bytes).on(*cluster, made.options.buffer_bytes, made.options.stages);
+  if (!ours) return fail(ours.error());
+  result.ours = std::move(*ours);
+  return result;
+}
+
+std::uint32_t replica_of(const ScaleOptions& options, std::uint64_t model_bytes) {
+  return options.gpus_per_replica != 0 ? options.gpus_per_replica
+                                       : gpus_for_model(options.host, model_bytes);
+}
+
+// A model that none of the clusters holds has no curve: told before anything is computed.
+Result<> require_points(const ScaleOptions& options) {
+  for (const ModelShape& shape : options.models) {
+    const std::uint32_t replica = replica_of(options, totals_of(tensors_of(shape)).bytes);
+    if (std::ranges::none_of(options.gpus, [&](std::uint32_t g) { return g % replica == 0; }))
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("{} is held by {} GPUs together: expected a number of GPUs that is a "
+                              "multiple of it",
+                              shape.name, replica));
+  }
+  return {};
+}
+
+class CurveMaker {
+ public:
+  CurveMaker(const ModelShape& shape, ScaleResult& made)
+      : options_(made.options),
+        made_(made),
+        tensors_(tensors_of(shape)),
+        model_(bytes_of(tensors_)),
+        ours_(model_.total()) {
+    curve_.model = shape.name;
+    curve_.totals = totals_of(tensors_);
+    replica_ = replica_of(options_, curve_.totals.bytes);
+  }
+
+  Result<ScaleCurve> run() && {
+    for (const std::uint32_t gpus : options_.gpus)
+      if (auto added = add_point(gpus); !added)
+        return fail(added.error().with_context(curve_.model));
+    for (const std::uint64_t mib : kBuffersMiB)
+      if (auto added = add_buffer(mib << 20U); !added) return fail(added.error());
+    return std::move(curve_);
+  }
+
+ private:
+  [[nodiscard]] Cluster cluster(std::uint32_t gpus) const {
+    return {.host = options_.host,
+            .gpus = gpus,
+            .gpus_per_replica = replica_,
+            .oversubscription = options_.oversubscription};
+  }
+  Result<> add_point(std::uint32_t gpus) {
+    if (gpus % replica_ != 0) {
+      made_.notes.push_back(fmt::format("{} on {} GPUs is left out: {} hold one together",
+                                        curve_.model, gpus, replica_));
+      return {};
+    }
+    const Cluster on = cluster(gpus);
+    ScalePoint point{
+        .gpus = gpus, .gpus_per_replica = replica_, .peer = {}, .floor = {}, .ours = {}};
+    auto peer = simulate_checkpoint_engine(
+        model_, on,
+        {.bucket_bytes = std::max(options_.peer_buffer_bytes, curve_.totals.largest_tensor_bytes),
+         .tensor_s = made_.tensor_s});
+    if (!peer) return fail(peer.error());
+    point.peer = std::move(*peer);
+    const auto floor = update_floor(curve_.totals.bytes, on);
+    if (!floor) return fail(floor.error());
+    point.floor = *floor;
+    auto ours = ours_.on(on, options_.buffer_bytes, options_.stages);
+    if (!ours) return fail(ours.error());
+    point.ours = std::move(*ours);
+    curve_.points.push_back(std::move(point));
+    return {};
+  }
+  Result<> add_buffer(std::uint64_t bytes) {
+    const Cluster on = cluster(curve_.points.back().gpus);
+    auto pipeline = ours_.switch_on(on, bytes, options_.stages);
+    if (!pipeline) return fail(pipeline.error());
+    const auto staging = simulate_staging(curve_.totals.bytes, on, {.bucket_bytes = bytes});
+    if (!staging) return fail(staging.error());
+    curve_.buffers.push_back(
+        {.bytes = bytes, .pipeline = std::move(*pipeline), .staging = *staging});
+    return {};
+  }
+
+  const ScaleOptions& options_;
+  ScaleResult& made_;
+  std::vector<TensorInfo> tensors_;
+  ModelBytes model_;
+  OurSide ours_;
+  std::uint32_t replica_ = 0;
+  ScaleCurve curve_;
+};
+
+}  // namespace
+
+std::span<const PublishedRow> published_rows() noexcept { return kRows; }
+const PublishedRow& fitted_row() noexcept { return kRows[kFittedRow]; }
+
+Result<Prediction> predict_row(const PublishedRow& row, double tensor_s, bool gpu_takes_turns) {
+  auto model = model_of(row, gpu_takes_turns);
+  if (!model) return fail(model.error());
+  return predict(*model, tensor_s);
+}
+
+// More seconds for a tensor never make an update shorter, so halving finds the constant.
+Result<double> fit_tensor_seconds(bool gpu_takes_turns) {
+  auto model = model_of(fitted_row(), gpu_takes_turns);
+  if (!model) return fail(model.error());
+  double least = 0;
+  double most = kTensorSecondsMost;
+  for (int step = 0; step < kFitSteps; ++step) {
+    const double middle = (least + most) / 2;
+    const auto predicted = predict(*model, middle);
+    if (!predicted) return fail(predicted.error());
+    (predicted->seconds > fitted_row().seconds ? most : least) = middle;
+  }
+  return least;
+}
+
+Result<ScaleResult> run_scale_bench(const ScaleOptions& options) {
+  WSYNC_TRY(require_points(options));
+  ScaleResult made{.options = options};
+  for (auto& [to, turns] :
+       {std::pair{&made.tensor_s, true}, std::pair{&made.side_by_side_tensor_s, false}}) {
+    const auto fitted = fit_tensor_seconds(turns);
+    if (!fitted) return fail(fitted.error());
+    *to = *fitted;
+  }
+  for (const PublishedRow& row : published_rows()) {
+    auto result = run_row(row, made);
+    if (!result) return fail(result.error().with_context(std::string(row.model)));
+    made.rows.push_back(std::move(*result));
+  }
+  for (const ModelShape& shape : options.models) {
+    auto curve = CurveMaker(shape, made).run();
+    if (!curve) return fail(curve.error());
+    made.curves.push_back(std::move(*curve));
+  }
+  return made;
+}
+
+}  // namespace wsync::bench

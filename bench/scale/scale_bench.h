@@ -1,0 +1,103 @@
+// `wsync bench scale`: how long updates take on clusters that nobody has at hand. README.md of
+// bench says what is modelled and how far the model is off.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bench/scale/checkpoint_engine.h"
+#include "bench/scale/cluster.h"
+#include "bench/scale/pipeline_flows.h"
+#include "bench/scale/staging_model.h"
+#include "bench/shapes/model_shape.h"
+#include "shared/base/error.h"
+
+namespace wsync::bench {
+
+// One line of checkpoint-engine's README ("Benchmark"; broadcast updates).
+struct PublishedRow {
+  std::string_view model;
+  std::string_view host;
+  std::uint32_t gpus = 8;
+  std::uint32_t gpus_per_replica = 8;
+  double bucket_gib = 0;
+  double seconds = 0;
+};
+[[nodiscard]] std::span<const PublishedRow> published_rows() noexcept;
+// The row that the constant is fitted on: DeepSeek-V3.1 on 16 H20. No other row is used.
+[[nodiscard]] const PublishedRow& fitted_row() noexcept;
+
+// Seconds of a tensor in checkpoint-engine's reload with which the fitted row is met.
+[[nodiscard]] Result<double> fit_tensor_seconds(bool gpu_takes_turns);
+// The row's set-up, as checkpoint-engine brings it about.
+[[nodiscard]] Result<Prediction> predict_row(const PublishedRow& row, double tensor_s,
+                                             bool gpu_takes_turns);
+
+// What wsync does on a cluster: stage while engines serve, then switch.
+struct OurPrediction {
+  StagingPrediction chain;
+  StagingPrediction tree;  // fan-out 2
+  PipelinePrediction chosen, two, three;
+  Floor switch_floor, staging_floor;
+};
+
+struct RowResult {
+  PublishedRow row;
+  Prediction peer;
+  double side_by_side_s = 0;  // with engines that take no turns, and the constant fitted for that
+  Floor floor;                // of what checkpoint-engine does
+  OurPrediction ours;
+  [[nodiscard]] double error() const noexcept { return peer.seconds / row.seconds - 1; }
+  [[nodiscard]] double side_by_side_error() const noexcept {
+    return side_by_side_s / row.seconds - 1;
+  }
+};
+
+struct ScalePoint {
+  std::uint32_t gpus = 0;
+  std::uint32_t gpus_per_replica = 0;
+  Prediction peer;
+  Floor floor;
+  OurPrediction ours;
+};
+struct BufferPoint {
+  std::uint64_t bytes = 0;
+  PipelinePrediction pipeline;
+  StagingPrediction staging;
+};
+struct ScaleCurve {
+  std::string model;
+  ShapeTotals totals;
+  std::vector<ScalePoint> points;
+  std::vector<BufferPoint> buffers;  // on the largest cluster of the curve
+};
+
+struct ScaleOptions {
+  std::vector<ModelShape> models;
+  std::vector<std::uint32_t> gpus;
+  HostType host;
+  double oversubscription = 1;
+  std::uint32_t gpus_per_replica = 0;  // 0: gpus_for_model()
+  std::uint64_t buffer_bytes = 512ULL << 20U;
+  std::uint64_t peer_buffer_bytes = 8ULL << 30U;
+  reload::Stages stages = reload::Stages::kAuto;
+};
+
+struct ScaleResult {
+  ScaleOptions options;
+  double tensor_s = 0;
+  double side_by_side_tensor_s = 0;
+  std::vector<RowResult> rows;
+  std::vector<ScaleCurve> curves;
+  std::vector<std::string> notes;  // what was left out, and why
+};
+
+// Seconds of computing at most. kInvalidInput as the simulations; for a model that fits none of the
+// clusters.
+[[nodiscard]] Result<ScaleResult> run_scale_bench(const ScaleOptions& options);
+
+}  // namespace wsync::bench

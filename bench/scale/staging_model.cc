@@ -1,0 +1,90 @@
+#include "bench/scale/staging_model.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "shared/base/format.h"
+
+namespace wsync::bench {
+namespace {
+
+constexpr double kMemoryPasses = 3;  // written, read for the digest, read to be passed on
+
+Floor longest(const std::vector<Floor>& floors) {
+  return *std::ranges::max_element(floors, {}, &Floor::seconds);
+}
+
+// What one GPU takes in over PCIe, and what GPUs that share a switch do.
+std::vector<Floor> into_gpus(double model, const Cluster& c) {
+  const double each = model / c.gpus_per_replica;
+  return {{.seconds = each / c.host.pcie, .link = "PCIe"},
+          {.seconds = each * c.host.gpus_per_switch / c.host.pcie, .link = "PCIe switch"},
+          {.seconds = each * c.host.gpus / c.host.host_memory, .link = "host memory"},
+          {.seconds = each / c.host.gpu_memory, .link = "GPU memory"}};
+}
+
+}  // namespace
+
+Result<StagingPrediction> simulate_staging(std::uint64_t model_bytes, const Cluster& cluster,
+                                           const StagingOptions& options) {
+  WSYNC_TRY(check_cluster(cluster));
+  if (options.bucket_bytes == 0 || options.fan_out == 0)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("buckets of {} bytes passed on to {} hosts: expected more than 0",
+                            options.bucket_bytes, options.fan_out));
+  const std::uint32_t chains = cluster.hosts_per_replica();
+  const std::uint64_t each = (model_bytes + chains - 1) / chains;
+  const std::uint32_t hosts = std::max(1U, cluster.hosts() / chains);
+  // The trainer has one child in each chain.
+  const std::vector<Floor> speeds = {
+      {.seconds = cluster.network() / chains, .link = "the trainer's network"},
+      {.seconds = cluster.network() / (hosts > 1 ? std::min(options.fan_out, hosts - 1) : 1),
+       .link = "network"},
+      {.seconds = cluster.host.host_memory / kMemoryPasses, .link = "host memory"}};
+  const Floor slowest = *std::ranges::min_element(speeds, {}, &Floor::seconds);
+  StagingPrediction made{.seconds = 0, .levels = 0, .bottleneck = slowest.link};
+  for (std::uint64_t reached = 0, width = 1; reached < hosts; width *= options.fan_out) {
+    reached += width;
+    ++made.levels;
+  }
+  const double trainer = std::min(speeds[0].seconds, speeds[2].seconds);
+  const double host = std::min(speeds[1].seconds, speeds[2].seconds);
+  std::vector<double> came(made.levels, 0);  // when the newest bucket was at each level
+  for (std::uint64_t at = 0; at < each; at += options.bucket_bytes) {
+    const auto bytes = static_cast<double>(std::min(options.bucket_bytes, each - at));
+    for (std::uint32_t level = 0; level < made.levels; ++level) {
+      const double ready = level == 0 ? 0 : came[level - 1] + options.hop_s;
+      came[level] = std::max(ready, came[level]) + bytes / (level == 0 ? trainer : host);
+    }
+  }
+  made.seconds = came.back();
+  return made;
+}
+
+Result<Floor> update_floor(std::uint64_t model_bytes, const Cluster& cluster) {
+  WSYNC_TRY(check_cluster(cluster));
+  const auto model = static_cast<double>(model_bytes);
+  std::vector<Floor> floors = into_gpus(model, cluster);
+  const double needed = model / cluster.hosts_per_replica();
+  const double there = model / cluster.hosts();
+  if (needed > there)
+    floors.push_back({.seconds = (needed - there) / cluster.network(), .link = "network"});
+  return longest(floors);
+}
+
+Result<Floor> switch_floor(std::uint64_t model_bytes, const Cluster& cluster) {
+  WSYNC_TRY(check_cluster(cluster));
+  return longest(into_gpus(static_cast<double>(model_bytes), cluster));
+}
+
+Result<Floor> staging_floor(std::uint64_t model_bytes, const Cluster& cluster) {
+  WSYNC_TRY(check_cluster(cluster));
+  const auto model = static_cast<double>(model_bytes);
+  return longest(
+      {{.seconds = model / cluster.network(), .link = "the trainer's network"},
+       {.seconds = model / cluster.hosts_per_replica() / cluster.network(), .link = "network"},
+       {.seconds = model / cluster.hosts_per_replica() / cluster.host.host_memory,
+        .link = "host memory"}});
+}
+
+}  // namespace wsync::bench

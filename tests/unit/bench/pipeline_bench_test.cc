@@ -1,0 +1,129 @@
+// `wsync bench pipeline`: every byte that engines hold is the model's, the figures are there, and
+// the prediction is what its rule says. No time is compared with another.
+#include "bench/pipeline/pipeline_bench.h"
+
+#include <gtest/gtest.h>
+
+#include "bench/pipeline/report.h"
+#include "shared/base/limits.h"
+
+namespace wsync::bench {
+namespace {
+
+using reload::Stages;
+
+constexpr HostPipelineOptions kSmallPipeline{
+    .devices = 2, .bytes = limits::kMiB + 1000, .buffer_bytes = 64 * 1024};
+
+TEST(HostPipeline, UpdatesInBothFormsBringEveryByte) {
+  const auto made = HostPipeline::create(kSmallPipeline);
+  ASSERT_TRUE(made.has_value()) << made.error().message();
+  HostPipeline& pipeline = **made;
+  EXPECT_EQ(pipeline.buckets(), 17U);
+  EXPECT_DOUBLE_EQ(pipeline.share_of_buffer(0), 1);
+  EXPECT_DOUBLE_EQ(pipeline.share_of_buffer(16), 1000.0 / (64 * 1024));
+  for (const Stages stages : {Stages::kTwo, Stages::kThree, Stages::kTwo}) {
+    const auto taken = pipeline.update(stages);
+    ASSERT_TRUE(taken.has_value()) << taken.error().message();
+    EXPECT_GT(taken->wall_s, 0);
+  }
+  EXPECT_EQ(pipeline.checked_bytes(), 3 * 2 * kSmallPipeline.bytes);
+  for (const auto& taken :
+       {pipeline.h2d(), pipeline.broadcasts(), pipeline.reloads(), pipeline.hand_overs()}) {
+    ASSERT_TRUE(taken.has_value()) << taken.error().message();
+    EXPECT_GT(taken->wall_s, 0);
+  }
+  // Stages alone leave nothing behind that an update would not replace.
+  ASSERT_TRUE(pipeline.update(Stages::kThree).has_value());
+}
+
+TEST(HostPipeline, WhatCannotBeIsRefused) {
+  const auto code = [](HostPipelineOptions options) {
+    const auto made = HostPipeline::create(options);
+    return made ? ErrorCode::kInternal : made.error().code();
+  };
+  EXPECT_EQ(code({.devices = 0}), ErrorCode::kInvalidInput);
+  EXPECT_EQ(code({.devices = limits::kDeviceCount + 1}), ErrorCode::kInvalidInput);
+  EXPECT_EQ(code({.bytes = 4096, .buffer_bytes = 8192}), ErrorCode::kInvalidInput);
+  EXPECT_EQ(code({.bytes = 4096, .buffer_bytes = 32}), ErrorCode::kInvalidInput);
+  const auto huge = HostPipeline::create({.devices = 64, .bytes = 1ULL << 50U});
+  ASSERT_FALSE(huge.has_value());
+  EXPECT_EQ(huge.error().code(), ErrorCode::kResourceExhausted);
+  EXPECT_NE(huge.error().message().find("a model of 1125899906842624 bytes and 64 engines"),
+            std::string::npos)
+      << huge.error().message();
+}
+
+// 2 devices, 2 rounds of full buckets. Alone each H2D lane takes 4 s for a bucket, a broadcast 1 s
+// and an engine 1 s for a bucket, on cores that nobody fills.
+HostPipelineRound chart_round() {
+  return {.h2d = {.wall_s = 8, .cpu_s = 0.4},
+          .broadcast = {.wall_s = 4, .cpu_s = 0.4},
+          .reload = {.wall_s = 4, .cpu_s = 0.8},
+          .hand_overs = {}};
+}
+constexpr HostPipelineOptions kChart{.devices = 2, .bytes = 4096, .buffer_bytes = 1024};
+
+TEST(PredictUpdate, IsTheClosedFormWhereCoresAreFree) {
+  const auto two = predict_update(chart_round(), kChart, 64, Stages::kTwo);
+  ASSERT_TRUE(two.has_value());
+  EXPECT_NEAR(*two, 2 * (4 + 2) + 1, 1e-6);
+  const auto three = predict_update(chart_round(), kChart, 64, Stages::kThree);
+  ASSERT_TRUE(three.has_value());
+  EXPECT_NEAR(*three, 4 + (4 + 1) + 2 + 1, 1e-6);
+}
+
+TEST(PredictUpdate, WithOneCoreNothingOverlaps) {
+  const HostPipelineRound round{.h2d = {.wall_s = 8, .cpu_s = 8},
+                                .broadcast = {.wall_s = 4, .cpu_s = 4},
+                                .reload = {.wall_s = 4, .cpu_s = 4},
+                                .hand_overs = {}};
+  for (const Stages stages : {Stages::kTwo, Stages::kThree}) {
+    const auto made = predict_update(round, kChart, 1, stages);
+    ASSERT_TRUE(made.has_value());
+    EXPECT_NEAR(*made, 8 + 4 + 4, 1e-6);
+  }
+}
+
+TEST(PredictUpdate, HandOversComeBeforeCopies) {
+  HostPipelineRound round = chart_round();
+  round.hand_overs.wall_s = 7 * 0.1;  // 2 rounds, 4 broadcasts, the last reload
+  EXPECT_NEAR(hand_over_s(round.hand_overs, 4, 2), 0.1, 1e-12);
+  const auto made = predict_update(round, kChart, 64, Stages::kTwo);
+  ASSERT_TRUE(made.has_value());
+  // Each round's H2D, and of reloads the last one; the one before waits behind a broadcast of 1 s,
+  // which is shorter than it by a hand-over.
+  EXPECT_GT(*made, 13 + 3 * 0.1 - 1e-6);
+  EXPECT_LT(*made, 13 + 7 * 0.1);
+}
+
+TEST(PipelineBench, FiguresAreThereAndEveryByteIsChecked) {
+  const auto interrupt = Interrupt::create();
+  ASSERT_TRUE(interrupt.has_value());
+  const PipelineBenchOptions options{
+      .devices = {1, 2}, .bytes = limits::kMiB, .buffer_bytes = 128 * 1024, .rounds = 2};
+  const auto made =
+      run_pipeline_bench(options, *interrupt, [](std::string_view, unsigned, unsigned) {});
+  ASSERT_TRUE(made.has_value()) << made.error().message();
+  ASSERT_EQ(made->cases.size(), 2U);
+  for (const HostPipelineCase& one : made->cases) {
+    EXPECT_EQ(one.buckets, 8U);
+    ASSERT_EQ(one.rounds.size(), 2U);
+    // Two updates in each round, the one that warms up included.
+    EXPECT_EQ(one.checked_bytes, 3 * 2 * one.devices * options.bytes);
+    for (const HostPipelineRound& round : one.rounds) {
+      EXPECT_GT(round.two_s, 0);
+      EXPECT_GT(round.predicted_two_s, 0);
+      EXPECT_GT(round.predicted_three_s, 0);
+    }
+    EXPECT_EQ(one.two_ratio.count, 2U);
+    EXPECT_GT(one.three_ratio.min, 0);
+  }
+  const auto json = to_json(*made);
+  EXPECT_EQ(json["cases"][1]["devices"], 2);
+  EXPECT_EQ(json["cases"][1]["rounds"].size(), 2U);
+  EXPECT_NE(to_text(*made).find("2 devices, 8 buckets"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace wsync::bench
