@@ -33,6 +33,7 @@ libcli11-dev        header  CLI/CLI.hpp
 libopenblas-serial-dev  header  cblas.h
 libgloo-dev         header  gloo/context.h
 libcpp-httplib-dev  header  httplib.h
+libarchive-dev      header  archive.h
 prometheus-cpp-dev  header  prometheus/registry.h
 '
 test_needs='

@@ -112,11 +112,14 @@ void build_app(CLI::App& app, Context& context) {
   add_trainer(app, context);
   add_sidecar(app, context);
   add_push(app, context);
+  add_cancel(app, context);
   add_status(app, context);
+  add_top(app, context);
   add_verify(app, context);
   add_rollback(app, context);
   add_engine(app, context);
   add_doctor(app, context);
+  add_bundle(app, context);
   add_schedule(app, context);
   add_make_checkpoint(app, context);
 #ifdef WSYNC_WITH_BENCH

@@ -20,6 +20,8 @@ void add_bench_recovery(CLI::App& bench, Context& context, BenchRun& run);
 void add_bench_scale(CLI::App& bench, Context& context, BenchRun& run);
 void add_bench_schedule(CLI::App& bench, Context& context, BenchRun& run);
 void add_bench_sync(CLI::App& bench, Context& context, BenchRun& run);
+void add_bundle(CLI::App& app, Context& context);
+void add_cancel(CLI::App& app, Context& context);
 void add_completion(CLI::App& app, Context& context);
 void add_demo(CLI::App& app, Context& context);
 void add_doctor(CLI::App& app, Context& context);
@@ -32,6 +34,7 @@ void add_rollback(CLI::App& app, Context& context);
 void add_schedule(CLI::App& app, Context& context);
 void add_sidecar(CLI::App& app, Context& context);
 void add_status(CLI::App& app, Context& context);
+void add_top(CLI::App& app, Context& context);
 void add_trainer(CLI::App& app, Context& context);
 void add_verify(CLI::App& app, Context& context);
 

@@ -57,23 +57,17 @@ Result<Outcome> doctor(const DoctorOptions& options) {
     checks.push_back(check_coordinator(wanted->coordinator, kReachDeadline));
 
   Outcome outcome;
-  nlohmann::json list = nlohmann::json::array();
   std::size_t failed = 0;
   std::size_t warned = 0;
   for (const Check& check : checks) {
     failed += check.status == CheckStatus::kFail ? 1 : 0;
     warned += check.status == CheckStatus::kWarn ? 1 : 0;
-    list.push_back({{"name", check.name},
-                    {"status", check_status_name(check.status)},
-                    {"found", check.found},
-                    {"advice", check.advice}});
-    if (!check.facts.is_null()) list.back()["facts"] = check.facts;
     outcome.text +=
         fmt::format("{:<5} {:<14} {}\n", check_status_name(check.status), check.name, check.found);
     if (!check.advice.empty()) outcome.text += fmt::format("{:<20} -> {}\n", "", check.advice);
   }
   outcome.text += fmt::format("{} checks, {} failed, {} warnings\n", checks.size(), failed, warned);
-  outcome.result = {{"checks", std::move(list)}, {"failed", failed}, {"warnings", warned}};
+  outcome.result = {{"checks", to_json(checks)}, {"failed", failed}, {"warnings", warned}};
   outcome.exit_code = failed == 0 ? kExitOk : kExitFailed;
   return outcome;
 }

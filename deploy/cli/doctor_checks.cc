@@ -85,6 +85,18 @@ std::string_view check_status_name(CheckStatus status) noexcept {
   return "fail";
 }
 
+nlohmann::json to_json(const std::vector<Check>& checks) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const Check& check : checks) {
+    list.push_back({{"name", check.name},
+                    {"status", check_status_name(check.status)},
+                    {"found", check.found},
+                    {"advice", check.advice}});
+    if (!check.facts.is_null()) list.back()["facts"] = check.facts;
+  }
+  return list;
+}
+
 Check check_kernel() {
   utsname name{};
   ::uname(&name);

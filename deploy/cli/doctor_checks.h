@@ -26,6 +26,9 @@ struct Check {
   nlohmann::json facts;  // the same in fields, for --json; null: none
 };
 
+// As in --json of `doctor`.
+[[nodiscard]] nlohmann::json to_json(const std::vector<Check>& checks);
+
 [[nodiscard]] Check check_kernel();
 [[nodiscard]] Check check_memory(std::uint64_t host_memory_bytes);  // 0: nothing asked for
 [[nodiscard]] Check check_sealed_memory();

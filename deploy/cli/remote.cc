@@ -1,59 +1,33 @@
-// Commands that ask a running fleet: push, status, verify, rollback.
+// Commands that ask a running fleet: push, cancel, verify, rollback.
 #include "deploy/cli/remote.h"
 
 #include <filesystem>
 
+#include "deploy/cli/ask.h"
 #include "deploy/cli/commands.h"
 #include "deploy/cli/one_shot.h"
 #include "deploy/cli/report.h"
 #include "shared/base/format.h"
 #include "shared/config/address.h"
 #include "shared/config/config.h"
-#include "shared/control/zmq/request.h"
 #include "shared/trace/progress.h"
 
 namespace wsync::cli {
 namespace {
 
+// Where standard error is no terminal: a push that takes long still tells how far it is.
+constexpr std::chrono::nanoseconds kPlainLinesEvery = std::chrono::seconds(5);
+constexpr std::chrono::nanoseconds kNoPlainLines{0};
 constexpr double kTimeoutMostS = limits::kConfigDurationMs / 1000.0;
 
-struct RemoteOptions {
-  std::string address;
-  double timeout_s = 0;
+struct RemoteOptions : AskOptions {
   std::string directory;
   std::uint64_t step = 0;
   std::string to;
+  std::string version;
+  bool json = false;
   bool one_shot = true;
 };
-
-template <class Reply>
-Result<Reply> ask(const RemoteOptions& options, const control::Message& message,
-                  const std::function<void(const control::Progress&)>& on_progress = {},
-                  bool* asked = nullptr) {
-  control::RequestOptions request{.address = options.address, .stop_on_signal = true};
-  if (asked != nullptr) request.on_sent = [asked] { *asked = true; };
-  request.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1000));
-  Result<control::Decoded> decoded = control::request(request, {}, message, on_progress);
-  if (!decoded) return fail(decoded.error());
-  if (auto* reply = std::get_if<Reply>(&decoded->message)) return std::move(*reply);
-  return fail(ErrorCode::kInternal,
-              fmt::format("{} answered with {}", options.address,
-                          control::message_name(control::type_of(decoded->message))));
-}
-
-std::string_view phase_label(control::ProgressPhase phase) {
-  switch (phase) {
-    case control::ProgressPhase::kSnapshot:
-      return "snapshot";
-    case control::ProgressPhase::kAnnounce:
-      return "announce";
-    case control::ProgressPhase::kStage:
-      return "staging";
-    case control::ProgressPhase::kSwitch:
-      return "switching";
-  }
-  return "";
-}
 
 // CLI11's check: the complaint, or nothing.
 std::string check_seconds(const std::string& text) {
@@ -61,22 +35,6 @@ std::string check_seconds(const std::string& text) {
   if (CLI::detail::lexical_cast(text, seconds) && seconds > 0 && seconds <= kTimeoutMostS)
     return {};
   return fmt::format("expected seconds above 0, {} at most, found '{}'", kTimeoutMostS, text);
-}
-
-CLI::App* add_remote(CLI::App& app, Context& context, RemoteOptions& options, double timeout_s,
-                     const CommandText& text) {
-  CLI::App* command = add_command(app, context, text);
-  options.address = default_address();
-  options.timeout_s = timeout_s;
-  command
-      ->add_option("--coordinator", options.address,
-                   "Control address of the coordinator, or of one sidecar")
-      ->capture_default_str()
-      ->check(check_address);
-  command->add_option("--timeout", options.timeout_s, "Seconds to wait for the reply")
-      ->capture_default_str()
-      ->check(check_seconds);
-  return command;
 }
 
 Outcome outcome_of(const control::PushReply& reply) {
@@ -107,9 +65,10 @@ Result<Outcome> push(const RemoteOptions& options) {
   if (error)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("{}: {}", options.directory, error.message()));
-  trace::ProgressLine line;
+  trace::ProgressLine line(STDERR_FILENO, {.every = options.json ? kNoPlainLines : kPlainLinesEvery,
+                                           .prefix = "wsync push: "});
   const auto on_progress = [&line](const control::Progress& progress) {
-    line.update(phase_label(progress.phase), progress.done_bytes, progress.total_bytes, now());
+    line.update(phase_text(progress.phase), progress.done_bytes, progress.total_bytes, now());
   };
   const control::Push message{.directory = directory.string(), .step = options.step};
   bool asked = false;
@@ -144,10 +103,33 @@ Result<Outcome> roll_back(const RemoteOptions& options) {
   return outcome_of(*done);
 }
 
-Result<Outcome> status(const RemoteOptions& options) {
-  const auto reply = ask<control::StatusReply>(options, control::Status{});
+Outcome outcome_of(const control::CancelReply& reply) {
+  const std::string name = reply.version.none() ? "the update" : reply.version.to_string();
+  return {.result = {{"ok", reply.ok},
+                     {"reason", reply.reason},
+                     {"version", reply.version.to_string()},
+                     {"phase", phase_word(reply.phase)}},
+          .text = reply.ok
+                      ? fmt::format("{} was cancelled while {}; every engine keeps the version "
+                                    "it serves\n",
+                                    name,
+                                    reply.phase == control::ProgressPhase::kSnapshot
+                                        ? "its snapshot was taken or waited"
+                                        : phase_text(reply.phase))
+                      : reply.reason + "\n",
+          .exit_code = reply.ok ? kExitOk : kExitFailed};
+}
+
+Result<Outcome> cancel(const RemoteOptions& options) {
+  control::Cancel message;
+  if (!options.version.empty()) {
+    const Result<Version> version = Version::parse(options.version);
+    if (!version) return fail(version.error());
+    message.version = *version;
+  }
+  const auto reply = ask<control::CancelReply>(options, message);
   if (!reply) return fail(reply.error());
-  return Outcome{.result = to_json(*reply), .text = to_text(*reply)};
+  return outcome_of(*reply);
 }
 
 Result<Outcome> verify(const RemoteOptions& options) {
@@ -159,6 +141,22 @@ Result<Outcome> verify(const RemoteOptions& options) {
 }
 
 }  // namespace
+
+CLI::App* add_asking_command(CLI::App& app, Context& context, AskOptions& options, double timeout_s,
+                             const CommandText& text) {
+  CLI::App* command = add_command(app, context, text);
+  options.address = default_address();
+  options.timeout_s = timeout_s;
+  command
+      ->add_option("--coordinator", options.address,
+                   "Control address of the coordinator, or of one sidecar")
+      ->capture_default_str()
+      ->check(check_address);
+  command->add_option("--timeout", options.timeout_s, "Seconds to wait for the reply")
+      ->capture_default_str()
+      ->check(check_seconds);
+  return command;
+}
 
 std::string default_address() {
   const auto environment = config::process_environment();
@@ -181,7 +179,7 @@ bool nobody_there(const Error& error, bool asked) {
 
 void add_push(CLI::App& app, Context& context) {
   auto options = std::make_shared<RemoteOptions>();
-  CLI::App* command = add_remote(
+  CLI::App* command = add_asking_command(
       app, context, *options, 900,
       {.name = "push",
        .description = "Bring a checkpoint directory to every engine, verified and at once",
@@ -192,12 +190,15 @@ void add_push(CLI::App& app, Context& context) {
       ->check(CLI::Range(std::uint64_t{1}, limits::kStepMax));
   command->add_flag("!--no-one-shot", options->one_shot,
                     "Fail when no coordinator answers, instead of being one for this push");
-  command->callback([&context, options] { context.run("push", [&] { return push(*options); }); });
+  command->callback([&context, options] {
+    options->json = context.options.json;
+    context.run("push", [&] { return push(*options); });
+  });
 }
 
 void add_rollback(CLI::App& app, Context& context) {
   auto options = std::make_shared<RemoteOptions>();
-  CLI::App* command = add_remote(
+  CLI::App* command = add_asking_command(
       app, context, *options, 300,
       {.name = "rollback",
        .description = "Put every engine back to an earlier version and withdraw the newer one",
@@ -209,21 +210,22 @@ void add_rollback(CLI::App& app, Context& context) {
       [&context, options] { context.run("rollback", [&] { return roll_back(*options); }); });
 }
 
-void add_status(CLI::App& app, Context& context) {
+void add_cancel(CLI::App& app, Context& context) {
   auto options = std::make_shared<RemoteOptions>();
-  CLI::App* command =
-      add_remote(app, context, *options, 5,
-                 {.name = "status",
-                  .description = "Which version runs where, and what could be rolled back",
-                  .examples = {"wsync status", "wsync status --json",
-                               "wsync status --coordinator ipc:///run/wsync/host0.control"}});
+  CLI::App* command = add_asking_command(
+      app, context, *options, 10,
+      {.name = "cancel",
+       .description = "Stop the update that runs, while its switch has not been decided",
+       .examples = {"wsync cancel", "wsync cancel --version 3.42 --json"}});
+  command->add_option("--version", options->version,
+                      "Only the update to this version (default: the one that runs)");
   command->callback(
-      [&context, options] { context.run("status", [&] { return status(*options); }); });
+      [&context, options] { context.run("cancel", [&] { return cancel(*options); }); });
 }
 
 void add_verify(CLI::App& app, Context& context) {
   auto options = std::make_shared<RemoteOptions>();
-  CLI::App* command = add_remote(
+  CLI::App* command = add_asking_command(
       app, context, *options, 130,
       {.name = "verify",
        .description = "Read back what every engine holds and compare it, tensor by tensor",

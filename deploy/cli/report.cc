@@ -15,22 +15,6 @@ using nlohmann::json;
 constexpr std::size_t kMismatchesShown = 10;
 constexpr std::size_t kProblemsShown = 10;
 
-std::string version_text(const Version& version) {
-  return version.none() ? "none" : version.to_string();
-}
-
-json versions_json(const std::vector<Version>& versions) {
-  json list = json::array();
-  for (const Version& version : versions) list.push_back(version.to_string());
-  return list;
-}
-
-std::string versions_text(const std::vector<Version>& versions) {
-  std::string text;
-  for (const Version& version : versions) text += (text.empty() ? "" : " ") + version.to_string();
-  return text.empty() ? "none" : text;
-}
-
 std::string_view outcome_name(control::SwitchOutcome outcome) {
   switch (outcome) {
     case control::SwitchOutcome::kCommitted:
@@ -43,24 +27,6 @@ std::string_view outcome_name(control::SwitchOutcome outcome) {
       return "tainted";
     case control::SwitchOutcome::kFailed:
       return "failed";
-  }
-  return "unknown";
-}
-
-std::string_view state_name(control::ReplicaState state) {
-  switch (state) {
-    case control::ReplicaState::kAbsent:
-      return "absent";
-    case control::ReplicaState::kServing:
-      return "serving";
-    case control::ReplicaState::kBehind:
-      return "behind";
-    case control::ReplicaState::kPaused:
-      return "paused";
-    case control::ReplicaState::kLoading:
-      return "loading";
-    case control::ReplicaState::kTainted:
-      return "tainted";
   }
   return "unknown";
 }
@@ -111,16 +77,6 @@ std::string outcomes_text(const std::vector<control::ReplicaOutcome>& outcomes) 
     if (!o.reason.empty()) text += fmt::format("    {}\n", o.reason);
   }
   return text;
-}
-
-json replica_json(const control::ReplicaReport& replica) {
-  return {{"replica", replica.replica},
-          {"world_size", replica.world_size},
-          {"ranks_attached", replica.ranks_attached},
-          {"state", state_name(replica.state)},
-          {"ready", replica.ready},
-          {"version", replica.version.to_string()},
-          {"reason", replica.reason}};
 }
 
 }  // namespace
@@ -249,51 +205,6 @@ std::string to_text(const control::VerifyReply& reply) {
       text += fmt::format("  and {} more\n", rank.mismatches.size() - kMismatchesShown);
   }
   return text.empty() ? "no engine is attached: nothing was verified\n" : text;
-}
-
-json to_json(const control::StatusReply& reply) {
-  json sidecars = json::array();
-  for (const control::SidecarReport& s : reply.sidecars) {
-    json replicas = json::array();
-    for (const control::ReplicaReport& r : s.replicas) replicas.push_back(replica_json(r));
-    sidecars.push_back(
-        {{"name", s.name},
-         {"host", s.host},
-         {"pid", s.pid},
-         {"connected", s.connected},
-         {"transport", s.transport == control::TransportKind::kMemfd ? "memfd" : "tcp"},
-         {"target", s.target.to_string()},
-         {"staged", versions_json(s.staged)},
-         {"replicas", std::move(replicas)}});
-  }
-  return {{"role", reply.role},
-          {"fence_epoch", reply.fence.epoch},
-          {"decision", reply.decision},
-          {"target", reply.target.to_string()},
-          {"can_roll_back", reply.can_roll_back},
-          {"rollback_target", reply.rollback_target.to_string()},
-          {"withdrawn", versions_json(reply.withdrawn)},
-          {"activity", reply.activity},
-          {"sidecars", std::move(sidecars)}};
-}
-
-std::string to_text(const control::StatusReply& reply) {
-  std::string text = fmt::format(
-      "{}: {}; target {} (decision {}, fence epoch {}); rollback target {}; withdrawn {}\n",
-      reply.role, reply.activity, version_text(reply.target), reply.decision, reply.fence.epoch,
-      reply.can_roll_back ? version_text(reply.rollback_target) : "none",
-      versions_text(reply.withdrawn));
-  for (const control::SidecarReport& s : reply.sidecars) {
-    text += fmt::format("sidecar {} (pid {} on {}): {}; staged {}\n", s.name, s.pid, s.host,
-                        s.connected ? "connected" : "NOT CONNECTED", versions_text(s.staged));
-    for (const control::ReplicaReport& r : s.replicas)
-      text += fmt::format("  replica {:<16} {:<8} {:<9} {} ranks {}/{}{}\n", r.replica,
-                          version_text(r.version), state_name(r.state),
-                          r.ready ? "ready    " : "NOT READY", r.ranks_attached, r.world_size,
-                          r.reason.empty() ? "" : "  (" + r.reason + ")");
-  }
-  if (reply.sidecars.empty()) text += "no sidecar has connected\n";
-  return text;
 }
 
 }  // namespace wsync::cli

@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kRedraw{100};
 constexpr unsigned kColumnsUnknown = 80;
+constexpr unsigned kColumnsOfPlainLines = 120;
 
 // Three digits: "1.50", "15.0", "150".
 std::string three_digits(double value) {
@@ -93,7 +94,8 @@ std::string progress_text(const ProgressState& state, unsigned columns) {
   return line;
 }
 
-ProgressLine::ProgressLine(int fd) : fd_(fd), visible_(::isatty(fd) == 1) {}
+ProgressLine::ProgressLine(int fd, PlainLines plain)
+    : fd_(fd), visible_(::isatty(fd) == 1), plain_(std::move(plain)) {}
 
 ProgressLine::~ProgressLine() {
   if (drawn_) erase();
@@ -101,13 +103,14 @@ ProgressLine::~ProgressLine() {
 
 void ProgressLine::update(std::string_view label, std::uint64_t done_bytes,
                           std::uint64_t total_bytes, TimePoint at) {
-  if (!visible_) return;
+  if (!visible_ && plain_.every.count() == 0) return;
   const bool fresh = label != state_.label;
   if (fresh) begin_ = at;
   state_ = {.label = std::string(label),
             .done_bytes = done_bytes,
             .total_bytes = total_bytes,
             .elapsed = at - begin_};
+  if (!visible_) return draw_plain(at);
   if (fresh || at - last_ >= kRedraw) draw(at);
 }
 
@@ -124,6 +127,13 @@ void ProgressLine::draw(TimePoint at) {
   write_terminal(fd_, "\r\x1b[K" + progress_text(state_, terminal_columns(fd_) - 1));
   last_ = at;
   drawn_ = true;
+}
+
+void ProgressLine::draw_plain(TimePoint at) {
+  if (!plain_last_) plain_last_ = at;
+  if (at - *plain_last_ < plain_.every) return;
+  plain_last_ = at;
+  write_terminal(fd_, plain_.prefix + progress_text(state_, kColumnsOfPlainLines) + "\n");
 }
 
 void ProgressLine::erase() {

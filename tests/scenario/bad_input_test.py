@@ -194,7 +194,7 @@ class BadCheckpoint(unittest.TestCase):
                 directories[label] = tensors.make(fleet.path(f"bad{number}"), 2)
                 spoil(directories[label])
             nothing = fleet.path("nothing")  # may not be made
-            status = fleet.ask("status")
+            status = fleet.state()
             closed = [d for d in directories.values() if os.path.exists(d) and not os.access(d, os.R_OK)]
             for directory in closed:
                 os.chmod(directory, 0o700)
@@ -221,7 +221,7 @@ class BadCheckpoint(unittest.TestCase):
 
             for directory in closed:
                 os.chmod(directory, 0o700)
-            self.assertEqual(fleet.ask("status"), status)
+            self.assertEqual(fleet.state(), status)
             self.assertEqual(everything_below(fleet.directory, alone.directory), before)
             self.assertFalse(os.path.exists(nothing))
             code, answer = fleet.ask("verify")

@@ -43,7 +43,7 @@ class Case(unittest.TestCase):
             return sidecar["target"] == version and version in sidecar["staged"] and len(sidecar["staged"]) <= 2 and all(
                 r["ready"] and r["version"] == version for r in sidecar["replicas"])
         fleet.until(told, f"{version} in the status")
-        return fleet.ask("status")
+        return fleet.state()
 
     def alive(self, *processes):
         self.assertEqual([p.poll() for p in processes], [None] * len(processes))
@@ -245,7 +245,7 @@ class Strangers(Case):
                     self.greet_control(os.path.join(fleet.run_dir, name))
                 self.lie_as_a_sidecar(os.path.join(fleet.run_dir, "control"))
             self.alive(sidecar, trainer, engine)
-            self.assertEqual(fleet.ask("status"), status)
+            self.assertEqual(fleet.state(), status)
             self.verified(fleet, version)
 
             self.attach_and_lie(engines)  # leaves a replica that is absent
@@ -584,7 +584,7 @@ class Rivals(Case):
                                         timeout=DEADLINE_S)
                 self.assertEqual((second.returncode, len(second.stderr.splitlines())), (3, 1), second.stderr)
                 self.assertIn(f"is held by process {fleet.processes[-1].pid}: stop it", second.stderr)
-            self.assertEqual(fleet.ask("status"), status)
+            self.assertEqual(fleet.state(), status)
             self.verified(fleet, version)
             self.stopped_whole(fleet, engine)
 

@@ -25,7 +25,7 @@ class Plan(unittest.TestCase):
             code, answer = fleet.ask("push", one)
             self.assertEqual(code, 0, answer)
             fleet.until_ready(answer["result"]["version"], "a", "b", "c")
-            before = fleet.ask("status")
+            before = fleet.state()
 
             code, answer = fleet.ask("plan", two)
             self.assertEqual(code, 0, answer)
@@ -46,7 +46,7 @@ class Plan(unittest.TestCase):
             # One sidecar, asked for itself.
             code, answer = fleet.ask("plan", bad, address=f"ipc://{fleet.run_dir}/s1.control")
             self.assertEqual((code, [s["name"] for s in answer["result"]["sidecars"]]), (1, ["s1"]))
-            self.assertEqual(fleet.ask("status"), before)
+            self.assertEqual(fleet.state(), before)
 
     def test_a_sidecar_that_is_gone_is_named(self):
         with Fleet(WSYNC) as fleet:

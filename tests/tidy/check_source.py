@@ -67,6 +67,7 @@ LIBRARIES = (
     Library("Gloo", re.compile(r"gloo/"), ("shared/collective/gloo",)),
     Library("UCX", re.compile(r"ucp/|ucs/|uct/"), ("shared/transport/ucx",)),
     Library("cpp-httplib", re.compile(r"httplib\.h"), ("shared/http", "inference_side/engine/http", "trainer_side/rollout", "tests/unit/http", "tests/unit/metrics", "tests/unit/rollout")),
+    Library("libarchive", re.compile(r"archive(_entry)?\.h"), ("deploy/cli",), 'include "deploy/cli/archive_file.h"'),
     Library("GoogleTest", re.compile(r"gtest/|gmock/"), ("tests", "bench")),
 )
 

@@ -322,6 +322,29 @@ TEST(Progress, AnUnfinishedLineIsErased) {
   EXPECT_EQ(terminal.seen(), "\r\x1b[K");
 }
 
+TEST(Progress, PlainLinesNowAndThenWhereThereIsNoTerminal) {
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_NONBLOCK), 0);
+  {
+    ProgressLine line(ends[1], {.every = seconds(5), .prefix = "wsync push: "});
+    line.update("snapshot", 5, 10, ms(0));
+    line.update("snapshot", 6, 10, ms(4900));
+    line.update("staging", 10, 40, ms(5100));
+    line.update("staging", 20, 40, ms(10'000));
+    line.update("staging", 30, 40, ms(15'100));
+    line.finish(ms(16'000));
+  }
+  char text[1024];
+  const ssize_t n = ::read(ends[0], text, sizeof text);
+  ASSERT_GT(n, 0);
+  EXPECT_EQ(std::string(text, static_cast<std::size_t>(n)),
+            "wsync push: staging  [######                  ]  25 %  10 B of 40 B, -\n"
+            "wsync push: staging  [##################      ]  75 %  30 B of 40 B, 0.00 kB/s, 3.3 s "
+            "left\n");
+  ::close(ends[0]);
+  ::close(ends[1]);
+}
+
 TEST(Progress, IsQuietWhereThereIsNoTerminal) {
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_NONBLOCK), 0);

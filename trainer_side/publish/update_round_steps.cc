@@ -239,6 +239,8 @@ void Coordinator::on_switched(Member& member, const control::Switched& switched)
     for (const control::ReplicaOutcome& outcome : switched.outcomes)
       if (outcome.replica == replica.replica) {
         replica.version = outcome.version;
+        replica.loaded_bytes = 0;
+        if (outcome.paused_ns > 0) replica.paused_ns = outcome.paused_ns;
         if (outcome.outcome != control::SwitchOutcome::kCommitted) continue;
         replica.state = control::ReplicaState::kServing;
         replica.ready = true;

@@ -41,8 +41,11 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
     auto made = Signals::create(**loop, [&](int) {
       end(fail(ErrorCode::kCancelled,
                sent ? fmt::format("interrupted; {} goes on with what it was asked for (see `wsync "
-                                  "status`)",
-                                  options.address)
+                                  "status`{})",
+                                  options.address,
+                                  std::holds_alternative<Push>(message)
+                                      ? "; `wsync cancel` stops it while it is not decided"
+                                      : "")
                     : fmt::format("interrupted before anybody answered at {}", options.address)));
     });
     if (!made) return fail(std::move(made).error());

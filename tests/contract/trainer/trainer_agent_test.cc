@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <future>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <map>
@@ -207,6 +208,81 @@ TEST_F(Agent, ASidecarThatLeavesIsNotWaitedForByWhoAskedIt) {
   ASSERT_EQ(planned->sidecars.size(), 1U);
   EXPECT_EQ(planned->sidecars[0].name, "s0");
   EXPECT_EQ(planned->sidecars[0].failure, "was lost: it left");
+}
+
+TEST_F(Agent, AJobThatWaitsForItsSnapshotIsCancelled) {
+  ASSERT_TRUE(start({"min_sidecars=2"}).has_value());
+  EXPECT_FALSE(agent_->cancel({}).ok) << "nothing runs";
+  std::optional<PublishResult> ended;
+  agent_->publish({.open = []() -> Result<std::unique_ptr<WeightSource>> {
+                     return fail(ErrorCode::kInternal, "nobody reads a job that waits");
+                   },
+                   .on_progress = {},
+                   .on_snapshotted = {},
+                   .on_phase = {},
+                   .on_done = [&ended](PublishResult result) { ended = std::move(result); }});
+  EXPECT_FALSE(agent_->cancel({.epoch = 1, .step = 1}).ok) << "it has no name yet";
+  ASSERT_FALSE(ended.has_value());
+  EXPECT_TRUE(agent_->cancel({}).ok);
+  ASSERT_TRUE(ended.has_value());
+  EXPECT_EQ(ended->error->code(), ErrorCode::kCancelled);
+  EXPECT_EQ(agent_->status().updates.cancelled, 1U);
+  EXPECT_TRUE(agent_->status().incidents.empty());
+  EXPECT_FALSE(agent_->cancel({}).ok);
+}
+
+TEST_F(Agent, AnUpdateIsCancelledWhileItsSnapshotIsTaken) {
+  ASSERT_TRUE(start().has_value());
+  sidecar({.name = "s0"});
+  loop_->run();  // until it has joined
+  std::promise<void> reading;
+  std::promise<void> go_on;
+  std::optional<PublishResult> ended;
+  bool snapshotted = false;
+  agent_->publish(
+      {.open = [&reading,
+                waits = go_on.get_future().share()]() -> Result<std::unique_ptr<WeightSource>> {
+         const auto read = [&reading, waits](std::uint64_t offset,
+                                             std::span<std::byte> into) -> Result<> {
+           if (offset == 0) reading.set_value();
+           waits.wait();
+           std::ranges::fill(into, std::byte{1});
+           return {};
+         };
+         auto source = MemorySource::create(
+             {{.info = {.name = "w", .dtype = DType::kU8, .shape = {2 * limits::kLeafBytes}},
+               .bytes = read}});
+         if (!source) return fail(source.error());
+         return std::make_unique<MemorySource>(std::move(*source));
+       },
+       .on_progress = {},
+       .on_snapshotted = [&](const Version&, std::chrono::nanoseconds) { snapshotted = true; },
+       .on_phase = {},
+       .on_done =
+           [&](PublishResult result) {
+             ended = std::move(result);
+             loop_->stop();
+           }});
+  reading.get_future().wait();
+  const control::StatusReply status = agent_->status();
+  EXPECT_EQ(status.running.phase, control::ProgressPhase::kSnapshot);
+  EXPECT_GE(status.running.total_bytes, 2 * limits::kLeafBytes);
+  const control::CancelReply reply = agent_->cancel(status.running.version);
+  EXPECT_TRUE(reply.ok) << reply.reason;
+  EXPECT_EQ(reply.version, status.running.version);
+  EXPECT_FALSE(ended.has_value()) << "a piece is still being read";
+  go_on.set_value();
+  loop_->run();
+  ASSERT_TRUE(ended.has_value());
+  ASSERT_TRUE(ended->error.has_value());
+  EXPECT_EQ(ended->error->code(), ErrorCode::kCancelled) << ended->error->message();
+  EXPECT_FALSE(snapshotted);
+  EXPECT_EQ(agent_->status().updates.cancelled, 1U);
+  EXPECT_TRUE(agent_->status().running.version.none());
+  ask(control::Cancel{}, 11);
+  const auto* nothing = std::get_if<control::CancelReply>(&answer_);
+  ASSERT_NE(nothing, nullptr);
+  EXPECT_EQ(nothing->reason, "nothing to cancel: no update is running");
 }
 
 }  // namespace

@@ -136,7 +136,8 @@ WSYNC_API wsync_code wsync_trainer_poll(wsync_trainer* trainer, wsync_publish pu
 /* Waits timeout_ms (-1: without end; the publish itself has one, `deadlines.publish` after it
  * began; less than -1 is WSYNC_INVALID_INPUT) until it is in `state` or a later one, or has ended;
  * `status` may be NULL. WSYNC_OK: it is SNAPSHOTTED, STAGED or COMMITTED as asked for; superseded:
- * WSYNC_CANCELLED; failed: the code of the failure; WSYNC_DEADLINE: not yet. `status` is filled in
+ * WSYNC_CANCELLED; failed: the code of the failure (WSYNC_CANCELLED: by `wsync
+ * cancel`); WSYNC_DEADLINE: not yet. `status` is filled in
  * each of these cases. */
 WSYNC_API wsync_code wsync_trainer_wait(wsync_trainer* trainer, wsync_publish publish,
                                         wsync_publish_state state, int timeout_ms,

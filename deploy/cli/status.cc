@@ -1,0 +1,115 @@
+// `wsync status`: what a coordinator or a sidecar says of itself, once or again and again.
+#include <ctime>
+#include <unistd.h>
+
+#include "deploy/cli/ask.h"
+#include "deploy/cli/commands.h"
+#include "deploy/cli/fleet_watch.h"
+#include "deploy/cli/report.h"
+#include "deploy/cli/terminal.h"
+#include "deploy/cli/watch_options.h"
+#include "shared/loop/signals.h"
+
+namespace wsync::cli {
+namespace {
+
+struct StatusOptions : AskOptions {
+  std::string interval = "1s";
+  bool interval_given = false;
+  bool watch = false;
+  bool json = false;
+};
+
+std::string clock_text() {
+  const std::time_t seconds = std::time(nullptr);
+  std::tm local{};
+  ::localtime_r(&seconds, &local);
+  return fmt::format("{:04}-{:02}-{:02} {:02}:{:02}:{:02}", local.tm_year + 1900, local.tm_mon + 1,
+                     local.tm_mday, local.tm_hour, local.tm_min, local.tm_sec);
+}
+
+std::string block_text(const FleetView& view) {
+  std::string text = fmt::format("{}  {}\n", clock_text(), view.address);
+  if (!view.trouble.empty())
+    text += fmt::format("NO ANSWER: {}{}\n", view.trouble,
+                        view.status ? "; it is asked again until it answers" : "");
+  else if (view.status)
+    text += to_text(*view.status);
+  return text;
+}
+
+// On a terminal each block takes the place of the one before it, cut to the screen.
+class BlockPrinter {
+ public:
+  void print(const std::string& block) {
+    if (!terminal_) return print_line(stdout, block + "\n");
+    const ScreenSize size = terminal_size(STDOUT_FILENO);
+    std::string text = drawn_ == 0 ? "" : fmt::format("\x1b[{}F", drawn_);
+    text += "\x1b[J";
+    drawn_ = 0;
+    std::string_view rest = block;
+    while (!rest.empty() && drawn_ + 1 < size.rows) {
+      const std::size_t end = std::min(rest.find('\n'), rest.size());
+      text += clipped(rest.substr(0, end), size.columns) + "\n";
+      rest.remove_prefix(std::min(end + 1, rest.size()));
+      ++drawn_;
+    }
+    print_line(stdout, text);
+  }
+
+ private:
+  const bool terminal_ = ::isatty(STDOUT_FILENO) == 1;
+  unsigned drawn_ = 0;  // lines of the block before
+};
+
+Result<Outcome> watch_status(const StatusOptions& options, std::chrono::milliseconds interval) {
+  auto loop = Loop::create();
+  if (!loop) return fail(loop.error());
+  auto signals = Signals::create(**loop, [&](int) { (*loop)->stop(); });
+  if (!signals) return fail(signals.error());
+  BlockPrinter printer;
+  auto watch = FleetWatch::create(**loop, options.address, interval, [&](const FleetView& view) {
+    if (!options.json) return printer.print(block_text(view));
+    if (view.trouble.empty())
+      print_line(stdout,
+                 to_line({{"command", "status"}, {"ok", true}, {"result", to_json(*view.status)}}));
+    else
+      print_line(stdout, to_line(error_json("status", Error(ErrorCode::kPeerLost, view.trouble))));
+  });
+  if (!watch) return fail(watch.error());
+  (*loop)->run();
+  return Outcome{.result = {{"stopped", true}}};
+}
+
+Result<Outcome> status(const StatusOptions& options) {
+  const auto interval = parse_watch_interval(options.interval);
+  if (!interval) return fail(interval.error());
+  if (options.watch) return watch_status(options, *interval);
+  if (options.interval_given)
+    return fail(ErrorCode::kInvalidInput, "--interval: only with --watch");
+  const auto reply = ask<control::StatusReply>(options, control::Status{});
+  if (!reply) return fail(reply.error());
+  return Outcome{.result = to_json(*reply), .text = to_text(*reply)};
+}
+
+}  // namespace
+
+void add_status(CLI::App& app, Context& context) {
+  auto options = std::make_shared<StatusOptions>();
+  CLI::App* command = add_asking_command(
+      app, context, *options, 5,
+      {.name = "status",
+       .description = "Which version runs where, how far an update is, and what "
+                      "could be rolled back",
+       .examples = {"wsync status", "wsync status --json", "wsync status --watch --interval 500ms",
+                    "wsync status --coordinator ipc:///run/wsync/host0.control"}});
+  command->add_flag("--watch", options->watch, "Look again and again, until Ctrl-C");
+  add_watch_interval(*command, options->interval);
+  command->callback([&context, options, command] {
+    options->json = context.options.json;
+    options->interval_given = command->count("--interval") > 0;
+    context.run("status", [&] { return status(*options); });
+  });
+}
+
+}  // namespace wsync::cli
