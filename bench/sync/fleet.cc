@@ -231,6 +231,12 @@ Result<> Fleet::verify() {
   return {};
 }
 
+Result<> Fleet::trace(const std::string& path) {
+  const auto written = run("trace", {"trace", "get", "--output", path});
+  if (!written) return fail(written.error());
+  return {};
+}
+
 Result<> Fleet::check_steps() {
   for (const auto& engine : engines_) {
     WSYNC_TRY(engine->child.say("stats"));

@@ -71,6 +71,8 @@ class Fleet {
   [[nodiscard]] Result<std::vector<FloorRun>> floor(const std::vector<FloorWay>& ways);
   // Reads back what the engines hold (`wsync verify`); kDigestMismatch unless all of it matches.
   [[nodiscard]] Result<> verify();
+  // Writes what the fleet has traced of its last update (`wsync trace get`).
+  [[nodiscard]] Result<> trace(const std::string& path);
   // kDigestMismatch when a step of an engine ever read torn weights.
   [[nodiscard]] Result<> check_steps();
   [[nodiscard]] Result<Memory> sidecar_memory() const;

@@ -94,6 +94,7 @@ class Case {
     WSYNC_TRY(fleet_->verify());
     WSYNC_TRY(fleet_->check_steps());
     on_step_("verifying");
+    if (!options_.trace.empty()) WSYNC_TRY(fleet_->trace(options_.trace));
     summarise();
     return std::move(result_);
   }

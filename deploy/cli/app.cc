@@ -117,6 +117,7 @@ void build_app(CLI::App& app, Context& context) {
   add_top(app, context);
   add_verify(app, context);
   add_rollback(app, context);
+  add_trace(app, context);
   add_engine(app, context);
   add_doctor(app, context);
   add_bundle(app, context);

@@ -1,4 +1,5 @@
 // `wsync bench sync`: how long engines stand still for an update.
+#include <filesystem>
 #include <memory>
 
 #include "bench/measure/directory.h"
@@ -7,6 +8,7 @@
 #include "deploy/cli/bench_run.h"
 #include "deploy/cli/commands.h"
 #include "deploy/cli/demo_checkpoint.h"
+#include "deploy/cli/fleet_trace.h"
 #include "deploy/cli/model_checkpoint.h"
 #include "shared/base/format.h"
 #include "shared/config/units.h"
@@ -28,6 +30,7 @@ struct SyncOptions {
   unsigned devices = 0;
   std::vector<std::string> buffers;
   std::string directory;
+  std::string trace;
 };
 
 // What the line's common options say of this suite.
@@ -39,6 +42,7 @@ void heed_common(const BenchOptions& common, const CLI::App& command, SyncOption
 }
 
 Result<SuiteOutcome> bench_sync(const SyncOptions& options, const bench::Interrupt& interrupt) {
+  if (!options.trace.empty()) WSYNC_TRY(check_trace_file(options.trace));
   const Result<std::uint64_t> size = config::parse_size(options.size);
   if (!size) return fail(size.error().with_context("--size"));
   const auto directory = bench::TemporaryDirectory::create(options.directory);
@@ -51,7 +55,9 @@ Result<SuiteOutcome> bench_sync(const SyncOptions& options, const bench::Interru
                                  .engines = options.engines,
                                  .rounds = options.rounds,
                                  .adopt = options.adopt,
-                                 .devices = options.devices};
+                                 .devices = options.devices,
+                                 .trace = options.trace};
+  if (!wanted.trace.empty()) wanted.trace = std::filesystem::absolute(wanted.trace).string();
   for (const std::string& text : options.buffers) {
     const auto bytes = config::parse_size(text);
     if (!bytes) return fail(bytes.error().with_context("--buffer"));
@@ -123,6 +129,10 @@ void add_bench_sync(CLI::App& parent, Context& context, BenchRun& run) {
       ->add_option("--directory", options->directory,
                    "Where checkpoints and sockets are made, and removed (default: $TMPDIR or /tmp)")
       ->type_name("DIR");
+  command
+      ->add_option("--trace", options->trace,
+                   "Write the last case's last update as a Chrome trace (ui.perfetto.dev)")
+      ->type_name("FILE");
   add_bench_options(*command, run);
   command->callback([&run, options, command] {
     run.add_suite("sync", [&run, options, command](const bench::Interrupt& interrupt) {

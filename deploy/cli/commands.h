@@ -35,6 +35,7 @@ void add_schedule(CLI::App& app, Context& context);
 void add_sidecar(CLI::App& app, Context& context);
 void add_status(CLI::App& app, Context& context);
 void add_top(CLI::App& app, Context& context);
+void add_trace(CLI::App& app, Context& context);
 void add_trainer(CLI::App& app, Context& context);
 void add_verify(CLI::App& app, Context& context);
 

@@ -9,6 +9,7 @@
 #include "deploy/cli/demo_rl.h"
 #include "deploy/cli/demo_story.h"
 #include "deploy/cli/demo_train.h"
+#include "deploy/cli/fleet_trace.h"
 #include "shared/base/format.h"
 #include "shared/config/units.h"
 
@@ -34,6 +35,7 @@ struct DemoCommand {
   bool size_given = false;
   std::string work;
   std::string output;
+  std::string trace;  // a copy of trace.json; empty: none
   bool keep = false;
 };
 
@@ -206,6 +208,7 @@ Result<Outcome> run_demo(DemoCommand command, bool json) {
                                                       command.steps, kTrainDemoStepsMost));
   const auto tell = command.reinforce ? reinforce : command.train ? train : publish_checkpoints;
   if (tell == publish_checkpoints) WSYNC_TRY(check(command));
+  if (!command.trace.empty()) WSYNC_TRY(check_trace_file(command.trace));
   DemoFolders folders;
   WSYNC_TRY(folders.create(command));
   const Say say = [&](const std::string& line) {
@@ -216,7 +219,13 @@ Result<Outcome> run_demo(DemoCommand command, bool json) {
   if (!children) return fail(children.error());
   if (command.keep)
     say(fmt::format("everything stays in {} and {}", folders.base(), folders.work()));
-  return tell(**children, command, folders, say);
+  auto told = tell(**children, command, folders, say);
+  if (!told || command.trace.empty()) return told;
+  std::error_code error;
+  fs::copy_file(told->result.at("trace").get<std::string>(), command.trace,
+                fs::copy_options::overwrite_existing, error);
+  if (error) return fail_errno("--trace " + command.trace, error.value());
+  return told;
 }
 
 }  // namespace
@@ -298,6 +307,9 @@ void add_demo(CLI::App& app, Context& context) {
       ->add_option("--work", options->work,
                    "Make checkpoints in a new directory below this one (default: in /tmp)")
       ->type_name("DIR");
+  command->add_option("--trace", options->trace, "Write the trace here as well")
+      ->type_name("FILE")
+      ->excludes(reinforce);
   command->add_flag("--keep", options->keep, "Remove neither checkpoints nor logs at the end");
   command->callback([&context, options, size, engines, steps] {
     options->size_given = size->count() > 0;

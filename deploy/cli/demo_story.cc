@@ -14,6 +14,7 @@
 #include "shared/base/memory_limit.h"
 #include "shared/trace/chrome_trace.h"
 #include "shared/trace/progress.h"
+#include "shared/trace/update_flows.h"
 #include "shared/weights/checkpoint_dir.h"
 
 namespace wsync::cli {
@@ -376,7 +377,9 @@ Result<> Story::write_traces() {
                                   .sidecars = kDemoSidecars,
                                   .begin = update.begin,
                                   .end = update.end}));
-  return trace::write_chrome_trace(report_.trace, processes);
+  trace::Trace trace{.processes = std::move(processes)};
+  trace.flows = trace::update_flows(trace.processes);
+  return trace::write_chrome_trace(report_.trace, trace);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 
 namespace wsync::cli {
 
-// Reads a file that write_chrome_trace() has written. Labels are not in it.
+// The processes of a Chrome trace. Errors as trace::read_chrome_trace().
 [[nodiscard]] Result<std::vector<trace::ProcessTrace>> read_traces(const std::string& path);
 // The same of a file with one process. kInternal with another number of them.
 [[nodiscard]] Result<trace::ProcessTrace> read_trace(const std::string& path);

@@ -12,6 +12,7 @@
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/trace/chrome_trace.h"
+#include "shared/trace/update_flows.h"
 
 namespace wsync::cli {
 namespace {
@@ -288,7 +289,9 @@ Result<> TrainStory::write_traces() {
                                     .loss_after = report_.steps.back().loss,
                                     .bytes = report_.bytes,
                                     .engines = options_.engines}));
-  return trace::write_chrome_trace(report_.trace, processes);
+  trace::Trace trace{.processes = std::move(processes)};
+  trace.flows = trace::update_flows(trace.processes);
+  return trace::write_chrome_trace(report_.trace, trace);
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <filesystem>
 
 #include "deploy/cli/commands.h"
+#include "deploy/cli/engine_trace.h"
+#include "deploy/cli/fleet_trace.h"
 #include "inference_side/engine/http/http_server.h"
 #include "inference_side/engine/reference/reference_engine.h"
 #include "shared/base/format.h"
@@ -33,6 +35,7 @@ struct EngineOptions {
   bool whole = false;
   std::uint32_t step_interval_us = 2'000;
   std::uint32_t stats_ms = 1'000;
+  std::string trace;  // empty: none
 };
 
 nlohmann::json event_json(const EngineEvent& event) {
@@ -126,7 +129,12 @@ Result<Outcome> run_engine(EngineOptions options, bool as_json) {
   WSYNC_TRY(settle(options));
   auto loop = Loop::create();
   if (!loop) return fail(std::move(loop).error());
-  const auto sink = [as_json](const EngineEvent& event) {
+  if (!options.trace.empty()) WSYNC_TRY(check_trace_file(options.trace));
+  const std::string name =
+      fmt::format("engine {} rank {}", options.engine.replica, options.engine.rank);
+  EngineTrace trace;
+  const auto sink = [as_json, &trace](const EngineEvent& event) {
+    trace.heard(event, now());
     if (as_json)
       print_line(stdout, to_line(event_json(event)));
     else if (for_people(event))
@@ -156,6 +164,7 @@ Result<Outcome> run_engine(EngineOptions options, bool as_json) {
   (*engine)->stop();
   if (server) server->stop();
   (*engine)->report_stats();
+  if (!options.trace.empty()) WSYNC_TRY(trace.write(options.trace, name, now()));
   return outcome_of(**engine, attached);
 }
 
@@ -199,6 +208,15 @@ void add_generation(CLI::App& command, EngineOptions& options) {
                   "Tokens of a prompt and its output together (default: as config.json says)")
       ->check(CLI::Range(1, 1 << 24))
       ->group(group);
+}
+
+void add_output(CLI::App& command, EngineOptions& options) {
+  command.add_option("--stats-ms", options.stats_ms,
+                     "Print statistics every so often; 0: only at the end (default: 1000)");
+  command
+      .add_option("--trace", options.trace,
+                  "Write pauses, loads and buckets as a Chrome trace (ui.perfetto.dev) at the end")
+      ->type_name("FILE");
 }
 
 }  // namespace
@@ -268,8 +286,7 @@ void add_engine(CLI::App& app, Context& context) {
       ->add_option("--step-interval-us", options->step_interval_us,
                    "With --checkpoint: microseconds between two steps, at least (default: 2000)")
       ->excludes(model);
-  command->add_option("--stats-ms", options->stats_ms,
-                      "Print statistics every so often; 0: only at the end (default: 1000)");
+  add_output(*command, *options);
   add_generation(*command, *options);
   command->callback([&context, options] {
     context.run("engine", [&] { return run_engine(*options, context.options.json); });

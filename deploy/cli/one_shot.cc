@@ -26,6 +26,17 @@ Result<config::TrainerConfig> one_shot_config(const OneShotOptions& options) {
   return config;
 }
 
+// Everything is done: ends the loop, when the fleet has been asked what it has traced.
+void end_of(const OneShotOptions& options, Loop& loop, publish::TrainerAgent& agent) {
+  if (!options.on_trace) return loop.stop();
+  agent.collect_trace({.age_ns = static_cast<std::uint64_t>(options.trace_age().count()),
+                       .max_bytes = limits::kTraceAnswerBytes},
+                      [&options, &loop](control::TraceAnswer answer) {
+                        options.on_trace(std::move(answer));
+                        loop.stop();
+                      });
+}
+
 // Runs a loop with an agent until `done` has a value, a signal, or the deadline.
 template <class T>
 Result<T> run_once(
@@ -106,7 +117,7 @@ Result<control::PushReply> push_once(
     job.on_done = [&](publish::PublishResult result) {
       done = std::move(result.reply);
       failure = std::move(result.error);
-      loop.stop();
+      end_of(options, loop, agent);
     };
     agent.publish(std::move(job));
   });
@@ -124,7 +135,7 @@ Result<control::RollbackReply> roll_back_once(const OneShotOptions& options, con
             done = std::move(*reply);
           else
             failure = std::move(reply).error();
-          loop.stop();
+          end_of(options, loop, agent);
         });
       });
   if (failure) return fail(*failure);

@@ -2,6 +2,7 @@
 // one thing and leaves; the sidecars keep what was staged.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <string>
 
@@ -13,6 +14,10 @@ namespace wsync::cli {
 struct OneShotOptions {
   std::string address;  // where the sidecars look for their coordinator
   double timeout_s = 0;
+  // What the fleet has traced in the last `trace_age`, asked when the one thing is done; empty: it
+  // is not asked.
+  std::function<void(control::TraceAnswer)> on_trace = {};
+  std::function<std::chrono::nanoseconds()> trace_age = {};
 };
 
 // Blocks until done, the deadline, or Ctrl-C (kCancelled). kBusy: a coordinator came up meanwhile.

@@ -2,9 +2,11 @@
 #include "deploy/cli/remote.h"
 
 #include <filesystem>
+#include <optional>
 
 #include "deploy/cli/ask.h"
 #include "deploy/cli/commands.h"
+#include "deploy/cli/fleet_trace.h"
 #include "deploy/cli/one_shot.h"
 #include "deploy/cli/report.h"
 #include "shared/base/format.h"
@@ -27,6 +29,7 @@ struct RemoteOptions : AskOptions {
   std::string version;
   bool json = false;
   bool one_shot = true;
+  std::string trace;  // empty: none
 };
 
 // CLI11's check: the complaint, or nothing.
@@ -35,6 +38,14 @@ std::string check_seconds(const std::string& text) {
   if (CLI::detail::lexical_cast(text, seconds) && seconds > 0 && seconds <= kTimeoutMostS)
     return {};
   return fmt::format("expected seconds above 0, {} at most, found '{}'", kTimeoutMostS, text);
+}
+
+void add_trace_option(CLI::App& command, RemoteOptions& options) {
+  command
+      .add_option("--trace", options.trace,
+                  "Write what the fleet did meanwhile, both sides on one clock, as a Chrome trace "
+                  "(ui.perfetto.dev)")
+      ->type_name("FILE");
 }
 
 Outcome outcome_of(const control::PushReply& reply) {
@@ -49,6 +60,12 @@ Outcome outcome_of(const control::RollbackReply& reply) {
           .exit_code = reply.ok ? kExitOk : kExitFailed};
 }
 
+Outcome outcome_of(const control::VerifyReply& reply) {
+  return {.result = to_json(reply),
+          .text = to_text(reply),
+          .exit_code = all_match(reply) ? kExitOk : kExitFailed};
+}
+
 // What has been asked of a coordinator is not taken back when nobody waits for the answer any more.
 Error may_go_on(const Error& error, bool asked) {
   if (!asked || error.code() != ErrorCode::kDeadline) return error;
@@ -59,7 +76,45 @@ Error may_go_on(const Error& error, bool asked) {
       error.where());
 }
 
+// What the fleet did meanwhile goes into a file. A command has done its work, with or without it.
+void add_trace_to(Outcome& outcome, const CommandTrace& trace,
+                  const std::function<Result<std::string>()>& write) {
+  if (!trace.wanted()) return;
+  const Result<std::string> written = write();
+  if (written) {
+    outcome.result["trace"] = trace.path();
+    outcome.text += (outcome.text.empty() || outcome.text.ends_with('\n') ? "" : "\n") + *written;
+  } else {
+    outcome.complaint = "no trace was written: " + written.error().message();
+    outcome.result["trace_failure"] = written.error().message();
+  }
+}
+
+// Of a fleet without a coordinator, whose trace is asked by the one that this process was.
+void trace_once(OneShotOptions& once, std::optional<control::TraceAnswer>& answer,
+                const CommandTrace& trace) {
+  if (!trace.wanted()) return;
+  once.trace_age = [&trace] { return trace.age(); };
+  once.on_trace = [&answer](control::TraceAnswer given) { answer = std::move(given); };
+}
+
+template <class Reply>
+Outcome traced_outcome(const Reply& reply, const CommandTrace& trace,
+                       const RemoteOptions& options) {
+  Outcome outcome = outcome_of(reply);
+  add_trace_to(outcome, trace, [&] { return trace.write(options.address); });
+  return outcome;
+}
+
+Result<std::string> write_once(const CommandTrace& trace,
+                               const std::optional<control::TraceAnswer>& answer) {
+  if (!answer) return fail(ErrorCode::kInternal, "the fleet gave none");
+  return trace.write(*answer);
+}
+
 Result<Outcome> push(const RemoteOptions& options) {
+  const auto trace = CommandTrace::begin(options.trace);
+  if (!trace) return fail(trace.error());
   std::error_code error;
   const std::filesystem::path directory = std::filesystem::canonical(options.directory, error);
   if (error)
@@ -74,17 +129,23 @@ Result<Outcome> push(const RemoteOptions& options) {
   bool asked = false;
   const Result<control::PushReply> reply =
       ask<control::PushReply>(options, message, on_progress, &asked);
-  if (reply) return outcome_of(*reply);
+  if (reply) return traced_outcome(*reply, *trace, options);
   if (!options.one_shot || !nobody_there(reply.error(), asked))
     return fail(may_go_on(reply.error(), asked));
-  const OneShotOptions once{.address = options.address, .timeout_s = options.timeout_s};
+  OneShotOptions once{.address = options.address, .timeout_s = options.timeout_s};
+  std::optional<control::TraceAnswer> answer;
+  trace_once(once, answer, *trace);
   const Result<control::PushReply> pushed =
       push_once(once, directory.string(), options.step, on_progress);
   if (!pushed) return fail(pushed.error());
-  return outcome_of(*pushed);
+  Outcome outcome = outcome_of(*pushed);
+  add_trace_to(outcome, *trace, [&] { return write_once(*trace, answer); });
+  return outcome;
 }
 
 Result<Outcome> roll_back(const RemoteOptions& options) {
+  const auto trace = CommandTrace::begin(options.trace);
+  if (!trace) return fail(trace.error());
   control::Rollback message;
   if (!options.to.empty()) {
     const Result<Version> version = Version::parse(options.to);
@@ -94,13 +155,17 @@ Result<Outcome> roll_back(const RemoteOptions& options) {
   bool asked = false;
   const Result<control::RollbackReply> reply =
       ask<control::RollbackReply>(options, message, {}, &asked);
-  if (reply) return outcome_of(*reply);
+  if (reply) return traced_outcome(*reply, *trace, options);
   if (!options.one_shot || !nobody_there(reply.error(), asked))
     return fail(may_go_on(reply.error(), asked));
-  const OneShotOptions once{.address = options.address, .timeout_s = options.timeout_s};
+  OneShotOptions once{.address = options.address, .timeout_s = options.timeout_s};
+  std::optional<control::TraceAnswer> answer;
+  trace_once(once, answer, *trace);
   const Result<control::RollbackReply> done = roll_back_once(once, message.to);
   if (!done) return fail(done.error());
-  return outcome_of(*done);
+  Outcome outcome = outcome_of(*done);
+  add_trace_to(outcome, *trace, [&] { return write_once(*trace, answer); });
+  return outcome;
 }
 
 Outcome outcome_of(const control::CancelReply& reply) {
@@ -133,11 +198,11 @@ Result<Outcome> cancel(const RemoteOptions& options) {
 }
 
 Result<Outcome> verify(const RemoteOptions& options) {
+  const auto trace = CommandTrace::begin(options.trace);
+  if (!trace) return fail(trace.error());
   const auto reply = ask<control::VerifyReply>(options, control::Verify{});
   if (!reply) return fail(reply.error());
-  return Outcome{.result = to_json(*reply),
-                 .text = to_text(*reply),
-                 .exit_code = all_match(*reply) ? kExitOk : kExitFailed};
+  return traced_outcome(*reply, *trace, options);
 }
 
 }  // namespace
@@ -184,12 +249,14 @@ void add_push(CLI::App& app, Context& context) {
       {.name = "push",
        .description = "Bring a checkpoint directory to every engine, verified and at once",
        .examples = {"wsync push /models/qwen3-moe", "wsync push /models/step_200 --step 200 --json",
-                    "wsync push DIR --coordinator ipc:///run/wsync/control"}});
+                    "wsync push DIR --coordinator ipc:///run/wsync/control",
+                    "wsync push DIR --trace update.json"}});
   command->add_option("DIR", options->directory, "Hugging Face checkpoint directory")->required();
   command->add_option("--step", options->step, "Step to name the version by (default: the next)")
       ->check(CLI::Range(std::uint64_t{1}, limits::kStepMax));
   command->add_flag("!--no-one-shot", options->one_shot,
                     "Fail when no coordinator answers, instead of being one for this push");
+  add_trace_option(*command, *options);
   command->callback([&context, options] {
     options->json = context.options.json;
     context.run("push", [&] { return push(*options); });
@@ -206,6 +273,7 @@ void add_rollback(CLI::App& app, Context& context) {
   command->add_option("--to", options->to, "Version to go back to (default: the previous one)");
   command->add_flag("!--no-one-shot", options->one_shot,
                     "Fail when no coordinator answers, instead of being one for this rollback");
+  add_trace_option(*command, *options);
   command->callback(
       [&context, options] { context.run("rollback", [&] { return roll_back(*options); }); });
 }
@@ -230,6 +298,7 @@ void add_verify(CLI::App& app, Context& context) {
       {.name = "verify",
        .description = "Read back what every engine holds and compare it, tensor by tensor",
        .examples = {"wsync verify", "wsync verify --json"}});
+  add_trace_option(*command, *options);
   command->callback(
       [&context, options] { context.run("verify", [&] { return verify(*options); }); });
 }

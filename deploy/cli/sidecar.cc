@@ -1,5 +1,6 @@
 // `wsync sidecar`: the inference-side agent of this host.
 #include "deploy/cli/commands.h"
+#include "deploy/cli/fleet_trace.h"
 #include "inference_side/agent/sidecar_agent.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
@@ -12,11 +13,18 @@ namespace {
 struct SidecarOptions {
   std::string file;
   std::vector<std::string> set;
+  std::string trace;  // empty: as the config says
 };
 
 Result<Outcome> run_sidecar(Context& context, const SidecarOptions& options) {
+  std::vector<std::string> set = options.set;
+  if (!options.trace.empty()) {
+    const auto trace_file = trace_file_setting(options.trace);
+    if (!trace_file) return fail(trace_file.error());
+    set.push_back("trace_file=" + *trace_file);
+  }
   const auto config = config::load_sidecar(
-      {.file = options.file, .environment = config::process_environment(), .set = options.set});
+      {.file = options.file, .environment = config::process_environment(), .set = set});
   if (!config) return fail(config.error());
   context.configure_log("sidecar " + config->name, config->log);
   auto loop = Loop::create();
@@ -44,6 +52,11 @@ void add_sidecar(CLI::App& app, Context& context) {
                                 "devices.count=4"}});
   command->add_option("-c,--config", options->file, "YAML file (deploy/config/sidecar.yaml)");
   command->add_option("--set", options->set, "key=value, over the file (repeatable)");
+  command
+      ->add_option("--trace", options->trace,
+                   "As trace_file: write the latest switches as a Chrome trace at the end, and a "
+                   "picture beside it")
+      ->type_name("FILE.json");
   command->callback([&context, options] {
     context.run("sidecar", [&] { return run_sidecar(context, *options); });
   });

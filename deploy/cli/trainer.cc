@@ -10,6 +10,7 @@
 #include <wsync/trainer.h>
 
 #include "deploy/cli/commands.h"
+#include "deploy/cli/fleet_trace.h"
 #include "deploy/cli/train_launch.h"
 #include "deploy/cli/train_progress.h"
 #include "deploy/cli/train_rank.h"
@@ -37,6 +38,7 @@ struct TrainerOptions {
   std::vector<std::string> set;
   std::string checkpoint;
   bool take_over = false;
+  std::string trace;  // empty: as the config says
   // Of training.
   std::vector<std::string> data;
   std::string resume;
@@ -61,6 +63,7 @@ std::vector<std::string> settings_of(const Context& context, const TrainerOption
   if (!options.data.empty())
     set.push_back(fmt::format("data.files={}", fmt::join(options.data, ":")));
   if (!options.resume.empty()) set.push_back("resume=" + options.resume);
+  if (!options.trace.empty()) set.push_back("trace_file=" + options.trace);
   if (context.options.log_level_given) set.push_back("log.level=" + context.options.log_level);
   if (context.options.log_format_given) set.push_back("log.format=" + context.options.log_format);
   return set;
@@ -337,7 +340,12 @@ bool has_training_options(const TrainerOptions& options) {
          !options.export_to.empty() || options.events;
 }
 
-Result<Outcome> run_trainer(Context& context, const TrainerOptions& options) {
+Result<Outcome> run_trainer(Context& context, TrainerOptions options) {
+  if (!options.trace.empty()) {
+    auto trace_file = trace_file_setting(options.trace);
+    if (!trace_file) return fail(trace_file.error());
+    options.trace = std::move(*trace_file);
+  }
   config::Sources sources{
       .file = options.file, .environment = config::process_environment(), .set = options.set};
   const auto trains = config::is_train_config(sources);
@@ -394,6 +402,11 @@ void add_trainer(CLI::App& app, Context& context) {
                       "Directory to publish first; train: whose model to begin with");
   command->add_flag("--take-over", options->take_over,
                     "Claim the fleet, and the address, of another coordinator");
+  command
+      ->add_option("--trace", options->trace,
+                   "As trace_file: write the latest snapshots and rounds, or steps, as a Chrome "
+                   "trace at the end")
+      ->type_name("FILE.json");
   command->add_option("--data", options->data, "Train: files and directories of text to train on");
   command->add_option("--resume", options->resume, "Train: step_N directory to go on from");
   CLI::Option* sequential = command->add_flag(

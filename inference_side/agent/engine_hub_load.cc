@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "inference_side/agent/engine_hub.h"
+#include "inference_side/agent/switch_trace.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 
@@ -205,9 +206,7 @@ void EngineHub::start_pipeline() {
     for (const auto& rank : ranks_of(replica)) {
       running_.push_back(rank);
       job.engines.push_back({.engine = rank->id, .device = reload::DeviceIndex{rank->device}});
-      job.engine_names[rank->id] = rank->world_size == 1
-                                       ? rank->replica
-                                       : fmt::format("{} rank {}", rank->replica, rank->rank);
+      job.engine_names[rank->id] = traced_name(rank->replica, rank->world_size, rank->rank);
     }
   }
   queued_ = std::move(later);
@@ -227,7 +226,9 @@ void EngineHub::start_pipeline() {
     job.deadline = now() + std::chrono::milliseconds(deadline_ms);
     // A silent engine is dropped while there is time for the others to end well.
     job.ack_deadline = std::chrono::milliseconds(deadline_ms) / 2;
-    if (options_.trace != nullptr) options_.trace->keep_newest(limits::kTraceSpans / 16);
+    job.version = version.to_string();
+    for (std::size_t i = 0; i < job.buckets; ++i)
+      job.bucket_offsets.push_back(staged->buckets->bucket_offset(i));
     started = runner_->start(std::move(job), *pipeline_events_);
   }
   if (!started) on_pipeline_finished(fail(started.error()));

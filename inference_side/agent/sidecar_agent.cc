@@ -10,10 +10,12 @@
 #include "inference_side/reload/pipeline_trace.h"
 #include "shared/base/durable_file.h"
 #include "shared/base/format.h"
+#include "shared/base/host.h"
 #include "shared/base/log.h"
 #include "shared/base/numa.h"
 #include "shared/control/zmq/ports.h"
 #include "shared/trace/chrome_trace.h"
+#include "shared/trace/span_codec.h"
 #include "shared/trace/timeline.h"
 
 namespace wsync::agent {
@@ -72,7 +74,7 @@ SidecarAgent::SidecarAgent(Loop& loop, const config::SidecarConfig& config,
       config_(config),
       options_(sidecar_options(config)),
       record_(std::move(record)),
-      switch_trace_(config.trace_file.empty() ? nullptr : &trace_),
+      switch_trace_(trace_),
       worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "record"})),
       timer_(loop, [this] { step(reload::Tick{}); }) {}
 
@@ -118,15 +120,15 @@ Result<> SidecarAgent::open() {
        .devices = config_.devices,
        .stages = config_.stages,
        .generation = random_generation(),
-       .trace = config_.trace_file.empty() ? nullptr : &trace_},
+       .trace = &trace_},
       [this](const std::string& replica, std::uint32_t world_size, RankEvent event) {
-        if (std::holds_alternative<reload::RankDetached>(event)) {
-          switch_trace_.lost(replica);
-          metrics_.lost(replica);
-        } else if (const auto* loaded = std::get_if<reload::RankLoaded>(&event);
-                   loaded != nullptr && loaded->failure.empty()) {
-          metrics_.loaded(loaded->bytes);
-        }
+        if (std::holds_alternative<reload::RankDetached>(event)) metrics_.lost(replica);
+        const auto* loaded = std::get_if<reload::RankLoaded>(&event);
+        if (loaded != nullptr && loaded->failure.empty()) metrics_.loaded(loaded->bytes);
+        if (hub_->devices() != nullptr || loaded == nullptr)
+          switch_trace_.heard(replica, world_size, event, 0, now());
+        else if (const auto version = store_->find(loaded->version))
+          switch_trace_.heard(replica, world_size, event, version->data().size(), now());
         step(staging::ReplicaEvent{
             .replica = replica, .world_size = world_size, .what = std::move(event)});
       });
@@ -336,9 +338,19 @@ void SidecarAgent::carry_out(const staging::ForReplica& command) {
 // ---- messages that the state machine does not take ----
 
 void SidecarAgent::on_message(control::Envelope envelope, control::Message message) {
+  if (const auto* question = std::get_if<control::TraceQuestion>(&message)) {
+    const TimePoint received = now();
+    control::Envelope reply;
+    reply.fence = sidecar_->fence();
+    reply.request = envelope.request;
+    if (const auto sent = dealer_->send(reply, trace_answer(*question, received)); !sent)
+      log_debug("trace answer: {}", sent.error().message());
+    return;
+  }
   if (std::holds_alternative<control::Verify>(message)) {
-    hub_->verify(kVerifyDeadline, [this, request = envelope.request](
+    hub_->verify(kVerifyDeadline, [this, begin = now(), request = envelope.request](
                                       std::vector<control::VerifyRank> ranks) {
+      switch_trace_.verified(begin, now());
       control::Envelope reply;
       reply.fence = sidecar_->fence();
       reply.request = request;
@@ -377,27 +389,53 @@ void SidecarAgent::on_command(const std::string& peer, const control::Envelope& 
     status.sidecars.front().staged_bytes = arriving_ ? store_->verified_bytes() : 0;
     answer(std::move(status));
   } else if (std::holds_alternative<control::Verify>(message)) {
-    hub_->verify(kVerifyDeadline, [answer](std::vector<control::VerifyRank> ranks) {
-      answer(control::VerifyReply{.ranks = std::move(ranks)});
-    });
+    hub_->verify(kVerifyDeadline,
+                 [this, answer, begin = now()](std::vector<control::VerifyRank> ranks) {
+                   switch_trace_.verified(begin, now());
+                   answer(control::VerifyReply{.ranks = std::move(ranks)});
+                 });
   } else if (const auto* plan = std::get_if<control::Plan>(&message)) {
     answer(control::PlanReply{.sidecars = {answer_plan(*plan, *hub_, *store_, config_)}});
+  } else if (const auto* question = std::get_if<control::TraceQuestion>(&message)) {
+    answer(trace_answer(*question, now()));
   } else if (!std::holds_alternative<control::Heartbeat>(message)) {
     answer(control::ErrorReply{
         .code = static_cast<std::uint8_t>(ErrorCode::kRefused),
-        .message =
-            fmt::format("a sidecar answers status, verify and plan; send {} to the coordinator",
-                        control::message_name(control::type_of(message)))});
+        .message = fmt::format(
+            "a sidecar answers status, verify, plan and trace; send {} to the coordinator",
+            control::message_name(control::type_of(message)))});
   }
+}
+
+control::TraceAnswer SidecarAgent::trace_answer(const control::TraceQuestion& question,
+                                                TimePoint received) const {
+  control::TraceProcess process{.name = "sidecar " + config_.name,
+                                .host = host_name(),
+                                .pid = static_cast<std::uint32_t>(::getpid()),
+                                .boot_id = boot_id(),
+                                .asked_ns = question.asked_ns,
+                                .received_ns = static_cast<std::int64_t>(received)};
+  trace::EncodedSpans encoded = trace::answer_spans(
+      trace_, std::chrono::nanoseconds(question.age_ns), question.max_bytes, received);
+  process.dropped = encoded.left_out;
+  process.spans = std::move(encoded.bytes);
+  process.answered_ns = static_cast<std::int64_t>(now());
+  control::TraceAnswer answer;
+  answer.processes.push_back(std::move(process));
+  return answer;
 }
 
 void SidecarAgent::write_trace() const {
   if (config_.trace_file.empty()) return;
   const std::string process = "sidecar " + config_.name;
   const std::vector<trace::Span> spans = trace_.spans();
-  const auto traced = trace::write_chrome_trace(
-      config_.trace_file + ".json",
-      {{.name = process, .pid = static_cast<std::uint32_t>(::getpid()), .spans = spans}});
+  trace::Trace traces{.processes = {{.name = process,
+                                     .pid = static_cast<std::uint32_t>(::getpid()),
+                                     .spans = spans,
+                                     .host = host_name(),
+                                     .dropped = trace_.dropped()}}};
+  traces.flows = trace::update_flows(traces.processes);
+  const auto traced = trace::write_chrome_trace(config_.trace_file + ".json", traces);
   if (!traced) log_warning("trace: {}", traced.error().message());
   // The picture shows the latest update.
   const std::vector<trace::PauseBand> pauses = trace::pause_bands(spans);

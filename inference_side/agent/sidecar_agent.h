@@ -45,7 +45,7 @@ class SidecarAgent {
   SidecarAgent& operator=(const SidecarAgent&) = delete;
 
   [[nodiscard]] const std::string& engine_socket() const noexcept { return hub_->socket(); }
-  // What was traced so far; empty spans without a trace_file.
+  // What was traced so far: the latest spans, whether they are written to a file or not.
   [[nodiscard]] const trace::Recorder& trace() const noexcept { return trace_; }
 
  private:
@@ -59,6 +59,7 @@ class SidecarAgent {
     std::uint64_t attempt = 0;
     Version version;
     TimePoint begin{};
+    TimePoint last_received{};  // of a bucket
     std::vector<bool> have;
     staging::Destination destination;  // own arena only
     bool own = false;
@@ -92,13 +93,16 @@ class SidecarAgent {
   void on_command(const std::string& peer, const control::Envelope& envelope,
                   const control::Message& message);
   void relay_withdraw(const Version& version, const std::string& why);
+  // `received`: when the question came.
+  [[nodiscard]] control::TraceAnswer trace_answer(const control::TraceQuestion& question,
+                                                  TimePoint received) const;
   void write_trace() const;
 
   Loop& loop_;
   const config::SidecarConfig config_;
   staging::SidecarOptions options_;
   const staging::SidecarRecord record_;  // as it was when this process began
-  trace::Recorder trace_;
+  trace::Recorder trace_{limits::kTraceRingSpans, trace::WhenFull::kDropOldest};
   SwitchTrace switch_trace_;
   SidecarMetrics metrics_;
   std::optional<staging::Sidecar> sidecar_;  // made when its addresses are known

@@ -50,6 +50,15 @@ Result<> SidecarAgent::begin_staging(const staging::StartStaging& command) {
     job.identity.bucket_bytes = announce.bucket_bytes;
     job.manifest = layout.manifest;
     job.plan = layout.plan;
+    // The trace outlives the store.
+    job.digested = [this, plan = layout.plan, version = announce.version.to_string()](
+                       std::uint64_t bucket, TimePoint begin, TimePoint end) {
+      switch_trace_.digested({.version = version,
+                              .bucket = bucket,
+                              .offset = plan->bucket_offset(bucket),
+                              .bytes = plan->bucket_size(bucket)},
+                             begin, end);
+    };
     const auto on_done = [this](Result<std::shared_ptr<const staging::HeldVersion>> held) {
       if (arriving_) on_staged(arriving_->attempt, std::move(held));
     };
@@ -82,7 +91,11 @@ Result<> SidecarAgent::receive(const staging::StartStaging& command, const Layou
   };
   if (!arriving_->own) {
     callbacks.on_bucket = [](std::uint64_t, const Digest&) {};
-    callbacks.on_done = [this](std::optional<ArenaView>&& view) {
+    callbacks.on_done = [this, version, begin = now(),
+                         bytes = layout.plan->arena_bytes()](std::optional<ArenaView>&& view) {
+      switch_trace_.received(
+          {.version = version.to_string(), .bucket = std::nullopt, .offset = 0, .bytes = bytes},
+          begin, now());
       store_->view_arrived(std::move(*view));
     };
     memfd_sink_->cancel();
@@ -97,8 +110,16 @@ Result<> SidecarAgent::receive(const staging::StartStaging& command, const Layou
                    .data = arriving_->destination.data,
                    .complete = false,
                    .hold = arriving_->destination.hold});
-  callbacks.on_bucket = [this, version](std::uint64_t bucket, const Digest& digest) {
+  arriving_->last_received = now();
+  callbacks.on_bucket = [this, version, plan = layout.plan](std::uint64_t bucket,
+                                                            const Digest& digest) {
     arriving_->have[bucket] = true;
+    const TimePoint at = now();
+    switch_trace_.received({.version = version.to_string(),
+                            .bucket = bucket,
+                            .offset = plan->bucket_offset(bucket),
+                            .bytes = plan->bucket_size(bucket)},
+                           std::exchange(arriving_->last_received, at), at);
     store_->bucket_arrived(bucket);
     relay_->bucket_ready(version, bucket, digest);
   };

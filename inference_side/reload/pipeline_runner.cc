@@ -182,12 +182,14 @@ void PipelineRunner::post(Event event) {
 }
 
 void PipelineRunner::drive(PipelineJob job, PipelineListener& listener, WeightPipeline pipeline) {
-  std::map<EngineId, std::string> names = std::move(job.engine_names);
+  PipelineTraceJob traced{.names = std::move(job.engine_names),
+                          .version = std::move(job.version),
+                          .bucket_offsets = std::move(job.bucket_offsets)};
   Run run{
       .job = std::move(job),
       .listener = listener,
       .pipeline = std::move(pipeline),
-      .trace = PipelineTrace(options_.trace, group_->size(), group_->unified(), std::move(names)),
+      .trace = PipelineTrace(options_.trace, group_->size(), group_->unified(), std::move(traced)),
       .begin = now(),
       .bucket_bytes = {},
       .heard = {},

@@ -90,6 +90,10 @@ struct PipelineJob {
   std::shared_ptr<const std::vector<device::PieceDigest>> digests = nullptr;
   std::vector<EngineSeat> engines;               // ids stay with their engine from run to run
   std::map<EngineId, std::string> engine_names;  // for the trace; may be empty
+  // For the trace as well: the version, and where in its arena each bucket begins. Without them its
+  // spans are no part of an update.
+  std::string version = {};
+  std::vector<std::uint64_t> bucket_offsets = {};
   TimePoint deadline{};
   // Rules over the options' one where it is shorter.
   std::chrono::nanoseconds ack_deadline = std::chrono::nanoseconds::max();

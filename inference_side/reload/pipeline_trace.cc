@@ -14,10 +14,6 @@ std::string h2d_lane(DeviceIndex device) {
 std::string ipc_lane(SlotIndex slot) {
   return fmt::format("IPC {}", static_cast<std::uint32_t>(slot));
 }
-std::vector<trace::Arg> args_of(std::uint64_t bucket, std::uint64_t bytes) {
-  return {{.name = "bucket", .value = static_cast<std::int64_t>(bucket)},
-          {.name = "bytes", .value = static_cast<std::int64_t>(bytes)}};
-}
 
 }  // namespace
 
@@ -69,7 +65,7 @@ void PipelineTrace::copy_ended(const H2DDone& event, TimePoint at, std::uint64_t
                      .begin = copies_[event.device],
                      .end = at,
                      .label = {},
-                     .args = args_of(event.bucket, bytes)});
+                     .args = args_of(trace::Stage::kH2D, event.bucket, bytes)});
 }
 
 void PipelineTrace::broadcast_ended(const BroadcastDone& event, TimePoint at, std::uint64_t bytes) {
@@ -81,7 +77,7 @@ void PipelineTrace::broadcast_ended(const BroadcastDone& event, TimePoint at, st
   if (--bucket.broadcasts_left != 0) return;
   if (!unified_) {
     const auto source = static_cast<std::uint32_t>(bucket.source);
-    std::vector<trace::Arg> args = args_of(event.bucket, bytes);
+    std::vector<trace::Arg> args = args_of(trace::Stage::kBroadcast, event.bucket, bytes);
     args.push_back({.name = "source", .value = std::int64_t{source}});
     recorder_->record({.name = fmt::format("broadcast of bucket {}", event.bucket),
                        .lane = ipc_lane(bucket.slot),
@@ -100,22 +96,37 @@ void PipelineTrace::reload_ended(EngineId engine, std::uint64_t bucket, TimePoin
   const auto reader = found->second.readers.find(engine);
   if (reader == found->second.readers.end()) return;
   TimePoint& free_at = engine_free_at_[engine];
+  const std::string name = engine_name(engine);
+  std::vector<trace::Arg> args = args_of(
+      unified_ ? std::nullopt : std::optional(trace::Stage::kReload), bucket, found->second.bytes);
+  args.push_back({.name = "engine", .value = name});
   recorder_->record({.name = fmt::format("reload of bucket {}", bucket),
-                     .lane = engine_lane(engine),
+                     .lane = "engine " + name,
                      .category = trace::Category::kReload,
                      .begin = std::min(at, std::max(free_at, reader->second)),
                      .end = at,
                      .label = {},
-                     .args = args_of(bucket, found->second.bytes)});
+                     .args = std::move(args)});
   free_at = at;
   found->second.readers.erase(reader);
   close_if_over(bucket, at);
 }
 
-std::string PipelineTrace::engine_lane(EngineId engine) const {
-  const auto name = names_.find(engine);
-  return name != names_.end() ? "engine " + name->second
-                              : fmt::format("engine {}", static_cast<std::uint32_t>(engine));
+std::string PipelineTrace::engine_name(EngineId engine) const {
+  const auto name = job_.names.find(engine);
+  return name != job_.names.end() ? name->second
+                                  : std::to_string(static_cast<std::uint32_t>(engine));
+}
+
+std::vector<trace::Arg> PipelineTrace::args_of(std::optional<trace::Stage> stage,
+                                               std::uint64_t bucket, std::uint64_t bytes) const {
+  if (stage && bucket < job_.bucket_offsets.size())
+    return trace::stage_args(*stage, {.version = job_.version,
+                                      .bucket = bucket,
+                                      .offset = job_.bucket_offsets[bucket],
+                                      .bytes = bytes});
+  return {{.name = "bucket", .value = static_cast<std::int64_t>(bucket)},
+          {.name = "bytes", .value = static_cast<std::int64_t>(bytes)}};
 }
 
 // The IPC lane shows a reload from the end of the broadcast on the last device.
@@ -130,7 +141,7 @@ void PipelineTrace::close_if_over(std::uint64_t bucket, TimePoint at) {
                        .begin = state.broadcast_end,
                        .end = at,
                        .label = {},
-                       .args = args_of(bucket, state.bytes)});
+                       .args = args_of(std::nullopt, bucket, state.bytes)});
   buckets_.erase(found);
 }
 

@@ -3,14 +3,23 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "inference_side/reload/weight_pipeline.h"
 #include "shared/trace/recorder.h"
+#include "shared/trace/update_flows.h"
 
 namespace wsync::reload {
+
+// What the spans say of the run beside what its events do.
+struct PipelineTraceJob {
+  std::map<EngineId, std::string> names = {};
+  std::string version = {};
+  std::vector<std::uint64_t> bucket_offsets = {};
+};
 
 // Lanes: "H2D <device>", "IPC <slot>" (broadcast, then reload until the last engine of all devices
 // has acknowledged) and "engine <name>", or its id where it has no name. Unified devices have only
@@ -20,8 +29,8 @@ class PipelineTrace {
  public:
   // `recorder` may be null (nothing is recorded) and outlives this.
   PipelineTrace(trace::Recorder* recorder, std::uint32_t devices, bool unified,
-                std::map<EngineId, std::string> names = {})
-      : recorder_(recorder), devices_(devices), unified_(unified), names_(std::move(names)) {}
+                PipelineTraceJob job = {})
+      : recorder_(recorder), devices_(devices), unified_(unified), job_(std::move(job)) {}
 
   // The commands that an event led to are told before its ended().
   void started(const Command& command, TimePoint at);
@@ -45,12 +54,14 @@ class PipelineTrace {
   void broadcast_ended(const BroadcastDone& event, TimePoint at, std::uint64_t bytes);
   void reload_ended(EngineId engine, std::uint64_t bucket, TimePoint at);
   void close_if_over(std::uint64_t bucket, TimePoint at);
-  [[nodiscard]] std::string engine_lane(EngineId engine) const;
+  [[nodiscard]] std::string engine_name(EngineId engine) const;
+  [[nodiscard]] std::vector<trace::Arg> args_of(std::optional<trace::Stage> stage,
+                                                std::uint64_t bucket, std::uint64_t bytes) const;
 
   trace::Recorder* recorder_;
   std::uint32_t devices_;
   bool unified_;
-  std::map<EngineId, std::string> names_;
+  PipelineTraceJob job_;
   std::map<DeviceIndex, TimePoint> copies_;
   std::map<std::uint64_t, Bucket> buckets_;       // open ones
   std::map<EngineId, TimePoint> engine_free_at_;  // an engine takes one bucket at a time

@@ -185,7 +185,8 @@ void Store::start_verifier(std::span<const std::byte> data) {
                   .plan = job.plan,
                   .data = data,
                   .expected = job.identity.content,
-                  .also = job.also},
+                  .also = job.also,
+                  .digested = job.digested},
       [this, alive = alive_, generation = generation_](Result<ContentDigests> verdict) {
         if (*alive && arriving_ && generation == generation_) finish(std::move(verdict));
       });

@@ -47,6 +47,7 @@ struct StagingJob {
   std::shared_ptr<const BucketPlan> plan;
   // See VerifierJob.
   std::function<void(std::uint64_t bucket, std::span<const std::byte> bytes)> also;
+  std::function<void(std::uint64_t bucket, TimePoint begin, TimePoint end)> digested = {};
 };
 
 // A complete, verified version. Immutable; its memory stays as it is while anyone has a pointer.

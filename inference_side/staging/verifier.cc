@@ -39,6 +39,7 @@ struct Verifier::State {
 
 void Verifier::State::verify_bucket(std::uint64_t bucket) {
   std::optional<Error> problem;
+  const TimePoint begin = now();
   for (const Piece& piece : job.plan->bucket(bucket)) {
     const auto bytes = job.data.subspan(job.plan->arena_offset(piece), piece.bytes);
     // Leaf by leaf, so that a cancellation waits for one leaf at most.
@@ -53,6 +54,7 @@ void Verifier::State::verify_bucket(std::uint64_t bucket) {
   if (job.also && !problem)
     job.also(bucket,
              job.data.subspan(job.plan->bucket_offset(bucket), job.plan->bucket_size(bucket)));
+  if (job.digested && !problem) job.digested(bucket, begin, now());
   const std::lock_guard lock(mutex);
   if (problem && !failure) failure = std::move(problem);
   for (const Piece& piece : job.plan->bucket(bucket)) coverage.mark(piece);

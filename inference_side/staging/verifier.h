@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "shared/base/clock.h"
 #include "shared/base/error.h"
 #include "shared/base/thread_pool.h"
 #include "shared/weights/bucket_plan.h"
@@ -26,6 +27,8 @@ struct VerifierJob {
   // Called on a worker thread for each bucket whose leaves have been digested, with its bytes:
   // the place to compute what else has to be known of them. Several threads at a time.
   std::function<void(std::uint64_t bucket, std::span<const std::byte> bytes)> also;
+  // The same, when all of it is done: when its digesting began and ended. Not of one that differs.
+  std::function<void(std::uint64_t bucket, TimePoint begin, TimePoint end)> digested = {};
 };
 
 // Thread: methods by the owner; the work is done by the pool. `on_finished` comes on the owner's

@@ -104,6 +104,14 @@ inline constexpr std::int64_t kStreamOfferWaitMs = 5'000;  // for a version that
 
 // --- device, pipeline, trace ---
 inline constexpr std::uint64_t kTraceSpans = 1U << 20U;  // kept of one process
+inline constexpr std::uint64_t kTraceRingSpans = 1U << 15U;    // kept by an agent, always
+inline constexpr std::uint64_t kTraceTextBytes = 512;          // one name, lane or text in a span
+inline constexpr std::uint64_t kTraceArgs = 32;                // of one span
+inline constexpr std::uint64_t kTraceAnswerBytes = 64 * kMiB;  // spans of a fleet in one message
+inline constexpr std::uint64_t kTraceFileBytes = 512 * kMiB;   // one that is read
+inline constexpr std::uint64_t kTraceFileEvents = 8U << 20U;
+inline constexpr std::uint64_t kTraceFileDepth = 32;  // nested lists and objects in it
+inline constexpr std::uint64_t kTraceFlows = 1U << 18U;  // arrows drawn into one trace
 inline constexpr std::int64_t kBucketAckDeadlineMs = 30'000;
 inline constexpr std::int64_t kGroupJoinDeadlineMs = 30'000;
 inline constexpr std::uint64_t kDeviceMemoryPercent = 90;  // of the free memory, for three buffers
@@ -140,6 +148,7 @@ inline constexpr std::uint32_t kArenasOfSharingHost = 3;
 static_assert(kLeafBytes % kPieceAlignBytes == 0);
 static_assert(kBucketBytesMin >= kLeafBytes, "a bucket holds at least one leaf");
 static_assert(kPageAlignBytes % kPieceAlignBytes == 0);
+static_assert(2 * kTraceAnswerBytes <= kMessageBytes, "an answer fits in a message");
 static_assert(kTensorCount * (kTensorNameBytes / 4) <= kMessageBytes,
               "a layout of typical names fits in a message");
 static_assert(kCopyGroupCount * 8 <= kMessageBytes / 2, "the checksums of a plan fit in a message");

@@ -285,7 +285,8 @@ std::string_view message_name(MessageType type) noexcept {
       "EngineWelcome", "Prepare",       "Prepared",    "Release",   "Pause",       "Paused",
       "Load",          "BucketReady",   "BucketDone",  "Loaded",    "Commit",      "Committed",
       "Resume",        "Resumed",       "ReadDigests", "Digests",   "RankHello",   "RankShards",
-      "Snapshotted",   "PublishStatus", "Plan",        "PlanReply", "Cancel",      "CancelReply"};
+      "Snapshotted",   "PublishStatus", "Plan",        "PlanReply", "Cancel",      "CancelReply",
+      "TraceQuestion", "TraceAnswer"};
   const auto index = static_cast<std::size_t>(type) - 1;
   return index < kNames.size() ? kNames[index] : "unknown";
 }

@@ -1,14 +1,13 @@
 // Every message of wsync as a struct: the contract of its processes. Who sends what to whom:
 //
 //  * sidecar to coordinator: Hello, Accept, Refuse, Staged, Decided, Switched, VerifyReply,
-//    PlanReply, Heartbeat, Leave, Error
-//  * coordinator to sidecar: Welcome, Announce, Stage, Decide, Abort, Verify, Plan, Heartbeat,
-//    Leave, Error
-//  * command to coordinator: Push, Cancel, Rollback, Verify, Plan, Status (a sidecar answers
-//  Verify,
-//    Plan and Status as well)
+//    PlanReply, TraceAnswer, Heartbeat, Leave, Error
+//  * coordinator to sidecar: Welcome, Announce, Stage, Decide, Abort, Verify, Plan, TraceQuestion,
+//    Heartbeat, Leave, Error
+//  * command to coordinator: Push, Cancel, Rollback, Verify, Plan, TraceQuestion, Status (a sidecar
+//    answers Verify, Plan, TraceQuestion and Status as well)
 //  * coordinator to command: Progress, PushReply, CancelReply, RollbackReply, VerifyReply,
-//    PlanReply, StatusReply, Error
+//    PlanReply, TraceAnswer, StatusReply, Error
 //  * engine rank to sidecar: EngineHello, Prepared, Paused, BucketDone, Loaded, Committed, Resumed,
 //    Digests, Error
 //  * sidecar to engine rank: EngineWelcome, Refuse, Prepare, Release, Pause, Load, BucketReady,
@@ -100,8 +99,10 @@ enum class MessageType : std::uint16_t {
   kPlanReply,
   kCancel,
   kCancelReply,
+  kTraceQuestion,
+  kTraceAnswer,
 };
-inline constexpr MessageType kLastMessageType = MessageType::kCancelReply;
+inline constexpr MessageType kLastMessageType = MessageType::kTraceAnswer;
 
 // What precedes every message; fixed size on the wire (kEnvelopeBytes in codec.h).
 struct Envelope {
@@ -650,6 +651,36 @@ struct PublishStatus {
   std::string reason;           // failed and superseded only
 };
 
+// ---- traces ----
+
+// What have you traced? Asked of a coordinator, it asks its sidecars, and says how far their clocks
+// are from its own; asked of a sidecar, it answers for itself.
+struct TraceQuestion {
+  static constexpr MessageType kType = MessageType::kTraceQuestion;
+  std::uint64_t age_ns = 0;     // spans that ended no longer ago than this; 0 = all that are kept
+  std::uint64_t max_bytes = 0;  // of the encoded spans of all processes; 0: only the clocks
+  std::int64_t asked_ns = 0;    // the asker's clock, for the answer to echo
+};
+struct TraceProcess {
+  std::string name;  // "sidecar host0"
+  std::string host;  // host name, for people
+  std::uint32_t pid = 0;
+  std::string boot_id;
+  std::string failure;           // not empty: it could not be asked, the rest is void
+  std::int64_t asked_ns = 0;     // of the question
+  std::int64_t received_ns = 0;  // its own clock: when the question came,
+  std::int64_t answered_ns = 0;  // and when the answer was sent
+  std::uint8_t clock = 0;        // trace ClockKind, from here on as the coordinator found it
+  std::int64_t offset_ns = 0;    // its clock minus the coordinator's
+  std::uint64_t uncertainty_ns = 0;
+  std::uint64_t dropped = 0;  // spans that it had and that are not here
+  Bytes spans;                // as trace::encode_spans() has them, on its own clock
+};
+struct TraceAnswer {
+  static constexpr MessageType kType = MessageType::kTraceAnswer;
+  std::vector<TraceProcess> processes;
+};
+
 using Message =
     std::variant<Hello, Welcome, Announce, Accept, Refuse, Stage, Staged, Decide, Decided, Switched,
                  Abort, Heartbeat, Leave, ErrorReply, Push, PushReply, Progress, Rollback,
@@ -657,6 +688,6 @@ using Message =
                  EngineWelcome, Prepare, Prepared, Release, Pause, Paused, Load, BucketReady,
                  BucketDone, Loaded, Commit, Committed, Resume, Resumed, ReadDigests, Digests,
                  RankHello, RankShards, Snapshotted, PublishStatus, Plan, PlanReply, Cancel,
-                 CancelReply>;
+                 CancelReply, TraceQuestion, TraceAnswer>;
 
 }  // namespace wsync::control

@@ -1,6 +1,7 @@
 #include "shared/trace/recorder.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace wsync::trace {
@@ -44,23 +45,52 @@ std::string_view category_name(Category category) noexcept {
   return "other";
 }
 
+std::optional<std::int64_t> number_arg(const Span& span, std::string_view name) {
+  for (const Arg& arg : span.args)
+    if (const auto* value = std::get_if<std::int64_t>(&arg.value); value && arg.name == name)
+      return *value;
+  return std::nullopt;
+}
+
+std::string_view text_arg(const Span& span, std::string_view name) {
+  for (const Arg& arg : span.args)
+    if (const auto* value = std::get_if<std::string>(&arg.value); value && arg.name == name)
+      return *value;
+  return {};
+}
+
+std::optional<Category> category_named(std::string_view name) noexcept {
+  for (std::uint8_t i = 0; i <= static_cast<std::uint8_t>(kLastCategory); ++i)
+    if (name == category_name(Category{i})) return Category{i};
+  return std::nullopt;
+}
+
 void Recorder::record(Span span) {
   const std::lock_guard lock(mutex_);
   if (spans_.size() >= max_spans_) {
     ++dropped_;
-    return;
+    if (when_full_ == WhenFull::kDropNewest || spans_.empty()) return;
+    spans_.pop_front();
   }
   spans_.push_back(std::move(span));
 }
 
 std::vector<Span> Recorder::spans() const {
-  const std::lock_guard lock(mutex_);
-  return by_begin(spans_);
+  std::vector<Span> copy;
+  {
+    const std::lock_guard lock(mutex_);
+    copy.assign(spans_.begin(), spans_.end());
+  }
+  return by_begin(std::move(copy));
 }
 
 std::vector<Span> Recorder::take() {
-  const std::lock_guard lock(mutex_);
-  return by_begin(std::exchange(spans_, {}));
+  std::deque<Span> taken;
+  {
+    const std::lock_guard lock(mutex_);
+    taken.swap(spans_);
+  }
+  return by_begin({std::make_move_iterator(taken.begin()), std::make_move_iterator(taken.end())});
 }
 
 void Recorder::keep_newest(std::uint64_t count) {

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -30,7 +32,9 @@ enum class Category : std::uint8_t {
   kOffload,
   kStep,
 };
+inline constexpr Category kLastCategory = Category::kStep;
 [[nodiscard]] std::string_view category_name(Category category) noexcept;
+[[nodiscard]] std::optional<Category> category_named(std::string_view name) noexcept;
 
 struct Arg {
   std::string name;
@@ -47,10 +51,19 @@ struct Span {
   std::vector<Arg> args;
 };
 
-// Collects spans, up to a limit; later ones are counted and dropped. Any thread.
+// The argument of that name, or nothing where there is none of this kind.
+[[nodiscard]] std::optional<std::int64_t> number_arg(const Span& span, std::string_view name);
+[[nodiscard]] std::string_view text_arg(const Span& span, std::string_view name);
+
+// What a recorder does at its limit.
+enum class WhenFull : std::uint8_t { kDropNewest, kDropOldest };
+
+// Collects spans, up to a limit; what is dropped is counted. Any thread.
 class Recorder {
  public:
-  explicit Recorder(std::uint64_t max_spans = limits::kTraceSpans) : max_spans_(max_spans) {}
+  explicit Recorder(std::uint64_t max_spans = limits::kTraceSpans,
+                    WhenFull when_full = WhenFull::kDropNewest)
+      : max_spans_(max_spans), when_full_(when_full) {}
   void record(Span span);
   // A copy of what has been recorded, by begin.
   [[nodiscard]] std::vector<Span> spans() const;
@@ -62,8 +75,9 @@ class Recorder {
 
  private:
   mutable std::mutex mutex_;
-  std::vector<Span> spans_;
+  std::deque<Span> spans_;
   std::uint64_t max_spans_;
+  WhenFull when_full_;
   std::uint64_t dropped_ = 0;
 };
 

@@ -1,10 +1,14 @@
 #include "trainer_side/publish/round_trace.h"
 
+#include <optional>
 #include <unistd.h>
+#include <utility>
 
 #include "shared/base/format.h"
+#include "shared/base/host.h"
 #include "shared/base/log.h"
 #include "shared/trace/chrome_trace.h"
+#include "shared/trace/update_flows.h"
 
 namespace wsync::publish {
 namespace {
@@ -25,38 +29,77 @@ std::string_view phase_name(control::ProgressPhase phase) {
 
 }  // namespace
 
-void RoundTrace::snapshot_taken(const Version& version, std::uint64_t bytes, TimePoint begin,
-                                TimePoint end) {
-  if (path_.empty()) return;
-  recorder_.keep_newest(limits::kTraceSpans / 16);
-  recorder_.record({.name = "snapshot of " + version.to_string(),
-                    .lane = "snapshot",
-                    .category = trace::Category::kStage,
-                    .begin = begin,
-                    .end = end,
+void RoundTrace::close(const std::string& lane, Phase phase, TimePoint at) {
+  recorder_.record({.name = phase.name + " " + phase.version,
+                    .lane = lane,
+                    .category = trace::Category::kOther,
+                    .begin = phase.begin,
+                    .end = at,
                     .label = {},
-                    .args = {{.name = "bytes", .value = static_cast<std::int64_t>(bytes)}}});
+                    .args = {{.name = "version", .value = std::move(phase.version)}}});
+}
+
+void RoundTrace::snapshot_taken(const Snapshot& snapshot, TimePoint begin, TimePoint end) {
+  const std::string version = snapshot.version().to_string();
+  const BucketPlan& plan = *snapshot.plan();
+  recorder_.record(
+      {.name = "snapshot of " + version,
+       .lane = "snapshot",
+       .category = trace::Category::kStage,
+       .begin = begin,
+       .end = end,
+       .label = {},
+       .args = {{.name = "version", .value = version},
+                {.name = "bytes", .value = static_cast<std::int64_t>(plan.arena_bytes())}}});
+  const auto& times = snapshot.bucket_times();
+  for (std::size_t i = 0; i < times.size(); ++i)
+    recorder_.record(
+        {.name = fmt::format("snapshot of bucket {}", i),
+         .lane = "snapshot of buckets",
+         .category = trace::Category::kStage,
+         .begin = times[i].begin,
+         .end = times[i].end,
+         .label = {},
+         .args = trace::stage_args(trace::Stage::kSnapshot, {.version = version,
+                                                             .bucket = i,
+                                                             .offset = plan.bucket_offset(i),
+                                                             .bytes = plan.bucket_size(i)})});
 }
 
 void RoundTrace::entered(std::uint64_t request, const Version& version,
                          control::ProgressPhase phase, TimePoint at) {
-  if (path_.empty()) return;
   ended(request, at);
-  open_[request] = {.name = fmt::format("{} {}", phase_name(phase), version.to_string()),
-                    .begin = at};
+  open_[request] = {
+      .name = std::string(phase_name(phase)), .version = version.to_string(), .begin = at};
 }
 
 void RoundTrace::ended(std::uint64_t request, TimePoint at) {
-  const auto phase = open_.find(request);
-  if (phase == open_.end()) return;
-  recorder_.record({.name = std::move(phase->second.name),
-                    .lane = "round",
-                    .category = trace::Category::kOther,
-                    .begin = phase->second.begin,
-                    .end = at,
-                    .label = {},
-                    .args = {}});
-  open_.erase(phase);
+  auto phase = open_.extract(request);
+  if (!phase.empty()) close("round", std::move(phase.mapped()), at);
+}
+
+void RoundTrace::sent(const std::string& sidecar, const control::Message& message, TimePoint at) {
+  std::optional<Phase> phase;
+  if (const auto* announce = std::get_if<control::Announce>(&message))
+    phase = {.name = "announce", .version = announce->version.to_string(), .begin = at};
+  else if (const auto* stage = std::get_if<control::Stage>(&message))
+    phase = {.name = "stage", .version = stage->version.to_string(), .begin = at};
+  else if (const auto* decide = std::get_if<control::Decide>(&message))
+    phase = {.name = "switch", .version = decide->target.to_string(), .begin = at};
+  if (phase) asked_[sidecar] = std::move(*phase);  // what was open has got no answer
+}
+
+void RoundTrace::heard(const std::string& sidecar, const control::Message& message, TimePoint at) {
+  const auto open = asked_.find(sidecar);
+  if (open == asked_.end()) return;
+  const std::string& name = open->second.name;
+  const bool ends = name == "announce" ? std::holds_alternative<control::Accept>(message) ||
+                                             std::holds_alternative<control::Refuse>(message)
+                    : name == "stage" ? std::holds_alternative<control::Staged>(message)
+                                      : std::holds_alternative<control::Switched>(message);
+  if (!ends) return;
+  close("sidecar " + sidecar, std::move(open->second), at);
+  asked_.erase(open);
 }
 
 void RoundTrace::write() const {
@@ -64,7 +107,9 @@ void RoundTrace::write() const {
   const auto written =
       trace::write_chrome_trace(path_ + ".json", {{.name = "coordinator",
                                                    .pid = static_cast<std::uint32_t>(::getpid()),
-                                                   .spans = recorder_.spans()}});
+                                                   .spans = recorder_.spans(),
+                                                   .host = host_name(),
+                                                   .dropped = recorder_.dropped()}});
   if (!written) log_warning("trace: {}", written.error().message());
 }
 

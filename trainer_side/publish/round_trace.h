@@ -1,4 +1,5 @@
-// What a coordinator's trace shows: the snapshot of each version and the phases of its round.
+// What a coordinator's trace shows: the snapshot of each version, bucket by bucket, the phases of
+// its round, and what each sidecar was asked and how long it took.
 //
 // Thread: the loop's.
 #pragma once
@@ -9,30 +10,41 @@
 
 #include "shared/control/messages.h"
 #include "shared/trace/recorder.h"
+#include "trainer_side/publish/snapshot.h"
 
 namespace wsync::publish {
 
 class RoundTrace {
  public:
-  // Nothing is recorded, and write() does nothing, when `path` is empty.
+  // The latest spans are always kept. write() does nothing when `path` is empty.
   explicit RoundTrace(std::string path) : path_(std::move(path)) {}
 
-  void snapshot_taken(const Version& version, std::uint64_t bytes, TimePoint begin, TimePoint end);
+  void snapshot_taken(const Snapshot& snapshot, TimePoint begin, TimePoint end);
   // The round of a request enters a phase; the one before it ends.
   void entered(std::uint64_t request, const Version& version, control::ProgressPhase phase,
                TimePoint at);
   void ended(std::uint64_t request, TimePoint at);
+  // A message to a sidecar, or from one: Announce, Stage and Decide begin something that Accept or
+  // Refuse, Staged and Switched end. Others are passed over.
+  void sent(const std::string& sidecar, const control::Message& message, TimePoint at);
+  void heard(const std::string& sidecar, const control::Message& message, TimePoint at);
+
+  [[nodiscard]] const trace::Recorder& recorder() const noexcept { return recorder_; }
   // Writes <path>.json, a Chrome trace. Says in the log when it cannot.
   void write() const;
 
  private:
   struct Phase {
     std::string name;
+    std::string version;
     TimePoint begin{};
   };
+  void close(const std::string& lane, Phase phase, TimePoint at);
+
   std::string path_;
-  trace::Recorder recorder_;
+  trace::Recorder recorder_{limits::kTraceRingSpans, trace::WhenFull::kDropOldest};
   std::map<std::uint64_t, Phase> open_;  // by request
+  std::map<std::string, Phase> asked_;   // by sidecar
 };
 
 }  // namespace wsync::publish

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -32,7 +33,8 @@ class Copier {
         plan_(plan),
         data_(data),
         request_(request),
-        digester_(*source.manifest()) {
+        digester_(*source.manifest()),
+        clocks_(plan.bucket_count()) {
     for (std::size_t i = 0; i < plan.pieces().size(); ++i)
       for (std::uint64_t at = 0; at < plan.pieces()[i].bytes; at += limits::kLeafBytes)
         leaves_.push_back({i, at});
@@ -47,11 +49,31 @@ class Copier {
     if (failure_) return fail(*failure_);
     return digester_.finish();
   }
+  [[nodiscard]] std::vector<Snapshot::BucketTime> bucket_times() const {
+    std::vector<Snapshot::BucketTime> times;
+    for (const BucketClock& clock : clocks_)
+      times.push_back({.begin = TimePoint{clock.begin.load()}, .end = TimePoint{clock.end.load()}});
+    return times;
+  }
 
  private:
   struct Leaf {
     std::size_t piece = 0;
     std::uint64_t offset = 0;  // in the piece
+  };
+  struct BucketClock {
+    std::atomic<std::int64_t> begin = std::numeric_limits<std::int64_t>::max();
+    std::atomic<std::int64_t> end = 0;
+    void cover(TimePoint from, TimePoint to) {
+      auto first = begin.load(std::memory_order_relaxed);
+      while (static_cast<std::int64_t>(from) < first &&
+             !begin.compare_exchange_weak(first, static_cast<std::int64_t>(from))) {
+      }
+      auto last = end.load(std::memory_order_relaxed);
+      while (static_cast<std::int64_t>(to) > last &&
+             !end.compare_exchange_weak(last, static_cast<std::int64_t>(to))) {
+      }
+    }
   };
 
   void copy_leaves() {
@@ -80,10 +102,13 @@ class Copier {
     const std::uint64_t n = std::min(limits::kLeafBytes, piece.bytes - leaf.offset);
     const auto into = data_.subspan(plan_.arena_offset(piece) + leaf.offset, n);
     const std::uint64_t offset = piece.tensor_offset + leaf.offset;
+    const TimePoint begin = now();
     const bool skipped = planted("snapshot_skips_leaf") && leaf.piece == 1;
     if (!skipped) WSYNC_TRY(source_.read(piece.tensor, offset, into));
     if (request_.done_bytes != nullptr) *request_.done_bytes += n;
-    return digester_.add(piece.tensor, offset, into);
+    WSYNC_TRY(digester_.add(piece.tensor, offset, into));
+    clocks_[piece.bucket].cover(begin, now());
+    return {};
   }
 
   void end_with(Error error) {
@@ -97,7 +122,8 @@ class Copier {
   const std::span<std::byte> data_;
   const SnapshotRequest& request_;
   std::vector<Leaf> leaves_;
-  ContentDigester digester_;  // no two threads have the same leaf
+  ContentDigester digester_;         // no two threads have the same leaf
+  std::vector<BucketClock> clocks_;  // of each bucket
   std::atomic<std::size_t> next_ = 0;
   std::atomic<bool> is_over_ = false;
   std::mutex mutex_;
@@ -108,14 +134,15 @@ class Copier {
 
 Snapshot::Snapshot(std::shared_ptr<const SharedArena> arena, ReadLease lease,
                    std::shared_ptr<const Manifest> manifest, std::shared_ptr<const BucketPlan> plan,
-                   ContentDigests digests, Times times)
+                   ContentDigests digests, Times times, std::vector<BucketTime> bucket_times)
     : arena_(std::move(arena)),
       lease_(std::move(lease)),
       identity_(arena_->identity()),
       manifest_(std::move(manifest)),
       plan_(std::move(plan)),
       digests_(std::move(digests)),
-      times_(times) {}
+      times_(times),
+      bucket_times_(std::move(bucket_times)) {}
 
 Version Snapshot::version() const noexcept { return version_of(identity_); }
 
@@ -158,8 +185,8 @@ Result<std::shared_ptr<const Snapshot>> Snapshotter::take(WeightSource& source,
         writable.error().with_context("snapshot of version " + request.version.to_string()));
 
   const TimePoint begun = now();
-  auto digests =
-      Copier(source, *plan_, writable->lease.data(), request).run(std::max(1U, options_.threads));
+  Copier copier(source, *plan_, writable->lease.data(), request);
+  auto digests = copier.run(std::max(1U, options_.threads));
   if (!digests)
     return fail(digests.error().with_context("snapshot of version " + request.version.to_string()));
   times.copy = now() - begun;
@@ -167,7 +194,7 @@ Result<std::shared_ptr<const Snapshot>> Snapshotter::take(WeightSource& source,
   auto lease = writable->arena->try_read_lease();
   if (!lease) return fail(std::move(lease).error());
   return std::make_shared<const Snapshot>(writable->arena, std::move(*lease), manifest, plan_,
-                                          std::move(*digests), times);
+                                          std::move(*digests), times, copier.bucket_times());
 }
 
 Result<Snapshotter::Writable> Snapshotter::wait_for_arena(std::uint64_t arena_bytes,

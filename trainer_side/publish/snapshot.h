@@ -34,9 +34,14 @@ class Snapshot {
     std::chrono::nanoseconds setup{};  // to make one, the first times
     std::chrono::nanoseconds copy{};   // weights to arena, digests included
   };
+  // When the first byte of a bucket was read and its last one digested.
+  struct BucketTime {
+    TimePoint begin{};
+    TimePoint end{};
+  };
   Snapshot(std::shared_ptr<const SharedArena> arena, ReadLease lease,
            std::shared_ptr<const Manifest> manifest, std::shared_ptr<const BucketPlan> plan,
-           ContentDigests digests, Times times);
+           ContentDigests digests, Times times, std::vector<BucketTime> bucket_times);
 
   [[nodiscard]] Version version() const noexcept;
   [[nodiscard]] const ArenaIdentity& identity() const noexcept { return identity_; }
@@ -46,6 +51,10 @@ class Snapshot {
   [[nodiscard]] const std::shared_ptr<const BucketPlan>& plan() const noexcept { return plan_; }
   [[nodiscard]] const ContentDigests& digests() const noexcept { return digests_; }
   [[nodiscard]] const Times& times() const noexcept { return times_; }
+  // Of each bucket of the plan.
+  [[nodiscard]] const std::vector<BucketTime>& bucket_times() const noexcept {
+    return bucket_times_;
+  }
   [[nodiscard]] std::span<const std::byte> data() const noexcept { return arena_->data(); }
   // A new read-only descriptor of the arena without any lock, for a sidecar on this host.
   [[nodiscard]] Result<UniqueFd> share() const { return arena_->share(); }
@@ -58,6 +67,7 @@ class Snapshot {
   std::shared_ptr<const BucketPlan> plan_;
   ContentDigests digests_;
   Times times_;
+  std::vector<BucketTime> bucket_times_;
 };
 
 struct SnapshotterOptions {

@@ -113,8 +113,7 @@ Result<> TrainerAgent::listen() {
     on_message(peer, std::move(envelope), std::move(message));
   };
   callbacks.on_lost = [this](const std::string& peer, const Error& error) {
-    for (const auto& [name, member] : coordinator_.roster().members()) {
-      if (member.peer != peer) continue;
+    if (const std::string name = sidecar_of(peer); !name.empty()) {
       log_warning("sidecar {} lost: {}", name, error.message());
       journal_.incident(fmt::format("sidecar {} lost: {}", name, error.message()), now());
     }
@@ -185,6 +184,12 @@ std::uint64_t TrainerAgent::tcp_wire_bytes() const {
 
 // ---- the coordinator ----
 
+std::string TrainerAgent::sidecar_of(const std::string& peer) const {
+  for (const auto& [name, member] : coordinator_.roster().members())
+    if (member.peer == peer) return name;
+  return {};
+}
+
 void TrainerAgent::step(decltype(CoordinatorEvent::what) what) {
   if (broken_) return;
   for (CoordinatorCommand& command : coordinator_.step({.now = now(), .what = std::move(what)}))
@@ -213,6 +218,8 @@ bool TrainerAgent::store_epoch(std::uint64_t epoch) {
 
 bool TrainerAgent::carry_out(CoordinatorCommand command) {
   if (auto* sent = std::get_if<SendTo>(&command)) {
+    if (const std::string name = sidecar_of(sent->peer); !name.empty())
+      trace_.sent(name, sent->message, now());
     if (const auto result = router_->send(sent->peer, sent->envelope, sent->message); !result) {
       if (result.error().code() == ErrorCode::kInvalidInput)  // ours: it cannot be encoded
         log_error("send to {}: {}", sent->peer, result.error().message());
@@ -408,8 +415,7 @@ void TrainerAgent::on_snapshot(const std::shared_ptr<Active>& active,
   const TimePoint at = now();
   metrics_.snapshot_taken(taken.plan()->arena_bytes(),
                           std::chrono::nanoseconds(active->snapshot_ns));
-  trace_.snapshot_taken(taken.version(), taken.plan()->arena_bytes(),
-                        at + -std::chrono::nanoseconds(active->snapshot_ns), at);
+  trace_.snapshot_taken(taken, at + -std::chrono::nanoseconds(active->snapshot_ns), at);
   if (active->job.on_snapshotted)
     active->job.on_snapshotted(taken.version(), std::chrono::nanoseconds(active->snapshot_ns));
   offer(active->snapshot);

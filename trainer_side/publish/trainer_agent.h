@@ -92,6 +92,10 @@ class TrainerAgent {
   // the one whose snapshot is taken, else the next in the queue. Its on_done comes before this
   // returns, but of a snapshot when the piece that is being read is there.
   [[nodiscard]] control::CancelReply cancel(const Version& version);
+  // What this agent and the sidecars that answer have traced. on_done comes once, on the loop,
+  // within seconds; the clock of each sidecar is measured first, by questions of their own.
+  void collect_trace(const control::TraceQuestion& question,
+                     std::function<void(control::TraceAnswer)> on_done);
   [[nodiscard]] control::StatusReply status() const;
   [[nodiscard]] const std::string& address() const noexcept { return router_->address(); }
   // The last error that a sidecar has told of, why it does not join for instance; empty when none.
@@ -118,6 +122,9 @@ class TrainerAgent {
                const control::Push& push);
   void on_verify(const std::string& peer, const control::Envelope& envelope);
   void on_plan(const std::string& peer, const control::Envelope& envelope, control::Plan plan);
+  [[nodiscard]] std::string sidecar_of(const std::string& peer) const;  // empty: of none
+  [[nodiscard]] control::TraceProcess own_trace(const control::TraceQuestion& question,
+                                                TimePoint received) const;
   void reply(const std::string& peer, std::uint64_t request, control::Message message);
   void pump_jobs();
   // What keeps every job waiting; empty when nothing does.

@@ -7,6 +7,7 @@
 #include "shared/base/log.h"
 #include "shared/control/codec.h"
 #include "trainer_side/publish/checkpoint_source.h"
+#include "trainer_side/publish/fleet_trace.h"
 #include "trainer_side/publish/trainer_agent.h"
 
 namespace wsync::publish {
@@ -41,6 +42,14 @@ void TrainerAgent::on_message(const std::string& peer, control::Envelope envelop
     on_verify(peer, envelope);
   } else if (auto* plan = std::get_if<control::Plan>(&message)) {
     on_plan(peer, envelope, std::move(*plan));
+  } else if (const auto* question = std::get_if<control::TraceQuestion>(&message)) {
+    collect_trace(*question, [this, peer, request = envelope.request](control::TraceAnswer answer) {
+      reply(peer, request, std::move(answer));
+    });
+  } else if (auto* traced = std::get_if<control::TraceAnswer>(&message)) {
+    const TimePoint heard = now();
+    for (control::TraceProcess& process : traced->processes) measure_clock(process, heard);
+    questions_.answered(peer, envelope.request, std::move(message));
   } else if (std::holds_alternative<control::VerifyReply>(message) ||
              std::holds_alternative<control::PlanReply>(message)) {
     questions_.answered(peer, envelope.request, std::move(message));
@@ -49,6 +58,8 @@ void TrainerAgent::on_message(const std::string& peer, control::Envelope envelop
       log_warning("{}: {}", peer, error->message);
       complaint_ = error->message;
     }
+    if (const std::string name = sidecar_of(peer); !name.empty())
+      trace_.heard(name, message, now());
     const bool leaves = std::holds_alternative<control::Leave>(message);
     step(PeerMessage{.peer = peer, .envelope = std::move(envelope), .message = std::move(message)});
     if (leaves) questions_.lost(peer, "it left");

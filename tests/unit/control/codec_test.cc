@@ -105,6 +105,7 @@ TEST(Codec, ListsNameEveryMember) {
   expect_every_member_is_listed<HeldTensor>("HeldTensor");
   expect_every_member_is_listed<BufferHandle>("BufferHandle");
   expect_every_member_is_listed<GpuPlan>("GpuPlan");
+  expect_every_member_is_listed<TraceProcess>("TraceProcess");
 }
 
 // ---- round trips ----
@@ -248,7 +249,7 @@ TEST(Codec, NamesAndTypesAgree) {
   EXPECT_EQ(message_name(MessageType::kEngineHello), "EngineHello");
   EXPECT_EQ(message_name(MessageType::kLoad), "Load");
   EXPECT_EQ(message_name(MessageType::kDigests), "Digests");
-  EXPECT_EQ(message_name(kLastMessageType), "CancelReply");
+  EXPECT_EQ(message_name(kLastMessageType), "TraceAnswer");
   EXPECT_EQ(message_name(MessageType{0}), "unknown");
   EXPECT_EQ(message_name(MessageType{999}), "unknown");
   EXPECT_EQ(type_of(Message(Resumed{})), MessageType::kResumed);
