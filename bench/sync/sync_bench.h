@@ -34,7 +34,7 @@ struct SyncBenchOptions {
   // the sidecar's own choice.
   unsigned devices = 0;
   std::vector<std::uint64_t> buffers;
-  std::string trace;   // the last case's last update, as a Chrome trace; empty: none
+  std::string trace;  // the last case's last update, as a Chrome trace; empty: none
 };
 
 struct Round {

@@ -15,8 +15,8 @@ namespace wsync::cli {
 namespace {
 
 constexpr unsigned kUpdatesMost = 10'000;
-constexpr unsigned kWidthLeast = 400;
-constexpr unsigned kWidthMost = 20'000;
+constexpr unsigned kPictureWidthLeast = 400;
+constexpr unsigned kPictureWidthMost = 20'000;
 
 struct GetOptions {
   std::string address;
@@ -185,7 +185,7 @@ void add_draw(CLI::App& parent, Context& context) {
       ->type_name("TIME");
   command->add_option("--to", options->to, "End there")->type_name("TIME");
   command->add_option("--width", options->width_px, "Pixels (default: 1600)")
-      ->check(CLI::Range(kWidthLeast, kWidthMost));
+      ->check(CLI::Range(kPictureWidthLeast, kPictureWidthMost));
   command->callback(
       [&context, options] { context.run("trace draw", [&] { return draw(*options); }); });
 }

@@ -103,14 +103,14 @@ inline constexpr std::int64_t kStreamStallMs = 5'000;  // silence or a full pipe
 inline constexpr std::int64_t kStreamOfferWaitMs = 5'000;  // for a version that is not offered yet
 
 // --- device, pipeline, trace ---
-inline constexpr std::uint64_t kTraceSpans = 1U << 20U;  // kept of one process
+inline constexpr std::uint64_t kTraceSpans = 1U << 20U;        // kept of one process
 inline constexpr std::uint64_t kTraceRingSpans = 1U << 15U;    // kept by an agent, always
 inline constexpr std::uint64_t kTraceTextBytes = 512;          // one name, lane or text in a span
 inline constexpr std::uint64_t kTraceArgs = 32;                // of one span
 inline constexpr std::uint64_t kTraceAnswerBytes = 64 * kMiB;  // spans of a fleet in one message
 inline constexpr std::uint64_t kTraceFileBytes = 512 * kMiB;   // one that is read
 inline constexpr std::uint64_t kTraceFileEvents = 8U << 20U;
-inline constexpr std::uint64_t kTraceFileDepth = 32;  // nested lists and objects in it
+inline constexpr std::uint64_t kTraceFileDepth = 32;     // nested lists and objects in it
 inline constexpr std::uint64_t kTraceFlows = 1U << 18U;  // arrows drawn into one trace
 inline constexpr std::int64_t kBucketAckDeadlineMs = 30'000;
 inline constexpr std::int64_t kGroupJoinDeadlineMs = 30'000;

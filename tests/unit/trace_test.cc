@@ -122,20 +122,22 @@ TEST(ChromeTrace, IsJsonWithLanesAsThreads) {
     if (event.at("name") == "thread_name" && event.at("pid") == 41)
       tids[event.at("args").at("name")] = event.at("tid");
   }
+  // By their begin: copy, pause, broadcast, reload.
   ASSERT_EQ(drawn.size(), 4U);
-  EXPECT_EQ(drawn[1].at("name"), spans[1].name);
-  EXPECT_EQ(drawn[1].at("cat"), "broadcast");
-  EXPECT_EQ(drawn[1].at("tid"), tids.at("IPC 0"));
-  EXPECT_DOUBLE_EQ(drawn[1].at("ts"), 140'000.0);
-  EXPECT_DOUBLE_EQ(drawn[1].at("dur"), 10'000.0);
-  EXPECT_EQ(drawn[1].at("args").at("bucket"), 7);
-  EXPECT_EQ(drawn[1].at("args").at("why"), "<x>");
+  EXPECT_EQ(drawn[2].at("name"), spans[1].name);
+  EXPECT_EQ(drawn[2].at("cat"), "broadcast");
   EXPECT_EQ(drawn[2].at("tid"), tids.at("IPC 0"));
+  EXPECT_DOUBLE_EQ(drawn[2].at("ts"), 140'000.0);
+  EXPECT_DOUBLE_EQ(drawn[2].at("dur"), 10'000.0);
+  EXPECT_EQ(drawn[2].at("args").at("bucket"), 7);
+  EXPECT_EQ(drawn[2].at("args").at("why"), "<x>");
+  EXPECT_EQ(drawn[3].at("tid"), tids.at("IPC 0"));
   EXPECT_EQ(tids.size(), 3U);
 }
 
 TEST(ChromeTrace, WithoutSpansIsStillJson) {
-  EXPECT_TRUE(nlohmann::json::parse(chrome_trace_json({})).at("traceEvents").empty());
+  EXPECT_TRUE(
+      nlohmann::json::parse(chrome_trace_json(Trace{.processes = {}})).at("traceEvents").empty());
 }
 
 TEST(Timeline, DrawsEveryCellAtItsTime) {
