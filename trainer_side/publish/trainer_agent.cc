@@ -80,7 +80,11 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
   agent->bulk_thread_ = std::move(*bulk);
   agent->tcp_source_ = std::move(tcp);
   WSYNC_TRY(agent->listen());
-  WSYNC_TRY(agent->open_pages());
+  if (auto opened = agent->open_pages(); !opened) {
+    // Taken over, the fleet is ours already: it is not left alone for want of its pages.
+    if (!config.take_over) return fail(std::move(opened).error());
+    log_warning("no /metrics, /healthz and /readyz: {}", opened.error().message());
+  }
   return agent;
 }
 
@@ -253,6 +257,8 @@ bool TrainerAgent::carry_out(CoordinatorCommand command) {
   } else if (auto* stopped = std::get_if<Stopped>(&command)) {
     log_error("{}", stopped->reason);
     loop_.post([this, reason = stopped->reason] {
+      pages_
+          .reset();  // what it knows of the fleet stands still, and its successor may want the port
       callbacks_.on_stopped(Error(ErrorCode::kFenced, reason));
     });
   }

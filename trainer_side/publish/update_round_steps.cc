@@ -299,6 +299,8 @@ void Coordinator::abort_round(const std::string& why) {
       .request = round.publish.request, .cancelled = round.cancelled, .reply = std::move(reply)});
   leave_withdrawn_target();
   drop_unneeded();
+  // One that still lacked the target when the round began has dropped it for the round's version.
+  for (auto& [name, member] : roster_.members()) catch_up(member);
   start_waiting();
 }
 
@@ -388,6 +390,11 @@ void Coordinator::on(const RollbackRequested& event) {
                                        target_.to_string()));
   if (to == target_)
     return refuse_rollback(event, fmt::format("{} is the target already", to.to_string()));
+  if (target_ < to)
+    return refuse_rollback(event,
+                           fmt::format("{} is newer than the target {}: it was never decided; "
+                                       "push it to have it served",
+                                       to.to_string(), target_.to_string()));
   if (contains(withdrawn_, to))
     return refuse_rollback(event,
                            fmt::format("{} was withdrawn by an earlier rollback", to.to_string()));

@@ -147,6 +147,19 @@ TEST(Cancel, TheOneThatWaitsBeginsWhenTheOneBeforeItIsCancelled) {
   EXPECT_EQ(fleet.last<control::Announce>("a")->second.version.step, second.step + 1);
 }
 
+TEST(Cancel, OneThatStillLackedTheTargetIsGivenItAgain) {
+  Fleet fleet = two_that_serve();
+  const Version first = fleet.coordinator.target();
+  fleet.join("c");
+  ASSERT_EQ(fleet.last<control::Announce>("c")->second.version, first);
+  fleet.publish();
+  const Version second = fleet.last<control::Announce>("c")->second.version;
+  ASSERT_NE(second, first);
+  fleet.cancel();
+  expect_cancelled(fleet, second, ProgressPhase::kAnnounce);
+  EXPECT_EQ(fleet.last<control::Announce>("c")->second.version, first);
+}
+
 TEST(Cancel, ARollbackGoesOn) {
   Fleet fleet = two_that_serve();
   const Version first = fleet.coordinator.target();

@@ -280,6 +280,19 @@ TEST(Coordinator, RollbackWithdrawsTheNewerVersionAndNeedsEverybody) {
   EXPECT_EQ(fleet.coordinator.target(), first);
 }
 
+TEST(Coordinator, RollbackToAVersionThatWasNeverDecidedIsRefused) {
+  Fleet fleet;
+  fleet.join("a");
+  fleet.full_round({"a"});
+  const Version first = fleet.coordinator.target();
+  const Version newer{first.epoch, first.step + 1};
+  fleet.step(RollbackRequested{.request = 9, .to = newer});
+  ASSERT_EQ(fleet.rollbacks.size(), 1U);
+  EXPECT_FALSE(fleet.rollbacks[0].reply.ok);
+  EXPECT_THAT(fleet.rollbacks[0].reply.reason, testing::HasSubstr("was never decided"));
+  EXPECT_EQ(fleet.coordinator.target(), first);
+}
+
 TEST(Coordinator, RollbackIsRefusedWhenALiveSidecarNoLongerHoldsTheVersion) {
   Fleet fleet;
   fleet.join("a");
