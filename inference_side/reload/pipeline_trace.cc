@@ -125,8 +125,10 @@ std::vector<trace::Arg> PipelineTrace::args_of(std::optional<trace::Stage> stage
                                       .bucket = bucket,
                                       .offset = job_.bucket_offsets[bucket],
                                       .bytes = bytes});
-  return {{.name = "bucket", .value = static_cast<std::int64_t>(bucket)},
-          {.name = "bytes", .value = static_cast<std::int64_t>(bytes)}};
+  std::vector<trace::Arg> args = {{.name = "bucket", .value = static_cast<std::int64_t>(bucket)},
+                                  {.name = "bytes", .value = static_cast<std::int64_t>(bytes)}};
+  if (!job_.version.empty()) args.push_back({.name = "version", .value = job_.version});
+  return args;
 }
 
 // The IPC lane shows a reload from the end of the broadcast on the last device.

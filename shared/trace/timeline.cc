@@ -62,6 +62,7 @@ class Picture {
       : groups_(groups), options_(options), width_(std::max(options.width_px, 400U)) {
     for (const TimelineGroup& group : groups_) choose_rows(group);
     choose_range();
+    labels_end_.resize(rows_.size());
   }
 
   std::string draw() {
@@ -210,18 +211,23 @@ class Picture {
     if (!s.label.empty() && text_width(s.label) + 3 <= w)
       put(R"(<text x="{:.2f}" y="{:.1f}" text-anchor="middle">{}</text>)", x + w / 2, baseline,
           svg_escaped(s.label));
-    else if (!s.label.empty() && has_room(group, s, x + w, text_width(s.label) + 6))
+    else if (!s.label.empty() && take_room(*row, group, s, x + w, text_width(s.label) + 6))
       put(R"(<text x="{:.2f}" y="{:.1f}">{}</text>)", x + w + 3, baseline, svg_escaped(s.label));
     put("</g>");
   }
 
-  // Whether nothing else is drawn in the row of `s` for `width` from `x` on.
-  [[nodiscard]] bool has_room(std::size_t group, const Span& s, double x, double width) const {
+  // Whether nothing else is drawn in the row of `s` for `width` from `x` on; nothing will be then.
+  bool take_room(const Row& row, std::size_t group, const Span& s, double x, double width) {
     const std::vector<Span>& spans = groups_[group].spans;
-    return x + width <= right() && std::none_of(spans.begin(), spans.end(), [&](const Span& other) {
-             return &other != &s && other.lane == s.lane && x_of(other.end) > x &&
-                    x_of(other.begin) < x + width;
-           });
+    double& labels_end = labels_end_[static_cast<std::size_t>(&row - rows_.data())];
+    if (x < labels_end) return false;
+    const bool free =
+        x + width <= right() && std::none_of(spans.begin(), spans.end(), [&](const Span& other) {
+          return &other != &s && other.lane == s.lane && x_of(other.end) > x &&
+                 x_of(other.begin) < x + width;
+        });
+    if (free) labels_end = x + width;
+    return free;
   }
 
   void marks() {
@@ -273,7 +279,8 @@ class Picture {
   unsigned width_;
   double left_ = kLeftMin;
   std::vector<Row> rows_;
-  std::vector<double> titles_;  // top of each group's title
+  std::vector<double> labels_end_;  // of each row, of those beside cells
+  std::vector<double> titles_;      // top of each group's title
   double rows_end_ = kTop + kPauseHeight;
   std::vector<Span> bands_;
   TimePoint first_{};

@@ -236,6 +236,15 @@ TEST(Timeline, ALabelThatIsTooWideStandsBesideItsCellIfThereIsRoom) {
   EXPECT_EQ(count_of(with(20), ">1.147<"), 0U);
 }
 
+TEST(Timeline, LabelsBesideCellsDoNotLieOnEachOther) {
+  const std::vector<Span> spans = {
+      span("a", Category::kStage, 0, 1, "first"), span("a", Category::kStage, 1, 2, "second"),
+      span("a", Category::kStage, 500, 501, "third"), span("b", Category::kStage, 1, 1000, "")};
+  const auto svg = timeline_svg(spans, {.title = "", .subtitle = "", .lanes = {}});
+  EXPECT_EQ(count_of(svg, ">first<") + count_of(svg, ">second<"), 1U);
+  EXPECT_EQ(count_of(svg, ">third<"), 1U);
+}
+
 TEST(TextFile, ReplacesTheFileAndNamesADirectoryThatIsNotThere) {
   const std::string path = ::testing::TempDir() + "wsync_trace_test.svg";
   ASSERT_TRUE(write_text_file(path, "one, the longer text"));
