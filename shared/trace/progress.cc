@@ -31,7 +31,8 @@ void write_terminal(int fd, std::string_view text) {
 }
 
 std::string time_left(const ProgressState& state) {
-  if (state.total_bytes == 0 || state.done_bytes == 0 || state.done_bytes >= state.total_bytes)
+  if (state.elapsed.count() <= 0 || state.total_bytes == 0 || state.done_bytes == 0 ||
+      state.done_bytes >= state.total_bytes)
     return {};
   const double share = static_cast<double>(state.total_bytes - state.done_bytes) /
                        static_cast<double>(state.done_bytes);
