@@ -8,6 +8,10 @@
 namespace wsync::bench {
 namespace {
 
+// Its cases are the machine itself: the shares that it shows of one of them judge none of the
+// others.
+constexpr std::string_view kMachineSuite = "baseline";
+
 std::optional<double> speed_of(double a, double b, bool higher_is_better) {
   if (a == b) return 1;
   if (!(a > 0) || !(b > 0)) return std::nullopt;
@@ -30,7 +34,8 @@ CaseChange change_of(const std::string& suite, const CaseResult& a, const CaseRe
                     .median_a = spread_of(a.samples).median,
                     .median_b = spread_of(b.samples).median};
   change.speed = speed_of(change.median_a, change.median_b, a.higher_is_better);
-  change.by_ratio = !a.ratios.empty() && !b.ratios.empty() && a.baseline->name == b.baseline->name;
+  change.by_ratio = suite != kMachineSuite && !a.ratios.empty() && !b.ratios.empty() &&
+                    a.baseline->name == b.baseline->name;
   const auto& of_a = change.by_ratio ? a.ratios : a.samples;
   const auto& of_b = change.by_ratio ? b.ratios : b.samples;
   const bool higher = change.by_ratio || a.higher_is_better;

@@ -1,7 +1,8 @@
 // What has changed between two runs of `wsync bench`. Pure.
 //
 // A case that has a baseline in both runs is judged by its ratios, so that a machine that was
-// slower as a whole says nothing against it; one that has none by its samples. It has changed when
+// slower as a whole says nothing against it; one that has none, and every case of the suite
+// `baseline`, which is about the machine, by its samples. It has changed when
 // two things hold: the medians differ by more than a factor (1.05), and the samples lie beside each
 // other further than chance puts them (rank_sum.h, probability below 0.01). Fewer than five samples
 // on a side say nothing.

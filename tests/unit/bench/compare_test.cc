@@ -148,6 +148,20 @@ TEST(BenchCompare, AMachineThatIsSlowerAsAWholeIsNoChange) {
   EXPECT_FALSE(change_between(before, after).by_ratio);
 }
 
+TEST(BenchCompare, CasesOfTheMachineAreJudgedByTheirValues) {
+  std::mt19937 random(4);
+  CaseResult before = case_with(normal_sample(random, 15, 100), true);
+  CaseResult after = case_with(normal_sample(random, 15, 100), true);
+  set_baseline(before, "memcpy, 1 thread", normal_sample(random, 15, 10));
+  set_baseline(after, "memcpy, 1 thread", normal_sample(random, 15, 20));
+  ResultFile a = file_with({before});
+  ResultFile b = file_with({after});
+  EXPECT_EQ(compare(a, b)->cases.at(0).verdict, Verdict::kSlower);
+  a.suites[0].suite = b.suites[0].suite = "baseline";
+  EXPECT_EQ(compare(a, b)->cases.at(0).verdict, Verdict::kSame)
+      << "a quicker copy makes no disk slower";
+}
+
 TEST(BenchCompare, ACountThatWasNothingCanBecomeWorse) {
   const CaseChange change =
       change_between(case_with({0, 0, 0, 0, 0, 0}), case_with({3, 4, 5, 6, 7, 8}));
