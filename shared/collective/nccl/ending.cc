@@ -15,15 +15,22 @@ bool ends_in_time(std::function<void()> call, TimePoint deadline) {
     bool come = false;
   };
   const auto end = std::make_shared<End>();
-  std::thread([end, call = std::move(call)]() mutable {
+  std::thread thread([end, call = std::move(call)]() mutable {
     call();
     call = nullptr;  // what it owns goes before the end is told
     const std::lock_guard lock(end->mutex);
     end->come = true;
     end->changed.notify_all();
-  }).detach();
-  std::unique_lock lock(end->mutex);
-  return end->changed.wait_until(lock, steady_time(deadline), [&] { return end->come; });
+  });
+  {
+    std::unique_lock lock(end->mutex);
+    if (!end->changed.wait_until(lock, steady_time(deadline), [&] { return end->come; })) {
+      thread.detach();
+      return false;
+    }
+  }
+  thread.join();
+  return true;
 }
 
 }  // namespace wsync::collective::nccl
