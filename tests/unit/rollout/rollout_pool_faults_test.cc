@@ -48,9 +48,9 @@ class RolloutPoolFaults : public testing::Test {
     EXPECT_EQ(good_.questions().size(), 3U);
   }
 
+  std::atomic<bool> waits_for_bad_ = true;
   ScriptedReplica bad_;
   ScriptedReplica good_;
-  std::atomic<bool> waits_for_bad_ = true;
 };
 
 TEST_F(RolloutPoolFaults, OneThatHangsIsLate) {
@@ -116,8 +116,8 @@ TEST_F(RolloutPoolFaults, OneThatIsGone) {
 // It has taken a question, has answered a part of it, and dies.
 TEST_F(RolloutPoolFaults, OneThatIsLostWhileItAnswers) {
   for (const std::string_view part : {"", "HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{\"cho"}) {
-    ScriptedReplica good;
     std::atomic<bool> is_lost = false;
+    ScriptedReplica good;
     good.script([&](const nlohmann::json& question) {
       is_lost.wait(false);
       return answer_by(question, step(0));
@@ -171,9 +171,9 @@ TEST_F(RolloutPoolFaults, OneThatComesBackIsAskedAgain) {
 
 // Everything was asked of it, and none of it is lost.
 TEST_F(RolloutPoolFaults, TheOnlyOneIsAskedAgain) {
-  std::atomic<int> refusals = 5;
-  bad_.script([&](const nlohmann::json& question) {
-    return refusals.fetch_sub(1) > 0 ? refused_by(503, "starting") : answer_by(question, step(0));
+  const auto refusals = std::make_shared<std::atomic<int>>(5);
+  bad_.script([refusals](const nlohmann::json& question) {
+    return refusals->fetch_sub(1) > 0 ? refused_by(503, "starting") : answer_by(question, step(0));
   });
   const PoolOptions alone = options_for({bad_.url()});
   const auto pool = pool_of(alone);
@@ -185,9 +185,9 @@ TEST_F(RolloutPoolFaults, TheOnlyOneIsAskedAgain) {
 }
 
 TEST_F(RolloutPoolFaults, AHarvestThatIsLateSaysWhyAndCanBeAskedForAgain) {
-  std::atomic<bool> broken = true;
-  bad_.script([&](const nlohmann::json& question) {
-    return broken ? refused_by(400, "temperature: too hot") : answer_by(question, step(0));
+  const auto broken = std::make_shared<std::atomic<bool>>(true);
+  bad_.script([broken](const nlohmann::json& question) {
+    return *broken ? refused_by(400, "temperature: too hot") : answer_by(question, step(0));
   });
   const auto pool = pool_of(options_for({bad_.url()}));
   pool->begin(1);
@@ -196,7 +196,7 @@ TEST_F(RolloutPoolFaults, AHarvestThatIsLateSaysWhyAndCanBeAskedForAgain) {
   // The second question comes after a first that has failed.
   bad_.wait_for_questions(bad_.questions().size() + 8);
   expect_error(pool->harvest(1, 1ms), ErrorCode::kDeadline, "'temperature: too hot'");
-  broken = false;
+  *broken = false;
   EXPECT_GE(harvested(*pool, 1).stats.failed, 2U);
 }
 

@@ -153,12 +153,12 @@ TEST(RolloutPool, WithoutVersionsNothingIsWaitedForAndNothingDropped) {
 
 // It was known to serve step 1, and has gone back.
 TEST(RolloutPool, WhatIsTooOldIsDroppedAndGeneratedAnew) {
+  std::atomic<int> old_ones = 2;
   ScriptedReplica replica;
   const auto pool = pool_of(options_for({replica.url()}));
   pool->begin(1);
   (void)harvested(*pool, 1);
   const Asked first = asked_of(replica);
-  std::atomic<int> old_ones = 2;
   replica.script([&](const nlohmann::json& question) {
     return answer_by(question, step(old_ones.fetch_sub(1) > 0 ? 0 : 1));
   });
@@ -178,6 +178,7 @@ TEST(RolloutPool, WhatIsTooOldIsDroppedAndGeneratedAnew) {
 // One token of one answer decides.
 TEST(RolloutPool, TheOldestTokenIsWhatCounts) {
   for (const std::uint32_t allowed : {0U, 1U}) {
+    std::atomic<bool> mixed = true;
     ScriptedReplica replica;
     PoolOptions options = options_for({replica.url()});
     options.groups = 1;
@@ -185,7 +186,6 @@ TEST(RolloutPool, TheOldestTokenIsWhatCounts) {
         1;  // the first question is of the group that is harvested, not of a later one
     options.max_staleness = allowed;
     const auto pool = pool_of(options);
-    std::atomic<bool> mixed = true;
     replica.script([&](const nlohmann::json& question) {
       if (!mixed.exchange(false)) return answer_by(question, step(1));
       return Reply{.body = nlohmann::json{{"choices",
@@ -224,11 +224,11 @@ TEST(RolloutPool, AnAnswerWithATokenOfAnOlderEpochIsGeneratedAnew) {
   const Version before{.epoch = 1, .step = 4};
   const Version after{.epoch = 2, .step = 4};
   for (const std::uint32_t least_epoch : {1U, 2U}) {
+    std::atomic<bool> mixed = true;
     ScriptedReplica replica;
     PoolOptions options = options_for({replica.url()});
     options.groups = 1;
     const auto pool = pool_of(options);
-    std::atomic<bool> mixed = true;
     replica.script([&](const nlohmann::json& question) {
       if (!mixed.exchange(false)) return answer_by(question, after);
       return Reply{.body = nlohmann::json{{"choices",
@@ -260,9 +260,9 @@ TEST(RolloutPool, ToBeginWithANewEpochWaitsForIt) {
 }
 
 TEST(RolloutPool, AReplicaIsAskedNoMoreAtOnceThanAllowed) {
-  ScriptedReplica replica;
   std::atomic<int> now_asked = 0;
   std::atomic<int> most_asked = 0;
+  ScriptedReplica replica;
   replica.script([&](const nlohmann::json& question) {
     const int asked = ++now_asked;
     int most = most_asked;
@@ -284,8 +284,8 @@ TEST(RolloutPool, AReplicaIsAskedNoMoreAtOnceThanAllowed) {
 }
 
 TEST(RolloutPool, ToBeginOnceMoreForgetsWhatWasThere) {
-  ScriptedReplica replica;
   std::atomic<bool> first = true;
+  ScriptedReplica replica;
   replica.script([&](const nlohmann::json& question) {
     if (first.exchange(false)) replica.hold();
     return answer_by(question, step(30));
