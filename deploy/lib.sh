@@ -47,6 +47,7 @@ prometheus          command prometheus
 check_needs='
 clang-19            command clang++-19
 clang-format-19     command clang-format-19
+lld-19              file    /usr/lib/llvm-19/bin/ld.lld
 llvm-19             file    /usr/lib/llvm-19/bin/llvm-symbolizer
 libclang-rt-19-dev  file    /usr/lib/llvm-19/lib/clang/19/lib/linux/libclang_rt.fuzzer-*.a
 '
@@ -183,7 +184,7 @@ build_jobs() {
 }
 
 # configure PRESET [FOLDER [CACHE ENTRY...]]: configures build/<PRESET> (or FOLDER). A new folder gets a unity build, which
-# halves the time of a first build, and ccache when that is found.
+# halves the time of a first build, and ccache and LLVM's linker when these are found.
 configure() {
   local preset=$1 folder=${2:-$root/build/$1} options=()
   shift; [ $# = 0 ] || shift
@@ -191,6 +192,9 @@ configure() {
     options=(-DCMAKE_UNITY_BUILD=ON)
     if command -v ccache >/dev/null; then
       options+=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+    fi
+    if command -v ld.lld >/dev/null; then
+      options+=(-DCMAKE_{EXE,SHARED}_LINKER_FLAGS_INIT=-fuse-ld=lld)
     fi
   fi
   (cd "$root" && cmake --preset "$preset" -B "$folder" "${options[@]}" "$@" >"$folder.log" 2>&1) || {

@@ -80,34 +80,34 @@ endif()
 
 if(WSYNC_SANITIZER STREQUAL "address")
   add_compile_options(-fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
-  # Half of the compiler's time for what the address sanitizer sees as well or, of bytes that come from outside, the
-  # fuzzers' build looks for. `vptr` needs a free descriptor, and some tests have none.
+  # Half of the compiler's time for what the address sanitizer sees as well. `vptr` needs a free descriptor, and some tests
+  # have none.
   add_compile_options(-fno-sanitize=null,vptr,object-size,alignment)
   add_link_options(-fsanitize=address,undefined)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    set(WSYNC_LIBFUZZER ON)  # tests/fuzz: this build's fuzzers are libFuzzer's
+  endif()
 elseif(WSYNC_SANITIZER STREQUAL "thread")
   add_compile_options(-fsanitize=thread -fno-omit-frame-pointer)
   add_link_options(-fsanitize=thread)
-elseif(WSYNC_SANITIZER STREQUAL "fuzzer")
-  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
-    message(FATAL_ERROR "WSYNC_SANITIZER=fuzzer needs Clang; configure with -DCMAKE_CXX_COMPILER=clang++-19")
-  endif()
-  add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
-  add_compile_options(-fno-sanitize=null,vptr,object-size)  # a quarter of the compiler's time, and ASan sees them
-  add_link_options(-fsanitize=address,undefined)
 elseif(NOT WSYNC_SANITIZER STREQUAL "")
-  message(FATAL_ERROR "WSYNC_SANITIZER is '${WSYNC_SANITIZER}'; expected empty, address, thread or fuzzer")
+  message(FATAL_ERROR "WSYNC_SANITIZER is '${WSYNC_SANITIZER}'; expected empty, address or thread")
 endif()
 
-# wsync_component(<name> SOURCES <file>... HEADERS <file>... [LINK <target>...] [PRIVATE_LINK <target>...] [HOT])
+# wsync_component(<name> SOURCES <file>... HEADERS <file>... [LINK <target>...] [PRIVATE_LINK <target>...] [HOT] [FUZZED])
 # A static library wsync_<name> with alias wsync::<name>. Headers are included from the root of the tree. HOT: tests spend
-# their time in its loops; the address and thread sanitizers' builds optimize these alone.
+# their time in its loops; the address and thread sanitizers' builds optimize these alone. FUZZED: a fuzzer is led by what it
+# covers of this code.
 function(wsync_component name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "HOT" "" "SOURCES;HEADERS;LINK;PRIVATE_LINK")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "HOT;FUZZED" "" "SOURCES;HEADERS;LINK;PRIVATE_LINK")
   add_library(wsync_${name} STATIC ${arg_SOURCES})
   add_library(wsync::${name} ALIAS wsync_${name})
   target_sources(wsync_${name} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${arg_HEADERS})
   set_target_properties(wsync_${name} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
   target_link_libraries(wsync_${name} PUBLIC ${arg_LINK} PRIVATE wsync_warnings ${arg_PRIVATE_LINK})
+  if(arg_FUZZED AND WSYNC_LIBFUZZER)
+    target_compile_options(wsync_${name} PRIVATE -fsanitize=fuzzer-no-link)
+  endif()
   if(NOT arg_HOT AND WSYNC_SANITIZER MATCHES "^(address|thread)$")
     target_link_libraries(wsync_${name} PRIVATE wsync_compiled_quickly)
   endif()

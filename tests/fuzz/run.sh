@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs each libFuzzer target of a build with WSYNC_SANITIZER=fuzzer for some seconds, from its kept corpus.
+# Runs each libFuzzer target of a build with WSYNC_SANITIZER=address by Clang for some seconds, from its kept corpus.
 # Usage: run.sh BUILD_FOLDER [SECONDS]. New inputs go to BUILD_FOLDER/corpus; an input that fails is kept there and named.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)

@@ -30,7 +30,6 @@ if ((deep)); then LIMIT_S=${LIMIT_S:-600} LIMIT_MIB=${LIMIT_MIB:-6000}; else LIM
 one="-DNREP=1 -DNCO=1"
 runs="
 two_replicas         | clean     | -DNREP=2 -DNF=1 -DNCO=1 -DMAXSTEP=1
-two_replicas_zombie  | clean     | -DNREP=2 -DNF=1 -DNCO=2 -DMAXSTEP=0 -DMAXD=2 -DMAXV=2
 zombie               | clean     | -DNREP=1 -DNF=1 -DNCO=2 -DMAXSTEP=1
 two_replicas_restart | clean     | -DNREP=2 -DNF=1 -DNCO=2 -DMAXSTEP=1 -DMAXD=2 -DRESTART
 two_faults           | clean     | $one -DNF=2 -DMAXSTEP=1
@@ -68,6 +67,7 @@ WITNESS_REFUSED      | reached   | $one -DNF=1 -DMAXSTEP=2
 WITNESS_ROLLED       | reached   | $one -DNF=1 -DMAXSTEP=2
 "
 deep_runs="
+two_replicas_zombie  | clean     | -DNREP=2 -DNF=1 -DNCO=2 -DMAXSTEP=0 -DMAXD=2 -DMAXV=2
 deep_restart         | clean     | -DNREP=2 -DNF=1 -DNCO=2 -DMAXSTEP=1 -DMAXD=3 -DRESTART
 deep_coarse          | clean     | -DNREP=2 -DNF=2 -DNCO=2 -DCOARSE
 deep_three_faults    | clean     | $one -DNF=3 -DMAXSTEP=1

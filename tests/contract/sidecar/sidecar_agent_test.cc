@@ -198,19 +198,23 @@ TEST_F(SidecarAgentTest, ACopyIsKeptWhenAnEngineCannotLoadItAndLetGoWhenItHasCha
   rank->say(control::Prepared{.version = kV1});
   ASSERT_TRUE(next<control::Staged>());
   say(control::Decide{.number = 1, .target = kV1, .content_digest = model_.content(kV1)});
-  const auto cannot_load = [&](const std::string& why) {
-    for (int i = 0; i < 2; ++i) {
-      const auto load = rank->next<control::Load>();
-      ASSERT_TRUE(load);
-      rank->say(control::Loaded{.version = kV1, .failure = why}, load->first.request);
-    }
+  const auto load_comes = [&]() -> std::uint64_t {
+    const auto load = rank->next<control::Load>();
+    return load ? load->first.request : 0;
   };
-  cannot_load("no memory");
+  const auto cannot_load = [&](std::uint64_t request, const std::string& why) {
+    rank->say(control::Loaded{.version = kV1, .failure = why}, request);
+  };
+  cannot_load(load_comes(), "no memory");
+  cannot_load(load_comes(), "no memory");
   const auto switched = next<control::Switched>();
   ASSERT_TRUE(switched);
   EXPECT_EQ(switched->outcomes.at(0).outcome, control::SwitchOutcome::kTainted);
+  const std::uint64_t again =
+      load_comes();  // tried again once the copy was found good, which takes a while
   memory[model_.plan->arena_offset(model_.plan->pieces().back())] ^= std::byte{1};
-  cannot_load("checksum");  // tried again: the first time the copy was good
+  cannot_load(again, "checksum");
+  cannot_load(load_comes(), "checksum");
   ASSERT_TRUE(rank->next<control::Release>());
   const auto hello = next<control::Hello>();
   ASSERT_TRUE(hello);
