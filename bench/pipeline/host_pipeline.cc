@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::chrono::minutes kStageDeadline{5};
 constexpr std::uint64_t kBuffersOfOneDevice = 3;
-constexpr std::uint64_t kGroups = 3;  // the lone stages, two stages, three stages
+constexpr std::uint64_t kGroups = 5;  // one for each lone stage, two stages, three stages
 
 double cpu_now_s() {
   timespec time{};
@@ -162,14 +162,15 @@ Result<Mappings> map_buffers(const reload::DeviceGroup& group) {
 struct HostPipeline::Parts {
   HostPipelineOptions options;
   std::unique_ptr<SharedArena> arena;
-  std::vector<std::uint64_t> checks;           // of each bucket
-  std::unique_ptr<reload::DeviceGroup> group;  // of the lone stages
+  std::vector<std::uint64_t> checks;  // of each bucket
+  // Of the lone stages: these can run at once, and then share nothing but the machine.
+  std::unique_ptr<reload::DeviceGroup> h2d_group, broadcast_group, reload_group;
   struct Runner {
     std::unique_ptr<reload::PipelineRunner> runner;
     Mappings buffers;
   };
   Runner two, three;
-  Mappings buffers;
+  Mappings buffers;  // of reload_group
   std::deque<ThreadEngine> engines;
   std::uint64_t checked_bytes = 0;
 
@@ -185,6 +186,7 @@ struct HostPipeline::Parts {
   }
 
   Result<> make_model();
+  Result<> make_group(std::unique_ptr<reload::DeviceGroup>& to);
   Result<> make_groups();
   Result<> make_runner(Runner& to, reload::Stages stages);
   Result<> compare();
@@ -225,7 +227,7 @@ Result<> HostPipeline::Parts::make_runner(Runner& to, reload::Stages stages) {
   return {};
 }
 
-Result<> HostPipeline::Parts::make_groups() {
+Result<> HostPipeline::Parts::make_group(std::unique_ptr<reload::DeviceGroup>& to) {
   Result<> outcome;
   reload::DeviceGroupOptions wanted;
   wanted.devices = make_devices(options.devices, outcome);
@@ -233,9 +235,13 @@ Result<> HostPipeline::Parts::make_groups() {
   wanted.buffer_bytes = options.buffer_bytes;
   auto made = reload::DeviceGroup::create(std::move(wanted));
   if (!made) return fail(std::move(made).error());
-  group = std::move(*made);
-  WSYNC_TRY(group->connect(now() + kStageDeadline));
-  auto mapped = map_buffers(*group);
+  to = std::move(*made);
+  return to->connect(now() + kStageDeadline);
+}
+
+Result<> HostPipeline::Parts::make_groups() {
+  for (auto* group : {&h2d_group, &broadcast_group, &reload_group}) WSYNC_TRY(make_group(*group));
+  auto mapped = map_buffers(*reload_group);
   if (!mapped) return fail(std::move(mapped).error());
   buffers = std::move(*mapped);
   WSYNC_TRY(make_runner(two, reload::Stages::kTwo));
@@ -300,8 +306,8 @@ Result<Taken> HostPipeline::h2d() {
   const Stopwatch watch;
   for (std::uint64_t b = 0; b < p.count(); ++b)
     WSYNC_TRY(
-        p.group->copy_in(device::DeviceIndex{static_cast<std::uint32_t>(b % p.options.devices)},
-                         p.bucket(b), [left](const Result<>& r) { left->done(r); }));
+        p.h2d_group->copy_in(device::DeviceIndex{static_cast<std::uint32_t>(b % p.options.devices)},
+                             p.bucket(b), [left](const Result<>& r) { left->done(r); }));
   WSYNC_TRY(left->wait(now() + kStageDeadline));
   return watch.taken();
 }
@@ -313,7 +319,7 @@ Result<Taken> HostPipeline::broadcasts() {
   for (std::uint64_t b = 0; b < p.count(); ++b) {
     auto left = std::make_shared<Countdown>(p.options.devices);
     for (std::uint32_t d = 0; d < p.options.devices; ++d)
-      WSYNC_TRY(p.group->broadcast(
+      WSYNC_TRY(p.broadcast_group->broadcast(
           {.device = device::DeviceIndex{d},
            .source = device::DeviceIndex{static_cast<std::uint32_t>(b % p.options.devices)},
            .slot = reload::SlotIndex{static_cast<std::uint32_t>(b % reload::kIpcSlots)},
@@ -337,6 +343,18 @@ Result<Taken> HostPipeline::reloads() {
            .offset = p.offset(b),
            .done = [left](std::uint64_t) { left->done({}); }});
   WSYNC_TRY(left->wait(now() + kStageDeadline));
+  return watch.taken();
+}
+
+Result<Taken> HostPipeline::together() {
+  const Stopwatch watch;
+  Result<Taken> outcomes[2];
+  {
+    const std::jthread first([&] { outcomes[0] = h2d(); });
+    const std::jthread second([&] { outcomes[1] = broadcasts(); });
+    WSYNC_TRY(reloads());
+  }
+  for (const auto& outcome : outcomes) WSYNC_TRY(outcome);
   return watch.taken();
 }
 

@@ -47,6 +47,9 @@ class HostPipeline {
   [[nodiscard]] Result<Taken> h2d();
   [[nodiscard]] Result<Taken> broadcasts();
   [[nodiscard]] Result<Taken> reloads();
+  // The three at once, each on buffers of its own and none waiting for another: what they take from
+  // each other. The time ends with the last of them.
+  [[nodiscard]] Result<Taken> together();
   // A whole update in this form (two or three stages), by PipelineRunner. kDigestMismatch when an
   // engine's checksum of a bucket, or in the end a byte of its memory, is not the model's.
   [[nodiscard]] Result<Taken> update(reload::Stages stages);

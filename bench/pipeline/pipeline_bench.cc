@@ -39,6 +39,7 @@ HostPipelineCase summed_up(HostPipelineCase made) {
   made.h2d_s = over([](const Round& r) { return r.h2d.wall_s; });
   made.broadcast_s = over([](const Round& r) { return r.broadcast.wall_s; });
   made.reload_s = over([](const Round& r) { return r.reload.wall_s; });
+  made.contention = over([](const Round& r) { return bench::contention(r); });
   made.hand_over_s = over(
       [&](const Round& r) { return bench::hand_over_s(r.hand_overs, made.buckets, made.devices); });
   made.two_s = over([](const Round& r) { return r.two_s; });
@@ -62,6 +63,7 @@ Result<HostPipelineRound> measure_round(HostPipeline& pipeline, const HostPipeli
       [&] { return into(round.h2d, pipeline.h2d()); },
       [&] { return into(round.broadcast, pipeline.broadcasts()); },
       [&] { return into(round.reload, pipeline.reloads()); },
+      [&] { return into(round.together, pipeline.together()); },
       [&] { return into(round.hand_overs, pipeline.hand_overs()); },
       [&] { return into(two, pipeline.update(reload::Stages::kTwo)); },
       [&] { return into(three, pipeline.update(reload::Stages::kThree)); }};
@@ -90,6 +92,11 @@ double hand_over_s(const Taken& hand_overs, std::uint64_t buckets, std::uint32_t
   return hand_overs.wall_s / static_cast<double>(rounds + buckets + 1);
 }
 
+double contention(const HostPipelineRound& alone) {
+  const double one_by_one = alone.h2d.cpu_s + alone.broadcast.cpu_s + alone.reload.cpu_s;
+  return one_by_one > 0 ? std::max(1.0, alone.together.cpu_s / one_by_one) : 1;
+}
+
 Result<double> predict_update(const HostPipelineRound& alone, const HostPipelineOptions& options,
                               std::uint32_t cores, reload::Stages stages) {
   const std::uint32_t n = options.devices;
@@ -102,10 +109,14 @@ Result<double> predict_update(const HostPipelineRound& alone, const HostPipeline
     for (const Taken* stage : {&alone.h2d, &alone.broadcast, &alone.reload})
       here = std::max(here, stage->cpu_s / stage->wall_s);
   }
-  const LaneCost h2d = lane_cost(alone.h2d, buckets, n, here);
-  const LaneCost broadcast{.seconds = alone.broadcast.wall_s / buckets,
-                           .cpu_s = alone.broadcast.cpu_s / buckets};
-  const LaneCost reload = lane_cost(alone.reload, buckets * n, n, here);
+  const double slower = contention(alone);
+  const auto beside_others = [slower](LaneCost cost) {
+    return LaneCost{.seconds = cost.seconds * slower, .cpu_s = cost.cpu_s * slower};
+  };
+  const LaneCost h2d = beside_others(lane_cost(alone.h2d, buckets, n, here));
+  const LaneCost broadcast = beside_others(
+      {.seconds = alone.broadcast.wall_s / buckets, .cpu_s = alone.broadcast.cpu_s / buckets});
+  const LaneCost reload = beside_others(lane_cost(alone.reload, buckets * n, n, here));
   SharedLinks links;
   const LinkId processor = links.add("cores", here);
   const LinkId ring = links.add("broadcasts", 1 / broadcast.seconds);

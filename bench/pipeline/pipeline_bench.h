@@ -19,6 +19,7 @@ inline constexpr double kPredictionTarget = 0.10;  // predicted / measured diffe
 
 struct HostPipelineRound {
   Taken h2d, broadcast, reload;
+  Taken together;    // the three at once, on buffers of their own
   Taken hand_overs;  // a whole update of next to no bytes
   double two_s = 0;
   double three_s = 0;
@@ -31,6 +32,7 @@ struct HostPipelineCase {
   std::uint64_t buckets = 0;
   std::vector<HostPipelineRound> rounds;
   Spread h2d_s, broadcast_s, reload_s, hand_over_s, two_s, three_s;
+  Spread contention;              // of contention()
   Spread two_ratio, three_ratio;  // predicted / measured, of each round
   std::uint64_t checked_bytes = 0;
   [[nodiscard]] bool met() const noexcept;
@@ -56,12 +58,17 @@ struct PipelineBenchResult {
 [[nodiscard]] double hand_over_s(const Taken& hand_overs, std::uint64_t buckets,
                                  std::uint32_t devices);
 
+// How much more of the cores' time the three stages need when they run at once than one after the
+// other: what they take from each other of caches and memory. At least 1.
+[[nodiscard]] double contention(const HostPipelineRound& alone);
+
 // What the stages alone say of a whole update, in one form. Each device's copies, each engine's
 // copies and the broadcasts are lanes; all share the cores. A lane is as fast as it was alone, with
 // the time that lanes of its stage took from each other for want of cores taken out; a bucket takes
-// of the cores what it took alone. Copies begin one hand-over late (in the measurement of
-// broadcasts alone theirs are contained). Cores: as many as are there, or, where there are as many
-// lanes as cores, what the busiest stage got of them. Errors as simulate_pipeline().
+// of the cores what it took alone, times contention(). Copies begin one hand-over late (in the
+// measurement of broadcasts alone theirs are contained). Cores: as many as are there, or, where
+// there are as many lanes as cores, what the busiest stage got of them. Errors as
+// simulate_pipeline().
 [[nodiscard]] Result<double> predict_update(const HostPipelineRound& alone,
                                             const HostPipelineOptions& options, std::uint32_t cores,
                                             reload::Stages stages);
@@ -69,7 +76,7 @@ struct PipelineBenchResult {
 using OnPipelineProgress =
     std::function<void(std::string_view label, unsigned done, unsigned total)>;
 
-// In each round all six are measured, and which comes first changes. kCancelled on a signal;
+// In each round all seven are measured, and which comes first changes. kCancelled on a signal;
 // errors of HostPipeline.
 [[nodiscard]] Result<PipelineBenchResult> run_pipeline_bench(const PipelineBenchOptions& options,
                                                              const Interrupt& interrupt,

@@ -24,6 +24,7 @@ nlohmann::json round_json(const HostPipelineRound& round) {
   return {{"h2d", taken_json(round.h2d)},
           {"broadcast", taken_json(round.broadcast)},
           {"reload", taken_json(round.reload)},
+          {"together", taken_json(round.together)},
           {"hand_overs", taken_json(round.hand_overs)},
           {"two_stages_s", round.two_s},
           {"three_stages_s", round.three_s},
@@ -38,6 +39,7 @@ nlohmann::json case_json(const HostPipelineCase& one) {
           {"h2d_s", spread_json(one.h2d_s)},
           {"broadcast_s", spread_json(one.broadcast_s)},
           {"reload_s", spread_json(one.reload_s)},
+          {"contention", spread_json(one.contention)},
           {"hand_over_s", spread_json(one.hand_over_s)},
           {"two_stages_s", spread_json(one.two_s)},
           {"three_stages_s", spread_json(one.three_s)},
@@ -62,13 +64,14 @@ std::string to_text(const PipelineBenchResult& result) {
     text += fmt::format(
         "{} devices, {} buckets\n"
         "  alone      H2D {}, broadcast {}, reload {}; a hand-over {:.3f}\n"
+        "  at once    {} times the cores' time of one after the other\n"
         "  2 stages   {}, predicted / measured {}\n"
         "  3 stages   {}, predicted / measured {}\n"
         "  target     within {:.0f} %: {}\n",
         one.devices, one.buckets, milliseconds(one.h2d_s), milliseconds(one.broadcast_s),
-        milliseconds(one.reload_s), 1e3 * one.hand_over_s.median, milliseconds(one.two_s),
-        ratio(one.two_ratio), milliseconds(one.three_s), ratio(one.three_ratio),
-        100 * kPredictionTarget, one.met() ? "met" : "missed");
+        milliseconds(one.reload_s), 1e3 * one.hand_over_s.median, ratio(one.contention),
+        milliseconds(one.two_s), ratio(one.two_ratio), milliseconds(one.three_s),
+        ratio(one.three_ratio), 100 * kPredictionTarget, one.met() ? "met" : "missed");
   return text + load_notes(result.others_busy, result.stolen);
 }
 

@@ -28,8 +28,8 @@ TEST(HostPipeline, UpdatesInBothFormsBringEveryByte) {
     EXPECT_GT(taken->wall_s, 0);
   }
   EXPECT_EQ(pipeline.checked_bytes(), 3 * 2 * kSmallPipeline.bytes);
-  for (const auto& taken :
-       {pipeline.h2d(), pipeline.broadcasts(), pipeline.reloads(), pipeline.hand_overs()}) {
+  for (const auto& taken : {pipeline.h2d(), pipeline.broadcasts(), pipeline.reloads(),
+                            pipeline.together(), pipeline.hand_overs()}) {
     ASSERT_TRUE(taken.has_value()) << taken.error().message();
     EXPECT_GT(taken->wall_s, 0);
   }
@@ -60,6 +60,7 @@ HostPipelineRound chart_round() {
   return {.h2d = {.wall_s = 8, .cpu_s = 0.4},
           .broadcast = {.wall_s = 4, .cpu_s = 0.4},
           .reload = {.wall_s = 4, .cpu_s = 0.8},
+          .together = {},
           .hand_overs = {}};
 }
 constexpr HostPipelineOptions kChart{.devices = 2, .bytes = 4096, .buffer_bytes = 1024};
@@ -77,12 +78,25 @@ TEST(PredictUpdate, WithOneCoreNothingOverlaps) {
   const HostPipelineRound round{.h2d = {.wall_s = 8, .cpu_s = 8},
                                 .broadcast = {.wall_s = 4, .cpu_s = 4},
                                 .reload = {.wall_s = 4, .cpu_s = 4},
+                                .together = {},
                                 .hand_overs = {}};
   for (const Stages stages : {Stages::kTwo, Stages::kThree}) {
     const auto made = predict_update(round, kChart, 1, stages);
     ASSERT_TRUE(made.has_value());
     EXPECT_NEAR(*made, 8 + 4 + 4, 1e-6);
   }
+}
+
+TEST(PredictUpdate, StagesThatSlowEachOtherDownTakeAsMuchLonger) {
+  HostPipelineRound round = chart_round();
+  EXPECT_DOUBLE_EQ(contention(round), 1);
+  round.together = {.wall_s = 9, .cpu_s = 2};  // alone: 0.4 + 0.4 + 0.8
+  EXPECT_DOUBLE_EQ(contention(round), 1.25);
+  const auto made = predict_update(round, kChart, 64, Stages::kTwo);
+  ASSERT_TRUE(made.has_value());
+  EXPECT_NEAR(*made, 1.25 * (2 * (4 + 2) + 1), 1e-6);
+  round.together.cpu_s = 1;  // luck, not a speed
+  EXPECT_DOUBLE_EQ(contention(round), 1);
 }
 
 TEST(PredictUpdate, HandOversComeBeforeCopies) {
