@@ -12,6 +12,7 @@
 #include "shared/base/format.h"
 #include "shared/config/address.h"
 #include "shared/config/config.h"
+#include "shared/control/progress_phase.h"
 #include "shared/trace/progress.h"
 
 namespace wsync::cli {
@@ -173,7 +174,7 @@ Outcome outcome_of(const control::CancelReply& reply) {
   return {.result = {{"ok", reply.ok},
                      {"reason", reply.reason},
                      {"version", reply.version.to_string()},
-                     {"phase", phase_word(reply.phase)}},
+                     {"phase", control::phase_name(reply.phase)}},
           .text = reply.ok
                       ? fmt::format("{} was cancelled while {}; every engine keeps the version "
                                     "it serves\n",

@@ -25,8 +25,6 @@ namespace wsync::cli {
 [[nodiscard]] std::string version_text(const Version& version);
 // "serving", as in --json.
 [[nodiscard]] std::string_view state_name(control::ReplicaState state) noexcept;
-// The phase as in --json: "snapshot", "announce", "stage", "switch".
-[[nodiscard]] std::string_view phase_word(control::ProgressPhase phase) noexcept;
 // The phase for people: "snapshot", "announcing", "staging", "switching".
 [[nodiscard]] std::string_view phase_text(control::ProgressPhase phase) noexcept;
 // Done of total, 0 to 1; none while the total is not known.

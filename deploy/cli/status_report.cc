@@ -5,6 +5,7 @@
 #include "deploy/cli/context.h"
 #include "deploy/cli/report.h"
 #include "shared/base/format.h"
+#include "shared/control/progress_phase.h"
 #include "shared/trace/progress.h"
 
 namespace wsync::cli {
@@ -46,7 +47,7 @@ json running_json(const control::UpdateProgress& running) {
   if (running.version.none()) return nullptr;
   return {{"version", running.version.to_string()},
           {"rollback", running.rollback},
-          {"phase", phase_word(running.phase)},
+          {"phase", control::phase_name(running.phase)},
           {"done_bytes", running.done_bytes},
           {"total_bytes", running.total_bytes},
           {"elapsed_ns", running.elapsed_ns},
@@ -129,20 +130,6 @@ std::string_view state_name(control::ReplicaState state) noexcept {
       return "loading";
     case control::ReplicaState::kTainted:
       return "tainted";
-  }
-  return "unknown";
-}
-
-std::string_view phase_word(control::ProgressPhase phase) noexcept {
-  switch (phase) {
-    case control::ProgressPhase::kSnapshot:
-      return "snapshot";
-    case control::ProgressPhase::kAnnounce:
-      return "announce";
-    case control::ProgressPhase::kStage:
-      return "stage";
-    case control::ProgressPhase::kSwitch:
-      return "switch";
   }
   return "unknown";
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/control/progress_phase.h"
 #include "shared/metrics/catalog.h"
 #include "shared/metrics/failures.h"
 
@@ -13,11 +14,6 @@ namespace {
 using control::ProgressPhase;
 using control::ReplicaState;
 
-constexpr std::array<std::pair<ProgressPhase, const char*>, 4> kStageNames = {
-    {{ProgressPhase::kSnapshot, "snapshot"},
-     {ProgressPhase::kAnnounce, "announce"},
-     {ProgressPhase::kStage, "stage"},
-     {ProgressPhase::kSwitch, "switch"}}};
 constexpr std::array kCoordinatorPhases = {
     CoordinatorPhase::kGathering,  CoordinatorPhase::kClaiming, CoordinatorPhase::kReady,
     CoordinatorPhase::kAnnouncing, CoordinatorPhase::kStaging,  CoordinatorPhase::kSwitching,
@@ -60,8 +56,9 @@ RoundMetrics::RoundMetrics()
       rollbacks_partial_(registry_.counter(metrics::kRollbacks, {"partial"})),
       rollbacks_failed_(registry_.counter(metrics::kRollbacks, {"failed"})),
       failures_(metrics::failure_counters(registry_)) {
-  for (const auto& [phase, name] : kStageNames)
-    phases_.emplace(phase, registry_.histogram(metrics::kUpdateStageSeconds, {name}));
+  for (const ProgressPhase phase : control::kProgressPhases)
+    phases_.emplace(phase, registry_.histogram(metrics::kUpdateStageSeconds,
+                                               {std::string(control::phase_name(phase))}));
 }
 
 void RoundMetrics::snapshot_taken(std::uint64_t bytes, std::chrono::nanoseconds duration) {

@@ -7,27 +7,11 @@
 #include "shared/base/format.h"
 #include "shared/base/host.h"
 #include "shared/base/log.h"
+#include "shared/control/progress_phase.h"
 #include "shared/trace/chrome_trace.h"
 #include "shared/trace/update_flows.h"
 
 namespace wsync::publish {
-namespace {
-
-std::string_view phase_name(control::ProgressPhase phase) {
-  switch (phase) {
-    case control::ProgressPhase::kSnapshot:
-      return "snapshot";
-    case control::ProgressPhase::kAnnounce:
-      return "announce";
-    case control::ProgressPhase::kStage:
-      return "stage";
-    case control::ProgressPhase::kSwitch:
-      return "switch";
-  }
-  return "phase";
-}
-
-}  // namespace
 
 void RoundTrace::close(const std::string& lane, Phase phase, TimePoint at) {
   recorder_.record({.name = phase.name + " " + phase.version,
@@ -70,7 +54,7 @@ void RoundTrace::entered(std::uint64_t request, const Version& version,
                          control::ProgressPhase phase, TimePoint at) {
   ended(request, at);
   open_[request] = {
-      .name = std::string(phase_name(phase)), .version = version.to_string(), .begin = at};
+      .name = std::string(control::phase_name(phase)), .version = version.to_string(), .begin = at};
 }
 
 void RoundTrace::ended(std::uint64_t request, TimePoint at) {

@@ -1,0 +1,168 @@
+// Fields (fields.h) of messages of the engine link.
+#pragma once
+
+#include "shared/base/limits.h"
+#include "shared/control/engine_messages.h"
+#include "shared/control/envelope_fields.h"
+
+namespace wsync::control {
+
+template <class V, class M>
+  requires Is<M, DimRange>
+void fields(V& v, M& m) {
+  v.number("dim", m.dim);
+  v.number("begin", m.begin);
+  v.number("length", m.length);
+}
+
+template <class V, class M>
+  requires Is<M, EngineTensor>
+void fields(V& v, M& m) {
+  v.label("name", m.name, limits::kTensorNameBytes);
+  v.number("dtype", m.dtype);
+  v.list("shape", m.shape, limits::kTensorRank);
+  v.list("ranges", m.ranges, limits::kRangesPerTensor);
+}
+
+template <class V, class M>
+  requires Is<M, EngineHello>
+void fields(V& v, M& m) {
+  v.bounded("world_size", m.world_size, limits::kReplicaRankCount);
+  v.flag("leader", m.leader);
+  v.bounded("device", m.device, limits::kDeviceCount - 1);
+  v.number("pid", m.pid);
+  v.choice("take", m.take, TakeMode::kAdopt);
+  v.choice("state", m.state, RankState::kTainted);
+  v.version("active", m.active);
+  v.number("step", m.step);
+  v.list("tensors", m.tensors, limits::kTensorCount);
+  v.label("gpu", m.gpu, limits::kGpuUuidBytes);
+}
+
+template <class V, class M>
+  requires Is<M, BufferHandle>
+void fields(V& v, M& m) {
+  v.blob("opaque", m.opaque);
+  v.number("generation", m.generation);
+}
+
+template <class V, class M>
+  requires Is<M, EngineWelcome>
+void fields(V& v, M& m) {
+  v.number("generation", m.generation);
+  v.choice("device_kind", m.device_kind, DeviceKind::kCuda);
+  v.number("buffer_bytes", m.buffer_bytes);
+  v.list("buffers", m.buffers, limits::kIpcBufferCount);
+}
+
+template <class V, class M>
+  requires Is<M, Prepare>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.digest("layout_digest", m.layout_digest);
+  v.blob("layout", m.layout);
+  v.number("bucket_bytes", m.bucket_bytes);
+  v.number("arena_bytes", m.arena_bytes);
+  v.list("checksums", m.checksums, limits::kCopyGroupCount);
+}
+
+template <class V, class M>
+  requires Is<M, Prepared>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.sentence("failure", m.failure);
+}
+
+template <class V, class M>
+  requires Is<M, Release>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+}
+
+template <class V, class M>
+  requires Is<M, Pause>
+void fields(V& v, M& m) {
+  v.choice("mode", m.mode, PauseMode::kKeep);
+  v.number("deadline_ms", m.deadline_ms);
+}
+
+template <class V, class M>
+  requires Is<M, Paused>
+void fields(V& v, M& m) {
+  v.number("step", m.step);
+}
+
+template <class V, class M>
+  requires Is<M, Load>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.number("deadline_ms", m.deadline_ms);
+  v.bounded("copy_threads", m.copy_threads, limits::kCopyThreadCount);
+  v.list("buffers", m.buffers, limits::kIpcBufferCount);
+}
+
+template <class V, class M>
+  requires Is<M, BucketReady>
+void fields(V& v, M& m) {
+  v.number("bucket", m.bucket);
+  v.number("slot", m.slot);
+}
+
+template <class V, class M>
+  requires Is<M, BucketDone>
+void fields(V& v, M& m) {
+  v.number("bucket", m.bucket);
+  v.sentence("failure", m.failure);
+}
+
+template <class V, class M>
+  requires Is<M, Loaded>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.number("bytes", m.bytes);
+  v.number("copy_ns", m.copy_ns);
+  v.sentence("failure", m.failure);
+}
+
+template <class V, class M>
+  requires Is<M, Commit>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+}
+
+template <class V, class M>
+  requires Is<M, Committed>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.sentence("failure", m.failure);
+}
+
+template <class V, class M>
+  requires Is<M, Resume>
+void fields(V&, M&) {}
+
+template <class V, class M>
+  requires Is<M, Resumed>
+void fields(V&, M&) {}
+
+template <class V, class M>
+  requires Is<M, ReadDigests>
+void fields(V&, M&) {}
+
+template <class V, class M>
+  requires Is<M, HeldTensor>
+void fields(V& v, M& m) {
+  v.label("name", m.name, limits::kTensorNameBytes);
+  v.digest("digest", m.digest);
+  v.number("bytes", m.bytes);
+}
+
+template <class V, class M>
+  requires Is<M, Digests>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.list("tensors", m.tensors, limits::kTensorCount);
+  v.sentence("failure", m.failure);
+}
+
+}  // namespace wsync::control

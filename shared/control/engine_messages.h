@@ -1,0 +1,155 @@
+// The engine link: a Unix socket between a sidecar and its engine ranks (messages.h). Descriptors
+// travel by SCM_RIGHTS in the order named.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "shared/base/bytes.h"
+#include "shared/base/digest.h"
+#include "shared/control/envelope.h"
+
+namespace wsync::control {
+
+// A range of one dimension of a tensor that a rank takes; a tensor without ranges is taken whole.
+struct DimRange {
+  std::uint32_t dim = 0;
+  std::uint64_t begin = 0;
+  std::uint64_t length = 0;
+  friend bool operator==(const DimRange&, const DimRange&) = default;
+};
+struct EngineTensor {
+  std::string name;                  // as in the checkpoint
+  std::uint8_t dtype = 0;            // weights DType
+  std::vector<std::uint64_t> shape;  // full, not this rank's
+  std::vector<DimRange> ranges;
+};
+enum class TakeMode : std::uint8_t {
+  kPieces,  // copies pieces into its own memory
+  kWhole,   // wants whole tensors, a layer at a time
+  kAdopt,   // maps the staged version and uses it in place
+};
+// Sent once after connecting; the replica and rank are in the envelope.
+struct EngineHello {
+  static constexpr MessageType kType = MessageType::kEngineHello;
+  std::uint32_t world_size = 1;
+  bool leader = true;
+  std::uint32_t device = 0;  // index of the sidecar's device it runs on
+  std::uint32_t pid = 0;
+  TakeMode take = TakeMode::kPieces;
+  RankState state = RankState::kLoading;
+  Version active;  // 0.0 = none
+  std::uint64_t step = 0;
+  std::vector<EngineTensor> tensors;
+  std::string gpu;  // UUID of the GPU that holds its weights; empty: in host memory
+};
+enum class DeviceKind : std::uint8_t { kUnified, kSeparate, kCuda };
+// One IPC buffer on a GPU, as device::MemoryHandle::opaque has it.
+struct BufferHandle {
+  Bytes opaque;
+  std::uint64_t generation = 0;  // of the sidecar process that made it: that of its welcome
+};
+// Descriptors with it: separate devices: the two IPC buffers (memfd); unified and cuda: none.
+struct EngineWelcome {
+  static constexpr MessageType kType = MessageType::kEngineWelcome;
+  std::uint64_t generation = 0;  // of the sidecar process
+  DeviceKind device_kind = DeviceKind::kUnified;
+  std::uint64_t buffer_bytes = 0;  // of each IPC buffer
+  // cuda: the two IPC buffers, when they are kept between loads; else each Load brings them.
+  std::vector<BufferHandle> buffers;
+};
+// A version is staged, or about to be loaded: map it and get ready, while serving goes on.
+// Descriptors: unified: the arena.
+struct Prepare {
+  static constexpr MessageType kType = MessageType::kPrepare;
+  Version version;
+  Digest layout_digest;
+  Bytes layout;  // encoded Manifest; empty when the last one sent to this engine is meant
+  std::uint64_t bucket_bytes = 0;
+  std::uint64_t arena_bytes = 0;
+  std::vector<std::uint64_t>
+      checksums;  // of each copy group of this rank's load plan, in its order: as LoadPlan::execute
+                  // returns it; cuda: the folded PieceDigest of the group's bytes
+};
+struct Prepared {
+  static constexpr MessageType kType = MessageType::kPrepared;
+  Version version;
+  std::string failure;  // not empty: it cannot take this version
+};
+// The version is no longer held by the sidecar: unmap it unless it is the one in use.
+struct Release {
+  static constexpr MessageType kType = MessageType::kRelease;
+  Version version;
+};
+struct Pause {
+  static constexpr MessageType kType = MessageType::kPause;
+  PauseMode mode = PauseMode::kAbort;
+  std::uint32_t deadline_ms = 0;
+};
+struct Paused {
+  static constexpr MessageType kType = MessageType::kPaused;
+  std::uint64_t step = 0;
+};
+struct Load {
+  static constexpr MessageType kType = MessageType::kLoad;
+  Version version;
+  std::uint32_t deadline_ms = 0;
+  // How many threads a rank may copy with (unified devices), so that the ranks of a host that load
+  // at the same time use each core once. 0 or 1: the link's own.
+  std::uint32_t copy_threads = 1;
+  // cuda, where buffers are not kept: the two IPC buffers of this load. The rank has unmapped them
+  // when it sends Loaded.
+  std::vector<BufferHandle> buffers;
+};
+// Separate devices and GPUs: a bucket lies in an IPC buffer.
+struct BucketReady {
+  static constexpr MessageType kType = MessageType::kBucketReady;
+  std::uint64_t bucket = 0;
+  std::uint32_t slot = 0;  // which IPC buffer
+};
+// Sent after the copy out of the bucket is complete: the buffer may be overwritten.
+struct BucketDone {
+  static constexpr MessageType kType = MessageType::kBucketDone;
+  std::uint64_t bucket = 0;
+  std::string failure;  // not empty: a checksum differed, or the callback failed
+};
+struct Loaded {
+  static constexpr MessageType kType = MessageType::kLoaded;
+  Version version;
+  std::uint64_t bytes = 0;
+  std::uint64_t copy_ns = 0;
+  std::string failure;
+};
+struct Commit {
+  static constexpr MessageType kType = MessageType::kCommit;
+  Version version;
+};
+struct Committed {
+  static constexpr MessageType kType = MessageType::kCommitted;
+  Version version;
+  std::string failure;
+};
+struct Resume {
+  static constexpr MessageType kType = MessageType::kResume;
+};
+struct Resumed {
+  static constexpr MessageType kType = MessageType::kResumed;
+};
+struct ReadDigests {
+  static constexpr MessageType kType = MessageType::kReadDigests;
+};
+struct HeldTensor {
+  std::string name;
+  // XXH3-128 over this rank's bytes of the tensor, row-major; cuda: their piece digest.
+  Digest digest;
+  std::uint64_t bytes = 0;
+};
+struct Digests {
+  static constexpr MessageType kType = MessageType::kDigests;
+  Version version;
+  std::vector<HeldTensor> tensors;
+  std::string failure;
+};
+
+}  // namespace wsync::control

@@ -1,0 +1,143 @@
+// What precedes every message, and what messages of several groups hold.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "shared/weights/version.h"
+
+namespace wsync::control {
+
+inline constexpr std::uint32_t kMagic = 0x434e5357;  // "WSNC"
+inline constexpr std::uint16_t kProtocolVersion = 2;
+
+// What keeps an old coordinator from changing anything. Compared as a pair, epoch first.
+struct Fence {
+  std::uint64_t epoch = 0;
+  std::array<std::uint64_t, 2> run_id{};  // 128 random bits of one coordinator process
+  friend bool operator==(const Fence&, const Fence&) = default;
+  friend auto operator<=>(const Fence&, const Fence&) = default;
+};
+
+// Grows with every decision under one fence; 0 = no decision yet. Ordered as (fence, number).
+struct Decision {
+  Fence fence;
+  std::uint64_t number = 0;
+  friend bool operator==(const Decision&, const Decision&) = default;
+  friend auto operator<=>(const Decision&, const Decision&) = default;
+};
+
+enum class MessageType : std::uint16_t {
+  kHello = 1,
+  kWelcome,
+  kAnnounce,
+  kAccept,
+  kRefuse,
+  kStage,
+  kStaged,
+  kDecide,
+  kDecided,
+  kSwitched,
+  kAbort,
+  kHeartbeat,
+  kLeave,
+  kError,
+  kPush,
+  kPushReply,
+  kProgress,
+  kRollback,
+  kRollbackReply,
+  kVerify,
+  kVerifyReply,
+  kStatus,
+  kStatusReply,
+  kEngineHello,
+  kEngineWelcome,
+  kPrepare,
+  kPrepared,
+  kRelease,
+  kPause,
+  kPaused,
+  kLoad,
+  kBucketReady,
+  kBucketDone,
+  kLoaded,
+  kCommit,
+  kCommitted,
+  kResume,
+  kResumed,
+  kReadDigests,
+  kDigests,
+  kRankHello,
+  kRankShards,
+  kSnapshotted,
+  kPublishStatus,
+  kPlan,
+  kPlanReply,
+  kCancel,
+  kCancelReply,
+  kTraceQuestion,
+  kTraceAnswer,
+};
+inline constexpr MessageType kLastMessageType = MessageType::kTraceAnswer;
+
+// What precedes every message; fixed size on the wire (kEnvelopeBytes in codec.h).
+struct Envelope {
+  Fence fence;                // the sender's view; a lower one than the receiver's changes nothing
+  std::uint64_t round = 0;    // of the coordinator; a reply echoes it
+  std::uint64_t request = 0;  // chosen by the asker; a reply echoes it
+  std::string replica;        // empty: not about one replica. At most limits::kReplicaNameBytes
+  std::uint32_t rank = 0;     // of that replica
+};
+
+// ---- shared parts ----
+
+enum class ReplicaState : std::uint8_t {
+  kAbsent,   // some rank is not attached
+  kServing,  // serves `version` on every rank
+  kBehind,   // serves an older version than the target, untouched
+  kPaused,   // whole, not serving
+  kLoading,  // inside its switch
+  kTainted,  // its memory matches no version; never routed to
+};
+enum class RankState : std::uint8_t { kLoading, kServing, kPaused, kLoaded, kTainted };
+
+struct ReplicaReport {
+  std::string replica;
+  std::uint32_t world_size = 1;
+  std::uint32_t ranks_attached = 0;
+  ReplicaState state = ReplicaState::kAbsent;
+  bool ready = false;  // may be routed to
+  Version version;     // active on every rank; 0.0 = none
+  std::string reason;  // why it is not ready, one sentence
+  // While it switches: bytes of the new version that its ranks have said to hold, else 0.
+  std::uint64_t loaded_bytes = 0;
+  std::uint64_t paused_ns = 0;  // in its last switch; 0 = it has not been paused
+};
+
+enum class SwitchOutcome : std::uint8_t { kCommitted, kBehind, kRolledBack, kTainted, kFailed };
+
+// How the switch of one replica ended. Times in nanoseconds.
+struct ReplicaOutcome {
+  std::string replica;
+  SwitchOutcome outcome = SwitchOutcome::kFailed;
+  Version version;              // what the replica runs now
+  std::string reason;           // empty when committed
+  std::uint64_t wait_ns = 0;    // PAUSE sent to the last rank's PAUSED
+  std::uint64_t paused_ns = 0;  // last rank's PAUSED to RESUME sent
+  std::uint64_t load_ns = 0;    // LOAD sent to the last rank's LOADED
+  std::uint64_t bytes = 0;      // loaded, summed over the ranks
+};
+
+// One thing that does not fit between the trainer's layout and an engine's.
+enum class ProblemKind : std::uint8_t { kMissing, kExtra, kDtype, kShape, kRange, kMemory, kOther };
+struct Problem {
+  ProblemKind kind = ProblemKind::kOther;
+  std::string tensor;
+  std::string detail;   // one sentence: expected, found
+  std::string nearest;  // nearest name on the other side; empty = none is near
+};
+
+}  // namespace wsync::control

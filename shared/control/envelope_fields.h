@@ -1,0 +1,67 @@
+// Fields (fields.h) of what messages of several groups hold.
+#pragma once
+
+#include <concepts>
+#include <type_traits>
+
+#include "shared/base/limits.h"
+#include "shared/control/envelope.h"
+
+namespace wsync::control {
+
+// M is T, const or not.
+template <class M, class T>
+concept Is = std::same_as<std::remove_const_t<M>, T>;
+
+template <class V, class M>
+  requires Is<M, Fence>
+void fields(V& v, M& m) {
+  v.number("epoch", m.epoch);
+  v.number("run_id[0]", m.run_id[0]);
+  v.number("run_id[1]", m.run_id[1]);
+}
+
+template <class V, class M>
+  requires Is<M, Decision>
+void fields(V& v, M& m) {
+  v.part("fence", m.fence);
+  v.number("number", m.number);
+}
+
+template <class V, class M>
+  requires Is<M, ReplicaReport>
+void fields(V& v, M& m) {
+  v.label("replica", m.replica, limits::kReplicaNameBytes);
+  v.bounded("world_size", m.world_size, limits::kReplicaRankCount);
+  v.bounded("ranks_attached", m.ranks_attached, limits::kReplicaRankCount);
+  v.choice("state", m.state, ReplicaState::kTainted);
+  v.flag("ready", m.ready);
+  v.version("version", m.version);
+  v.sentence("reason", m.reason);
+  v.number("loaded_bytes", m.loaded_bytes);
+  v.number("paused_ns", m.paused_ns);
+}
+
+template <class V, class M>
+  requires Is<M, ReplicaOutcome>
+void fields(V& v, M& m) {
+  v.label("replica", m.replica, limits::kReplicaNameBytes);
+  v.choice("outcome", m.outcome, SwitchOutcome::kFailed);
+  v.version("version", m.version);
+  v.sentence("reason", m.reason);
+  v.number("wait_ns", m.wait_ns);
+  v.number("paused_ns", m.paused_ns);
+  v.number("load_ns", m.load_ns);
+  v.number("bytes", m.bytes);
+}
+
+template <class V, class M>
+  requires Is<M, Problem>
+void fields(V& v, M& m) {
+  v.choice("kind", m.kind, ProblemKind::kOther);
+  v.label("tensor", m.tensor, limits::kTensorNameBytes);
+  v.sentence("detail", m.detail);
+  v.label("nearest", m.nearest, limits::kTensorNameBytes);
+}
+
+}  // namespace wsync::control

@@ -1,0 +1,50 @@
+// Fields (fields.h) of messages of the rank link.
+#pragma once
+
+#include "shared/base/error.h"
+#include "shared/base/limits.h"
+#include "shared/control/envelope_fields.h"
+#include "shared/control/rank_messages.h"
+
+namespace wsync::control {
+
+template <class V, class M>
+  requires Is<M, RankHello>
+void fields(V& v, M& m) {
+  v.bounded("rank", m.rank, limits::kTrainerRankCount - 1);
+  v.bounded("world_size", m.world_size, limits::kTrainerRankCount);
+  v.number("pid", m.pid);
+  v.number("incarnation", m.incarnation);
+}
+
+template <class V, class M>
+  requires Is<M, RankShards>
+void fields(V& v, M& m) {
+  v.list("tensors", m.tensors, limits::kTensorCount);
+}
+
+template <class V, class M>
+  requires Is<M, Snapshotted>
+void fields(V& v, M& m) {
+  v.number("step", m.step);
+  v.digest("content_digest", m.content_digest);
+  v.sentence("failure", m.failure);
+}
+
+template <class V, class M>
+  requires Is<M, PublishStatus>
+void fields(V& v, M& m) {
+  v.number("step", m.step);
+  v.choice("state", m.state, PublishState::kFailed);
+  v.version("version", m.version);
+  v.digest("content_digest", m.content_digest);
+  v.number("bytes", m.bytes);
+  v.number("snapshot_ns", m.snapshot_ns);
+  v.number("staged_ns", m.staged_ns);
+  v.number("paused_ns", m.paused_ns);
+  v.bounded("replicas", m.replicas, limits::kReplicaCount);
+  v.bounded("code", m.code, static_cast<std::uint8_t>(ErrorCode::kInternal));
+  v.sentence("reason", m.reason);
+}
+
+}  // namespace wsync::control

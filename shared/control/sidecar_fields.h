@@ -1,0 +1,139 @@
+// Fields (fields.h) of messages between coordinator and sidecars.
+#pragma once
+
+#include "shared/base/limits.h"
+#include "shared/control/envelope_fields.h"
+#include "shared/control/sidecar_messages.h"
+
+namespace wsync::control {
+
+template <class V, class M>
+  requires Is<M, Hello>
+void fields(V& v, M& m) {
+  v.label("name", m.name, limits::kPeerNameBytes);
+  v.label("host", m.host, limits::kPeerNameBytes);
+  v.number("pid", m.pid);
+  v.label("boot_id", m.boot_id, limits::kPeerNameBytes);
+  v.label("data_address", m.data_address, limits::kAddressBytes);
+  v.part("decision", m.decision);
+  v.version("target", m.target);
+  v.list("withdrawn", m.withdrawn, limits::kWithdrawnCount);
+  v.list("staged", m.staged, limits::kStagedCount);
+  v.list("replicas", m.replicas, limits::kReplicaCount);
+  v.digest("layout", m.layout);
+  v.digest("target_content", m.target_content);
+}
+
+template <class V, class M>
+  requires Is<M, Welcome>
+void fields(V& v, M& m) {
+  v.label("host_socket", m.host_socket, limits::kAddressBytes);
+  v.label("data_address", m.data_address, limits::kAddressBytes);
+}
+
+template <class V, class M>
+  requires Is<M, Announce>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.digest("layout_digest", m.layout_digest);
+  v.blob("layout", m.layout);
+  v.digest("content_digest", m.content_digest);
+  v.number("bucket_bytes", m.bucket_bytes);
+  v.number("arena_bytes", m.arena_bytes);
+}
+
+template <class V, class M>
+  requires Is<M, Accept>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+}
+
+template <class V, class M>
+  requires Is<M, Refuse>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.sentence("reason", m.reason);
+  v.flag("layout_unknown", m.layout_unknown);
+  v.list("problems", m.problems, limits::kProblemCount);
+}
+
+template <class V, class M>
+  requires Is<M, Stage>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.choice("transport", m.transport, TransportKind::kTcp);
+  v.label("source", m.source, limits::kAddressBytes);
+  v.number("first_bucket", m.first_bucket);
+}
+
+template <class V, class M>
+  requires Is<M, Staged>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.digest("content_digest", m.content_digest);
+  v.number("bytes", m.bytes);
+  v.number("staging_ns", m.staging_ns);
+  v.sentence("failure", m.failure);
+  v.flag("source_lost", m.source_lost);
+}
+
+template <class V, class M>
+  requires Is<M, Decide>
+void fields(V& v, M& m) {
+  v.number("number", m.number);
+  v.choice("kind", m.kind, DecisionKind::kRollback);
+  v.version("target", m.target);
+  v.list("withdrawn", m.withdrawn, limits::kWithdrawnCount);
+  v.choice("mode", m.mode, PauseMode::kKeep);
+  v.number("pause_deadline_ms", m.pause_deadline_ms);
+  v.number("load_deadline_ms", m.load_deadline_ms);
+  v.digest("content_digest", m.content_digest);
+}
+
+template <class V, class M>
+  requires Is<M, Decided>
+void fields(V& v, M& m) {
+  v.number("number", m.number);
+  v.flag("refused", m.refused);
+  v.sentence("reason", m.reason);
+}
+
+template <class V, class M>
+  requires Is<M, Switched>
+void fields(V& v, M& m) {
+  v.number("number", m.number);
+  v.version("target", m.target);
+  v.list("outcomes", m.outcomes, limits::kReplicaCount);
+}
+
+template <class V, class M>
+  requires Is<M, Abort>
+void fields(V& v, M& m) {
+  v.version("version", m.version);
+  v.sentence("reason", m.reason);
+}
+
+template <class V, class M>
+  requires Is<M, Heartbeat>
+void fields(V& v, M& m) {
+  v.number("sequence", m.sequence);
+  v.number("staged_bytes", m.staged_bytes);
+  v.version("target", m.target);
+  v.list("staged", m.staged, limits::kStagedCount);
+  v.list("replicas", m.replicas, limits::kReplicaCount);
+}
+
+template <class V, class M>
+  requires Is<M, Leave>
+void fields(V& v, M& m) {
+  v.sentence("reason", m.reason);
+}
+
+template <class V, class M>
+  requires Is<M, ErrorReply>
+void fields(V& v, M& m) {
+  v.bounded("code", m.code, static_cast<std::uint8_t>(ErrorCode::kInternal));
+  v.sentence("message", m.message);
+}
+
+}  // namespace wsync::control
