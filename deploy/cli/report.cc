@@ -15,22 +15,6 @@ using nlohmann::json;
 constexpr std::size_t kMismatchesShown = 10;
 constexpr std::size_t kProblemsShown = 10;
 
-std::string_view outcome_name(control::SwitchOutcome outcome) {
-  switch (outcome) {
-    case control::SwitchOutcome::kCommitted:
-      return "committed";
-    case control::SwitchOutcome::kBehind:
-      return "behind";
-    case control::SwitchOutcome::kRolledBack:
-      return "rolled_back";
-    case control::SwitchOutcome::kTainted:
-      return "tainted";
-    case control::SwitchOutcome::kFailed:
-      return "failed";
-  }
-  return "unknown";
-}
-
 std::string_view problem_name(control::ProblemKind kind) {
   switch (kind) {
     case control::ProblemKind::kMissing:
@@ -49,20 +33,6 @@ std::string_view problem_name(control::ProblemKind kind) {
       return "other";
   }
   return "other";
-}
-
-json outcomes_json(const std::vector<control::ReplicaOutcome>& outcomes) {
-  json list = json::array();
-  for (const control::ReplicaOutcome& o : outcomes)
-    list.push_back({{"replica", o.replica},
-                    {"outcome", outcome_name(o.outcome)},
-                    {"version", o.version.to_string()},
-                    {"reason", o.reason},
-                    {"wait_ns", o.wait_ns},
-                    {"paused_ns", o.paused_ns},
-                    {"load_ns", o.load_ns},
-                    {"bytes", o.bytes}});
-  return list;
 }
 
 std::string outcomes_text(const std::vector<control::ReplicaOutcome>& outcomes) {

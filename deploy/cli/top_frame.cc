@@ -49,14 +49,6 @@ std::string time_of(std::uint64_t ns) {
   return trace::format_duration(std::chrono::nanoseconds(ns));
 }
 
-std::string behind_text(const Version& version, const Version& target) {
-  if (target.none() || version == target) return "-";
-  if (version.none()) return "no version";
-  if (version.epoch != target.epoch || version > target) return "differs";
-  const std::uint64_t steps = target.step - version.step;
-  return fmt::format("{} step{}", steps, steps == 1 ? "" : "s");
-}
-
 Style style_of(const ReplicaReport& replica) {
   if (replica.state == ReplicaState::kTainted) return Style::kBad;
   if (replica.state == ReplicaState::kLoading || replica.state == ReplicaState::kPaused)
@@ -93,13 +85,6 @@ std::vector<TableRow> table_of(const StatusReply& status) {
 }
 
 // ---- the heading ----
-
-// What a coordinator does, in words for people.
-std::string activity_text(const StatusReply& status) {
-  if (status.activity == "gathering") return "waits for sidecars";
-  if (status.activity == "claiming") return "takes the fleet over";
-  return status.activity;
-}
 
 std::string bar_text(double share, unsigned cells) {
   const auto full = static_cast<unsigned>(share * cells);

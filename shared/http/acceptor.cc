@@ -21,18 +21,20 @@ constexpr std::int64_t kAcceptAgainMs = 100;  // after descriptors or memory ran
 }  // namespace
 
 Result<std::unique_ptr<Acceptor>> Acceptor::create(Listener listener, std::size_t threads,
-                                                   Serve serve) {
+                                                   Serve serve, const ServerLimits& limits) {
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return fail_errno("eventfd of an HTTP server", errno);
   return std::unique_ptr<Acceptor>(
-      new Acceptor(std::move(listener), std::move(wake), threads, std::move(serve)));
+      new Acceptor(std::move(listener), std::move(wake), threads, std::move(serve), limits));
 }
 
-Acceptor::Acceptor(Listener listener, UniqueFd wake, std::size_t threads, Serve serve)
+Acceptor::Acceptor(Listener listener, UniqueFd wake, std::size_t threads, Serve serve,
+                   const ServerLimits& limits)
     : listener_(std::move(listener)),
       wake_(std::move(wake)),
       max_threads_(threads),
-      serve_(std::move(serve)) {}
+      serve_(std::move(serve)),
+      limits_(limits) {}
 
 Acceptor::~Acceptor() { stop(); }
 
@@ -69,7 +71,7 @@ void Acceptor::accept_loop() {
   Idle idle;
   TimePoint accept_again = now();
   while (!stopping_) {
-    const bool accepting = idle.size() < kMaxConnections && now() >= accept_again;
+    const bool accepting = open_ < limits_.connections && now() >= accept_again;
     wait_once(idle, accepting);
     take_returned(idle);
     if (accepting && !stopping_ && !accept_all(idle))
@@ -87,7 +89,7 @@ void Acceptor::wait_once(Idle& idle, bool accepting) {
       {.fd = accepting ? listener_.socket.get() : -1, .events = POLLIN, .revents = 0});
   for (const auto& connection : idle)
     entries.push_back({.fd = connection->fd(), .events = POLLIN, .revents = 0});
-  const std::int64_t longest = accepting ? kIdleMs / 10 : kAcceptAgainMs;
+  const std::int64_t longest = accepting ? limits_.idle_ms / 10 : kAcceptAgainMs;
   if (::poll(entries.data(), entries.size(), static_cast<int>(longest)) < 0) return;
   std::uint64_t count = 0;
   if (entries[0].revents != 0) (void)!::read(wake_.get(), &count, sizeof count);
@@ -95,15 +97,17 @@ void Acceptor::wait_once(Idle& idle, bool accepting) {
   for (std::size_t i = 0; i < idle.size(); ++i) {
     if (entries[i + 2].revents != 0)
       hand_over(std::move(idle[i]));
-    else if (now() - idle[i]->idle_since < milliseconds(kIdleMs))
+    else if (now() - idle[i]->idle_since < milliseconds(limits_.idle_ms))
       left.push_back(std::move(idle[i]));
+    else
+      --open_;
   }
   idle.swap(left);
 }
 
 // False: this process cannot have more connections now.
 bool Acceptor::accept_all(Idle& idle) {
-  while (idle.size() < kMaxConnections) {
+  while (open_ < limits_.connections) {
     UniqueFd socket(
         ::accept4(listener_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
@@ -115,7 +119,8 @@ bool Acceptor::accept_all(Idle& idle) {
     }
     const int yes = 1;
     (void)::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-    idle.push_back(std::make_unique<Connection>(std::move(socket), stopping_));
+    idle.push_back(std::make_unique<Connection>(std::move(socket), stopping_, limits_));
+    ++open_;
   }
   return true;
 }
@@ -155,7 +160,11 @@ void Acceptor::serve_loop() {
       connection = std::move(ready_.front());
       ready_.pop_front();
     }
-    if (!serve_(*connection)) continue;
+    if (!serve_(*connection)) {
+      connection.reset();
+      --open_;
+      continue;
+    }
     connection->idle_since = now();
     {
       const std::lock_guard lock(mutex_);

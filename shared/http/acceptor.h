@@ -16,9 +16,6 @@
 
 namespace wsync::http {
 
-inline constexpr std::size_t kMaxConnections = 8192;
-inline constexpr std::int64_t kIdleMs = 60'000;  // a connection without a request
-
 // Thread: start() its owner's, stop() any but those that it makes.
 class Acceptor {
  public:
@@ -28,7 +25,8 @@ class Acceptor {
   // `threads`: connections that are served at once; the others wait for one. Threads are made when
   // they are needed.
   [[nodiscard]] static Result<std::unique_ptr<Acceptor>> create(Listener listener,
-                                                                std::size_t threads, Serve serve);
+                                                                std::size_t threads, Serve serve,
+                                                                const ServerLimits& limits = {});
   ~Acceptor();
   Acceptor(const Acceptor&) = delete;
   Acceptor& operator=(const Acceptor&) = delete;
@@ -42,7 +40,8 @@ class Acceptor {
 
  private:
   using Idle = std::vector<std::unique_ptr<Connection>>;
-  Acceptor(Listener listener, UniqueFd wake, std::size_t threads, Serve serve);
+  Acceptor(Listener listener, UniqueFd wake, std::size_t threads, Serve serve,
+           const ServerLimits& limits);
 
   void accept_loop();
   void wait_once(Idle& idle, bool accepting);
@@ -56,6 +55,8 @@ class Acceptor {
   UniqueFd wake_;  // eventfd
   std::size_t max_threads_;
   Serve serve_;
+  const ServerLimits limits_;
+  std::atomic<std::size_t> open_{0};  // connections: idle ones, and those that threads have
   std::atomic<bool> stopping_{false};
   std::mutex stop_mutex_;  // one stop() at a time
   std::thread accepting_;

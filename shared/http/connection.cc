@@ -39,8 +39,9 @@ void address_text(const sockaddr_storage& address, std::string& ip, int& port) {
 
 }  // namespace
 
-Connection::Connection(UniqueFd socket, const std::atomic<bool>& stopping)
-    : socket_(std::move(socket)), stopping_(stopping) {}
+Connection::Connection(UniqueFd socket, const std::atomic<bool>& stopping,
+                       const ServerLimits& limits)
+    : socket_(std::move(socket)), stopping_(stopping), head_deadline_(limits.head_deadline_ms) {}
 
 // True when something has happened; false: the time is over or the server stops.
 bool Connection::wait_for(short events, TimePoint deadline) const {
@@ -72,7 +73,7 @@ Connection::Received Connection::receive(TimePoint deadline) {
 Connection::Next Connection::read_head() {
   head_ = {};
   head_read_ = 0;
-  const TimePoint deadline = now() + milliseconds(kHeadDeadlineMs);
+  const TimePoint deadline = now() + head_deadline_;
   for (;;) {
     head_ = examine_head(unused());
     if (head_.state == RequestHead::State::kRefused) return Next::kRefused;

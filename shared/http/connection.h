@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <httplib.h>
 #include <string>
@@ -16,8 +17,7 @@
 namespace wsync::http {
 
 inline constexpr std::uint64_t kMaxBodyBytes = 16 * limits::kMiB;
-inline constexpr std::int64_t kPollMs = 100;             // between looks at `stopping`
-inline constexpr std::int64_t kHeadDeadlineMs = 10'000;  // from its first byte
+inline constexpr std::int64_t kPollMs = 100;  // between looks at `stopping`
 inline constexpr std::int64_t kBodyDeadlineMs = 60'000;
 inline constexpr std::int64_t kWriteStallMs = 10'000;  // a client that reads nothing
 inline constexpr std::int64_t kStopGraceMs = 2'000;    // for what is under way at a stop
@@ -28,12 +28,19 @@ inline constexpr std::uint64_t kLingerBytes = 4 * kMaxBodyBytes;
 
 static_assert(kMaxHeadBytes < kMaxBodyBytes && kPollMs < kStopGraceMs);
 
+// What the clients of one server may take of it.
+struct ServerLimits {
+  std::size_t connections = 8192;          // at once; more of them wait to be taken in
+  std::int64_t idle_ms = 60'000;           // a connection without a request
+  std::int64_t head_deadline_ms = 10'000;  // of a request's head, from when it is waited for
+};
+
 // Thread: the one that answers it.
 class Connection final : public httplib::Stream {
  public:
   // `socket` does not wait by itself. `stopping`, borrowed: the server ends; what is under way is
   // given kStopGraceMs.
-  Connection(UniqueFd socket, const std::atomic<bool>& stopping);
+  Connection(UniqueFd socket, const std::atomic<bool>& stopping, const ServerLimits& limits = {});
 
   enum class Next : std::uint8_t { kRequest, kGone, kRefused };
   // Reads the next request's head. kRefused: `refusal` has the answer; kGone: there is none and
@@ -87,6 +94,7 @@ class Connection final : public httplib::Stream {
 
   UniqueFd socket_;
   const std::atomic<bool>& stopping_;
+  std::chrono::milliseconds head_deadline_;
   std::string received_;
   std::size_t used_ = 0;  // bytes of it
   RequestHead head_;

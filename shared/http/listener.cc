@@ -86,13 +86,13 @@ tl::unexpected<Error> cannot_listen(const std::string& host, std::uint16_t port,
   return fail_errno(fmt::format("listening on {}", where), errno_value);
 }
 
+}  // namespace
+
 bool is_loopback(const std::string& host) {
   if (host == "localhost" || host == "::1" || host == "[::1]") return true;
   in_addr address{};
   return ::inet_pton(AF_INET, host.c_str(), &address) == 1 && (ntohl(address.s_addr) >> 24U) == 127;
 }
-
-}  // namespace
 
 Result<Listener> listen_on(const std::string& host, std::uint16_t port) {
   std::string name = host;

@@ -24,6 +24,10 @@ struct Listener {
 // is known, and what to do.
 [[nodiscard]] Result<Listener> listen_on(const std::string& host, std::uint16_t port);
 
+// A name or an address that means this host alone: localhost, 127.0.0.0/8, ::1 (in brackets or
+// not).
+[[nodiscard]] bool is_loopback(const std::string& host);
+
 // A socket file at an absolute path, in a directory of mode 0700, which is made when it is missing.
 // Errors as SocketPath::claim().
 [[nodiscard]] Result<Listener> listen_at(const std::string& path, Claim how = Claim::kIfFree);

@@ -1,12 +1,14 @@
 #include "shared/http/routes.h"
 
 #include <algorithm>
+#include <cctype>
 #include <exception>
 #include <utility>
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/http/listener.h"
 #include "shared/weights/json_text.h"
 
 namespace wsync::http {
@@ -39,6 +41,17 @@ int expect_continue(const httplib::Request&, httplib::Response& response) {
   return 413;
 }
 
+// By the one Host header, with or without a port.
+bool names_this_host(const httplib::Request& request) {
+  if (request.get_header_value_count("Host") != 1) return false;
+  std::string host = request.get_header_value("Host");
+  const std::size_t colon = host.rfind(':');
+  if (colon != std::string::npos && host.find(']', colon) == std::string::npos) host.resize(colon);
+  std::ranges::transform(host, host.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return is_loopback(host);
+}
+
 void finish_headers(const httplib::Request&, httplib::Response& response) {
   response.headers.erase("Keep-Alive");  // without promises how long
   if (current_connection().reusable()) return;
@@ -48,15 +61,19 @@ void finish_headers(const httplib::Request&, httplib::Response& response) {
 
 }  // namespace
 
-Routes::Routes(std::vector<Route> routes, ErrorPage error_page)
-    : routes_(std::move(routes)), error_page_(std::move(error_page)) {
+Routes::Routes(std::vector<Route> routes, ErrorPage error_page, RoutesOptions options)
+    : routes_(std::move(routes)), error_page_(std::move(error_page)), options_(std::move(options)) {
   // Anything but none: the library writes an answer only while it believes that it listens.
   svr_sock_ = 0;
   for (const Route& route : routes_) add(route);
   set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
     return check_route(request, response);
   });
-  set_post_routing_handler(finish_headers);
+  set_post_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
+    for (const auto& [name, value] : options_.headers)
+      if (!response.has_header(name)) response.set_header(name, value);
+    finish_headers(request, response);
+  });
   set_expect_100_continue_handler(expect_continue);
   set_exception_handler(
       [this](const httplib::Request&, httplib::Response& response, std::exception_ptr failure) {
@@ -132,6 +149,13 @@ httplib::Server::HandlerResponse Routes::check_route(const httplib::Request& req
   // Pages in a browser say where they come from; none of them has business here.
   if (request.has_header("Origin")) {
     set_error(response, 403, "this server answers no requests of web pages (Origin)", {});
+    return HandlerResponse::Handled;
+  }
+  if (options_.loopback_only && !names_this_host(request)) {
+    set_error(response, 403,
+              fmt::format("Host is {}; expected localhost or a loopback address",
+                          quote_text(request.get_header_value("Host"))),
+              {});
     return HandlerResponse::Handled;
   }
   const std::string_view method =

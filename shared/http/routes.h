@@ -6,6 +6,7 @@
 #include <httplib.h>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "shared/http/connection.h"
@@ -33,10 +34,17 @@ struct Page {
 // How errors are written. `code`: a word for programs, may be empty.
 using ErrorPage = std::function<Page(int status, std::string_view message, std::string_view code)>;
 
+struct RoutesOptions {
+  // Requests for another host than this one (Host) are refused: of a web page whose name has been
+  // pointed here.
+  bool loopback_only = false;
+  std::vector<std::pair<std::string, std::string>> headers;  // of every answer
+};
+
 // Thread: any, several at once.
 class Routes final : private httplib::Server {
  public:
-  Routes(std::vector<Route> routes, ErrorPage error_page);
+  Routes(std::vector<Route> routes, ErrorPage error_page, RoutesOptions options = {});
 
   // Answers the requests that the connection has. False: it has ended.
   [[nodiscard]] bool serve(Connection& connection);
@@ -53,6 +61,7 @@ class Routes final : private httplib::Server {
 
   std::vector<Route> routes_;
   ErrorPage error_page_;
+  RoutesOptions options_;
 };
 
 }  // namespace wsync::http

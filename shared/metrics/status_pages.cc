@@ -12,6 +12,8 @@ namespace wsync::metrics {
 namespace {
 
 constexpr std::size_t kThreads = 8;  // pages are few and small
+constexpr http::ServerLimits kPageLimits{
+    .connections = kPageConnections, .idle_ms = 20'000, .head_deadline_ms = 2'000};
 constexpr std::chrono::milliseconds kListenAgain{500};
 constexpr const char* kText = "text/plain; charset=utf-8";
 constexpr const char* kMetricsText = "text/plain; version=0.0.4; charset=utf-8";
@@ -19,6 +21,15 @@ constexpr const char* kMetricsText = "text/plain; version=0.0.4; charset=utf-8";
 void answer(http::Exchange& exchange, int status, const std::string& sentence) {
   exchange.response.status = status;
   exchange.response.set_content(sentence + "\n", kText);
+}
+
+http::RoutesOptions options_of(const std::string& address) {
+  return {.loopback_only = address.starts_with("tcp://"),  // no browser comes to a socket file
+          .headers = {{"X-Content-Type-Options", "nosniff"},
+                      {"Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"},
+                      {"Cross-Origin-Resource-Policy", "same-origin"},
+                      {"Referrer-Policy", "no-referrer"},
+                      {"Cache-Control", "no-store"}}};
 }
 
 http::Page text_page(int /*status*/, std::string_view message, std::string_view /*code*/) {
@@ -49,7 +60,7 @@ StatusPages::StatusPages(Loop& loop, StatusPagesOptions options, const Registry&
       registry_(registry),
       facts_(std::move(facts)),
       asker_(loop),
-      routes_(routes(more), text_page),
+      routes_(routes(more), text_page, options_of(options_.address)),
       retry_(loop, [this] {
         const Result<> listens = listen();
         if (!listens && listens.error().code() == ErrorCode::kBusy) return;
@@ -79,7 +90,7 @@ Result<> StatusPages::listen() {
   if (!listener) return fail(std::move(listener).error());
   auto acceptor = http::Acceptor::create(
       std::move(*listener), kThreads,
-      [this](http::Connection& connection) { return routes_.serve(connection); });
+      [this](http::Connection& connection) { return routes_.serve(connection); }, kPageLimits);
   if (!acceptor) return fail(std::move(acceptor).error());
   acceptor_ = std::move(*acceptor);
   acceptor_->start();

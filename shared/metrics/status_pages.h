@@ -4,8 +4,11 @@
 //   GET /healthz   200 while the loop of the process answers; 503 with the reason otherwise
 //   GET /readyz    200 when it is ready, 503 with the reason as text otherwise
 //
-// More routes can be given. Everything else is 404 or 405, as text. Requests are read and answered
-// by threads of their own; facts are asked of the loop, one question for each request.
+// More routes can be given. Everything else is 404 or 405, as text. On a port, a request for
+// another host than this one (Host) and one of another page (Origin) are 403. Every answer forbids
+// what it need not do (Content-Security-Policy; a route may allow more), to be read as another type
+// and to be kept. Requests are read and answered by threads of their own; facts are asked of the
+// loop, one question for each request.
 //
 // Thread: the loop's.
 // Outlives: loop and registry outlive it.
@@ -26,6 +29,7 @@
 namespace wsync::metrics {
 
 inline constexpr std::chrono::milliseconds kLoopPatience{5'000};
+inline constexpr std::size_t kPageConnections = 64;  // at once; more of them wait
 
 struct Readiness {
   bool ready = false;

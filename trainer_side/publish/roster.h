@@ -59,6 +59,8 @@ struct Member {
   // Replicas whose outcomes died with the sidecar's last process, which had begun the switch: they
   // count when its heartbeats say that they serve the target.
   std::vector<std::string> unreported;
+  // Replicas that could be routed to when the newest decision was made.
+  std::vector<std::string> ready_at_decision;
   std::uint64_t staged_bytes = 0;  // progress of its delivery, from its heartbeats
   control::SidecarReport report;
 

@@ -1,5 +1,6 @@
 #include "trainer_side/publish/round_metrics.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -24,7 +25,7 @@ struct FleetCount {
   std::uint32_t known = 0;
   std::uint32_t ready = 0;
   std::uint32_t current = 0;  // serve the target
-  std::uint32_t halted = 0;   // paused or loading
+  std::uint32_t halted = 0;   // paused or loading, and ready when the newest decision was made
 };
 
 FleetCount count_replicas(const Coordinator& coordinator) {
@@ -37,7 +38,9 @@ FleetCount count_replicas(const Coordinator& coordinator) {
       if (replica.state == ReplicaState::kServing && !replica.version.none() &&
           replica.version == coordinator.target())
         ++count.current;
-      if (replica.state == ReplicaState::kPaused || replica.state == ReplicaState::kLoading)
+      if ((replica.state == ReplicaState::kPaused || replica.state == ReplicaState::kLoading) &&
+          std::ranges::find(member.ready_at_decision, replica.replica) !=
+              member.ready_at_decision.end())
         ++count.halted;
     }
   }

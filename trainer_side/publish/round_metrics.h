@@ -58,7 +58,8 @@ struct PublishFacts {
                                                            const PublishFacts& publish);
 
 // Ready: this coordinator has the fleet, has decided on a version, and at least `min_replicas`
-// replicas may be routed to; while it switches them, those that stand still for it count too.
+// replicas may be routed to; while it switches them, those that stand still for it count too, if
+// they could be routed to before.
 [[nodiscard]] metrics::Readiness fleet_readiness(const Coordinator& coordinator,
                                                  std::uint32_t min_replicas);
 

@@ -2,7 +2,6 @@
 
 #include <optional>
 #include <unistd.h>
-#include <utility>
 
 #include "shared/base/format.h"
 #include "shared/base/host.h"
@@ -12,15 +11,15 @@
 #include "shared/trace/update_flows.h"
 
 namespace wsync::publish {
-
-void RoundTrace::close(const std::string& lane, Phase phase, TimePoint at) {
-  recorder_.record({.name = phase.name + " " + phase.version,
+void RoundTrace::close(const std::string& lane, const Phase& phase, TimePoint at) {
+  const std::string version = phase.version.to_string();
+  recorder_.record({.name = fmt::format("{} {}", control::phase_name(phase.phase), version),
                     .lane = lane,
                     .category = trace::Category::kOther,
                     .begin = phase.begin,
                     .end = at,
                     .label = {},
-                    .args = {{.name = "version", .value = std::move(phase.version)}}});
+                    .args = {{.name = "version", .value = version}}});
 }
 
 void RoundTrace::snapshot_taken(const Snapshot& snapshot, TimePoint begin, TimePoint end) {
@@ -53,37 +52,42 @@ void RoundTrace::snapshot_taken(const Snapshot& snapshot, TimePoint begin, TimeP
 void RoundTrace::entered(std::uint64_t request, const Version& version,
                          control::ProgressPhase phase, TimePoint at) {
   ended(request, at);
-  open_[request] = {
-      .name = std::string(control::phase_name(phase)), .version = version.to_string(), .begin = at};
+  open_[request] = {.phase = phase, .version = version, .begin = at};
 }
 
 void RoundTrace::ended(std::uint64_t request, TimePoint at) {
   auto phase = open_.extract(request);
-  if (!phase.empty()) close("round", std::move(phase.mapped()), at);
+  if (!phase.empty()) close("round", phase.mapped(), at);
 }
 
 void RoundTrace::sent(const std::string& sidecar, const control::Message& message, TimePoint at) {
   std::optional<Phase> phase;
   if (const auto* announce = std::get_if<control::Announce>(&message))
-    phase = {.name = "announce", .version = announce->version.to_string(), .begin = at};
+    phase = {.phase = control::ProgressPhase::kAnnounce, .version = announce->version, .begin = at};
   else if (const auto* stage = std::get_if<control::Stage>(&message))
-    phase = {.name = "stage", .version = stage->version.to_string(), .begin = at};
+    phase = {.phase = control::ProgressPhase::kStage, .version = stage->version, .begin = at};
   else if (const auto* decide = std::get_if<control::Decide>(&message))
-    phase = {.name = "switch", .version = decide->target.to_string(), .begin = at};
-  if (phase) asked_[sidecar] = std::move(*phase);  // what was open has got no answer
+    phase = {.phase = control::ProgressPhase::kSwitch, .version = decide->target, .begin = at};
+  if (phase) asked_[sidecar] = *phase;  // what was open has got no answer
 }
 
-void RoundTrace::heard(const std::string& sidecar, const control::Message& message, TimePoint at) {
+std::optional<RoundTrace::Answered> RoundTrace::heard(const std::string& sidecar,
+                                                      const control::Message& message,
+                                                      TimePoint at) {
   const auto open = asked_.find(sidecar);
-  if (open == asked_.end()) return;
-  const std::string& name = open->second.name;
-  const bool ends = name == "announce" ? std::holds_alternative<control::Accept>(message) ||
-                                             std::holds_alternative<control::Refuse>(message)
-                    : name == "stage" ? std::holds_alternative<control::Staged>(message)
-                                      : std::holds_alternative<control::Switched>(message);
-  if (!ends) return;
-  close("sidecar " + sidecar, std::move(open->second), at);
-  asked_.erase(open);
+  if (open == asked_.end()) return std::nullopt;
+  const control::ProgressPhase asked = open->second.phase;
+  const bool ends = asked == control::ProgressPhase::kAnnounce
+                        ? std::holds_alternative<control::Accept>(message) ||
+                              std::holds_alternative<control::Refuse>(message)
+                    : asked == control::ProgressPhase::kStage
+                        ? std::holds_alternative<control::Staged>(message)
+                        : std::holds_alternative<control::Switched>(message);
+  if (!ends) return std::nullopt;
+  const Phase phase = asked_.extract(open).mapped();
+  close("sidecar " + sidecar, phase, at);
+  return Answered{
+      .stage = control::phase_name(phase.phase), .version = phase.version, .begin = phase.begin};
 }
 
 void RoundTrace::write() const {

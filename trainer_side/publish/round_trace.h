@@ -6,7 +6,9 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "shared/control/messages.h"
 #include "shared/trace/recorder.h"
@@ -27,7 +29,14 @@ class RoundTrace {
   // A message to a sidecar, or from one: Announce, Stage and Decide begin something that Accept or
   // Refuse, Staged and Switched end. Others are passed over.
   void sent(const std::string& sidecar, const control::Message& message, TimePoint at);
-  void heard(const std::string& sidecar, const control::Message& message, TimePoint at);
+  // What the message has ended, if anything.
+  struct Answered {
+    std::string_view stage;  // "announce", "stage", "switch"
+    Version version;
+    TimePoint begin{};
+  };
+  std::optional<Answered> heard(const std::string& sidecar, const control::Message& message,
+                                TimePoint at);
 
   [[nodiscard]] const trace::Recorder& recorder() const noexcept { return recorder_; }
   // Writes <path>.json, a Chrome trace. Says in the log when it cannot.
@@ -35,11 +44,11 @@ class RoundTrace {
 
  private:
   struct Phase {
-    std::string name;
-    std::string version;
+    control::ProgressPhase phase = control::ProgressPhase::kSnapshot;
+    Version version;
     TimePoint begin{};
   };
-  void close(const std::string& lane, Phase phase, TimePoint at);
+  void close(const std::string& lane, const Phase& phase, TimePoint at);
 
   std::string path_;
   trace::Recorder recorder_{limits::kTraceRingSpans, trace::WhenFull::kDropOldest};

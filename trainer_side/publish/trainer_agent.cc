@@ -11,6 +11,7 @@
 #include "shared/base/log.h"
 #include "shared/base/unix_socket.h"
 #include "shared/control/zmq/ports.h"
+#include "trainer_side/page/page_routes.h"
 #include "trainer_side/publish/active_publish.h"
 
 namespace wsync::publish {
@@ -83,7 +84,7 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
   if (auto opened = agent->open_pages(); !opened) {
     // Taken over, the fleet is ours already: it is not left alone for want of its pages.
     if (!config.take_over) return fail(std::move(opened).error());
-    log_warning("no /metrics, /healthz and /readyz: {}", opened.error().message());
+    log_warning("no /metrics, /healthz, /readyz and page: {}", opened.error().message());
   }
   return agent;
 }
@@ -162,14 +163,21 @@ Result<> TrainerAgent::open_pages() {
                                          .wire_bytes = tcp_wire_bytes(),
                                          .min_replicas = config_.min_replicas});
   };
-  facts.readiness = [this]() -> metrics::Readiness {
-    if (broken_) return {.ready = false, .reason = broken_->message()};
-    return fleet_readiness(coordinator_, config_.min_replicas);
+  facts.readiness = [this] { return readiness(); };
+  const auto shown = [this]() -> page::PageFacts {
+    const metrics::Readiness ready = readiness();
+    const TimePoint at = now();
+    return {.status = status(),
+            .ready = ready.ready,
+            .not_ready = ready.reason,
+            .rounds = history_.rounds(at),
+            .at = at};
   };
   auto pages = metrics::StatusPages::create(
       loop_,
       {.address = config_.http_address, .take_over = config_.take_over, .role = "coordinator"},
-      metrics_.registry(), std::move(facts));
+      metrics_.registry(), std::move(facts),
+      [shown](Asker& asker) { return page::page_routes(asker, shown); });
   if (!pages) return fail(std::move(pages).error());
   pages_ = std::move(*pages);
   return {};
@@ -242,6 +250,7 @@ bool TrainerAgent::carry_out(CoordinatorCommand command) {
     it->second->progress.phase = phase->phase;
     trace_.entered(phase->request, it->second->version, phase->phase, now());
     journal_.entered(phase->request, phase->phase, now());
+    history_.entered(phase->request, phase->phase, now());
     metrics_.entered(phase->request, phase->phase, now());
     if (it->second->job.on_phase) it->second->job.on_phase(phase->phase);
   } else if (auto* done = std::get_if<RoundDone>(&command)) {
@@ -274,7 +283,7 @@ void TrainerAgent::end_round(const RoundDone& done) {
   UpdateEnd end = done.reply.ok ? UpdateEnd::kCommitted : UpdateEnd::kFailed;
   if (done.superseded) end = UpdateEnd::kSuperseded;
   if (done.cancelled) end = UpdateEnd::kCancelled;
-  journal_.ended(done.request, end, done.reply, now());
+  record_end(done.request, end, done.reply);
   metrics_.ended(done, now());
   if (done.reply.ok)
     log_info("{} is served", done.reply.version.to_string());
@@ -290,6 +299,11 @@ void TrainerAgent::end_round(const RoundDone& done) {
 
 void TrainerAgent::end_rollback(RollbackDone done) {
   journal_.rollback_ended(done.request, done.reply, now());
+  history_.ended(done.request,
+                 done.reply.ok        ? "served"
+                 : done.reply.partial ? "partial"
+                                      : "failed",
+                 done.reply.reason, done.reply.outcomes, now());
   metrics_.rolled_back(done.reply);
   if (done.reply.ok)
     log_info("rolled back from {} to {}", done.reply.from.to_string(), done.reply.to.to_string());
@@ -374,6 +388,7 @@ void TrainerAgent::take_snapshot(const std::shared_ptr<Active>& active, const Ve
   snapshotting_ = active;
   active->version = version;
   journal_.began(active->request, version, now());
+  history_.began(active->request, version, now());
   SnapshotRequest request;
   request.fence_epoch = coordinator_.fence().epoch;
   request.fence_run_id = coordinator_.fence().run_id;
@@ -429,6 +444,7 @@ void TrainerAgent::on_snapshot(const std::shared_ptr<Active>& active,
   taken.manifest()->encode(layout);
   running_[active->request] = active;
   journal_.snapshot_taken(active->request, taken.version(), taken.plan()->arena_bytes());
+  history_.snapshot_taken(active->request, taken.version(), at);
   step(PublishRequested{.request = active->request,
                         .version = taken.version(),
                         .layout_digest = taken.manifest()->layout_digest(),
@@ -462,9 +478,9 @@ void TrainerAgent::fail_job(const std::shared_ptr<Active>& active, const Error& 
   metrics_.failed(why.code());
   control::PushReply reply;
   reply.reason = why.message();
-  journal_.ended(active->request,
-                 why.code() == ErrorCode::kCancelled ? UpdateEnd::kCancelled : UpdateEnd::kFailed,
-                 reply, now());
+  record_end(active->request,
+             why.code() == ErrorCode::kCancelled ? UpdateEnd::kCancelled : UpdateEnd::kFailed,
+             reply);
   if (active->job.on_done)
     active->job.on_done({.superseded = false, .reply = std::move(reply), .error = why});
 }

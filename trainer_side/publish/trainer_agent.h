@@ -23,6 +23,7 @@
 #include "shared/metrics/status_pages.h"
 #include "shared/transport/memfd/memfd_source.h"
 #include "shared/transport/tcp/tcp_source.h"
+#include "trainer_side/page/round_history.h"
 #include "trainer_side/publish/fleet_question.h"
 #include "trainer_side/publish/round_metrics.h"
 #include "trainer_side/publish/round_trace.h"
@@ -109,6 +110,9 @@ class TrainerAgent {
                CoordinatorOptions options, std::filesystem::path epoch_file);
   [[nodiscard]] Result<> listen();
   [[nodiscard]] Result<> open_pages();
+  [[nodiscard]] metrics::Readiness readiness() const;
+  // Of a publish that is ending: into what is told of it.
+  void record_end(std::uint64_t request, UpdateEnd end, const control::PushReply& reply);
   void step(decltype(CoordinatorEvent::what) what);
   // False when it failed and what follows must not be carried out.
   [[nodiscard]] bool carry_out(CoordinatorCommand command);
@@ -161,6 +165,7 @@ class TrainerAgent {
   std::map<std::uint64_t, std::function<void(Result<control::RollbackReply>)>> rollbacks_;
   std::optional<control::CancelReply> cancelled_;  // of the step that has just been made
   UpdateJournal journal_;
+  page::RoundHistory history_;
   FleetQuestions questions_;
   std::uint64_t next_request_ = 1;
   std::string complaint_;

@@ -59,7 +59,8 @@ void TrainerAgent::on_message(const std::string& peer, control::Envelope envelop
       complaint_ = error->message;
     }
     if (const std::string name = sidecar_of(peer); !name.empty())
-      trace_.heard(name, message, now());
+      if (const auto answered = trace_.heard(name, message, now()))
+        history_.answered(name, answered->version, answered->stage, answered->begin, now());
     const bool leaves = std::holds_alternative<control::Leave>(message);
     step(PeerMessage{.peer = peer, .envelope = std::move(envelope), .message = std::move(message)});
     if (leaves) questions_.lost(peer, "it left");
@@ -111,7 +112,9 @@ void TrainerAgent::roll_back(const Version& to,
   const std::uint64_t request = next_request_++;
   rollbacks_[request] = std::move(on_done);
   step(RollbackRequested{.request = request, .to = to});
-  if (rollbacks_.contains(request)) journal_.rollback_began(request, coordinator_.target(), now());
+  if (!rollbacks_.contains(request)) return;
+  journal_.rollback_began(request, coordinator_.target(), now());
+  history_.rollback_began(request, coordinator_.target(), now());
 }
 
 void TrainerAgent::on_verify(const std::string& peer, const control::Envelope& envelope) {

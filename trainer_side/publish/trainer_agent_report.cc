@@ -7,11 +7,39 @@
 #include "trainer_side/publish/active_publish.h"
 
 namespace wsync::publish {
+namespace {
+
+std::string_view end_name(UpdateEnd end) {
+  switch (end) {
+    case UpdateEnd::kCommitted:
+      return "served";
+    case UpdateEnd::kFailed:
+      return "failed";
+    case UpdateEnd::kCancelled:
+      return "cancelled";
+    case UpdateEnd::kSuperseded:
+      return "superseded";
+  }
+  return "ended";
+}
+
+}  // namespace
 
 control::StatusReply TrainerAgent::status() const {
   control::StatusReply reply = coordinator_.status();
   journal_.report(moved_bytes(), now(), reply);
   return reply;
+}
+
+metrics::Readiness TrainerAgent::readiness() const {
+  if (broken_) return {.ready = false, .reason = broken_->message()};
+  return fleet_readiness(coordinator_, config_.min_replicas);
+}
+
+void TrainerAgent::record_end(std::uint64_t request, UpdateEnd end,
+                              const control::PushReply& reply) {
+  journal_.ended(request, end, reply, now());
+  history_.ended(request, end_name(end), reply.reason, reply.outcomes, now());
 }
 
 PhaseBytes TrainerAgent::moved_bytes() const {

@@ -189,7 +189,11 @@ void Coordinator::decide(control::DecisionKind kind, const Version& target, cons
   }
   for (auto& [name, member] : roster_.members()) {
     member.unreported.clear();
+    member.ready_at_decision.clear();
     if (!member.joined) continue;
+    for (const control::ReplicaReport& replica : member.report.replicas)
+      if (replica.ready && !replica.version.none())
+        member.ready_at_decision.push_back(replica.replica);
     const bool staged = !round_ || round_->is_rollback ||
                         (in_round(member) && (member.delivery.phase == DeliveryPhase::kStaged ||
                                               planted("decide_before_all_staged")));

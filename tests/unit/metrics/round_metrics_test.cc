@@ -86,8 +86,12 @@ TEST(FleetReadiness, NeedsAClaimAVersionAndReplicasThatMayBeRoutedTo) {
   fleet.staged("a");
   const Version version = fleet.coordinator.target();
   ASSERT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kSwitching);
-  tell(fleet, ReplicaState::kPaused, false, {});
-  EXPECT_TRUE(fleet_readiness(fleet.coordinator, 1).ready) << "it stands still for the switch";
+  for (const ReplicaState state : {ReplicaState::kPaused, ReplicaState::kLoading}) {
+    tell(fleet, state, false, {});
+    EXPECT_EQ(fleet_readiness(fleet.coordinator, 1).reason,
+              "0 of 1 replicas may be routed to, expected at least 1 (min_replicas)")
+        << "it has never served a version";
+  }
   fleet.switched("a");
   EXPECT_TRUE(fleet_readiness(fleet.coordinator, 1).ready) << "its outcome says so";
   tell(fleet, ReplicaState::kPaused, false, version);
@@ -102,6 +106,23 @@ TEST(FleetReadiness, NeedsAClaimAVersionAndReplicasThatMayBeRoutedTo) {
   ASSERT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kStopped);
   EXPECT_EQ(fleet_readiness(fleet.coordinator, 0).reason,
             "this coordinator has stopped: a newer one has the fleet");
+}
+
+TEST(FleetReadiness, CountsWhatStandsStillForASwitchAndServedBefore) {
+  Fleet fleet;
+  fleet.join("a");
+  fleet.full_round({"a"});
+  tell(fleet, ReplicaState::kServing, true, fleet.coordinator.target());
+  fleet.publish(2);
+  fleet.accept("a");
+  fleet.staged("a");
+  ASSERT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kSwitching);
+  for (const ReplicaState state : {ReplicaState::kPaused, ReplicaState::kLoading}) {
+    tell(fleet, state, false, {});  // bytes of both versions are in its memory
+    EXPECT_TRUE(fleet_readiness(fleet.coordinator, 1).ready);
+  }
+  tell(fleet, ReplicaState::kTainted, false, {});
+  EXPECT_FALSE(fleet_readiness(fleet.coordinator, 1).ready);
 }
 
 TEST(FleetReadings, CountTheFleetAsItIs) {

@@ -1,14 +1,13 @@
-// What `wsync status` says, as JSON and as text.
+#include "shared/status/status_report.h"
+
 #include <algorithm>
 #include <cmath>
 
-#include "deploy/cli/context.h"
-#include "deploy/cli/report.h"
 #include "shared/base/format.h"
 #include "shared/control/progress_phase.h"
 #include "shared/trace/progress.h"
 
-namespace wsync::cli {
+namespace wsync::status {
 namespace {
 
 using nlohmann::json;
@@ -75,22 +74,6 @@ json last_json(const control::UpdateOutcome& last) {
           {"ended_ago_ns", last.ended_ago_ns}};
 }
 
-std::string running_text(const control::UpdateProgress& running) {
-  if (running.version.none()) return {};
-  std::string text = fmt::format("{} {}: {}", running.rollback ? "rollback to" : "update",
-                                 running.version.to_string(), phase_text(running.phase));
-  if (const auto share = progress_share(running))
-    text += fmt::format(", {:.0f} % ({} of {})", std::floor(*share * 100),
-                        trace::format_bytes(running.done_bytes),
-                        trace::format_bytes(running.total_bytes));
-  if (running.bytes_per_s > 0)
-    text += ", " + trace::format_rate(running.bytes_per_s, std::chrono::seconds(1));
-  text += ", " + time_text(running.elapsed_ns) + " so far";
-  if (running.remaining_known) text += ", about " + time_text(running.remaining_ns) + " left";
-  if (running.waiting > 0) text += fmt::format("; {} waiting behind it", running.waiting);
-  return text + "\n";
-}
-
 std::string sidecar_text(const control::SidecarReport& s) {
   std::string text =
       fmt::format("sidecar {} (pid {} on {}): {}; staged {}", s.name, s.pid, s.host,
@@ -134,6 +117,36 @@ std::string_view state_name(control::ReplicaState state) noexcept {
   return "unknown";
 }
 
+std::string_view outcome_name(control::SwitchOutcome outcome) noexcept {
+  switch (outcome) {
+    case control::SwitchOutcome::kCommitted:
+      return "committed";
+    case control::SwitchOutcome::kBehind:
+      return "behind";
+    case control::SwitchOutcome::kRolledBack:
+      return "rolled_back";
+    case control::SwitchOutcome::kTainted:
+      return "tainted";
+    case control::SwitchOutcome::kFailed:
+      return "failed";
+  }
+  return "unknown";
+}
+
+json outcomes_json(const std::vector<control::ReplicaOutcome>& outcomes) {
+  json list = json::array();
+  for (const control::ReplicaOutcome& o : outcomes)
+    list.push_back({{"replica", o.replica},
+                    {"outcome", outcome_name(o.outcome)},
+                    {"version", o.version.to_string()},
+                    {"reason", o.reason},
+                    {"wait_ns", o.wait_ns},
+                    {"paused_ns", o.paused_ns},
+                    {"load_ns", o.load_ns},
+                    {"bytes", o.bytes}});
+  return list;
+}
+
 std::string_view phase_text(control::ProgressPhase phase) noexcept {
   switch (phase) {
     case control::ProgressPhase::kSnapshot:
@@ -154,6 +167,20 @@ std::optional<double> progress_share(const control::UpdateProgress& running) noe
       1.0, static_cast<double>(running.done_bytes) / static_cast<double>(running.total_bytes));
 }
 
+std::string behind_text(const Version& version, const Version& target) {
+  if (target.none() || version == target) return "-";
+  if (version.none()) return "no version";
+  if (version.epoch != target.epoch || version > target) return "differs";
+  const std::uint64_t steps = target.step - version.step;
+  return fmt::format("{} step{}", steps, steps == 1 ? "" : "s");
+}
+
+std::string activity_text(const control::StatusReply& status) {
+  if (status.activity == "gathering") return "waits for sidecars";
+  if (status.activity == "claiming") return "takes the fleet over";
+  return status.activity;
+}
+
 std::string age_text(std::uint64_t ago_ns) {
   const double s = static_cast<double>(ago_ns) * 1e-9;
   if (s < 9.95) return fmt::format("{:.1f} s", s);
@@ -161,6 +188,22 @@ std::string age_text(std::uint64_t ago_ns) {
   if (s < 7200) return fmt::format("{:.0f} min", s / 60);
   if (s < 48 * 3600) return fmt::format("{:.0f} h", s / 3600);
   return fmt::format("{:.0f} d", s / 86400);
+}
+
+std::string to_text(const control::UpdateProgress& running) {
+  if (running.version.none()) return {};
+  std::string text = fmt::format("{} {}: {}", running.rollback ? "rollback to" : "update",
+                                 running.version.to_string(), phase_text(running.phase));
+  if (const auto share = progress_share(running))
+    text += fmt::format(", {:.0f} % ({} of {})", std::floor(*share * 100),
+                        trace::format_bytes(running.done_bytes),
+                        trace::format_bytes(running.total_bytes));
+  if (running.bytes_per_s > 0)
+    text += ", " + trace::format_rate(running.bytes_per_s, std::chrono::seconds(1));
+  text += ", " + time_text(running.elapsed_ns) + " so far";
+  if (running.remaining_known) text += ", about " + time_text(running.remaining_ns) + " left";
+  if (running.waiting > 0) text += fmt::format("; {} waiting behind it", running.waiting);
+  return text;
 }
 
 std::string to_text(const control::UpdateOutcome& last) {
@@ -222,7 +265,7 @@ std::string to_text(const control::StatusReply& reply) {
       reply.role, reply.activity, version_text(reply.target), reply.decision, reply.fence.epoch,
       reply.can_roll_back ? version_text(reply.rollback_target) : "none",
       version_list_text(reply.withdrawn));
-  text += running_text(reply.running);
+  if (const std::string running = to_text(reply.running); !running.empty()) text += running + "\n";
   for (const control::SidecarReport& s : reply.sidecars) text += sidecar_text(s);
   if (reply.sidecars.empty()) text += "no sidecar has connected\n";
   if (const std::string last = to_text(reply.last); !last.empty()) text += last + "\n";
@@ -233,4 +276,4 @@ std::string to_text(const control::StatusReply& reply) {
   return text;
 }
 
-}  // namespace wsync::cli
+}  // namespace wsync::status
