@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <iterator>
 
@@ -137,10 +136,8 @@ void PageWriter::state() {
 }
 
 void PageWriter::phases(const control::UpdateProgress& running) {
-  constexpr std::array kAll = {ProgressPhase::kSnapshot, ProgressPhase::kAnnounce,
-                               ProgressPhase::kStage, ProgressPhase::kSwitch};
   put(R"(<ol class="phases" aria-label="Phases of the update">)");
-  for (const ProgressPhase phase : kAll) {
+  for (const ProgressPhase phase : control::kProgressPhases) {
     const char* where = phase < running.phase ? "done" : phase == running.phase ? "now" : "to come";
     put(R"(<li class="{}"{}>{} <span>{}</span></li>)", phase == running.phase ? "now" : "other",
         phase == running.phase ? R"( aria-current="step")" : "", control::phase_name(phase), where);
