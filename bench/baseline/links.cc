@@ -7,11 +7,12 @@
 #include <latch>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <optional>
 #include <sys/socket.h>
 #include <thread>
 #include <zmq.hpp>
 
-#include "shared/base/clock.h"
+#include "bench/baseline/sockets.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 
@@ -21,35 +22,7 @@ namespace {
 using std::chrono::nanoseconds;
 
 constexpr std::size_t kChunkBytes = limits::kMiB;  // of one call, and of one message
-constexpr int kStallSeconds = 30;
 constexpr int kMessagesQueued = 8;
-
-// Moves bytes one way; send() and receive() run at the same time, each in its thread.
-class OneWay {
- public:
-  OneWay() = default;
-  virtual ~OneWay() = default;
-  OneWay(const OneWay&) = delete;
-  OneWay& operator=(const OneWay&) = delete;
-  virtual Result<> send(std::span<const std::byte> bytes) = 0;
-  virtual Result<> receive(std::span<std::byte> bytes) = 0;
-};
-
-Result<> limit_stalls(int fd) {
-  const timeval limit{.tv_sec = kStallSeconds, .tv_usec = 0};
-  for (const int option : {SO_RCVTIMEO, SO_SNDTIMEO})
-    if (::setsockopt(fd, SOL_SOCKET, option, &limit, sizeof limit) != 0)
-      return fail_errno("limit how long a socket waits", errno);
-  return {};
-}
-
-tl::unexpected<Error> stream_error(std::string_view what, ssize_t result, int error) {
-  if (result == 0) return fail(ErrorCode::kPeerLost, fmt::format("{}: the stream ended", what));
-  if (error == EAGAIN || error == EWOULDBLOCK)
-    return fail(ErrorCode::kDeadline,
-                fmt::format("{}: nothing moved for {} s", what, kStallSeconds));
-  return fail_errno(what, error);
-}
 
 class SocketLink : public OneWay {
  public:
@@ -86,30 +59,6 @@ Result<std::shared_ptr<OneWay>> make_unix_link() {
     return fail_errno("socketpair", errno);
   UniqueFd from(fds[0]);
   UniqueFd to(fds[1]);
-  WSYNC_TRY(limit_stalls(from.get()));
-  WSYNC_TRY(limit_stalls(to.get()));
-  return std::make_shared<SocketLink>(std::move(from), std::move(to));
-}
-
-Result<std::shared_ptr<OneWay>> make_tcp_link() {
-  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  UniqueFd from(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!listener.valid() || !from.valid()) return fail_errno("socket", errno);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  auto* const general = reinterpret_cast<sockaddr*>(&address);
-  if (::bind(listener.get(), general, length) != 0 || ::listen(listener.get(), 1) != 0 ||
-      ::getsockname(listener.get(), general, &length) != 0)
-    return fail_errno("listen on 127.0.0.1", errno);
-  if (::connect(from.get(), general, length) != 0)
-    return fail_errno(fmt::format("connect to 127.0.0.1:{}", ntohs(address.sin_port)), errno);
-  UniqueFd to(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-  if (!to.valid()) return fail_errno("accept on 127.0.0.1", errno);
-  const int on = 1;
-  if (::setsockopt(from.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0)
-    return fail_errno("TCP_NODELAY", errno);
   WSYNC_TRY(limit_stalls(from.get()));
   WSYNC_TRY(limit_stalls(to.get()));
   return std::make_shared<SocketLink>(std::move(from), std::move(to));
@@ -174,39 +123,68 @@ Result<std::shared_ptr<OneWay>> make_zmq_link(const std::string& directory) {
   }
 }
 
-// From before the first byte is sent until the last one has been received.
-Result<nanoseconds> pass_all(Workbench& bench, OneWay& link) {
+}  // namespace
+
+Result<std::shared_ptr<OneWay>> make_tcp_link() {
+  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  UniqueFd from(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!listener.valid() || !from.valid()) return fail_errno("socket", errno);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  auto* const general = reinterpret_cast<sockaddr*>(&address);
+  if (::bind(listener.get(), general, length) != 0 || ::listen(listener.get(), 1) != 0 ||
+      ::getsockname(listener.get(), general, &length) != 0)
+    return fail_errno("listen on 127.0.0.1", errno);
+  if (::connect(from.get(), general, length) != 0)
+    return fail_errno(fmt::format("connect to 127.0.0.1:{}", ntohs(address.sin_port)), errno);
+  UniqueFd to(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  if (!to.valid()) return fail_errno("accept on 127.0.0.1", errno);
+  const int on = 1;
+  if (::setsockopt(from.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0)
+    return fail_errno("TCP_NODELAY", errno);
+  WSYNC_TRY(limit_stalls(from.get()));
+  WSYNC_TRY(limit_stalls(to.get()));
+  return std::make_shared<SocketLink>(std::move(from), std::move(to));
+}
+
+Result<Spent> pass_all(Workbench& bench, OneWay& link) {
   const auto from = bench.stamped();
   const auto to = bench.target();
   Result<> received;
-  TimePoint end{};
-  TimePoint begin{};
+  Spent spent;
+  std::optional<Stopwatch> watch;
   Result<> sent;
   {
-    std::latch ready(2);
+    std::latch ready(1);
+    std::latch begun(1);
     const std::jthread receiver([&] {
-      ready.arrive_and_wait();
+      ready.count_down();
+      begun.wait();
       received = link.receive(to);
-      end = now();
+      spent = watch->stop();
     });
-    ready.arrive_and_wait();
-    begin = now();
+    ready.wait();
+    watch.emplace();
+    begun.count_down();
     sent = link.send(from);
   }
   WSYNC_TRY(sent);
   WSYNC_TRY(received);
   WSYNC_TRY(bench.check_arrived());
-  return end - begin;
+  return spent;
 }
-
-}  // namespace
 
 Result<> add_link_rows(Workbench& bench, const std::string& directory, BaselineRows& rows) {
   const auto add = [&](const char* name, Result<std::shared_ptr<OneWay>> link) -> Result<> {
     if (!link) return fail(link.error().with_context(name));
-    rows.rows.push_back({.name = name, .variant = "", .measure = [&bench, link = *link] {
-                           return pass_all(bench, *link);
-                         }});
+    rows.rows.push_back(
+        {.name = name, .variant = "", .measure = [&bench, link = *link]() -> Result<nanoseconds> {
+           const auto spent = pass_all(bench, *link);
+           if (!spent) return fail(spent.error());
+           return spent->wall;
+         }});
     return {};
   };
   WSYNC_TRY(add("loopback TCP", make_tcp_link()));

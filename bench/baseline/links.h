@@ -1,11 +1,30 @@
 // From one thread's memory to another's over loopback TCP, a Unix socket and ZeroMQ.
 #pragma once
 
+#include <cstddef>
+#include <memory>
+#include <span>
 #include <string>
 
 #include "bench/baseline/workbench.h"
 
 namespace wsync::bench {
+
+// Moves bytes one way; send() and receive() run at the same time, each in its thread.
+class OneWay {
+ public:
+  OneWay() = default;
+  virtual ~OneWay() = default;
+  OneWay(const OneWay&) = delete;
+  OneWay& operator=(const OneWay&) = delete;
+  virtual Result<> send(std::span<const std::byte> bytes) = 0;
+  virtual Result<> receive(std::span<std::byte> bytes) = 0;
+};
+// One TCP connection of this process with itself, on loopback.
+[[nodiscard]] Result<std::shared_ptr<OneWay>> make_tcp_link();
+// The bench's source to its target, from before the first byte is sent until the last one has been
+// received; then checks what arrived.
+[[nodiscard]] Result<Spent> pass_all(Workbench& bench, OneWay& link);
 
 // Adds the rows of links. `directory` is for a socket. `bench` outlives the rows. Each measurement
 // checks what arrived; one that stands still for half a minute is kDeadline.

@@ -22,19 +22,19 @@ void copy_past_caches(std::span<std::byte> to, std::span<const std::byte> from) 
   copy_streaming(to, from);
 }
 
-Result<nanoseconds> copy_all(Workbench& bench, unsigned threads, CopyBytes copy) {
+Result<Spent> copy_all(Workbench& bench, unsigned threads, CopyBytes copy) {
   const auto from = bench.stamped();
   const auto to = bench.target();
   const std::size_t part = bench.bytes() / threads;
-  const TimePoint begin = now();
+  const Stopwatch watch;
   bench.parallel(threads, [&](unsigned i) {
     const std::size_t at = part * i;
     const std::size_t bytes = i + 1 == threads ? bench.bytes() - at : part;
     copy(to.subspan(at, bytes), from.subspan(at, bytes));
   });
-  const nanoseconds taken = now() - begin;
+  const Spent spent = watch.stop();
   WSYNC_TRY(bench.check_arrived());
-  return taken;
+  return spent;
 }
 
 // Huge pages that were asked for and hardly came would be another figure under their name.
@@ -92,19 +92,6 @@ Result<nanoseconds> map_filled(const FilledFile& file, std::size_t bytes) {
   return taken;
 }
 
-Result<nanoseconds> digest_all(Workbench& bench) {
-  const auto bytes = bench.stamped();
-  const TimePoint begin = now();
-  const Digest digest = digest_of(bytes);
-  const nanoseconds taken = now() - begin;
-  Digester parts;
-  parts.update(bytes.first(bytes.size() / 2));
-  parts.update(bytes.subspan(bytes.size() / 2));
-  if (parts.finish() != digest)
-    return fail(ErrorCode::kDigestMismatch, "two digests of the same bytes differ");
-  return taken;
-}
-
 constexpr int kTries = 3;  // of getting huge pages: those that are free may lie scattered
 
 Result<nanoseconds> touch_new(std::size_t bytes, PageKind kind, bool shared) {
@@ -140,14 +127,46 @@ std::vector<unsigned> copy_threads(unsigned cores) {
   return counts;
 }
 
+Result<Spent> measure_memcpy(Workbench& bench, unsigned threads) {
+  return copy_all(bench, threads, copy_plainly);
+}
+
+Result<Spent> measure_streaming_copy(Workbench& bench, unsigned threads) {
+  return copy_all(bench, threads, copy_past_caches);
+}
+
+Result<nanoseconds> measure_digest(Workbench& bench) {
+  const auto bytes = bench.stamped();
+  const TimePoint begin = now();
+  const Digest digest = digest_of(bytes);
+  const nanoseconds taken = now() - begin;
+  Digester parts;
+  parts.update(bytes.first(bytes.size() / 2));
+  parts.update(bytes.subspan(bytes.size() / 2));
+  if (parts.finish() != digest)
+    return fail(ErrorCode::kDigestMismatch, "two digests of the same bytes differ");
+  return taken;
+}
+
+Result<MeasureMapping> make_mapping(const Workbench& bench) {
+  auto filled = make_filled(bench);
+  if (!filled) return fail(std::move(filled).error());
+  return [file = std::move(*filled), bytes = bench.bytes()] { return map_filled(*file, bytes); };
+}
+
 Result<> add_memory_rows(Workbench& bench, const Machine& machine, BaselineRows& rows) {
-  for (const auto& [name, copy] : {std::pair<const char*, CopyBytes>{"memcpy", copy_plainly},
-                                   {"streaming copy", copy_past_caches}})
+  using Measure = Result<Spent> (*)(Workbench&, unsigned);
+  for (const auto& [name, measure] :
+       {std::pair<const char*, Measure>{"memcpy", measure_memcpy},
+        std::pair<const char*, Measure>{"streaming copy", measure_streaming_copy}})
     for (const unsigned threads : copy_threads(machine.cores))
-      rows.rows.push_back(
-          {.name = name, .variant = counted(threads, "thread"), .measure = [&bench, threads, copy] {
-             return copy_all(bench, threads, copy);
-           }});
+      rows.rows.push_back({.name = name,
+                           .variant = counted(threads, "thread"),
+                           .measure = [&bench, threads, measure]() -> Result<nanoseconds> {
+                             const auto spent = measure(bench, threads);
+                             if (!spent) return fail(spent.error());
+                             return spent->wall;
+                           }});
   const std::size_t bytes = bench.bytes();
   for (const PageKind kind : {PageKind::kSmall, PageKind::kHuge}) {
     const bool huge = kind == PageKind::kHuge;
@@ -158,13 +177,11 @@ Result<> add_memory_rows(Workbench& bench, const Machine& machine, BaselineRows&
         rows, huge ? "first touch, shared huge" : "first touch, shared",
         [bytes, kind] { return touch_new(bytes, kind, true); }, machine.shared_huge_pages, huge);
   }
-  auto filled = make_filled(bench);
-  if (!filled) return fail(std::move(filled).error());
-  rows.rows.push_back({.name = "map filled", .variant = "", .measure = [file = *filled, bytes] {
-                         return map_filled(*file, bytes);
-                       }});
+  auto mapping = make_mapping(bench);
+  if (!mapping) return fail(std::move(mapping).error());
+  rows.rows.push_back({.name = "map filled", .variant = "", .measure = std::move(*mapping)});
   rows.rows.push_back(
-      {.name = "XXH3", .variant = "", .measure = [&bench] { return digest_all(bench); }});
+      {.name = "XXH3", .variant = "", .measure = [&bench] { return measure_digest(bench); }});
   return {};
 }
 

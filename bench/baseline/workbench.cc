@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ctime>
 #include <latch>
 
 #include "bench/gpu/copies.h"
@@ -14,7 +15,20 @@ namespace {
 constexpr std::size_t kStampEveryBytes = 4096;
 constexpr std::uint64_t kNoiseSeed = 7;
 
+std::chrono::nanoseconds process_cpu() noexcept {
+  timespec time{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
 }  // namespace
+
+Stopwatch::Stopwatch() noexcept : cpu_(process_cpu()), begin_(now()) {}
+
+Spent Stopwatch::stop() const noexcept {
+  const auto wall = now() - begin_;
+  return {.wall = wall, .cpu = process_cpu() - cpu_};
+}
 
 Workbench::Workbench(Pages source, Pages target, unsigned threads)
     : source_(std::move(source)),
@@ -49,6 +63,11 @@ Result<> Workbench::check_arrived() const {
       ErrorCode::kDigestMismatch,
       fmt::format("byte {} of {} arrived as {}, expected {}", at - expected.begin(),
                   expected.size(), static_cast<unsigned>(*other), static_cast<unsigned>(*at)));
+}
+
+void Workbench::spoil_target() noexcept {
+  const auto bytes = target_.bytes();
+  for (std::size_t at = 0; at < bytes.size(); at += kStampEveryBytes) bytes[at] ^= std::byte{0x5a};
 }
 
 void Workbench::parallel(unsigned threads, const std::function<void(unsigned)>& work) {

@@ -14,11 +14,29 @@
 #include "bench/baseline/pages.h"
 #include "bench/measure/paired.h"
 #include "bench/measure/result.h"
+#include "shared/base/clock.h"
 #include "shared/base/digest.h"
 #include "shared/base/error.h"
 #include "shared/base/thread_pool.h"
 
 namespace wsync::bench {
+
+// What a measurement took.
+struct Spent {
+  std::chrono::nanoseconds wall{};
+  std::chrono::nanoseconds cpu{};  // of all threads of this process
+};
+
+// Begins with its construction. Thread: stop() in any one.
+class Stopwatch {
+ public:
+  Stopwatch() noexcept;
+  [[nodiscard]] Spent stop() const noexcept;
+
+ private:
+  std::chrono::nanoseconds cpu_;
+  TimePoint begin_;
+};
 
 // Thread: one; the threads of parallel() only inside it.
 class Workbench {
@@ -34,6 +52,8 @@ class Workbench {
   [[nodiscard]] std::size_t bytes() const noexcept { return source_.bytes().size(); }
   // kDigestMismatch, with the first byte that differs, unless the target holds the source.
   [[nodiscard]] Result<> check_arrived() const;
+  // Changes a byte of each page of the target, so that what was there does not pass for what comes.
+  void spoil_target() noexcept;
   // Runs work(i) for i below `threads` at the same time, i = 0 in this thread, and waits.
   void parallel(unsigned threads, const std::function<void(unsigned)>& work);
 

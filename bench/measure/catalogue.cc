@@ -136,6 +136,110 @@ constexpr std::array kScaleCases{
              "what the links allow"},
 };
 
+constexpr std::string_view kBareUnix = "a bare Unix socket";
+constexpr std::string_view kBareZmq = "bare ZeroMQ, DEALER and ROUTER";
+constexpr std::string_view kSameMemcpy = "memcpy of the same bytes";
+constexpr std::string_view kStreaming = "streaming copy, 1 thread";
+constexpr std::string_view kBareTcp = "loopback TCP, one bare connection";
+constexpr std::string_view kTextRate = "MiB/s";
+
+constexpr std::array kControlCases{
+    CaseText{"round trip, bare Unix socket",
+             "A small question and its answer between two threads that wait in recv()", "us", false,
+             ""},
+    CaseText{"round trip, engine link",
+             "The same as messages between an engine's link and a sidecar's loop", "us", false,
+             kBareUnix},
+    CaseText{"round trip, bare ZeroMQ", "The same between a DEALER and a ROUTER that wait in recv",
+             "us", false, kBareUnix},
+    CaseText{"round trip, port",
+             "The same as messages between the loops of a command and a coordinator", "us", false,
+             kBareZmq},
+    CaseText{"one way, bare Unix socket", "Small messages without waiting for answers", "1/s", true,
+             ""},
+    CaseText{"one way, engine link", "The same from an engine's link to a sidecar's loop", "1/s",
+             true, kBareUnix},
+    CaseText{"one way, bare ZeroMQ",
+             "The same from a DEALER to a ROUTER; many go in one call of the system", "1/s", true,
+             kBareUnix},
+    CaseText{"one way, port", "The same from a command's loop to a coordinator's", "1/s", true,
+             kBareZmq},
+    CaseText{"encode", "A message is made into bytes", "ns", false, ""},
+    CaseText{"encode rate", "The same in bytes of the message", kTextRate, true, kSameMemcpy},
+    CaseText{"decode", "Bytes are checked and made into a message", "ns", false, ""},
+    CaseText{"decode rate", "The same in bytes of the message", kTextRate, true, kSameMemcpy},
+    CaseText{"memcpy of a message", "The bytes of the message are copied", kTextRate, true, ""},
+    CaseText{"update round",
+             "Time that a coordinator's decisions take in a whole update, without any waiting",
+             "us", false, ""},
+    CaseText{"update round, of each replica", "The same by the number of replicas", "us", false,
+             "the fewest replicas of the run, each"},
+};
+
+constexpr std::array kTransportCases{
+    CaseText{"streaming copy", "Private memory is copied past the caches, by one thread", kRate,
+             true, ""},
+    CaseText{"CPU of streaming copy", "Processor time of it", "s/GB", false, ""},
+    CaseText{"map filled", "A memfd that is full is mapped, by one thread", kRate, true, ""},
+    CaseText{"loopback TCP",
+             "From one thread's memory to another's over one TCP connection, without any check",
+             kRate, true, ""},
+    CaseText{"CPU of loopback TCP", "Processor time of both ends", "s/GB", false, ""},
+    CaseText{"memfd, handed over",
+             "From a sidecar's request until it has a version's arena mapped, by two threads; "
+             "nothing is copied",
+             kRate, true, "map filled, 1 thread"},
+    CaseText{"memfd, handed over and copied",
+             "The same, and then copied into private memory by one thread, as by an engine", kRate,
+             true, kStreaming},
+    CaseText{"CPU of memfd, handed over and copied", "Processor time of both ends", "s/GB", false,
+             kStreaming},
+    CaseText{"TCP streams",
+             "From a sidecar's request until a version is in its memory, every bucket's digest "
+             "taken and checked",
+             kRate, true, kBareTcp},
+    CaseText{"CPU of TCP streams", "Processor time of both ends", "s/GB", false, kBareTcp},
+    CaseText{"TCP relay",
+             "The same through a sidecar that hands each bucket on: two hops, both on this machine",
+             kRate, true, kBareTcp},
+    CaseText{"CPU of TCP relay", "Processor time of all three", "s/GB", false, kBareTcp},
+};
+
+constexpr std::array kCodecsCases{
+    CaseText{"memcpy", "Private memory is copied with memcpy", kRate, true, ""},
+    CaseText{"streaming copy", "The same past the caches, as engines copy", kRate, true, kMemcpy},
+    CaseText{"XXH3", "XXH3-128 of all bytes at once; reads only", kRate, true, kMemcpy},
+    CaseText{"content digest",
+             "XXH3-128 of each MiB and of those of each tensor, as versions are named; reads only",
+             kRate, true, kMemcpy},
+    CaseText{"checksum", "The checksum that engines compare; reads only", kRate, true, kMemcpy},
+    CaseText{"copy with checksum", "An engine's copy, which takes the checksum in the same pass",
+             kRate, true, kStreaming},
+    CaseText{"piece digest", "The digest that GPUs take, computed by the host; reads only", kRate,
+             true, kMemcpy},
+    CaseText{"bucket frames",
+             "The bytes of a TCP stream are taken apart into buckets and digested on the way",
+             kRate, true, kMemcpy},
+    CaseText{"float32 to bfloat16",
+             "A trainer's weights are rounded, GiB of float32; writes half of what memcpy does",
+             kRate, true, kMemcpy},
+    CaseText{"bfloat16 to float32",
+             "Weights are widened, GiB of float32; reads half of what memcpy does", kRate, true,
+             kMemcpy},
+    CaseText{"memcpy of a text", "The bytes of a header, an index or a layout are copied",
+             kTextRate, true, ""},
+    CaseText{"read safetensors header", "The JSON of a model's header is parsed and checked",
+             kTextRate, true, kSameMemcpy},
+    CaseText{"read checkpoint index", "The JSON of a model's index is parsed and checked",
+             kTextRate, true, kSameMemcpy},
+    CaseText{"write checkpoint index", "The index is made into JSON", kTextRate, true, kSameMemcpy},
+    CaseText{"encode layout", "A model's layout is made into bytes, for an Announce", kTextRate,
+             true, kSameMemcpy},
+    CaseText{"decode layout", "The same read, checked and digested", kTextRate, true, kSameMemcpy},
+    CaseText{"frame header there and back", "The header of a bucket is decoded and encoded",
+             kTextRate, true, kSameMemcpy},
+};
+
 constexpr std::array kSuites{
     SuiteText{"baseline", "wsync bench baseline",
               "what can this machine's memory, links and files do at all?", kBaselineCases},
@@ -162,6 +266,17 @@ constexpr std::array kSuites{
     SuiteText{"gpu", "wsync bench gpu",
               "how close do copies, digests and updates of GPUs come to the driver's plain calls?",
               kGpuCases},
+    SuiteText{"control", "wsync bench control",
+              "what do messages cost beside bare sockets, and a coordinator's decisions as the "
+              "replicas grow?",
+              kControlCases},
+    SuiteText{"transport", "wsync bench transport",
+              "how close do memfd and TCP streams come to what moves the same bytes without them?",
+              kTransportCases},
+    SuiteText{"codecs", "wsync bench codecs",
+              "what do the digests, conversions and parsers on the way of weights cost beside a "
+              "copy?",
+              kCodecsCases},
 };
 
 const CaseText& text_of(std::string_view suite, std::string_view name) {

@@ -100,11 +100,26 @@ class Suites(unittest.TestCase):
                          ["step, overlap", "step, no overlap", "step, no link", "speed-up"])
         self.assertEqual(schedule["parameters"]["hidden"], schedule["details"]["hidden"])
 
+    def test_parts_of_the_product_by_themselves(self):
+        words = ["control", "--directory", self.directory, "transport", "--directory", self.directory, "codecs", "--quick"]
+        done = bench(*words, "--repeats", "2", "--output", self.a)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(os.listdir(self.directory), [], "something is left behind")
+        suites = self.read(self.a)["suites"]
+        self.assertEqual([suite["suite"] for suite in suites], ["control", "transport", "codecs"])
+        for suite in suites:
+            self.check_cases(suite, 2)
+            for case in suite["cases"]:
+                self.assertIn(case["name"], done.stdout)
+            self.assertTrue(any("ratio" in case for case in suite["cases"]), suite["suite"])
+        self.assertEqual(suites[1]["parameters"]["bytes"], 32 << 20)
+
     def test_list_has_every_case_of_a_result(self):
         done = bench("list", "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
         suites = {suite["name"]: suite for suite in json.loads(done.stdout)["result"]["suites"]}
-        self.assertLessEqual({"baseline", "sync", "pipeline", "scale", "schedule", "recovery", "torn", "gpu"}, set(suites))
+        self.assertLessEqual({"baseline", "sync", "pipeline", "scale", "schedule", "recovery", "torn", "gpu", "control",
+                              "transport", "codecs"}, set(suites))
         text = bench("list").stdout
         for suite in suites.values():
             self.assertIn(f"{suite['command']}: {suite['question']}", text)
@@ -168,6 +183,12 @@ class Suites(unittest.TestCase):
                                 (["baseline", "--size", "1KiB"], "--size is 1024 bytes, expected 1MiB to 64GiB"),
                                 (["baseline", "--size", "much"], "--size"),
                                 (["baseline", "--repeats", "0"], "--repeats"),
+                                (["control", "--messages", "0"], "--messages is 0, expected 1 to 1000000"),
+                                (["control", "--replicas", "2000"], "--replicas has 2000, expected 1 to 1024"),
+                                (["transport", "--size", "1MiB", "--bucket", "2MiB"], "--bucket has 2097152 bytes"),
+                                (["transport", "--connections", "0"], "--connections has 0, expected 1 to 64"),
+                                (["codecs", "--size", "1KiB"], "--size is 1024 bytes, expected 1MiB to 64GiB"),
+                                (["codecs", "--model", "Qwen3"], "Qwen3"),
                                 (["compare", self.a], "B is required")):
             done = bench(*words)
             self.assertEqual((done.returncode, done.stdout), (2, ""), words)

@@ -1,0 +1,50 @@
+#include "bench/codecs/codecs_bench.h"
+
+#include <vector>
+
+#include "bench/baseline/workbench.h"
+#include "bench/codecs/bulk_codecs.h"
+#include "bench/codecs/text_codecs.h"
+#include "bench/measure/rows.h"
+#include "shared/base/format.h"
+#include "shared/base/memory_limit.h"
+
+namespace wsync::bench {
+namespace {
+
+constexpr std::uint64_t kCodecPageBytes = 4096;
+constexpr std::uint64_t kCodecCopies = 4;  // source, target, float32, bfloat16; rounded up
+
+Result<> check_codecs(const CodecsBenchOptions& options) {
+  if (options.bytes < kCodecBytesMin || options.bytes > kCodecBytesMax)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("--size is {} bytes, expected 1MiB to 64GiB", options.bytes));
+  return require_memory(kCodecCopies * options.bytes, fmt::format("{} times --size", kCodecCopies));
+}
+
+}  // namespace
+
+Result<SuiteResult> run_codecs_bench(const CodecsBenchOptions& options, const Interrupt& interrupt,
+                                     const OnTurn& on_turn) {
+  WSYNC_TRY(check_codecs(options));
+  const std::uint64_t bytes =
+      (options.bytes + kCodecPageBytes - 1) / kCodecPageBytes * kCodecPageBytes;
+  std::vector<Row> rows;
+  const auto bench = Workbench::create(bytes, 1);
+  if (!bench) return fail(bench.error());
+  std::vector<Row> texts;
+  WSYNC_TRY(add_text_codec_rows(options.model, texts));
+  WSYNC_TRY(add_bulk_codec_rows(**bench, rows));
+  rows.insert(rows.end(), texts.begin(), texts.end());
+  auto suite =
+      run_rows("codecs", rows, {.warm_ups = 1, .rounds = options.rounds}, interrupt, on_turn);
+  if (!suite) return suite;
+  suite->parameters["bytes"] = bytes;
+  suite->parameters["model"] = options.model;
+  suite->notes.emplace_back(
+      "compression, deltas, quantisation and a keyed MAC are not measured: this release has none "
+      "of them on the way of weights");
+  return suite;
+}
+
+}  // namespace wsync::bench

@@ -1,0 +1,270 @@
+#include "bench/control/product_pings.h"
+
+#include <optional>
+
+#include "bench/baseline/sockets.h"
+#include "bench/control/loop_thread.h"
+#include "shared/base/clock.h"
+#include "shared/base/format.h"
+#include "shared/control/link.h"
+#include "shared/control/unix_stream.h"
+#include "shared/control/zmq/ports.h"
+#include "shared/loop/timer.h"
+
+namespace wsync::bench {
+namespace {
+
+using control::Decoded;
+using control::Envelope;
+using control::Message;
+using std::chrono::nanoseconds;
+
+constexpr std::chrono::seconds kPatience{kStallSeconds};
+constexpr std::uint64_t kFirst = 1;  // question of a call
+
+Decoded numbered(std::uint64_t i, Message message) {
+  return {.envelope = {.fence = {.epoch = 1, .run_id = {2, 3}}, .round = 4, .request = i},
+          .message = std::move(message)};
+}
+
+// What the answering end knows of a call. Its loop's thread only.
+struct Answering {
+  unsigned answer_every = 1;    // questions
+  std::uint64_t next = kFirst;  // question
+  // Whether the question of this number is to be answered; a number out of turn never is, and so
+  // ends the call with a deadline.
+  bool takes(std::uint64_t number) {
+    if (number != next) return false;
+    return next++ % answer_every == 0;
+  }
+};
+
+// ---- ports ----
+
+struct PortAnswers {
+  Answering state;
+  std::unique_ptr<control::RouterPort> router;
+};
+
+Result<LoopThread::Guest> answer_port(Loop& loop, const std::string& address,
+                                      const std::shared_ptr<PortAnswers>& answers) {
+  PortAnswers* self = answers.get();
+  auto router = control::listen_zmq(
+      loop, {.address = address, .times = {}},
+      {.on_message =
+           [self](const std::string& peer, const Envelope& envelope, const Message& message) {
+             const auto* question = std::get_if<control::Cancel>(&message);
+             if (question == nullptr || !self->state.takes(question->version.step)) return;
+             // Where the answer cannot be sent, its reader says that none came.
+             std::ignore =
+                 self->router->send(peer, envelope, port_answer(question->version.step).message);
+           },
+       .on_lost = {},
+       .on_bad_message = {},
+       .heartbeat = {}});
+  if (!router) return fail(std::move(router).error());
+  self->router = std::move(*router);
+  return LoopThread::Guest(answers);
+}
+
+class PortPings final : public Pings {
+ public:
+  static Result<std::unique_ptr<Pings>> create(const std::string& address) {
+    std::unique_ptr<PortPings> made(new PortPings());
+    auto thread =
+        LoopThread::start([&](Loop& loop) { return answer_port(loop, address, made->answers_); });
+    if (!thread) return fail(std::move(thread).error());
+    made->thread_ = std::move(*thread);
+    std::string reached;
+    made->thread_->run([&] { reached = made->answers_->router->address(); });
+    // The thread alone holds it from now on, and so destroys it.
+    made->answering_ = &made->answers_->state;
+    made->answers_.reset();
+    WSYNC_TRY(made->connect(reached));
+    return std::unique_ptr<Pings>(std::move(made));
+  }
+
+  Result<nanoseconds> round_trips(unsigned count) override { return call(count, 1); }
+  Result<nanoseconds> one_way(unsigned count) override { return call(count, count); }
+
+ private:
+  PortPings() = default;
+
+  Result<> connect(const std::string& address) {
+    auto loop = Loop::create();
+    if (!loop) return fail(std::move(loop).error());
+    loop_ = std::move(*loop);
+    guard_ = std::make_unique<Timer>(*loop_, [this] {
+      end(fail(ErrorCode::kDeadline,
+               fmt::format("the port's other end has not answered for {} s", kPatience.count())));
+    });
+    auto dealer = control::connect_zmq(
+        *loop_, {.address = address, .name = "bench", .times = {}},
+        {.on_message = [this](const Envelope& envelope,
+                              const Message& message) { on_answer(envelope, message); },
+         .on_connected = [this] { loop_->stop(); },
+         .on_lost = [this](const Error& error) { end(fail(error)); },
+         .on_bad_message = {},
+         .heartbeat = {}});
+    if (!dealer) return fail(std::move(dealer).error());
+    dealer_ = std::move(*dealer);
+    guard_->start(kPatience);
+    loop_->run();
+    guard_->stop();
+    return outcome_;
+  }
+
+  Result<nanoseconds> call(unsigned count, unsigned answer_every) {
+    thread_->run([&] { *answering_ = {.answer_every = answer_every}; });
+    count_ = count;
+    answer_every_ = answer_every;
+    asked_ = 0;
+    outcome_ = {};
+    guard_->start(kPatience);
+    const TimePoint begin = now();
+    ask();
+    loop_->run();
+    guard_->stop();
+    WSYNC_TRY(outcome_);
+    return end_ - begin;
+  }
+  // Asks until an answer is to be waited for or the queue is full.
+  void ask() {
+    do {
+      const Decoded question = port_question(asked_ + 1);
+      if (auto sent = dealer_->send(question.envelope, question.message); !sent) {
+        if (sent.error().code() != ErrorCode::kBusy) return end(fail(sent.error()));
+        return loop_->post([this] { ask(); });
+      }
+      ++asked_;
+    } while (asked_ % answer_every_ != 0);
+  }
+  void on_answer(const Envelope& envelope, const Message& message) {
+    const auto* answer = std::get_if<control::CancelReply>(&message);
+    if (answer == nullptr) return;  // a heartbeat
+    if (!answer->ok || answer->version.step != asked_ || envelope.request != asked_)
+      return end(fail(ErrorCode::kInternal,
+                      fmt::format("answer {} to question {}", answer->version.step, asked_)));
+    if (asked_ == count_) return end({});
+    ask();
+  }
+  void end(Result<> outcome) {
+    end_ = now();
+    outcome_ = std::move(outcome);
+    loop_->stop();
+  }
+
+  std::shared_ptr<PortAnswers> answers_ = std::make_shared<PortAnswers>();  // until it is handed on
+  Answering* answering_ = nullptr;                                          // on the thread's loop
+  std::unique_ptr<LoopThread> thread_;
+  std::unique_ptr<Loop> loop_;
+  std::unique_ptr<Timer> guard_;
+  std::unique_ptr<control::DealerPort> dealer_;
+  unsigned count_ = 0;
+  unsigned answer_every_ = 1;
+  std::uint64_t asked_ = 0;
+  TimePoint end_{};
+  Result<> outcome_;
+};
+
+// ---- an engine's link ----
+
+struct EngineAnswers {
+  Answering state;
+  std::unique_ptr<control::UnixListener> listener;
+  std::unique_ptr<control::UnixStream> stream;
+};
+
+void answer_engine(EngineAnswers& answers, Loop& loop, UniqueFd socket) {
+  auto stream = control::UnixStream::adopt(
+      loop, std::move(socket),
+      {.on_frame =
+           [&answers](const control::Frame& frame) {
+             const auto* question = std::get_if<control::BucketDone>(&frame.message);
+             if (question == nullptr || !answers.state.takes(question->bucket)) return;
+             std::ignore =
+                 answers.stream->send(frame.envelope, engine_answer(question->bucket).message);
+           },
+       .on_close = [](const Error&) {}});
+  // Without a stream the engine sees that its connection has ended.
+  if (stream) answers.stream = std::move(*stream);
+}
+
+class EnginePings final : public Pings {
+ public:
+  static Result<std::unique_ptr<Pings>> create(const std::string& path) {
+    EngineAnswers* answers = nullptr;
+    auto thread = LoopThread::start([&](Loop& loop) -> Result<LoopThread::Guest> {
+      auto made = std::make_shared<EngineAnswers>();
+      answers = made.get();
+      auto listener = control::UnixListener::create(
+          loop, path, [answers, &loop](UniqueFd socket, const PeerCredentials&) {
+            answer_engine(*answers, loop, std::move(socket));
+          });
+      if (!listener) return fail(std::move(listener).error());
+      made->listener = std::move(*listener);
+      return LoopThread::Guest(std::move(made));
+    });
+    if (!thread) return fail(std::move(thread).error());
+    auto link = control::Link::connect(path, now() + kPatience);
+    if (!link) return fail(std::move(link).error());
+    return std::unique_ptr<Pings>(
+        new EnginePings(std::move(*thread), &answers->state, std::move(*link)));
+  }
+
+  Result<nanoseconds> round_trips(unsigned count) override { return call(count, 1); }
+  Result<nanoseconds> one_way(unsigned count) override { return call(count, count); }
+
+ private:
+  EnginePings(std::unique_ptr<LoopThread> thread, Answering* answering, control::Link link)
+      : thread_(std::move(thread)), answering_(answering), link_(std::move(link)) {}
+
+  Result<nanoseconds> call(unsigned count, unsigned answer_every) {
+    thread_->run([&] { *answering_ = {.answer_every = answer_every}; });
+    const TimePoint begin = now();
+    const TimePoint deadline = begin + kPatience;
+    for (std::uint64_t i = kFirst; i <= count; ++i) {
+      const Decoded question = engine_question(i);
+      WSYNC_TRY(link_.send(question.envelope, question.message, {}, deadline));
+      if (i % answer_every != 0) continue;
+      const auto frame = link_.receive(deadline);
+      if (!frame) return fail(frame.error());
+      const auto* answer = std::get_if<control::BucketReady>(&frame->message);
+      if (answer == nullptr || answer->bucket != i || frame->envelope.request != i)
+        return fail(ErrorCode::kInternal, fmt::format("another answer than that to {}", i));
+    }
+    return now() - begin;
+  }
+
+  std::unique_ptr<LoopThread> thread_;
+  Answering* answering_;  // on the thread's loop
+  control::Link link_;
+};
+
+}  // namespace
+
+Decoded port_question(std::uint64_t i) {
+  return numbered(i, control::Cancel{.version = {.epoch = 1, .step = i}});
+}
+Decoded port_answer(std::uint64_t i) {
+  return numbered(i, control::CancelReply{.ok = true,
+                                          .reason = {},
+                                          .version = {.epoch = 1, .step = i},
+                                          .phase = control::ProgressPhase::kStage});
+}
+Decoded engine_question(std::uint64_t i) {
+  return numbered(i, control::BucketDone{.bucket = i, .failure = {}});
+}
+Decoded engine_answer(std::uint64_t i) {
+  return numbered(i, control::BucketReady{.bucket = i, .slot = 1});
+}
+
+Result<std::unique_ptr<Pings>> ping_port(const std::string& address) {
+  return PortPings::create(address);
+}
+
+Result<std::unique_ptr<Pings>> ping_engine_link(const std::string& path) {
+  return EnginePings::create(path);
+}
+
+}  // namespace wsync::bench

@@ -1,0 +1,249 @@
+#include "bench/transport/transfers.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "bench/baseline/sockets.h"
+#include "shared/base/format.h"
+#include "shared/base/shared_memory.h"
+#include "shared/base/stream_copy.h"
+
+namespace wsync::bench {
+namespace {
+
+using transport::BucketWindow;
+using transport::StreamKey;
+
+constexpr std::chrono::seconds kTransferPatience{kStallSeconds};
+
+// The right to write an arena of this key goes with it.
+ArenaIdentity identity_of_key(const StreamKey& key, std::uint64_t bucket_bytes) {
+  return {.fence_epoch = key.fence.epoch,
+          .fence_run_id = key.fence.run_id,
+          .version_epoch = key.version.epoch,
+          .version_step = key.version.step,
+          .layout = key.layout,
+          .content = {},
+          .bucket_bytes = bucket_bytes};
+}
+
+}  // namespace
+
+// ---- the loop ----
+
+Result<std::unique_ptr<TransferLoop>> TransferLoop::create() {
+  std::unique_ptr<TransferLoop> made(new TransferLoop());
+  auto loop = Loop::create();
+  if (!loop) return fail(std::move(loop).error());
+  made->loop_ = std::move(*loop);
+  made->guard_ = std::make_unique<Timer>(*made->loop_, [self = made.get()] {
+    self->fail_with(Error(ErrorCode::kDeadline, fmt::format("the transfer is not done after {} s",
+                                                            kTransferPatience.count())));
+  });
+  return made;
+}
+
+Post TransferLoop::post() {
+  return [loop = loop_.get()](std::function<void()> work) { loop->post(std::move(work)); };
+}
+
+transport::SinkCallbacks TransferLoop::callbacks() {
+  outcome_.reset();
+  return {
+      .on_bucket = [](std::uint64_t, const Digest&) {},
+      .on_done = [this](std::optional<ArenaView> view) { end(std::move(view)); },
+      .on_failure = [this](const transport::StreamFailure& failure) { fail_with(failure.error); }};
+}
+
+void TransferLoop::fail_with(const Error& error) { end(fail(error)); }
+
+void TransferLoop::end(Result<std::optional<ArenaView>> outcome) {
+  if (!outcome_) outcome_.emplace(std::move(outcome));
+  loop_->stop();
+}
+
+Result<std::optional<ArenaView>> TransferLoop::wait() {
+  guard_->start(kTransferPatience);
+  while (!outcome_) loop_->run();
+  guard_->stop();
+  return std::move(*std::exchange(outcome_, std::nullopt));
+}
+
+StreamKey VersionCounter::next() {
+  return {.fence = {.epoch = 1, .run_id = {2, 3}},
+          .version = {.epoch = 1, .step = ++step_},
+          .layout = {.low = 4, .high = 5}};
+}
+
+std::vector<BucketWindow> buckets_of(std::uint64_t bytes, std::uint64_t bucket_bytes) {
+  std::vector<BucketWindow> buckets;
+  for (std::uint64_t at = 0; at < bytes; at += bucket_bytes)
+    buckets.push_back({.offset = at, .bytes = std::min(bucket_bytes, bytes - at)});
+  return buckets;
+}
+
+// ---- TCP ----
+
+Result<std::unique_ptr<TcpTransfers>> TcpTransfers::create(Workbench& bench, TransferLoop& loop) {
+  std::unique_ptr<TcpTransfers> made(new TcpTransfers(bench, loop));
+  for (auto* thread : {&made->trainer_thread_, &made->relay_thread_, &made->last_thread_}) {
+    auto started = transport::tcp::UvThread::start();
+    if (!started) return fail(std::move(started).error());
+    *thread = std::move(*started);
+  }
+  for (const auto& [thread, source] : {std::pair{&made->trainer_thread_, &made->source_},
+                                       std::pair{&made->relay_thread_, &made->relay_source_}}) {
+    auto listening = transport::tcp::TcpSource::listen(**thread);
+    if (!listening) return fail(std::move(listening).error());
+    *source = std::move(*listening);
+  }
+  return made;
+}
+
+// Sources before the threads that they run on.
+TcpTransfers::~TcpTransfers() {
+  source_.reset();
+  relay_source_.reset();
+}
+
+transport::Wanted TcpTransfers::wanted(const transport::BucketSource& source, const StreamKey& key,
+                                       const Shape& shape, std::span<std::byte> into) const {
+  return {.source = source.address(),
+          .key = key,
+          .content = {},
+          .data_bytes = bench_.bytes(),
+          .buckets = buckets_of(bench_.bytes(), shape.bucket_bytes),
+          .have = {},
+          .into = into,
+          .hold = nullptr};
+}
+
+StreamKey TcpTransfers::offer(const Shape& shape) {
+  const StreamKey key = versions_.next();
+  source_->offer({.key = key,
+                  .buckets = buckets_of(bench_.bytes(), shape.bucket_bytes),
+                  .data = bench_.stamped(),
+                  .hold = nullptr,
+                  .share = nullptr});
+  return key;
+}
+
+Result<> TcpTransfers::let_go(Version version) {
+  for (auto* source : {source_.get(), relay_source_.get()})
+    source->withdraw(version, "the measurement is over");
+  // Nobody reads the bytes any more when these have run.
+  trainer_thread_->run([] {});
+  relay_thread_->run([] {});
+  return bench_.check_arrived();
+}
+
+Result<Spent> TcpTransfers::pass(const Shape& shape) {
+  transport::tcp::TcpSink sink(*last_thread_, loop_.post(), {.streams = shape.connections});
+  const StreamKey key = offer(shape);
+  const Stopwatch watch;
+  WSYNC_TRY(sink.receive(wanted(*source_, key, shape, bench_.target()), loop_.callbacks()));
+  const auto arrived = loop_.wait();
+  const Spent spent = watch.stop();
+  if (!arrived) return fail(arrived.error());
+  WSYNC_TRY(let_go(key.version));
+  return spent;
+}
+
+Result<Spent> TcpTransfers::relay(const Shape& shape) {
+  if (!relayed_) {
+    auto pages = Pages::make_private(bench_.bytes(), PageKind::kHuge);
+    if (!pages) return fail(std::move(pages).error());
+    pages->touch();
+    relayed_.emplace(std::move(*pages));
+  }
+  const transport::tcp::TcpSinkOptions options{.streams = shape.connections};
+  transport::tcp::TcpSink first(*relay_thread_, loop_.post(), options);
+  transport::tcp::TcpSink last(*last_thread_, loop_.post(), options);
+  const StreamKey key = offer(shape);
+  relay_source_->offer({.key = key,
+                        .buckets = buckets_of(bench_.bytes(), shape.bucket_bytes),
+                        .data = relayed_->bytes(),
+                        .complete = false,
+                        .hold = nullptr,
+                        .share = nullptr});
+  const Stopwatch watch;
+  WSYNC_TRY(last.receive(wanted(*relay_source_, key, shape, bench_.target()), loop_.callbacks()));
+  WSYNC_TRY(first.receive(
+      wanted(*source_, key, shape, relayed_->bytes()),
+      {.on_bucket =
+           [&](std::uint64_t bucket, const Digest& digest) {
+             relay_source_->bucket_ready(key.version, bucket, digest);
+           },
+       .on_done = [](const std::optional<ArenaView>&) {},
+       .on_failure =
+           [this](const transport::StreamFailure& failure) { loop_.fail_with(failure.error); }}));
+  const auto arrived = loop_.wait();
+  const Spent spent = watch.stop();
+  if (!arrived) return fail(arrived.error());
+  WSYNC_TRY(let_go(key.version));
+  return spent;
+}
+
+// ---- memfd ----
+
+Result<std::unique_ptr<MemfdTransfers>> MemfdTransfers::create(Workbench& bench, TransferLoop& loop,
+                                                               const std::string& path) {
+  std::unique_ptr<MemfdTransfers> made(new MemfdTransfers(bench, loop));
+  auto source = transport::memfd::MemfdSource::listen({.path = path}, loop.post());
+  if (!source) return fail(std::move(source).error());
+  made->source_ = std::move(*source);
+  auto sink = transport::memfd::MemfdSink::create(loop.post());
+  if (!sink) return fail(std::move(sink).error());
+  made->sink_ = std::move(*sink);
+  WSYNC_TRY(made->sink_->connect(path));
+  return made;
+}
+
+Result<StreamKey> MemfdTransfers::offer(std::uint64_t bucket_bytes) {
+  const StreamKey key = versions_.next();
+  auto arena = SharedArena::create({.name = "wsync-bench", .data_bytes = bench_.bytes()});
+  if (!arena) return fail(std::move(arena).error());
+  auto held = std::make_shared<SharedArena>(std::move(*arena));
+  auto lease = held->try_write_lease(identity_of_key(key, bucket_bytes));
+  if (!lease) return fail(std::move(lease).error());
+  const auto bytes = bench_.stamped();
+  std::memcpy(lease->data().data(), bytes.data(), bytes.size());
+  std::move(*lease).complete(digest_of(bytes));
+  source_->offer({.key = key,
+                  .buckets = buckets_of(bench_.bytes(), bucket_bytes),
+                  .data = held->data(),
+                  .hold = held,
+                  .share = [arena = held.get()] { return arena->share(); }});
+  return key;
+}
+
+Result<MemfdTransfers::Times> MemfdTransfers::pass(std::uint64_t bucket_bytes) {
+  const auto key = offer(bucket_bytes);
+  if (!key) return fail(key.error());
+  transport::Wanted wanted{.source = source_->address(),
+                           .key = *key,
+                           .content = digest_of(bench_.source()),
+                           .data_bytes = bench_.bytes(),
+                           .buckets = buckets_of(bench_.bytes(), bucket_bytes),
+                           .have = {},
+                           .into = {},
+                           .hold = nullptr};
+  const Stopwatch watch;
+  WSYNC_TRY(sink_->receive(std::move(wanted), loop_.callbacks()));
+  auto arrived = loop_.wait();
+  Times times{.hand_over = watch.stop().wall, .all = {}};
+  if (!arrived) return fail(arrived.error());
+  if (!*arrived) return fail(ErrorCode::kInternal, "memfd has handed over no arena");
+  const auto data = (*arrived)->data();
+  if (data.size() != bench_.bytes())
+    return fail(ErrorCode::kInternal, fmt::format("memfd has handed over {} bytes, expected {}",
+                                                  data.size(), bench_.bytes()));
+  copy_streaming(bench_.target(), data);
+  times.all = watch.stop();
+  source_->withdraw(key->version, "the measurement is over");
+  WSYNC_TRY(bench_.check_arrived());
+  return times;
+}
+
+}  // namespace wsync::bench

@@ -1,0 +1,174 @@
+#include "bench/transport/transport_bench.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "bench/baseline/links.h"
+#include "bench/baseline/memory.h"
+#include "bench/measure/rows.h"
+#include "bench/transport/transfers.h"
+#include "shared/base/clock.h"
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/base/memory_limit.h"
+
+namespace wsync::bench {
+namespace {
+
+constexpr std::uint64_t kPageBytes = 4096;
+constexpr std::uint64_t kTransportCopies = 5;  // source, target, relayed, an arena, a file
+
+template <class T>
+Result<> check_all_differ(const std::vector<T>& values, const char* option) {
+  if (values.empty())
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{} names no number, expected one at least", option));
+  for (const T value : values)
+    if (std::ranges::count(values, value) > 1)
+      return fail(ErrorCode::kInvalidInput, fmt::format("{} has {} more than once", option, value));
+  return {};
+}
+
+Result<> check_transport(const TransportBenchOptions& options) {
+  if (options.bytes < kTransportBytesMin || options.bytes > kTransportBytesMax)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("--size is {} bytes, expected 1MiB to 64GiB", options.bytes));
+  WSYNC_TRY(check_all_differ(options.bucket_bytes, "--bucket"));
+  WSYNC_TRY(check_all_differ(options.connections, "--connections"));
+  for (const std::uint64_t bucket : options.bucket_bytes) {
+    if (bucket < kTransportBucketBytesMin || bucket > options.bytes ||
+        bucket > limits::kBucketBytesMax)
+      return fail(
+          ErrorCode::kInvalidInput,
+          fmt::format("--bucket has {} bytes, expected 64KiB to 8GiB, and --size ({} bytes) "
+                      "at most",
+                      bucket, options.bytes));
+    if (options.bytes / bucket >= kTransportBucketsMax)
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("--bucket has {} bytes, which makes more than {} buckets of --size "
+                              "({} bytes); ask for larger ones",
+                              bucket, kTransportBucketsMax, options.bytes));
+  }
+  for (const unsigned connections : options.connections)
+    if (connections == 0 || connections > limits::kStreamCountMax)
+      return fail(ErrorCode::kInvalidInput, fmt::format("--connections has {}, expected 1 to {}",
+                                                        connections, limits::kStreamCountMax));
+  return require_memory(kTransportCopies * options.bytes,
+                        fmt::format("{} times --size", kTransportCopies));
+}
+
+std::string size_text(std::uint64_t bytes) {
+  return bytes % limits::kMiB == 0 ? fmt::format("{} MiB", bytes / limits::kMiB)
+                                   : fmt::format("{} KiB", bytes / limits::kKiB);
+}
+
+// Seconds of processor time by 10^9 bytes.
+double cpu_s_per_gb(const Spent& spent, std::uint64_t bytes) {
+  return seconds(spent.cpu) / (static_cast<double>(bytes) * 1e-9);
+}
+
+// A rate, and under "CPU of NAME" what it costs; `against` is of the rate, and so of the cost.
+Row costed_row(const std::string& name, const std::string& variant, const std::string& against,
+               std::uint64_t bytes, std::function<Result<Spent>()> measure) {
+  const std::string cost = "CPU of ";
+  return {.figures = {{.name = name, .variant = variant, .bytes = bytes, .against = against},
+                      {.name = cost + name,
+                       .variant = variant,
+                       .bytes = bytes,
+                       .against = against.empty() ? against : cost + against}},
+          .measure = [bytes, measure = std::move(measure)]() -> Result<std::vector<double>> {
+            const auto spent = measure();
+            if (!spent) return fail(spent.error());
+            return std::vector<double>{gib_per_s(bytes, spent->wall), cpu_s_per_gb(*spent, bytes)};
+          }};
+}
+
+Result<> add_bare_rows(Workbench& bench, std::vector<Row>& rows) {
+  const std::uint64_t bytes = bench.bytes();
+  rows.push_back(costed_row("streaming copy", "", "", bytes,
+                            [&bench] { return measure_streaming_copy(bench, 1); }));
+  auto mapping = make_mapping(bench);
+  if (!mapping) return fail(std::move(mapping).error());
+  rows.push_back(rate_row({.name = "map filled", .variant = "", .bytes = bytes, .against = {}},
+                          std::move(*mapping)));
+  auto link = make_tcp_link();
+  if (!link) return fail(std::move(link).error());
+  rows.push_back(costed_row("loopback TCP", "", "", bytes,
+                            [&bench, link = *link] { return pass_all(bench, *link); }));
+  return {};
+}
+
+Result<> add_memfd_row(Workbench& bench, TransferLoop& loop, const TransportBenchOptions& options,
+                       std::vector<Row>& rows) {
+  auto memfd = MemfdTransfers::create(bench, loop, fmt::format("{}/host.sock", options.directory));
+  if (!memfd) return fail(std::move(memfd).error());
+  const std::uint64_t bytes = bench.bytes();
+  const auto figure = [&](const char* name, const char* against) {
+    return Figure{.name = name, .variant = "", .bytes = bytes, .against = against};
+  };
+  rows.push_back(
+      {.figures = {figure("memfd, handed over", "map filled"),
+                   figure("memfd, handed over and copied", "streaming copy"),
+                   figure("CPU of memfd, handed over and copied", "CPU of streaming copy")},
+       .measure = [memfd = std::shared_ptr<MemfdTransfers>(std::move(*memfd)), bytes,
+                   bucket = options.bucket_bytes.front()]() -> Result<std::vector<double>> {
+         const auto times = memfd->pass(bucket);
+         if (!times) return fail(times.error());
+         return std::vector<double>{gib_per_s(bytes, times->hand_over),
+                                    gib_per_s(bytes, times->all.wall),
+                                    cpu_s_per_gb(times->all, bytes)};
+       }});
+  return {};
+}
+
+Result<> add_tcp_rows(Workbench& bench, TransferLoop& loop, const TransportBenchOptions& options,
+                      std::vector<Row>& rows) {
+  auto made = TcpTransfers::create(bench, loop);
+  if (!made) return fail(std::move(made).error());
+  const std::shared_ptr<TcpTransfers> tcp = std::move(*made);
+  for (const std::uint64_t bucket : options.bucket_bytes)
+    for (const unsigned connections : options.connections) {
+      const TcpTransfers::Shape shape{.bucket_bytes = bucket, .connections = connections};
+      rows.push_back(costed_row(
+          "TCP streams",
+          fmt::format("buckets of {}, {}", size_text(bucket), counted(connections, "connection")),
+          "loopback TCP", bench.bytes(), [tcp, shape] { return tcp->pass(shape); }));
+    }
+  const TcpTransfers::Shape shape{.bucket_bytes = options.bucket_bytes.front(),
+                                  .connections = options.connections.back()};
+  rows.push_back(costed_row("TCP relay",
+                            fmt::format("buckets of {}, {}", size_text(shape.bucket_bytes),
+                                        counted(shape.connections, "connection")),
+                            "loopback TCP", bench.bytes(),
+                            [tcp, shape] { return tcp->relay(shape); }));
+  return {};
+}
+
+}  // namespace
+
+Result<SuiteResult> run_transport_bench(const TransportBenchOptions& options,
+                                        const Interrupt& interrupt, const OnTurn& on_turn) {
+  WSYNC_TRY(check_transport(options));
+  const std::uint64_t bytes = (options.bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  const auto bench = Workbench::create(bytes, 1);
+  if (!bench) return fail(bench.error());
+  const auto loop = TransferLoop::create();
+  if (!loop) return fail(loop.error());
+  std::vector<Row> rows;
+  WSYNC_TRY(add_bare_rows(**bench, rows));
+  WSYNC_TRY(add_memfd_row(**bench, **loop, options, rows));
+  WSYNC_TRY(add_tcp_rows(**bench, **loop, options, rows));
+  auto suite =
+      run_rows("transport", rows, {.warm_ups = 1, .rounds = options.rounds}, interrupt, on_turn);
+  if (!suite) return suite;
+  suite->parameters["bytes"] = bytes;
+  suite->parameters["memfd_bucket_bytes"] = options.bucket_bytes.front();
+  suite->notes.emplace_back(
+      "both ends are threads of this process; TCP streams take and check a digest of every bucket "
+      "at both ends, which loopback TCP does not");
+  suite->notes.emplace_back(
+      "UCX and a keyed MAC of buckets are not measured: this release has neither");
+  return suite;
+}
+
+}  // namespace wsync::bench
