@@ -230,6 +230,10 @@ Result<SuiteResult> read_suite(const Place& place) {
 }
 
 Result<> check_schema(const Place& root) {
+  if (!root.has("schema"))
+    return bad("schema", fmt::format("'{}'", kResultSchema),
+               "nothing: it is not what --output writes (a suite's own --json and results of older "
+               "releases are of other forms); measure again with --output");
   const auto schema = root.text("schema");
   if (!schema) return fail(schema.error());
   if (*schema != kResultSchema)
@@ -241,7 +245,7 @@ Result<> check_schema(const Place& root) {
     return fail(
         ErrorCode::kInvalidInput,
         fmt::format("schema_version: expected {}, found {}; {}", kResultSchemaVersion, number,
-                    number > kResultSchemaVersion ? "a newer wsync wrote it: compare with that one"
+                    number > kResultSchemaVersion ? "a newer wsync wrote it: read it with that one"
                                                   : "an older wsync wrote it: measure again"));
   return {};
 }

@@ -42,7 +42,7 @@ void add_bench(CLI::App& app, Context& context) {
   command->require_subcommand(1, 0);
   command->footer(
       "Examples:\n  wsync bench list\n  wsync bench baseline sync --quick --output now.json\n"
-      "  wsync bench compare before.json now.json");
+      "  wsync bench compare before.json now.json\n  wsync bench report now.json --output report.html");
   const auto run = std::make_shared<BenchRun>();
   add_bench_baseline(*command, context, *run);
   add_bench_sync(*command, context, *run);
@@ -56,6 +56,7 @@ void add_bench(CLI::App& app, Context& context) {
   add_bench_codecs(*command, context, *run);
   add_bench_list(*command, context, *run);
   add_bench_compare(*command, context, *run);
+  add_bench_report(*command, context, *run);
   add_bench_engine(*command, context);
   // After the callbacks of what stands in the line, which have only added to the run.
   command->callback([&context, run] { run->run(context); });

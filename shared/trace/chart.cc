@@ -2,86 +2,34 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <optional>
+#include <utility>
 
 #include "shared/base/format.h"
+#include "shared/trace/legend.h"
 #include "shared/trace/svg.h"
 #include "shared/trace/text_file.h"
 
 namespace wsync::trace {
 namespace {
 
-constexpr double kChartWidth = 960;
 constexpr double kLeftMargin = 76;
 constexpr double kRightMargin = 24;
 constexpr double kTopMargin = 58;
-constexpr double kPanelHeight = 140;
+constexpr double kLegendTop = 46;  // its first row
 constexpr double kPanelGap = 52;
 constexpr double kBottomMargin = 50;
-constexpr double kTicksAcross = 10;
+constexpr double kPixelsOfTick = 86;  // across
 constexpr double kTicksUp = 4;
-constexpr double kLegendCharacter = 7.2;  // pixels, of the letters used
+constexpr double kEdge = 0.04;        // of the width, left free beside marked points
+constexpr double kBeside = 3;         // pixels between whiskers of two series at one x
+constexpr double kWhisker = 3;        // half of its ends
+constexpr double kFullFigure = 0.05;  // of the range, above and below values with whiskers
 
-struct Extent {
-  double least = std::numeric_limits<double>::infinity();
-  double most = -std::numeric_limits<double>::infinity();
-  void take(double value) {
-    least = std::min(least, value);
-    most = std::max(most, value);
-  }
-  [[nodiscard]] bool none() const { return least > most; }
-  // A constant has room above and below.
-  void widen() {
-    if (most > least) return;
-    widen(most == 0 ? 1 : std::abs(most) / 2);
-  }
-  void widen(double by) {
-    least -= by;
-    most += by;
-  }
-};
-
-class Scale {
- public:
-  // `extent` lies between pixels `from` and `to`.
-  Scale(Extent extent, double from, double to, bool logarithmic)
-      : extent_(extent), from_(from), to_(to), logarithmic_(logarithmic) {
-    if (logarithmic_) {
-      extent_ = {std::floor(std::log10(extent.least)), std::ceil(std::log10(extent.most))};
-      if (extent_.least == extent_.most) extent_.widen(1);  // ends stay powers of ten
-    }
-    extent_.widen();
-  }
-  [[nodiscard]] std::optional<double> place(double value) const {
-    if (logarithmic_ && value <= 0) return std::nullopt;
-    const double at = logarithmic_ ? std::log10(value) : value;
-    if (!std::isfinite(at)) return std::nullopt;
-    const double share = (at - extent_.least) / (extent_.most - extent_.least);
-    return from_ + std::clamp(share, 0.0, 1.0) * (to_ - from_);
-  }
-  // Values and what is written beside them.
-  [[nodiscard]] std::vector<std::pair<double, std::string>> ticks(double count) const {
-    std::vector<std::pair<double, std::string>> ticks;
-    const double span = extent_.most - extent_.least;
-    if (logarithmic_) {
-      const double step = std::max(1.0, std::ceil(span / count));
-      for (double at = extent_.least; at <= extent_.most; at += step)
-        ticks.emplace_back(std::pow(10, at), fmt::format("1e{:.0f}", at));
-      return ticks;
-    }
-    const double step = tick_step(span / count);
-    for (double i = std::ceil(extent_.least / step); i * step <= extent_.most + step / 1e6; ++i)
-      ticks.emplace_back(i * step, fmt::format("{:.{}f}", i * step, tick_digits(step)));
-    return ticks;
-  }
-
- private:
-  Extent extent_;
-  double from_;
-  double to_;
-  bool logarithmic_;
-};
+bool any_marked(const Chart& chart) {
+  return std::ranges::any_of(chart.panels, [](const Panel& panel) {
+    return std::ranges::any_of(panel.series, &Series::marked);
+  });
+}
 
 Extent across(const Chart& chart) {
   Extent extent;
@@ -89,122 +37,231 @@ Extent across(const Chart& chart) {
     for (const Series& series : panel.series)
       for (const auto& [x, y] : series.points) extent.take(x);
   for (const auto& [x, name] : chart.marks) extent.take(x);
-  return extent;
+  if (extent.none()) return {chart.logarithmic_x ? 1.0 : 0.0, chart.logarithmic_x ? 10.0 : 1.0};
+  if (!any_marked(chart)) return extent;
+  if (!chart.logarithmic_x) {
+    extent.widen(kEdge * (extent.most - extent.least));
+    return extent;
+  }
+  const double by = std::pow(extent.most / extent.least, kEdge);
+  return {extent.least / by, extent.most * by};
 }
 
 Extent up(const Panel& panel) {
   if (panel.least < panel.most) return {panel.least, panel.most};
   Extent extent;
-  for (const Series& series : panel.series)
-    for (const auto& [x, y] : series.points)
-      if (std::isfinite(y) && (!panel.logarithmic || y > 0)) extent.take(y);
+  const auto take = [&](double y) {
+    if (std::isfinite(y) && (!panel.logarithmic || y > 0)) extent.take(y);
+  };
+  for (const Series& series : panel.series) {
+    for (const auto& [x, y] : series.points) take(y);
+    for (const auto& [least, most] : series.ranges) {
+      take(least);
+      take(most);
+    }
+  }
+  for (const auto& [y, name] : panel.levels) take(y);
   return extent;
 }
 
-std::string text_at(double x, double y, const char* anchor, int size, std::string_view text,
-                    const char* colour = "#333") {
-  return fmt::format(
-      "<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" font-size=\"{}\" fill=\"{}\">{}</text>\n",
-      x, y, anchor, size, colour, svg_escaped(text));
-}
+struct Scales {
+  AxisScale horizontal;
+  AxisScale vertical;
+};
 
-std::string line(double x1, double y1, double x2, double y2, const char* colour, const char* more) {
-  return fmt::format(
-      "<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\"{}/>\n", x1, y1,
-      x2, y2, colour, more);
-}
-
-std::string draw(const Series& series, const Scale& horizontal, const Scale& vertical) {
+// `beside` moves it to the right of where it is, in pixels.
+std::string draw_line(const Series& series, double beside, const Scales& scales) {
   std::string path;
   bool begins = true;
   for (const auto& [x, y] : series.points) {
-    const auto left = horizontal.place(x);
-    const auto top = vertical.place(y);
+    const auto left = scales.horizontal.place(x);
+    const auto top = scales.vertical.place(y);
     if (!left || !top) {
       begins = true;
       continue;
     }
-    path += fmt::format("{}{:.1f} {:.1f}", begins ? "M" : "L", *left, *top);
+    path += fmt::format("{}{:.1f} {:.1f}", begins ? "M" : "L", *left + beside, *top);
     begins = false;
   }
   if (path.empty()) return {};
   return fmt::format(
       "<path d=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"{}\" stroke-opacity=\"{}\" "
-      "stroke-linejoin=\"round\" stroke-linecap=\"round\"/>\n",
-      path, svg_escaped(series.colour), series.faint ? 1 : 2, series.faint ? 0.35 : 1);
+      "stroke-linejoin=\"round\" stroke-linecap=\"round\"{}/>\n",
+      path, svg_escaped(series.colour), series.faint || series.dashed ? 1 : 2,
+      series.faint ? 0.35 : 1, series.dashed ? kDashes : "");
 }
 
-std::string legend(const Panel& panel, double top) {
+std::string draw_whisker(double x, double low, double high, std::string_view colour) {
+  return fmt::format(
+      "<path d=\"M{0:.1f} {2:.1f}H{1:.1f}M{0:.1f} {3:.1f}H{1:.1f}M{4:.1f} {2:.1f}V{3:.1f}\" "
+      "fill=\"none\" stroke=\"{5}\"/>\n",
+      x - kWhisker, x + kWhisker, low, high, x, colour);
+}
+
+std::string draw_points(const Series& series, std::size_t shape, double beside,
+                        const Scales& scales) {
   std::string text;
-  double right = kChartWidth - kRightMargin;
-  for (auto series = panel.series.rbegin(); series != panel.series.rend(); ++series) {
-    if (series->name.empty()) continue;
-    text += text_at(right, top - 8, "end", 12, series->name);
-    right -= static_cast<double>(series->name.size()) * kLegendCharacter + 6;
-    text += line(right - 18, top - 12, right, top - 12, svg_escaped(series->colour).c_str(),
-                 series->faint ? " stroke-opacity=\"0.35\"" : " stroke-width=\"2\"");
+  const std::string colour = svg_escaped(series.colour);
+  for (std::size_t i = 0; i < series.points.size(); ++i) {
+    const auto left = scales.horizontal.place(series.points[i].first);
+    const auto top = scales.vertical.place(series.points[i].second);
+    if (!left || !top) continue;
+    if (i < series.ranges.size()) {
+      const auto low = scales.vertical.place(series.ranges[i].first);
+      const auto high = scales.vertical.place(series.ranges[i].second);
+      if (low && high) text += draw_whisker(*left + beside, *low, *high, colour);
+    }
+    if (series.marked) text += marker(shape, *left + beside, *top, colour);
+  }
+  return text;
+}
+
+// Of the series `index`: how many before it have markers.
+std::size_t shape_of(const Panel& panel, std::size_t index) {
+  return static_cast<std::size_t>(
+      std::count_if(panel.series.begin(), panel.series.begin() + static_cast<std::ptrdiff_t>(index),
+                    [](const Series& series) { return series.marked; }));
+}
+
+// Series with whiskers stand beside each other, or those at one x would hide each other.
+std::vector<double> beside_of(const Panel& panel) {
+  std::vector<double> beside(panel.series.size(), 0);
+  const auto with = std::ranges::count_if(
+      panel.series, [](const Series& series) { return !series.ranges.empty(); });
+  double at = -kBeside * static_cast<double>(with - 1) / 2;
+  for (std::size_t i = 0; i < panel.series.size(); ++i)
+    if (!panel.series[i].ranges.empty()) beside[i] = std::exchange(at, at + kBeside);
+  return beside;
+}
+
+std::string draw_series(const Panel& panel, const Scales& scales) {
+  std::string text;
+  const std::vector<double> beside = beside_of(panel);
+  for (const bool faint : {true, false})
+    for (std::size_t i = 0; i < panel.series.size(); ++i)
+      if (panel.series[i].faint == faint) text += draw_line(panel.series[i], beside[i], scales);
+  for (std::size_t i = 0; i < panel.series.size(); ++i)
+    text += draw_points(panel.series[i], shape_of(panel, i), beside[i], scales);
+  return text;
+}
+
+LegendEntry entry_of(const Panel& panel, std::size_t index) {
+  const Series& series = panel.series[index];
+  return {.name = series.name,
+          .colour = series.colour,
+          .marker = series.marked ? std::optional(shape_of(panel, index)) : std::nullopt,
+          .faint = series.faint,
+          .dashed = series.dashed};
+}
+
+std::string legend_of(const Panel& panel, double right, double top) {
+  std::string text;
+  for (std::size_t i = panel.series.size(); i-- > 0;) {
+    const Series& series = panel.series[i];
+    if (series.name.empty()) continue;
+    text += axis_text(right, top - 8, "end", 12, series.name);
+    right -= text_width(series.name) + 6;
+    text += legend_line(entry_of(panel, i), right - 18, right, top - 12);
     right -= 34;
   }
   return text;
 }
 
-std::string draw(const Panel& panel, const Scale& horizontal, double top) {
-  const double bottom = top + kPanelHeight;
-  std::string text = text_at(kLeftMargin, top - 8, "start", 13, panel.title, "#111");
-  text += fmt::format(
-      "<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"#fafafa\" stroke=\"#ccc\"/>\n",
-      kLeftMargin, top, kChartWidth - kLeftMargin - kRightMargin, kPanelHeight);
-  const Extent extent = up(panel);
-  if (extent.none())
-    return text +
-           text_at(kChartWidth / 2, top + kPanelHeight / 2, "middle", 12, "no values", "#777");
-  const Scale vertical(extent, bottom, top, panel.logarithmic);
-  for (const auto& [value, name] : vertical.ticks(kTicksUp)) {
-    const double y = *vertical.place(value);
-    text += line(kLeftMargin, y, kChartWidth - kRightMargin, y, "#e4e4e4", "");
-    text += text_at(kLeftMargin - 8, y + 4, "end", 11, name);
+class ChartDrawing {
+ public:
+  explicit ChartDrawing(const Chart& chart)
+      : chart_(chart),
+        right_(chart.width - kRightMargin),
+        horizontal_(
+            across(chart), kLeftMargin, right_,
+            chart.logarithmic_x ? AxisScale::Kind::kLogarithmic : AxisScale::Kind::kLinear) {}
+
+  [[nodiscard]] std::string svg() {
+    std::string body = axis_text(chart_.legend_on_top ? kLegendMargin : kLeftMargin, 24, "start",
+                                 16, chart_.title, "#111");
+    double top = kTopMargin;
+    if (chart_.legend_on_top) {
+      Legend legend(chart_.width);
+      for (const Panel& panel : chart_.panels)
+        for (std::size_t i = 0; i < panel.series.size(); ++i) legend.add(entry_of(panel, i));
+      body += legend.drawn(kLegendTop);
+      top += legend.height() + kLegendRow;
+    }
+    bool first = true;
+    for (const Panel& panel : chart_.panels) {
+      body += draw(panel, top) + marks(top, first);
+      top += chart_.panel_height + kPanelGap;
+      first = false;
+    }
+    const double axis = top - kPanelGap;
+    body += x_axis(axis);
+    return svg_picture(chart_.width, axis + kBottomMargin, chart_.title, body);
   }
-  for (const bool faint : {true, false})
-    for (const Series& series : panel.series)
-      if (series.faint == faint) text += draw(series, horizontal, vertical);
-  return text + legend(panel, top);
-}
+
+ private:
+  [[nodiscard]] std::string draw(const Panel& panel, double top) const {
+    const double bottom = top + chart_.panel_height;
+    std::string text = axis_text(kLeftMargin, top - 8, "start", 13, panel.title, "#111");
+    text += fmt::format(
+        "<rect class=\"field\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"#fafafa\" "
+        "stroke=\"#ccc\"/>\n",
+        kLeftMargin, top, right_ - kLeftMargin, chart_.panel_height);
+    Extent extent = up(panel);
+    if (extent.none())
+      return text + axis_text((kLeftMargin + right_) / 2, top + chart_.panel_height / 2, "middle",
+                              12, "no values", "#777");
+    if (panel.least >= panel.most && !panel.logarithmic &&
+        std::ranges::any_of(panel.series, &Series::marked))
+      extent.widen(kFullFigure * (extent.most - extent.least));
+    const Scales scales{horizontal_, AxisScale(extent, bottom, top,
+                                               panel.logarithmic ? AxisScale::Kind::kDecades
+                                                                 : AxisScale::Kind::kLinear)};
+    for (const auto& [value, name] : scales.vertical.ticks(kTicksUp)) {
+      const double y = *scales.vertical.place(value);
+      text += axis_line(kLeftMargin, y, right_, y, "#e4e4e4");
+      text += axis_text(kLeftMargin - 8, y + 4, "end", 12, name);
+    }
+    for (const auto& [value, name] : panel.levels) {
+      const auto y = scales.vertical.place(value);
+      if (!y) continue;
+      text += axis_line(kLeftMargin, *y, right_, *y, "#888", kDashes);
+      text += axis_text(right_ - 4, *y - 4, "end", 12, name, "#666");
+    }
+    text += draw_series(panel, scales);
+    return chart_.legend_on_top ? text : text + legend_of(panel, right_, top);
+  }
+
+  [[nodiscard]] std::string marks(double top, bool named) const {
+    std::string text;
+    for (const auto& [x, name] : chart_.marks) {
+      const double at = *horizontal_.place(x);
+      text += axis_line(at, top, at, top + chart_.panel_height, "#888", kDashes);
+      if (named) text += axis_text(at + 4, top + 13, "start", 12, name, "#666");
+    }
+    return text;
+  }
+
+  [[nodiscard]] std::string x_axis(double axis) const {
+    std::string text;
+    const double count = (right_ - kLeftMargin) / kPixelsOfTick;
+    const auto ticks = ticks_that_fit(
+        chart_.x_ticks.empty() ? horizontal_.ticks(count) : chart_.x_ticks, horizontal_);
+    for (const auto& [value, name] : ticks) {
+      const double x = *horizontal_.place(value);
+      text += axis_line(x, axis, x, axis + 4, "#888");
+      text += axis_text(x, axis + 18, "middle", 12, name);
+    }
+    return text + axis_text((kLeftMargin + right_) / 2, axis + 38, "middle", 12, chart_.x_title);
+  }
+
+  const Chart& chart_;
+  double right_;
+  AxisScale horizontal_;
+};
 
 }  // namespace
 
-std::string chart_svg(const Chart& chart) {
-  const double panels = static_cast<double>(chart.panels.size());
-  const double height =
-      kTopMargin + panels * (kPanelHeight + kPanelGap) - kPanelGap + kBottomMargin;
-  std::string svg = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
-      "height=\"{1}\" font-family=\"sans-serif\">\n<rect width=\"100%\" height=\"100%\" "
-      "fill=\"white\"/>\n",
-      kChartWidth, height);
-  svg += text_at(kLeftMargin, 24, "start", 16, chart.title, "#111");
-  Extent extent = across(chart);
-  if (extent.none()) extent = {0, 1};
-  const Scale horizontal(extent, kLeftMargin, kChartWidth - kRightMargin, false);
-  double top = kTopMargin;
-  for (const Panel& panel : chart.panels) {
-    svg += draw(panel, horizontal, top);
-    for (const auto& [x, name] : chart.marks) {
-      const double at = *horizontal.place(x);
-      svg += line(at, top, at, top + kPanelHeight, "#888", " stroke-dasharray=\"4 3\"");
-      if (top == kTopMargin) svg += text_at(at + 4, top + 13, "start", 11, name, "#666");
-    }
-    top += kPanelHeight + kPanelGap;
-  }
-  const double axis = top - kPanelGap;
-  for (const auto& [value, name] : horizontal.ticks(kTicksAcross)) {
-    const double x = *horizontal.place(value);
-    svg += line(x, axis, x, axis + 4, "#888", "");
-    svg += text_at(x, axis + 18, "middle", 11, name);
-  }
-  svg += text_at((kLeftMargin + kChartWidth - kRightMargin) / 2, axis + 38, "middle", 12,
-                 chart.x_title);
-  return svg + "</svg>\n";
-}
+std::string chart_svg(const Chart& chart) { return ChartDrawing(chart).svg(); }
 
 Result<> write_chart_svg(const std::string& path, const Chart& chart) {
   return write_text_file(path, chart_svg(chart));

@@ -1,10 +1,12 @@
-"""wsync bench as a framework: suites in one line, the result file against its schema, list and compare; all tiny.
+"""wsync bench as a framework: suites in one line, the result file against its schema, list, compare and report; all tiny.
 
 No time is compared with anything: the machine may be busy.
 """
+import html.parser
 import json
 import math
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -12,6 +14,7 @@ import sys
 import tempfile
 import time
 import unittest
+import xml.etree.ElementTree
 
 try:
     import jsonschema
@@ -28,8 +31,39 @@ SCHEDULE = ["schedule", "--hidden", "64", "--tokens", "16", "--microbatches", "2
             "--latency-us", "1", "--steps", "2"]
 
 
-def bench(*words):
-    return subprocess.run([WSYNC, "bench", *words], text=True, capture_output=True, timeout=DEADLINE_S)
+def bench(*words, **environment):
+    return subprocess.run([WSYNC, "bench", *words], text=True, capture_output=True, timeout=DEADLINE_S,
+                          env={**os.environ, **environment})
+
+
+class Page(html.parser.HTMLParser):
+    """What a browser finds in a page: each element has its end, and no attribute names anything outside of the page."""
+    EMPTY = {"meta", "rect", "line", "path", "circle"}
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.cases, self.pictures, self.outside = [], [], 0, []
+        self.row = False
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.open.append(tag)
+        self.row = self.row or ("class", "case") in attributes
+        self.pictures += tag == "svg"
+        self.outside += [(name, value) for name, value in attributes
+                         if name in ("src", "srcset", "data", "action", "xlink:href") or name == "href" and value[0] != "#"]
+
+    def handle_startendtag(self, tag, attributes):
+        assert tag in self.EMPTY, tag
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, tag
+
+    def handle_data(self, data):
+        if self.row and self.open[-1] == "td":
+            self.cases.append(data)
+            self.row = False
 
 
 class Suites(unittest.TestCase):
@@ -174,6 +208,93 @@ class Suites(unittest.TestCase):
             done = bench("compare", self.a, path)
             self.assertEqual(done.returncode, 1 if path == self.directory else 2, done.stderr)
             self.assertIn(path, done.stderr)
+
+    def report_input(self):
+        """Two result files whose texts are no HTML."""
+        def case(engines, milliseconds):
+            return {"name": f"paused, {engines} engines that <b>map</b> & \"use\"", "what": "<What> it & measures",
+                    "unit": "ms", "higher_is_better": False, "bytes": engines << 20,
+                    "value": {"samples": [milliseconds, 2 * milliseconds]},
+                    "baseline": {"name": "the <floor> & \"more\"", "value": {"samples": [milliseconds]}},
+                    "ratio": {"samples": [1, 0.5]}, "target": {"of": "ratio", "value": 0.95, "met": False}}
+        for path, scale in ((self.a, 1), (self.b, 64)):
+            cases = [case(1, 2 * scale), case(2, 3 * scale)]
+            self.write(path, {"schema": "wsync-bench", "schema_version": 1, "date": "2026-01-02T03:04:05Z",
+                              "wsync_version": "1", "machine": {"cpu": "<x> & \"y\"", "cores": 2},
+                              "suites": [{"suite": "sync", "parameters": {"bytes": scale << 20}, "cases": cases,
+                                          "notes": ["it was <disturbed> & \"not\" quiet"]}]})
+
+    def test_a_report_is_one_well_formed_page_and_its_plots(self):
+        self.report_input()
+        output, plots = os.path.join(self.directory, "report.html"), os.path.join(self.directory, "new", "plots")
+        done = bench("report", self.a, self.b, "--output", output, "--plots", plots, "--json")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        result = json.loads(done.stdout)["result"]
+        with open(output, encoding="utf-8") as file:
+            text = file.read()
+        xml.etree.ElementTree.fromstring(text)
+        page = Page(text)
+        self.assertEqual((page.open, page.outside), ([], []))
+        self.assertEqual(page.cases, 2 * [f"paused, {n} engines that <b>map</b> & \"use\"" for n in (1, 2)])
+        names = [plot["name"] for plot in result["plots"]]
+        self.assertEqual(names, ["sync-throughput", "sync-share-of-floor", "sync-paused-by-size"])
+        self.assertEqual((page.pictures, result["bytes"]), (len(names), len(text.encode())))
+        self.assertTrue(result["left_out"])
+        for left_out in result["left_out"]:
+            self.assertIn(left_out["command"], text)
+        self.assertEqual(result["svg"], [os.path.join(plots, f"{name}.svg") for name in names])
+        for path in result["svg"]:
+            xml.etree.ElementTree.parse(path)
+        pictures = result["png"]
+        self.assertEqual(len(pictures), len(names) if shutil.which("rsvg-convert") else 0)
+        self.assertEqual(bool(pictures), result["png_left_out"] == "")
+        for path in pictures:
+            with open(path, "rb") as file:
+                self.assertEqual(file.read(8), b"\x89PNG\r\n\x1a\n")
+        self.assertEqual(len(os.listdir(plots)), len(names) + len(pictures))
+
+    def test_png_without_a_converter_and_with_one_that_fails(self):
+        self.report_input()
+        output = os.path.join(self.directory, "report.html")
+        line = ("report", self.a, self.b, "--output", output, "--plots", self.directory)
+        done = bench(*line, PATH="")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("PNG is left out: rsvg-convert is not in PATH; install librsvg2-bin", done.stdout)
+        self.assertFalse([name for name in os.listdir(self.directory) if name.endswith(".png")])
+        converter = os.path.join(self.directory, "rsvg-convert")
+        with open(converter, "w", encoding="utf-8") as file:
+            file.write("#!/bin/sh\necho no picture for you >&2\nexit 7\n")
+        os.chmod(converter, 0o700)
+        done = bench(*line, PATH=self.directory)
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertIn("sync-throughput.svg ended with exit code 7: no picture for you", done.stderr)
+
+    def test_reports_that_are_refused(self):
+        self.report_input()
+        output = os.path.join(self.directory, "report.html")
+        old = os.path.join(self.directory, "old.json")
+        for content, sentence in (({"command": "bench sync", "ok": True, "result": {}},
+                                   f"{old}: schema: expected 'wsync-bench', found nothing: it is not what --output writes"),
+                                  ({"schema": "wsync-bench", "schema_version": 0},
+                                   f"{old}: schema_version: expected 1, found 0; an older wsync wrote it"),
+                                  ({"schema": "wsync-bench", "schema_version": 2}, "a newer wsync wrote it")):
+            self.write(old, content)
+            done = bench("report", self.a, old, "--output", output)
+            self.assertEqual(done.returncode, 2, done.stdout)
+            self.assertIn(sentence, done.stderr)
+        for words, sentence in (([], "RESULT is required"), ([self.a], "--output is required"),
+                                ([self.directory + "/gone", "--output", output], "/gone"),
+                                ([self.a, "--output", "/nonexistent/report.html"], "--output: cannot create /nonexistent/"),
+                                ([self.a, "--output", self.a], "is one of the result files"),
+                                ([self.a, self.a, "--output", output], "expected each file once"),
+                                ([self.a, "--output", output, "sync"], "sync")):
+            done = bench("report", *words)
+            self.assertEqual(done.returncode, 2, (words, done.stderr))
+            self.assertIn(sentence, done.stderr)
+        self.assertEqual(os.listdir(self.directory), ["old.json"])
+        done = bench("report", self.a, "--output", output, "--plots", self.b)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn(f"--plots: cannot create {self.b}", done.stderr)
 
     def test_bad_lines(self):
         for words, sentence in ((["bsaeline"], "no command 'bsaeline' below bench; did you mean baseline?"),

@@ -1,0 +1,78 @@
+#include "bench/page/picture_files.h"
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <unistd.h>
+
+#include "bench/measure/directory.h"
+#include "shared/base/clock.h"
+#include "shared/base/format.h"
+#include "shared/trace/text_file.h"
+
+namespace wsync::bench {
+namespace {
+
+constexpr const char* kZoom = "2";  // pixels of the PNG for one of the SVG
+constexpr std::chrono::seconds kConversionPatience{60};
+
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+Result<> convert(const std::string& converter, const std::string& svg, const std::string& png,
+                 const Interrupt& interrupt) {
+  const auto directory = TemporaryDirectory::create("");
+  if (!directory) return fail(directory.error());
+  const std::string log = directory->path() + "/log";
+  auto child = Child::start({.command = {converter, "--zoom", kZoom, "--output", png, svg},
+                             .environment = {},
+                             .log_file = log});
+  if (!child) return fail(child.error());
+  const auto end = child->wait(interrupt, now() + kConversionPatience);
+  if (!end) return fail(end.error().with_context(converter));
+  if (end->exit_code == 0) return {};
+  return fail(ErrorCode::kIo, fmt::format("{} of {} ended with exit code {}: {}", converter, svg,
+                                          end->exit_code, first_line(log)));
+}
+
+}  // namespace
+
+std::optional<std::string> find_program(const std::string& name, const std::string& path) {
+  std::istringstream folders(path);
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    if (!folder.starts_with('/')) continue;
+    std::string file = folder + "/" + name;
+    std::error_code error;
+    if (std::filesystem::is_regular_file(file, error) && ::access(file.c_str(), X_OK) == 0)
+      return file;
+  }
+  return std::nullopt;
+}
+
+Result<PictureFiles> write_pictures(const std::vector<Plot>& plots, const std::string& directory,
+                                    const std::string& path, const Interrupt& interrupt) {
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) return fail_errno(fmt::format("cannot create {}", directory), error.value());
+  PictureFiles files;
+  const auto converter = find_program(kPictureConverter, path);
+  if (!converter)
+    files.png_left_out =
+        fmt::format("PNG is left out: {} is not in PATH; install librsvg2-bin", kPictureConverter);
+  for (const Plot& plot : plots) {
+    if (plot.svg.empty()) continue;
+    files.svg.push_back(fmt::format("{}/{}.svg", directory, plot.id));
+    WSYNC_TRY(trace::write_text_file(files.svg.back(), plot.svg));
+    if (!converter) continue;
+    files.png.push_back(fmt::format("{}/{}.png", directory, plot.id));
+    WSYNC_TRY(convert(*converter, files.svg.back(), files.png.back(), interrupt));
+  }
+  return files;
+}
+
+}  // namespace wsync::bench
