@@ -240,6 +240,16 @@ constexpr std::array kCodecsCases{
              kTextRate, true, kSameMemcpy},
 };
 
+constexpr std::array kPeersCases{
+    CaseText{"floor", "The model is copied once into the memory of each of N processes, at once",
+             "s", false, ""},
+    CaseText{"verified copies",
+             "A trainer's model comes into the memory of N engines, and every byte is verified",
+             "s", false, "floor"},
+    CaseText{"staged", "The part of wsync's update in which engines serve", "s", false, ""},
+    CaseText{"paused", "The part of wsync's update in which engines stand still", "s", false, ""},
+};
+
 constexpr std::array kSuites{
     SuiteText{"baseline", "wsync bench baseline",
               "what can this machine's memory, links and files do at all?", kBaselineCases},
@@ -277,6 +287,11 @@ constexpr std::array kSuites{
               "what do the digests, conversions and parsers on the way of weights cost beside a "
               "copy?",
               kCodecsCases},
+    SuiteText{
+        "peers", "wsync bench peers",
+        "how long does a model take from a trainer's memory to engines' by wsync, and by what "
+        "else is used for it?",
+        kPeersCases},
 };
 
 const CaseText& text_of(std::string_view suite, std::string_view name) {

@@ -98,6 +98,7 @@ Result<std::unique_ptr<Fleet>> Fleet::start(FleetOptions options, const Interrup
   }
   for (const auto& engine : fleet->engines_)
     if (auto attached = fleet->event(*engine, "attached"); !attached) return fail(attached.error());
+  if (!made.has_trainer) return fleet;
   // One more than a sidecar holds: the next version is snapshotted while all of those are held.
   auto trainer = fleet->start(
       "trainer", {"trainer", "--set", fmt::format("arenas={}", fleet->versions_held() + 1)});

@@ -28,6 +28,9 @@ struct FleetOptions {
   unsigned devices = 0;
   std::uint64_t buffer_bytes =
       0;  // of each of a separate device's buffers; 0: as the sidecar has it
+  // False: the caller is the trainer, with `run` and `state` of the directory. Of the functions
+  // below it may then call verify(), check_steps() and sidecar_memory().
+  bool has_trainer = true;
 };
 
 // One push as the product reports it.

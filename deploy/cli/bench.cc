@@ -54,10 +54,12 @@ void add_bench(CLI::App& app, Context& context) {
   add_bench_control(*command, context, *run);
   add_bench_transport(*command, context, *run);
   add_bench_codecs(*command, context, *run);
+  add_bench_peers(*command, context, *run);
   add_bench_list(*command, context, *run);
   add_bench_compare(*command, context, *run);
   add_bench_report(*command, context, *run);
   add_bench_engine(*command, context);
+  add_bench_copier(*command, context);
   // After the callbacks of what stands in the line, which have only added to the run.
   command->callback([&context, run] { run->run(context); });
 }

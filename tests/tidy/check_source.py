@@ -53,7 +53,7 @@ class Library(NamedTuple):
 LIBRARIES = (
     Library("fmt", re.compile(r"fmt/"), ("shared/base",), 'include "shared/base/format.h"'),
     Library("spdlog", re.compile(r"spdlog/"), ("shared/base",), 'include "shared/base/log.h"'),
-    Library("xxHash", re.compile(r"xxhash\.h|xxh3\.h"), ("shared/base",), 'include "shared/base/digest.h"'),
+    Library("xxHash", re.compile(r"xxhash\.h|xxh3\.h"), ("shared/base", "bench/peers/scripts"), 'include "shared/base/digest.h"'),
     Library("tl::expected", re.compile(r"tl/expected\.hpp"), ("shared/base",), 'include "shared/base/error.h"'),
     Library("nlohmann-json", re.compile(r"nlohmann/"), ("shared/weights", "shared/trace", "shared/moe", "shared/status", "inference_side/engine/http", "trainer_side/page", "trainer_side/rollout", "deploy/cli", "bench", "tests")),
     Library("libuv", re.compile(r"uv\.h|uv/"), ("shared/loop", "shared/transport/tcp"), 'include "shared/loop/..."'),
@@ -66,7 +66,7 @@ LIBRARIES = (
     Library("CUDA", re.compile(r"cuda.*\.h(pp)?$"), ("shared/device/cuda", "tests/emulated_cuda", "tests/emulated_nccl")),
     Library("NCCL", re.compile(r"nccl\.h"), ("shared/collective/nccl", "tests/emulated_nccl")),
     Library("Gloo", re.compile(r"gloo/"), ("shared/collective/gloo",)),
-    Library("UCX", re.compile(r"ucp/|ucs/|uct/"), ("shared/transport/ucx",)),
+    Library("UCX", re.compile(r"ucp/|ucs/|uct/"), ("shared/transport/ucx", "bench/peers/scripts")),
     Library("cpp-httplib", re.compile(r"httplib\.h"), ("shared/http", "inference_side/engine/http", "trainer_side/page", "trainer_side/rollout", "tests/unit/http", "tests/unit/metrics", "tests/unit/rollout")),
     Library("libarchive", re.compile(r"archive(_entry)?\.h"), ("deploy/cli",), 'include "deploy/cli/archive_file.h"'),
     Library("GoogleTest", re.compile(r"gtest/|gmock/"), ("tests", "bench")),

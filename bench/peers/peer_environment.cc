@@ -1,0 +1,265 @@
+#include "bench/peers/peer_environment.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include "shared/base/format.h"
+
+namespace wsync::bench {
+namespace {
+
+constexpr std::chrono::minutes kInstallDeadline{30};
+constexpr std::chrono::seconds kProbeDeadline{60};
+constexpr std::chrono::minutes kInstallStop{2};
+constexpr std::string_view kUcxProgram = "ucx_tags";
+
+std::string python_of(const PeerEnvironment& environment) {
+  const std::string own = environment.folder + "/bin/python";
+  if (::access(own.c_str(), X_OK) == 0) return own;
+  return find_program("python3").value_or(std::string());
+}
+
+// Runs it to its end; its output. kRefused with its last words when it fails.
+Result<std::string> run_command(const std::string& name, std::vector<std::string> command,
+                                const PeerEnvironment& environment, std::chrono::nanoseconds time,
+                                const Interrupt& interrupt) {
+  const std::string text = fmt::format("{}", fmt::join(command, " "));
+  const std::string log = fmt::format("{}/{}.log", environment.scripts, name);
+  auto child = Child::start(
+      {.command = std::move(command),
+       .environment = {{"DEBIAN_FRONTEND", "noninteractive"}, {"PYTHONDONTWRITEBYTECODE", "1"}},
+       .log_file = log});
+  if (!child) return fail(std::move(child).error());
+  auto end = child->wait(interrupt, now() + time);
+  if (!end) {
+    child->stop(kInstallStop);  // not in the middle of a package
+    return fail(std::move(end).error());
+  }
+  if (end->exit_code == 0) return std::move(end->output);
+  const auto log_text = [&log] {
+    std::string last;
+    std::ifstream file(log);
+    for (std::string line; std::getline(file, line);)
+      if (!line.empty()) last = line;
+    return last;
+  }();
+  return fail(ErrorCode::kRefused, fmt::format("`{}` ended with {}: {}", text, end->exit_code,
+                                               log_text.empty() ? "it said nothing" : log_text));
+}
+
+// Versions of the modules that are there.
+Result<nlohmann::json> probe(const std::vector<const Peer*>& peers,
+                             const PeerEnvironment& environment, const std::string& python,
+                             const Interrupt& interrupt) {
+  std::vector<std::string> command{python, environment.scripts + "/probe.py"};
+  for (const Peer* peer : peers)
+    for (const std::string_view module : peer->modules)
+      if (std::ranges::find(command, module) == command.end()) command.emplace_back(module);
+  const auto output =
+      run_command("probe", std::move(command), environment, kProbeDeadline, interrupt);
+  if (!output) return fail(output.error());
+  nlohmann::json found = nlohmann::json::parse(*output, nullptr, false);
+  if (!found.is_object())
+    return fail(ErrorCode::kInternal, "the probe of Python packages printed no object: " + *output);
+  return found;
+}
+
+std::vector<std::string> command_of(const Peer& peer, const PeerEnvironment& environment,
+                                    const std::string& python, unsigned engines) {
+  const std::string script = fmt::format("{}/{}", environment.scripts, peer.script);
+  switch (peer.start) {
+    case PeerStart::kProcesses:
+      return {python, script};
+    case PeerStart::kProgram:
+      return {fmt::format("{}/bin/{}", environment.folder, peer.script)};
+    case PeerStart::kMpirun:
+      break;
+  }
+  std::vector<std::string> command{
+      *find_program(peer.program), "-n",        std::to_string(engines + 1),
+      "--oversubscribe",           "--bind-to", "none"};
+  if (::geteuid() == 0) command.emplace_back("--allow-run-as-root");
+  command.insert(command.end(), {python, script});
+  return command;
+}
+
+std::string missing_of(const Peer& peer, const PeerEnvironment& environment,
+                       const nlohmann::json& versions, FoundPeer& found) {
+  std::vector<std::string> have;
+  std::vector<std::string_view> lacking;
+  for (const std::string_view module : peer.modules) {
+    const auto version = versions.find(std::string(module));
+    if (version != versions.end() && version->is_string())
+      have.push_back(fmt::format("{} {}", module, version->get<std::string>()));
+    else
+      lacking.push_back(module);
+  }
+  found.versions = fmt::format("{}", fmt::join(have, ", "));
+  if (!lacking.empty())
+    return fmt::format("no Python package {} in {}: --install", fmt::join(lacking, ", "),
+                       environment.folder);
+  if (!peer.program.empty() && !find_program(peer.program))
+    return fmt::format("no {} in PATH: --install, or the Debian package {}", peer.program,
+                       peer.package);
+  if (peer.start == PeerStart::kProgram &&
+      ::access(fmt::format("{}/bin/{}", environment.folder, peer.script).c_str(), X_OK) != 0)
+    return fmt::format("no {} in {}/bin: --install compiles it", peer.script, environment.folder);
+  return {};
+}
+
+struct DebianNeed {
+  std::string_view package;
+  std::string_view program;  // or
+  std::string_view file;
+};
+constexpr std::array kDebianNeeds{
+    DebianNeed{.package = "openmpi-bin", .program = "mpirun", .file = {}},
+    DebianNeed{.package = "redis-server", .program = "redis-server", .file = {}},
+    DebianNeed{.package = "g++", .program = "g++", .file = {}},
+    DebianNeed{.package = "libucx-dev", .program = {}, .file = "/usr/include/ucp/api/ucp.h"},
+    DebianNeed{.package = "libxxhash-dev", .program = {}, .file = "/usr/include/xxhash.h"},
+};
+
+std::vector<std::string> missing_debian_packages() {
+  std::vector<std::string> missing;
+  for (const DebianNeed& need : kDebianNeeds)
+    if (need.program.empty() ? ::access(std::string(need.file).c_str(), R_OK) != 0
+                             : !find_program(need.program))
+      missing.emplace_back(need.package);
+  return missing;
+}
+
+Result<> install_debian(const PeerEnvironment& environment, const Interrupt& interrupt,
+                        std::vector<std::string>& notes) {
+  const std::vector<std::string> missing = missing_debian_packages();
+  if (missing.empty()) return {};
+  const std::string by_hand =
+      fmt::format("apt-get install --no-install-recommends {}", fmt::join(missing, " "));
+  const auto apt = find_program("apt-get");
+  if (!apt || ::geteuid() != 0) {
+    notes.push_back(fmt::format("missing packages (names of Debian): {}; {}",
+                                fmt::join(missing, ", "),
+                                apt ? "as root: " + by_hand : "install them by hand"));
+    return {};
+  }
+  std::vector<std::string> command{*apt, "install", "-qq", "-y", "--no-install-recommends"};
+  command.insert(command.end(), missing.begin(), missing.end());
+  auto done = run_command("apt-get", command, environment, kInstallDeadline, interrupt);
+  if (!done && done.error().code() != ErrorCode::kCancelled) {
+    // Lists of packages may be missing or old.
+    (void)run_command("apt-update", {*apt, "update", "-qq"}, environment, kInstallDeadline,
+                      interrupt);
+    done = run_command("apt-get", command, environment, kInstallDeadline, interrupt);
+  }
+  if (done) return {};
+  if (done.error().code() == ErrorCode::kCancelled) return fail(std::move(done).error());
+  notes.push_back(fmt::format("{} (by hand: {})", done.error().message(), by_hand));
+  return {};
+}
+
+Result<> compile_ucx(const PeerEnvironment& environment, const Interrupt& interrupt,
+                     std::vector<std::string>& notes) {
+  const auto compiler = find_program("g++");
+  if (!compiler) {
+    notes.emplace_back("ucx is not compiled: no g++ in PATH");
+    return {};
+  }
+  const std::string made = fmt::format("{}/bin/{}", environment.folder, kUcxProgram);
+  auto done = run_command(
+      "compiler",
+      {*compiler, "-std=c++17", "-O2", fmt::format("{}/{}.cc", environment.scripts, kUcxProgram),
+       "-o", made + ".new", "-lucp", "-lucs", "-lpthread"},
+      environment, kInstallDeadline, interrupt);
+  std::error_code error;
+  if (done) std::filesystem::rename(made + ".new", made, error);
+  if (done && !error) return {};
+  if (!done && done.error().code() == ErrorCode::kCancelled) return fail(std::move(done).error());
+  notes.push_back("ucx is not compiled: " + (done ? error.message() : done.error().message()));
+  return {};
+}
+
+}  // namespace
+
+Result<std::string> default_peer_folder() {
+  const auto set = [](const char* name) {
+    const char* value = std::getenv(name);
+    return value != nullptr && *value == '/' ? std::string(value) : std::string();
+  };
+  if (const std::string cache = set("XDG_CACHE_HOME"); !cache.empty())
+    return cache + "/wsync/peers";
+  if (const std::string home = set("HOME"); !home.empty()) return home + "/.cache/wsync/peers";
+  return fail(ErrorCode::kNotFound,
+              "neither XDG_CACHE_HOME nor HOME is set: --environment says where packages are");
+}
+
+std::optional<std::string> find_program(std::string_view name) {
+  const char* path = std::getenv("PATH");
+  std::string_view left = path == nullptr ? "/usr/bin:/bin" : path;
+  while (!left.empty()) {
+    const std::size_t end = std::min(left.find(':'), left.size());
+    std::string candidate = fmt::format("{}/{}", left.substr(0, end), name);
+    if (end > 0 && ::access(candidate.c_str(), X_OK) == 0) return candidate;
+    left.remove_prefix(std::min(end + 1, left.size()));
+  }
+  return std::nullopt;
+}
+
+Result<std::vector<FoundPeer>> find_peers(const std::vector<const Peer*>& peers,
+                                          const PeerEnvironment& environment, unsigned engines,
+                                          const Interrupt& interrupt) {
+  const std::string python = python_of(environment);
+  nlohmann::json versions = nlohmann::json::object();
+  std::string broken = "no python3 in PATH";
+  if (!python.empty()) {
+    auto probed = probe(peers, environment, python, interrupt);
+    if (!probed && probed.error().code() == ErrorCode::kCancelled) return fail(probed.error());
+    broken = probed ? std::string() : probed.error().message();
+    if (probed) versions = std::move(*probed);
+  }
+  std::vector<FoundPeer> found;
+  for (const Peer* peer : peers) {
+    FoundPeer& one = found.emplace_back(FoundPeer{.peer = peer});
+    one.missing = missing_of(*peer, environment, versions, one);
+    if (peer->start != PeerStart::kProgram && !broken.empty()) one.missing = broken;
+    if (one.missing.empty()) one.command = command_of(*peer, environment, python, engines);
+  }
+  return found;
+}
+
+Result<std::vector<std::string>> install_peers(
+    const PeerEnvironment& environment, const Interrupt& interrupt,
+    const std::function<void(std::string_view)>& on_step) {
+  const auto python = find_program("python3");
+  if (!python)
+    return fail(ErrorCode::kNotFound,
+                "no python3 in PATH; on Debian: apt-get install python3-venv");
+  std::error_code error;
+  std::filesystem::create_directories(environment.folder, error);
+  if (error) return fail_errno(environment.folder, error.value());
+  on_step("making a Python environment");
+  auto made = run_command("venv", {*python, "-m", "venv", environment.folder}, environment,
+                          kInstallDeadline, interrupt);
+  if (!made)
+    return fail(
+        made.error().with_context("no Python environment; on Debian it needs python3-venv"));
+  on_step("installing Python packages");
+  made = run_command(
+      "pip",
+      {environment.folder + "/bin/python", "-m", "pip", "install", "--quiet",
+       "--disable-pip-version-check", "--requirement", environment.scripts + "/requirements.txt"},
+      environment, kInstallDeadline, interrupt);
+  if (!made) return fail(std::move(made).error());
+  std::vector<std::string> notes;
+  on_step("installing Debian packages");
+  WSYNC_TRY(install_debian(environment, interrupt, notes));
+  on_step("compiling");
+  WSYNC_TRY(compile_ucx(environment, interrupt, notes));
+  return notes;
+}
+
+}  // namespace wsync::bench

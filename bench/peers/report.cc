@@ -1,0 +1,254 @@
+#include "bench/peers/report.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "bench/measure/catalogue.h"
+#include "bench/measure/report.h"
+#include "shared/base/format.h"
+#include "shared/trace/progress.h"
+#include "shared/trace/svg.h"
+
+namespace wsync::bench {
+namespace {
+
+using PeersJson = nlohmann::json;
+
+// a[i] / b[i], of the rounds that both have.
+std::vector<double> ratios_of(const std::vector<double>& a, const std::vector<double>& b) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i)
+    if (a[i] > 0 && b[i] > 0) ratios.push_back(a[i] / b[i]);
+  return ratios;
+}
+
+std::string_view floor_how() {
+  return "one streaming copy into each engine's memory, nothing else, nothing verified";
+}
+std::string_view wsync_how() {
+  return "snapshot, stage and switch, as its users run it; every byte verified";
+}
+
+// A line of the table and a bar of the chart.
+struct ContenderRow {
+  std::string title;
+  std::string how;
+  std::string colour;
+  std::string why_not;  // skipped or failed
+  const std::vector<double>* seconds = nullptr;
+};
+
+std::vector<ContenderRow> contender_rows(const PeersBenchResult& result) {
+  std::vector<ContenderRow> rows{{.title = "floor of the copies",
+                                  .how = std::string(floor_how()),
+                                  .colour = "#8a8f98",
+                                  .why_not = {},
+                                  .seconds = &result.floor_seconds},
+                                 {.title = "wsync",
+                                  .how = std::string(wsync_how()),
+                                  .colour = "#1f6fb4",
+                                  .why_not = {},
+                                  .seconds = &result.wsync_seconds}};
+  for (const PeerRow& row : result.rows)
+    rows.push_back(
+        {.title = std::string(row.peer->title),
+         .how = std::string(row.peer->how),
+         .colour = "#d08a3c",
+         .why_not = row.skipped.empty()
+                        ? (row.failed.empty() ? std::string() : "failed in " + row.failed)
+                        : "skipped: " + row.skipped,
+         .seconds = &row.seconds});
+  return rows;
+}
+
+std::string table_row(const ContenderRow& row, const PeersBenchResult& result) {
+  if (row.seconds->empty()) return fmt::format("{:<40} {}\n", row.title, row.why_not);
+  const Spread spread = spread_of(*row.seconds);
+  const double floor = spread_of(ratios_of(result.floor_seconds, *row.seconds)).median;
+  const double ours = spread_of(ratios_of(*row.seconds, result.wsync_seconds)).median;
+  return fmt::format("{:<40} {:>9.3f} s   {:<17} {:>8.3f} {:>10.2f}{}\n", row.title, spread.median,
+                     fmt::format("{:.3f} - {:.3f}", spread.min, spread.max), floor, ours,
+                     row.why_not.empty() ? std::string() : "   " + row.why_not);
+}
+
+// What figures of a machine under test look like in a chart.
+constexpr double kBarsWidth = 960;
+constexpr double kBarsLeft = 270;
+constexpr double kBarsRight = 150;
+constexpr double kBarsTop = 66;
+constexpr double kBarPitch = 34;
+constexpr double kBarHeight = 20;
+constexpr double kBarTicks = 8;
+constexpr std::size_t kBarWords = 84;  // letters that fit beside a title
+
+std::string svg_text(double x, double y, std::string_view anchor, int size, std::string_view colour,
+                     std::string_view text) {
+  return fmt::format(
+      "<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" font-size=\"{}\" fill=\"{}\">{}</text>\n",
+      x, y, anchor, size, colour, trace::svg_escaped(text));
+}
+
+std::string bar(const ContenderRow& row, const PeersBenchResult& result, double top, double scale) {
+  const double middle = top + kBarHeight / 2;
+  std::string svg = svg_text(kBarsLeft - 10, middle + 4, "end", 13, "#111", row.title);
+  if (row.seconds->empty()) {
+    const std::string why = row.why_not.size() <= kBarWords
+                                ? row.why_not
+                                : row.why_not.substr(0, kBarWords - 3) + "...";
+    return svg + svg_text(kBarsLeft + 6, middle + 4, "start", 12, "#777", why);
+  }
+  const Spread spread = spread_of(*row.seconds);
+  svg +=
+      fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{}\" fill=\"{}\"/>\n",
+                  kBarsLeft, top, spread.median * scale, kBarHeight, row.colour);
+  svg += fmt::format(
+      "<path d=\"M{0:.1f} {2:.1f}H{1:.1f}M{0:.1f} {3:.1f}V{4:.1f}M{1:.1f} {3:.1f}V{4:.1f}\" "
+      "stroke=\"#222\" fill=\"none\"/>\n",
+      kBarsLeft + spread.min * scale, kBarsLeft + spread.max * scale, middle, middle - 4,
+      middle + 4);
+  std::string figure = fmt::format("{:.3f} s", spread.median);
+  if (row.seconds != &result.wsync_seconds && row.seconds != &result.floor_seconds)
+    figure += fmt::format(", {:.1f} x wsync",
+                          spread_of(ratios_of(*row.seconds, result.wsync_seconds)).median);
+  return svg +
+         svg_text(kBarsLeft + spread.max * scale + 8, middle + 4, "start", 12, "#111", figure);
+}
+
+std::optional<CaseResult> peer_case(const PeersBenchResult& result, std::string_view variant,
+                                    const std::vector<double>& samples) {
+  if (samples.empty()) return std::nullopt;
+  CaseResult made = case_of("peers", "verified copies", variant, samples);
+  made.bytes = result.bytes * result.engines;
+  set_baseline_of("peers", "verified copies", made, result.floor_seconds);
+  return made;
+}
+
+}  // namespace
+
+std::vector<std::string> notes_of(const PeersBenchResult& result) {
+  std::vector<std::string> notes = load_sentences(result.others_busy, result.stolen);
+  for (const PeerRow& row : result.rows) {
+    if (!row.skipped.empty())
+      notes.push_back(fmt::format("{} was skipped: {}", row.peer->name, row.skipped));
+    if (!row.failed.empty())
+      notes.push_back(fmt::format("{} failed in {}", row.peer->name, row.failed));
+  }
+  return notes;
+}
+
+PeersJson to_json(const PeersBenchResult& result) {
+  PeersJson peers = PeersJson::array();
+  for (const PeerRow& row : result.rows) {
+    PeersJson& peer = peers.emplace_back(PeersJson{{"peer", row.peer->name},
+                                                   {"title", row.peer->title},
+                                                   {"how", row.peer->how},
+                                                   {"versions", row.versions},
+                                                   {"skipped", row.skipped},
+                                                   {"failed", row.failed},
+                                                   {"rounds", row.seconds}});
+    if (row.seconds.empty()) continue;
+    peer["seconds"] = spread_json(spread_of(row.seconds));
+    peer["of_floor"] = spread_json(spread_of(ratios_of(result.floor_seconds, row.seconds)));
+    peer["of_wsync"] = spread_json(spread_of(ratios_of(row.seconds, result.wsync_seconds)));
+  }
+  return {
+      {"machine", machine_json(result.machine)},
+      {"bytes", result.bytes},
+      {"tensors", result.tensors},
+      {"engines", result.engines},
+      {"rounds", result.rounds},
+      {"disk", result.disk},
+      {"floor",
+       {{"seconds", spread_json(spread_of(result.floor_seconds))},
+        {"rounds", result.floor_seconds}}},
+      {"wsync",
+       {{"seconds", spread_json(spread_of(result.wsync_seconds))},
+        {"staged_s", spread_json(spread_of(result.wsync_staged_seconds))},
+        {"paused_s", spread_json(spread_of(result.wsync_paused_seconds))},
+        {"of_floor", spread_json(spread_of(ratios_of(result.floor_seconds, result.wsync_seconds)))},
+        {"rounds", result.wsync_seconds}}},
+      {"peers", std::move(peers)},
+      {"notes", notes_of(result)},
+      {"others_busy", result.others_busy},
+      {"stolen", result.stolen}};
+}
+
+std::string to_text(const PeersBenchResult& result) {
+  const Machine& machine = result.machine;
+  std::string text = fmt::format(
+      "{}\n{}; {}\n{} in {} from a trainer's memory into that of {}, {}; every engine's bytes have "
+      "the model's XXH3-128\n\n",
+      processor_text(machine), machine.layout, machine.kernel, trace::format_bytes(result.bytes),
+      counted(result.tensors, "tensor"), counted(result.engines, "engine"),
+      counted(result.rounds, "round"));
+  text += fmt::format("{:<40} {:>11}   {:<17} {:>8} {:>10}\n", "", "median", "min - max",
+                      "of floor", "by wsync");
+  for (const ContenderRow& row : contender_rows(result)) text += table_row(row, result);
+  text += fmt::format(
+      "\nof floor: the floor's time by this one's; by wsync: this one's time by wsync's of the "
+      "same "
+      "round (medians)\nwsync's engines served meanwhile, but for {:.1f} ms (median; most {:.1f} "
+      "ms); staged in {:.3f} s\n",
+      1e3 * spread_of(result.wsync_paused_seconds).median,
+      1e3 * spread_of(result.wsync_paused_seconds).max,
+      spread_of(result.wsync_staged_seconds).median);
+  for (const std::string& note : notes_of(result)) text += "note: " + note + "\n";
+  return text;
+}
+
+std::string to_svg(const PeersBenchResult& result) {
+  const std::vector<ContenderRow> rows = contender_rows(result);
+  double most = 0;
+  for (const ContenderRow& row : rows) most = std::max(most, spread_of(*row.seconds).max);
+  const double scale = (kBarsWidth - kBarsLeft - kBarsRight) / (most > 0 ? most : 1);
+  const double bottom = kBarsTop + static_cast<double>(rows.size()) * kBarPitch;
+  std::string svg = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1:.0f}\" width=\"{0}\" "
+      "height=\"{1:.0f}\" font-family=\"sans-serif\">\n<rect width=\"100%\" height=\"100%\" "
+      "fill=\"white\"/>\n",
+      kBarsWidth, bottom + 62);
+  svg +=
+      svg_text(16, 26, "start", 16, "#111",
+               fmt::format("{} from a trainer's memory into {}' own, verified",
+                           trace::format_bytes(result.bytes), counted(result.engines, "engine")));
+  svg += svg_text(
+      16, 46, "start", 12, "#555",
+      fmt::format("{}, {}; median, least and most of {}; wsync pauses engines for {:.1f} ms "
+                  "of it",
+                  processor_text(result.machine), counted(result.machine.cores, "core"),
+                  counted(result.rounds, "round"),
+                  1e3 * spread_of(result.wsync_paused_seconds).median));
+  const double step = trace::tick_step((most > 0 ? most : 1) / kBarTicks);
+  for (double tick = 0; tick <= most * (1 + 1e-9); tick += step) {
+    const double x = kBarsLeft + tick * scale;
+    svg += fmt::format(
+        "<line x1=\"{0:.1f}\" y1=\"{1}\" x2=\"{0:.1f}\" y2=\"{2}\" stroke=\"#e4e4e4\"/>\n", x,
+        kBarsTop - 6, bottom);
+    svg += svg_text(x, bottom + 18, "middle", 11, "#333",
+                    fmt::format("{:.{}f}", tick, trace::tick_digits(step)));
+  }
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    svg += bar(rows[i], result, kBarsTop + static_cast<double>(i) * kBarPitch, scale);
+  svg += svg_text(kBarsLeft, bottom + 42, "start", 12, "#333",
+                  "seconds from the trainer's word until the last engine holds the verified bytes");
+  return svg + "</svg>\n";
+}
+
+SuiteResult to_suite(const PeersBenchResult& result) {
+  SuiteResult suite{.suite = "peers",
+                    .parameters = {{"bytes", result.bytes}, {"engines", result.engines}},
+                    .notes = notes_of(result),
+                    .details = to_json(result)};
+  suite.cases.push_back(case_of("peers", "floor", {}, result.floor_seconds));
+  suite.cases.back().bytes = result.bytes * result.engines;
+  if (auto ours = peer_case(result, "wsync", result.wsync_seconds))
+    suite.cases.push_back(std::move(*ours));
+  for (const PeerRow& row : result.rows)
+    if (auto peer = peer_case(result, row.peer->name, row.seconds))
+      suite.cases.push_back(std::move(*peer));
+  suite.cases.push_back(case_of("peers", "staged", "wsync", result.wsync_staged_seconds));
+  suite.cases.push_back(case_of("peers", "paused", "wsync", result.wsync_paused_seconds));
+  return suite;
+}
+
+}  // namespace wsync::bench

@@ -1,0 +1,21 @@
+// What `wsync bench peers` prints: the documented schema of --json, a table for people, a bar
+// chart, and the form of all suites.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "bench/measure/result.h"
+#include "bench/peers/peers_bench.h"
+
+namespace wsync::bench {
+
+[[nodiscard]] nlohmann::json to_json(const PeersBenchResult& result);
+[[nodiscard]] std::string to_text(const PeersBenchResult& result);
+// A bar for each contender's median, with least and most; who was skipped or failed, and why.
+[[nodiscard]] std::string to_svg(const PeersBenchResult& result);
+[[nodiscard]] SuiteResult to_suite(const PeersBenchResult& result);
+// A sentence for each peer that was skipped or failed, and for what disturbed the measurement.
+[[nodiscard]] std::vector<std::string> notes_of(const PeersBenchResult& result);
+
+}  // namespace wsync::bench
