@@ -23,6 +23,12 @@ trace::Bar bar_of(const std::vector<double>& samples, std::string_view unit, con
           .name = std::move(name)};
 }
 
+// Of a panel: all, or those that come first.
+trace::BarPanel some_rows(trace::BarPanel panel) {
+  if (panel.rows.size() > kRowsMost) panel.rows.resize(kRowsMost);
+  return panel;
+}
+
 // One of those that did the same job: its times, and of which parts they are.
 struct Contender {
   std::string name;
@@ -70,7 +76,7 @@ Plot peers_part(const char* id, const char* title, const std::string& of, trace:
   Plot plot{.id = id, .title = title + of, .svg = {}, .note = {}, .command = kPeersCommand};
   if (!panel.rows.empty())
     plot.svg = trace::bar_chart_svg(
-        {.title = plot.title, .panels = {std::move(panel)}, .width = kPlotWidth});
+        {.title = plot.title, .panels = {some_rows(std::move(panel))}, .width = kPlotWidth});
   return plot;
 }
 
@@ -120,8 +126,10 @@ Plot predictions_plot(const SuiteResult& suite, const std::string& of) {
     ratios.rows.push_back({.name = one.name, .bars = {bar_of(one.ratios, "", kColours[0])}});
   }
   if (times.rows.empty()) return plot;
-  plot.svg = trace::bar_chart_svg(
-      {.title = plot.title, .panels = {std::move(times), std::move(ratios)}, .width = kPlotWidth});
+  plot.svg =
+      trace::bar_chart_svg({.title = plot.title,
+                            .panels = {some_rows(std::move(times)), some_rows(std::move(ratios))},
+                            .width = kPlotWidth});
   return plot;
 }
 
@@ -138,7 +146,7 @@ Plot machine_plot(const SuiteResult& suite, const std::string& of) {
           {.name = one.name, .bars = {bar_of(one.samples, one.unit, kColours[2])}});
   if (!panel.rows.empty())
     plot.svg = trace::bar_chart_svg(
-        {.title = plot.title, .panels = {std::move(panel)}, .width = kPlotWidth});
+        {.title = plot.title, .panels = {some_rows(std::move(panel))}, .width = kPlotWidth});
   return plot;
 }
 

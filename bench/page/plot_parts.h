@@ -22,6 +22,7 @@ inline constexpr const char* kFloorColour = "#808080";
 inline constexpr double kPlotWidth = 460;       // pixels: readable on a narrow window
 inline constexpr double kPlotHeight = 190;      // of a panel with lines
 inline constexpr std::size_t kSeriesMost = 12;  // of one plot; the tables have the others
+inline constexpr std::size_t kRowsMost = 40;    // of one plot with bars, likewise
 
 // A suite's result, and where it is from.
 struct SuiteOf {

@@ -50,7 +50,8 @@ std::optional<Counted> counted_by(std::string_view text, std::string_view noun) 
 }
 
 std::string figure_text(double value) {
-  return std::abs(value) >= 1000 ? fmt::format("{:.0f}", value) : fmt::format("{:.4g}", value);
+  const double size = std::abs(value);
+  return size >= 1e3 && size < 1e9 ? fmt::format("{:.0f}", value) : fmt::format("{:.4g}", value);
 }
 
 std::string id_text(std::string_view text) {

@@ -114,6 +114,7 @@ Plot published_plot(const std::vector<ScaleCase>& cases, const std::string& of) 
   trace::BarPanel panel{.title = {}, .x_title = "Seconds", .rows = {}};
   for (const ScaleCase& one : cases) {
     if (one.what != "published update" || !one.result->baseline) continue;
+    if (panel.rows.size() == kRowsMost) break;
     const double published = spread_of(one.result->baseline->samples).median;
     const double simulated = spread_of(one.result->samples).median;
     panel.rows.push_back({.name = fmt::format("{}, {} GPUs", one.model, one.gpus),

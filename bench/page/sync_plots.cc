@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -143,11 +144,14 @@ trace::Chart by_engines(const std::vector<PausedLine>& lines, std::string title,
 
 // From zero to what is drawn.
 void from_zero(trace::Panel& panel) {
+  const auto take = [&panel](double value) {
+    if (std::isfinite(value)) panel.most = std::max(panel.most, value);
+  };
   for (const trace::Series& series : panel.series) {
-    for (const auto& [x, y] : series.points) panel.most = std::max(panel.most, y);
-    for (const auto& [least, most] : series.ranges) panel.most = std::max(panel.most, most);
+    for (const auto& [x, y] : series.points) take(y);
+    for (const auto& [least, most] : series.ranges) take(most);
   }
-  for (const auto& [value, name] : panel.levels) panel.most = std::max(panel.most, value);
+  for (const auto& [value, name] : panel.levels) take(value);
   panel.most *= kFullAxis;
 }
 

@@ -11,7 +11,8 @@ namespace {
 
 constexpr double kFewDecades = 2;  // up to so many have ticks between the powers of ten
 constexpr double kTickGap = 10;    // pixels between the texts of two ticks, at least
-constexpr int kPlainDigits = 4;    // 0.0001 is written 1e-4, 10000 as it is
+constexpr int kTicksMost = 64;
+constexpr int kPlainDigits = 4;  // 0.0001 is written 1e-4, 10000 as it is
 
 bool continues_letter(char c) { return (static_cast<unsigned char>(c) & 0xc0U) == 0x80U; }
 
@@ -82,8 +83,13 @@ std::vector<Tick> AxisScale::ticks(double count) const {
   if (logarithmic_) return powers(count);
   std::vector<Tick> ticks;
   const double step = tick_step((extent_.most - extent_.least) / count);
-  for (double i = std::ceil(extent_.least / step); i * step <= extent_.most + step / 1e6; ++i)
-    ticks.emplace_back(i * step, fmt::format("{:.{}f}", i * step, tick_digits(step)));
+  const double first = std::ceil(extent_.least / step);
+  // Counted, for numbers can be so large that the next one is the same.
+  for (int i = 0; i <= kTicksMost; ++i) {
+    const double value = (first + i) * step;
+    if (!(value <= extent_.most + step / 1e6)) break;
+    ticks.emplace_back(value, fmt::format("{:.{}f}", value, tick_digits(step)));
+  }
   return ticks;
 }
 

@@ -131,6 +131,17 @@ TEST(Chart, ALogarithmicXHasItsDecadesEquallyFarApart) {
   EXPECT_EQ(occurrences(svg, ">one<") + occurrences(svg, ">hundred<"), 2U);
 }
 
+TEST(Chart, NumbersThatAreTooLargeToCountHaveAFewTicks) {
+  for (const double large : {1e16, 1e300}) {
+    const std::string svg = chart_svg(
+        chart_of({.title = "",
+                  .series = {{.name = "",
+                              .colour = "red",
+                              .points = {{0, large}, {1, std::nextafter(large, 2 * large)}}}}}));
+    EXPECT_LT(occurrences(svg, "<text"), 100U) << large;
+  }
+}
+
 TEST(Chart, LevelsAreNamedAndInRange) {
   const std::string svg =
       chart_svg(chart_of({.title = "",

@@ -229,6 +229,20 @@ TEST(BenchPlots, ThePipelineHasPredictedBesideMeasured) {
   EXPECT_THAT(svg, Not(HasSubstr("H2D")));
 }
 
+TEST(BenchPlots, NumbersAtTheEndsOfTheirTypeAreDrawn) {
+  std::vector<ReportFile> runs = {sync_run("a", ~0ULL), sync_run("b", 1)};
+  runs[0].file.suites[0].cases[0] = paused(1, {1e-300, 1e300, -1e308}, {1e308, 1e308, 1e308});
+  runs[1].file.suites[0].cases[1] = paused(4'000'000'000U, {0, 5e-324}, {1, 1});
+  std::vector<CaseResult> peers;
+  for (int i = 0; i < 100; ++i)
+    peers.push_back(case_named(fmt::format("verified copies, {}", i), "s", {1e308, 1e-308}, {1}));
+  runs.push_back(run_of("c", "peers", peers));
+  for (const Plot& plot : make_plots(runs))
+    for (const char* text : {"nan", "inf", "\"-"}) EXPECT_THAT(plot.svg, Not(HasSubstr(text)));
+  EXPECT_EQ(times_in(plot_named(runs, "peers").svg, "height=\"13\""), 40U);
+  EXPECT_EQ(times_in(page_of(runs), "<tr class=\"case\">"), 104U);
+}
+
 TEST(BenchPlots, IdsAreUniqueAndFitForFiles) {
   const ReportFile scale = run_of("a", "scale", {case_named("paused, ../<x>, 8 GPUs", "s", {1})});
   EXPECT_THAT(drawn({scale, scale}), ElementsAre("scale-x", "scale-x-2"));
