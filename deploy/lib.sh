@@ -44,6 +44,9 @@ python3-jsonschema  file    /usr/lib/python3/dist-packages/jsonschema/__init__.p
 spin                command spin
 prometheus          command prometheus
 '
+browser_needs='
+chromium            command chromium
+'
 check_needs='
 clang-19            command clang++-19
 clang-format-19     command clang-format-19
@@ -229,6 +232,7 @@ print_skipped() {
   found=$(
     sed -nE 's/^[[:space:]]+[0-9]+ - (.*) \((Skipped|Disabled|Not Run)\).*$/\1: \2/p' "$log"
     awk '
+      /^skip: / { print substr($0, 7); next }
       /^\[ RUN      \]/ { reason = ""; taking = 0; next }
       /: Skipped$/ { taking = 1; next }
       /^\[  SKIPPED \] .*\([0-9]+ ms\)$/ { sub(/^\[  SKIPPED \] /, ""); sub(/ \([0-9]+ ms\)$/, ""); print $0 ": " reason; taking = 0; next }

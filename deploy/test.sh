@@ -15,6 +15,7 @@ packages that are installed into build/cuda; where these cannot be had, everythi
   --with-reference  also set up the reference libraries (Python, pinned, in an environment of their own under build/),
                     make the golden files anew with them, compare, and hold the reference model to
                     transformers and the optimizer to torch
+  --with-browser    also install Chromium, in which the coordinator's web page is looked at; without one that test is skipped
   --preset NAME     dev (default), release, asan or tsan
   --label REGEX     only tests with this label: unit, contract, scenario, simulation, gpu
   -h, --help        this text
@@ -27,11 +28,13 @@ TEXT
 
 preset=dev
 reference=0
+browser=0
 select=()
 while [ $# -gt 0 ]; do
   case $1 in
     --no-install) may_install=0 ;;
     --with-reference) reference=1 ;;
+    --with-browser) browser=1 ;;
     --preset | --label)
       [ $# -ge 2 ] || die 2 "$1 needs a value; see --help"
       if [ "$1" = --preset ]; then preset=$2; else select=(-L "$2"); fi
@@ -48,6 +51,7 @@ case $preset in
 esac
 
 needs=("$build_needs" "$test_needs")
+[ "$browser" = 0 ] || needs+=("$browser_needs")
 [ "$reference" = 0 ] || needs+=("$environment_needs")
 ensure "${needs[@]}"
 ensure_cuda

@@ -20,6 +20,7 @@ struct Wanted {
   std::string run_dir;
   std::string state_dir;
   std::string coordinator;
+  std::string http_address;
   std::uint64_t host_memory = 0;
   CudaWanted cuda;
 };
@@ -30,13 +31,14 @@ Result<Wanted> read_config(const DoctorOptions& options) {
   if (options.role == "trainer") {
     const Result<config::TrainerConfig> c = config::load_trainer(sources);
     if (!c) return fail(c.error());
-    return Wanted{c->run_dir, c->state_dir, "", 0, {}};
+    return Wanted{c->run_dir, c->state_dir, "", c->http_address, 0, {}};
   }
   const Result<config::SidecarConfig> c = config::load_sidecar(sources);
   if (!c) return fail(c.error());
   return Wanted{c->run_dir,
                 c->state_dir,
                 c->coordinator,
+                c->http_address,
                 c->host_memory,
                 {.wanted = c->devices.kind == config::DeviceKind::kCuda, .gpus = c->devices.gpus}};
 }
@@ -52,6 +54,7 @@ Result<Outcome> doctor(const DoctorOptions& options) {
                                check_descriptors(),
                                check_run_dir(wanted->run_dir),
                                check_state_dir(wanted->state_dir)};
+  checks.push_back(check_pages(wanted->http_address, kReachDeadline));
   for (Check& check : check_cuda(wanted->cuda)) checks.push_back(std::move(check));
   if (!wanted->coordinator.empty())
     checks.push_back(check_coordinator(wanted->coordinator, kReachDeadline));

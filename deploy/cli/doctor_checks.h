@@ -41,6 +41,9 @@ struct Check {
 // Whether somebody accepts connections at an ipc:// or tcp:// address. Waits at most `deadline`.
 [[nodiscard]] Check check_coordinator(const std::string& address,
                                       std::chrono::milliseconds deadline);
+// Whether http.address is free, or who answers there: wsync, or something else that it cannot share
+// it with. Empty: no pages are wanted. Waits at most `deadline` for each of connection and answer.
+[[nodiscard]] Check check_pages(const std::string& address, std::chrono::milliseconds deadline);
 
 // What a config wants of the GPUs.
 struct CudaWanted {

@@ -1,4 +1,5 @@
-// The one check of `wsync doctor` that goes to another process.
+// The checks of `wsync doctor` that go to another process.
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <netdb.h>
@@ -7,6 +8,7 @@
 #include <sys/un.h>
 
 #include "deploy/cli/doctor_checks.h"
+#include "shared/base/clock.h"
 #include "shared/base/format.h"
 #include "shared/base/unique_fd.h"
 
@@ -30,16 +32,17 @@ int connect_within(const UniqueFd& fd, const sockaddr* address, socklen_t length
 
 constexpr int kSocketFlags = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
 
-int connect_unix(const std::string& path, std::chrono::milliseconds deadline) {
+int connect_unix(const std::string& path, std::chrono::milliseconds deadline, UniqueFd& fd) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof address.sun_path) return ENAMETOOLONG;
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  const UniqueFd fd(::socket(AF_UNIX, kSocketFlags, 0));
+  fd.reset(::socket(AF_UNIX, kSocketFlags, 0));
   return connect_within(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address, deadline);
 }
 
-int connect_tcp(std::string host, const std::string& port, std::chrono::milliseconds deadline) {
+int connect_tcp(std::string host, const std::string& port, std::chrono::milliseconds deadline,
+                UniqueFd& fd) {
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -47,29 +50,95 @@ int connect_tcp(std::string host, const std::string& port, std::chrono::millisec
   if (::getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0) return EADDRNOTAVAIL;
   int error = EADDRNOTAVAIL;
   for (const addrinfo* at = found; at != nullptr && error != 0; at = at->ai_next) {
-    const UniqueFd fd(::socket(at->ai_family, kSocketFlags, 0));
+    fd.reset(::socket(at->ai_family, kSocketFlags, 0));
     error = connect_within(fd, at->ai_addr, at->ai_addrlen, deadline);
   }
   ::freeaddrinfo(found);
   return error;
 }
 
+// An ipc:// or tcp:// address. 0 and a socket, or an errno.
+int connect_to(const std::string& address, std::chrono::milliseconds deadline, UniqueFd& fd) {
+  constexpr std::string_view kIpc = "ipc://";
+  constexpr std::string_view kTcp = "tcp://";
+  if (address.starts_with(kIpc)) return connect_unix(address.substr(kIpc.size()), deadline, fd);
+  const std::size_t colon = address.rfind(':');
+  if (!address.starts_with(kTcp) || colon <= kTcp.size()) return EINVAL;
+  return connect_tcp(address.substr(kTcp.size(), colon - kTcp.size()), address.substr(colon + 1),
+                     deadline, fd);
+}
+
+// The beginning of what a server says to a request for its metrics; what came until the deadline.
+std::string metrics_answer(const UniqueFd& fd, std::chrono::milliseconds deadline) {
+  constexpr std::string_view kRequest =
+      "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+  constexpr std::size_t kMostBytes = 256 * 1024;
+  std::string answer;
+  if (::send(fd.get(), kRequest.data(), kRequest.size(), MSG_NOSIGNAL) !=
+      static_cast<ssize_t>(kRequest.size()))
+    return answer;
+  const TimePoint end = now() + deadline;
+  std::array<char, 4096> piece;
+  while (answer.size() < kMostBytes && now() < end) {
+    pollfd wait{.fd = fd.get(), .events = POLLIN, .revents = 0};
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - now()).count();
+    if (::poll(&wait, 1, static_cast<int>(left)) <= 0) break;
+    const ssize_t n = ::recv(fd.get(), piece.data(), piece.size(), 0);
+    if (n <= 0) break;
+    answer.append(piece.data(), static_cast<std::size_t>(n));
+  }
+  return answer;
+}
+
+// The value of a label of wsync_build_info; empty without it.
+std::string build_label(const std::string& metrics, const std::string& label) {
+  const std::size_t line = metrics.find("\nwsync_build_info{");
+  if (line == std::string::npos) return {};
+  const std::string_view info =
+      std::string_view(metrics).substr(line + 1, metrics.find('\n', line + 1) - line - 1);
+  const std::size_t at = info.find(label + "=\"");
+  if (at == std::string_view::npos) return {};
+  const std::string_view value = info.substr(at + label.size() + 2);
+  return std::string(value.substr(0, value.find('"')));
+}
+
 }  // namespace
 
 Check check_coordinator(const std::string& address, std::chrono::milliseconds deadline) {
-  constexpr std::string_view kIpc = "ipc://";
-  constexpr std::string_view kTcp = "tcp://";
-  int error = EINVAL;
-  if (address.starts_with(kIpc)) {
-    error = connect_unix(address.substr(kIpc.size()), deadline);
-  } else if (const std::size_t colon = address.rfind(':');
-             address.starts_with(kTcp) && colon > kTcp.size()) {
-    error = connect_tcp(address.substr(kTcp.size(), colon - kTcp.size()), address.substr(colon + 1),
-                        deadline);
-  }
+  UniqueFd fd;
+  const int error = connect_to(address, deadline, fd);
   if (error == 0) return {"coordinator", CheckStatus::kOk, address + " accepts connections", ""};
   return {"coordinator", CheckStatus::kWarn, fmt::format("{}: {}", address, std::strerror(error)),
           "start `wsync trainer`; sidecars serve what they have and keep trying meanwhile"};
+}
+
+Check check_pages(const std::string& address, std::chrono::milliseconds deadline) {
+  constexpr const char* kName = "http";
+  if (address.empty()) return {kName, CheckStatus::kOk, "http.address is none: no pages", ""};
+  if (address.ends_with(":0"))
+    return {kName, CheckStatus::kOk, address + ": any free port; the log names it", ""};
+  UniqueFd fd;
+  const int error = connect_to(address, deadline, fd);
+  if (error == ENOENT || error == ECONNREFUSED)
+    return {kName, CheckStatus::kOk, address + " is free", ""};
+  if (error != 0)
+    return {kName, CheckStatus::kWarn, fmt::format("{}: {}", address, std::strerror(error)),
+            "set http.address to an address that this user can listen at, or to none"};
+  const std::string answer = metrics_answer(fd, deadline);
+  if (const std::string role = build_label(answer, "role"); !role.empty())
+    return {
+        kName,
+        CheckStatus::kOk,
+        fmt::format("a wsync {} ({}) answers at {}", role, build_label(answer, "version"), address),
+        "",
+        {{"role", role}, {"version", build_label(answer, "version")}}};
+  return {kName, CheckStatus::kFail,
+          fmt::format("{} is taken, and {}", address,
+                      answer.empty() ? fmt::format("who listens there has not answered a request "
+                                                   "for /metrics in {} ms",
+                                                   deadline.count())
+                                     : std::string("what answers there is no wsync")),
+          "end what listens there, or set http.address to another address or to none"};
 }
 
 }  // namespace wsync::cli

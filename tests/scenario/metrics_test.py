@@ -1,5 +1,4 @@
 """Metrics, health and readiness of a real fleet, read by a real Prometheus, which evaluates the alert rules too."""
-import http.client
 import json
 import os
 import re
@@ -12,76 +11,23 @@ import unittest
 import urllib.parse
 
 from fleet import DEADLINE_S, Fleet
+from pages import LoggedFleet, get
 
 WSYNC = sys.argv.pop()
 HERE = os.path.dirname(os.path.abspath(__file__))
 DEPLOY = os.path.join(HERE, "..", "..", "deploy")
 ALERTS = os.path.join(DEPLOY, "prometheus", "alerts.yml")
 DASHBOARD = os.path.join(DEPLOY, "grafana", "wsync.json")
-ANY_PORT = ["--set", "http.address=tcp://127.0.0.1:0"]
 MISSING = [name for name in ("prometheus", "promtool") if shutil.which(name) is None]
 needs_prometheus = unittest.skipIf(MISSING, f"not installed: {', '.join(MISSING)} (Debian package prometheus)")
 # Names of metrics in an expression: words that are no functions, labels or keywords.
 METRIC = re.compile(r"\b((?:wsync|process)_[a-z_]+|up)\b")
 
 
-class UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path):
-        super().__init__("localhost", timeout=DEADLINE_S)
-        self.path = path
-
-    def connect(self):
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self.path)
-
-
-def get(where, path, method="GET"):
-    """Status and text of a page; `where` is HOST:PORT or the path of a socket."""
-    connection = UnixConnection(where) if where.startswith("/") else http.client.HTTPConnection(where, timeout=DEADLINE_S)
-    try:
-        connection.request(method, path)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-    finally:
-        connection.close()
-
-
 def samples(text):
     """{'name{label="value"}': value} of a page of metrics."""
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return {series: float(value) for series, value in (line.rsplit(" ", 1) for line in lines)}
-
-
-class LoggedFleet(Fleet):
-    """A fleet whose processes say on files where their pages are."""
-
-    def logged(self, name, *command):
-        log = self.path(name + ".log")
-        with open(log, "w", encoding="utf-8") as file:
-            process = subprocess.Popen(command, env=self.environment, text=True, stdout=subprocess.PIPE, stderr=file)
-        self.processes.append(process)
-        return process, log
-
-    def said(self, log, pattern):
-        """The group of the pattern in the log, when it is there."""
-        found = []
-
-        def look():
-            with open(log, encoding="utf-8") as file:
-                found[:] = re.findall(pattern, file.read())
-            return found
-        self.until(look, f"{pattern} in {log}")
-        return found[0]
-
-    def with_pages(self, name, *arguments):
-        """A process of wsync and the address of its pages."""
-        process, log = self.logged(name, self.wsync, *arguments, *ANY_PORT)
-        return process, self.said(log, r"metrics and health at (\S+)")
-
-    def push(self, path):
-        code, answer = self.ask("push", path)
-        return code == 0, answer["result"]
 
 
 class Prometheus:

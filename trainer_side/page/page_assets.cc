@@ -38,7 +38,7 @@ section {
   background: var(--card);
 }
 p { margin: .25rem 0; overflow-wrap: anywhere; }
-#verdict { padding-left: .75rem; border-left: .4rem solid; font-size: 1.1rem; }
+#verdict { padding-left: .75rem; border-left-width: .4rem; border-left-style: solid; font-size: 1.1rem; }
 .good { border-color: var(--good); }
 .bad { border-color: var(--bad); }
 .good strong { color: var(--good); }
@@ -57,7 +57,7 @@ caption { text-align: left; color: var(--soft); padding-bottom: .25rem; }
 th, td { text-align: left; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; white-space: nowrap; }
 td:last-child { white-space: normal; min-width: 14rem; overflow-wrap: anywhere; }
 thead th { color: var(--soft); font-weight: normal; }
-tbody th { font-weight: bold; max-width: 20rem; overflow: hidden; text-overflow: ellipsis; }
+tbody th { font-weight: bold; white-space: normal; min-width: 7rem; max-width: 18rem; overflow-wrap: anywhere; }
 .unwell th { border-left: .3rem solid var(--bad); padding-left: .4rem; }
 summary { cursor: pointer; color: var(--link); padding: .25rem 0; }
 ul { margin: 0; padding-left: 1.25rem; }
@@ -126,6 +126,7 @@ constexpr std::string_view kJs = R"js(
 
   const look = async () => {
     const answer = await fetch("/", { cache: "no-store", signal: AbortSignal.timeout(patience) });
+    if (!answer.ok) throw new Error("no answer");
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const main = page.getElementById("main");
     if (!main) throw new Error("no page");

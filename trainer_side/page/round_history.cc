@@ -53,8 +53,8 @@ void RoundHistory::answered(const std::string& sidecar, const Version& version,
   });
   if (it == running_.rend()) return;
   RoundRecord& record = it->second.record;
-  auto lane = std::ranges::find(record.lanes, sidecar, &RoundLane::sidecar);
-  if (lane == record.lanes.end()) {
+  auto lane = std::ranges::lower_bound(record.lanes, sidecar, {}, &RoundLane::sidecar);
+  if (lane == record.lanes.end() || lane->sidecar != sidecar) {
     if (record.lanes.size() == kLanesOfRound) {
       ++record.lanes_left_out;
       return;

@@ -44,7 +44,7 @@ struct RoundRecord {
                             // empty: it runs
   std::string reason;       // why it was not served
   std::vector<RoundStage> phases;  // of the coordinator
-  std::vector<RoundLane> lanes;    // by the first answer
+  std::vector<RoundLane> lanes;    // by name
   std::size_t lanes_left_out = 0;  // answers of sidecars beyond kLanesOfRound
   std::vector<control::ReplicaOutcome> outcomes;
   std::size_t outcomes_left_out = 0;

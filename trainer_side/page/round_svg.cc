@@ -14,7 +14,7 @@ using trace::svg_escaped;
 
 constexpr double kWidth = 860;
 constexpr double kLeft = 150;  // names
-constexpr double kRight = 16;
+constexpr double kRight = 32;  // half of the last figure of the axis
 constexpr double kRow = 26;
 constexpr double kBar = 20;
 constexpr double kAxis = 28;

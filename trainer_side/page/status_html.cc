@@ -24,6 +24,10 @@ std::string ns_text(std::uint64_t ns) {
   return trace::format_duration(std::chrono::nanoseconds(ns));
 }
 
+std::string counted(std::size_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
 // Text as it may stand in an element or between double quotes, cut to a length that fits.
 std::string escaped(std::string_view text) {
   std::string_view shown = text.substr(0, kSentenceShown);
@@ -174,7 +178,8 @@ void PageWriter::replicas() {
       shown < rows_.size()
           ? fmt::format("{} of {} rows, those that are not well first; {} more are left out", shown,
                         rows_.size(), rows_.size() - shown)
-          : fmt::format("{} replicas on {} sidecars", counts_.replicas, counts_.sidecars));
+          : fmt::format("{} on {}", counted(counts_.replicas, "replica"),
+                        counted(counts_.sidecars, "sidecar")));
   put("<thead><tr>");
   for (const char* heading : {"Replica", "Sidecar", "Version", "State", "Ready", "Behind",
                               "Paused last", "Progress", "Note"})
@@ -186,7 +191,8 @@ void PageWriter::replicas() {
 
 void PageWriter::replica_row(const ReplicaRow& row) {
   const SidecarReport& sidecar = *row.sidecar;
-  const std::string_view name = row.replica != nullptr ? row.replica->replica : "";
+  const std::string_view name =
+      row.replica != nullptr ? std::string_view(row.replica->replica) : std::string_view();
   put(R"(<tr class="{}" data-key="{}/{}">)", row.well() ? "well" : "unwell", escaped(sidecar.name),
       escaped(name));
   if (row.replica == nullptr) {
@@ -212,7 +218,11 @@ void PageWriter::replica_row(const ReplicaRow& row) {
 
 void PageWriter::rounds() {
   put(R"(<section id="rounds" aria-labelledby="rounds-title"><h2 id="rounds-title">Last updates</h2>)");
-  if (facts_.rounds.empty()) put("<p>This coordinator has made no update yet.</p>");
+  put("<p>{}</p>",
+      facts_.rounds.empty()
+          ? "This coordinator has made no update yet."
+          : "Stages in their order: snapshot, announce, stage, switch. A rollback is a "
+            "switch alone.");
   for (const auto& kept : facts_.rounds) round(*kept);
   put("</section>");
 }

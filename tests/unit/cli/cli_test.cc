@@ -108,6 +108,15 @@ TEST(Doctor, ReachesACoordinatorOrSaysWhyNot) {
   ASSERT_EQ(listen(listener.get(), 1), 0);
   EXPECT_EQ(check_coordinator("ipc://" + path, deadline).status, CheckStatus::kOk);
   EXPECT_EQ(check_coordinator("tcp://127.0.0.1:1", deadline).status, CheckStatus::kWarn);
+  // A stranger at the address of the pages, who takes connections and says nothing.
+  const Check taken = check_pages("ipc://" + path, std::chrono::milliseconds(20));
+  EXPECT_EQ(taken.status, CheckStatus::kFail);
+  EXPECT_NE(taken.found.find("has not answered a request for /metrics in 20 ms"),
+            std::string::npos);
+  EXPECT_EQ(check_pages("ipc://" + path + "2", deadline).found, "ipc://" + path + "2 is free");
+  EXPECT_EQ(check_pages("tcp://127.0.0.1:1", deadline).found, "tcp://127.0.0.1:1 is free");
+  for (const char* none : {"", "tcp://127.0.0.1:0"})
+    EXPECT_EQ(check_pages(none, deadline).status, CheckStatus::kOk) << none;
 }
 
 TEST(Doctor, MemoryThatIsNotThereIsAFailure) {
