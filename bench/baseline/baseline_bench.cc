@@ -11,47 +11,81 @@
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/memory_limit.h"
+#include "shared/trace/progress.h"
 
 namespace wsync::bench {
 namespace {
 
 constexpr std::uint64_t kCopiesHeld = 5;  // source, target, two files in memory, one just touched
+constexpr std::uint64_t kQuickBytes = 32 * limits::kMiB;
+constexpr std::uint64_t kQuickBytesMost = 512 * limits::kMiB;
 constexpr std::uint64_t kRoundUpBytes = 4096;
 
-Result<> check_size(std::uint64_t bytes) {
+Result<> check_size(std::uint64_t bytes, unsigned cores) {
   if (bytes < kBaselineBytesMin || bytes > kBaselineBytesMax)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("--size is {} bytes, expected 1MiB to 64GiB", bytes));
-  return require_memory(kCopiesHeld * bytes, fmt::format("{} times --size", kCopiesHeld));
+  // Source and target for each other number of threads.
+  const std::uint64_t copies = kCopiesHeld + 2 * (copy_threads(cores).size() - 1);
+  return require_memory(copies * bytes, fmt::format("{} times --size", copies));
 }
 
 std::string turn_name(const BaselineRow& row) {
   return row.variant.empty() ? row.name : fmt::format("{}, {}", row.name, row.variant);
 }
 
-std::vector<Contender> contenders_of(const BaselineRows& rows, std::uint64_t bytes) {
-  std::vector<Contender> contenders;
-  for (const BaselineRow& row : rows.rows)
-    contenders.push_back({.name = turn_name(row), .sample = [&row, bytes]() -> Result<double> {
-                            const auto taken = row.measure();
-                            if (!taken) return fail(taken.error());
-                            return static_cast<double>(bytes) / limits::kGiB /
-                                   std::max(seconds(*taken), 1e-9);
-                          }});
-  return contenders;
+}  // namespace
+
+std::uint64_t quick_baseline_bytes(std::uint64_t cache_bytes) noexcept {
+  return std::clamp(2 * std::min(cache_bytes, kQuickBytesMost), kQuickBytes, kQuickBytesMost);
 }
 
-}  // namespace
+std::string cache_note(std::uint64_t bytes, std::uint64_t cache_bytes) {
+  if (cache_bytes == 0)
+    return "how large the last-level caches are is not known: small sizes measure them";
+  if (bytes > cache_bytes) return {};
+  return fmt::format(
+      "{} in each measurement are no more than the last-level caches have ({}): these are "
+      "measured, "
+      "not memory; --size takes more",
+      trace::format_bytes(bytes), trace::format_bytes(cache_bytes));
+}
+
+Result<std::vector<RowSamples>> measure_rows(const BaselineRows& rows, std::uint64_t bytes,
+                                             unsigned rounds, const Interrupt& interrupt,
+                                             const OnTurn& on_turn) {
+  std::vector<RowSamples> all(rows.rows.size());
+  std::vector<Contender> contenders;
+  for (std::size_t i = 0; i < all.size(); ++i)
+    contenders.push_back(
+        {.name = turn_name(rows.rows[i]),
+         .sample = [&row = rows.rows[i], &left_out = all[i].left_out, bytes]() -> Result<double> {
+           if (!left_out.empty()) return 0;
+           const auto taken = row.measure();
+           if (taken)
+             return static_cast<double>(bytes) / limits::kGiB / std::max(seconds(*taken), 1e-9);
+           if (!row.may_run_out || taken.error().code() != ErrorCode::kResourceExhausted)
+             return fail(taken.error());
+           left_out = taken.error().message();
+           return 0;
+         }});
+  auto samples =
+      measure_in_turns(contenders, {.warm_ups = 1, .rounds = rounds}, interrupt, on_turn);
+  if (!samples) return fail(samples.error());
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (all[i].left_out.empty()) all[i].samples = std::move((*samples)[i]);
+  return all;
+}
 
 Result<SuiteResult> run_baseline_bench(const BaselineBenchOptions& options,
                                        const Interrupt& interrupt, const OnTurn& on_turn) {
-  WSYNC_TRY(check_size(options.bytes));
   const Machine machine = this_machine();
+  WSYNC_TRY(check_size(options.bytes, machine.cores));
   const std::uint64_t bytes = (options.bytes + kRoundUpBytes - 1) / kRoundUpBytes * kRoundUpBytes;
   const auto busy = busy_with_others(interrupt);
   if (!busy) return fail(busy.error());
   CpuLoad load;
-  auto bench = Workbench::create(bytes, std::max(1U, machine.cores));
+  auto bench = Workbench::create(bytes);
   if (!bench) return fail(std::move(bench).error());
   BaselineRows rows;
   rows.parameters["bytes"] = bytes;
@@ -59,20 +93,26 @@ Result<SuiteResult> run_baseline_bench(const BaselineBenchOptions& options,
   WSYNC_TRY(add_link_rows(**bench, options.directory, rows));
   WSYNC_TRY(add_file_rows(**bench, options.directory, rows));
   if (options.gpus) WSYNC_TRY(add_gpu_rows(**bench, rows));
-  const auto contenders = contenders_of(rows, bytes);
-  const auto samples =
-      measure_in_turns(contenders, {.warm_ups = 1, .rounds = options.rounds}, interrupt, on_turn);
-  if (!samples) return fail(samples.error());
+  const auto measured = measure_rows(rows, bytes, options.rounds, interrupt, on_turn);
+  if (!measured) return fail(measured.error());
   SuiteResult result{.suite = "baseline",
                      .parameters = std::move(rows.parameters),
                      .notes = std::move(rows.notes)};
   for (std::size_t i = 0; i < rows.rows.size(); ++i) {
     const BaselineRow& row = rows.rows[i];
-    CaseResult done = case_of("baseline", row.name, row.variant, (*samples)[i]);
+    const RowSamples& found = (*measured)[i];
+    if (!found.left_out.empty()) {
+      result.notes.push_back(
+          fmt::format("{} is left out: it was measured, until {}", turn_name(row), found.left_out));
+      continue;
+    }
+    CaseResult done = case_of("baseline", row.name, row.variant, found.samples);
     done.bytes = bytes;
-    if (i > 0) set_baseline_of("baseline", row.name, done, samples->front());
+    if (i > 0) set_baseline_of("baseline", row.name, done, measured->front().samples);
     result.cases.push_back(std::move(done));
   }
+  if (std::string note = cache_note(bytes, machine.cache_bytes); !note.empty())
+    result.notes.push_back(std::move(note));
   for (std::string& sentence : load_sentences(*busy, load.since_last().stolen))
     result.notes.push_back(std::move(sentence));
   return result;

@@ -95,6 +95,11 @@ Result<> add_file_rows(Workbench& bench, const std::string& directory, BaselineR
     auto disk = make_disk_file(bench, directory);
     if (!disk) return fail(std::move(disk).error());
     rows.parameters["disk_read"] = (*disk)->forget ? "fadvise" : "O_DIRECT";
+    if ((*disk)->forget)
+      rows.notes.push_back(fmt::format(
+          "disk read: the file system of {} has no O_DIRECT. The kernel was asked to forget the "
+          "file before each reading and need not have done so: the page cache may have served",
+          directory));
     add("disk read", std::move(*disk));
   }
   auto memory = std::make_shared<ReadFile>();

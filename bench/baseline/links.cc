@@ -149,9 +149,9 @@ Result<std::shared_ptr<OneWay>> make_tcp_link() {
   return std::make_shared<SocketLink>(std::move(from), std::move(to));
 }
 
-Result<Spent> pass_all(Workbench& bench, OneWay& link) {
-  const auto from = bench.stamped();
-  const auto to = bench.target();
+Result<Spent> pass_all(Ground& ground, OneWay& link) {
+  const auto from = ground.stamped();
+  const auto to = ground.target();
   Result<> received;
   Spent spent;
   std::optional<Stopwatch> watch;
@@ -172,7 +172,7 @@ Result<Spent> pass_all(Workbench& bench, OneWay& link) {
   }
   WSYNC_TRY(sent);
   WSYNC_TRY(received);
-  WSYNC_TRY(bench.check_arrived());
+  WSYNC_TRY(ground.check_arrived());
   return spent;
 }
 
@@ -181,7 +181,7 @@ Result<> add_link_rows(Workbench& bench, const std::string& directory, BaselineR
     if (!link) return fail(link.error().with_context(name));
     rows.rows.push_back(
         {.name = name, .variant = "", .measure = [&bench, link = *link]() -> Result<nanoseconds> {
-           const auto spent = pass_all(bench, *link);
+           const auto spent = pass_all(bench.ground(), *link);
            if (!spent) return fail(spent.error());
            return spent->wall;
          }});

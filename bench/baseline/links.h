@@ -22,9 +22,9 @@ class OneWay {
 };
 // One TCP connection of this process with itself, on loopback.
 [[nodiscard]] Result<std::shared_ptr<OneWay>> make_tcp_link();
-// The bench's source to its target, from before the first byte is sent until the last one has been
+// The ground's source to its target, from before the first byte is sent until the last one has been
 // received; then checks what arrived.
-[[nodiscard]] Result<Spent> pass_all(Workbench& bench, OneWay& link);
+[[nodiscard]] Result<Spent> pass_all(Ground& ground, OneWay& link);
 
 // Adds the rows of links. `directory` is for a socket. `bench` outlives the rows. Each measurement
 // checks what arrived; one that stands still for half a minute is kDeadline.

@@ -22,18 +22,15 @@ void copy_past_caches(std::span<std::byte> to, std::span<const std::byte> from) 
   copy_streaming(to, from);
 }
 
-Result<Spent> copy_all(Workbench& bench, unsigned threads, CopyBytes copy) {
-  const auto from = bench.stamped();
-  const auto to = bench.target();
-  const std::size_t part = bench.bytes() / threads;
+Result<Spent> copy_all(Ground& ground, CopyBytes copy) {
+  const auto from = ground.stamped();
+  const auto to = ground.target();
   const Stopwatch watch;
-  bench.parallel(threads, [&](unsigned i) {
-    const std::size_t at = part * i;
-    const std::size_t bytes = i + 1 == threads ? bench.bytes() - at : part;
-    copy(to.subspan(at, bytes), from.subspan(at, bytes));
+  ground.parallel([&](unsigned, Ground::Part part) {
+    copy(to.subspan(part.at, part.bytes), from.subspan(part.at, part.bytes));
   });
   const Spent spent = watch.stop();
-  WSYNC_TRY(bench.check_arrived());
+  WSYNC_TRY(ground.check_arrived());
   return spent;
 }
 
@@ -71,14 +68,14 @@ struct FilledFile {
   UniqueFd fd;
   Digest digest;
 };
-Result<std::shared_ptr<FilledFile>> make_filled(const Workbench& bench) {
-  auto fd = make_memory_file(bench.bytes());
+Result<std::shared_ptr<FilledFile>> make_filled(const Ground& ground) {
+  auto fd = make_memory_file(ground.bytes());
   if (!fd) return fail(std::move(fd).error());
-  const auto pages = Pages::map_shared(fd->get(), bench.bytes(), PageKind::kSmall);
+  const auto pages = Pages::map_shared(fd->get(), ground.bytes(), PageKind::kSmall);
   if (!pages) return fail(pages.error());
-  copy_plainly(pages->bytes(), bench.source());
+  copy_plainly(pages->bytes(), ground.source());
   return std::make_shared<FilledFile>(
-      FilledFile{.fd = std::move(*fd), .digest = digest_of(bench.source())});
+      FilledFile{.fd = std::move(*fd), .digest = digest_of(ground.source())});
 }
 
 Result<nanoseconds> map_filled(const FilledFile& file, std::size_t bytes) {
@@ -113,7 +110,8 @@ void add_touch(BaselineRows& rows, const char* name, std::function<Result<nanose
       return;
     }
   }
-  rows.rows.push_back({.name = name, .variant = "", .measure = std::move(touch)});
+  rows.rows.push_back(
+      {.name = name, .variant = "", .measure = std::move(touch), .may_run_out = huge});
 }
 
 }  // namespace
@@ -127,16 +125,12 @@ std::vector<unsigned> copy_threads(unsigned cores) {
   return counts;
 }
 
-Result<Spent> measure_memcpy(Workbench& bench, unsigned threads) {
-  return copy_all(bench, threads, copy_plainly);
-}
+Result<Spent> measure_memcpy(Ground& ground) { return copy_all(ground, copy_plainly); }
 
-Result<Spent> measure_streaming_copy(Workbench& bench, unsigned threads) {
-  return copy_all(bench, threads, copy_past_caches);
-}
+Result<Spent> measure_streaming_copy(Ground& ground) { return copy_all(ground, copy_past_caches); }
 
-Result<nanoseconds> measure_digest(Workbench& bench) {
-  const auto bytes = bench.stamped();
+Result<nanoseconds> measure_digest(Ground& ground) {
+  const auto bytes = ground.stamped();
   const TimePoint begin = now();
   const Digest digest = digest_of(bytes);
   const nanoseconds taken = now() - begin;
@@ -148,25 +142,32 @@ Result<nanoseconds> measure_digest(Workbench& bench) {
   return taken;
 }
 
-Result<MeasureMapping> make_mapping(const Workbench& bench) {
-  auto filled = make_filled(bench);
+Result<MeasureMapping> make_mapping(const Ground& ground) {
+  auto filled = make_filled(ground);
   if (!filled) return fail(std::move(filled).error());
-  return [file = std::move(*filled), bytes = bench.bytes()] { return map_filled(*file, bytes); };
+  return [file = std::move(*filled), bytes = ground.bytes()] { return map_filled(*file, bytes); };
 }
 
 Result<> add_memory_rows(Workbench& bench, const Machine& machine, BaselineRows& rows) {
-  using Measure = Result<Spent> (*)(Workbench&, unsigned);
+  std::vector<std::pair<unsigned, Ground*>> grounds;
+  for (const unsigned threads : copy_threads(machine.cores)) {
+    auto ground = threads == 1 ? Result<Ground*>(&bench.ground()) : bench.add_ground(threads);
+    if (!ground) return fail(std::move(ground).error());
+    grounds.emplace_back(threads, *ground);
+  }
+  using Measure = Result<Spent> (*)(Ground&);
   for (const auto& [name, measure] :
        {std::pair<const char*, Measure>{"memcpy", measure_memcpy},
         std::pair<const char*, Measure>{"streaming copy", measure_streaming_copy}})
-    for (const unsigned threads : copy_threads(machine.cores))
-      rows.rows.push_back({.name = name,
-                           .variant = counted(threads, "thread"),
-                           .measure = [&bench, threads, measure]() -> Result<nanoseconds> {
-                             const auto spent = measure(bench, threads);
-                             if (!spent) return fail(spent.error());
-                             return spent->wall;
-                           }});
+    for (const auto& [threads, ground] : grounds)
+      rows.rows.push_back(
+          {.name = name,
+           .variant = counted(threads, "thread"),
+           .measure = [ground = ground, measure = measure]() -> Result<nanoseconds> {
+             const auto spent = measure(*ground);
+             if (!spent) return fail(spent.error());
+             return spent->wall;
+           }});
   const std::size_t bytes = bench.bytes();
   for (const PageKind kind : {PageKind::kSmall, PageKind::kHuge}) {
     const bool huge = kind == PageKind::kHuge;
@@ -177,11 +178,12 @@ Result<> add_memory_rows(Workbench& bench, const Machine& machine, BaselineRows&
         rows, huge ? "first touch, shared huge" : "first touch, shared",
         [bytes, kind] { return touch_new(bytes, kind, true); }, machine.shared_huge_pages, huge);
   }
-  auto mapping = make_mapping(bench);
+  auto mapping = make_mapping(bench.ground());
   if (!mapping) return fail(std::move(mapping).error());
   rows.rows.push_back({.name = "map filled", .variant = "", .measure = std::move(*mapping)});
-  rows.rows.push_back(
-      {.name = "XXH3", .variant = "", .measure = [&bench] { return measure_digest(bench); }});
+  rows.rows.push_back({.name = "XXH3", .variant = "", .measure = [&bench] {
+                         return measure_digest(bench.ground());
+                       }});
   return {};
 }
 

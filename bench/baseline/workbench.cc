@@ -30,23 +30,27 @@ Spent Stopwatch::stop() const noexcept {
   return {.wall = wall, .cpu = process_cpu() - cpu_};
 }
 
-Workbench::Workbench(Pages source, Pages target, unsigned threads)
-    : source_(std::move(source)),
-      target_(std::move(target)),
-      helpers_(threads > 1 ? std::make_unique<ThreadPool>(threads - 1) : nullptr) {}
+Ground::Ground(Pages source, Pages target, unsigned threads)
+    : source_(std::move(source)), target_(std::move(target)) {
+  for (unsigned i = 1; i < threads; ++i) helpers_.push_back(std::make_unique<ThreadPool>(1));
+}
 
-Result<std::unique_ptr<Workbench>> Workbench::create(std::size_t bytes, unsigned threads) {
+Result<std::unique_ptr<Ground>> Ground::create(std::size_t bytes, unsigned threads) {
   WSYNC_CHECK(bytes > 0 && bytes % kStampEveryBytes == 0 && threads > 0, "whole pages");
   auto source = Pages::make_private(bytes, PageKind::kHuge);
   if (!source) return fail(std::move(source).error());
   auto target = Pages::make_private(bytes, PageKind::kHuge);
   if (!target) return fail(std::move(target).error());
-  fill_with_noise(source->bytes(), kNoiseSeed);
-  target->touch();
-  return std::unique_ptr<Workbench>(new Workbench(std::move(*source), std::move(*target), threads));
+  std::unique_ptr<Ground> ground(new Ground(std::move(*source), std::move(*target), threads));
+  ground->parallel([&](unsigned index, Part part) {
+    fill_with_noise(ground->source_.bytes().subspan(part.at, part.bytes), kNoiseSeed + index);
+    // Written once, as every page of it will be: what it holds is no matter.
+    std::ranges::fill(ground->target_.bytes().subspan(part.at, part.bytes), std::byte{0});
+  });
+  return ground;
 }
 
-std::span<const std::byte> Workbench::stamped() {
+std::span<const std::byte> Ground::stamped() {
   ++stamp_;
   const auto bytes = source_.bytes();
   for (std::size_t at = 0; at < bytes.size(); at += kStampEveryBytes)
@@ -54,7 +58,7 @@ std::span<const std::byte> Workbench::stamped() {
   return bytes;
 }
 
-Result<> Workbench::check_arrived() const {
+Result<> Ground::check_arrived() const {
   const auto expected = source_.bytes();
   const auto found = target_.bytes();
   if (std::memcmp(expected.data(), found.data(), expected.size()) == 0) return {};
@@ -65,21 +69,38 @@ Result<> Workbench::check_arrived() const {
                   expected.size(), static_cast<unsigned>(*other), static_cast<unsigned>(*at)));
 }
 
-void Workbench::spoil_target() noexcept {
+void Ground::spoil_target() noexcept {
   const auto bytes = target_.bytes();
   for (std::size_t at = 0; at < bytes.size(); at += kStampEveryBytes) bytes[at] ^= std::byte{0x5a};
 }
 
-void Workbench::parallel(unsigned threads, const std::function<void(unsigned)>& work) {
-  WSYNC_CHECK(threads == 1 || (helpers_ && threads <= helpers_->size() + 1), "threads are there");
+void Ground::parallel(const std::function<void(unsigned, Part)>& work) {
+  const auto threads = static_cast<unsigned>(helpers_.size() + 1);
+  const std::size_t share = bytes() / threads / kStampEveryBytes * kStampEveryBytes;
+  const auto part_of = [&](unsigned i) -> Part {
+    return {.at = share * i, .bytes = i + 1 == threads ? bytes() - share * i : share};
+  };
   std::latch done(threads - 1);
   for (unsigned i = 1; i < threads; ++i)
-    helpers_->post([&, i] {
-      work(i);
+    helpers_[i - 1]->post([&, i] {
+      work(i, part_of(i));
       done.count_down();
     });
-  work(0);
+  work(0, part_of(0));
   done.wait();
+}
+
+Result<std::unique_ptr<Workbench>> Workbench::create(std::size_t bytes) {
+  auto ground = Ground::create(bytes, 1);
+  if (!ground) return fail(std::move(ground).error());
+  return std::unique_ptr<Workbench>(new Workbench(std::move(*ground)));
+}
+
+Result<Ground*> Workbench::add_ground(unsigned threads) {
+  auto ground = Ground::create(bytes(), threads);
+  if (!ground) return fail(std::move(ground).error());
+  grounds_.push_back(std::move(*ground));
+  return grounds_.back().get();
 }
 
 }  // namespace wsync::bench

@@ -38,12 +38,15 @@ class Stopwatch {
   TimePoint begin_;
 };
 
-// Thread: one; the threads of parallel() only inside it.
-class Workbench {
+// Two places of memory that so many threads copy between, in equal parts. Each part was first
+// touched by the thread that copies it, so that on a host with several nodes it lies beside it.
+//
+// Thread: the one that made it; the others only inside parallel().
+class Ground {
  public:
-  // Both places of `bytes`, a multiple of 4096, touched and filled; up to `threads` threads.
-  [[nodiscard]] static Result<std::unique_ptr<Workbench>> create(std::size_t bytes,
-                                                                 unsigned threads);
+  [[nodiscard]] static Result<std::unique_ptr<Ground>> create(std::size_t bytes, unsigned threads);
+  Ground(const Ground&) = delete;
+  Ground& operator=(const Ground&) = delete;
 
   // The source, with a number in each page that no earlier call has left there.
   [[nodiscard]] std::span<const std::byte> stamped();
@@ -54,15 +57,42 @@ class Workbench {
   [[nodiscard]] Result<> check_arrived() const;
   // Changes a byte of each page of the target, so that what was there does not pass for what comes.
   void spoil_target() noexcept;
-  // Runs work(i) for i below `threads` at the same time, i = 0 in this thread, and waits.
-  void parallel(unsigned threads, const std::function<void(unsigned)>& work);
+  // Runs work(i, part i) for every thread at the same time, and waits. Part i is always of the same
+  // thread; 0 is the caller.
+  struct Part {
+    std::size_t at = 0;
+    std::size_t bytes = 0;
+  };
+  void parallel(const std::function<void(unsigned index, Part part)>& work);
 
  private:
-  Workbench(Pages source, Pages target, unsigned threads);
+  Ground(Pages source, Pages target, unsigned threads);
   Pages source_;
   Pages target_;
   std::uint64_t stamp_ = 0;
-  std::unique_ptr<ThreadPool> helpers_;  // null: one thread
+  std::vector<std::unique_ptr<ThreadPool>> helpers_;  // of one thread each
+};
+
+// Thread: one.
+class Workbench {
+ public:
+  // Both places of `bytes`, a multiple of 4096, touched and filled.
+  [[nodiscard]] static Result<std::unique_ptr<Workbench>> create(std::size_t bytes);
+  // What one thread copies on, and the other measurements use.
+  [[nodiscard]] std::span<const std::byte> stamped() { return ground().stamped(); }
+  [[nodiscard]] std::span<const std::byte> source() const noexcept {
+    return grounds_.front()->source();
+  }
+  [[nodiscard]] std::span<std::byte> target() noexcept { return ground().target(); }
+  [[nodiscard]] std::size_t bytes() const noexcept { return grounds_.front()->bytes(); }
+  [[nodiscard]] Result<> check_arrived() const { return grounds_.front()->check_arrived(); }
+  [[nodiscard]] Ground& ground() noexcept { return *grounds_.front(); }
+  // Another one for so many threads, which lives as long as this.
+  [[nodiscard]] Result<Ground*> add_ground(unsigned threads);
+
+ private:
+  explicit Workbench(std::unique_ptr<Ground> ground) { grounds_.push_back(std::move(ground)); }
+  std::vector<std::unique_ptr<Ground>> grounds_;
 };
 
 // One row of the suite: what `measure` takes for the workbench's bytes, as a rate.
@@ -70,6 +100,8 @@ struct BaselineRow {
   std::string name;     // of the catalogue
   std::string variant;  // "2 threads"; may be empty
   std::function<Result<std::chrono::nanoseconds>()> measure;
+  // The machine may refuse it at any time (kResourceExhausted): it is left out then, with a note.
+  bool may_run_out = false;
 };
 
 // Rows, and what they need while they are measured; what could not be measured is a note.

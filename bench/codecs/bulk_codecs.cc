@@ -52,7 +52,7 @@ Result<Manifest> tensors_of_bytes(std::uint64_t bytes) {
   return Manifest::create(std::move(tensors));
 }
 
-Result<nanoseconds> measure_content_digest(Workbench& bench, const Manifest& manifest) {
+Result<nanoseconds> measure_content_digest(Ground& bench, const Manifest& manifest) {
   const auto bytes = bench.stamped();
   const TimePoint begin = now();
   ContentDigester digester(manifest);
@@ -74,7 +74,7 @@ Result<nanoseconds> measure_content_digest(Workbench& bench, const Manifest& man
   return taken;
 }
 
-Result<nanoseconds> measure_checked_copy(Workbench& bench) {
+Result<nanoseconds> measure_checked_copy(Ground& bench) {
   const auto from = bench.stamped();
   std::uint64_t sum = 0;
   const nanoseconds taken = timed([&] { sum = copy_streaming_checksum(bench.target(), from); });
@@ -83,7 +83,7 @@ Result<nanoseconds> measure_checked_copy(Workbench& bench) {
   return taken;
 }
 
-Result<nanoseconds> measure_checksum(Workbench& bench) {
+Result<nanoseconds> measure_checksum(Ground& bench) {
   const auto bytes = bench.stamped();
   std::uint64_t sum = 0;
   const nanoseconds taken = timed([&] { sum = checksum(bytes); });
@@ -92,7 +92,7 @@ Result<nanoseconds> measure_checksum(Workbench& bench) {
   return taken;
 }
 
-Result<nanoseconds> measure_piece_digest(Workbench& bench) {
+Result<nanoseconds> measure_piece_digest(Ground& bench) {
   const auto bytes = bench.stamped();
   device::PieceDigest digest;
   const nanoseconds taken = timed([&] { digest = device::piece_digest(bytes); });
@@ -130,7 +130,7 @@ Result<> feed_reader(transport::tcp::FrameReader& reader, std::span<const std::b
   return {};
 }
 
-Result<nanoseconds> measure_frames(Workbench& bench) {
+Result<nanoseconds> measure_frames(Ground& bench) {
   const auto from = bench.stamped();
   const auto window = [&](std::uint64_t bucket) {
     const std::uint64_t at = bucket * kFramedBucketBytes;
@@ -195,7 +195,7 @@ class Weights {
   Pages bits_;
 };
 
-Result<nanoseconds> measure_narrow(Workbench& bench, const Weights& weights) {
+Result<nanoseconds> measure_narrow(Ground& bench, const Weights& weights) {
   bench.spoil_target();
   const auto out = bench.target().first(weights.bits().size());
   const nanoseconds taken = timed([&] { training::export_bfloat16(weights.values(), 0, out); });
@@ -211,7 +211,7 @@ Result<nanoseconds> measure_narrow(Workbench& bench, const Weights& weights) {
   return taken;
 }
 
-Result<nanoseconds> measure_widen(Workbench& bench, const Weights& weights) {
+Result<nanoseconds> measure_widen(Ground& bench, const Weights& weights) {
   bench.spoil_target();
   const auto target = bench.target();
   const std::span<float> out(reinterpret_cast<float*>(target.data()),
@@ -234,7 +234,7 @@ Result<nanoseconds> wall_of(const Result<Spent>& spent) {
 
 }  // namespace
 
-Result<> add_bulk_codec_rows(Workbench& bench, std::vector<Row>& rows) {
+Result<> add_bulk_codec_rows(Ground& bench, std::vector<Row>& rows) {
   auto manifest = tensors_of_bytes(bench.bytes());
   if (!manifest) return fail(std::move(manifest).error());
   auto weights = Weights::create(bench.bytes());
@@ -243,8 +243,8 @@ Result<> add_bulk_codec_rows(Workbench& bench, std::vector<Row>& rows) {
     rows.push_back(rate_row(
         {.name = name, .variant = "", .bytes = bench.bytes(), .against = against}, measure));
   };
-  add("memcpy", "", [&bench] { return wall_of(measure_memcpy(bench, 1)); });
-  add("streaming copy", "memcpy", [&bench] { return wall_of(measure_streaming_copy(bench, 1)); });
+  add("memcpy", "", [&bench] { return wall_of(measure_memcpy(bench)); });
+  add("streaming copy", "memcpy", [&bench] { return wall_of(measure_streaming_copy(bench)); });
   add("XXH3", "memcpy", [&bench] { return measure_digest(bench); });
   add("content digest", "memcpy", [&bench, manifest = std::make_shared<Manifest>(*manifest)] {
     return measure_content_digest(bench, *manifest);

@@ -15,6 +15,6 @@ inline constexpr std::uint64_t kFramedBucketBytes = 4ULL << 20U;
 // Adds memcpy and the streaming copy, and all that is a share of them. `bench` outlives the rows.
 // Each measurement checks its result: bytes with bytes, digests with digests that were computed in
 // another way.
-[[nodiscard]] Result<> add_bulk_codec_rows(Workbench& bench, std::vector<Row>& rows);
+[[nodiscard]] Result<> add_bulk_codec_rows(Ground& bench, std::vector<Row>& rows);
 
 }  // namespace wsync::bench

@@ -30,7 +30,7 @@ Result<SuiteResult> run_codecs_bench(const CodecsBenchOptions& options, const In
   const std::uint64_t bytes =
       (options.bytes + kCodecPageBytes - 1) / kCodecPageBytes * kCodecPageBytes;
   std::vector<Row> rows;
-  const auto bench = Workbench::create(bytes, 1);
+  const auto bench = Ground::create(bytes, 1);
   if (!bench) return fail(bench.error());
   std::vector<Row> texts;
   WSYNC_TRY(add_text_codec_rows(options.model, texts));

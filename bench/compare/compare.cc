@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "bench/compare/holm.h"
 #include "bench/compare/rank_sum.h"
 #include "shared/base/format.h"
 
@@ -18,16 +19,43 @@ std::optional<double> speed_of(double a, double b, bool higher_is_better) {
   return higher_is_better ? b / a : a / b;
 }
 
-Verdict judge(const CaseChange& change, std::size_t samples, bool b_is_better, double factor) {
-  if (samples < kJudgedSamplesMin) return Verdict::kTooFew;
+// A case that is compared, before all of them are judged together.
+struct Judged {
+  CaseChange change;
+  bool b_is_better = false;
+  bool one_value = false;    // all samples of both sides are equal: there is nothing to tell apart
+  bool has_samples = false;  // enough of them to be judged
+  HolmTest test;
+};
+
+Verdict judge(const Judged& judged, double factor) {
+  const CaseChange& change = judged.change;
+  if (!judged.has_samples) return Verdict::kTooFew;
+  if (judged.one_value) return Verdict::kSame;
+  if (judged.test.least_adjusted >= kChanceMost) return Verdict::kTooFew;
   const bool beyond =
       !change.judged_speed || *change.judged_speed > factor || *change.judged_speed < 1 / factor;
-  if (!beyond || change.chance >= kChanceMost) return Verdict::kSame;
-  return b_is_better ? Verdict::kFaster : Verdict::kSlower;
+  if (!beyond || change.in_family >= kChanceMost) return Verdict::kSame;
+  return judged.b_is_better ? Verdict::kFaster : Verdict::kSlower;
 }
 
-CaseChange change_of(const std::string& suite, const CaseResult& a, const CaseResult& b,
-                     double factor) {
+std::vector<CaseChange> judge_together(std::vector<Judged> all, double factor) {
+  std::vector<HolmTest> family;
+  for (const Judged& judged : all)
+    if (judged.has_samples) family.push_back(judged.test);
+  adjust_by_holm(family);
+  std::vector<CaseChange> changes;
+  auto test = family.begin();
+  for (Judged& judged : all) {
+    if (judged.has_samples) judged.test = *test++;
+    judged.change.in_family = judged.test.adjusted;
+    judged.change.verdict = judge(judged, factor);
+    changes.push_back(std::move(judged.change));
+  }
+  return changes;
+}
+
+Judged change_of(const std::string& suite, const CaseResult& a, const CaseResult& b) {
   CaseChange change{.suite = suite,
                     .name = a.name,
                     .unit = a.unit,
@@ -42,10 +70,14 @@ CaseChange change_of(const std::string& suite, const CaseResult& a, const CaseRe
   const double judged_a = spread_of(of_a).median;
   const double judged_b = spread_of(of_b).median;
   change.judged_speed = speed_of(judged_a, judged_b, higher);
-  change.chance = rank_sum_probability(of_a, of_b);
-  change.verdict =
-      judge(change, std::min(of_a.size(), of_b.size()), (judged_b > judged_a) == higher, factor);
-  return change;
+  const RankSumTest ranks = rank_sum_test(of_a, of_b);
+  change.chance = ranks.chance;
+  const auto is_first = [&](double value) { return value == of_a.front(); };
+  return {.change = std::move(change),
+          .b_is_better = (judged_b > judged_a) == higher,
+          .one_value = std::ranges::all_of(of_a, is_first) && std::ranges::all_of(of_b, is_first),
+          .has_samples = std::min(of_a.size(), of_b.size()) >= kJudgedSamplesMin,
+          .test = {.chance = ranks.chance, .least_chance = ranks.least_chance}};
 }
 
 std::vector<std::string> machine_differences(const nlohmann::json& a, const nlohmann::json& b) {
@@ -104,11 +136,15 @@ std::vector<std::string> parameter_differences(const ResultFile& a, const Result
 }
 
 nlohmann::json change_json(const CaseChange& change) {
-  nlohmann::json object = {
-      {"suite", change.suite},       {"name", change.name},
-      {"unit", change.unit},         {"median_a", change.median_a},
-      {"median_b", change.median_b}, {"judged_by", change.by_ratio ? "ratio" : "value"},
-      {"chance", change.chance},     {"verdict", verdict_name(change.verdict)}};
+  nlohmann::json object = {{"suite", change.suite},
+                           {"name", change.name},
+                           {"unit", change.unit},
+                           {"median_a", change.median_a},
+                           {"median_b", change.median_b},
+                           {"judged_by", change.by_ratio ? "ratio" : "value"},
+                           {"chance", change.chance},
+                           {"chance_among_all", change.in_family},
+                           {"verdict", verdict_name(change.verdict)}};
   object["speed"] = change.speed ? nlohmann::json(*change.speed) : nlohmann::json();
   object["judged_speed"] =
       change.judged_speed ? nlohmann::json(*change.judged_speed) : nlohmann::json();
@@ -130,7 +166,7 @@ std::string_view verdict_name(Verdict verdict) noexcept {
     case Verdict::kSlower:
       return "worse";
     case Verdict::kTooFew:
-      return "too few samples";
+      return "too few rounds to tell";
   }
   return "";
 }
@@ -145,6 +181,7 @@ Result<Comparison> compare(const ResultFile& a, const ResultFile& b, double fact
                         .version_a = a.wsync_version,
                         .version_b = b.wsync_version,
                         .factor = factor};
+  std::vector<Judged> judged;
   for (const SuiteResult& suite : a.suites) {
     const SuiteResult* other = same_suite(b, suite);
     if (other == nullptr) continue;
@@ -157,9 +194,10 @@ Result<Comparison> compare(const ResultFile& a, const ResultFile& b, double fact
             fmt::format("{}: {}: in A {} and {} is better, in B {} and {}: not one measure",
                         suite.suite, one.name, one.unit, one.higher_is_better ? "more" : "less",
                         same->unit, same->higher_is_better ? "more" : "less"));
-      comparison.cases.push_back(change_of(suite.suite, one, *same, factor));
+      judged.push_back(change_of(suite.suite, one, *same));
     }
   }
+  comparison.cases = judge_together(std::move(judged), factor);
   comparison.only_a = cases_left(a, b);
   comparison.only_b = cases_left(b, a);
   comparison.machine_differs = machine_differences(a.machine, b.machine);
@@ -177,6 +215,7 @@ nlohmann::json to_json(const Comparison& comparison) {
           {"b", {{"date", comparison.date_b}, {"wsync_version", comparison.version_b}}},
           {"factor", comparison.factor},
           {"cases", std::move(cases)},
+          {"chance_most", kChanceMost},
           {"better", comparison.count(Verdict::kFaster)},
           {"worse", comparison.count(Verdict::kSlower)},
           {"only_a", comparison.only_a},
@@ -195,23 +234,31 @@ std::string to_text(const Comparison& comparison) {
   std::size_t width = 4;
   for (const CaseChange& change : comparison.cases)
     width = std::max(width, change.suite.size() + change.name.size() + 2);
-  text += fmt::format("\n{:<{}} {:>12} {:>12} {:<6} {:>7} {:>7} {:<6} {:>7}  {}\n", "case", width,
-                      "A", "B", "", "speed", "judged", "by", "chance", "");
+  text += fmt::format(
+      "A case has changed when its medians differ by {:.3g} times, and it would not lie so far "
+      "apart "
+      "by chance: rank sums (Mann and Whitney), over all cases by Holm's procedure, since one "
+      "false "
+      "alarm fails a comparison. An unchanged program is called changed with a probability of {:g} "
+      "at most.\n",
+      comparison.factor, kChanceMost);
+  text += fmt::format("\n{:<{}} {:>12} {:>12} {:<6} {:>7} {:>7} {:<6} {:>8} {:>8}  {}\n", "case",
+                      width, "A", "B", "", "speed", "judged", "by", "chance", "of all", "");
   for (const CaseChange& change : comparison.cases)
-    text += fmt::format("{:<{}} {:>12.4g} {:>12.4g} {:<6} {:>7} {:>7} {:<6} {:>7.4f}  {}\n",
-                        fmt::format("{}: {}", change.suite, change.name), width, change.median_a,
-                        change.median_b, change.unit, speed_text(change.speed),
-                        speed_text(change.judged_speed), change.by_ratio ? "ratio" : "value",
-                        change.chance, verdict_name(change.verdict));
+    text +=
+        fmt::format("{:<{}} {:>12.4g} {:>12.4g} {:<6} {:>7} {:>7} {:<6} {:>8.2g} {:>8.2g}  {}\n",
+                    fmt::format("{}: {}", change.suite, change.name), width, change.median_a,
+                    change.median_b, change.unit, speed_text(change.speed),
+                    speed_text(change.judged_speed), change.by_ratio ? "ratio" : "value",
+                    change.chance, change.in_family, verdict_name(change.verdict));
   text += "\n";
   for (const std::string& one : comparison.only_a) text += "only in A: " + one + "\n";
   for (const std::string& one : comparison.only_b) text += "only in B: " + one + "\n";
   return text + fmt::format(
-                    "{} compared: {} better, {} worse, {} with too few samples; speed is "
-                    "B's by A's, changes count from {:.3g} times\n",
+                    "{} compared: {} better, {} worse, {} with too few rounds to tell; speed is "
+                    "B's by A's\n",
                     counted(comparison.cases.size(), "case"), comparison.count(Verdict::kFaster),
-                    comparison.count(Verdict::kSlower), comparison.count(Verdict::kTooFew),
-                    comparison.factor);
+                    comparison.count(Verdict::kSlower), comparison.count(Verdict::kTooFew));
 }
 
 }  // namespace wsync::bench

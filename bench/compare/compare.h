@@ -4,8 +4,10 @@
 // slower as a whole says nothing against it; one that has none, and every case of the suite
 // `baseline`, which is about the machine, by its samples. It has changed when
 // two things hold: the medians differ by more than a factor (1.05), and the samples lie beside each
-// other further than chance puts them (rank_sum.h, probability below 0.01). Fewer than five samples
-// on a side say nothing.
+// other further than chance puts them (rank_sum.h), all cases of the comparison taken together
+// (holm.h): the probability that any case of an unchanged program is called changed is at most
+// 0.05. A case with fewer than five samples on a side, or with so few that among all those cases no
+// samples could have said more, is one that has too few rounds to tell, and never the same.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +23,7 @@ namespace wsync::bench {
 
 inline constexpr double kFactorDefault = 1.05;
 inline constexpr double kFactorMax = 100;
-inline constexpr double kChanceMost = 0.01;
+inline constexpr double kChanceMost = 0.05;  // of any false change in a comparison
 inline constexpr std::size_t kJudgedSamplesMin = 5;
 
 enum class Verdict : std::uint8_t { kSame, kFaster, kSlower, kTooFew };
@@ -38,7 +40,8 @@ struct CaseChange {
   std::optional<double> speed;
   bool by_ratio = false;  // judged by the shares of their baselines
   std::optional<double> judged_speed;
-  double chance = 1;  // of such samples, were nothing changed
+  double chance = 1;     // of such samples, were nothing changed
+  double in_family = 1;  // the same among all cases of the comparison
   Verdict verdict = Verdict::kSame;
 };
 

@@ -61,6 +61,10 @@ constexpr std::array kSyncCases{
              "Processor time of trainer, sidecar and engines for one update, by the bytes that "
              "engines loaded",
              "s/GB", false, ""},
+    CaseText{"copies",
+             "Times that a byte is copied on its way from the trainer's source to an engine's own "
+             "memory, as the processes count them",
+             "times", false, ""},
     CaseText{
         "checked copy",
         "The streaming copy of the baseline with checksums in the same pass: what verification "
@@ -250,6 +254,19 @@ constexpr std::array kPeersCases{
     CaseText{"paused", "The part of wsync's update in which engines stand still", "s", false, ""},
 };
 
+constexpr std::array kOverheadCases{
+    CaseText{"scraped and traced",
+             "Processor time of an update that is scraped once a second and traced into a file by "
+             "`wsync push --trace`",
+             "ms", false, "the same fleet's update while nobody asks"},
+    CaseText{"spans kept, pages served",
+             "Processor time of an update in a fleet as it is by default, while nobody asks", "ms",
+             false, "another fleet's update, which makes no spans and serves no pages"},
+    CaseText{"making spans", "The spans of an update are made and kept once more", "ms", false, ""},
+    CaseText{"push that traces", "Processor time of `wsync push --trace` itself", "ms", false,
+             "`wsync push` without --trace"},
+};
+
 constexpr std::array kSuites{
     SuiteText{"baseline", "wsync bench baseline",
               "what can this machine's memory, links and files do at all?", kBaselineCases},
@@ -292,6 +309,9 @@ constexpr std::array kSuites{
         "how long does a model take from a trainer's memory to engines' by wsync, and by what "
         "else is used for it?",
         kPeersCases},
+    SuiteText{"overhead", "wsync bench overhead",
+              "what do spans, pages of metrics and traces cost an update in processor time?",
+              kOverheadCases},
 };
 
 const CaseText& text_of(std::string_view suite, std::string_view name) {

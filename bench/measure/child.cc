@@ -11,6 +11,7 @@
 #include <fstream>
 #include <poll.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -137,12 +138,18 @@ std::uint64_t Child::peak_bytes() const {
   return 0;
 }
 
-int Child::reap() {
+Child::End Child::reap() {
   int status = 0;
-  while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+  rusage used{};
+  while (::wait4(pid_, &status, 0, &used) < 0 && errno == EINTR) {
   }
   pid_ = -1;
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  const auto time = [](const timeval& value) {
+    return std::chrono::seconds(value.tv_sec) + std::chrono::microseconds(value.tv_usec);
+  };
+  return {.output = {},
+          .exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
+          .cpu = time(used.ru_utime) + time(used.ru_stime)};
 }
 
 std::string Child::last_words() const {
@@ -207,8 +214,8 @@ Result<Child::End> Child::wait(const Interrupt& interrupt, TimePoint deadline) {
     if (!more) return fail(more.error());
     if (!*more) break;
   }
-  End end{.output = std::move(buffer_)};
-  end.exit_code = reap();
+  End end = reap();
+  end.output = std::move(buffer_);
   return end;
 }
 

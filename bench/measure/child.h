@@ -59,6 +59,7 @@ class Child {
   struct End {
     std::string output;
     int exit_code = 0;
+    std::chrono::nanoseconds cpu{0};  // processor time, user and system, of all its threads
   };
   [[nodiscard]] Result<End> wait(const Interrupt& interrupt, TimePoint deadline);
   // Closes its input and asks it to stop; kills it at the deadline. Does not heed signals.
@@ -67,7 +68,7 @@ class Child {
  private:
   Child() = default;
   [[nodiscard]] Result<bool> read_more(const Interrupt& interrupt, TimePoint deadline);
-  [[nodiscard]] int reap();
+  End reap();  // without its output
   [[nodiscard]] std::string last_words() const;
 
   ChildOptions options_;

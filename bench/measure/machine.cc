@@ -1,7 +1,9 @@
 #include "bench/measure/machine.h"
 
 #include <algorithm>
+#include <charconv>
 #include <fstream>
+#include <map>
 #include <poll.h>
 #include <sched.h>
 #include <set>
@@ -11,11 +13,13 @@
 
 #include "bench/measure/child.h"
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 #include "shared/base/stream_copy.h"
 
 namespace wsync::bench {
 namespace {
 
+constexpr int kCacheIndices = 8;
 constexpr int kLookMs = 300;  // a few dozen of the ticks in which the kernel counts
 
 std::string first_line(const std::string& path) {
@@ -45,6 +49,36 @@ std::string chosen(const std::string& line) {
              : line.substr(begin + 1, end - begin - 1);
 }
 
+// "32768K" as the kernel writes it; 0 for anything else.
+std::uint64_t kib_of(const std::string& text) {
+  std::uint64_t kib = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), kib);
+  return error == std::errc() && end != text.data() + text.size() && *end == 'K'
+             ? kib * limits::kKiB
+             : 0;
+}
+
+// What the caches of the highest level have together, each counted once.
+std::uint64_t last_level_cache(const cpu_set_t& set) {
+  std::string highest;
+  std::map<std::string, std::uint64_t> caches;  // by the cores that share one
+  for (std::size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &set)) continue;
+    for (int index = 0; index < kCacheIndices; ++index) {
+      const std::string cache =
+          fmt::format("/sys/devices/system/cpu/cpu{}/cache/index{}/", cpu, index);
+      const std::string level = first_line(cache + "level");
+      if (level.empty() || level < highest || first_line(cache + "type") == "Instruction") continue;
+      if (level > highest) caches.clear();
+      highest = level;
+      caches[first_line(cache + "shared_cpu_list")] = kib_of(first_line(cache + "size"));
+    }
+  }
+  std::uint64_t bytes = 0;
+  for (const auto& [cores, size] : caches) bytes += size;
+  return bytes;
+}
+
 std::string layout_of(const cpu_set_t& set) {
   std::set<std::string> packages;
   std::set<std::string> cores;
@@ -58,7 +92,7 @@ std::string layout_of(const cpu_set_t& set) {
     const std::string package = first_line(base + "topology/physical_package_id");
     packages.insert(package);
     cores.insert(package + "/" + first_line(base + "topology/core_id"));
-    for (int index = 0; index < 8; ++index) {
+    for (int index = 0; index < kCacheIndices; ++index) {
       const std::string cache = fmt::format("{}cache/index{}/", base, index);
       if (first_line(cache + "level") != "3") continue;
       caches.insert(first_line(cache + "shared_cpu_list"));
@@ -83,6 +117,7 @@ Machine this_machine() {
   if (::sched_getaffinity(0, sizeof set, &set) == 0) {
     machine.cores = static_cast<std::uint32_t>(CPU_COUNT(&set));
     machine.layout = layout_of(set);
+    machine.cache_bytes = last_level_cache(set);
   }
   const long pages = ::sysconf(_SC_PHYS_PAGES);
   const long page_bytes = ::sysconf(_SC_PAGESIZE);

@@ -11,10 +11,11 @@ namespace wsync::bench {
 class Interrupt;
 
 struct Machine {
-  std::string cpu;               // model name, as the kernel gives it
-  std::uint32_t cores = 0;       // that this process may run on
-  std::string layout;            // "2 cores, 1 thread each, 1 package, one L3 of 480 MiB for all"
-  bool virtual_machine = false;  // then the host's layout may differ from what is seen here
+  std::string cpu;                // model name, as the kernel gives it
+  std::uint32_t cores = 0;        // that this process may run on
+  std::string layout;             // "2 cores, 1 thread each, 1 package, one L3 of 480 MiB for all"
+  std::uint64_t cache_bytes = 0;  // of all last-level caches that those cores have; 0: not known
+  bool virtual_machine = false;   // then the host's layout may differ from what is seen here
   std::uint64_t memory_bytes = 0;
   std::string kernel;
   std::string huge_pages;         // of private memory: always, madvise or never

@@ -93,7 +93,10 @@ class Commands {
       floor_.reset();
       return json{{"event", "unmapped"}};
     }
-    if (verb == "stats") return json{{"event", "stats"}, {"torn", engine_.stats().torn}};
+    if (verb == "stats")
+      return json{{"event", "stats"},
+                  {"torn", engine_.stats().torn},
+                  {"copied_bytes", engine_.link_status().copied_bytes}};
     return fail(ErrorCode::kInvalidInput, fmt::format("no command '{}'", verb));
   }
 
@@ -120,8 +123,11 @@ Result<> run_bench_engine(const BenchEngineOptions& options) {
   reference.gpu = options.gpu;
   Mouth mouth;
   std::unique_ptr<Commands> commands;
-  auto engine = ReferenceEngine::create(
-      std::move(reference), [&commands](const EngineEvent& event) { commands->on_event(event); });
+  const auto sink = [&commands, &options](const EngineEvent& event) {
+    commands->on_event(event);
+    if (options.on_event) options.on_event(event);
+  };
+  auto engine = ReferenceEngine::create(std::move(reference), sink);
   if (!engine) return fail(std::move(engine).error());
   commands = std::make_unique<Commands>(**engine, checkpoint->manifest(), mouth);
   (*engine)->start();

@@ -10,16 +10,18 @@
 //   1
 //                                                            with checksums, else 0
 //   unmap          {"event": "unmapped"}
-//   stats          {"event": "stats", "torn"}
+//   stats          {"event": "stats", "torn", "copied_bytes"}   since it was started
 //
 // "failed" with "why" answers a command that could not be done. Unasked: "attached", "paused" and
 // "resumed" with "at_ns" (monotonic clock), as they happen. It ends when its input does.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
+#include "inference_side/engine/reference/reference_engine.h"
 #include "shared/base/error.h"
 
 namespace wsync::bench {
@@ -31,6 +33,8 @@ struct BenchEngineOptions {
   bool adopt = false;
   std::optional<std::uint32_t> gpu;  // its weights are on this GPU; no floor can be measured then
   std::uint32_t device = 0;          // index of the sidecar's device
+  // Told of every event of the engine, as the sink of `wsync engine --trace` is; may be empty.
+  engine::reference::EventSink on_event = {};
 };
 
 // Runs until the end of standard input.

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <poll.h>
 
+#include "bench/sync/scrape.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 
@@ -20,6 +21,7 @@ constexpr std::chrono::minutes kFloorDeadline{2};
 constexpr std::chrono::seconds kStopPatience{5};
 constexpr std::chrono::milliseconds kSocketPoll{5};
 constexpr std::chrono::milliseconds kSettle{10};
+constexpr std::string_view kSidecar = "bench";  // its name
 
 json parsed(const std::string& line) { return json::parse(line, nullptr, false); }
 
@@ -35,6 +37,15 @@ Result<json> answer_of(const std::string& name, const std::string& output) {
 }
 
 }  // namespace
+
+CopiedBytes CopiedBytes::operator-(const CopiedBytes& earlier) const {
+  return {.snapshot = snapshot - earlier.snapshot,
+          .sent = sent - earlier.sent,
+          .received = received - earlier.received,
+          .h2d = h2d - earlier.h2d,
+          .broadcast = broadcast - earlier.broadcast,
+          .loaded = loaded - earlier.loaded};
+}
 
 struct Fleet::Engine {
   Child child;
@@ -62,46 +73,74 @@ Result<Child> Fleet::start(const std::string& name, std::vector<std::string> arg
                        .log_file = fmt::format("{}/{}.log", options_.directory, name)});
 }
 
+std::vector<std::string> Fleet::sidecar_arguments() const {
+  std::vector<std::string> arguments = {"sidecar"};
+  const auto set = [&](std::string setting) {
+    arguments.insert(arguments.end(), {"--set", std::move(setting)});
+  };
+  set("name=" + std::string(kSidecar));
+  set(fmt::format("versions_held={}", versions_held()));
+  if (!options_.gpus.empty()) {
+    set("devices.kind=cuda");
+    set(fmt::format("devices.gpus={}", fmt::join(options_.gpus, ",")));
+  }
+  if (options_.devices > 0) {
+    set("devices.kind=separate");
+    set(fmt::format("devices.count={}", options_.devices));
+  }
+  if (options_.buffer_bytes > 0)
+    set(fmt::format("devices.buffer_bytes={}B", options_.buffer_bytes));
+  if (options_.tcp) set("transport=tcp");
+  if (options_.watched == Watched::kNever) {
+    set("http.address=none");
+    set("trace_spans=0");
+  }
+  return arguments;
+}
+
+std::vector<std::string> Fleet::engine_arguments(std::size_t index) const {
+  std::vector<std::string> arguments = {
+      "bench",        "engine",
+      "--sidecar",    fmt::format("{}/run/{}.engines", options_.directory, kSidecar),
+      "--replica",    fmt::format("engine{}", index),
+      "--checkpoint", options_.checkpoint};
+  if (options_.adopt) arguments.emplace_back("--adopt");
+  if (!options_.gpus.empty())
+    arguments.insert(arguments.end(), {"--gpu", std::to_string(options_.gpus[index]),
+                                       "--device-index", std::to_string(index)});
+  if (options_.devices > 0)
+    arguments.insert(arguments.end(), {"--device-index", std::to_string(index % options_.devices)});
+  if (options_.watched == Watched::kAlways) arguments.emplace_back("--keep-spans");
+  return arguments;
+}
+
+std::vector<std::string> Fleet::trainer_arguments() const {
+  // One more than a sidecar holds: the next version is snapshotted while all of those are held.
+  std::vector<std::string> arguments = {"trainer", "--set",
+                                        fmt::format("arenas={}", versions_held() + 1)};
+  if (options_.tcp) arguments.insert(arguments.end(), {"--set", "transport=tcp"});
+  if (options_.watched == Watched::kNever)
+    arguments.insert(arguments.end(), {"--set", "http.address=none", "--set", "trace_spans=0"});
+  return arguments;
+}
+
 Result<std::unique_ptr<Fleet>> Fleet::start(FleetOptions options, const Interrupt& interrupt) {
   std::unique_ptr<Fleet> fleet(new Fleet(std::move(options), interrupt));
   const FleetOptions& made = fleet->options_;
-  std::vector<std::string> settings = {"sidecar", "--set", "name=bench", "--set",
-                                       fmt::format("versions_held={}", fleet->versions_held())};
-  if (!made.gpus.empty())
-    settings.insert(settings.end(), {"--set", "devices.kind=cuda", "--set",
-                                     fmt::format("devices.gpus={}", fmt::join(made.gpus, ","))});
-  if (made.devices > 0)
-    settings.insert(settings.end(), {"--set", "devices.kind=separate", "--set",
-                                     fmt::format("devices.count={}", made.devices)});
-  if (made.buffer_bytes > 0)
-    settings.insert(settings.end(),
-                    {"--set", fmt::format("devices.buffer_bytes={}B", made.buffer_bytes)});
-  auto sidecar = fleet->start("sidecar", std::move(settings));
+  auto sidecar = fleet->start("sidecar", fleet->sidecar_arguments());
   if (!sidecar) return fail(sidecar.error());
   fleet->sidecar_ = std::make_unique<Child>(std::move(*sidecar));
-  const std::string socket = made.directory + "/run/bench.engines";
-  WSYNC_TRY(fleet->wait_for_socket(socket));
+  WSYNC_TRY(fleet->wait_for_socket(fmt::format("{}/run/{}.engines", made.directory, kSidecar)));
   const std::size_t engines = made.gpus.empty() ? made.engines : made.gpus.size();
   for (std::size_t i = 0; i < engines; ++i) {
-    const std::string replica = fmt::format("engine{}", i);
-    std::vector<std::string> arguments = {"bench",     "engine", "--sidecar",    socket,
-                                          "--replica", replica,  "--checkpoint", made.checkpoint};
-    if (made.adopt) arguments.emplace_back("--adopt");
-    if (!made.gpus.empty())
-      arguments.insert(arguments.end(), {"--gpu", std::to_string(made.gpus[i]), "--device-index",
-                                         std::to_string(i)});
-    if (made.devices > 0)
-      arguments.insert(arguments.end(), {"--device-index", std::to_string(i % made.devices)});
-    auto child = fleet->start(replica, std::move(arguments));
+    auto child = fleet->start(fmt::format("engine{}", i), fleet->engine_arguments(i));
     if (!child) return fail(child.error());
     fleet->engines_.push_back(std::make_unique<Engine>(Engine{.child = std::move(*child)}));
   }
   for (const auto& engine : fleet->engines_)
     if (auto attached = fleet->event(*engine, "attached"); !attached) return fail(attached.error());
   if (!made.has_trainer) return fleet;
-  // One more than a sidecar holds: the next version is snapshotted while all of those are held.
-  auto trainer = fleet->start(
-      "trainer", {"trainer", "--set", fmt::format("arenas={}", fleet->versions_held() + 1)});
+  auto trainer = fleet->start("trainer", fleet->trainer_arguments());
   if (!trainer) return fail(trainer.error());
   fleet->trainer_ = std::make_unique<Child>(std::move(*trainer));
   WSYNC_TRY(fleet->wait_for_socket(made.directory + "/run/control"));
@@ -145,7 +184,7 @@ Result<json> Fleet::event(Engine& engine, std::string_view name) {
   }
 }
 
-Result<json> Fleet::run(const std::string& name, std::vector<std::string> arguments) {
+Result<Fleet::Answer> Fleet::run(const std::string& name, std::vector<std::string> arguments) {
   arguments.emplace_back("--json");
   arguments.emplace_back("--coordinator");
   arguments.push_back(fmt::format("ipc://{}/run/control", options_.directory));
@@ -154,16 +193,21 @@ Result<json> Fleet::run(const std::string& name, std::vector<std::string> argume
   const auto end =
       child->wait(interrupt_, now() + (name == "push" ? kPushDeadline : kVerifyDeadline));
   if (!end) return fail(end.error());
-  return answer_of(name, end->output);
+  auto result = answer_of(name, end->output);
+  if (!result) return fail(result.error());
+  return Answer{.result = std::move(*result), .cpu = end->cpu};
 }
 
-Result<Pushed> Fleet::push(const std::string& checkpoint) {
-  const auto reply = run("push", {"push", checkpoint});
-  if (!reply) return fail(reply.error());
-  if (!reply->value("ok", false))
-    return fail(ErrorCode::kRefused, "push: " + reply->value("reason", ""));
-  Pushed pushed{.staged_ns = reply->at("staged_ns")};
-  for (const json& replica : reply->at("replicas")) {
+Result<Pushed> Fleet::push(const std::string& checkpoint, const std::string& trace) {
+  std::vector<std::string> arguments = {"push", checkpoint};
+  if (!trace.empty()) arguments.insert(arguments.end(), {"--trace", trace});
+  const auto answer = run("push", std::move(arguments));
+  if (!answer) return fail(answer.error());
+  const json& reply = answer->result;
+  if (!reply.value("ok", false))
+    return fail(ErrorCode::kRefused, "push: " + reply.value("reason", ""));
+  Pushed pushed{.staged_ns = reply.at("staged_ns"), .command_cpu = answer->cpu};
+  for (const json& replica : reply.at("replicas")) {
     if (replica.at("outcome") != "committed")
       return fail(ErrorCode::kRefused,
                   fmt::format("{}: {} ({})", replica.value("replica", ""),
@@ -172,9 +216,9 @@ Result<Pushed> Fleet::push(const std::string& checkpoint) {
     pushed.load_ns = std::max(pushed.load_ns, replica.at("load_ns").get<std::uint64_t>());
     pushed.checked_bytes += replica.at("bytes").get<std::uint64_t>();
   }
-  if (reply->at("replicas").size() != engines_.size())
+  if (reply.at("replicas").size() != engines_.size())
     return fail(ErrorCode::kInternal, fmt::format("{} of {} replicas answered the push",
-                                                  reply->at("replicas").size(), engines_.size()));
+                                                  reply.at("replicas").size(), engines_.size()));
   std::int64_t first = INT64_MAX;
   std::int64_t last = 0;
   for (const auto& engine : engines_) {
@@ -226,9 +270,9 @@ Result<std::vector<FloorRun>> Fleet::floor(const std::vector<FloorWay>& ways) {
 Result<> Fleet::verify() {
   const auto reply = run("verify", {"verify"});
   if (!reply) return fail(reply.error());
-  if (!reply->value("match", false))
+  if (!reply->result.value("match", false))
     return fail(ErrorCode::kDigestMismatch,
-                "verify: what an engine holds differs: " + reply->dump());
+                "verify: what an engine holds differs: " + reply->result.dump());
   return {};
 }
 
@@ -274,6 +318,44 @@ Result<std::chrono::nanoseconds> Fleet::cpu_time() const {
     all += *time;
   }
   return all;
+}
+
+std::vector<std::string> Fleet::page_sockets() const {
+  if (options_.watched == Watched::kNever) return {};
+  return {options_.directory + "/run/control.http",
+          fmt::format("{}/run/{}.http", options_.directory, kSidecar)};
+}
+
+Result<CopiedBytes> Fleet::copied_bytes() {
+  std::vector<std::string> pages;
+  for (const std::string& socket : page_sockets()) {
+    auto page = scrape(socket);
+    if (!page) return fail(page.error());
+    pages.push_back(std::move(*page));
+  }
+  if (pages.size() != 2)
+    return fail(ErrorCode::kInternal, "no pages are served that say what was copied");
+  CopiedBytes copied;
+  const auto read = [&](std::size_t page, std::string_view series,
+                        std::uint64_t& bytes) -> Result<> {
+    const auto value = metric_value(pages[page], series);
+    if (!value || *value < 0)
+      return fail(ErrorCode::kInternal, fmt::format("{} is not on the page", series));
+    bytes = static_cast<std::uint64_t>(*value);
+    return {};
+  };
+  WSYNC_TRY(read(0, "wsync_update_bytes_total{stage=\"snapshot\"}", copied.snapshot));
+  WSYNC_TRY(read(0, "wsync_wire_bytes_total", copied.sent));
+  WSYNC_TRY(read(1, "wsync_copied_bytes_total{stage=\"receive\"}", copied.received));
+  WSYNC_TRY(read(1, "wsync_copied_bytes_total{stage=\"h2d\"}", copied.h2d));
+  WSYNC_TRY(read(1, "wsync_copied_bytes_total{stage=\"broadcast\"}", copied.broadcast));
+  for (const auto& engine : engines_) {
+    WSYNC_TRY(engine->child.say("stats"));
+    const auto stats = event(*engine, "stats");
+    if (!stats) return fail(stats.error());
+    copied.loaded += stats->at("copied_bytes").get<std::uint64_t>();
+  }
+  return copied;
 }
 
 PeakMemory Fleet::peak_memory() const {

@@ -16,12 +16,20 @@ json way_json(const FloorWay& way) {
   return {{"copy_kind", copy_kind_name(way.kind)}, {"threads", way.threads}};
 }
 
+json copies_json(const CopiesPerByte& copies) {
+  return {
+      {"snapshot", copies.snapshot}, {"sent", copies.sent},           {"received", copies.received},
+      {"h2d", copies.h2d},           {"broadcast", copies.broadcast}, {"loaded", copies.loaded},
+      {"all", copies.all()}};
+}
+
 json round_json(const Round& round, bool has_floor) {
   json line = {{"paused_ns", round.pushed.paused_ns},
                {"load_ns", round.pushed.load_ns},
                {"span_ns", round.pushed.span_ns},
                {"staged_ns", round.pushed.staged_ns},
                {"cpu_ns", round.cpu.count()},
+               {"copies_per_byte", copies_json(round.copies)},
                {"checked_bytes", round.pushed.checked_bytes},
                {"sidecar_pss_bytes", round.sidecar.pss_bytes},
                {"sidecar_rss_bytes", round.sidecar.rss_bytes}};
@@ -44,6 +52,8 @@ json case_json(const SyncCase& done) {
   json line = {{"engines", done.engines},
                {"adopt", done.adopt},
                {"devices", done.devices},
+               {"tcp", done.tcp},
+               {"copies_per_byte", copies_json(done.copies)},
                {"buffer_bytes", done.buffer_bytes},
                {"staged_ns", spread_json(done.staged_ns)},
                {"cpu_s_per_gb", spread_json(done.cpu_per_gigabyte)},
@@ -91,6 +101,7 @@ std::string duration(double ns) {
 std::string who_of(const SyncCase& done) {
   std::string who = fmt::format("{}{}", done.engines, done.adopt ? " mapping" : "");
   if (done.devices > 0) who += fmt::format(" on {}", done.devices);
+  if (done.tcp) who += ", TCP";
   if (done.buffer_bytes > 0) who += ", " + trace::format_bytes(done.buffer_bytes);
   return who;
 }
@@ -117,16 +128,16 @@ std::string case_text(const SyncCase& done) {
 
 // What an update costs beside the pause.
 std::string costs_text(const SyncBenchResult& result) {
-  std::string text =
-      fmt::format("{:<16} {:>10} {:>12} {:>12} {:>10} {:>10} {:>10} {:>10}\n", "engines", "staged",
-                  "GB/s paused", "checked copy", "CPU s/GB", "trainer", "sidecar", "engine");
+  std::string text = fmt::format("{:<16} {:>10} {:>12} {:>12} {:>10} {:>8} {:>10} {:>10} {:>10}\n",
+                                 "engines", "staged", "GB/s paused", "checked copy", "CPU s/GB",
+                                 "copies", "trainer", "sidecar", "engine");
   for (const SyncCase& done : result.cases)
-    text += fmt::format("{:<16} {:>10} {:>12.1f} {:>12} {:>10.3f} {:>10} {:>10} {:>10}\n",
-                        who_of(done), duration(done.staged_ns.median), paused_rate(done) / 1e9,
-                        done.has_floor() ? duration(done.verified_ns.median) : "-",
-                        done.cpu_per_gigabyte.median, trace::format_bytes(done.peak.trainer_bytes),
-                        trace::format_bytes(done.peak.sidecar_bytes),
-                        trace::format_bytes(done.peak.engine_bytes));
+    text += fmt::format(
+        "{:<16} {:>10} {:>12.1f} {:>12} {:>10.3f} {:>8.2f} {:>10} {:>10} {:>10}\n", who_of(done),
+        duration(done.staged_ns.median), paused_rate(done) / 1e9,
+        done.has_floor() ? duration(done.verified_ns.median) : "-", done.cpu_per_gigabyte.median,
+        done.copies.all(), trace::format_bytes(done.peak.trainer_bytes),
+        trace::format_bytes(done.peak.sidecar_bytes), trace::format_bytes(done.peak.engine_bytes));
   return text;
 }
 
@@ -137,11 +148,22 @@ std::string notes_text(const SyncBenchResult& result) {
   for (const SyncCase& done : result.cases) {
     busy = std::max(busy, done.others_busy);
     stolen = std::max(stolen, done.stolen);
+    const CopiesPerByte& copies = done.copies;
+    text += fmt::format(
+        "copies of a byte, {}: {:.2f} into the snapshot, {:.2f} sent, {:.2f} received, {:.2f} to a "
+        "device, {:.2f} broadcast, {:.2f} into an engine\n",
+        who_of(done), copies.snapshot, copies.sent, copies.received, copies.h2d, copies.broadcast,
+        copies.loaded);
     if (done.has_floor())
       text += fmt::format("floor of {}: {}, {} in each process\n", done.engines,
                           copy_kind_name(done.floor_way.kind),
                           counted(done.floor_way.threads, "thread"));
   }
+  if (std::ranges::any_of(result.cases, &SyncCase::has_floor))
+    text +=
+        "checked copy: the floor with checksums in the same pass. That is what verification costs "
+        "in a "
+        "pause; wsync has no switch to leave it out.\n";
   return text + load_notes(busy, stolen);
 }
 
@@ -156,6 +178,7 @@ std::vector<double> round_ms(const SyncCase& done, std::uint64_t (*of)(const Rou
 void add_sync_cases(const SyncCase& done, double copy_rate, std::vector<CaseResult>& cases) {
   std::string who = counted(done.engines, "engine") + (done.adopt ? " that map" : "");
   if (done.devices > 0) who += " on " + counted(done.devices, "device");
+  if (done.tcp) who += " by TCP";
   if (done.buffer_bytes > 0)
     who += fmt::format(", buffers of {}", trace::format_bytes(done.buffer_bytes));
   const auto floor = round_ms(done, [](const Round& r) { return r.floor.ns; });
@@ -187,6 +210,9 @@ void add_sync_cases(const SyncCase& done, double copy_rate, std::vector<CaseResu
   for (const Round& round : done.rounds)
     cpu.push_back(1e9 * seconds(round.cpu) / static_cast<double>(done.expected_bytes));
   cases.push_back(case_of("sync", "CPU", who, std::move(cpu)));
+  std::vector<double> copies;
+  for (const Round& round : done.rounds) copies.push_back(round.copies.all());
+  cases.push_back(case_of("sync", "copies", who, std::move(copies)));
   if (!done.has_floor()) return;
   auto verified = case_of("sync", "checked copy", who,
                           round_ms(done, [](const Round& r) { return r.verified.ns; }));

@@ -44,6 +44,19 @@ std::vector<double> column(const SyncCase& done, const std::function<double(cons
   return values;
 }
 
+CopiesPerByte by_bytes(const CopiedBytes& copied, const SyncCase& done) {
+  const std::uint64_t model = done.expected_bytes / done.engines;
+  const auto share = [](std::uint64_t bytes, std::uint64_t of) {
+    return static_cast<double>(bytes) / static_cast<double>(of);
+  };
+  return {.snapshot = share(copied.snapshot, model),
+          .sent = share(copied.sent, model),
+          .received = share(copied.received, model),
+          .h2d = share(copied.h2d, model),
+          .broadcast = share(copied.broadcast, model * std::max(1U, done.devices)),
+          .loaded = share(copied.loaded, done.expected_bytes)};
+}
+
 class Case {
  public:
   Case(const SyncBenchOptions& options, unsigned engines, std::uint64_t buffer_bytes,
@@ -52,6 +65,7 @@ class Case {
     result_.engines = engines;
     result_.adopt = options.adopt;
     result_.devices = options.devices;
+    result_.tcp = options.tcp;
     result_.buffer_bytes = buffer_bytes;
     result_.expected_bytes = options.bytes * engines;
   }
@@ -75,7 +89,8 @@ class Case {
                                .engines = result_.engines,
                                .adopt = result_.adopt,
                                .devices = result_.devices,
-                               .buffer_bytes = result_.buffer_bytes},
+                               .buffer_bytes = result_.buffer_bytes,
+                               .tcp = result_.tcp},
                               interrupt_);
     if (!fleet) return fail(fleet.error());
     fleet_ = std::move(*fleet);
@@ -132,6 +147,8 @@ class Case {
       round.verified = runs->back();
       return {};
     };
+    const auto copied_before = fleet_->copied_bytes();
+    if (!copied_before) return fail(copied_before.error());
     if (floor_first) WSYNC_TRY(floor());
     const auto cpu_before = fleet_->cpu_time();
     if (!cpu_before) return fail(cpu_before.error());
@@ -142,6 +159,9 @@ class Case {
     if (!cpu_after) return fail(cpu_after.error());
     round.cpu = *cpu_after - *cpu_before;
     if (!floor_first) WSYNC_TRY(floor());
+    const auto copied_after = fleet_->copied_bytes();
+    if (!copied_after) return fail(copied_after.error());
+    round.copies = by_bytes(*copied_after - *copied_before, result_);
     const auto memory = fleet_->sidecar_memory();
     if (!memory) return fail(memory.error());
     round.sidecar = *memory;
@@ -170,6 +190,10 @@ class Case {
     result_.cpu_per_gigabyte = spread([&](const Round& r) {
       return 1e9 * seconds(r.cpu) / static_cast<double>(result_.expected_bytes);
     });
+    for (double CopiesPerByte::* which :
+         {&CopiesPerByte::snapshot, &CopiesPerByte::sent, &CopiesPerByte::received,
+          &CopiesPerByte::h2d, &CopiesPerByte::broadcast, &CopiesPerByte::loaded})
+      result_.copies.*which = spread([which](const Round& r) { return r.copies.*which; }).median;
     result_.peak = fleet_->peak_memory();
     if (result_.has_floor()) {
       result_.verified_ns = spread([&](const Round& r) { return ns(r.verified.ns); });
@@ -194,9 +218,9 @@ class Case {
   SyncCase result_;
 };
 
-Result<> check(const SyncBenchOptions& options) {
-  if (options.checkpoints.size() != 2)
-    return fail(ErrorCode::kInvalidInput, "two checkpoints are needed, so that bytes change");
+}  // namespace
+
+Result<> check_sync_bench(const SyncBenchOptions& options, std::uint64_t bytes) {
   if (options.engines.empty() || options.rounds == 0)
     return fail(ErrorCode::kInvalidInput, "at least one number of engines and one round");
   if (options.devices == 0 && !options.buffers.empty())
@@ -205,18 +229,18 @@ Result<> check(const SyncBenchOptions& options) {
   if (options.devices > 0 && options.adopt)
     return fail(ErrorCode::kInvalidInput,
                 "--adopt: engines on separate devices cannot map the staged version");
-  for (const std::uint64_t bytes : options.buffers)
-    if (bytes < limits::kBucketBytesMin || bytes > limits::kBucketBytesMax)
+  for (const std::uint64_t buffer : options.buffers)
+    if (buffer < limits::kBucketBytesMin || buffer > limits::kBucketBytesMax)
       return fail(ErrorCode::kInvalidInput,
-                  fmt::format("--buffer is {} bytes, expected 1MiB to 8GiB", bytes));
+                  fmt::format("--buffer is {} bytes, expected 1MiB to 8GiB", buffer));
   const unsigned most = *std::max_element(options.engines.begin(), options.engines.end());
   // Snapshots, and the engines' own memory; what else there is fits into the last one.
-  const std::uint64_t versions = (options.adopt ? 4 : 3) + (options.adopt ? 0 : most) + 1;
-  return require_memory(versions * options.bytes,
-                        fmt::format("{} copies of the model, for {} engines", versions, most));
+  // Over TCP the sidecar has arenas of its own besides.
+  const std::uint64_t versions = (options.adopt ? 4 : 3) + (options.adopt ? 0 : most) + 1 +
+                                 (options.tcp ? (options.adopt ? 3 : 2) : 0);
+  return require_memory(versions * bytes, fmt::format("{} copies of the model of {} bytes, for {}",
+                                                      versions, bytes, counted(most, "engine")));
 }
-
-}  // namespace
 
 bool SyncCase::speed_met() const {
   if (adopt) return paused_ns.max <= static_cast<double>(kAdoptTargetNs);
@@ -225,7 +249,9 @@ bool SyncCase::speed_met() const {
 
 Result<SyncBenchResult> run_sync_bench(const SyncBenchOptions& options, const Interrupt& interrupt,
                                        const OnProgress& on_progress) {
-  WSYNC_TRY(check(options));
+  if (options.checkpoints.size() != 2)
+    return fail(ErrorCode::kInvalidInput, "two checkpoints are needed, so that bytes change");
+  WSYNC_TRY(check_sync_bench(options, options.bytes));
   SyncBenchResult result{.machine = this_machine(), .bytes = options.bytes};
   CpuLoad load;
   result.copy_rate =

@@ -34,7 +34,21 @@ struct SyncBenchOptions {
   // the sidecar's own choice.
   unsigned devices = 0;
   std::vector<std::uint64_t> buffers;
+  bool tcp = false;   // versions are staged over TCP, not mapped (FleetOptions)
   std::string trace;  // the last case's last update, as a Chrome trace; empty: none
+};
+
+// Bytes copied in an update, by those of one model; broadcast and loaded: into each device and
+// engine.
+struct CopiesPerByte {
+  double snapshot = 0;
+  double sent = 0;
+  double received = 0;
+  double h2d = 0;
+  double broadcast = 0;
+  double loaded = 0;
+  // How often a byte is copied on its way from the trainer's source to one engine's memory.
+  [[nodiscard]] double all() const { return snapshot + sent + received + h2d + broadcast + loaded; }
 };
 
 struct Round {
@@ -42,6 +56,7 @@ struct Round {
   FloorRun floor;                   // none of adopting engines, nor on separate devices
   FloorRun verified;                // the same copy with checksums
   std::chrono::nanoseconds cpu{0};  // of trainer, sidecar and engines, for the update
+  CopiesPerByte copies;
   Pushed pushed;
   Memory sidecar;
   [[nodiscard]] double ratio() const {
@@ -58,6 +73,7 @@ struct SyncCase {
   unsigned engines = 1;
   bool adopt = false;
   unsigned devices = 0;
+  bool tcp = false;
   std::uint64_t buffer_bytes = 0;  // 0: the sidecar's own choice
   FloorWay floor_way;              // the fastest of `ways`
   std::vector<WayTime> ways;       // timed before the rounds
@@ -65,6 +81,7 @@ struct SyncCase {
   std::vector<Round> rounds;
   Spread floor_ns, verified_ns, paused_ns, load_ns, span_ns, staged_ns, ratio;
   Spread cpu_per_gigabyte;  // seconds of processor time for 10^9 bytes that engines loaded
+  CopiesPerByte copies;     // medians
   PeakMemory peak;
   std::uint64_t checked_bytes = 0;   // in one round, all engines together; equal in every round
   std::uint64_t expected_bytes = 0;  // what it must be
@@ -89,6 +106,11 @@ struct SyncBenchResult {
 
 // Told what goes on: a label, and how many of how many steps are done.
 using OnProgress = std::function<void(std::string_view label, unsigned done, unsigned total)>;
+
+// kResourceExhausted, with how much is needed, where the memory for updates of a model of so many
+// bytes is not there. kInvalidInput for options that contradict each other. Both without looking at
+// the checkpoints.
+[[nodiscard]] Result<> check_sync_bench(const SyncBenchOptions& options, std::uint64_t bytes);
 
 // Takes minutes for a GiB. Ends early, leaving no process, with kCancelled on a signal, or with the
 // first error of a process.

@@ -85,7 +85,7 @@ std::vector<BucketWindow> buckets_of(std::uint64_t bytes, std::uint64_t bucket_b
 
 // ---- TCP ----
 
-Result<std::unique_ptr<TcpTransfers>> TcpTransfers::create(Workbench& bench, TransferLoop& loop) {
+Result<std::unique_ptr<TcpTransfers>> TcpTransfers::create(Ground& bench, TransferLoop& loop) {
   std::unique_ptr<TcpTransfers> made(new TcpTransfers(bench, loop));
   for (auto* thread : {&made->trainer_thread_, &made->relay_thread_, &made->last_thread_}) {
     auto started = transport::tcp::UvThread::start();
@@ -187,7 +187,7 @@ Result<Spent> TcpTransfers::relay(const Shape& shape) {
 
 // ---- memfd ----
 
-Result<std::unique_ptr<MemfdTransfers>> MemfdTransfers::create(Workbench& bench, TransferLoop& loop,
+Result<std::unique_ptr<MemfdTransfers>> MemfdTransfers::create(Ground& bench, TransferLoop& loop,
                                                                const std::string& path) {
   std::unique_ptr<MemfdTransfers> made(new MemfdTransfers(bench, loop));
   auto source = transport::memfd::MemfdSource::listen({.path = path}, loop.post());

@@ -60,7 +60,7 @@ class VersionCounter {
 // bench and the loop outlive it. Thread: the loop's.
 class TcpTransfers {
  public:
-  [[nodiscard]] static Result<std::unique_ptr<TcpTransfers>> create(Workbench& bench,
+  [[nodiscard]] static Result<std::unique_ptr<TcpTransfers>> create(Ground& bench,
                                                                     TransferLoop& loop);
   ~TcpTransfers();
 
@@ -75,14 +75,14 @@ class TcpTransfers {
   [[nodiscard]] Result<Spent> relay(const Shape& shape);
 
  private:
-  TcpTransfers(Workbench& bench, TransferLoop& loop) : bench_(bench), loop_(loop) {}
+  TcpTransfers(Ground& bench, TransferLoop& loop) : bench_(bench), loop_(loop) {}
   [[nodiscard]] transport::Wanted wanted(const transport::BucketSource& source,
                                          const transport::StreamKey& key, const Shape& shape,
                                          std::span<std::byte> into) const;
   [[nodiscard]] transport::StreamKey offer(const Shape& shape);
   [[nodiscard]] Result<> let_go(Version version);
 
-  Workbench& bench_;
+  Ground& bench_;
   TransferLoop& loop_;
   VersionCounter versions_;
   std::unique_ptr<transport::tcp::UvThread> trainer_thread_, relay_thread_, last_thread_;
@@ -95,7 +95,7 @@ class TcpTransfers {
 class MemfdTransfers {
  public:
   // `path` is free, in a directory of this user. The bench and the loop outlive it.
-  [[nodiscard]] static Result<std::unique_ptr<MemfdTransfers>> create(Workbench& bench,
+  [[nodiscard]] static Result<std::unique_ptr<MemfdTransfers>> create(Ground& bench,
                                                                       TransferLoop& loop,
                                                                       const std::string& path);
   struct Times {
@@ -107,10 +107,10 @@ class MemfdTransfers {
   [[nodiscard]] Result<Times> pass(std::uint64_t bucket_bytes);
 
  private:
-  MemfdTransfers(Workbench& bench, TransferLoop& loop) : bench_(bench), loop_(loop) {}
+  MemfdTransfers(Ground& bench, TransferLoop& loop) : bench_(bench), loop_(loop) {}
   [[nodiscard]] Result<transport::StreamKey> offer(std::uint64_t bucket_bytes);
 
-  Workbench& bench_;
+  Ground& bench_;
   TransferLoop& loop_;
   VersionCounter versions_;
   std::unique_ptr<transport::memfd::MemfdSource> source_;

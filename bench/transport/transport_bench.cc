@@ -83,10 +83,10 @@ Row costed_row(const std::string& name, const std::string& variant, const std::s
           }};
 }
 
-Result<> add_bare_rows(Workbench& bench, std::vector<Row>& rows) {
+Result<> add_bare_rows(Ground& bench, std::vector<Row>& rows) {
   const std::uint64_t bytes = bench.bytes();
   rows.push_back(costed_row("streaming copy", "", "", bytes,
-                            [&bench] { return measure_streaming_copy(bench, 1); }));
+                            [&bench] { return measure_streaming_copy(bench); }));
   auto mapping = make_mapping(bench);
   if (!mapping) return fail(std::move(mapping).error());
   rows.push_back(rate_row({.name = "map filled", .variant = "", .bytes = bytes, .against = {}},
@@ -98,7 +98,7 @@ Result<> add_bare_rows(Workbench& bench, std::vector<Row>& rows) {
   return {};
 }
 
-Result<> add_memfd_row(Workbench& bench, TransferLoop& loop, const TransportBenchOptions& options,
+Result<> add_memfd_row(Ground& bench, TransferLoop& loop, const TransportBenchOptions& options,
                        std::vector<Row>& rows) {
   auto memfd = MemfdTransfers::create(bench, loop, fmt::format("{}/host.sock", options.directory));
   if (!memfd) return fail(std::move(memfd).error());
@@ -121,7 +121,7 @@ Result<> add_memfd_row(Workbench& bench, TransferLoop& loop, const TransportBenc
   return {};
 }
 
-Result<> add_tcp_rows(Workbench& bench, TransferLoop& loop, const TransportBenchOptions& options,
+Result<> add_tcp_rows(Ground& bench, TransferLoop& loop, const TransportBenchOptions& options,
                       std::vector<Row>& rows) {
   auto made = TcpTransfers::create(bench, loop);
   if (!made) return fail(std::move(made).error());
@@ -150,7 +150,7 @@ Result<SuiteResult> run_transport_bench(const TransportBenchOptions& options,
                                         const Interrupt& interrupt, const OnTurn& on_turn) {
   WSYNC_TRY(check_transport(options));
   const std::uint64_t bytes = (options.bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
-  const auto bench = Workbench::create(bytes, 1);
+  const auto bench = Ground::create(bytes, 1);
   if (!bench) return fail(bench.error());
   const auto loop = TransferLoop::create();
   if (!loop) return fail(loop.error());

@@ -4,6 +4,7 @@
 #include "bench/sync/bench_engine.h"
 #include "deploy/cli/bench_run.h"
 #include "deploy/cli/commands.h"
+#include "deploy/cli/engine_trace.h"
 
 namespace wsync::cli {
 namespace {
@@ -25,8 +26,15 @@ void add_bench_engine(CLI::App& parent, Context& context) {
   command->add_flag("--adopt", options->adopt, "Map versions and use them in place");
   command->add_option("--gpu", options->gpu, "Hold the weights on this GPU");
   command->add_option("--device-index", options->device, "Index of the sidecar's device");
-  command->callback([&context, options] {
+  const auto keep_spans = std::make_shared<bool>(false);
+  command->add_flag("--keep-spans", *keep_spans, "Keep spans, as `wsync engine --trace` does");
+  command->callback([&context, options, keep_spans] {
     context.run("bench engine", [&]() -> Result<Outcome> {
+      EngineTrace trace;
+      if (*keep_spans)
+        options->on_event = [&trace](const engine::reference::EngineEvent& event) {
+          trace.heard(event, now());
+        };
       WSYNC_TRY(bench::run_bench_engine(*options));
       return Outcome{};
     });
@@ -47,6 +55,7 @@ void add_bench(CLI::App& app, Context& context) {
   add_bench_baseline(*command, context, *run);
   add_bench_sync(*command, context, *run);
   add_bench_gpu(*command, context, *run);
+  add_bench_overhead(*command, context, *run);
   add_bench_pipeline(*command, context, *run);
   add_bench_scale(*command, context, *run);
   add_bench_schedule(*command, context, *run);

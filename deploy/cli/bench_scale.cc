@@ -91,6 +91,22 @@ Result<bench::ScaleOptions> read_options(const ScaleArguments& arguments) {
   return options;
 }
 
+// A simulation has one answer, however often it is asked.
+void refuse_repeats(CLI::App& command) {
+  command.get_option("--repeats")->check([](const std::string& given) {
+    return fmt::format(
+        "{}: `wsync bench scale` measures nothing, and its simulation says the same "
+        "each time; leave --repeats out, or let it stand behind another suite",
+        given);
+  });
+}
+
+// With --quick less is simulated.
+void heed_quick(const BenchOptions& common, const CLI::App& command, ScaleArguments& arguments) {
+  if (common.quick && command.count("--gpus") == 0) arguments.gpus = {16, 256, 2048};
+  if (common.quick && command.count("--model") == 0) arguments.models = {"Kimi-K2"};
+}
+
 Result<SuiteOutcome> bench_scale(const ScaleArguments& arguments) {
   const auto options = read_options(arguments);
   if (!options) return fail(options.error());
@@ -163,9 +179,12 @@ void add_bench_scale(CLI::App& parent, Context& context, BenchRun& run) {
                       "Form of wsync's pipeline: auto, 2 or 3 (default: auto)");
   command->add_option("--svg", arguments->svg, "Draw the curves")->type_name("FILE");
   add_bench_options(*command, run);
-  command->callback([&run, arguments] {
-    run.add_suite("scale",
-                  [arguments](const bench::Interrupt&) { return bench_scale(*arguments); });
+  refuse_repeats(*command);
+  command->callback([&run, arguments, command] {
+    run.add_suite("scale", [&run, arguments, command](const bench::Interrupt&) {
+      heed_quick(run.options, *command, *arguments);
+      return bench_scale(*arguments);
+    });
   });
 }
 

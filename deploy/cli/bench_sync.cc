@@ -5,11 +5,10 @@
 #include "bench/measure/directory.h"
 #include "bench/sync/report.h"
 #include "bench/sync/sync_bench.h"
+#include "deploy/cli/bench_checkpoints.h"
 #include "deploy/cli/bench_run.h"
 #include "deploy/cli/commands.h"
-#include "deploy/cli/demo_checkpoint.h"
 #include "deploy/cli/fleet_trace.h"
-#include "deploy/cli/model_checkpoint.h"
 #include "shared/base/format.h"
 #include "shared/config/units.h"
 #include "shared/trace/progress.h"
@@ -22,12 +21,12 @@ constexpr unsigned kRoundsMax = 10'000;
 constexpr unsigned kDevicesMax = 64;
 
 struct SyncOptions {
-  std::string size = "1GiB";
-  std::string model;  // a published one; empty: a demo model
+  BenchModel model;
   std::vector<unsigned> engines = {1, 2, 4};
   unsigned rounds = 15;
   bool adopt = false;
   unsigned devices = 0;
+  bool tcp = false;
   std::vector<std::string> buffers;
   std::string directory;
   std::string trace;
@@ -37,14 +36,12 @@ struct SyncOptions {
 void heed_common(const BenchOptions& common, const CLI::App& command, SyncOptions& options) {
   options.rounds = rounds_of(common, command, "--rounds", options.rounds, 5);
   if (!common.quick) return;
-  if (command.count("--size") == 0) options.size = "64MiB";
+  if (command.count("--size") == 0) options.model.size = "64MiB";
   if (command.count("--engines") == 0) options.engines = {1};
 }
 
 Result<SuiteOutcome> bench_sync(const SyncOptions& options, const bench::Interrupt& interrupt) {
   if (!options.trace.empty()) WSYNC_TRY(check_trace_file(options.trace));
-  const Result<std::uint64_t> size = config::parse_size(options.size);
-  if (!size) return fail(size.error().with_context("--size"));
   const auto directory = bench::TemporaryDirectory::create(options.directory);
   if (!directory) return fail(directory.error());
   auto executable = this_executable();
@@ -56,6 +53,7 @@ Result<SuiteOutcome> bench_sync(const SyncOptions& options, const bench::Interru
                                  .rounds = options.rounds,
                                  .adopt = options.adopt,
                                  .devices = options.devices,
+                                 .tcp = options.tcp,
                                  .trace = options.trace};
   if (!wanted.trace.empty()) wanted.trace = std::filesystem::absolute(wanted.trace).string();
   for (const std::string& text : options.buffers) {
@@ -63,21 +61,13 @@ Result<SuiteOutcome> bench_sync(const SyncOptions& options, const bench::Interru
     if (!bytes) return fail(bytes.error().with_context("--buffer"));
     wanted.buffers.push_back(*bytes);
   }
-  for (std::uint64_t seed = 1; seed <= 2; ++seed) {
-    line.update("making checkpoints", 0, 0, now());
-    DemoCheckpoint checkpoint{.directory = fmt::format("{}/model{}", directory->path(), seed),
-                              .bytes = *size,
-                              .seed = seed};
-    if (!options.model.empty()) {
-      auto published = published_model(options.model, *size);
-      if (!published) return fail(published.error());
-      checkpoint.model = std::move(*published);
-    }
-    const auto made = make_demo_checkpoint(checkpoint);
-    if (!made) return fail(made.error());
-    wanted.bytes = made->bytes;
-    wanted.checkpoints.push_back(checkpoint.directory);
-  }
+  line.update("making checkpoints", 0, 0, now());
+  auto checkpoints = make_bench_checkpoints(
+      options.model, directory->path(),
+      [&](std::uint64_t bytes) { return bench::check_sync_bench(wanted, bytes); });
+  if (!checkpoints) return fail(checkpoints.error());
+  wanted.bytes = checkpoints->bytes;
+  wanted.checkpoints = std::move(checkpoints->directories);
   const auto result = bench::run_sync_bench(
       wanted, interrupt, [&line](std::string_view label, unsigned done, unsigned total) {
         line.update(fmt::format("{} ({} of {})", label, done, total), 0, 0, now());
@@ -85,7 +75,10 @@ Result<SuiteOutcome> bench_sync(const SyncOptions& options, const bench::Interru
   if (!result) return fail(result.error());
   SuiteOutcome made{.outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
                     .suite = bench::to_suite(*result)};
-  if (!options.model.empty()) made.suite.parameters["model"] = options.model;
+  if (!options.model.model.empty()) made.suite.parameters["model"] = options.model.model;
+  if (!options.model.checkpoint.empty())
+    made.suite.parameters["checkpoint"] =
+        std::filesystem::absolute(options.model.checkpoint).string();
   return made;
 }
 
@@ -99,14 +92,10 @@ void add_bench_sync(CLI::App& parent, Context& context, BenchRun& run) {
        .examples = {"wsync bench sync", "wsync bench sync --engines 4 --rounds 31 --json",
                     "wsync bench sync --adopt --size 4GiB",
                     "wsync bench sync --engines 2 --devices 2 --buffer 1MiB,4MiB,16MiB",
-                    "wsync bench sync --model Kimi-K2 --size 512MiB"}});
+                    "wsync bench sync --model Kimi-K2 --size 512MiB",
+                    "wsync bench sync --checkpoint /models/Qwen3-0.6B --engines 1,2,4,8"}});
   auto options = std::make_shared<SyncOptions>();
-  command->add_option("--size", options->size, "Bytes of the model (default: 1GiB)");
-  command
-      ->add_option("--model", options->model,
-                   "Tensors of a published model, made smaller to fit --size: Qwen3-30B-A3B, "
-                   "Qwen3-235B-A22B, GLM-4.5-Air, DeepSeek-V3.1 or Kimi-K2 (default: a demo model)")
-      ->type_name("NAME");
+  add_bench_model(*command, options->model);
   command
       ->add_option("--engines", options->engines,
                    "Numbers of engines, one case for each (default: 1,2,4)")
@@ -115,6 +104,9 @@ void add_bench_sync(CLI::App& parent, Context& context, BenchRun& run) {
   command->add_option("--rounds", options->rounds, "Pairs of floor and update (default: 15)")
       ->check(CLI::Range(1U, kRoundsMax));
   command->add_flag("--adopt", options->adopt, "Engines that map the version instead of copying");
+  command->add_flag(
+      "--tcp", options->tcp,
+      "Stage over TCP, as from another host, instead of mapping the trainer's memory");
   command
       ->add_option("--devices", options->devices,
                    "Separate host devices, each with memory and buffers of its own as a GPU has, "

@@ -82,6 +82,10 @@ class EngineHub {
   [[nodiscard]] const reload::DeviceGroup* devices() const noexcept {
     return runner_ ? &runner_->group() : nullptr;
   }
+  // Nothing on unified ones.
+  [[nodiscard]] reload::DeviceCopies device_copies() const {
+    return runner_ ? runner_->copies() : reload::DeviceCopies{};
+  }
 
   // Commands of a replica's switch. A rank that is not attached is passed over.
   void send(const std::string& replica, const reload::SendPause& command);

@@ -74,6 +74,7 @@ SidecarAgent::SidecarAgent(Loop& loop, const config::SidecarConfig& config,
       config_(config),
       options_(sidecar_options(config)),
       record_(std::move(record)),
+      trace_(config.trace_spans, trace::WhenFull::kDropOldest),
       switch_trace_(trace_),
       worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "record"})),
       timer_(loop, [this] { step(reload::Tick{}); }) {}
@@ -120,7 +121,7 @@ Result<> SidecarAgent::open() {
        .devices = config_.devices,
        .stages = config_.stages,
        .generation = random_generation(),
-       .trace = &trace_},
+       .trace = trace_.wanted() ? &trace_ : nullptr},
       [this](const std::string& replica, std::uint32_t world_size, RankEvent event) {
         if (std::holds_alternative<reload::RankDetached>(event)) metrics_.lost(replica);
         const auto* loaded = std::get_if<reload::RankLoaded>(&event);
@@ -184,10 +185,12 @@ Result<> SidecarAgent::open_pages() {
   if (config_.http_address.empty()) return {};
   metrics::StatusFacts facts;
   facts.readings = [this] {
-    return sidecar_readings(
-        *sidecar_,
-        {.staged_bytes = arriving_ ? store_->verified_bytes() : 0, .arena_bytes = store_->bytes()},
-        now());
+    return sidecar_readings(*sidecar_,
+                            {.staged_bytes = arriving_ ? store_->verified_bytes() : 0,
+                             .arena_bytes = store_->bytes(),
+                             .received_bytes = received_bytes_,
+                             .device_copies = hub_->device_copies()},
+                            now());
   };
   facts.readiness = [this] { return sidecar_readiness(replica_facts(*sidecar_, metrics_, now())); };
   auto pages =

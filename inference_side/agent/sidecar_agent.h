@@ -102,7 +102,8 @@ class SidecarAgent {
   const config::SidecarConfig config_;
   staging::SidecarOptions options_;
   const staging::SidecarRecord record_;  // as it was when this process began
-  trace::Recorder trace_{limits::kTraceRingSpans, trace::WhenFull::kDropOldest};
+  std::uint64_t received_bytes_ = 0;     // over TCP
+  trace::Recorder trace_;
   SwitchTrace switch_trace_;
   SidecarMetrics metrics_;
   std::optional<staging::Sidecar> sidecar_;  // made when its addresses are known

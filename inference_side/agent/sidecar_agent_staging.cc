@@ -114,6 +114,7 @@ Result<> SidecarAgent::receive(const staging::StartStaging& command, const Layou
   callbacks.on_bucket = [this, version, plan = layout.plan](std::uint64_t bucket,
                                                             const Digest& digest) {
     arriving_->have[bucket] = true;
+    received_bytes_ += plan->bucket_size(bucket);
     const TimePoint at = now();
     switch_trace_.received({.version = version.to_string(),
                             .bucket = bucket,

@@ -128,6 +128,10 @@ std::vector<metrics::Reading> sidecar_readings(const staging::Sidecar& sidecar,
   add(metrics::kDroppedMessages, static_cast<double>(sidecar.dropped()));
   add(metrics::kStagedBytes, static_cast<double>(store.staged_bytes));
   add(metrics::kArenaBytes, static_cast<double>(store.arena_bytes));
+  add(metrics::kCopiedBytes, static_cast<double>(store.received_bytes), {"receive"});
+  add(metrics::kCopiedBytes, static_cast<double>(store.device_copies.h2d_bytes), {"h2d"});
+  add(metrics::kCopiedBytes, static_cast<double>(store.device_copies.broadcast_bytes),
+      {"broadcast"});
   return readings;
 }
 

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "inference_side/reload/pipeline_runner.h"
 #include "inference_side/reload/replica_switch.h"
 #include "inference_side/staging/receive_round.h"
 #include "shared/control/messages.h"
@@ -65,10 +66,12 @@ class SidecarMetrics {
 };
 
 // What a scrape reads of a sidecar beside its counters. `staged_bytes`: of the version that is
-// arriving; `arena_bytes`: of all that its store has.
+// arriving; `arena_bytes`: of all that its store has; the others were copied since the start.
 struct StoreFacts {
   std::uint64_t staged_bytes = 0;
   std::uint64_t arena_bytes = 0;
+  std::uint64_t received_bytes = 0;
+  reload::DeviceCopies device_copies;
 };
 [[nodiscard]] std::vector<metrics::Reading> sidecar_readings(const staging::Sidecar& sidecar,
                                                              const StoreFacts& store, TimePoint at);

@@ -32,10 +32,12 @@ void SwitchTrace::enter(const std::string& replica, Switch& open, std::string pa
 
 void SwitchTrace::sent(const std::string& replica, const reload::SendPause& /*command*/,
                        TimePoint at) {
+  if (!recorder_.wanted()) return;
   enter(replica, open_[replica], "pause", at);
 }
 
 void SwitchTrace::sent(const std::string& replica, const reload::BeginLoad& command, TimePoint at) {
+  if (!recorder_.wanted()) return;
   Switch& open = open_[replica];
   open.version = command.version;
   enter(replica, open, "load", at);
@@ -45,6 +47,7 @@ void SwitchTrace::sent(const std::string& replica, const reload::BeginLoad& comm
 
 void SwitchTrace::sent(const std::string& replica, const reload::SendCommit& /*command*/,
                        TimePoint at) {
+  if (!recorder_.wanted()) return;
   Switch& open = open_[replica];
   if (open.part != "commit") enter(replica, open, "commit", at);  // once for all of its ranks
 }
@@ -97,6 +100,7 @@ void SwitchTrace::heard(const std::string& replica, std::uint32_t world_size,
 }
 
 void SwitchTrace::received(const trace::PartOfVersion& part, TimePoint begin, TimePoint end) {
+  if (!recorder_.wanted()) return;
   recorder_.record({.name = part.bucket ? fmt::format("bucket {} received", *part.bucket)
                                         : "mapping of " + part.version,
                     .lane = "receiving",
@@ -108,6 +112,7 @@ void SwitchTrace::received(const trace::PartOfVersion& part, TimePoint begin, Ti
 }
 
 void SwitchTrace::digested(const trace::PartOfVersion& part, TimePoint begin, TimePoint end) const {
+  if (!recorder_.wanted()) return;
   recorder_.record({.name = fmt::format("digest of bucket {}", part.bucket.value_or(0)),
                     .lane = "digesting",
                     .category = Category::kStage,
@@ -119,6 +124,7 @@ void SwitchTrace::digested(const trace::PartOfVersion& part, TimePoint begin, Ti
 
 void SwitchTrace::staged(const Version& version, std::uint64_t bytes, TimePoint begin,
                          TimePoint end) {
+  if (!recorder_.wanted()) return;
   recorder_.record({.name = "staging of " + version.to_string(),
                     .lane = "staging",
                     .category = Category::kStage,

@@ -21,7 +21,7 @@ namespace wsync::agent {
 
 class SwitchTrace {
  public:
-  // `recorder` outlives this.
+  // `recorder` outlives this; nothing is done for one that wants no spans.
   explicit SwitchTrace(trace::Recorder& recorder) : recorder_(recorder) {}
 
   // A command of a replica's switch is sent. The pause is shown from its load to its resume; the

@@ -257,6 +257,10 @@ void PipelineRunner::step(Run& run, const Event& event, TimePoint at) {
   if (const auto* done = std::get_if<ReloadDone>(&event)) run.heard[done->engine] = at;
   if (const auto* copied = std::get_if<H2DDone>(&event)) bytes = bytes_of(copied->bucket);
   if (const auto* sent = std::get_if<BroadcastDone>(&event)) bytes = bytes_of(sent->bucket);
+  if (!group_->unified()) {
+    if (std::holds_alternative<H2DDone>(event)) h2d_bytes_ += bytes;
+    if (std::holds_alternative<BroadcastDone>(event)) broadcast_bytes_ += bytes;
+  }
   const auto commands = run.pipeline.step(event, at);
   for (const Command& command : commands) run.trace.started(command, now());
   run.trace.ended(event, at, bytes);

@@ -6,6 +6,7 @@
 // start() nor the destructor.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -55,6 +56,12 @@ struct PipelineReport {
   std::uint64_t overlapped_rounds = 0;  // rounds run in three-stage form
   std::optional<Stages> stages;         // the form that is kept; nothing while measuring
   StageTimings timings;
+};
+
+// Bytes that were copied by all runs since the runner was made; none on unified devices.
+struct DeviceCopies {
+  std::uint64_t h2d_bytes = 0;
+  std::uint64_t broadcast_bytes = 0;  // into each device's IPC buffer by itself
 };
 
 class PipelineListener {
@@ -134,6 +141,10 @@ class PipelineRunner {
   [[nodiscard]] Result<> connect();
   // Devices, buffers and their handles.
   [[nodiscard]] const DeviceGroup& group() const noexcept { return *group_; }
+  // Any thread.
+  [[nodiscard]] DeviceCopies copies() const noexcept {
+    return {.h2d_bytes = h2d_bytes_, .broadcast_bytes = broadcast_bytes_};
+  }
 
  private:
   struct Posted {
@@ -163,6 +174,8 @@ class PipelineRunner {
   PipelineOptions options_;
   std::unique_ptr<DeviceGroup> group_;
   StageChoice choice_;  // driver thread
+  std::atomic<std::uint64_t> h2d_bytes_ = 0;
+  std::atomic<std::uint64_t> broadcast_bytes_ = 0;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -155,6 +155,15 @@ void bind_devices(Binder& binder, DevicesConfig& devices) {
                   "or local");
 }
 
+void bind_trace(Binder& binder, std::string& file, std::uint32_t& spans) {
+  binder.text("trace_file", file);
+  binder.count("trace_spans", spans, {0, limits::kTraceSpans});
+  if (spans == 0 && !file.empty())
+    binder.refuse("trace_spans",
+                  "expected 1 or more with trace_file, found 0: nothing would be kept "
+                  "to be written");
+}
+
 void bind_sidecar(Binder& binder, SidecarConfig& c) {
   bind_name(binder, c.name);
   bind_address(binder, "coordinator", c.coordinator, check_control_address);
@@ -176,7 +185,7 @@ void bind_sidecar(Binder& binder, SidecarConfig& c) {
   binder.duration("max_staleness", c.max_staleness, kStaleness);
   bind_http(binder, c.http_address, c.run_dir, c.name);
   bind_log(binder, c.log);
-  binder.text("trace_file", c.trace_file);
+  bind_trace(binder, c.trace_file, c.trace_spans);
 }
 
 void bind_commit(Binder& binder, CommitPolicy& out) {
@@ -194,7 +203,7 @@ void bind_trainer(Binder& binder, TrainerConfig& c) {
   binder.flag("watch", c.watch);
   bind_publisher(binder, c);
   bind_log(binder, c.log);
-  binder.text("trace_file", c.trace_file);
+  bind_trace(binder, c.trace_file, c.trace_spans);
 }
 
 }  // namespace

@@ -76,7 +76,8 @@ struct SidecarConfig {
   std::string
       http_address;  // of metrics and health; default ipc://<run_dir>/<name>.http; empty = none
   LogConfig log;
-  std::string trace_file;  // empty = none
+  std::string trace_file;                               // empty = none
+  std::uint32_t trace_spans = limits::kTraceRingSpans;  // that are kept; 0 = none is made
   friend bool operator==(const SidecarConfig&, const SidecarConfig&) = default;
 };
 
@@ -119,6 +120,7 @@ struct TrainerConfig {
       http_address;  // of metrics and health; default ipc://<run_dir>/control.http; empty = none
   LogConfig log;
   std::string trace_file;
+  std::uint32_t trace_spans = limits::kTraceRingSpans;
   friend bool operator==(const TrainerConfig&, const TrainerConfig&) = default;
 };
 

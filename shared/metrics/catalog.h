@@ -110,6 +110,13 @@ inline constexpr Definition kStagedBytes{
     .name = "wsync_staged_bytes",
     .kind = Kind::kGauge,
     .help = "Bytes of the version that is arriving which are here and verified"};
+inline constexpr Definition kCopiedBytes{
+    .name = "wsync_copied_bytes_total",
+    .kind = Kind::kCounter,
+    .help =
+        "Bytes of weights that were copied: receive (from TCP into an arena), h2d and broadcast "
+        "(separate devices and GPUs, each destination by itself)",
+    .labels = {"stage"}};
 inline constexpr Definition kVersionsHeld{
     .name = "wsync_versions_held",
     .kind = Kind::kGauge,
@@ -199,6 +206,7 @@ inline constexpr std::array kCatalog = {&kBuildInfo,
                                         &kPausedSeconds,
                                         &kSwitches,
                                         &kStagedBytes,
+                                        &kCopiedBytes,
                                         &kVersionsHeld,
                                         &kCoordinatorConnected,
                                         &kUpdates,

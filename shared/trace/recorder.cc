@@ -66,6 +66,7 @@ std::optional<Category> category_named(std::string_view name) noexcept {
 }
 
 void Recorder::record(Span span) {
+  if (!wanted()) return;
   const std::lock_guard lock(mutex_);
   if (spans_.size() >= max_spans_) {
     ++dropped_;
@@ -75,11 +76,12 @@ void Recorder::record(Span span) {
   spans_.push_back(std::move(span));
 }
 
-std::vector<Span> Recorder::spans() const {
+std::vector<Span> Recorder::spans(TimePoint since) const {
   std::vector<Span> copy;
   {
     const std::lock_guard lock(mutex_);
-    copy.assign(spans_.begin(), spans_.end());
+    std::ranges::copy_if(spans_, std::back_inserter(copy),
+                         [&](const Span& span) { return span.end >= since; });
   }
   return by_begin(std::move(copy));
 }

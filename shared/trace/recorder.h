@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -59,14 +60,17 @@ struct Span {
 enum class WhenFull : std::uint8_t { kDropNewest, kDropOldest };
 
 // Collects spans, up to a limit; what is dropped is counted. Any thread.
+//
+// A limit of 0 is a recorder that nobody wants spans of: who would make one asks wanted() first.
 class Recorder {
  public:
   explicit Recorder(std::uint64_t max_spans = limits::kTraceSpans,
                     WhenFull when_full = WhenFull::kDropNewest)
       : max_spans_(max_spans), when_full_(when_full) {}
+  [[nodiscard]] bool wanted() const noexcept { return max_spans_ > 0; }
   void record(Span span);
-  // A copy of what has been recorded, by begin.
-  [[nodiscard]] std::vector<Span> spans() const;
+  // A copy of what has been recorded, by begin; of those only that ended at `since` or later.
+  [[nodiscard]] std::vector<Span> spans(TimePoint since = kEver) const;
   // The same, and forgets it.
   [[nodiscard]] std::vector<Span> take();
   // Forgets all but the `count` spans recorded last, so that there is room for what comes.
@@ -74,6 +78,7 @@ class Recorder {
   [[nodiscard]] std::uint64_t dropped() const;
 
  private:
+  static constexpr TimePoint kEver{std::numeric_limits<std::int64_t>::min()};
   mutable std::mutex mutex_;
   std::deque<Span> spans_;
   std::uint64_t max_spans_;

@@ -80,9 +80,9 @@ EncodedSpans encode_spans(const std::vector<Span>& spans, std::uint64_t max_byte
 EncodedSpans answer_spans(const Recorder& recorder, std::chrono::nanoseconds age,
                           std::uint64_t max_bytes, TimePoint at) {
   if (max_bytes == 0) return encode_spans({}, 0);
-  std::vector<Span> spans = recorder.spans();
-  if (age.count() > 0) std::erase_if(spans, [&](const Span& span) { return at - span.end > age; });
-  EncodedSpans encoded = encode_spans(spans, max_bytes);
+  // Of a full ring most spans are older than what is asked for: those are not even copied.
+  EncodedSpans encoded =
+      encode_spans(age.count() > 0 ? recorder.spans(at + -age) : recorder.spans(), max_bytes);
   encoded.left_out += recorder.dropped();
   return encoded;
 }

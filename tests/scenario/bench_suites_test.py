@@ -106,7 +106,7 @@ class Suites(unittest.TestCase):
         self.assertEqual(os.listdir(self.directory), [], "something is left behind")
         (suite,) = self.read(self.a)["suites"]
         self.assertEqual((suite["suite"], suite["parameters"]["bytes"]), ("baseline", 4 << 20))
-        self.check_cases(suite, 5)
+        self.check_cases(suite, 9)
         names = {case["name"] for case in suite["cases"]}
         self.assertLessEqual({"memcpy, 1 thread", "streaming copy, 1 thread", "first touch, shared", "map filled", "XXH3",
                               "loopback TCP", "Unix socket", "ZeroMQ ipc", "tmpfs read"}, names)

@@ -53,6 +53,14 @@ class BenchSync(unittest.TestCase):
             self.assertGreater(case["engine_peak_rss_bytes"], bytes_of_model)
         self.assertLessEqual(case["sidecar_pss_bytes"], case["sidecar_pss_limit_bytes"])
 
+    def check_copies(self, case, **expected):
+        """Framing and padding of pieces make it a little more than a whole number."""
+        found = case["copies_per_byte"]
+        for stage in ("snapshot", "sent", "received", "h2d", "broadcast", "loaded"):
+            wanted = expected.get(stage, 0)
+            self.assertGreaterEqual(found[stage], wanted, stage)
+            self.assertLessEqual(found[stage], wanted * 1.05, stage)
+
     def test_copying_engines_against_the_floor(self):
         result = self.measure("--engines", "1,2")
         self.assertGreaterEqual(result["bytes"], 15 << 20)
@@ -62,6 +70,7 @@ class BenchSync(unittest.TestCase):
             self.check_case(case, result["bytes"])
             self.assertIn(case["floor_way"], [{k: v for k, v in way.items() if k != "median_ns"} for way in case["floor_ways"]])
             self.assertEqual([one["floor_first"] for one in case["rounds"]], [True, False])
+            self.check_copies(case, snapshot=1, loaded=1)
             for one in case["rounds"]:
                 self.assertAlmostEqual(one["ratio"], one["floor_ns"] / one["paused_ns"])
                 self.assertGreater(one["verified_copy_ns"], 0)
@@ -72,6 +81,38 @@ class BenchSync(unittest.TestCase):
         self.assertTrue(case["adopt"])
         self.assertNotIn("floor_ns", case)
         self.check_case(case, result["bytes"])
+        self.check_copies(case, snapshot=1)
+
+    def test_a_checkpoint_by_tcp(self):
+        given = os.path.join(self.directory, "given")
+        subprocess.run([WSYNC, "make-checkpoint", given, "--size", "8MiB"], check=True, capture_output=True, timeout=DEADLINE_S)
+        work = os.path.join(self.directory, "work")
+        os.mkdir(work)
+        done = subprocess.run([WSYNC, "bench", "sync", "--checkpoint", given, "--tcp", "--engines", "1", "--rounds", str(ROUNDS),
+                               "--directory", work, "--json"], text=True, capture_output=True, timeout=DEADLINE_S)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(os.listdir(work), [])
+        result = json.loads(done.stdout)["result"]
+        (case,) = result["cases"]
+        self.assertTrue(case["tcp"])
+        self.check_case(case, result["bytes"])
+        self.check_copies(case, snapshot=1, sent=1, received=1, loaded=1)
+
+    def test_what_does_not_fit_in_memory_says_how_much_is_needed(self):
+        # A sparse file of a terabyte, that nothing reads.
+        given = os.path.join(self.directory, "huge")
+        os.mkdir(given)
+        header = json.dumps({"w": {"dtype": "BF16", "shape": [1 << 39], "data_offsets": [0, 1 << 40]}}).encode()
+        with open(os.path.join(given, "model.safetensors"), "wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + (1 << 40))
+        for command in (["sync", "--engines", "8"], ["overhead"]):
+            done = subprocess.run([WSYNC, "bench", *command, "--checkpoint", given, "--directory", self.directory],
+                                  text=True, capture_output=True, timeout=DEADLINE_S)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn("copies of the model", done.stderr)
+            self.assertIn(str((12 if command[0] == "sync" else 9) << 40), done.stderr)
+        self.assertEqual(os.listdir(self.directory), ["huge"])
 
     def test_separate_devices_by_the_size_of_their_buffers(self):
         result = self.measure("--engines", "2", "--devices", "2", "--buffer", "1MiB,4MiB")
@@ -80,6 +121,7 @@ class BenchSync(unittest.TestCase):
             self.assertEqual((case["engines"], case["devices"]), (2, 2))
             self.assertNotIn("floor_ns", case)
             self.check_case(case, result["bytes"])
+            self.check_copies(case, snapshot=1, h2d=1, broadcast=1, loaded=1)
 
     def test_an_interrupt_leaves_nothing_behind(self):
         # The benchmark, an engine, and one more at least
@@ -87,9 +129,36 @@ class BenchSync(unittest.TestCase):
 
     def test_bad_arguments(self):
         for bad in (["--size", "many"], ["--engines", "0"], ["--rounds", "0"], ["--buffer", "4MiB"], ["--devices", "0"],
-                    ["--devices", "1", "--adopt"], ["--devices", "1", "--buffer", "1KiB"]):
+                    ["--devices", "1", "--adopt"], ["--devices", "1", "--buffer", "1KiB"],
+                    ["--checkpoint", self.directory, "--size", "1MiB"], ["--checkpoint", self.directory, "--model", "Kimi-K2"],
+                    ["--checkpoint", self.directory]):
             done = subprocess.run([WSYNC, "bench", "sync", *bad], capture_output=True, timeout=DEADLINE_S)
             self.assertEqual(done.returncode, 2, bad)
+
+
+class BenchOverhead(unittest.TestCase):
+    def test_two_fleets_are_watched_and_not(self):
+        with tempfile.TemporaryDirectory(prefix="wsync-bench-test-") as directory:
+            done = subprocess.run([WSYNC, "bench", "overhead", "--size", "4MiB", "--rounds", "2", "--directory", directory, "--json"],
+                                  text=True, capture_output=True, timeout=DEADLINE_S)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertEqual(os.listdir(directory), [])
+        result = json.loads(done.stdout)["result"]
+        self.assertEqual(len(result["rounds"]), 2)
+        for one in result["rounds"]:
+            self.assertGreater(one["spans"], 0)
+            self.assertGreater(one["making_spans_ns"], 0)
+            for kind in ("not", "kept", "asked"):
+                self.assertGreater(one[kind]["cpu_ns"], 0)
+                self.assertGreater(one[kind]["command_cpu_ns"], 0)
+            # Both pages of each update are read at once.
+            self.assertGreaterEqual(one["asked"]["pages"], 2)
+            self.assertEqual((one["not"]["pages"], one["kept"]["pages"]), (0, 0))
+        self.assertEqual([(one["watching"], one["beside"]) for one in result["overheads"]],
+                         [("asked", "kept"), ("kept", "not"), ("asked", "not")])
+        # Two pairs have no interval, so nothing is said to be met.
+        self.assertEqual(result["overheads"][0]["verdict"], "open")
+        self.assertNotIn("interval", result["overheads"][0])
 
 
 class BenchPipeline(unittest.TestCase):
@@ -125,6 +194,15 @@ class BenchScale(unittest.TestCase):
             self.assertTrue(xml.etree.ElementTree.parse(picture).getroot().tag.endswith("svg"))
             text = subprocess.run(command, text=True, capture_output=True, timeout=DEADLINE_S).stdout
             self.assertIn("One constant is fitted, on\nDeepSeek-V3.1 x 16 GPUs", text)
+
+    def test_quick_simulates_less_and_repeats_are_refused(self):
+        done = subprocess.run([WSYNC, "bench", "scale", "--quick", "--json"], text=True, capture_output=True, timeout=DEADLINE_S)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        (curve,) = json.loads(done.stdout)["result"]["curves"]
+        self.assertEqual((curve["model"], [point["gpus"] for point in curve["points"]]), ("Kimi-K2", [16, 256, 2048]))
+        done = subprocess.run([WSYNC, "bench", "scale", "--repeats", "5"], text=True, capture_output=True, timeout=DEADLINE_S)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("its simulation says the same each time; leave --repeats out", done.stderr)
 
     def test_bad_arguments(self):
         for bad in (["--model", "Kimi-K3"], ["--model", "Kimi-K2", "--gpus", "8"], ["--gpus", "0"], ["--gpus", "100001"], ["--host", "h100"],

@@ -23,6 +23,7 @@ void RoundTrace::close(const std::string& lane, const Phase& phase, TimePoint at
 }
 
 void RoundTrace::snapshot_taken(const Snapshot& snapshot, TimePoint begin, TimePoint end) {
+  if (!recorder_.wanted()) return;
   const std::string version = snapshot.version().to_string();
   const BucketPlan& plan = *snapshot.plan();
   recorder_.record(
@@ -51,6 +52,7 @@ void RoundTrace::snapshot_taken(const Snapshot& snapshot, TimePoint begin, TimeP
 
 void RoundTrace::entered(std::uint64_t request, const Version& version,
                          control::ProgressPhase phase, TimePoint at) {
+  if (!recorder_.wanted()) return;
   ended(request, at);
   open_[request] = {.phase = phase, .version = version, .begin = at};
 }
@@ -61,6 +63,7 @@ void RoundTrace::ended(std::uint64_t request, TimePoint at) {
 }
 
 void RoundTrace::sent(const std::string& sidecar, const control::Message& message, TimePoint at) {
+  if (!recorder_.wanted()) return;
   std::optional<Phase> phase;
   if (const auto* announce = std::get_if<control::Announce>(&message))
     phase = {.phase = control::ProgressPhase::kAnnounce, .version = announce->version, .begin = at};

@@ -18,8 +18,9 @@ namespace wsync::publish {
 
 class RoundTrace {
  public:
-  // The latest spans are always kept. write() does nothing when `path` is empty.
-  explicit RoundTrace(std::string path) : path_(std::move(path)) {}
+  // Keeps the latest `spans`; none is made for 0. write() does nothing when `path` is empty.
+  explicit RoundTrace(std::string path, std::uint64_t spans = limits::kTraceRingSpans)
+      : path_(std::move(path)), recorder_(spans, trace::WhenFull::kDropOldest) {}
 
   void snapshot_taken(const Snapshot& snapshot, TimePoint begin, TimePoint end);
   // The round of a request enters a phase; the one before it ends.
@@ -51,7 +52,7 @@ class RoundTrace {
   void close(const std::string& lane, const Phase& phase, TimePoint at);
 
   std::string path_;
-  trace::Recorder recorder_{limits::kTraceRingSpans, trace::WhenFull::kDropOldest};
+  trace::Recorder recorder_;
   std::map<std::uint64_t, Phase> open_;  // by request
   std::map<std::string, Phase> asked_;   // by sidecar
 };

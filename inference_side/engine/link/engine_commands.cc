@@ -309,6 +309,10 @@ void EngineLink::end_load(Result<> outcome) {
   control::Loaded reply{.version = loading_hold_->version,
                         .bytes = session_->bytes(),
                         .copy_ns = static_cast<std::uint64_t>(session_->copy_time().count())};
+  {
+    const std::lock_guard lock(mutex_);
+    status_.copied_bytes += session_->copied_bytes();
+  }
   session_.reset();
   if (std::exchange(buffers_of_load_, false)) buffers_.reset();
   if (outcome) {

@@ -39,9 +39,10 @@ namespace wsync::engine {
 struct LinkStatus {
   bool attached = false;  // welcomed by a sidecar
   control::RankState state = control::RankState::kLoading;
-  Version active;              // 0.0 = none
-  std::uint64_t refusals = 0;  // frames and commands that were refused
-  std::string last_error;      // one sentence; empty = none so far
+  Version active;                  // 0.0 = none
+  std::uint64_t refusals = 0;      // frames and commands that were refused
+  std::string last_error;          // one sentence; empty = none so far
+  std::uint64_t copied_bytes = 0;  // of weights, by all loads so far; none by kAdopt
 };
 
 class EngineLink {

@@ -85,6 +85,7 @@ Result<> LoadSession::take_arena(std::span<const std::byte> arena, ThreadPool* h
 Result<> LoadSession::take_group(std::size_t index, std::uint64_t checksum) {
   const EngineLayout& layout = *prepared_->layout;
   const reload::CopyGroup& group = layout.plan.groups()[index];
+  copied_bytes_ += group.bytes;
   if (checksum != prepared_->checksums[index])
     return fail(ErrorCode::kDigestMismatch,
                 fmt::format("tensor {}: bytes {} to {} of this rank's part (bucket {}) have "

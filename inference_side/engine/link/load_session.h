@@ -37,6 +37,8 @@ class LoadSession {
 
   [[nodiscard]] const PreparedVersion& prepared() const noexcept { return *prepared_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return coverage_.bytes(); }
+  // That were copied so far, once each; none by adopt().
+  [[nodiscard]] std::uint64_t copied_bytes() const noexcept { return copied_bytes_; }
   [[nodiscard]] std::chrono::nanoseconds copy_time() const noexcept { return copy_time_; }
 
  private:
@@ -58,6 +60,7 @@ class LoadSession {
   std::vector<std::vector<std::byte>>
       assembled_;  // kWhole: tensors of layers that are not complete
   std::chrono::nanoseconds copy_time_{0};
+  std::uint64_t copied_bytes_ = 0;
 };
 
 }  // namespace wsync::engine

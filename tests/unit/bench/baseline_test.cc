@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <thread>
 #include <unistd.h>
 
 #include "bench/baseline/baseline_bench.h"
@@ -70,8 +71,33 @@ TEST(BaselinePages, AreNewAndHugeOnlyWhenTheKernelSaysSo) {
     ASSERT_EQ(pages->bytes()[at], at % 4096 == 0 ? std::byte{1} : std::byte{0}) << at;
 }
 
+TEST(BaselineWorkbench, EveryThreadHasItsPartAndKeepsIt) {
+  const auto bench = Workbench::create(kMiB).value();
+  Ground& ground = *bench->add_ground(3).value();
+  std::array<std::thread::id, 3> first{};
+  std::array<std::thread::id, 3> second{};
+  std::array<Ground::Part, 3> parts{};
+  ground.parallel([&](unsigned i, Ground::Part part) {
+    first.at(i) = std::this_thread::get_id();
+    parts.at(i) = part;
+  });
+  ground.parallel([&](unsigned i, Ground::Part) { second.at(i) = std::this_thread::get_id(); });
+  EXPECT_EQ(first, second);
+  EXPECT_EQ(first[0], std::this_thread::get_id());
+  EXPECT_NE(first[1], first[2]);
+  std::size_t at = 0;
+  for (const Ground::Part& part : parts) {
+    EXPECT_EQ(part.at, at);
+    at += part.bytes;
+  }
+  EXPECT_EQ(at, kMiB);
+  // Touched by their threads: nothing is left to be, and each part has noise of its own.
+  EXPECT_FALSE(
+      std::ranges::equal(ground.source().first(4096), ground.source().subspan(parts[1].at, 4096)));
+}
+
 TEST(BaselineWorkbench, SeesAByteThatDidNotArrive) {
-  const auto bench = Workbench::create(kMiB, 2).value();
+  const auto bench = Workbench::create(kMiB).value();
   const auto from = bench->stamped();
   std::ranges::copy(from, bench->target().begin());
   EXPECT_TRUE(bench->check_arrived());
@@ -90,6 +116,46 @@ TEST(BaselineWorkbench, CopiesAreMeasuredOnOneTwoAndAllCores) {
   EXPECT_THAT(copy_threads(1), ElementsAre(1U));
   EXPECT_THAT(copy_threads(2), ElementsAre(1U, 2U));
   EXPECT_THAT(copy_threads(16), ElementsAre(1U, 2U, 16U));
+}
+
+TEST(BaselineBench, ARowThatRunsOutIsLeftOutAndOthersGoOn) {
+  const auto interrupt = Interrupt::create().value();
+  int measured = 0;
+  const auto steady = []() -> Result<std::chrono::nanoseconds> { return std::chrono::seconds(1); };
+  const auto failing = [&]() -> Result<std::chrono::nanoseconds> {
+    if (++measured == 3) return fail(ErrorCode::kResourceExhausted, "no huge pages any more");
+    return std::chrono::seconds(1);
+  };
+  BaselineRows rows;
+  rows.rows = {{.name = "a", .variant = "", .measure = steady},
+               {.name = "b", .variant = "", .measure = failing, .may_run_out = true}};
+  const auto nothing = [](std::string_view, unsigned, unsigned) {};
+  const auto found = measure_rows(rows, limits::kGiB, 4, interrupt, nothing);
+  ASSERT_TRUE(found) << found.error().message();
+  EXPECT_THAT((*found)[0].samples, ElementsAre(1, 1, 1, 1));
+  EXPECT_THAT((*found)[1].samples, ::testing::IsEmpty());
+  EXPECT_EQ((*found)[1].left_out, "no huge pages any more");
+  EXPECT_EQ(measured, 3) << "it is not tried again";
+  // Others must not fail, and this one not in another way.
+  measured = 0;
+  rows.rows[1].may_run_out = false;
+  EXPECT_EQ(measure_rows(rows, limits::kGiB, 4, interrupt, nothing).error().code(),
+            ErrorCode::kResourceExhausted);
+  rows.rows[1].may_run_out = true;
+  rows.rows[1].measure = []() -> Result<std::chrono::nanoseconds> {
+    return fail(ErrorCode::kDigestMismatch, "other bytes");
+  };
+  EXPECT_EQ(measure_rows(rows, limits::kGiB, 4, interrupt, nothing).error().code(),
+            ErrorCode::kDigestMismatch);
+}
+
+TEST(BaselineBench, CachesAreNotTakenForMemory) {
+  EXPECT_EQ(quick_baseline_bytes(0), 32 * kMiB);
+  EXPECT_EQ(quick_baseline_bytes(32 * kMiB), 64 * kMiB);
+  EXPECT_EQ(quick_baseline_bytes(480 * kMiB), 512 * kMiB);
+  EXPECT_THAT(cache_note(480 * kMiB, 480 * kMiB), HasSubstr("these are measured, not memory"));
+  EXPECT_EQ(cache_note(480 * kMiB + 1, 480 * kMiB), "");
+  EXPECT_THAT(cache_note(kMiB, 0), HasSubstr("not known"));
 }
 
 TEST(BaselineBench, EveryRowMovesItsBytes) {

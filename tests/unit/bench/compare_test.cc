@@ -1,10 +1,12 @@
 // What counts as a change: known probabilities, made-up samples, and samples of one distribution.
 #include "bench/compare/compare.h"
 
+#include <algorithm>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <random>
 
+#include "bench/compare/holm.h"
 #include "bench/compare/rank_sum.h"
 
 namespace wsync::bench {
@@ -60,14 +62,30 @@ TEST(RankSum, HasTheProbabilitiesOfTheTables) {
               1e-12);
 }
 
-TEST(RankSum, TiesAndLongSamplesAreTakenAsNormal) {
+TEST(RankSum, TiesAreCountedOut) {
   const std::vector<double> equal{3, 3, 3, 3, 3};
   EXPECT_EQ(rank_sum_probability(equal, equal), 1);
+  EXPECT_EQ(rank_sum_test(equal, equal).least_chance, 1);
   EXPECT_EQ(rank_sum_probability({}, equal), 1);
-  // Ranks 1.5 1.5 3 | 4.5 4.5 6: U = 0, variance 9/12 * (7 - 12/30), one half off the distance.
+  // One of 20 ways to deal ranks 1.5 1.5 3 | 4.5 4.5 6, to either side.
   const std::vector<double> a{1, 1, 2};
   const std::vector<double> b{3, 3, 4};
-  EXPECT_NEAR(rank_sum_probability(a, b), std::erfc(4.0 / std::sqrt(2 * 0.75 * 6.6)), 1e-12);
+  EXPECT_NEAR(rank_sum_probability(a, b), 2.0 / 20, 1e-12);
+  // Ranks 1 3 | 3 3 5 6: three of 15 ways come to 4, none to less, and one to 11.
+  const std::vector<double> c{1, 2};
+  const std::vector<double> d{2, 2, 5, 6};
+  EXPECT_NEAR(rank_sum_probability(c, d), 2 * 3.0 / 15, 1e-12);
+  EXPECT_NEAR(rank_sum_test(c, d).least_chance, 2 * 1.0 / 15, 1e-12);
+}
+
+TEST(RankSum, TheLeastThatSmallSamplesCanSayIsKnown) {
+  const std::vector<double> a{1, 5, 3, 2, 4};
+  const std::vector<double> b{2.5, 3.5, 1.5, 4.5, 5.5};
+  EXPECT_NEAR(rank_sum_test(a, b).least_chance, 2.0 / 252, 1e-12);
+  EXPECT_GT(rank_sum_test(a, b).chance, 0.5);
+}
+
+TEST(RankSum, LongSamplesAreTakenAsNormal) {
   std::vector<double> low, high;
   for (int i = 0; i < 40; ++i) {
     low.push_back(i);
@@ -118,6 +136,72 @@ TEST(BenchCompare, MoreIsBetterOrWorseAsTheCaseSays) {
   EXPECT_EQ(change_between(case_with(low, true), case_with(high, true)).verdict, Verdict::kFaster);
   EXPECT_EQ(change_between(case_with(high, true), case_with(low, true)).verdict, Verdict::kSlower);
   EXPECT_EQ(change_between(case_with(low), case_with(high)).verdict, Verdict::kSlower);
+}
+
+TEST(Holm, StepsDownFromTheLeastProbable) {
+  // Holm's own rule by hand: 4 * 0.005, 3 * 0.01, 2 * 0.03, then no less than what came before.
+  std::vector<HolmTest> tests{
+      {.chance = 0.01}, {.chance = 0.04}, {.chance = 0.03}, {.chance = 0.005}};
+  for (HolmTest& test : tests) test.least_chance = 0.001;
+  adjust_by_holm(tests);
+  EXPECT_NEAR(tests[3].adjusted, 0.02, 1e-12);
+  EXPECT_NEAR(tests[0].adjusted, 0.03, 1e-12);
+  EXPECT_NEAR(tests[2].adjusted, 0.06, 1e-12);
+  EXPECT_NEAR(tests[1].adjusted, 0.06, 1e-12);
+  for (const HolmTest& test : tests) EXPECT_NEAR(test.least_adjusted, 0.004, 1e-12);
+  // One that could not have been less than 0.02 comes after two that were.
+  tests[1].least_chance = 0.02;
+  adjust_by_holm(tests);
+  EXPECT_NEAR(tests[1].least_adjusted, 0.04, 1e-12);
+  std::vector<HolmTest> alone{{.chance = 0.7, .least_chance = 0.7}};
+  adjust_by_holm(alone);
+  EXPECT_EQ(alone[0].adjusted, 0.7);
+  EXPECT_EQ(alone[0].least_adjusted, 0.7);
+  adjust_by_holm({});
+}
+
+TEST(BenchCompare, ManyCasesOfAnUnchangedProgramRarelyRaiseAnAlarm) {
+  std::mt19937 random(5);
+  int alarms = 0;
+  int alarms_alone = 0;
+  for (int run = 0; run < 100; ++run) {
+    std::vector<CaseResult> a, b;
+    for (int i = 0; i < 60; ++i) {
+      a.push_back(case_with(normal_sample(random, 9, 100)));
+      b.push_back(case_with(normal_sample(random, 9, 100)));
+      a.back().name = b.back().name = std::to_string(i);
+    }
+    const auto comparison = compare(file_with(a), file_with(b), 1.0);
+    ASSERT_TRUE(comparison);
+    EXPECT_EQ(comparison->count(Verdict::kTooFew), 0U);
+    alarms += comparison->count(Verdict::kSame) < 60 ? 1 : 0;
+    alarms_alone += std::ranges::any_of(
+        comparison->cases, [](const CaseChange& change) { return change.chance < kChanceMost; });
+  }
+  EXPECT_LT(alarms, 12);  // at most 5 are expected
+  EXPECT_GT(alarms_alone, 80);
+}
+
+TEST(BenchCompare, FiveRoundsCannotTellAmongSixtyCases) {
+  std::vector<CaseResult> a, b;
+  for (int i = 0; i < 60; ++i) {
+    a.push_back(case_with({1, 2, 3, 4, 5}));
+    b.push_back(case_with(i == 0 ? std::vector<double>{11, 12, 13, 14, 15}
+                                 : std::vector<double>{1, 2, 3, 4, 5}));
+    a.back().name = b.back().name = std::to_string(i);
+  }
+  const auto many = compare(file_with(a), file_with(b));
+  ASSERT_TRUE(many);
+  EXPECT_EQ(many->count(Verdict::kTooFew), 60U);
+  EXPECT_THAT(to_text(*many), HasSubstr("60 with too few rounds to tell"));
+  // Of one case they can.
+  a.resize(1);
+  b.resize(1);
+  EXPECT_EQ(compare(file_with(a), file_with(b))->cases[0].verdict, Verdict::kSlower);
+  // Values that are all equal are the same, however many cases there are.
+  a.assign(60, case_with({2, 2, 2, 2, 2}));
+  for (int i = 0; i < 60; ++i) a[static_cast<std::size_t>(i)].name = std::to_string(i);
+  EXPECT_EQ(compare(file_with(a), file_with(a))->count(Verdict::kSame), 60U);
 }
 
 TEST(BenchCompare, FewSamplesSayNothing) {

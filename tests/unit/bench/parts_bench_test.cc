@@ -265,7 +265,7 @@ TEST_F(PartsTest, TransportRefusesBadNumbers) {
 }
 
 TEST_F(PartsTest, TransfersBringNewBytesEachTime) {
-  const auto bench = Workbench::create(kMiB + 4096, 1).value();
+  const auto bench = Ground::create(kMiB + 4096, 1).value();
   const auto loop = TransferLoop::create().value();
   const auto memfd = MemfdTransfers::create(*bench, *loop, directory_.path() + "/host").value();
   const auto tcp = TcpTransfers::create(*bench, *loop).value();

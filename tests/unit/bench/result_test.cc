@@ -221,12 +221,13 @@ TEST(BenchResult, OfSyncTheFloorIsTheBaseline) {
     round.pushed.staged_ns = 5'000'000;
     round.verified = {.ns = 1'600'000, .bytes = 200};
     round.cpu = std::chrono::nanoseconds(20);
+    round.copies = {.snapshot = 1, .loaded = 1};
   }
   result.cases[1].adopt = true;
   result.cases[1].rounds.resize(1);
   result.cases[1].rounds[0].pushed.paused_ns = 1'200'000;
   const SuiteResult suite = to_suite(result);
-  ASSERT_EQ(suite.cases.size(), 9U);
+  ASSERT_EQ(suite.cases.size(), 11U);
   EXPECT_EQ(suite.cases[0].name, "paused, 2 engines");
   EXPECT_THAT(suite.cases[0].samples, ElementsAre(1, 1));
   EXPECT_THAT(suite.cases[0].ratios, ElementsAre(0.8, 0.8));
@@ -236,11 +237,13 @@ TEST(BenchResult, OfSyncTheFloorIsTheBaseline) {
   EXPECT_THAT(suite.cases[2].samples, ElementsAre(5, 5));
   EXPECT_EQ(suite.cases[3].name, "CPU, 2 engines");
   EXPECT_THAT(suite.cases[3].samples, ElementsAre(0.1, 0.1));
-  EXPECT_EQ(suite.cases[4].name, "checked copy, 2 engines");
-  EXPECT_THAT(suite.cases[4].ratios, ElementsAre(0.5, 0.5));
-  EXPECT_EQ(suite.cases[5].name, "paused, 1 engine that map");
-  EXPECT_FALSE(suite.cases[5].baseline);
-  EXPECT_FALSE(suite.cases[5].met());
+  EXPECT_EQ(suite.cases[4].name, "copies, 2 engines");
+  EXPECT_THAT(suite.cases[4].samples, ElementsAre(2, 2));
+  EXPECT_EQ(suite.cases[5].name, "checked copy, 2 engines");
+  EXPECT_THAT(suite.cases[5].ratios, ElementsAre(0.5, 0.5));
+  EXPECT_EQ(suite.cases[6].name, "paused, 1 engine that map");
+  EXPECT_FALSE(suite.cases[6].baseline);
+  EXPECT_FALSE(suite.cases[6].met());
 }
 
 TEST(BenchResult, OfSyncOnDevicesTheCopyOfOneProcessIsTheBaseline) {
@@ -254,7 +257,7 @@ TEST(BenchResult, OfSyncOnDevicesTheCopyOfOneProcessIsTheBaseline) {
   done.rounds.resize(1);
   done.rounds[0].pushed.paused_ns = 4'000'000;
   const SuiteResult suite = to_suite(result);
-  ASSERT_EQ(suite.cases.size(), 4U);
+  ASSERT_EQ(suite.cases.size(), 5U);
   EXPECT_EQ(suite.cases[0].name, "paused, 1 engine on 2 devices, buffers of 4.00 MiB");
   EXPECT_THAT(suite.cases[0].ratios, ElementsAre(0.25));
   EXPECT_TRUE(done.speed_met());

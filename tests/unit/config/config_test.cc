@@ -43,7 +43,7 @@ TEST(Config, ReadsEveryKindOfValue) {
                               "devices: {kind: separate, count: 4, buffer_bytes: 2MiB}\n"
                               "stages: 3\nhost_memory: 12GiB\ntransport: tcp\n"
                               "heartbeat: {interval: 50ms, deadline: 1s}\nmax_staleness: 0\n"
-                              "log:\n  level: debug\n  format: json\n",
+                              "log:\n  level: debug\n  format: json\ntrace_spans: 0\n",
                               "s.yaml")
                               .value();
   EXPECT_EQ(c.name, "host7");
@@ -57,6 +57,7 @@ TEST(Config, ReadsEveryKindOfValue) {
   EXPECT_EQ(c.max_staleness, Milliseconds(0));
   EXPECT_EQ(c.log.level, LogLevel::kDebug);
   EXPECT_EQ(c.log.format, LogFormat::kJson);
+  EXPECT_EQ(c.trace_spans, 0U);
 
   const TrainerConfig t =
       parse_trainer("commit: quorum:3\ntake_over: true\narenas: 5\npause_mode: keep\n", "t")

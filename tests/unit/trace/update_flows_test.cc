@@ -238,6 +238,15 @@ TEST(Recorder, KeepsTheNewestOfARing) {
   EXPECT_EQ(recorder.dropped(), 2U);
 }
 
+TEST(Recorder, OneWithoutRoomWantsNothingAndDropsNothing) {
+  Recorder recorder(0, WhenFull::kDropOldest);
+  EXPECT_FALSE(recorder.wanted());
+  recorder.record(staged_span(Stage::kDigest, {}, 0));
+  EXPECT_TRUE(recorder.spans().empty());
+  EXPECT_EQ(recorder.dropped(), 0U);
+  EXPECT_TRUE(Recorder(1).wanted());
+}
+
 TEST(Recorder, AnswersWithWhatEndedNoLongerAgo) {
   Recorder recorder;
   for (std::int64_t i = 0; i < 5; ++i)

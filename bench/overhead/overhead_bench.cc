@@ -1,0 +1,269 @@
+#include "bench/overhead/overhead_bench.h"
+
+#include <algorithm>
+#include <ctime>
+#include <filesystem>
+#include <iterator>
+#include <memory>
+
+#include "bench/sync/fleet.h"
+#include "bench/sync/scrape.h"
+#include "shared/base/check.h"
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/base/memory_limit.h"
+#include "shared/trace/chrome_trace_reader.h"
+
+namespace wsync::bench {
+namespace {
+
+constexpr unsigned kOverheadWarmUps = 3;  // pushes: every arena and every buffer has been used
+constexpr std::chrono::milliseconds kScrapeInterval{1'000};
+constexpr std::uint64_t kFleets = 2;
+constexpr unsigned kMakings = 20;        // of an update's spans, in one sample
+constexpr unsigned kUpdatesOfRound = 2;  // of each kind
+
+Result<std::vector<trace::Span>> spans_in(const std::string& path) {
+  auto trace = trace::read_chrome_trace(path);
+  if (!trace) return fail(trace.error());
+  std::vector<trace::Span> spans;
+  for (trace::ProcessTrace& process : trace->processes)
+    std::ranges::move(process.spans, std::back_inserter(spans));
+  return spans;
+}
+
+// Of the calling thread.
+std::chrono::nanoseconds own_cpu_time() {
+  timespec time{};
+  WSYNC_CHECK(::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time) == 0, "a thread has a clock");
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+class OverheadRun {
+ public:
+  OverheadRun(const OverheadBenchOptions& options, const Interrupt& interrupt,
+              std::function<void(std::string_view)> on_step)
+      : options_(options), interrupt_(interrupt), on_step_(std::move(on_step)) {}
+
+  [[nodiscard]] Result<OverheadBenchResult> run() {
+    OverheadBenchResult result{
+        .machine = this_machine(), .bytes = options_.bytes, .engines = options_.engines};
+    const auto busy = busy_with_others(interrupt_);
+    if (!busy) return fail(busy.error());
+    result.others_busy = *busy;
+    CpuLoad load;
+    for (unsigned round = 0; round < options_.rounds; ++round) {
+      if (round % options_.rounds_of_fleets == 0) WSYNC_TRY(start_fleets());
+      auto measured = one_round(round % 2 == 1);
+      if (!measured) return fail(measured.error());
+      measured->fleets = started_ - 1;
+      result.rounds.push_back(*measured);
+      on_step_("measuring");
+    }
+    WSYNC_TRY(end_fleets());
+    result.stolen = load.since_last().stolen;
+    return result;
+  }
+
+ private:
+  struct Side {
+    std::unique_ptr<Fleet> fleet;
+    unsigned pushes = 0;
+  };
+
+  Result<> start(Side& side, const char* name, Watched watched) {
+    const std::string directory = fmt::format("{}/{}{}", options_.directory, name, started_);
+    std::filesystem::create_directory(directory);
+    std::filesystem::permissions(directory, std::filesystem::perms::owner_all);
+    auto fleet = Fleet::start({.executable = options_.executable,
+                               .directory = directory,
+                               .checkpoint = options_.checkpoints.front(),
+                               .engines = options_.engines,
+                               .watched = watched},
+                              interrupt_);
+    if (!fleet) return fail(fleet.error());
+    side = {.fleet = std::move(*fleet)};
+    for (unsigned i = 0; i < kOverheadWarmUps; ++i)
+      if (auto pushed = push(side); !pushed) return fail(pushed.error());
+    return {};
+  }
+
+  Result<> start_fleets() {
+    if (started_ > 0) WSYNC_TRY(end_fleets());
+    // Which one is started first has its say in where memory lies.
+    const bool turned = started_ % 2 == 1;
+    for (const bool watched : {turned, !turned})
+      WSYNC_TRY(watched ? start(watched_, "w", Watched::kAlways)
+                        : start(other_, "n", Watched::kNever));
+    ++started_;
+    on_step_("starting");
+    return {};
+  }
+
+  // What it has been, it was: one fleet has spans, the other none, and both hold what they say.
+  Result<> end_fleets() {
+    const std::string path = trace_path();
+    for (Side* side : {&watched_, &other_}) {
+      WSYNC_TRY(side->fleet->verify());
+      WSYNC_TRY(side->fleet->check_steps());
+      WSYNC_TRY(side->fleet->trace(path));
+      const auto spans = spans_in(path);
+      if (!spans) return fail(spans.error());
+      if (!spans->empty() != (side == &watched_))
+        return fail(ErrorCode::kInternal, fmt::format("the fleet that is {} has kept {}",
+                                                      side == &watched_ ? "watched" : "not watched",
+                                                      counted(spans->size(), "span")));
+      side->fleet.reset();
+    }
+    return {};
+  }
+
+  [[nodiscard]] std::string trace_path() const { return options_.directory + "/trace.json"; }
+
+  Result<Pushed> push(Side& side, const std::string& trace = "") {
+    return side.fleet->push(options_.checkpoints[side.pushes++ % 2], trace);
+  }
+
+  Result<WatchedUpdate> update(Watching watching) {
+    Side& side = watching == Watching::kNot ? other_ : watched_;
+    const auto before = side.fleet->cpu_time();
+    if (!before) return fail(before.error());
+    std::unique_ptr<Scraping> scraping;
+    if (watching == Watching::kAsked)
+      scraping = std::make_unique<Scraping>(side.fleet->page_sockets(), kScrapeInterval);
+    const auto pushed = push(side, watching == Watching::kAsked ? trace_path() : "");
+    if (!pushed) return fail(pushed.error());
+    WatchedUpdate done{.command_cpu = pushed->command_cpu, .paused_ns = pushed->paused_ns};
+    if (scraping) {
+      const auto pages = scraping->stop();
+      if (!pages) return fail(pages.error());
+      done.pages = *pages;
+    }
+    const auto after = side.fleet->cpu_time();
+    if (!after) return fail(after.error());
+    done.cpu = *after - *before;
+    if (pushed->checked_bytes != options_.bytes * options_.engines)
+      return fail(ErrorCode::kDigestMismatch,
+                  fmt::format("{} bytes were checked in an update, {} were to be loaded",
+                              pushed->checked_bytes, options_.bytes * options_.engines));
+    return done;
+  }
+
+  // As agents do it: texts are made, and an older span gives way.
+  Result<> make_spans(OverheadRound& round) {
+    const auto spans = spans_in(trace_path());
+    if (!spans) return fail(spans.error());
+    if (spans->empty()) return fail(ErrorCode::kInternal, "a trace of an update without a span");
+    round.spans = spans->size();
+    while (ring_.dropped() == 0) ring_.record(spans->front());
+    const auto before = own_cpu_time();
+    for (unsigned i = 0; i < kMakings; ++i)
+      for (const trace::Span& span : *spans) ring_.record(span);
+    round.making = (own_cpu_time() - before) / kMakings;
+    return {};
+  }
+
+  Result<OverheadRound> one_round(bool turned) {
+    OverheadRound round;
+    for (std::size_t i = 0; i < kUpdatesOfRound * kWatchings.size(); ++i) {
+      // 0 1 2 2 1 0, or 2 1 0 0 1 2
+      const bool back = (i >= kWatchings.size()) != turned;
+      const std::size_t step = i % kWatchings.size();
+      const std::size_t at = back ? kWatchings.size() - 1 - step : step;
+      const auto done = update(kWatchings[at]);
+      if (!done) return fail(done.error());
+      WatchedUpdate& mean = round.updates[at];
+      mean.cpu += done->cpu / kUpdatesOfRound;
+      mean.command_cpu += done->command_cpu / kUpdatesOfRound;
+      mean.paused_ns += done->paused_ns / kUpdatesOfRound;
+      mean.pages += done->pages / kUpdatesOfRound;
+    }
+    WSYNC_TRY(make_spans(round));
+    return round;
+  }
+
+  const OverheadBenchOptions& options_;
+  const Interrupt& interrupt_;
+  const std::function<void(std::string_view)> on_step_;
+  Side watched_, other_;
+  unsigned started_ = 0;  // pairs of fleets
+  trace::Recorder ring_{limits::kTraceRingSpans, trace::WhenFull::kDropOldest};
+};
+
+}  // namespace
+
+std::string_view watching_name(Watching watching) noexcept {
+  switch (watching) {
+    case Watching::kNot:
+      return "not";
+    case Watching::kKept:
+      return "kept";
+    case Watching::kAsked:
+      return "asked";
+  }
+  return "";
+}
+
+std::string_view verdict_name(OverheadVerdict verdict) noexcept {
+  switch (verdict) {
+    case OverheadVerdict::kMet:
+      return "met";
+    case OverheadVerdict::kMissed:
+      return "missed";
+    case OverheadVerdict::kOpen:
+      return "open";
+  }
+  return "";
+}
+
+double OverheadRound::percent(Watching watching, Watching beside) const {
+  const auto base = static_cast<double>(of(beside).cpu.count());
+  WSYNC_CHECK(base > 0, "an update takes processor time");
+  return 100 * (static_cast<double>(of(watching).cpu.count()) / base - 1);
+}
+
+OverheadVerdict Overhead::verdict() const {
+  if (!interval) return OverheadVerdict::kOpen;
+  if (interval->high <= kOverheadTargetPercent) return OverheadVerdict::kMet;
+  return interval->low > kOverheadTargetPercent ? OverheadVerdict::kMissed : OverheadVerdict::kOpen;
+}
+
+Overhead OverheadBenchResult::overhead(Watching watching, Watching beside) const {
+  std::vector<double> differences;
+  for (const OverheadRound& round : rounds) differences.push_back(round.percent(watching, beside));
+  return {.watching = watching,
+          .beside = beside,
+          .percent = spread_of(differences),
+          .interval = median_interval(differences, kOverheadConfidence)};
+}
+
+Result<> check_overhead_memory(std::uint64_t model_bytes, unsigned engines) {
+  // Of each fleet: its snapshots, which the sidecar maps, and what each engine holds.
+  const std::uint64_t copies = kFleets * (3 + std::uint64_t{engines}) + 1;
+  return require_memory(copies * model_bytes,
+                        fmt::format("{} copies of the model, for two fleets with {} each", copies,
+                                    counted(engines, "engine")));
+}
+
+Result<OverheadBenchResult> run_overhead_bench(
+    const OverheadBenchOptions& options, const Interrupt& interrupt,
+    const std::function<void(std::string_view, unsigned, unsigned)>& on_progress) {
+  if (options.checkpoints.size() != 2)
+    return fail(ErrorCode::kInvalidInput, "two checkpoints are needed, so that bytes change");
+  if (options.engines == 0 || options.rounds == 0 || options.rounds_of_fleets == 0)
+    return fail(ErrorCode::kInvalidInput, "at least one engine and one round");
+  WSYNC_TRY(check_overhead_memory(options.bytes, options.engines));
+  const unsigned starts =
+      (options.rounds + options.rounds_of_fleets - 1) / options.rounds_of_fleets;
+  unsigned done = 0;
+  OverheadRun run(options, interrupt, [&](std::string_view what) {
+    on_progress(what, ++done, starts + options.rounds);
+  });
+  try {
+    return run.run();
+  } catch (const nlohmann::json::exception& error) {
+    return fail(ErrorCode::kInternal, fmt::format("an answer has another form: {}", error.what()));
+  }
+}
+
+}  // namespace wsync::bench
