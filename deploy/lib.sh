@@ -43,6 +43,7 @@ python3             command python3
 python3-jsonschema  file    /usr/lib/python3/dist-packages/jsonschema/__init__.py
 spin                command spin
 prometheus          command prometheus
+librsvg2-bin        command rsvg-convert
 '
 browser_needs='
 chromium            command chromium

@@ -45,7 +45,7 @@ table,tbody,tr,td{display:block}
 tr{padding:8px 0;border-bottom:1px solid var(--line)}
 td,td.n{border:0;padding:1px 0;text-align:left;white-space:normal}
 td:empty{display:none}
-td.n.m,td.u,td.s,td.b{display:inline-block;margin-right:.4em}
+td.n.m,td.u{display:inline-block;margin-right:.4em}
 td[data-is]::before{content:attr(data-is) ": ";color:var(--dim)}
 dl{grid-template-columns:8em 1fr}
 figure{padding:6px 2px 10px}
