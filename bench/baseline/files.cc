@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <fcntl.h>
-#include <linux/magic.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
+#include "bench/measure/directory.h"
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
@@ -54,12 +53,6 @@ Result<nanoseconds> read_all(Workbench& bench, const ReadFile& file) {
   if (digest_of(to) != file.digest)
     return fail(ErrorCode::kDigestMismatch, "other bytes were read than had been written");
   return taken;
-}
-
-bool is_in_memory(const std::string& directory) {
-  struct statfs facts{};
-  return ::statfs(directory.c_str(), &facts) == 0 &&
-         (facts.f_type == TMPFS_MAGIC || facts.f_type == RAMFS_MAGIC);
 }
 
 Result<std::shared_ptr<ReadFile>> make_disk_file(const Workbench& bench,

@@ -3,6 +3,8 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <linux/magic.h>
+#include <sys/vfs.h>
 
 namespace wsync::bench {
 
@@ -19,6 +21,12 @@ Result<TemporaryDirectory> TemporaryDirectory::create(const std::string& parent)
 TemporaryDirectory::~TemporaryDirectory() {
   std::error_code ignored;
   if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+}
+
+bool is_in_memory(const std::string& directory) {
+  struct statfs facts{};
+  return ::statfs(directory.c_str(), &facts) == 0 &&
+         (facts.f_type == TMPFS_MAGIC || facts.f_type == RAMFS_MAGIC);
 }
 
 }  // namespace wsync::bench

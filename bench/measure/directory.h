@@ -25,4 +25,7 @@ class TemporaryDirectory {
   std::string path_;
 };
 
+// Whether what lies in it lies in memory (tmpfs, ramfs) and on no disk.
+[[nodiscard]] bool is_in_memory(const std::string& directory);
+
 }  // namespace wsync::bench

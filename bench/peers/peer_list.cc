@@ -29,7 +29,7 @@ std::span<const Peer> all_peers() {
        .files = PeerFiles::kDisk,
        .modules = {"torch", "safetensors", "numpy"}},
       {.name = "safetensors-disk-cold",
-       .title = "safetensors on disk, synced, not cached",
+       .title = "safetensors on disk, not cached",
        .how =
            "the same, synced and dropped from the page cache (POSIX_FADV_DONTNEED) before engines "
            "read it",

@@ -87,6 +87,10 @@ class PeersRun {
   // A peer writes the new file while the old one is there.
   std::string lack_of_space(PeerFiles files) const {
     const std::string& where = files == PeerFiles::kTmpfs ? options_.tmpfs : options_.directory;
+    if (files == PeerFiles::kDisk && is_in_memory(where))
+      return fmt::format("{} lies in memory and on no disk: --directory", where);
+    if (files == PeerFiles::kTmpfs && !is_in_memory(where))
+      return fmt::format("{} is no folder in memory: --tmpfs", where);
     std::error_code error;
     const auto space = std::filesystem::space(where, error);
     if (error) return fmt::format("{}: {}", where, error.message());

@@ -15,11 +15,13 @@
 
 namespace wsync::bench {
 
+inline constexpr std::string_view kPeersTmpfs = "/dev/shm";
+
 struct PeersBenchOptions {
-  std::string executable;                // wsync
-  std::string directory;                 // for everything that is made; the owner removes it
-  std::string tmpfs = "/dev/shm";        // where peers' files on tmpfs lie
-  std::vector<std::string> checkpoints;  // two, of equal layouts and different bytes
+  std::string executable;  // wsync
+  std::string directory;   // for everything that is made; the owner removes it
+  std::string tmpfs = std::string(kPeersTmpfs);  // where peers' files on tmpfs lie
+  std::vector<std::string> checkpoints;          // two, of equal layouts and different bytes
   std::vector<FoundPeer> peers;
   unsigned engines = 2;
   unsigned rounds = 5;

@@ -62,7 +62,9 @@ Result<std::uint64_t> check_peer_arguments(const PeersArguments& arguments) {
   if (!arguments.directory.empty() && !std::filesystem::is_directory(arguments.directory))
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("--directory: {} is no folder", arguments.directory));
-  if (!std::filesystem::is_directory(arguments.options.tmpfs))
+  // Peers that need the default are skipped where it is not there.
+  if (arguments.options.tmpfs != bench::kPeersTmpfs &&
+      !std::filesystem::is_directory(arguments.options.tmpfs))
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("--tmpfs: {} is no folder", arguments.options.tmpfs));
   WSYNC_TRY(bench::require_peers_memory(*size, arguments.options.engines));

@@ -55,9 +55,11 @@ class BenchPeers(unittest.TestCase):
         temporary = tempfile.TemporaryDirectory(prefix="wsync-bench-test-")
         self.addCleanup(temporary.cleanup)
         self.directory = os.path.join(temporary.name, "work")
-        self.tmpfs = os.path.join(temporary.name, "tmpfs")
+        memory = tempfile.TemporaryDirectory(prefix="wsync-bench-test-", dir="/dev/shm")
+        self.addCleanup(memory.cleanup)
+        self.tmpfs = memory.name
         self.environment = os.path.join(temporary.name, "environment")
-        for folder in (self.directory, self.tmpfs, os.path.join(self.environment, "bin")):
+        for folder in (self.directory, os.path.join(self.environment, "bin")):
             os.makedirs(folder)
         self.result = os.path.join(temporary.name, "result.json")
         self.svg = os.path.join(temporary.name, "peers.svg")
@@ -71,8 +73,8 @@ class BenchPeers(unittest.TestCase):
 
     def command(self, *more):
         size = [] if "--size" in more else ["--size", "8MiB"]
-        return [WSYNC, "bench", "peers", *size, "--warm-ups", "1", "--environment", self.environment, "--directory",
-                self.directory, "--tmpfs", self.tmpfs, "--json", *more]
+        places = [] if "--tmpfs" in more else ["--directory", self.directory, "--tmpfs", self.tmpfs]
+        return [WSYNC, "bench", "peers", *size, "--warm-ups", "1", "--environment", self.environment, *places, "--json", *more]
 
     def measure(self, *more, exit_code=0):
         done = subprocess.run(self.command("--output", self.result, "--svg", self.svg, *more), text=True, capture_output=True,
@@ -128,6 +130,17 @@ class BenchPeers(unittest.TestCase):
         self.assertEqual([case["name"] for case in suite["cases"]],
                          ["floor", "verified copies, wsync", "verified copies, raw-tmpfs", "staged, wsync", "paused, wsync"])
         self.assertIn(f"zeromq failed in {failed['zeromq']}", suite["notes"])
+
+    def test_a_folder_on_the_wrong_kind_of_storage_skips_who_needs_it(self):
+        broken = os.path.join(self.environment, "broken.py")
+        with open(broken, "w", encoding="utf-8") as file:
+            file.write(BROKEN)
+        self.python(f'exec {sys.executable} -S {broken} "$@"')
+        result, _ = self.measure("--engines", "1", "--rounds", "1", "--peers", "raw-tmpfs,safetensors-disk", "--tmpfs", "/proc",
+                                 "--directory", self.tmpfs)
+        tmpfs, disk = result["peers"]
+        self.assertEqual(tmpfs["skipped"], "/proc is no folder in memory: --tmpfs")
+        self.assertRegex(disk["skipped"], "lies in memory and on no disk: --directory")
 
     def test_an_interrupt_leaves_nothing_behind(self):
         # The benchmark, the sidecar and two engines; or the benchmark, a trainer and two engines
