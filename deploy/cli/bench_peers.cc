@@ -194,7 +194,7 @@ void add_bench_peers(CLI::App& parent, Context& context, BenchRun& run) {
   add_bench_options(*command, run);
   command->callback([&context, &run, arguments, command] {
     // This process is the trainer, whose log nobody wants to read beside the progress.
-    if (!context.options.log_level_given) context.options.log_level = "warning";
+    if (!context.options.log_level_given) context.options.log_level = "error";
     run.add_suite("peers", [&run, arguments, command](const bench::Interrupt& interrupt) {
       arguments->options.rounds =
           rounds_of(run.options, *command, "--rounds", arguments->options.rounds, 2);
