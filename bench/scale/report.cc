@@ -201,10 +201,11 @@ SuiteResult to_suite(const ScaleResult& result) {
 }
 
 std::string to_svg(const ScaleResult& result) {
-  trace::Chart chart{.title = "Updates by the number of GPUs, as simulated (seconds); published: up to 256",
-                     .x_title = "GPUs, logarithm to the base 2",
-                     .panels = {},
-                     .marks = {{4, "16 GPUs"}, {8, "256"}, {11, "2048 and on: extrapolated"}}};
+  trace::Chart chart{
+      .title = "Updates by the number of GPUs, as simulated (seconds); published: up to 256",
+      .x_title = "GPUs, logarithm to the base 2",
+      .panels = {},
+      .marks = {{4, "16 GPUs"}, {8, "256"}, {11, "2048 and on: extrapolated"}}};
   for (const ScaleCurve& curve : result.curves) {
     const bool first = chart.panels.empty();
     const auto series = [&](const char* name, const char* colour, auto value) {

@@ -50,7 +50,8 @@ void add_bench(CLI::App& app, Context& context) {
   command->require_subcommand(1, 0);
   command->footer(
       "Examples:\n  wsync bench list\n  wsync bench baseline sync --quick --output now.json\n"
-      "  wsync bench compare before.json now.json\n  wsync bench report now.json --output report.html");
+      "  wsync bench compare before.json now.json\n  wsync bench report now.json --output "
+      "report.html");
   const auto run = std::make_shared<BenchRun>();
   add_bench_baseline(*command, context, *run);
   add_bench_sync(*command, context, *run);
