@@ -158,7 +158,8 @@ std::string to_text(const OverheadBenchResult& result) {
   const double made = spread_of(making_ms(result)).median;
   text += fmt::format(
       "\nMaking and keeping the {} of an update once more takes {:.3f} ms: {:.3f} % of its CPU. "
-      "That is what two fleets differ by beside where their memory came to lie.\n"
+      "Their texts are copied there, not composed; counters and waiting page threads are not in "
+      "it.\n"
       "CPU is user and system time of trainer, sidecar and engines; `wsync push` is not in it. "
       "An update was asked for {:g} pages.\n"
       "The interval is of the median, by order statistics (Thompson 1936).\n",
