@@ -160,14 +160,13 @@ Result<> add_memory_rows(Workbench& bench, const Machine& machine, BaselineRows&
        {std::pair<const char*, Measure>{"memcpy", measure_memcpy},
         std::pair<const char*, Measure>{"streaming copy", measure_streaming_copy}})
     for (const auto& [threads, ground] : grounds)
-      rows.rows.push_back(
-          {.name = name,
-           .variant = counted(threads, "thread"),
-           .measure = [ground = ground, measure = measure]() -> Result<nanoseconds> {
-             const auto spent = measure(*ground);
-             if (!spent) return fail(spent.error());
-             return spent->wall;
-           }});
+      rows.rows.push_back({.name = name,
+                           .variant = counted(threads, "thread"),
+                           .measure = [on = ground, run = measure]() -> Result<nanoseconds> {
+                             const auto spent = run(*on);
+                             if (!spent) return fail(spent.error());
+                             return spent->wall;
+                           }});
   const std::size_t bytes = bench.bytes();
   for (const PageKind kind : {PageKind::kSmall, PageKind::kHuge}) {
     const bool huge = kind == PageKind::kHuge;

@@ -240,7 +240,8 @@ std::string to_text(const Comparison& comparison) {
       "by chance: rank sums (Mann and Whitney), over all cases by Holm's procedure, since one "
       "false "
       "alarm fails a comparison. An unchanged program is called changed with a probability of {:g} "
-      "at most.\n",
+      "at most, as far as a run's rounds are like those of another run: a machine that has become "
+      "slower in between looks like a change.\n",
       comparison.factor, kChanceMost);
   text += fmt::format("\n{:<{}} {:>12} {:>12} {:<6} {:>7} {:>7} {:<6} {:>8} {:>8}  {}\n", "case",
                       width, "A", "B", "", "speed", "judged", "by", "chance", "of all", "");

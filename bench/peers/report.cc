@@ -6,6 +6,7 @@
 #include "bench/measure/catalogue.h"
 #include "bench/measure/report.h"
 #include "shared/base/format.h"
+#include "shared/trace/axis.h"
 #include "shared/trace/progress.h"
 #include "shared/trace/svg.h"
 
@@ -79,7 +80,7 @@ constexpr double kBarsTop = 66;
 constexpr double kBarPitch = 34;
 constexpr double kBarHeight = 20;
 constexpr double kBarTicks = 8;
-constexpr std::size_t kBarWords = 84;  // letters that fit beside a title
+constexpr double kBarWords = 504;  // pixels of a reason
 
 std::string svg_text(double x, double y, std::string_view anchor, int size, std::string_view colour,
                      std::string_view text) {
@@ -92,10 +93,8 @@ std::string bar(const ContenderRow& row, const PeersBenchResult& result, double 
   const double middle = top + kBarHeight / 2;
   std::string svg = svg_text(kBarsLeft - 10, middle + 4, "end", 13, "#111", row.title);
   if (row.seconds->empty()) {
-    const std::string why = row.why_not.size() <= kBarWords
-                                ? row.why_not
-                                : row.why_not.substr(0, kBarWords - 3) + "...";
-    return svg + svg_text(kBarsLeft + 6, middle + 4, "start", 12, "#777", why);
+    return svg + svg_text(kBarsLeft + 6, middle + 4, "start", 12, "#777",
+                          trace::fitted(row.why_not, kBarWords));
   }
   const Spread spread = spread_of(*row.seconds);
   svg +=

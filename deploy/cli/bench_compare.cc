@@ -51,6 +51,13 @@ Result<Outcome> bench_compare(const CompareArguments& arguments) {
   if (!comparison) return fail(comparison.error());
   const std::size_t worse = comparison->count(bench::Verdict::kSlower);
   Outcome outcome{.result = bench::to_json(*comparison), .text = bench::to_text(*comparison)};
+  if (comparison->count(bench::Verdict::kTooFew) == comparison->cases.size()) {
+    outcome.complaint =
+        "wsync bench compare: no case has enough rounds to tell anything: measure both anew with "
+        "more (--repeats)";
+    outcome.exit_code = kExitBadInput;
+    return outcome;
+  }
   if (worse == 0) return outcome;
   outcome.complaint = fmt::format("wsync bench compare: {} became worse", counted(worse, "case"));
   outcome.exit_code = kExitFailed;

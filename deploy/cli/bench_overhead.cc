@@ -66,7 +66,8 @@ void add_bench_overhead(CLI::App& parent, Context& context, BenchRun& run) {
                    "Engines of each of the two fleets (default: 1)")
       ->check(CLI::Range(1U, kOverheadEnginesMax));
   command
-      ->add_option("--rounds", arguments->rounds, "Rounds of one update of each kind (default: 30)")
+      ->add_option("--rounds", arguments->rounds,
+                   "Rounds of two updates of each kind (default: 30)")
       ->check(CLI::Range(1U, kBenchRepeatsMax));
   command
       ->add_option("--directory", arguments->directory,

@@ -22,7 +22,8 @@ constexpr std::chrono::seconds kTurn{30};
 constexpr timespec kBetweenTries{.tv_sec = 0, .tv_nsec = 1'000'000};
 
 // One writer at a time: the names beside `path` are fixed, so two would rename each other's file.
-Result<LockFile> take_turn(const std::string& path) {
+Result<LockFile> take_turn(const std::string& path, Claim how) {
+  if (how == Claim::kTakeOver) return LockFile::seize(path + ".lock");
   const TimePoint deadline = now() + kTurn;
   for (;;) {
     auto lock = LockFile::acquire(path + ".lock");
@@ -75,14 +76,20 @@ Result<> replace(int directory, const std::string& path, const std::string& fres
 
 }  // namespace
 
-Result<> write_durably(const std::filesystem::path& path, std::span<const std::byte> bytes) {
+Result<> write_durably(const std::filesystem::path& path, std::span<const std::byte> bytes,
+                       Claim how) {
   const std::string parent = path.has_parent_path() ? path.parent_path().string() : ".";
   const UniqueFd directory(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!directory.valid()) return fail_errno("open " + parent, errno);
-  const auto turn = take_turn(path.string());
+  const auto turn = take_turn(path.string(), how);
   if (!turn) return fail(turn.error());
-  const std::string fresh = path.string() + ".new";
+  // A writer that was left behind may still write to the file of the usual name.
+  const std::string fresh =
+      path.string() + (how == Claim::kTakeOver ? fmt::format(".new.{}", ::getpid()) : ".new");
   Result<> written = write_temporary(fresh, bytes);
+  if (written && !turn->is_ours())
+    written = fail(ErrorCode::kBusy,
+                   fmt::format("write {}: another writer has taken it over", path.string()));
   if (written) written = replace(directory.get(), path.string(), fresh, path.string() + ".old");
   if (!written) ::unlink(fresh.c_str());
   return written;

@@ -9,6 +9,7 @@
 
 #include "shared/base/bytes.h"
 #include "shared/base/error.h"
+#include "shared/base/unix_socket.h"
 
 namespace wsync {
 
@@ -16,9 +17,10 @@ namespace wsync {
 // `<path>.old` is the old content meanwhile, and `<path>.lock` is held. On an error `path` is as it
 // was (the sentence says so if it could not be put back) and nothing is left beside it. What a
 // killed process left beside it goes with the next write. kBusy: another writer has kept its turn
-// for 30 s, so it is stopped, or its disc is.
+// for 30 s, so it is stopped, or its disc is; or it took ours over. kTakeOver waits for nobody: the
+// writer before is left behind, and what it was about to write is not written.
 [[nodiscard]] Result<> write_durably(const std::filesystem::path& path,
-                                     std::span<const std::byte> bytes);
+                                     std::span<const std::byte> bytes, Claim how = Claim::kIfFree);
 // The whole file. kNotFound when there is none; kInvalidInput when it has more than `max_bytes`.
 [[nodiscard]] Result<Bytes> read_small_file(const std::filesystem::path& path,
                                             std::uint64_t max_bytes);

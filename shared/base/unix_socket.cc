@@ -146,8 +146,10 @@ Result<LockFile> LockFile::seize(const std::string& path) {
   return lock;
 }
 
+bool LockFile::is_ours() const { return still_names(path_, fd_.get()); }
+
 std::optional<std::string> LockFile::taken_by() const {
-  if (still_names(path_, fd_.get())) return std::nullopt;
+  if (is_ours()) return std::nullopt;
   const UniqueFd other(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   if (!other.valid()) return std::nullopt;  // removed, by nobody who wants it
   return holder_of(other.get());

@@ -44,6 +44,8 @@ class LockFile {
   LockFile& operator=(LockFile&&) = delete;
   ~LockFile();
   [[nodiscard]] bool held() const noexcept { return fd_.valid(); }  // false once moved from
+  // False once it was seized, also by somebody who has let it go since, or its file removed.
+  [[nodiscard]] bool is_ours() const;
   // Who has seized the lock since, for people; nothing while it is ours.
   [[nodiscard]] std::optional<std::string> taken_by() const;
 

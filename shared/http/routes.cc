@@ -186,10 +186,13 @@ bool Routes::serve(Connection& connection) {
         return false;
       case Connection::Next::kRefused: {
         const Page page = error_page_(connection.head().status, connection.head().sentence, {});
+        std::string headers;
+        for (const auto& [name, value] : options_.headers)
+          headers += fmt::format("{}: {}\r\n", name, value);
         if (connection.send_all(fmt::format(
-                "HTTP/1.1 {} Refused\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: "
+                "HTTP/1.1 {} Refused\r\nContent-Type: {}\r\nContent-Length: {}\r\n{}Connection: "
                 "close\r\n\r\n{}",
-                connection.head().status, page.type, page.body.size(), page.body)))
+                connection.head().status, page.type, page.body.size(), headers, page.body)))
           connection.linger();
         return false;
       }

@@ -188,6 +188,14 @@ class Suites(unittest.TestCase):
         self.assertEqual(back.returncode, 0, back.stdout)
         self.assertRegex(back.stdout, r"sync: paused .* better")
 
+    def test_a_comparison_that_can_tell_nothing_is_no_success(self):
+        def once(_, case):
+            case["value"]["samples"] = [20.0]
+        done = self.compare(once)
+        self.assertEqual(done.returncode, 2, done.stdout)
+        self.assertIn("no case has enough rounds to tell anything", done.stderr)
+        self.assertRegex(done.stdout, r"sync: paused .* too few")
+
     def test_bad_result_files(self):
         def version(file, _):
             file["schema_version"] = 7

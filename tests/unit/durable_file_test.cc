@@ -68,6 +68,18 @@ class DurableFile : public ::testing::Test {
   std::filesystem::path path_;
 };
 
+TEST_F(DurableFile, AWriterThatStandsStillIsLeftBehindByOneThatTakesOver) {
+  ASSERT_TRUE(write("one").has_value());
+  const auto stopped = LockFile::acquire(path_.string() + ".lock");  // in the middle of its turn
+  ASSERT_TRUE(stopped.has_value());
+  const std::string text = "two";
+  ASSERT_TRUE(write_durably(path_, std::as_bytes(std::span(text)), Claim::kTakeOver).has_value());
+  EXPECT_EQ(content(), "two");
+  EXPECT_FALSE(stopped->is_ours());
+  ASSERT_TRUE(write("three").has_value());
+  EXPECT_EQ(content(), "three");
+}
+
 TEST_F(DurableFile, HoldsTheNewestContentAndNothingLiesBesideIt) {
   ASSERT_TRUE(write("one").has_value());
   ASSERT_TRUE(write("two").has_value());

@@ -12,6 +12,7 @@
 
 namespace wsync::publish {
 void RoundTrace::close(const std::string& lane, const Phase& phase, TimePoint at) {
+  if (!recorder_.wanted()) return;
   const std::string version = phase.version.to_string();
   recorder_.record({.name = fmt::format("{} {}", control::phase_name(phase.phase), version),
                     .lane = lane,
@@ -63,7 +64,6 @@ void RoundTrace::ended(std::uint64_t request, TimePoint at) {
 }
 
 void RoundTrace::sent(const std::string& sidecar, const control::Message& message, TimePoint at) {
-  if (!recorder_.wanted()) return;
   std::optional<Phase> phase;
   if (const auto* announce = std::get_if<control::Announce>(&message))
     phase = {.phase = control::ProgressPhase::kAnnounce, .version = announce->version, .begin = at};

@@ -30,7 +30,7 @@ class RoundTrace {
   // A message to a sidecar, or from one: Announce, Stage and Decide begin something that Accept or
   // Refuse, Staged and Switched end. Others are passed over.
   void sent(const std::string& sidecar, const control::Message& message, TimePoint at);
-  // What the message has ended, if anything.
+  // What the message has ended, if anything; also of a recorder that wants no spans.
   struct Answered {
     std::string_view stage;  // "announce", "stage", "switch"
     Version version;

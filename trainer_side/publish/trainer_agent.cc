@@ -221,7 +221,8 @@ void TrainerAgent::arm_timer() {
 bool TrainerAgent::store_epoch(std::uint64_t epoch) {
   ByteWriter writer;
   writer.put(epoch);
-  const auto stored = write_durably(epoch_file_, writer.buffer());
+  const auto stored = write_durably(epoch_file_, writer.buffer(),
+                                    config_.take_over ? Claim::kTakeOver : Claim::kIfFree);
   if (stored) return true;
   broken_ = stored.error().with_context(fmt::format("cannot store fence epoch {}", epoch));
   loop_.post([this] { callbacks_.on_stopped(*broken_); });

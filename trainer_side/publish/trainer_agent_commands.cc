@@ -111,10 +111,11 @@ void TrainerAgent::roll_back(const Version& to,
   if (broken_) return on_done(fail(*broken_));
   const std::uint64_t request = next_request_++;
   rollbacks_[request] = std::move(on_done);
+  const TimePoint began = now();
   step(RollbackRequested{.request = request, .to = to});
   if (!rollbacks_.contains(request)) return;
-  journal_.rollback_began(request, coordinator_.target(), now());
-  history_.rollback_began(request, coordinator_.target(), now());
+  journal_.rollback_began(request, coordinator_.target(), began);
+  history_.rollback_began(request, coordinator_.target(), began);
 }
 
 void TrainerAgent::on_verify(const std::string& peer, const control::Envelope& envelope) {

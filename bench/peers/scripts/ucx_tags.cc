@@ -305,7 +305,11 @@ int main() {
       serve(job, driver);
     } catch (const std::exception& error) {
       std::fprintf(stderr, "%s\n", error.what());
-      driver.say(std::string("\"event\": \"failed\", \"why\": \"") + error.what() + "\"");
+      std::string why = error.what();
+      std::replace_if(
+          why.begin(), why.end(), [](unsigned char c) { return c < 0x20 || c == '"' || c == '\\'; },
+          ' ');
+      driver.say("\"event\": \"failed\", \"why\": \"" + why + "\"");
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

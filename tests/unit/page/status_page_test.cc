@@ -203,7 +203,7 @@ TEST(RoundPicture, DrawsEachStageInItsPlaceAndSurvivesOddTimes) {
   const std::string svg = round_svg(round, "title");
   EXPECT_EQ(count_of(svg, "<rect"), 3U);
   EXPECT_THAT(svg, AllOf(HasSubstr("class=\"snapshot\" x=\"150.0\""),
-                         HasSubstr("class=\"switch\" x=\"497.0\""), HasSubstr("snapshot 50.0 ms"),
+                         HasSubstr("class=\"switch\" x=\"489.0\""), HasSubstr("snapshot 50.0 ms"),
                          HasSubstr(std::string(18, 'n') + "\u2026<"), Not(HasSubstr("width=\"-"))));
   round.ended = round.began;
   EXPECT_THAT(round_svg(round, "t"), AllOf(Not(HasSubstr("nan")), Not(HasSubstr("inf"))));
