@@ -114,12 +114,12 @@ function(wsync_component name)
 endfunction()
 
 # wsync_test(<name> LABEL <unit|contract|scenario|simulation|gpu> SOURCES <file>... LINK <target>... [TIMEOUT <seconds>]
-#   [ONE_THREAD] [OPTIMIZED])
+#   [ONE_THREAD] [ARITHMETIC] [OPTIMIZED])
 # One GoogleTest executable, one CTest entry, and a part of the target tests_<label>. ONE_THREAD: of code without threads, in
-# which the thread sanitizer has nothing to find; its builds leave the test out. OPTIMIZED: what takes its time is its own code.
+# which the thread sanitizer has nothing to find; its builds leave the test out. ARITHMETIC: no sanitizer has. OPTIMIZED: what takes its time is its own code.
 function(wsync_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "ONE_THREAD;OPTIMIZED" "LABEL;TIMEOUT" "SOURCES;LINK")
-  if(arg_ONE_THREAD AND WSYNC_SANITIZER STREQUAL "thread")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "ARITHMETIC;ONE_THREAD;OPTIMIZED" "LABEL;TIMEOUT" "SOURCES;LINK")
+  if((arg_ONE_THREAD AND WSYNC_SANITIZER STREQUAL "thread") OR (arg_ARITHMETIC AND WSYNC_SANITIZER))
     return()
   endif()
   add_executable(${name} ${arg_SOURCES})

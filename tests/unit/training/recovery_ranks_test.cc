@@ -18,9 +18,9 @@ namespace {
 // The step in which ranks die.
 constexpr std::uint64_t kDeadly = 2;
 
-// The thread sanitizer takes ten times as long: it sees every third exchange of a rank, others of
-// the next one.
-#ifdef WSYNC_SANITIZED_THREADS
+// Sanitizers take up to ten times as long: they see every third exchange of a rank, others of the
+// next one.
+#ifdef WSYNC_SANITIZED
 constexpr int kEvery = 3;
 #else
 constexpr int kEvery = 1;
