@@ -84,13 +84,15 @@ void add_absent_gpus(const device::CudaFacts& cuda, const CudaWanted& wanted,
   named.erase(std::unique(named.begin(), named.end()), named.end());
   for (const std::uint32_t gpu : named) {
     if (std::ranges::count(cuda.gpus, gpu, &device::GpuFacts::gpu) != 0) continue;
-    checks.push_back({.name = fmt::format("gpu {}", gpu),
-                      .status = CheckStatus::kFail,
-                      .found = fmt::format("devices.gpus names GPU {}; this process sees {}", gpu,
-                                           cuda.gpus.size()),
-                      .advice = "name GPUs from 0 on, as nvidia-smi -L and CUDA_VISIBLE_DEVICES "
-                                "number them",
-                      .facts = {}});
+    checks.push_back(
+        {.name = fmt::format("gpu {}", gpu),
+         .status = CheckStatus::kFail,
+         .found =
+             fmt::format("devices.gpus names GPU {}; this process sees {}", gpu, cuda.gpus.size()),
+         .advice = "name GPUs from 0 on, in the driver's order, which the lines of this "
+                   "list have: fastest first, and as nvidia-smi has it only with "
+                   "CUDA_DEVICE_ORDER=PCI_BUS_ID",
+         .facts = {}});
   }
 }
 

@@ -148,7 +148,7 @@ void report_gpu(const control::GpuPlan& gpu, Outcome& outcome) {
                            {"context_bytes", gpu.context_bytes}};
   outcome.text += fmt::format(
       "    {}{}{}: buffers take {} at the highest, streams and communicators {} ({}), "
-      "the sidecar's context at most {}",
+      "the sidecar's context {} (estimated)",
       gpu.name, gpu.uuid.empty() ? "" : " ", gpu.uuid, human_bytes(gpu.peak_bytes),
       human_bytes(gpu.streams_bytes), gpu.streams_measured ? "measured" : "estimated",
       human_bytes(gpu.context_bytes));
