@@ -79,7 +79,8 @@ class Metrics(unittest.TestCase):
             self.assertEqual(get(sidecar, "/healthz"), (200, "ok\n"))
             self.is_unready(sidecar, "no engine is attached")
             engine = fleet.engine(os.path.join(fleet.run_dir, "s0.engines"), "a", one)
-            self.assertRegex(get(sidecar, "/readyz")[1], "^replica 'a' is ")
+            # The engine says that it is attached when it has its welcome, the sidecar when it has seen to the rest.
+            fleet.until(lambda: get(sidecar, "/readyz")[1].startswith("replica 'a' is "), "the replica")
             _, coordinator = fleet.with_pages("trainer", "trainer")
             self.assertEqual(get(coordinator, "/healthz"), (200, "ok\n"))
             self.assertEqual(get(coordinator, "/readyz")[0], 503)
