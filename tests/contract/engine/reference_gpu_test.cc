@@ -64,12 +64,15 @@ TEST_F(ReferenceEngineOnGpu, ServesItsCheckpointAndThenTheNextVersion) {
                   const std::lock_guard lock(mutex);
                   events.push_back(event);
                 }).value();
-  EXPECT_EQ(events.at(0).name, "placed");
+  // From start() on the serving thread speaks as well: what create() said is taken before it.
+  ASSERT_EQ(events.size(), 1U);
+  const EngineEvent placed = events.front();
+  EXPECT_EQ(placed.name, "placed");
   EXPECT_GE(engine->model().gpu_bytes(), engine->model().bytes());
   engine->start();
   const auto hello = peer_.accept();
   EXPECT_EQ(hello.state, RankState::kServing);
-  EXPECT_EQ(std::get<std::string>(events.at(0).fields.at(1).second), hello.gpu);
+  EXPECT_EQ(std::get<std::string>(placed.fields.at(1).second), hello.gpu);
   expect_steps(*engine);
 
   peer_.send(control::EngineWelcome{.generation = test::GpuSidecar::kGeneration,
