@@ -74,8 +74,20 @@ for tool in cmake ninja g++ python3; do
   command -v "$tool" >/dev/null || die 3 "$tool is not on PATH; install it, or name its folder with --prefix (it is looked for in DIR/bin)"
 done
 # Before minutes of compiling.
-driver=$(python3 -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>&1) ||
-  die 3 "there is no NVIDIA driver: $(tail -n 1 <<<"$driver"); this script is for machines with a GPU"
+driver=$(python3 - 2>&1 <<'PYTHON'
+import ctypes, os, sys
+try:
+    cuda = ctypes.CDLL("libcuda.so.1")
+except OSError as error:
+    sys.exit(f"there is no NVIDIA driver: {error}; install one (in a container: start it with the host's GPUs, such as --gpus all)")
+count, code = ctypes.c_int(), cuda.cuInit(0)
+if code == 0:
+    code = cuda.cuDeviceGetCount(ctypes.byref(count))
+visible = "CUDA_VISIBLE_DEVICES is " + os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+if code != 0 or count.value == 0:
+    sys.exit(f"the NVIDIA driver lists no GPU (it says {code}, {count.value} GPUs; {visible}); see what nvidia-smi lists")
+PYTHON
+) || die 3 "$(tail -n 1 <<<"$driver")"
 
 folder=$(mkdir -p "$folder" && cd "$folder" && pwd -P)
 output=$(mkdir -p "$output" && cd "$output" && pwd -P)

@@ -51,7 +51,7 @@ std::string missing_gpu() {
   const auto facts = (*backend)->facts();
   if (!facts) return facts.error().message();
   if (facts->gpus.empty())
-    return "the driver is there and sees no GPU (is CUDA_VISIBLE_DEVICES set to something else?)";
+    return fmt::format("the driver is there and sees no GPU ({})", device::visible_gpus_text());
   // One that is too old for the kernels, or whose driver is, can be listed and not used.
   const auto device = (*backend)->make_device({.kind = device::DeviceKind::kCuda,
                                                .index = device::DeviceIndex{0},

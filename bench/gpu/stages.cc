@@ -48,8 +48,8 @@ Result<std::unique_ptr<LoneStages>> LoneStages::create(const std::vector<std::ui
   }
   std::vector<device::Device*> devices;
   for (Member& member : made->members_) devices.push_back(member.device.get());
-  auto joined =
-      collective::join_all(collective::fitting_group(devices), devices, now() + kGpuWorkDeadline);
+  auto joined = collective::join_all(collective::fitting_group(devices).kind, devices,
+                                     now() + kGpuWorkDeadline);
   if (!joined) return fail(std::move(joined).error());
   for (std::size_t i = 0; i < joined->size(); ++i)
     made->members_[i].communicator = std::move((*joined)[i]);

@@ -85,8 +85,10 @@ class ThreadEngine {
     std::function<void(std::uint64_t checksum)> done;
   };
 
-  explicit ThreadEngine(std::uint64_t bytes)
+  // `rate`: LinkRates::reload.
+  ThreadEngine(std::uint64_t bytes, double rate)
       : bytes_(bytes),
+        rate_(rate),
         memory_(static_cast<std::byte*>(std::aligned_alloc(
             kEngineAlignment,
             (bytes + kEngineAlignment - 1) / kEngineAlignment * kEngineAlignment))) {
@@ -114,12 +116,16 @@ class ThreadEngine {
         task = std::move(queue_.front());
         queue_.pop_front();
       }
-      task.done(
-          copy_streaming_checksum(weights().subspan(task.offset, task.from.size()), task.from));
+      const TimePoint begin = now();
+      const std::uint64_t found =
+          copy_streaming_checksum(weights().subspan(task.offset, task.from.size()), task.from);
+      wait_for_link(begin, task.from.size(), rate_);
+      task.done(found);
     }
   }
 
   const std::uint64_t bytes_;
+  const double rate_;
   std::unique_ptr<std::byte, FreeDeleter> memory_;
   std::mutex mutex_;
   std::condition_variable_any changed_;
@@ -127,16 +133,14 @@ class ThreadEngine {
   std::jthread thread_;
 };
 
-std::vector<std::unique_ptr<device::Device>> make_devices(std::uint32_t count, Result<>& outcome) {
+Result<std::vector<std::unique_ptr<device::Device>>> make_devices(
+    const HostPipelineOptions& options) {
   std::vector<std::unique_ptr<device::Device>> made;
-  for (std::uint32_t d = 0; d < count; ++d) {
+  for (std::uint32_t d = 0; d < options.devices; ++d) {
     auto one = device::make_device(
         {.kind = device::DeviceKind::kSeparate, .index = device::DeviceIndex{d}});
-    if (!one) {
-      outcome = fail(std::move(one).error());
-      return {};
-    }
-    made.push_back(std::move(*one));
+    if (!one) return fail(std::move(one).error());
+    made.push_back(options.rates.paced() ? paced(std::move(*one), options.rates) : std::move(*one));
   }
   return made;
 }
@@ -212,10 +216,10 @@ Result<> HostPipeline::Parts::make_model() {
 }
 
 Result<> HostPipeline::Parts::make_runner(Runner& to, reload::Stages stages) {
-  Result<> outcome;
+  auto devices = make_devices(options);
+  if (!devices) return fail(std::move(devices).error());
   reload::PipelineOptions wanted;
-  wanted.devices = make_devices(options.devices, outcome);
-  WSYNC_TRY(outcome);
+  wanted.devices = std::move(*devices);
   wanted.buffer_bytes = options.buffer_bytes;
   wanted.stages = stages;
   auto made = reload::PipelineRunner::create(std::move(wanted));
@@ -228,10 +232,10 @@ Result<> HostPipeline::Parts::make_runner(Runner& to, reload::Stages stages) {
 }
 
 Result<> HostPipeline::Parts::make_group(std::unique_ptr<reload::DeviceGroup>& to) {
-  Result<> outcome;
+  auto devices = make_devices(options);
+  if (!devices) return fail(std::move(devices).error());
   reload::DeviceGroupOptions wanted;
-  wanted.devices = make_devices(options.devices, outcome);
-  WSYNC_TRY(outcome);
+  wanted.devices = std::move(*devices);
   wanted.buffer_bytes = options.buffer_bytes;
   auto made = reload::DeviceGroup::create(std::move(wanted));
   if (!made) return fail(std::move(made).error());
@@ -283,7 +287,7 @@ Result<std::unique_ptr<HostPipeline>> HostPipeline::create(const HostPipelineOpt
   auto parts = std::make_unique<Parts>();
   parts->options = options;
   for (std::uint32_t d = 0; d < options.devices; ++d) {
-    parts->engines.emplace_back(options.bytes);
+    parts->engines.emplace_back(options.bytes, options.rates.reload);
     if (!parts->engines.back().has_memory())
       return fail(ErrorCode::kResourceExhausted,
                   fmt::format("an engine found no {} bytes of memory", options.bytes));

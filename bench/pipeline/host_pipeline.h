@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "bench/pipeline/paced_device.h"
 #include "inference_side/reload/stage_choice.h"
 #include "shared/base/error.h"
 
@@ -20,6 +21,7 @@ struct HostPipelineOptions {
   std::uint32_t devices = 2;
   std::uint64_t bytes = 256ULL << 20U;       // of the model
   std::uint64_t buffer_bytes = 4ULL << 20U;  // of each of the three buffers of a device
+  LinkRates rates;
 };
 
 inline constexpr std::uint64_t kHandOverBytes = 64;

@@ -6,6 +6,7 @@
 
 #include "bench/scale/pipeline_flows.h"
 #include "shared/base/format.h"
+#include "shared/config/units.h"
 
 namespace wsync::bench {
 namespace {
@@ -40,8 +41,9 @@ HostPipelineCase summed_up(HostPipelineCase made) {
   made.broadcast_s = over([](const Round& r) { return r.broadcast.wall_s; });
   made.reload_s = over([](const Round& r) { return r.reload.wall_s; });
   made.contention = over([](const Round& r) { return bench::contention(r); });
-  made.hand_over_s = over(
-      [&](const Round& r) { return bench::hand_over_s(r.hand_overs, made.buckets, made.devices); });
+  made.hand_over_s = over([&](const Round& r) {
+    return bench::hand_over_s(r.hand_overs, made.buckets, made.options.devices);
+  });
   made.two_s = over([](const Round& r) { return r.two_s; });
   made.three_s = over([](const Round& r) { return r.three_s; });
   made.two_ratio = over([](const Round& r) { return r.predicted_two_s / r.two_s; });
@@ -82,6 +84,16 @@ Result<HostPipelineRound> measure_round(HostPipeline& pipeline, const HostPipeli
 
 }  // namespace
 
+std::string case_label(const HostPipelineOptions& options) {
+  std::string label = fmt::format("{} device{}", options.devices, options.devices == 1 ? "" : "s");
+  if (!options.rates.paced()) return label + ", copies by cores";
+  const auto rate = [](double bytes_per_second) {
+    return config::format_size(static_cast<std::uint64_t>(bytes_per_second));
+  };
+  return label + fmt::format(", links {}/{}/{}", rate(options.rates.h2d),
+                             rate(options.rates.broadcast), rate(options.rates.reload));
+}
+
 bool HostPipelineCase::met() const noexcept {
   return std::abs(two_ratio.median - 1) <= kPredictionTarget &&
          std::abs(three_ratio.median - 1) <= kPredictionTarget;
@@ -103,13 +115,14 @@ Result<double> predict_update(const HostPipelineRound& alone, const HostPipeline
   const auto bytes = static_cast<double>(options.bytes);
   const auto buffer = static_cast<double>(options.buffer_bytes);
   const double buckets = bytes / buffer;  // the last one counts as what it is
-  double here = cores;
-  if (n >= cores) {
+  const bool paced = options.rates.paced();
+  double here = paced ? std::max(cores, n) : cores;
+  if (!paced && n >= cores) {
     here = 0;
     for (const Taken* stage : {&alone.h2d, &alone.broadcast, &alone.reload})
       here = std::max(here, stage->cpu_s / stage->wall_s);
   }
-  const double slower = contention(alone);
+  const double slower = paced ? 1 : contention(alone);
   const auto beside_others = [slower](LaneCost cost) {
     return LaneCost{.seconds = cost.seconds * slower, .cpu_s = cost.cpu_s * slower};
   };
@@ -156,14 +169,12 @@ Result<PipelineBenchResult> run_pipeline_bench(const PipelineBenchOptions& optio
   PipelineBenchResult made{
       .machine = this_machine(), .options = options, .cases = {}, .others_busy = *busy};
   CpuLoad load;
-  for (const std::uint32_t devices : options.devices) {
-    const std::string label = fmt::format("{} devices", devices);
-    const HostPipelineOptions wanted{
-        .devices = devices, .bytes = options.bytes, .buffer_bytes = options.buffer_bytes};
+  for (const HostPipelineOptions& wanted : options.cases) {
+    const std::string label = case_label(wanted);
     on_progress(label, 0, options.rounds);
     const auto pipeline = HostPipeline::create(wanted);
     if (!pipeline) return fail(pipeline.error().with_context(label));
-    HostPipelineCase one{.devices = devices, .buckets = (*pipeline)->buckets()};
+    HostPipelineCase one{.options = wanted, .buckets = (*pipeline)->buckets()};
     // The first one warms everything and is not counted.
     for (unsigned number = 0; number <= options.rounds; ++number) {
       WSYNC_TRY(not_interrupted(interrupt));

@@ -28,7 +28,7 @@ struct HostPipelineRound {
 };
 
 struct HostPipelineCase {
-  std::uint32_t devices = 0;
+  HostPipelineOptions options;
   std::uint64_t buckets = 0;
   std::vector<HostPipelineRound> rounds;
   Spread h2d_s, broadcast_s, reload_s, hand_over_s, two_s, three_s;
@@ -39,9 +39,7 @@ struct HostPipelineCase {
 };
 
 struct PipelineBenchOptions {
-  std::vector<std::uint32_t> devices = {1, 2};  // one case each
-  std::uint64_t bytes = 256ULL << 20U;
-  std::uint64_t buffer_bytes = 4ULL << 20U;
+  std::vector<HostPipelineOptions> cases;
   unsigned rounds = 15;
 };
 
@@ -68,10 +66,15 @@ struct PipelineBenchResult {
 // of the cores what it took alone, times contention(). Copies begin one hand-over late (in the
 // measurement of broadcasts alone theirs are contained). Cores: as many as are there, or, where
 // there are as many lanes as cores, what the busiest stage got of them. Errors as
-// simulate_pipeline().
+// simulate_pipeline(). Links of given rates (options.rates) do not wait for cores, nor slow each
+// other down.
 [[nodiscard]] Result<double> predict_update(const HostPipelineRound& alone,
                                             const HostPipelineOptions& options, std::uint32_t cores,
                                             reload::Stages stages);
+
+// "2 devices, copies by cores"; "2 devices, links 128MiB/256MiB/256MiB": bytes per second of H2D,
+// broadcast and reload.
+[[nodiscard]] std::string case_label(const HostPipelineOptions& options);
 
 using OnPipelineProgress =
     std::function<void(std::string_view label, unsigned done, unsigned total)>;

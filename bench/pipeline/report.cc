@@ -34,7 +34,15 @@ nlohmann::json round_json(const HostPipelineRound& round) {
 nlohmann::json case_json(const HostPipelineCase& one) {
   nlohmann::json rounds = nlohmann::json::array();
   for (const HostPipelineRound& round : one.rounds) rounds.push_back(round_json(round));
-  return {{"devices", one.devices},
+  nlohmann::json rates;
+  if (const LinkRates& given = one.options.rates; given.paced())
+    rates = {{"h2d_bytes_per_s", given.h2d},
+             {"broadcast_bytes_per_s", given.broadcast},
+             {"reload_bytes_per_s", given.reload}};
+  return {{"devices", one.options.devices},
+          {"bytes", one.options.bytes},
+          {"buffer_bytes", one.options.buffer_bytes},
+          {"rates", std::move(rates)},
           {"buckets", one.buckets},
           {"h2d_s", spread_json(one.h2d_s)},
           {"broadcast_s", spread_json(one.broadcast_s)},
@@ -54,24 +62,27 @@ nlohmann::json case_json(const HostPipelineCase& one) {
 
 std::string to_text(const PipelineBenchResult& result) {
   std::string text = fmt::format(
-      "{}, {} cores. {} through buffers of {} on separate host devices, an engine for each.\n"
+      "{}, {} cores. Separate host devices, an engine for each.\n"
       "Milliseconds: median (least to most) of {} rounds; predicted / measured: median "
       "(quartiles).\n\n",
-      processor_text(result.machine), result.machine.cores,
-      config::format_size(result.options.bytes), config::format_size(result.options.buffer_bytes),
-      result.options.rounds);
-  for (const HostPipelineCase& one : result.cases)
+      processor_text(result.machine), result.machine.cores, result.options.rounds);
+  for (const HostPipelineCase& one : result.cases) {
     text += fmt::format(
-        "{} devices, {} buckets\n"
-        "  alone      H2D {}, broadcast {}, reload {}; a hand-over {:.3f}\n"
-        "  at once    {} times the cores' time of one after the other\n"
+        "{}: {} in {} buckets\n"
+        "  alone      H2D {}, broadcast {}, reload {}; a hand-over {:.3f}\n",
+        case_label(one.options), config::format_size(one.options.bytes), one.buckets,
+        milliseconds(one.h2d_s), milliseconds(one.broadcast_s), milliseconds(one.reload_s),
+        1e3 * one.hand_over_s.median);
+    if (!one.options.rates.paced())
+      text += fmt::format("  at once    {} times the cores' time of one after the other\n",
+                          ratio(one.contention));
+    text += fmt::format(
         "  2 stages   {}, predicted / measured {}\n"
         "  3 stages   {}, predicted / measured {}\n"
         "  target     within {:.0f} %: {}\n",
-        one.devices, one.buckets, milliseconds(one.h2d_s), milliseconds(one.broadcast_s),
-        milliseconds(one.reload_s), 1e3 * one.hand_over_s.median, ratio(one.contention),
         milliseconds(one.two_s), ratio(one.two_ratio), milliseconds(one.three_s),
         ratio(one.three_ratio), 100 * kPredictionTarget, one.met() ? "met" : "missed");
+  }
   return text + load_notes(result.others_busy, result.stolen);
 }
 
@@ -83,8 +94,6 @@ nlohmann::json to_json(const PipelineBenchResult& result) {
     met = met && one.met();
   }
   return {{"machine", machine_json(result.machine)},
-          {"bytes", result.options.bytes},
-          {"buffer_bytes", result.options.buffer_bytes},
           {"ratio_target", kPredictionTarget},
           {"cases", std::move(cases)},
           {"targets_met", met},
@@ -94,8 +103,10 @@ nlohmann::json to_json(const PipelineBenchResult& result) {
 
 SuiteResult to_suite(const PipelineBenchResult& result) {
   SuiteResult suite{.suite = "pipeline", .cases = {}, .details = to_json(result)};
-  for (const char* key : {"bytes", "buffer_bytes"}) suite.parameters[key] = suite.details[key];
   for (const HostPipelineCase& one : result.cases) {
+    const std::string link = one.options.rates.paced() ? "link_" : "";
+    suite.parameters[link + "bytes"] = one.options.bytes;
+    suite.parameters[link + "buffer_bytes"] = one.options.buffer_bytes;
     const auto add = [&](const char* name, auto seconds, auto predicted) {
       std::vector<double> samples;
       std::vector<double> baseline;
@@ -103,9 +114,8 @@ SuiteResult to_suite(const PipelineBenchResult& result) {
         samples.push_back(1e3 * seconds(round));
         if (const double s = predicted(round); s > 0) baseline.push_back(1e3 * s);
       }
-      CaseResult made =
-          case_of("pipeline", name, fmt::format("{} devices", one.devices), std::move(samples));
-      made.bytes = result.options.bytes;
+      CaseResult made = case_of("pipeline", name, case_label(one.options), std::move(samples));
+      made.bytes = one.options.bytes;
       if (!baseline.empty()) set_baseline_of("pipeline", name, made, std::move(baseline));
       suite.cases.push_back(std::move(made));
     };

@@ -102,6 +102,11 @@ Result<Outcome> bench_report(const ReportArguments& arguments) {
   WSYNC_TRY(check_files(arguments));
   const auto runs = read_runs(arguments.results);
   if (!runs) return fail(runs.error());
+  if (cases_of(*runs) == 0)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{}: no case was measured: there is nothing to report; measure with "
+                            "`wsync bench SUITE --output FILE`",
+                            fmt::join(arguments.results, ", ")));
   const std::vector<bench::Plot> plots = bench::make_plots(*runs);
   const std::string page = bench::report_page(*runs, plots);
   if (auto written = trace::write_text_file(arguments.output, page); !written)

@@ -50,7 +50,13 @@ Result<Outcome> BenchRun::run_suites() {
     if (parts_.size() == 1) all.result = std::move(done->outcome.result);
     suites.push_back(std::move(done->suite));
   }
-  WSYNC_TRY(write(suites));
+  if (std::ranges::all_of(suites, [](const auto& suite) { return suite.cases.empty(); })) {
+    if (!options.output.empty())
+      all.complaint += fmt::format("{}nothing was measured: --output {} is not written",
+                                   all.complaint.empty() ? "" : "\n", options.output);
+  } else {
+    WSYNC_TRY(write(suites));
+  }
   if (parts_.size() > 1) all.result = bench::to_json(result_file(std::move(suites)));
   return all;
 }

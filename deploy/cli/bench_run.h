@@ -39,8 +39,8 @@ class BenchRun {
 
   // Runs what was added, once; nothing when nothing was. One suite prints its own form, several
   // one after the other; with --json several print the result file. The first error ends the run;
-  // what suites before it have measured is written to --output all the same. The exit code is the
-  // first one that is not 0.
+  // what suites before it have measured is written to --output all the same; where nothing was
+  // measured, there is no file. The exit code is the first one that is not 0.
   void run(Context& context);
 
  private:

@@ -40,7 +40,10 @@ Result<Wanted> read_config(const DoctorOptions& options) {
                 c->coordinator,
                 c->http_address,
                 c->host_memory,
-                {.wanted = c->devices.kind == config::DeviceKind::kCuda, .gpus = c->devices.gpus}};
+                {.wanted = c->devices.kind == config::DeviceKind::kCuda,
+                 .gpus = c->devices.gpus,
+                 .named = c->devices.gpus_named,
+                 .nccl = c->devices.collective == config::Collective::kNccl}};
 }
 
 Result<Outcome> doctor(const DoctorOptions& options) {

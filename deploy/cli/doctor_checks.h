@@ -48,7 +48,9 @@ struct Check {
 // What a config wants of the GPUs.
 struct CudaWanted {
   bool wanted = false;              // devices.kind is cuda
-  std::vector<std::uint32_t> gpus;  // devices.gpus; empty: auto
+  std::vector<std::uint32_t> gpus;  // of the devices, in their order; empty: not known
+  bool named = false;               // by devices.gpus, not by devices.count
+  bool nccl = false;                // devices.collective is nccl
   // RLIMIT_MEMLOCK of this process in bytes; ~0: none.
   std::uint64_t lock_limit = ~std::uint64_t{0};
 };

@@ -28,7 +28,8 @@ Check cuda_check(const device::CudaFacts& cuda, bool wanted) {
                  {"gpus", cuda.gpus.size()}};
   if (cuda.gpus.empty() && wanted) {
     check.status = CheckStatus::kFail;
-    check.advice = "see what nvidia-smi lists, and whether CUDA_VISIBLE_DEVICES hides it";
+    check.advice = fmt::format("see what nvidia-smi lists, and whether it is hidden: {}",
+                               device::visible_gpus_text());
   }
   return check;
 }
@@ -87,16 +88,20 @@ void add_absent_gpus(const device::CudaFacts& cuda, const CudaWanted& wanted,
     checks.push_back(
         {.name = fmt::format("gpu {}", gpu),
          .status = CheckStatus::kFail,
-         .found =
-             fmt::format("devices.gpus names GPU {}; this process sees {}", gpu, cuda.gpus.size()),
-         .advice = "name GPUs from 0 on, in the driver's order, which the lines of this "
-                   "list have: fastest first, and as nvidia-smi has it only with "
-                   "CUDA_DEVICE_ORDER=PCI_BUS_ID",
+         .found = fmt::format(
+             "{} GPU {}; this process sees {} ({})",
+             wanted.named ? "devices.gpus names" : "devices.count takes GPUs from 0 on, and so",
+             gpu, cuda.gpus.size(), device::visible_gpus_text()),
+         .advice = wanted.named ? "name GPUs from 0 on, in the driver's order, which the lines of "
+                                  "this list have: fastest first, and as nvidia-smi has it only "
+                                  "with CUDA_DEVICE_ORDER=PCI_BUS_ID"
+                                : "set devices.count to the number of GPUs, or name them in "
+                                  "devices.gpus, where one may stand several times",
          .facts = {}});
   }
 }
 
-Check nccl_check(const Result<collective::NcclFacts>& nccl, bool wanted) {
+Check nccl_check(const Result<collective::NcclFacts>& nccl, const CudaWanted& wanted) {
   if (nccl)
     return {.name = "nccl",
             .status = CheckStatus::kOk,
@@ -107,14 +112,21 @@ Check nccl_check(const Result<collective::NcclFacts>& nccl, bool wanted) {
             .facts = {{"library", nccl->library},
                       {"version", collective::nccl_version_text(nccl->version)},
                       {"built_with", collective::nccl_version_text(nccl->built_with)}}};
-  return {.name = "nccl",
-          .status = wanted ? CheckStatus::kWarn : CheckStatus::kOk,
-          .found = fmt::format("no NCCL ({})", nccl.error().message()),
-          .advice = wanted
-                        ? "install libnccl.so.2; without it GPUs broadcast by plain copies between "
-                          "them, and devices.collective: nccl is refused"
-                        : "",
-          .facts = {}};
+  Check check{.name = "nccl",
+              .status = CheckStatus::kOk,
+              .found = fmt::format("no NCCL ({})", nccl.error().message()),
+              .advice = "",
+              .facts = {}};
+  if (wanted.wanted && wanted.nccl) {
+    check.status = CheckStatus::kFail;
+    check.advice = "install libnccl.so.2, or set devices.collective to auto or local";
+  } else if (wanted.wanted) {
+    check.status = CheckStatus::kWarn;
+    check.advice =
+        "install libnccl.so.2; without it GPUs broadcast by plain copies between them, and "
+        "devices.collective: nccl is refused";
+  }
+  return check;
 }
 
 // NVIDIA's kernel module takes the pages itself and asks no RLIMIT_MEMLOCK (os_lock_user_pages() of
@@ -154,7 +166,7 @@ std::vector<Check> cuda_checks(const Result<device::CudaFacts>& cuda,
   std::vector<Check> checks = {cuda_check(*cuda, wanted.wanted)};
   for (const device::GpuFacts& gpu : cuda->gpus) checks.push_back(gpu_check(gpu, wanted));
   if (wanted.wanted) add_absent_gpus(*cuda, wanted, checks);
-  checks.push_back(nccl_check(nccl, wanted.wanted));
+  checks.push_back(nccl_check(nccl, wanted));
   checks.push_back(pinned_check(wanted.lock_limit));
   return checks;
 }

@@ -133,7 +133,7 @@ Result<std::uint64_t> described_buffer(const PlanOptions& options) {
       .devices = 1,
       .free_bytes = *memory,
       .reserved_bytes = described_streams(options) + reload::kContextBytes};
-  return reload::choose_buffer_bytes(device::DeviceKind::kCuda, {&room, 1}, wanted);
+  return reload::choose_buffer_bytes(device::DeviceKind::kCuda, {&room, 1}, wanted, "--buffer");
 }
 
 // What the buffers take of a GPU, and leave to engines.

@@ -128,10 +128,13 @@ std::optional<std::uint32_t> EngineHub::numa_node() const {
 void EngineHub::log_devices() const {
   if (!on_gpus()) return;
   const reload::DeviceGroup& group = runner_->group();
-  const std::string passing =
-      group.size() == 1
-          ? std::string()
-          : fmt::format(", broadcasts: {}", collective::group_kind_name(group.collective()));
+  std::string passing;
+  if (group.size() > 1) {
+    const collective::FittingGroup& chosen = group.collective();
+    passing = fmt::format(", broadcasts: {}", collective::group_kind_name(chosen.kind));
+    if (!chosen.why_not_nccl.empty() && options_.devices.collective == config::Collective::kAuto)
+      passing += fmt::format(" (not by NCCL: {})", chosen.why_not_nccl);
+  }
   log_info("{} on GPUs, each with {} buffers of {} bytes, {}{}",
            group.size() == 1 ? "1 device" : fmt::format("{} devices", group.size()),
            reload::kBuffersPerDevice, group.buffer_bytes(),

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "shared/base/format.h"
+#include "shared/trace/progress.h"
 
 namespace wsync::reload {
 namespace {
@@ -28,21 +29,24 @@ std::uint64_t largest_buffer(device::DeviceKind kind, const BufferRoom& room) {
   return each / unit * unit;
 }
 
-Error does_not_fit(device::DeviceKind kind, const BufferRoom& room, std::uint64_t buffer_bytes) {
+Error does_not_fit(device::DeviceKind kind, const BufferRoom& room, std::uint64_t buffer_bytes,
+                   std::string_view setting) {
   const std::uint64_t largest = largest_buffer(kind, room);
   const std::string advice =
       largest >= limits::kBucketBytesMin
-          ? fmt::format("set devices.buffer_bytes to at most {}MiB", largest / limits::kMiB)
+          ? fmt::format("set {} to at most {}MiB", setting, largest / limits::kMiB)
           : std::string("free memory there, such as by giving the engines less");
   const std::string reserved =
       room.reserved_bytes == 0
           ? std::string()
-          : fmt::format(", of which {} are reserved for streams, communicators and contexts",
-                        room.reserved_bytes);
+          : fmt::format(" beside the {} that streams, communicators and contexts need",
+                        trace::format_bytes(room.reserved_bytes));
   return {ErrorCode::kResourceExhausted,
-          fmt::format("{}: {} buffers of {} bytes do not fit into {} % of its {} free bytes{}; {}",
-                      room.name, kBuffersPerDevice * room.devices, buffer_bytes,
-                      limits::kDeviceMemoryPercent, room.free_bytes, reserved, advice)};
+          fmt::format("{}: {} buffers of {} do not fit{}: {} are free, of which {} % may be used; "
+                      "{}",
+                      room.name, kBuffersPerDevice * room.devices,
+                      trace::format_bytes(buffer_bytes), reserved,
+                      trace::format_bytes(room.free_bytes), limits::kDeviceMemoryPercent, advice)};
 }
 
 }  // namespace
@@ -58,7 +62,8 @@ std::uint64_t buffers_take(device::DeviceKind kind, std::uint32_t devices,
 }
 
 Result<std::uint64_t> choose_buffer_bytes(device::DeviceKind kind,
-                                          std::span<const BufferRoom> rooms, std::uint64_t wanted) {
+                                          std::span<const BufferRoom> rooms, std::uint64_t wanted,
+                                          std::string_view setting) {
   std::uint64_t bytes = wanted;
   if (bytes == 0 && kind != device::DeviceKind::kCuda) bytes = limits::kHostBufferBytesDefault;
   if (bytes == 0) {
@@ -68,7 +73,7 @@ Result<std::uint64_t> choose_buffer_bytes(device::DeviceKind kind,
   }
   for (const BufferRoom& room : rooms)
     if (buffers_take(kind, room.devices, bytes) > usable(room))
-      return fail(does_not_fit(kind, room, bytes));
+      return fail(does_not_fit(kind, room, bytes, setting));
   return bytes;
 }
 

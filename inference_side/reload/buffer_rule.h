@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "shared/base/error.h"
 #include "shared/base/limits.h"
@@ -38,9 +39,9 @@ struct BufferRoom {
 // on host devices; on GPUs what fits into the room that has the least, at most
 // limits::kGpuBufferBytesDefault. What fits is limits::kDeviceMemoryPercent of the free bytes, less
 // what is reserved. kResourceExhausted when that does not fit, or less than limits::kBucketBytesMin
-// would: says how much is free and what to do.
-[[nodiscard]] Result<std::uint64_t> choose_buffer_bytes(device::DeviceKind kind,
-                                                        std::span<const BufferRoom> rooms,
-                                                        std::uint64_t wanted);
+// would: says how much is free and what to do; `setting` is where the user named `wanted`.
+[[nodiscard]] Result<std::uint64_t> choose_buffer_bytes(
+    device::DeviceKind kind, std::span<const BufferRoom> rooms, std::uint64_t wanted,
+    std::string_view setting = "devices.buffer_bytes");
 
 }  // namespace wsync::reload

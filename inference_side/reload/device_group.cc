@@ -91,7 +91,8 @@ Result<std::unique_ptr<DeviceGroup>> DeviceGroup::create(DeviceGroupOptions opti
   }
   if (group->unified()) return group;
   group->collective_ =
-      options.collective ? *options.collective : collective::fitting_group(devices);
+      options.collective ? collective::FittingGroup{.kind = *options.collective, .why_not_nccl = {}}
+                         : collective::fitting_group(devices);
   const auto rooms = group->rooms();
   if (!rooms) return fail(rooms.error());
   std::vector<BufferRoom> free;
@@ -294,7 +295,7 @@ Result<> DeviceGroup::connect_members(TimePoint deadline) {
     WSYNC_TRY(make_stream(*member.device, device::StreamRole::kHostToDevice, member.h2d_stream));
     WSYNC_TRY(make_stream(*member.device, device::StreamRole::kBroadcast, member.broadcast_stream));
   }
-  auto joined = collective::join_all(collective_, devices, deadline);
+  auto joined = collective::join_all(collective_.kind, devices, deadline);
   if (!joined) return fail(std::move(joined).error());
   for (std::size_t d = 0; d < members_.size(); ++d)
     members_[d].communicator = std::move((*joined)[d]);

@@ -66,7 +66,8 @@ class DeviceGroup {
   [[nodiscard]] bool unified() const noexcept { return kind() == device::DeviceKind::kUnified; }
   [[nodiscard]] std::uint64_t buffer_bytes() const noexcept { return buffer_bytes_; }
   [[nodiscard]] bool keeps_buffers() const noexcept { return keep_buffers_; }
-  [[nodiscard]] collective::GroupKind collective() const noexcept { return collective_; }
+  // How broadcasts are done, and why not by NCCL where nobody chose.
+  [[nodiscard]] const collective::FittingGroup& collective() const noexcept { return collective_; }
   [[nodiscard]] device::Device& device(DeviceIndex device) const { return *at(device).device; }
   // Each memory once, in the order of the devices.
   [[nodiscard]] Result<std::vector<DeviceRoom>> rooms() const;
@@ -133,7 +134,7 @@ class DeviceGroup {
   };
   DeviceGroup() = default;
   [[nodiscard]] bool by_nccl() const noexcept {
-    return collective_ == collective::GroupKind::kNccl;
+    return collective_.kind == collective::GroupKind::kNccl;
   }
   [[nodiscard]] Result<> check_room() const;
   [[nodiscard]] Result<> connect_measured(TimePoint deadline);
@@ -150,7 +151,7 @@ class DeviceGroup {
   std::atomic<bool> connected_ = false;
   mutable std::mutex measured_mutex_;
   std::vector<Measured> measured_;  // GPUs, once each
-  collective::GroupKind collective_ = collective::GroupKind::kLocal;
+  collective::FittingGroup collective_;
 };
 
 }  // namespace wsync::reload

@@ -66,15 +66,20 @@ Result<std::unique_ptr<Group>> make_group(GroupKind kind, std::uint32_t size) {
   return (*nccl)->make_group(size);
 }
 
-GroupKind fitting_group(const std::vector<device::Device*>& devices) {
+FittingGroup fitting_group(const std::vector<device::Device*>& devices) {
+  const auto local = [](std::string why) {
+    return FittingGroup{.kind = GroupKind::kLocal, .why_not_nccl = std::move(why)};
+  };
   std::set<std::string> gpus;
   for (const device::Device* device : devices) {
-    if (device->kind() != device::DeviceKind::kCuda) return GroupKind::kLocal;
-    if (!gpus.insert(device->uuid()).second) return GroupKind::kLocal;
+    if (device->kind() != device::DeviceKind::kCuda) return local("not all devices are on GPUs");
+    if (!gpus.insert(device->uuid()).second) return local("devices share a GPU");
   }
-  if (devices.size() < 2) return GroupKind::kLocal;
+  if (devices.size() < 2) return local("one device");
   const auto nccl = nccl_backend();
-  return nccl && (*nccl)->facts() ? GroupKind::kNccl : GroupKind::kLocal;
+  if (!nccl) return local(nccl.error().message());
+  if (const auto facts = (*nccl)->facts(); !facts) return local(facts.error().message());
+  return {.kind = GroupKind::kNccl, .why_not_nccl = {}};
 }
 
 Result<std::vector<std::unique_ptr<Communicator>>> join_all(

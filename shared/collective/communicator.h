@@ -89,9 +89,13 @@ enum class GroupKind : std::uint8_t {
 // that is not there (nccl_library.h).
 [[nodiscard]] Result<std::unique_ptr<Group>> make_group(GroupKind kind, std::uint32_t size);
 
+struct FittingGroup {
+  GroupKind kind = GroupKind::kLocal;
+  std::string why_not_nccl;  // for people; empty with kNccl
+};
 // What fits devices that one process drives: kNccl for several GPUs, no two of them the same, when
 // NCCL can be loaded, otherwise kLocal.
-[[nodiscard]] GroupKind fitting_group(const std::vector<device::Device*>& devices);
+[[nodiscard]] FittingGroup fitting_group(const std::vector<device::Device*>& devices);
 // All ranks of a new group: one for each device, in their order, joined.
 [[nodiscard]] Result<std::vector<std::unique_ptr<Communicator>>> join_all(
     GroupKind kind, const std::vector<device::Device*>& devices, TimePoint deadline);

@@ -123,6 +123,7 @@ void bind_gpus(Binder& binder, DevicesConfig& devices) {
     return binder.refuse(kKey, fmt::format("expected 1 to {} indices, found {}",
                                            limits::kDeviceCount, devices.gpus.size()));
   devices.count = static_cast<std::uint32_t>(devices.gpus.size());
+  devices.gpus_named = true;
 }
 
 void bind_devices(Binder& binder, DevicesConfig& devices) {

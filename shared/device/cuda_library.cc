@@ -118,8 +118,7 @@ Result<Loaded> load() {
   }
   return fail(ErrorCode::kRefused,
               fmt::format("device kind cuda needs {}, which is not there; looked for {}; install "
-                          "wsync with its CUDA backend, set {}, or use unified or separate host "
-                          "devices",
+                          "wsync with its CUDA backend, set {}, or use host devices",
                           kLibrary, fmt::join(names, ", "), kVariable));
 }
 
@@ -174,6 +173,12 @@ std::string numa_node_text(const GpuFacts& gpu) {
 
 std::string pcie_text(const GpuFacts& gpu) {
   return gpu.pcie_now.empty() ? "PCIe link not said" : gpu.pcie_now;
+}
+
+std::string visible_gpus_text() {
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  return visible == nullptr ? std::string("CUDA_VISIBLE_DEVICES is not set")
+                            : fmt::format("CUDA_VISIBLE_DEVICES is '{}'", visible);
 }
 
 std::string cuda_version_text(std::uint32_t version) {

@@ -52,6 +52,9 @@ struct CudaFacts {
 [[nodiscard]] std::string compute_text(const GpuFacts& gpu);
 [[nodiscard]] std::string numa_node_text(const GpuFacts& gpu);
 [[nodiscard]] std::string pcie_text(const GpuFacts& gpu);
+// What this process's CUDA_VISIBLE_DEVICES is: "CUDA_VISIBLE_DEVICES is '0,1'", or "... is not
+// set".
+[[nodiscard]] std::string visible_gpus_text();
 // "13.0" of 13000, as the driver counts.
 [[nodiscard]] std::string cuda_version_text(std::uint32_t version);
 

@@ -163,17 +163,21 @@ class BenchOverhead(unittest.TestCase):
 
 class BenchPipeline(unittest.TestCase):
     def test_every_byte_is_checked_and_the_figures_are_there(self):
-        done = subprocess.run([WSYNC, "bench", "pipeline", "--size", "1MiB", "--buffer", "64KiB", "--devices", "2", "--rounds", "1", "--json"],
+        done = subprocess.run([WSYNC, "bench", "pipeline", "--size", "1MiB", "--buffer", "64KiB", "--devices", "2", "--rounds", "1",
+                               "--links", "100MiB/200MiB/200MiB", "--json"],
                               text=True, capture_output=True, timeout=DEADLINE_S)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        (case,) = json.loads(done.stdout)["result"]["cases"]
-        self.assertEqual((case["devices"], case["buckets"]), (2, 16))
-        self.assertEqual(case["checked_bytes"], 2 * 2 * 2 << 20)  # two updates in each of two rounds, two engines
-        (one,) = case["rounds"]
-        self.assertAlmostEqual(case["two_stages_ratio"]["median"], one["predicted_two_stages_s"] / one["two_stages_s"])
+        cases = json.loads(done.stdout)["result"]["cases"]
+        self.assertEqual([case["rates"] and case["rates"]["h2d_bytes_per_s"] for case in cases], [None, 100 << 20])
+        for case in cases:
+            self.assertEqual((case["devices"], case["buckets"]), (2, 16))
+            self.assertEqual(case["checked_bytes"], 2 * 2 * 2 << 20)  # two updates in each of two rounds, two engines
+            (one,) = case["rounds"]
+            self.assertAlmostEqual(case["two_stages_ratio"]["median"], one["predicted_two_stages_s"] / one["two_stages_s"])
 
     def test_bad_arguments(self):
-        for bad in (["--size", "1KiB"], ["--buffer", "1"], ["--devices", "0"], ["--devices", "65"], ["--rounds", "0"]):
+        for bad in (["--size", "1KiB"], ["--buffer", "1"], ["--devices", "0"], ["--devices", "65"], ["--rounds", "0"],
+                    ["--links", "1MiB/1MiB"], ["--links", "1MiB/1MiB/0"], ["--links", "1/2/3"], ["--links", "none,1MiB/1MiB/1MiB"]):
             done = subprocess.run([WSYNC, "bench", "pipeline", *bad], capture_output=True, timeout=DEADLINE_S)
             self.assertEqual(done.returncode, 2, bad)
 

@@ -278,11 +278,11 @@ class Cuda(unittest.TestCase):
             self.refused_sidecar(fleet, cuda("0,1", "--set", "devices.collective=nccl"), ["NCCL", "/nowhere/libnccl.so.2"],
                                  WSYNC_NCCL_LIBRARY="/nowhere/libnccl.so.2")
             self.refused_sidecar(fleet, cuda("0,0", "--set", "devices.buffer_bytes=64MiB"),
-                                 ["6 buffers of 67108864 bytes do not fit into 90 %", "devices.buffer_bytes to at most"],
+                                 ["6 buffers of 64.0 MiB do not fit", "devices.buffer_bytes to at most"],
                                  WSYNC_EMULATED_CUDA_MEMORY=str(256 << 20))
             # NCCL needs some, too.
             self.refused_sidecar(fleet, cuda("0,1", *BUFFER, "--set", "devices.collective=nccl"),
-                                 ["3 buffers of 2097152 bytes do not fit into 90 %", "406847488 are reserved for streams"],
+                                 ["3 buffers of 2.00 MiB do not fit beside the 388 MiB that streams"],
                                  WSYNC_EMULATED_CUDA_MEMORY=str(256 << 20))
             self.refused_sidecar(fleet, cuda("0", *BUFFER), ["set devices.buffer_bytes to less", "free"],
                                  WSYNC_EMULATED_CUDA_FAULTS="cuMemAlloc_v2:2+:CUDA_ERROR_OUT_OF_MEMORY")

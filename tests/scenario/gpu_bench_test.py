@@ -164,9 +164,11 @@ class BenchGpu(unittest.TestCase):
 
     def test_without_a_gpu_it_says_what_is_missing(self):
         for mode, sentence in (("none", "GPU"), ("old", "CUDA")):
-            done = self.run_bench(WSYNC_EMULATED_CUDA_MODE=mode)
+            done = self.run_bench("--output", self.output, WSYNC_EMULATED_CUDA_MODE=mode)
             self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
             self.assertIn(sentence, done.stderr.partition("wsync bench gpu needs a GPU: ")[2])
+            self.assertIn("nothing was measured", done.stderr)
+            self.assertFalse(os.path.exists(self.output))
             self.check_left()
         done = subprocess.run(self.arguments("--json"), text=True, capture_output=True, timeout=DEADLINE_S,
                               env=dict(self.environment(), WSYNC_CUDA_LIBRARY="/nowhere/libwsync_cuda.so"))

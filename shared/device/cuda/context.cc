@@ -1,13 +1,13 @@
 #include "shared/device/cuda/context.h"
 
 #include <array>
-#include <cstdlib>
 #include <map>
 #include <mutex>
 
 #include "shared/base/format.h"
 #include "shared/device/cuda/fatbin.h"
 #include "shared/device/cuda/kernels.h"
+#include "shared/device/cuda_library.h"
 
 namespace wsync::device::cuda {
 namespace {
@@ -34,12 +34,6 @@ void enable_peer(const Context& from, const Context& to) {
   const ContextGuard guard(from);
   // Already enabled by a framework that shares the context, or refused: either way as said above.
   static_cast<void>(cuda.cuCtxEnablePeerAccess(to.handle(), 0));
-}
-
-std::string visible_hint() {
-  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  return visible == nullptr ? std::string("CUDA_VISIBLE_DEVICES is not set")
-                            : fmt::format("CUDA_VISIBLE_DEVICES is '{}'", visible);
 }
 
 }  // namespace
@@ -157,14 +151,15 @@ Result<std::shared_ptr<Gpu>> Gpu::make(const Driver& cuda, std::uint32_t number)
   const auto count = gpu_count(cuda);
   if (!count) return fail(count.error());
   if (*count == 0)
-    return fail(ErrorCode::kRefused,
-                fmt::format("there is no GPU that this process sees ({}); use unified or separate "
-                            "host devices",
-                            visible_hint()));
+    return fail(
+        ErrorCode::kRefused,
+        fmt::format("there is no GPU that this process sees ({}); see what nvidia-smi lists, "
+                    "or use host devices",
+                    visible_gpus_text()));
   if (number >= *count)
     return fail(ErrorCode::kRefused,
                 fmt::format("GPU {} is not there: this process sees {}, numbered from 0 ({})",
-                            number, *count, visible_hint()));
+                            number, *count, visible_gpus_text()));
   CUdevice device = 0;
   const auto what = fmt::format("GPU {}", number);
   WSYNC_TRY(check(cuda, cuda.cuDeviceGet(&device, static_cast<int>(number)), what));

@@ -44,10 +44,10 @@ TEST(FittingGroup, IsOfNcclForSeveralGpusAndLocalOtherwise) {
   const auto second = make(1, DeviceKind::kCuda, 1);
   const auto twin = make(2, DeviceKind::kCuda, 0);
   const auto host = make(3, DeviceKind::kSeparate, 0);
-  EXPECT_EQ(fitting_group({first.get(), second.get()}), GroupKind::kNccl);
-  EXPECT_EQ(fitting_group({first.get(), twin.get()}), GroupKind::kLocal) << "one GPU twice";
-  EXPECT_EQ(fitting_group({first.get()}), GroupKind::kLocal);
-  EXPECT_EQ(fitting_group({host.get(), first.get()}), GroupKind::kLocal);
+  EXPECT_EQ(fitting_group({first.get(), second.get()}).kind, GroupKind::kNccl);
+  EXPECT_EQ(fitting_group({first.get(), twin.get()}).kind, GroupKind::kLocal) << "one GPU twice";
+  EXPECT_EQ(fitting_group({first.get()}).kind, GroupKind::kLocal);
+  EXPECT_EQ(fitting_group({host.get(), first.get()}).kind, GroupKind::kLocal);
   const auto refused = join_all(GroupKind::kNccl, {first.get(), twin.get()}, far_deadline());
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), ErrorCode::kRefused);

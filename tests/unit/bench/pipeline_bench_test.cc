@@ -99,6 +99,16 @@ TEST(PredictUpdate, StagesThatSlowEachOtherDownTakeAsMuchLonger) {
   EXPECT_DOUBLE_EQ(contention(round), 1);
 }
 
+TEST(PredictUpdate, LinksOfGivenRatesNeitherWaitForCoresNorSlowEachOtherDown) {
+  HostPipelineOptions linked = kChart;
+  linked.rates = {.h2d = 256, .broadcast = 1024, .reload = 1024};
+  HostPipelineRound round = chart_round();
+  round.together = {.wall_s = 9, .cpu_s = 2};
+  const auto two = predict_update(round, linked, 1, Stages::kTwo);
+  ASSERT_TRUE(two.has_value());
+  EXPECT_NEAR(*two, 2 * (4 + 2) + 1, 1e-6);
+}
+
 TEST(PredictUpdate, HandOversComeBeforeCopies) {
   HostPipelineRound round = chart_round();
   round.hand_overs.wall_s = 7 * 0.1;  // 2 rounds, 4 broadcasts, the last reload
@@ -114,17 +124,21 @@ TEST(PredictUpdate, HandOversComeBeforeCopies) {
 TEST(PipelineBench, FiguresAreThereAndEveryByteIsChecked) {
   const auto interrupt = Interrupt::create();
   ASSERT_TRUE(interrupt.has_value());
-  const PipelineBenchOptions options{
-      .devices = {1, 2}, .bytes = limits::kMiB, .buffer_bytes = 128 * 1024, .rounds = 2};
+  HostPipelineOptions small{.devices = 1, .bytes = limits::kMiB, .buffer_bytes = 128 * 1024};
+  PipelineBenchOptions options{.cases = {small}, .rounds = 2};
+  small.devices = 2;
+  options.cases.push_back(small);
+  small.rates = {.h2d = 200e6, .broadcast = 400e6, .reload = 300e6};
+  options.cases.push_back(small);
   const auto made =
       run_pipeline_bench(options, *interrupt, [](std::string_view, unsigned, unsigned) {});
   ASSERT_TRUE(made.has_value()) << made.error().message();
-  ASSERT_EQ(made->cases.size(), 2U);
+  ASSERT_EQ(made->cases.size(), 3U);
   for (const HostPipelineCase& one : made->cases) {
     EXPECT_EQ(one.buckets, 8U);
     ASSERT_EQ(one.rounds.size(), 2U);
     // Two updates in each round, the one that warms up included.
-    EXPECT_EQ(one.checked_bytes, 3 * 2 * one.devices * options.bytes);
+    EXPECT_EQ(one.checked_bytes, 3 * 2 * one.options.devices * one.options.bytes);
     for (const HostPipelineRound& round : one.rounds) {
       EXPECT_GT(round.two_s, 0);
       EXPECT_GT(round.predicted_two_s, 0);
@@ -136,7 +150,16 @@ TEST(PipelineBench, FiguresAreThereAndEveryByteIsChecked) {
   const auto json = to_json(*made);
   EXPECT_EQ(json["cases"][1]["devices"], 2);
   EXPECT_EQ(json["cases"][1]["rounds"].size(), 2U);
-  EXPECT_NE(to_text(*made).find("2 devices, 8 buckets"), std::string::npos);
+  EXPECT_TRUE(json["cases"][1]["rates"].is_null());
+  EXPECT_EQ(json["cases"][2]["rates"]["broadcast_bytes_per_s"], 400e6);
+  const std::string text = to_text(*made);
+  EXPECT_NE(text.find("2 devices, copies by cores: 1MiB in 8 buckets"), std::string::npos) << text;
+  // Whoever waits for a link waits as long as that takes at least.
+  const HostPipelineCase& linked = made->cases[2];
+  EXPECT_GE(linked.h2d_s.min, static_cast<double>(limits::kMiB) / 2 / 200e6);
+  EXPECT_GE(linked.broadcast_s.min, static_cast<double>(limits::kMiB) / 400e6);
+  EXPECT_GE(linked.reload_s.min, static_cast<double>(limits::kMiB) / 300e6);
+  EXPECT_GE(linked.two_s.min, static_cast<double>(limits::kMiB) * (0.5 / 200e6 + 1 / 400e6));
 }
 
 }  // namespace

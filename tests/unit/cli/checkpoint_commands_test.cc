@@ -138,8 +138,7 @@ TEST_F(CheckpointCommands, PlanSaysWhatBuffersTakeOfGpusAndLeaveToEngines) {
   EXPECT_FALSE(gpu_of(planned({"--buffer", "3MiB"})).contains("left_bytes"));
   const auto full = planned({"--gpu-memory", "1GiB", "--buffer", "64MiB"});
   EXPECT_NE(full.exit_code, kExitOk);
-  EXPECT_NE((full.out + full.err).find("set devices.buffer_bytes to at most 6MiB"),
-            std::string::npos)
+  EXPECT_NE((full.out + full.err).find("set --buffer to at most 6MiB"), std::string::npos)
       << full.out << full.err;
   EXPECT_EQ(run_command({"plan", at("first"), "--gpu-memory", "80GiB"}).exit_code, kExitBadInput);
   EXPECT_EQ(run_command({"plan", at("first"), "--device-kind", "cuda"}).exit_code, kExitBadInput);

@@ -121,10 +121,15 @@ TEST(DoctorCuda, NoGpuFailsWhereItIsWanted) {
 }
 
 TEST(DoctorCuda, GpusOfTheConfigMustBeThere) {
-  const CudaWanted third{.wanted = true, .gpus = {1, 2, 2}};
-  const auto checks = cuda_checks(two_gpus(), kNccl, third);
+  CudaWanted third{.wanted = true, .gpus = {1, 2, 2}, .named = true};
+  auto checks = cuda_checks(two_gpus(), kNccl, third);
   EXPECT_EQ(failures(checks), 1);
-  EXPECT_EQ(named(checks, "gpu 2").found, "devices.gpus names GPU 2; this process sees 2");
+  EXPECT_EQ(named(checks, "gpu 2").found,
+            "devices.gpus names GPU 2; this process sees 2 (" + device::visible_gpus_text() + ")");
+  third = {.wanted = true, .gpus = {0, 1, 2}};
+  checks = cuda_checks(two_gpus(), kNccl, third);
+  EXPECT_THAT(named(checks, "gpu 2").found, HasSubstr("devices.count takes GPUs from 0 on"));
+  EXPECT_THAT(named(checks, "gpu 2").advice, HasSubstr("set devices.count"));
 }
 
 TEST(DoctorCuda, AnOldGpuFailsWhereItIsChosen) {
@@ -140,6 +145,14 @@ TEST(DoctorCuda, AnOldGpuFailsWhereItIsChosen) {
 TEST(DoctorCuda, NoNcclIsAWarningWhereGpusAreWanted) {
   EXPECT_EQ(named(cuda_checks(two_gpus(), kNoNccl, kWanted), "nccl").status, CheckStatus::kWarn);
   EXPECT_EQ(named(cuda_checks(two_gpus(), kNoNccl, {}), "nccl").status, CheckStatus::kOk);
+}
+
+TEST(DoctorCuda, NoNcclFailsWhereTheConfigNamesIt) {
+  const CudaWanted nccl{.wanted = true, .gpus = {0, 1}, .nccl = true};
+  EXPECT_EQ(failures(cuda_checks(two_gpus(), kNccl, nccl)), 0);
+  const auto checks = cuda_checks(two_gpus(), kNoNccl, nccl);
+  EXPECT_EQ(named(checks, "nccl").status, CheckStatus::kFail);
+  EXPECT_THAT(named(checks, "nccl").advice, HasSubstr("set devices.collective"));
 }
 
 TEST(DoctorCuda, PinnedMemorysLimitIsAFact) {

@@ -97,7 +97,8 @@ TEST(Config, GpusAreNamedByIndexOrByTheirNumber) {
         .devices;
   };
   const DevicesConfig two = devices("devices: {kind: cuda, gpus: [0, 0], count: 7}");
-  EXPECT_EQ(two, (DevicesConfig{.kind = DeviceKind::kCuda, .count = 2, .gpus = {0, 0}}));
+  EXPECT_EQ(two, (DevicesConfig{
+                     .kind = DeviceKind::kCuda, .count = 2, .gpus = {0, 0}, .gpus_named = true}));
   EXPECT_EQ(devices("devices: {kind: cuda, count: 3}").gpus, (std::vector<std::uint32_t>{0, 1, 2}));
   EXPECT_EQ(devices("devices: {kind: cuda, gpus: auto}").gpus, std::vector<std::uint32_t>{0});
   for (const char* text : {"devices.gpus=3,1", "devices.gpus=[3, 1]", "devices.gpus=3 1"})

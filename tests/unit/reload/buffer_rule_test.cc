@@ -39,8 +39,8 @@ TEST(BufferRule, WhatIsReservedIsLeft) {
   const auto too_much = choose_buffer_bytes(kGpu, {&room, 1}, 172 * limits::kMiB);
   ASSERT_FALSE(too_much);
   EXPECT_EQ(too_much.error().message(),
-            "GPU 0: 3 buffers of 180355072 bytes do not fit into 90 % of its 1048576000 free "
-            "bytes, of which 406847488 are reserved for streams, communicators and contexts; set "
+            "GPU 0: 3 buffers of 172 MiB do not fit beside the 388 MiB that streams, "
+            "communicators and contexts need: 1000 MiB are free, of which 90 % may be used; set "
             "devices.buffer_bytes to at most 170MiB");
   room.reserved_bytes = room.free_bytes;
   EXPECT_EQ(choose_buffer_bytes(kGpu, {&room, 1}, 0).error().code(), ErrorCode::kResourceExhausted);
@@ -55,14 +55,15 @@ TEST(BufferRule, WhatDoesNotFitIsRefusedWithWhatIsFreeAndWhatToSet) {
   ASSERT_FALSE(too_much);
   EXPECT_EQ(too_much.error().code(), ErrorCode::kResourceExhausted);
   EXPECT_EQ(too_much.error().message(),
-            "GPU 0: 6 buffers of 67108864 bytes do not fit into 90 % of its 104857600 free bytes; "
-            "set devices.buffer_bytes to at most 14MiB");
+            "GPU 0: 6 buffers of 64.0 MiB do not fit: 100 MiB are free, of which 90 % may be "
+            "used; set devices.buffer_bytes to at most 14MiB");
   const BufferRoom full{.name = "GPU 0", .devices = 1, .free_bytes = 5 * limits::kMiB};
   const auto none = choose_buffer_bytes(kGpu, {&full, 1}, 0);
   ASSERT_FALSE(none);
-  EXPECT_EQ(none.error().message(),
-            "GPU 0: 3 buffers of 1048576 bytes do not fit into 90 % of its 5242880 free bytes; "
-            "free memory there, such as by giving the engines less");
+  EXPECT_EQ(
+      none.error().message(),
+      "GPU 0: 3 buffers of 1.00 MiB do not fit: 5.00 MiB are free, of which 90 % may be used; "
+      "free memory there, such as by giving the engines less");
   EXPECT_EQ(choose_buffer_bytes(DeviceKind::kSeparate, {&full, 1}, 0).error().code(),
             ErrorCode::kResourceExhausted);
 }
