@@ -25,9 +25,4 @@ struct RankSumTest {
 // Both 1 when one of them is empty.
 [[nodiscard]] RankSumTest rank_sum_test(std::span<const double> a, std::span<const double> b);
 
-[[nodiscard]] inline double rank_sum_probability(std::span<const double> a,
-                                                 std::span<const double> b) {
-  return rank_sum_test(a, b).chance;
-}
-
 }  // namespace wsync::bench

@@ -45,20 +45,40 @@ Result<Pair> make_pair() {
 }
 
 // Between fork and exec: only what is safe there.
-[[noreturn]] void become(const ChildOptions& options, char* const* argv, int in, int out,
-                         pid_t parent) {
+[[noreturn]] void become(const char* log_file, char* const* argv, char* const* environment, int in,
+                         int out, pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(127);
   ::setpgid(0, 0);
   const sigset_t set = stop_signals();
   ::sigprocmask(SIG_UNBLOCK, &set, nullptr);
-  const int log = ::open(options.log_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  const int log = ::open(log_file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   if (log < 0 || ::dup2(in, STDIN_FILENO) < 0 || ::dup2(out, STDOUT_FILENO) < 0 ||
       ::dup2(log, STDERR_FILENO) < 0)
     ::_exit(127);
-  for (const auto& [name, value] : options.environment) ::setenv(name.c_str(), value.c_str(), 1);
-  ::execv(argv[0], argv);
+  ::execve(argv[0], argv, environment);
   ::_exit(127);
+}
+
+// NAME=VALUE of this process, but for those that are given another value.
+std::vector<std::string> environment_with(const decltype(ChildOptions::environment)& given) {
+  std::vector<std::string> all;
+  for (char** at = environ; *at != nullptr; ++at) {
+    const std::string_view entry(*at);
+    const std::string_view name = entry.substr(0, entry.find('='));
+    if (std::ranges::none_of(given, [name](const auto& other) { return other.first == name; }))
+      all.emplace_back(entry);
+  }
+  for (const auto& [name, value] : given) all.push_back(name + "=" + value);
+  return all;
+}
+
+// As exec wants them: pointers into `words`, and a null.
+std::vector<char*> pointers_to(std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  return pointers;
 }
 
 }  // namespace
@@ -93,13 +113,16 @@ Result<Child> Child::start(ChildOptions options) {
   if (!in) return fail(in.error());
   auto out = make_pair();
   if (!out) return fail(out.error());
-  std::vector<char*> argv;
-  for (std::string& word : options.command) argv.push_back(word.data());
-  argv.push_back(nullptr);
+  // Made before the fork: another thread may hold the allocator's lock then.
+  const std::vector<char*> argv = pointers_to(options.command);
+  std::vector<std::string> variables = environment_with(options.environment);
+  const std::vector<char*> environment = pointers_to(variables);
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) return fail_errno("fork", errno);
-  if (pid == 0) become(options, argv.data(), in->childs.get(), out->childs.get(), parent);
+  if (pid == 0)
+    become(options.log_file.c_str(), argv.data(), environment.data(), in->childs.get(),
+           out->childs.get(), parent);
   Child child;
   child.pid_ = pid;
   child.input_ = std::move(in->ours);

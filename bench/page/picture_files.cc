@@ -3,10 +3,9 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
-#include <unistd.h>
 
 #include "bench/measure/directory.h"
+#include "bench/measure/programs.h"
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
 #include "shared/trace/text_file.h"
@@ -41,18 +40,6 @@ Result<> convert(const std::string& converter, const std::string& svg, const std
 }
 
 }  // namespace
-
-std::optional<std::string> find_program(const std::string& name, const std::string& path) {
-  std::istringstream folders(path);
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    if (!folder.starts_with('/')) continue;
-    std::string file = folder + "/" + name;
-    std::error_code error;
-    if (std::filesystem::is_regular_file(file, error) && ::access(file.c_str(), X_OK) == 0)
-      return file;
-  }
-  return std::nullopt;
-}
 
 Result<PictureFiles> write_pictures(const std::vector<Plot>& plots, const std::string& directory,
                                     const std::string& path, const Interrupt& interrupt) {

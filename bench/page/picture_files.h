@@ -1,7 +1,6 @@
 // Plots as files of their own.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,11 +12,6 @@ namespace wsync::bench {
 
 // The program that makes PNG of SVG, of the package librsvg2-bin.
 inline constexpr const char* kPictureConverter = "rsvg-convert";
-
-// The first executable file of that name in the folders of `path` (as PATH: separated by colons;
-// those that are not absolute are passed by).
-[[nodiscard]] std::optional<std::string> find_program(const std::string& name,
-                                                      const std::string& path);
 
 struct PictureFiles {
   std::vector<std::string> svg;

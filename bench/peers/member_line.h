@@ -24,7 +24,7 @@ enum class MemberEvent : std::uint8_t { kReady, kDone, kFailed };
 struct MemberLine {
   MemberEvent event = MemberEvent::kReady;
   unsigned rank = 0;          // 0: the trainer
-  double seconds = 0;         // done: as the process itself measured them
+  double seconds = 0;         // done: until the bytes were there, digested or not
   Digest digest;              // done: of the model in its memory, see ModelSource
   std::int64_t begin_ns = 0;  // done, of a copier: its copy alone, by the monotonic clock; else 0
   std::int64_t end_ns = 0;

@@ -96,16 +96,24 @@ Result<> Members::look_at_children() {
   return {};
 }
 
-// Until there is something to read, or time to look at the children.
+// Until there is something to read: of a connection, or of a child, which then has most likely
+// ended.
 Result<> Members::wait_for_words(TimePoint deadline) {
   std::vector<pollfd> fds{{.fd = interrupt_.fd(), .events = POLLIN, .revents = 0},
                           {.fd = listener_->fd(), .events = POLLIN, .revents = 0}};
   for (const Connection& connection : connections_)
     fds.push_back({.fd = connection.socket.get(), .events = POLLIN, .revents = 0});
+  const std::size_t children = fds.size();
+  for (const Child& child : children_)
+    fds.push_back({.fd = child.output_fd(), .events = POLLIN, .revents = 0});
   const int found = ::poll(fds.data(), fds.size(), static_cast<int>(kLookAtMembers.count()));
   if (found < 0 && errno != EINTR) return fail_errno("poll", errno);
   if (fds[0].revents != 0) return fail(ErrorCode::kCancelled, "interrupted");
-  if (found <= 0) WSYNC_TRY(look_at_children());
+  // What connections say goes first: a child may have ended after its last words.
+  const auto said = [](const pollfd& fd) { return fd.revents != 0; };
+  const auto first_child = fds.begin() + static_cast<std::ptrdiff_t>(children);
+  if (std::none_of(fds.begin(), first_child, said) && std::any_of(first_child, fds.end(), said))
+    WSYNC_TRY(look_at_children());
   if (now() > deadline)
     return fail(ErrorCode::kDeadline, "not every process has answered before the deadline");
   if (found > 0 && fds[1].revents != 0) {
@@ -179,6 +187,7 @@ Result<Members::Transfer> Members::transfer(std::size_t model, const nlohmann::j
           ErrorCode::kDigestMismatch,
           fmt::format("{} has bytes with the digest {}, expected {}", member_name(said->rank),
                       said->digest.to_string(), source_.digests[model].to_string()));
+    if (said->rank > 0) transfer.arrived = std::max(transfer.arrived, said->seconds);
     first_ns = std::min(first_ns, said->begin_ns);
     last_ns = std::max(last_ns, said->end_ns);
   }

@@ -1,11 +1,15 @@
 #include "bench/peers/model_source.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <fcntl.h>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <unistd.h>
 
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/base/unique_fd.h"
 #include "shared/trace/text_file.h"
 #include "shared/weights/checkpoint_dir.h"
 
@@ -81,6 +85,9 @@ Result<ModelSource> make_source(const std::string& directory,
                        {"shape", tensor.info.shape},
                        {"offset", tensor.offset},
                        {"bytes", tensor.bytes}});
+  // What would still be written to disk in the first rounds would be written beside them.
+  const UniqueFd folder(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!folder.valid() || ::syncfs(folder.get()) != 0) return fail_errno(directory, errno);
   source.list = directory + "/tensors.json";
   const nlohmann::json list = {{"size", source.size}, {"tensors", std::move(tensors)}};
   WSYNC_TRY(trace::write_text_file(source.list, list.dump()));

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
+#include "bench/measure/programs.h"
 #include "shared/base/format.h"
 
 namespace wsync::bench {
@@ -195,18 +196,6 @@ Result<std::string> default_peer_folder() {
   if (const std::string home = set("HOME"); !home.empty()) return home + "/.cache/wsync/peers";
   return fail(ErrorCode::kNotFound,
               "neither XDG_CACHE_HOME nor HOME is set: --environment says where packages are");
-}
-
-std::optional<std::string> find_program(std::string_view name) {
-  const char* path = std::getenv("PATH");
-  std::string_view left = path == nullptr ? "/usr/bin:/bin" : path;
-  while (!left.empty()) {
-    const std::size_t end = std::min(left.find(':'), left.size());
-    std::string candidate = fmt::format("{}/{}", left.substr(0, end), name);
-    if (end > 0 && ::access(candidate.c_str(), X_OK) == 0) return candidate;
-    left.remove_prefix(std::min(end + 1, left.size()));
-  }
-  return std::nullopt;
 }
 
 Result<std::vector<FoundPeer>> find_peers(const std::vector<const Peer*>& peers,

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <functional>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,9 +19,6 @@ struct PeerEnvironment {
 
 // $XDG_CACHE_HOME/wsync/peers, or ~/.cache/wsync/peers. kNotFound without either.
 [[nodiscard]] Result<std::string> default_peer_folder();
-
-// The path of an executable in PATH.
-[[nodiscard]] std::optional<std::string> find_program(std::string_view name);
 
 struct FoundPeer {
   const Peer* peer = nullptr;

@@ -114,7 +114,8 @@ class PeersRun {
     if (!row.skipped.empty() || !row.failed.empty()) return {};
     const auto time = peer_turn(options_.peers[at - 2], directory.path());
     if (time) {
-      row.seconds.push_back(*time);
+      row.seconds.push_back(time->seconds);
+      row.arrived.push_back(time->arrived);
       return {};
     }
     if (time.error().code() == ErrorCode::kCancelled) return fail(time.error());
@@ -163,7 +164,7 @@ class PeersRun {
     return {};
   }
 
-  Result<double> peer_turn(const FoundPeer& found, const std::string& directory) {
+  Result<Members::Transfer> peer_turn(const FoundPeer& found, const std::string& directory) {
     const PeerFiles files = found.peer->files;
     auto data = TemporaryDirectory::create(files == PeerFiles::kTmpfs ? options_.tmpfs
                                                                       : options_.directory);
@@ -176,11 +177,11 @@ class PeersRun {
     wanted.commands.assign(one_starts_all ? 1 : options_.engines + 1, found.command);
     auto members = Members::start(std::move(wanted), source_, interrupt_);
     if (!members) return fail(std::move(members).error());
-    double measured = 0;
+    Members::Transfer measured;
     for (unsigned i = 0; i <= options_.warm_ups; ++i) {
       const auto done = (*members)->transfer(i % kModels);
       if (!done) return fail(done.error());
-      measured = done->seconds;
+      measured = *done;
     }
     return measured;
   }

@@ -24,7 +24,7 @@ struct PeersBenchOptions {
   std::vector<std::string> checkpoints;          // two, of equal layouts and different bytes
   std::vector<FoundPeer> peers;
   unsigned engines = 2;
-  unsigned rounds = 5;
+  unsigned rounds = 9;
   unsigned warm_ups = 3;  // transfers before the one that is measured, of each turn
 };
 
@@ -34,7 +34,9 @@ struct PeerRow {
   std::string versions;
   std::string skipped;  // why it never began
   std::string failed;   // why it was given up, and in which round; `seconds` are of those before
-  std::vector<double> seconds;  // of each round
+  // Of each round:
+  std::vector<double> seconds;
+  std::vector<double> arrived;  // of them, until the bytes were there, not all digested
 };
 
 struct PeersBenchResult {

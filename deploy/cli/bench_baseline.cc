@@ -13,9 +13,6 @@
 namespace wsync::cli {
 namespace {
 
-// So many that `wsync bench compare` can tell something of each of its cases.
-constexpr unsigned kQuickBaselineRounds = 9;
-
 struct BaselineArguments {
   bench::BaselineBenchOptions options;
   std::string size = "256MiB";
@@ -73,7 +70,7 @@ void add_bench_baseline(CLI::App& parent, Context& context, BenchRun& run) {
     run.add_suite("baseline", [&run, arguments, command](const bench::Interrupt& interrupt) {
       // --repeats is its only option for rounds.
       arguments->options.rounds =
-          run.options.repeats.value_or(run.options.quick ? kQuickBaselineRounds : 15);
+          run.options.repeats.value_or(run.options.quick ? kQuickRounds : 15);
       if (run.options.quick && command->count("--size") == 0)
         arguments->size =
             fmt::format("{}B", bench::quick_baseline_bytes(bench::this_machine().cache_bytes));

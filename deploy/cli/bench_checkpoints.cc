@@ -53,6 +53,12 @@ void add_bench_model(CLI::App& command, BenchModel& model) {
       ->excludes(name);
 }
 
+void add_model_parameters(const BenchModel& model, bench::SuiteResult& suite) {
+  if (!model.model.empty()) suite.parameters["model"] = model.model;
+  if (!model.checkpoint.empty())
+    suite.parameters["checkpoint"] = std::filesystem::absolute(model.checkpoint).string();
+}
+
 Result<BenchCheckpoints> make_bench_checkpoints(
     const BenchModel& model, const std::string& directory,
     const std::function<Result<>(std::uint64_t bytes)>& fits) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/measure/result.h"
 #include "deploy/cli/context.h"
 
 namespace wsync::cli {
@@ -17,6 +18,9 @@ struct BenchModel {
 };
 // --size, --model and --checkpoint. `model` outlives the command.
 void add_bench_model(CLI::App& command, BenchModel& model);
+
+// What a result is compared by: --model and --checkpoint, where they were given.
+void add_model_parameters(const BenchModel& model, bench::SuiteResult& suite);
 
 struct BenchCheckpoints {
   std::vector<std::string> directories;  // two, of equal layouts and different bytes

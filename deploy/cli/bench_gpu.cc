@@ -98,7 +98,8 @@ Result<SuiteOutcome> bench_gpu(GpuArguments arguments, const bench::Interrupt& i
 
 // What the line's common options say of this suite.
 void heed_gpu_common(const BenchOptions& common, const CLI::App& command, GpuArguments& arguments) {
-  arguments.options.rounds = rounds_of(common, command, "--rounds", arguments.options.rounds, 5);
+  arguments.options.rounds =
+      rounds_of(common, command, "--rounds", arguments.options.rounds, kQuickRounds);
   if (!common.quick) return;
   const auto set = [&command](const char* option, auto& value, auto quick) {
     if (command.count(option) == 0) value = quick;

@@ -16,7 +16,6 @@ namespace wsync::cli {
 namespace {
 
 constexpr unsigned kPartRounds = 15;
-constexpr unsigned kPartRoundsQuick = 5;
 
 // Shows what is measured now.
 bench::OnTurn show_turns(trace::ProgressLine& line) {
@@ -119,7 +118,7 @@ Result<SuiteOutcome> bench_codecs(CodecsArguments arguments, const bench::Interr
 
 // --repeats is the only option for rounds of these suites.
 unsigned part_rounds(const BenchRun& run) {
-  return run.options.repeats.value_or(run.options.quick ? kPartRoundsQuick : kPartRounds);
+  return run.options.repeats.value_or(run.options.quick ? kQuickRounds : kPartRounds);
 }
 
 }  // namespace

@@ -6,12 +6,10 @@
 #include "bench/peers/copier.h"
 #include "bench/peers/report.h"
 #include "bench/peers/scripts.h"
+#include "deploy/cli/bench_checkpoints.h"
 #include "deploy/cli/bench_run.h"
 #include "deploy/cli/commands.h"
-#include "deploy/cli/demo_checkpoint.h"
-#include "deploy/cli/model_checkpoint.h"
 #include "shared/base/format.h"
-#include "shared/base/memory_limit.h"
 #include "shared/config/units.h"
 #include "shared/trace/progress.h"
 #include "shared/trace/text_file.h"
@@ -25,8 +23,7 @@ constexpr unsigned kPeerWarmUpsMax = 100;
 
 struct PeersArguments {
   bench::PeersBenchOptions options;
-  std::string size = "1GiB";
-  std::string model;
+  BenchModel model;
   std::vector<std::string> peers;
   std::string directory;
   std::string environment;
@@ -34,29 +31,8 @@ struct PeersArguments {
   bool install = false;
 };
 
-Result<> make_peer_checkpoints(const PeersArguments& arguments, std::uint64_t size,
-                               const std::string& directory, bench::PeersBenchOptions& options,
-                               trace::ProgressLine& line) {
-  for (std::uint64_t seed = 1; seed <= 2; ++seed) {
-    line.update("making checkpoints", 0, 0, now());
-    DemoCheckpoint checkpoint{
-        .directory = fmt::format("{}/checkpoint{}", directory, seed), .bytes = size, .seed = seed};
-    if (!arguments.model.empty()) {
-      auto published = published_model(arguments.model, size);
-      if (!published) return fail(std::move(published).error());
-      checkpoint.model = std::move(*published);
-    }
-    const auto made = make_demo_checkpoint(checkpoint);
-    if (!made) return fail(made.error());
-    options.checkpoints.push_back(checkpoint.directory);
-  }
-  return {};
-}
-
 // Everything that can be refused before minutes are spent.
-Result<std::uint64_t> check_peer_arguments(const PeersArguments& arguments) {
-  const auto size = config::parse_size(arguments.size);
-  if (!size) return fail(size.error().with_context("--size"));
+Result<> check_peer_arguments(const PeersArguments& arguments) {
   if (auto picked = bench::pick_peers(arguments.peers); !picked)
     return fail(picked.error().with_context("--peers"));
   if (!arguments.directory.empty() && !std::filesystem::is_directory(arguments.directory))
@@ -67,8 +43,10 @@ Result<std::uint64_t> check_peer_arguments(const PeersArguments& arguments) {
       !std::filesystem::is_directory(arguments.options.tmpfs))
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("--tmpfs: {} is no folder", arguments.options.tmpfs));
-  WSYNC_TRY(bench::require_peers_memory(*size, arguments.options.engines));
-  return *size;
+  if (!arguments.model.checkpoint.empty()) return {};
+  const auto size = config::parse_size(arguments.model.size);
+  if (!size) return fail(size.error().with_context("--size"));
+  return bench::require_peers_memory(*size, arguments.options.engines);
 }
 
 Result<std::vector<bench::FoundPeer>> find_or_install(const PeersArguments& arguments,
@@ -98,8 +76,7 @@ Result<std::vector<bench::FoundPeer>> find_or_install(const PeersArguments& argu
 
 Result<SuiteOutcome> bench_peers(const PeersArguments& arguments,
                                  const bench::Interrupt& interrupt) {
-  const auto size = check_peer_arguments(arguments);
-  if (!size) return fail(size.error());
+  WSYNC_TRY(check_peer_arguments(arguments));
   const auto directory = bench::TemporaryDirectory::create(arguments.directory);
   if (!directory) return fail(directory.error());
   auto executable = this_executable();
@@ -112,7 +89,13 @@ Result<SuiteOutcome> bench_peers(const PeersArguments& arguments,
   auto peers = find_or_install(arguments, options.directory + "/scripts", interrupt, line, notes);
   if (!peers) return fail(std::move(peers).error());
   options.peers = std::move(*peers);
-  WSYNC_TRY(make_peer_checkpoints(arguments, *size, options.directory, options, line));
+  line.update("making checkpoints", 0, 0, now());
+  auto checkpoints =
+      make_bench_checkpoints(arguments.model, options.directory, [&options](std::uint64_t bytes) {
+        return bench::require_peers_memory(bytes, options.engines);
+      });
+  if (!checkpoints) return fail(std::move(checkpoints).error());
+  options.checkpoints = std::move(checkpoints->directories);
   const auto result = bench::run_peers_bench(
       options, interrupt, [&line](std::string_view name, unsigned done, unsigned total) {
         line.update(fmt::format("{} ({} of {})", name, done, total), 0, 0, now());
@@ -122,7 +105,7 @@ Result<SuiteOutcome> bench_peers(const PeersArguments& arguments,
     WSYNC_TRY(trace::write_text_file(arguments.svg, bench::to_svg(*result)));
   SuiteOutcome made{.outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
                     .suite = bench::to_suite(*result)};
-  if (!arguments.model.empty()) made.suite.parameters["model"] = arguments.model;
+  add_model_parameters(arguments.model, made.suite);
   for (const std::string& note : notes) {
     made.outcome.text += "note: --install: " + note + "\n";
     made.suite.notes.push_back("--install: " + note);
@@ -143,17 +126,12 @@ void add_peers_options(CLI::App& command, PeersArguments& arguments) {
                   fmt::format("Which ones (default: all): {}", bench::peer_names()))
       ->delimiter(',')
       ->type_name("NAME");
-  command.add_option("--size", arguments.size, "Bytes of the model (default: 1GiB)");
-  command
-      .add_option("--model", arguments.model,
-                  "Tensors of a published model, made smaller to fit --size, as of `bench sync` "
-                  "(default: a demo model)")
-      ->type_name("NAME");
+  add_bench_model(command, arguments.model);
   command.add_option("--engines", arguments.options.engines, "Number of engines (default: 2)")
       ->check(CLI::Range(1U, kPeerEnginesMax));
   command
       .add_option("--rounds", arguments.options.rounds,
-                  "Rounds, in each of which all take turns (default: 5)")
+                  "Rounds, in each of which all take turns (default: 9)")
       ->check(CLI::Range(1U, kPeerRoundsMax));
   command
       .add_option("--warm-ups", arguments.options.warm_ups,
@@ -187,7 +165,8 @@ void add_bench_peers(CLI::App& parent, Context& context, BenchRun& run) {
        .description = "A model from a trainer's memory into engines', verified: by wsync, and by "
                       "what else is used for it",
        .examples = {"wsync bench peers --install --svg peers.svg --output peers.json",
-                    "wsync bench peers --peers gloo-buckets,openmpi --engines 4 --rounds 9",
+                    "wsync bench peers --peers gloo-buckets,openmpi --engines 4 --rounds 21",
+                    "wsync bench peers --checkpoint /models/Qwen3-0.6B",
                     "wsync bench peers --quick --peers raw-tmpfs"}});
   auto arguments = std::make_shared<PeersArguments>();
   add_peers_options(*command, *arguments);
@@ -198,7 +177,7 @@ void add_bench_peers(CLI::App& parent, Context& context, BenchRun& run) {
     run.add_suite("peers", [&run, arguments, command](const bench::Interrupt& interrupt) {
       arguments->options.rounds =
           rounds_of(run.options, *command, "--rounds", arguments->options.rounds, 2);
-      if (run.options.quick && command->count("--size") == 0) arguments->size = "32MiB";
+      if (run.options.quick && command->count("--size") == 0) arguments->model.size = "32MiB";
       if (run.options.quick && command->count("--warm-ups") == 0) arguments->options.warm_ups = 1;
       return bench_peers(*arguments, interrupt);
     });

@@ -33,7 +33,7 @@ struct PipelineArguments {
 
 void heed_pipeline_options(const BenchOptions& common, const CLI::App& command,
                            PipelineArguments& arguments) {
-  arguments.rounds = rounds_of(common, command, "--rounds", arguments.rounds, 5);
+  arguments.rounds = rounds_of(common, command, "--rounds", arguments.rounds, kQuickRounds);
   if (!common.quick) return;
   if (command.count("--size") == 0) arguments.size = "32MiB";
   if (command.count("--devices") == 0) arguments.devices = {2};

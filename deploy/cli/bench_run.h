@@ -13,6 +13,8 @@
 namespace wsync::cli {
 
 inline constexpr unsigned kBenchRepeatsMax = 10'000;
+// Of --quick: as few as `bench compare` can tell anything of, with a thousand cases.
+inline constexpr unsigned kQuickRounds = 9;
 
 // Options that every suite takes, and that hold for the whole line wherever they stand.
 struct BenchOptions {

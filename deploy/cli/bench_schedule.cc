@@ -110,7 +110,7 @@ void add_bench_schedule(CLI::App& parent, Context& context, BenchRun& run) {
   command->callback([&run, arguments, command] {
     run.add_suite("schedule", [&run, arguments, command](const bench::Interrupt& interrupt) {
       bench::ScheduleBenchOptions& options = arguments->options;
-      options.steps = rounds_of(run.options, *command, "--steps", options.steps, 5);
+      options.steps = rounds_of(run.options, *command, "--steps", options.steps, kQuickRounds);
       if (run.options.quick && command->count("--warmup") == 0) options.warmup = 1;
       return bench_schedule(*arguments, interrupt);
     });

@@ -34,7 +34,7 @@ struct SyncOptions {
 
 // What the line's common options say of this suite.
 void heed_common(const BenchOptions& common, const CLI::App& command, SyncOptions& options) {
-  options.rounds = rounds_of(common, command, "--rounds", options.rounds, 5);
+  options.rounds = rounds_of(common, command, "--rounds", options.rounds, kQuickRounds);
   if (!common.quick) return;
   if (command.count("--size") == 0) options.model.size = "64MiB";
   if (command.count("--engines") == 0) options.engines = {1};
@@ -75,10 +75,7 @@ Result<SuiteOutcome> bench_sync(const SyncOptions& options, const bench::Interru
   if (!result) return fail(result.error());
   SuiteOutcome made{.outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
                     .suite = bench::to_suite(*result)};
-  if (!options.model.model.empty()) made.suite.parameters["model"] = options.model.model;
-  if (!options.model.checkpoint.empty())
-    made.suite.parameters["checkpoint"] =
-        std::filesystem::absolute(options.model.checkpoint).string();
+  add_model_parameters(options.model, made.suite);
   return made;
 }
 

@@ -33,10 +33,13 @@ bool any_marked(const Chart& chart) {
 
 Extent across(const Chart& chart) {
   Extent extent;
+  const auto take = [&](double x) {
+    if (std::isfinite(x) && (!chart.logarithmic_x || x > 0)) extent.take(x);
+  };
   for (const Panel& panel : chart.panels)
     for (const Series& series : panel.series)
-      for (const auto& [x, y] : series.points) extent.take(x);
-  for (const auto& [x, name] : chart.marks) extent.take(x);
+      for (const auto& [x, y] : series.points) take(x);
+  for (const auto& [x, name] : chart.marks) take(x);
   if (extent.none()) return {chart.logarithmic_x ? 1.0 : 0.0, chart.logarithmic_x ? 10.0 : 1.0};
   if (!any_marked(chart)) return extent;
   if (!chart.logarithmic_x) {

@@ -144,22 +144,31 @@ class CoordinatorPage(unittest.TestCase):
             status, headers, text = answer_of(where, path, "HEAD")
             self.assertEqual((status, text), (200, ""))
 
+    def harmless(self, headers):
+        """What a browser makes of an answer that is no page."""
+        self.assertEqual((headers["X-Content-Type-Options"], headers["Cache-Control"]), ("nosniff", "no-store"))
+        self.assertTrue(headers["Content-Security-Policy"].startswith("default-src 'none'; "))
+
     def refusals(self, where):
         port = where.rsplit(":", 1)[1]
         for host in ("example.org", f"example.org:{port}", "127.0.0.1.example.org", "localhost.example.org", "10.0.0.1", "[::2]", "",
                      "128.0.0.1", "localhost:1:2"):
             for path in ("/", "/status.json", "/metrics", "/nothing"):
                 status, headers, text = answer_of(where, path, headers={"Host": host})
-                self.assertEqual((status, headers["X-Content-Type-Options"]), (403, "nosniff"), host)
+                self.assertEqual(status, 403, host)
+                self.harmless(headers)
                 self.assertEqual(text, f"Host is '{host}'; expected localhost or a loopback address\n")
         for host in ("localhost", f"LOCALHOST:{port}", "127.1.2.3", "[::1]:80", "[::1]"):
             self.assertEqual(answer_of(where, "/page.css", headers={"Host": host})[0], 200, host)
         self.assertEqual(answer_of(where, "/", headers={"Origin": "http://example.org"})[0], 403)
-        self.assertEqual(get(where, "/index.html")[0], 404)
-        self.assertEqual(get(where, "/../etc/passwd")[0], 404)
+        for path in ("/index.html", "/../etc/passwd"):
+            status, headers, _ = answer_of(where, path)
+            self.assertEqual(status, 404)
+            self.harmless(headers)
         for method in ("POST", "PUT", "DELETE", "OPTIONS"):
             status, headers, _ = answer_of(where, "/", method)
             self.assertEqual((status, headers["Allow"]), (405, "GET, HEAD"))
+            self.harmless(headers)
         # Neither no Host at all nor two of them.
         for hosts in ("", "Host: localhost\r\nHost: example.org\r\n"):
             with socket.create_connection(where.rsplit(":", 1), timeout=DEADLINE_S) as raw:
@@ -206,6 +215,25 @@ class CoordinatorPage(unittest.TestCase):
             slow.sendall(b"GET / HT")
             self.assertEqual(slow.recv(64), b"")
         silent[0].close()
+
+    def test_without_spans_the_stages_of_a_round_are_there(self):
+        with LoggedFleet(WSYNC) as fleet:
+            one = fleet.checkpoint("one", 1)
+            fleet.sidecar("s0", "--set", "trace_spans=0")
+            fleet.engine(os.path.join(fleet.run_dir, "s0.engines"), "a", one)
+            _, where = fleet.with_pages("trainer", "trainer", "--set", "trace_spans=0")
+            self.assertTrue(fleet.push(one)[0])
+            rounds = []
+
+            def is_told():  # a page is shown again for a moment
+                rounds[:] = json.loads(get(where, "/status.json")[1])["rounds"]
+                return rounds
+            fleet.until(is_told, "the round")
+            (served,) = rounds
+            self.assertEqual([p["name"] for p in served["phases"]], ["snapshot", "announce", "stage", "switch"])
+            self.assertEqual([(s["name"], [p["name"] for p in s["stages"]]) for s in served["sidecars"]],
+                             [("s0", ["announce", "stage", "switch"])])
+            self.assertEqual(get(where, "/")[0], 200)
 
     def test_at_a_socket_file_every_name_is_good(self):
         with LoggedFleet(WSYNC) as fleet:

@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 
 import member
-import torch_tensors
 
 BUCKET = 64 << 20
 

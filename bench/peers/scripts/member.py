@@ -2,7 +2,8 @@
 
 The benchmark starts a trainer (rank 0) and engines (1 to N). Each connects to its Unix socket, says that it is ready, and then
 for each {"go": k} makes the model k's bytes go from the trainer's memory to its own, and answers with the digest of what it has
-there. The end of the connection is the end of the process. One JSON object a line:
+there, and with the seconds until the bytes were there, whether digested or not. The end of the connection is the end of the
+process. One JSON object a line:
 
     {"event": "ready", "rank": 1}
     {"event": "done", "rank": 1, "seconds": 0.5, "digest": "32 hex digits"}
@@ -194,8 +195,8 @@ class Job:
                 send(self.models[model])
             else:
                 receive()
-            digest = self.digester.finish()
-            self.say(event="done", seconds=time.monotonic() - begin, digest=digest)
+            seconds = time.monotonic() - begin
+            self.say(event="done", seconds=seconds, digest=self.digester.finish())
 
 
 def main(body, rank=None):

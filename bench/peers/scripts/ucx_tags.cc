@@ -287,8 +287,8 @@ void serve(const Job& job, Driver& driver) {
     } else {
       ucx.receive(memories.front(), digester);
     }
-    const std::string digest = digester.finish();
     const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+    const std::string digest = digester.finish();
     driver.say("\"event\": \"done\", \"seconds\": " + std::to_string(time.count()) +
                ", \"digest\": \"" + digest + "\"");
   }

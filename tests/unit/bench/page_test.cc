@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "bench/measure/directory.h"
+#include "bench/measure/programs.h"
 #include "bench/page/picture_files.h"
 #include "bench/page/plot_parts.h"
 #include "shared/base/format.h"

@@ -203,8 +203,10 @@ PeersBenchResult some_result() {
     return result.rows.emplace_back(PeerRow{.peer = &all_peers()[i]});
   };
   row(0).seconds = {8, 16};
+  result.rows.back().arrived = {7, 15};
   row(1).skipped = "no torch";
   row(2).seconds = {40};
+  result.rows.back().arrived = {39};
   result.rows.back().failed = "round 2: engine 1: out of <memory>";
   return result;
 }
@@ -214,6 +216,8 @@ TEST(PeersReport, RatiosAreOfTheSameRound) {
   EXPECT_EQ(json["peers"][0]["of_floor"]["median"], 0.125);
   EXPECT_EQ(json["peers"][0]["of_wsync"]["median"], 3);
   EXPECT_EQ(json["peers"][2]["of_wsync"]["median"], 10);
+  EXPECT_EQ(json["peers"][0]["arrived_s"]["median"], 11);
+  EXPECT_THAT(to_text(some_result()), HasSubstr("11.000 s"));
   EXPECT_FALSE(json["peers"][1].contains("seconds"));
 }
 
