@@ -98,7 +98,6 @@ class Copier {
       const TimePoint end = now();
       done.begin_ns = static_cast<std::int64_t>(begin);
       done.end_ns = static_cast<std::int64_t>(end);
-      done.seconds = seconds(end - begin);
       done.digest = source_digest(source_, target_.bytes());
       WSYNC_TRY(say(done));
     }

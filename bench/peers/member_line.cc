@@ -63,9 +63,6 @@ Result<MemberLine> parse_member_line(std::string_view line, unsigned ranks) {
   }
   if (*event != "done") return refused(line, "an \"event\": ready, done or failed");
   said.event = MemberEvent::kDone;
-  const auto time = number_in(object, "seconds");
-  if (!time || *time > kMemberSecondsMax) return refused(line, "\"seconds\", not negative");
-  said.seconds = *time;
   const auto digest = object.find("digest");
   if (digest == object.end() || !digest->is_string())
     return refused(line, "the \"digest\" of what it holds");
@@ -85,7 +82,6 @@ std::string member_text(const MemberLine& line) {
       break;
     case MemberEvent::kDone:
       object["event"] = "done";
-      object["seconds"] = line.seconds;
       object["digest"] = line.digest.to_string();
       object["begin_ns"] = line.begin_ns;
       object["end_ns"] = line.end_ns;

@@ -2,7 +2,7 @@
 // others' libraries, so nothing of it is trusted.
 //
 //   {"event": "ready", "rank": 1}
-//   {"event": "done", "rank": 1, "seconds": 0.5, "digest": "32 hex digits"}
+//   {"event": "done", "rank": 1, "digest": "32 hex digits"}
 //   {"event": "failed", "rank": 1, "why": "a sentence"}
 #pragma once
 
@@ -17,14 +17,12 @@
 namespace wsync::bench {
 
 inline constexpr std::size_t kMemberLineBytesMax = 4096;
-inline constexpr double kMemberSecondsMax = 1e6;
 
 enum class MemberEvent : std::uint8_t { kReady, kDone, kFailed };
 
 struct MemberLine {
   MemberEvent event = MemberEvent::kReady;
   unsigned rank = 0;          // 0: the trainer
-  double seconds = 0;         // done: until the bytes were there, digested or not
   Digest digest;              // done: of the model in its memory, see ModelSource
   std::int64_t begin_ns = 0;  // done, of a copier: its copy alone, by the monotonic clock; else 0
   std::int64_t end_ns = 0;

@@ -187,7 +187,6 @@ Result<Members::Transfer> Members::transfer(std::size_t model, const nlohmann::j
           ErrorCode::kDigestMismatch,
           fmt::format("{} has bytes with the digest {}, expected {}", member_name(said->rank),
                       said->digest.to_string(), source_.digests[model].to_string()));
-    if (said->rank > 0) transfer.arrived = std::max(transfer.arrived, said->seconds);
     first_ns = std::min(first_ns, said->begin_ns);
     last_ns = std::max(last_ns, said->end_ns);
   }

@@ -44,7 +44,6 @@ class Members {
 
   struct Transfer {
     double seconds = 0;       // from just before the first was told to the last one's answer
-    double arrived = 0;       // of them, until the last engine had all bytes, digested or not
     double copy_seconds = 0;  // of copiers: from the first one's begin to the last one's end
   };
   // One transfer of a model of the source: tells everybody, waits for everybody, and compares every

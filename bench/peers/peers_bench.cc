@@ -114,8 +114,7 @@ class PeersRun {
     if (!row.skipped.empty() || !row.failed.empty()) return {};
     const auto time = peer_turn(options_.peers[at - 2], directory.path());
     if (time) {
-      row.seconds.push_back(time->seconds);
-      row.arrived.push_back(time->arrived);
+      row.seconds.push_back(*time);
       return {};
     }
     if (time.error().code() == ErrorCode::kCancelled) return fail(time.error());
@@ -164,7 +163,7 @@ class PeersRun {
     return {};
   }
 
-  Result<Members::Transfer> peer_turn(const FoundPeer& found, const std::string& directory) {
+  Result<double> peer_turn(const FoundPeer& found, const std::string& directory) {
     const PeerFiles files = found.peer->files;
     auto data = TemporaryDirectory::create(files == PeerFiles::kTmpfs ? options_.tmpfs
                                                                       : options_.directory);
@@ -177,11 +176,11 @@ class PeersRun {
     wanted.commands.assign(one_starts_all ? 1 : options_.engines + 1, found.command);
     auto members = Members::start(std::move(wanted), source_, interrupt_);
     if (!members) return fail(std::move(members).error());
-    Members::Transfer measured;
+    double measured = 0;
     for (unsigned i = 0; i <= options_.warm_ups; ++i) {
       const auto done = (*members)->transfer(i % kModels);
       if (!done) return fail(done.error());
-      measured = *done;
+      measured = done->seconds;
     }
     return measured;
   }

@@ -34,9 +34,7 @@ struct PeerRow {
   std::string versions;
   std::string skipped;  // why it never began
   std::string failed;   // why it was given up, and in which round; `seconds` are of those before
-  // Of each round:
-  std::vector<double> seconds;
-  std::vector<double> arrived;  // of them, until the bytes were there, not all digested
+  std::vector<double> seconds;  // of each round
 };
 
 struct PeersBenchResult {

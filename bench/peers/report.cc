@@ -37,7 +37,6 @@ struct ContenderRow {
   std::string colour;
   std::string why_not;  // skipped or failed
   const std::vector<double>* seconds = nullptr;
-  const std::vector<double>* arrived = nullptr;  // null: not told apart
 };
 
 std::vector<ContenderRow> contender_rows(const PeersBenchResult& result) {
@@ -59,8 +58,7 @@ std::vector<ContenderRow> contender_rows(const PeersBenchResult& result) {
          .why_not = row.skipped.empty()
                         ? (row.failed.empty() ? std::string() : "failed in " + row.failed)
                         : "skipped: " + row.skipped,
-         .seconds = &row.seconds,
-         .arrived = &row.arrived});
+         .seconds = &row.seconds});
   return rows;
 }
 
@@ -69,12 +67,9 @@ std::string table_row(const ContenderRow& row, const PeersBenchResult& result) {
   const Spread spread = spread_of(*row.seconds);
   const double floor = spread_of(ratios_of(result.floor_seconds, *row.seconds)).median;
   const double ours = spread_of(ratios_of(*row.seconds, result.wsync_seconds)).median;
-  return fmt::format("{:<40} {:>9.3f} s   {:<17} {:>9} {:>8.3f} {:>10.2f}{}\n", row.title,
-                     spread.median, fmt::format("{:.3f} - {:.3f}", spread.min, spread.max),
-                     row.arrived == nullptr
-                         ? std::string()
-                         : fmt::format("{:.3f} s", spread_of(*row.arrived).median),
-                     floor, ours, row.why_not.empty() ? std::string() : "   " + row.why_not);
+  return fmt::format("{:<40} {:>9.3f} s   {:<17} {:>12.3f} {:>12.2f}{}\n", row.title, spread.median,
+                     fmt::format("{:.3f} - {:.3f}", spread.min, spread.max), floor, ours,
+                     row.why_not.empty() ? std::string() : "   " + row.why_not);
 }
 
 // What figures of a machine under test look like in a chart.
@@ -152,7 +147,6 @@ PeersJson to_json(const PeersBenchResult& result) {
                                                    {"rounds", row.seconds}});
     if (row.seconds.empty()) continue;
     peer["seconds"] = spread_json(spread_of(row.seconds));
-    peer["arrived_s"] = spread_json(spread_of(row.arrived));
     peer["of_floor"] = spread_json(spread_of(ratios_of(result.floor_seconds, row.seconds)));
     peer["of_wsync"] = spread_json(spread_of(ratios_of(row.seconds, result.wsync_seconds)));
   }
@@ -186,13 +180,13 @@ std::string to_text(const PeersBenchResult& result) {
       processor_text(machine), machine.layout, machine.kernel, trace::format_bytes(result.bytes),
       counted(result.tensors, "tensor"), counted(result.engines, "engine"),
       counted(result.rounds, "round"));
-  text += fmt::format("{:<40} {:>11}   {:<17} {:>9} {:>8} {:>10}\n", "", "median", "min - max",
-                      "arrived", "of floor", "by wsync");
+  text += fmt::format("{:<40} {:>11}   {:<17} {:>12} {:>12}\n", "", "median", "min - max",
+                      "floor / it", "it / wsync");
   for (const ContenderRow& row : contender_rows(result)) text += table_row(row, result);
   text += fmt::format(
-      "\narrived: of it, until the bytes were there, digests of the last ones still to come; of "
-      "floor: the floor's time by this one's; by wsync: this one's time by wsync's of the same "
-      "round (medians)\nwsync's engines served meanwhile, but for {:.1f} ms (median; most {:.1f} "
+      "\nfloor / it: speed as a share of the floor's; it / wsync: times as long as wsync, both of "
+      "the same round (medians)\nwsync's engines served meanwhile, but for {:.1f} ms (median; most "
+      "{:.1f} "
       "ms); staged in {:.3f} s\n",
       1e3 * spread_of(result.wsync_paused_seconds).median,
       1e3 * spread_of(result.wsync_paused_seconds).max,

@@ -224,11 +224,20 @@ class ChartDrawing {
       text += axis_line(kLeftMargin, y, right_, y, "#e4e4e4");
       text += axis_text(kLeftMargin - 8, y + 4, "end", 12, name);
     }
+    double names_end = right_;
     for (const auto& [value, name] : panel.levels) {
       const auto y = scales.vertical.place(value);
       if (!y) continue;
       text += axis_line(kLeftMargin, *y, right_, *y, "#888", kDashes);
-      text += axis_text(right_ - 4, *y - 4, "end", 12, name, "#666");
+      if (!chart_.legend_on_top) {
+        text += axis_text(right_ - 4, *y - 4, "end", 12, name, "#666");
+        continue;
+      }
+      // Above the field, where no line runs through it.
+      text += axis_text(names_end, top - 8, "end", 12, name, "#666");
+      names_end -= text_width(name) + 6;
+      text += axis_line(names_end - 18, top - 12, names_end, top - 12, "#888", kDashes);
+      names_end -= 34;
     }
     text += draw_series(panel, scales);
     return chart_.legend_on_top ? text : text + legend_of(panel, right_, top);
@@ -237,9 +246,10 @@ class ChartDrawing {
   [[nodiscard]] std::string marks(double top, bool named) const {
     std::string text;
     for (const auto& [x, name] : chart_.marks) {
-      const double at = *horizontal_.place(x);
-      text += axis_line(at, top, at, top + chart_.panel_height, "#888", kDashes);
-      if (named) text += axis_text(at + 4, top + 13, "start", 12, name, "#666");
+      const auto at = horizontal_.place(x);
+      if (!at) continue;
+      text += axis_line(*at, top, *at, top + chart_.panel_height, "#888", kDashes);
+      if (named) text += axis_text(*at + 4, top + 13, "start", 12, name, "#666");
     }
     return text;
   }

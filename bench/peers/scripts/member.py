@@ -2,11 +2,10 @@
 
 The benchmark starts a trainer (rank 0) and engines (1 to N). Each connects to its Unix socket, says that it is ready, and then
 for each {"go": k} makes the model k's bytes go from the trainer's memory to its own, and answers with the digest of what it has
-there, and with the seconds until the bytes were there, whether digested or not. The end of the connection is the end of the
-process. One JSON object a line:
+there. The end of the connection is the end of the process. One JSON object a line:
 
     {"event": "ready", "rank": 1}
-    {"event": "done", "rank": 1, "seconds": 0.5, "digest": "32 hex digits"}
+    {"event": "done", "rank": 1, "digest": "32 hex digits"}
     {"event": "failed", "rank": 1, "why": "a sentence"}
 
 Standard library only; XXH3-128 is libxxhash's, which wsync itself needs.
@@ -189,14 +188,12 @@ class Job:
         self.say(event="ready")
         for line in self._lines:
             model = json.loads(line)["go"]
-            begin = time.monotonic()
             if self.is_trainer:
                 self.models[model].digest_tensors(self.digester)
                 send(self.models[model])
             else:
                 receive()
-            seconds = time.monotonic() - begin
-            self.say(event="done", seconds=seconds, digest=self.digester.finish())
+            self.say(event="done", digest=self.digester.finish())
 
 
 def main(body, rank=None):

@@ -29,7 +29,7 @@ using ::testing::SizeIs;
 constexpr std::string_view kSomeDigest = "00112233445566778899aabbccddeeff";
 
 std::string done_line(std::string_view digest) {
-  return fmt::format(R"({{"event": "done", "rank": 2, "seconds": 0.5, "digest": "{}"}})", digest);
+  return fmt::format(R"({{"event": "done", "rank": 2, "digest": "{}"}})", digest);
 }
 
 TEST(MemberLine, EachEventIsRead) {
@@ -41,7 +41,6 @@ TEST(MemberLine, EachEventIsRead) {
   ASSERT_TRUE(done) << done.error().message();
   EXPECT_EQ(done->event, MemberEvent::kDone);
   EXPECT_EQ(done->rank, 2U);
-  EXPECT_EQ(done->seconds, 0.5);
   EXPECT_EQ(done->digest.to_string(), kSomeDigest);
   const auto failed =
       parse_member_line("{\"event\": \"failed\", \"rank\": 1, \"why\": \"no\\nroom\"}", 3);
@@ -51,14 +50,13 @@ TEST(MemberLine, EachEventIsRead) {
 }
 
 TEST(MemberLine, WhatItWritesItReads) {
-  MemberLine line{.event = MemberEvent::kDone, .rank = 1, .seconds = 0.25};
+  MemberLine line{.event = MemberEvent::kDone, .rank = 1};
   line.digest = *Digest::parse(kSomeDigest);
   line.begin_ns = 12;
   line.end_ns = 34;
   const auto read = parse_member_line(member_text(line), 2);
   ASSERT_TRUE(read) << read.error().message();
   EXPECT_EQ(read->digest, line.digest);
-  EXPECT_EQ(read->seconds, line.seconds);
   EXPECT_EQ(read->begin_ns, 12);
   EXPECT_EQ(read->end_ns, 34);
 }
@@ -76,10 +74,8 @@ TEST(MemberLine, GarbageIsRefusedWithWhatWasExpected) {
       {R"({"rank": 1})", "an \"event\""},
       {R"({"event": 7, "rank": 1})", "an \"event\""},
       {R"({"event": "begun", "rank": 1})", "an \"event\""},
-      {R"({"event": "done", "rank": 1, "digest": "00"})", "\"seconds\""},
-      {R"({"event": "done", "rank": 1, "seconds": -1, "digest": "00"})", "\"seconds\""},
-      {R"({"event": "done", "rank": 1, "seconds": 1})", "the \"digest\""},
-      {R"({"event": "done", "rank": 1, "seconds": 1, "digest": 5})", "the \"digest\""},
+      {R"({"event": "done", "rank": 1})", "the \"digest\""},
+      {R"({"event": "done", "rank": 1, "digest": 5})", "the \"digest\""},
       {done_line("00112233"), "32 hexadecimal digits"},
       {done_line("zz112233445566778899aabbccddeeff"), "32 hexadecimal digits"},
       {std::string(kMemberLineBytesMax + 1, ' '), "bytes at most"},
@@ -203,10 +199,8 @@ PeersBenchResult some_result() {
     return result.rows.emplace_back(PeerRow{.peer = &all_peers()[i]});
   };
   row(0).seconds = {8, 16};
-  result.rows.back().arrived = {7, 15};
   row(1).skipped = "no torch";
   row(2).seconds = {40};
-  result.rows.back().arrived = {39};
   result.rows.back().failed = "round 2: engine 1: out of <memory>";
   return result;
 }
@@ -216,8 +210,6 @@ TEST(PeersReport, RatiosAreOfTheSameRound) {
   EXPECT_EQ(json["peers"][0]["of_floor"]["median"], 0.125);
   EXPECT_EQ(json["peers"][0]["of_wsync"]["median"], 3);
   EXPECT_EQ(json["peers"][2]["of_wsync"]["median"], 10);
-  EXPECT_EQ(json["peers"][0]["arrived_s"]["median"], 11);
-  EXPECT_THAT(to_text(some_result()), HasSubstr("11.000 s"));
   EXPECT_FALSE(json["peers"][1].contains("seconds"));
 }
 
