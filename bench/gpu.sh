@@ -84,8 +84,12 @@ count, code = ctypes.c_int(), cuda.cuInit(0)
 if code == 0:
     code = cuda.cuDeviceGetCount(ctypes.byref(count))
 visible = "CUDA_VISIBLE_DEVICES is " + os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
-if code != 0 or count.value == 0:
-    sys.exit(f"the NVIDIA driver lists no GPU (it says {code}, {count.value} GPUs; {visible}); see what nvidia-smi lists")
+if code not in (0, 100):  # CUDA_ERROR_NO_DEVICE
+    name = ctypes.c_char_p()
+    cuda.cuGetErrorName(code, ctypes.byref(name))
+    sys.exit(f"the NVIDIA driver cannot be used: cuInit fails with {code} ({(name.value or b'unknown').decode()}); see what nvidia-smi and dmesg say")
+if code == 100 or count.value == 0:
+    sys.exit(f"the NVIDIA driver lists no GPU ({visible}); see what nvidia-smi lists")
 PYTHON
 ) || die 3 "$(tail -n 1 <<<"$driver")"
 

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "shared/base/format.h"
+#include "shared/collective/nccl_library.h"
 
 namespace wsync::bench {
 namespace {
@@ -51,7 +52,8 @@ std::string missing_gpu() {
   const auto facts = (*backend)->facts();
   if (!facts) return facts.error().message();
   if (facts->gpus.empty())
-    return fmt::format("the driver is there and sees no GPU ({})", device::visible_gpus_text());
+    return fmt::format("the driver is there and sees no GPU ({}); see what nvidia-smi lists",
+                       device::visible_gpus_text());
   // One that is too old for the kernels, or whose driver is, can be listed and not used.
   const auto device = (*backend)->make_device({.kind = device::DeviceKind::kCuda,
                                                .index = device::DeviceIndex{0},
@@ -75,6 +77,13 @@ Result<GpuBenchResult> run_gpu_bench(const GpuBenchOptions& options, const Inter
   result.emulated = std::ranges::any_of(result.cuda.gpus, [](const device::GpuFacts& gpu) {
     return gpu.name.find(kEmulatedName) != std::string::npos;
   });
+  if (gpus->size() > 1) {
+    const auto nccl = collective::nccl_backend();
+    const auto found = nccl ? (*nccl)->facts() : Result<collective::NcclFacts>(fail(nccl.error()));
+    if (!found)
+      result.notes.push_back("broadcasts between GPUs are plain copies, without NCCL: " +
+                             found.error().message());
+  }
   const auto busy = busy_with_others(interrupt);
   if (!busy) return fail(busy.error());
   result.others_busy = *busy;

@@ -50,7 +50,7 @@ class Child {
   // The most memory that it ever had mapped and resident at once, shared pages included; 0 where
   // the kernel does not say.
   [[nodiscard]] std::uint64_t peak_bytes() const;
-  // Readable when it has said something, or has ended; -1 of one that was waited for.
+  // Readable when it has said something, or has ended. Until wait() or stop().
   [[nodiscard]] int output_fd() const noexcept { return output_.get(); }
   // Writes a line to its standard input.
   [[nodiscard]] Result<> say(const std::string& line);

@@ -39,6 +39,9 @@ Result<Digest> write_model(const std::string& path, const ModelSource& source,
   if (!file)
     return fail(ErrorCode::kIo, fmt::format("{}: {} bytes could not be written; is the disk full?",
                                             path, source.size));
+  // Or it would be written to disk beside the first rounds.
+  const UniqueFd written(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!written.valid() || ::fsync(written.get()) != 0) return fail_errno(path, errno);
   return digester.finish();
 }
 
@@ -85,9 +88,6 @@ Result<ModelSource> make_source(const std::string& directory,
                        {"shape", tensor.info.shape},
                        {"offset", tensor.offset},
                        {"bytes", tensor.bytes}});
-  // What would still be written to disk in the first rounds would be written beside them.
-  const UniqueFd folder(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!folder.valid() || ::syncfs(folder.get()) != 0) return fail_errno(directory, errno);
   source.list = directory + "/tensors.json";
   const nlohmann::json list = {{"size", source.size}, {"tensors", std::move(tensors)}};
   WSYNC_TRY(trace::write_text_file(source.list, list.dump()));

@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 #include "bench/measure/programs.h"
+#include "bench/peers/scripts.h"
+#include "shared/base/digest.h"
 #include "shared/base/format.h"
 
 namespace wsync::bench {
@@ -17,7 +19,15 @@ namespace {
 constexpr std::chrono::minutes kInstallDeadline{30};
 constexpr std::chrono::seconds kProbeDeadline{60};
 constexpr std::chrono::minutes kInstallStop{2};
-constexpr std::string_view kUcxProgram = "ucx_tags";
+constexpr std::string_view kUcxSource = "ucx_tags.cc";
+
+// Where the program of this source is, or will be: one that was compiled of another is not it.
+std::string ucx_program(const PeerEnvironment& environment) {
+  const auto scripts = peer_scripts();
+  const auto source = std::ranges::find(scripts, kUcxSource, &PeerScript::name);
+  const auto bytes = std::as_bytes(std::span(source->text));
+  return fmt::format("{}/bin/ucx_tags-{:016x}", environment.folder, digest_of(bytes).low);
+}
 
 std::string python_of(const PeerEnvironment& environment) {
   const std::string own = environment.folder + "/bin/python";
@@ -77,7 +87,7 @@ std::vector<std::string> command_of(const Peer& peer, const PeerEnvironment& env
     case PeerStart::kProcesses:
       return {python, script};
     case PeerStart::kProgram:
-      return {fmt::format("{}/bin/{}", environment.folder, peer.script)};
+      return {ucx_program(environment)};
     case PeerStart::kMpirun:
       break;
   }
@@ -107,9 +117,9 @@ std::string missing_of(const Peer& peer, const PeerEnvironment& environment,
   if (!peer.program.empty() && !find_program(peer.program))
     return fmt::format("no {} in PATH: --install, or the Debian package {}", peer.program,
                        peer.package);
-  if (peer.start == PeerStart::kProgram &&
-      ::access(fmt::format("{}/bin/{}", environment.folder, peer.script).c_str(), X_OK) != 0)
-    return fmt::format("no {} in {}/bin: --install compiles it", peer.script, environment.folder);
+  if (peer.start == PeerStart::kProgram && ::access(ucx_program(environment).c_str(), X_OK) != 0)
+    return fmt::format("no {} of this program's source: --install compiles it",
+                       ucx_program(environment));
   return {};
 }
 
@@ -170,11 +180,11 @@ Result<> compile_ucx(const PeerEnvironment& environment, const Interrupt& interr
     notes.emplace_back("ucx is not compiled: no g++ in PATH");
     return {};
   }
-  const std::string made = fmt::format("{}/bin/{}", environment.folder, kUcxProgram);
+  const std::string made = ucx_program(environment);
   auto done = run_command(
       "compiler",
-      {*compiler, "-std=c++17", "-O2", fmt::format("{}/{}.cc", environment.scripts, kUcxProgram),
-       "-o", made + ".new", "-lucp", "-lucs", "-lpthread"},
+      {*compiler, "-std=c++17", "-O2", fmt::format("{}/{}", environment.scripts, kUcxSource), "-o",
+       made + ".new", "-lucp", "-lucs", "-lpthread"},
       environment, kInstallDeadline, interrupt);
   std::error_code error;
   if (done) std::filesystem::rename(made + ".new", made, error);

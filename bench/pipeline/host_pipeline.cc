@@ -140,7 +140,7 @@ Result<std::vector<std::unique_ptr<device::Device>>> make_devices(
     auto one = device::make_device(
         {.kind = device::DeviceKind::kSeparate, .index = device::DeviceIndex{d}});
     if (!one) return fail(std::move(one).error());
-    made.push_back(options.rates.paced() ? paced(std::move(*one), options.rates) : std::move(*one));
+    made.push_back(options.rates.given() ? paced(std::move(*one), options.rates) : std::move(*one));
   }
   return made;
 }

@@ -1,13 +1,18 @@
 #include "bench/pipeline/paced_device.h"
 
 #include <string>
+#include <sys/prctl.h>
 #include <thread>
 #include <utility>
+
+#include "shared/device/worker_stream.h"
 
 namespace wsync::bench {
 namespace {
 
 using device::Region;
+
+constexpr std::chrono::microseconds kWorthSleeping{20};
 
 class PacedTurn final : public device::StreamTurn {
  public:
@@ -32,6 +37,9 @@ class PacedStream final : public device::Stream {
 
   [[nodiscard]] Result<> copy_to_device(const Region& to,
                                         std::span<const std::byte> source) override {
+    WSYNC_TRY(device::check_region(to, true));
+    if (to.bytes != source.size())
+      return fail(ErrorCode::kInvalidInput, "a copy into a region of another size");
     return run([at = to.memory->address() + to.offset, source](device::StreamTurn& turn) {
       return turn.copy(at, source.data(), source.size());
     });
@@ -124,6 +132,10 @@ class PacedDevice final : public device::Device {
 void wait_for_link(TimePoint begin, std::uint64_t bytes, double bytes_per_second) {
   if (bytes_per_second <= 0) return;
   const std::chrono::duration<double> takes(static_cast<double>(bytes) / bytes_per_second);
+  if (takes < kWorthSleeping) return;
+  // Or the kernel lets it sleep up to 50 us longer.
+  thread_local const int slack = ::prctl(PR_SET_TIMERSLACK, 1);
+  (void)slack;
   std::this_thread::sleep_until(
       steady_time(begin + std::chrono::duration_cast<std::chrono::nanoseconds>(takes)));
 }

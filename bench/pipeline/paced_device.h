@@ -11,16 +11,16 @@
 
 namespace wsync::bench {
 
-// Bytes per second of each stage's link. 0: as fast as cores copy.
+// Bytes per second of each stage's link: all above 0, or all 0, which is as fast as cores copy.
 struct LinkRates {
   double h2d = 0;        // of each device
   double broadcast = 0;  // to all devices at once
   double reload = 0;     // of each engine
-  [[nodiscard]] bool paced() const noexcept { return h2d > 0; }
-  friend bool operator==(const LinkRates&, const LinkRates&) = default;
+  [[nodiscard]] bool given() const noexcept { return h2d > 0; }
 };
 
-// Sleeps until `bytes` that began at `begin` are through a link of that rate; 0 sleeps not at all.
+// Sleeps until `bytes` that began at `begin` are through a link of that rate. Of no rate, and for a
+// few microseconds, it does not.
 void wait_for_link(TimePoint begin, std::uint64_t bytes, double bytes_per_second);
 
 // The device as it is, but for its streams' copies: those of the H2D stream take rates.h2d, those

@@ -65,7 +65,10 @@ Result<HostPipelineRound> measure_round(HostPipeline& pipeline, const HostPipeli
       [&] { return into(round.h2d, pipeline.h2d()); },
       [&] { return into(round.broadcast, pipeline.broadcasts()); },
       [&] { return into(round.reload, pipeline.reloads()); },
-      [&] { return into(round.together, pipeline.together()); },
+      // Over links they take nothing from each other.
+      [&] {
+        return options.rates.given() ? Result<>() : into(round.together, pipeline.together());
+      },
       [&] { return into(round.hand_overs, pipeline.hand_overs()); },
       [&] { return into(two, pipeline.update(reload::Stages::kTwo)); },
       [&] { return into(three, pipeline.update(reload::Stages::kThree)); }};
@@ -86,7 +89,7 @@ Result<HostPipelineRound> measure_round(HostPipeline& pipeline, const HostPipeli
 
 std::string case_label(const HostPipelineOptions& options) {
   std::string label = fmt::format("{} device{}", options.devices, options.devices == 1 ? "" : "s");
-  if (!options.rates.paced()) return label + ", copies by cores";
+  if (!options.rates.given()) return label + ", copies by cores";
   const auto rate = [](double bytes_per_second) {
     return config::format_size(static_cast<std::uint64_t>(bytes_per_second));
   };
@@ -115,7 +118,7 @@ Result<double> predict_update(const HostPipelineRound& alone, const HostPipeline
   const auto bytes = static_cast<double>(options.bytes);
   const auto buffer = static_cast<double>(options.buffer_bytes);
   const double buckets = bytes / buffer;  // the last one counts as what it is
-  const bool paced = options.rates.paced();
+  const bool paced = options.rates.given();
   double here = paced ? std::max(cores, n) : cores;
   if (!paced && n >= cores) {
     here = 0;

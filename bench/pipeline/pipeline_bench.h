@@ -19,7 +19,7 @@ inline constexpr double kPredictionTarget = 0.10;  // predicted / measured diffe
 
 struct HostPipelineRound {
   Taken h2d, broadcast, reload;
-  Taken together;    // the three at once, on buffers of their own
+  Taken together;    // the three at once, on buffers of their own; not over links
   Taken hand_overs;  // a whole update of next to no bytes
   double two_s = 0;
   double three_s = 0;
@@ -40,6 +40,8 @@ struct HostPipelineCase {
 
 struct PipelineBenchOptions {
   std::vector<HostPipelineOptions> cases;
+  std::uint64_t bytes = 256ULL << 20U;       // of the model where cores copy
+  std::uint64_t buffer_bytes = 4ULL << 20U;  // there
   unsigned rounds = 15;
 };
 

@@ -24,7 +24,7 @@ nlohmann::json round_json(const HostPipelineRound& round) {
   return {{"h2d", taken_json(round.h2d)},
           {"broadcast", taken_json(round.broadcast)},
           {"reload", taken_json(round.reload)},
-          {"together", taken_json(round.together)},
+          {"together", round.together.wall_s > 0 ? taken_json(round.together) : nlohmann::json()},
           {"hand_overs", taken_json(round.hand_overs)},
           {"two_stages_s", round.two_s},
           {"three_stages_s", round.three_s},
@@ -35,27 +35,28 @@ nlohmann::json case_json(const HostPipelineCase& one) {
   nlohmann::json rounds = nlohmann::json::array();
   for (const HostPipelineRound& round : one.rounds) rounds.push_back(round_json(round));
   nlohmann::json rates;
-  if (const LinkRates& given = one.options.rates; given.paced())
-    rates = {{"h2d_bytes_per_s", given.h2d},
-             {"broadcast_bytes_per_s", given.broadcast},
-             {"reload_bytes_per_s", given.reload}};
-  return {{"devices", one.options.devices},
-          {"bytes", one.options.bytes},
-          {"buffer_bytes", one.options.buffer_bytes},
-          {"rates", std::move(rates)},
-          {"buckets", one.buckets},
-          {"h2d_s", spread_json(one.h2d_s)},
-          {"broadcast_s", spread_json(one.broadcast_s)},
-          {"reload_s", spread_json(one.reload_s)},
-          {"contention", spread_json(one.contention)},
-          {"hand_over_s", spread_json(one.hand_over_s)},
-          {"two_stages_s", spread_json(one.two_s)},
-          {"three_stages_s", spread_json(one.three_s)},
-          {"two_stages_ratio", spread_json(one.two_ratio)},
-          {"three_stages_ratio", spread_json(one.three_ratio)},
-          {"checked_bytes", one.checked_bytes},
-          {"met", one.met()},
-          {"rounds", std::move(rounds)}};
+  if (const LinkRates& links = one.options.rates; links.given())
+    rates = {{"h2d_bytes_per_s", links.h2d},
+             {"broadcast_bytes_per_s", links.broadcast},
+             {"reload_bytes_per_s", links.reload}};
+  return {
+      {"devices", one.options.devices},
+      {"bytes", one.options.bytes},
+      {"buffer_bytes", one.options.buffer_bytes},
+      {"rates", std::move(rates)},
+      {"buckets", one.buckets},
+      {"h2d_s", spread_json(one.h2d_s)},
+      {"broadcast_s", spread_json(one.broadcast_s)},
+      {"reload_s", spread_json(one.reload_s)},
+      {"hand_over_s", spread_json(one.hand_over_s)},
+      {"two_stages_s", spread_json(one.two_s)},
+      {"three_stages_s", spread_json(one.three_s)},
+      {"two_stages_ratio", spread_json(one.two_ratio)},
+      {"three_stages_ratio", spread_json(one.three_ratio)},
+      {"contention", one.options.rates.given() ? nlohmann::json() : spread_json(one.contention)},
+      {"checked_bytes", one.checked_bytes},
+      {"met", one.met()},
+      {"rounds", std::move(rounds)}};
 }
 
 }  // namespace
@@ -73,7 +74,7 @@ std::string to_text(const PipelineBenchResult& result) {
         case_label(one.options), config::format_size(one.options.bytes), one.buckets,
         milliseconds(one.h2d_s), milliseconds(one.broadcast_s), milliseconds(one.reload_s),
         1e3 * one.hand_over_s.median);
-    if (!one.options.rates.paced())
+    if (!one.options.rates.given())
       text += fmt::format("  at once    {} times the cores' time of one after the other\n",
                           ratio(one.contention));
     text += fmt::format(
@@ -103,10 +104,10 @@ nlohmann::json to_json(const PipelineBenchResult& result) {
 
 SuiteResult to_suite(const PipelineBenchResult& result) {
   SuiteResult suite{.suite = "pipeline", .cases = {}, .details = to_json(result)};
+  // Sizes over links follow from these.
+  suite.parameters = {{"bytes", result.options.bytes},
+                      {"buffer_bytes", result.options.buffer_bytes}};
   for (const HostPipelineCase& one : result.cases) {
-    const std::string link = one.options.rates.paced() ? "link_" : "";
-    suite.parameters[link + "bytes"] = one.options.bytes;
-    suite.parameters[link + "buffer_bytes"] = one.options.buffer_bytes;
     const auto add = [&](const char* name, auto seconds, auto predicted) {
       std::vector<double> samples;
       std::vector<double> baseline;

@@ -11,16 +11,24 @@
 namespace wsync::cli {
 namespace {
 
-Result<BenchCheckpoints> twin_of(const std::string& given, const std::string& directory,
-                                 const std::function<Result<>(std::uint64_t)>& fits) {
+Result<CheckpointDirectory> open_given(const std::string& given,
+                                       const std::function<Result<>(std::uint64_t)>& fits) {
   const std::string path = std::filesystem::absolute(given).string();
-  const auto checkpoint = CheckpointDirectory::open(path);
+  auto checkpoint = CheckpointDirectory::open(path);
   if (!checkpoint) return fail(checkpoint.error().with_context("--checkpoint"));
   const std::uint64_t bytes = checkpoint->manifest().total_bytes();
   if (bytes == 0)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("--checkpoint: {} has no bytes of weights, expected some", path));
   if (auto fitting = fits(bytes); !fitting) return fail(fitting.error().with_context(path));
+  return checkpoint;
+}
+
+Result<BenchCheckpoints> twin_of(const std::string& given, const std::string& directory,
+                                 const std::function<Result<>(std::uint64_t)>& fits) {
+  const std::string path = std::filesystem::absolute(given).string();
+  const auto checkpoint = open_given(given, fits);
+  if (!checkpoint) return fail(checkpoint.error());
   const std::string twin = directory + "/model2";
   const TensorSource turned = [&](std::size_t tensor, std::uint64_t offset,
                                   std::span<std::byte> out) -> Result<> {
@@ -29,7 +37,8 @@ Result<BenchCheckpoints> twin_of(const std::string& given, const std::string& di
     return {};
   };
   WSYNC_TRY(write_checkpoint_directory(twin, checkpoint->manifest(), turned));
-  return BenchCheckpoints{.directories = {path, twin}, .bytes = bytes};
+  return BenchCheckpoints{.directories = {path, twin},
+                          .bytes = checkpoint->manifest().total_bytes()};
 }
 
 }  // namespace
@@ -57,6 +66,20 @@ void add_model_parameters(const BenchModel& model, bench::SuiteResult& suite) {
   if (!model.model.empty()) suite.parameters["model"] = model.model;
   if (!model.checkpoint.empty())
     suite.parameters["checkpoint"] = std::filesystem::absolute(model.checkpoint).string();
+}
+
+Result<> check_bench_model(const BenchModel& model,
+                           const std::function<Result<>(std::uint64_t)>& fits) {
+  if (!model.checkpoint.empty()) {
+    const auto opened = open_given(model.checkpoint, fits);
+    return opened ? Result<>() : fail(opened.error());
+  }
+  const auto size = config::parse_size(model.size);
+  if (!size) return fail(size.error().with_context("--size"));
+  if (!model.model.empty())
+    if (const auto published = published_model(model.model, *size); !published)
+      return fail(published.error());
+  return fits(*size);
 }
 
 Result<BenchCheckpoints> make_bench_checkpoints(

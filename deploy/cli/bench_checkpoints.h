@@ -22,6 +22,10 @@ void add_bench_model(CLI::App& command, BenchModel& model);
 // What a result is compared by: --model and --checkpoint, where they were given.
 void add_model_parameters(const BenchModel& model, bench::SuiteResult& suite);
 
+// What make_bench_checkpoints() would refuse, before anything is made.
+[[nodiscard]] Result<> check_bench_model(const BenchModel& model,
+                                         const std::function<Result<>(std::uint64_t bytes)>& fits);
+
 struct BenchCheckpoints {
   std::vector<std::string> directories;  // two, of equal layouts and different bytes
   std::uint64_t bytes = 0;               // of one of them

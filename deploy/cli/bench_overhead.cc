@@ -45,9 +45,10 @@ Result<SuiteOutcome> bench_overhead(const OverheadArguments& arguments,
         line.update(fmt::format("{} ({} of {})", label, done, total), 0, 0, now());
       });
   if (!result) return fail(result.error());
-  return SuiteOutcome{
-      .outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
-      .suite = bench::to_suite(*result)};
+  SuiteOutcome made{.outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
+                    .suite = bench::to_suite(*result)};
+  add_model_parameters(arguments.model, made.suite);
+  return made;
 }
 
 }  // namespace

@@ -43,10 +43,9 @@ Result<> check_peer_arguments(const PeersArguments& arguments) {
       !std::filesystem::is_directory(arguments.options.tmpfs))
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("--tmpfs: {} is no folder", arguments.options.tmpfs));
-  if (!arguments.model.checkpoint.empty()) return {};
-  const auto size = config::parse_size(arguments.model.size);
-  if (!size) return fail(size.error().with_context("--size"));
-  return bench::require_peers_memory(*size, arguments.options.engines);
+  return check_bench_model(arguments.model, [&arguments](std::uint64_t bytes) {
+    return bench::require_peers_memory(bytes, arguments.options.engines);
+  });
 }
 
 Result<std::vector<bench::FoundPeer>> find_or_install(const PeersArguments& arguments,

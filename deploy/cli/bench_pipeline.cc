@@ -16,9 +16,10 @@ namespace {
 
 constexpr unsigned kPipelineRoundsMax = 10'000;
 constexpr std::uint64_t kPipelineBufferMin = 4096;
-// Copies of a few milliseconds, so that sleeping until one is through is exact to a percent or two.
+// Copies of a few milliseconds, so that a thread which wakes up late adds a few percent to them.
 constexpr std::uint64_t kLinkBytesMax = 16 * limits::kMiB;
 constexpr std::uint64_t kLinkBufferMax = limits::kMiB / 2;
+constexpr double kLinkRateMin = 8 * static_cast<double>(limits::kMiB);  // two seconds for a model
 constexpr std::string_view kNoLinks = "none";
 
 struct PipelineArguments {
@@ -45,15 +46,15 @@ Result<bench::LinkRates> parse_links(const std::string& text) {
   for (std::size_t at = 0; at <= text.size();) {
     const std::size_t end = std::min(text.find('/', at), text.size());
     const auto rate = config::parse_size(text.substr(at, end - at));
-    if (!rate) return fail(rate.error().with_context("--links"));
-    if (*rate == 0) break;
-    rates.push_back(static_cast<double>(*rate));
+    rates.push_back(rate ? static_cast<double>(*rate) : 0);
     at = end + 1;
   }
-  if (rates.size() != 3)
+  if (rates.size() != 3 ||
+      std::ranges::any_of(rates, [](double rate) { return rate < kLinkRateMin; }))
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("--links is '{}', expected the bytes per second of H2D, broadcast and "
-                            "reload, such as 128MiB/256MiB/256MiB, or none",
+                            "reload, each 8MiB at least, such as 128MiB/256MiB/256MiB; or none, "
+                            "which stands alone",
                             text));
   return bench::LinkRates{.h2d = rates[0], .broadcast = rates[1], .reload = rates[2]};
 }
@@ -71,7 +72,6 @@ Result<std::vector<bench::LinkRates>> read_links(const PipelineArguments& argume
 
 Result<SuiteOutcome> bench_pipeline(const PipelineArguments& arguments,
                                     const bench::Interrupt& interrupt) {
-  bench::PipelineBenchOptions options{.cases = {}, .rounds = arguments.rounds};
   const auto bytes = config::parse_size(arguments.size);
   if (!bytes) return fail(bytes.error().with_context("--size"));
   const auto buffer = config::parse_size(arguments.buffer);
@@ -83,12 +83,14 @@ Result<SuiteOutcome> bench_pipeline(const PipelineArguments& arguments,
                     *buffer, *bytes));
   const auto links = read_links(arguments);
   if (!links) return fail(links.error());
+  bench::PipelineBenchOptions options{
+      .cases = {}, .bytes = *bytes, .buffer_bytes = *buffer, .rounds = arguments.rounds};
   for (const bench::LinkRates& rates : *links)
     for (const unsigned devices : arguments.devices)
       options.cases.push_back(
           {.devices = devices,
-           .bytes = rates.paced() ? std::min(*bytes, kLinkBytesMax) : *bytes,
-           .buffer_bytes = rates.paced() ? std::min(*buffer, kLinkBufferMax) : *buffer,
+           .bytes = rates.given() ? std::min(*bytes, kLinkBytesMax) : *bytes,
+           .buffer_bytes = rates.given() ? std::min(*buffer, kLinkBufferMax) : *buffer,
            .rates = rates});
   trace::ProgressLine line;
   const auto result = bench::run_pipeline_bench(
@@ -115,14 +117,15 @@ void add_bench_pipeline(CLI::App& parent, Context& context, BenchRun& run) {
   auto arguments = std::make_shared<PipelineArguments>();
   command
       ->add_option("--devices", arguments->devices,
-                   "Numbers of devices, one case for each (default: 1,2,4)")
+                   "Numbers of devices, each with copies by cores and over all --links (default: "
+                   "1,2,4)")
       ->delimiter(',')
       ->check(CLI::Range(1U, static_cast<unsigned>(limits::kDeviceCount)));
   command
       ->add_option("--links", arguments->links,
-                   "Bytes per second of H2D, broadcast and reload, as H2D/BROADCAST/RELOAD, one "
-                   "case for each number of devices; none: only copies as fast as cores do them "
-                   "(default: 128MiB/256MiB/256MiB, and each other stage the slowest)")
+                   "Bytes per second of H2D, broadcast and reload, as H2D/BROADCAST/RELOAD: cases "
+                   "beside copies by cores; none: no others (default: 128MiB/256MiB/256MiB, and "
+                   "each other stage the slowest)")
       ->delimiter(',');
   command->add_option("--size", arguments->size,
                       "Bytes of the model, over links 16MiB at most (default: 256MiB)");

@@ -38,7 +38,7 @@ Result<Outcome> BenchRun::run_suites() {
   for (const Part& part : parts_) {
     auto done = part.suite(*interrupt);
     if (!done) {
-      if (!suites.empty()) WSYNC_TRY(write(suites));
+      if (auto written = write(suites); !written) return fail(std::move(written).error());
       return fail(parts_.size() == 1 ? done.error() : done.error().with_context(part.name));
     }
     if (all.exit_code == kExitOk) all.exit_code = done->outcome.exit_code;
@@ -50,23 +50,22 @@ Result<Outcome> BenchRun::run_suites() {
     if (parts_.size() == 1) all.result = std::move(done->outcome.result);
     suites.push_back(std::move(done->suite));
   }
-  if (std::ranges::all_of(suites, [](const auto& suite) { return suite.cases.empty(); })) {
-    if (!options.output.empty())
-      all.complaint += fmt::format("{}nothing was measured: --output {} is not written",
-                                   all.complaint.empty() ? "" : "\n", options.output);
-  } else {
-    WSYNC_TRY(write(suites));
-  }
+  const auto written = write(suites);
+  if (!written) return fail(written.error());
+  if (!*written && !options.output.empty())
+    all.complaint += fmt::format("{}nothing was measured: --output {} is not written",
+                                 all.complaint.empty() ? "" : "\n", options.output);
   if (parts_.size() > 1) all.result = bench::to_json(result_file(std::move(suites)));
   return all;
 }
 
-Result<> BenchRun::write(const std::vector<bench::SuiteResult>& suites) const {
-  if (options.output.empty()) return {};
+Result<bool> BenchRun::write(const std::vector<bench::SuiteResult>& suites) const {
+  const bool empty = std::ranges::all_of(suites, [](const auto& s) { return s.cases.empty(); });
+  if (options.output.empty() || empty) return false;
   const std::string text = to_line(bench::to_json(result_file(suites))) + "\n";
   if (auto written = trace::write_text_file(options.output, text); !written)
     return fail(written.error().with_context("--output"));
-  return {};
+  return true;
 }
 
 void add_bench_options(CLI::App& command, BenchRun& run) {

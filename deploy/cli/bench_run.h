@@ -52,7 +52,8 @@ class BenchRun {
     std::function<Result<Outcome>()> body;  // of one that stands alone
   };
   [[nodiscard]] Result<Outcome> run_suites();
-  [[nodiscard]] Result<> write(const std::vector<bench::SuiteResult>& suites) const;
+  // Whether there is a file now: not without --output, nor where nothing was measured.
+  [[nodiscard]] Result<bool> write(const std::vector<bench::SuiteResult>& suites) const;
   std::vector<Part> parts_;
 };
 

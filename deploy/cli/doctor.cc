@@ -43,7 +43,7 @@ Result<Wanted> read_config(const DoctorOptions& options) {
                 {.wanted = c->devices.kind == config::DeviceKind::kCuda,
                  .gpus = c->devices.gpus,
                  .named = c->devices.gpus_named,
-                 .nccl = c->devices.collective == config::Collective::kNccl}};
+                 .collective = c->devices.collective}};
 }
 
 Result<Outcome> doctor(const DoctorOptions& options) {

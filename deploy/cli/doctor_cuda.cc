@@ -28,8 +28,7 @@ Check cuda_check(const device::CudaFacts& cuda, bool wanted) {
                  {"gpus", cuda.gpus.size()}};
   if (cuda.gpus.empty() && wanted) {
     check.status = CheckStatus::kFail;
-    check.advice = fmt::format("see what nvidia-smi lists, and whether it is hidden: {}",
-                               device::visible_gpus_text());
+    check.advice = fmt::format("see what nvidia-smi lists; {}", device::visible_gpus_text());
   }
   return check;
 }
@@ -80,6 +79,7 @@ Check gpu_check(const device::GpuFacts& gpu, const CudaWanted& wanted) {
 // GPUs that the config names and the driver does not have.
 void add_absent_gpus(const device::CudaFacts& cuda, const CudaWanted& wanted,
                      std::vector<Check>& checks) {
+  if (cuda.gpus.empty()) return;  // which has been said
   std::vector<std::uint32_t> named = wanted.gpus;
   std::ranges::sort(named);
   named.erase(std::unique(named.begin(), named.end()), named.end());
@@ -88,14 +88,15 @@ void add_absent_gpus(const device::CudaFacts& cuda, const CudaWanted& wanted,
     checks.push_back(
         {.name = fmt::format("gpu {}", gpu),
          .status = CheckStatus::kFail,
-         .found = fmt::format(
-             "{} GPU {}; this process sees {} ({})",
-             wanted.named ? "devices.gpus names" : "devices.count takes GPUs from 0 on, and so",
-             gpu, cuda.gpus.size(), device::visible_gpus_text()),
+         .found =
+             fmt::format("{} GPU {}; this process sees {} ({})",
+                         wanted.named ? std::string("devices.gpus names")
+                                      : fmt::format("devices.count: {} needs", wanted.gpus.size()),
+                         gpu, cuda.gpus.size(), device::visible_gpus_text()),
          .advice = wanted.named ? "name GPUs from 0 on, in the driver's order, which the lines of "
                                   "this list have: fastest first, and as nvidia-smi has it only "
                                   "with CUDA_DEVICE_ORDER=PCI_BUS_ID"
-                                : "set devices.count to the number of GPUs, or name them in "
+                                : "set devices.count to the number of GPUs, or name GPUs in "
                                   "devices.gpus, where one may stand several times",
          .facts = {}});
   }
@@ -117,10 +118,11 @@ Check nccl_check(const Result<collective::NcclFacts>& nccl, const CudaWanted& wa
               .found = fmt::format("no NCCL ({})", nccl.error().message()),
               .advice = "",
               .facts = {}};
-  if (wanted.wanted && wanted.nccl) {
+  if (!wanted.wanted || wanted.collective == config::Collective::kLocal) return check;
+  if (wanted.collective == config::Collective::kNccl) {
     check.status = CheckStatus::kFail;
     check.advice = "install libnccl.so.2, or set devices.collective to auto or local";
-  } else if (wanted.wanted) {
+  } else if (wanted.gpus.size() != 1) {
     check.status = CheckStatus::kWarn;
     check.advice =
         "install libnccl.so.2; without it GPUs broadcast by plain copies between them, and "

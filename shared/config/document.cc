@@ -66,10 +66,10 @@ class Flattener final : public YAML::EventHandler {
     no_anchor(mark, anchor);
     if (list_) refuse(mark, fmt::format("'{}': a list inside a list", path()));
     if (!lists_.contains(path()))
-      refuse(mark,
-             fmt::format("'{}': expected one value, found a list{}", path(),
-                         lists_.empty() ? std::string()
-                                        : fmt::format("; {} takes one", fmt::join(lists_, ", "))));
+      refuse(mark, fmt::format("'{}': expected one value, found a list{}", path(),
+                               lists_.empty() ? std::string()
+                                              : fmt::format("; only {} takes a list",
+                                                            fmt::join(lists_, ", "))));
     list_.emplace();
   }
   void OnSequenceEnd() override {

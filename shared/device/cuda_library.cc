@@ -118,7 +118,8 @@ Result<Loaded> load() {
   }
   return fail(ErrorCode::kRefused,
               fmt::format("device kind cuda needs {}, which is not there; looked for {}; install "
-                          "wsync with its CUDA backend, set {}, or use host devices",
+                          "wsync with its CUDA backend, set {}, or use host devices (devices.kind: "
+                          "unified or separate; an engine's --device host)",
                           kLibrary, fmt::join(names, ", "), kVariable));
 }
 

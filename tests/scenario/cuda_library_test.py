@@ -121,7 +121,7 @@ class OnTheEmulatedDriver(Doctor):
 
     def asked(self, *arguments, **environment):
         return self.checks(*arguments, WSYNC_CUDA_LIBRARY=CUDA, LD_LIBRARY_PATH=os.path.dirname(DRIVER),
-                           WSYNC_NCCL_LIBRARY=NCCL, **environment)
+                           **{"WSYNC_NCCL_LIBRARY": NCCL, **environment})
 
     def test_each_gpu_has_its_facts(self):
         code, checks = self.asked(WSYNC_EMULATED_GPUS="3", WSYNC_EMULATED_CUDA_MEMORY=str(1 << 31))
@@ -159,11 +159,14 @@ class OnTheEmulatedDriver(Doctor):
         self.assertEqual((code, checks["gpu 7"]["status"]), (1, "fail"), checks)
 
     def test_without_nccl(self):
-        missing = {"WSYNC_NCCL_LIBRARY": "/nonexistent/libnccl.so.2"}
-        _, checks = self.checks("--set", "devices.kind=cuda", WSYNC_CUDA_LIBRARY=CUDA,
-                                LD_LIBRARY_PATH=os.path.dirname(DRIVER), **missing)
-        self.assertEqual(checks["nccl"]["status"], "warn")
-        self.assertIn("/nonexistent/libnccl.so.2", checks["nccl"]["found"])
+        two = ["--set", "devices.kind=cuda", "--set", "devices.gpus=[0, 1]"]
+        # It is of use for several GPUs, and needed where the config says so.
+        for settings, expected in ((["--set", "devices.kind=cuda"], (0, "ok")), (two, (0, "warn")),
+                                   ([*two, "--set", "devices.collective=local"], (0, "ok")),
+                                   ([*two, "--set", "devices.collective=nccl"], (1, "fail"))):
+            code, checks = self.asked(*settings, WSYNC_NCCL_LIBRARY="/nonexistent/libnccl.so.2")
+            self.assertEqual((code, checks["nccl"]["status"]), expected, settings)
+            self.assertIn("/nonexistent/libnccl.so.2", checks["nccl"]["found"])
 
 
 if __name__ == "__main__":

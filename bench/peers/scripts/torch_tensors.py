@@ -3,8 +3,18 @@ import warnings
 
 import torch
 
-DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64, "U8": torch.uint8,
-          "I8": torch.int8, "I32": torch.int32, "I64": torch.int64, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+# Of safetensors' names; torch has none for F4, F6_E2M3 and F6_E3M2.
+NAMES = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32", "U64": "uint64",
+         "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "C64": "complex64",
+         "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz",
+         "F8_E5M2FNUZ": "float8_e5m2fnuz"}
+
+
+def dtype_of(name):
+    found = getattr(torch, NAMES.get(name, ""), None)
+    if found is None:
+        raise TypeError(f"torch {torch.__version__} has no dtype for {name}")
+    return found
 
 
 def tensors_of(memory):
@@ -13,7 +23,7 @@ def tensors_of(memory):
         warnings.simplefilter("ignore")  # "the given buffer is not writable"
         found = {}
         for tensor in memory.tensors:
-            kind = DTYPES[tensor["dtype"]]
+            kind = dtype_of(tensor["dtype"])
             flat = torch.frombuffer(memory.map, dtype=torch.uint8, count=tensor["bytes"], offset=tensor["offset"])
             found[tensor["name"]] = flat.view(kind).view(tensor["shape"])
         return found

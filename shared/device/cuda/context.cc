@@ -153,9 +153,10 @@ Result<std::shared_ptr<Gpu>> Gpu::make(const Driver& cuda, std::uint32_t number)
   if (*count == 0)
     return fail(
         ErrorCode::kRefused,
-        fmt::format("there is no GPU that this process sees ({}); see what nvidia-smi lists, "
-                    "or use host devices",
-                    visible_gpus_text()));
+        fmt::format(
+            "there is no GPU that this process sees ({}); see what nvidia-smi lists, "
+            "or use host devices (devices.kind: unified or separate; an engine's --device host)",
+            visible_gpus_text()));
   if (number >= *count)
     return fail(ErrorCode::kRefused,
                 fmt::format("GPU {} is not there: this process sees {}, numbered from 0 ({})",

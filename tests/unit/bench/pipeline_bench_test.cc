@@ -151,6 +151,7 @@ TEST(PipelineBench, FiguresAreThereAndEveryByteIsChecked) {
   EXPECT_EQ(json["cases"][1]["devices"], 2);
   EXPECT_EQ(json["cases"][1]["rounds"].size(), 2U);
   EXPECT_TRUE(json["cases"][1]["rates"].is_null());
+  EXPECT_TRUE(json["cases"][2]["rounds"][0]["together"].is_null());
   EXPECT_EQ(json["cases"][2]["rates"]["broadcast_bytes_per_s"], 400e6);
   const std::string text = to_text(*made);
   EXPECT_NE(text.find("2 devices, copies by cores: 1MiB in 8 buckets"), std::string::npos) << text;

@@ -118,6 +118,7 @@ TEST(DoctorCuda, NoGpuFailsWhereItIsWanted) {
   facts.gpus.clear();
   EXPECT_EQ(named(cuda_checks(facts, kNccl, kWanted), "cuda").status, CheckStatus::kFail);
   EXPECT_EQ(failures(cuda_checks(facts, kNccl, {})), 0);
+  EXPECT_EQ(failures(cuda_checks(facts, kNccl, {.wanted = true, .gpus = {0}})), 1) << "said once";
 }
 
 TEST(DoctorCuda, GpusOfTheConfigMustBeThere) {
@@ -128,7 +129,8 @@ TEST(DoctorCuda, GpusOfTheConfigMustBeThere) {
             "devices.gpus names GPU 2; this process sees 2 (" + device::visible_gpus_text() + ")");
   third = {.wanted = true, .gpus = {0, 1, 2}};
   checks = cuda_checks(two_gpus(), kNccl, third);
-  EXPECT_THAT(named(checks, "gpu 2").found, HasSubstr("devices.count takes GPUs from 0 on"));
+  EXPECT_THAT(named(checks, "gpu 2").found,
+              HasSubstr("devices.count: 3 needs GPU 2; this process sees 2"));
   EXPECT_THAT(named(checks, "gpu 2").advice, HasSubstr("set devices.count"));
 }
 
@@ -145,10 +147,12 @@ TEST(DoctorCuda, AnOldGpuFailsWhereItIsChosen) {
 TEST(DoctorCuda, NoNcclIsAWarningWhereGpusAreWanted) {
   EXPECT_EQ(named(cuda_checks(two_gpus(), kNoNccl, kWanted), "nccl").status, CheckStatus::kWarn);
   EXPECT_EQ(named(cuda_checks(two_gpus(), kNoNccl, {}), "nccl").status, CheckStatus::kOk);
+  const CudaWanted one{.wanted = true, .gpus = {0}};
+  EXPECT_EQ(named(cuda_checks(two_gpus(), kNoNccl, one), "nccl").status, CheckStatus::kOk);
 }
 
 TEST(DoctorCuda, NoNcclFailsWhereTheConfigNamesIt) {
-  const CudaWanted nccl{.wanted = true, .gpus = {0, 1}, .nccl = true};
+  const CudaWanted nccl{.wanted = true, .gpus = {0, 1}, .collective = config::Collective::kNccl};
   EXPECT_EQ(failures(cuda_checks(two_gpus(), kNccl, nccl)), 0);
   const auto checks = cuda_checks(two_gpus(), kNoNccl, nccl);
   EXPECT_EQ(named(checks, "nccl").status, CheckStatus::kFail);

@@ -61,7 +61,8 @@ TEST(Document, AListIsTakenWhereAKeyMayHaveOne) {
   EXPECT_EQ(value("a:\n  b:\n    - x\n    - y\n"), "x, y");
   EXPECT_EQ(value("a: {b: []}\n"), "[]");
   EXPECT_EQ(value("a: {b: one}\n"), "one");
-  EXPECT_EQ(value("a: {c: [0]}\n"), "f:1: 'a.c': expected one value, found a list; a.b takes one");
+  EXPECT_EQ(value("a: {c: [0]}\n"),
+            "f:1: 'a.c': expected one value, found a list; only a.b takes a list");
   EXPECT_EQ(value("a: {b: [[0]]}\n"), "f:1: 'a.b': a list inside a list");
   EXPECT_EQ(value("a: {b: [{c: 1}]}\n"), "f:1: 'a.b': a section inside a list");
   EXPECT_EQ(value("a: {b: [~]}\n"), "f:1: 'a.b' has no value; write one, or leave the key out");

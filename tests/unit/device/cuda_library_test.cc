@@ -92,7 +92,8 @@ TEST(CudaLibrary, AbsentNamesWhereItWasLookedFor) {
   EXPECT_EQ(answer,
             "refused: device kind cuda needs libwsync_cuda.so, which is not there; looked for "
             "/nonexistent/libwsync_cuda.so; install wsync with its CUDA backend, set "
-            "WSYNC_CUDA_LIBRARY, or use host devices");
+            "WSYNC_CUDA_LIBRARY, or use host devices (devices.kind: unified or separate; an "
+            "engine's --device host)");
 }
 
 TEST(CudaLibrary, AbsentRefusesTheDeviceAndNcclToo) {
