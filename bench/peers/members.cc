@@ -13,7 +13,7 @@ namespace wsync::bench {
 namespace {
 
 constexpr std::chrono::milliseconds kLookAtMembers{100};
-constexpr std::chrono::milliseconds kMemberPatience{2'000};
+constexpr std::chrono::milliseconds kMemberPatience{5'000};
 constexpr std::chrono::milliseconds kOneWord{2};
 constexpr std::chrono::milliseconds kLastWords{1'000};
 

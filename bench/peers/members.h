@@ -26,7 +26,7 @@ struct MembersOptions {
   // Of each process in the order of ranks, or one that starts all of them.
   std::vector<std::vector<std::string>> commands;
   std::chrono::seconds start_deadline{120};
-  std::chrono::seconds transfer_deadline{600};
+  std::chrono::seconds transfer_deadline{120};
 };
 
 // Thread: one.

@@ -106,7 +106,9 @@ std::string bar(const ContenderRow& row, const PeersBenchResult& result, double 
       kBarsLeft + spread.min * scale, kBarsLeft + spread.max * scale, middle, middle - 4,
       middle + 4);
   std::string figure = fmt::format("{:.3f} s", spread.median);
-  if (row.seconds != &result.wsync_seconds && row.seconds != &result.floor_seconds)
+  if (!row.why_not.empty())
+    figure += ", " + trace::fitted(row.why_not, kBarWords / 2);
+  else if (row.seconds != &result.wsync_seconds && row.seconds != &result.floor_seconds)
     figure += fmt::format(", {:.1f} x wsync",
                           spread_of(ratios_of(*row.seconds, result.wsync_seconds)).median);
   return svg +
@@ -243,7 +245,9 @@ SuiteResult to_suite(const PeersBenchResult& result) {
   if (auto ours = peer_case(result, "wsync", result.wsync_seconds))
     suite.cases.push_back(std::move(*ours));
   for (const PeerRow& row : result.rows)
-    if (auto peer = peer_case(result, row.peer->name, row.seconds))
+    // One that failed has a note and no figure.
+    if (auto peer = row.failed.empty() ? peer_case(result, row.peer->name, row.seconds)
+                                       : std::optional<CaseResult>())
       suite.cases.push_back(std::move(*peer));
   suite.cases.push_back(case_of("peers", "staged", "wsync", result.wsync_staged_seconds));
   suite.cases.push_back(case_of("peers", "paused", "wsync", result.wsync_paused_seconds));

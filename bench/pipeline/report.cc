@@ -117,7 +117,10 @@ SuiteResult to_suite(const PipelineBenchResult& result) {
       }
       CaseResult made = case_of("pipeline", name, case_label(one.options), std::move(samples));
       made.bytes = one.options.bytes;
-      if (!baseline.empty()) set_baseline_of("pipeline", name, made, std::move(baseline));
+      if (!baseline.empty()) {
+        set_baseline_of("pipeline", name, made, std::move(baseline));
+        made.target = Target{.of = Target::Of::kRatio, .value = 1 - kPredictionTarget};
+      }
       suite.cases.push_back(std::move(made));
     };
     using Round = HostPipelineRound;

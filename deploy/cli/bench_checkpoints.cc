@@ -62,10 +62,19 @@ void add_bench_model(CLI::App& command, BenchModel& model) {
       ->excludes(name);
 }
 
-void add_model_parameters(const BenchModel& model, bench::SuiteResult& suite) {
-  if (!model.model.empty()) suite.parameters["model"] = model.model;
-  if (!model.checkpoint.empty())
-    suite.parameters["checkpoint"] = std::filesystem::absolute(model.checkpoint).string();
+void tell_model(const BenchModel& model, SuiteOutcome& outcome) {
+  const auto tell = [&outcome](const char* name, const std::string& value,
+                               const std::string& text) {
+    outcome.suite.parameters[name] = value;
+    outcome.outcome.text = text + "\n" + outcome.outcome.text;
+  };
+  if (!model.model.empty())
+    tell("model", model.model,
+         fmt::format("tensors of {}, made smaller to {}", model.model, model.size));
+  if (!model.checkpoint.empty()) {
+    const std::string path = std::filesystem::absolute(model.checkpoint).string();
+    tell("checkpoint", path, "checkpoint: " + path);
+  }
 }
 
 Result<> check_bench_model(const BenchModel& model,

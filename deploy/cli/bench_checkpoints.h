@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/measure/result.h"
+#include "deploy/cli/bench_run.h"
 #include "deploy/cli/context.h"
 
 namespace wsync::cli {
@@ -19,8 +19,9 @@ struct BenchModel {
 // --size, --model and --checkpoint. `model` outlives the command.
 void add_bench_model(CLI::App& command, BenchModel& model);
 
-// What a result is compared by: --model and --checkpoint, where they were given.
-void add_model_parameters(const BenchModel& model, bench::SuiteResult& suite);
+// Which --model or --checkpoint was given: a line before the outcome's text, and a parameter that
+// results are compared by.
+void tell_model(const BenchModel& model, SuiteOutcome& outcome);
 
 // What make_bench_checkpoints() would refuse, before anything is made.
 [[nodiscard]] Result<> check_bench_model(const BenchModel& model,

@@ -47,7 +47,7 @@ Result<SuiteOutcome> bench_overhead(const OverheadArguments& arguments,
   if (!result) return fail(result.error());
   SuiteOutcome made{.outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
                     .suite = bench::to_suite(*result)};
-  add_model_parameters(arguments.model, made.suite);
+  tell_model(arguments.model, made);
   return made;
 }
 

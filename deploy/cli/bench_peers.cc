@@ -75,6 +75,9 @@ Result<std::vector<bench::FoundPeer>> find_or_install(const PeersArguments& argu
 
 Result<SuiteOutcome> bench_peers(const PeersArguments& arguments,
                                  const bench::Interrupt& interrupt) {
+  if (!arguments.svg.empty())
+    if (const auto checked = trace::check_text_file(arguments.svg); !checked)
+      return fail(checked.error().with_context("--svg"));
   WSYNC_TRY(check_peer_arguments(arguments));
   const auto directory = bench::TemporaryDirectory::create(arguments.directory);
   if (!directory) return fail(directory.error());
@@ -104,7 +107,7 @@ Result<SuiteOutcome> bench_peers(const PeersArguments& arguments,
     WSYNC_TRY(trace::write_text_file(arguments.svg, bench::to_svg(*result)));
   SuiteOutcome made{.outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
                     .suite = bench::to_suite(*result)};
-  add_model_parameters(arguments.model, made.suite);
+  tell_model(arguments.model, made);
   for (const std::string& note : notes) {
     made.outcome.text += "note: --install: " + note + "\n";
     made.suite.notes.push_back("--install: " + note);

@@ -31,6 +31,9 @@ void BenchRun::run(Context& context) {
 }
 
 Result<Outcome> BenchRun::run_suites() {
+  if (!options.output.empty())
+    if (const auto checked = trace::check_text_file(options.output); !checked)
+      return fail(checked.error().with_context("--output"));
   const auto interrupt = bench::Interrupt::create();
   if (!interrupt) return fail(interrupt.error());
   std::vector<bench::SuiteResult> suites;
@@ -50,11 +53,16 @@ Result<Outcome> BenchRun::run_suites() {
     if (parts_.size() == 1) all.result = std::move(done->outcome.result);
     suites.push_back(std::move(done->suite));
   }
-  const auto written = write(suites);
-  if (!written) return fail(written.error());
-  if (!*written && !options.output.empty())
-    all.complaint += fmt::format("{}nothing was measured: --output {} is not written",
-                                 all.complaint.empty() ? "" : "\n", options.output);
+  // What was measured is shown, whether or not it could be kept.
+  const auto complain = [&all](const std::string& sentence) {
+    all.complaint += (all.complaint.empty() ? "" : "\n") + sentence;
+  };
+  if (const auto written = write(suites); !written) {
+    complain(written.error().message());
+    all.exit_code = kExitFailed;
+  } else if (!*written && !options.output.empty()) {
+    complain(fmt::format("nothing was measured: --output {} is not written", options.output));
+  }
   if (parts_.size() > 1) all.result = bench::to_json(result_file(std::move(suites)));
   return all;
 }

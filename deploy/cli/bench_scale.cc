@@ -108,6 +108,9 @@ void heed_quick(const BenchOptions& common, const CLI::App& command, ScaleArgume
 }
 
 Result<SuiteOutcome> bench_scale(const ScaleArguments& arguments) {
+  if (!arguments.svg.empty())
+    if (const auto checked = trace::check_text_file(arguments.svg); !checked)
+      return fail(checked.error().with_context("--svg"));
   const auto options = read_options(arguments);
   if (!options) return fail(options.error());
   const auto result = bench::run_scale_bench(*options);

@@ -28,6 +28,9 @@ struct Arguments {
 };
 
 Result<SuiteOutcome> bench_schedule(const Arguments& arguments, const bench::Interrupt& interrupt) {
+  if (!arguments.svg.empty())
+    if (const auto checked = trace::check_text_file(arguments.svg); !checked)
+      return fail(checked.error().with_context("--svg"));
   bench::ScheduleBenchOptions options = arguments.options;
   options.link.latency =
       std::chrono::nanoseconds(static_cast<std::int64_t>(1e3 * arguments.latency_us));

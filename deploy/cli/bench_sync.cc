@@ -75,7 +75,7 @@ Result<SuiteOutcome> bench_sync(const SyncOptions& options, const bench::Interru
   if (!result) return fail(result.error());
   SuiteOutcome made{.outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
                     .suite = bench::to_suite(*result)};
-  add_model_parameters(options.model, made.suite);
+  tell_model(options.model, made);
   return made;
 }
 

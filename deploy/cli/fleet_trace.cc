@@ -10,6 +10,7 @@
 #include "shared/control/zmq/request.h"
 #include "shared/trace/progress.h"
 #include "shared/trace/span_codec.h"
+#include "shared/trace/text_file.h"
 #include "shared/trace/update_flows.h"
 
 namespace wsync::cli {
@@ -132,21 +133,9 @@ void keep_versions(trace::Trace& trace, const std::vector<std::string>& versions
 }
 
 Result<> check_trace_file(const std::string& path) {
-  std::error_code error;
-  if (fs::is_directory(path, error))
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("cannot write a trace to {}: it is a directory; name a file", path));
-  fs::path directory = fs::path(path).parent_path();
-  if (directory.empty()) directory = ".";
-  if (!fs::is_directory(directory, error))
-    return fail(ErrorCode::kNotFound, fmt::format("cannot write a trace to {}: there is no "
-                                                  "directory {}; make it, or name another",
-                                                  path, directory.string()));
-  if (::access(directory.c_str(), W_OK) != 0)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("cannot write a trace to {}: no files can be made in {}", path,
-                            directory.string()));
-  return {};
+  auto checked = trace::check_text_file(path);
+  if (!checked) return fail(checked.error().with_context("a trace"));
+  return checked;
 }
 
 std::string trace_text(const trace::Trace& trace) {

@@ -182,6 +182,16 @@ class BenchPipeline(unittest.TestCase):
             self.assertEqual(done.returncode, 2, bad)
 
 
+class BenchOutput(unittest.TestCase):
+    def test_what_cannot_be_written_is_refused_before_anything_is_measured(self):
+        with tempfile.TemporaryDirectory() as directory:
+            for option, path in (("--output", directory + "/missing/x.json"), ("--output", directory), ("--svg", directory + "/missing/x.svg")):
+                done = subprocess.run([WSYNC, "bench", "scale", "--quick", option, path], text=True, capture_output=True, timeout=DEADLINE_S)
+                self.assertEqual((done.returncode, done.stdout), (2, ""), path)
+                self.assertIn(f"{option}: ", done.stderr)
+                self.assertNotIn(".part", done.stderr)
+
+
 class BenchScale(unittest.TestCase):
     def test_rows_curves_and_the_picture(self):
         with tempfile.TemporaryDirectory() as directory:

@@ -1,10 +1,12 @@
 #include <fcntl.h>
+#include <filesystem>
 #include <fstream>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <pty.h>
 #include <sstream>
 #include <stack>
+#include <sys/stat.h>
 #include <thread>
 
 #include "shared/trace/chrome_trace.h"
@@ -257,6 +259,42 @@ TEST(TextFile, ReplacesTheFileAndNamesADirectoryThatIsNotThere) {
   ASSERT_FALSE(missing);
   EXPECT_EQ(missing.error().code(), ErrorCode::kNotFound);
   EXPECT_NE(missing.error().message().find("/nonexistent/directory/file.svg"), std::string::npos);
+}
+
+TEST(TextFile, FollowsLinksAndLeavesDevicesWhatTheyAre) {
+  const std::string real = ::testing::TempDir() + "wsync_text_real";
+  const std::string link = ::testing::TempDir() + "wsync_text_link";
+  ASSERT_TRUE(write_text_file(real, "old"));
+  ::unlink(link.c_str());
+  ASSERT_EQ(::symlink(real.c_str(), link.c_str()), 0);
+  ASSERT_TRUE(write_text_file(link, "new"));
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  std::stringstream text;
+  text << std::ifstream(real).rdbuf();
+  EXPECT_EQ(text.str(), "new");
+  ::unlink(link.c_str());
+  ::unlink(real.c_str());
+  const std::string pipe = ::testing::TempDir() + "wsync_text_pipe";
+  ::unlink(pipe.c_str());
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const int reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  ASSERT_TRUE(write_text_file(pipe, "through"));
+  char got[16] = {};
+  EXPECT_EQ(::read(reader, got, sizeof got), 7);
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+  ::close(reader);
+  ::unlink(pipe.c_str());
+}
+
+TEST(TextFile, SaysBeforehandWhatCannotBeWritten) {
+  const std::string directory = ::testing::TempDir();
+  EXPECT_TRUE(check_text_file(directory + "/wsync_new_file"));
+  EXPECT_TRUE(check_text_file("/dev/null"));
+  EXPECT_EQ(check_text_file(directory).error().code(), ErrorCode::kInvalidInput);
+  const auto missing = check_text_file("/nonexistent/directory/file.svg");
+  EXPECT_EQ(missing.error().code(), ErrorCode::kNotFound);
+  EXPECT_NE(missing.error().message().find("no directory /nonexistent/directory"),
+            std::string::npos);
 }
 
 TEST(Progress, FormatsBytesRatesAndTimes) {

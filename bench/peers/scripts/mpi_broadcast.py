@@ -22,6 +22,7 @@ def body(job):
 
     WORLD.Barrier()
     job.run(broadcast, lambda: broadcast(job.memory))
+    MPI.Finalize()  # which removes what it keeps in /dev/shm
 
 
 member.main(body, rank=WORLD.Get_rank())

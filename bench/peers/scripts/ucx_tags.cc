@@ -2,7 +2,6 @@
 // memory to an engine's, with a few on their way. A program of its own, which
 // `wsync bench peers --install` compiles; it speaks as member.py says, and reads `job.txt`.
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdio>
@@ -13,6 +12,7 @@
 #include <fstream>
 #include <iterator>
 #include <mutex>
+#include <poll.h>
 #include <sched.h>
 #include <stdexcept>
 #include <string>
@@ -159,8 +159,13 @@ class Driver {
     const std::string line = "{\"rank\": " + std::to_string(rank_) + ", " + fields + "}\n";
     if (::send(fd_, line.data(), line.size(), MSG_NOSIGNAL) < 0) ::_exit(1);
   }
-  // Which model goes next; ends the process when the benchmark has ended.
-  std::size_t next() {
+  // Which model goes next; ends the process when the benchmark has ended. `progress` is called all
+  // the while: the other side may need this one to go on for what is done here.
+  template <class Progress>
+  std::size_t next(const Progress& progress) {
+    pollfd said{fd_, POLLIN, 0};
+    while (::poll(&said, 1, progress() ? 0 : 1) <= 0) {
+    }
     std::string line;
     for (char c = 0; c != '\n'; line += c)
       if (::read(fd_, &c, 1) != 1) ::_exit(0);
@@ -190,6 +195,9 @@ class Ucx {
     else
       for (int engine = 1; engine <= job.engines; ++engine) endpoints_.push_back(meet(engine));
   }
+
+  // Whether there was something to do.
+  bool progress() { return ucp_worker_progress(worker_) > 0; }
 
   void send(const char* memory) {
     for (std::size_t i = 0; i < job_.pieces.size(); ++i)
@@ -278,7 +286,7 @@ void serve(const Job& job, Driver& driver) {
   Digester digester;
   driver.say("\"event\": \"ready\"");
   for (;;) {
-    const std::size_t model = driver.next();
+    const std::size_t model = driver.next([&ucx] { return ucx.progress(); });
     if (job.rank == 0) {
       char* memory = memories.at(model);
       for (const Piece& piece : job.pieces) digester.update(memory + piece.offset, piece.bytes);
