@@ -7,10 +7,10 @@
 #include "bench/baseline/links.h"
 #include "bench/baseline/memory.h"
 #include "bench/measure/catalogue.h"
+#include "bench/measure/memory.h"
 #include "bench/measure/report.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
-#include "shared/base/memory_limit.h"
 #include "shared/trace/progress.h"
 
 namespace wsync::bench {
@@ -27,7 +27,7 @@ Result<> check_size(std::uint64_t bytes, unsigned cores) {
                 fmt::format("--size is {} bytes, expected 1MiB to 64GiB", bytes));
   // Source and target for each other number of threads.
   const std::uint64_t copies = kCopiesHeld + 2 * (copy_threads(cores).size() - 1);
-  return require_memory(copies * bytes, fmt::format("{} times --size", copies));
+  return require_copies(copies, bytes, "by its threads");
 }
 
 std::string turn_name(const BaselineRow& row) {

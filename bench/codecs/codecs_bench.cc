@@ -5,9 +5,9 @@
 #include "bench/baseline/workbench.h"
 #include "bench/codecs/bulk_codecs.h"
 #include "bench/codecs/text_codecs.h"
+#include "bench/measure/memory.h"
 #include "bench/measure/rows.h"
 #include "shared/base/format.h"
-#include "shared/base/memory_limit.h"
 
 namespace wsync::bench {
 namespace {
@@ -19,7 +19,7 @@ Result<> check_codecs(const CodecsBenchOptions& options) {
   if (options.bytes < kCodecBytesMin || options.bytes > kCodecBytesMax)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("--size is {} bytes, expected 1MiB to 64GiB", options.bytes));
-  return require_memory(kCodecCopies * options.bytes, fmt::format("{} times --size", kCodecCopies));
+  return require_copies(kCodecCopies, options.bytes, "as source, target and numbers");
 }
 
 }  // namespace

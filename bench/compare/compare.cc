@@ -160,7 +160,7 @@ std::string speed_text(const std::optional<double>& speed) {
 std::string_view verdict_name(Verdict verdict) noexcept {
   switch (verdict) {
     case Verdict::kSame:
-      return "same";
+      return "no change shown";
     case Verdict::kFaster:
       return "better";
     case Verdict::kSlower:
@@ -234,15 +234,6 @@ std::string to_text(const Comparison& comparison) {
   std::size_t width = 4;
   for (const CaseChange& change : comparison.cases)
     width = std::max(width, change.suite.size() + change.name.size() + 2);
-  text += fmt::format(
-      "A case has changed when its medians differ by {:.3g} times, and it would not lie so far "
-      "apart "
-      "by chance: rank sums (Mann and Whitney), over all cases by Holm's procedure, since one "
-      "false "
-      "alarm fails a comparison. An unchanged program is called changed with a probability of {:g} "
-      "at most, as far as a run's rounds are like those of another run: a machine that has become "
-      "slower in between looks like a change.\n",
-      comparison.factor, kChanceMost);
   text += fmt::format("\n{:<{}} {:>12} {:>12} {:<6} {:>7} {:>7} {:<6} {:>8} {:>8}  {}\n", "case",
                       width, "A", "B", "", "speed", "judged", "by", "chance", "of all", "");
   for (const CaseChange& change : comparison.cases)
@@ -255,11 +246,17 @@ std::string to_text(const Comparison& comparison) {
   text += "\n";
   for (const std::string& one : comparison.only_a) text += "only in A: " + one + "\n";
   for (const std::string& one : comparison.only_b) text += "only in B: " + one + "\n";
-  return text + fmt::format(
-                    "{} compared: {} better, {} worse, {} with too few rounds to tell; speed is "
-                    "B's by A's\n",
-                    counted(comparison.cases.size(), "case"), comparison.count(Verdict::kFaster),
-                    comparison.count(Verdict::kSlower), comparison.count(Verdict::kTooFew));
+  return text +
+         fmt::format(
+             "{} compared: {} better, {} worse, {} with too few rounds to tell; speed is B's by "
+             "A's\n"
+             "Changed is what differs by {:.3g} times and by more than chance explains (Mann and "
+             "Whitney's rank sums, over all cases by Holm's procedure: any false alarm with a "
+             "probability of {:g} at most). A machine that was slower in one of the runs looks "
+             "like a change.\n",
+             counted(comparison.cases.size(), "case"), comparison.count(Verdict::kFaster),
+             comparison.count(Verdict::kSlower), comparison.count(Verdict::kTooFew),
+             comparison.factor, kChanceMost);
 }
 
 }  // namespace wsync::bench

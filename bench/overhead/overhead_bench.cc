@@ -6,12 +6,12 @@
 #include <iterator>
 #include <memory>
 
+#include "bench/measure/memory.h"
 #include "bench/sync/fleet.h"
 #include "bench/sync/scrape.h"
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
-#include "shared/base/memory_limit.h"
 #include "shared/trace/chrome_trace_reader.h"
 
 namespace wsync::bench {
@@ -240,9 +240,8 @@ Overhead OverheadBenchResult::overhead(Watching watching, Watching beside) const
 Result<> check_overhead_memory(std::uint64_t model_bytes, unsigned engines) {
   // Of each fleet: its snapshots, which the sidecar maps, and what each engine holds.
   const std::uint64_t copies = kFleets * (3 + std::uint64_t{engines}) + 1;
-  return require_memory(copies * model_bytes,
-                        fmt::format("{} copies of the model, for two fleets with {} each", copies,
-                                    counted(engines, "engine")));
+  return require_copies(copies, model_bytes,
+                        fmt::format("for two fleets with {} each", counted(engines, "engine")));
 }
 
 Result<OverheadBenchResult> run_overhead_bench(

@@ -4,11 +4,11 @@
 #include <filesystem>
 
 #include "bench/measure/directory.h"
+#include "bench/measure/memory.h"
 #include "bench/peers/members.h"
 #include "bench/peers/wsync_side.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
-#include "shared/base/memory_limit.h"
 #include "shared/base/stream_copy.h"
 #include "shared/base/unix_socket.h"
 
@@ -197,8 +197,8 @@ class PeersRun {
 
 Result<> require_peers_memory(std::uint64_t bytes, unsigned engines) {
   const unsigned models = kModels + engines + kModelsBetween;
-  return require_memory(models * bytes, fmt::format("{} times the model, for a trainer and {}",
-                                                    models, counted(engines, "engine")));
+  return require_copies(models, bytes,
+                        fmt::format("for a trainer and {}", counted(engines, "engine")));
 }
 
 Result<PeersBenchResult> run_peers_bench(const PeersBenchOptions& options,

@@ -4,9 +4,9 @@
 #include <filesystem>
 #include <thread>
 
+#include "bench/measure/memory.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
-#include "shared/base/memory_limit.h"
 
 namespace wsync::bench {
 namespace {
@@ -238,8 +238,7 @@ Result<> check_sync_bench(const SyncBenchOptions& options, std::uint64_t bytes) 
   // Over TCP the sidecar has arenas of its own besides.
   const std::uint64_t versions = (options.adopt ? 4 : 3) + (options.adopt ? 0 : most) + 1 +
                                  (options.tcp ? (options.adopt ? 3 : 2) : 0);
-  return require_memory(versions * bytes, fmt::format("{} copies of the model of {} bytes, for {}",
-                                                      versions, bytes, counted(most, "engine")));
+  return require_copies(versions, bytes, fmt::format("for {}", counted(most, "engine")));
 }
 
 bool SyncCase::speed_met() const {

@@ -5,12 +5,12 @@
 
 #include "bench/baseline/links.h"
 #include "bench/baseline/memory.h"
+#include "bench/measure/memory.h"
 #include "bench/measure/rows.h"
 #include "bench/transport/transfers.h"
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
-#include "shared/base/memory_limit.h"
 
 namespace wsync::bench {
 namespace {
@@ -53,8 +53,7 @@ Result<> check_transport(const TransportBenchOptions& options) {
     if (connections == 0 || connections > limits::kStreamCountMax)
       return fail(ErrorCode::kInvalidInput, fmt::format("--connections has {}, expected 1 to {}",
                                                         connections, limits::kStreamCountMax));
-  return require_memory(kTransportCopies * options.bytes,
-                        fmt::format("{} times --size", kTransportCopies));
+  return require_copies(kTransportCopies, options.bytes, "on both sides");
 }
 
 std::string size_text(std::uint64_t bytes) {

@@ -85,9 +85,11 @@ int report_bad_arguments(const CLI::App& app, const CLI::ParseError& error,
   const CLI::App* place = place_of_commands(app);
   const std::string unknown =
       place == nullptr || place == &app ? std::string() : unknown_command(*place, arguments);
-  if (place == chosen && !unknown.empty())
-    message = fmt::format("no command '{}' below {}", unknown, place->get_name());
-  message += suggestion(app, arguments);
+  const bool unknown_here = place == chosen && !unknown.empty();
+  if (unknown_here) message = fmt::format("no command '{}' below {}", unknown, place->get_name());
+  // What is missing is no misspelt word.
+  if (unknown_here || error.get_name() != "RequiredError" || chosen == &app)
+    message += suggestion(app, arguments);
   if (std::find(arguments.begin(), arguments.end(), "--json") != arguments.end()) {
     const std::string command = chosen == &app ? "" : chosen->get_name();
     print_line(stdout, to_line(error_json(command, Error(ErrorCode::kInvalidInput, message))));

@@ -149,7 +149,7 @@ class BenchPeers(unittest.TestCase):
 
     def test_bad_arguments(self):
         for bad, code, expected in ((["--peers", "raw-tmpfs,carrier-pigeon"], 2, "'carrier-pigeon' is no peer, expected some of: raw-tmpfs"),
-                                    (["--size", "4TiB"], 1, "bytes of memory"), (["--size", "much"], 2, "--size"),
+                                    (["--size", "4TiB"], 1, "of memory are available"), (["--size", "much"], 2, "--size"),
                                     (["--engines", "0"], 2, "--engines"), (["--rounds", "0"], 2, "--rounds"),
                                     (["--model", "Nobody-1B"], 2, "Nobody-1B"), (["--tmpfs", "/nowhere"], 2, "--tmpfs")):
             done = subprocess.run(self.command(*bad), text=True, capture_output=True, timeout=DEADLINE_S)

@@ -115,7 +115,7 @@ class Suites(unittest.TestCase):
         same = bench("compare", self.a, self.a, "--json")
         self.assertEqual(same.returncode, 0, same.stdout)
         result = json.loads(same.stdout)["result"]
-        self.assertEqual({case["verdict"] for case in result["cases"]}, {"same"})
+        self.assertEqual({case["verdict"] for case in result["cases"]}, {"no change shown"})
         self.assertEqual({case["name"] for case in result["cases"]}, names)
 
     def test_two_suites_are_one_run_with_one_result(self):

@@ -110,8 +110,8 @@ class BenchSync(unittest.TestCase):
             done = subprocess.run([WSYNC, "bench", *command, "--checkpoint", given, "--directory", self.directory],
                                   text=True, capture_output=True, timeout=DEADLINE_S)
             self.assertNotEqual(done.returncode, 0)
-            self.assertIn("copies of the model", done.stderr)
-            self.assertIn(str((12 if command[0] == "sync" else 9) << 40), done.stderr)
+            self.assertIn("12 copies of 1.00 TiB, 12.0 TiB in all" if command[0] == "sync" else "9 copies of 1.00 TiB, 9.00 TiB in all", done.stderr)
+            self.assertRegex(done.stderr, r": choose [0-9]+MiB at most")
         self.assertEqual(os.listdir(self.directory), ["huge"])
 
     def test_separate_devices_by_the_size_of_their_buffers(self):

@@ -13,11 +13,13 @@ namespace wsync::publish {
 struct TrainerAgent::Active {
   std::uint64_t request = 0;
   PublishJob job;
+  TimePoint begun{};
   TimePoint deadline{};
   PublishProgress progress;
   std::atomic<std::uint64_t> snapshot_bytes{0};
   std::atomic<std::uint64_t> model_bytes{0};  // 0 = not known yet
   bool cancelled = false;                     // while its snapshot is taken
+  bool told_why = false;                      // that it waits for sidecars
   std::stop_source stop;
   std::unique_ptr<WeightSource> source;
   std::shared_ptr<const Snapshot> snapshot;

@@ -18,6 +18,8 @@ namespace wsync::publish {
 namespace {
 
 constexpr std::chrono::milliseconds kProgressInterval{100};
+// After so long it is said that a publish waits for sidecars; a fleet that starts takes less.
+constexpr std::chrono::seconds kTellWhy{5};
 
 CoordinatorOptions coordinator_options(const config::TrainerConfig& config) {
   CoordinatorOptions options;
@@ -320,7 +322,8 @@ void TrainerAgent::publish(PublishJob job) {
   auto active = std::make_shared<Active>();
   active->request = next_request_++;
   active->job = std::move(job);
-  active->deadline = now() + config_.deadlines.publish;
+  active->begun = now();
+  active->deadline = active->begun + config_.deadlines.publish;
   queued_.push_back(std::move(active));
   pump_jobs();
 }
@@ -340,7 +343,17 @@ void TrainerAgent::pump_jobs() {
     return;
   }
   if (const std::string why = why_not_ready(); !why.empty()) {
-    if (now() < active->deadline) return;
+    if (now() < active->deadline) {
+      if (!active->told_why && now() >= active->begun + kTellWhy) {
+        active->told_why = true;
+        const std::string text =
+            fmt::format("a publish waits, {} s at most (deadlines.publish): {}",
+                        config_.deadlines.publish.count() / 1000, why);
+        log_warning("{}", text);
+        journal_.incident(text, now());
+      }
+      return;
+    }
     queued_.erase(queued_.begin());
     fail_job(active, Error(ErrorCode::kDeadline,
                            fmt::format("after {} s (deadlines.publish) {}",

@@ -134,16 +134,18 @@ std::optional<double> UpdateJournal::remaining_s(const Running& running, const P
     case ProgressPhase::kSnapshot:
       if (!phase || !paced) return std::nullopt;
       return *phase + staged + switched;
+    // What has taken longer than all of it takes otherwise waits for somebody: nobody knows how
+    // long.
     case ProgressPhase::kAnnounce:
-      if (!paced) return std::nullopt;
+      if (!paced || passed > staged + switched) return std::nullopt;
       return staged + switched;
     case ProgressPhase::kStage:
       if (phase) return *phase + switched;
-      if (!paced) return std::nullopt;
+      if (!paced || passed > staged + switched) return std::nullopt;
       return std::max(0.0, staged - passed) + switched;
     case ProgressPhase::kSwitch:
       if (phase) return phase;
-      if (!paced) return std::nullopt;
+      if (!paced || passed > staged + switched) return std::nullopt;
       return std::max(0.0, switched - passed);
   }
   return std::nullopt;

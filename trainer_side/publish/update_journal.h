@@ -51,7 +51,8 @@ class UpdateJournal {
   // What remains is (total - done) / rate of this phase, plus, for each later phase, what it took
   // in the newest good update, scaled by the bytes of the models. In a switch that has told of no
   // bytes it is what the newest good one took, less what has passed. Without such an update it is
-  // known while staging alone, and is the time until all is staged.
+  // known while staging alone, and is the time until all is staged. Not known of a phase that tells
+  // of no bytes and has lasted longer than staging and switching did.
   void report(const PhaseBytes& moved, TimePoint now, control::StatusReply& out) const;
 
  private:

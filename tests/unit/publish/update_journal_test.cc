@@ -83,6 +83,8 @@ TEST(Journal, LaterUpdatesAreMeasuredByTheNewestGoodOne) {
   EXPECT_EQ(told(journal, begin + milliseconds(450), {0, kModel}).running.remaining_ns,
             150'000'000U);
   EXPECT_EQ(told(journal, begin + milliseconds(900), {0, kModel}).running.remaining_ns, 0U);
+  // It has taken longer than staging and switching together: somebody is waited for.
+  EXPECT_FALSE(told(journal, begin + milliseconds(1001), {0, kModel}).running.remaining_known);
 }
 
 TEST(Journal, WhatEndedIsCountedAndTheLastIsKept) {

@@ -1,0 +1,17 @@
+// Whether what a benchmark makes fits into memory.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "shared/base/error.h"
+
+namespace wsync::bench {
+
+// kResourceExhausted unless so many copies of `bytes` bytes fit into the memory that is available:
+// says how much is needed, how much there is, and the largest size that fits. `whom`: whose copies
+// they are, such as "for 4 engines". `copies` is not 0.
+[[nodiscard]] Result<> require_copies(std::uint64_t copies, std::uint64_t bytes,
+                                      std::string_view whom);
+
+}  // namespace wsync::bench
