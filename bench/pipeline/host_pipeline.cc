@@ -299,10 +299,6 @@ Result<std::unique_ptr<HostPipeline>> HostPipeline::create(const HostPipelineOpt
 
 std::uint64_t HostPipeline::buckets() const noexcept { return parts_->count(); }
 std::uint64_t HostPipeline::checked_bytes() const noexcept { return parts_->checked_bytes; }
-double HostPipeline::share_of_buffer(std::uint64_t bucket) const {
-  return static_cast<double>(parts_->bucket(bucket).size()) /
-         static_cast<double>(parts_->options.buffer_bytes);
-}
 
 Result<Taken> HostPipeline::h2d() {
   Parts& p = *parts_;

@@ -40,8 +40,6 @@ class HostPipeline {
   ~HostPipeline();
 
   [[nodiscard]] std::uint64_t buckets() const noexcept;
-  // Of the largest bucket; the last one may be smaller.
-  [[nodiscard]] double share_of_buffer(std::uint64_t bucket) const;
 
   // All buckets through one stage, the others at rest. H2D: all devices at once. Broadcasts: one
   // after the other, each awaited on all devices. Reload: all engines at once. What engines copy in
