@@ -132,7 +132,8 @@ Result<> TrainerAgent::listen() {
   };
   callbacks.heartbeat = [this] {
     control::Envelope envelope;
-    envelope.fence = coordinator_.fence();
+    // A claim that could not be stored is told to nobody.
+    if (!broken_) envelope.fence = coordinator_.fence();
     control::Heartbeat heartbeat;
     heartbeat.target = coordinator_.target();
     return std::pair(std::move(envelope), std::move(heartbeat));
