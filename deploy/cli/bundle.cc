@@ -192,15 +192,19 @@ class Bundle {
     WSYNC_TRY(files_.add_listing("state_dir.txt", places_.state_dir));
     std::error_code error;
     std::vector<std::string> paths;
-    for (std::filesystem::directory_iterator it(places_.state_dir, error), end; !error && it != end;
-         it.increment(error))
-      if (it->path().extension() == ".record" || it->path().filename() == "coordinator-epoch")
+    using Files = std::filesystem::recursive_directory_iterator;  // a folder for each fleet
+    for (Files it(places_.state_dir, error), end; !error && it != end; it.increment(error)) {
+      if (it.depth() > 0) it.disable_recursion_pending();
+      if (it->path().extension() == ".record" || it->path().extension() == ".decisions")
         paths.push_back(it->path().string());
+    }
     std::sort(paths.begin(), paths.end());
     for (const std::string& path : paths)
-      WSYNC_TRY(
-          files_.add_file("state/" + file_name_of(std::filesystem::path(path).filename().string()),
-                          path, kRecordMost, TooLong::kLeaveOut));
+      WSYNC_TRY(files_.add_file(
+          "state/" +
+              file_name_of(
+                  std::filesystem::path(path).lexically_relative(places_.state_dir).string()),
+          path, kRecordMost, TooLong::kLeaveOut));
     return {};
   }
 

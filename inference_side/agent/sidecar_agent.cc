@@ -53,7 +53,9 @@ Result<std::unique_ptr<SidecarAgent>> SidecarAgent::create(Loop& loop,
                                                            const config::SidecarConfig& config) {
   WSYNC_TRY(make_private_directory(config.run_dir));
   WSYNC_TRY(make_private_directory(config.state_dir));
-  const std::filesystem::path state = std::filesystem::path(config.state_dir) / config.name;
+  const std::filesystem::path fleet = std::filesystem::path(config.state_dir) / config.fleet;
+  WSYNC_TRY(make_private_directory(fleet.string()));
+  const std::filesystem::path state = fleet / config.name;
   auto lock = LockFile::acquire(state.string() + ".lock");
   if (!lock) return fail(lock.error().with_context("sidecar '" + config.name + "'"));
   const std::filesystem::path record_file = state.string() + ".record";

@@ -108,7 +108,7 @@ std::vector<metrics::Reading> sidecar_readings(const staging::Sidecar& sidecar,
     readings.push_back({.what = &what, .value = value, .labels = std::move(labels)});
   };
   for (const auto& [name, replica] : sidecar.replicas()) {
-    const ReplicaReport report = replica.report(at);
+    const ReplicaReport report = sidecar.report(replica, at);
     const auto behind = replica.behind_since();
     add(metrics::kReplicaEpoch, report.version.epoch, {name});
     add(metrics::kReplicaStep, static_cast<double>(report.version.step), {name});
@@ -139,7 +139,7 @@ std::vector<ReplicaFacts> replica_facts(const staging::Sidecar& sidecar,
                                         const SidecarMetrics& metrics, TimePoint at) {
   std::vector<ReplicaFacts> facts;
   for (const auto& [name, replica] : sidecar.replicas())
-    facts.push_back({.report = replica.report(at),
+    facts.push_back({.report = sidecar.report(replica, at),
                      .is_switching = replica.phase() != reload::SwitchPhase::kIdle &&
                                      metrics.was_serving(name)});
   return facts;

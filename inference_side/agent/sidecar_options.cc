@@ -13,6 +13,7 @@ staging::SidecarOptions sidecar_options(const config::SidecarConfig& config) {
   options.pid = static_cast<std::uint32_t>(::getpid());
   // Empty: no same-host hand-over is wanted.
   if (config.transport != config::Transport::kTcp) options.boot_id = boot_id();
+  options.pid_namespace = pid_namespace();
   options.versions_held = config.versions_held;
   options.pause = config.deadlines.pause;
   options.load = config.deadlines.load;

@@ -80,6 +80,22 @@ void Sidecar::on(const CoordinatorMessage& event) {
 
 void Sidecar::take(const CoordinatorMessage& event) {
   const control::Envelope& envelope = event.envelope;
+  if (is_foreign(envelope.fence)) {
+    ++dropped_;
+    if (std::holds_alternative<control::Heartbeat>(event.message) ||
+        std::holds_alternative<control::ErrorReply>(event.message))
+      return;  // no end of answers
+    reply(
+        envelope.round, envelope.request,
+        control::ErrorReply{
+            .code = static_cast<std::uint8_t>(ErrorCode::kRefused),
+            .message = fmt::format(
+                "sidecar '{}' belongs to fleet {} and obeys no coordinator of fleet {}; point it "
+                "at its own coordinator, or, to move it for good, stop it and remove its record "
+                "from its state_dir",
+                options_.name, record_.fence.fleet.to_string(), envelope.fence.fleet.to_string())});
+    return;
+  }
   if (envelope.fence < record_.fence && !planted("fence_forgotten")) {
     ++dropped_;
     if (std::holds_alternative<control::Heartbeat>(event.message)) return;
@@ -124,19 +140,22 @@ void Sidecar::on(const Persisted& event) {
   const bool is_decision = decide != nullptr && record_.decision != before.decision;
   if (!event.failure.empty()) {
     record_ = before;
-    if (decide != nullptr)
+    if (decide != nullptr) {
+      owed_ =
+          Owed{.withdrawn = decide->withdrawn, .why = "it could not be stored: " + event.failure};
       reply(then.envelope.round, then.envelope.request,
             control::Decided{
                 .number = decide->number,
                 .refused = true,
                 .reason = fmt::format("its record could not be written: {}", event.failure)});
-    else
+    } else {
       reply(then.envelope.round, then.envelope.request,
             control::ErrorReply{
                 .code = static_cast<std::uint8_t>(ErrorCode::kIo),
                 .message = fmt::format("sidecar '{}' cannot obey fence epoch {}: its record could "
                                        "not be written: {}",
                                        options_.name, then.envelope.fence.epoch, event.failure)});
+    }
   } else if (is_decision) {
     decided(then.envelope, *decide);
   } else {
@@ -183,8 +202,10 @@ void Sidecar::send_hello() {
                        .withdrawn = record_.withdrawn,
                        .staged = held_versions(),
                        .layout = layout_,
-                       .target_content = record_.content};
-  for (const auto& [name, replica] : replicas_) hello.replicas.push_back(replica.report(now_));
+                       .target_content = record_.content,
+                       .origin = record_.origin,
+                       .pid_namespace = options_.pid_namespace};
+  for (const auto& [name, replica] : replicas_) hello.replicas.push_back(report(replica, now_));
   hello_fence_ = record_.fence;
   reply(0, ++hello_request_, std::move(hello));
 }
@@ -249,7 +270,6 @@ void Sidecar::on(const LayoutChecked& event) {
   }
   const Version version = incoming_->announce.version;
   if (event.layout_unknown || !event.problems.empty() || !event.reason.empty()) {
-    if (!event.layout_unknown) refused_ = version;
     const std::string reason = !event.reason.empty() ? event.reason
                                : event.layout_unknown
                                    ? "its layout is not known here"
@@ -263,7 +283,6 @@ void Sidecar::on(const LayoutChecked& event) {
     return;
   }
   layout_ = incoming_->announce.layout_digest;
-  if (refused_ == version) refused_ = {};
   incoming_->stage = Stage::kAccepted;
   reply(incoming_->round, incoming_->request, control::Accept{.version = version});
 }
@@ -402,6 +421,13 @@ void Sidecar::tell_staged() {
 
 void Sidecar::take(const control::Envelope& envelope, const control::Decide& message) {
   const control::Decision decision{.fence = envelope.fence, .number = message.number};
+  if (message.number == 0 || message.origin > decision) {
+    reply(envelope.round, envelope.request,
+          control::Decided{.number = message.number,
+                           .refused = true,
+                           .reason = "it has no number, or is older than its origin"});
+    return;
+  }
   if (decision == record_.decision) {  // once more: the answers may have been lost
     ++dropped_;
     reply(envelope.round, envelope.request, control::Decided{.number = message.number});
@@ -414,12 +440,14 @@ void Sidecar::take(const control::Envelope& envelope, const control::Decide& mes
     return;
   }
   if (const std::string reason = why_not(message); !reason.empty()) {
+    owed_ = Owed{.withdrawn = message.withdrawn, .why = "it was refused: " + reason};
     reply(envelope.round, envelope.request,
           control::Decided{.number = message.number, .refused = true, .reason = reason});
     return;
   }
   SidecarRecord next = record_;
   next.decision = decision;
+  next.origin = message.origin.none() ? decision : message.origin;
   next.kind = message.kind;
   next.target = message.target;
   next.content = message.content_digest;
@@ -449,13 +477,26 @@ std::string Sidecar::why_not(const control::Decide& decide) const {
       ((copy != nullptr && copy->content != content) ||
        (target == record_.target && record_.content != Digest{} && record_.content != content)))
     return fmt::format("version {} names other bytes here", target.to_string());
-  if (copy == nullptr && refused_ == target)
-    return fmt::format("version {} does not fit the engines here", target.to_string());
+  if (content != Digest{} && incoming_ && incoming_->announce.version == target &&
+      incoming_->announce.content_digest != content)
+    return fmt::format("version {} was announced with other bytes: content digest {}, decided {}",
+                       target.to_string(), incoming_->announce.content_digest.to_string(),
+                       content.to_string());
+  // What was decided last goes on, unless it was withdrawn: then an older decision is the newest
+  // one that is left.
+  const bool keeps_own =
+      !record_.target.none() && !is_withdrawn(record_.target) &&
+      std::ranges::find(decide.withdrawn, record_.target) == decide.withdrawn.end();
+  if (keeps_own && !decide.origin.none() && decide.origin < record_.origin &&
+      !planted("older_origin_obeyed"))
+    return fmt::format("a newer decision than that of {} was taken here: {}", target.to_string(),
+                       record_.target.to_string());
   return {};
 }
 
 // The decision is on disc: now it is acted on.
 void Sidecar::decided(const control::Envelope& envelope, const control::Decide& decide) {
+  owed_.reset();
   decision_envelope_ = envelope;
   decision_ = decide;
   switched_.reset();

@@ -34,13 +34,16 @@ struct SidecarOptions {
   std::string host;
   std::uint32_t pid = 0;
   std::string boot_id;
+  std::uint64_t pid_namespace = 0;
   std::string data_address;                                    // of its relay; empty = none
   std::uint64_t versions_held = limits::kVersionsHeldDefault;  // at least 2
   // Of a switch for which the coordinator sets none, and of catching up after a restart.
   std::chrono::milliseconds pause{limits::kPauseDeadlineMs};
   std::chrono::milliseconds load{limits::kLoadDeadlineMs};
   reload::SwitchOptions replica;  // for every replica; name and world size come from its ranks
-  std::chrono::milliseconds hello_retry{limits::kReconnectMaxMs};
+  // Between two Hellos while nobody welcomes it: also how soon a sidecar that was restarted gets
+  // its name back once the process before it is known to be gone.
+  std::chrono::milliseconds hello_retry{limits::kHelloRetryMs};
 };
 
 // ---- events ----
@@ -179,6 +182,10 @@ class Sidecar {
   [[nodiscard]] const std::map<std::string, reload::ReplicaSwitch>& replicas() const noexcept {
     return replicas_;
   }
+  // Of one replica and of every one, as heartbeats, status and metrics tell them.
+  [[nodiscard]] control::ReplicaReport report(const reload::ReplicaSwitch& replica,
+                                              TimePoint now) const;
+  [[nodiscard]] std::vector<control::ReplicaReport> reports(TimePoint now) const;
   // The version that is offered or arriving; none = 0.0.
   [[nodiscard]] Version incoming() const;
   // Messages that were late, duplicate, of another round or of a lower fence.
@@ -236,6 +243,7 @@ class Sidecar {
   [[nodiscard]] reload::TargetSet target_event(bool owed) const;
   [[nodiscard]] const HeldCopy* find(const Version& version) const;
   [[nodiscard]] bool is_withdrawn(const Version& version) const;
+  [[nodiscard]] bool is_foreign(const control::Fence& fence) const;
   [[nodiscard]] bool needed(const Version& version) const;
   [[nodiscard]] std::vector<Version> held_versions() const;
   [[nodiscard]] std::vector<Version> versions_in_use() const;
@@ -250,7 +258,6 @@ class Sidecar {
   std::uint64_t checks_ = 0;
   std::uint64_t newest_round_ = 0;  // under record_.fence
   Digest layout_;                   // the last one accepted
-  Version refused_;                 // the last version whose layout was refused
   // One record is being written; messages wait for it.
   std::uint64_t token_ = 0;
   std::optional<SidecarRecord> writing_;
@@ -261,6 +268,13 @@ class Sidecar {
   control::Decide decision_;
   std::optional<control::Switched> collecting_;
   std::optional<control::Switched> switched_;  // the last one sent
+  // A decision that was refused or could not be stored. It is not acted on, but what it withdraws
+  // is known to be unwanted, so replicas that serve it are not ready until a decision is stored.
+  struct Owed {
+    std::vector<Version> withdrawn;
+    std::string why;
+  };
+  std::optional<Owed> owed_;
   bool welcomed_ = false;
   bool hello_due_ = false;       // a copy was lost: ask for it when no outcome is due
   bool let_go_ = false;          // since the last BeatNow

@@ -40,9 +40,30 @@ std::vector<Version> Sidecar::versions_in_use() const {
 Version Sidecar::incoming() const { return incoming_ ? incoming_->announce.version : Version{}; }
 
 control::Heartbeat Sidecar::heartbeat(TimePoint now) const {
-  control::Heartbeat beat{.target = record_.target, .staged = held_versions()};
-  for (const auto& [name, replica] : replicas_) beat.replicas.push_back(replica.report(now));
-  return beat;
+  return {.target = record_.target, .staged = held_versions(), .replicas = reports(now)};
+}
+
+std::vector<control::ReplicaReport> Sidecar::reports(TimePoint now) const {
+  std::vector<control::ReplicaReport> all;
+  for (const auto& [name, replica] : replicas_) all.push_back(report(replica, now));
+  return all;
+}
+
+control::ReplicaReport Sidecar::report(const reload::ReplicaSwitch& replica, TimePoint now) const {
+  control::ReplicaReport report = replica.report(now);
+  if (!owed_ || !report.ready || planted("owed_rollback_is_ready") ||
+      std::ranges::find(owed_->withdrawn, report.version) == owed_->withdrawn.end())
+    return report;
+  report.ready = false;
+  report.reason = fmt::format("{} was withdrawn by a decision that this sidecar has not taken; {}",
+                              report.version.to_string(), owed_->why);
+  return report;
+}
+
+// Fences of two fleets say nothing about each other.
+bool Sidecar::is_foreign(const control::Fence& fence) const {
+  return !record_.fence.fleet.none() && fence.fleet != record_.fence.fleet &&
+         !planted("fleets_not_compared");
 }
 
 control::StatusReply Sidecar::status(TimePoint now) const {
@@ -69,7 +90,7 @@ control::StatusReply Sidecar::status(TimePoint now) const {
                               .connected = welcomed_,
                               .target = record_.target,
                               .staged = held_versions()};
-  for (const auto& [name, replica] : replicas_) self.replicas.push_back(replica.report(now));
+  self.replicas = reports(now);
   reply.sidecars.push_back(std::move(self));
   return reply;
 }

@@ -14,8 +14,11 @@
 namespace wsync::staging {
 
 struct SidecarRecord {
-  control::Fence fence;        // highest seen; nothing below it changes anything
+  // Highest seen, with the fleet's id; nothing below it and nothing of another fleet changes
+  // anything.
+  control::Fence fence;
   control::Decision decision;  // newest taken
+  control::Decision origin;    // of its target (see control::Decide)
   control::DecisionKind kind = control::DecisionKind::kSwitch;
   Version target;  // of that decision
   Digest content;  // of the target; zero = not told

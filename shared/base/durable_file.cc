@@ -78,15 +78,23 @@ Result<> replace(int directory, const std::string& path, const std::string& fres
 
 Result<> write_durably(const std::filesystem::path& path, std::span<const std::byte> bytes,
                        Claim how) {
+  return write_durably(
+      path, [bytes]() -> Result<Bytes> { return Bytes(bytes.begin(), bytes.end()); }, how);
+}
+
+Result<> write_durably(const std::filesystem::path& path,
+                       const std::function<Result<Bytes>()>& content, Claim how) {
   const std::string parent = path.has_parent_path() ? path.parent_path().string() : ".";
   const UniqueFd directory(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!directory.valid()) return fail_errno("open " + parent, errno);
   const auto turn = take_turn(path.string(), how);
   if (!turn) return fail(turn.error());
+  const Result<Bytes> bytes = content();
+  if (!bytes) return fail(bytes.error());
   // A writer that was left behind may still write to the file of the usual name.
   const std::string fresh =
       path.string() + (how == Claim::kTakeOver ? fmt::format(".new.{}", ::getpid()) : ".new");
-  Result<> written = write_temporary(fresh, bytes);
+  Result<> written = write_temporary(fresh, *bytes);
   if (written && !turn->is_ours())
     written = fail(ErrorCode::kBusy,
                    fmt::format("write {}: another writer has taken it over", path.string()));

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
 
 #include "shared/base/bytes.h"
@@ -21,6 +22,11 @@ namespace wsync {
 // writer before is left behind, and what it was about to write is not written.
 [[nodiscard]] Result<> write_durably(const std::filesystem::path& path,
                                      std::span<const std::byte> bytes, Claim how = Claim::kIfFree);
+// The same with what `content` gives once the lock is held, so that it can read the file and decide
+// by what is there; its error ends the call, and nothing is written.
+[[nodiscard]] Result<> write_durably(const std::filesystem::path& path,
+                                     const std::function<Result<Bytes>()>& content,
+                                     Claim how = Claim::kIfFree);
 // The whole file. kNotFound when there is none; kInvalidInput when it has more than `max_bytes`.
 [[nodiscard]] Result<Bytes> read_small_file(const std::filesystem::path& path,
                                             std::uint64_t max_bytes);

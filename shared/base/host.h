@@ -1,6 +1,7 @@
 // What tells this machine from others.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace wsync {
@@ -11,5 +12,10 @@ namespace wsync {
 
 // The host's name for people to read; "localhost" when it has none.
 [[nodiscard]] std::string host_name();
+
+// Inode of this process's PID namespace; 0 when it cannot be known.
+[[nodiscard]] std::uint64_t pid_namespace();
+// True when no process of this PID namespace has that id. False says nothing: ids are used again.
+[[nodiscard]] bool process_is_gone(std::uint32_t pid);
 
 }  // namespace wsync

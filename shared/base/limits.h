@@ -65,6 +65,7 @@ inline constexpr std::uint64_t kRangesPerTensor = 8;
 inline constexpr std::int64_t kHeartbeatIntervalMs = 200;
 inline constexpr std::int64_t kHeartbeatDeadlineMs = 2'000;
 inline constexpr std::int64_t kHelloDeadlineMs = 5'000;
+inline constexpr std::int64_t kHelloRetryMs = 500;  // of a sidecar that nobody has welcomed
 inline constexpr std::int64_t kAnnounceDeadlineMs = 10'000;
 inline constexpr std::int64_t kStageDeadlineMs = 600'000;
 inline constexpr std::int64_t kPauseDeadlineMs = 10'000;

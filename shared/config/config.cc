@@ -1,6 +1,7 @@
 #include "shared/config/config.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
@@ -9,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "shared/base/digest.h"
 #include "shared/base/format.h"
 #include "shared/base/host.h"
 #include "shared/base/unique_fd.h"
@@ -25,6 +27,7 @@ constexpr Range<Milliseconds> kStaleness{Milliseconds(0), Milliseconds(limits::k
 constexpr std::string_view kAutoText = "auto";
 // Socket names below it are at most this much longer, and a socket's path holds 107 bytes.
 constexpr std::size_t kRunDirBytes = 72;
+constexpr std::size_t kFleetNameBytes = 64;
 
 // "auto" is the same as leaving the key out.
 void text_or_auto(Binder& binder, std::string_view key, std::string& out) {
@@ -165,11 +168,43 @@ void bind_trace(Binder& binder, std::string& file, std::uint32_t& spans) {
                   "to be written");
 }
 
+// It names a folder.
+void bind_fleet(Binder& binder, std::string& out) {
+  const std::optional<Entry> entry = binder.take("fleet");
+  if (!entry) return;
+  const bool good = !entry->value.empty() && entry->value.size() <= kFleetNameBytes &&
+                    entry->value[0] != '.' &&
+                    std::all_of(entry->value.begin(), entry->value.end(), [](unsigned char c) {
+                      return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.';
+                    });
+  if (!good)
+    return binder.refuse(*entry,
+                         fmt::format("expected 1 to {} letters, digits, '-', '_' and '.', not "
+                                     "beginning with a '.', found '{}'",
+                                     kFleetNameBytes, entry->value));
+  out = entry->value;
+}
+
+void bind_fleet_id(Binder& binder, std::string& out) {
+  const std::optional<Entry> entry = binder.take("fleet_id");
+  if (!entry) return;
+  if (entry->value == "auto") {
+    out.clear();
+  } else if (const auto id = Digest::parse(entry->value); !id || *id == Digest{}) {
+    binder.refuse(*entry, fmt::format("expected auto or 32 hex digits that are not all zero, found "
+                                      "'{}'; `wsync status --json` shows the id of a fleet",
+                                      entry->value));
+  } else {
+    out = entry->value;
+  }
+}
+
 void bind_sidecar(Binder& binder, SidecarConfig& c) {
   bind_name(binder, c.name);
   bind_address(binder, "coordinator", c.coordinator, check_control_address);
   bind_directory(binder, "run_dir", c.run_dir, default_run_dir(), kRunDirBytes);
   bind_directory(binder, "state_dir", c.state_dir, default_state_dir(), limits::kConfigPathBytes);
+  bind_fleet(binder, c.fleet);
   if (c.coordinator.empty()) c.coordinator = "ipc://" + c.run_dir + "/control";
   bind_devices(binder, c.devices);
   binder.choice("stages", c.stages,
@@ -258,6 +293,8 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
   bind_address(binder, "listen", c.listen, check_control_address);
   bind_directory(binder, "run_dir", c.run_dir, default_run_dir(), kRunDirBytes);
   bind_directory(binder, "state_dir", c.state_dir, default_state_dir(), limits::kConfigPathBytes);
+  bind_fleet(binder, c.fleet);
+  bind_fleet_id(binder, c.fleet_id);
   if (c.listen.empty()) c.listen = "ipc://" + c.run_dir + "/control";
   bind_commit(binder, c.commit);
   binder.count("min_replicas", c.min_replicas, {1, limits::kReplicaCount});

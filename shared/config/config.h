@@ -59,10 +59,11 @@ struct SwitchDeadlines {
 };
 
 struct SidecarConfig {
-  std::string name;         // never empty once loaded: default is the host's name
-  std::string coordinator;  // default ipc://<run_dir>/control
-  std::string run_dir;      // sockets and lock files; 0700
-  std::string state_dir;    // persisted fence and decision; survives a reboot
+  std::string name;               // never empty once loaded: default is the host's name
+  std::string coordinator;        // default ipc://<run_dir>/control
+  std::string run_dir;            // sockets and lock files; 0700
+  std::string state_dir;          // persisted fence and decision; survives a reboot
+  std::string fleet = "default";  // folder in state_dir
   DevicesConfig devices;
   Stages stages = Stages::kAuto;
   std::uint64_t host_memory =
@@ -90,7 +91,8 @@ struct CommitPolicy {
 
 // Of one round.
 struct RoundDeadlines {
-  Milliseconds gather{limits::kGatherDeadlineMs};  // every rank of the trainer has its snapshot
+  // Every rank of the trainer has its snapshot; at its start, every sidecar of the record has come.
+  Milliseconds gather{limits::kGatherDeadlineMs};
   Milliseconds announce{limits::kAnnounceDeadlineMs};
   Milliseconds stage{limits::kStageDeadlineMs};
   Milliseconds pause{limits::kPauseDeadlineMs};
@@ -106,6 +108,8 @@ struct TrainerConfig {
   std::string listen;      // default ipc://<run_dir>/control
   std::string run_dir;
   std::string state_dir;
+  std::string fleet = "default";  // folder in state_dir
+  std::string fleet_id;           // 32 hex digits; empty: the stored one, or the sidecars'
   CommitPolicy commit;
   std::uint32_t min_replicas = 1;
   std::uint32_t min_sidecars = 1;

@@ -6,13 +6,13 @@
 //        6      2  message type
 //        8      4  payload length: bytes after the replica's name
 //       12      4  rank
-//       16     24  fence: epoch, run id (two words)
-//       40      8  round
-//       48      8  request
-//       56      4  length of the replica's name
-//       60      4  zero
-//       64      n  the replica's name
-//     64+n      p  payload: the fields in the order of fields.h
+//       16     40  fence: epoch, run id (two words), fleet id (two words)
+//       56      8  round
+//       64      8  request
+//       72      4  length of the replica's name
+//       76      4  zero
+//       80      n  the replica's name
+//     80+n      p  payload: the fields in the order of fields.h
 //
 // All integers are little-endian. Strings and lists begin with a u32 length. Nothing is optional.
 // Thread: pure functions.
@@ -29,7 +29,7 @@
 
 namespace wsync::control {
 
-inline constexpr std::size_t kEnvelopeBytes = 64;
+inline constexpr std::size_t kEnvelopeBytes = 80;
 // The most that one encoded message can take.
 inline constexpr std::uint64_t kEncodedBytesMax =
     kEnvelopeBytes + limits::kReplicaNameBytes + limits::kMessageBytes;

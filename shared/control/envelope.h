@@ -6,17 +6,21 @@
 #include <string>
 #include <vector>
 
+#include "shared/control/fleet_id.h"
 #include "shared/weights/version.h"
 
 namespace wsync::control {
 
 inline constexpr std::uint32_t kMagic = 0x434e5357;  // "WSNC"
-inline constexpr std::uint16_t kProtocolVersion = 2;
+inline constexpr std::uint16_t kProtocolVersion = 3;
 
-// What keeps an old coordinator from changing anything. Compared as a pair, epoch first.
+// What keeps an old coordinator from changing anything. Within one fleet it is compared as the pair
+// (epoch, run id), epoch first. Fences of different fleets are never compared: a receiver refuses
+// the fence of another fleet before it looks at the epoch.
 struct Fence {
   std::uint64_t epoch = 0;
   std::array<std::uint64_t, 2> run_id{};  // 128 random bits of one coordinator process
+  FleetId fleet;                          // none: the sender belongs to no fleet yet
   friend bool operator==(const Fence&, const Fence&) = default;
   friend auto operator<=>(const Fence&, const Fence&) = default;
 };
@@ -25,6 +29,7 @@ struct Fence {
 struct Decision {
   Fence fence;
   std::uint64_t number = 0;
+  [[nodiscard]] bool none() const noexcept { return number == 0; }
   friend bool operator==(const Decision&, const Decision&) = default;
   friend auto operator<=>(const Decision&, const Decision&) = default;
 };

@@ -14,11 +14,19 @@ template <class M, class T>
 concept Is = std::same_as<std::remove_const_t<M>, T>;
 
 template <class V, class M>
+  requires Is<M, FleetId>
+void fields(V& v, M& m) {
+  v.number("high", m.high);
+  v.number("low", m.low);
+}
+
+template <class V, class M>
   requires Is<M, Fence>
 void fields(V& v, M& m) {
   v.number("epoch", m.epoch);
   v.number("run_id[0]", m.run_id[0]);
   v.number("run_id[1]", m.run_id[1]);
+  v.part("fleet", m.fleet);
 }
 
 template <class V, class M>

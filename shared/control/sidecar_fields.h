@@ -22,6 +22,8 @@ void fields(V& v, M& m) {
   v.list("replicas", m.replicas, limits::kReplicaCount);
   v.digest("layout", m.layout);
   v.digest("target_content", m.target_content);
+  v.part("origin", m.origin);
+  v.number("pid_namespace", m.pid_namespace);
 }
 
 template <class V, class M>
@@ -88,6 +90,7 @@ void fields(V& v, M& m) {
   v.number("pause_deadline_ms", m.pause_deadline_ms);
   v.number("load_deadline_ms", m.load_deadline_ms);
   v.digest("content_digest", m.content_digest);
+  v.part("origin", m.origin);
 }
 
 template <class V, class M>

@@ -27,6 +27,10 @@ struct Hello {
   std::vector<ReplicaReport> replicas;
   Digest layout;          // of the layout it knows; zero = none
   Digest target_content;  // of the target: a version never names two different byte strings
+  Decision origin;        // of the target (see Decide); none before the first decision
+  // Inode of its PID namespace, so that `pid` can be looked up where it is the reader's own; 0: not
+  // known.
+  std::uint64_t pid_namespace = 0;
 };
 
 // Its envelope echoes the request of the Hello that it answers. It asks for a Hello when that was
@@ -93,6 +97,10 @@ struct Decide {
   std::uint32_t pause_deadline_ms = 0;
   std::uint32_t load_deadline_ms = 0;
   Digest content_digest;  // of the target; another one under the same name is refused
+  // The decision that first chose this target: a publish that was committed, or a rollback. A
+  // coordinator that starts anew repeats the target of an older one under its own fence and number;
+  // the origin stays. The fleet belongs on the target with the greatest origin.
+  Decision origin;
 };
 // The decision is on the sidecar's disc.
 struct Decided {

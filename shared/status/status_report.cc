@@ -242,6 +242,7 @@ json to_json(const control::StatusReply& reply) {
   for (const control::Incident& incident : reply.incidents)
     incidents.push_back({{"ago_ns", incident.ago_ns}, {"text", incident.text}});
   return {{"role", reply.role},
+          {"fleet_id", reply.fence.fleet.none() ? "" : reply.fence.fleet.to_string()},
           {"fence_epoch", reply.fence.epoch},
           {"decision", reply.decision},
           {"target", reply.target.to_string()},

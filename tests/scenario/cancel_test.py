@@ -150,7 +150,7 @@ class Watched(KillCase):
             result = json.loads(done.stdout)["result"]
             self.assertEqual(result["missing"], [])
             names = [file["name"] for file in result["files"]]
-            for name in ("status/coordinator.json", "status/sidecar-s0.json", "state/s0.record", "host.json"):
+            for name in ("status/coordinator.json", "status/sidecar-s0.json", "state/default_s0.record", "host.json"):
                 self.assertIn(name, names)
             listed = subprocess.run(["tar", "-tzf", path], text=True, capture_output=True, check=True).stdout.split()
             self.assertEqual(sorted(name.split("/", 1)[1] for name in listed), sorted([*names, "manifest.json"]))

@@ -316,5 +316,5 @@ class KillCase(unittest.TestCase):
             self.assertIsNotNone(process.poll(), f"{process.label} still runs")
             self.assertNotIn("torn", [event.get("event") for event in process.events])
         self.assertEqual(os.listdir(fleet.run_dir), [])
-        left = os.listdir(fleet.environment["WSYNC_STATE_DIR"])
-        self.assertEqual([name for name in left if not name.endswith((".record", "coordinator-epoch"))], [])
+        left = os.listdir(os.path.join(fleet.environment["WSYNC_STATE_DIR"], "default"))
+        self.assertEqual([name for name in left if not name.endswith((".record", ".decisions"))], [])

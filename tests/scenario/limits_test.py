@@ -167,7 +167,7 @@ class Strangers(Case):
             dealer.until(wire.STATUS_REPLY)
             fence = dealer.fence
             hello = wire.text(b"liar") + wire.text(b"here") + struct.pack("<I", 1) + wire.text(b"") + wire.text(b"")
-            hello += struct.pack("<QQQQIQIIIQQQQ", *fence, 99, 1, 1, 0, 0, 0, 0, 0, 0, 0)
+            hello += struct.pack("<QQQQQQIQIIIQQQQQQQQQQQ", *fence, 99, 1, 1, 0, 0, 0, 0, 0, 0, 0, *fence, 99, 0)
             dealer.send(wire.message(wire.HELLO, hello, fence=fence))
             self.assertIn(b"'liar' cannot join: it tells of decision 99", dealer.until(wire.ERROR))
 
@@ -281,6 +281,7 @@ class Disc:
 
     def __init__(self, directory):
         self.directory = directory
+        self.records = os.path.join(directory, "default")  # the fleet's folder
         os.makedirs(directory, mode=0o700)
 
     def __enter__(self):
@@ -289,6 +290,7 @@ class Disc:
         if mounted.returncode != 0:
             print(f"skipped: no disc can be made full here: {mounted.stderr.strip()}", flush=True)
             raise unittest.SkipTest(mounted.stderr.strip())
+        os.mkdir(self.records, mode=0o700)
         return self
 
     def __exit__(self, *_):
@@ -307,7 +309,7 @@ class Disc:
         os.unlink(os.path.join(self.directory, "filler"))
 
     def names(self):
-        return sorted(n for n in os.listdir(self.directory) if n != "filler")
+        return sorted(n for n in os.listdir(self.records))
 
 
 def content(*path):
@@ -326,13 +328,13 @@ class FullDisc(Case):
             trainer = fleet.start("trainer")
             first = self.push(fleet, one)
             disc.fill()
-            names, record = disc.names(), content(disc.directory, "s0.record")
+            names, record = disc.names(), content(disc.records, "s0.record")
             code, answer = fleet.ask("push", two)
             self.assertEqual(code, 1, answer)
             for word in ("s0.record", "could not be written", "No space left on device"):
                 self.assertIn(word, answer["result"]["reason"])
             # As it was: on disc, in the sidecar, in the engine.
-            self.assertEqual((disc.names(), content(disc.directory, "s0.record")), (names, record))
+            self.assertEqual((disc.names(), content(disc.records, "s0.record")), (names, record))
             code, answer = fleet.ask("status", address=f"ipc://{fleet.run_dir}/s0.control")
             self.assertEqual(answer["result"]["target"], first, answer)
             self.verified(fleet, first)
@@ -340,7 +342,7 @@ class FullDisc(Case):
             disc.empty()
             third = self.push(fleet, two)
             self.verified(fleet, third)
-            self.assertNotEqual(content(disc.directory, "s0.record"), record)
+            self.assertNotEqual(content(disc.records, "s0.record"), record)
             self.stopped_whole(fleet, engine)
 
     def test_a_decision_over_the_limit_of_a_file(self):
@@ -390,14 +392,14 @@ class FullDisc(Case):
                                       text=True, capture_output=True, timeout=DEADLINE_S)
                 said = [line for line in done.stderr.splitlines() if line.startswith(f"wsync {command[0]}: ")]
                 self.assertEqual((done.returncode, len(said)), (1, 1), done.stderr)
-                for word in ("fence epoch 1", "coordinator-epoch", "No space left on device"):
+                for word in ("fence epoch 1", "coordinator.decisions", "No space left on device"):
                     self.assertIn(word, said[0])
                 self.assertEqual(disc.names(), [])
                 self.assertEqual(os.listdir(fleet.environment["WSYNC_STATE_DIR"]), state)  # the sidecar obeyed nobody
             disc.empty()
             fleet.start("trainer", "--set", f"state_dir={disc.directory}")
             self.verified(fleet, self.push(fleet, one))
-            self.assertEqual(disc.names(), ["coordinator-epoch"])
+            self.assertEqual(disc.names(), ["coordinator.decisions"])
             self.stopped_whole(fleet, engine)
 
     def test_a_trace_that_cannot_be_written(self):
@@ -551,23 +553,28 @@ class Rivals(Case):
                 fleet.event(engine, "attached")
                 fake.accept()
                 fake.until(wire.HELLO)
-                record = content(fleet.environment["WSYNC_STATE_DIR"], "s0.record")
-                back = struct.pack("<QBIQIIQBIIQQ", 99, 1, 1, 1, 1, 1, 2, 0, 1000, 1000, 0, 0)  # to 1.1; 1.2 is withdrawn
+                own = fake.port.fence[3:]  # the fleet's id
+                record = content(fleet.environment["WSYNC_STATE_DIR"], "default", "s0.record")
+                back = struct.pack("<QBIQIIQBIIQQQQQQQQ", 99, 1, 1, 1, 1, 1, 2, 0, 1000, 1000, *[0] * 8)  # to 1.1; 1.2 is withdrawn
                 for kind, payload in ((wire.DECIDE, back), (wire.WELCOME, struct.pack("<II", 0, 0)),
                                       (wire.ANNOUNCE, struct.pack("<IQQQIQQQQ", 1, 3, 0, 0, 0, 0, 0, 2**20, 2**20))):
-                    fake.send(wire.message(kind, payload, fence=(0, 2**64 - 1, 2**64 - 1)))
+                    fake.send(wire.message(kind, payload, fence=(0, 2**64 - 1, 2**64 - 1, *own)))
                     said = fake.until(wire.ERROR)
                     self.assertEqual(said[0], 6, said)  # fenced
                     self.assertIn(b"'s0' obeys fence epoch 1; this is epoch 0", said)
+                    # Of another fleet it is refused, whatever its epoch.
+                    fake.send(wire.message(kind, payload, fence=(2**31, 1, 1, 9, 9)))
+                    said = fake.until(wire.ERROR)
+                    self.assertIn(b"'s0' belongs to fleet %016x%016x and obeys no coordinator of fleet %016x%016x" % (*own, 9, 9), said)
                 for words in MESSAGES:
                     fake.send(words)
                 fake.send(b"two", b"parts")
-                fake.send(wire.message(wire.DECIDE, back[:-3], fence=(9, 9, 9)))  # too short: not even its fence counts
+                fake.send(wire.message(wire.DECIDE, back[:-3], fence=(9, 9, 9, *own)))  # too short: not even its fence counts
                 address = f"ipc://{fleet.run_dir}/s0.control"
                 code, answer = fleet.ask("status", address=address)
                 self.assertEqual((answer["result"]["fence_epoch"], answer["result"]["target"], answer["result"]["withdrawn"]),
                                  (1, "1.2", []), answer)
-                self.assertEqual(content(fleet.environment["WSYNC_STATE_DIR"], "s0.record"), record)
+                self.assertEqual(content(fleet.environment["WSYNC_STATE_DIR"], "default", "s0.record"), record)
                 self.alive(sidecar, engine)
             self.stopped_whole(fleet, engine)
 

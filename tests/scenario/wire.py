@@ -3,17 +3,17 @@ import os
 import socket
 import struct
 
-MAGIC, PROTOCOL = 0x434E5357, 2
+MAGIC, PROTOCOL = 0x434E5357, 3
 HELLO, WELCOME, ANNOUNCE, DECIDE, HEARTBEAT, ERROR = 1, 2, 3, 8, 12, 14
 STATUS, STATUS_REPLY, ENGINE_HELLO, ENGINE_WELCOME = 22, 23, 24, 25
 DATA_MAGIC, DATA_PROTOCOL, DATA_GET = 0x54425357, 1, 1
 PATIENCE_S = 60
 
 
-def message(kind, payload=b"", *, magic=MAGIC, protocol=PROTOCOL, length=None, fence=(0, 0, 0), request=7, replica=b"",
+def message(kind, payload=b"", *, magic=MAGIC, protocol=PROTOCOL, length=None, fence=(0, 0, 0, 0, 0), request=7, replica=b"",
             rank=0):
     """One encoded message: envelope, replica's name, payload."""
-    return struct.pack("<IHHIIQQQQQII", magic, protocol, kind, len(payload) if length is None else length, rank, *fence,
+    return struct.pack("<IHHIIQQQQQQQII", magic, protocol, kind, len(payload) if length is None else length, rank, *fence,
                        0, request, len(replica), 0) + replica + payload
 
 
@@ -71,7 +71,7 @@ class Port:
 
     def __init__(self, peer, kind):
         self.peer = peer
-        self.fence = (0, 0, 0)
+        self.fence = (0, 0, 0, 0, 0)
         self.peer.sendall(GREETING)
         receive(self.peer, 64)
         identity = b"stranger-%016x" % int.from_bytes(os.urandom(8), "little")
@@ -105,8 +105,8 @@ class Port:
         while True:
             body = self.receive()
             if struct.unpack_from("<H", body, 6)[0] == kind:
-                self.fence = struct.unpack_from("<QQQ", body, 16)
-                return body[64:]
+                self.fence = struct.unpack_from("<QQQQQ", body, 16)
+                return body[80:]
 
 
 class Dealer(Port):

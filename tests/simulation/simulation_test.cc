@@ -27,6 +27,8 @@ void on_abort(int /*signal*/) {
       std::snprintf(text, sizeof text, "WSYNC_SIM_SEED=%ld\n", static_cast<long>(current_seed));
   if (n > 0) [[maybe_unused]]
     const auto written = std::fwrite(text, 1, static_cast<std::size_t>(n), stderr);
+  std::signal(SIGABRT, SIG_DFL);  // also when the signal came from outside
+  std::raise(SIGABRT);
 }
 
 WorldStatistics run_seed(const WorldOptions& options) {

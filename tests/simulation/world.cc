@@ -13,10 +13,13 @@ using std::chrono::milliseconds;
 namespace {
 
 publish::CoordinatorOptions coordinator_options(std::size_t c, std::uint64_t life,
-                                                std::uint64_t stored, std::uint64_t run_id) {
+                                                std::optional<publish::CoordinatorRecord> record,
+                                                std::uint64_t run_id) {
   publish::CoordinatorOptions options;
   options.run_id = {run_id, life};
-  options.stored_epoch = stored;
+  options.record = std::move(record);
+  options.new_fleet_id = {.high = 1 + c, .low = run_id};
+  options.gather_recorded = milliseconds(400);
   options.min_sidecars = 2;
   options.boot_id = "host-0";
   options.host_socket = options.data_address = fmt::format("c{}#{}", c, life);
@@ -102,8 +105,14 @@ void World::start_coordinator(std::size_t c) {
   if (process.machine) return;
   ++process.life;
   process.snapshots.clear();
+  process.store_free_at = {};
+  // Now and then a trainer starts on another host, where its own record is old or missing. That is
+  // safe once the sidecars know which fleet they belong to.
+  const bool settled = std::ranges::all_of(
+      sidecars_, [](const SidecarProcess& sidecar) { return !sidecar.disc.fence.fleet.none(); });
+  process.store = settled && schedule_.chance(0.25) ? 1 : 0;
   publish::CoordinatorOptions options =
-      coordinator_options(c, process.life, stored_epoch_, schedule_.pick(1, 1'000'000));
+      coordinator_options(c, process.life, stores_[process.store], schedule_.pick(1, 1'000'000));
   options.take_over = schedule_.chance(0.4);
   const std::uint64_t policy = options_.seed % 4;
   if (policy == 2)
@@ -144,10 +153,11 @@ void World::crash_sidecar(std::size_t s) {
   ++statistics_.crashes;
   statistics_.dropped += process.machine->dropped();
   process.machine.reset();
+  const std::string peer = peer_of(s);
   ++process.life;
   if (process.home) {
     const std::size_t c = *process.home;
-    schedule_.after(schedule_.micros(100, 200'000), [this, c, peer = peer_of(s)] {
+    schedule_.after(schedule_.micros(100, 200'000), [this, c, peer] {
       coordinator_step(c, {.now = schedule_.now(), .what = publish::PeerLost{peer, "silent"}});
     });
   }
@@ -189,9 +199,20 @@ void World::break_link(std::size_t s) {
     schedule_.after(schedule_.micros(10, 150'000), [this, c, peer = peer_of(s)] {
       coordinator_step(c, {.now = schedule_.now(), .what = publish::PeerLost{peer, "hung up"}});
     });
+  else
+    lose_late(s, c, peer_of(s));
   if (!process.machine) return;
   sidecar_step(s, {.now = schedule_.now(), .what = staging::CoordinatorLost{}});
   connect(s);
+}
+
+// A port takes a peer that is silent for lost, sooner or later.
+void World::lose_late(std::size_t s, std::size_t c, const std::string& peer) {
+  schedule_.after(milliseconds(900), [this, s, c, peer, life = coordinators_[c].life] {
+    const bool speaks = sidecars_[s].home == c && peer_of(s) == peer;
+    if (!speaks && coordinators_[c].life == life)
+      coordinator_step(c, {.now = schedule_.now(), .what = publish::PeerLost{peer, "silent"}});
+  });
 }
 
 void World::to_sidecar(std::size_t c, const std::string& peer, control::Envelope envelope,
@@ -229,8 +250,11 @@ void World::to_coordinator(std::size_t s, control::Envelope envelope, control::M
                             connection = sidecars_[s].connection] {
       if (coordinators_[c].life != life && !wanders) return;
       if (!wanders && sidecars_[s].connection != connection) return;
+      // On one host the coordinator sees that a process has ended.
+      const bool gone = s == 0 && peer == peer_of(s);
+      if (wanders) lose_late(s, c, peer);  // nothing may follow from there
       coordinator_step(
-          c, {.now = schedule_.now(), .what = publish::PeerMessage{peer, envelope, message}});
+          c, {.now = schedule_.now(), .what = publish::PeerMessage{peer, envelope, message, gone}});
     });
   }
   // Not at once: the machine that sends is inside its step.
@@ -283,12 +307,8 @@ void World::carry_out(std::size_t c, const publish::CoordinatorCommand& command)
   CoordinatorProcess& process = coordinators_[c];
   if (const auto* send = std::get_if<publish::SendTo>(&command)) {
     to_sidecar(c, send->peer, send->envelope, send->message);
-  } else if (const auto* store = std::get_if<publish::StoreEpoch>(&command)) {
-    // Both coordinators share the state directory: who finds his epoch taken has lost.
-    if (store->epoch <= stored_epoch_)
-      crash_coordinator(c);
-    else
-      stored_epoch_ = store->epoch;
+  } else if (const auto* write = std::get_if<publish::Store>(&command)) {
+    store(c, *write);
   } else if (const auto* done = std::get_if<publish::RoundDone>(&command)) {
     if (process.publishes.erase(done->request) != 1) violate("a publish ended twice");
     if (!done->cancelled) ++(done->reply.ok ? statistics_.rounds_ok : statistics_.rounds_failed);
@@ -388,6 +408,38 @@ void World::persist(std::size_t s, const staging::Persist& command) {
       sidecar_step(s, {.now = schedule_.now(),
                        .what = staging::Persisted{.token = command.token,
                                                   .failure = full ? "no space left" : ""}});
+    });
+  });
+}
+
+// The rule of decision_store.h. Writes of one process go one after the other; a crash between a
+// write and its answer leaves the new record.
+void World::store(std::size_t c, const publish::Store& command) {
+  const publish::CoordinatorRecord& record = command.record;
+  const control::Decision own{.fence = record.fence, .number = record.number};
+  if (record.origin == own && record.kind == control::DecisionKind::kRollback)
+    rollbacks_decided_.insert(own);
+  const std::uint64_t life = coordinators_[c].life;
+  const bool full = faults_on_ && schedule_.chance(0.02);
+  const TimePoint at = std::max(schedule_.now(), coordinators_[c].store_free_at) +
+                       schedule_.micros(50, full ? 50'000 : 5'000);
+  coordinators_[c].store_free_at = at;
+  schedule_.at(at, [=, this] {
+    if (coordinators_[c].life != life) return;
+    std::optional<publish::CoordinatorRecord>& disc = stores_[coordinators_[c].store];
+    publish::Stored stored{.token = command.token, .record = command.record};
+    const auto may = publish::check_replaces(command.record, disc);
+    if (full || !may) {
+      stored.failure = full ? "no space left" : may.error().message();
+      stored.fenced = !full;
+    } else {
+      if (disc && disc->fence != command.record.fence)
+        stored.record = publish::after_claim(command.record, *disc);
+      disc = stored.record;
+    }
+    schedule_.after(schedule_.micros(10, 1'000), [=, this] {
+      if (coordinators_[c].life != life) return;
+      coordinator_step(c, {.now = schedule_.now(), .what = stored});
     });
   });
 }

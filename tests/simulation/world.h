@@ -3,6 +3,7 @@
 // What must never happen is checked after every step.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -14,6 +15,7 @@
 #include "inference_side/staging/receive_round.h"
 #include "tests/simulation/engine_group.h"
 #include "tests/simulation/schedule.h"
+#include "trainer_side/publish/decision_store.h"
 #include "trainer_side/publish/update_round.h"
 
 namespace wsync::simulation {
@@ -58,6 +60,8 @@ class World {
     std::unique_ptr<publish::Coordinator> machine;  // null: down
     std::uint64_t life = 0;
     std::uint64_t timer = 0;
+    std::size_t store = 0;      // that its record is in
+    TimePoint store_free_at{};  // its writes go one after the other
     std::map<Version, Digest> snapshots;
     std::map<std::uint64_t, TimePoint> publishes;  // not answered yet
     std::map<std::uint64_t, TimePoint> rollbacks;
@@ -95,6 +99,8 @@ class World {
   void carry_out(std::size_t c, const publish::CoordinatorCommand& command);
   void carry_out(std::size_t s, const staging::SidecarCommand& command);
   void persist(std::size_t s, const staging::Persist& command);
+  void store(std::size_t c, const publish::Store& command);
+  void lose_late(std::size_t s, std::size_t c, const std::string& peer);
   void stage(std::size_t s, const staging::StartStaging& command);
   void for_replica(std::size_t s, const staging::ForReplica& command);
   [[nodiscard]] std::optional<Digest> fetch(const control::Stage& stage);
@@ -103,6 +109,7 @@ class World {
   bool publish(std::size_t c);
   void cancel(std::size_t c);
   void inject();
+  void inject_stranger(std::size_t s, std::size_t c);
   void heal();
   // checks
   void violate(const std::string& what);
@@ -110,6 +117,8 @@ class World {
                      const staging::SidecarRecord& before, std::size_t commands);
   void check_reports(std::size_t s);
   void check_may_run(std::size_t s, const EngineGroup& group, const Version& version);
+  void check_origin(std::size_t s, const staging::SidecarRecord& before);
+  [[nodiscard]] std::string unmet_obligation() const;
   [[nodiscard]] bool converged() const;
   [[nodiscard]] std::string where() const;
 
@@ -120,8 +129,12 @@ class World {
   double intensity_ = 1.0;
   std::vector<CoordinatorProcess> coordinators_;
   std::vector<SidecarProcess> sidecars_;
-  std::map<Version, Digest> contents_;  // what each name stands for
-  std::uint64_t stored_epoch_ = 0;
+  std::map<Version, Digest> contents_;       // what each name stands for
+  std::map<Version, std::size_t> named_by_;  // store of the coordinator that first used a name
+  // Of the host that the coordinators share, and of another one, where nothing is stored at first.
+  std::array<std::optional<publish::CoordinatorRecord>, 2> stores_;
+  // What was really decided anew to go back: every other decision goes forward, or repeats one.
+  std::set<control::Decision> rollbacks_decided_;
   std::uint64_t published_ = 0;
   std::uint64_t requests_ = 0;
   std::uint64_t last_ok_ = 0;  // the newest publish that was good

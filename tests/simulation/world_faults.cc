@@ -19,7 +19,11 @@ constexpr std::chrono::seconds kBound{25};  // for a publish or rollback, waitin
 bool World::publish(std::size_t c) {
   CoordinatorProcess& process = coordinators_[c];
   if (!process.machine) return false;
-  const Result<Version> version = process.machine->next_version();
+  // Coordinators that share no record can claim one epoch unknown to each other. Their digests keep
+  // the bytes apart, which is tested elsewhere: here a name stands for one content.
+  Result<Version> version = process.machine->next_version();
+  while (version && named_by_.emplace(*version, process.store).first->second != process.store)
+    version = process.machine->next_version(version->step + 1);
   if (!version) return false;
   const Digest content{.low = ++published_, .high = 77};
   if (!contents_.emplace(*version, content).second) {
@@ -83,7 +87,10 @@ void World::inject() {
   const std::size_t c = schedule_.pick(0, coordinators_.size() - 1);
   EngineGroup& group = *sidecars_[s].groups[schedule_.pick(0, options_.replicas - 1)];
   const auto rank = static_cast<std::uint32_t>(schedule_.pick(0, options_.ranks - 1));
-  switch (schedule_.pick(0, 9)) {
+  switch (schedule_.pick(0, 10)) {
+    case 10:
+      inject_stranger(s, c);
+      return;
     case 0:
       crash_coordinator(c);
       schedule_.after(schedule_.micros(1'000, 600'000), [this, c] {
@@ -116,6 +123,41 @@ void World::inject() {
     default:
       group.stall(schedule_.micros(50'000, 900'000));
   }
+}
+
+// A sidecar and a coordinator of another fleet, whose epoch is far above this one's, come to the
+// wrong address. Neither may change anything here.
+void World::inject_stranger(std::size_t s, std::size_t c) {
+  const control::FleetId other{.high = 99, .low = 99};
+  control::Envelope envelope;
+  envelope.fence = {.epoch = 1'000'000, .run_id = {5, 5}, .fleet = other};
+  const control::Decision decision{.fence = envelope.fence, .number = 3};
+  if (coordinators_[c].machine && !stores_[coordinators_[c].store]) return;  // it has no fleet yet
+  if (coordinators_[c].machine) {
+    const control::Fence before = coordinators_[c].machine->fence();
+    const bool had_stopped = coordinators_[c].machine->stopped().has_value();
+    for (const control::Message& message :
+         {control::Message(control::Hello{.name = fmt::format("s{}", s),
+                                          .decision = decision,
+                                          .target = {.epoch = 9, .step = 9},
+                                          .origin = decision}),
+          control::Message(control::Heartbeat{.target = {.epoch = 9, .step = 9}})})
+      coordinator_step(
+          c, {.now = schedule_.now(), .what = publish::PeerMessage{"stranger", envelope, message}});
+    if (coordinators_[c].machine &&
+        (coordinators_[c].machine->fence() != before ||
+         coordinators_[c].machine->stopped().has_value() != had_stopped))
+      violate(fmt::format("coordinator {} obeys a sidecar of another fleet", c));
+  }
+  if (!sidecars_[s].machine || sidecars_[s].machine->fence().fleet.none()) return;
+  const staging::SidecarRecord before = sidecars_[s].machine->record();
+  sidecar_step(
+      s, {.now = schedule_.now(),
+          .what = staging::CoordinatorMessage{
+              envelope, control::Decide{
+                            .number = 3, .target = {.epoch = 9, .step = 9}, .origin = decision}}});
+  if (sidecars_[s].machine && sidecars_[s].machine->record() != before)
+    violate(fmt::format("s{} obeys a coordinator of another fleet", s));
 }
 
 // Faults stop: one coordinator, every sidecar and every rank are up, and stay so.
@@ -153,6 +195,7 @@ bool World::run() {
   TimePoint try_at = schedule_.now() + milliseconds(3'000);
   const std::uint64_t requests_before = requests_;
   bool done = false;
+  std::string unmet;  // why the last version is not published yet
   while (violations_.empty() && !done && schedule_.now() < end) {
     const TimePoint until = std::min(end, try_at);
     while (violations_.empty() && schedule_.run_one(until)) {
@@ -162,7 +205,8 @@ bool World::run() {
       crash_coordinator(0);  // a wandering message stopped it: it is started again
       start_coordinator(0);
     } else if (last_ok_ <= requests_before) {
-      publish(0);
+      unmet = unmet_obligation();
+      if (unmet.empty()) publish(0);
     } else {
       done = converged();
     }
@@ -174,6 +218,8 @@ bool World::run() {
     for (const auto& [request, since] : process.rollbacks)
       if (schedule_.now() - since > kBound) violate("a rollback did not end in its time");
   }
+  if (violations_.empty() && !done && !unmet.empty())
+    violate("a decision has not come to everybody: " + unmet + ": " + where());
   if (violations_.empty() && !done) violate("the fleet did not come to its target: " + where());
   for (const SidecarProcess& process : sidecars_) {
     if (process.machine) statistics_.dropped += process.machine->dropped();
@@ -204,9 +250,53 @@ void World::check_sidecar(std::size_t s, const staging::SidecarEvent& event,
   if (message != nullptr && message->envelope.fence < before.fence &&
       (acts != 0 || after != before))
     violate(fmt::format("s{} obeys a lower fence", s));
+  check_origin(s, before);
   for (const Version& version : before.withdrawn)
     if (std::ranges::find(after.withdrawn, version) == after.withdrawn.end())
       violate(fmt::format("s{} forgets that {} was withdrawn", s, version.to_string()));
+}
+
+// Invariant 4: decisions only grow, and a version goes back by a rollback alone.
+void World::check_origin(std::size_t s, const staging::SidecarRecord& before) {
+  const staging::SidecarRecord& after = sidecars_[s].machine->record();
+  const bool withdrawn = std::ranges::find(after.withdrawn, before.target) != after.withdrawn.end();
+  if (after.origin < before.origin && !withdrawn)
+    violate(fmt::format("s{} goes back from the decision for {} to the older one for {}", s,
+                        before.target.to_string(), after.target.to_string()));
+  // Two coordinators without a common record may both have claimed one epoch, and count its steps
+  // each by itself. Which of their decisions is newer the run id says.
+  const control::Fence& was = before.origin.fence;
+  const control::Fence& is = after.origin.fence;
+  if (was.epoch == is.epoch && was.run_id != is.run_id) return;
+  if (after.target < before.target && !withdrawn && !rollbacks_decided_.contains(after.origin))
+    violate(fmt::format("s{} goes back from {} to {} without a rollback", s,
+                        before.target.to_string(), after.target.to_string()));
+}
+
+// Before anything new is published: every joined sidecar has the coordinator's newest decision, and
+// no sidecar's target differs from the coordinator's.
+std::string World::unmet_obligation() const {
+  const publish::Coordinator& coordinator = *coordinators_[0].machine;
+  if (coordinator.phase() != publish::CoordinatorPhase::kReady)
+    return fmt::format("the coordinator is {}", publish::phase_name(coordinator.phase()));
+  const publish::CoordinatorRecord& record = coordinator.record();
+  for (std::size_t s = 0; s < sidecars_.size(); ++s) {
+    const staging::SidecarRecord& disc = sidecars_[s].disc;
+    const auto member = coordinator.roster().members().find(fmt::format("s{}", s));
+    if (member == coordinator.roster().members().end() || !member->second.joined)
+      return fmt::format("s{} has not joined", s);
+    if (record.number > 0 &&
+        disc.decision != control::Decision{.fence = record.fence, .number = record.number})
+      return fmt::format("s{} has decision {} of epoch {}, the coordinator {} of epoch {} ({})", s,
+                         disc.decision.number, disc.decision.fence.epoch, record.number,
+                         record.fence.epoch, member->second.refused);
+    if (record.number == 0 && !disc.target.none())
+      return fmt::format("s{} has target {}, and nothing was decided", s, disc.target.to_string());
+    for (const Version& version : record.withdrawn)
+      if (std::ranges::find(disc.withdrawn, version) == disc.withdrawn.end())
+        return fmt::format("s{} does not know that {} was withdrawn", s, version.to_string());
+  }
+  return {};
 }
 
 // A version that is reported is held by every rank, byte for byte.

@@ -2,6 +2,7 @@
 // Thread: one.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -44,15 +45,21 @@ struct Member {
   bool joined = false;    // its Hello under this coordinator's fence has come, and it was not lost
   bool has_left = false;  // it said so; known only until the round it is in has ended
   std::string boot_id;
+  std::uint64_t pid_namespace = 0;
   std::string data_address;
-  Digest layout;  // the one it knows
+  Digest layout;           // the one it knows
+  control::FleetId fleet;  // that it has named; none: it belongs to no fleet yet
   control::Decision decision;
-  Digest target_content;  // of the target it has persisted
+  control::Decision origin;  // of the target it has persisted
+  Digest target_content;     // of that target
+  bool told_conflict = false;
   Delivery delivery;
   // Why this process could not take an arena over by memfd; empty = it was not tried, or it could.
   std::string handover_failure;
   std::uint64_t decided = 0;                      // number it has acknowledged on disc
   std::uint64_t asked = 0;                        // number last sent to it
+  TimePoint ask_again{};                          // when that is sent once more
+  std::chrono::milliseconds ask_pause{0};         // until then, at the last time
   std::uint64_t switched = 0;                     // number whose outcomes it has reported
   std::string refused;                            // why it refused the decision last sent
   std::vector<control::ReplicaOutcome> outcomes;  // of `switched`

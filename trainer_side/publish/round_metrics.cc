@@ -130,7 +130,8 @@ std::vector<metrics::Reading> fleet_readings(const Coordinator& coordinator,
 metrics::Readiness fleet_readiness(const Coordinator& coordinator, std::uint32_t min_replicas) {
   const CoordinatorPhase phase = coordinator.phase();
   if (phase == CoordinatorPhase::kStopped)
-    return {.ready = false, .reason = "this coordinator has stopped: a newer one has the fleet"};
+    return {.ready = false,
+            .reason = "this coordinator has stopped: " + coordinator.stopped()->reason};
   if (phase < CoordinatorPhase::kReady)
     return {.ready = false,
             .reason = fmt::format("the coordinator is {}: {} sidecars have joined it",

@@ -24,8 +24,9 @@ constexpr std::chrono::seconds kTellWhy{5};
 CoordinatorOptions coordinator_options(const config::TrainerConfig& config) {
   CoordinatorOptions options;
   std::random_device random;
-  for (std::uint64_t& half : options.run_id)
-    half = (static_cast<std::uint64_t>(random()) << 32U) | random();
+  const auto word = [&random] { return (static_cast<std::uint64_t>(random()) << 32U) | random(); };
+  for (std::uint64_t& half : options.run_id) half = word();
+  options.new_fleet_id = {.high = word(), .low = word()};
   options.take_over = config.take_over;
   options.min_sidecars = config.min_sidecars;
   options.min_replicas = config.min_replicas;
@@ -35,6 +36,7 @@ CoordinatorOptions coordinator_options(const config::TrainerConfig& config) {
   options.pause_mode = static_cast<control::PauseMode>(config.pause_mode);
   options.boot_id = boot_id();
   options.host_socket = config.run_dir + "/trainer-host.sock";
+  options.gather_recorded = config.deadlines.gather;
   options.attach = config.heartbeat.deadline;
   options.announce = config.deadlines.announce;
   options.stage = config.deadlines.stage;
@@ -46,6 +48,17 @@ CoordinatorOptions coordinator_options(const config::TrainerConfig& config) {
   return options;
 }
 
+// Said at once: who is missing may not come for a long time.
+void log_record(const CoordinatorRecord& record, std::chrono::milliseconds gather) {
+  log_info("going on from epoch {} of fleet {}, target {}{}", record.fence.epoch,
+           record.fence.fleet.to_string(),
+           record.target.none() ? "none" : record.target.to_string(),
+           record.members.empty()
+               ? std::string()
+               : fmt::format("; waiting {} s at most (deadlines.gather) for sidecars {}",
+                             gather.count() / 1000, fmt::join(record.members, ", ")));
+}
+
 }  // namespace
 
 Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
@@ -53,22 +66,26 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
                                                            TrainerAgentCallbacks callbacks) {
   WSYNC_TRY(make_private_directory(config.run_dir));
   WSYNC_TRY(make_private_directory(config.state_dir));
+  const std::filesystem::path state = std::filesystem::path(config.state_dir) / config.fleet;
+  WSYNC_TRY(make_private_directory(state.string()));
   CoordinatorOptions options = coordinator_options(config);
-  const std::filesystem::path epoch_file =
-      std::filesystem::path(config.state_dir) / "coordinator-epoch";
-  if (const Result<Bytes> stored = read_small_file(epoch_file, 64)) {
-    ByteReader reader(*stored);
-    options.stored_epoch = reader.get<std::uint64_t>("epoch");
-    if (const auto finished = reader.finish(epoch_file.string()); !finished)
-      return fail(finished.error());
-    if (options.stored_epoch > limits::kEpochMax)
-      return fail(ErrorCode::kInvalidInput,
-                  fmt::format("{}: holds fence epoch {}, expected at most {}: the file is damaged; "
-                              "restore it, or remove it (the sidecars remember their epoch)",
-                              epoch_file.string(), options.stored_epoch, limits::kEpochMax));
-  } else if (stored.error().code() != ErrorCode::kNotFound) {
-    return fail(stored.error());
+  auto store = std::make_unique<FileDecisionStore>(
+      state, config.take_over ? Claim::kTakeOver : Claim::kIfFree);
+  auto record = store->read();
+  if (!record) return fail(record.error());
+  options.record = std::move(*record);
+  if (!config.fleet_id.empty()) {
+    const auto id = control::FleetId::parse(config.fleet_id);
+    if (!id) return fail(id.error().with_context("fleet_id"));
+    options.fleet_id = *id;
   }
+  if (options.record && !options.fleet_id.none() && options.record->fence.fleet != options.fleet_id)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{} is of fleet {}, fleet_id names {}: name another folder with "
+                            "`fleet`, or leave fleet_id out",
+                            store->path().string(), options.record->fence.fleet.to_string(),
+                            options.fleet_id.to_string()));
+  if (options.record) log_record(*options.record, config.deadlines.gather);
   auto bulk = transport::tcp::UvThread::start();
   if (!bulk) return fail(bulk.error());
   std::unique_ptr<transport::tcp::TcpSource> tcp;
@@ -79,7 +96,7 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
     options.data_address = tcp->address();
   }
   auto agent = std::unique_ptr<TrainerAgent>(
-      new TrainerAgent(loop, config, std::move(callbacks), std::move(options), epoch_file));
+      new TrainerAgent(loop, config, std::move(callbacks), std::move(options), std::move(store)));
   agent->bulk_thread_ = std::move(*bulk);
   agent->tcp_source_ = std::move(tcp);
   WSYNC_TRY(agent->listen());
@@ -93,17 +110,18 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
 
 TrainerAgent::TrainerAgent(Loop& loop, const config::TrainerConfig& config,
                            TrainerAgentCallbacks callbacks, CoordinatorOptions options,
-                           std::filesystem::path epoch_file)
+                           std::unique_ptr<DecisionStore> store)
     : loop_(loop),
       config_(config),
       callbacks_(std::move(callbacks)),
       coordinator_(std::move(options)),
-      epoch_file_(std::move(epoch_file)),
+      store_(std::move(store)),
       snapshotter_(std::make_shared<Snapshotter>(SnapshotterOptions{.arenas = config.arenas})),
       trace_(config.trace_file, config.trace_spans),
       timer_(loop, [this] { step(CoordinatorTick{}); }),
       progress_timer_(loop, [this] { report_progress(); }),
       worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "snapshot"})),
+      store_worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "decisions"})),
       questions_(loop, [this](const std::string& peer, std::uint64_t request,
                               const control::Message& question) {
         control::Envelope envelope;
@@ -132,8 +150,7 @@ Result<> TrainerAgent::listen() {
   };
   callbacks.heartbeat = [this] {
     control::Envelope envelope;
-    // A claim that could not be stored is told to nobody.
-    if (!broken_) envelope.fence = coordinator_.fence();
+    envelope.fence = coordinator_.fence();
     control::Heartbeat heartbeat;
     heartbeat.target = coordinator_.target();
     return std::pair(std::move(envelope), std::move(heartbeat));
@@ -189,6 +206,8 @@ Result<> TrainerAgent::open_pages() {
 TrainerAgent::~TrainerAgent() {
   pages_.reset();
   if (snapshotting_) snapshotting_->stop.request_stop();
+  *alive_ = false;
+  store_worker_->stop();
   worker_->stop();
   trace_.write();
 }
@@ -206,33 +225,54 @@ std::string TrainerAgent::sidecar_of(const std::string& peer) const {
 }
 
 void TrainerAgent::step(decltype(CoordinatorEvent::what) what) {
-  if (broken_) return;
   for (CoordinatorCommand& command : coordinator_.step({.now = now(), .what = std::move(what)}))
-    if (!carry_out(std::move(command))) break;
+    carry_out(std::move(command));
   arm_timer();
   pump_jobs();
 }
 
 void TrainerAgent::arm_timer() {
-  if (const auto wake = coordinator_.next_wake(); wake && !broken_)
+  if (const auto wake = coordinator_.next_wake(); wake)
     timer_.start_at(*wake);
   else
     timer_.stop();
 }
 
-// What follows a claim is said under its fence, so the claim has to survive a crash first.
-bool TrainerAgent::store_epoch(std::uint64_t epoch) {
-  ByteWriter writer;
-  writer.put(epoch);
-  const auto stored = write_durably(epoch_file_, writer.buffer(),
-                                    config_.take_over ? Claim::kTakeOver : Claim::kIfFree);
-  if (stored) return true;
-  broken_ = stored.error().with_context(fmt::format("cannot store fence epoch {}", epoch));
-  loop_.post([this] { callbacks_.on_stopped(*broken_); });
-  return false;
+void TrainerAgent::store(const Store& command) {
+  auto stored = std::make_shared<Stored>(Stored{.token = command.token});
+  const auto submitted = store_worker_->submit(
+      [store = store_, stored, record = command.record] {
+        auto written = store->write(record);
+        if (written) {
+          stored->record = std::move(*written);
+        } else {
+          stored->failure = written.error().message();
+          stored->fenced = written.error().code() == ErrorCode::kFenced ||
+                           written.error().code() == ErrorCode::kRefused;
+        }
+      },
+      [this, alive = alive_, stored] {
+        if (*alive) step(std::move(*stored));
+      });
+  if (submitted) return;
+  stored->failure = submitted.error().message();
+  loop_.post([this, alive = alive_, stored] {
+    if (*alive) step(std::move(*stored));
+  });
 }
 
-bool TrainerAgent::carry_out(CoordinatorCommand command) {
+void TrainerAgent::incident(const std::string& text) {
+  log_warning("{}", text);
+  journal_.incident(text, now());
+}
+
+std::optional<Error> TrainerAgent::why_stopped() const {
+  const std::optional<Stopped>& stopped = coordinator_.stopped();
+  if (!stopped) return std::nullopt;
+  return Error(stopped->code, "this coordinator has stopped: " + stopped->reason);
+}
+
+void TrainerAgent::carry_out(CoordinatorCommand command) {
   if (auto* sent = std::get_if<SendTo>(&command)) {
     if (const std::string name = sidecar_of(sent->peer); !name.empty())
       trace_.sent(name, sent->message, now());
@@ -242,15 +282,17 @@ bool TrainerAgent::carry_out(CoordinatorCommand command) {
       else
         log_debug("send to {}: {}", sent->peer, result.error().message());
     }
-  } else if (auto* epoch = std::get_if<StoreEpoch>(&command)) {
-    return store_epoch(epoch->epoch);
+  } else if (auto* record = std::get_if<Store>(&command)) {
+    store(*record);
+  } else if (auto* told = std::get_if<Incident>(&command)) {
+    incident(told->text);
   } else if (auto* ready = std::get_if<Ready>(&command)) {
-    log_info("fence epoch {} claimed; target {}", ready->fence.epoch,
-             ready->target.none() ? "none yet" : ready->target.to_string());
+    log_info("fleet {}: fence epoch {} claimed; target {}", ready->fence.fleet.to_string(),
+             ready->fence.epoch, ready->target.none() ? "none yet" : ready->target.to_string());
     loop_.post([this, target = ready->target] { callbacks_.on_ready(target); });
   } else if (auto* phase = std::get_if<PhaseEntered>(&command)) {
     const auto it = running_.find(phase->request);
-    if (it == running_.end()) return true;
+    if (it == running_.end()) return;
     it->second->progress.phase = phase->phase;
     trace_.entered(phase->request, it->second->version, phase->phase, now());
     journal_.entered(phase->request, phase->phase, now());
@@ -259,6 +301,9 @@ bool TrainerAgent::carry_out(CoordinatorCommand command) {
     if (it->second->job.on_phase) it->second->job.on_phase(phase->phase);
   } else if (auto* done = std::get_if<RoundDone>(&command)) {
     end_round(*done);
+  } else if (auto* began = std::get_if<RollbackBegan>(&command)) {
+    journal_.rollback_began(began->request, began->to, now());
+    history_.rollback_began(began->request, began->to, now());
   } else if (auto* back = std::get_if<RollbackDone>(&command)) {
     end_rollback(std::move(*back));
   } else if (auto* cancel = std::get_if<CancelDone>(&command)) {
@@ -269,13 +314,13 @@ bool TrainerAgent::carry_out(CoordinatorCommand command) {
       tcp_source_->withdraw(drop->version, "the coordinator has dropped this version");
   } else if (auto* stopped = std::get_if<Stopped>(&command)) {
     log_error("{}", stopped->reason);
-    loop_.post([this, reason = stopped->reason] {
+    loop_.post([this, alive = alive_, code = stopped->code, reason = stopped->reason] {
+      if (!*alive) return;
       pages_
           .reset();  // what it knows of the fleet stands still, and its successor may want the port
-      callbacks_.on_stopped(Error(ErrorCode::kFenced, reason));
+      callbacks_.on_stopped(Error(code, reason));
     });
   }
-  return true;
 }
 
 void TrainerAgent::end_round(const RoundDone& done) {
@@ -332,15 +377,9 @@ void TrainerAgent::publish(PublishJob job) {
 void TrainerAgent::pump_jobs() {
   if (snapshotting_ || queued_.empty()) return;
   const std::shared_ptr<Active> active = queued_.front();
-  if (broken_) {
+  if (const auto stopped = why_stopped()) {
     queued_.erase(queued_.begin());
-    fail_job(active, *broken_);
-    return;
-  }
-  if (coordinator_.phase() == CoordinatorPhase::kStopped) {
-    queued_.erase(queued_.begin());
-    fail_job(active,
-             Error(ErrorCode::kFenced, "this coordinator has stopped: a newer one has the fleet"));
+    fail_job(active, *stopped);
     return;
   }
   if (const std::string why = why_not_ready(); !why.empty()) {
@@ -380,8 +419,15 @@ std::string TrainerAgent::why_not_ready() const {
   const std::size_t joined = coordinator_.roster().joined_count();
   const std::uint32_t needed = std::max(1U, config_.min_sidecars);  // they have the fence
   if (coordinator_.phase() >= CoordinatorPhase::kReady && joined >= config_.min_sidecars) return {};
-  return fmt::format("{} of at least {} sidecars have joined {}{}{}", joined, needed, address(),
-                     complaint_.empty() ? "" : "; ", complaint_);
+  std::string why =
+      fmt::format("{} of at least {} sidecars have joined {}", joined, needed, address());
+  if (const std::vector<std::string> names = coordinator_.awaited(); !names.empty())
+    why += fmt::format(
+        "; the record names sidecars that have not come, for which it waits {} s at "
+        "most (deadlines.gather): {}",
+        config_.deadlines.gather.count() / 1000, fmt::join(names, ", "));
+  if (!complaint_.empty()) why += "; " + complaint_;
+  return why;
 }
 
 void TrainerAgent::give_up(std::uint64_t step) {
@@ -439,7 +485,7 @@ void TrainerAgent::on_snapshot(const std::shared_ptr<Active>& active,
     snapshot = fail(ErrorCode::kCancelled,
                     fmt::format("{} was cancelled on request while its snapshot was taken",
                                 active->version.to_string()));
-  if (broken_) snapshot = fail(*broken_);
+  if (const auto stopped = why_stopped()) snapshot = fail(*stopped);
   if (!snapshot) {
     fail_job(active, snapshot.error());
     pump_jobs();

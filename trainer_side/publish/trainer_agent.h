@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "shared/base/durable_file.h"
 #include "shared/config/config.h"
 #include "shared/control/port.h"
 #include "shared/loop/loop.h"
@@ -24,6 +23,7 @@
 #include "shared/transport/memfd/memfd_source.h"
 #include "shared/transport/tcp/tcp_source.h"
 #include "trainer_side/page/round_history.h"
+#include "trainer_side/publish/decision_store.h"
 #include "trainer_side/publish/fleet_question.h"
 #include "trainer_side/publish/round_metrics.h"
 #include "trainer_side/publish/round_trace.h"
@@ -61,8 +61,8 @@ struct PublishJob {
 };
 
 struct TrainerAgentCallbacks {
-  // This coordinator does nothing any more: another one is newer (kFenced), or its epoch could not
-  // be stored.
+  // This coordinator does nothing any more: another one is newer (kFenced), it cannot tell which
+  // fleet it leads (kRefused), or its claim could not be stored (kIo).
   std::function<void(const Error& reason)> on_stopped = [](const Error&) {};
   // The claim is over; `target` is what the fleet runs already (0.0 = nothing).
   std::function<void(const Version& target)> on_ready = [](const Version&) {};
@@ -70,8 +70,9 @@ struct TrainerAgentCallbacks {
 
 class TrainerAgent {
  public:
-  // Binds the control address, the host socket and http.address. kBusy when another process holds
-  // one of them.
+  // Binds the control address, the host socket and http.address, and reads what the coordinator
+  // before it has stored. kBusy when another process holds one of them; kInvalidInput when the
+  // stored record is damaged or of another fleet than fleet_id.
   [[nodiscard]] static Result<std::unique_ptr<TrainerAgent>> create(
       Loop& loop, const config::TrainerConfig& config, TrainerAgentCallbacks callbacks = {});
   TrainerAgent(const TrainerAgent&) = delete;
@@ -107,25 +108,24 @@ class TrainerAgent {
  private:
   struct Active;  // one publish from its job to its end
   TrainerAgent(Loop& loop, const config::TrainerConfig& config, TrainerAgentCallbacks callbacks,
-               CoordinatorOptions options, std::filesystem::path epoch_file);
+               CoordinatorOptions options, std::unique_ptr<DecisionStore> store);
   [[nodiscard]] Result<> listen();
   [[nodiscard]] Result<> open_pages();
   [[nodiscard]] metrics::Readiness readiness() const;
   // Of a publish that is ending: into what is told of it.
   void record_end(std::uint64_t request, UpdateEnd end, const control::PushReply& reply);
   void step(decltype(CoordinatorEvent::what) what);
-  // False when it failed and what follows must not be carried out.
-  [[nodiscard]] bool carry_out(CoordinatorCommand command);
-  // Blocks the loop for one fsync. It happens once for each claim, when no round is under way and
-  // nothing may be said under the new fence, heartbeats and replies to commands included, before it
-  // would survive a crash: there is nothing that could go on meanwhile.
-  [[nodiscard]] bool store_epoch(std::uint64_t epoch);
+  void carry_out(CoordinatorCommand command);
+  void store(const Store& command);
+  void incident(const std::string& text);
+  [[nodiscard]] std::optional<Error> why_stopped() const;
   void arm_timer();
   void on_message(const std::string& peer, control::Envelope envelope, control::Message message);
   void on_push(const std::string& peer, const control::Envelope& envelope,
                const control::Push& push);
   void on_verify(const std::string& peer, const control::Envelope& envelope);
   void on_plan(const std::string& peer, const control::Envelope& envelope, control::Plan plan);
+  [[nodiscard]] bool predecessor_is_gone(const control::Hello& hello) const;
   [[nodiscard]] std::string sidecar_of(const std::string& peer) const;  // empty: of none
   [[nodiscard]] control::TraceProcess own_trace(const control::TraceQuestion& question,
                                                 TimePoint received) const;
@@ -148,7 +148,7 @@ class TrainerAgent {
   const config::TrainerConfig config_;
   TrainerAgentCallbacks callbacks_;
   Coordinator coordinator_;
-  std::filesystem::path epoch_file_;
+  std::shared_ptr<DecisionStore> store_;
   std::shared_ptr<Snapshotter> snapshotter_;
   std::unique_ptr<transport::tcp::UvThread> bulk_thread_;
   std::unique_ptr<transport::memfd::MemfdSource> memfd_source_;
@@ -159,6 +159,7 @@ class TrainerAgent {
   Timer timer_;
   Timer progress_timer_;
   std::unique_ptr<Worker> worker_;
+  std::unique_ptr<Worker> store_worker_;  // writes records, which must not wait for a snapshot
   std::vector<std::shared_ptr<Active>> queued_;  // wait for their snapshot
   std::shared_ptr<Active> snapshotting_;
   std::map<std::uint64_t, std::shared_ptr<Active>> running_;  // with the coordinator
@@ -169,8 +170,8 @@ class TrainerAgent {
   FleetQuestions questions_;
   std::uint64_t next_request_ = 1;
   std::string complaint_;
-  std::optional<Error> broken_;  // why this agent must not act any more, whatever its machine says
-  std::unique_ptr<metrics::StatusPages> pages_;  // null: http.address is none
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what comes back by posts
+  std::unique_ptr<metrics::StatusPages> pages_;                 // null: http.address is none
 };
 
 }  // namespace wsync::publish

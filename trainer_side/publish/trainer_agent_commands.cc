@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/base/host.h"
 #include "shared/base/log.h"
 #include "shared/control/codec.h"
 #include "trainer_side/publish/checkpoint_source.h"
@@ -62,9 +63,26 @@ void TrainerAgent::on_message(const std::string& peer, control::Envelope envelop
       if (const auto answered = trace_.heard(name, message, now()))
         history_.answered(name, answered->version, answered->stage, answered->begin, now());
     const bool leaves = std::holds_alternative<control::Leave>(message);
-    step(PeerMessage{.peer = peer, .envelope = std::move(envelope), .message = std::move(message)});
+    const auto* hello = std::get_if<control::Hello>(&message);
+    const bool gone = hello != nullptr && predecessor_is_gone(*hello);
+    step(PeerMessage{.peer = peer,
+                     .envelope = std::move(envelope),
+                     .message = std::move(message),
+                     .predecessor_gone = gone});
     if (leaves) questions_.lost(peer, "it left");
   }
+}
+
+// A sidecar of this host that was killed and started anew gets its name back at once, and not only
+// when its silence has been noticed. Elsewhere a process id says nothing.
+bool TrainerAgent::predecessor_is_gone(const control::Hello& hello) const {
+  const auto& members = coordinator_.roster().members();
+  const auto known = members.find(hello.name);
+  if (known == members.end()) return false;
+  const Member& before = known->second;
+  const std::uint64_t own = pid_namespace();
+  return own != 0 && before.pid_namespace == own && !before.boot_id.empty() &&
+         before.boot_id == boot_id() && process_is_gone(before.report.pid);
 }
 
 void TrainerAgent::reply(const std::string& peer, std::uint64_t request, control::Message message) {
@@ -108,14 +126,10 @@ void TrainerAgent::on_push(const std::string& peer, const control::Envelope& env
 
 void TrainerAgent::roll_back(const Version& to,
                              std::function<void(Result<control::RollbackReply>)> on_done) {
-  if (broken_) return on_done(fail(*broken_));
+  if (const auto stopped = why_stopped()) return on_done(fail(*stopped));
   const std::uint64_t request = next_request_++;
   rollbacks_[request] = std::move(on_done);
-  const TimePoint began = now();
   step(RollbackRequested{.request = request, .to = to});
-  if (!rollbacks_.contains(request)) return;
-  journal_.rollback_began(request, coordinator_.target(), began);
-  history_.rollback_began(request, coordinator_.target(), began);
 }
 
 void TrainerAgent::on_verify(const std::string& peer, const control::Envelope& envelope) {

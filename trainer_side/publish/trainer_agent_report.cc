@@ -32,7 +32,6 @@ control::StatusReply TrainerAgent::status() const {
 }
 
 metrics::Readiness TrainerAgent::readiness() const {
-  if (broken_) return {.ready = false, .reason = broken_->message()};
   return fleet_readiness(coordinator_, config_.min_replicas);
 }
 
@@ -56,7 +55,7 @@ PhaseBytes TrainerAgent::moved_bytes() const {
 
 // What the coordinator has not heard of is stopped here.
 control::CancelReply TrainerAgent::cancel(const Version& version) {
-  if (broken_) return {.reason = broken_->message()};
+  if (const auto stopped = why_stopped()) return {.reason = stopped->message()};
   if (!coordinator_.has_update(version))
     if (control::CancelReply reply = cancel_job(version); reply.ok) return reply;
   cancelled_.reset();

@@ -19,35 +19,61 @@ template <class... Ts>
 Overloaded(Ts...) -> Overloaded<Ts...>;
 
 constexpr std::chrono::milliseconds kWelcomeAgain{limits::kHeartbeatDeadlineMs / 2};
+// Messages that wait while a decision is being stored: some seconds of a large fleet.
+constexpr std::size_t kQueueCount = 16 * limits::kSidecarCount;
 
 }  // namespace
 
 Coordinator::Coordinator(CoordinatorOptions options)
-    : options_(std::move(options)), highest_epoch_(options_.stored_epoch) {
+    : options_(std::move(options)), fleet_(options_.fleet_id) {
+  if (!options_.record) return;
+  record_ = *options_.record;
+  highest_epoch_ = record_.fence.epoch;
+  if (fleet_.none()) fleet_ = record_.fence.fleet;
   WSYNC_CHECK(highest_epoch_ <= limits::kEpochMax, "the stored epoch is checked where it is read");
+  record_.fence = {};  // of the coordinator before
+  record_.number = 0;
+  for (const Version& version : record_.withdrawn) seen_step_ = std::max(seen_step_, version.step);
+  seen_step_ = std::max(seen_step_, record_.target.step);
 }
 
 std::vector<CoordinatorCommand> Coordinator::step(const CoordinatorEvent& event) {
   now_ = event.now;
+  if (!began_) began_ = now_;
   out_.clear();
+  if (!waits_for_store(event)) {
+    apply(event);
+  } else if (std::holds_alternative<PeerMessage>(event.what) && queue_.size() >= kQueueCount) {
+    ++dropped_;  // as if the network had lost it
+  } else {
+    queue_.push_back(event);
+  }
+  while (!pending_ && !queue_.empty()) {
+    const CoordinatorEvent next = std::move(queue_.front());
+    queue_.pop_front();
+    apply(next);
+  }
+  store_members();
+  return std::exchange(out_, {});
+}
+
+void Coordinator::apply(const CoordinatorEvent& event) {
   if (phase_ == CoordinatorPhase::kStopped) {
-    constexpr std::string_view kWhy = "this coordinator has stopped: a newer one has the fleet";
+    const std::string why = "this coordinator has stopped: " + stopped_->reason;
     if (const auto* publish = std::get_if<PublishRequested>(&event.what))
-      refuse_publish(*publish, std::string(kWhy));
+      refuse_publish(*publish, why);
     else if (const auto* rollback = std::get_if<RollbackRequested>(&event.what))
-      refuse_rollback(*rollback, std::string(kWhy));
+      refuse_rollback(*rollback, why);
     else if (const auto* cancel = std::get_if<CancelRequested>(&event.what))
-      out_.emplace_back(
-          CancelDone{.request = cancel->request, .reply = {.reason = std::string(kWhy)}});
+      out_.emplace_back(CancelDone{.request = cancel->request, .reply = {.reason = why}});
     else
       ++dropped_;
-    return std::exchange(out_, {});
+    return;
   }
   std::visit([this](const auto& what) { on(what); }, event.what);
   roster_.forget([this](const Member& member) { return member.has_left && !in_round(member); });
   const std::string broken = invariants();
   WSYNC_CHECK(broken.empty(), broken);
-  return std::exchange(out_, {});
 }
 
 void Coordinator::on(const PeerMessage& event) {
@@ -64,17 +90,26 @@ void Coordinator::on(const PeerMessage& event) {
                     limits::kEpochMax));
     return;
   }
-  if (const auto* hello = std::get_if<control::Hello>(&event.message)) {
+  const auto* hello = std::get_if<control::Hello>(&event.message);
+  if (is_foreign(event.envelope.fence)) {
+    if (hello != nullptr)
+      refuse_foreign(event, *hello);
+    else
+      ++dropped_;
+    return;
+  }
+  if (hello != nullptr) {
     on_hello(event, *hello);
     return;
   }
   Member* member = roster_.by_peer(event.peer);
-  if (event.envelope.fence > fence_ && member != nullptr &&
+  if (event.envelope.fence > record_.fence && member != nullptr &&
       phase_ != CoordinatorPhase::kGathering) {
     higher_fence(event.envelope.fence, member->name);
     return;
   }
-  const bool current = event.envelope.fence == fence_ || planted("coordinator_ignores_fence");
+  const bool current =
+      event.envelope.fence == record_.fence || planted("coordinator_ignores_fence");
   if (member == nullptr || !member->joined || !current) {
     ++dropped_;
     welcome_back(event);
@@ -88,9 +123,11 @@ std::string Coordinator::why_no_sidecar(const control::Hello& hello) const {
   if (hello.decision.fence.epoch > limits::kEpochMax)
     return fmt::format("it tells of fence epoch {}, at most {} allowed", hello.decision.fence.epoch,
                        limits::kEpochMax);
-  if (hello.decision.fence == fence_ && hello.decision.number > number_)
+  if (hello.decision.fence == record_.fence && hello.decision.number > record_.number)
     return fmt::format("it tells of decision {} of this coordinator, which has taken {}",
-                       hello.decision.number, number_);
+                       hello.decision.number, record_.number);
+  if (hello.origin > hello.decision || hello.origin.none() != hello.decision.none())
+    return "its decision is older than the origin of that decision";
   for (const auto* versions : {&hello.staged, &hello.withdrawn})
     for (const Version& version : *versions)
       if (version.step > limits::kStepMax)
@@ -106,12 +143,13 @@ std::string Coordinator::why_no_sidecar(const control::Hello& hello) const {
 }
 
 void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello) {
-  if (const std::string why = why_no_sidecar(hello); !why.empty()) {
-    ++dropped_;
-    answer_error(event.peer, fmt::format("sidecar '{}' cannot join: {}", hello.name, why));
+  std::string why = why_no_sidecar(hello);
+  if (why.empty()) why = why_name_is_taken(event, hello);
+  if (!why.empty()) {
+    refuse_hello(event.peer, fmt::format("sidecar '{}' cannot join: {}", hello.name, why));
     return;
   }
-  if (phase_ != CoordinatorPhase::kGathering && event.envelope.fence > fence_) {
+  if (phase_ != CoordinatorPhase::kGathering && event.envelope.fence > record_.fence) {
     higher_fence(event.envelope.fence, hello.name);
     if (phase_ == CoordinatorPhase::kStopped) return;
   }
@@ -133,9 +171,12 @@ void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello
   member.report.staged = hello.staged;
   member.report.replicas = hello.replicas;
   member.boot_id = hello.boot_id;
+  member.pid_namespace = hello.pid_namespace;
   member.data_address = hello.data_address;
   member.layout = hello.layout;
+  member.fleet = event.envelope.fence.fleet;
   member.decision = hello.decision;
+  member.origin = hello.origin;
   member.target_content = hello.target_content;
   for (const Version& version : hello.staged) seen_step_ = std::max(seen_step_, version.step);
   seen_step_ = std::max(seen_step_, hello.target.step);
@@ -144,28 +185,29 @@ void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello
   if (phase_ == CoordinatorPhase::kGathering) {
     highest_epoch_ =
         std::max({highest_epoch_, event.envelope.fence.epoch, hello.decision.fence.epoch});
-    if (roster_.members().size() >= options_.min_sidecars)
-      claim();
-    else if (!deadline_)
-      deadline_ = now_ + options_.gather;
+    if (!first_hello_) first_hello_ = now_;
+    gather_more();
     return;
   }
+  if (pending_) return;  // a claim: all are welcomed when it is stored
   welcome(member, event.envelope.request);
   // It has to store our fence first; what it says before that chooses nothing.
-  if (event.envelope.fence != fence_) return;
+  if (event.envelope.fence != record_.fence) return;
   member.joined = true;
-  member.decided = hello.decision.fence == fence_ ? hello.decision.number : 0;
+  member.decided = hello.decision.fence == record_.fence ? hello.decision.number : 0;
   member.asked = member.decided;
   if (!in_switch) member.switched = 0;
-  withdraw(hello.withdrawn);
+  const std::size_t withdrawn = record_.withdrawn.size();
+  withdraw(record_.withdrawn, hello.withdrawn);
+  withdrawn_changed_ |= withdrawn != record_.withdrawn.size();
+  remember(hello.name);
+  judge(member);
   if (phase_ == CoordinatorPhase::kClaiming) {
     if (roster_.joined_count() == roster_.members().size()) finish_claim();
-  } else {
-    leave_withdrawn_target();
-    if (!in_switch)
-      catch_up(member);
-    else if (!announce_target(member))
-      send_decide(member);
+  } else if (in_switch) {
+    if (!announce_target(member)) send_decide(member);
+  } else if (!follow_newest()) {  // else all are told when that is stored
+    catch_up(member);
   }
 }
 
@@ -173,39 +215,60 @@ void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello
 // first time; only a process that finds the decision on its disc has no outcomes to tell.
 void Coordinator::back_in_switch(Member& member, const control::Hello& hello, bool is_new_process) {
   forget_delivery(member);
-  if (member.switched == number_ || !is_new_process) return;
-  const bool decided_before = hello.decision == control::Decision{fence_, number_};
+  if (member.switched == record_.number || !is_new_process) return;
+  const bool decided_before = hello.decision == control::Decision{record_.fence, record_.number};
   if (!decided_before) member.unreported.clear();
   if (!decided_before || !member.unreported.empty()) return;
   for (const control::ReplicaReport& replica : member.report.replicas)
     member.unreported.push_back(replica.replica);
 }
 
-void Coordinator::withdraw(const std::vector<Version>& versions) {
+void Coordinator::withdraw(std::vector<Version>& withdrawn,
+                           const std::vector<Version>& versions) const {
   for (const Version& version : versions)
-    if (!contains(withdrawn_, version)) withdrawn_.push_back(version);
-  if (withdrawn_.size() <= limits::kWithdrawnCount) return;
-  std::vector<Version> in_use{target_, previous_target_};
+    if (!contains(withdrawn, version)) withdrawn.push_back(version);
+  if (withdrawn.size() <= limits::kWithdrawnCount) return;
+  std::vector<Version> in_use{record_.target, previous_target_};
   for (const auto& [name, member] : roster_.members()) {
     in_use.push_back(member.report.target);
     in_use.insert(in_use.end(), member.report.staged.begin(), member.report.staged.end());
     for (const control::ReplicaReport& replica : member.report.replicas)
       in_use.push_back(replica.version);
   }
-  control::bound_withdrawn(withdrawn_, in_use);
+  control::bound_withdrawn(withdrawn, in_use);
 }
 
-void Coordinator::welcome(Member& member, std::uint64_t request) {
-  member.welcomed = now_;
-  send(member,
-       control::Welcome{.host_socket = options_.host_socket, .data_address = options_.data_address},
-       0, request);
+void Coordinator::judge(Member& member) {
+  const bool other_bytes = !record_.target.none() && member.report.target == record_.target &&
+                           member.decided < record_.number && member.target_content != Digest{} &&
+                           record_.content != Digest{} && member.target_content != record_.content;
+  if (other_bytes && !std::exchange(member.told_conflict, true))
+    out_.emplace_back(Incident{fmt::format(
+        "sidecar '{}' has other bytes under the name {}: content digest {}, decided was {}; it is "
+        "not routed to until a newer version is published",
+        member.name, record_.target.to_string(), member.target_content.to_string(),
+        record_.content.to_string())});
+  if (!other_bytes) member.told_conflict = false;
+  for (control::ReplicaReport& replica : member.report.replicas) {
+    if (!replica.ready) continue;
+    if (other_bytes && replica.version == record_.target)
+      replica.reason =
+          fmt::format("it serves other bytes under the name {}", record_.target.to_string());
+    else if (contains(record_.withdrawn, replica.version) && !planted("owed_rollback_is_ready"))
+      replica.reason = fmt::format("{} was withdrawn and its sidecar has not taken that yet{}",
+                                   replica.version.to_string(),
+                                   member.refused.empty() ? "" : ": " + member.refused);
+    else
+      continue;
+    replica.ready = false;
+  }
 }
 
 // A sidecar speaks that was taken for lost and has not noticed: it is asked for a Hello.
 void Coordinator::welcome_back(const PeerMessage& event) {
   const auto* beat = std::get_if<control::Heartbeat>(&event.message);
-  if (beat == nullptr || phase_ == CoordinatorPhase::kGathering || event.envelope.fence > fence_)
+  if (beat == nullptr || phase_ == CoordinatorPhase::kGathering ||
+      event.envelope.fence > record_.fence)
     return;
   Member* member = roster_.by_last_peer(event.peer);
   if (member == nullptr && event.envelope.fence.epoch > 0) {
@@ -223,7 +286,7 @@ void Coordinator::welcome_back(const PeerMessage& event) {
 
 void Coordinator::answer_error(const std::string& peer, std::string why) {
   control::Envelope envelope;
-  envelope.fence = fence_;
+  envelope.fence = record_.fence;
   out_.emplace_back(
       SendTo{.peer = peer,
              .envelope = std::move(envelope),
@@ -231,75 +294,15 @@ void Coordinator::answer_error(const std::string& peer, std::string why) {
                                             .message = std::move(why)}});
 }
 
-void Coordinator::claim() {
-  if (highest_epoch_ >= limits::kEpochMax)
-    return stop(fmt::format(
-        "this fleet has come to fence epoch {}, and {} is the last one: no coordinator can claim "
-        "above it; stop its trainers and sidecars and remove what their state_dirs hold",
-        highest_epoch_, limits::kEpochMax));
-  fence_ = {.epoch = highest_epoch_ + 1, .run_id = options_.run_id};
-  out_.emplace_back(StoreEpoch{fence_.epoch});
-  phase_ = CoordinatorPhase::kClaiming;
-  deadline_ = now_ + options_.hello;
-  for (auto& [name, member] : roster_.members()) {
-    member.joined = false;
-    member.delivery = {};  // of the fence before
-    welcome(member, 0);
-  }
-}
-
-void Coordinator::finish_claim() {
-  if (roster_.joined_count() == 0) {  // nobody answered: go on waiting
-    deadline_ = now_ + options_.hello;
-    return;
-  }
-  control::Decision newest;
-  Version target;
-  Digest content;
-  for (auto& [name, member] : roster_.members()) {
-    if (!member.joined || member.decision < newest || member.report.target.none()) continue;
-    newest = member.decision;
-    target = member.report.target;
-    content = member.target_content;
-  }
-  phase_ = CoordinatorPhase::kReady;
-  deadline_.reset();
-  if (contains(withdrawn_, target)) target = {};
-  out_.emplace_back(Ready{.fence = fence_, .target = target});
-  if (!target.none()) decide(control::DecisionKind::kSwitch, target, content);
-  for (auto& [name, member] : roster_.members()) catch_up(member);
-}
-
-// A sidecar that joins late may know that what is the target here was withdrawn, by a decision that
-// nobody else had heard of: the fleet follows the newest decision that is not withdrawn.
-void Coordinator::leave_withdrawn_target() {
-  if (phase_ != CoordinatorPhase::kReady || !contains(withdrawn_, target_)) return;
-  const Member* newest = nullptr;
-  for (const auto& [name, member] : roster_.members()) {
-    const Version& version = member.report.target;
-    if (!member.joined || version.none() || contains(withdrawn_, version)) continue;
-    if (newest == nullptr || member.decision > newest->decision) newest = &member;
-  }
-  if (newest == nullptr) {
-    target_ = {};
-    target_content_ = {};
-    return;
-  }
-  decide(control::DecisionKind::kRollback, newest->report.target, newest->target_content);
-}
-
 void Coordinator::higher_fence(const control::Fence& seen, const std::string& who) {
   const std::string reason = fmt::format(
       "sidecar '{}' has seen fence epoch {}, above this coordinator's {}: another coordinator is "
       "newer; start with --take-over to claim the fleet",
-      who, seen.epoch, fence_.epoch);
+      who, seen.epoch, record_.fence.epoch);
   if (!options_.take_over) return stop(reason);
   end_rounds(reason);
   highest_epoch_ = std::max(highest_epoch_, seen.epoch);
-  number_ = 0;
   used_step_ = 0;
-  target_ = {};
-  target_content_ = {};
   claim();
 }
 
@@ -309,17 +312,22 @@ void Coordinator::on(const Replaced& event) {
 }
 
 void Coordinator::end_rounds(const std::string& why) {
+  ending_ = true;
+  if (pending_ && pending_->rollback) refuse_rollback(*pending_->rollback, why);
   // What waits goes first: it must not begin when the round that it waits for ends.
   if (waiting_) refuse_publish(*std::exchange(waiting_, std::nullopt), why);
   if (round_ && round_->is_rollback) finish_rollback();
   if (round_) abort_round(why);
+  ending_ = false;
 }
 
-void Coordinator::stop(const std::string& why) {
+void Coordinator::stop(const std::string& why, ErrorCode code) {
   end_rounds(why);
   phase_ = CoordinatorPhase::kStopped;
   deadline_.reset();
-  out_.emplace_back(Stopped{why});
+  pending_.reset();
+  stopped_ = Stopped{.code = code, .reason = why};
+  out_.emplace_back(*stopped_);
 }
 
 void Coordinator::on_member(Member& member, const control::Envelope& envelope,
@@ -343,6 +351,7 @@ void Coordinator::on_member(Member& member, const control::Envelope& envelope,
                  [&](const control::Leave&) {
                    on(PeerLost{.peer = member.peer, .reason = "it left"});
                    member.has_left = true;
+                   members_changed_ |= std::erase(record_.members, member.name) > 0;
                  },
                  [&](const auto&) { ++dropped_; },
              },
@@ -404,9 +413,18 @@ void Coordinator::on(const CoordinatorTick&) {
         fmt::format("its deadline (deadlines.publish) came while the round before it was "
                     "{}",
                     phase_name(phase_)));
+  if (pending_) {
+    store_deadline();
+    return;
+  }
   if (deadline_ && now_ >= *deadline_) phase_deadline();
   if (phase_ < CoordinatorPhase::kReady || phase_ == CoordinatorPhase::kStopped) return;
+  if (follow_again_ && now_ >= *follow_again_) {
+    follow_again_.reset();
+    if (follow_newest()) return;
+  }
   for (auto& [name, member] : roster_.members()) {
+    if (owes_decided(member) && now_ >= member.ask_again) send_decide(member);
     Delivery& delivery = member.delivery;
     if (!member.joined || in_round(member) || delivery.phase == DeliveryPhase::kNone ||
         delivery.phase == DeliveryPhase::kStaged || now_ < delivery.deadline)
@@ -423,8 +441,7 @@ void Coordinator::on(const CoordinatorTick&) {
 void Coordinator::phase_deadline() {
   switch (phase_) {
     case CoordinatorPhase::kGathering:
-      deadline_.reset();
-      claim();
+      gather_more();
       return;
     case CoordinatorPhase::kClaiming:
       finish_claim();

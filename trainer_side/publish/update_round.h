@@ -1,6 +1,9 @@
 // The coordinator as a pure state machine: it claims a fence, recovers the target, runs update
 // rounds (announce, stage, decide), rolls back, and brings late sidecars up to date.
 //
+// Nothing is told to a sidecar that a crash could make this fleet forget: a claim and each decision
+// are stored first (Store), and while one is being stored every other event waits in a queue.
+//
 // Driving it: give every event to step() with the current time and carry out the commands in
 // order. Keep one timer at next_wake() and send Tick when it fires. Heartbeats that a sidecar
 // sends are given in as messages; sending ours, and telling that a peer is lost, is the port's job.
@@ -10,7 +13,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <optional>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -18,6 +23,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/limits.h"
 #include "shared/control/messages.h"
+#include "trainer_side/publish/coordinator_record.h"
 #include "trainer_side/publish/roster.h"
 
 namespace wsync::publish {
@@ -41,8 +47,10 @@ enum class TransportPolicy : std::uint8_t {
 
 struct CoordinatorOptions {
   std::array<std::uint64_t, 2> run_id{};  // 128 random bits, new for each process
-  // Highest epoch this state directory has ever claimed; at most limits::kEpochMax.
-  std::uint64_t stored_epoch = 0;
+  // What was stored when this process began; none: nothing was ever stored here.
+  std::optional<CoordinatorRecord> record;
+  control::FleetId fleet_id;       // of the configuration; none: the record's, or the sidecars'
+  control::FleetId new_fleet_id;   // 128 random bits, taken when nobody names a fleet
   bool take_over = false;          // claim above a higher fence instead of stopping
   std::uint32_t min_sidecars = 1;  // wait for so many before claiming ...
   std::uint32_t min_replicas = 1;  // whole replicas that must have staged
@@ -52,7 +60,11 @@ struct CoordinatorOptions {
   std::string host_socket;   // told in Welcome
   std::string data_address;  // told in Welcome; empty = no TCP source
   control::PauseMode pause_mode = control::PauseMode::kAbort;
-  std::chrono::milliseconds gather{500};  // ... but not longer than this after the first Hello
+  // ... but not longer than this after the first Hello. A coordinator that knows no fleet id
+  // always waits so long, because any sidecar that comes in this time may name one.
+  std::chrono::milliseconds gather{500};
+  // How long it waits for the sidecars that its record names, from its first event on.
+  std::chrono::milliseconds gather_recorded{limits::kGatherDeadlineMs};
   std::chrono::milliseconds hello{limits::kHelloDeadlineMs};
   std::chrono::milliseconds announce{limits::kAnnounceDeadlineMs};
   std::chrono::milliseconds stage{limits::kStageDeadlineMs};
@@ -70,6 +82,8 @@ struct PeerMessage {
   std::string peer;
   control::Envelope envelope;
   control::Message message;
+  // Of a Hello: the process that was known by this name is known to have ended.
+  bool predecessor_gone = false;
 };
 struct PeerLost {
   std::string peer;
@@ -102,11 +116,18 @@ struct Replaced {
   std::string by;
 };
 struct CoordinatorTick {};
+// The answer to Store.
+struct Stored {
+  std::uint64_t token = 0;
+  CoordinatorRecord record;  // what is stored now; a claim may have taken over a newer decision
+  std::string failure;       // not empty: it was not stored, and the record before it stands
+  bool fenced = false;       // because another coordinator has the store now
+};
 
 struct CoordinatorEvent {
   TimePoint now{};
   std::variant<PeerMessage, PeerLost, PublishRequested, RollbackRequested, CancelRequested,
-               Replaced, CoordinatorTick>
+               Replaced, CoordinatorTick, Stored>
       what;
 };
 
@@ -117,9 +138,14 @@ struct SendTo {
   control::Envelope envelope;
   control::Message message;
 };
-// Store the claimed epoch durably before carrying out what follows.
-struct StoreEpoch {
-  std::uint64_t epoch = 0;
+// Store this record durably (decision_store.h), then give Stored.
+struct Store {
+  std::uint64_t token = 0;
+  CoordinatorRecord record;
+};
+// Something that the people who run this fleet should know.
+struct Incident {
+  std::string text;
 };
 // The claim is over: rounds may begin.
 struct Ready {
@@ -141,6 +167,11 @@ struct CancelDone {
   std::uint64_t request = 0;
   control::CancelReply reply;
 };
+// The rollback has been decided; its RollbackDone follows.
+struct RollbackBegan {
+  std::uint64_t request = 0;
+  Version to;
+};
 struct RollbackDone {
   std::uint64_t request = 0;
   control::RollbackReply reply;
@@ -149,12 +180,15 @@ struct RollbackDone {
 struct DropVersion {
   Version version;
 };
-// This coordinator must not act any more: a higher fence has been seen, or it was replaced.
+// This coordinator must not act any more: a higher fence has been seen, it was replaced, it cannot
+// know its fleet, or its claim could not be stored.
 struct Stopped {
+  ErrorCode code = ErrorCode::kFenced;
   std::string reason;
 };
-using CoordinatorCommand = std::variant<SendTo, StoreEpoch, Ready, PhaseEntered, RoundDone,
-                                        RollbackDone, CancelDone, DropVersion, Stopped>;
+using CoordinatorCommand =
+    std::variant<SendTo, Store, Incident, Ready, PhaseEntered, RoundDone, RollbackBegan,
+                 RollbackDone, CancelDone, DropVersion, Stopped>;
 
 enum class CoordinatorPhase : std::uint8_t {
   kGathering,   // collects Hellos
@@ -175,8 +209,14 @@ class Coordinator {
 
   [[nodiscard]] std::optional<TimePoint> next_wake() const;
   [[nodiscard]] CoordinatorPhase phase() const noexcept { return phase_; }
-  [[nodiscard]] const control::Fence& fence() const noexcept { return fence_; }
-  [[nodiscard]] const Version& target() const noexcept { return target_; }
+  // The claim that is stored; epoch 0 before there is one.
+  [[nodiscard]] const control::Fence& fence() const noexcept { return record_.fence; }
+  [[nodiscard]] const Version& target() const noexcept { return record_.target; }
+  [[nodiscard]] const CoordinatorRecord& record() const noexcept { return record_; }
+  // Names of the record whose sidecars have not come, while it waits for them; else empty.
+  [[nodiscard]] std::vector<std::string> awaited() const;
+  // Why it has stopped; empty while it has not.
+  [[nodiscard]] const std::optional<Stopped>& stopped() const noexcept { return stopped_; }
   [[nodiscard]] const Roster& roster() const noexcept { return roster_; }
   // The name for the next snapshot: (fence epoch, one step above all that were used); with a step
   // given, that one. kInvalidInput when the step was used or is no step, kBusy before the claim.
@@ -220,6 +260,9 @@ class Coordinator {
   void on(const CancelRequested& event);
   void on(const Replaced& event);
   void on(const CoordinatorTick& event);
+  void on(const Stored& event);
+  [[nodiscard]] bool waits_for_store(const CoordinatorEvent& event) const;
+  void apply(const CoordinatorEvent& event);
   void on_hello(const PeerMessage& event, const control::Hello& hello);
   void back_in_switch(Member& member, const control::Hello& hello, bool is_new_process);
   [[nodiscard]] std::string why_no_sidecar(const control::Hello& hello) const;
@@ -233,17 +276,38 @@ class Coordinator {
   void on_heartbeat(Member& member, const control::Heartbeat& heartbeat);
   void higher_fence(const control::Fence& seen, const std::string& who);
   void end_rounds(const std::string& why);
-  void stop(const std::string& why);
+  void stop(const std::string& why, ErrorCode code = ErrorCode::kFenced);
   void answer_error(const std::string& peer, std::string why);
   // Adds to what every Decide forbids, within the bound of the message.
-  void withdraw(const std::vector<Version>& versions);
+  void withdraw(std::vector<Version>& withdrawn, const std::vector<Version>& versions) const;
+  // Marks replicas that must not be routed to, whatever their sidecar says of them.
+  void judge(Member& member);
+  // What is stored.
+  enum class Storing : std::uint8_t { kClaim, kDecision };
+  void store(Storing what, CoordinatorRecord next,
+             std::optional<RollbackRequested> rollback = std::nullopt);
+  void store_members();  // when they have changed, behind what goes on
+  void claim_stored();
+  void decision_stored(const std::optional<RollbackRequested>& rollback);
+  void not_stored(const Stored& event);
+  void store_deadline();
+  void remember(const std::string& name);
   // The claim.
+  [[nodiscard]] bool is_foreign(const control::Fence& fence) const;
+  void refuse_foreign(const PeerMessage& event, const control::Hello& hello);
+  void refuse_hello(const std::string& peer, const std::string& why);
+  [[nodiscard]] std::string why_name_is_taken(const PeerMessage& event,
+                                              const control::Hello& hello) const;
+  [[nodiscard]] Result<control::FleetId> choose_fleet() const;
+  void gather_more();
   // `request`: of the Hello that is answered; 0 asks for one.
   void welcome(Member& member, std::uint64_t request);
   void welcome_back(const PeerMessage& event);
   void claim();
   void finish_claim();
-  void leave_withdrawn_target();
+  // Decides what the newest decision of all known ones has chosen, if that is not the target here;
+  // true when it did.
+  bool follow_newest();
   // Deliveries, of a round and to catch up.
   void announce(Member& member, const PublishRequested& publish);
   void stage(Member& member);
@@ -260,8 +324,14 @@ class Coordinator {
   void advance_round();
   void enter_staging();
   // `content`: of the target, where no snapshot here tells it; zero: not known.
-  void decide(control::DecisionKind kind, const Version& target, const Digest& content = {});
+  // `origin`: of a decision that is repeated; none: this one is new.
+  void decide(control::DecisionKind kind, const Version& target, const Digest& content = {},
+              const control::Decision& origin = {},
+              std::optional<RollbackRequested> rollback = std::nullopt);
   void send_decide(Member& member);
+  void take_decided(Member& member);
+  [[nodiscard]] bool knows_newer(const Member& member) const;
+  [[nodiscard]] bool owes_decided(const Member& member) const;
   void abort_round(const std::string& why);
   void finish_round();
   void finish_publish();
@@ -290,18 +360,38 @@ class Coordinator {
 
   CoordinatorOptions options_;
   CoordinatorPhase phase_ = CoordinatorPhase::kGathering;
-  control::Fence fence_;
+  CoordinatorRecord record_;         // as it is stored, but for members and withdrawn, which follow
+  control::FleetId fleet_;           // none: not known yet
   std::uint64_t highest_epoch_ = 0;  // heard of, before the claim
   std::uint64_t seen_step_ = 0;      // highest step of any version heard of
   std::uint64_t used_step_ = 0;      // highest step named under this epoch
   Roster roster_;
-  std::uint64_t number_ = 0;  // of the newest decision under fence_
-  control::DecisionKind kind_ = control::DecisionKind::kSwitch;
-  Version target_;
   Version previous_target_;
-  Digest target_content_;  // zero: not known
   Digest previous_content_;
-  std::vector<Version> withdrawn_;
+  Version rollback_from_;  // what the newest rollback left
+  // A claim or decision that is being stored. All events but those that it must answer wait for it.
+  struct Pending {
+    std::uint64_t token = 0;
+    Storing what = Storing::kClaim;
+    TimePoint deadline{};
+    std::optional<RollbackRequested> rollback;
+    CoordinatorRecord next;
+    bool withdrawn_changed = false;  // as it was before
+  };
+  std::optional<Pending> pending_;
+  std::deque<CoordinatorEvent> queue_;
+  std::uint64_t token_ = 0;
+  // Members and withdrawn versions of record_ are written behind what goes on.
+  bool members_changed_ = false;
+  bool withdrawn_changed_ = false;          // since the newest decision: it has to be told to all
+  std::uint64_t members_token_ = 0;         // of the write under way; 0 = none
+  std::optional<TimePoint> members_again_;  // after a write that failed
+  std::optional<TimePoint> follow_again_;   // after a decision without a round was not stored
+  std::optional<TimePoint> began_;          // the first event
+  std::optional<TimePoint> first_hello_;
+  std::set<std::string> told_;  // why sidecars were refused
+  bool ending_ = false;         // rounds end because this coordinator stops or claims anew
+  std::optional<Stopped> stopped_;
   std::optional<Round> round_;
   std::optional<PublishRequested> waiting_;
   std::vector<PublishRequested> held_;  // versions whose snapshots are here

@@ -24,12 +24,13 @@ std::string Coordinator::why_not_cancelled(const Version& version) const {
   if (!meant)
     return fmt::format(
         "nothing to cancel: {} is running; that of {} is", name,
-        round_->is_rollback ? target_.to_string() : round_->publish.version.to_string());
+        round_->is_rollback ? record_.target.to_string() : round_->publish.version.to_string());
   if (round_->is_rollback)
     return fmt::format(
         "the rollback to {} has been decided and goes on: replicas may have gone back already",
-        target_.to_string());
-  if (phase_ == CoordinatorPhase::kSwitching && !planted("cancel_after_the_decision"))
+        record_.target.to_string());
+  const bool decided = phase_ == CoordinatorPhase::kSwitching || pending_;
+  if (decided && !planted("cancel_after_the_decision"))
     return fmt::format(
         "{} has been decided and its switch goes on: replicas may serve it already; `wsync "
         "rollback` goes back to the version before it{}",

@@ -134,7 +134,7 @@ void Coordinator::on_staged(Member& member, const control::Staged& staged) {
   if (!member.holds(staged.version)) member.report.staged.push_back(staged.version);
   if (in_round(member) && phase_ != CoordinatorPhase::kSwitching) {
     advance_round();
-  } else if (staged.version == target_) {
+  } else if (staged.version == record_.target) {
     send_decide(member);
   }
 }
@@ -178,18 +178,19 @@ void Coordinator::delivery_failed(Member& member, const std::string& why) {
 }
 
 void Coordinator::catch_up(Member& member) {
-  if (!member.joined || target_.none() || in_round(member)) return;
+  if (!member.joined || record_.target.none() || in_round(member) || pending_ || ending_) return;
   if (member.delivery.phase != DeliveryPhase::kNone &&
       member.delivery.phase != DeliveryPhase::kStaged)
     return;
   if (announce_target(member)) return;
   // Without our copy it still has to learn what the target is and what was withdrawn.
-  if (member.decided < number_ && member.asked < number_) send_decide(member);
+  if (member.decided < record_.number && member.asked < record_.number) send_decide(member);
 }
 
 // False when it holds the target, or there is no copy here to give.
 bool Coordinator::announce_target(Member& member) {
-  const PublishRequested* publish = member.holds(target_) ? nullptr : snapshot_of(target_);
+  const PublishRequested* publish =
+      member.holds(record_.target) ? nullptr : snapshot_of(record_.target);
   if (publish == nullptr) return false;
   announce(member, *publish);
   return true;

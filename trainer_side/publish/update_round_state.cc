@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "shared/base/format.h"
+#include "shared/base/planted.h"
 #include "trainer_side/publish/update_round.h"
 
 namespace wsync::publish {
@@ -44,24 +45,54 @@ const PublishRequested* Coordinator::snapshot_of(const Version& version) const {
 }
 
 std::optional<TimePoint> Coordinator::next_wake() const {
-  std::optional<TimePoint> wake = deadline_;
-  if (waiting_ && waiting_->deadline && (!wake || *waiting_->deadline < *wake))
-    wake = waiting_->deadline;
+  std::optional<TimePoint> wake;
+  const auto by = [&wake](const std::optional<TimePoint>& at) {
+    if (at && (!wake || *at < *wake)) wake = at;
+  };
+  if (waiting_) by(waiting_->deadline);
+  if (pending_) {
+    by(pending_->deadline);
+    return wake;
+  }
+  by(deadline_);
   if (phase_ < CoordinatorPhase::kReady || phase_ == CoordinatorPhase::kStopped) return wake;
+  by(follow_again_);
+  if (members_changed_ && members_token_ == 0) by(members_again_);
   for (const auto& [name, member] : roster_.members()) {
+    if (owes_decided(member)) by(member.ask_again);
     if (!member.joined || in_round(member) || member.delivery.phase == DeliveryPhase::kNone ||
         member.delivery.phase == DeliveryPhase::kStaged)
       continue;
-    if (!wake || member.delivery.deadline < *wake) wake = member.delivery.deadline;
+    by(member.delivery.deadline);
   }
   return wake;
+}
+
+// Whether it has a newer decision than this coordinator, which becomes the target here as soon as
+// no round runs. Until then it is told nothing.
+bool Coordinator::knows_newer(const Member& member) const {
+  return member.origin > record_.origin && !contains(record_.withdrawn, member.report.target);
+}
+
+// Whether the newest decision has to be sent to it, for the first time or again: it has not stored
+// it, and no delivery is under way behind which it would be sent.
+bool Coordinator::owes_decided(const Member& member) const {
+  if (!member.joined || record_.number == 0 || record_.target.none() ||
+      member.decided >= record_.number || knows_newer(member) || pending_ ||
+      planted("decided_once"))
+    return false;
+  const bool on_its_way = member.delivery.version == record_.target &&
+                          (member.delivery.phase == DeliveryPhase::kAnnounced ||
+                           member.delivery.phase == DeliveryPhase::kAccepted ||
+                           member.delivery.phase == DeliveryPhase::kStaging);
+  return !on_its_way;
 }
 
 Result<Version> Coordinator::next_version(std::uint64_t step) const {
   if (phase_ < CoordinatorPhase::kReady || phase_ == CoordinatorPhase::kStopped)
     return fail(ErrorCode::kBusy, fmt::format("the coordinator is {}; no sidecar has joined it yet",
                                               phase_name(phase_)));
-  const auto epoch = static_cast<std::uint32_t>(fence_.epoch);
+  const auto epoch = static_cast<std::uint32_t>(record_.fence.epoch);
   const std::uint64_t last = std::max(seen_step_, used_step_);
   if (step > limits::kStepMax || (step == 0 && last == limits::kStepMax))
     return fail(ErrorCode::kInvalidInput,
@@ -92,7 +123,8 @@ Coordinator::Moved Coordinator::moved_bytes() const {
     for (const control::ReplicaReport& replica : member.report.replicas) {
       if (replica.state == control::ReplicaState::kAbsent) continue;
       moved.total += model;
-      moved.done += replica.version == target_ ? model : std::min(replica.loaded_bytes, model);
+      moved.done +=
+          replica.version == record_.target ? model : std::min(replica.loaded_bytes, model);
     }
   }
   return moved;
@@ -101,24 +133,29 @@ Coordinator::Moved Coordinator::moved_bytes() const {
 bool Coordinator::has_update(const Version& version) const noexcept {
   if (waiting_ && waiting_->version == version) return true;
   if (!round_) return false;
-  return version.none() || version == (round_->is_rollback ? target_ : round_->publish.version);
+  return version.none() ||
+         version == (round_->is_rollback ? record_.target : round_->publish.version);
 }
 
 control::StatusReply Coordinator::status() const {
   control::StatusReply reply;
   reply.role = "coordinator";
-  reply.fence = fence_;
-  reply.decision = number_;
-  reply.target = target_;
-  reply.withdrawn = withdrawn_;
-  if (const auto to = roster_.rollback_target(target_, withdrawn_)) {
+  reply.fence = record_.fence;
+  reply.decision = record_.number;
+  reply.target = record_.target;
+  reply.withdrawn = record_.withdrawn;
+  if (const auto to = roster_.rollback_target(record_.target, record_.withdrawn)) {
     reply.can_roll_back = true;
     reply.rollback_target = *to;
   }
   reply.activity = phase_name(phase_);
+  if (const std::vector<std::string> names = awaited(); !names.empty())
+    reply.activity += fmt::format("; waits for sidecars of its record: {}", fmt::join(names, ", "));
+  if (pending_) reply.activity += "; its record is being stored";
   if (round_)
-    reply.activity += fmt::format(" {}", round_->is_rollback ? "back to " + target_.to_string()
-                                                             : round_->publish.version.to_string());
+    reply.activity +=
+        fmt::format(" {}", round_->is_rollback ? "back to " + record_.target.to_string()
+                                               : round_->publish.version.to_string());
   for (const auto& [name, member] : roster_.members()) {
     reply.sidecars.push_back(member.report);
     reply.sidecars.back().staged_bytes = member.staged_bytes;
@@ -133,13 +170,20 @@ std::string Coordinator::invariants() const {
   if (in_a_round != round_.has_value())
     return fmt::format("phase {} with{} a round", phase_name(phase_), round_ ? "" : "out");
   if (in_a_round && !deadline_) return "a round without a deadline";
-  if (phase_ == CoordinatorPhase::kClaiming && !deadline_) return "a claim without a deadline";
-  if (!target_.none() && contains(withdrawn_, target_) && phase_ == CoordinatorPhase::kReady)
-    return fmt::format("the target {} is withdrawn", target_.to_string());
+  if (phase_ == CoordinatorPhase::kClaiming && !deadline_ && !pending_)
+    return "a claim without a deadline";
+  if (!pending_ && record_.origin > control::Decision{record_.fence, record_.number} &&
+      phase_ >= CoordinatorPhase::kReady && record_.number > 0)
+    return "a decision that is older than its origin";
+  // Until the decision that leaves it is stored, the target may be one that was withdrawn.
+  const bool leaves = pending_ || follow_again_;
+  if (!record_.target.none() && contains(record_.withdrawn, record_.target) && !leaves &&
+      phase_ == CoordinatorPhase::kReady)
+    return fmt::format("the target {} is withdrawn", record_.target.to_string());
   for (const auto& [name, member] : roster_.members())
-    if (member.decided > number_ && member.joined)
+    if (member.decided > record_.number && member.joined)
       return fmt::format("sidecar '{}' acknowledged decision {} of {}", name, member.decided,
-                         number_);
+                         record_.number);
   return {};
 }
 

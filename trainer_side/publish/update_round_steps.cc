@@ -1,6 +1,7 @@
 // Coordinator: how a round begins, is decided, and ends; and rollback.
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
@@ -10,6 +11,10 @@ namespace wsync::publish {
 namespace {
 
 constexpr std::chrono::milliseconds kReportMargin{limits::kReportMarginMs};
+// A decision that a sidecar has not stored is sent again, at first after so long, then after twice
+// that.
+constexpr std::chrono::milliseconds kAskAgain{1'000};
+constexpr std::chrono::milliseconds kAskAgainMax{30'000};
 
 std::uint64_t nanoseconds(std::chrono::nanoseconds d) {
   return d.count() < 0 ? 0 : static_cast<std::uint64_t>(d.count());
@@ -23,7 +28,7 @@ void Coordinator::send(const Member& member, control::Message message, std::uint
                        std::uint64_t request) {
   if (member.peer.empty()) return;
   control::Envelope envelope;
-  envelope.fence = fence_;
+  envelope.fence = record_.fence;
   envelope.round = round;
   envelope.request = request;
   out_.emplace_back(
@@ -55,7 +60,7 @@ void Coordinator::on(const PublishRequested& event) {
   const Result<Version> name = next_version(event.version.step);
   if (!name || *name != event.version) {
     refuse_publish(event, name ? fmt::format("version {} is not of this coordinator's epoch {}",
-                                             event.version.to_string(), fence_.epoch)
+                                             event.version.to_string(), record_.fence.epoch)
                                : name.error().message());
     return;
   }
@@ -122,7 +127,7 @@ bool Coordinator::enough_staged() const {
 }
 
 void Coordinator::advance_round() {
-  if (!round_) return;
+  if (!round_ || pending_) return;
   const auto all = [this](auto predicate) {
     return std::all_of(
         round_->members.begin(), round_->members.end(),
@@ -130,7 +135,7 @@ void Coordinator::advance_round() {
   };
   if (phase_ == CoordinatorPhase::kSwitching) {
     const bool over = all([this](const Member& member) {
-      return member.peer.empty() || member.switched == number_ || !member.refused.empty() ||
+      return member.peer.empty() || member.switched == record_.number || !member.refused.empty() ||
              member.delivery.phase == DeliveryPhase::kFailed;
     });
     if (over) finish_round();
@@ -166,19 +171,37 @@ void Coordinator::enter_staging() {
   }
 }
 
-void Coordinator::decide(control::DecisionKind kind, const Version& target, const Digest& content) {
-  ++number_;
-  kind_ = kind;
-  Digest known = content;
-  if (known == Digest{} && target == target_) known = target_content_;
-  if (known == Digest{} && target == previous_target_) known = previous_content_;
-  if (const PublishRequested* publish = snapshot_of(target)) known = publish->content_digest;
-  if (target != target_) {
-    previous_target_ = target_;
-    previous_content_ = target_content_;
+void Coordinator::decide(control::DecisionKind kind, const Version& target, const Digest& content,
+                         const control::Decision& origin,
+                         std::optional<RollbackRequested> rollback) {
+  CoordinatorRecord next = record_;
+  ++next.number;
+  next.kind = kind;
+  next.origin =
+      origin.none() ? control::Decision{.fence = next.fence, .number = next.number} : origin;
+  next.content = content;
+  if (next.content == Digest{} && target == record_.target) next.content = record_.content;
+  if (next.content == Digest{} && target == previous_target_) next.content = previous_content_;
+  if (const PublishRequested* publish = snapshot_of(target)) next.content = publish->content_digest;
+  if (rollback && target != record_.target && !planted("rollback_forgets_withdrawn"))
+    withdraw(next.withdrawn, {record_.target});
+  next.target = target;
+  store(Storing::kDecision, std::move(next), std::move(rollback));
+  pending_->withdrawn_changed = std::exchange(withdrawn_changed_, false);
+}
+
+// The decision is on disc: now it is told.
+void Coordinator::decision_stored(const std::optional<RollbackRequested>& rollback) {
+  if (rollback) {
+    Round round{.started = now_};
+    round.is_rollback = true;
+    round.rollback_request = rollback->request;
+    round.from = rollback_from_;
+    for (const auto& [name, member] : roster_.members())
+      if (member.joined) round.members.push_back(name);
+    round_.emplace(std::move(round));
+    out_.emplace_back(RollbackBegan{.request = rollback->request, .to = record_.target});
   }
-  target_ = target;
-  target_content_ = known;
   if (round_) {
     round_->decided = now_;
     phase_ = CoordinatorPhase::kSwitching;
@@ -190,6 +213,7 @@ void Coordinator::decide(control::DecisionKind kind, const Version& target, cons
   for (auto& [name, member] : roster_.members()) {
     member.unreported.clear();
     member.ready_at_decision.clear();
+    judge(member);
     if (!member.joined) continue;
     for (const control::ReplicaReport& replica : member.report.replicas)
       if (replica.ready && !replica.version.none())
@@ -199,46 +223,68 @@ void Coordinator::decide(control::DecisionKind kind, const Version& target, cons
                                               planted("decide_before_all_staged")));
     if (staged) send_decide(member);
   }
+  if (round_) {
+    advance_round();  // everybody may have been lost while it was being stored
+    return;
+  }
+  drop_unneeded();
+  for (auto& [name, member] : roster_.members()) catch_up(member);
+  start_waiting();
 }
 
 void Coordinator::send_decide(Member& member) {
-  member.asked = number_;
-  member.refused.clear();
+  if (knows_newer(member)) return;
+  const bool again = member.asked == record_.number && record_.number > 0;
+  member.ask_pause = again ? std::min(2 * member.ask_pause, kAskAgainMax) : kAskAgain;
+  member.ask_again = now_ + member.ask_pause;
+  member.asked = record_.number;
+  if (!again) member.refused.clear();
   send(member,
-       control::Decide{.number = number_,
-                       .kind = kind_,
-                       .target = target_,
-                       .withdrawn = withdrawn_,
+       control::Decide{.number = record_.number,
+                       .kind = record_.kind,
+                       .target = record_.target,
+                       .withdrawn = record_.withdrawn,
                        .mode = options_.pause_mode,
                        .pause_deadline_ms = static_cast<std::uint32_t>(options_.pause.count()),
                        .load_deadline_ms = static_cast<std::uint32_t>(options_.load.count()),
-                       .content_digest = target_content_},
+                       .content_digest = record_.content,
+                       .origin = record_.origin},
        member.delivery.round);
 }
 
 void Coordinator::on_decided(Member& member, const control::Decided& decided) {
-  if (decided.number != member.asked || decided.number != number_) {
+  if (decided.number != member.asked || decided.number != record_.number) {
     ++dropped_;
     return;
   }
   if (decided.refused) {
     member.refused = decided.reason.empty() ? "refused without a reason" : decided.reason;
+    judge(member);
     if (in_round(member)) advance_round();
     return;
   }
-  member.decided = decided.number;
+  take_decided(member);
+}
+
+// What it has on disc now.
+void Coordinator::take_decided(Member& member) {
+  member.decided = record_.number;
+  member.refused.clear();
+  member.decision = {.fence = record_.fence, .number = record_.number};
+  member.origin = record_.origin;
+  member.report.target = record_.target;
+  member.target_content = record_.content;
 }
 
 void Coordinator::on_switched(Member& member, const control::Switched& switched) {
-  if (switched.number != number_ || switched.target != target_) {
+  if (switched.number != record_.number || switched.target != record_.target) {
     ++dropped_;
     return;
   }
-  member.decided = switched.number;
+  take_decided(member);
   member.switched = switched.number;
   member.outcomes = switched.outcomes;
   member.unreported.clear();
-  member.report.target = switched.target;
   for (control::ReplicaReport& replica : member.report.replicas)  // until its next heartbeat
     for (const control::ReplicaOutcome& outcome : switched.outcomes)
       if (outcome.replica == replica.replica) {
@@ -250,6 +296,7 @@ void Coordinator::on_switched(Member& member, const control::Switched& switched)
         replica.ready = true;
         replica.reason.clear();
       }
+  judge(member);
   if (in_round(member)) advance_round();
 }
 
@@ -258,23 +305,25 @@ void Coordinator::on_heartbeat(Member& member, const control::Heartbeat& heartbe
   member.report.target = heartbeat.target;
   member.report.replicas = heartbeat.replicas;
   member.staged_bytes = heartbeat.staged_bytes;
+  judge(member);
   if (phase_ == CoordinatorPhase::kStaging && in_round(member)) advance_round();
   if (phase_ != CoordinatorPhase::kSwitching || member.unreported.empty() ||
-      member.decided != number_)
+      member.decided != record_.number)
     return;
   const auto serves_target = [&](const std::string& name) {
     return std::any_of(heartbeat.replicas.begin(), heartbeat.replicas.end(),
                        [&](const control::ReplicaReport& replica) {
-                         return replica.replica == name && replica.version == target_ &&
+                         return replica.replica == name && replica.version == record_.target &&
                                 replica.state == control::ReplicaState::kServing;
                        });
   };
   if (!std::all_of(member.unreported.begin(), member.unreported.end(), serves_target)) return;
   member.outcomes.clear();
   for (const std::string& name : std::exchange(member.unreported, {}))
-    member.outcomes.push_back(
-        {.replica = name, .outcome = control::SwitchOutcome::kCommitted, .version = target_});
-  member.switched = number_;
+    member.outcomes.push_back({.replica = name,
+                               .outcome = control::SwitchOutcome::kCommitted,
+                               .version = record_.target});
+  member.switched = record_.number;
   if (in_round(member)) advance_round();
 }
 
@@ -286,7 +335,8 @@ void Coordinator::abort_round(const std::string& why) {
   phase_ = CoordinatorPhase::kReady;
   deadline_.reset();
   for (auto& [name, member] : roster_.members()) {
-    if (!member.joined || member.delivery.version != round.publish.version) continue;
+    // What is being stored may hold: its copies must stay.
+    if (pending_ || !member.joined || member.delivery.version != round.publish.version) continue;
     send(member, control::Abort{.version = round.publish.version, .reason = why},
          member.delivery.round);
     std::erase(member.report.staged, round.publish.version);
@@ -301,7 +351,7 @@ void Coordinator::abort_round(const std::string& why) {
   reply.problems = round.problems;
   out_.emplace_back(RoundDone{
       .request = round.publish.request, .cancelled = round.cancelled, .reply = std::move(reply)});
-  leave_withdrawn_target();
+  if (follow_newest()) return;  // the rest comes when that is stored
   drop_unneeded();
   // One that still lacked the target when the round began has dropped it for the round's version.
   for (auto& [name, member] : roster_.members()) catch_up(member);
@@ -330,14 +380,14 @@ void Coordinator::finish_publish() {
   std::size_t committed = 0;
   for (const std::string& name : round.members) {
     Member& member = roster_.add(name);
-    if (member.switched != number_ && reply.reason.empty()) {
+    if (member.switched != record_.number && reply.reason.empty()) {
       std::string why = "it did not report before the deadline";
       if (!member.refused.empty()) why = "it refused the decision: " + member.refused;
       if (!member.delivery.failure.empty()) why = member.delivery.failure;
       if (!member.joined) why = "it was lost during the switch";
       reply.reason = fmt::format("sidecar '{}': {}", name, why);
     }
-    if (member.switched != number_) continue;
+    if (member.switched != record_.number) continue;
     for (const control::ReplicaOutcome& outcome : member.outcomes) {
       if (outcome.outcome == control::SwitchOutcome::kCommitted)
         ++committed;
@@ -349,20 +399,20 @@ void Coordinator::finish_publish() {
   if (committed == 0 && reply.reason.empty()) reply.reason = "no replica has switched";
   reply.ok = reply.reason.empty();
   out_.emplace_back(RoundDone{.request = round.publish.request, .reply = std::move(reply)});
-  leave_withdrawn_target();
+  if (follow_newest()) return;  // the rest comes when that is stored
   drop_unneeded();
   for (auto& [name, member] : roster_.members()) catch_up(member);
   start_waiting();
 }
 
 void Coordinator::start_waiting() {
-  if (waiting_ && phase_ == CoordinatorPhase::kReady)
+  if (waiting_ && !pending_ && phase_ == CoordinatorPhase::kReady)
     start_round(*std::exchange(waiting_, std::nullopt));
 }
 
 void Coordinator::drop_unneeded() {
   std::erase_if(held_, [this](const PublishRequested& held) {
-    const bool needed = held.version == target_ || held.version == previous_target_ ||
+    const bool needed = held.version == record_.target || held.version == previous_target_ ||
                         (round_ && round_->publish.version == held.version);
     if (!needed) out_.emplace_back(DropVersion{held.version});
     return !needed;
@@ -374,7 +424,7 @@ void Coordinator::drop_unneeded() {
 void Coordinator::refuse_rollback(const RollbackRequested& event, const std::string& why) {
   control::RollbackReply reply;
   reply.reason = why;
-  reply.from = target_;
+  reply.from = record_.target;
   reply.to = event.to;
   out_.emplace_back(RollbackDone{.request = event.request, .reply = std::move(reply)});
 }
@@ -383,23 +433,26 @@ void Coordinator::on(const RollbackRequested& event) {
   if (phase_ != CoordinatorPhase::kReady)
     return refuse_rollback(
         event, fmt::format("the coordinator is {}; try again when it is idle", phase_name(phase_)));
-  if (target_.none()) return refuse_rollback(event, "no version has been decided yet");
+  if (record_.target.none()) return refuse_rollback(event, "no version has been decided yet");
   if (roster_.joined_count() == 0)
     return refuse_rollback(event, "no sidecar is connected to this coordinator");
-  const std::optional<Version> previous = roster_.rollback_target(target_, withdrawn_);
+  const std::optional<Version> previous =
+      roster_.rollback_target(record_.target, record_.withdrawn);
   const Version to = event.to.none() ? previous.value_or(Version{}) : event.to;
   if (to.none())
     return refuse_rollback(event,
                            fmt::format("no version before {} is still held by every live sidecar",
-                                       target_.to_string()));
-  if (to == target_)
+                                       record_.target.to_string()));
+  // A rollback to where the last one went is sent once more to everybody: some may not have taken
+  // it.
+  if (to == record_.target && record_.kind != control::DecisionKind::kRollback)
     return refuse_rollback(event, fmt::format("{} is the target already", to.to_string()));
-  if (target_ < to)
+  if (record_.target < to)
     return refuse_rollback(event,
                            fmt::format("{} is newer than the target {}: it was never decided; "
                                        "push it to have it served",
-                                       to.to_string(), target_.to_string()));
-  if (contains(withdrawn_, to))
+                                       to.to_string(), record_.target.to_string()));
+  if (contains(record_.withdrawn, to))
     return refuse_rollback(event,
                            fmt::format("{} was withdrawn by an earlier rollback", to.to_string()));
   std::string lacking;
@@ -408,15 +461,7 @@ void Coordinator::on(const RollbackRequested& event) {
   if (!lacking.empty())
     return refuse_rollback(
         event, fmt::format("{} is no longer held by sidecar {}", to.to_string(), lacking));
-  Round round{.started = now_};
-  round.is_rollback = true;
-  round.rollback_request = event.request;
-  round.from = target_;
-  for (const auto& [name, member] : roster_.members())
-    if (member.joined) round.members.push_back(name);
-  round_.emplace(std::move(round));
-  if (!planted("rollback_forgets_withdrawn")) withdraw({target_});
-  decide(control::DecisionKind::kRollback, to);
+  decide(control::DecisionKind::kRollback, to, {}, {}, event);
 }
 
 void Coordinator::finish_rollback() {
@@ -426,28 +471,32 @@ void Coordinator::finish_rollback() {
   deadline_.reset();
   control::RollbackReply reply;
   reply.from = round.from;
-  reply.to = target_;
+  reply.to = record_.target;
   std::string missing;
   for (const auto& [name, member] : roster_.members()) {
-    if (member.switched != number_) {
+    if (member.switched != record_.number) {
       missing += fmt::format("{}sidecar '{}'{}", missing.empty() ? "" : ", ", name,
                              member.refused.empty() ? "" : " (" + member.refused + ")");
       continue;
     }
     for (const control::ReplicaOutcome& outcome : member.outcomes) {
       reply.outcomes.push_back(outcome);
-      if (outcome.version != target_)
+      if (outcome.version != record_.target)
         missing += fmt::format("{}replica '{}' ({})", missing.empty() ? "" : ", ", outcome.replica,
                                outcome.reason);
     }
   }
+  for (const std::string& name : record_.members)
+    if (!roster_.members().contains(name))
+      missing += fmt::format("{}sidecar '{}' (it has not come to this coordinator)",
+                             missing.empty() ? "" : ", ", name);
   reply.partial = !missing.empty();
   reply.ok = missing.empty();
   if (reply.partial)
     reply.reason = fmt::format("{} is withdrawn, but these have not gone back yet: {}",
                                round.from.to_string(), missing);
   out_.emplace_back(RollbackDone{.request = round.rollback_request, .reply = std::move(reply)});
-  leave_withdrawn_target();
+  if (follow_newest()) return;  // the rest comes when that is stored
   drop_unneeded();
   for (auto& [name, member] : roster_.members()) catch_up(member);
   start_waiting();

@@ -9,7 +9,9 @@
 #include <map>
 #include <stdlib.h>
 
+#include "shared/base/format.h"
 #include "shared/control/zmq/ports.h"
+#include "trainer_side/publish/coordinator_record.h"
 
 namespace wsync::publish {
 namespace {
@@ -104,14 +106,17 @@ class Agent : public testing::Test {
 };
 
 TEST_F(Agent, AStoredEpochAboveTheLimitIsRefusedWithItsFile) {
-  ASSERT_TRUE(make_private_directory(directory_ + "/state").has_value());
-  ByteWriter writer;
-  writer.put(std::uint64_t{limits::kEpochMax + 1});
-  ASSERT_TRUE(write_durably(directory_ + "/state/coordinator-epoch", writer.buffer()).has_value());
+  ASSERT_TRUE(make_private_directory(directory_ + "/state/default").has_value());
+  const Bytes record = encode(CoordinatorRecord{.fence = {.epoch = limits::kEpochMax + 1}});
+  ASSERT_TRUE(
+      write_durably(directory_ + "/state/default/coordinator.decisions", record).has_value());
   const Result<> started = start();
   ASSERT_FALSE(started.has_value());
   EXPECT_EQ(started.error().code(), ErrorCode::kInvalidInput);
-  EXPECT_THAT(started.error().message(), HasSubstr("coordinator-epoch: holds fence epoch"));
+  EXPECT_THAT(started.error().message(), HasSubstr("coordinator.decisions is damaged"));
+  EXPECT_THAT(
+      started.error().message(),
+      HasSubstr(fmt::format("{}, at most {} allowed", limits::kEpochMax + 1, limits::kEpochMax)));
 }
 
 TEST_F(Agent, MoreWithdrawnVersionsThanAMessageHoldsAreBounded) {

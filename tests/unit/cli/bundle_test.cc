@@ -136,8 +136,8 @@ TEST(Bundle, SaysWhatIsMissingAndTellsNoSecret) {
   write_text(d + "/bad.yaml", "hunter2: [\n");
   write_text(d + "/trace.json", "[]");
   write_text(d + "/log", "a line\n");
-  std::filesystem::create_directories(d + "/state");
-  write_text(d + "/state/coordinator-epoch", "12345678");
+  std::filesystem::create_directories(d + "/state/default");
+  write_text(d + "/state/default/coordinator.decisions", "12345678");
   write_text(d + "/state/private.pem", "hunter2");
   ::setenv("WSYNC_PASSWORD", "hunter2", 1);
   const auto run =

@@ -276,7 +276,7 @@ TEST(Codec, TruncationAtEveryByteIsRefused) {
       ASSERT_FALSE(decoded.has_value()) << "type " << kind + 1 << " cut to " << n;
       EXPECT_EQ(decoded.error().code(), ErrorCode::kInvalidInput);
       // The same with a header that agrees with the cut, so that the fields themselves are cut.
-      const std::size_t payload_at = kEnvelopeBytes + static_cast<std::size_t>(bytes[56]);
+      const std::size_t payload_at = kEnvelopeBytes + static_cast<std::size_t>(bytes[72]);
       if (n >= payload_at) {
         put_at(cut, 8, static_cast<std::uint32_t>(n - payload_at));
         EXPECT_FALSE(decode(cut).has_value()) << "type " << kind + 1 << " cut to " << n;

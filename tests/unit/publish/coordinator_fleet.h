@@ -17,6 +17,7 @@ namespace wsync::publish {
 using control::Message;
 
 inline const control::Fence kNoFence{};
+inline constexpr control::FleetId kFleetId{.high = 70, .low = 7};
 
 // Drives one coordinator: collects its commands and answers as well-behaved sidecars would when
 // told to.
@@ -30,10 +31,14 @@ class Fleet {
     options.boot_id = "boot";
     options.host_socket = "/run/host.sock";
     options.data_address = "tcp://127.0.0.1:1";
+    if (options.fleet_id.none() && !options.record && !options.new_fleet_id.none())
+      return options;  // a test of how the id is chosen
+    options.fleet_id = options.record ? options.record->fence.fleet : kFleetId;
     return options;
   }
 
   void step(decltype(CoordinatorEvent::what) what) {
+    std::vector<Store> stores;
     for (auto& command : coordinator.step({.now = now, .what = std::move(what)})) {
       if (auto* sent = std::get_if<SendTo>(&command))
         sends.push_back(std::move(*sent));
@@ -49,18 +54,51 @@ class Fleet {
         recovered = ready->target;
       else if (auto* stopped = std::get_if<Stopped>(&command))
         stop_reason = stopped->reason;
-      else if (auto* epoch = std::get_if<StoreEpoch>(&command))
-        stored_epoch = epoch->epoch;
+      else if (auto* told = std::get_if<Incident>(&command))
+        incidents.push_back(told->text);
+      else if (auto* store = std::get_if<Store>(&command))
+        stores.push_back(std::move(*store));
     }
+    for (Store& store : stores) {
+      if (hold_stores)
+        held_stores.push_back(std::move(store));
+      else
+        stored(store);
+    }
+  }
+  // Answers a Store, well or not.
+  void stored(const Store& store, const std::string& failure = {}, bool fenced = false) {
+    if (failure.empty()) record = store.record;
+    step(
+        Stored{.token = store.token, .record = store.record, .failure = failure, .fenced = fenced});
+  }
+  // Answers the first one that was held back.
+  void answer_store(const std::string& failure = {}, bool fenced = false) {
+    ASSERT_FALSE(held_stores.empty());
+    const Store store = held_stores.front();
+    held_stores.erase(held_stores.begin());
+    stored(store, failure, fenced);
   }
   void from(const std::string& peer, Message message, std::uint64_t round = 0) {
     from_fence(peer, coordinator.fence(), std::move(message), round);
+  }
+  // The Hello of a process that follows one of the same name which is known to have ended.
+  void restarted(const std::string& peer, const control::Hello& hello) {
+    control::Envelope envelope;
+    envelope.fence = coordinator.fence();
+    control::Hello said = hello;
+    if (said.origin.none()) said.origin = said.decision;
+    step(
+        PeerMessage{.peer = peer, .envelope = envelope, .message = said, .predecessor_gone = true});
   }
   void from_fence(const std::string& peer, control::Fence fence, Message message,
                   std::uint64_t round = 0) {
     control::Envelope envelope;
     envelope.fence = fence;
     envelope.round = round;
+    // What these tests say of a decision is of one that was new when it was taken.
+    if (auto* hello = std::get_if<control::Hello>(&message); hello && hello->origin.none())
+      hello->origin = hello->decision;
     step(PeerMessage{.peer = peer, .envelope = envelope, .message = std::move(message)});
   }
   static control::Hello hello(const std::string& name, std::vector<Version> staged = {}) {
@@ -161,7 +199,10 @@ class Fleet {
   std::vector<Version> dropped;
   std::optional<Version> recovered;
   std::string stop_reason;
-  std::uint64_t stored_epoch = 0;
+  std::vector<std::string> incidents;
+  CoordinatorRecord record;  // what was stored last
+  bool hold_stores = false;  // held_stores are answered by answer_store()
+  std::vector<Store> held_stores;
 };
 
 }  // namespace wsync::publish

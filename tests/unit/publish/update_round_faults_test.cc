@@ -20,7 +20,8 @@ TEST(Coordinator, EveryWaitEndsAtItsDeadline) {
   fleet.publish();
   fleet.accept("a");
   fleet.staged("a");
-  fleet.wake();  // no Switched
+  while (fleet.rounds.size() == 2U && fleet.now < TimePoint{1'000'000'000'000})
+    fleet.wake();  // no Switched: the decision is sent again until the deadline comes
   ASSERT_EQ(fleet.rounds.size(), 3U);
   for (const auto& round : fleet.rounds) EXPECT_FALSE(round.reply.ok);
 }
@@ -94,6 +95,7 @@ TEST(Coordinator, WhereTheHandOverFailsTheBytesGoByTcp) {
     ASSERT_EQ(fleet.rounds.size(), 2U);
     EXPECT_NE(fleet.rounds[1].reply.reason.find("no memory"), std::string::npos);
     EXPECT_NE(fleet.rounds[1].reply.reason.find("no such file"), std::string::npos);
+    fleet.step(PeerLost{.peer = "a", .reason = "killed"});
     fleet.from("a-restarted", Fleet::hello("a"));
     fleet.publish(3);
     fleet.accept("a-restarted");
@@ -251,7 +253,7 @@ TEST(Coordinator, ASidecarThatIsRestartedInTheSwitchStagesAgainAndSwitches) {
   fleet.publish();
   fleet.accept("a");
   fleet.staged("a");
-  fleet.from("a2", Fleet::hello("a"));  // its memory went with it
+  fleet.restarted("a2", Fleet::hello("a"));  // its memory went with it
   EXPECT_TRUE(fleet.rounds.empty());
   EXPECT_EQ(fleet.count<control::Decide>("a2"), 0U);
   fleet.accept("a2");
@@ -280,7 +282,7 @@ TEST(Coordinator, OutcomesThatDiedWithTheirSidecarAreReadFromTheNextOnesHeartbea
   again.decision = {.fence = fleet.coordinator.fence(), .number = 1};
   again.target = version;
   again.replicas.clear();  // its engines are on their way back
-  fleet.from("a2", again);
+  fleet.restarted("a2", again);
   fleet.accept("a2");
   fleet.staged("a2");
   fleet.from("a2", control::Decided{.number = 1});
@@ -343,11 +345,14 @@ TEST(Coordinator, EpochsAboveTheLimitChangeNothing) {
 
 TEST(Coordinator, NoEpochIsClaimedAboveTheLastOne) {
   for (const bool stored : {true, false}) {
-    Fleet fleet({.stored_epoch = stored ? limits::kEpochMax : 0});
+    CoordinatorOptions options;
+    if (stored)
+      options.record = CoordinatorRecord{.fence = {.epoch = limits::kEpochMax, .fleet = kFleetId}};
+    Fleet fleet(options);
     fleet.from_fence("a", {.epoch = stored ? 0 : limits::kEpochMax, .run_id = {}},
                      Fleet::hello("a"));
     EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kStopped);
-    EXPECT_EQ(fleet.stored_epoch, 0U);
+    EXPECT_EQ(fleet.record.fence.epoch, 0U);
     EXPECT_NE(fleet.stop_reason.find("4294967294 is the last one"), std::string::npos);
   }
 }

@@ -10,13 +10,14 @@ namespace wsync::publish {
 namespace {
 
 TEST(Coordinator, ClaimsAboveEveryFenceThatItHearsOf) {
-  Fleet fleet({.stored_epoch = 3, .min_sidecars = 2});
+  Fleet fleet(
+      {.record = CoordinatorRecord{.fence = {.epoch = 3, .fleet = kFleetId}}, .min_sidecars = 2});
   fleet.from_fence("a", {.epoch = 8}, Fleet::hello("a"));
   EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kGathering);
   fleet.from_fence("b", {.epoch = 5}, Fleet::hello("b"));
   EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kClaiming);
   EXPECT_EQ(fleet.coordinator.fence().epoch, 9U);
-  EXPECT_EQ(fleet.stored_epoch, 9U);
+  EXPECT_EQ(fleet.record.fence.epoch, 9U);
   EXPECT_EQ(fleet.count<control::Welcome>("a"), 1U);
   EXPECT_FALSE(fleet.coordinator.next_version().has_value());
 }

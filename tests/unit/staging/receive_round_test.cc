@@ -237,10 +237,13 @@ TEST_F(SidecarTest, RefusesWhatDoesNotFitAndADecisionForIt) {
   step(LayoutChecked{.round = 1, .problems = {{.tensor = "w"}}});
   ASSERT_NE(replied<control::Refuse>(), nullptr);
   EXPECT_EQ(replied<control::Refuse>()->problems.size(), 1U);
+  // A decision is an obligation all the same: the engines then are behind, and told of as such.
   decide(1, kV1);
+  ASSERT_NE(command<Persist>(), nullptr);
+  persisted();
   ASSERT_NE(replied<control::Decided>(), nullptr);
-  EXPECT_TRUE(replied<control::Decided>()->refused);
-  EXPECT_EQ(command<Persist>(), nullptr);
+  EXPECT_FALSE(replied<control::Decided>()->refused);
+  EXPECT_EQ(sidecar.record().target, kV1);
 }
 
 TEST_F(SidecarTest, ALostSourceIsGoneOnFromAndWrongBytesAreRefused) {
@@ -285,6 +288,102 @@ TEST_F(SidecarTest, ADecisionIsStoredBeforeItIsActedOn) {
   EXPECT_NE(replied<control::Decided>(), nullptr);
   EXPECT_NE(replied<control::Switched>(), nullptr) << "the answers once more";
   EXPECT_EQ(command<Persist>(), nullptr);
+}
+
+// It may not be acted on, but what it withdraws must not be routed to meanwhile.
+TEST_F(SidecarTest, AReplicaWhoseRollbackCouldNotBeStoredIsNotReadyUntilItIs) {
+  serve(kV1);
+  stage(2, kV2);
+  decide(2, kV2);
+  persisted();
+  run_switch();
+  ASSERT_TRUE(sidecar.heartbeat(now).replicas.at(0).ready);
+  decide(3, kV1, {kV2});
+  persisted("no space left on device");
+  const control::ReplicaReport owes = sidecar.heartbeat(now).replicas.at(0);
+  EXPECT_EQ(owes.version, kV2) << "nothing was acted on";
+  EXPECT_FALSE(owes.ready);
+  EXPECT_NE(owes.reason.find("no space left on device"), std::string::npos) << owes.reason;
+  EXPECT_FALSE(sidecar.status(now).sidecars.at(0).replicas.at(0).ready);
+  decide(3, kV1, {kV2});  // sent again
+  persisted();
+  run_switch();
+  EXPECT_TRUE(sidecar.heartbeat(now).replicas.at(0).ready);
+  EXPECT_EQ(sidecar.heartbeat(now).replicas.at(0).version, kV1);
+}
+
+// A message can name any digest: that is refused, and aborts nobody.
+TEST_F(SidecarTest, ADecisionWithOtherBytesThanWereAnnouncedIsRefused) {
+  welcome(kNow);
+  announce(1, kV1);
+  step(LayoutChecked{.round = 1});
+  message(kNow, 1, control::Stage{.version = kV1, .source = "a"});
+  const std::uint64_t attempt = command<StartStaging>()->attempt;
+  message(kNow, 1, control::Decide{.number = 1, .target = kV1, .content_digest = content_of(kV2)});
+  ASSERT_NE(replied<control::Decided>(), nullptr);
+  EXPECT_TRUE(replied<control::Decided>()->refused);
+  EXPECT_NE(replied<control::Decided>()->reason.find("announced with other bytes"),
+            std::string::npos);
+  step(StagingDone{.attempt = attempt, .content_digest = content_of(kV1)});
+  EXPECT_EQ(sidecar.held().size(), 1U);
+}
+
+TEST_F(SidecarTest, ADecisionWithoutANumberOrOlderThanItsOriginIsRefused) {
+  welcome(kNow);
+  for (const std::uint64_t number : {std::uint64_t{0}, std::uint64_t{4}}) {
+    message(
+        kNow, 1,
+        control::Decide{.number = number, .target = kV1, .origin = {.fence = kNow, .number = 5}});
+    ASSERT_NE(replied<control::Decided>(), nullptr);
+    EXPECT_TRUE(replied<control::Decided>()->refused);
+    EXPECT_EQ(command<Persist>(), nullptr);
+  }
+}
+
+// A coordinator that has not heard of this sidecar's decision repeats an older one.
+TEST_F(SidecarTest, AnOlderDecisionIsRepeatedInVainUnlessTheNewerOneWasWithdrawn) {
+  serve(kV1);
+  stage(2, kV2);
+  decide(2, kV2);
+  persisted();
+  EXPECT_EQ(sidecar.record().origin, (control::Decision{.fence = kNow, .number = 2}));
+  welcome(kNext);
+  control::Decide older{.number = 1,
+                        .target = kV1,
+                        .content_digest = content_of(kV1),
+                        .origin = {.fence = kNow, .number = 1}};
+  message(kNext, 1, older);
+  ASSERT_NE(replied<control::Decided>(), nullptr);
+  EXPECT_TRUE(replied<control::Decided>()->refused);
+  EXPECT_EQ(command<Persist>(), nullptr);
+  older.number = 2;
+  older.withdrawn = {kV2};
+  message(kNext, 1, older);
+  persisted();
+  EXPECT_EQ(sidecar.record().target, kV1);
+  EXPECT_EQ(sidecar.record().origin, (control::Decision{.fence = kNow, .number = 1}));
+}
+
+TEST_F(SidecarTest, ACoordinatorOfAnotherFleetChangesNothing) {
+  const Fence ours{.epoch = 2, .run_id = {}, .fleet = {.high = 1, .low = 1}};
+  const Fence theirs{.epoch = 900, .run_id = {}, .fleet = {.high = 2, .low = 2}};
+  welcome(ours);  // the fleet of a sidecar that has none is the one that welcomes it
+  EXPECT_EQ(sidecar.record().fence, ours);
+  const SidecarRecord before = sidecar.record();
+  for (const Fence& fence : {theirs, Fence{.epoch = 900}})
+    for (const control::Message& said :
+         {control::Message(control::Welcome{}),
+          control::Message(control::Decide{.number = 1, .target = kV3}),
+          control::Message(control::Announce{.version = kV3})}) {
+      message(fence, 50, said);
+      EXPECT_EQ(command<Persist>(), nullptr);
+      ASSERT_NE(replied<control::ErrorReply>(), nullptr);
+      EXPECT_NE(replied<control::ErrorReply>()->message.find("belongs to fleet"),
+                std::string::npos);
+      EXPECT_EQ(sidecar.record(), before);
+    }
+  message(theirs, 50, control::ErrorReply{});
+  EXPECT_TRUE(last.empty()) << "errors are not answered with errors";
 }
 
 TEST_F(SidecarTest, AWriteThatFailsRefusesTheDecision) {

@@ -1,0 +1,234 @@
+"""Which decision a fleet goes on from: restarts in any order, lost records, full discs, strangers, and one name twice."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import unittest
+
+import tensors
+from fleet import DEADLINE_S, Fleet
+from limits_test import Disc
+
+WSYNC = sys.argv.pop()
+FLEET_ID = "0" * 31 + "7"
+
+
+class Case(unittest.TestCase):
+    def push(self, fleet, path, address=None):
+        code, answer = fleet.ask("push", path, address=address)
+        self.assertEqual(code, 0, answer)
+        return answer["result"]["version"]
+
+    def sidecar_state(self, fleet, name):
+        code, answer = fleet.ask("status", address=f"ipc://{fleet.run_dir}/{name}.control")
+        self.assertEqual(code, 0, answer)
+        return answer["result"]
+
+    def members(self, fleet, address=None):
+        code, answer = fleet.ask("status", address=address)
+        return {s["name"]: s for s in answer["result"]["sidecars"]} if code == 0 else {}
+
+    def stopped_whole(self, fleet, *engines):
+        for engine in engines:
+            code, said = fleet.stop(engine)
+            self.assertEqual(code, 0, said)
+            self.assertIn('"torn":0', said)
+
+
+class Restarts(Case):
+    """1.2 is committed on a alone, while b stands still; the trainer is killed; b comes first to its successor."""
+
+    def restart(self, with_record):
+        with Fleet(WSYNC) as fleet:
+            one, two = tensors.make(fleet.path("one"), 1), tensors.make(fleet.path("two"), 2)
+            (a, a_engines), (b, b_engines) = fleet.sidecar("a"), fleet.sidecar("b")
+            engines = [fleet.engine(a_engines, "ra", one), fleet.engine(b_engines, "rb", one)]
+            quick = ("--set", "deadlines.gather=2s")
+            trainer = fleet.start("trainer", "--set", "min_sidecars=2", *quick)
+            first = self.push(fleet, one)
+            fleet.until_ready(first, "ra", "rb")
+            b.send_signal(signal.SIGSTOP)
+            fleet.until(lambda: not self.members(fleet)["b"]["connected"], "the loss of b")
+            second = self.push(fleet, two)
+            fleet.until_ready(second, "ra")
+            trainer.kill()
+            trainer.wait()
+            if not with_record:
+                os.unlink(os.path.join(fleet.environment["WSYNC_STATE_DIR"], "default", "coordinator.decisions"))
+            a.send_signal(signal.SIGSTOP)
+            b.send_signal(signal.SIGCONT)
+            fleet.start("trainer", *quick)
+            # Only b has come when the claim is over; without a record it is all that is known.
+            fleet.until(lambda: self.members(fleet).get("b", {}).get("target") == (second if with_record else first),
+                        "a decision with b alone")
+            a.send_signal(signal.SIGCONT)
+            fleet.until(lambda: {m["target"] for m in self.members(fleet).values()} == {second} and len(self.members(fleet)) == 2,
+                        "the newer decision everywhere")
+            state = self.sidecar_state(fleet, "a")
+            self.assertEqual((state["target"], state["withdrawn"]), (second, []))
+            replica, = state["sidecars"][0]["replicas"]
+            self.assertEqual((replica["version"], replica["ready"]), (second, True))
+            # The engine of a never left it: it has switched twice, and then no more.
+            code, said = fleet.stop(engines[0])
+            self.assertEqual(code, 0, said)
+            last = json.loads(said.splitlines()[-1])["result"]
+            self.assertEqual(last["torn"], 0)
+            self.assertEqual(last["version"] if "version" in last else second, second)
+            # And the fleet goes on.
+            fleet.until_ready(self.push(fleet, one), "rb")
+            self.stopped_whole(fleet, engines[1])
+
+    def test_a_committed_version_does_not_go_back(self):
+        self.restart(with_record=True)
+
+    def test_nor_without_a_record(self):
+        self.restart(with_record=False)
+
+
+class Obligations(Case):
+    def test_a_rollback_that_a_full_disc_kept_out_is_taken_when_there_is_room(self):
+        with Fleet(WSYNC) as fleet, Disc(fleet.path("disc")) as disc:
+            one, two = tensors.make(fleet.path("one"), 1), tensors.make(fleet.path("two"), 2)
+            _, a_engines = fleet.sidecar("a", "--set", f"state_dir={disc.directory}")
+            _, b_engines = fleet.sidecar("b")
+            engines = [fleet.engine(a_engines, "ra", one), fleet.engine(b_engines, "rb", one)]
+            fleet.start("trainer", "--set", "min_sidecars=2")
+            first, second = self.push(fleet, one), self.push(fleet, two)
+            fleet.until_ready(second, "ra", "rb")
+            disc.fill()
+            code, answer = fleet.ask("rollback")
+            self.assertEqual((code, answer["result"]["partial"]), (1, True), answer)
+            self.assertIn("No space left on device", answer["result"]["reason"])
+            fleet.until_ready(first, "rb")
+            # a still serves what was withdrawn: neither side calls that ready.
+            for reply in (fleet.replicas()["ra"], self.sidecar_state(fleet, "a")["sidecars"][0]["replicas"][0]):
+                self.assertEqual((reply["version"], reply["ready"]), (second, False), reply)
+                self.assertIn("withdrawn", reply["reason"])
+            # Once more by hand: it is no refusal, and says the same.
+            code, answer = fleet.ask("rollback", "--to", first)
+            self.assertEqual((code, answer["result"]["partial"]), (1, True), answer)
+            disc.empty()
+            fleet.until_ready(first, "ra", "rb")  # nobody has asked again
+            code, answer = fleet.ask("rollback", "--to", first)
+            self.assertEqual((code, answer["result"]["ok"]), (0, True), answer)
+            self.stopped_whole(fleet, *engines)
+
+    def test_a_decision_that_the_coordinator_cannot_store_is_told_to_nobody(self):
+        with Fleet(WSYNC) as fleet, Disc(fleet.path("disc")) as disc:
+            one, two = tensors.make(fleet.path("one"), 1), tensors.make(fleet.path("two"), 2)
+            _, engines = fleet.sidecar("a")
+            engine = fleet.engine(engines, "ra", one)
+            trainer = fleet.start("trainer", "--set", f"state_dir={disc.directory}")
+            first = self.push(fleet, one)
+            disc.fill()
+            code, answer = fleet.ask("push", two)
+            self.assertEqual(code, 1, answer)
+            for word in ("could not be stored", "coordinator.decisions", "No space left on device"):
+                self.assertIn(word, answer["result"]["reason"])
+            self.assertEqual(self.sidecar_state(fleet, "a")["target"], first)
+            disc.empty()
+            fleet.until_ready(self.push(fleet, two), "ra")
+            self.assertIsNone(trainer.poll())
+            self.stopped_whole(fleet, engine)
+
+
+class Strangers(Case):
+    def test_two_coordinators_with_one_state_directory_never_claim_one_epoch(self):
+        with Fleet(WSYNC) as fleet:
+            one, two = tensors.make(fleet.path("one"), 1), tensors.make(fleet.path("two"), 2)
+            id_of = ("--set", f"fleet_id={FLEET_ID}")
+            addresses = {}
+            for name in ("x", "y"):
+                run_dir = fleet.path(name)
+                addresses[name] = f"ipc://{run_dir}/control"
+                fleet.sidecar(name, "--set", f"coordinator={addresses[name]}")
+            # Both have read an empty record before either claims: nobody can claim before its sidecar comes.
+            trainers = {name: fleet.start("trainer", "--set", f"run_dir={fleet.path(name)}", *id_of) for name in addresses}
+
+            def settled():
+                states = {}
+                for name, trainer in trainers.items():
+                    if trainer.poll() is not None:
+                        states[name] = None
+                        continue
+                    code, answer = fleet.ask("status", address=addresses[name])
+                    if code != 0 or answer["result"]["fence_epoch"] == 0:
+                        return False
+                    states[name] = answer["result"]["fence_epoch"]
+                settled.epochs = [e for e in states.values() if e]
+                return True
+            fleet.until(settled, "both claims")
+            self.assertEqual(len(set(settled.epochs)), len(settled.epochs), "one epoch was claimed twice")
+            # Only the one whose claim is stored can decide.
+            committed = []
+            for name, path in (("x", one), ("y", two)):
+                if trainers[name].poll() is None:
+                    engine = fleet.engine(os.path.join(fleet.run_dir, f"{name}.engines"), f"r{name}", path)
+                    done = subprocess.run([WSYNC, "push", path, "--json", "--coordinator", addresses[name], "--timeout", "30"],
+                                          env=fleet.environment, text=True, capture_output=True, timeout=DEADLINE_S)
+                    answer = json.loads(done.stdout)
+                    if done.returncode == 0:
+                        committed.append(answer["result"]["version"])
+                    else:
+                        self.assertIn("another coordinator with the same state has claimed", json.dumps(answer))
+                    fleet.stop(engine)
+            self.assertEqual(len(committed), 1, committed)
+
+    def test_a_sidecar_of_another_fleet_stops_nobody(self):
+        with Fleet(WSYNC) as fleet:
+            one, two = tensors.make(fleet.path("one"), 1), tensors.make(fleet.path("two"), 2)
+            _, engines = fleet.sidecar("a")
+            engine = fleet.engine(engines, "ra", one)
+            trainer = fleet.start("trainer")
+            first = self.push(fleet, one)
+            # The other fleet comes to a higher epoch.
+            other = ("--set", "fleet=other")
+            address = f"ipc://{fleet.path('other')}/control"
+            stray, _ = fleet.sidecar("stray", *other, "--set", f"coordinator={address}")
+            for _ in range(3):
+                one_of_it = fleet.start("trainer", "--set", f"run_dir={fleet.path('other')}", *other)
+                fleet.until(lambda: self.members(fleet, address).get("stray", {}).get("connected"), "the stray one in its own fleet")
+                fleet.stop(one_of_it)
+            self.assertEqual(fleet.stop(stray)[0], 0)
+            # It comes to the wrong address.
+            fleet.sidecar("stray", *other)
+            incidents = lambda: [i["text"] for i in fleet.ask("status")[1]["result"]["incidents"]]
+            fleet.until(lambda: any("'stray' cannot join: it belongs to fleet" in text for text in incidents()), "the refusal")
+            fleet.until_ready(self.push(fleet, two), "ra")
+            self.assertIsNone(trainer.poll())
+            self.assertEqual(set(self.members(fleet)), {"a"})
+            state = self.sidecar_state(fleet, "stray")
+            self.assertEqual((state["fence_epoch"], state["target"]), (3, "0.0"))
+            self.assertNotEqual(state["fleet_id"], fleet.ask("status")[1]["result"]["fleet_id"])
+            self.assertNotEqual(first, "0.0")
+            self.stopped_whole(fleet, engine)
+
+    def test_a_second_sidecar_of_one_name_waits_until_the_first_has_gone(self):
+        with Fleet(WSYNC) as fleet:
+            one = tensors.make(fleet.path("one"), 1)
+            first, engines = fleet.sidecar("a")
+            engine = fleet.engine(engines, "ra", one)
+            fleet.start("trainer")
+            version = self.push(fleet, one)
+            own = ("--set", f"run_dir={fleet.path('second')}", "--set", f"state_dir={fleet.path('second-state')}",
+                   "--set", f"coordinator={fleet.address}")
+            second = fleet.start("sidecar", "--set", "name=a", *own)
+            address = f"ipc://{fleet.path('second')}/a.control"
+            fleet.until(lambda: fleet.ask("status", address=address)[0] == 0, "the second one")
+            incidents = lambda: [i["text"] for i in fleet.ask("status")[1]["result"]["incidents"]]
+            fleet.until(lambda: any(f"process {second.pid} on" in text and "is refused" in text for text in incidents()), "the refusal")
+            for _ in range(3):
+                member = self.members(fleet)["a"]
+                self.assertEqual((member["pid"], member["connected"]), (first.pid, True))
+                self.assertFalse(fleet.ask("status", address=address)[1]["result"]["sidecars"][0]["connected"])
+            fleet.until_ready(self.push(fleet, one), "ra")
+            first.kill()
+            first.wait()
+            fleet.until(lambda: self.members(fleet)["a"]["pid"] == second.pid, "the second one in the place of the first")
+            self.assertNotEqual(version, "0.0")
+            fleet.stop(engine)
+
+
+if __name__ == "__main__":
+    unittest.main()
