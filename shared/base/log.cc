@@ -1,7 +1,6 @@
 #include "shared/base/log.h"
 
 #include <memory>
-#include <mutex>
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
@@ -89,7 +88,15 @@ std::shared_ptr<spdlog::logger>& current() {
 
 }  // namespace
 
-void log_init(const LogOptions& options) { std::atomic_store(&current(), make_logger(options)); }
+std::mutex& log_mutex() noexcept {
+  static auto* mutex = new std::mutex;  // leaked as the logger is
+  return *mutex;
+}
+
+void log_init(const LogOptions& options) {
+  const std::lock_guard lock(log_mutex());
+  current() = make_logger(options);
+}
 
 Result<LogLevel> parse_log_level(std::string_view text) {
   if (text == "debug") return LogLevel::kDebug;
@@ -110,11 +117,13 @@ Result<LogFormat> parse_log_format(std::string_view text) {
 }
 
 bool log_enabled(LogLevel level) noexcept {
-  return std::atomic_load(&current())->should_log(to_spdlog(level));
+  const std::lock_guard lock(log_mutex());
+  return current()->should_log(to_spdlog(level));
 }
 
 void log_write(LogLevel level, std::string_view message) {
-  std::atomic_load(&current())->log(to_spdlog(level), "{}", message);
+  const std::lock_guard lock(log_mutex());
+  current()->log(to_spdlog(level), "{}", message);
 }
 
 }  // namespace wsync

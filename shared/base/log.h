@@ -3,6 +3,7 @@
 #pragma once
 
 #include <fmt/format.h>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -28,6 +29,8 @@ void log_init(const LogOptions& options);
 [[nodiscard]] Result<LogFormat> parse_log_format(std::string_view text);
 // Whether a line of this level would be written.
 [[nodiscard]] bool log_enabled(LogLevel level) noexcept;
+// Held while anything of the log is used, also by fork(): a child finds its sink unlocked.
+[[nodiscard]] std::mutex& log_mutex() noexcept;
 // Writes one line.
 void log_write(LogLevel level, std::string_view message);
 

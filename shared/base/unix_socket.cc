@@ -30,8 +30,9 @@ Result<sockaddr_un> address_of(const std::string& path) {
 }
 
 Result<UniqueFd> new_socket(bool non_blocking) {
-  UniqueFd fd(
-      ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | (non_blocking ? SOCK_NONBLOCK : 0), 0));
+  UniqueFd fd = UniqueFd::made_by([&] {
+    return ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | (non_blocking ? SOCK_NONBLOCK : 0), 0);
+  });
   if (!fd.valid()) return fail_errno("socket", errno);
   return fd;
 }
@@ -118,7 +119,8 @@ Result<> make_private_directory(const std::string& path) {
 
 Result<LockFile> LockFile::acquire(const std::string& path) {
   for (;;) {
-    UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+    UniqueFd fd = UniqueFd::made_by(
+        [&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600); });
     if (!fd.valid()) return fail_errno(fmt::format("open {}", path), errno);
     if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno == EINTR) continue;
@@ -207,7 +209,8 @@ Result<ListeningSocket> ListeningSocket::bind(const std::string& path, Claim how
 
 Result<std::optional<AcceptedSocket>> ListeningSocket::accept() {
   for (;;) {
-    UniqueFd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    UniqueFd fd = UniqueFd::made_by(
+        [&] { return ::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK); });
     if (!fd.valid()) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno == EAGAIN) return std::nullopt;
@@ -316,6 +319,8 @@ Result<std::size_t> receive_some(int socket, std::span<std::byte> buffer,
   message.msg_iovlen = 1;
   message.msg_control = control.data();
   message.msg_controllen = control.size();
+  std::vector<UniqueFd> received;  // owned before anything can fail
+  std::optional<ForkGate> gate(std::in_place);
   ssize_t n = 0;
   do {
     n = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
@@ -325,7 +330,6 @@ Result<std::size_t> receive_some(int socket, std::span<std::byte> buffer,
     if (is_gone(errno)) return fail(ErrorCode::kPeerLost, "the peer closed the connection");
     return fail_errno("receive", errno);
   }
-  std::vector<UniqueFd> received;  // owned before anything can fail
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
@@ -336,6 +340,7 @@ Result<std::size_t> receive_some(int socket, std::span<std::byte> buffer,
       received.emplace_back(fd);
     }
   }
+  gate.reset();
   if ((message.msg_flags & MSG_CTRUNC) != 0)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("the peer's descriptors did not all arrive: at most {} may come with "

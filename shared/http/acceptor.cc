@@ -108,8 +108,9 @@ void Acceptor::wait_once(Idle& idle, bool accepting) {
 // False: this process cannot have more connections now.
 bool Acceptor::accept_all(Idle& idle) {
   while (open_ < limits_.connections) {
-    UniqueFd socket(
-        ::accept4(listener_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    UniqueFd socket = UniqueFd::made_by([&] {
+      return ::accept4(listener_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    });
     if (!socket.valid()) {
       if (errno == EAGAIN || errno == EWOULDBLOCK) return true;
       if (errno == ECONNABORTED || errno == EINTR) continue;  // it ended before it was taken

@@ -47,8 +47,10 @@ Result<Addresses> resolve(const std::string& host, std::uint16_t port) {
 
 // errno of what failed; 0 when the socket listens.
 int try_to_listen(const addrinfo& address, UniqueFd& socket) {
-  socket.reset(
-      ::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, address.ai_protocol));
+  socket = UniqueFd::made_by([&] {
+    return ::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK,
+                    address.ai_protocol);
+  });
   if (!socket.valid()) return errno;
   // A server that is started again does not wait for the connections of the one before. Two at once
   // still get an error.
@@ -119,7 +121,8 @@ Result<Listener> listen_on(const std::string& host, std::uint16_t port) {
 Result<Listener> listen_at(const std::string& path, Claim how) {
   auto claimed = SocketPath::claim(path, how);
   if (!claimed) return fail(std::move(claimed).error());
-  UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  UniqueFd socket = UniqueFd::made_by(
+      [] { return ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
   if (!socket.valid()) return fail_errno("socket of an HTTP server", errno);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "shared/base/fork_guard.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/log.h"
@@ -134,6 +135,7 @@ Result<> judge(const wsync::control::PublishStatus& status) {
 }  // namespace
 
 struct wsync_trainer {
+  wsync::HomeProcess home;
   std::unique_ptr<wsync::plugin::Trainer> trainer;
   std::mutex mutex;
   std::vector<RankTensor> tensors;     // under mutex
@@ -145,6 +147,20 @@ struct wsync_trainer {
     return current;
   }
 };
+
+namespace {
+
+// When this library is loaded: no thread is in the middle of it then.
+[[maybe_unused]] const bool kForks = wsync::close_descriptors_in_children();
+
+// Before anything of the handle is touched: in a child its locks may be held by threads that are
+// not there.
+Result<> check(const wsync_trainer* trainer) {
+  if (trainer == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "trainer is NULL");
+  return trainer->home.check("wsync_trainer");
+}
+
+}  // namespace
 
 wsync_code wsync_trainer_create(const wsync_trainer_options* options, wsync_trainer** trainer) {
   if (trainer != nullptr) *trainer = nullptr;
@@ -175,8 +191,8 @@ wsync_code wsync_trainer_create(const wsync_trainer_options* options, wsync_trai
 
 wsync_code wsync_trainer_add_tensor(wsync_trainer* trainer, const wsync_trainer_tensor* tensor) {
   return run([&]() -> Result<> {
-    if (trainer == nullptr || tensor == nullptr)
-      return wsync::fail(ErrorCode::kInvalidInput, "trainer or tensor is NULL");
+    WSYNC_TRY(check(trainer));
+    if (tensor == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "tensor is NULL");
     auto read = read_tensor_argument(*tensor);
     if (!read) return wsync::fail(std::move(read).error());
     const std::lock_guard lock(trainer->mutex);
@@ -187,7 +203,7 @@ wsync_code wsync_trainer_add_tensor(wsync_trainer* trainer, const wsync_trainer_
 }
 
 void wsync_trainer_clear_tensors(wsync_trainer* trainer) {
-  if (trainer == nullptr) return;
+  if (trainer == nullptr || !trainer->home.is_here()) return;
   const std::lock_guard lock(trainer->mutex);
   trainer->tensors.clear();
   trainer->current.reset();
@@ -195,7 +211,7 @@ void wsync_trainer_clear_tensors(wsync_trainer* trainer) {
 
 wsync_code wsync_trainer_start(wsync_trainer* trainer) {
   return run([&]() -> Result<> {
-    if (trainer == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "trainer is NULL");
+    WSYNC_TRY(check(trainer));
     return trainer->trainer->start();
   });
 }
@@ -203,8 +219,8 @@ wsync_code wsync_trainer_start(wsync_trainer* trainer) {
 wsync_code wsync_trainer_publish_async(wsync_trainer* trainer, uint64_t step,
                                        wsync_publish* publish) {
   return run([&]() -> Result<> {
-    if (trainer == nullptr || publish == nullptr)
-      return wsync::fail(ErrorCode::kInvalidInput, "trainer or publish is NULL");
+    WSYNC_TRY(check(trainer));
+    if (publish == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "publish is NULL");
     *publish = 0;
     const auto id = trainer->trainer->publish_async(trainer->described(), step);
     if (!id) return wsync::fail(id.error());
@@ -224,8 +240,8 @@ wsync_code wsync_trainer_publish(wsync_trainer* trainer, uint64_t step, wsync_pu
 wsync_code wsync_trainer_poll(wsync_trainer* trainer, wsync_publish publish,
                               wsync_publish_status* status) {
   return run([&]() -> Result<> {
-    if (trainer == nullptr || status == nullptr)
-      return wsync::fail(ErrorCode::kInvalidInput, "trainer or status is NULL");
+    WSYNC_TRY(check(trainer));
+    if (status == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "status is NULL");
     const auto view = trainer->trainer->look(publish);
     if (!view) return wsync::fail(view.error());
     fill(*status, *view);
@@ -237,7 +253,7 @@ wsync_code wsync_trainer_wait(wsync_trainer* trainer, wsync_publish publish,
                               wsync_publish_state state, int timeout_ms,
                               wsync_publish_status* status) {
   return run([&]() -> Result<> {
-    if (trainer == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "trainer is NULL");
+    WSYNC_TRY(check(trainer));
     if (state < WSYNC_PUBLISH_PENDING || state > WSYNC_PUBLISH_COMMITTED)
       return wsync::fail(ErrorCode::kInvalidInput,
                          fmt::format("{} is no state to wait for", static_cast<int>(state)));
@@ -257,7 +273,7 @@ wsync_code wsync_trainer_wait(wsync_trainer* trainer, wsync_publish publish,
 wsync_code wsync_trainer_roll_back(wsync_trainer* trainer, wsync_version to, int timeout_ms,
                                    wsync_rollback* result) {
   return run([&]() -> Result<> {
-    if (trainer == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "trainer is NULL");
+    WSYNC_TRY(check(trainer));
     const auto time = time_of(timeout_ms);
     if (!time) return wsync::fail(time.error());
     const auto reply = trainer->trainer->roll_back({.epoch = to.epoch, .step = to.step}, *time);
@@ -273,11 +289,13 @@ wsync_code wsync_trainer_roll_back(wsync_trainer* trainer, wsync_version to, int
 
 wsync_code wsync_trainer_check(wsync_trainer* trainer) {
   return run([&]() -> Result<> {
-    if (trainer == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "trainer is NULL");
+    WSYNC_TRY(check(trainer));
     return trainer->trainer->check();
   });
 }
 
 const char* wsync_trainer_error(void) { return last_error.c_str(); }
 
-void wsync_trainer_destroy(wsync_trainer* trainer) { delete trainer; }
+void wsync_trainer_destroy(wsync_trainer* trainer) {
+  if (trainer != nullptr && trainer->home.is_here()) delete trainer;
+}

@@ -11,6 +11,7 @@
 #include "inference_side/engine/link/engine_link.h"
 #include "inference_side/engine/link/wsync/engine.h"
 #include "inference_side/reload/shard.h"
+#include "shared/base/fork_guard.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 
@@ -139,6 +140,7 @@ Result<std::unique_ptr<wsync::device::Device>> device_of(int weights_on, int gpu
 }  // namespace
 
 struct wsync_engine {
+  wsync::HomeProcess home;
   CallbackEngine callbacks;
   std::string socket_path;
   wsync_take take;
@@ -164,6 +166,18 @@ struct wsync_engine {
   }
 };
 
+namespace {
+
+// When this library is loaded: no thread is in the middle of it then.
+[[maybe_unused]] const bool kForks = wsync::close_descriptors_in_children();
+
+// Asked before anything of the handle is touched: in a child its locks may be held by threads that
+// are not there.
+bool is_here(const wsync_engine* engine) { return engine != nullptr && engine->home.is_here(); }
+bool is_attached(const wsync_engine* engine) { return is_here(engine) && engine->link; }
+
+}  // namespace
+
 wsync_engine* wsync_engine_create(const wsync_engine_options* options) {
   if (options == nullptr || options->socket_path == nullptr || options->replica == nullptr ||
       options->callbacks.pause == nullptr || options->callbacks.commit == nullptr ||
@@ -172,7 +186,8 @@ wsync_engine* wsync_engine_create(const wsync_engine_options* options) {
     return nullptr;
   try {
     auto engine = std::make_unique<wsync_engine>(
-        wsync_engine{.callbacks = CallbackEngine(options->callbacks, options->user),
+        wsync_engine{.home = {},
+                     .callbacks = CallbackEngine(options->callbacks, options->user),
                      .socket_path = options->socket_path,
                      .take = options->take,
                      .weights_on = number_of(options->weights_on),
@@ -196,7 +211,7 @@ wsync_engine* wsync_engine_create(const wsync_engine_options* options) {
 }
 
 int wsync_engine_add_tensor(wsync_engine* engine, const wsync_tensor* tensor) {
-  if (engine == nullptr || tensor == nullptr) return -1;
+  if (!is_here(engine) || tensor == nullptr) return -1;
   return engine->run([&]() -> Result<> {
     if (engine->link)
       return wsync::fail(ErrorCode::kInvalidInput, "tensors are added before wsync_engine_attach");
@@ -208,7 +223,7 @@ int wsync_engine_add_tensor(wsync_engine* engine, const wsync_tensor* tensor) {
 }
 
 int wsync_engine_attach(wsync_engine* engine) {
-  if (engine == nullptr) return -1;
+  if (!is_here(engine)) return -1;
   return engine->run([&]() -> Result<> {
     if (engine->link)
       return wsync::fail(ErrorCode::kInvalidInput, "the engine is attached already");
@@ -226,29 +241,29 @@ int wsync_engine_attach(wsync_engine* engine) {
 }
 
 int wsync_engine_start(wsync_engine* engine) {
-  if (engine == nullptr || !engine->link) return -1;
+  if (!is_attached(engine)) return -1;
   return engine->run([&] { return engine->link->start(); });
 }
 
 int wsync_engine_poll(wsync_engine* engine, int timeout_ms) {
-  if (engine == nullptr || !engine->link) return -1;
+  if (!is_attached(engine)) return -1;
   return engine->run([&] { return engine->link->poll(timeout_ms); });
 }
 
 int wsync_engine_fd(const wsync_engine* engine) {
-  return engine == nullptr || !engine->link ? -1 : engine->link->fd();
+  return is_attached(engine) ? engine->link->fd() : -1;
 }
 
 void wsync_engine_report_paused(wsync_engine* engine, uint64_t step) {
-  if (engine != nullptr && engine->link) engine->link->report_paused(step);
+  if (is_attached(engine)) engine->link->report_paused(step);
 }
 
 void wsync_engine_report_running(wsync_engine* engine, uint64_t step) {
-  if (engine != nullptr && engine->link) engine->link->report_running(step);
+  if (is_attached(engine)) engine->link->report_running(step);
 }
 
 wsync_engine_state wsync_engine_status(const wsync_engine* engine) {
-  if (engine == nullptr || !engine->link) return {};
+  if (!is_attached(engine)) return {};
   const auto status = engine->link->status();
   return {.attached = status.attached ? 1 : 0,
           .state = static_cast<wsync_state>(status.state),
@@ -258,6 +273,11 @@ wsync_engine_state wsync_engine_status(const wsync_engine* engine) {
 
 const char* wsync_engine_error(wsync_engine* engine) {
   if (engine == nullptr) return "no engine";
+  if (const auto here = engine->home.check("wsync_engine"); !here) {
+    thread_local std::string sentence;
+    sentence = here.error().message();
+    return sentence.c_str();
+  }
   if (engine->link && engine->error.empty()) {
     engine->link_error = engine->link->status().last_error;
     return engine->link_error.c_str();
@@ -266,7 +286,9 @@ const char* wsync_engine_error(wsync_engine* engine) {
 }
 
 void wsync_engine_stop(wsync_engine* engine) {
-  if (engine != nullptr && engine->link) engine->link->stop();
+  if (is_attached(engine)) engine->link->stop();
 }
 
-void wsync_engine_destroy(wsync_engine* engine) { delete engine; }
+void wsync_engine_destroy(wsync_engine* engine) {
+  if (is_here(engine)) delete engine;
+}

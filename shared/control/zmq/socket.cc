@@ -3,6 +3,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <fcntl.h>
 
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
@@ -33,6 +34,24 @@ bool has_input(void* socket) {
   int events = 0;
   std::size_t size = sizeof events;
   return zmq_getsockopt(socket, ZMQ_EVENTS, &events, &size) == 0 && (events & ZMQ_POLLIN) != 0;
+}
+
+struct MonitorEvent {
+  std::uint16_t kind = 0;
+  std::uint32_t value = 0;
+};
+
+std::optional<MonitorEvent> next_event(void* monitor) {
+  if (!has_input(monitor)) return std::nullopt;
+  Part message;  // u16 event, u32 value
+  Part address;
+  if (zmq_msg_recv(message.raw(), monitor, ZMQ_DONTWAIT) < 0) return std::nullopt;
+  zmq_msg_recv(address.raw(), monitor, ZMQ_DONTWAIT);
+  MonitorEvent event;
+  if (message.bytes().size() < sizeof event.kind + sizeof event.value) return event;
+  std::memcpy(&event.kind, message.bytes().data(), sizeof event.kind);
+  std::memcpy(&event.value, message.bytes().data() + sizeof event.kind, sizeof event.value);
+  return event;
 }
 
 }  // namespace
@@ -71,13 +90,29 @@ Socket::~Socket() {
 
 Result<> Socket::bind(const PortAddress& address) {
   if (address.ipv6) set(socket_.get(), ZMQ_IPV6, 1);
-  if (zmq_bind(socket_.get(), address.endpoint.c_str()) == 0) return {};
-  if (zmq_errno() == EADDRINUSE)
+  WSYNC_TRY(watch(ZMQ_EVENT_LISTENING));
+  const bool bound = [&] {
+    const ForkGate gate;
+    if (zmq_bind(socket_.get(), address.endpoint.c_str()) != 0) return false;
+    // The event has come when bind returns; its value is the descriptor.
+    if (const auto event = next_event(monitor_.get()); event && event->kind == ZMQ_EVENT_LISTENING)
+      listening_ = UniqueFd(::fcntl(static_cast<int>(event->value), F_DUPFD_CLOEXEC, 0));
+    return true;
+  }();
+  const int error = zmq_errno();
+  zmq_socket_monitor(socket_.get(), nullptr, 0);
+  monitor_.reset();
+  if (bound && !listening_.valid())
+    return fail(ErrorCode::kIo, fmt::format("listen on {}: the listening socket cannot be had; "
+                                            "raise the limit of open files (ulimit -n)",
+                                            address.endpoint));
+  if (bound) return {};
+  if (error == EADDRINUSE)
     return fail(ErrorCode::kBusy,
                 fmt::format("listen on {}: the address is in use: stop the other coordinator, or "
                             "choose another address",
                             address.endpoint));
-  return fail_zmq(fmt::format("listen on {}", address.endpoint), zmq_errno());
+  return fail_zmq(fmt::format("listen on {}", address.endpoint), error);
 }
 
 Result<> Socket::connect(const PortAddress& address) {
@@ -100,8 +135,11 @@ std::string Socket::last_endpoint() const {
 }
 
 Result<> Socket::watch_connections() {
-  if (zmq_socket_monitor(socket_.get(), kMonitorEndpoint,
-                         ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED) != 0)
+  return watch(ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED);
+}
+
+Result<> Socket::watch(int events) {
+  if (zmq_socket_monitor(socket_.get(), kMonitorEndpoint, events) != 0)
     return fail_zmq("watch a ZeroMQ socket", zmq_errno());
   monitor_.reset(zmq_socket(context_.get(), ZMQ_PAIR));
   if (!monitor_ || !set(monitor_.get(), ZMQ_LINGER, 0) ||
@@ -113,16 +151,9 @@ Result<> Socket::watch_connections() {
 int Socket::monitor_fd() const { return fd_of(monitor_.get()); }
 
 std::optional<ConnectionEvent> Socket::next_connection_event() {
-  while (has_input(monitor_.get())) {
-    Part event;  // u16 event, u32 value
-    Part address;
-    if (zmq_msg_recv(event.raw(), monitor_.get(), ZMQ_DONTWAIT) < 0) return std::nullopt;
-    zmq_msg_recv(address.raw(), monitor_.get(), ZMQ_DONTWAIT);
-    if (event.bytes().size() < sizeof(std::uint16_t)) continue;
-    std::uint16_t kind = 0;
-    std::memcpy(&kind, event.bytes().data(), sizeof kind);
-    if (kind == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) return ConnectionEvent::kUp;
-    if (kind == ZMQ_EVENT_DISCONNECTED) return ConnectionEvent::kDown;
+  while (const auto event = next_event(monitor_.get())) {
+    if (event->kind == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) return ConnectionEvent::kUp;
+    if (event->kind == ZMQ_EVENT_DISCONNECTED) return ConnectionEvent::kDown;
   }
   return std::nullopt;
 }

@@ -13,6 +13,7 @@
 #include <zmq.h>
 
 #include "shared/base/error.h"
+#include "shared/base/unique_fd.h"
 #include "shared/control/port.h"
 #include "shared/control/zmq/address.h"
 
@@ -87,9 +88,11 @@ class Socket {
     void operator()(void* context) const { zmq_ctx_term(context); }
   };
   Socket() = default;
+  [[nodiscard]] Result<> watch(int events);
   std::unique_ptr<void, CloseContext> context_;
   std::unique_ptr<void, CloseSocket> socket_;
   std::unique_ptr<void, CloseSocket> monitor_;
+  UniqueFd listening_;  // a duplicate, by which a forked child knows ZeroMQ's (fork_guard.h)
 };
 
 }  // namespace wsync::control

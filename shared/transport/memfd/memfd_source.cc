@@ -143,8 +143,9 @@ void MemfdSource::Server::run(const std::stop_token& stop) {
 
 void MemfdSource::Server::accept_peers() {
   for (;;) {
-    UniqueFd socket(
-        ::accept4(listener_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    UniqueFd socket = UniqueFd::made_by([&] {
+      return ::accept4(listener_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    });
     if (!socket.valid()) {
       // Without descriptors the connection stays queued and the listener readable.
       if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return;

@@ -22,7 +22,8 @@ Result<sockaddr_un> address_of(const std::string& path) {
 }
 
 Result<UniqueFd> new_socket() {
-  UniqueFd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  UniqueFd fd = UniqueFd::made_by(
+      [] { return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
   if (!fd.valid()) return fail_errno("make a Unix socket", errno);
   return fd;
 }

@@ -1,11 +1,14 @@
 #include "shared/transport/tcp/tcp_source.h"
 
+#include <cerrno>
+#include <fcntl.h>
 #include <map>
 #include <set>
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/base/unique_fd.h"
 #include "shared/transport/tcp/source_connection.h"
 
 namespace wsync::transport::tcp {
@@ -56,6 +59,7 @@ class TcpSource::Server : public std::enable_shared_from_this<TcpSource::Server>
   std::map<Version, std::shared_ptr<Offered>> offers_;
   std::set<std::shared_ptr<SourceConnection>> connections_;
   uv_tcp_t listener_{};
+  UniqueFd listening_;  // a duplicate, by which a forked child knows libuv's (fork_guard.h)
   uv_timer_t timer_{};
   std::shared_ptr<Server> listener_holds_;  // until the handles are closed
   std::shared_ptr<Server> timer_holds_;
@@ -75,12 +79,19 @@ Result<std::uint16_t> TcpSource::Server::start(const TcpAddress& address) {
       is_ipv6
           ? uv_ip6_addr(address.host.c_str(), address.port, reinterpret_cast<sockaddr_in6*>(&where))
           : uv_ip4_addr(address.host.c_str(), address.port, reinterpret_cast<sockaddr_in*>(&where));
-  if (rc == 0) rc = uv_tcp_bind(&listener_, any, 0);
-  if (rc == 0)
-    rc = uv_listen(reinterpret_cast<uv_stream_t*>(&listener_), 128,
-                   [](uv_stream_t* listener, int status) {
-                     static_cast<Server*>(listener->data)->on_connection(status);
-                   });
+  if (rc == 0) {
+    const ForkGate gate;
+    rc = uv_tcp_bind(&listener_, any, 0);
+    if (rc == 0)
+      rc = uv_listen(reinterpret_cast<uv_stream_t*>(&listener_), 128,
+                     [](uv_stream_t* listener, int status) {
+                       static_cast<Server*>(listener->data)->on_connection(status);
+                     });
+    int fd = -1;
+    if (rc == 0) rc = uv_fileno(reinterpret_cast<uv_handle_t*>(&listener_), &fd);
+    if (rc == 0) listening_ = UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    if (rc == 0 && !listening_.valid()) rc = uv_translate_sys_error(errno);
+  }
   int length = sizeof where;
   if (rc == 0) rc = uv_tcp_getsockname(&listener_, any, &length);
   if (rc != 0) return fail(ErrorCode::kIo, uv_sentence("listen on " + address.to_string(), rc));
@@ -98,6 +109,7 @@ Result<std::uint16_t> TcpSource::Server::start(const TcpAddress& address) {
 void TcpSource::Server::stop() {
   offers_.clear();
   for (const auto& connection : std::set(connections_)) connection->close();
+  listening_.reset();
   uv_close(reinterpret_cast<uv_handle_t*>(&listener_), [](uv_handle_t* handle) {
     const auto keep = std::move(static_cast<Server*>(handle->data)->listener_holds_);
   });

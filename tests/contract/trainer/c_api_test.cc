@@ -3,8 +3,13 @@
 #include <filesystem>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <set>
 #include <stdlib.h>
 #include <string>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <vector>
 #include <wsync/trainer.h>
 
@@ -56,6 +61,81 @@ class TrainerCApi : public testing::Test {
   std::uint64_t shape_[2] = {4, 64};
   std::byte memory_[4 * 64 * 2] = {};
 };
+
+std::set<int> open_sockets() {
+  std::set<int> found;
+  for (int fd = 0; fd < 1024; ++fd) {
+    int type = 0;
+    socklen_t size = sizeof type;
+    if (::getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0) found.insert(fd);
+  }
+  return found;
+}
+
+// What `work` returns, in a child.
+template <class Work>
+int in_child(Work work) {
+  const pid_t pid = ::fork();
+  if (pid == 0) ::_exit(work());
+  int status = -1;
+  ::waitpid(pid, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+sockaddr_in loopback(std::uint16_t port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(port);
+  return address;
+}
+
+std::uint16_t free_port() {
+  const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address = loopback(0);
+  socklen_t size = sizeof address;
+  EXPECT_EQ(::bind(socket, reinterpret_cast<const sockaddr*>(&address), size), 0);
+  EXPECT_EQ(::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  ::close(socket);
+  return ntohs(address.sin_port);
+}
+
+TEST_F(TrainerCApi, AForkedChildHasNoneOfItsSocketsAndIsRefused) {
+  const std::uint16_t port = free_port();
+  std::set<int> ours = open_sockets();
+  const std::string address = "tcp://127.0.0.1:" + std::to_string(port);
+  ASSERT_EQ(create({"listen=" + address, "http.address=tcp://127.0.0.1:0"}), WSYNC_OK)
+      << wsync_trainer_error();
+  ASSERT_EQ(wsync_trainer_start(trainer_), WSYNC_OK) << wsync_trainer_error();
+  // One that libzmq has accepted: it has said hello.
+  const int peer = *ours.insert(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)).first;
+  const sockaddr_in where = loopback(port);
+  ASSERT_EQ(::connect(peer, reinterpret_cast<const sockaddr*>(&where), sizeof where), 0);
+  char hello = 0;
+  ASSERT_EQ(::read(peer, &hello, 1), 1);
+  const auto foreign = [&] {
+    std::set<int> found = open_sockets();
+    for (const int own : ours) found.erase(own);
+    return static_cast<int>(found.size());
+  };
+  EXPECT_GE(foreign(), 4) << "listeners with their duplicates, and a connection";
+  EXPECT_EQ(in_child(foreign), 0) << "sockets of the library are open in the child";
+  EXPECT_EQ(in_child([&] { return in_child(foreign); }), 0);
+  EXPECT_EQ(in_child([&] {
+              const int refused = wsync_trainer_check(trainer_);
+              wsync_trainer_destroy(trainer_);
+              return refused == WSYNC_INVALID_INPUT &&
+                             std::string(wsync_trainer_error()).find("forked this one") !=
+                                 std::string::npos
+                         ? 0
+                         : 1;
+            }),
+            0);
+  EXPECT_EQ(in_child([&] { return ::write(peer, "", 1) == 1 ? 0 : 1; }), 0)
+      << "the child has lost what is not the library's";
+  EXPECT_EQ(wsync_trainer_check(trainer_), WSYNC_OK);
+  ::close(peer);
+}
 
 TEST_F(TrainerCApi, ABadConfigurationNamesTheKeyAndTheNearest) {
   EXPECT_EQ(create({"deadlines.publsh=1s"}), WSYNC_INVALID_INPUT);

@@ -19,7 +19,18 @@
  *
  * Threads: the library has threads of its own, with all signals blocked. Every function may be
  * called from any thread, but create and destroy; add_tensor and clear_tensors from one at a time.
- * Create it after fork, not before. Logs go to standard error as `log` of the configuration says.
+ * Logs go to standard error as `log` of the configuration says.
+ *
+ * fork: the parent goes on as if nothing had happened, and keeps all of its handles. Its child has
+ * nothing of this library: sockets, ports, lock files and arenas are closed there before fork
+ * returns, and the arenas are not mapped. A handle of the parent is of no use in the child: its
+ * functions are refused (WSYNC_INVALID_INPUT, and a sentence), and wsync_trainer_clear_tensors and
+ * _destroy do nothing, so that exit handlers and destructors may call them. What the handle takes of
+ * the child's memory stays until the child ends. The child may fork again, exec, or make handles of
+ * its own. One that is forked inside a `read` ends or execs there, and does not return from it.
+ * Through vfork and posix_spawn nothing passes the exec. clone, _Fork and a fork by syscall() do not
+ * call what pthread_atfork has registered: such a child keeps sockets, ports and lock files in use
+ * until it ends or execs, and the parent's death is not seen until then.
  *
  * Functions that return a wsync_code return WSYNC_OK or what kind of failure it was;
  * wsync_trainer_error then has one sentence. */
@@ -156,7 +167,7 @@ WSYNC_API wsync_code wsync_trainer_check(wsync_trainer* trainer);
  * the next call from this thread. */
 WSYNC_API const char* wsync_trainer_error(void);
 /* Stops and frees; waits for a `read` that runs. Publishes that have not ended are dropped: wait
- * for them before. NULL is allowed. */
+ * for them before. NULL is allowed. Nothing in a forked child. */
 WSYNC_API void wsync_trainer_destroy(wsync_trainer* trainer);
 
 #ifdef __cplusplus

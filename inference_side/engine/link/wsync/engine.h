@@ -11,7 +11,20 @@
  * _stop or _destroy. Functions that return int return 0 for success; wsync_engine_error then has
  * one sentence. wsync_engine_report_* and _status may be called from any thread, the others from
  * the owner's. While a version is loaded, helper threads of the library may write to the tensors'
- * memory too, as many as the sidecar allows this rank: none when its engines share few cores. */
+ * memory too, as many as the sidecar allows this rank: none when its engines share few cores.
+ *
+ * fork: the parent goes on as if nothing had happened, and keeps all of its handles. Its child has
+ * nothing of this library: its descriptors are closed there before fork returns, so the sidecar sees
+ * the parent end whether the child lives or not. The memory of versions is not mapped in the child:
+ * reading what ADOPT has given is a SIGSEGV there. (Destinations of PIECES are memory of yours: the
+ * child has its copy.) A handle of the parent is of no use in the child: functions that return int
+ * fail, wsync_engine_error says why, wsync_engine_status is all zero, wsync_engine_fd is -1, and
+ * wsync_engine_report_*, _stop and _destroy do nothing, so that exit handlers and destructors may
+ * call them. What the handle takes of the child's memory stays until the child ends. The child may
+ * fork again, exec, or make handles of its own. One that is forked inside a callback ends or execs
+ * there, and does not return from it. Through vfork and posix_spawn nothing passes the exec. clone,
+ * _Fork and a fork by syscall() do not call what pthread_atfork has registered: such a child keeps
+ * the link open until it ends or execs, and the parent's death is not seen until then. */
 #ifndef WSYNC_ENGINE_H
 #define WSYNC_ENGINE_H
 
@@ -137,7 +150,8 @@ WSYNC_API wsync_engine_state wsync_engine_status(const wsync_engine* engine);
 WSYNC_API const char* wsync_engine_error(wsync_engine* engine);
 /* Ends the thread of wsync_engine_start, after the callback that runs. */
 WSYNC_API void wsync_engine_stop(wsync_engine* engine);
-/* Stops, detaches and frees; NULL is allowed. Adopted pointers are void afterwards. */
+/* Stops, detaches and frees; NULL is allowed. Adopted pointers are void afterwards. Nothing in a
+ * forked child. */
 WSYNC_API void wsync_engine_destroy(wsync_engine* engine);
 
 #ifdef __cplusplus
