@@ -67,15 +67,15 @@ bool set_lock(int fd, short type) {
 
 Result<UniqueFd> reopen_read_only(int fd) {
   const std::string path = fmt::format("/proc/self/fd/{}", fd);
-  UniqueFd reopened(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  UniqueFd reopened = UniqueFd::made_by([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); });
   if (!reopened.valid()) return fail_errno("re-open arena " + path + " read-only", errno);
   return reopened;
 }
 
-Result<UniqueFd> reopen_with_read_lock(int fd) {
+Result<ReadLease> reopen_with_read_lock(int fd) {
   auto reopened = reopen_read_only(fd);
-  if (!reopened) return reopened;
-  if (set_lock(reopened->get(), F_RDLCK)) return reopened;
+  if (!reopened) return fail(std::move(reopened).error());
+  if (set_lock(reopened->get(), F_RDLCK)) return ReadLease(std::move(*reopened));
   if (errno == EAGAIN || errno == EACCES)
     return fail(ErrorCode::kBusy, "the arena is being written; its writer holds the lease");
   return fail_errno("read lock of an arena", errno);
@@ -144,6 +144,13 @@ void MappedRegion::unmap() noexcept {
   bytes_ = {};
 }
 
+Result<> MappedRegion::keep_from_children() const {
+  if (planted("child_keeps_memory")) return {};
+  if (::madvise(bytes_.data(), bytes_.size(), MADV_DONTFORK) == 0) return {};
+  return fail_errno(fmt::format("keep {} bytes of an arena from forked children", bytes_.size()),
+                    errno);
+}
+
 Result<> MappedRegion::populate(bool writable, unsigned threads) const {
   std::vector<int> errors(std::max(1U, threads), 0);
   {
@@ -160,6 +167,12 @@ Result<> MappedRegion::populate(bool writable, unsigned threads) const {
                       error == EFAULT ? ENOMEM : error);
   }
   return {};
+}
+
+void ReadLease::end() noexcept {
+  if (fd_.valid() && home_.is_here() && !planted("lease_left_to_close"))
+    (void)set_lock(fd_.get(), F_UNLCK);
+  fd_.reset();
 }
 
 std::span<std::byte> WriteLease::data() const noexcept {
@@ -188,12 +201,14 @@ Result<SharedArena> SharedArena::create(const ArenaOptions& options) {
       kArenaHeaderBytes + (options.data_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   WSYNC_TRY(require_memory(file_bytes, what));
 
-  UniqueFd fd(::memfd_create(options.name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  UniqueFd fd = UniqueFd::made_by(
+      [&] { return ::memfd_create(options.name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING); });
   if (!fd.valid()) return fail_errno(what + ": memfd_create", errno);
   if (::ftruncate(fd.get(), static_cast<off_t>(file_bytes)) != 0)
     return fail_errno(fmt::format("{}: size it to {} bytes", what, file_bytes), errno);
   auto region = MappedRegion::map(fd.get(), file_bytes, true);
   if (!region) return fail(region.error().with_context(what));
+  WSYNC_TRY(region->keep_from_children());
   // Before the pages exist, or it has no effect. Only a hint: what the system says goes.
   if (options.huge_pages)
     (void)::madvise(region->bytes().data(), region->bytes().size(), MADV_HUGEPAGE);
@@ -243,11 +258,7 @@ Result<WriteLease> SharedArena::try_write_lease(const ArenaIdentity& identity) {
   return WriteLease(fd_.get(), region_.bytes());
 }
 
-Result<ReadLease> SharedArena::try_read_lease() const {
-  auto fd = reopen_with_read_lock(fd_.get());
-  if (!fd) return fail(std::move(fd).error());
-  return ReadLease(std::move(*fd));
-}
+Result<ReadLease> SharedArena::try_read_lease() const { return reopen_with_read_lock(fd_.get()); }
 
 Result<UniqueFd> SharedArena::share() const { return reopen_read_only(fd_.get()); }
 
@@ -282,9 +293,9 @@ Result<ArenaView> ArenaView::open(int fd, const ArenaExpectation& expected, unsi
   auto own = reopen_with_read_lock(fd);
   if (!own) return fail(std::move(own).error());
   struct stat file{};
-  if (::fstat(own->get(), &file) != 0) return fail_errno("stat of an arena", errno);
+  if (::fstat(own->fd(), &file) != 0) return fail_errno("stat of an arena", errno);
   const auto file_bytes = static_cast<std::uint64_t>(file.st_size);
-  const int seals = ::fcntl(own->get(), F_GET_SEALS);
+  const int seals = ::fcntl(own->fd(), F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals)
     return fail(ErrorCode::kRefused,
                 fmt::format("the descriptor is not a sealed arena: seals {:#x}, expected {:#x}",
@@ -293,8 +304,9 @@ Result<ArenaView> ArenaView::open(int fd, const ArenaExpectation& expected, unsi
     return fail(ErrorCode::kRefused,
                 fmt::format("the arena has {} bytes, less than its header's {}", file_bytes,
                             kArenaHeaderBytes));
-  auto region = MappedRegion::map(own->get(), file_bytes, false);
+  auto region = MappedRegion::map(own->fd(), file_bytes, false);
   if (!region) return fail(std::move(region).error());
+  WSYNC_TRY(region->keep_from_children());
   const Header header = read_header(region->bytes());
   if (header.magic != kArenaMagic || header.format != kArenaFormat)
     return fail(ErrorCode::kRefused,
@@ -307,7 +319,7 @@ Result<ArenaView> ArenaView::open(int fd, const ArenaExpectation& expected, unsi
     return fail(ErrorCode::kRefused, "the arena holds no complete version");
   WSYNC_TRY(compare(header.identity, header.data_bytes, expected));
   WSYNC_TRY(region->populate(false, threads));
-  if (planted("lease_let_go")) (void)set_lock(own->get(), F_UNLCK);
+  if (planted("lease_let_go")) (void)set_lock(own->fd(), F_UNLCK);
   return ArenaView(std::move(*own), std::move(*region), header.data_bytes);
 }
 
@@ -315,11 +327,9 @@ std::span<const std::byte> ArenaView::data() const noexcept {
   return region_.bytes().subspan(kArenaHeaderBytes, data_bytes_);
 }
 ArenaIdentity ArenaView::identity() const noexcept { return read_header(region_.bytes()).identity; }
-Result<UniqueFd> ArenaView::share() const { return reopen_read_only(fd_.get()); }
+Result<UniqueFd> ArenaView::share() const { return reopen_read_only(lease_.fd()); }
 MappedRegion ArenaView::end() && {
-  // Not left to the close: the mapping keeps the open file, and its lock, in being.
-  WSYNC_CHECK(set_lock(fd_.get(), F_UNLCK), "unlocking takes nothing that could be missing");
-  fd_.reset();
+  lease_.end();
   return std::move(region_);
 }
 

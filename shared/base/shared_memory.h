@@ -9,7 +9,9 @@
 // releases one, and a killed holder's lock goes with it.
 //   - the creator writes only under a WriteLease;
 //   - every reader re-opens the descriptor read-only and takes a read lock *before* it verifies and
-//     maps (ArenaView), or, in the creating process, takes a ReadLease.
+//     maps (ArenaView), or, in the creating process, takes a ReadLease;
+//   - a forked child shares the descriptions of its parent, so whoever ends a lease unlocks it: the
+//     close alone would leave it to the child. Arenas are not mapped in the child.
 // All lease calls are non-blocking: kBusy says that the other side holds it; the caller tries again
 // on a timer until its deadline.
 //
@@ -28,6 +30,7 @@
 
 #include "shared/base/digest.h"
 #include "shared/base/error.h"
+#include "shared/base/fork_guard.h"
 #include "shared/base/unique_fd.h"
 
 namespace wsync {
@@ -64,6 +67,8 @@ class MappedRegion {
   }
   ~MappedRegion() { unmap(); }
   [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
+  // A child that fork() makes does not have this mapping: touching it there is a SIGSEGV. kIo.
+  [[nodiscard]] Result<> keep_from_children() const;
   // Makes all page-table entries now, with `threads` threads: writable pages are allocated as well.
   // kResourceExhausted when there is not enough memory (never a SIGBUS).
   [[nodiscard]] Result<> populate(bool writable, unsigned threads) const;
@@ -73,13 +78,27 @@ class MappedRegion {
   std::span<std::byte> bytes_;
 };
 
-// A read lock on an arena, held by a descriptor of its own. Released on destruction.
+// A read lock on an arena, held by a descriptor of its own. Released on destruction, also while a
+// forked child has that descriptor; never by such a child.
 class ReadLease {
  public:
   explicit ReadLease(UniqueFd fd) noexcept : fd_(std::move(fd)) {}
+  ReadLease(ReadLease&&) noexcept = default;
+  ReadLease& operator=(ReadLease&& other) noexcept {
+    if (this != &other) {
+      end();
+      fd_ = std::move(other.fd_);
+      home_ = other.home_;
+    }
+    return *this;
+  }
+  ~ReadLease() { end(); }
+  void end() noexcept;
+  [[nodiscard]] int fd() const noexcept { return fd_.get(); }
 
  private:
   UniqueFd fd_;
+  HomeProcess home_;
 };
 
 // The right to write an arena. Borrows it: the SharedArena outlives the lease. Destroyed without
@@ -139,9 +158,9 @@ class SharedArena {
 
  private:
   SharedArena(UniqueFd fd, MappedRegion region) noexcept
-      : fd_(std::move(fd)), region_(std::move(region)) {}
+      : region_(std::move(region)), fd_(std::move(fd)) {}
+  MappedRegion region_;  // gone last: fork() waits for a close, which must not free the memory
   UniqueFd fd_;
-  MappedRegion region_;
 };
 
 // What a reader demands of an arena; members without a value are not compared.
@@ -170,10 +189,10 @@ class ArenaView {
   [[nodiscard]] MappedRegion end() &&;
 
  private:
-  ArenaView(UniqueFd fd, MappedRegion region, std::uint64_t data_bytes) noexcept
-      : fd_(std::move(fd)), region_(std::move(region)), data_bytes_(data_bytes) {}
-  UniqueFd fd_;  // holds the read lock
-  MappedRegion region_;
+  ArenaView(ReadLease lease, MappedRegion region, std::uint64_t data_bytes) noexcept
+      : region_(std::move(region)), lease_(std::move(lease)), data_bytes_(data_bytes) {}
+  MappedRegion region_;  // gone last, as in SharedArena
+  ReadLease lease_;
   std::uint64_t data_bytes_ = 0;
 };
 

@@ -4,7 +4,8 @@
 // Usage: trainer_rank RANK WORLD_SIZE CHECKPOINT [KEY=VALUE | fault:KIND:TENSOR]...
 // Faults: shape (describes the tensor with another shape), gap, overlap (has less or more of it),
 // fail (its read callback fails), hang (its read callback says so and does not return).
-// Commands: publish STEP, publish_async STEP, wait STATE TIMEOUT_MS, roll_back, check, quit.
+// Commands: publish STEP, publish_async STEP, wait STATE TIMEOUT_MS, roll_back, check, quit;
+// fork [again | run | spawn]: a child that stays; fork_and_call: one that calls every function.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -17,13 +18,14 @@
 #include <vector>
 #include <wsync/trainer.h>
 
+#include "tests/scenario/forking.h"
 #include "tests/scenario/rank_part.h"
 
 namespace {
 
 using Json = nlohmann::json;
 
-void say(const Json& event) { std::cout << event.dump() << std::endl; }
+using wsync::say;
 
 struct Part : wsync::RankPart {
   std::vector<wsync_range> ranges;
@@ -104,6 +106,25 @@ void say_status(wsync_code code, const wsync_publish_status& status) {
             {"reason", std::string(status.reason)}});
 }
 
+// In a child.
+void call_all(wsync_trainer* trainer, wsync_publish publish) {
+  const std::uint64_t shape = 1;
+  const wsync_trainer_tensor tensor{
+      .name = "t", .dtype = "U8", .shape = &shape, .shape_count = 1, .data = &shape};
+  wsync_publish_status status{};
+  say_code("add_tensor", wsync_trainer_add_tensor(trainer, &tensor));
+  wsync_trainer_clear_tensors(trainer);
+  say_code("start", wsync_trainer_start(trainer));
+  say_code("publish", wsync_trainer_publish(trainer, 1000, &publish));
+  say_code("publish_async", wsync_trainer_publish_async(trainer, 1001, &publish));
+  say_code("poll", wsync_trainer_poll(trainer, publish, &status));
+  say_code("wait", wsync_trainer_wait(trainer, publish, WSYNC_PUBLISH_COMMITTED, 1000, &status));
+  say_code("roll_back", wsync_trainer_roll_back(trainer, {}, 1000, nullptr));
+  say_code("check", wsync_trainer_check(trainer));
+  wsync_trainer_destroy(trainer);
+  wsync_trainer_destroy(trainer);  // nothing has happened
+}
+
 void obey(wsync_trainer* trainer) {
   wsync_publish publish = 0;
   for (std::string line; std::getline(std::cin, line);) {
@@ -127,6 +148,12 @@ void obey(wsync_trainer* trainer) {
       wsync_rollback result{};
       const auto code = wsync_trainer_roll_back(trainer, {}, 60'000, &result);
       say_code("rolled_back", code, {{"to", result.to.step}});
+    } else if (command == "fork") {
+      std::string how;
+      words >> how;
+      wsync::make_idle_child(how);
+    } else if (command == "fork_and_call") {
+      wsync::in_child([&] { call_all(trainer, publish); });
     } else if (command == "check") {
       say_code("checked", wsync_trainer_check(trainer));
     } else {

@@ -197,6 +197,88 @@ TEST(SharedArena, LeaseOfAKilledProcessGoesWithItAndNotBefore) {
   EXPECT_TRUE(arena.try_write_lease(identity_of(2)).has_value());
 }
 
+// A child that has whatever this process has, and does nothing until it is destroyed.
+struct IdleChild {
+  pid_t pid = ::fork();
+  IdleChild() {
+    while (pid == 0) ::pause();
+  }
+  IdleChild(const IdleChild&) = delete;
+  IdleChild& operator=(const IdleChild&) = delete;
+  ~IdleChild() {
+    ::kill(pid, SIGKILL);
+    ::waitpid(pid, nullptr, 0);
+  }
+};
+
+// What `work` returns, in a child.
+template <class Work>
+int in_child(Work work) {
+  const pid_t pid = ::fork();
+  if (pid == 0) ::_exit(work());
+  int status = -1;
+  ::waitpid(pid, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST(SharedArena, ALeaseThatAForkedChildSharesEndsInItsParent) {
+  SharedArena arena = new_arena();
+  write_version(arena, 1);
+  const UniqueFd shared = std::move(*arena.share());
+  std::optional<ReadLease> lease = std::move(*arena.try_read_lease());
+  std::optional<ArenaView> view = std::move(*ArenaView::open(shared.get()));
+  std::optional<ArenaView> ended = std::move(*ArenaView::open(shared.get()));
+  const auto busy = [&] { return !arena.try_write_lease(identity_of(2)).has_value(); };
+  {
+    const IdleChild child;
+    lease.reset();
+    EXPECT_TRUE(busy());
+    view.reset();
+    EXPECT_TRUE(busy());
+    const MappedRegion mapping = std::move(*ended).end();
+    ended.reset();
+    EXPECT_FALSE(busy()) << "a lease has stayed with the child";
+    // A version that was not accepted leaves no lease either, and one lease put over another one.
+    EXPECT_FALSE(ArenaView::open(shared.get()).has_value()) << "nobody has completed it";
+    write_version(arena, 2);
+    ReadLease over = std::move(*arena.try_read_lease());
+    over = std::move(*arena.try_read_lease());
+  }
+  const IdleChild second;
+  EXPECT_FALSE(busy());
+}
+
+TEST(SharedArena, AForkedChildThatEndsItsCopyOfALeaseLeavesTheParents) {
+  SharedArena arena = new_arena();
+  write_version(arena, 1);
+  std::optional<ReadLease> lease = std::move(*arena.try_read_lease());
+  EXPECT_EQ(in_child([&] {
+              lease.reset();
+              return 0;
+            }),
+            0);
+  EXPECT_EQ(arena.try_write_lease(identity_of(2)).error().code(), ErrorCode::kBusy);
+  lease.reset();
+  EXPECT_TRUE(arena.try_write_lease(identity_of(2)).has_value());
+}
+
+TEST(SharedArena, IsNotMappedInAForkedChild) {
+  SharedArena arena = new_arena();
+  write_version(arena, 1);
+  const UniqueFd shared = std::move(*arena.share());
+  const auto view = std::move(*ArenaView::open(shared.get()));
+  // The page of the data's first byte: where mincore finds none, touching it is a SIGSEGV.
+  const auto is_mapped = [](std::span<const std::byte> data) {
+    unsigned char there = 0;
+    return ::mincore(const_cast<std::byte*>(data.data()), 1, &there) == 0 || errno != ENOMEM;
+  };
+  // Before the fork: where the data is stands in the header, which the child does not have either.
+  const auto own = arena.data();
+  const auto seen = view.data();
+  EXPECT_TRUE(is_mapped(own) && is_mapped(seen));
+  EXPECT_EQ(in_child([&] { return (is_mapped(own) ? 1 : 0) + (is_mapped(seen) ? 2 : 0); }), 0);
+}
+
 class MemoryLimit : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -21,6 +21,7 @@ Result<MappedRegion> map_ipc_buffer(int fd, std::uint64_t bytes) {
                 fmt::format("an IPC buffer has {} bytes, {} are announced", info.st_size, bytes));
   auto region = MappedRegion::map(fd, bytes, false);
   if (!region) return region;
+  WSYNC_TRY(region->keep_from_children());
   WSYNC_TRY(region->populate(false, 1));
   return region;
 }
