@@ -124,13 +124,13 @@ void close_accepted(std::size_t listener_count) {
 }
 
 void before_fork() {
+  log_mutex().lock();  // first: standard error may be slow, and others make descriptors meanwhile
   fork_gate.lock();
-  log_mutex().lock();
 }
 
 void after_fork() {
-  log_mutex().unlock();
   fork_gate.unlock();
+  log_mutex().unlock();
 }
 
 void in_forked_child() {
@@ -140,7 +140,8 @@ void in_forked_child() {
     if (count != 0) close_accepted(count);
     for_each_owned([](int fd) { ::close(fd); });
   }
-  for (auto& word : owned_fds) word.store(0, std::memory_order_relaxed);
+  for (auto& word : owned_fds)
+    if (word != 0) word = 0;  // no page is written for nothing
   after_fork();
 }
 
