@@ -25,12 +25,12 @@
  * nothing of this library: sockets, ports, lock files and arenas are closed there before fork
  * returns, and the arenas are not mapped. A handle of the parent is of no use in the child: its
  * functions are refused (WSYNC_INVALID_INPUT, and a sentence), and wsync_trainer_clear_tensors and
- * _destroy do nothing, so that exit handlers and destructors may call them. What the handle takes of
- * the child's memory stays until the child ends. The child may fork again, exec, or make handles of
- * its own. One that is forked inside a `read` ends or execs there, and does not return from it.
- * Through vfork and posix_spawn nothing passes the exec. clone, _Fork and a fork by syscall() do not
- * call what pthread_atfork has registered: such a child keeps sockets, ports and lock files in use
- * until it ends or execs, and the parent's death is not seen until then.
+ * _destroy do nothing, so that exit handlers and destructors may call them. What the handle takes
+ * of the child's memory stays until the child ends. The child may fork again, exec, or make handles
+ * of its own. One that is forked inside a `read` ends or execs there, and does not return from it.
+ * Through vfork and posix_spawn nothing passes the exec. clone, _Fork and a fork by syscall() do
+ * not call what pthread_atfork has registered: such a child keeps sockets, ports and lock files in
+ * use until it ends or execs, and the parent's death is not seen until then.
  *
  * Functions that return a wsync_code return WSYNC_OK or what kind of failure it was;
  * wsync_trainer_error then has one sentence. */

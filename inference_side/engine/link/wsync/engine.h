@@ -14,17 +14,18 @@
  * memory too, as many as the sidecar allows this rank: none when its engines share few cores.
  *
  * fork: the parent goes on as if nothing had happened, and keeps all of its handles. Its child has
- * nothing of this library: its descriptors are closed there before fork returns, so the sidecar sees
- * the parent end whether the child lives or not. The memory of versions is not mapped in the child:
- * reading what ADOPT has given is a SIGSEGV there. (Destinations of PIECES are memory of yours: the
- * child has its copy.) A handle of the parent is of no use in the child: functions that return int
- * fail, wsync_engine_error says why, wsync_engine_status is all zero, wsync_engine_fd is -1, and
- * wsync_engine_report_*, _stop and _destroy do nothing, so that exit handlers and destructors may
- * call them. What the handle takes of the child's memory stays until the child ends. The child may
- * fork again, exec, or make handles of its own. One that is forked inside a callback ends or execs
- * there, and does not return from it. Through vfork and posix_spawn nothing passes the exec. clone,
- * _Fork and a fork by syscall() do not call what pthread_atfork has registered: such a child keeps
- * the link open until it ends or execs, and the parent's death is not seen until then. */
+ * nothing of this library: its descriptors are closed there before fork returns, so the sidecar
+ * sees the parent end whether the child lives or not. The memory of versions is not mapped in the
+ * child: reading what ADOPT has given is a SIGSEGV there. (Destinations of PIECES are memory of
+ * yours: the child has its copy.) A handle of the parent is of no use in the child: functions that
+ * return int fail, wsync_engine_error says why, wsync_engine_status is all zero, wsync_engine_fd is
+ * -1, and wsync_engine_report_*, _stop and _destroy do nothing, so that exit handlers and
+ * destructors may call them. What the handle takes of the child's memory stays until the child
+ * ends. The child may fork again, exec, or make handles of its own. One that is forked inside a
+ * callback ends or execs there, and does not return from it. Through vfork and posix_spawn nothing
+ * passes the exec. clone, _Fork and a fork by syscall() do not call what pthread_atfork has
+ * registered: such a child keeps the link open until it ends or execs, and the parent's death is
+ * not seen until then. */
 #ifndef WSYNC_ENGINE_H
 #define WSYNC_ENGINE_H
 
