@@ -94,7 +94,9 @@ SidecarAgent::~SidecarAgent() {
 }
 
 Result<> SidecarAgent::open() {
-  const transport::Post post = [this](std::function<void()> task) { loop_.post(std::move(task)); };
+  const transport::Post post = [this](std::function<void()> task, std::source_location made) {
+    loop_.post(std::move(task), made);
+  };
   staging::StoreOptions store;
   store.name = "wsync-" + config_.name;
   store.memory_bytes = config_.host_memory;

@@ -1,18 +1,43 @@
 // ThreadPool: a few threads for work that blocks or takes long, so that no loop thread does.
 #pragma once
 
+#include <concepts>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <source_location>
 #include <thread>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace wsync {
 
-// Runs a function on the owner's loop thread, soon; may be called from any thread.
-using Post = std::function<void(std::function<void()>)>;
+// Runs a function on the owner's loop thread, soon; may be called from any thread. Made of a
+// function that takes the work, and where it was posted if it wants to know.
+class Post {
+ public:
+  template <class F>
+    requires(!std::same_as<std::remove_cvref_t<F>, Post>)
+  Post(F&& post)  // NOLINT(google-explicit-constructor): used like std::function
+  {
+    if constexpr (std::invocable<F&, std::function<void()>, std::source_location>)
+      post_ = std::forward<F>(post);
+    else
+      post_ = [post = std::forward<F>(post)](std::function<void()> work, std::source_location) {
+        post(std::move(work));
+      };
+  }
+  void operator()(std::function<void()> work,
+                  std::source_location made = std::source_location::current()) const {
+    post_(std::move(work), made);
+  }
+
+ private:
+  std::function<void(std::function<void()>, std::source_location)> post_;
+};
 
 // Thread: post() from any thread. Work must not outlive what it captures: the owner of that waits.
 class ThreadPool {

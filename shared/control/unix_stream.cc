@@ -53,6 +53,9 @@ struct UnixStream::State : std::enable_shared_from_this<State> {
       auto frame = reader.next();
       if (!frame) return refuse(frame.error());
       if (!frame->has_value()) return;
+      const CallbackTime time(loop, {.kind = "message",
+                                     .what = message_name(type_of((*frame)->message)),
+                                     .made = std::source_location::current()});
       callbacks.on_frame(std::move(**frame));
     }
   }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <source_location>
 #include <utility>
 
 #include "shared/base/error.h"
@@ -35,18 +36,21 @@ class Asker {
   // may run it later, for nobody); kCancelled: close() came first.
   template <class Answer>
   [[nodiscard]] Result<Answer> ask(std::function<Answer()> question,
-                                   std::chrono::milliseconds patience) {
+                                   std::chrono::milliseconds patience,
+                                   std::source_location made = std::source_location::current()) {
     auto answer = std::make_shared<std::optional<Answer>>();
-    loop_.post([state = state_, answer, question = std::move(question)] {
-      {
-        const std::lock_guard lock(state->mutex);
-        if (state->closed) return;
-      }
-      std::optional<Answer> found(question());  // close() is of this thread
-      const std::lock_guard lock(state->mutex);
-      *answer = std::move(found);
-      state->changed.notify_all();
-    });
+    loop_.post(
+        [state = state_, answer, question = std::move(question)] {
+          {
+            const std::lock_guard lock(state->mutex);
+            if (state->closed) return;
+          }
+          std::optional<Answer> found(question());  // close() is of this thread
+          const std::lock_guard lock(state->mutex);
+          *answer = std::move(found);
+          state->changed.notify_all();
+        },
+        made);
     std::unique_lock lock(state_->mutex);
     const bool woken = state_->changed.wait_for(
         lock, patience, [&] { return state_->closed || answer->has_value(); });

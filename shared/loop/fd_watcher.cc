@@ -10,6 +10,7 @@ namespace wsync {
 struct FdWatcher::State {
   Loop& loop;
   std::function<void(FdEvents)> on_event;
+  std::source_location made;
   FdEvents wanted;
   uv_poll_t handle{};
 
@@ -19,15 +20,17 @@ struct FdWatcher::State {
     const FdEvents found{
         .readable = status != 0 ? state.wanted.readable : (events & UV_READABLE) != 0,
         .writable = status != 0 ? state.wanted.writable : (events & UV_WRITABLE) != 0};
+    const CallbackTime time(state.loop, {.kind = "descriptor watcher", .made = state.made});
     state.on_event(found);
   }
 };
 
 Result<std::unique_ptr<FdWatcher>> FdWatcher::create(Loop& loop, int fd,
-                                                     std::function<void(FdEvents)> on_event) {
+                                                     std::function<void(FdEvents)> on_event,
+                                                     std::source_location made) {
   WSYNC_CHECK(loop.in_loop(), "watchers belong to the loop's thread");
   auto state = std::unique_ptr<State>(
-      new State{.loop = loop, .on_event = std::move(on_event), .wanted = {}});
+      new State{.loop = loop, .on_event = std::move(on_event), .made = made, .wanted = {}});
   if (const int error = uv_poll_init(&loop.state().loop, &state->handle, fd); error != 0)
     return fail_errno("watch a descriptor", -error);
   state->handle.data = state.get();

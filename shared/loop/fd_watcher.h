@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <source_location>
 
 #include "shared/loop/loop.h"
 
@@ -19,9 +20,11 @@ struct FdEvents {
 // Thread: the loop's. May be destroyed or changed inside its callback.
 class FdWatcher {
  public:
-  // kIo when the descriptor cannot be polled (a regular file).
+  // kIo when the descriptor cannot be polled (a regular file). `made` names it in the log when it
+  // keeps the loop too long (lag.h).
   [[nodiscard]] static Result<std::unique_ptr<FdWatcher>> create(
-      Loop& loop, int fd, std::function<void(FdEvents)> on_event);
+      Loop& loop, int fd, std::function<void(FdEvents)> on_event,
+      std::source_location made = std::source_location::current());
   FdWatcher(const FdWatcher&) = delete;
   FdWatcher& operator=(const FdWatcher&) = delete;
   ~FdWatcher();

@@ -10,13 +10,15 @@ namespace wsync {
 namespace {
 
 void run_posted(uv_async_t* wake) {
-  auto& state = *static_cast<Loop::State*>(wake->data);
-  std::vector<Task> tasks;
+  Loop& loop = *static_cast<Loop*>(wake->data);
+  Loop::State& state = loop.state();
+  std::vector<Loop::State::Posted> tasks;
   {
     const std::lock_guard lock(state.mutex);
     tasks.swap(state.posted);
   }
-  for (Task& task : tasks) {
+  for (auto& [task, made] : tasks) {
+    const CallbackTime time(loop, {.kind = "posted task", .made = made});
     task();
     task = {};  // what it owns goes now, not after its successors
   }
@@ -33,8 +35,9 @@ Result<std::unique_ptr<Loop>> Loop::create() {
     uv_loop_close(&state->loop);
     return fail_errno("make an event loop", -error);
   }
-  state->wake.data = state.get();
-  return std::unique_ptr<Loop>(new Loop(std::move(state)));
+  auto loop = std::unique_ptr<Loop>(new Loop(std::move(state)));
+  loop->state().wake.data = loop.get();
+  return loop;
 }
 
 Loop::Loop(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -42,7 +45,7 @@ Loop::Loop(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Loop::~Loop() {
   // Destroying a task may destroy objects of the loop, or post: until nothing is left.
   for (bool more = true; more;) {
-    std::vector<Task> dropped;
+    std::vector<State::Posted> dropped;
     {
       const std::lock_guard lock(state_->mutex);
       dropped.swap(state_->posted);
@@ -58,17 +61,24 @@ Loop::~Loop() {
 
 void Loop::run() {
   state_->owner = std::this_thread::get_id();
+  state_->run_queue.open();
   uv_run(&state_->loop, UV_RUN_DEFAULT);
+  state_->run_queue.close();
 }
 
 void Loop::stop() {
   post([this] { uv_stop(&state_->loop); });
 }
 
-void Loop::post(Task task) {
+void Loop::post(Task task, std::source_location made) {
   const std::lock_guard lock(state_->mutex);
-  state_->posted.push_back(std::move(task));
+  state_->posted.push_back({.task = std::move(task), .made = made});
   uv_async_send(&state_->wake);
+}
+
+LoopLag Loop::lag() const noexcept {
+  return {.longest = std::chrono::nanoseconds(state_->longest_ns.load(std::memory_order_relaxed)),
+          .slow_callbacks = state_->slow_callbacks.load(std::memory_order_relaxed)};
 }
 
 bool Loop::in_loop() const noexcept { return state_->owner.load() == std::this_thread::get_id(); }

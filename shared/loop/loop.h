@@ -8,8 +8,10 @@
 #pragma once
 
 #include <memory>
+#include <source_location>
 
 #include "shared/base/error.h"
+#include "shared/loop/lag.h"
 #include "shared/loop/task.h"
 
 namespace wsync {
@@ -28,10 +30,13 @@ class Loop {
   // Makes run() return after the callbacks of the current turn; before run(), makes the next run()
   // return at once after the tasks posted so far. Any thread.
   void stop();
-  // Runs `task` on the loop, in the order of posting, never inside this call. Any thread.
-  void post(Task task);
+  // Runs `task` on the loop, in the order of posting, never inside this call. Any thread. `made`
+  // names the task in the log when it keeps the loop too long (lag.h).
+  void post(Task task, std::source_location made = std::source_location::current());
   // Whether this thread may use the loop's objects. Any thread.
   [[nodiscard]] bool in_loop() const noexcept;
+  // How long callbacks have kept it until now. Any thread.
+  [[nodiscard]] LoopLag lag() const noexcept;
 
   struct State;
   // For the files of this folder.

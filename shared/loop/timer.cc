@@ -11,9 +11,14 @@ namespace wsync {
 struct Timer::State {
   Loop& loop;
   std::function<void()> on_fire;
+  std::source_location made;
   uv_timer_t handle{};
 
-  static void fire(uv_timer_t* handle) { static_cast<State*>(handle->data)->on_fire(); }
+  static void fire(uv_timer_t* handle) {
+    auto& state = *static_cast<State*>(handle->data);
+    const CallbackTime time(state.loop, {.kind = "timer", .made = state.made});
+    state.on_fire();
+  }
   void start(std::uint64_t delay_ms, std::uint64_t repeat_ms) {
     WSYNC_CHECK(loop.in_loop(), "timers belong to the loop's thread");
     uv_update_time(&loop.state().loop);  // a long callback leaves the loop's clock behind
@@ -21,8 +26,8 @@ struct Timer::State {
   }
 };
 
-Timer::Timer(Loop& loop, std::function<void()> on_fire)
-    : state_(new State{.loop = loop, .on_fire = std::move(on_fire)}) {
+Timer::Timer(Loop& loop, std::function<void()> on_fire, std::source_location made)
+    : state_(new State{.loop = loop, .on_fire = std::move(on_fire), .made = made}) {
   WSYNC_CHECK(loop.in_loop(), "timers belong to the loop's thread");
   uv_timer_init(&loop.state().loop, &state_->handle);
   state_->handle.data = state_;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <source_location>
 
 #include "shared/base/clock.h"
 #include "shared/loop/loop.h"
@@ -13,7 +14,9 @@ namespace wsync {
 // Thread: the loop's. May be destroyed or restarted inside its callback.
 class Timer {
  public:
-  Timer(Loop& loop, std::function<void()> on_fire);
+  // `made` names it in the log when it keeps the loop too long (lag.h).
+  Timer(Loop& loop, std::function<void()> on_fire,
+        std::source_location made = std::source_location::current());
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
   ~Timer();  // a callback that is due no longer runs

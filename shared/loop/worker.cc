@@ -15,6 +15,7 @@ struct Worker::State {
   struct Job {
     Task work;
     Task done;
+    std::source_location made;
   };
   Loop& loop;
   WorkerOptions options;
@@ -37,7 +38,7 @@ struct Worker::State {
       }
       job.work();
       job.work = {};
-      if (job.done) loop.post(std::move(job.done));
+      if (job.done) loop.post(std::move(job.done), job.made);
     }
   }
 };
@@ -49,7 +50,7 @@ Worker::Worker(Loop& loop, WorkerOptions options)
 
 Worker::~Worker() { stop(); }
 
-Result<> Worker::submit(Task work, Task done) {
+Result<> Worker::submit(Task work, Task done, std::source_location made) {
   {
     const std::lock_guard lock(state_->mutex);
     if (state_->stopping)
@@ -58,7 +59,7 @@ Result<> Worker::submit(Task work, Task done) {
     if (state_->jobs.size() >= state_->options.max_queued)
       return fail(ErrorCode::kBusy, fmt::format("worker {}: {} tasks wait already",
                                                 state_->options.name, state_->jobs.size()));
-    state_->jobs.push_back({.work = std::move(work), .done = std::move(done)});
+    state_->jobs.push_back({.work = std::move(work), .done = std::move(done), .made = made});
   }
   state_->changed.notify_one();
   return {};

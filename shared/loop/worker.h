@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <source_location>
 #include <string>
 
 #include "shared/loop/loop.h"
@@ -23,8 +24,10 @@ class Worker {
   ~Worker();  // as stop()
 
   // Runs `work` on the thread, after what was submitted before; then posts `done` (may be empty)
-  // to the loop. kBusy when the queue is full, kCancelled after stop(): nothing runs then.
-  [[nodiscard]] Result<> submit(Task work, Task done = {});
+  // to the loop. kBusy when the queue is full, kCancelled after stop(): nothing runs then. `made`
+  // names `done` in the log when it keeps the loop too long (lag.h).
+  [[nodiscard]] Result<> submit(Task work, Task done = {},
+                                std::source_location made = std::source_location::current());
   // Lets everything that was submitted finish, then joins the thread. Its `done` tasks are still
   // posted.
   void stop();

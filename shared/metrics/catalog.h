@@ -57,6 +57,18 @@ inline constexpr Definition kDroppedMessages{
     .kind = Kind::kCounter,
     .help =
         "Messages that were late, of another round or under a lower fence, and changed nothing"};
+inline constexpr Definition kLoopLongest{
+    .name = "wsync_loop_longest_callback_seconds",
+    .kind = Kind::kGauge,
+    .help =
+        "Longest time that one callback kept the loop of this process, which heartbeats and "
+        "deadlines waited for; waiting for a processor is left out"};
+inline constexpr Definition kLoopSlowCallbacks{
+    .name = "wsync_loop_slow_callbacks_total",
+    .kind = Kind::kCounter,
+    .help =
+        "Callbacks that kept the loop of this process for 100 ms or longer; the log names each of "
+        "them"};
 
 // ---- sidecar ----
 
@@ -196,6 +208,8 @@ inline constexpr std::array kCatalog = {&kBuildInfo,
                                         &kFenceEpoch,
                                         &kArenaBytes,
                                         &kDroppedMessages,
+                                        &kLoopLongest,
+                                        &kLoopSlowCallbacks,
                                         &kReplicaEpoch,
                                         &kReplicaStep,
                                         &kReplicaReady,

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "shared/base/clock.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/http/listener.h"
@@ -56,7 +57,8 @@ Result<std::unique_ptr<StatusPages>> StatusPages::create(
 StatusPages::StatusPages(Loop& loop, StatusPagesOptions options, const Registry& registry,
                          StatusFacts facts,
                          const std::function<std::vector<http::Route>(Asker& asker)>& more)
-    : options_(std::move(options)),
+    : loop_(loop),
+      options_(std::move(options)),
       registry_(registry),
       facts_(std::move(facts)),
       asker_(loop),
@@ -102,6 +104,11 @@ void StatusPages::metrics(http::Exchange& exchange) {
   auto readings = asker_.ask<std::vector<Reading>>(facts_.readings, kLoopPatience);
   if (!readings) return answer(exchange, 503, readings.error().message());
   readings->push_back({.what = &kBuildInfo, .value = 1, .labels = {WSYNC_VERSION, options_.role}});
+  const LoopLag lag = loop_.lag();
+  readings->push_back({.what = &kLoopLongest, .value = seconds(lag.longest), .labels = {}});
+  readings->push_back({.what = &kLoopSlowCallbacks,
+                       .value = static_cast<double>(lag.slow_callbacks),
+                       .labels = {}});
   for (Reading& reading : process_readings()) readings->push_back(std::move(reading));
   exchange.response.set_content(registry_.text(*readings), kMetricsText);
 }

@@ -77,6 +77,7 @@ class StatusPages {
   void healthz(http::Exchange& exchange);
   void readyz(http::Exchange& exchange);
 
+  Loop& loop_;
   const StatusPagesOptions options_;
   const Registry& registry_;
   const StatusFacts facts_;

@@ -5,13 +5,18 @@
 #include <csignal>
 #include <fcntl.h>
 #include <future>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <memory>
+#include <sched.h>
+#include <string>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 #include <vector>
 
+#include "shared/base/format.h"
+#include "shared/base/log.h"
 #include "shared/base/unix_socket.h"
 #include "shared/loop/fd_watcher.h"
 #include "shared/loop/signals.h"
@@ -22,6 +27,9 @@ namespace wsync {
 namespace {
 
 using std::chrono::milliseconds;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::unique_ptr<Loop> make_loop() { return Loop::create().value(); }
 
@@ -278,6 +286,127 @@ TEST(Worker, TheQueueIsBoundedAndDrainsOnStop) {
   loop->stop();
   loop->run();
   EXPECT_EQ(finished, 3);
+}
+
+// ---- what keeps a loop ----
+
+// Runs the loop until it is stopped; what it has logged.
+std::string logged(Loop& loop) {
+  log_init({.level = LogLevel::kWarning});
+  testing::internal::CaptureStderr();
+  loop.run();
+  return testing::internal::GetCapturedStderr();
+}
+
+constexpr milliseconds kTooLong = kSlowCallback + milliseconds(20);
+
+TEST(LoopLag, ACallbackThatKeepsTheLoopIsNamedWithThePlaceWhereItWasMade) {
+  auto loop = make_loop();
+  const auto block = [] { std::this_thread::sleep_for(kTooLong); };
+  const auto name = [](std::string_view kind) {
+    return fmt::format("by a {} of .*TestBody .loop_test.cc:", kind);
+  };
+  std::array<int, 2> pipe{};
+  ASSERT_EQ(::pipe2(pipe.data(), O_CLOEXEC | O_NONBLOCK), 0);
+  const UniqueFd read_end(pipe[0]);
+  const UniqueFd write_end(pipe[1]);
+  std::unique_ptr<FdWatcher> watcher;
+  Worker worker(*loop, {.name = "test"});
+  Timer timer(*loop, [&] {
+    block();
+    ASSERT_EQ(::write(write_end.get(), "x", 1), 1);
+  });
+  watcher = FdWatcher::create(*loop, read_end.get(), [&](FdEvents) {
+              block();
+              watcher.reset();
+              loop->stop();
+            }).value();
+  watcher->watch({.readable = true});
+  ASSERT_TRUE(worker
+                  .submit([] {},
+                          [&] {
+                            block();
+                            timer.start(milliseconds(0));
+                          })
+                  .has_value());
+  const int task_line = __LINE__ + 1;
+  loop->post(block);
+  const std::string log = logged(*loop);
+  for (const char* kind : {"timer", "descriptor watcher", "posted task"})
+    EXPECT_THAT(log, ContainsRegex(name(kind)));
+  EXPECT_THAT(log, HasSubstr(fmt::format("loop_test.cc:{})", task_line)));
+  EXPECT_EQ(loop->lag().slow_callbacks, 4);
+  EXPECT_GE(loop->lag().longest, kTooLong);
+}
+
+TEST(LoopLag, WhatAnInnerCallbackHasToldTheOuterOneDoesNotTellAgain) {
+  auto loop = make_loop();
+  loop->post([&] {
+    {
+      const CallbackTime time(
+          *loop, {.kind = "message", .what = "Announce", .made = std::source_location::current()});
+      std::this_thread::sleep_for(kTooLong);
+    }
+    loop->stop();
+  });
+  const std::string log = logged(*loop);
+  EXPECT_THAT(log, HasSubstr("by a message Announce of "));
+  EXPECT_THAT(log, Not(HasSubstr("posted task")));
+  EXPECT_EQ(loop->lag().slow_callbacks, 1);
+}
+
+TEST(LoopLag, ShortCallbacksAreNotToldHoweverManyThereAre) {
+  auto loop = make_loop();
+  for (int i = 0; i < 50; ++i) loop->post([] { std::this_thread::sleep_for(kSlowCallback / 20); });
+  loop->stop();
+  EXPECT_EQ(logged(*loop), "");
+  EXPECT_EQ(loop->lag().slow_callbacks, 0);
+  EXPECT_GE(loop->lag().longest, kSlowCallback / 20);
+}
+
+std::chrono::nanoseconds processor_time() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+// Several threads share one processor with the loop's: a callback takes long, and is not at fault.
+TEST(LoopLag, WaitingForAProcessorIsTheMachinesLoadAndNotTold) {
+  if (::access("/proc/thread-self/schedstat", R_OK) != 0)
+    GTEST_SKIP() << "this kernel does not count how long threads wait for a processor";
+  cpu_set_t before;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof before, &before), 0);
+  std::size_t processor = 0;
+  while (!CPU_ISSET(processor, &before)) ++processor;
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(processor, &one);
+  std::atomic<bool> over = false;
+  std::chrono::nanoseconds took{0};
+  auto loop = make_loop();
+  std::string log;
+  std::jthread([&] {
+    ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);  // threads that it makes have it too
+    std::vector<std::jthread> busy;
+    for (int i = 0; i < 6; ++i)
+      busy.emplace_back([&] {
+        while (!over) {
+        }
+      });
+    loop->post([&] {
+      const TimePoint begin = now();
+      const auto used = processor_time();
+      while (processor_time() - used < kSlowCallback * 6 / 10) {
+      }
+      took = now() - begin;
+      loop->stop();
+    });
+    log = logged(*loop);
+    over = true;
+  }).join();
+  EXPECT_GT(took, kSlowCallback * 2) << "the processor was not busy";
+  EXPECT_LT(loop->lag().longest, took / 2);
+  EXPECT_GE(loop->lag().longest, kSlowCallback / 2);
 }
 
 }  // namespace

@@ -167,7 +167,9 @@ Result<> TrainerAgent::listen() {
   auto memfd = transport::memfd::MemfdSource::listen(
       {.path = config_.run_dir + "/trainer-host.sock",
        .claim = config_.take_over ? Claim::kTakeOver : Claim::kIfFree},
-      [this](std::function<void()> task) { loop_.post(std::move(task)); });
+      [this](std::function<void()> task, std::source_location made) {
+        loop_.post(std::move(task), made);
+      });
   if (!memfd) return fail(memfd.error());
   memfd_source_ = std::move(*memfd);
   progress_timer_.start_repeating(kProgressInterval);

@@ -87,6 +87,9 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
     ++counters.received;
     hear();
     if (closed) return false;
+    const CallbackTime time(loop, {.kind = "message",
+                                   .what = message_name(type_of(decoded->message)),
+                                   .made = std::source_location::current()});
     callbacks.on_message(std::move(decoded->envelope), std::move(decoded->message));
     return !closed;
   }

@@ -75,6 +75,9 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
     }
     peers[peer].heard = now();
     ++counters.received;
+    const CallbackTime time(loop, {.kind = "message",
+                                   .what = message_name(type_of(decoded->message)),
+                                   .made = std::source_location::current()});
     callbacks.on_message(peer, std::move(decoded->envelope), std::move(decoded->message));
   }
   void bad(const std::string& peer, const Error& error) {

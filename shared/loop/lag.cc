@@ -1,0 +1,87 @@
+#include "shared/loop/lag.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <fcntl.h>
+#include <string>
+#include <unistd.h>
+
+#include "shared/base/format.h"
+#include "shared/base/log.h"
+#include "shared/loop/loop_state.h"
+
+namespace wsync {
+namespace {
+
+using std::chrono::nanoseconds;
+
+// A reading costs a system call. One that is so old is good enough: it makes what is measured too
+// short by this much at most.
+constexpr std::chrono::milliseconds kReadingAge{5};
+// Shorter callbacks are not worth a second reading.
+constexpr std::chrono::milliseconds kWorthReading{10};
+
+// "agent::SidecarAgent::connect (sidecar_agent.cc:147)"
+std::string text_of(const std::source_location& place) {
+  std::string_view function = place.function_name();
+  function = function.substr(0, function.find('('));
+  function.remove_prefix(function.rfind(' ') + 1);
+  std::string_view file = place.file_name();
+  file.remove_prefix(file.rfind('/') + 1);
+  return fmt::format("{} ({}:{})", function, file, place.line());
+}
+
+double milliseconds_of(nanoseconds duration) { return seconds(duration) * 1e3; }
+
+}  // namespace
+
+// The kernel counts for each thread how long it was ready to run and had no processor: the second
+// number of its schedstat. Kernels without it give 0, so that everything counts as kept.
+void RunQueue::open() {
+  fd_.reset(::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC));
+  read_at_ = TimePoint{};
+}
+
+nanoseconds RunQueue::waited(TimePoint at) {
+  if (at - read_at_ < kReadingAge) return waited_;
+  read_at_ = at;
+  std::array<char, 96> text{};
+  const ssize_t n = fd_.valid() ? ::pread(fd_.get(), text.data(), text.size(), 0) : -1;
+  if (n <= 0) return waited_;
+  const char* const end = text.data() + n;
+  const char* const space = std::find<const char*>(text.data(), end, ' ');
+  std::int64_t waited = 0;
+  if (space != end && std::from_chars(space + 1, end, waited).ec == std::errc{})
+    waited_ = nanoseconds(waited);
+  return waited_;
+}
+
+CallbackTime::CallbackTime(Loop& loop, CallbackName name)
+    : loop_(loop),
+      name_(name),
+      begin_(now()),
+      waited_before_(loop.state().run_queue.waited(begin_)),
+      told_before_(loop.state().told) {}
+
+CallbackTime::~CallbackTime() {
+  Loop::State& state = loop_.state();
+  const TimePoint end = now();
+  const nanoseconds took = end - begin_;
+  nanoseconds waited{0};
+  if (took >= kWorthReading) waited = state.run_queue.waited(end) - waited_before_;
+  const nanoseconds kept = std::max(took - waited - (state.told - told_before_), nanoseconds(0));
+  if (kept.count() > state.longest_ns.load(std::memory_order_relaxed))
+    state.longest_ns.store(kept.count(), std::memory_order_relaxed);
+  if (kept < kSlowCallback) return;
+  state.slow_callbacks.fetch_add(1, std::memory_order_relaxed);
+  state.told += kept;
+  log_warning(
+      "the loop was kept for {:.0f} ms by a {}{}{} of {}, and waited {:.0f} ms more for a "
+      "processor: "
+      "heartbeats and deadlines were late",
+      milliseconds_of(kept), name_.kind, name_.what.empty() ? "" : " ", name_.what,
+      text_of(name_.made), milliseconds_of(waited));
+}
+
+}  // namespace wsync
