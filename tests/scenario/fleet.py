@@ -3,13 +3,18 @@ import glob
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 
 DEADLINE_S = 60
+# What a process says of a callback that kept its loop for 100 ms or longer (shared/loop/lag.h). It has left out what the
+# callback waited for a processor, so that tests that run side by side, or a busy machine, are not taken for a slow callback.
+KEPT = re.compile(r"the loop was kept for \d+ ms by .*")
 
 
 def processes_of(directory):
@@ -56,26 +61,50 @@ class Fleet:
             self.environment[name] = ":".join(filter(None, [given, f"log_path={self.path('sanitizer')}"]))
         self.address = f"ipc://{self.run_dir}/control"
         self.processes = []
+        self.halted = False  # a process was: that counts for the callback that it was in
+        self.unchecked = set()  # logs of processes that the test holds up
 
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *failure):
         for process in self.processes:
             if process.poll() is None:
                 process.kill()
             process.wait()
             process.stdout.close()
+        kept = [] if self.halted else self.kept_loops()
         reports = [pathlib.Path(path).read_text() for path in glob.glob(self.path("sanitizer.*"))]
         shutil.rmtree(self.directory)
         assert not reports, "a sanitizer reports:\n" + "\n".join(reports)
+        stood_still = "a loop stood still:\n" + "\n".join(kept)
+        if kept and failure[0]:
+            print(stood_still, file=sys.stderr)  # may be why
+        assert failure[0] or not kept, stood_still
+
+    def kept_loops(self):
+        """What the processes have said of callbacks that kept their loops too long."""
+        logs = {path for path in pathlib.Path(self.directory).glob("*log*") if path.is_file()}
+        return [f"{log.name}: {line}" for log in sorted(logs - set(map(pathlib.Path, self.unchecked)))
+                for line in KEPT.findall(log.read_text(errors="replace"))]
+
+    def halt(self, pid):
+        """Stops a process (SIGSTOP)."""
+        self.halted = True
+        os.kill(pid, signal.SIGSTOP)
+
+    def log(self):
+        """A new file for what a process says on its standard error."""
+        return open(self.path(f"{len(self.processes)}.log"), "w", encoding="utf-8")
 
     def path(self, name):
         return os.path.join(self.directory, name)
 
     def start(self, *arguments):
-        process = subprocess.Popen([self.wsync, *arguments], env=self.environment, text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        with self.log() as log:
+            process = subprocess.Popen([self.wsync, *arguments], env=self.environment, text=True,
+                                       stdout=subprocess.PIPE, stderr=log)
+        process.log_path = log.name
         self.processes.append(process)
         return process
 

@@ -27,6 +27,7 @@ class Process:
 
     def __init__(self, fleet, label, arguments):
         self.label = label
+        self.fleet = fleet
         self.arguments = arguments
         self.log_path = fleet.path(f"{len(fleet.processes)}-{label}.log")
         with open(self.log_path, "w", encoding="utf-8") as log:
@@ -64,6 +65,7 @@ class Process:
 
     def hold_at(self, name, **fields):
         """The process is to be held from its next event of that kind on."""
+        self.fleet.unchecked.add(self.log_path)
         with self.changed:
             self.hold = (name, fields)
 
@@ -110,6 +112,7 @@ class Process:
 
     def freeze(self):
         """Returns when every thread of it stands still."""
+        self.fleet.unchecked.add(self.log_path)
         self.popen.send_signal(signal.SIGSTOP)
         end = time.monotonic() + DEADLINE_S
         while any(state != "T" for state in thread_states(self.pid)):

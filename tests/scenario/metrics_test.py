@@ -3,7 +3,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -214,7 +213,7 @@ class Metrics(unittest.TestCase):
             self.assertEqual(get(os.path.join(fleet.run_dir, "s0.http"), "/healthz"), (200, "ok\n"))
             held = os.stat(pages).st_ino
             # One that stands still is left behind, with its pages.
-            first.send_signal(signal.SIGSTOP)
+            fleet.halt(first.pid)
             second = fleet.start("trainer", "--take-over")
 
             def taken_over():

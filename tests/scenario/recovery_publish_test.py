@@ -107,7 +107,7 @@ class RecoveryPublish(PublishCase):
         for rank, epoch in ((0, 2), (2, 1)):
             with self.subTest(rank=rank), PublishingFleet(WSYNC) as fleet:
                 run, pids, replicas, clients = self.begun(fleet, {"recovery.keep_silent": True, "heartbeat.deadline": "2s"})
-                os.kill(pids[rank], signal.SIGSTOP)
+                fleet.halt(pids[rank])
                 run.replacement(rank, pids[rank])
                 self.served(run, beyond=2)
                 os.kill(pids[rank], signal.SIGCONT)

@@ -253,7 +253,7 @@ class Signals(RecoveryCase):
             pids = run.ranks(2)
             run.until_step(7)
             for pid in pids:
-                os.kill(pid, signal.SIGSTOP)
+                fleet.halt(pid)
             newest = max(int(name[5:]) for name in os.listdir(fleet.path("saved")) if name.startswith("step_"))
             os.truncate(fleet.path(f"saved/step_{newest}/optimizer/state.safetensors"), 1000)
             os.kill(pids[1], signal.SIGKILL)
@@ -274,7 +274,7 @@ class Signals(RecoveryCase):
             run.until_step(3)
             # Of different pipeline ranks: each has another that has all it had.
             for rank in (1, 2):
-                os.kill(pids[rank], signal.SIGSTOP)
+                fleet.halt(pids[rank])
             for rank in (1, 2):
                 run.replacement(rank, *pids)
             run.until_step(run.last_step() + 3)
@@ -292,7 +292,7 @@ class Signals(RecoveryCase):
                 pids = run.ranks(RANKS)
                 run.until_step(3)
                 for rank in (wakes, sleeps):
-                    os.kill(pids[rank], signal.SIGSTOP)
+                    fleet.halt(pids[rank])
                 for rank in (wakes, sleeps):
                     run.replacement(rank, pids[rank])
                 run.until_step(run.last_step() + 3)
@@ -334,7 +334,7 @@ class Interrupts(RecoveryCase):
                 run.until_step(2)
                 os.kill(pid, signal.SIGKILL)
                 again = run.replacement(rank, pid)
-                os.kill(again, signal.SIGSTOP)  # so that nobody has recovered
+                fleet.halt(again)  # so that nobody has recovered
                 run.send(signal.SIGINT)
                 run.until(lambda: "a second interrupt" in run.log(), "the answer to the first one")
                 os.kill(again, signal.SIGCONT)
@@ -345,7 +345,7 @@ class Interrupts(RecoveryCase):
             run = fleet.training(ENDLESS | {"save.directory": fleet.path("saved")})
             pids = run.ranks(RANKS)
             run.until_step(2)
-            os.kill(pids[2], signal.SIGSTOP)  # so that the step that runs does not end
+            fleet.halt(pids[2])  # so that the step that runs does not end
             run.send(signal.SIGINT)
             run.until(lambda: "a second interrupt" in run.log(), "the answer to the first one")
             os.kill(pids[0], signal.SIGKILL)
@@ -359,7 +359,7 @@ class Interrupts(RecoveryCase):
             pid = run.ranks(RANKS)[3]
             run.until_step(2)
             os.kill(pid, signal.SIGKILL)
-            os.kill(run.replacement(3, pid), signal.SIGSTOP)
+            fleet.halt(run.replacement(3, pid))
             run.send(signal.SIGINT)
             run.until(lambda: "a second interrupt" in run.log(), "the answer to the first one")
             run.send(signal.SIGINT)
@@ -373,7 +373,7 @@ class Interrupts(RecoveryCase):
             pid = run.ranks(RANKS)[1]
             run.until_step(2)
             os.kill(pid, signal.SIGKILL)
-            os.kill(run.replacement(1, pid), signal.SIGSTOP)
+            fleet.halt(run.replacement(1, pid))
             run.send(signal.SIGKILL)
             fleet.until_none_is_left()
 

@@ -123,7 +123,7 @@ class Loop(unittest.TestCase):
                 "steps": 1_000_000})
             run.until_step(6)
             silent, server = engines[1]
-            silent.send_signal(signal.SIGSTOP)
+            fleet.halt(silent.pid)
             try:
                 run.until_step(run.last_step() + 4)
             finally:

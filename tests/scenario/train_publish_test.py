@@ -152,7 +152,7 @@ class NoFleet(unittest.TestCase):
             engine, = fleet.with_engines(values, "a")
             run = fleet.publishing(values)
             fleet.event(engine, "committed")
-            engine.send_signal(signal.SIGSTOP)
+            fleet.halt(engine.pid)
             try:
                 run.until_step(steps)
                 run.until(lambda: "waiting for the fleet to take step" in run.log(), "what the run waits for")

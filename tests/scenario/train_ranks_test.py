@@ -78,7 +78,7 @@ class Stop(unittest.TestCase):
             run = fleet.training(ENDLESS | {"save.directory": fleet.path("saved")})
             ranks = run.ranks(RANKS)
             run.until_step(1)
-            os.kill(ranks[2], signal.SIGSTOP)  # so that the step that runs never ends
+            fleet.halt(ranks[2])  # so that the step that runs never ends
             run.send(signal.SIGINT)
             run.until(lambda: "a second interrupt" in run.log(), "the answer to the first one")
             run.send(signal.SIGINT)
@@ -155,7 +155,7 @@ class Loss(unittest.TestCase):
                                                        "heartbeat.interval": "50ms"})
                 pid = run.ranks(RANKS)[rank]
                 run.until_step(rank + 1)
-                os.kill(pid, signal.SIGSTOP)
+                fleet.halt(pid)
                 self.lost(fleet, run, rank, pid, "has given no sign of life for")
 
     def test_the_launcher_killed(self):

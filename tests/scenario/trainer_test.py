@@ -26,9 +26,10 @@ class Rank:
     def __init__(self, fleet, rank, world_size, checkpoint, *more, incarnation=0):
         self.fleet = fleet
         program = [REPLACED_RANK, str(incarnation)] if incarnation else [TRAINER_RANK]
-        self.process = subprocess.Popen(
-            [*program, str(rank), str(world_size), checkpoint, "log.level=warning", *more],
-            env=fleet.environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with fleet.log() as log:
+            self.process = subprocess.Popen(
+                [*program, str(rank), str(world_size), checkpoint, "log.level=warning", *more],
+                env=fleet.environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
         fleet.processes.append(self.process)
         self.event("started")
 
@@ -214,7 +215,7 @@ class Ranks(unittest.TestCase):
             lead = Rank(fleet, 0, 2, fleet.one, "deadlines.gather=2s")
             other = Rank(fleet, 1, 2, fleet.one)
             served = self.both(fleet, 1, lead, other)["version"]
-            other.process.send_signal(signal.SIGSTOP)
+            fleet.halt(other.process.pid)
             for rank in (lead, other):
                 rank.publish(2)
             late = lead.published()
@@ -314,7 +315,7 @@ class Ranks(unittest.TestCase):
             lead = Rank(fleet, 0, 2, fleet.one)
             zombie = Rank(fleet, 1, 2, fleet.checkpoint("two", 2))
             mixed = self.both(fleet, 1, lead, zombie)
-            zombie.process.send_signal(signal.SIGSTOP)
+            fleet.halt(zombie.process.pid)
             zombie.publish(2)
             other = Rank(fleet, 1, 2, fleet.one, incarnation=1)
             second = self.both(fleet, 2, lead, other)
@@ -338,7 +339,7 @@ class Ranks(unittest.TestCase):
             first = self.both(fleet, 1, zombie, other)
             other.publish(2)
             self.assertEqual(other.published()["code"], 0)
-            zombie.process.send_signal(signal.SIGSTOP)
+            fleet.halt(zombie.process.pid)
             lead = Rank(fleet, 0, 2, fleet.one, "take_over=true", incarnation=1)
             orphan = other.wait()
             self.assertEqual(orphan["code"], PEER_LOST, orphan)
