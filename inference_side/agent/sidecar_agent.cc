@@ -394,6 +394,7 @@ void SidecarAgent::on_command(const std::string& peer, const control::Envelope& 
   if (std::holds_alternative<control::Status>(message)) {
     control::StatusReply status = sidecar_->status(now());
     status.sidecars.front().staged_bytes = arriving_ ? store_->verified_bytes() : 0;
+    if (store_->makes_memory()) status.activity += ": memory for it is being made ready";
     answer(std::move(status));
   } else if (std::holds_alternative<control::Verify>(message)) {
     hub_->verify(kVerifyDeadline,

@@ -63,6 +63,7 @@ class SidecarAgent {
     std::vector<bool> have;
     staging::Destination destination;  // own arena only
     bool own = false;
+    std::optional<staging::StartStaging> waiting;  // for memory
     // Once it is verified, while the engines get ready for it.
     std::shared_ptr<const staging::HeldVersion> held;
   };
@@ -84,7 +85,9 @@ class SidecarAgent {
   void carry_out(const staging::CheckCopy& command);
   [[nodiscard]] staging::LayoutChecked check(const staging::CheckLayout& command);
   [[nodiscard]] Result<> begin_staging(const staging::StartStaging& command);
-  [[nodiscard]] Result<> receive(const staging::StartStaging& command, const Layout& layout);
+  void on_memory(Result<staging::Destination> memory);
+  void offer_relay(const staging::StartStaging& command) const;
+  [[nodiscard]] Result<> receive(const staging::StartStaging& command);
   [[nodiscard]] transport::StreamKey key_of(const control::Announce& announce) const;
   void on_staged(std::uint64_t attempt, Result<std::shared_ptr<const staging::HeldVersion>> held);
   void drop_arriving();

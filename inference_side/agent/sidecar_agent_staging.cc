@@ -63,18 +63,45 @@ Result<> SidecarAgent::begin_staging(const staging::StartStaging& command) {
       if (arriving_) on_staged(arriving_->attempt, std::move(held));
     };
     if (tcp) {
-      auto destination = store_->begin_own(std::move(job), on_done);
-      if (!destination) return fail(destination.error());
-      arriving_->destination = std::move(*destination);
+      WSYNC_TRY(store_->begin_own(
+          std::move(job),
+          [this](Result<staging::Destination> memory) { on_memory(std::move(memory)); }, on_done));
+      arriving_->waiting = command;
+      offer_relay(command);
     } else {
       WSYNC_TRY(store_->begin(std::move(job), on_done));
     }
   }
   arriving_->attempt = command.attempt;
-  return receive(command, layout);
+  if (!arriving_->waiting) return receive(command);
+  arriving_->waiting = command;  // from this source, when the memory is there
+  return {};
 }
 
-Result<> SidecarAgent::receive(const staging::StartStaging& command, const Layout& layout) {
+void SidecarAgent::on_memory(Result<staging::Destination> memory) {
+  const staging::StartStaging command = *std::exchange(arriving_->waiting, std::nullopt);
+  if (!memory) return staging_failed(command.attempt, memory.error());
+  arriving_->destination = std::move(*memory);
+  if (const auto begun = receive(command); !begun) staging_failed(command.attempt, begun.error());
+}
+
+// Before there is memory for it as well: who asks waits, instead of being told that nobody knows
+// the version.
+void SidecarAgent::offer_relay(const staging::StartStaging& command) const {
+  const BucketPlan& plan = *layouts_.at(command.announce.layout_digest).plan;
+  transport::Offer offer{.key = key_of(command.announce),
+                         .buckets = {},
+                         .data = arriving_->destination.data,
+                         .complete = false,
+                         .hold = arriving_->destination.hold,
+                         .share = {}};
+  for (std::size_t i = 0; i < plan.bucket_count(); ++i)
+    offer.buckets.push_back({.offset = plan.bucket_offset(i), .bytes = plan.bucket_size(i)});
+  relay_->offer(std::move(offer));
+}
+
+Result<> SidecarAgent::receive(const staging::StartStaging& command) {
+  const Layout& layout = layouts_.at(command.announce.layout_digest);
   transport::Wanted wanted;
   wanted.source = command.stage.source;
   wanted.key = key_of(command.announce);
@@ -105,11 +132,7 @@ Result<> SidecarAgent::receive(const staging::StartStaging& command, const Layou
   wanted.into = arriving_->destination.data;
   wanted.hold = arriving_->destination.hold;
   if (std::none_of(arriving_->have.begin(), arriving_->have.end(), [](bool b) { return b; }))
-    relay_->offer({.key = wanted.key,
-                   .buckets = wanted.buckets,
-                   .data = arriving_->destination.data,
-                   .complete = false,
-                   .hold = arriving_->destination.hold});
+    offer_relay(command);
   arriving_->last_received = now();
   callbacks.on_bucket = [this, version, plan = layout.plan](std::uint64_t bucket,
                                                             const Digest& digest) {
@@ -170,8 +193,8 @@ void SidecarAgent::relay_withdraw(const Version& version, const std::string& why
 
 void SidecarAgent::carry_out(const staging::CancelStaging& command) {
   memfd_sink_->cancel();
-  if (tcp_sink_) tcp_sink_->cancel();
   relay_withdraw(command.version, "the version was given up");
+  if (tcp_sink_) tcp_sink_->cancel();  // last: nobody has the memory any more when it returns
   drop_arriving();
 }
 

@@ -5,6 +5,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/base/planted.h"
 
 namespace wsync::staging {
 namespace {
@@ -50,15 +51,29 @@ Result<UniqueFd> HeldVersion::share() const {
   return std::get<std::shared_ptr<OwnArena>>(memory_)->arena.share();
 }
 
+// What the thread for memory gives back.
+struct Store::Making {
+  Result<SharedArena> arena = fail(ErrorCode::kCancelled, "not made");
+  std::optional<Error> unplaced;
+};
+
 Store::Store(StoreOptions options, Post post)
     : options_(std::move(options)),
       post_(std::move(post)),
       pool_(std::make_shared<ThreadPool>(options_.verify_threads, options_.verify_nice)),
+      memory_(std::make_shared<ThreadPool>(1)),
       alive_(std::make_shared<bool>(true)) {}
 
 Store::~Store() {
   *alive_ = false;
   abort();
+}
+
+// Destroys it on the thread for memory: unmapping, freeing and the wait for a verifier take a
+// while.
+template <class T>
+void Store::let_go(T what) {
+  memory_->post([last = std::make_shared<T>(std::move(what))] {});
 }
 
 Result<> Store::check_budget(std::uint64_t arena_bytes, std::uint64_t versions) const {
@@ -69,18 +84,6 @@ Result<> Store::check_budget(std::uint64_t arena_bytes, std::uint64_t versions) 
         fmt::format("{} versions of {} bytes need {} bytes, host_memory allows {}; raise it "
                     "or keep fewer versions",
                     versions, arena_bytes, needed, options_.memory_bytes));
-  return {};
-}
-
-Result<> Store::reserve(std::uint64_t arena_bytes, std::uint64_t count) {
-  WSYNC_TRY(check_budget(arena_bytes, count));
-  drop_unused_arenas(arena_bytes);
-  const auto have = std::ranges::count_if(
-      own_, [&](const auto& own) { return own->arena.data_bytes() == arena_bytes; });
-  for (auto i = static_cast<std::uint64_t>(have); i < count; ++i) {
-    auto made = make_own_arena(arena_bytes);
-    if (!made) return fail(std::move(made).error());
-  }
   return {};
 }
 
@@ -108,58 +111,99 @@ Result<> Store::begin(StagingJob job, OnStaged on_staged) {
                 fmt::format("version {} and what is held need {} bytes, host_memory allows {}",
                             version_of(job.identity).to_string(), needed, options_.memory_bytes));
   ++generation_;
-  arriving_.emplace(Arriving{.job = std::move(job), .on_staged = std::move(on_staged)});
+  const std::uint64_t arena_bytes = job.plan->arena_bytes();
+  arriving_.emplace(Arriving{
+      .job = std::move(job), .on_staged = std::move(on_staged), .bytes_beside = arena_bytes});
   return {};
 }
 
-Result<Destination> Store::begin_own(StagingJob job, OnStaged on_staged) {
+Result<> Store::begin_own(StagingJob job, OnMemory on_memory, OnStaged on_staged) {
   WSYNC_TRY(may_begin(job));
-  auto own = take_own_arena(job);
-  if (!own) return fail(std::move(own).error());
   ++generation_;
-  arriving_.emplace(
-      Arriving{.job = std::move(job), .on_staged = std::move(on_staged), .own = *own});
-  start_verifier((*own)->arena.data());
-  return Destination{.data = std::get<WriteLease>((*own)->lease).data(), .hold = *own};
+  arriving_.emplace(Arriving{
+      .job = std::move(job), .on_staged = std::move(on_staged), .on_memory = std::move(on_memory)});
+  // What was let go before is free, and its arena can be used again, when this comes back.
+  memory_->post([this, post = post_, alive = alive_, generation = generation_] {
+    post([this, alive, generation] {
+      if (*alive && arriving_ && generation == generation_) find_own_arena();
+    });
+  });
+  return {};
 }
 
-// An own arena whose write lease can be had: nobody in this process points to it, and no engine
-// holds a read lease. Else a new one.
-Result<std::shared_ptr<OwnArena>> Store::take_own_arena(const StagingJob& job) {
-  const std::uint64_t arena_bytes = job.plan->arena_bytes();
-  for (const auto& own : own_) {
-    if (own.use_count() != 1 || own->arena.data_bytes() != arena_bytes) continue;
-    own->lease = std::monostate{};
-    auto lease = own->arena.try_write_lease(job.identity);
-    if (!lease) continue;
-    own->lease.emplace<WriteLease>(std::move(*lease));
-    return own;
-  }
+void Store::find_own_arena() {
+  for (const auto& own : own_)
+    if (take_own_arena(own)) return;
+  const std::uint64_t arena_bytes = arriving_->job.plan->arena_bytes();
   drop_unused_arenas(arena_bytes);
-  auto made = make_own_arena(arena_bytes);
-  if (!made) return made;
-  auto lease = (*made)->arena.try_write_lease(job.identity);
-  if (!lease) return fail(std::move(lease).error());
-  (*made)->lease.emplace<WriteLease>(std::move(*lease));
-  return made;
-}
-
-Result<std::shared_ptr<OwnArena>> Store::make_own_arena(std::uint64_t arena_bytes) {
   const std::uint64_t needed = bytes() + arena_bytes;
   if (options_.memory_bytes != 0 && needed > options_.memory_bytes)
-    return fail(ErrorCode::kResourceExhausted,
-                fmt::format("one more version of {} bytes needs {} bytes, host_memory allows {}; "
-                            "a version that engines still map counts until they let it go",
-                            arena_bytes, needed, options_.memory_bytes));
-  auto arena = SharedArena::create({.name = options_.name,
-                                    .data_bytes = arena_bytes,
-                                    .huge_pages = options_.huge_pages,
-                                    .threads = options_.verify_threads,
-                                    .numa_node = options_.numa_node,
-                                    .on_unplaced = [this](const Error& why) { not_placed(why); }});
-  if (!arena) return fail(std::move(arena).error());
-  own_.push_back(std::make_shared<OwnArena>(OwnArena{.arena = std::move(*arena), .lease = {}}));
-  return own_.back();
+    return no_memory(
+        Error(ErrorCode::kResourceExhausted,
+              fmt::format("one more version of {} bytes needs {} bytes, host_memory allows {}; "
+                          "a version that engines still map counts until they let it go",
+                          arena_bytes, needed, options_.memory_bytes)));
+  make_own_arena(arena_bytes);
+}
+
+// Whether nobody in this process points to it, and no engine holds a read lease: then the version
+// that is arriving has it.
+bool Store::take_own_arena(const std::shared_ptr<OwnArena>& own) {
+  const StagingJob& job = arriving_->job;
+  if (own.use_count() != 1 || own->arena.data_bytes() != job.plan->arena_bytes()) return false;
+  own->lease = std::monostate{};
+  auto lease = own->arena.try_write_lease(job.identity);
+  if (!lease) return false;
+  own->lease.emplace<WriteLease>(std::move(*lease));
+  arriving_->own = own;
+  start_verifier(own->arena.data());
+  const OnMemory tell = std::exchange(arriving_->on_memory, {});
+  tell(Destination{.data = std::get<WriteLease>(own->lease).data(), .hold = own});
+  return true;
+}
+
+void Store::make_own_arena(std::uint64_t arena_bytes) {
+  arriving_->bytes_beside = arena_bytes;
+  auto make = [this, options = options_, arena_bytes, post = post_, alive = alive_,
+               generation = generation_, stop = arriving_->making.get_token()] {
+    auto making = std::make_shared<Making>();
+    making->arena =
+        SharedArena::create({.name = options.name,
+                             .data_bytes = arena_bytes,
+                             .huge_pages = options.huge_pages,
+                             .threads = options.verify_threads,
+                             .numa_node = options.numa_node,
+                             .on_unplaced = [&](const Error& why) { making->unplaced = why; },
+                             .stop = stop});
+    post([this, alive, making, generation] {
+      if (*alive) own_arena_made(*making, generation);
+    });
+  };
+  if (planted("arena_made_on_the_loop"))
+    make();
+  else
+    memory_->post(std::move(make));
+}
+
+void Store::own_arena_made(Making& making, std::uint64_t generation) {
+  if (making.unplaced) not_placed(*making.unplaced);
+  const bool is_wanted = arriving_ && generation == generation_;
+  if (is_wanted) arriving_->bytes_beside = 0;
+  if (!making.arena) {
+    if (is_wanted) no_memory(making.arena.error());
+    return;
+  }
+  // Also one that was given up just after it was made: it is free for the next version.
+  own_.push_back(
+      std::make_shared<OwnArena>(OwnArena{.arena = std::move(*making.arena), .lease = {}}));
+  if (is_wanted && !take_own_arena(own_.back()))
+    no_memory(Error(ErrorCode::kInternal, "an arena that was just made is in use"));
+}
+
+void Store::no_memory(const Error& why) {
+  const Arriving refused = std::move(*std::exchange(arriving_, std::nullopt));
+  refused.on_memory(
+      fail(why.with_context("stage version " + version_of(refused.job.identity).to_string())));
 }
 
 void Store::not_placed(const Error& why) {
@@ -172,9 +216,11 @@ void Store::not_placed(const Error& why) {
 
 // Free arenas of another size belong to an earlier model.
 void Store::drop_unused_arenas(std::uint64_t except_bytes) {
-  std::erase_if(own_, [&](const auto& own) {
-    return own.use_count() == 1 && own->arena.data_bytes() != except_bytes;
+  const auto unused = std::ranges::partition(own_, [&](const auto& own) {
+    return own.use_count() != 1 || own->arena.data_bytes() == except_bytes;
   });
+  for (auto& own : unused) let_go(std::move(own));
+  own_.erase(unused.begin(), unused.end());
 }
 
 void Store::start_verifier(std::span<const std::byte> data) {
@@ -201,7 +247,7 @@ void Store::all_arrived() {
 }
 
 void Store::view_arrived(ArenaView view) {
-  if (!arriving_ || arriving_->own || arriving_->view) return;
+  if (!arriving_ || arriving_->on_memory || arriving_->own || arriving_->view) return;
   const BucketPlan& plan = *arriving_->job.plan;
   arriving_->view.emplace(std::move(view));
   if (arriving_->view->data().size() != plan.arena_bytes()) {
@@ -233,23 +279,27 @@ void Store::finish(Result<ContentDigests> verdict) {
   if (!verdict) {
     if (arrived.own) arrived.own->lease = std::monostate{};
     arrived.own.reset();
-    arrived.view.reset();
+    if (arrived.view) let_go(std::move(*arrived.view).end());
     return arrived.on_staged(
         fail(verdict.error().with_context("stage version " + version.to_string())));
   }
   arrived.job.identity.content = verdict->root;
   HeldVersion::Memory memory = arrived.own ? HeldVersion::Memory(std::move(arrived.own))
                                            : HeldVersion::Memory(std::move(*arrived.view));
-  const auto held = HeldVersion::make(arrived.job, std::move(*verdict), std::move(memory), pool_);
+  const auto held = HeldVersion::make(arrived.job, std::move(*verdict), std::move(memory), memory_);
   held_.emplace(version, held);
   arrived.on_staged(held);
 }
 
 void Store::abort() {
   if (!arriving_) return;
-  arriving_->verifier.reset();
-  if (arriving_->own) arriving_->own->lease = std::monostate{};
-  arriving_.reset();
+  Arriving given_up = std::move(*std::exchange(arriving_, std::nullopt));
+  given_up.making.request_stop();
+  given_up.on_staged = {};  // what they hold is the loop's
+  given_up.on_memory = {};
+  if (given_up.verifier) given_up.verifier->stop();
+  if (given_up.own) given_up.own->lease = std::monostate{};
+  let_go(std::move(given_up));
 }
 
 std::optional<Version> Store::arriving() const {
@@ -273,16 +323,16 @@ std::uint64_t Store::bytes() const {
   for (const auto& own : own_) total += own->arena.data_bytes();
   for (const auto& [version, held] : held_)
     if (held->is_mapped()) total += held->data().size();
-  if (arriving_ && !arriving_->own) total += arriving_->job.plan->arena_bytes();
+  if (arriving_) total += arriving_->bytes_beside;
   return total;
 }
 
 Result<> Store::recheck(Version version, std::function<void(Result<>)> on_checked) {
   const auto held = find(version);
   if (!held) return fail(ErrorCode::kNotFound, version.to_string() + " is not held");
-  auto& verifier = rechecks_[version];
-  if (verifier) return fail(ErrorCode::kBusy, version.to_string() + " is being checked");
-  verifier = std::make_unique<Verifier>(
+  if (rechecks_.contains(version))
+    return fail(ErrorCode::kBusy, version.to_string() + " is being checked");
+  auto verifier = std::make_unique<Verifier>(
       *pool_, post_,
       VerifierJob{.manifest = held->manifest(),
                   .plan = held->plan(),
@@ -299,15 +349,17 @@ Result<> Store::recheck(Version version, std::function<void(Result<>)> on_checke
   for (std::uint64_t bucket = 0; bucket < held->plan()->bucket_count(); ++bucket)
     verifier->bucket_arrived(bucket);
   verifier->all_arrived();
+  rechecks_[version] = {.hold = held->hold(), .verifier = std::move(verifier)};
   return {};
 }
 
 void Store::release(Version version) {
-  rechecks_.erase(version);  // first: it stops reading before the memory goes
+  // First: its mapping goes after it, on the same thread.
+  if (auto recheck = rechecks_.extract(version)) {
+    recheck.mapped().verifier->stop();
+    let_go(std::move(recheck.mapped()));
+  }
   held_.erase(version);
-}
-void Store::trim() {
-  std::erase_if(own_, [](const auto& own) { return own.use_count() == 1; });
 }
 
 }  // namespace wsync::staging

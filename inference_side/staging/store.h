@@ -2,7 +2,8 @@
 //
 // A version's memory is either an arena of a trainer on this host (mapped, nothing copied) or an
 // arena of the store's own, which is touched when it is made and used again for later versions.
-// Every byte is verified while it arrives (Verifier), by threads of low priority.
+// Every byte is verified while it arrives (Verifier), by threads of low priority. Memory is made
+// and let go by a thread of its own, for that takes seconds for a few GiB.
 //
 // Thread: the owner's loop thread calls everything; callbacks come on it through Post.
 #pragma once
@@ -69,6 +70,10 @@ class HeldVersion {
   // Content digests, of each tensor and of the whole, computed over the bytes held here.
   [[nodiscard]] const ContentDigests& digests() const noexcept { return digests_; }
   [[nodiscard]] std::span<const std::byte> data() const noexcept { return data_; }
+  // Keeps an own arena from being used again; null for another process's.
+  [[nodiscard]] std::shared_ptr<const void> hold() const {
+    return is_mapped() ? nullptr : std::get<std::shared_ptr<OwnArena>>(memory_);
+  }
   // Whether the memory is another process's arena.
   [[nodiscard]] bool is_mapped() const noexcept { return memory_.index() == 0; }
   // A new read-only descriptor of the arena without any lock, for an engine.
@@ -93,22 +98,23 @@ struct Destination {
 class Store {
  public:
   using OnStaged = std::function<void(Result<std::shared_ptr<const HeldVersion>>)>;
+  using OnMemory = std::function<void(Result<Destination>)>;
   Store(StoreOptions options, Post post);
   ~Store();
 
   // kResourceExhausted, naming the bytes needed, unless `versions` of that size fit memory_bytes.
   // What the machine has is asked when an own arena is made: mapped arenas take none of it.
   [[nodiscard]] Result<> check_budget(std::uint64_t arena_bytes, std::uint64_t versions) const;
-  // Makes own arenas until there are `count` of that size, so that no update waits for memory.
-  [[nodiscard]] Result<> reserve(std::uint64_t arena_bytes, std::uint64_t count);
 
   // Begins to stage a version that arrives as a mapped arena. kBusy while another is arriving;
   // kRefused when the version is held already; kResourceExhausted when it does not fit beside the
   // versions held: release one first.
   [[nodiscard]] Result<> begin(StagingJob job, OnStaged on_staged);
-  // The same for a version that arrives bucket by bucket, into an own arena that no engine uses;
-  // one that has to be made takes memory that the machine must have.
-  [[nodiscard]] Result<Destination> begin_own(StagingJob job, OnStaged on_staged);
+  // The same for a version that arrives bucket by bucket, into an own arena that no engine uses.
+  // `on_memory` comes with it, never inside this call; or with kResourceExhausted, when one has to
+  // be made and host_memory or the machine has no room: then nothing is arriving any more. Neither
+  // callback comes after abort(), which also ends the making.
+  [[nodiscard]] Result<> begin_own(StagingJob job, OnMemory on_memory, OnStaged on_staged);
   // What the transport reports of the version that is arriving; without one it is ignored.
   void bucket_arrived(std::uint64_t bucket);
   void all_arrived();                 // own arena: on_staged comes when all is verified
@@ -117,6 +123,8 @@ class Store {
   void abort();
 
   [[nodiscard]] std::optional<Version> arriving() const;
+  // Whether the version that is arriving waits for its own arena.
+  [[nodiscard]] bool makes_memory() const { return arriving_ && arriving_->on_memory; }
   [[nodiscard]] std::uint64_t verified_bytes() const;  // of the version that is arriving
   [[nodiscard]] std::vector<Version> versions_held() const;
   [[nodiscard]] std::shared_ptr<const HeldVersion> find(Version version) const;
@@ -131,22 +139,34 @@ class Store {
   void release(Version version);
   // Own arenas that are made from now on. Mapped ones are where their trainer put them.
   void prefer_node(std::optional<std::uint32_t> node) { options_.numa_node = node; }
-  // Gives back the own arenas that no version uses.
-  void trim();
 
  private:
   struct Arriving {
     StagingJob job;
     OnStaged on_staged;
-    std::shared_ptr<OwnArena> own;  // null: a mapped arena
-    std::optional<ArenaView> view;
-    std::unique_ptr<Verifier> verifier;  // last: it stops reading before its memory goes
+    OnMemory on_memory = {};         // until there is an own arena
+    std::uint64_t bytes_beside = 0;  // of an arena that is not in own_
+    std::stop_source making = {};
+    std::shared_ptr<OwnArena> own = {};  // null: a mapped arena, or none yet
+    std::optional<ArenaView> view = {};
+    std::unique_ptr<Verifier> verifier = {};  // last: it stops reading before its memory goes
+  };
+  struct Making;
+  struct Recheck {
+    std::shared_ptr<const void> hold;    // what it reads
+    std::unique_ptr<Verifier> verifier;  // last, likewise
   };
   [[nodiscard]] Result<> may_begin(const StagingJob& job) const;
-  [[nodiscard]] Result<std::shared_ptr<OwnArena>> take_own_arena(const StagingJob& job);
-  [[nodiscard]] Result<std::shared_ptr<OwnArena>> make_own_arena(std::uint64_t arena_bytes);
+  void on_loop(std::function<void()> work, std::uint64_t generation);
+  void find_own_arena();
+  void make_own_arena(std::uint64_t arena_bytes);
+  void own_arena_made(Making& making, std::uint64_t generation);
+  [[nodiscard]] bool take_own_arena(const std::shared_ptr<OwnArena>& own);
+  void no_memory(const Error& why);
   void not_placed(const Error& why);
   void drop_unused_arenas(std::uint64_t except_bytes);
+  template <class T>
+  void let_go(T what);
   void start_verifier(std::span<const std::byte> data);
   void finish(Result<ContentDigests> verdict);
 
@@ -154,9 +174,12 @@ class Store {
   bool said_not_placed_ = false;
   const Post post_;
   std::shared_ptr<ThreadPool> pool_;
+  // One thread, so that what was let go before is free when memory is made. Of normal priority: the
+  // process cannot map anything while it is interrupted in the middle of that.
+  std::shared_ptr<ThreadPool> memory_;
   std::shared_ptr<bool> alive_;
   std::map<Version, std::shared_ptr<const HeldVersion>> held_;
-  std::map<Version, std::unique_ptr<Verifier>> rechecks_;
+  std::map<Version, Recheck> rechecks_;
   std::vector<std::shared_ptr<OwnArena>> own_;  // used by a version or free
   std::uint64_t generation_ = 0;                // of arriving versions
   std::optional<Arriving> arriving_;

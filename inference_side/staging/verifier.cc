@@ -109,8 +109,10 @@ void Verifier::all_arrived() {
   state_->leave([&] { state_->is_complete = true; });
 }
 
+void Verifier::stop() noexcept { state_->is_cancelled = true; }
+
 void Verifier::cancel() {
-  state_->is_cancelled = true;
+  stop();
   std::unique_lock lock(state_->mutex);
   state_->idle.wait(lock, [&] { return state_->tasks == 0; });
 }

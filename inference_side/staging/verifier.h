@@ -44,7 +44,11 @@ class Verifier {
   // No bucket will follow. When the work is done: success when every byte of every tensor arrived
   // exactly once and the content digest is the expected one, else kDigestMismatch.
   void all_arrived();
-  // Waits for the leaf that each worker is busy with. Afterwards nothing reads the data any more.
+  // No more is read, and on_finished does not come; returns at once.
+  void stop() noexcept;
+  // The same, and waits for the leaf that each worker is busy with: nothing reads the data any
+  // more. The workers' priority is low, so a loop's thread leaves this, and the destructor, to
+  // another.
   void cancel();
   // Of tensors, padding left out.
   [[nodiscard]] std::uint64_t verified_bytes() const noexcept;

@@ -1,5 +1,6 @@
 #include "shared/base/shared_memory.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -35,6 +36,9 @@ constexpr std::uint32_t kArenaFormat = 1;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
 constexpr std::uint64_t kPageBytes = 4096;
 constexpr std::uint64_t kPopulateSliceBytes = 8ULL << 20U;  // a multiple of a huge page
+// Of what is unmapped and reserved at a time: meanwhile no other thread of the process can map
+// anything, and nothing can stop it.
+constexpr std::uint64_t kSliceBytes = 64ULL << 20U;
 
 // The header page, exactly as in the file.
 struct Header {
@@ -82,9 +86,10 @@ Result<ReadLease> reopen_with_read_lock(int fd) {
 }
 
 // Populates the slices first, first + step, ... of a region; returns 0 or an errno.
-int populate_slices(std::span<std::byte> region, std::size_t first, std::size_t step,
-                    bool writable) {
+int populate_slices(std::span<std::byte> region, std::size_t first, std::size_t step, bool writable,
+                    const std::stop_token& stop) {
   for (std::size_t slice = first; slice * kPopulateSliceBytes < region.size(); slice += step) {
+    if (stop.stop_requested()) return ECANCELED;
     const std::size_t begin = slice * kPopulateSliceBytes;
     const std::size_t n = std::min<std::size_t>(kPopulateSliceBytes, region.size() - begin);
     int rc = 0;
@@ -140,8 +145,11 @@ Result<MappedRegion> MappedRegion::map(int fd, std::uint64_t bytes, bool writabl
 }
 
 void MappedRegion::unmap() noexcept {
-  if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
-  bytes_ = {};
+  while (!bytes_.empty()) {
+    const auto slice = bytes_.first(std::min<std::size_t>(bytes_.size(), kSliceBytes));
+    ::munmap(slice.data(), slice.size());
+    bytes_ = bytes_.subspan(slice.size());
+  }
 }
 
 Result<> MappedRegion::keep_from_children() const {
@@ -151,18 +159,22 @@ Result<> MappedRegion::keep_from_children() const {
                     errno);
 }
 
-Result<> MappedRegion::populate(bool writable, unsigned threads) const {
+Result<> MappedRegion::populate(bool writable, unsigned threads,
+                                const std::stop_token& stop) const {
   std::vector<int> errors(std::max(1U, threads), 0);
   {
     std::vector<std::jthread> workers;
     for (std::size_t i = 1; i < errors.size(); ++i)
       workers.emplace_back(
-          [&, i] { errors[i] = populate_slices(bytes_, i, errors.size(), writable); });
-    errors[0] = populate_slices(bytes_, 0, errors.size(), writable);
+          [&, i] { errors[i] = populate_slices(bytes_, i, errors.size(), writable, stop); });
+    errors[0] = populate_slices(bytes_, 0, errors.size(), writable, stop);
   }
   for (const int error : errors) {
     // Kernels before 5.14 do not know the request: pages then come at their first use.
     if (error == 0 || error == EINVAL) continue;
+    if (error == ECANCELED)
+      return fail(ErrorCode::kCancelled,
+                  fmt::format("stopped while {} bytes were touched", bytes_.size()));
     return fail_errno(fmt::format("touch {} bytes of an arena", bytes_.size()),
                       error == EFAULT ? ENOMEM : error);
   }
@@ -216,11 +228,16 @@ Result<SharedArena> SharedArena::create(const ArenaOptions& options) {
     if (const auto placed = prefer_node(region->bytes(), *options.numa_node);
         !placed && options.on_unplaced)
       options.on_unplaced(placed.error());
-  if (auto touched = region->populate(true, options.threads); !touched)
+  if (auto touched = region->populate(true, options.threads, options.stop); !touched)
     return fail(touched.error().with_context(what));
   // Reserves whatever the populating did not (all of it on old kernels): a later write cannot fail.
-  if (::fallocate(fd.get(), 0, 0, static_cast<off_t>(file_bytes)) != 0)
-    return fail_errno(fmt::format("{}: reserve {} bytes", what, file_bytes), errno);
+  for (std::uint64_t at = 0; at < file_bytes; at += kSliceBytes) {
+    if (options.stop.stop_requested())
+      return fail(ErrorCode::kCancelled, what + ": stopped while its memory was reserved");
+    const std::uint64_t n = std::min(kSliceBytes, file_bytes - at);
+    if (::fallocate(fd.get(), 0, static_cast<off_t>(at), static_cast<off_t>(n)) != 0)
+      return fail_errno(fmt::format("{}: reserve {} bytes", what, file_bytes), errno);
+  }
   write_header(region->bytes(), {.magic = kArenaMagic,
                                  .format = kArenaFormat,
                                  .state = ArenaState::kEmpty,

@@ -24,6 +24,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
@@ -70,8 +71,10 @@ class MappedRegion {
   // A child that fork() makes does not have this mapping: touching it there is a SIGSEGV. kIo.
   [[nodiscard]] Result<> keep_from_children() const;
   // Makes all page-table entries now, with `threads` threads: writable pages are allocated as well.
-  // kResourceExhausted when there is not enough memory (never a SIGBUS).
-  [[nodiscard]] Result<> populate(bool writable, unsigned threads) const;
+  // kResourceExhausted when there is not enough memory (never a SIGBUS); kCancelled, a few
+  // milliseconds later, when it is stopped.
+  [[nodiscard]] Result<> populate(bool writable, unsigned threads,
+                                  const std::stop_token& stop = {}) const;
 
  private:
   void unmap() noexcept;
@@ -131,13 +134,15 @@ struct ArenaOptions {
   // system, the arena is made all the same, and `on_unplaced` is told why.
   std::optional<std::uint32_t> numa_node = std::nullopt;
   std::function<void(const Error&)> on_unplaced = nullptr;
+  std::stop_token stop = {};  // ends the making early, and nothing is left of it
 };
 
 // The creator's side of an arena.
 class SharedArena {
  public:
   // Checks the memory that is available, allocates, touches, maps and seals. kResourceExhausted
-  // names the bytes needed and available.
+  // names the bytes needed and available; kCancelled when it was stopped. Takes about a second for
+  // each GiB, as destroying does a tenth of it: never on a loop's thread.
   [[nodiscard]] static Result<SharedArena> create(const ArenaOptions& options);
 
   [[nodiscard]] std::uint64_t data_bytes() const noexcept;

@@ -379,5 +379,26 @@ TEST(Numa, AnArenaPrefersTheNodeThatItIsToldOrIsMadeAllTheSame) {
   EXPECT_EQ(prefer_node(none, 1024).error().code(), ErrorCode::kInvalidInput);
 }
 
+TEST(SharedArena, OneThatIsStoppedWhileItIsMadeLeavesNothing) {
+  const auto open_files = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+  };
+  const auto before = open_files();
+  std::stop_source stop;
+  // It is told that there is no such node after the mapping is made and before a page is.
+  const auto stopped =
+      SharedArena::create({.name = "stopped",
+                           .data_bytes = 1ULL << 32U,
+                           .numa_node = 1U << 20U,
+                           .on_unplaced = [&](const Error&) { stop.request_stop(); },
+                           .stop = stop.get_token()});
+  ASSERT_FALSE(stopped.has_value());
+  if (stopped.error().code() == ErrorCode::kResourceExhausted)
+    GTEST_SKIP() << "4 GiB are needed: " << stopped.error().message();
+  EXPECT_EQ(stopped.error().code(), ErrorCode::kCancelled);
+  EXPECT_THAT(stopped.error().message(), ::testing::HasSubstr("arena stopped: stopped while"));
+  EXPECT_EQ(open_files(), before);
+}
+
 }  // namespace
 }  // namespace wsync

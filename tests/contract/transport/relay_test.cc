@@ -1,5 +1,6 @@
 // The relay chain: source -> first sidecar -> second sidecar, over TCP on loopback.
 #include <gtest/gtest.h>
+#include <utility>
 
 #include "shared/transport/tcp/tcp_sink.h"
 #include "shared/transport/tcp/tcp_source.h"
@@ -68,6 +69,37 @@ TEST(Relay, SecondSidecarGetsBucketsBeforeTheFirstHasAll) {
   ASSERT_TRUE(loop.run_until([&] { return !second.receiver.buckets.empty(); }));
   EXPECT_EQ(second.receiver.buckets, std::vector<std::uint64_t>{3});
   EXPECT_FALSE(first.receiver.is_over());
+}
+
+// Making memory for a large version takes longer than a source waits for an offer.
+TEST(Relay, WhoAsksBeforeTheFirstSidecarHasMemoryWaitsForIt) {
+  OwnerLoop loop;
+  const TestVersion version(1);
+  const TestVersion unknown(2);
+  Host first(loop, 0);
+  first.source = std::move(
+      *tcp::TcpSource::listen(*first.thread, {.offer_wait = std::chrono::milliseconds(1)}));
+  Host second(loop, version.data().size());
+  Host third(loop, unknown.data().size());
+  Offer offer = version.offer();
+  offer.complete = false;
+  const std::span<const std::byte> data = std::exchange(offer.data, {});
+  first.source->offer(offer);
+  const auto ask = [&](Host& host, const TestVersion& wanted) {
+    return host.receiver.receive(host.receiver.wanted(wanted, first.source->address()));
+  };
+  ASSERT_TRUE(ask(second, version).has_value());
+  ASSERT_TRUE(ask(third, unknown).has_value());
+  ASSERT_TRUE(loop.run_until([&] { return third.receiver.failure.has_value(); }));
+  EXPECT_EQ(third.receiver.failure->error.code(), ErrorCode::kNotFound);
+  EXPECT_FALSE(second.receiver.is_over()) << second.receiver.failure_text();
+
+  offer.data = data;
+  first.source->offer(offer);
+  for (std::uint64_t i = 0; i < version.buckets().size(); ++i)
+    first.source->bucket_ready(version.key().version, i, digest_of(version.bucket(i)));
+  ASSERT_TRUE(loop.run_until([&] { return second.receiver.is_over(); }));
+  EXPECT_TRUE(second.receiver.holds(version)) << second.receiver.failure_text();
 }
 
 TEST(Relay, SecondSidecarIsAttachedAgainAtItsFirstMissingBucket) {

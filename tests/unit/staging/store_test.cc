@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <future>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <random>
@@ -12,6 +13,7 @@
 #include <unistd.h>
 
 #include "shared/base/clock.h"
+#include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "tests/support/owner_loop.h"
 
@@ -78,11 +80,24 @@ class StoreTest : public ::testing::Test {
   [[nodiscard]] bool finished() {
     return loop_.run_until([&] { return staged_.has_value(); });
   }
+  [[nodiscard]] Store::OnMemory note_memory() {
+    return [this](Result<Destination> memory) { memory_ = std::move(memory); };
+  }
+  // Begins to stage into an own arena, and waits for it.
+  Result<Destination> begin_own(Store& store, const TestModel& model, std::uint64_t number) {
+    memory_.reset();
+    WSYNC_TRY(store.begin_own(model.job(number), note_memory(), note()));
+    EXPECT_FALSE(memory_.has_value()) << "never inside the call";
+    EXPECT_TRUE(store.makes_memory());
+    EXPECT_TRUE(loop_.run_until([&] { return memory_.has_value(); }));
+    EXPECT_FALSE(store.makes_memory());
+    return *std::exchange(memory_, std::nullopt);
+  }
   // Stages a version bucket by bucket, last one first, leaving out one bucket if asked.
   Staged stage_own(Store& store, const TestModel& model, std::uint64_t number,
                    std::uint64_t skip = ~0ULL) {
     staged_.reset();
-    auto destination = store.begin_own(model.job(number), note());
+    auto destination = begin_own(store, model, number);
     if (!destination) return fail(std::move(destination).error());
     for (std::uint64_t bucket = model.plan->bucket_count(); bucket-- > 0;) {
       if (bucket == skip) continue;
@@ -107,6 +122,7 @@ class StoreTest : public ::testing::Test {
   OwnerLoop loop_;
   TestModel model_{1};
   std::optional<Staged> staged_;
+  std::optional<Result<Destination>> memory_;
 };
 
 TEST_F(StoreTest, OwnArenaHoldsTheVerifiedVersion) {
@@ -242,17 +258,179 @@ TEST_F(StoreTest, BudgetIsCheckedUpFrontAndNamesTheBytes) {
   EXPECT_TRUE(stage_own(store, model_, 3).has_value());
 }
 
+// A layout of which nobody has the bytes.
+StagingJob job_of(std::uint64_t bytes, std::uint64_t step) {
+  auto manifest = Manifest::create({{"w", DType::kU8, {bytes}}});
+  EXPECT_TRUE(manifest.has_value()) << manifest.error().message();
+  auto plan = BucketPlan::create(*manifest, limits::kBucketBytesMax);
+  EXPECT_TRUE(plan.has_value()) << plan.error().message();
+  return {.identity = {.version_epoch = 1, .version_step = step},
+          .manifest = std::make_shared<const Manifest>(std::move(*manifest)),
+          .plan = std::make_shared<const BucketPlan>(std::move(*plan))};
+}
+
 TEST_F(StoreTest, TheMachinesMemoryIsAskedForWhenAnArenaIsMadeAndNotBefore) {
-  constexpr std::uint64_t kFarTooMuch = 1ULL << 50U;
+  constexpr std::uint64_t kFarTooMuch = 1ULL << 43U;
   Store store({}, loop_.post());
   EXPECT_TRUE(store.check_budget(kFarTooMuch, 2).has_value()) << "it may come as a mapped arena";
-  EXPECT_EQ(store.reserve(kFarTooMuch, 1).error().code(), ErrorCode::kResourceExhausted);
+  ASSERT_TRUE(store.begin_own(job_of(kFarTooMuch, 1), note_memory(), note()).has_value());
+  EXPECT_EQ(store.bytes(), 0) << "nothing is made yet";
+  ASSERT_TRUE(loop_.run_until([&] { return memory_.has_value(); }));
+  ASSERT_FALSE(memory_->has_value());
+  EXPECT_EQ(memory_->error().code(), ErrorCode::kResourceExhausted);
+  EXPECT_THAT(memory_->error().message(), HasSubstr("stage version 1.1: arena wsync-staging"));
+  EXPECT_FALSE(store.arriving().has_value());
+  EXPECT_EQ(store.bytes(), 0);
+  EXPECT_FALSE(staged_.has_value());
+  EXPECT_TRUE(stage_own(store, model_, 1).has_value()) << "the next one is not in its way";
+}
+
+// ---- while its memory is being made ----
+
+// With a thread for memory that is held up: it waits for the verifier of a version that was
+// aborted, which looks at a bucket until go_on().
+class StoreHeldUpTest : public StoreTest {
+ protected:
+  void hold_up(Store& store) {
+    std::promise<void> entered;
+    StagingJob job = model_.job(99);
+    job.also = [&entered, opened = opened_](std::uint64_t, std::span<const std::byte>) {
+      entered.set_value();
+      opened.wait();
+    };
+    memory_.reset();
+    ASSERT_TRUE(store.begin_own(std::move(job), note_memory(), note()).has_value());
+    ASSERT_TRUE(loop_.run_until([&] { return memory_.has_value(); }));
+    ASSERT_TRUE((*memory_).has_value()) << memory_->error().message();
+    std::memcpy((*memory_)->data.data(), model_.data.data(), model_.data.size());
+    store.bucket_arrived(0);
+    entered.get_future().wait();
+    memory_.reset();
+    store.abort();
+  }
+  void go_on() { open_.set_value(); }
+
+  std::promise<void> open_;
+  std::shared_future<void> opened_ = open_.get_future().share();
+};
+
+TEST_F(StoreHeldUpTest, AnAbortDoesNotWaitAndTheNextVersionGetsTheSameArena) {
+  Store store({}, loop_.post());
+  hold_up(store);  // its abort has come back although the verifier still reads
+  ASSERT_TRUE(store.begin_own(model_.job(1), note_memory(), note()).has_value());
+  loop_.run_posted();
+  EXPECT_TRUE(store.makes_memory());
+  EXPECT_EQ(store.arriving(), step(1));
+  EXPECT_EQ(store.begin_own(model_.job(2), note_memory(), note()).error().code(), ErrorCode::kBusy);
+  EXPECT_EQ(store.begin(model_.job(2), note()).error().code(), ErrorCode::kBusy);
+  store.bucket_arrived(0);  // of nothing: ignored
+  store.all_arrived();
+  store.view_arrived(std::move(*ArenaView::open(model_.arena(1).share()->get())));
+
+  store.abort();  // of one that has no memory yet
+  EXPECT_FALSE(store.arriving().has_value());
+  EXPECT_FALSE(store.makes_memory());
+  ASSERT_TRUE(store.begin_own(model_.job(2), note_memory(), note()).has_value());
+  go_on();
+  ASSERT_TRUE(loop_.run_until([&] { return memory_.has_value(); }));
+  ASSERT_TRUE((*memory_).has_value()) << memory_->error().message();
+  memory_.reset();
+  loop_.run_posted();
+  EXPECT_FALSE(memory_.has_value()) << "the memory of 1 came all the same";
+  EXPECT_EQ(store.bytes(), model_.plan->arena_bytes()) << "one arena is enough";
+  store.abort();
+  EXPECT_TRUE(stage_own(store, model_, 2).has_value());
+}
+
+TEST_F(StoreHeldUpTest, AReleasedVersionsArenaIsTheOneThatWasWaitedFor) {
+  const std::uint64_t bytes = model_.plan->arena_bytes();
+  Store store({.memory_bytes = 2 * bytes}, loop_.post());
+  ASSERT_TRUE(stage_own(store, model_, 1).has_value());
+  staged_.reset();
+  ASSERT_TRUE(stage_own(store, model_, 2).has_value());
+  staged_.reset();
+  store.release(step(2));
+  hold_up(store);
+  ASSERT_TRUE(store.begin_own(model_.job(3), note_memory(), note()).has_value());
+  const auto* memory = store.find(step(1))->data().data();
+  store.release(step(1));
+  go_on();
+  ASSERT_TRUE(loop_.run_until([&] { return memory_.has_value(); }));
+  ASSERT_TRUE((*memory_).has_value()) << memory_->error().message();
+  EXPECT_EQ((*memory_)->data.data(), memory);
+  EXPECT_EQ(store.bytes(), 2 * bytes);
+}
+
+TEST_F(StoreHeldUpTest, ARefusalOfMemoryComesOnceAndEndsTheVersion) {
+  Store store({.memory_bytes = model_.plan->arena_bytes()}, loop_.post());
+  const auto held = stage_own(store, model_, 1);
+  ASSERT_TRUE(held.has_value());
+  ASSERT_TRUE(store.begin_own(model_.job(2), note_memory(), note()).has_value());
+  staged_.reset();
+  ASSERT_TRUE(loop_.run_until([&] { return memory_.has_value(); }));
+  EXPECT_EQ(memory_->error().code(), ErrorCode::kResourceExhausted);
+  EXPECT_THAT(memory_->error().message(), HasSubstr("host_memory allows"));
+  EXPECT_FALSE(store.arriving().has_value());
+  store.abort();
+  loop_.run_posted();
+  EXPECT_FALSE(staged_.has_value());
+  EXPECT_THAT(store.versions_held(), ElementsAre(step(1)));
+}
+
+TEST_F(StoreHeldUpTest, AStoreThatGoesWhileItWaitsForMemoryTellsNobody) {
+  {
+    Store store({}, loop_.post());
+    hold_up(store);
+    ASSERT_TRUE(store.begin_own(model_.job(1), note_memory(), note()).has_value());
+    go_on();
+  }
+  loop_.run_posted();
+  EXPECT_FALSE(memory_.has_value());
+  EXPECT_FALSE(staged_.has_value());
+}
+
+// Large enough to be met in the middle: about half a second of work.
+constexpr std::uint64_t kLarge = 1ULL << 30U;
+
+bool is_being_made(std::string_view name) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);)
+    if (line.find(fmt::format("/memfd:{} ", name)) != std::string::npos) return true;
+  return false;
+}
+
+TEST_F(StoreTest, AnAbortEndsTheMakingOfAnArena) {
+  Store store({.name = "aborted"}, loop_.post());
+  ASSERT_TRUE(store.begin_own(job_of(kLarge, 1), note_memory(), note()).has_value());
+  const TimePoint deadline = now() + std::chrono::seconds(20);
+  while (!is_being_made("aborted") && now() < deadline) loop_.run_posted();
+  ASSERT_FALSE(memory_.has_value()) << "a GiB is needed";
+  EXPECT_TRUE(store.makes_memory());
+  EXPECT_EQ(store.bytes(), kLarge);
+  store.abort();
+  EXPECT_FALSE(store.makes_memory());
+  EXPECT_EQ(store.bytes(), 0);
+  ASSERT_TRUE(stage_own(store, model_, 2).has_value());
+  EXPECT_EQ(store.bytes(), model_.plan->arena_bytes());
+  EXPECT_FALSE(memory_.has_value());
+}
+
+TEST_F(StoreTest, AStoreThatGoesWhileItMakesAnArenaEndsThatToo) {
+  {
+    Store store({.name = "leaves"}, loop_.post());
+    ASSERT_TRUE(store.begin_own(job_of(kLarge, 1), note_memory(), note()).has_value());
+    const TimePoint deadline = now() + std::chrono::seconds(20);
+    while (!is_being_made("leaves") && now() < deadline) loop_.run_posted();
+  }
+  loop_.run_posted();
+  EXPECT_FALSE(memory_.has_value());
+  EXPECT_FALSE(is_being_made("leaves"));
 }
 
 // The lease of an own arena is a descriptor.
 TEST_F(StoreTest, AVersionIsNotStagedWhenThereIsNoDescriptorForItsLease) {
   Store store({}, loop_.post());
-  auto destination = store.begin_own(model_.job(1), note());
+  auto destination = begin_own(store, model_, 1);
   ASSERT_TRUE(destination.has_value());
   std::memcpy(destination->data.data(), model_.data.data(), model_.data.size());
   for (std::uint64_t bucket = 0; bucket < model_.plan->bucket_count(); ++bucket)
@@ -274,17 +452,6 @@ TEST_F(StoreTest, AVersionIsNotStagedWhenThereIsNoDescriptorForItsLease) {
   EXPECT_EQ(store.bytes(), model_.data.size()) << "in the same arena";
 }
 
-TEST_F(StoreTest, ReservedArenasAreUsedAndTrimmed) {
-  const std::uint64_t bytes = model_.plan->arena_bytes();
-  Store store({}, loop_.post());
-  ASSERT_TRUE(store.reserve(bytes, 2).has_value());
-  EXPECT_EQ(store.bytes(), 2 * bytes);
-  ASSERT_TRUE(stage_own(store, model_, 1).has_value());
-  EXPECT_EQ(store.bytes(), 2 * bytes);
-  store.trim();
-  EXPECT_EQ(store.bytes(), bytes);
-}
-
 TEST_F(StoreTest, OneVersionArrivesAtATimeAndAVersionNeverNamesTwoByteStrings) {
   Store store({}, loop_.post());
   ASSERT_TRUE(store.begin(model_.job(1), note()).has_value());
@@ -302,7 +469,7 @@ TEST_F(StoreTest, OneVersionArrivesAtATimeAndAVersionNeverNamesTwoByteStrings) {
 TEST_F(StoreTest, AbortedVersionIsNotReportedAndLeavesNothing) {
   Store store({}, loop_.post());
   {
-    auto destination = store.begin_own(model_.job(1), note());
+    auto destination = begin_own(store, model_, 1);
     ASSERT_TRUE(destination.has_value());
     std::memcpy(destination->data.data(), model_.data.data(), model_.data.size());
     for (std::uint64_t bucket = 0; bucket < model_.plan->bucket_count(); ++bucket)
