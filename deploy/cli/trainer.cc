@@ -22,6 +22,7 @@
 #include "shared/config/train_config.h"
 #include "shared/loop/signals.h"
 #include "shared/loop/timer.h"
+#include "shared/loop/worker.h"
 #include "shared/trace/progress.h"
 #include "shared/weights/checkpoint_dir.h"
 #include "shared/weights/version.h"
@@ -142,7 +143,10 @@ struct DestroyTrainer {
 class Publisher {
  public:
   Publisher(Loop& loop, const config::TrainerConfig& config)
-      : loop_(loop), config_(config), poll_(loop, [this] { poll(); }) {}
+      : loop_(loop),
+        config_(config),
+        poll_(loop, [this] { poll(); }),
+        files_(loop, {.name = "checkpoints"}) {}
 
   [[nodiscard]] Result<> start(const TrainerOptions& options,
                                const std::vector<std::string>& settings,
@@ -162,13 +166,13 @@ class Publisher {
     WSYNC_TRY(result_of(wsync_trainer_start(trainer)));
     poll_.start_repeating(kPollInterval);
     if (config_.checkpoint.empty()) return {};
-    WSYNC_TRY(publish(config_.checkpoint, publish::step_of(config_.checkpoint).value_or(0)));
+    WSYNC_TRY(publish(config_.checkpoint, publish::step_of(config_.checkpoint).value_or(0),
+                      CheckpointDirectory::open(config_.checkpoint)));
     if (config_.watch)
       watch_ = std::make_unique<publish::DirectoryWatch>(
           loop_, config_.checkpoint,
           [this](const std::filesystem::path& directory, std::uint64_t step) {
-            if (const Result<> begun = publish(directory.string(), step); !begun)
-              log_warning("{}: {}", directory.string(), begun.error().message());
+            publish_found(directory.string(), step);
           });
     return {};
   }
@@ -179,8 +183,20 @@ class Publisher {
     std::unique_ptr<OpenDirectory> directory;  // until it is snapshotted
   };
 
-  [[nodiscard]] Result<> publish(const std::string& path, std::uint64_t step) {
-    auto opened = CheckpointDirectory::open(path);
+  // Opening reads the headers of all its files. `this` outlives the loop's turns.
+  void publish_found(const std::string& path, std::uint64_t step) {
+    auto opened = std::make_shared<std::optional<Result<CheckpointDirectory>>>();
+    const auto submitted =
+        files_.submit([opened, path] { opened->emplace(CheckpointDirectory::open(path)); },
+                      [this, opened, path, step] {
+                        if (const auto begun = publish(path, step, std::move(**opened)); !begun)
+                          log_warning("{}: {}", path, begun.error().message());
+                      });
+    if (!submitted) log_warning("{}: {}", path, submitted.error().message());
+  }
+
+  [[nodiscard]] Result<> publish(const std::string& path, std::uint64_t step,
+                                 Result<CheckpointDirectory> opened) {
     if (!opened) return fail(std::move(opened).error());
     log_info("publishing {}", path);
     Running running{.directory = std::make_unique<OpenDirectory>(std::move(*opened))};
@@ -198,7 +214,9 @@ class Publisher {
     std::erase_if(running_, [this](Running& running) {
       wsync_publish_status status;
       if (wsync_trainer_poll(trainer_.get(), running.id, &status) != WSYNC_OK) return true;
-      if (status.state >= WSYNC_PUBLISH_SNAPSHOTTED) running.directory.reset();
+      // Unmapping takes a while.
+      if (status.state >= WSYNC_PUBLISH_SNAPSHOTTED && running.directory)
+        (void)files_.submit([directory = std::move(running.directory)] {});
       line_.update("publishing", status.done_bytes, status.total_bytes, now());
       if (status.state < WSYNC_PUBLISH_COMMITTED) return false;
       log_result(status);
@@ -211,6 +229,7 @@ class Publisher {
   std::function<void(const Error&)> on_stopped_;
   trace::ProgressLine line_;
   Timer poll_;
+  Worker files_;
   std::list<Running> running_;  // outlives the trainer, which reads from it
   std::unique_ptr<wsync_trainer, DestroyTrainer> trainer_;
   std::unique_ptr<publish::DirectoryWatch> watch_;

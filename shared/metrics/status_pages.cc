@@ -1,11 +1,11 @@
 #include "shared/metrics/status_pages.h"
 
+#include <optional>
 #include <utility>
 
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
-#include "shared/http/listener.h"
 #include "shared/metrics/catalog.h"
 #include "shared/metrics/process.h"
 
@@ -22,6 +22,10 @@ constexpr const char* kMetricsText = "text/plain; version=0.0.4; charset=utf-8";
 void answer(http::Exchange& exchange, int status, const std::string& sentence) {
   exchange.response.status = status;
   exchange.response.set_content(sentence + "\n", kText);
+}
+
+Claim claim_of(const StatusPagesOptions& options) {
+  return options.take_over ? Claim::kTakeOver : Claim::kIfFree;
 }
 
 http::RoutesOptions options_of(const std::string& address) {
@@ -44,9 +48,10 @@ Result<std::unique_ptr<StatusPages>> StatusPages::create(
     const std::function<std::vector<http::Route>(Asker& asker)>& more) {
   auto pages = std::unique_ptr<StatusPages>(
       new StatusPages(loop, options, registry, std::move(facts), more));
-  const Result<> listens = pages->listen();
+  const Result<> listens = pages->serve(http::listen_to(options.address, claim_of(options)));
   if (!listens && listens.error().code() == ErrorCode::kBusy && options.take_over) {
     log_warning("http.address: {}; it is tried again until it is free", listens.error().message());
+    pages->looker_ = std::make_unique<Worker>(loop, WorkerOptions{.name = "pages"});
     pages->retry_.start_repeating(kListenAgain);
   } else if (!listens) {
     return fail(listens.error().with_context("http.address"));
@@ -63,14 +68,11 @@ StatusPages::StatusPages(Loop& loop, StatusPagesOptions options, const Registry&
       facts_(std::move(facts)),
       asker_(loop),
       routes_(routes(more), text_page, options_of(options_.address)),
-      retry_(loop, [this] {
-        const Result<> listens = listen();
-        if (!listens && listens.error().code() == ErrorCode::kBusy) return;
-        retry_.stop();
-        if (!listens) log_warning("http.address: {}", listens.error().message());
-      }) {}
+      retry_(loop, [this] { listen_again(); }) {}
 
 StatusPages::~StatusPages() {
+  *alive_ = false;
+  looker_.reset();
   asker_.close();
   acceptor_.reset();
 }
@@ -86,9 +88,25 @@ std::vector<http::Route> StatusPages::routes(
   return all;
 }
 
-Result<> StatusPages::listen() {
-  auto listener =
-      http::listen_to(options_.address, options_.take_over ? Claim::kTakeOver : Claim::kIfFree);
+void StatusPages::listen_again() {
+  if (looking_) return;
+  auto found = std::make_shared<std::optional<Result<http::Listener>>>();
+  const auto submitted = looker_->submit(
+      [found, options = options_] {
+        found->emplace(http::listen_to(options.address, claim_of(options)));
+      },
+      [this, found, alive = alive_] {
+        if (!*alive) return;
+        looking_ = false;
+        const Result<> listens = serve(std::move(**found));
+        if (!listens && listens.error().code() == ErrorCode::kBusy) return;
+        retry_.stop();
+        if (!listens) log_warning("http.address: {}", listens.error().message());
+      });
+  looking_ = submitted.has_value();
+}
+
+Result<> StatusPages::serve(Result<http::Listener> listener) {
   if (!listener) return fail(std::move(listener).error());
   auto acceptor = http::Acceptor::create(
       std::move(*listener), kThreads,

@@ -21,9 +21,11 @@
 #include <vector>
 
 #include "shared/http/acceptor.h"
+#include "shared/http/listener.h"
 #include "shared/http/routes.h"
 #include "shared/loop/ask.h"
 #include "shared/loop/timer.h"
+#include "shared/loop/worker.h"
 #include "shared/metrics/registry.h"
 
 namespace wsync::metrics {
@@ -72,7 +74,8 @@ class StatusPages {
               const std::function<std::vector<http::Route>(Asker& asker)>& more);
   [[nodiscard]] std::vector<http::Route> routes(
       const std::function<std::vector<http::Route>(Asker& asker)>& more);
-  [[nodiscard]] Result<> listen();
+  [[nodiscard]] Result<> serve(Result<http::Listener> listener);
+  void listen_again();
   void metrics(http::Exchange& exchange);
   void healthz(http::Exchange& exchange);
   void readyz(http::Exchange& exchange);
@@ -84,6 +87,9 @@ class StatusPages {
   Asker asker_;
   http::Routes routes_;
   Timer retry_;
+  bool looking_ = false;            // whether the port is free
+  std::unique_ptr<Worker> looker_;  // resolves names and reads /proc; null: never needed
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   std::unique_ptr<http::Acceptor> acceptor_;  // its threads end before what they use
 };
 

@@ -6,6 +6,7 @@
 #include <sys/eventfd.h>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
@@ -79,6 +80,7 @@ class MemfdSink::Link {
   void take(Packet packet);
   void finish(Pending pending, Result<ArenaView> view);
   void lose(const Socket& socket, const Error& error);
+  void let_go(std::shared_ptr<Result<ArenaView>> view);
   void wake() const { (void)eventfd_write(wake_.get(), 1); }
 
   const Post post_;
@@ -91,6 +93,7 @@ class MemfdSink::Link {
   std::string path_;
   Socket socket_;
   std::optional<Pending> pending_;
+  std::vector<std::shared_ptr<Result<ArenaView>>> let_go_;  // mapped for nobody
   std::jthread thread_;
 };
 
@@ -144,11 +147,14 @@ void MemfdSink::Link::run(const std::stop_token& stop) {
   while (!stop.stop_requested()) {
     Socket socket;
     bool is_waiting = false;
+    std::vector<std::shared_ptr<Result<ArenaView>>> let_go;  // here, for unmapping takes a while
     {
       const std::lock_guard lock(mutex_);
       socket = socket_;
       is_waiting = pending_.has_value();
+      let_go.swap(let_go_);
     }
+    let_go.clear();
     std::array<pollfd, 2> waiting{
         pollfd{.fd = wake_.get(), .events = POLLIN, .revents = 0},
         pollfd{.fd = socket ? socket->get() : -1, .events = POLLIN, .revents = 0}};
@@ -204,12 +210,16 @@ void MemfdSink::Link::take(Packet packet) {
 }
 
 void MemfdSink::Link::finish(Pending pending, Result<ArenaView> view) {
-  const auto shared = std::make_shared<Result<ArenaView>>(std::move(view));
+  auto shared = std::make_shared<Result<ArenaView>>(std::move(view));
   const std::string context =
       fmt::format("take over version {} from {}", pending.wanted.key.version.to_string(),
                   pending.wanted.source);
-  post_([session = pending.session, shared, context, buckets = pending.wanted.buckets.size()] {
-    if (!session->is_active) return;
+  post_([this, alive = alive_, session = pending.session, shared, context,
+         buckets = pending.wanted.buckets.size()]() mutable {
+    if (!session->is_active) {
+      if (*alive) let_go(std::move(shared));
+      return;
+    }
     if (!*shared) {
       session->is_active = false;
       return session->callbacks.on_failure({.error = shared->error().with_context(context)});
@@ -218,6 +228,13 @@ void MemfdSink::Link::finish(Pending pending, Result<ArenaView> view) {
       session->callbacks.on_bucket(bucket, {});
     if (std::exchange(session->is_active, false)) session->callbacks.on_done(std::move(**shared));
   });
+}
+
+// Of a transfer that was cancelled while its arena was mapped.
+void MemfdSink::Link::let_go(std::shared_ptr<Result<ArenaView>> view) {
+  const std::lock_guard lock(mutex_);
+  let_go_.push_back(std::move(view));
+  wake();
 }
 
 void MemfdSink::Link::lose(const Socket& socket, const Error& error) {
