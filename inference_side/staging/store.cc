@@ -60,6 +60,7 @@ struct Store::Making {
 Store::Store(StoreOptions options, Post post)
     : options_(std::move(options)),
       post_(std::move(post)),
+      teller_(std::make_unique<ThreadPool>(1)),
       pool_(std::make_shared<ThreadPool>(options_.verify_threads, options_.verify_nice)),
       memory_(std::make_shared<ThreadPool>(1)),
       alive_(std::make_shared<bool>(true)) {}
@@ -223,27 +224,43 @@ void Store::drop_unused_arenas(std::uint64_t except_bytes) {
   own_.erase(unused.begin(), unused.end());
 }
 
+std::shared_ptr<Verifier> Store::make_verifier(VerifierJob job, Verifier::OnFinished on_finished) {
+  const Post tell = [teller = teller_.get(), post = post_](std::function<void()> work,
+                                                           std::source_location made) {
+    teller->post([post, work = std::move(work), made] { post(work, made); });
+  };
+  return std::make_shared<Verifier>(*pool_, tell, std::move(job), std::move(on_finished));
+}
+
+void Store::verify_all(const std::shared_ptr<Verifier>& verifier, std::uint64_t buckets) {
+  memory_->post([verifier, buckets] {
+    for (std::uint64_t bucket = 0; bucket < buckets; ++bucket) verifier->bucket_arrived(bucket);
+    verifier->all_arrived();
+  });
+}
+
 void Store::start_verifier(std::span<const std::byte> data) {
   const StagingJob& job = arriving_->job;
-  arriving_->verifier = std::make_unique<Verifier>(
-      *pool_, post_,
-      VerifierJob{.manifest = job.manifest,
-                  .plan = job.plan,
-                  .data = data,
-                  .expected = job.identity.content,
-                  .also = job.also,
-                  .digested = job.digested},
+  arriving_->verifier = make_verifier(
+      {.manifest = job.manifest,
+       .plan = job.plan,
+       .data = data,
+       .expected = job.identity.content,
+       .also = job.also,
+       .digested = job.digested},
       [this, alive = alive_, generation = generation_](Result<ContentDigests> verdict) {
         if (*alive && arriving_ && generation == generation_) finish(std::move(verdict));
       });
 }
 
 void Store::bucket_arrived(std::uint64_t bucket) {
-  if (arriving_ && arriving_->own) arriving_->verifier->bucket_arrived(bucket);
+  if (!arriving_ || !arriving_->own) return;
+  memory_->post([verifier = arriving_->verifier, bucket] { verifier->bucket_arrived(bucket); });
 }
 
 void Store::all_arrived() {
-  if (arriving_ && arriving_->own) arriving_->verifier->all_arrived();
+  if (!arriving_ || !arriving_->own) return;
+  memory_->post([verifier = arriving_->verifier] { verifier->all_arrived(); });
 }
 
 void Store::view_arrived(ArenaView view) {
@@ -259,15 +276,13 @@ void Store::view_arrived(ArenaView view) {
     });
   }
   start_verifier(arriving_->view->data());
-  for (std::uint64_t bucket = 0; bucket < plan.bucket_count(); ++bucket)
-    arriving_->verifier->bucket_arrived(bucket);
-  arriving_->verifier->all_arrived();
+  verify_all(arriving_->verifier, plan.bucket_count());
 }
 
 void Store::finish(Result<ContentDigests> verdict) {
   Arriving arrived = std::move(*arriving_);
   arriving_.reset();
-  arrived.verifier.reset();
+  let_go(std::move(arrived.verifier));
   const Version version = version_of(arrived.job.identity);
   if (verdict && arrived.own) {
     std::get<WriteLease>(std::move(arrived.own->lease)).complete(verdict->root);
@@ -332,23 +347,20 @@ Result<> Store::recheck(Version version, std::function<void(Result<>)> on_checke
   if (!held) return fail(ErrorCode::kNotFound, version.to_string() + " is not held");
   if (rechecks_.contains(version))
     return fail(ErrorCode::kBusy, version.to_string() + " is being checked");
-  auto verifier = std::make_unique<Verifier>(
-      *pool_, post_,
-      VerifierJob{.manifest = held->manifest(),
-                  .plan = held->plan(),
-                  .data = held->data(),
-                  .expected = held->digests().root,
-                  .also = {}},
-      [this, alive = alive_, version, weak = std::weak_ptr(held),
-       on_checked = std::move(on_checked)](const Result<ContentDigests>& verdict) {
-        const auto checked = weak.lock();
-        if (!*alive || !checked || checked != find(version)) return;
-        rechecks_.erase(version);
-        on_checked(verdict ? Result<>{} : fail(verdict.error()));
-      });
-  for (std::uint64_t bucket = 0; bucket < held->plan()->bucket_count(); ++bucket)
-    verifier->bucket_arrived(bucket);
-  verifier->all_arrived();
+  auto verifier =
+      make_verifier({.manifest = held->manifest(),
+                     .plan = held->plan(),
+                     .data = held->data(),
+                     .expected = held->digests().root,
+                     .also = {}},
+                    [this, alive = alive_, version, weak = std::weak_ptr(held),
+                     on_checked = std::move(on_checked)](const Result<ContentDigests>& verdict) {
+                      const auto checked = weak.lock();
+                      if (!*alive || !checked || checked != find(version)) return;
+                      let_go(std::move(rechecks_.extract(version).mapped()));
+                      on_checked(verdict ? Result<>{} : fail(verdict.error()));
+                    });
+  verify_all(verifier, held->plan()->bucket_count());
   rechecks_[version] = {.hold = held->hold(), .verifier = std::move(verifier)};
   return {};
 }

@@ -149,12 +149,12 @@ class Store {
     std::stop_source making = {};
     std::shared_ptr<OwnArena> own = {};  // null: a mapped arena, or none yet
     std::optional<ArenaView> view = {};
-    std::unique_ptr<Verifier> verifier = {};  // last: it stops reading before its memory goes
+    std::shared_ptr<Verifier> verifier = {};  // last: it stops reading before its memory goes
   };
   struct Making;
   struct Recheck {
     std::shared_ptr<const void> hold;    // what it reads
-    std::unique_ptr<Verifier> verifier;  // last, likewise
+    std::shared_ptr<Verifier> verifier;  // last, likewise
   };
   [[nodiscard]] Result<> may_begin(const StagingJob& job) const;
   void on_loop(std::function<void()> work, std::uint64_t generation);
@@ -167,12 +167,19 @@ class Store {
   void drop_unused_arenas(std::uint64_t except_bytes);
   template <class T>
   void let_go(T what);
+  [[nodiscard]] std::shared_ptr<Verifier> make_verifier(VerifierJob job,
+                                                        Verifier::OnFinished on_finished);
+  void verify_all(const std::shared_ptr<Verifier>& verifier, std::uint64_t buckets);
   void start_verifier(std::span<const std::byte> data);
   void finish(Result<ContentDigests> verdict);
 
   StoreOptions options_;
   bool said_not_placed_ = false;
   const Post post_;
+  // A verifier's threads have low priority: beside busy processes one that is interrupted while it
+  // has a lock keeps the lock for long. So they share none with the loop: it tells them by the
+  // thread for memory, and they tell it by this one.
+  std::unique_ptr<ThreadPool> teller_;
   std::shared_ptr<ThreadPool> pool_;
   // One thread, so that what was let go before is free when memory is made. Of normal priority: the
   // process cannot map anything while it is interrupted in the middle of that.

@@ -31,8 +31,8 @@ struct VerifierJob {
   std::function<void(std::uint64_t bucket, TimePoint begin, TimePoint end)> digested = {};
 };
 
-// Thread: methods by the owner; the work is done by the pool. `on_finished` comes on the owner's
-// thread, once, unless cancelled. The pool outlives the verifier.
+// Thread: stop() and verified_bytes() any; the others by one at a time; the work is done by the
+// pool. `on_finished` comes through `post`, once, unless cancelled. The pool outlives the verifier.
 class Verifier {
  public:
   using OnFinished = std::function<void(Result<ContentDigests>)>;

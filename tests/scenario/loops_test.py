@@ -48,6 +48,7 @@ class Loops(unittest.TestCase):
         model = fleet.path("model")
         subprocess.run([WSYNC, "make-checkpoint", model, "--size", f"{gib}GiB", "--seed", "1"], check=True,
                        stdout=subprocess.DEVNULL)
+        os.sync()  # while the disc is busy, a line of log takes long, and it is written on the loop
         _, engines = fleet.sidecar("s0", *BY_TCP, "--set", f"http.address=ipc://{self.pages(fleet, 's0')}")
         # It uses the version in place: nobody but the trainer and the sidecar has gigabytes.
         engine = fleet.engine(engines, "a", model, "--adopt")
