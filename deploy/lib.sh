@@ -30,7 +30,6 @@ libexpected-dev     header  tl/expected.hpp
 nlohmann-json3-dev  header  nlohmann/json.hpp
 libyaml-cpp-dev     header  yaml-cpp/yaml.h
 libcli11-dev        header  CLI/CLI.hpp
-libopenblas-serial-dev  header  cblas.h
 libgloo-dev         header  gloo/context.h
 libcpp-httplib-dev  header  httplib.h
 libarchive-dev      header  archive.h

@@ -28,7 +28,6 @@ pkg_check_modules(ZMQ REQUIRED IMPORTED_TARGET libzmq)
 set_target_properties(PkgConfig::ZMQ PROPERTIES
   INTERFACE_INCLUDE_DIRECTORIES "${ZMQ_INCLUDEDIR}" INTERFACE_COMPILE_OPTIONS "")
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
-pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET openblas)
 pkg_check_modules(ARCHIVE REQUIRED IMPORTED_TARGET libarchive)
 # From 0.18 on its Server::process_request() has other arguments (shared/http/routes.cc).
 pkg_check_modules(HTTPLIB REQUIRED IMPORTED_TARGET cpp-httplib>=0.11 cpp-httplib<0.18)

@@ -1,9 +1,7 @@
 // Weights in bfloat16, the upper half of a float32, read where they lie: products of float32 rows
 // with them, in float32.
 //
-// Thread: any; each thread that calls linear_bf16() keeps some 256 KiB to widen weights into.
-// Products of many rows are computed one after the other, as those of matrix.h; those of a few run
-// side by side.
+// Thread: any, side by side.
 #pragma once
 
 #include <cstddef>
@@ -44,8 +42,7 @@ class Bf16Matrix {
 // The elements of `bits` as float32, exactly: as many as `values` holds.
 void widen(std::span<const std::byte> bits, std::span<float> values);
 
-// y[m,n] (=|+=) x[m,k] w[n,k]^T, as linear() on the widened weights: of many rows by BLAS, some
-// rows of w at a time; of a few straight from w, with the same bits on every processor.
+// y[m,n] (=|+=) x[m,k] w[n,k]^T: the bits of linear() on the widened weights.
 void linear_bf16(ConstMatrix x, Bf16Matrix w, Matrix y, Into into = Into::kReplace);
 
 }  // namespace wsync::moe

@@ -1,11 +1,12 @@
-// Eight float32 side by side, for loops that compilers leave scalar. Sums over lanes have one
-// order, and nothing is contracted to a fused operation: the same inputs give the same bits whether
-// a processor adds four at once or eight.
+// Eight float32 side by side, for loops that compilers leave scalar. Nothing is contracted to a
+// fused operation (CMakeLists.txt): the same inputs give the same bits whether a processor adds
+// four at once or eight.
 //
 // The functions have no code of their own: they become part of their callers, which are compiled
 // for the smallest processor and once more for one with AVX2 (WSYNC_FOR_AVX2) where there is such.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -51,6 +52,15 @@ inline constexpr std::size_t kLanes = sizeof(Lanes) / sizeof(float);
 [[gnu::always_inline]] inline float sum_of(const Lanes& lanes) noexcept {
   return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
          ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+}
+// One bfloat16 as it lies in memory, at any address.
+struct Bf16 {
+  std::byte bytes[2];
+};
+[[gnu::always_inline]] inline float widen_one(const std::byte* from) noexcept {
+  std::uint16_t half = 0;
+  std::memcpy(&half, from, sizeof half);
+  return std::bit_cast<float>(std::uint32_t{half} << 16U);
 }
 
 }  // namespace wsync::moe

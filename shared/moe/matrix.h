@@ -1,12 +1,15 @@
-// A row-major matrix of float32 in memory that somebody else owns, and products of such by BLAS.
+// A row-major matrix of float32 in memory that somebody else owns, and products of such.
 //
-// Thread: any; products of a process are computed one after the other. The BLAS library is fixed to
-// one thread, so that a product is the same bits for the same shapes, whoever computes it.
+// A row of a product has the same bits whatever other rows there are, in any thread and on any
+// processor (product.h says how): linear() and linear_input_gradient() of some rows are those rows
+// of the whole. A weight gradient is a sum over rows, and so depends on which rows are in it and on
+// their order.
+//
+// Thread: any, side by side; each keeps room of its own for what it orders anew (product.h).
 #pragma once
 
 #include <cstddef>
 #include <span>
-#include <string>
 #include <type_traits>
 
 #include "shared/base/check.h"
@@ -59,9 +62,5 @@ void linear_columns(ConstMatrix x, ConstMatrix w, Matrix y, std::size_t first,
 void linear_input_gradient(ConstMatrix dy, ConstMatrix w, Matrix dx, Into into = Into::kReplace);
 // dw[n,k] (=|+=) dy[m,n]^T x[m,k]: its weight gradient.
 void linear_weight_gradient(ConstMatrix dy, ConstMatrix x, Matrix dw, Into into = Into::kAdd);
-
-// The kernels that the BLAS library has chosen for this processor ("SkylakeX"). Ranks that name
-// different ones do not agree to the bit.
-[[nodiscard]] std::string blas_core();
 
 }  // namespace wsync::moe

@@ -127,14 +127,17 @@ Routing route(ConstMatrix logits, std::size_t experts_per_token, bool normalise)
                   .weights = {},
                   .probabilities = {logits.values().begin(), logits.values().end()}};
   std::vector<std::uint32_t> order(logits.columns());
+  // Chosen by logits: exp() may differ in the last bit between C libraries, and ranks that each
+  // choose for themselves must not.
   for (std::size_t token = 0; token < logits.rows(); ++token) {
     const std::span<float> row =
         Matrix(routing.probabilities, logits.rows(), logits.columns()).row(token);
+    const std::span<const float> from = logits.row(token);
     softmax(row);
     std::iota(order.begin(), order.end(), 0U);
     std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(experts_per_token),
                       order.end(), [&](std::uint32_t a, std::uint32_t b) {
-                        return row[a] != row[b] ? row[a] > row[b] : a < b;
+                        return from[a] != from[b] ? from[a] > from[b] : a < b;
                       });
     float sum = 0;
     for (std::size_t i = 0; i < experts_per_token; ++i) sum += row[order[i]];

@@ -1,7 +1,9 @@
 // The forward operators of the reference model, in float32, each a function from matrices to
 // matrices. What a backward needs again is an output too.
 //
-// Sums run in a fixed order: the same inputs give the same bits, on any thread. Thread: any.
+// Sums run in a fixed order, and each row is computed by itself: the same row gives the same bits
+// among any others and on any thread, and on any processor but for the C library's functions
+// (arithmetic.h). Thread: any.
 #pragma once
 
 #include <cstdint>
@@ -57,8 +59,8 @@ struct Routing {
   std::vector<float> weights;          // the same
   std::vector<float> probabilities;    // [tokens * experts]
 };
-// Softmax over all experts, then the highest; of two that are equal the lower number. `normalise`:
-// a token's weights are divided by their sum.
+// Softmax over all experts, then those with the highest logits; of two that are equal the lower
+// number. `normalise`: a token's weights are divided by their sum.
 [[nodiscard]] Routing route(ConstMatrix logits, std::size_t experts_per_token, bool normalise);
 
 // out = silu(gate) * up (Shazeer 2020, arXiv 2002.05202). `out` may be gate itself.

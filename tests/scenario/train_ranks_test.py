@@ -2,6 +2,7 @@
 says which rank it was."""
 import json
 import os
+import platform
 import random
 import signal
 import sys
@@ -197,6 +198,21 @@ class OneByOne(unittest.TestCase):
                 code, answer, log = process.result()
                 self.assertEqual(code, 1, log)
                 self.assertIn("rank 1 and rank 0 were given different configurations", answer["error"]["message"])
+
+    def test_other_functions_of_the_c_library_are_refused_by_all(self):
+        # glibc has other code for exp, sin, cos and pow where there is fused multiply-add; a setting of its own hides that.
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            if " fma " not in file.read() or platform.libc_ver()[0] != "glibc":
+                self.skipTest("glibc has one code for this processor")
+        with TrainingFleet(WSYNC) as fleet:
+            ranks = self.ranks(fleet, TINY | {"steps": 3}, 0)
+            fleet.environment["GLIBC_TUNABLES"] = "glibc.cpu.hwcaps=-FMA,-AVX2"
+            ranks |= self.ranks(fleet, TINY | {"steps": 3}, 1)
+            for process in ranks.values():
+                code, answer, log = process.result()
+                self.assertEqual(code, 1, log)
+                self.assertRegex(answer["error"]["message"], r"rank 1 computes with .*functions \w{16}, rank 0 with .*functions "
+                                                             r"\w{16}; their exp, log, sin, cos and pow would not agree")
 
     def test_a_rank_killed(self):
         for victim in range(RANKS):

@@ -62,7 +62,6 @@ LIBRARIES = (
     Library("CLI11", re.compile(r"CLI/"), ("tests", "deploy/cli", "bench")),
     Library("zstd", re.compile(r"zstd\.h"), ("shared/weights",)),
     Library("prometheus-cpp", re.compile(r"prometheus/"), ("shared/metrics",)),
-    Library("OpenBLAS", re.compile(r"cblas\.h"), ("shared/moe",)),
     Library("CUDA", re.compile(r"cuda.*\.h(pp)?$"), ("shared/device/cuda", "tests/emulated_cuda", "tests/emulated_nccl")),
     Library("NCCL", re.compile(r"nccl\.h"), ("shared/collective/nccl", "tests/emulated_nccl")),
     Library("Gloo", re.compile(r"gloo/"), ("shared/collective/gloo",)),

@@ -9,13 +9,14 @@
 #include "shared/base/digest.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
+#include "shared/moe/arithmetic.h"
 
 namespace wsync::training {
 namespace {
 
 // What ranks must have in common, to agree to the bit.
 struct Identity {
-  std::array<char, 48> blas_core{};
+  std::array<char, 96> arithmetic{};
   Digest options;
 };
 
@@ -37,10 +38,10 @@ std::string text_of(const TrainingOptions& options) {
 Result<> check_identity(const TrainingOptions& options, std::uint32_t rank,
                         collective::ProcessGroup* group) {
   std::vector<Identity> identities(options.sizes.ranks());
-  const std::string core = moe::blas_core();
+  const std::string arithmetic = moe::arithmetic();
   const std::string text = text_of(options);
-  std::strncpy(identities[rank].blas_core.data(), core.c_str(),
-               identities[rank].blas_core.size() - 1);
+  std::strncpy(identities[rank].arithmetic.data(), arithmetic.c_str(),
+               identities[rank].arithmetic.size() - 1);
   identities[rank].options = digest_of(std::as_bytes(std::span(text)));
   std::vector<std::uint32_t> everyone;
   std::vector<std::span<std::byte>> parts;
@@ -51,13 +52,14 @@ Result<> check_identity(const TrainingOptions& options, std::uint32_t rank,
   WSYNC_TRY(collective::all_gather(collective::Team(group, std::move(everyone)), parts,
                                    now() + options.deadline));
   for (std::uint32_t other = 0; other < identities.size(); ++other) {
-    if (identities[other].blas_core != identities[0].blas_core)
+    if (identities[other].arithmetic != identities[0].arithmetic)
       return fail(
           ErrorCode::kRefused,
-          fmt::format("rank {} multiplies matrices with OpenBLAS's kernels for {}, rank 0 "
-                      "with those for {}; they would not agree to the bit. Set "
-                      "OPENBLAS_CORETYPE to one that all processors have, on every rank",
-                      other, identities[other].blas_core.data(), identities[0].blas_core.data()));
+          fmt::format("rank {} computes with {}, rank 0 with {}; their exp, log, sin, cos and pow "
+                      "would not agree to the bit. Start all ranks with one C library, on "
+                      "processors of which all or none have fused multiply-add (glibc takes this "
+                      "one from a process with GLIBC_TUNABLES=glibc.cpu.hwcaps=-FMA,-AVX2)",
+                      other, identities[other].arithmetic.data(), identities[0].arithmetic.data()));
     if (identities[other].options != identities[0].options)
       return fail(ErrorCode::kRefused,
                   fmt::format("rank {} and rank 0 were given different configurations; start all "

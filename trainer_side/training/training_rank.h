@@ -69,8 +69,9 @@ class TrainingRank {
   [[nodiscard]] Result<Step> run_step(std::uint64_t step, const std::vector<MicroBatch>& batches,
                                       const std::function<Result<>()>& before_update = {});
 
-  // Waits for all ranks: kRefused when one of them uses other kernels of the BLAS library or other
-  // options, and would not agree to the bit. Other errors as ProcessGroup::exchange().
+  // Waits for all ranks: kRefused when one of them computes with another C library or another
+  // kind of processor (moe::arithmetic()) or has other options, and would not agree to the bit.
+  // Other errors as ProcessGroup::exchange().
   [[nodiscard]] Result<> compare_options();
 
   // That of all ranks; null for one.

@@ -4,8 +4,12 @@
 // step; arithmetic is float32. Keys and values of earlier tokens are kept in blocks.
 //
 // Every rank of a replica computes the same batches in the same order; sums over ranks are taken in
-// rank order, so all ranks see the same hidden states. Each of them computes the router by itself:
-// ranks whose processors run different BLAS kernels (moe::blas_core()) could choose other experts.
+// rank order, so all ranks see the same hidden states. Each of them computes the router's logits by
+// itself, to the same bits on every processor (moe/product.h), and so chooses the same experts.
+//
+// What a token gives does not depend on what else is in its batch, nor on how its prompt was cut:
+// on the same ranks the logits have the same bits, alone or among others, as a prompt or token by
+// token, on processors of any kind with one C library (moe/arithmetic.h).
 //
 // Thread: one at a time.
 #pragma once

@@ -109,6 +109,42 @@ TEST_P(OneRank, PiecesBesideDecodingSequencesAreTheSame) {
   }
 }
 
+// The bits of its logits do not say whether a sequence was alone, nor how its prompt was cut.
+TEST_P(OneRank, LogitsHaveTheSameBitsWhateverElseIsInTheBatch) {
+  constexpr std::size_t kPrompt = 23;
+  const std::vector<Token> tokens = model_.tokens(kPrompt + 3, 21);
+  const auto decode = [&](Sequence& sequence, const auto& others) {
+    std::vector<std::vector<float>> rows;
+    while (!sequence.done()) {
+      Batch batch{.slices = {sequence.next(1)}};
+      for (const SequenceSlice& other : others()) batch.slices.push_back(other);
+      std::vector<float> logits = forward(batch);
+      logits.resize(GetParam().spec.vocabulary);
+      rows.push_back(std::move(logits));
+    }
+    return rows;
+  };
+  const auto nobody = [] { return std::vector<SequenceSlice>(); };
+  Sequence whole{.tokens = tokens, .blocks = free_.take(tokens.size(), GetParam().block_tokens)};
+  static_cast<void>(forward({.slices = {whole.next(kPrompt, false)}}));
+  const auto expected = decode(whole, nobody);
+  Sequence by_token{.tokens = tokens, .blocks = whole.blocks};
+  while (by_token.computed < kPrompt)
+    static_cast<void>(forward({.slices = {by_token.next(1, false)}}));
+  EXPECT_EQ(decode(by_token, nobody), expected);
+  std::vector<Sequence> crowd;
+  for (unsigned seed = 0; seed < 5; ++seed) crowd.push_back(sequence(15, 40 + seed));
+  Sequence in_crowd{.tokens = tokens, .blocks = whole.blocks};
+  for (const std::size_t piece : {std::size_t{9}, std::size_t{1}, kPrompt - 10})
+    static_cast<void>(forward({.slices = {crowd[0].next(2, false), in_crowd.next(piece, false)}}));
+  const auto beside = [&] {
+    std::vector<SequenceSlice> slices;
+    for (Sequence& other : crowd) slices.push_back(other.next(1 + slices.size()));
+    return slices;
+  };
+  EXPECT_EQ(decode(in_crowd, beside), expected);
+}
+
 class Shard : public ::testing::Test {
  protected:
   const SmallModel model_{small_spec()};

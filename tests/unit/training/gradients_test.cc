@@ -118,6 +118,27 @@ TEST(Sequential, IsCausalAndKeepsSequencesApart) {
   }
 }
 
+// Not what is computed at the same time either: whichever sequences share its micro-batch and its
+// experts, a sequence has the same bits. Wide enough that a processor's widest vectors are filled.
+TEST(Sequential, ASequenceHasTheSameBitsAloneAndAmongOthers) {
+  moe::ModelSpec spec = small_spec(false, true);
+  spec.vocabulary = 45;
+  spec.hidden = 64;
+  spec.head_dim = 16;
+  spec.expert_hidden = 48;
+  const ParameterSet weights = drawn(spec);
+  const SequentialModel model(spec, weights, kSequence);
+  const MicroBatch all = small_batch();
+  const Buffer together = model.logits(all);
+  for (std::size_t first = 0; first < kGradientTokens; first += kSequence) {
+    const auto from = all.tokens.begin() + static_cast<std::ptrdiff_t>(first);
+    const std::vector<std::uint32_t> tokens(from, from + kSequence);
+    Buffer alone = model.logits({.sequence = kSequence, .tokens = tokens, .targets = tokens});
+    const auto expected = together.matrix().part(first, kSequence).values();
+    EXPECT_TRUE(std::ranges::equal(alone.matrix().values(), expected)) << "tokens from " << first;
+  }
+}
+
 TEST(Parameters, AreTheSameForTheSameSeedWhateverElseThereIs) {
   const moe::ModelSpec spec = small_spec(false, true);
   ParameterSet all(moe::all_parameters(spec));
