@@ -11,10 +11,35 @@ import sys
 import tempfile
 import time
 
-DEADLINE_S = 60
 # What a process says of a callback that kept its loop for 100 ms or longer (shared/loop/lag.h). It has left out what the
 # callback waited for a processor, so that tests that run side by side, or a busy machine, are not taken for a slow callback.
 KEPT = re.compile(r"the loop was kept for \d+ ms by .*")
+
+
+def slowness():
+    """How many times slower than alone a process runs here now, 1 at least: the wall time that 0.1 s of computing takes, and
+    the load of each core. WSYNC_TEST_SLOWNESS sets a least value, for machines and builds that are slow by themselves."""
+    begin, end = time.monotonic(), time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+    measured = max((time.monotonic() - begin) / 0.1, os.getloadavg()[0] / os.cpu_count())
+    # More than 10 is a machine that stood still for a moment.
+    return max(1.0, min(measured, 10.0), float(os.environ.get("WSYNC_TEST_SLOWNESS", "1")))
+
+
+SLOWNESS = slowness()
+# The one limit of every wait for an event: reached when it never comes.
+DEADLINE_S = 60 * SLOWNESS
+
+
+def short(milliseconds):
+    """A deadline of the product that a test sets short, as on a machine that does nothing else. What stands still misses any
+    deadline; what is only slow must not miss it."""
+    return f"{round(milliseconds * SLOWNESS)}ms"
+
+
+# How long `status` waits for an answer, in seconds, where a test asks again and again and nobody may be there.
+ASK_S = str(round(SLOWNESS + 0.5))
 
 
 def processes_of(directory):
@@ -151,7 +176,7 @@ class Fleet:
         end = time.monotonic() + DEADLINE_S
         while not holds():
             if time.monotonic() > end:
-                raise AssertionError(f"{what} did not come within {DEADLINE_S} s")
+                raise AssertionError(f"{what} did not come within {DEADLINE_S:.0f} s")
 
     def replicas(self):
         code, answer = self.ask("status")

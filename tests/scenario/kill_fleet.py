@@ -12,7 +12,7 @@ import threading
 import time
 import unittest
 
-from fleet import DEADLINE_S, Fleet
+from fleet import ASK_S, DEADLINE_S, Fleet, short
 
 PAGE_BYTES = 4096
 F_SETPIPE_SZ = 1031
@@ -95,7 +95,7 @@ class Process:
         with self.changed:
             while not holds():
                 if self.ended or not self.changed.wait(end - time.monotonic()):
-                    how = "it ended" if self.ended else f"it did not come within {DEADLINE_S} s"
+                    how = "it ended" if self.ended else f"it did not come within {DEADLINE_S:.0f} s"
                     raise AssertionError(f"{self.label}: {what}: {how}")
 
     def skip(self):
@@ -190,7 +190,7 @@ class KillFleet(Fleet):
     def __exit__(self, *error):
         if error[0] is not None:
             for socket in [n for n in os.listdir(self.run_dir) if re.fullmatch(r"(.*\.)?control", n)]:
-                print(socket, self.ask("status", "--timeout", "1", address=f"ipc://{self.run_dir}/{socket}"),
+                print(socket, self.ask("status", "--timeout", ASK_S, address=f"ipc://{self.run_dir}/{socket}"),
                       file=sys.stderr)
             for process in self.processes:
                 with open(process.log_path, encoding="utf-8") as log:
@@ -207,11 +207,11 @@ class KillFleet(Fleet):
 
     def trainer(self, *settings, label="trainer"):
         return self.start("trainer", "--json", "--set", "heartbeat.interval=100ms",
-                          "--set", "heartbeat.deadline=800ms", *settings, label=label)
+                          "--set", f"heartbeat.deadline={short(800)}", *settings, label=label)
 
     def sidecar(self, name, *settings):
         process = self.start("sidecar", "--json", "--set", f"name={name}",
-                             "--set", "heartbeat.interval=100ms", "--set", "heartbeat.deadline=800ms",
+                             "--set", "heartbeat.interval=100ms", "--set", f"heartbeat.deadline={short(800)}",
                              *settings, label=name)
         # Its own answer: a socket file may be a killed predecessor's.
         self.until(lambda: self.of(name)[0] == 0 and self.of(name)[1]["pid"] == process.pid,
@@ -227,7 +227,7 @@ class KillFleet(Fleet):
 
     def of(self, sidecar):
         """What a sidecar says of itself."""
-        code, answer = self.ask("status", "--timeout", "1",
+        code, answer = self.ask("status", "--timeout", ASK_S,
                                 address=f"ipc://{self.run_dir}/{sidecar}.control")
         return code, answer["result"]["sidecars"][0] if code == 0 else None
 
@@ -236,7 +236,7 @@ class KillFleet(Fleet):
         return {r["replica"]: r for r in report["replicas"]}.get(replica) if code == 0 else None
 
     def activity(self):
-        code, answer = self.ask("status", "--timeout", "1")
+        code, answer = self.ask("status", "--timeout", ASK_S)
         return answer["result"]["activity"] if code == 0 else ""
 
     def until_activity(self, wanted):
@@ -244,7 +244,7 @@ class KillFleet(Fleet):
 
     def until_joined(self, *sidecars):
         def joined():
-            code, answer = self.ask("status", "--timeout", "1")
+            code, answer = self.ask("status", "--timeout", ASK_S)
             return code == 0 and {s["name"] for s in answer["result"]["sidecars"] if s["connected"]} >= set(sidecars)
         self.until(joined, f"sidecars {sidecars}")
 
@@ -253,7 +253,7 @@ class KillFleet(Fleet):
         target = None
         def there():
             nonlocal target
-            code, answer = self.ask("status", "--timeout", "1")
+            code, answer = self.ask("status", "--timeout", ASK_S)
             target = answer["result"]["target"] if code == 0 else None
             found = {r["replica"]: r for s in answer["result"]["sidecars"] for r in s["replicas"]} if code == 0 else {}
             return all(r in found and found[r]["ready"] and found[r]["version"] == target for r in replicas)

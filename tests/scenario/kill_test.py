@@ -2,6 +2,7 @@
 import sys
 import unittest
 
+from fleet import short
 from kill_fleet import KillCase, arenas, digest_of
 
 KillCase.wsync = sys.argv.pop()
@@ -190,9 +191,10 @@ class Killed(KillCase):
             sidecars = {name: fleet.sidecar(name) for name in ("s0", "s1")}
             a = fleet.engine("s0", "a", self.one, "--adopt")
             b = fleet.engine("s1", "b", self.one)
-            trainer = fleet.trainer("--set", "arenas=3", "--set", "deadlines.publish=1s")
+            trainer = fleet.trainer("--set", "arenas=3", "--set", f"deadlines.publish={short(2000)}")
             fleet.until_joined("s0", "s1")
             first = self.published(fleet, self.one)
+            fleet.until_ready(first, "a", "b")
             sidecars["s0"].kill()
             self.published(fleet, self.two)
             last = self.published(fleet, self.one)

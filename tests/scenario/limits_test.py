@@ -13,7 +13,7 @@ import unittest
 
 import tensors
 import wire
-from fleet import DEADLINE_S, Fleet
+from fleet import DEADLINE_S, Fleet, short
 
 WSYNC = sys.argv.pop()
 
@@ -369,7 +369,7 @@ class FullDisc(Case):
             _, engines = fleet.sidecar("s0", "--set", f"state_dir={disc.directory}")
             engine = fleet.engine(engines, "a", one)
             disc.fill()
-            trainer = fleet.start("trainer", "--set", "deadlines.publish=2s")
+            trainer = fleet.start("trainer", "--set", f"deadlines.publish={short(2000)}")
             code, answer = fleet.ask("push", one)
             self.assertEqual((code, answer["error"]["code"]), (3, "deadline"), answer)
             for word in ("0 of at least 1 sidecars", "'s0'", "fence epoch 1", "s0.record", "No space left on device"):

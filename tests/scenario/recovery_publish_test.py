@@ -6,6 +6,7 @@ import signal
 import sys
 import unittest
 
+from fleet import short
 from publishing import PublishCase, PublishingFleet
 from serving import MODEL
 from training import digests
@@ -14,7 +15,7 @@ WSYNC = sys.argv.pop()
 
 RANKS = 4
 VALUES = MODEL | {"model.layers": 4, "parallel.pp": 2, "parallel.dp": 2, "heartbeat.interval": "50ms",
-                  "publish.pause_mode": "keep", "publish.heartbeat.interval": "50ms", "publish.heartbeat.deadline": "1s"}
+                  "publish.pause_mode": "keep", "publish.heartbeat.interval": "50ms", "publish.heartbeat.deadline": short(1000)}
 # The learning rate does not depend on how many steps there are.
 ENDLESS = {"steps": 1_000_000, "optimizer.learning_rate": 0.002, "optimizer.final_learning_rate": 0.002}
 
@@ -106,7 +107,7 @@ class RecoveryPublish(PublishCase):
     def test_one_that_wakes_up_again_is_cut_off(self):
         for rank, epoch in ((0, 2), (2, 1)):
             with self.subTest(rank=rank), PublishingFleet(WSYNC) as fleet:
-                run, pids, replicas, clients = self.begun(fleet, {"recovery.keep_silent": True, "heartbeat.deadline": "2s"})
+                run, pids, replicas, clients = self.begun(fleet, {"recovery.keep_silent": True, "heartbeat.deadline": short(2000)})
                 fleet.halt(pids[rank])
                 run.replacement(rank, pids[rank])
                 self.served(run, beyond=2)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import unittest
 
+from fleet import short
 from training import TINY, TrainingFleet, digests
 
 WSYNC = sys.argv.pop()
@@ -27,7 +28,7 @@ FORWARDS = 8  # of a rank in a step: two chunks, four micro-batches
 POINTS = {"forward": (("forward", "backward"), False), "backward": (("backward",), False),
           "before_barrier": (("backward",), False), "after_barrier": (("update",), True), "optimizer": (("update",), True),
           "after_commit": (("forward",), True)}
-IMPATIENT = {"heartbeat.deadline": "2s", "heartbeat.interval": "50ms"}
+IMPATIENT = {"heartbeat.deadline": short(2000), "heartbeat.interval": "50ms"}
 
 
 def numbers(step):

@@ -4,6 +4,7 @@ import signal
 import sys
 import unittest
 
+from fleet import short
 from demos import DemoCase, texts_of
 from serving import Server, ServingFleet
 
@@ -77,7 +78,7 @@ class Loop(unittest.TestCase):
     def test_a_replica_lost_in_the_middle_catches_up(self):
         with ServingFleet(WSYNC) as fleet:
             engines, values, (model, socket) = self.begun(fleet)
-            run = fleet.training(values | {"steps": 1_000_000, "rollout.deadline": "5s", "publish.min_replicas": 1})
+            run = fleet.training(values | {"steps": 1_000_000, "rollout.deadline": short(5000), "publish.min_replicas": 1})
             run.until_step(8)
             engines[1][0].kill()
             run.until_step(run.last_step() + 5)

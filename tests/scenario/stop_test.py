@@ -2,6 +2,7 @@
 import sys
 import unittest
 
+from fleet import short
 from kill_fleet import KillCase, arenas, write_locked
 
 KillCase.wsync = sys.argv.pop()
@@ -12,7 +13,7 @@ class Stopped(KillCase):
         with self.fleet() as fleet:
             sidecar = fleet.sidecar("s0")
             a, b = (fleet.engine("s0", name, self.one) for name in "ab")
-            trainer = fleet.trainer("--set", "deadlines.pause=500ms")
+            trainer = fleet.trainer("--set", f"deadlines.pause={short(500)}")
             first = self.published(fleet, self.one)
             b.freeze()
             code, answer = fleet.ask("push", self.two)
@@ -20,7 +21,7 @@ class Stopped(KillCase):
             outcomes = {r["replica"]: r for r in answer["result"]["replicas"]}
             self.assertEqual(outcomes["a"]["outcome"], "committed")
             self.assertEqual((outcomes["b"]["outcome"], outcomes["b"]["version"]), ("behind", first))
-            self.assertIn("did not pause within 500 ms", outcomes["b"]["reason"])
+            self.assertIn(f"did not pause within {short(500).removesuffix('ms')} ms", outcomes["b"]["reason"])
             second = outcomes["a"]["version"]
             self.serves(a, second)
             b.thaw()
@@ -37,7 +38,7 @@ class Stopped(KillCase):
                 sidecar = fleet.sidecar("s0", *settings)
                 a = fleet.engine("s0", "a", self.one)
                 b = fleet.engine("s0", "b", self.one, *options)
-                trainer = fleet.trainer("--set", "bucket_bytes=1MiB", "--set", "deadlines.load=1s")
+                trainer = fleet.trainer("--set", "bucket_bytes=1MiB", "--set", f"deadlines.load={short(1000)}")
                 self.published(fleet, self.one)
                 b.hold_at("bucket", bucket=0)
                 push = fleet.push(self.two)
@@ -66,7 +67,7 @@ class Stopped(KillCase):
             a = fleet.engine("s0", "a", self.one)
             leader, follower = (fleet.engine("s0", "tp", self.one, "--rank", str(r), "--world-size", "2")
                                 for r in (0, 1))
-            trainer = fleet.trainer("--set", "deadlines.pause=500ms", "--set", "deadlines.load=1s")
+            trainer = fleet.trainer("--set", f"deadlines.pause={short(500)}", "--set", f"deadlines.load={short(1000)}")
             self.published(fleet, self.one)
             follower.freeze()
             code, answer = fleet.ask("push", self.two)

@@ -6,13 +6,14 @@ import signal
 import sys
 import unittest
 
+from fleet import short
 from publishing import PublishCase, PublishingFleet
 from training import TINY
 
 WSYNC = sys.argv.pop()
 
 ENDLESS = {"steps": 1_000_000}
-IMPATIENT = {"deadline": "2s"}  # half of it is what training waits for a fleet
+IMPATIENT = {"deadline": short(2000)}  # half of it is what training waits for a fleet
 
 
 class Publish(PublishCase):

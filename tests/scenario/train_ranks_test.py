@@ -8,6 +8,7 @@ import signal
 import sys
 import unittest
 
+from fleet import short
 from training import TINY, TINY_DATA, TrainingFleet, digests, what_ranks_compute
 
 WSYNC = sys.argv.pop()
@@ -152,7 +153,7 @@ class Loss(unittest.TestCase):
     def test_each_rank_stopped(self):
         for rank in range(RANKS):
             with self.subTest(rank=rank), TrainingFleet(WSYNC) as fleet:
-                run = fleet.training(ALL_OR_NOTHING | {"save.directory": fleet.path("saved"), "heartbeat.deadline": "2s",
+                run = fleet.training(ALL_OR_NOTHING | {"save.directory": fleet.path("saved"), "heartbeat.deadline": short(2000),
                                                        "heartbeat.interval": "50ms"})
                 pid = run.ranks(RANKS)[rank]
                 run.until_step(rank + 1)
@@ -229,7 +230,7 @@ class OneByOne(unittest.TestCase):
     def test_a_rank_that_does_not_come(self):
         for missing in (0, 1):
             with self.subTest(missing=missing), TrainingFleet(WSYNC) as fleet:
-                ranks = self.ranks(fleet, TINY | {"deadline": "2s"}, 1 - missing)
+                ranks = self.ranks(fleet, TINY | {"deadline": short(2000)}, 1 - missing)
                 code, answer, log = ranks[1 - missing].result()
                 self.assertEqual(code, 3, log)
                 self.assertEqual(answer["error"]["code"], "deadline")

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import unittest
 
-from fleet import Fleet
+from fleet import Fleet, short
 
 EXAMPLE_ENGINE = sys.argv.pop()
 EXAMPLE_TRAINER = sys.argv.pop()
@@ -168,7 +168,7 @@ class Ranks(unittest.TestCase):
 
     def test_another_step_or_a_missing_rank_is_named(self):
         with TrainerFleet(WSYNC).with_engine() as fleet:
-            lead = Rank(fleet, 0, 2, fleet.one, "deadlines.gather=2s")
+            lead = Rank(fleet, 0, 2, fleet.one, f"deadlines.gather={short(2000)}")
             lead.publish(3)
             alone = lead.published()
             self.assertEqual(alone["code"], DEADLINE, alone)
@@ -212,7 +212,7 @@ class Ranks(unittest.TestCase):
 
     def test_a_rank_stopped_while_it_snapshots_is_waited_for_until_the_deadline(self):
         with TrainerFleet(WSYNC).with_engine() as fleet:
-            lead = Rank(fleet, 0, 2, fleet.one, "deadlines.gather=2s")
+            lead = Rank(fleet, 0, 2, fleet.one, f"deadlines.gather={short(2000)}")
             other = Rank(fleet, 1, 2, fleet.one)
             served = self.both(fleet, 1, lead, other)["version"]
             fleet.halt(other.process.pid)
@@ -233,7 +233,7 @@ class Ranks(unittest.TestCase):
     def test_rank_0_killed_and_started_again(self):
         with TrainerFleet(WSYNC).with_engine() as fleet:
             lead = Rank(fleet, 0, 2, fleet.one)
-            other = Rank(fleet, 1, 2, fleet.one, "deadlines.gather=5s")
+            other = Rank(fleet, 1, 2, fleet.one, f"deadlines.gather={short(5000)}")
             self.both(fleet, 1, lead, other)
             other.publish(2)
             self.assertEqual(other.published()["code"], 0)
@@ -359,7 +359,7 @@ class Ranks(unittest.TestCase):
             lead = Rank(fleet, 0, 2, fleet.one)
             other = Rank(fleet, 1, 2, fleet.one)
             self.both(fleet, 1, lead, other)
-            twin = Rank(fleet, 1, 2, fleet.one, "deadlines.gather=2s")
+            twin = Rank(fleet, 1, 2, fleet.one, f"deadlines.gather={short(2000)}")
             twin.publish(2)
             twin.published()
             refused = twin.wait()

@@ -66,7 +66,7 @@ class Training:
             if self.poll() is not None:
                 raise AssertionError(f"{what}: the process ended with {self.poll()}\n{self.log()}")
             if time.monotonic() > end:
-                raise AssertionError(f"{what} did not come within {DEADLINE_S} s\n{self.log()}")
+                raise AssertionError(f"{what} did not come within {DEADLINE_S:.0f} s\n{self.log()}")
         return found
 
     def last_step(self):
