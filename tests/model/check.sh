@@ -28,6 +28,8 @@ if ((deep)); then LIMIT_S=${LIMIT_S:-600} LIMIT_MIB=${LIMIT_MIB:-6000}; else LIM
 # name | expected: clean, or the property that has to fail | flags. The long ones come first, so that two cores end together;
 # they are worth the compiler's optimizer.
 one="-DNREP=1 -DNCO=1"
+late="-DNREP=2 -DCOARSE -DLATE"   # sidecars whose Hello comes late
+hosts="-DRESTART -DNHOST=2"       # one coordinator after the other, on two hosts with a record each
 runs="
 two_replicas         | clean     | -DNREP=2 -DNF=1 -DNCO=1 -DMAXSTEP=1
 zombie               | clean     | -DNREP=1 -DNF=1 -DNCO=2 -DMAXSTEP=1
@@ -37,18 +39,38 @@ three_steps          | clean     | $one -DNF=0 -DMAXSTEP=3
 one_fault            | clean     | $one -DNF=1 -DMAXSTEP=2
 adopt                | clean     | $one -DNF=1 -DMAXSTEP=2 -DADOPT -DNO_ROLLBACK
 adopt_three_arenas   | clean     | $one -DNF=1 -DMAXSTEP=1 -DADOPT -DNARENA=3
+disc                 | clean     | $one -DNF=1 -DMAXSTEP=1 -DDISC
 coarse               | clean     | -DNREP=2 -DNF=1 -DNCO=2 -DCOARSE
+three_sidecars       | clean     | -DNREP=3 -DCOARSE -DLATE $hosts -DNF=0 -DNCO=2 -DFREE_CRASH -DMAXV=2 -DNROLL=1
+late                 | clean     | $late $hosts -DNF=1 -DNCO=2
+late_three           | clean     | $late $hosts -DNF=0 -DNCO=3 -DFREE_CRASH -DMAXV=2
+late_rollbacks       | clean     | $late $hosts -DNF=0 -DNCO=2 -DFREE_CRASH -DMAXV=3 -DMAXD=4 -DFIRST=2 -DROLL_ANY -DNROLL=3
+late_disc            | clean     | $late -DRESTART -DNF=1 -DNCO=2 -DFREE_CRASH -DDISC
+late_race            | clean     | $late -DNF=1 -DNCO=2 -DMAXV=2 -DNROLL=1 -DSPLIT_CLAIM
+late_zombie          | clean     | $late -DNF=1 -DNCO=2 -DMAXV=2 -DNROLL=1 -DSPLIT_CLAIM -DNHOST=2
 AW_COMMIT            | withdrawn | -DNREP=2 -DNF=2 -DNCO=1 -DMAXSTEP=0 -DMAXV=2 -DHIT_ONE
 AW_PERSIST           | withdrawn | -DNREP=1 -DNF=1 -DNCO=2 -DMAXSTEP=0
 AW_RESUME            | withdrawn | $one -DNF=1 -DMAXSTEP=0
 AW_FORWARD           | withdrawn | $one -DNF=0 -DMAXSTEP=0
 AW_DEADLINE          | withdrawn | $one -DNF=1 -DMAXSTEP=1
 AW_LIVE              | withdrawn | -DNREP=2 -DNF=1 -DNCO=2 -DCOARSE
-AW_HELLO             | target    | -DNREP=2 -DNF=0 -DNCO=2 -DCOARSE
-AW_TARGET            | target    | -DNREP=2 -DNF=1 -DNCO=2 -DCOARSE
-BUG_NO_WITHDRAW      | withdrawn | -DNREP=2 -DNF=1 -DNCO=2 -DCOARSE
+AW_HELLO             | target    | $late -DNHOST=2 -DNF=0 -DNCO=2
+AW_TARGET            | target    | $late $hosts -DNF=1 -DNCO=2
+AW_NEW_ORDER         | back      | $late $hosts -DNF=1 -DNCO=2
+BUG_OBEY_OLDER       | back      | $late $hosts -DNF=1 -DNCO=2
+BUG_NO_RECORD        | kept      | $late -DRESTART -DNF=1 -DNCO=2
+BUG_SEND_FIRST       | kept      | $late -DRESTART -DNF=1 -DNCO=2
+BUG_READ_EARLY       | kept      | $late -DNF=1 -DNCO=2 -DMAXV=2 -DNROLL=1 -DSPLIT_CLAIM
+BUG_RECORD_OVERWRITE | kept      | $late -DNF=1 -DNCO=2 -DMAXV=2 -DNROLL=1 -DSPLIT_CLAIM
+BUG_EPOCH_RACE       | epoch     | $late -DNF=1 -DNCO=2 -DMAXV=2 -DNROLL=1 -DSPLIT_CLAIM
+BUG_NO_RAISE         | rest      | $late $hosts -DNF=1 -DNCO=2
+BUG_WITHDRAWN_UNSENT | rest      | $late $hosts -DNF=1 -DNCO=2
+BUG_WITHDRAWN_NEWEST | rest      | $late $hosts -DNF=0 -DNCO=2 -DFREE_CRASH -DMAXV=3 -DMAXD=4 -DFIRST=2 -DROLL_ANY -DNROLL=3
+BUG_DECIDE_ONCE      | rest      | $late -DRESTART -DNF=1 -DNCO=1 -DDISC
+BUG_OWES_READY       | ready     | $late -DRESTART -DNF=1 -DNCO=1 -DDISC
+BUG_NO_WITHDRAW      | ready     | -DNREP=2 -DNF=1 -DNCO=2 -DCOARSE
 BUG_FENCE_MEM        | fence     | -DNREP=1 -DNF=1 -DNCO=2 -DMAXSTEP=0
-BUG_EPOCH_ONLY       | fence     | -DNREP=1 -DNF=0 -DNCO=2 -DMAXSTEP=0
+BUG_EPOCH_ONLY       | fence     | $late -DNHOST=2 -DNF=0 -DNCO=2
 BUG_LEASE_MSG        | switched  | $one -DNF=1 -DMAXSTEP=2 -DADOPT -DNO_ROLLBACK
 BUG_NO_TAINT         | switched  | $one -DNF=1 -DMAXSTEP=2
 BUG_EARLY_RESUME     | resume    | $one -DNF=0 -DMAXSTEP=2
@@ -81,12 +103,16 @@ export here work
 # The property that an expression of the model states, from the text in which SPIN reports that it failed.
 property_of() {
   case $1 in
-    *gdone!=0*|*"steps[0]"*|"0") echo reached ;;
+    *"gdone[0]!=0"*|*"steps[0]"*|"0") echo reached ;;
+    *gO*) echo kept ;;
+    *gall*) echo back ;;
+    *gE*) echo epoch ;;
+    *"(gwd[r]|"*) echo ready ;;
     *gdone*) echo withdrawn ;;
     *gpf*) echo fence ;;
-    *got*) echo target ;;
+    *got*|*"(cwd[c]>>tgt[c])"*) echo target ;;
     *"cur[r]"*) echo switched ;;
-    *"conn["*|*"ins[(2*0)]"*|*"rep[0]"*|*"cst[0]"*) echo rest ;;
+    *"conn["*|*"ins[(2*0)]"*|*"rep[0]"*|*"rep[1]"*|*"cst[0]"*|*"pK["*) echo rest ;;
     *"ins[(2*r)]"*) echo paused ;;
     *"rs[x]!=1"*) echo load ;;
     *"rs[(x^1)]"*) echo resume ;;

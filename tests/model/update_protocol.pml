@@ -33,7 +33,38 @@
 #ifndef NARENA
 #define NARENA 2
 #endif
+#ifndef FIRST         /* the version that is served before any decision; those before it are held */
+#define FIRST 1
+#endif
+#ifndef NHOST         /* hosts on which a coordinator may start: each has its own record */
+#define NHOST 1
+#endif
+#define LOGD 7        /* numbers of one coordinator, 0 unused */
 #define NONE 7
+
+#if NREP==3
+#define NR 3
+#define EVERY(M) M(0) M(1) M(2)
+#define EACH(M) M(0) M(1) M(2)
+#define ALL_OF(c,P) (P(c,0) && P(c,1) && P(c,2))
+#elif NREP==2
+#define NR 2
+#define EVERY(M) M(0) M(1)
+#define EACH(M) M(0) M(1)
+#define ALL_OF(c,P) (P(c,0) && P(c,1))
+#else
+#define NR 2
+#define EVERY(M) M(0)
+#define EACH(M) M(0)
+#define ALL_OF(c,P) P(c,0)
+#endif
+#if NCO>2
+#define NC NCO
+#else
+#define NC 2
+#endif
+/* EACH: EVERY inside of EVERY, which the preprocessor does not expand twice */
+#define EVERYONE ((1<<NREP)-1)
 
 /* coordinator */
 #define OFF 0
@@ -43,6 +74,7 @@
 #define WRITING 4
 #define DEAD 5
 #define STOPPED 6
+#define CHOSEN 7      /* an epoch is chosen, not stored yet */
 /* sidecar: phase of the switch */
 #define IDLE 0
 #define PAUSING 1     /* PAUSE is with the leader; every rank has to answer PAUSED */
@@ -79,39 +111,58 @@
 #endif
 
 byte faults = NF;
-byte nextv = 2;                /* a version number is given once */
+byte nextv = FIRST+1;          /* a version number is given once */
 
 /* coordinators, each with its trainer */
-byte cst[2], cf[2];            /* cf: fence = epoch*4 + run id */
-byte got[2], key[2];           /* Hellos seen, highest decision among them */
-byte tgt[2] = 1, cwd[2];       /* target, withdrawn versions */
-byte nd[2], pubv[2], ackS[2];
-byte dT[10], dW[10];           /* decision log: target, withdrawn, at [c*5+d] */
+byte cst[NC], cf[NC];          /* cf: fence = epoch*4 + run id */
+byte hst[NC];                  /* its host */
+byte got[NC];                  /* Hellos heard while it claims ... */
+byte hO[NC*NR], hT[NC*NR];     /* ... and what they told */
+byte org[NC], tgt[NC], cwd[NC];   /* the order it follows, that order's target; withdrawn versions */
+byte known[NC];                /* names: in its record, or heard */
+byte nd[NC], pubv[NC], ackS[NC];
+byte dO[NC*LOGD], dT[NC*LOGD], dW[NC*LOGD];   /* what it has sent, by number */
+#ifdef DISC
+byte lost[NC];                 /* who could not store the newest number, and has not been sent it again */
+#endif
 
-/* sidecars: on disc */
-byte pf[2], pK[2], pT[2] = 1, pW[2];  /* fence; decision = fence*8+number; target; withdrawn */
+/* the record of each host, on disc: fence of its last writer, order, target, withdrawn, names */
+byte rF[NHOST], rO[NHOST], rT[NHOST], rW[NHOST], rM[NHOST];
+
+/* sidecars: on disc. pK: newest number taken or passed over = fence*8+number; pO: the order it has */
+byte pf[NR], pK[NR], pO[NR], pT[NR] = FIRST, pW[NR];
 /* sidecars: in memory */
-bool up[2] = 1;
-byte staged[2] = 2;            /* set of versions held */
-byte ph[2], cur[2];            /* phase; version the switch goes to */
-byte rep[2] = 1;               /* version reported as served, 0: not ready */
+bool up[NR] = 1;
+byte staged[NR] = (1<<(FIRST+1))-2;   /* set of versions held */
+byte ph[NR], cur[NR];          /* phase; version the switch goes to */
+byte rep[NR] = FIRST;          /* version reported as ready, 0: not ready */
+#ifdef DISC
+byte owed[NR];                 /* withdrawn, as a decision said that could not be stored */
+#define OWED(r) owed[r]
+#else
+#define OWED(r) 0
+#endif
 
 /* ranks */
-byte rs[4] = SERV, ver[4] = 1, mem[4] = 1;
-byte ins[4];                   /* 1: in the step before its collective, 2: after it */
-byte cmd[4];
-bool ack[4], conn[4] = 1;
-byte hdr[2], hver[2], steps[2];
-bool brk[2];                   /* the group lost a rank and is not re-formed */
+byte rs[2*NR] = SERV, ver[2*NR] = FIRST, mem[2*NR] = FIRST;
+byte ins[2*NR];                   /* 1: in the step before its collective, 2: after it */
+byte cmd[2*NR];
+bool ack[2*NR], conn[2*NR] = 1;
+byte hdr[NR], hver[NR], steps[NR];
+bool brk[NR];                  /* the group lost a rank and is not re-formed */
 #ifdef ADOPT
 byte av[4], acont[4];          /* arena: version it is meant for, content (0: being written) */
 byte mp[4], pm[4] = NONE;      /* arena in use, arena mapped for the next version */
 #endif
 
 /* what really happened, for the checks only */
-byte gpf[2], gwd[2], gdone;
+byte gpf[NR], gwd[NR], gdone[NR];
+byte gall, grb[NC];            /* withdrawn by an operator, ever; which numbers of a coordinator are rollbacks */
+byte gO[NHOST], gT[NHOST], gW[NHOST];   /* the newest order that a host's coordinator took, its target; withdrawn */
+byte gE[NHOST];                /* epochs that were claimed */
+byte gvf[MAXV+1];              /* who published a version: versions are ordered by fence, then by number */
 #ifdef AW_FORWARD
-byte glast[2] = 1;
+byte glast[2] = FIRST;
 #endif
 
 #ifdef ADOPT
@@ -124,47 +175,164 @@ byte glast[2] = 1;
 /* as the sidecar reads it from its live links */
 #define linked(r) (conn[A(r)] && conn[B(r)])
 #define serving(r) (linked(r) && rs[A(r)]==SERV && (rs[B(r)]==SERV || rs[B(r)]==PAUSED) && ver[A(r)]==ver[B(r)])
-#define alive(c) (cst[c]>=CLAIM && cst[c]<=WRITING)
+#define alive(c) ((cst[c]>=CLAIM && cst[c]<=WRITING) || cst[c]==CHOSEN)
 #define working(c) (cst[c]>=READY && cst[c]<=WRITING)
 #ifdef BUG_EPOCH_ONLY
 #define fence_ok(f,r) ((f)/4 >= pf[r]/4)
+#define joined(c,r) (cf[c]/4 == pf[r]/4)
 #define dec_new(c,d,r) (cf[c]/4 > pK[r]/32 || (cf[c]/4 == pK[r]/32 && (d) >= pK[r]%8 && cf[c]*8+(d)!=pK[r]))
 #else
 #define fence_ok(f,r) ((f) >= pf[r])
+#define joined(c,r) (cf[c] == pf[r])
 #define dec_new(c,d,r) (cf[c]*8+(d) > pK[r])
 #endif
+#define older(v,w) (gvf[v]*8+(v) < gvf[w]*8+(w))
+/* the order o is a rollback: o = fence*8+number, and the fence ends with the coordinator */
+#define rollback(o) ((o)!=0 && has(grb[((o)/8)%4-1],(o)%8))
 
 /* Property 4: what changes state under fence f was not fenced out. */
 inline see(f,r) { assert(f >= gpf[r]); pf[r] = f; gpf[r] = f }
 /* Property 1, at the beginning and at the collective of a step: whole weights, and the version that is reported. */
 #define STEP_OK(x) assert(ver[x]!=0 && MEM(x)==ver[x]); assert(rep[(x)/2]==0 || rep[(x)/2]==ver[x])
 /* Property 3: a withdrawn version is never committed and never resumed. */
-#define NOT_WITHDRAWN(r,v) assert(!has(gwd[r],v) && !has(gdone,v))
+#define NOT_WITHDRAWN(r,v) assert(!has(gwd[r],v) && !has(gdone[r],v))
+/* Property 8: who knows that a version is withdrawn, on disc or not, is not ready on it. */
+#define READY_OK(r) assert(rep[r]==0 || !has(gwd[r]|OWED(r),rep[r]))
+#define UNREADY(r) if :: rep[r]!=0 && has(pW[r]|OWED(r),rep[r]) -> rep[r] = 0 :: else fi
+/* Property 4: a target goes back only by a rollback that is newer than what the sidecar had, or from a withdrawn version. */
+#define NOT_BACK(r,o,v) assert(pT[r]==0 || !older(v,pT[r]) || has(gall,pT[r]) || ((o)>pO[r] && rollback(o)))
+/* Property 7: what a host's coordinators have ordered is not forgotten on that host. */
+#define KEPT(c) assert((gW[hst[c]] & ~cwd[c])==0 && (org[c]>=gO[hst[c]] || has(cwd[c],gT[hst[c]])))
 
-inline decide(c,v,w) {
-  nd[c]++; assert(nd[c]<=4);
-  dT[c*5+nd[c]] = v; dW[c*5+nd[c]] = w; cwd[c] = dW[c*5+nd[c]]; tgt[c] = v
+#define TO(c,d) ((c)*LOGD+(d))
+/* The record is stored, then the decision is sent. Who finds a newer coordinator's record stops. */
+#ifdef BUG_RECORD_OVERWRITE
+#define RECORD_MINE(c) 1
+#else
+#define RECORD_MINE(c) (rF[hst[c]]==cf[c])
+#endif
+#ifdef BUG_SEND_FIRST /* the record is written some time after */
+byte late_write[NC];
+#define STORE(c) late_write[c] = 1
+#else
+#define STORE(c) WRITE_RECORD(c)
+#endif
+#define WRITE_RECORD(c) rO[hst[c]] = org[c]; rT[hst[c]] = tgt[c]; rW[hst[c]] = cwd[c]; rM[hst[c]] = rM[hst[c]]|known[c]
+#define SEND(c) \
+  nd[c]++; assert(nd[c]<LOGD); \
+  KEPT(c); STORE(c); \
+  dO[TO(c,nd[c])] = org[c]; dT[TO(c,nd[c])] = tgt[c]; dW[TO(c,nd[c])] = cwd[c]; SENT_AGAIN(c)
+#ifdef NROLL          /* rollbacks of all coordinators together: without a bound of its own, none is left over at rest */
+byte rolled;
+#define ROLLBACK_LEFT (rolled<NROLL)
+#define COUNT_ROLLBACK rolled++
+#else
+#define ROLLBACK_LEFT 1
+#define COUNT_ROLLBACK skip
+#endif
+#define FORGET(c) got[c] = 0; pubv[c] = 0; ackS[c] = 0; org[c] = 0; tgt[c] = 0; cwd[c] = 0; known[c] = 0; SENT_AGAIN(c); \
+  hO[c*NR] = 0; hT[c*NR] = 0; hO[c*NR+1] = 0; hT[c*NR+1] = 0; hO[c*NR+NR-1] = 0; hT[c*NR+NR-1] = 0
+#define STOP(c) cst[c] = STOPPED; FORGET(c)
+#ifdef DISC
+#define SENT_AGAIN(c) lost[c] = 0
+#else
+#define SENT_AGAIN(c) skip
+#endif
+/* a new order: a committed publish, or a rollback; its name is the fence and number under which it was taken */
+inline order(c,v,w) {
+  if
+  :: RECORD_MINE(c) ->
+       cwd[c] = cwd[c]|(w); org[c] = cf[c]*8+nd[c]+1; tgt[c] = v;
+       gO[hst[c]] = org[c]; gT[hst[c]] = v; gW[hst[c]] = gW[hst[c]]|cwd[c];
+       SEND(c)
+  :: else -> STOP(c)
+  fi
 }
-#define FORGET(c) got[c] = 0; key[c] = 0; pubv[c] = 0; ackS[c] = 0
+inline rollback_to(c,v) {
+  COUNT_ROLLBACK;
+  if :: RECORD_MINE(c) -> gall = gall|bit(tgt[c]); grb[c] = grb[c]|bit(nd[c]+1) :: else fi;
+  order(c,v,bit(tgt[c]))
+}
+/* an old order is followed: it keeps its name */
+inline follow(c) {
+  if :: RECORD_MINE(c) -> SEND(c) :: else -> STOP(c) fi
+}
 
-#ifdef RESTART        /* the second coordinator starts only when the first has crashed */
-#define MAY_START(c) ((c)==0 || cst[0]==DEAD)
+#ifdef RESTART        /* a coordinator starts only when the one before has crashed */
+#define MAY_START(c) ((c)==0 || cst[c-1]==DEAD || cst[c-1]==STOPPED)
 #else
 #define MAY_START(c) 1
+#endif
+#ifdef FREE_CRASH     /* a crash of a coordinator costs nothing; the last one stays, so that there is rest */
+#define CRASH_LEFT (c<NCO-1)
+#define CRASH skip
+#else
+#define CRASH_LEFT (faults>0)
+#define CRASH faults--
+#endif
+#define RECORD(c) org[c] = rO[hst[c]]; tgt[c] = rT[hst[c]]; cwd[c] = rW[hst[c]]; known[c] = rM[hst[c]]
+#ifdef BUG_NO_RECORD
+#define READ_EARLY(c) skip
+#define READ_RECORD(c) skip
+#elif defined(BUG_READ_EARLY) /* read before the lock is held */
+#define READ_EARLY(c) RECORD(c)
+#define READ_RECORD(c) skip
+#else
+#define READ_EARLY(c) skip
+#define READ_RECORD(c) RECORD(c)
+#endif
+/* the newest order whose target is not withdrawn */
+#ifdef AW_TARGET      /* the highest version that any replica has begun or finished */
+#define CANDIDATE(c,o,t) if :: (t)>tgt[c] -> org[c] = o; tgt[c] = t :: else fi
+#elif defined(BUG_WITHDRAWN_NEWEST)
+#define CANDIDATE(c,o,t) if :: (t)!=0 && (tgt[c]==0 || (o)>org[c]) -> org[c] = o; tgt[c] = t :: else fi
+#else
+#define CANDIDATE(c,o,t) if :: (t)!=0 && !has(cwd[c],t) && (tgt[c]==0 || has(cwd[c],tgt[c]) || (o)>org[c]) -> org[c] = o; tgt[c] = t :: else fi
+#endif
+/* all known orders lead to withdrawn versions: no target, until somebody publishes; all learn what is withdrawn */
+#if defined(AW_TARGET) || defined(BUG_WITHDRAWN_NEWEST)
+#define LEAVE_WITHDRAWN(c) skip
+#elif defined(WITNESS_NO_TARGET)
+#define LEAVE_WITHDRAWN(c) assert(!has(cwd[c],tgt[c]))
+#else
+#define LEAVE_WITHDRAWN(c) if :: has(cwd[c],tgt[c]) -> org[c] = 0; tgt[c] = 0 :: else fi
 #endif
 proctype Coord(byte c) {
   byte e;
 end:
   do
-  /* start: read the fences that can be read now, take the next epoch */
-  :: d_step { cst[c]==OFF && MAY_START(c) && (up[0] || (NREP>1 && up[1])) ->
-       if :: up[0] -> e = pf[0]/4 :: else fi;
-       if :: NREP>1 && up[1] && pf[1]/4 > e -> e = pf[1]/4 :: else fi;
-       cf[c] = (e+1)*4 + c + 1; e = 0; cst[c] = CLAIM }
+  /* start: read the fences that can be read now, choose the next epoch */
+#define EPOCH_OF(r) if :: up[r] && pf[r]/4 > e -> e = pf[r]/4 :: else fi;
+#define CHOOSE(c) READ_EARLY(c); cf[c] = (e+1)*4 + c + 1; e = 0; cst[c] = CHOSEN; CLAIM_NOW(c)
+  /* claim the epoch under the record's lock: read it, compare, store */
+#define CLAIM_EPOCH(c) READ_RECORD(c); assert(!has(gE[hst[c]],cf[c]/4)); gE[hst[c]] = gE[hst[c]]|bit(cf[c]/4); \
+       rF[hst[c]] = cf[c]; cst[c] = CLAIM
+#ifdef SPLIT_CLAIM
+#define CLAIM_NOW(c) skip
+#ifdef BUG_EPOCH_RACE
+  :: d_step { cst[c]==CHOSEN -> CLAIM_EPOCH(c) }
+#else
+  :: d_step { cst[c]==CHOSEN && rF[hst[c]]/4 < cf[c]/4 -> CLAIM_EPOCH(c) }
+  :: d_step { cst[c]==CHOSEN && rF[hst[c]]/4 >= cf[c]/4 -> cf[c] = 0; cst[c] = OFF; FORGET(c) }
+#endif
+#else
+#define CLAIM_NOW(c) CLAIM_EPOCH(c)
+#endif
+#ifdef LATE           /* only one has been heard so far */
+#define START_ON(h,r) \
+  :: d_step { cst[c]==OFF && MAY_START(c) && (c>0 || h==0) && h<NHOST && up[r] -> hst[c] = h; \
+       e = rF[h]/4; EPOCH_OF(r) CHOOSE(c) }
+#define START_HEARING(r) START_ON(0,r) START_ON(NHOST-1,r)
+  EVERY(START_HEARING)
+#else
+#define UP(c,r) (!up[r])
+  :: d_step { cst[c]==OFF && MAY_START(c) && !ALL_OF(c,UP) -> e = rF[0]/4; EACH(EPOCH_OF) CHOOSE(c) }
+#endif
   /* claim: the sidecar stores the fence and answers with its Hello */
 #define HELLO(r) \
   :: d_step { cst[c]==CLAIM && up[r] && !has(got[c],r) && HELLO_OK(r) -> \
-       HELLO_FENCE(r); got[c] = got[c] | bit(r); cwd[c] = cwd[c] | pW[r]; HELLO_TARGET(r) }
+       HELLO_FENCE(r); got[c] = got[c]|bit(r); known[c] = known[c]|bit(r); \
+       cwd[c] = cwd[c]|pW[r]; hO[c*NR+r] = pO[r]; hT[c*NR+r] = HELLO_TARGET(r) }
 #ifdef AW_HELLO       /* Hellos are read first, the fence arrives later */
 #define HELLO_OK(r) 1
 #define HELLO_FENCE(r) skip
@@ -172,27 +340,39 @@ end:
 #define HELLO_OK(r) fence_ok(cf[c],r)
 #define HELLO_FENCE(r) see(cf[c],r)
 #endif
-#ifdef AW_TARGET      /* the highest version that any replica has begun or finished, not the newest decision's */
-#define HELLO_TARGET(r) if :: ver[A(r)] > tgt[c] -> tgt[c] = ver[A(r)] :: else fi; \
-       if :: pT[r] > tgt[c] -> tgt[c] = pT[r] :: else fi; cwd[c] = 0
+#ifdef AW_TARGET
+#define HELLO_TARGET(r) (ver[A(r)]>pT[r] -> ver[A(r)] : pT[r])
 #else
-#define HELLO_TARGET(r) if :: pT[r]!=0 && pK[r] >= key[c] -> key[c] = pK[r]; tgt[c] = pT[r] :: else fi
+#define HELLO_TARGET(r) pT[r]
 #endif
-  HELLO(0)
-#if NREP>1
-  HELLO(1)
+  EVERY(HELLO)
+  /* enough Hellos: follow the newest order */
+#define KNOWS(r) assert(!has(got[c],r) || pf[r]>cf[c] || !has(gwd[r],tgt[c]));   /* property 6 */
+#define TOLD(r) CANDIDATE(c,hO[c*NR+r],hT[c*NR+r]);
+#ifdef AW_NEW_ORDER /* what was found is decided anew: it looks newer than what nobody has told of yet */
+#define FOLLOW_NEWEST(c) if :: RECORD_MINE(c) -> org[c] = cf[c]*8+nd[c]+1; SEND(c) :: else -> STOP(c) fi
+#elif defined(AW_FALLBACK_NEW) /* who must leave a withdrawn target decides the older order anew */
+#define FITS(c,r) (pf[r]!=cf[c] || pO[r]<=org[c])
+#define FOLLOW_NEWEST(c) \
+  if :: RECORD_MINE(c) -> if :: !ALL_OF(c,FITS) -> org[c] = cf[c]*8+nd[c]+1 :: else fi; SEND(c) :: else -> STOP(c) fi
+#elif defined(BUG_WITHDRAWN_NEWEST)
+#define FOLLOW_NEWEST(c) if :: !has(cwd[c],tgt[c]) -> follow(c) :: else -> nd[c] = nd[c] fi
+#else
+#define FOLLOW_NEWEST(c) follow(c)
 #endif
-  /* enough Hellos: complete what the newest decision began */
-#define KNOWS(c,r) assert(!has(got[c],r) || pf[r]>cf[c] || !has(gwd[r],tgt[c]))   /* property 6 */
 #define BEGIN_WORK(c) \
-       if :: has(cwd[c],tgt[c]) -> tgt[c] = 1 :: else fi; \
-       KNOWS(c,0); KNOWS(c,1); \
-       decide(c,tgt[c],cwd[c]); got[c] = 0; key[c] = 0; cst[c] = READY
-  :: d_step { cst[c]==CLAIM && got[c]!=0 &&
-       (has(got[c],0) || !up[0]) && (NREP==1 || has(got[c],1) || !up[1]) -> BEGIN_WORK(c) }
+       EACH(TOLD) LEAVE_WITHDRAWN(c); EACH(KNOWS) \
+       got[c] = 0; hO[c*NR] = 0; hT[c*NR] = 0; hO[c*NR+1] = 0; hT[c*NR+1] = 0; hO[c*NR+NR-1] = 0; hT[c*NR+NR-1] = 0; \
+       cst[c] = READY; FOLLOW_NEWEST(c)
+#define HEARD(c,r) (has(got[c],r) || !up[r])
+#ifdef LATE           /* names are waited for, but not for ever */
+  :: d_step { cst[c]==CLAIM && got[c]!=0 -> BEGIN_WORK(c) }
+#else
+  :: d_step { cst[c]==CLAIM && got[c]!=0 && ALL_OF(c,HEARD) -> BEGIN_WORK(c) }
 #if NREP>1
-  :: d_step { cst[c]==CLAIM && got[c]!=0 && got[c]!=3 && (has(got[c],1) -> HIT(0) : HIT(1)) ->   /* heartbeat missed */
+  :: d_step { cst[c]==CLAIM && got[c]!=0 && got[c]!=EVERYONE && (has(got[c],1) -> HIT(0) : HIT(1)) ->   /* heartbeat missed */
        faults--; BEGIN_WORK(c) }
+#endif
 #endif
   /* publish the next version */
   :: d_step { cst[c]==READY && nextv<=MAXV && nd[c]<MAXD ->
@@ -218,46 +398,78 @@ end:
        cst[c] = STAGING }
 #endif
   /* commit: all = every live replica has staged it; then the decision */
-  :: d_step { cst[c]==STAGING && ackS[c]!=0 &&
-       (has(ackS[c],0) || !up[0]) && (NREP==1 || has(ackS[c],1) || !up[1]) ->
-       decide(c,pubv[c],cwd[c]); pubv[c] = 0; ackS[c] = 0; cst[c] = READY }
-#if NREP>1
+#ifdef LATE
+#define MEMBER(c,r) (up[r] && pf[r]==cf[c])
+#else
+#define MEMBER(c,r) up[r]
+#endif
+#define HAS_STAGED(c,r) (has(ackS[c],r) || !MEMBER(c,r))
+#define COMMIT(c) order(c,pubv[c],0); \
+       if :: cst[c]==STAGING -> cst[c] = READY; gvf[tgt[c]] = cf[c] :: else fi; pubv[c] = 0; ackS[c] = 0
+  :: d_step { cst[c]==STAGING && ackS[c]!=0 && ALL_OF(c,HAS_STAGED) -> COMMIT(c) }
+#if NREP>1 && !defined(LATE)
   :: d_step { cst[c]==STAGING && (ackS[c]==1 || ackS[c]==2) && (ackS[c]==2 -> HIT(0) : HIT(1)) ->   /* heartbeat missed */
-       faults--; decide(c,pubv[c],cwd[c]); pubv[c] = 0; ackS[c] = 0; cst[c] = READY }
+       faults--; COMMIT(c) }
 #endif
   :: d_step { cst[c]==STAGING && faults>0 -> faults--; pubv[c] = 0; ackS[c] = 0; cst[c] = READY } /* deadline: round failed */
-  /* rollback to V1: every live replica still holds it */
+  /* rollback: every live replica still holds the version */
 #ifndef NO_ROLLBACK
-  :: d_step { cst[c]==READY && nd[c]<MAXD && tgt[c]!=1 &&
-       (!up[0] || has(staged[0],1)) && (NREP==1 || !up[1] || has(staged[1],1)) ->
-       decide(c,1,(cwd[c] | bit(tgt[c]))) }
-#if NREP>1
+#define HOLDS_1(c,r) (!MEMBER(c,r) || has(staged[r],1))
+#define MAY_ROLL_BACK(c,v) (cst[c]==READY && nd[c]<MAXD && ROLLBACK_LEFT && older(v,tgt[c]) && !has(cwd[c],v))
+  :: d_step { MAY_ROLL_BACK(c,1) && ALL_OF(c,HOLDS_1) -> rollback_to(c,1) }
+#ifdef ROLL_ANY
+#define HOLDS_2(c,r) (!MEMBER(c,r) || has(staged[r],2))
+  :: d_step { MAY_ROLL_BACK(c,2) && ALL_OF(c,HOLDS_2) -> rollback_to(c,2) }
+#endif
+#if NREP>1 && !defined(LATE)
 #define ROLLBACK_WITHOUT(r) \
-  :: d_step { cst[c]==READY && nd[c]<MAXD && tgt[c]!=1 && up[r] && !has(staged[r],1) && HIT(r) && \
-       up[1-(r)] && has(staged[1-(r)],1) -> faults--; decide(c,1,(cwd[c] | bit(tgt[c]))) }   /* heartbeat missed */
+  :: d_step { MAY_ROLL_BACK(c,1) && up[r] && !has(staged[r],1) && HIT(r) && \
+       up[1-(r)] && has(staged[1-(r)],1) -> faults--; rollback_to(c,1) }   /* heartbeat missed */
   ROLLBACK_WITHOUT(0) ROLLBACK_WITHOUT(1)
 #endif
 #endif
-  /* a replica refused: it knows that the target was withdrawn */
-#define LEARN(r) \
-  :: d_step { cst[c]==READY && up[r] && pf[r]==cf[c] && has(pW[r],tgt[c]) && !has(cwd[c],tgt[c]) -> \
-       decide(c,1,(cwd[c] | pW[r])) }
-  LEARN(0)
-#if NREP>1
-  LEARN(1)
+  /* a sidecar joins late: it stores the fence and says its Hello; of what was sent before it gets the newest */
+#define JOIN(r) \
+  :: d_step { working(c) && up[r] && !joined(c,r) && fence_ok(cf[c],r) -> \
+       see(cf[c],r); known[c] = known[c]|bit(r); cwd[c] = cwd[c]|pW[r]; if :: nd[c]>1 -> pK[r] = cf[c]*8+nd[c]-1 :: else fi }
+  EVERY(JOIN)
+  /* a member tells of a newer order, or of withdrawn versions: the fleet follows the newest order, and all learn it */
+#ifdef BUG_NO_RAISE
+#define TELLS_NEWER(c,r) 0
+#else
+#define TELLS_NEWER(c,r) (pf[r]==cf[c] && pT[r]!=0 && (pO[r]>org[c] || tgt[c]==0) && !has(cwd[c],pT[r]))
+#endif
+#define TELLS_NOTHING(c,r) (!TELLS_NEWER(c,r))
+#ifdef BUG_WITHDRAWN_UNSENT /* only what concerns the target is sent on */
+#define UNSENT(c) has(cwd[c],tgt[c])
+#elif defined(BUG_WITHDRAWN_NEWEST)
+#define UNSENT(c) (cwd[c]!=dW[TO(c,nd[c])] && !has(cwd[c],tgt[c]))
+#else
+#define UNSENT(c) (cwd[c]!=dW[TO(c,nd[c])])
+#endif
+#define JOINED_CANDIDATE(r) if :: pf[r]==cf[c] -> CANDIDATE(c,pO[r],pT[r]) :: else fi;
+  :: d_step { cst[c]==READY && (UNSENT(c) || !ALL_OF(c,TELLS_NOTHING)) -> EACH(JOINED_CANDIDATE) LEAVE_WITHDRAWN(c); FOLLOW_NEWEST(c) }
+#ifdef BUG_SEND_FIRST
+  :: d_step { late_write[c]==1 && working(c) -> late_write[c] = 0; WRITE_RECORD(c) }
+#endif
+  /* a decision that a sidecar could not store is sent again */
+#if defined(DISC) && !defined(BUG_DECIDE_ONCE)
+  :: d_step { working(c) && lost[c]!=0 -> lost[c] = 0 }
 #endif
   /* a rollback is reported as done to the user */
-#define ACKED(r) (pK[r]==cf[c]*8+nd[c] && rep[r]==1)
+#define ACKED(c,r) (pK[r]==cf[c]*8+nd[c] && rep[r]==tgt[c])
 #ifdef AW_LIVE
-#define ACKQ(r) (!up[r] || ACKED(r))
+#define ACKQ(c,r) (!up[r] || ACKED(c,r))
 #else
-#define ACKQ(r) ACKED(r)
+#define ACKQ(c,r) (!has(known[c],r) || ACKED(c,r))
 #endif
-  :: d_step { working(c) && nd[c]>0 && tgt[c]==1 && (gdone|cwd[c])!=gdone && ACKQ(0) && (NREP==1 || ACKQ(1)) ->
-       gdone = gdone | cwd[c] }
+#define UNDONE(c,r) (!has(known[c],r) || (dW[TO(c,nd[c])] & ~gdone[r])==0)
+#define DONE(r) if :: has(known[c],r) -> gdone[r] = gdone[r]|dW[TO(c,nd[c])] :: else fi;
+  :: d_step { working(c) && nd[c]>0 && !ALL_OF(c,UNDONE) && ALL_OF(c,ACKQ) -> EACH(DONE) skip }
   /* crash; learning of a higher fence */
-  :: d_step { alive(c) && faults>0 -> faults--; cst[c] = DEAD; FORGET(c) }
-  :: d_step { alive(c) && ((up[0] && pf[0]>cf[c]) || (NREP>1 && up[1] && pf[1]>cf[c])) -> cst[c] = STOPPED; FORGET(c) }
+  :: d_step { alive(c) && CRASH_LEFT -> CRASH; cst[c] = DEAD; FORGET(c) }
+#define FENCED(c,r) (!up[r] || pf[r]<=cf[c])
+  :: d_step { alive(c) && !ALL_OF(c,FENCED) -> STOP(c) }
   od
 }
 
@@ -304,21 +516,55 @@ end:
 proctype Sidecar(byte r) {
 end:
   do
-  /* a decision arrives: any that was ever taken. Store, then act. */
+  /* A decision arrives: any that was ever sent under the fence that the sidecar has. Store, then act. The withdrawn versions are taken in any case; the
+   * order only if it is newer than the one that the sidecar has, or if that one's target is withdrawn. */
+#ifdef BUG_OBEY_OLDER
+#define NEWER(c,d,r) 1
+#else
+#define NEWER(c,d,r) (dO[TO(c,d)]>=pO[r] || has(pW[r]|dW[TO(c,d)],pT[r]))
+#endif
+#define ARRIVES(c,d,r) (up[r] && nd[c]>=d && joined(c,r) && dec_new(c,d,r) && NOT_LOST(c,d,r))
+#define OBEYS(c,d,r) (dT[TO(c,d)]==0 || (!has(pW[r],dT[TO(c,d)]) && NEWER(c,d,r)))
+#ifdef DISC
+#define NOT_LOST(c,d,r) (nd[c]!=d || !has(lost[c],r))
+#define STORED(r) owed[r] = 0
+#else
+#define NOT_LOST(c,d,r) 1
+#define STORED(r) skip
+#endif
 #define DECISION(c,d) \
-  :: d_step { up[r] && nd[c]>=d && fence_ok(cf[c],r) && dec_new(c,d,r) && !has(pW[r],dT[c*5+d]) -> \
-       see(cf[c],r); pK[r] = cf[c]*8+d; pT[r] = dT[c*5+d]; \
-       TAKE_WITHDRAWN(c,d); gwd[r] = gwd[r] | dW[c*5+d] } \
-  :: d_step { up[r] && nd[c]>=d && fence_ok(cf[c],r) && dec_new(c,d,r) && has(pW[r],dT[c*5+d]) && cf[c]!=pf[r] -> \
-       see(cf[c],r) }
+  :: d_step { ARRIVES(c,d,r) && OBEYS(c,d,r) -> \
+       see(cf[c],r); pK[r] = cf[c]*8+d; \
+       if :: dT[TO(c,d)]!=0 -> NOT_BACK(r,dO[TO(c,d)],dT[TO(c,d)]); pO[r] = dO[TO(c,d)]; pT[r] = dT[TO(c,d)] :: else fi; \
+       TAKE_WITHDRAWN(c,d); gwd[r] = gwd[r]|dW[TO(c,d)]; STORED(r); UNREADY(r); READY_OK(r) } \
+  :: d_step { ARRIVES(c,d,r) && !OBEYS(c,d,r) && (dW[TO(c,d)] & ~pW[r])!=0 -> \
+       see(cf[c],r); TAKE_WITHDRAWN(c,d); gwd[r] = gwd[r]|dW[TO(c,d)]; UNREADY(r); READY_OK(r) }
 #ifdef BUG_NO_WITHDRAW
 #define TAKE_WITHDRAWN(c,d) skip
 #else
-#define TAKE_WITHDRAWN(c,d) pW[r] = pW[r] | dW[c*5+d]
+#define TAKE_WITHDRAWN(c,d) pW[r] = pW[r]|dW[TO(c,d)]
 #endif
-  DECISION(0,1) DECISION(0,2) DECISION(0,3) DECISION(0,4)
+#define DECISIONS(c) DECISION(c,1) DECISION(c,2) DECISION(c,3) DECISION(c,4) DECISION(c,5) DECISION(c,6)
+  DECISIONS(0)
 #if NCO>1
-  DECISION(1,1) DECISION(1,2) DECISION(1,3) DECISION(1,4)
+  DECISIONS(1)
+#endif
+#if NCO>2
+  DECISIONS(2)
+#endif
+#ifdef DISC           /* the disc is full for a moment: the newest decision is refused, and known in memory */
+#define DISC_FULL(c) \
+  :: d_step { alive(c) && nd[c]>0 && ARRIVES(c,nd[c],r) && HIT(r) -> \
+       faults--; lost[c] = lost[c]|bit(r); owed[r] = owed[r]|dW[TO(c,nd[c])]; NOT_READY(r); READY_OK(r) }
+#ifdef BUG_OWES_READY
+#define NOT_READY(r) skip
+#else
+#define NOT_READY(r) UNREADY(r)
+#endif
+  DISC_FULL(0)
+#if NCO>1
+  DISC_FULL(1)
+#endif
 #endif
   /* stage the waiting version, or the target (catch-up, repair) */
 #ifdef ADOPT
@@ -327,27 +573,33 @@ end:
 #define THERE(v) 1
 #endif
 #define STAGE(c) \
-  :: d_step { up[r] && cst[c]==STAGING && fence_ok(cf[c],r) && THERE(pubv[c]) && !has(ackS[c],r) -> \
-       see(cf[c],r); staged[r] = staged[r] | bit(pubv[c]); ackS[c] = ackS[c] | bit(r) } \
+  :: d_step { up[r] && cst[c]==STAGING && joined(c,r) && THERE(pubv[c]) && !has(ackS[c],r) -> \
+       see(cf[c],r); staged[r] = staged[r]|bit(pubv[c]); ackS[c] = ackS[c]|bit(r) } \
   :: d_step { up[r] && working(c) && cf[c]==pf[r] && pT[r]!=0 && tgt[c]==pT[r] && !has(staged[r],pT[r]) && THERE(pT[r]) -> \
-       staged[r] = staged[r] | bit(pT[r]) }
+       staged[r] = staged[r]|bit(pT[r]) }
   STAGE(0)
 #if NCO>1
   STAGE(1)
+#endif
+#if NCO>2
+  STAGE(2)
 #endif
 #ifdef ADOPT
   /* release: an older version that is neither served nor the target */
   :: d_step { up[r] && ph[r]==IDLE && rep[r]!=0 && rep[r]==pT[r] && NARENA==2 && (staged[r] & (bit(pT[r])-1))!=0 ->
        staged[r] = staged[r] & ~(bit(pT[r])-1) }
 #endif
+#define MAY_REPORT(r,v) (!has(pW[r]|OWED(r),v))
+#define MAY_SWITCH(r) (!has(pW[r]|OWED(r),pT[r]))
 #ifdef COARSE         /* the switch of a replica as one action, no rank processes */
-  :: d_step { up[r] && rep[r]==0 -> rep[r] = ver[A(r)] }
-  :: d_step { up[r] && has(staged[r],pT[r]) && rep[r]!=pT[r] && pT[r]!=0 ->
+  :: d_step { up[r] && rep[r]==0 && MAY_REPORT(r,ver[A(r)]) -> rep[r] = ver[A(r)]; READY_OK(r) }
+  :: d_step { up[r] && has(staged[r],pT[r]) && rep[r]!=pT[r] && pT[r]!=0 && MAY_SWITCH(r) ->
        NOT_WITHDRAWN(r,pT[r]);
        ver[A(r)] = pT[r]; ver[B(r)] = pT[r]; mem[A(r)] = pT[r]; mem[B(r)] = pT[r]; rep[r] = pT[r] }
 #else
   /* attached to ranks that serve; a rank is lost, or the leader reports a header that failed */
-  :: d_step { up[r] && ph[r]==IDLE && rep[r]==0 && quiet(r) && serving(r) -> rep[r] = ver[A(r)] }
+  :: d_step { up[r] && ph[r]==IDLE && rep[r]==0 && quiet(r) && serving(r) && MAY_REPORT(r,ver[A(r)]) ->
+       rep[r] = ver[A(r)]; READY_OK(r) }
   :: d_step { up[r] && ph[r]==IDLE && rep[r]!=0 && !serving(r) -> rep[r] = 0 }
   /* begin a switch or a repair: PAUSE to the leader alone */
   :: d_step { up[r] && ph[r]==IDLE && linked(r) && quiet(r) &&
@@ -409,7 +661,7 @@ end:
        fi }
   :: d_step { ph[r]==RESUMING && linked(r) && ack[A(r)] && quiet(r) ->
        ack[A(r)] = 0; ack[B(r)] = 0; ph[r] = IDLE;
-       if :: serving(r) -> rep[r] = cur[r];
+       if :: serving(r) -> if :: MAY_REPORT(r,cur[r]) -> rep[r] = cur[r]; READY_OK(r) :: else fi;
             assert(ver[A(r)]==cur[r] && MEM(A(r))==cur[r] && MEM(B(r))==cur[r]);    /* property 2 */
 #ifdef AW_FORWARD
             glast[r] = cur[r]
@@ -417,7 +669,7 @@ end:
        :: else fi }             /* its header failed: begin again */
 #endif
   /* crash: memory, locks and links go; what was sent may still arrive */
-  :: d_step { up[r] && HIT(r) -> faults--; up[r] = 0; staged[r] = 0; ph[r] = IDLE; cur[r] = 0; rep[r] = 0;
+  :: d_step { up[r] && HIT(r) -> faults--; up[r] = 0; staged[r] = 0; ph[r] = IDLE; cur[r] = 0; rep[r] = 0; STORED(r);
 #ifndef COARSE
        conn[A(r)] = 0; conn[B(r)] = 0; ack[A(r)] = 0; ack[B(r)] = 0;
 #endif
@@ -425,7 +677,7 @@ end:
        pf[r] = 0; pK[r] = 0;
 #endif
 #ifdef AW_PERSIST     /* only the fence is stored */
-       pK[r] = 0; pT[r] = 0; pW[r] = 0;
+       pK[r] = 0; pO[r] = 0; pT[r] = 0; pW[r] = 0;
 #endif
      }
   :: d_step { !up[r] -> up[r] = 1 }
@@ -560,26 +812,34 @@ end:
 #else
 #define TGT_THERE(c) 1
 #endif
-#define AT_TARGET(r,c) if :: working(c) && pf[r]==cf[c] && TGT_THERE(c) -> assert(rep[r]==tgt[c]) :: else fi
-#define REST(r) \
+/* every sidecar that has joined has the newest decision and all that is withdrawn, and serves its target */
+#define AT_TARGET(r,c) \
+  if :: working(c) && pf[r]==cf[c] -> assert(pK[r]==cf[c]*8+nd[c] && (tgt[c]==0 || (pO[r]==org[c] && pT[r]==tgt[c])) && (cwd[c] & ~pW[r])==0) :: else fi; \
+  if :: working(c) && pf[r]==cf[c] && tgt[c]!=0 && TGT_THERE(c) -> assert(rep[r]==tgt[c]) :: else fi
+#ifdef COARSE
+#define RANKS_AT_REST(r) assert(up[r])
+#else
+#define RANKS_AT_REST(r) \
   assert(up[r] && linked(r) && quiet(r) && hdr[r]==0 && !brk[r]); \
   assert(ins[A(r)]==0 && ins[B(r)]==0); \
-  assert(rep[r]==0 || (serving(r) && rep[r]==ver[A(r)])); \
-  if :: working(0) || working(1) -> assert(rep[r]!=0 && ph[r]==IDLE) :: else fi; \
-  AT_TARGET(r,0); AT_TARGET(r,1)
+  assert(rep[r]==0 || (serving(r) && rep[r]==ver[A(r)]))
+#endif
+#define LEADS(c) (working(c) && tgt[c]!=0)
+#define REST(r) \
+  RANKS_AT_REST(r); \
+  if :: LEADS(0) || LEADS(1) || (NCO>2 && LEADS(NC-1)) -> assert(rep[r]!=0 && ph[r]==IDLE) :: else fi; \
+  AT_TARGET(r,0); AT_TARGET(r,1); AT_TARGET(r,NC-1);
+#define SETTLED(c) assert(cst[c]!=CHOSEN && cst[c]!=CLAIM && cst[c]!=STAGING)
 proctype Monitor() {
   atomic { timeout ->
-    assert(cst[0]!=CLAIM && cst[1]!=CLAIM && cst[0]!=STAGING && cst[1]!=STAGING);
-    assert(!(working(0) && working(1)));
-    REST(0);
-#if NREP>1
-    REST(1);
-#endif
+    SETTLED(0); SETTLED(1); SETTLED(NC-1);
+    assert(!(working(0) && working(1)) && (NCO<3 || !(working(NC-1) && (working(0) || working(1)))));
+    EVERY(REST)
 #ifdef WITNESS_SERVED  /* after the faults every replica has served steps and is on the last version */
     assert(!(faults==0 && cst[0]==READY && rep[0]==MAXV && steps[0]==MAXSTEP && (NREP==1 || (rep[1]==MAXV && steps[1]==MAXSTEP))));
 #endif
 #ifdef WITNESS_ROLLED  /* after the faults a rollback was reported as done */
-    assert(!(faults==0 && gdone!=0));
+    assert(!(faults==0 && gdone[0]!=0));
 #endif
     skip }
 }
@@ -591,13 +851,22 @@ init { atomic {
 #if NCO==1
   cst[1] = DEAD;
 #endif
+#ifndef LATE          /* every name is in the record */
+  rM[0] = EVERYONE;
+#endif
   run Coord(0);
 #if NCO>1
   run Coord(1);
 #endif
+#if NCO>2
+  run Coord(2);
+#endif
   run Sidecar(0);
 #if NREP>1
   run Sidecar(1);
+#endif
+#if NREP>2
+  run Sidecar(2);
 #endif
 #ifndef COARSE
   run Rank(0); run Rank(1);
