@@ -54,7 +54,7 @@ AW_RESUME            | withdrawn | $one -DNF=1 -DMAXSTEP=0
 AW_FORWARD           | withdrawn | $one -DNF=0 -DMAXSTEP=0
 AW_DEADLINE          | withdrawn | $one -DNF=1 -DMAXSTEP=1
 AW_LIVE              | withdrawn | -DNREP=2 -DNF=1 -DNCO=2 -DCOARSE
-AW_HELLO             | target    | $late -DNHOST=2 -DNF=0 -DNCO=2
+AW_HELLO             | target    | $late -DNHOST=2 -DNF=0 -DNCO=2 -DMAXV=2 -DNROLL=1
 AW_TARGET            | target    | $late $hosts -DNF=1 -DNCO=2
 AW_NEW_ORDER         | back      | $late $hosts -DNF=1 -DNCO=2
 BUG_OBEY_OLDER       | back      | $late $hosts -DNF=1 -DNCO=2
@@ -87,12 +87,18 @@ BUG_KEEP_HEADER      | rest      | $one -DNF=1 -DMAXSTEP=2
 WITNESS_SERVED       | reached   | -DNREP=2 -DNF=1 -DNCO=1 -DMAXSTEP=1
 WITNESS_REFUSED      | reached   | $one -DNF=1 -DMAXSTEP=2
 WITNESS_ROLLED       | reached   | $one -DNF=1 -DMAXSTEP=2
+WITNESS_NO_TARGET    | reached   | $late $hosts -DNF=0 -DNCO=3 -DFREE_CRASH -DMAXV=3 -DFIRST=2 -DROLL_ANY -DNROLL=2
 "
 deep_runs="
 two_replicas_zombie  | clean     | -DNREP=2 -DNF=1 -DNCO=2 -DMAXSTEP=0 -DMAXD=2 -DMAXV=2
 deep_restart         | clean     | -DNREP=2 -DNF=1 -DNCO=2 -DMAXSTEP=1 -DMAXD=3 -DRESTART
 deep_coarse          | clean     | -DNREP=2 -DNF=2 -DNCO=2 -DCOARSE
 deep_three_faults    | clean     | $one -DNF=3 -DMAXSTEP=1
+deep_no_target       | clean     | $late $hosts -DNF=0 -DNCO=3 -DFREE_CRASH -DMAXV=3 -DFIRST=2 -DROLL_ANY -DNROLL=2
+deep_late_three      | clean     | $late $hosts -DNF=0 -DNCO=3 -DFREE_CRASH -DNROLL=1
+deep_late_zombie     | clean     | $late -DNF=1 -DNCO=2 -DSPLIT_CLAIM -DNHOST=2
+deep_late_ranks      | clean     | -DNREP=2 -DNF=1 -DNCO=2 -DMAXSTEP=0 -DMAXD=2 -DMAXV=2 -DLATE $hosts
+AW_FALLBACK_NEW      | back      | $late $hosts -DNF=0 -DNCO=3 -DFREE_CRASH -DMAXV=4 -DMAXD=4 -DFIRST=2 -DROLL_ANY -DNROLL=3
 "
 if ((deep)); then runs="$deep_runs$runs"; fi
 
@@ -103,14 +109,14 @@ export here work
 # The property that an expression of the model states, from the text in which SPIN reports that it failed.
 property_of() {
   case $1 in
-    *"gdone[0]!=0"*|*"steps[0]"*|"0") echo reached ;;
+    *"gdone[0]!=0"*|*"steps[0]"*|*"(cwd[c]>>tgt[c])"*|"0") echo reached ;;
     *gO*) echo kept ;;
     *gall*) echo back ;;
     *gE*) echo epoch ;;
     *"(gwd[r]|"*) echo ready ;;
     *gdone*) echo withdrawn ;;
     *gpf*) echo fence ;;
-    *got*|*"(cwd[c]>>tgt[c])"*) echo target ;;
+    *got*) echo target ;;
     *"cur[r]"*) echo switched ;;
     *"conn["*|*"ins[(2*0)]"*|*"rep[0]"*|*"rep[1]"*|*"cst[0]"*|*"pK["*) echo rest ;;
     *"ins[(2*r)]"*) echo paused ;;
