@@ -136,7 +136,7 @@ check_one() {
   case $name in AW_*|BUG_*|WITNESS_*) variant=("-D$name") ;; esac
   local level=-O0
   case $name in deep_*|two_replicas*|zombie|AW_COMMIT) level=-O1 ;; esac
-  mkdir "$work/$name"; cd "$work/$name"
+  mkdir "$work/$name" && cd "$work/$name" || return 1
   # shellcheck disable=SC2086  # the flags are words
   if ! { spin "${variant[@]}" $flags -a "$here/update_protocol.pml" &&
          "${CC:-cc}" $level -w -DSAFETY -DNOFAIR -DVECTORSZ=512 "-DMEMLIM=$LIMIT_MIB" -o pan pan.c; } > build 2>&1; then

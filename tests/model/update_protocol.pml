@@ -43,7 +43,11 @@
 #ifndef NHOST         /* hosts on which a coordinator may start: each has its own record */
 #define NHOST 1
 #endif
-#define LOGD 7        /* numbers of one coordinator, 0 unused */
+#ifdef LATE           /* numbers of one coordinator, 0 unused */
+#define LOGD 7
+#else
+#define LOGD (MAXD+2)
+#endif
 #define NONE 7
 
 #if NREP==3
@@ -61,11 +65,6 @@
 #define EVERY(M) M(0)
 #define EACH(M) M(0)
 #define ALL_OF(c,P) P(c,0)
-#endif
-#if NCO>2
-#define NC NCO
-#else
-#define NC 2
 #endif
 /* EACH: EVERY inside of EVERY, which the preprocessor does not expand twice */
 #define EVERYONE ((1<<NREP)-1)
@@ -118,16 +117,16 @@ byte faults = NF;
 byte nextv = FIRST+1;          /* a version number is given once */
 
 /* coordinators, each with its trainer */
-byte cst[NC], cf[NC];          /* cf: fence = epoch*4 + run id */
-byte hst[NC];                  /* its host */
-byte got[NC];                  /* Hellos heard while it claims ... */
-byte hO[NC*NR], hT[NC*NR];     /* ... and what they told */
-byte ord[NC], tgt[NC], cwd[NC];   /* the order it follows, that order's target; withdrawn versions */
-byte known[NC];                /* names: in its record, or heard */
-byte nd[NC], pubv[NC], ackS[NC];
-byte dO[NC*LOGD], dT[NC*LOGD], dW[NC*LOGD];   /* what it has sent, by number */
+byte cst[NCO], cf[NCO];          /* cf: fence = epoch*4 + run id */
+byte hst[NCO];                  /* its host */
+byte got[NCO];                  /* Hellos heard while it claims ... */
+byte hO[NCO*NR], hT[NCO*NR];     /* ... and what they told */
+byte ord[NCO], tgt[NCO], cwd[NCO];   /* the order it follows, that order's target; withdrawn versions */
+byte known[NCO];                /* names: in its record, or heard */
+byte nd[NCO], pubv[NCO], ackS[NCO];
+byte dO[NCO*LOGD], dT[NCO*LOGD], dW[NCO*LOGD];   /* what it has sent, by number */
 #ifdef DISC
-byte lost[NC];                 /* who could not store the newest number, and has not been sent it again */
+byte lost[NCO];                 /* who could not store the newest number, and has not been sent it again */
 #endif
 
 /* the record of each host, on disc: fence of its last writer, order, target, withdrawn, names */
@@ -161,7 +160,7 @@ byte mp[4], pm[4] = NONE;      /* arena in use, arena mapped for the next versio
 
 /* what really happened, for the checks only */
 byte gpf[NR], gwd[NR], gdone[NR];
-byte gall, grb[NC];            /* withdrawn by an operator, ever; which numbers of a coordinator are rollbacks */
+byte gall, grb[NCO];            /* withdrawn by an operator, ever; which numbers of a coordinator are rollbacks */
 byte gO[NHOST], gT[NHOST], gW[NHOST];   /* the newest order that a host's coordinators sent, its target; withdrawn */
 byte gE[NHOST];                /* epochs that were claimed */
 byte gvf[MAXV+1];              /* who published a version: versions are ordered by fence, then by number */
@@ -216,7 +215,7 @@ inline see(f,r) { assert(f >= gpf[r]); pf[r] = f; gpf[r] = f }
 #define RECORD_MINE(c) (rF[hst[c]]==cf[c])
 #endif
 #ifdef BUG_SEND_FIRST /* the record is written some time after */
-byte late_write[NC];
+byte late_write[NCO];
 #define STORE(c) late_write[c] = 1
 #else
 #define STORE(c) WRITE_RECORD(c)
@@ -554,7 +553,13 @@ end:
 #else
 #define TAKE_WITHDRAWN(c,d) pW[r] = pW[r]|dW[TO(c,d)]
 #endif
+#if defined(LATE) || MAXD>3
 #define DECISIONS(c) DECISION(c,1) DECISION(c,2) DECISION(c,3) DECISION(c,4) DECISION(c,5) DECISION(c,6)
+#elif MAXD==3
+#define DECISIONS(c) DECISION(c,1) DECISION(c,2) DECISION(c,3) DECISION(c,4)
+#else
+#define DECISIONS(c) DECISION(c,1) DECISION(c,2) DECISION(c,3)
+#endif
   DECISIONS(0)
 #if NCO>1
   DECISIONS(1)
@@ -836,11 +841,13 @@ end:
   assert(ins[A(r)]==0 && ins[B(r)]==0); \
   assert(rep[r]==0 || (serving(r) && rep[r]==ver[A(r)]))
 #endif
+#define LAST (NCO-1)
+#define MIDDLE (NCO/2)
 #define LEADS(c) (working(c) && tgt[c]!=0)
 #define REST(r) \
   RANKS_AT_REST(r); \
-  if :: LEADS(0) || LEADS(1) || (NCO>2 && LEADS(NC-1)) -> assert(rep[r]!=0 && ph[r]==IDLE) :: else fi; \
-  AT_TARGET(r,0); AT_TARGET(r,1); AT_TARGET(r,NC-1);
+  if :: LEADS(0) || LEADS(MIDDLE) || LEADS(LAST) -> assert(rep[r]!=0 && ph[r]==IDLE) :: else fi; \
+  AT_TARGET(r,0); AT_TARGET(r,MIDDLE); AT_TARGET(r,LAST);
 #ifdef ROLL_ANY       /* only then can every known order lead to a withdrawn version */
 #define HAS_TARGET(c) 1
 #else
@@ -849,8 +856,9 @@ end:
 #define SETTLED(c) assert(cst[c]!=CHOSEN && cst[c]!=CLAIM && cst[c]!=STAGING && HAS_TARGET(c))
 proctype Monitor() {
   atomic { timeout ->
-    SETTLED(0); SETTLED(1); SETTLED(NC-1);
-    assert(!(working(0) && working(1)) && (NCO<3 || !(working(NC-1) && (working(0) || working(1)))));
+    SETTLED(0); SETTLED(MIDDLE); SETTLED(LAST);
+    assert(NCO<2 || !(working(0) && working(LAST)));
+    assert(NCO<3 || !(working(MIDDLE) && (working(0) || working(LAST))));
     EVERY(REST)
 #ifdef WITNESS_SERVED  /* after the faults every replica has served steps and is on the last version */
     assert(!(faults==0 && cst[0]==READY && rep[0]==MAXV && steps[0]==MAXSTEP && (NREP==1 || (rep[1]==MAXV && steps[1]==MAXSTEP))));
@@ -864,9 +872,6 @@ proctype Monitor() {
 init { atomic {
 #ifdef ADOPT
   av[0] = 1; acont[0] = 1; av[1] = 0; acont[1] = NONE; av[2] = 0; acont[2] = NONE;
-#endif
-#if NCO==1
-  cst[1] = DEAD;
 #endif
 #ifndef LATE          /* every name is in the record */
   rM[0] = EVERYONE;
