@@ -225,13 +225,23 @@ void ReplicaSwitch::on(const TargetSet& event) {
       return;
     case SwitchPhase::kLoading:
       if (goal_ == target_.target || (!loadable(target_.target) && !withdrawn(goal_))) return;
-      out_.push_back(CancelLoad{.request = request_});
-      if (loadable(target_.target))
-        begin_load(target_.target);
-      else
-        enter(SwitchPhase::kIdle, std::nullopt);
+      leave_load();
       return;
   }
+}
+
+void ReplicaSwitch::on(const WithdrawnSet& event) {
+  target_.withdrawn = event.versions;
+  if (phase_ == SwitchPhase::kLoading && withdrawn(goal_)) leave_load();
+}
+
+// What is being loaded is not wanted any more.
+void ReplicaSwitch::leave_load() {
+  out_.push_back(CancelLoad{.request = request_});
+  if (loadable(target_.target))
+    begin_load(target_.target);
+  else
+    enter(SwitchPhase::kIdle, std::nullopt);
 }
 
 void ReplicaSwitch::on(const StagedSet& event) {

@@ -102,6 +102,11 @@ struct TargetSet {
   std::chrono::nanoseconds load_deadline = std::chrono::milliseconds(limits::kLoadDeadlineMs);
   bool owed = true;  // false: catching up; no Done is due
 };
+// Versions that must not be activated, told without a decision of a new target. The target may be
+// one of them: then nothing is left to go to, and what is served is not ready.
+struct WithdrawnSet {
+  std::vector<Version> versions;
+};
 // The complete and verified versions that can be loaded now.
 struct StagedSet {
   std::vector<Version> versions;
@@ -111,7 +116,7 @@ struct Tick {};
 struct SwitchEvent {
   TimePoint now{};
   std::variant<RankAttached, RankDetached, RankPaused, RankLoaded, LoadNotBegun, RankCommitted,
-               RankResumed, TargetSet, StagedSet, Tick>
+               RankResumed, TargetSet, WithdrawnSet, StagedSet, Tick>
       what;
 };
 
@@ -204,6 +209,7 @@ class ReplicaSwitch {
   void on(const RankCommitted& event);
   void on(const RankResumed& event);
   void on(const TargetSet& event);
+  void on(const WithdrawnSet& event);
   void on(const StagedSet& event);
   void on(const Tick& event);
 
@@ -212,6 +218,7 @@ class ReplicaSwitch {
   void phase_deadline();
   void begin_pause();
   void after_pause();
+  void leave_load();
   void begin_load(const Version& version);
   void load_failed(std::uint32_t rank, const std::string& why);
   void begin_commit();

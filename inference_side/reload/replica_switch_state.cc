@@ -136,7 +136,10 @@ void ReplicaSwitch::report_state(TimePoint now, ReplicaReport& out) const {
                      : fmt::format("it is {}", phase_name(phase_));
   } else if (version == target_.target || target_.target.none()) {
     out.state = ReplicaState::kServing;
-    out.ready = true;
+    out.ready = !withdrawn(*version);
+    if (!out.ready)
+      out.reason = fmt::format("version {} was withdrawn and no other one has been decided",
+                               version->to_string());
   } else {
     out.state = ReplicaState::kBehind;
     const bool stale = behind_since_ && options_.max_staleness.count() > 0 &&

@@ -137,12 +137,12 @@ void Sidecar::on(const Persisted& event) {
   const SidecarRecord before = std::exchange(record_, *std::exchange(writing_, std::nullopt));
   const CoordinatorMessage then = std::move(after_write_);
   const auto* decide = std::get_if<control::Decide>(&then.message);
-  const bool is_decision = decide != nullptr && record_.decision != before.decision;
+  const bool is_decision =
+      decide != nullptr && !decide->target.none() && record_.decision != before.decision;
   if (!event.failure.empty()) {
     record_ = before;
     if (decide != nullptr) {
-      owed_ =
-          Owed{.withdrawn = decide->withdrawn, .why = "it could not be stored: " + event.failure};
+      owed_ = Owed{.withdrawn = decide->withdrawn, .why = event.failure};
       reply(then.envelope.round, then.envelope.request,
             control::Decided{
                 .number = decide->number,
@@ -158,6 +158,10 @@ void Sidecar::on(const Persisted& event) {
     }
   } else if (is_decision) {
     decided(then.envelope, *decide);
+  } else if (record_.fence == before.fence) {
+    // Only withdrawn versions, of a decision without a target or of one that is refused.
+    tell_withdrawn();
+    take(then);
   } else {
     // A higher fence: what the lower one had begun is void. A complete copy stays: it may be the
     // target elsewhere, and the only bytes of it that are left.
@@ -439,13 +443,22 @@ void Sidecar::take(const control::Envelope& envelope, const control::Decide& mes
     ++dropped_;
     return;
   }
-  if (const std::string reason = why_not(message); !reason.empty()) {
-    owed_ = Owed{.withdrawn = message.withdrawn, .why = "it was refused: " + reason};
+  SidecarRecord next = record_;
+  for (const Version& version : message.withdrawn)
+    if (!is_withdrawn(version)) next.withdrawn.push_back(version);
+  control::bound_withdrawn(next.withdrawn, versions_in_use());
+  // What is withdrawn counts in any case, also where there is no target or it cannot be taken.
+  const std::string reason = message.target.none() ? std::string() : why_not(message);
+  if (message.target.none()) next.decision = decision;
+  if (message.target.none() || (!reason.empty() && next != record_)) {
+    persist(std::move(next), {.envelope = envelope, .message = message});
+    return;
+  }
+  if (!reason.empty()) {
     reply(envelope.round, envelope.request,
           control::Decided{.number = message.number, .refused = true, .reason = reason});
     return;
   }
-  SidecarRecord next = record_;
   next.decision = decision;
   next.origin = message.origin.none() ? decision : message.origin;
   next.kind = message.kind;
@@ -454,9 +467,6 @@ void Sidecar::take(const control::Envelope& envelope, const control::Decide& mes
   if (next.content == Digest{} && next.target == record_.target) next.content = record_.content;
   if (next.content == Digest{} && find(next.target) != nullptr)
     next.content = find(next.target)->content;
-  for (const Version& version : message.withdrawn)
-    if (!is_withdrawn(version)) next.withdrawn.push_back(version);
-  control::bound_withdrawn(next.withdrawn, versions_in_use());
   if (planted("decision_not_persisted")) {
     record_ = next;
     decided(envelope, message);
@@ -467,7 +477,6 @@ void Sidecar::take(const control::Envelope& envelope, const control::Decide& mes
 
 std::string Sidecar::why_not(const control::Decide& decide) const {
   const Version& target = decide.target;
-  if (target.none()) return "it names no version";
   const bool own = std::ranges::find(decide.withdrawn, target) != decide.withdrawn.end();
   if (own || (is_withdrawn(target) && !planted("withdrawn_decided")))
     return fmt::format("version {} was withdrawn", target.to_string());

@@ -236,6 +236,7 @@ class Sidecar {
   void drop_incoming();
   void release(Version version);  // by value: it may be of held_ itself
   void tell_staged();
+  void tell_withdrawn();
   void switch_step(const std::string& name, const reload::SwitchEvent& event);
   void report_switched();
   void send_hello();
@@ -268,8 +269,8 @@ class Sidecar {
   control::Decide decision_;
   std::optional<control::Switched> collecting_;
   std::optional<control::Switched> switched_;  // the last one sent
-  // A decision that was refused or could not be stored. It is not acted on, but what it withdraws
-  // is known to be unwanted, so replicas that serve it are not ready until a decision is stored.
+  // A decision that could not be stored. It is not acted on, but what it withdraws is known to be
+  // unwanted, so replicas that serve it are not ready until a decision is stored.
   struct Owed {
     std::vector<Version> withdrawn;
     std::string why;

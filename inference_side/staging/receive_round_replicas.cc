@@ -25,6 +25,7 @@ void Sidecar::on(const ReplicaEvent& event) {
     options.world_size = event.world_size;
     replicas_.emplace(event.replica, reload::ReplicaSwitch(std::move(options)));
     switch_step(event.replica, {.now = now_, .what = reload::StagedSet{held_versions()}});
+    switch_step(event.replica, {.now = now_, .what = reload::WithdrawnSet{record_.withdrawn}});
     if (!record_.target.none())
       switch_step(event.replica, {.now = now_, .what = target_event(false)});
   }
@@ -46,6 +47,13 @@ void Sidecar::switch_step(const std::string& name, const reload::SwitchEvent& ev
       out_.push_back(ForReplica{.replica = name, .command = std::move(command)});
     }
   }
+}
+
+void Sidecar::tell_withdrawn() {
+  std::vector<std::string> names;
+  for (const auto& [name, replica] : replicas_) names.push_back(name);
+  for (const std::string& name : names)
+    switch_step(name, {.now = now_, .what = reload::WithdrawnSet{record_.withdrawn}});
 }
 
 void Sidecar::report_switched() {

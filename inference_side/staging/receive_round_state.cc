@@ -55,7 +55,7 @@ control::ReplicaReport Sidecar::report(const reload::ReplicaSwitch& replica, Tim
       std::ranges::find(owed_->withdrawn, report.version) == owed_->withdrawn.end())
     return report;
   report.ready = false;
-  report.reason = fmt::format("{} was withdrawn by a decision that this sidecar has not taken; {}",
+  report.reason = fmt::format("{} was withdrawn, and that decision could not be stored here: {}",
                               report.version.to_string(), owed_->why);
   return report;
 }
@@ -98,8 +98,6 @@ control::StatusReply Sidecar::status(TimePoint now) const {
 std::string Sidecar::invariants() const {
   if (record_.decision.fence > record_.fence && !planted("fence_forgotten"))
     return "a decision above the highest fence seen";
-  if (is_withdrawn(record_.target) && !planted("withdrawn_decided"))
-    return fmt::format("the target {} is withdrawn", record_.target.to_string());
   if (writing_ && writing_->fence < record_.fence && !planted("fence_forgotten"))
     return "a record with a lower fence is being written";
   if (!writing_ && !queue_.empty()) return "messages wait for a write that nobody is doing";
@@ -118,8 +116,10 @@ std::string Sidecar::invariants() const {
   if (incoming_ && incoming_->stage == Stage::kStaged &&
       find(incoming_->announce.version) == nullptr)
     return "a staged version is not held";
+  // The target may have been withdrawn since it was decided, with nothing in its place: a replica
+  // that came later has none.
   for (const auto& [name, replica] : replicas_)
-    if (replica.target() != record_.target)
+    if (replica.target() != record_.target && !is_withdrawn(record_.target))
       return fmt::format("replica '{}' works towards another version than the target", name);
   return {};
 }

@@ -91,7 +91,7 @@ struct Decide {
   static constexpr MessageType kType = MessageType::kDecide;
   std::uint64_t number = 0;  // under the envelope's fence
   DecisionKind kind = DecisionKind::kSwitch;
-  Version target;
+  Version target;  // 0.0: none is left; the receiver keeps its own and learns what is withdrawn
   std::vector<Version> withdrawn;  // all known ones
   PauseMode mode = PauseMode::kAbort;
   std::uint32_t pause_deadline_ms = 0;

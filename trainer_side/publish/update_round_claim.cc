@@ -185,16 +185,16 @@ bool Coordinator::follow_newest() {
     if (member.joined && !planted("newest_not_followed"))
       consider(member.origin, member.report.target, member.target_content);
   if (newest.target.none()) {
-    if (record_.target.none()) return false;
-    // Nothing is left that may be served: the next publish decides.
-    out_.emplace_back(Incident{fmt::format(
-        "{} was withdrawn by a decision that this coordinator had not heard of, and no sidecar "
-        "names another version: publish one",
-        record_.target.to_string())});
-    record_.target = {};
-    record_.content = {};
-    members_changed_ = true;
-    return false;
+    if (record_.target.none() && !withdrawn_changed_) return false;
+    // Nothing is left that may be served. That is told to all as a decision without a target, and
+    // the next publish ends it.
+    if (!record_.target.none())
+      out_.emplace_back(Incident{fmt::format(
+          "{} was withdrawn by a decision that this coordinator had not heard of, and no sidecar "
+          "names another version: publish one",
+          record_.target.to_string())});
+    decide(control::DecisionKind::kRollback, {}, {}, record_.origin);
+    return true;
   }
   const bool same = newest.target == record_.target && newest.origin == record_.origin;
   if (same && record_.number > 0 && !withdrawn_changed_) return false;

@@ -77,9 +77,8 @@ bool Coordinator::knows_newer(const Member& member) const {
 // Whether the newest decision has to be sent to it, for the first time or again: it has not stored
 // it, and no delivery is under way behind which it would be sent.
 bool Coordinator::owes_decided(const Member& member) const {
-  if (!member.joined || record_.number == 0 || record_.target.none() ||
-      member.decided >= record_.number || knows_newer(member) || pending_ ||
-      planted("decided_once"))
+  if (!member.joined || record_.number == 0 || member.decided >= record_.number ||
+      knows_newer(member) || pending_ || planted("decided_once"))
     return false;
   const bool on_its_way = member.delivery.version == record_.target &&
                           (member.delivery.phase == DeliveryPhase::kAnnounced ||

@@ -270,6 +270,7 @@ void Coordinator::on_decided(Member& member, const control::Decided& decided) {
 void Coordinator::take_decided(Member& member) {
   member.decided = record_.number;
   member.refused.clear();
+  if (record_.target.none()) return;  // it keeps its own target, and knows what is withdrawn
   member.decision = {.fence = record_.fence, .number = record_.number};
   member.origin = record_.origin;
   member.report.target = record_.target;

@@ -249,6 +249,13 @@ TEST(Decisions, WhenEverythingWasWithdrawnTheNextPublishDecides) {
   fleet.from("a", a);
   fleet.from("b", b);
   EXPECT_TRUE(fleet.coordinator.target().none());
+  for (const char* name : {"a", "b"}) {
+    const auto decide = fleet.last<control::Decide>(name);
+    ASSERT_TRUE(decide.has_value()) << "what was withdrawn goes to all";
+    EXPECT_TRUE(decide->second.target.none());
+    EXPECT_EQ(decide->second.withdrawn.size(), 2U);
+    fleet.from(name, control::Decided{.number = decide->second.number});
+  }
   fleet.full_round({"a", "b"});
   EXPECT_TRUE(fleet.rounds.back().reply.ok) << fleet.rounds.back().reply.reason;
   EXPECT_EQ(fleet.last<control::Decide>("a")->second.withdrawn.size(), 2U);

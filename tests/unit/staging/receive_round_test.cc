@@ -312,6 +312,53 @@ TEST_F(SidecarTest, AReplicaWhoseRollbackCouldNotBeStoredIsNotReadyUntilItIs) {
   EXPECT_EQ(sidecar.heartbeat(now).replicas.at(0).version, kV1);
 }
 
+// Nobody knows a version that may be served: what is withdrawn is stored and told all the same.
+TEST_F(SidecarTest, ADecisionWithoutATargetWithdrawsAndKeepsTheTarget) {
+  serve(kV1);
+  message(
+      kNow, 7,
+      control::Decide{.number = 2, .kind = control::DecisionKind::kRollback, .withdrawn = {kV1}});
+  persisted();
+  ASSERT_NE(replied<control::Decided>(), nullptr);
+  EXPECT_FALSE(replied<control::Decided>()->refused);
+  EXPECT_EQ(sidecar.record().target, kV1);
+  EXPECT_EQ(sidecar.record().decision.number, 2U);
+  const control::ReplicaReport report = sidecar.heartbeat(now).replicas.at(0);
+  EXPECT_EQ(report.version, kV1);
+  EXPECT_FALSE(report.ready);
+  EXPECT_NE(report.reason.find("was withdrawn"), std::string::npos) << report.reason;
+  // It stays so over a restart, and ends with the next version.
+  sidecar = Sidecar({.name = "s"}, sidecar.record());
+  welcome(kNow);
+  engine(kV1);
+  EXPECT_FALSE(sidecar.heartbeat(now).replicas.at(0).ready);
+  stage(9, kV2);
+  decide(3, kV2, {kV1});
+  persisted();
+  run_switch();
+  EXPECT_TRUE(sidecar.heartbeat(now).replicas.at(0).ready);
+}
+
+TEST_F(SidecarTest, WhatARefusedDecisionWithdrawsIsStored) {
+  serve(kV1);
+  stage(2, kV2);
+  decide(2, kV2);
+  persisted();
+  run_switch();
+  message(kNow, 7,
+          control::Decide{.number = 3,
+                          .kind = control::DecisionKind::kRollback,
+                          .target = kV1,
+                          .withdrawn = {kV2},
+                          .content_digest = content_of(kV3)});  // other bytes than are held
+  persisted();
+  ASSERT_NE(replied<control::Decided>(), nullptr);
+  EXPECT_TRUE(replied<control::Decided>()->refused);
+  EXPECT_EQ(sidecar.record().target, kV2);
+  EXPECT_EQ(sidecar.record().withdrawn, std::vector<Version>{kV2});
+  EXPECT_FALSE(sidecar.heartbeat(now).replicas.at(0).ready);
+}
+
 // A message can name any digest: that is refused, and aborts nobody.
 TEST_F(SidecarTest, ADecisionWithOtherBytesThanWereAnnouncedIsRefused) {
   welcome(kNow);
