@@ -185,8 +185,10 @@ void Sidecar::take(const control::Envelope& envelope, const control::Welcome& me
   welcomed_ = true;
   hello_at_.reset();
   out_.push_back(Welcomed{message});
-  // One that answers what was said under this fence asks for nothing.
-  if (envelope.request != hello_request_ || hello_fence_ != record_.fence) send_hello();
+  // One that answers a Hello, this one or one before it, asks for nothing once a Hello has been
+  // said under its fence. A Hello too many would look like a sidecar that has lost what it was
+  // sent, and take it out of its round.
+  if (envelope.request == 0 || hello_fence_ != record_.fence) send_hello();
 }
 
 void Sidecar::take(const control::Envelope& /*envelope*/, const control::Leave& /*message*/) {

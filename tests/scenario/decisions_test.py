@@ -7,8 +7,8 @@ import sys
 import unittest
 
 import tensors
-from fleet import DEADLINE_S, Fleet
-from limits_test import Disc
+from disc import Disc
+from fleet import DEADLINE_S, Fleet, short
 
 WSYNC = sys.argv.pop()
 FLEET_ID = "0" * 31 + "7"
@@ -48,7 +48,7 @@ class Restarts(Case):
             trainer = fleet.start("trainer", "--set", "min_sidecars=2", *quick)
             first = self.push(fleet, one)
             fleet.until_ready(first, "ra", "rb")
-            b.send_signal(signal.SIGSTOP)
+            fleet.halt(b.pid)
             fleet.until(lambda: not self.members(fleet)["b"]["connected"], "the loss of b")
             second = self.push(fleet, two)
             fleet.until_ready(second, "ra")
@@ -56,7 +56,7 @@ class Restarts(Case):
             trainer.wait()
             if not with_record:
                 os.unlink(os.path.join(fleet.environment["WSYNC_STATE_DIR"], "default", "coordinator.decisions"))
-            a.send_signal(signal.SIGSTOP)
+            fleet.halt(a.pid)
             b.send_signal(signal.SIGCONT)
             fleet.start("trainer", *quick)
             # Only b has come when the claim is over; without a record it is all that is known.

@@ -9,6 +9,7 @@
 #include <map>
 #include <stdlib.h>
 
+#include "shared/base/durable_file.h"
 #include "shared/base/format.h"
 #include "shared/control/zmq/ports.h"
 #include "trainer_side/publish/coordinator_record.h"

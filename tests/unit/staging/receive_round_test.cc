@@ -359,6 +359,29 @@ TEST_F(SidecarTest, WhatARefusedDecisionWithdrawsIsStored) {
   EXPECT_FALSE(sidecar.heartbeat(now).replicas.at(0).ready);
 }
 
+// It has repeated its Hello while the fence was being stored, and both are answered.
+TEST_F(SidecarTest, TheAnswerToAnEarlierHelloAsksForNoOther) {
+  step(LinkUp{});
+  ASSERT_NE(replied<control::Hello>(), nullptr);
+  message(kNow, 0, control::Welcome{});  // asks for one under its fence
+  const auto* persist = command<Persist>();
+  ASSERT_NE(persist, nullptr);
+  const std::uint64_t token = persist->token;
+  now = now + std::chrono::seconds(5);
+  step(reload::Tick{});
+  ASSERT_NE(replied<control::Hello>(), nullptr) << "nobody has welcomed it yet";
+  Envelope second;
+  second.fence = kNow;
+  second.request = 2;
+  step(CoordinatorMessage{.envelope = second, .message = control::Welcome{}});  // waits as well
+  step(Persisted{.token = token});
+  const auto said = std::count_if(last.begin(), last.end(), [](const SidecarCommand& c) {
+    const auto* reply = std::get_if<Reply>(&c);
+    return reply != nullptr && std::holds_alternative<control::Hello>(reply->message);
+  });
+  EXPECT_EQ(said, 1);
+}
+
 // A message can name any digest: that is refused, and aborts nobody.
 TEST_F(SidecarTest, ADecisionWithOtherBytesThanWereAnnouncedIsRefused) {
   welcome(kNow);
