@@ -2,7 +2,9 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 
+#include "shared/base/digest.h"
 #include "shared/base/format.h"
 #include "shared/config/config.h"
 #include "shared/loop/signals.h"
@@ -23,6 +25,12 @@ Result<config::TrainerConfig> one_shot_config(const OneShotOptions& options) {
   config->deadlines.publish =
       std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1000));
   config->watch = false;
+  // The command waits only so long for a sidecar that is down.
+  config->deadlines.gather = kSidecarWait / 3;
+  // What the default folder says is of the fleet at the default address.
+  if (config->fleet == config::TrainerConfig{}.fleet &&
+      options.address != "ipc://" + config->run_dir + "/control")
+    config->fleet = "at-" + digest_of(std::as_bytes(std::span(options.address))).to_string();
   return config;
 }
 

@@ -96,7 +96,9 @@ void Sidecar::take(const CoordinatorMessage& event) {
                 options_.name, record_.fence.fleet.to_string(), envelope.fence.fleet.to_string())});
     return;
   }
-  if (envelope.fence < record_.fence && !planted("fence_forgotten")) {
+  // Of another fleet than the one that it has not decided anything with: it follows that one.
+  const bool moves = envelope.fence.fleet != record_.fence.fleet && !record_.fence.fleet.none();
+  if (envelope.fence < record_.fence && !moves && !planted("fence_forgotten")) {
     ++dropped_;
     if (std::holds_alternative<control::Heartbeat>(event.message)) return;
     // Our envelope's fence tells it that it has been replaced.
@@ -107,7 +109,15 @@ void Sidecar::take(const CoordinatorMessage& event) {
                                      options_.name, record_.fence.epoch, envelope.fence.epoch)});
     return;
   }
-  if (envelope.fence > record_.fence) {
+  // Signs of life and refusals reach also a sidecar that this coordinator does not take: they do
+  // not make it one of its own.
+  const bool claims = !std::holds_alternative<control::Heartbeat>(event.message) &&
+                      !std::holds_alternative<control::ErrorReply>(event.message);
+  if (!claims && envelope.fence != record_.fence) {
+    ++dropped_;
+    return;
+  }
+  if (envelope.fence > record_.fence || moves) {
     SidecarRecord next = record_;
     next.fence = envelope.fence;
     persist(std::move(next), event);
@@ -351,8 +361,10 @@ void Sidecar::on(const StagingDone& event) {
     incoming_.reset();
     return;
   }
-  held_.push_back(
-      {.version = offer.version, .content = event.content_digest, .bytes = event.bytes});
+  held_.push_back({.version = offer.version,
+                   .content = event.content_digest,
+                   .bytes = event.bytes,
+                   .was_target = offer.version == record_.target});
   incoming_->stage = Stage::kStaged;
   reply(incoming_->round, incoming_->request,
         control::Staged{.version = offer.version,
@@ -451,6 +463,7 @@ void Sidecar::take(const control::Envelope& envelope, const control::Decide& mes
   control::bound_withdrawn(next.withdrawn, versions_in_use());
   // What is withdrawn counts in any case, also where there is no target or it cannot be taken.
   const std::string reason = message.target.none() ? std::string() : why_not(message);
+  if (!message.target.none() && names_other_bytes(message)) other_bytes_ = message.target;
   if (message.target.none()) next.decision = decision;
   if (message.target.none() || (!reason.empty() && next != record_)) {
     persist(std::move(next), {.envelope = envelope, .message = message});
@@ -477,17 +490,23 @@ void Sidecar::take(const control::Envelope& envelope, const control::Decide& mes
   persist(std::move(next), {.envelope = envelope, .message = message});
 }
 
+bool Sidecar::names_other_bytes(const control::Decide& decide) const {
+  const Digest& content = decide.content_digest;
+  const HeldCopy* copy = find(decide.target);
+  const bool held = copy != nullptr && copy->content != content;
+  const bool decided =
+      decide.target == record_.target && record_.content != Digest{} && record_.content != content;
+  return content != Digest{} && (held || decided);
+}
+
 std::string Sidecar::why_not(const control::Decide& decide) const {
   const Version& target = decide.target;
   const bool own = std::ranges::find(decide.withdrawn, target) != decide.withdrawn.end();
   if (own || (is_withdrawn(target) && !planted("withdrawn_decided")))
     return fmt::format("version {} was withdrawn", target.to_string());
-  const HeldCopy* copy = find(target);
-  const Digest& content = decide.content_digest;
-  if (content != Digest{} &&
-      ((copy != nullptr && copy->content != content) ||
-       (target == record_.target && record_.content != Digest{} && record_.content != content)))
+  if (names_other_bytes(decide))
     return fmt::format("version {} names other bytes here", target.to_string());
+  const Digest& content = decide.content_digest;
   if (content != Digest{} && incoming_ && incoming_->announce.version == target &&
       incoming_->announce.content_digest != content)
     return fmt::format("version {} was announced with other bytes: content digest {}, decided {}",
@@ -505,9 +524,23 @@ std::string Sidecar::why_not(const control::Decide& decide) const {
   return {};
 }
 
+// A copy that was staged and then never decided, because its publish failed or was cancelled while
+// this sidecar was cut off, is none to roll back to.
+void Sidecar::let_go_undecided() {
+  for (HeldCopy& copy : held_) copy.was_target |= copy.version == record_.target;
+  std::vector<Version> others;
+  for (const HeldCopy& copy : held_) {
+    const bool comes = incoming_ && incoming_->announce.version == copy.version;
+    if (!copy.was_target && !comes && !needed(copy.version)) others.push_back(copy.version);
+  }
+  for (const Version& version : others) release(version);
+}
+
 // The decision is on disc: now it is acted on.
 void Sidecar::decided(const control::Envelope& envelope, const control::Decide& decide) {
   owed_.reset();
+  other_bytes_ = {};
+  let_go_undecided();
   decision_envelope_ = envelope;
   decision_ = decide;
   switched_.reset();

@@ -158,6 +158,7 @@ struct HeldCopy {
   Version version;
   Digest content;
   std::uint64_t bytes = 0;
+  bool was_target = false;  // it was decided here
 };
 
 class Sidecar {
@@ -225,7 +226,9 @@ class Sidecar {
   void take(const control::Envelope& envelope, const control::Leave& message);
   void refuse_offer(const control::Envelope& envelope, const Version& version,
                     const std::string& reason);
+  [[nodiscard]] bool names_other_bytes(const control::Decide& decide) const;
   [[nodiscard]] std::string why_not(const control::Decide& decide) const;
+  void let_go_undecided();
   void persist(SidecarRecord record, CoordinatorMessage then);
   void raised(const control::Envelope& envelope);
   void decided(const control::Envelope& envelope, const control::Decide& decide);
@@ -276,6 +279,8 @@ class Sidecar {
     std::string why;
   };
   std::optional<Owed> owed_;
+  // A version of which other bytes were decided than are held here; none = 0.0.
+  Version other_bytes_;
   bool welcomed_ = false;
   bool hello_due_ = false;       // a copy was lost: ask for it when no outcome is due
   bool let_go_ = false;          // since the last BeatNow

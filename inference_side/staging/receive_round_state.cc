@@ -51,6 +51,11 @@ std::vector<control::ReplicaReport> Sidecar::reports(TimePoint now) const {
 
 control::ReplicaReport Sidecar::report(const reload::ReplicaSwitch& replica, TimePoint now) const {
   control::ReplicaReport report = replica.report(now);
+  if (report.ready && !other_bytes_.none() && report.version == other_bytes_) {
+    report.ready = false;
+    report.reason = fmt::format("the fleet has decided other bytes under the name {}",
+                                other_bytes_.to_string());
+  }
   if (!owed_ || !report.ready || planted("owed_rollback_is_ready") ||
       std::ranges::find(owed_->withdrawn, report.version) == owed_->withdrawn.end())
     return report;
@@ -60,10 +65,11 @@ control::ReplicaReport Sidecar::report(const reload::ReplicaSwitch& replica, Tim
   return report;
 }
 
-// Fences of two fleets say nothing about each other.
+// Fences of two fleets say nothing about each other. A fleet's id binds a sidecar with the first
+// decision that it takes.
 bool Sidecar::is_foreign(const control::Fence& fence) const {
-  return !record_.fence.fleet.none() && fence.fleet != record_.fence.fleet &&
-         !planted("fleets_not_compared");
+  return !record_.decision.none() && !record_.fence.fleet.none() &&
+         fence.fleet != record_.fence.fleet && !planted("fleets_not_compared");
 }
 
 control::StatusReply Sidecar::status(TimePoint now) const {
@@ -98,7 +104,8 @@ control::StatusReply Sidecar::status(TimePoint now) const {
 std::string Sidecar::invariants() const {
   if (record_.decision.fence > record_.fence && !planted("fence_forgotten"))
     return "a decision above the highest fence seen";
-  if (writing_ && writing_->fence < record_.fence && !planted("fence_forgotten"))
+  if (writing_ && writing_->fence.fleet == record_.fence.fleet && writing_->fence < record_.fence &&
+      !planted("fence_forgotten"))
     return "a record with a lower fence is being written";
   if (!writing_ && !queue_.empty()) return "messages wait for a write that nobody is doing";
   if (held_.size() > options_.versions_held)

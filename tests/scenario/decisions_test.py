@@ -8,10 +8,9 @@ import unittest
 
 import tensors
 from disc import Disc
-from fleet import DEADLINE_S, Fleet, short
+from fleet import DEADLINE_S, Fleet
 
 WSYNC = sys.argv.pop()
-FLEET_ID = "0" * 31 + "7"
 
 
 class Case(unittest.TestCase):
@@ -45,7 +44,8 @@ class Restarts(Case):
             (a, a_engines), (b, b_engines) = fleet.sidecar("a"), fleet.sidecar("b")
             engines = [fleet.engine(a_engines, "ra", one), fleet.engine(b_engines, "rb", one)]
             quick = ("--set", "deadlines.gather=2s")
-            trainer = fleet.start("trainer", "--set", "min_sidecars=2", *quick)
+            trainer = fleet.start("trainer", *quick)
+            fleet.until(lambda: [m["connected"] for m in self.members(fleet).values()] == [True, True], "both sidecars")
             first = self.push(fleet, one)
             fleet.until_ready(first, "ra", "rb")
             fleet.halt(b.pid)
@@ -134,46 +134,30 @@ class Obligations(Case):
 
 
 class Strangers(Case):
-    def test_two_coordinators_with_one_state_directory_never_claim_one_epoch(self):
+    def test_two_coordinators_with_one_state_directory_never_decide_both(self):
         with Fleet(WSYNC) as fleet:
             one, two = tensors.make(fleet.path("one"), 1), tensors.make(fleet.path("two"), 2)
-            id_of = ("--set", f"fleet_id={FLEET_ID}")
-            addresses = {}
-            for name in ("x", "y"):
-                run_dir = fleet.path(name)
-                addresses[name] = f"ipc://{run_dir}/control"
-                fleet.sidecar(name, "--set", f"coordinator={addresses[name]}")
-            # Both have read an empty record before either claims: nobody can claim before its sidecar comes.
-            trainers = {name: fleet.start("trainer", "--set", f"run_dir={fleet.path(name)}", *id_of) for name in addresses}
-
-            def settled():
-                states = {}
-                for name, trainer in trainers.items():
-                    if trainer.poll() is not None:
-                        states[name] = None
-                        continue
-                    code, answer = fleet.ask("status", address=addresses[name])
-                    if code != 0 or answer["result"]["fence_epoch"] == 0:
-                        return False
-                    states[name] = answer["result"]["fence_epoch"]
-                settled.epochs = [e for e in states.values() if e]
-                return True
-            fleet.until(settled, "both claims")
-            self.assertEqual(len(set(settled.epochs)), len(settled.epochs), "one epoch was claimed twice")
-            # Only the one whose claim is stored can decide.
-            committed = []
-            for name, path in (("x", one), ("y", two)):
-                if trainers[name].poll() is None:
-                    engine = fleet.engine(os.path.join(fleet.run_dir, f"{name}.engines"), f"r{name}", path)
-                    done = subprocess.run([WSYNC, "push", path, "--json", "--coordinator", addresses[name], "--timeout", "30"],
-                                          env=fleet.environment, text=True, capture_output=True, timeout=DEADLINE_S)
-                    answer = json.loads(done.stdout)
-                    if done.returncode == 0:
-                        committed.append(answer["result"]["version"])
-                    else:
-                        self.assertIn("another coordinator with the same state has claimed", json.dumps(answer))
-                    fleet.stop(engine)
-            self.assertEqual(len(committed), 1, committed)
+            addresses = {name: f"ipc://{fleet.path(name)}/control" for name in ("x", "y")}
+            engines = [fleet.engine(fleet.sidecar(name, "--set", f"coordinator={address}")[1], f"r{name}", one)
+                       for name, address in addresses.items()]
+            trainer_of = lambda name, *more: fleet.start("trainer", "--set", f"run_dir={fleet.path(name)}", *more)
+            first = trainer_of("x", "--set", "deadlines.gather=2s")
+            version = self.push(fleet, one, addresses["x"])
+            # A second one is refused while the first lives, whatever its address.
+            second = subprocess.run([WSYNC, "trainer", "--set", f"run_dir={fleet.path('y')}"], env=fleet.environment, text=True,
+                                    capture_output=True, timeout=DEADLINE_S)
+            self.assertEqual((second.returncode, len(second.stderr.splitlines())), (3, 1), second.stderr)
+            self.assertIn(f"coordinator.lock is held by process {first.pid}: stop it", second.stderr)
+            # One that takes over claims the next epoch. The first cannot decide any more, and says why.
+            trainer_of("y", "--take-over", "--set", "deadlines.gather=2s")
+            newer = self.push(fleet, two, addresses["y"])
+            self.assertNotEqual(newer.split(".")[0], version.split(".")[0])
+            code, answer = fleet.ask("push", one, address=addresses["x"])
+            self.assertNotEqual(code, 0, answer)
+            self.assertIn("another coordinator with the same state has claimed", json.dumps(answer))
+            self.assertNotEqual(first.wait(timeout=DEADLINE_S), 0)
+            self.assertEqual(self.sidecar_state(fleet, "x")["target"], version)
+            self.stopped_whole(fleet, *engines)
 
     def test_a_sidecar_of_another_fleet_stops_nobody(self):
         with Fleet(WSYNC) as fleet:
@@ -182,14 +166,16 @@ class Strangers(Case):
             engine = fleet.engine(engines, "ra", one)
             trainer = fleet.start("trainer")
             first = self.push(fleet, one)
-            # The other fleet comes to a higher epoch.
+            # The other fleet comes to a higher epoch, and decides: from then on its id binds its sidecar.
             other = ("--set", "fleet=other")
             address = f"ipc://{fleet.path('other')}/control"
-            stray, _ = fleet.sidecar("stray", *other, "--set", f"coordinator={address}")
+            stray, stray_engines = fleet.sidecar("stray", *other, "--set", f"coordinator={address}")
+            stray_engine = fleet.engine(stray_engines, "rs", one)
             for _ in range(3):
                 one_of_it = fleet.start("trainer", "--set", f"run_dir={fleet.path('other')}", *other)
-                fleet.until(lambda: self.members(fleet, address).get("stray", {}).get("connected"), "the stray one in its own fleet")
+                theirs = self.push(fleet, one, address)
                 fleet.stop(one_of_it)
+            fleet.stop(stray_engine)
             self.assertEqual(fleet.stop(stray)[0], 0)
             # It comes to the wrong address.
             fleet.sidecar("stray", *other)
@@ -199,7 +185,7 @@ class Strangers(Case):
             self.assertIsNone(trainer.poll())
             self.assertEqual(set(self.members(fleet)), {"a"})
             state = self.sidecar_state(fleet, "stray")
-            self.assertEqual((state["fence_epoch"], state["target"]), (3, "0.0"))
+            self.assertEqual((state["fence_epoch"], state["target"]), (3, theirs))
             self.assertNotEqual(state["fleet_id"], fleet.ask("status")[1]["result"]["fleet_id"])
             self.assertNotEqual(first, "0.0")
             self.stopped_whole(fleet, engine)

@@ -132,8 +132,8 @@ void World::inject_stranger(std::size_t s, std::size_t c) {
   control::Envelope envelope;
   envelope.fence = {.epoch = 1'000'000, .run_id = {5, 5}, .fleet = other};
   const control::Decision decision{.fence = envelope.fence, .number = 3};
-  if (coordinators_[c].machine && !stores_[coordinators_[c].store]) return;  // it has no fleet yet
-  if (coordinators_[c].machine) {
+  // Before the first decision an id binds nobody.
+  if (coordinators_[c].machine && !coordinators_[c].machine->record().origin.none()) {
     const control::Fence before = coordinators_[c].machine->fence();
     const bool had_stopped = coordinators_[c].machine->stopped().has_value();
     for (const control::Message& message :
@@ -149,7 +149,7 @@ void World::inject_stranger(std::size_t s, std::size_t c) {
          coordinators_[c].machine->stopped().has_value() != had_stopped))
       violate(fmt::format("coordinator {} obeys a sidecar of another fleet", c));
   }
-  if (!sidecars_[s].machine || sidecars_[s].machine->fence().fleet.none()) return;
+  if (!sidecars_[s].machine || sidecars_[s].machine->record().decision.none()) return;
   const staging::SidecarRecord before = sidecars_[s].machine->record();
   sidecar_step(
       s, {.now = schedule_.now(),
@@ -240,14 +240,16 @@ void World::check_sidecar(std::size_t s, const staging::SidecarEvent& event,
                           const staging::SidecarRecord& before, std::size_t acts) {
   const staging::SidecarRecord& after = sidecars_[s].machine->record();
   const staging::SidecarRecord& disc = sidecars_[s].disc;
-  if (after.fence < before.fence) violate(fmt::format("s{} goes back to a lower fence", s));
+  const bool moved = after.fence.fleet != before.fence.fleet && before.decision.none();
+  if (after.fence < before.fence && !moved)
+    violate(fmt::format("s{} goes back to a lower fence", s));
   if (after.decision < before.decision)
     violate(fmt::format("s{} goes back to an older decision", s));
   // The disc may be ahead of what is acted on, never behind.
   if (after.fence > disc.fence || after.decision > disc.decision)
     violate(fmt::format("s{} acts on what it has not stored", s));
   const auto* message = std::get_if<staging::CoordinatorMessage>(&event.what);
-  if (message != nullptr && message->envelope.fence < before.fence &&
+  if (message != nullptr && message->envelope.fence < before.fence && !moved &&
       (acts != 0 || after != before))
     violate(fmt::format("s{} obeys a lower fence", s));
   check_origin(s, before);

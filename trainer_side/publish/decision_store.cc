@@ -15,16 +15,19 @@ namespace wsync::publish {
 Result<> check_replaces(const CoordinatorRecord& next,
                         const std::optional<CoordinatorRecord>& stored) {
   if (!stored || planted("store_not_compared")) return {};
-  if (stored->fence.fleet != next.fence.fleet)
-    return fail(ErrorCode::kRefused,
-                fmt::format("the stored record is of fleet {}, this coordinator's fleet is {}",
-                            stored->fence.fleet.to_string(), next.fence.fleet.to_string()));
-  if (stored->fence == next.fence) return {};
   const bool claims = next.number == 0;
+  // An id under which nothing was decided binds nobody.
+  if (stored->fence.fleet != next.fence.fleet && !(claims && stored->origin.none()))
+    return fail(
+        ErrorCode::kRefused,
+        fmt::format("the stored record is of fleet {}, this coordinator's fleet is {}: give "
+                    "each of the two its own name (`fleet`)",
+                    stored->fence.fleet.to_string(), next.fence.fleet.to_string()));
+  if (stored->fence == next.fence) return {};
   if (claims && next.fence.epoch > stored->fence.epoch) return {};
   return fail(ErrorCode::kFenced,
               fmt::format("another coordinator with the same state has claimed fence epoch {} "
-                          "(this one's is {})",
+                          "(this one's is {}); start with --take-over to claim above it",
                           stored->fence.epoch, next.fence.epoch));
 }
 

@@ -74,6 +74,7 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
   auto record = store->read();
   if (!record) return fail(record.error());
   options.record = std::move(*record);
+  const std::optional<CoordinatorRecord> before = options.record;
   if (!config.fleet_id.empty()) {
     const auto id = control::FleetId::parse(config.fleet_id);
     if (!id) return fail(id.error().with_context("fleet_id"));
@@ -85,7 +86,6 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
                             "`fleet`, or leave fleet_id out",
                             store->path().string(), options.record->fence.fleet.to_string(),
                             options.fleet_id.to_string()));
-  if (options.record) log_record(*options.record, config.deadlines.gather);
   auto bulk = transport::tcp::UvThread::start();
   if (!bulk) return fail(bulk.error());
   std::unique_ptr<transport::tcp::TcpSource> tcp;
@@ -100,6 +100,13 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
   agent->bulk_thread_ = std::move(*bulk);
   agent->tcp_source_ = std::move(tcp);
   WSYNC_TRY(agent->listen());
+  // One coordinator for each folder: a second one would end the first at its next decision. Asked
+  // after the address, which is what people know a coordinator by.
+  const std::string lock_path = (state / "coordinator.lock").string();
+  auto lock = config.take_over ? LockFile::seize(lock_path) : LockFile::acquire(lock_path);
+  if (!lock) return fail(lock.error().with_context("the state of fleet '" + config.fleet + "'"));
+  agent->state_lock_.emplace(std::move(*lock));
+  if (before) log_record(*before, config.deadlines.gather);
   if (auto opened = agent->open_pages(); !opened) {
     // Taken over, the fleet is ours already: it is not left alone for want of its pages.
     if (!config.take_over) return fail(std::move(opened).error());
@@ -288,6 +295,7 @@ void TrainerAgent::carry_out(CoordinatorCommand command) {
     store(*record);
   } else if (auto* told = std::get_if<Incident>(&command)) {
     incident(told->text);
+    if (told->refusal) complaint_ = told->text;
   } else if (auto* ready = std::get_if<Ready>(&command)) {
     log_info("fleet {}: fence epoch {} claimed; target {}", ready->fence.fleet.to_string(),
              ready->fence.epoch, ready->target.none() ? "none yet" : ready->target.to_string());

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "shared/base/unix_socket.h"
 #include "shared/config/config.h"
 #include "shared/control/port.h"
 #include "shared/loop/loop.h"
@@ -148,6 +149,7 @@ class TrainerAgent {
   const config::TrainerConfig config_;
   TrainerAgentCallbacks callbacks_;
   Coordinator coordinator_;
+  std::optional<LockFile> state_lock_;
   std::shared_ptr<DecisionStore> store_;
   std::shared_ptr<Snapshotter> snapshotter_;
   std::unique_ptr<transport::tcp::UvThread> bulk_thread_;

@@ -25,11 +25,14 @@ constexpr std::size_t kQueueCount = 16 * limits::kSidecarCount;
 }  // namespace
 
 Coordinator::Coordinator(CoordinatorOptions options)
-    : options_(std::move(options)), fleet_(options_.fleet_id) {
+    : options_(std::move(options)),
+      fleet_(options_.fleet_id),
+      fleet_binds_(!options_.fleet_id.none()) {
   if (!options_.record) return;
   record_ = *options_.record;
   highest_epoch_ = record_.fence.epoch;
   if (fleet_.none()) fleet_ = record_.fence.fleet;
+  fleet_binds_ = fleet_binds_ || !record_.origin.none();
   WSYNC_CHECK(highest_epoch_ <= limits::kEpochMax, "the stored epoch is checked where it is read");
   record_.fence = {};  // of the coordinator before
   record_.number = 0;
@@ -93,7 +96,7 @@ void Coordinator::on(const PeerMessage& event) {
   const auto* hello = std::get_if<control::Hello>(&event.message);
   if (is_foreign(event.envelope.fence)) {
     if (hello != nullptr)
-      refuse_foreign(event, *hello);
+      foreign_hello(event, *hello);
     else
       ++dropped_;
     return;
@@ -108,6 +111,10 @@ void Coordinator::on(const PeerMessage& event) {
     higher_fence(event.envelope.fence, member->name);
     return;
   }
+  if (member != nullptr && std::holds_alternative<control::Leave>(event.message)) {
+    leave(*member);  // whatever it has heard of this coordinator
+    return;
+  }
   const bool current =
       event.envelope.fence == record_.fence || planted("coordinator_ignores_fence");
   if (member == nullptr || !member->joined || !current) {
@@ -119,14 +126,22 @@ void Coordinator::on(const PeerMessage& event) {
 }
 
 // What no sidecar says: a stranger's Hello, or that of one whose record is damaged.
-std::string Coordinator::why_no_sidecar(const control::Hello& hello) const {
+std::string Coordinator::why_no_sidecar(const control::Fence& said_under,
+                                        const control::Hello& hello) const {
   if (hello.decision.fence.epoch > limits::kEpochMax)
     return fmt::format("it tells of fence epoch {}, at most {} allowed", hello.decision.fence.epoch,
                        limits::kEpochMax);
   if (hello.decision.fence == record_.fence && hello.decision.number > record_.number)
     return fmt::format("it tells of decision {} of this coordinator, which has taken {}",
                        hello.decision.number, record_.number);
-  if (hello.origin > hello.decision || hello.origin.none() != hello.decision.none())
+  if (hello.decision.fence > said_under)
+    return fmt::format("it tells of a decision under fence epoch {}, above its own fence epoch {}",
+                       hello.decision.fence.epoch, said_under.epoch);
+  if (const control::FleetId& fleet = hello.decision.fence.fleet;
+      !fleet.none() && fleet != said_under.fleet)
+    return fmt::format("its decision is of fleet {}, and it belongs to fleet {}", fleet.to_string(),
+                       said_under.fleet.to_string());
+  if (!hello.origin.none() && (hello.decision.none() || hello.origin > hello.decision))
     return "its decision is older than the origin of that decision";
   for (const auto* versions : {&hello.staged, &hello.withdrawn})
     for (const Version& version : *versions)
@@ -143,13 +158,14 @@ std::string Coordinator::why_no_sidecar(const control::Hello& hello) const {
 }
 
 void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello) {
-  std::string why = why_no_sidecar(hello);
+  std::string why = why_no_sidecar(event.envelope.fence, hello);
   if (why.empty()) why = why_name_is_taken(event, hello);
   if (!why.empty()) {
     refuse_hello(event.peer, fmt::format("sidecar '{}' cannot join: {}", hello.name, why));
     return;
   }
-  if (phase_ != CoordinatorPhase::kGathering && event.envelope.fence > record_.fence) {
+  // (A claim that begins with this very Hello goes above its fence.)
+  if (phase_ != CoordinatorPhase::kGathering && !pending_ && event.envelope.fence > record_.fence) {
     higher_fence(event.envelope.fence, hello.name);
     if (phase_ == CoordinatorPhase::kStopped) return;
   }
@@ -189,7 +205,12 @@ void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello
     gather_more();
     return;
   }
-  if (pending_) return;  // a claim: all are welcomed when it is stored
+  if (pending_) {
+    // A claim: all are welcomed when it is stored. A decision, which its loss has brought about:
+    // the Hello comes after it.
+    if (pending_->what == Storing::kDecision) queue_.push_front({.now = now_, .what = event});
+    return;
+  }
   welcome(member, event.envelope.request);
   // It has to store our fence first; what it says before that chooses nothing.
   if (event.envelope.fence != record_.fence) return;
@@ -243,11 +264,12 @@ void Coordinator::judge(Member& member) {
                            member.decided < record_.number && member.target_content != Digest{} &&
                            record_.content != Digest{} && member.target_content != record_.content;
   if (other_bytes && !std::exchange(member.told_conflict, true))
-    out_.emplace_back(Incident{fmt::format(
-        "sidecar '{}' has other bytes under the name {}: content digest {}, decided was {}; it is "
-        "not routed to until a newer version is published",
-        member.name, record_.target.to_string(), member.target_content.to_string(),
-        record_.content.to_string())});
+    out_.emplace_back(
+        Incident{.text = fmt::format(
+                     "sidecar '{}' has other bytes under the name {}: content digest {}, "
+                     "decided was {}; it is not routed to until a newer version is published",
+                     member.name, record_.target.to_string(), member.target_content.to_string(),
+                     record_.content.to_string())});
   if (!other_bytes) member.told_conflict = false;
   for (control::ReplicaReport& replica : member.report.replicas) {
     if (!replica.ready) continue;
@@ -274,6 +296,8 @@ void Coordinator::welcome_back(const PeerMessage& event) {
   if (member == nullptr && event.envelope.fence.epoch > 0) {
     // A sidecar whose place a late Hello of its dead predecessor has taken: its own Hello mends it.
     // (Commands send heartbeats too, under no fence.)
+    if (stranger_welcomed_ && now_ - *stranger_welcomed_ < kWelcomeAgain) return;
+    stranger_welcomed_ = now_;
     Member stranger;
     stranger.peer = event.peer;
     welcome(stranger, 0);
@@ -348,14 +372,16 @@ void Coordinator::on_member(Member& member, const control::Envelope& envelope,
                  [&](const control::Decided& decided) { on_decided(member, decided); },
                  [&](const control::Switched& switched) { on_switched(member, switched); },
                  [&](const control::Heartbeat& heartbeat) { on_heartbeat(member, heartbeat); },
-                 [&](const control::Leave&) {
-                   on(PeerLost{.peer = member.peer, .reason = "it left"});
-                   member.has_left = true;
-                   members_changed_ |= std::erase(record_.members, member.name) > 0;
-                 },
                  [&](const auto&) { ++dropped_; },
              },
              message);
+}
+
+// Its name goes from the record first: what its loss decides is stored without it.
+void Coordinator::leave(Member& member) {
+  members_changed_ |= std::erase(record_.members, member.name) > 0;
+  member.has_left = true;
+  on(PeerLost{.peer = member.peer, .reason = "it left"});
 }
 
 bool Coordinator::is_delivery(const Member& member, const control::Envelope& envelope,

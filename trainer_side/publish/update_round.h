@@ -146,6 +146,7 @@ struct Store {
 // Something that the people who run this fleet should know.
 struct Incident {
   std::string text;
+  bool refusal = false;  // of a sidecar: why it does not join
 };
 // The claim is over: rounds may begin.
 struct Ready {
@@ -265,7 +266,8 @@ class Coordinator {
   void apply(const CoordinatorEvent& event);
   void on_hello(const PeerMessage& event, const control::Hello& hello);
   void back_in_switch(Member& member, const control::Hello& hello, bool is_new_process);
-  [[nodiscard]] std::string why_no_sidecar(const control::Hello& hello) const;
+  [[nodiscard]] std::string why_no_sidecar(const control::Fence& said_under,
+                                           const control::Hello& hello) const;
   void on_member(Member& member, const control::Envelope& envelope,
                  const control::Message& message);
   void on_accept(Member& member);
@@ -294,7 +296,8 @@ class Coordinator {
   void remember(const std::string& name);
   // The claim.
   [[nodiscard]] bool is_foreign(const control::Fence& fence) const;
-  void refuse_foreign(const PeerMessage& event, const control::Hello& hello);
+  void foreign_hello(const PeerMessage& event, const control::Hello& hello);
+  void leave(Member& member);
   void refuse_hello(const std::string& peer, const std::string& why);
   [[nodiscard]] std::string why_name_is_taken(const PeerMessage& event,
                                               const control::Hello& hello) const;
@@ -360,8 +363,9 @@ class Coordinator {
 
   CoordinatorOptions options_;
   CoordinatorPhase phase_ = CoordinatorPhase::kGathering;
-  CoordinatorRecord record_;         // as it is stored, but for members and withdrawn, which follow
-  control::FleetId fleet_;           // none: not known yet
+  CoordinatorRecord record_;  // as it is stored, but for members and withdrawn, which follow
+  control::FleetId fleet_;    // none: not known yet
+  bool fleet_binds_ = false;  // it was configured, or named by somebody who has taken a decision
   std::uint64_t highest_epoch_ = 0;  // heard of, before the claim
   std::uint64_t seen_step_ = 0;      // highest step of any version heard of
   std::uint64_t used_step_ = 0;      // highest step named under this epoch
@@ -390,7 +394,8 @@ class Coordinator {
   std::optional<TimePoint> began_;          // the first event
   std::optional<TimePoint> first_hello_;
   std::set<std::string> told_;  // why sidecars were refused
-  bool ending_ = false;         // rounds end because this coordinator stops or claims anew
+  std::optional<TimePoint> stranger_welcomed_;
+  bool ending_ = false;  // rounds end because this coordinator stops or claims anew
   std::optional<Stopped> stopped_;
   std::optional<Round> round_;
   std::optional<PublishRequested> waiting_;

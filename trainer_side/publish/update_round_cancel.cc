@@ -1,4 +1,6 @@
 // Coordinator: how an update that has not been decided is stopped on request.
+#include <algorithm>
+
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 #include "trainer_side/publish/update_round.h"
@@ -43,7 +45,17 @@ std::string Coordinator::why_not_cancelled(const Version& version) const {
 
 void Coordinator::on(const CancelRequested& event) {
   control::CancelReply reply;
-  if (waiting_ && waiting_->version == event.version) {
+  // A publish may wait in the queue, behind what is being stored.
+  const auto queued = std::ranges::find_if(queue_, [&](const CoordinatorEvent& other) {
+    const auto* publish = std::get_if<PublishRequested>(&other.what);
+    return publish != nullptr && publish->version == event.version;
+  });
+  if (queued != queue_.end()) {
+    reply = {.ok = true, .version = event.version, .phase = control::ProgressPhase::kSnapshot};
+    const PublishRequested publish = std::get<PublishRequested>(queued->what);
+    queue_.erase(queued);
+    refuse_publish(publish, std::string(kCancelled), Refusal::kCancelled);
+  } else if (waiting_ && waiting_->version == event.version) {
     reply = {.ok = true, .version = event.version, .phase = control::ProgressPhase::kSnapshot};
     refuse_publish(*std::exchange(waiting_, std::nullopt), std::string(kCancelled),
                    Refusal::kCancelled);

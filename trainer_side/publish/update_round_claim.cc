@@ -26,7 +26,31 @@ bool Coordinator::is_foreign(const control::Fence& fence) const {
          !planted("fleets_not_compared");
 }
 
-void Coordinator::refuse_foreign(const PeerMessage& event, const control::Hello& hello) {
+// A fleet's id binds with the first decision that is taken under it. Before that a sidecar may
+// follow this coordinator, and this coordinator takes the id of the first fleet that comes to it:
+// a sidecar without a record may have come sooner than those that the fleet really consists of.
+void Coordinator::foreign_hello(const PeerMessage& event, const control::Hello& hello) {
+  if (hello.decision.none()) {
+    PeerMessage unbound = event;
+    unbound.envelope.fence = {};
+    on_hello(unbound, hello);
+    return;
+  }
+  const bool decided = !record_.origin.none() || pending_;
+  if (!fleet_binds_ && !decided) {
+    const std::string why =
+        fmt::format("sidecar '{}' has named the fleet that this coordinator leads: {}", hello.name,
+                    event.envelope.fence.fleet.to_string());
+    out_.emplace_back(Incident{.text = why});
+    fleet_ = event.envelope.fence.fleet;
+    fleet_binds_ = true;
+    highest_epoch_ = std::max({highest_epoch_, record_.fence.epoch, event.envelope.fence.epoch});
+    const bool claimed = phase_ != CoordinatorPhase::kGathering;
+    if (claimed) end_rounds(why);
+    if (claimed) claim();
+    on_hello(event, hello);
+    return;
+  }
   refuse_hello(
       event.peer,
       fmt::format("sidecar '{}' cannot join: it belongs to fleet {}, this coordinator leads fleet "
@@ -40,25 +64,28 @@ void Coordinator::refuse_hello(const std::string& peer, const std::string& why) 
   ++dropped_;
   answer_error(peer, why);
   if (told_.size() >= kToldMax) told_.clear();
-  if (told_.insert(why).second) out_.emplace_back(Incident{why});
+  if (told_.insert(why).second) out_.emplace_back(Incident{.text = why, .refusal = true});
 }
 
 // The fleet's id: of the record or the configuration, else the one that sidecars have named, else a
 // new one. Two different names cannot both be right, and a wrong choice would lock a fleet out.
 Result<control::FleetId> Coordinator::choose_fleet() const {
   if (!fleet_.none()) return fleet_;
-  std::set<control::FleetId> named;
+  control::FleetId any = options_.new_fleet_id;
+  std::set<control::FleetId> binding;
   std::string who;
   for (const auto& [name, member] : roster_.members()) {
-    if (member.fleet.none() || !named.insert(member.fleet).second) continue;
+    if (member.fleet.none()) continue;
+    any = member.fleet;
+    if (member.decision.none() || !binding.insert(member.fleet).second) continue;
     who += fmt::format("{}'{}' says {}", who.empty() ? "" : ", ", name, member.fleet.to_string());
   }
-  if (named.size() > 1)
+  if (binding.size() > 1)
     return fail(ErrorCode::kRefused,
                 fmt::format("sidecars of different fleets have come to this coordinator, which has "
                             "no record of its own: {}; set fleet_id to the one that it shall lead",
                             who));
-  return named.empty() ? options_.new_fleet_id : *named.begin();
+  return binding.empty() ? any : *binding.begin();
 }
 
 // A name stands for one process. Were two taken in turns for one sidecar, what one has stored would
@@ -121,6 +148,9 @@ void Coordinator::claim() {
 
 void Coordinator::claim_stored() {
   fleet_ = record_.fence.fleet;
+  fleet_binds_ |= !record_.origin.none();
+  for (const auto& [name, member] : roster_.members())
+    fleet_binds_ |= member.fleet == fleet_ && !member.decision.none();
   seen_step_ = std::max(seen_step_, record_.target.step);
   deadline_ = now_ + options_.hello;
   for (auto& [name, member] : roster_.members()) {
@@ -189,10 +219,10 @@ bool Coordinator::follow_newest() {
     // Nothing is left that may be served. That is told to all as a decision without a target, and
     // the next publish ends it.
     if (!record_.target.none())
-      out_.emplace_back(Incident{fmt::format(
-          "{} was withdrawn by a decision that this coordinator had not heard of, and no sidecar "
-          "names another version: publish one",
-          record_.target.to_string())});
+      out_.emplace_back(Incident{
+          .text = fmt::format("{} was withdrawn by a decision that this coordinator had not heard "
+                              "of, and no sidecar names another version: publish one",
+                              record_.target.to_string())});
     decide(control::DecisionKind::kRollback, {}, {}, record_.origin);
     return true;
   }
@@ -292,7 +322,7 @@ void Coordinator::not_stored(const Stored& event) {
   } else if (round_) {
     abort_round(why);
   } else {
-    out_.emplace_back(Incident{why});
+    out_.emplace_back(Incident{.text = why});
     follow_again_ = now_ + kStoreRetry;
     drop_unneeded();
     start_waiting();

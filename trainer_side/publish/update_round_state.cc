@@ -131,6 +131,10 @@ Coordinator::Moved Coordinator::moved_bytes() const {
 
 bool Coordinator::has_update(const Version& version) const noexcept {
   if (waiting_ && waiting_->version == version) return true;
+  for (const CoordinatorEvent& event : queue_)
+    if (const auto* publish = std::get_if<PublishRequested>(&event.what);
+        publish != nullptr && publish->version == version)
+      return true;
   if (!round_) return false;
   return version.none() ||
          version == (round_->is_rollback ? record_.target : round_->publish.version);

@@ -446,7 +446,10 @@ void Coordinator::on(const RollbackRequested& event) {
                                        record_.target.to_string()));
   // A rollback to where the last one went is sent once more to everybody: some may not have taken
   // it.
-  if (to == record_.target && record_.kind != control::DecisionKind::kRollback)
+  const bool goes_back =
+      record_.kind == control::DecisionKind::kRollback ||
+      std::ranges::any_of(record_.withdrawn, [&](const Version& other) { return to < other; });
+  if (to == record_.target && !goes_back)
     return refuse_rollback(event, fmt::format("{} is the target already", to.to_string()));
   if (record_.target < to)
     return refuse_rollback(event,
@@ -494,8 +497,11 @@ void Coordinator::finish_rollback() {
   reply.partial = !missing.empty();
   reply.ok = missing.empty();
   if (reply.partial)
-    reply.reason = fmt::format("{} is withdrawn, but these have not gone back yet: {}",
-                               round.from.to_string(), missing);
+    reply.reason =
+        round.from.none()
+            ? fmt::format("these have not gone back to {} yet: {}", reply.to.to_string(), missing)
+            : fmt::format("{} is withdrawn, but these have not gone back yet: {}",
+                          round.from.to_string(), missing);
   out_.emplace_back(RollbackDone{.request = round.rollback_request, .reply = std::move(reply)});
   if (follow_newest()) return;  // the rest comes when that is stored
   drop_unneeded();

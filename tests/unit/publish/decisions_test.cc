@@ -401,12 +401,97 @@ TEST_F(UnknownFleet, MakesANewOneWhenNobodyNamesOne) {
 
 TEST_F(UnknownFleet, StopsWhenTwoAreNamed) {
   fleet_.from_fence("a", fence_of(1), took("a", 1, {1, 1}));
-  fleet_.from_fence("b", fence_of(1, other_), took("b", 1, {1, 1}));
+  auto b = took("b", 1, {1, 1});
+  b.decision.fence.fleet = other_;
+  fleet_.from_fence("b", fence_of(1, other_), b);
   fleet_.wake();
   EXPECT_EQ(fleet_.coordinator.phase(), CoordinatorPhase::kStopped);
   EXPECT_THAT(fleet_.stop_reason, HasSubstr("set fleet_id"));
   EXPECT_THAT(fleet_.stop_reason, HasSubstr("'a' says " + kFleetId.to_string()));
   EXPECT_THAT(fleet_.stop_reason, HasSubstr("'b' says " + other_.to_string()));
+}
+
+// A sidecar without a record may come sooner than the fleet that the coordinator is really for.
+TEST_F(UnknownFleet, AnIdUnderWhichNothingWasDecidedGivesWayToOneThatIsNamed) {
+  fleet_.from_fence("new", kNoFence, Fleet::hello("new"));
+  fleet_.wake();
+  fleet_.from("new", Fleet::hello("new"));
+  ASSERT_EQ(fleet_.coordinator.phase(), CoordinatorPhase::kReady);
+  const auto a = took("a", 3, {1, 3});
+  fleet_.from_fence("a", fence_of(5), a);
+  EXPECT_EQ(fleet_.coordinator.fence().fleet, kFleetId);
+  EXPECT_EQ(fleet_.coordinator.fence().epoch, 6U);
+  fleet_.from("a", a);
+  fleet_.from("new", Fleet::hello("new"));
+  EXPECT_EQ(fleet_.coordinator.target(), (Version{1, 3}));
+  EXPECT_EQ(fleet_.coordinator.roster().joined_count(), 2U);
+  auto b = took("b", 1, {1, 1});
+  b.decision.fence.fleet = other_;
+  fleet_.from_fence("b", fence_of(9, other_), b);
+  EXPECT_EQ(fleet_.coordinator.fence().fleet, kFleetId) << "now it binds";
+  EXPECT_TRUE(fleet_.last<control::ErrorReply>("b").has_value());
+}
+
+TEST(Fleets, ASidecarThatHasDecidedNothingMayComeFromAnotherFleet) {
+  Fleet fleet;
+  fleet.join("a");
+  fleet.full_round({"a"});
+  fleet.from_fence("b", fence_of(50, {.high = 9, .low = 9}), Fleet::hello("b"));
+  EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kReady);
+  EXPECT_EQ(fleet.count<control::Welcome>("b"), 1U);
+}
+
+// What no sidecar can have stored is refused, and aborts nobody.
+TEST(Hellos, ADecisionAboveTheFenceOfItsSidecarIsRefused) {
+  for (const control::Fence& above : {fence_of(9), control::Fence{.epoch = 1, .run_id = {9, 9}}}) {
+    Fleet fleet;
+    fleet.join("a");
+    auto b = Fleet::hello("b");
+    b.decision = {.fence = above, .number = 1};
+    b.origin = b.decision;
+    b.target = {1, 1};
+    fleet.from("b", b);
+    ASSERT_TRUE(fleet.last<control::ErrorReply>("b").has_value());
+    EXPECT_EQ(fleet.coordinator.roster().members().size(), 1U);
+  }
+}
+
+TEST(Decisions, ASidecarThatKnowsOnlyWhatIsWithdrawnMayJoin) {
+  Fleet fleet;
+  auto a = Fleet::hello("a");
+  a.decision = {.fence = fence_of(1), .number = 3};  // one without a target
+  control::Envelope envelope;
+  envelope.fence = fence_of(1);
+  fleet.step(PeerMessage{.peer = "a", .envelope = envelope, .message = a});
+  EXPECT_EQ(fleet.count<control::ErrorReply>("a"), 0U);
+  EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kClaiming);
+}
+
+TEST(Decisions, WhoLeavesWhileThatDecidesIsNotInTheRecord) {
+  Fleet fleet({.min_sidecars = 2});
+  fleet.join_all({"a", "b"});
+  fleet.publish();
+  for (const char* name : {"a", "b"}) fleet.accept(name);
+  fleet.staged("a");
+  fleet.from("b", control::Leave{});  // now every live sidecar has staged
+  EXPECT_EQ(fleet.count<control::Decide>("a"), 1U);
+  EXPECT_THAT(fleet.record.members, ElementsAre("a"));
+}
+
+TEST(Decisions, APublishThatWaitsForAStoreCanBeCancelled) {
+  Fleet fleet;
+  fleet.join("a");
+  fleet.full_round({"a"});
+  fleet.full_round({"a"});
+  fleet.hold_stores = true;
+  fleet.step(RollbackRequested{.request = 3});
+  fleet.publish(9);
+  const auto cancelled = fleet.cancel({1, 3});
+  EXPECT_TRUE(cancelled.ok) << cancelled.reason;
+  EXPECT_EQ(fleet.rounds.back().request, 9U);
+  EXPECT_TRUE(fleet.rounds.back().cancelled);
+  fleet.answer_store();
+  EXPECT_EQ(fleet.coordinator.target(), (Version{1, 1}));
 }
 
 TEST(Names, ASecondSidecarOfANameIsRefusedWhileTheFirstLives) {
@@ -437,7 +522,8 @@ TEST(Bytes, OtherBytesUnderTheTargetsNameAreAnIncidentAndNeverReady) {
   b.replicas[0].ready = true;
   b.replicas[0].state = control::ReplicaState::kServing;
   b.replicas[0].version = b.target;
-  fleet.join("b", b);
+  fleet.from_fence("b", fence_of(0), b);
+  fleet.from("b", b);
   EXPECT_FALSE(replica_of(fleet, "b").ready);
   EXPECT_THAT(replica_of(fleet, "b").reason, HasSubstr("other bytes"));
   ASSERT_EQ(fleet.incidents.size(), 1U);

@@ -437,8 +437,11 @@ TEST_F(SidecarTest, AnOlderDecisionIsRepeatedInVainUnlessTheNewerOneWasWithdrawn
 TEST_F(SidecarTest, ACoordinatorOfAnotherFleetChangesNothing) {
   const Fence ours{.epoch = 2, .run_id = {}, .fleet = {.high = 1, .low = 1}};
   const Fence theirs{.epoch = 900, .run_id = {}, .fleet = {.high = 2, .low = 2}};
-  welcome(ours);  // the fleet of a sidecar that has none is the one that welcomes it
+  welcome({.epoch = 7, .run_id = {}, .fleet = {.high = 3, .low = 3}});
+  welcome(ours);  // it has decided nothing yet: the fleet is the one that welcomes it
   EXPECT_EQ(sidecar.record().fence, ours);
+  message(ours, 1, control::Decide{.number = 1, .target = kV1, .content_digest = content_of(kV1)});
+  persisted();
   const SidecarRecord before = sidecar.record();
   for (const Fence& fence : {theirs, Fence{.epoch = 900}})
     for (const control::Message& said :
