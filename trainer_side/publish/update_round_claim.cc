@@ -92,6 +92,9 @@ Result<control::FleetId> Coordinator::choose_fleet() const {
 // be believed of the other.
 std::string Coordinator::why_name_is_taken(const PeerMessage& event,
                                            const control::Hello& hello) const {
+  for (const auto& [name, other] : roster_.members())
+    if (other.peer == event.peer && name != hello.name)
+      return fmt::format("it is connected as sidecar '{}' already", name);
   const auto known = roster_.members().find(hello.name);
   if (known == roster_.members().end()) return {};
   const Member& member = known->second;

@@ -511,6 +511,18 @@ TEST(Names, ASecondSidecarOfANameIsRefusedWhileTheFirstLives) {
   EXPECT_TRUE(fleet.coordinator.roster().members().at("a").joined);
 }
 
+// Else one of the two would stay connected for ever when that process has gone.
+TEST(Names, AProcessHasOneName) {
+  Fleet fleet;
+  fleet.join("a");
+  fleet.from("a", Fleet::hello("b"));
+  const auto error = fleet.last<control::ErrorReply>("a");
+  ASSERT_TRUE(error.has_value());
+  EXPECT_THAT(error->second.message, HasSubstr("it is connected as sidecar 'a' already"));
+  fleet.step(PeerLost{.peer = "a", .reason = "silent"});
+  EXPECT_EQ(fleet.coordinator.roster().joined_count(), 0U);
+}
+
 TEST(Bytes, OtherBytesUnderTheTargetsNameAreAnIncidentAndNeverReady) {
   Fleet fleet;
   fleet.join("a");
