@@ -73,6 +73,7 @@ void EngineHub::send(const std::string& replica, const reload::SendResume& comma
 }
 
 void EngineHub::send(const std::string& replica, const reload::BeginLoad& command) {
+  std::erase(queued_, replica);  // a rank may say Loaded before its load has had its turn
   loads_[replica] = {
       .request = command.request, .version = command.version, .deadline_ms = command.deadline_ms};
   pump_load(replica);

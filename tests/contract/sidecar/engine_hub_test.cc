@@ -79,6 +79,27 @@ TEST_F(EngineHubTest, AVersionThatIsLetGoWhileItsReplicasWaitForTheRunFailsTheir
   EXPECT_TRUE(a->next<control::BucketReady>());
 }
 
+TEST_F(EngineHubTest, ARankThatSaysLoadedBeforeItsTurnLoadsOnceMoreLikeAnyOther) {
+  const auto a = engine("a");
+  bool ready = false;
+  hub_->add_version(stage(kV1), [&] { ready = true; });
+  ASSERT_TRUE(a->next<control::Prepare>());
+  a->say(control::Prepared{.version = kV1});
+  ASSERT_TRUE(bench_.until([&] { return ready; }));
+  hub_->expect_more_loads(true);
+  hub_->send("a", reload::BeginLoad{.request = 5, .version = kV1, .deadline_ms = 60'000});
+  ASSERT_TRUE(a->next<control::Load>());
+  a->say(control::Loaded{.version = kV1}, 5);
+  ASSERT_TRUE(bench_.until([&] { return loaded_.size() == 1; }));
+  // The switch goes on with that, and loads again later.
+  hub_->send("a", reload::BeginLoad{.request = 6, .version = kV1, .deadline_ms = 60'000});
+  hub_->expect_more_loads(false);
+  const auto bucket = a->next<control::BucketReady>();
+  ASSERT_TRUE(bucket);
+  EXPECT_EQ(bucket->first.request, 6U);
+  EXPECT_EQ(loaded_.size(), 1U) << loaded_.back().second.failure;
+}
+
 TEST_F(EngineHubTest, AnEngineOfAnotherModelIsToldByItsNameWhichTensorDoesNotFit) {
   const auto a = engine("a");
   const auto held = stage(kV1);
