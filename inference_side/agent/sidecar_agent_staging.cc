@@ -26,14 +26,14 @@ Result<> SidecarAgent::begin_staging(const staging::StartStaging& command) {
   const control::Announce& announce = command.announce;
   const Layout& layout = layouts_.at(announce.layout_digest);
   const bool same = arriving_ && arriving_->version == announce.version;
-  if (same && arriving_->held && arriving_->held->digests().root == announce.content_digest) {
-    arriving_->attempt = command.attempt;  // it is all here: only the engines are waited for
-    return {};
-  }
+  if (same) arriving_->attempt = command.attempt;  // whatever ends it from here on
+  if (same && arriving_->held && arriving_->held->digests().root == announce.content_digest)
+    return {};  // it is all here: only the engines are waited for
   const bool tcp = command.stage.transport == control::TransportKind::kTcp;
   if (tcp && !tcp_sink_)
     return fail(ErrorCode::kRefused, "this sidecar takes weights by memfd only (transport: memfd)");
   if (!command.go_on || !same || arriving_->held || arriving_->own != tcp) {
+    if (arriving_) relay_withdraw(arriving_->version, "the version comes another way now");
     drop_arriving();
     arriving_.emplace(Arriving{.attempt = command.attempt,
                                .version = announce.version,
@@ -192,14 +192,14 @@ void SidecarAgent::relay_withdraw(const Version& version, const std::string& why
 }
 
 void SidecarAgent::carry_out(const staging::CancelStaging& command) {
-  memfd_sink_->cancel();
   relay_withdraw(command.version, "the version was given up");
-  if (tcp_sink_) tcp_sink_->cancel();  // last: nobody has the memory any more when it returns
   drop_arriving();
 }
 
 // Also one that is complete and verified here: until StagingDone nobody else lets it go.
 void SidecarAgent::drop_arriving() {
+  memfd_sink_->cancel();
+  if (tcp_sink_) tcp_sink_->cancel();  // nobody has the memory any more when it returns
   store_->abort();
   const std::optional<Arriving> dropped = std::exchange(arriving_, std::nullopt);
   if (!dropped || !dropped->held) return;

@@ -1,14 +1,73 @@
 // The sidecar's agent on its loop, between a coordinator and engines that the test plays.
 #include "inference_side/agent/sidecar_agent.h"
 
+#include <arpa/inet.h>
+#include <array>
+#include <cerrno>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include "inference_side/agent/sidecar_options.h"
+#include "shared/base/unique_fd.h"
 #include "shared/control/zmq/ports.h"
+#include "shared/transport/frame.h"
 #include "shared/transport/memfd/memfd_source.h"
 #include "tests/contract/sidecar/sidecar_fixture.h"
 #include "tests/support/versions.h"
 
 namespace wsync::agent::test {
 namespace {
+
+// A TCP source that never has what it is asked for, and says so again and again.
+class WaitingSource {
+ public:
+  WaitingSource() : listener_(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{.sin_family = AF_INET};
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    EXPECT_EQ(::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), size), 0);
+    EXPECT_EQ(::listen(listener_.get(), 16), 0);
+    EXPECT_EQ(::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+    address_ = "tcp://127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  }
+  [[nodiscard]] const std::string& address() const { return address_; }
+  [[nodiscard]] bool was_asked() const { return was_asked_; }
+  [[nodiscard]] bool has_ended() const { return connections_.empty(); }
+  void serve() {
+    for (;;) {
+      UniqueFd accepted(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      if (!accepted.valid()) break;
+      connections_.push_back({.socket = std::move(accepted), .asked = {}});
+    }
+    std::erase_if(connections_, [this](Connection& connection) {
+      std::array<std::byte, transport::kFrameBytes> bytes;
+      const int fd = connection.socket.get();
+      const ssize_t n = ::recv(fd, bytes.data(), bytes.size(), MSG_PEEK);
+      if (n == 0 || (n < 0 && errno != EAGAIN)) return true;
+      if (n == static_cast<ssize_t>(bytes.size())) {
+        EXPECT_EQ(::recv(fd, bytes.data(), bytes.size(), 0), n);
+        connection.asked = transport::decode_frame(bytes).value();
+        was_asked_ = true;
+      }
+      if (!connection.asked) return false;
+      const auto waiting = transport::encode_frame({.type = transport::FrameType::kWaiting,
+                                                    .key = connection.asked->key,
+                                                    .bucket = connection.asked->bucket});
+      (void)::send(fd, waiting.data(), waiting.size(), MSG_NOSIGNAL);
+      return false;
+    });
+  }
+
+ private:
+  struct Connection {
+    UniqueFd socket;
+    std::optional<transport::Frame> asked;
+  };
+  UniqueFd listener_;
+  std::string address_;
+  std::vector<Connection> connections_;
+  bool was_asked_ = false;
+};
 
 class SidecarAgentTest : public testing::Test {
  protected:
@@ -84,6 +143,10 @@ class SidecarAgentTest : public testing::Test {
   }
   // A round up to the moment when the sidecar begins to stage.
   void begin_round(Version version) {
+    announce(version);
+    say(control::Stage{.version = version, .source = source_->address()});
+  }
+  void announce(Version version) {
     ++round_;
     say(control::Announce{.version = version,
                           .layout_digest = model_.manifest->layout_digest(),
@@ -92,7 +155,6 @@ class SidecarAgentTest : public testing::Test {
                           .bucket_bytes = model_.plan->bucket_bytes(),
                           .arena_bytes = model_.plan->arena_bytes()});
     ASSERT_TRUE(next<control::Accept>());
-    say(control::Stage{.version = version, .source = source_->address()});
   }
 
   static constexpr control::PortTimes kPatient{
@@ -184,6 +246,28 @@ TEST_F(SidecarAgentTest, AnotherSourceIsNotNeededOnceEverythingIsHere) {
   const auto staged = next<control::Staged>();
   ASSERT_TRUE(staged);
   EXPECT_EQ(staged->failure, "");
+}
+
+TEST_F(SidecarAgentTest, AVersionThatComesByMemfdInsteadIsNotWaitedForByTcp) {
+  SharedArena arena = model_.arena(kV1);
+  welcome();
+  offer(arena, kV1);
+  WaitingSource slow;
+  announce(kV1);
+  say(control::Stage{
+      .version = kV1, .transport = control::TransportKind::kTcp, .source = slow.address()});
+  ASSERT_TRUE(bench_.until([&] {
+    slow.serve();
+    return slow.was_asked();
+  }));
+  say(control::Stage{.version = kV1, .source = source_->address()});
+  const auto staged = next<control::Staged>();
+  ASSERT_TRUE(staged);
+  EXPECT_EQ(staged->failure, "");
+  EXPECT_TRUE(bench_.until([&] {
+    slow.serve();
+    return slow.has_ended();
+  })) << "a bucket that comes now would be taken for one of what is arriving";
 }
 
 TEST_F(SidecarAgentTest, ACopyIsKeptWhenAnEngineCannotLoadItAndLetGoWhenItHasChanged) {
