@@ -311,7 +311,11 @@ void Coordinator::not_stored(const Stored& event) {
   const Pending failed = *std::exchange(pending_, std::nullopt);
   members_changed_ = true;
   withdrawn_changed_ = failed.withdrawn_changed;
-  if (event.fenced) return stop(event.failure + "; start with --take-over to claim the fleet");
+  if (event.fenced) {
+    const std::string fenced = event.failure + "; start with --take-over to claim the fleet";
+    if (failed.rollback) refuse_rollback(*failed.rollback, fenced);
+    return stop(fenced);
+  }
   if (failed.what == Storing::kClaim)
     return stop(
         fmt::format("cannot store fence epoch {}: {}", failed.next.fence.epoch, event.failure),

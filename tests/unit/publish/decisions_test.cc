@@ -129,6 +129,20 @@ TEST(Decisions, AStoreThatAnotherCoordinatorHasStopsThisOne) {
   ASSERT_EQ(fleet.rounds.size(), 1U);
 }
 
+TEST(Decisions, ARollbackThatAnotherCoordinatorsStoreRefusesEndsAsWell) {
+  Fleet fleet;
+  fleet.join("a");
+  fleet.full_round({"a"});
+  fleet.full_round({"a"});
+  fleet.hold_stores = true;
+  fleet.step(RollbackRequested{.request = 5});
+  fleet.answer_store("another coordinator with the same state has claimed fence epoch 2", true);
+  EXPECT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kStopped);
+  ASSERT_EQ(fleet.rollbacks.size(), 1U) << "whoever asked waits for ever";
+  EXPECT_FALSE(fleet.rollbacks[0].reply.ok);
+  EXPECT_THAT(fleet.rollbacks[0].reply.reason, HasSubstr("--take-over"));
+}
+
 TEST(Decisions, ADiscThatNeverAnswersEndsTheCoordinatorAndAllThatWaits) {
   Fleet fleet;
   fleet.join("a");
