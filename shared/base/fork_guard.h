@@ -25,8 +25,8 @@
 
 namespace wsync {
 
-// Registers the handlers, once. What a file of the C API calls before main() or when it is loaded:
-// programs that only link the components fork as they like.
+// Registers the handlers, once. What the C APIs call when a handle is made: programs that make none
+// fork as they like. False when there was no memory for it.
 bool close_descriptors_in_children();
 
 // While one lives, fork() waits. Held from the call that makes a descriptor until a UniqueFd owns

@@ -245,7 +245,9 @@ class KillFleet(Fleet):
     def until_joined(self, *sidecars):
         def joined():
             code, answer = self.ask("status", "--timeout", ASK_S)
-            return code == 0 and {s["name"] for s in answer["result"]["sidecars"] if s["connected"]} >= set(sidecars)
+            if code != 0 or answer["result"]["activity"].split(";")[0] in ("gathering", "claiming"):
+                return False
+            return {s["name"] for s in answer["result"]["sidecars"] if s["connected"]} >= set(sidecars)
         self.until(joined, f"sidecars {sidecars}")
 
     def until_at_target(self, *replicas):

@@ -357,14 +357,14 @@ class FullDisc(Case):
                                       text=True, capture_output=True, timeout=DEADLINE_S)
                 said = [line for line in done.stderr.splitlines() if line.startswith(f"wsync {command[0]}: ")]
                 self.assertEqual((done.returncode, len(said)), (1, 1), done.stderr)
-                for word in ("fence epoch 1", "coordinator.decisions", "No space left on device"):
+                for word in ("fleet 'default'", "coordinator.lock", "No space left on device"):
                     self.assertIn(word, said[0])
                 self.assertEqual(disc.names(), [])
                 self.assertEqual(os.listdir(fleet.environment["WSYNC_STATE_DIR"]), state)  # the sidecar obeyed nobody
             disc.empty()
             fleet.start("trainer", "--set", f"state_dir={disc.directory}")
             self.verified(fleet, self.push(fleet, one))
-            self.assertEqual(disc.names(), ["coordinator.decisions"])
+            self.assertEqual(disc.names(), ["coordinator.decisions", "coordinator.lock"])
             self.stopped_whole(fleet, engine)
 
     def test_a_trace_that_cannot_be_written(self):

@@ -150,9 +150,6 @@ struct wsync_trainer {
 
 namespace {
 
-// When this library is loaded: no thread is in the middle of it then.
-[[maybe_unused]] const bool kForks = wsync::close_descriptors_in_children();
-
 // Before anything of the handle is touched: in a child its locks may be held by threads that are
 // not there.
 Result<> check(const wsync_trainer* trainer) {
@@ -163,6 +160,9 @@ Result<> check(const wsync_trainer* trainer) {
 }  // namespace
 
 wsync_code wsync_trainer_create(const wsync_trainer_options* options, wsync_trainer** trainer) {
+  // From the first handle on: a program that has none, such as one that starts processes of its own
+  // with their descriptors, forks as it likes.
+  wsync::close_descriptors_in_children();
   if (trainer != nullptr) *trainer = nullptr;
   return run([&]() -> Result<> {
     if (options == nullptr || trainer == nullptr ||

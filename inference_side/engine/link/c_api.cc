@@ -168,9 +168,6 @@ struct wsync_engine {
 
 namespace {
 
-// When this library is loaded: no thread is in the middle of it then.
-[[maybe_unused]] const bool kForks = wsync::close_descriptors_in_children();
-
 // Asked before anything of the handle is touched: in a child its locks may be held by threads that
 // are not there.
 bool is_here(const wsync_engine* engine) { return engine != nullptr && engine->home.is_here(); }
@@ -179,6 +176,9 @@ bool is_attached(const wsync_engine* engine) { return is_here(engine) && engine-
 }  // namespace
 
 wsync_engine* wsync_engine_create(const wsync_engine_options* options) {
+  // From the first handle on: a program that has none, such as one that starts processes of its own
+  // with their descriptors, forks as it likes.
+  wsync::close_descriptors_in_children();
   if (options == nullptr || options->socket_path == nullptr || options->replica == nullptr ||
       options->callbacks.pause == nullptr || options->callbacks.commit == nullptr ||
       options->callbacks.resume == nullptr ||

@@ -164,9 +164,10 @@ TEST(Codec, BytesOfOneMessageAreFixed) {
   std::string hex;
   for (const std::byte b : bytes.value()) hex += fmt::format("{:02x}", static_cast<unsigned>(b));
   EXPECT_EQ(hex,
-            "57534e4302002000"
+            "57534e4303002000"
             "0c00000006000000"
             "010000000000000002000000000000000300000000000000"
+            "00000000000000000000000000000000"
             "04000000000000000500000000000000"
             "0200000000000000"
             "7230"
@@ -333,7 +334,7 @@ TEST(Codec, AnotherProtocolVersionIsRefusedWithAReason) {
   bytes[4] = std::byte{1};
   const auto decoded = decode(bytes);
   EXPECT_EQ(decoded.error().code(), ErrorCode::kRefused);
-  EXPECT_THAT(decoded.error().message(), HasSubstr("protocol version 1, this process speaks 2"));
+  EXPECT_THAT(decoded.error().message(), HasSubstr("protocol version 1, this process speaks 3"));
   EXPECT_EQ(decode_envelope(bytes).error().code(), ErrorCode::kRefused);
 }
 
@@ -367,10 +368,10 @@ TEST(Codec, HeaderLimitsAreChecked) {
   put_at(bytes, 12, static_cast<std::uint32_t>(limits::kReplicaRankCount));
   EXPECT_THAT(decode(bytes).error().message(), HasSubstr("rank: 256, at most 255"));
   bytes = sample();
-  put_at(bytes, 56, 129);
+  put_at(bytes, 72, 129);
   EXPECT_THAT(decode(bytes).error().message(), HasSubstr("replica: 129 bytes, at most 128"));
   bytes = sample();
-  put_at(bytes, 60, 1);
+  put_at(bytes, 76, 1);
   EXPECT_THAT(decode(bytes).error().message(), HasSubstr("reserved: must be zero"));
 }
 

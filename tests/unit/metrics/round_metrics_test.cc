@@ -105,7 +105,7 @@ TEST(FleetReadiness, NeedsAClaimAVersionAndReplicasThatMayBeRoutedTo) {
   fleet.from_fence("a", {.epoch = 99}, Fleet::hello("a"));
   ASSERT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kStopped);
   EXPECT_EQ(fleet_readiness(fleet.coordinator, 0).reason,
-            "this coordinator has stopped: a newer one has the fleet");
+            "this coordinator has stopped: " + fleet.stop_reason);
 }
 
 TEST(FleetReadiness, CountsWhatStandsStillForASwitchAndServedBefore) {
