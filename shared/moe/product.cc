@@ -327,6 +327,11 @@ void multiply_smallest(const ProductShape& shape, const LeftFactor& a, const Rig
 
 void multiply(const ProductShape& shape, const LeftFactor& a, const RightFactor& b,
               const ProductOutput& out, Loops loops) {
+  if (shape.inner == 0) {  // there is nothing to point to
+    for (std::size_t i = 0; i < shape.rows && !out.add; ++i)
+      std::fill_n(out.values + i * out.step, shape.columns, 0.0F);
+    return;
+  }
   if (loops == Loops::kFastest && has_avx2())
     multiply_avx2(shape, a, b, out);
   else
