@@ -62,6 +62,11 @@ Result<> DeviceWeights::run(const device::Memory* acquired, std::span<Batch> bat
 }
 
 Result<> DeviceWeights::take(const device::Memory& buffer, const BucketCopy& copy) {
+  // Work that was submitted cannot be recalled, so a bucket whose time is over must not begin: it
+  // would write into the weights after the sidecar has given the load up.
+  if (now() > copy.deadline)
+    return fail(ErrorCode::kDeadline,
+                fmt::format("the deadline had passed before bucket {} began", copy.bucket));
   const reload::LoadPlan& plan = *copy.plan;
   const std::size_t begin = plan.first_group(copy.bucket);
   const std::size_t end = plan.first_group(copy.bucket + 1);

@@ -127,12 +127,14 @@ TEST_F(DeviceWeightsTest, DigestsAreOfTheBytesAsHeldAndBatchesMissNoTensor) {
             reload::expected_piece_digest(plan_.tensors()[2], arena_));
 }
 
-TEST_F(DeviceWeightsTest, ABucketPastItsDeadlineIsNoBucketAndTheNextOneIsTaken) {
+TEST_F(DeviceWeightsTest, ABucketPastItsDeadlineIsNotBegunAndTheNextOneIsTaken) {
+  const auto before = memory_;
   const auto late = take(0, TimePoint{0});
   ASSERT_FALSE(late);
   EXPECT_EQ(late.error().code(), ErrorCode::kDeadline);
-  EXPECT_THAT(late.error().message(), HasSubstr("bucket 0"));
+  EXPECT_THAT(late.error().message(), HasSubstr("before bucket 0 began"));
   EXPECT_TRUE(sums_.empty());
+  EXPECT_EQ(memory_, before);
   refuse_ = 0;
   EXPECT_EQ(take(0, in_good_time()).error().message(), "refused");
   refuse_.reset();
