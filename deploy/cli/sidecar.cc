@@ -35,7 +35,10 @@ Result<Outcome> run_sidecar(Context& context, const SidecarOptions& options) {
   if (!agent) return fail(agent.error());
   log_info("engines attach at {}; coordinator {}", (*agent)->engine_socket(), config->coordinator);
   (*loop)->run();
-  log_info("stopping; engines go on serving");
+  if ((*agent)->leave())
+    log_info("stopping; no engine is attached, so the coordinator need not wait for this sidecar");
+  else
+    log_info("stopping; engines go on serving");
   return Outcome{.result = {{"stopped", true}}};
 }
 

@@ -239,6 +239,11 @@ void SidecarAgent::carry_out(const staging::Reply& command) {
     log_debug("reply to the coordinator: {}", sent.error().message());
 }
 
+bool SidecarAgent::leave() {
+  if (!dealer_ || hub_->replica_count() != 0) return false;
+  return dealer_->send({.fence = sidecar_->fence()}, control::Leave{}).has_value();
+}
+
 void SidecarAgent::carry_out(const staging::BeatNow& /*command*/) {
   auto [envelope, beat] = heartbeat();
   carry_out(staging::Reply{.envelope = std::move(envelope), .message = std::move(beat)});

@@ -45,6 +45,10 @@ class SidecarAgent {
   SidecarAgent& operator=(const SidecarAgent&) = delete;
 
   [[nodiscard]] const std::string& engine_socket() const noexcept { return hub_->socket(); }
+  // The last call before this object goes: says goodbye to the coordinator where no engine is
+  // attached, so that nobody waits for this sidecar. Engines go on serving without it: with one
+  // attached it is still owed every decision, and only comes back. Returns whether it said so.
+  bool leave();
   // What was traced so far: the latest spans, whether they are written to a file or not.
   [[nodiscard]] const trace::Recorder& trace() const noexcept { return trace_; }
 

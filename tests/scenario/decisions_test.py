@@ -190,6 +190,38 @@ class Strangers(Case):
             self.assertNotEqual(first, "0.0")
             self.stopped_whole(fleet, engine)
 
+    def test_a_sidecar_that_stops_without_engines_is_waited_for_no_more(self):
+        with Fleet(WSYNC) as fleet:
+            one, two = tensors.make(fleet.path("one"), 1), tensors.make(fleet.path("two"), 2)
+            (_, a_engines), (b, b_engines), (idle, _) = fleet.sidecar("a"), fleet.sidecar("b"), fleet.sidecar("idle")
+            engines = [fleet.engine(a_engines, "ra", one), fleet.engine(b_engines, "rb", one)]
+            trainer = fleet.start("trainer")
+            fleet.until(lambda: set(self.members(fleet)) == {"a", "b", "idle"}, "three sidecars")
+            first, second = self.push(fleet, one), self.push(fleet, two)
+            fleet.until_ready(second, "ra", "rb")
+            # Its last engine is gone when it stops: nobody is owed anything by way of it.
+            self.assertEqual(fleet.stop(idle)[0], 0)
+            fleet.until(lambda: set(self.members(fleet)) == {"a", "b"}, "the goodbye of the one without engines")
+            # The other one's engine serves on, so it is still owed each decision.
+            self.assertEqual(fleet.stop(b)[0], 0)
+            fleet.until(lambda: not self.members(fleet)["b"]["connected"], "the loss of b")
+            code, answer = fleet.ask("rollback")
+            self.assertEqual(code, 1, answer)
+            self.assertIn("sidecar 'b'", json.dumps(answer))
+            self.assertNotIn("idle", json.dumps(answer))
+            trainer.kill()
+            trainer.wait()
+            successor = fleet.start("trainer")
+
+            def said():
+                with open(successor.log_path, encoding="utf-8") as log:
+                    return log.read()
+            fleet.until(lambda: "(deadlines.gather)" in said(), "the names that are waited for")
+            self.assertRegex(said(), r"for sidecars (a, b|b, a)\n")
+            fleet.sidecar("b")
+            fleet.until(lambda: {m["target"] for m in self.members(fleet).values()} == {first}, "the rollback everywhere")
+            self.stopped_whole(fleet, *engines)
+
     def test_a_second_sidecar_of_one_name_waits_until_the_first_has_gone(self):
         with Fleet(WSYNC) as fleet:
             one = tensors.make(fleet.path("one"), 1)

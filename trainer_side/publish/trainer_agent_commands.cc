@@ -63,6 +63,8 @@ void TrainerAgent::on_message(const std::string& peer, control::Envelope envelop
       if (const auto answered = trace_.heard(name, message, now()))
         history_.answered(name, answered->version, answered->stage, answered->begin, now());
     const bool leaves = std::holds_alternative<control::Leave>(message);
+    if (const std::string name = sidecar_of(peer); leaves && !name.empty())
+      log_info("sidecar {} has left: it has stopped, and no engine is attached to it", name);
     const auto* hello = std::get_if<control::Hello>(&message);
     const bool gone = hello != nullptr && predecessor_is_gone(*hello);
     step(PeerMessage{.peer = peer,

@@ -18,6 +18,8 @@
 namespace wsync::control {
 namespace {
 
+constexpr std::chrono::milliseconds kLastMessage{100};
+
 // Shared with the callbacks in progress, so that the port may be destroyed inside them.
 struct DealerState : std::enable_shared_from_this<DealerState> {
   DealerState(Loop& l, DealerOptions o, DealerCallbacks c)
@@ -144,6 +146,8 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
     beat.stop();
     watcher.reset();
     monitor.reset();
+    // The last message may be a goodbye, which the peer acts on.
+    if (socket && connected) socket->wait_at_close(kLastMessage);
     socket.reset();
   }
 

@@ -158,6 +158,10 @@ std::optional<ConnectionEvent> Socket::next_connection_event() {
   return std::nullopt;
 }
 
+void Socket::wait_at_close(std::chrono::milliseconds time) {
+  set(socket_.get(), ZMQ_LINGER, static_cast<int>(time.count()));
+}
+
 Result<> Socket::send(const std::string& route, std::span<const std::byte> bytes) {
   const auto outcome = [](int error) -> Result<> {
     if (error == EHOSTUNREACH) return fail(ErrorCode::kPeerLost, "the peer is not connected");

@@ -71,6 +71,10 @@ class Socket {
   [[nodiscard]] int monitor_fd() const;
   [[nodiscard]] std::optional<ConnectionEvent> next_connection_event();
 
+  // How long the destructor may wait for what was sent last to leave this process; 0 at first. It
+  // waits only while the peer's end takes nothing.
+  void wait_at_close(std::chrono::milliseconds time);
+
   // `route`: the peer's identity for a router, empty for a dealer. kBusy, kPeerLost.
   [[nodiscard]] Result<> send(const std::string& route, std::span<const std::byte> bytes);
   // One message: all its parts, of which at most `parts.size()` are kept. The number of parts; 0:
