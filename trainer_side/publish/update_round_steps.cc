@@ -451,14 +451,15 @@ void Coordinator::on(const RollbackRequested& event) {
       std::ranges::any_of(record_.withdrawn, [&](const Version& other) { return to < other; });
   if (to == record_.target && !goes_back)
     return refuse_rollback(event, fmt::format("{} is the target already", to.to_string()));
+  if (contains(record_.withdrawn, to))
+    return refuse_rollback(event, fmt::format("{} was withdrawn by an earlier rollback; push its "
+                                              "directory again, under a new number",
+                                              to.to_string()));
   if (record_.target < to)
     return refuse_rollback(event,
                            fmt::format("{} is newer than the target {}: it was never decided; "
                                        "push it to have it served",
                                        to.to_string(), record_.target.to_string()));
-  if (contains(record_.withdrawn, to))
-    return refuse_rollback(event,
-                           fmt::format("{} was withdrawn by an earlier rollback", to.to_string()));
   std::string lacking;
   for (const auto& [name, member] : roster_.members())
     if (member.joined && !member.holds(to)) lacking += (lacking.empty() ? "'" : ", '") + name + "'";
