@@ -6,12 +6,12 @@
 #include "bench/baseline/gpus.h"
 #include "bench/baseline/links.h"
 #include "bench/baseline/memory.h"
-#include "bench/measure/catalogue.h"
-#include "bench/measure/memory.h"
-#include "bench/measure/report.h"
+#include "bench/harness/catalogue.h"
+#include "bench/harness/memory.h"
+#include "bench/harness/report.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
-#include "shared/trace/progress.h"
+#include "shared/observe/trace/progress.h"
 
 namespace wsync::bench {
 namespace {

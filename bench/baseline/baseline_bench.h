@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "bench/baseline/workbench.h"
-#include "bench/measure/machine.h"
-#include "bench/measure/paired.h"
-#include "bench/measure/result.h"
+#include "bench/harness/machine.h"
+#include "bench/harness/paired.h"
+#include "bench/harness/result.h"
 #include "shared/base/error.h"
 
 namespace wsync::bench {

@@ -5,7 +5,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "bench/measure/directory.h"
+#include "bench/harness/directory.h"
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "bench/baseline/workbench.h"
-#include "bench/measure/machine.h"
+#include "bench/harness/machine.h"
 
 namespace wsync::bench {
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "bench/baseline/pages.h"
-#include "bench/measure/paired.h"
-#include "bench/measure/result.h"
+#include "bench/harness/paired.h"
+#include "bench/harness/result.h"
 #include "shared/base/clock.h"
 #include "shared/base/digest.h"
 #include "shared/base/error.h"

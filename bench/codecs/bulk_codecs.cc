@@ -8,7 +8,7 @@
 #include <random>
 
 #include "bench/baseline/memory.h"
-#include "bench/measure/repeat.h"
+#include "bench/harness/repeat.h"
 #include "shared/base/clock.h"
 #include "shared/base/digest.h"
 #include "shared/base/format.h"

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "bench/baseline/workbench.h"
-#include "bench/measure/rows.h"
+#include "bench/harness/rows.h"
 #include "shared/base/error.h"
 
 namespace wsync::bench {

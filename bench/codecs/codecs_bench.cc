@@ -5,8 +5,8 @@
 #include "bench/baseline/workbench.h"
 #include "bench/codecs/bulk_codecs.h"
 #include "bench/codecs/text_codecs.h"
-#include "bench/measure/memory.h"
-#include "bench/measure/rows.h"
+#include "bench/harness/memory.h"
+#include "bench/harness/rows.h"
 #include "shared/base/format.h"
 
 namespace wsync::bench {

@@ -3,13 +3,13 @@
 #include <cstring>
 #include <memory>
 
-#include "bench/measure/repeat.h"
-#include "bench/shapes/model_shape.h"
+#include "bench/harness/repeat.h"
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/transport/frame.h"
 #include "shared/weights/checkpoint_index.h"
+#include "shared/weights/example/model_shape.h"
 #include "shared/weights/json_text.h"
 #include "shared/weights/safetensors.h"
 

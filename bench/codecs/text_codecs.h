@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "bench/measure/rows.h"
+#include "bench/harness/rows.h"
 #include "shared/base/bytes.h"
 #include "shared/base/error.h"
 #include "shared/weights/manifest.h"

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/measure/result.h"
+#include "bench/harness/result.h"
 #include "shared/base/error.h"
 
 namespace wsync::bench {

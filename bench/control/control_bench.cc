@@ -7,7 +7,7 @@
 #include "bench/control/message_codec.h"
 #include "bench/control/product_pings.h"
 #include "bench/control/rounds.h"
-#include "bench/measure/rows.h"
+#include "bench/harness/rows.h"
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"

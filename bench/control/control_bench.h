@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "bench/measure/paired.h"
-#include "bench/measure/result.h"
+#include "bench/harness/paired.h"
+#include "bench/harness/result.h"
 #include "shared/base/error.h"
 
 namespace wsync::bench {

@@ -3,10 +3,10 @@
 #include <cstring>
 #include <memory>
 
-#include "bench/measure/repeat.h"
-#include "bench/shapes/model_shape.h"
+#include "bench/harness/repeat.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/weights/example/model_shape.h"
 #include "shared/weights/manifest.h"
 
 namespace wsync::bench {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/measure/rows.h"
+#include "bench/harness/rows.h"
 #include "shared/base/error.h"
 #include "shared/control/codec.h"
 

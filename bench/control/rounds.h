@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "shared/base/error.h"
-#include "trainer_side/publish/update_round.h"
+#include "trainer_side/coordinator/update_round.h"
 
 namespace wsync::bench {
 

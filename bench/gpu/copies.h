@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "bench/gpu/reader.h"
-#include "bench/measure/spread.h"
+#include "bench/harness/spread.h"
 #include "shared/base/error.h"
 #include "shared/device/cuda_library.h"
 

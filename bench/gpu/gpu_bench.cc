@@ -4,7 +4,7 @@
 #include <set>
 
 #include "shared/base/format.h"
-#include "shared/collective/nccl_library.h"
+#include "shared/broadcast/nccl_library.h"
 
 namespace wsync::bench {
 namespace {

@@ -9,7 +9,7 @@
 #include "bench/gpu/copies.h"
 #include "bench/gpu/pause.h"
 #include "bench/gpu/pipelines.h"
-#include "bench/measure/machine.h"
+#include "bench/harness/machine.h"
 #include "shared/base/error.h"
 #include "shared/device/cuda_library.h"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "bench/gpu/copies.h"
-#include "bench/measure/spread.h"
+#include "bench/harness/spread.h"
 #include "bench/sync/fleet.h"
 #include "shared/base/error.h"
 

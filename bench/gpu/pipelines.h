@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "bench/gpu/copies.h"
-#include "bench/measure/spread.h"
+#include "bench/harness/spread.h"
 #include "shared/base/error.h"
 
 namespace wsync::bench {

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/measure/child.h"
+#include "bench/harness/child.h"
 #include "shared/base/error.h"
 #include "shared/device/device.h"
 

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "bench/measure/catalogue.h"
-#include "bench/measure/report.h"
+#include "bench/harness/catalogue.h"
+#include "bench/harness/report.h"
 #include "shared/base/format.h"
-#include "shared/trace/progress.h"
+#include "shared/observe/trace/progress.h"
 
 namespace wsync::bench {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "bench/gpu/gpu_bench.h"
-#include "bench/measure/result.h"
+#include "bench/harness/result.h"
 
 namespace wsync::bench {
 

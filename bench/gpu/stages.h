@@ -8,7 +8,7 @@
 
 #include "bench/gpu/reader.h"
 #include "shared/base/error.h"
-#include "shared/collective/communicator.h"
+#include "shared/broadcast/communicator.h"
 #include "shared/device/device.h"
 
 namespace wsync::bench {

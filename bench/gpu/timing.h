@@ -6,7 +6,7 @@
 #include <memory>
 #include <utility>
 
-#include "bench/measure/child.h"
+#include "bench/harness/child.h"
 #include "shared/base/error.h"
 #include "shared/device/device.h"
 

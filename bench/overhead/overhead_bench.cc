@@ -6,13 +6,13 @@
 #include <iterator>
 #include <memory>
 
-#include "bench/measure/memory.h"
+#include "bench/harness/memory.h"
 #include "bench/sync/fleet.h"
 #include "bench/sync/scrape.h"
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
-#include "shared/trace/chrome_trace_reader.h"
+#include "shared/observe/trace/chrome_trace_reader.h"
 
 namespace wsync::bench {
 namespace {

@@ -12,10 +12,10 @@
 #include <string_view>
 #include <vector>
 
-#include "bench/measure/child.h"
-#include "bench/measure/machine.h"
-#include "bench/measure/median_interval.h"
-#include "bench/measure/spread.h"
+#include "bench/harness/child.h"
+#include "bench/harness/machine.h"
+#include "bench/harness/median_interval.h"
+#include "bench/harness/spread.h"
 #include "shared/base/error.h"
 
 namespace wsync::bench {

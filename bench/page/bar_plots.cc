@@ -3,7 +3,7 @@
 
 #include "bench/page/plot_parts.h"
 #include "shared/base/format.h"
-#include "shared/trace/bar_chart.h"
+#include "shared/observe/trace/bar_chart.h"
 
 namespace wsync::bench::page {
 namespace {

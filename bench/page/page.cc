@@ -4,12 +4,12 @@
 #include <limits>
 #include <set>
 
-#include "bench/measure/catalogue.h"
+#include "bench/harness/catalogue.h"
 #include "bench/page/plot_parts.h"
 #include "bench/page/style.h"
 #include "shared/base/format.h"
-#include "shared/trace/progress.h"
-#include "shared/trace/svg.h"
+#include "shared/observe/trace/progress.h"
+#include "shared/observe/trace/svg.h"
 
 namespace wsync::bench {
 namespace {

@@ -4,11 +4,11 @@
 #include <filesystem>
 #include <fstream>
 
-#include "bench/measure/directory.h"
-#include "bench/measure/programs.h"
+#include "bench/harness/directory.h"
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
-#include "shared/trace/text_file.h"
+#include "shared/command/programs.h"
+#include "shared/observe/trace/text_file.h"
 
 namespace wsync::bench {
 namespace {
@@ -47,7 +47,7 @@ Result<PictureFiles> write_pictures(const std::vector<Plot>& plots, const std::s
   std::filesystem::create_directories(directory, error);
   if (error) return fail_errno(fmt::format("cannot create {}", directory), error.value());
   PictureFiles files;
-  const auto converter = find_program(kPictureConverter, path);
+  const auto converter = cli::find_program(kPictureConverter, path);
   if (!converter)
     files.png_left_out =
         fmt::format("PNG is left out: {} is not in PATH; install librsvg2-bin", kPictureConverter);

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/measure/child.h"
+#include "bench/harness/child.h"
 #include "bench/page/plots.h"
 #include "shared/base/error.h"
 

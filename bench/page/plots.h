@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/measure/result.h"
+#include "bench/harness/result.h"
 
 namespace wsync::bench {
 

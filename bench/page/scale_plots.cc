@@ -3,8 +3,8 @@
 
 #include "bench/page/plot_parts.h"
 #include "shared/base/format.h"
-#include "shared/trace/bar_chart.h"
-#include "shared/trace/chart.h"
+#include "shared/observe/trace/bar_chart.h"
+#include "shared/observe/trace/chart.h"
 
 namespace wsync::bench::page {
 namespace {

@@ -5,8 +5,8 @@
 
 #include "bench/page/plot_parts.h"
 #include "shared/base/format.h"
-#include "shared/trace/chart.h"
-#include "shared/trace/progress.h"
+#include "shared/observe/trace/chart.h"
+#include "shared/observe/trace/progress.h"
 
 namespace wsync::bench::page {
 namespace {

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "bench/baseline/pages.h"
-#include "bench/measure/machine.h"
+#include "bench/harness/machine.h"
 #include "bench/peers/member_line.h"
 #include "bench/peers/model_source.h"
 #include "shared/base/clock.h"

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "shared/base/format.h"
-#include "shared/trace/text_file.h"
+#include "shared/observe/trace/text_file.h"
 
 namespace wsync::bench {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/measure/child.h"
+#include "bench/harness/child.h"
 #include "bench/peers/member_line.h"
 #include "bench/peers/model_source.h"
 #include "shared/base/unix_socket.h"

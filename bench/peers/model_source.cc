@@ -10,7 +10,7 @@
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/unique_fd.h"
-#include "shared/trace/text_file.h"
+#include "shared/observe/trace/text_file.h"
 #include "shared/weights/checkpoint_dir.h"
 
 namespace wsync::bench {

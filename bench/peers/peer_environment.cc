@@ -8,10 +8,10 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
-#include "bench/measure/programs.h"
 #include "bench/peers/scripts.h"
 #include "shared/base/digest.h"
 #include "shared/base/format.h"
+#include "shared/command/programs.h"
 
 namespace wsync::bench {
 namespace {
@@ -32,7 +32,7 @@ std::string ucx_program(const PeerEnvironment& environment) {
 std::string python_of(const PeerEnvironment& environment) {
   const std::string own = environment.folder + "/bin/python";
   if (::access(own.c_str(), X_OK) == 0) return own;
-  return find_program("python3").value_or(std::string());
+  return cli::find_program("python3").value_or(std::string());
 }
 
 // Runs it to its end; its output. kRefused with its last words when it fails.
@@ -91,9 +91,12 @@ std::vector<std::string> command_of(const Peer& peer, const PeerEnvironment& env
     case PeerStart::kMpirun:
       break;
   }
-  std::vector<std::string> command{
-      *find_program(peer.program), "-n",        std::to_string(engines + 1),
-      "--oversubscribe",           "--bind-to", "none"};
+  std::vector<std::string> command{*cli::find_program(peer.program),
+                                   "-n",
+                                   std::to_string(engines + 1),
+                                   "--oversubscribe",
+                                   "--bind-to",
+                                   "none"};
   if (::geteuid() == 0) command.emplace_back("--allow-run-as-root");
   command.insert(command.end(), {python, script});
   return command;
@@ -114,7 +117,7 @@ std::string missing_of(const Peer& peer, const PeerEnvironment& environment,
   if (!lacking.empty())
     return fmt::format("no Python package {} in {}: --install", fmt::join(lacking, ", "),
                        environment.folder);
-  if (!peer.program.empty() && !find_program(peer.program))
+  if (!peer.program.empty() && !cli::find_program(peer.program))
     return fmt::format("no {} in PATH: --install, or the Debian package {}", peer.program,
                        peer.package);
   if (peer.start == PeerStart::kProgram && ::access(ucx_program(environment).c_str(), X_OK) != 0)
@@ -140,7 +143,7 @@ std::vector<std::string> missing_debian_packages() {
   std::vector<std::string> missing;
   for (const DebianNeed& need : kDebianNeeds)
     if (need.program.empty() ? ::access(std::string(need.file).c_str(), R_OK) != 0
-                             : !find_program(need.program))
+                             : !cli::find_program(need.program))
       missing.emplace_back(need.package);
   return missing;
 }
@@ -151,7 +154,7 @@ Result<> install_debian(const PeerEnvironment& environment, const Interrupt& int
   if (missing.empty()) return {};
   const std::string by_hand =
       fmt::format("apt-get install --no-install-recommends {}", fmt::join(missing, " "));
-  const auto apt = find_program("apt-get");
+  const auto apt = cli::find_program("apt-get");
   if (!apt || ::geteuid() != 0) {
     notes.push_back(fmt::format("missing packages (names of Debian): {}; {}",
                                 fmt::join(missing, ", "),
@@ -175,7 +178,7 @@ Result<> install_debian(const PeerEnvironment& environment, const Interrupt& int
 
 Result<> compile_ucx(const PeerEnvironment& environment, const Interrupt& interrupt,
                      std::vector<std::string>& notes) {
-  const auto compiler = find_program("g++");
+  const auto compiler = cli::find_program("g++");
   if (!compiler) {
     notes.emplace_back("ucx is not compiled: no g++ in PATH");
     return {};
@@ -233,7 +236,7 @@ Result<std::vector<FoundPeer>> find_peers(const std::vector<const Peer*>& peers,
 Result<std::vector<std::string>> install_peers(
     const PeerEnvironment& environment, const Interrupt& interrupt,
     const std::function<void(std::string_view)>& on_step) {
-  const auto python = find_program("python3");
+  const auto python = cli::find_program("python3");
   if (!python)
     return fail(ErrorCode::kNotFound,
                 "no python3 in PATH; on Debian: apt-get install python3-venv");

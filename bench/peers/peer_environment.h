@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "bench/measure/child.h"
+#include "bench/harness/child.h"
 #include "bench/peers/peer_list.h"
 #include "shared/base/error.h"
 

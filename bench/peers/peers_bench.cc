@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "bench/measure/directory.h"
-#include "bench/measure/memory.h"
+#include "bench/harness/directory.h"
+#include "bench/harness/memory.h"
 #include "bench/peers/members.h"
 #include "bench/peers/wsync_side.h"
 #include "shared/base/format.h"

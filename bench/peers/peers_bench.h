@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "bench/measure/child.h"
-#include "bench/measure/machine.h"
+#include "bench/harness/child.h"
+#include "bench/harness/machine.h"
 #include "bench/peers/peer_environment.h"
 
 namespace wsync::bench {

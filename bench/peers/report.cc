@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <optional>
 
-#include "bench/measure/catalogue.h"
-#include "bench/measure/report.h"
+#include "bench/harness/catalogue.h"
+#include "bench/harness/report.h"
 #include "shared/base/format.h"
-#include "shared/trace/axis.h"
-#include "shared/trace/progress.h"
-#include "shared/trace/svg.h"
+#include "shared/observe/trace/axis.h"
+#include "shared/observe/trace/progress.h"
+#include "shared/observe/trace/svg.h"
 
 namespace wsync::bench {
 namespace {

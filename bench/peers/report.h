@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "bench/measure/result.h"
+#include "bench/harness/result.h"
 #include "bench/peers/peers_bench.h"
 
 namespace wsync::bench {

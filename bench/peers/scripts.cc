@@ -1,7 +1,7 @@
 #include "bench/peers/scripts.h"
 
 #include "shared/base/format.h"
-#include "shared/trace/text_file.h"
+#include "shared/observe/trace/text_file.h"
 
 namespace wsync::bench {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/measure/child.h"
+#include "bench/harness/child.h"
 #include "bench/peers/model_source.h"
 #include "bench/sync/fleet.h"
 #include "shared/base/bytes.h"

@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "bench/measure/child.h"
-#include "bench/measure/machine.h"
-#include "bench/measure/spread.h"
+#include "bench/harness/child.h"
+#include "bench/harness/machine.h"
+#include "bench/harness/spread.h"
 #include "bench/pipeline/host_pipeline.h"
 #include "shared/base/error.h"
 

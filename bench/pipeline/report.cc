@@ -1,7 +1,7 @@
 #include "bench/pipeline/report.h"
 
-#include "bench/measure/catalogue.h"
-#include "bench/measure/report.h"
+#include "bench/harness/catalogue.h"
+#include "bench/harness/report.h"
 #include "shared/base/format.h"
 #include "shared/config/units.h"
 

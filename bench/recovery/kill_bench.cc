@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-#include "bench/measure/spread.h"
+#include "bench/harness/spread.h"
 #include "bench/recovery/trainer_process.h"
 #include "shared/base/format.h"
 #include "shared/config/train_config.h"
@@ -80,7 +80,7 @@ class KillRun {
                                                 std::vector<std::string> more) const {
     const training::ParallelSizes& sizes = options_.sizes;
     const moe::ModelSpec model = kill_model(sizes);
-    std::vector<std::string> command{options_.executable, "trainer", "--events", "--json",
+    std::vector<std::string> command{options_.executable, "train",  "--events", "--json",
                                      "--log-level",       "warning"};
     std::vector<std::string> settings{
         fmt::format("model.hidden={}", model.hidden), fmt::format("model.layers={}", model.layers),

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "bench/measure/child.h"
-#include "bench/measure/machine.h"
+#include "bench/harness/child.h"
+#include "bench/harness/machine.h"
 #include "bench/recovery/divergence.h"
 #include "bench/recovery/kill_log.h"
 #include "shared/base/error.h"

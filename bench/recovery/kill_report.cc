@@ -6,9 +6,9 @@
 #include <string_view>
 #include <vector>
 
-#include "bench/measure/catalogue.h"
-#include "bench/measure/report.h"
-#include "bench/measure/spread.h"
+#include "bench/harness/catalogue.h"
+#include "bench/harness/report.h"
+#include "bench/harness/spread.h"
 #include "shared/base/format.h"
 
 namespace wsync::bench {

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "bench/measure/child.h"
+#include "bench/harness/child.h"
 
 namespace wsync::bench {
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "bench/measure/child.h"
-#include "bench/measure/machine.h"
-#include "bench/measure/spread.h"
+#include "bench/harness/child.h"
+#include "bench/harness/machine.h"
+#include "bench/harness/spread.h"
 #include "bench/recovery/load.h"
 #include "shared/base/error.h"
 #include "shared/moe/model_spec.h"

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "bench/measure/result.h"
+#include "bench/harness/result.h"
 #include "bench/recovery/torn_bench.h"
 
 namespace wsync::bench {

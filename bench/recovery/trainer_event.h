@@ -1,4 +1,4 @@
-// What `wsync trainer --events --json` tells on its standard output, one JSON object on each line.
+// What `wsync train --events --json` tells on its standard output, one JSON object on each line.
 //
 // Pure.
 #pragma once

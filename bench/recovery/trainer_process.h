@@ -1,11 +1,11 @@
-// TrainerProcess: a run of `wsync trainer --events` as a child, whose events are read as they come.
+// TrainerProcess: a run of `wsync train --events` as a child, whose events are read as they come.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <utility>
 
-#include "bench/measure/child.h"
+#include "bench/harness/child.h"
 #include "bench/recovery/kill_log.h"
 #include "shared/base/clock.h"
 #include "shared/base/error.h"

@@ -3,10 +3,10 @@
 #include <array>
 #include <cmath>
 
-#include "bench/measure/catalogue.h"
+#include "bench/harness/catalogue.h"
 #include "shared/base/format.h"
 #include "shared/config/units.h"
-#include "shared/trace/chart.h"
+#include "shared/observe/trace/chart.h"
 
 namespace wsync::bench {
 namespace {

@@ -13,8 +13,8 @@
 #include "bench/scale/cluster.h"
 #include "bench/scale/pipeline_flows.h"
 #include "bench/scale/staging_model.h"
-#include "bench/shapes/model_shape.h"
 #include "shared/base/error.h"
+#include "shared/weights/example/model_shape.h"
 
 namespace wsync::bench {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "bench/schedule/samples.h"
-#include "shared/collective/process_group.h"
+#include "shared/process_group/process_group.h"
 
 namespace wsync::bench {
 

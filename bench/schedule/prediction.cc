@@ -4,7 +4,7 @@
 #include <functional>
 #include <utility>
 
-#include "bench/measure/spread.h"
+#include "bench/harness/spread.h"
 #include "shared/base/format.h"
 
 namespace wsync::bench {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "bench/schedule/samples.h"
-#include "shared/collective/emulated_link.h"
+#include "shared/process_group/emulated_link.h"
 #include "trainer_side/schedule/simulate.h"
 #include "trainer_side/training/layout.h"
 

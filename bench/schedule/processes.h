@@ -6,7 +6,7 @@
 #include <functional>
 #include <string>
 
-#include "bench/measure/child.h"
+#include "bench/harness/child.h"
 #include "shared/base/error.h"
 
 namespace wsync::bench {

@@ -7,12 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include "bench/measure/spread.h"
+#include "bench/harness/spread.h"
 #include "bench/schedule/metered_group.h"
 #include "bench/schedule/prediction.h"
 #include "shared/base/digest.h"
 #include "shared/base/format.h"
-#include "shared/collective/memory/memory_group.h"
+#include "shared/process_group/memory/memory_group.h"
 
 namespace wsync::bench {
 namespace {

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "bench/schedule/processes.h"
-#include "shared/collective/emulated_link.h"
+#include "shared/process_group/emulated_link.h"
 #include "trainer_side/training/training_rank.h"
 
 namespace wsync::bench {

@@ -5,10 +5,10 @@
 #include <iterator>
 #include <utility>
 
-#include "bench/measure/catalogue.h"
-#include "bench/measure/report.h"
+#include "bench/harness/catalogue.h"
+#include "bench/harness/report.h"
 #include "shared/base/format.h"
-#include "shared/trace/progress.h"
+#include "shared/observe/trace/progress.h"
 #include "trainer_side/schedule/picture.h"
 
 namespace wsync::bench {

@@ -6,9 +6,9 @@
 #include <string_view>
 #include <vector>
 
-#include "bench/measure/result.h"
+#include "bench/harness/result.h"
 #include "bench/schedule/schedule_bench.h"
-#include "shared/trace/chrome_trace.h"
+#include "shared/observe/trace/chrome_trace.h"
 
 namespace wsync::bench {
 

@@ -7,7 +7,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/memory_limit.h"
-#include "shared/collective/memory/host_segment.h"
+#include "shared/process_group/memory/host_segment.h"
 
 namespace wsync::bench {
 namespace {

@@ -10,9 +10,9 @@
 #include <string_view>
 #include <vector>
 
-#include "bench/measure/child.h"
-#include "bench/measure/machine.h"
-#include "bench/measure/spread.h"
+#include "bench/harness/child.h"
+#include "bench/harness/machine.h"
+#include "bench/harness/spread.h"
 #include "bench/schedule/prediction.h"
 #include "bench/schedule/rank.h"
 #include "shared/base/error.h"

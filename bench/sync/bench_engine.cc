@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "bench/sync/floor.h"
-#include "inference_side/engine/reference/reference_engine.h"
+#include "inference_side/reference_engine/reference_engine.h"
 #include "shared/base/format.h"
 #include "shared/weights/checkpoint_dir.h"
 

@@ -21,7 +21,7 @@
 #include <optional>
 #include <string>
 
-#include "inference_side/engine/reference/reference_engine.h"
+#include "inference_side/reference_engine/reference_engine.h"
 #include "shared/base/error.h"
 
 namespace wsync::bench {

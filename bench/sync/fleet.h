@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "bench/measure/child.h"
+#include "bench/harness/child.h"
 #include "bench/sync/floor.h"
 #include "shared/base/error.h"
 

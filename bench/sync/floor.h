@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "inference_side/engine/reference/held_model.h"
+#include "inference_side/reference_engine/held_model.h"
 #include "shared/base/clock.h"
 #include "shared/base/shared_memory.h"
 #include "shared/base/stream_copy.h"

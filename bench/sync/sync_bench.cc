@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <thread>
 
-#include "bench/measure/memory.h"
+#include "bench/harness/memory.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 

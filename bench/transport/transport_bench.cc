@@ -5,8 +5,8 @@
 
 #include "bench/baseline/links.h"
 #include "bench/baseline/memory.h"
-#include "bench/measure/memory.h"
-#include "bench/measure/rows.h"
+#include "bench/harness/memory.h"
+#include "bench/harness/rows.h"
 #include "bench/transport/transfers.h"
 #include "shared/base/clock.h"
 #include "shared/base/format.h"

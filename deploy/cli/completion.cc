@@ -1,46 +1,21 @@
 #include "deploy/cli/completion.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
+#include <set>
+#include <sstream>
 #include <vector>
 
 #include "deploy/cli/commands.h"
 #include "shared/base/format.h"
+#include "shared/command/programs.h"
 
 namespace wsync::cli {
 namespace {
 
-struct Word {
-  std::string name;
-  std::string description;
-};
-// What may follow the commands typed so far: "" at the top, " bench sync" below.
-struct Place {
-  std::string path;
-  std::vector<Word> words;
-};
-
-// One line without what the shells would read: quotes and backslashes.
-std::string plain(const std::string& text) {
-  std::string result;
-  for (const char c : text.substr(0, text.find('\n')))
-    if (c != '\'' && c != '\\' && c != '"' && c != '`' && c != '$') result += c;
-  return result;
-}
-
-void collect(const CLI::App& app, const std::string& path, std::vector<Place>& places) {
-  const std::size_t index = places.size();
-  places.push_back({.path = path, .words = {}});
-  for (const CLI::App* command : app.get_subcommands({})) {
-    if (command->get_group().empty()) continue;  // hidden
-    places[index].words.push_back({command->get_name(), plain(command->get_description())});
-    collect(*command, path + " " + command->get_name(), places);
-  }
-  for (const CLI::Option* option : app.get_options()) {
-    if (option->get_group().empty()) continue;
-    for (const std::string& name : option->get_lnames())
-      places[index].words.push_back({"--" + name, plain(option->get_description())});
-  }
-}
+using Place = CompletionPlace;
+using Word = CompletionPlace::Word;
 
 std::string joined(const Place& place) {
   std::string text;
@@ -112,11 +87,52 @@ std::string fish(const std::vector<Place>& places) {
   return text;
 }
 
+// What another program of wsync says of its commands; nothing where it is not installed.
+std::vector<Place> places_of(const std::string& program) {
+  std::vector<Place> places;
+  const auto path = find_wsync_program(program);
+  if (!path) return places;
+  std::string quoted;
+  for (const char c : *path) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  const std::string line = fmt::format("'{}' {} 2>/dev/null", quoted, kCompletionCommand);
+  std::string text;
+  if (std::FILE* pipe = ::popen(line.c_str(), "re")) {
+    std::array<char, 4096> piece{};
+    for (std::size_t n = 0; (n = std::fread(piece.data(), 1, piece.size(), pipe)) > 0;)
+      text.append(piece.data(), n);
+    ::pclose(pipe);
+  }
+  std::istringstream lines(text);
+  for (std::string row; std::getline(lines, row);) {
+    const std::size_t first = row.find('\t');
+    const std::size_t second = first == std::string::npos ? first : row.find('\t', first + 1);
+    if (second == std::string::npos || first == 0) continue;  // its commands are known here
+    const std::string place = row.substr(0, first);
+    if (places.empty() || places.back().path != place)
+      places.push_back({.path = place, .words = {}});
+    places.back().words.push_back(
+        {.name = row.substr(first + 1, second - first - 1), .description = row.substr(second + 1)});
+  }
+  return places;
+}
+
+// Of this program and of those beside it that are installed.
+std::vector<Place> all_places(const CLI::App& app) {
+  std::vector<Place> places = completion_places(app);
+  std::set<std::string> programs;
+  for (const OtherProgram& other : service_program().others) {
+    std::erase_if(places, [&](const Place& place) { return place.path == " " + other.command; });
+    programs.insert(other.program);
+  }
+  for (const std::string& program : programs)
+    for (Place& place : places_of(program)) places.push_back(std::move(place));
+  return places;
+}
+
 }  // namespace
 
 Result<std::string> completion_script(const CLI::App& app, std::string_view shell) {
-  std::vector<Place> places;
-  collect(app, "", places);
+  const std::vector<Place> places = all_places(app);
   if (shell == "bash") return bash(places);
   if (shell == "zsh") return zsh(places);
   if (shell == "fish") return fish(places);

@@ -6,11 +6,11 @@
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
-#include "deploy/cli/demo_rl.h"
-#include "deploy/cli/demo_story.h"
-#include "deploy/cli/demo_train.h"
-#include "deploy/cli/fleet_trace.h"
+#include "deploy/demo/rl.h"
+#include "deploy/demo/story.h"
+#include "deploy/demo/train.h"
 #include "shared/base/format.h"
+#include "shared/command/fleet_trace.h"
 #include "shared/config/units.h"
 
 extern char** environ;  // NOLINT(readability-redundant-declaration): POSIX declares it nowhere

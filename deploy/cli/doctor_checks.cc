@@ -11,10 +11,10 @@
 #include <thread>
 #include <unistd.h>
 
-#include "deploy/cli/context.h"
 #include "shared/base/format.h"
 #include "shared/base/memory_limit.h"
 #include "shared/base/unique_fd.h"
+#include "shared/command/context.h"
 
 namespace wsync::cli {
 namespace {

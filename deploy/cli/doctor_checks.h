@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "shared/base/error.h"
-#include "shared/collective/nccl_library.h"
+#include "shared/broadcast/nccl_library.h"
 #include "shared/config/config.h"
 #include "shared/device/cuda_library.h"
 

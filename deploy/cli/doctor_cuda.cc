@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <sys/resource.h>
 
-#include "deploy/cli/context.h"
 #include "deploy/cli/doctor_checks.h"
 #include "shared/base/format.h"
+#include "shared/command/context.h"
 
 namespace wsync::cli {
 namespace {

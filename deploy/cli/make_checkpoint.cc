@@ -2,9 +2,9 @@
 #include <utility>
 
 #include "deploy/cli/commands.h"
-#include "deploy/cli/demo_checkpoint.h"
+#include "shared/weights/example/example_checkpoint.h"
 #ifdef WSYNC_WITH_BENCH
-#include "deploy/cli/model_checkpoint.h"
+#include "shared/weights/example/model_checkpoint.h"
 #endif
 #include "shared/base/format.h"
 #include "shared/config/units.h"

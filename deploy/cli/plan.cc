@@ -19,7 +19,7 @@
 namespace wsync::cli {
 namespace {
 
-constexpr std::chrono::milliseconds kReplyDeadline{15'000};
+constexpr std::chrono::milliseconds kPlanDeadline{15'000};
 constexpr std::string_view kAuto = "auto";
 
 struct PlanOptions {
@@ -229,7 +229,7 @@ Result<control::PlanReply> ask_fleet(const PlanOptions& options, const Offer& of
   ByteWriter layout;
   offer.manifest.encode(layout);
   const control::RequestOptions request{.address = options.coordinator,
-                                        .deadline = kReplyDeadline,
+                                        .deadline = kPlanDeadline,
                                         .stop_on_signal = true,
                                         .on_sent = [&asked] { asked = true; }};
   Result<control::Decoded> decoded =

@@ -4,16 +4,16 @@
 #include <filesystem>
 #include <optional>
 
-#include "deploy/cli/ask.h"
 #include "deploy/cli/commands.h"
-#include "deploy/cli/fleet_trace.h"
 #include "deploy/cli/one_shot.h"
 #include "deploy/cli/report.h"
 #include "shared/base/format.h"
+#include "shared/command/ask.h"
+#include "shared/command/fleet_trace.h"
 #include "shared/config/address.h"
 #include "shared/config/config.h"
 #include "shared/control/progress_phase.h"
-#include "shared/trace/progress.h"
+#include "shared/observe/trace/progress.h"
 
 namespace wsync::cli {
 namespace {

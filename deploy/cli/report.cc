@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <span>
 
-#include "deploy/cli/context.h"
 #include "shared/base/format.h"
-#include "shared/trace/progress.h"
+#include "shared/command/context.h"
+#include "shared/observe/trace/progress.h"
 
 namespace wsync::cli {
 namespace {

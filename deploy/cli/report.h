@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "shared/control/messages.h"
-#include "shared/status/status_report.h"
+#include "shared/observe/status/status_report.h"
 
 namespace wsync::cli {
 

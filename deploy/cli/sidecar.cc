@@ -1,9 +1,9 @@
 // `wsync sidecar`: the inference-side agent of this host.
 #include "deploy/cli/commands.h"
-#include "deploy/cli/fleet_trace.h"
-#include "inference_side/agent/sidecar_agent.h"
+#include "inference_side/sidecar/sidecar_agent.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/command/fleet_trace.h"
 #include "shared/config/config.h"
 #include "shared/loop/signals.h"
 

@@ -2,12 +2,12 @@
 #include <ctime>
 #include <unistd.h>
 
-#include "deploy/cli/ask.h"
 #include "deploy/cli/commands.h"
 #include "deploy/cli/fleet_watch.h"
 #include "deploy/cli/report.h"
 #include "deploy/cli/terminal.h"
 #include "deploy/cli/watch_options.h"
+#include "shared/command/ask.h"
 #include "shared/loop/signals.h"
 
 namespace wsync::cli {

@@ -1,12 +1,12 @@
 // `wsync top`: a live view of a fleet.
 #include <unistd.h>
 
-#include "deploy/cli/ask.h"
 #include "deploy/cli/commands.h"
 #include "deploy/cli/report.h"
 #include "deploy/cli/terminal.h"
 #include "deploy/cli/top_frame.h"
 #include "deploy/cli/watch_options.h"
+#include "shared/command/ask.h"
 #include "shared/loop/signals.h"
 
 namespace wsync::cli {

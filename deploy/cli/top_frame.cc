@@ -6,7 +6,7 @@
 
 #include "deploy/cli/report.h"
 #include "shared/base/format.h"
-#include "shared/trace/progress.h"
+#include "shared/observe/trace/progress.h"
 
 namespace wsync::cli {
 namespace {

@@ -3,12 +3,12 @@
 #include <filesystem>
 
 #include "deploy/cli/commands.h"
-#include "deploy/cli/fleet_trace.h"
 #include "deploy/cli/remote.h"
 #include "deploy/cli/trace_draw.h"
 #include "shared/base/format.h"
-#include "shared/trace/chrome_trace_reader.h"
-#include "shared/trace/text_file.h"
+#include "shared/command/fleet_trace.h"
+#include "shared/observe/trace/chrome_trace_reader.h"
+#include "shared/observe/trace/text_file.h"
 #include "shared/weights/version.h"
 
 namespace wsync::cli {

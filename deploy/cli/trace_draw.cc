@@ -4,9 +4,9 @@
 #include <map>
 #include <tuple>
 
-#include "deploy/cli/fleet_trace.h"
 #include "shared/base/format.h"
-#include "shared/trace/progress.h"
+#include "shared/command/fleet_trace.h"
+#include "shared/observe/trace/progress.h"
 
 namespace wsync::cli {
 namespace {

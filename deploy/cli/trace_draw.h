@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "shared/base/error.h"
-#include "shared/trace/chrome_trace.h"
-#include "shared/trace/timeline.h"
+#include "shared/observe/trace/chrome_trace.h"
+#include "shared/observe/trace/timeline.h"
 
 namespace wsync::cli {
 

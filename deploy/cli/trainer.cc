@@ -1,33 +1,26 @@
 // `wsync trainer`: a trainer as a process of its own, publishing checkpoint directories through the
-// C API that trainers use; or, with a training configuration, training itself.
-#include <cerrno>
+// C API that trainers use. With a training configuration it becomes `wsync-train`.
 #include <filesystem>
 #include <list>
 #include <optional>
-#include <sys/mman.h>
-#include <unistd.h>
 #include <vector>
 #include <wsync/trainer.h>
 
 #include "deploy/cli/commands.h"
-#include "deploy/cli/fleet_trace.h"
-#include "deploy/cli/train_launch.h"
-#include "deploy/cli/train_progress.h"
-#include "deploy/cli/train_rank.h"
-#include "deploy/cli/train_setup.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/command/fleet_trace.h"
+#include "shared/command/programs.h"
 #include "shared/config/config.h"
 #include "shared/config/role.h"
 #include "shared/config/train_config.h"
 #include "shared/loop/signals.h"
 #include "shared/loop/timer.h"
 #include "shared/loop/worker.h"
-#include "shared/trace/progress.h"
+#include "shared/observe/trace/progress.h"
 #include "shared/weights/checkpoint_dir.h"
 #include "shared/weights/version.h"
 #include "trainer_side/publish/directory_watch.h"
-#include "trainer_side/training/checkpoint.h"
 
 namespace wsync::cli {
 namespace {
@@ -40,30 +33,12 @@ struct TrainerOptions {
   std::string checkpoint;
   bool take_over = false;
   std::string trace;  // empty: as the config says
-  // Of training.
-  std::vector<std::string> data;
-  std::string resume;
-  bool sequential = false;
-  std::string export_to;
-  bool events = false;
-  std::optional<std::uint32_t> rank;
-  int segment = -1;
-  int control = -1;
-  std::uint32_t generation = 0;
-  std::uint64_t told = 0;
 };
 
-// `trains`: the keys of train.yaml.
-std::vector<std::string> settings_of(const Context& context, const TrainerOptions& options,
-                                     bool trains) {
-  const std::string own = trains ? "publish." : "";
+std::vector<std::string> settings_of(const Context& context, const TrainerOptions& options) {
   std::vector<std::string> set = options.set;
-  if (!options.checkpoint.empty())
-    set.push_back((trains ? "model.checkpoint=" : "checkpoint=") + options.checkpoint);
-  if (options.take_over) set.push_back(own + "take_over=true");
-  if (!options.data.empty())
-    set.push_back(fmt::format("data.files={}", fmt::join(options.data, ":")));
-  if (!options.resume.empty()) set.push_back("resume=" + options.resume);
+  if (!options.checkpoint.empty()) set.push_back("checkpoint=" + options.checkpoint);
+  if (options.take_over) set.push_back("take_over=true");
   if (!options.trace.empty()) set.push_back("trace_file=" + options.trace);
   if (context.options.log_level_given) set.push_back("log.level=" + context.options.log_level);
   if (context.options.log_format_given) set.push_back("log.format=" + context.options.log_format);
@@ -235,145 +210,24 @@ class Publisher {
   std::unique_ptr<publish::DirectoryWatch> watch_;
 };
 
-// ---- training ----
-
-// A file as it is now, under a name that processes started by this one have too: what a rank that
-// replaces another one reads is what the run began with.
-Result<std::string> kept_as_it_is(const std::string& path) {
-  const auto text = config::read_config_file(path);
-  if (!text) return fail(text.error());
-  const int fd = ::memfd_create("train.yaml", 0);  // for as long as this process lives
-  if (fd < 0 || ::write(fd, text->data(), text->size()) != static_cast<ssize_t>(text->size()))
-    return fail_errno(path + ": cannot be kept in memory", errno);
-  return fmt::format("/proc/self/fd/{}", fd);
-}
-
-// What a rank that this process starts is given; `file` may be empty.
-std::vector<std::string> rank_arguments(const std::string& file,
-                                        const std::vector<std::string>& settings,
-                                        const config::TrainConfig& config) {
-  std::vector<std::string> arguments;
-  if (!file.empty()) arguments = {"--config", file};
-  for (const std::string& setting : settings) {
-    arguments.emplace_back("--set");
-    arguments.push_back(setting);
-  }
-  // What they do is told by this process.
-  if (config.log.level == LogLevel::kInfo)
-    arguments.insert(arguments.end(), {"--set", "log.level=warning"});
-  return arguments;
-}
-
-// A rank that was started by itself, or by launch_training().
-Result<Outcome> run_as_rank(const TrainerOptions& options, const config::TrainConfig& config) {
-  const std::uint32_t ranks = config.parallel.pp * config.parallel.dp;
-  if (*options.rank >= ranks)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("--rank {}: parallel.pp {} times parallel.dp {} is {} ranks, counted "
-                            "from 0",
-                            *options.rank, config.parallel.pp, config.parallel.dp, ranks));
-  const bool launched = options.segment >= 0;
-  if (!launched && config.ranks.rendezvous.empty())
-    return fail(ErrorCode::kInvalidInput,
-                "--rank: ranks that are started one by one meet in ranks.rendezvous, which is "
-                "empty; leave --rank out and all ranks are started on this host");
-  TrainReport report(options.events);
-  const auto on_event = [&](const nlohmann::json& event) {
-    if (launched)
-      print_line(stdout, to_line(event));
-    else
-      report.take(event);
-  };
-  const Result<> done = run_rank({.config = config,
-                                  .rank = *options.rank,
-                                  .segment = options.segment,
-                                  .control = options.control,
-                                  .generation = options.generation,
-                                  .told = options.told,
-                                  .on_event = on_event});
-  if (!done && launched) {
-    log_error("stops: {}", done.error().message());
-    return Outcome{.exit_code = exit_code_of(done.error().code())};
-  }
-  if (!done) return fail(done.error());
-  if (launched || *options.rank != 0) return Outcome{};
-  return report.outcome();
-}
-
-// What engines can load before the first step is published, or after the last one.
-Result<Outcome> export_model(const config::TrainConfig& config,
-                             const training::TrainingOptions& planned, RunBegin& begin,
-                             const std::string& directory) {
-  const training::ParameterSet weights = initial_weights(config, planned, begin);
-  WSYNC_TRY(training::save_model(directory, planned.spec, weights, training::SavedAs::kBFloat16));
-  return Outcome{
-      .result = {{"directory", directory}, {"step", begin.facts.step}},
-      .text = fmt::format("{}: the model after step {}, in bfloat16", directory, begin.facts.step)};
-}
-
-Result<Outcome> run_training(Context& context, const TrainerOptions& options,
-                             const config::Sources& sources) {
-  auto config = config::load_train(sources);
-  if (!config) return fail(config.error());
-  if (!options.export_to.empty()) {  // beside it nothing is written, and no step is taken
-    config->steps = config::kTrainSteps;
-    config->save = {};
-    config->trace_file = config->picture = "";
-  }
-  context.configure_log(
-      options.rank ? fmt::format("trainer rank {}", *options.rank) : std::string("trainer"),
-      config->log);
-  if (options.rank) return run_as_rank(options, *config);
-  // What is wrong is said before any rank is started, and once.
-  const auto planned = training_options(*config);
-  if (!planned) return fail(planned.error());
-  {
-    auto begin = begin_run(*config, *planned);
-    if (!begin) return fail(begin.error());
-    if (!options.export_to.empty())
-      return export_model(*config, *planned, *begin, options.export_to);
-  }
-  if (options.sequential && config->rollout)
-    return fail(ErrorCode::kInvalidInput,
-                "--sequential trains on text; leave it out beside `rollout`");
-  if (options.sequential) {
-    if (config->publish || !config->trace_file.empty() || !config->picture.empty())
-      log_warning("--sequential publishes nothing, and writes neither trace_file nor picture");
-    TrainReport report(options.events);
-    WSYNC_TRY(run_sequential(*config, [&](const nlohmann::json& event) { report.take(event); }));
-    return report.outcome();
-  }
-  if (!config->ranks.rendezvous.empty())
-    return fail(ErrorCode::kInvalidInput,
-                "ranks.rendezvous is given, so ranks are started one by one: start each with "
-                "--rank, or leave it empty to have all of them on this host");
-  const auto point = fail_point_of(config->parallel.pp * config->parallel.dp);
-  if (!point) return fail(point.error());
-  const auto file = options.file.empty() ? Result<std::string>("") : kept_as_it_is(options.file);
-  if (!file) return fail(file.error());
-  return launch_training(*config, rank_arguments(*file, sources.set, *config), options.events);
-}
-
-bool has_training_options(const TrainerOptions& options) {
-  return options.sequential || options.rank || !options.data.empty() || !options.resume.empty() ||
-         !options.export_to.empty() || options.events;
+config::Sources sources_of(const TrainerOptions& options) {
+  return {.file = options.file, .environment = config::process_environment(), .set = options.set};
 }
 
 Result<Outcome> run_trainer(Context& context, TrainerOptions options) {
+  const auto trains = config::is_train_config(sources_of(options));
+  if (!trains) return fail(trains.error());
+  if (*trains) {
+    std::vector<std::string> line = context.arguments;
+    line.front() = "train";
+    return fail(become_wsync_program("wsync-train", line));
+  }
   if (!options.trace.empty()) {
     auto trace_file = trace_file_setting(options.trace);
     if (!trace_file) return fail(trace_file.error());
     options.trace = std::move(*trace_file);
   }
-  config::Sources sources{
-      .file = options.file, .environment = config::process_environment(), .set = options.set};
-  const auto trains = config::is_train_config(sources);
-  if (!trains) return fail(trains.error());
-  if (*trains || has_training_options(options)) {
-    sources.set = settings_of(context, options, true);
-    return run_training(context, options, sources);
-  }
-  const std::vector<std::string> settings = settings_of(context, options, false);
+  const std::vector<std::string> settings = settings_of(context, options);
   const auto config = config::load_trainer(
       {.file = options.file, .environment = config::process_environment(), .set = settings});
   if (!config) return fail(config.error());
@@ -412,8 +266,7 @@ void add_trainer(CLI::App& app, Context& context) {
            "Publish a checkpoint directory and the step_N beside it; or train, with a train.yaml",
        .examples = {"wsync trainer --checkpoint /models/run7/step_100",
                     "wsync trainer -c trainer.yaml --set commit=quorum:3",
-                    "wsync trainer -c train.yaml --set save.directory=/models/run8",
-                    "wsync trainer --set steps=50 --data README.md"}});
+                    "wsync trainer -c train.yaml (as `wsync train -c train.yaml`)"}});
   command->add_option("-c,--config", options->file,
                       "YAML file (deploy/config/trainer.yaml or train.yaml)");
   command->add_option("--set", options->set, "key=value, over the file (repeatable)");
@@ -426,27 +279,11 @@ void add_trainer(CLI::App& app, Context& context) {
                    "As trace_file: write the latest snapshots and rounds, or steps, as a Chrome "
                    "trace at the end")
       ->type_name("FILE.json");
-  command->add_option("--data", options->data, "Train: files and directories of text to train on");
-  command->add_option("--resume", options->resume, "Train: step_N directory to go on from");
-  CLI::Option* sequential = command->add_flag(
-      "--sequential", options->sequential,
-      "Train in one process with plain loops: what all ranks together must equal");
-  CLI::Option* exported =
-      command->add_option("--export", options->export_to,
-                          "Train: write the model as the run begins with it, in bfloat16, and end");
-  command->add_flag("--events", options->events,
-                    "Train: print what happens as it does, a JSON object on each line");
-  command
-      ->add_option("--rank", options->rank,
-                   "Train: be this rank of a run on several hosts (ranks.rendezvous)")
-      ->excludes(sequential, exported);
-  sequential->excludes(exported);
-  // What launch_training() gives its ranks.
-  command->add_option("--segment", options->segment)->group("");
-  command->add_option("--control", options->control)->group("");
-  command->add_option("--generation", options->generation)->group("");
-  command->add_option("--told", options->told)->group("");
-  command->callback([&context, options] {
+  command->allow_extras();  // options of training, which `wsync train` reads
+  command->callback([&context, command, options] {
+    const auto trains = config::is_train_config(sources_of(*options));
+    if (const auto extras = command->remaining(); !extras.empty() && !trains.value_or(false))
+      throw CLI::ExtrasError(command->get_name(), extras);
     context.run("trainer", [&] { return run_trainer(context, *options); });
   });
 }

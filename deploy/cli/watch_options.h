@@ -4,7 +4,7 @@
 #include <chrono>
 #include <string>
 
-#include "deploy/cli/context.h"
+#include "shared/command/context.h"
 
 namespace wsync::cli {
 

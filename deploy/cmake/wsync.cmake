@@ -20,7 +20,9 @@ find_package(nlohmann_json REQUIRED)
 find_package(yaml-cpp REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(tl-expected REQUIRED)
-find_package(Gloo REQUIRED)
+if(WSYNC_BUILD_TRAIN)
+  find_package(Gloo REQUIRED)
+endif()
 pkg_check_modules(UV REQUIRED IMPORTED_TARGET libuv)
 pkg_check_modules(ZMQ REQUIRED IMPORTED_TARGET libzmq)
 # Its Cflags name what a static libzmq is made of, in another order each time CMake reads them, and everything would be built
@@ -29,7 +31,7 @@ set_target_properties(PkgConfig::ZMQ PROPERTIES
   INTERFACE_INCLUDE_DIRECTORIES "${ZMQ_INCLUDEDIR}" INTERFACE_COMPILE_OPTIONS "")
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(ARCHIVE REQUIRED IMPORTED_TARGET libarchive)
-# From 0.18 on its Server::process_request() has other arguments (shared/http/routes.cc).
+# From 0.18 on its Server::process_request() has other arguments (shared/observe/http/routes.cc).
 pkg_check_modules(HTTPLIB REQUIRED IMPORTED_TARGET cpp-httplib>=0.11 cpp-httplib<0.18)
 # The core alone: its text is served by our own server.
 pkg_check_modules(PROMETHEUS REQUIRED IMPORTED_TARGET prometheus-cpp-core)
@@ -141,6 +143,18 @@ function(wsync_test name)
     set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT
       "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/tsan_suppressions.txt")
   endif()
+endfunction()
+
+# wsync_program(<name> SOURCE <file> LINK <target>...)
+# An executable that is installed, and a part of the target `programs`. All of them lie in one folder, where one finds the other.
+add_custom_target(programs)
+function(wsync_program name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "SOURCE" "LINK")
+  add_executable(${name} ${arg_SOURCE})
+  target_link_libraries(${name} PRIVATE wsync_warnings ${arg_LINK})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/deploy/cli)
+  add_dependencies(programs ${name})
+  install(TARGETS ${name} RUNTIME)
 endfunction()
 
 # wsync_c_library(<name> COMPONENTS <name>... [SYSTEM <target>...])

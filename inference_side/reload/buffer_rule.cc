@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "shared/base/format.h"
-#include "shared/trace/progress.h"
+#include "shared/observe/trace/progress.h"
 
 namespace wsync::reload {
 namespace {

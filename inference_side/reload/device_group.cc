@@ -6,7 +6,7 @@
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
-#include "shared/collective/nccl_library.h"
+#include "shared/broadcast/nccl_library.h"
 
 namespace wsync::reload {
 namespace {

@@ -13,7 +13,7 @@
 #include "inference_side/reload/buffer_state.h"
 #include "shared/base/error.h"
 #include "shared/base/limits.h"
-#include "shared/collective/communicator.h"
+#include "shared/broadcast/communicator.h"
 #include "shared/device/device.h"
 
 namespace wsync::reload {

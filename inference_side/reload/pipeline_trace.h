@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "inference_side/reload/weight_pipeline.h"
-#include "shared/trace/recorder.h"
-#include "shared/trace/update_flows.h"
+#include "shared/observe/trace/recorder.h"
+#include "shared/observe/trace/update_flows.h"
 
 namespace wsync::reload {
 

@@ -78,7 +78,7 @@ using CudaEntry = const CudaBackend* (*)();
 
 // The library's backend. kRefused, naming where was looked, or what is wrong with what is there.
 [[nodiscard]] Result<const CudaBackend*> cuda_backend();
-// Another entry point of the library, for shared/collective. Errors as cuda_backend(), and kRefused
+// Another entry point of the library, for shared/broadcast. Errors as cuda_backend(), and kRefused
 // when it has none of that name.
 [[nodiscard]] Result<void*> cuda_symbol(const char* name);
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "inference_side/engine/generation/model_shard.h"
+#include "inference_side/reference_engine/generation/model_shard.h"
 #include "shared/base/check.h"
 
 namespace {

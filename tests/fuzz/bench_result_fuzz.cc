@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "bench/compare/compare.h"
-#include "bench/measure/read_result.h"
+#include "bench/harness/read_result.h"
 #include "shared/base/check.h"
 
 using namespace wsync;

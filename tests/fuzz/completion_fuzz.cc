@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "inference_side/engine/http/openai.h"
+#include "inference_side/reference_engine/http/openai.h"
 #include "shared/base/check.h"
 
 namespace {

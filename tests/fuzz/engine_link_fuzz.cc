@@ -16,7 +16,7 @@
 #include <unistd.h>
 #include <vector>
 
-#include "inference_side/engine/link/engine_link.h"
+#include "inference_side/engine_link/engine_link.h"
 #include "inference_side/reload/load_plan.h"
 #include "shared/base/check.h"
 #include "shared/base/log.h"

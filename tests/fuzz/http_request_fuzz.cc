@@ -6,8 +6,8 @@
 #include <string_view>
 
 #include "shared/base/check.h"
-#include "shared/http/chunked_body.h"
-#include "shared/http/request_head.h"
+#include "shared/observe/http/chunked_body.h"
+#include "shared/observe/http/request_head.h"
 
 namespace {
 

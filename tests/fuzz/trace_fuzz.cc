@@ -6,9 +6,9 @@
 #include <string_view>
 
 #include "shared/base/check.h"
-#include "shared/trace/chrome_trace_reader.h"
-#include "shared/trace/span_codec.h"
-#include "shared/trace/update_flows.h"
+#include "shared/observe/trace/chrome_trace_reader.h"
+#include "shared/observe/trace/span_codec.h"
+#include "shared/observe/trace/update_flows.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "shared/weights/safetensors.h"
-#include "tests/unit/weights_files.h"
+#include "tests/unit/weights/weights_files.h"
 
 namespace wsync {
 namespace {

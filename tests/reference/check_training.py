@@ -40,7 +40,7 @@ def by_wsync(wsync, directory, work):
         "parallel.pp": 2, "parallel.vpp": 2, "parallel.dp": 2, "parallel.ep": 2, "schedule.overlap": "true",
         "schedule.offload": "true", "optimizer.learning_rate": PEAK, "optimizer.final_learning_rate": FINAL,
         "optimizer.warmup_steps": WARMUP, "steps": STEPS, "save.directory": work / "trained"}
-    command = [wsync, "trainer", "--json", "--log-level", "warning"]
+    command = [wsync, "train", "--json", "--log-level", "warning"]
     for key, value in settings.items():
         command += ["--set", f"{key}={value}"]
     result = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=LONGEST_SECONDS).stdout)["result"]

@@ -38,13 +38,13 @@ def digests(directory):
 
 
 class Training:
-    """A process of `wsync trainer`: the launcher of a run, or one rank that is started by itself."""
+    """A process of `wsync train`: the launcher of a run, or one rank that is started by itself."""
 
     def __init__(self, fleet, arguments, as_text=False, fail_point=None):
         environment = fleet.environment | ({"WSYNC_FAIL_POINT": fail_point} if fail_point else {})
         self.log_path = fleet.path(f"{len(fleet.processes)}.log")
         with open(self.log_path, "w", encoding="utf-8") as log:
-            self.popen = subprocess.Popen([fleet.wsync, "trainer", *([] if as_text else ["--json"]), *arguments],
+            self.popen = subprocess.Popen([fleet.wsync, "train", *([] if as_text else ["--json"]), *arguments],
                                           env=environment, text=True, stdout=subprocess.PIPE, stderr=log)
         self.fleet = fleet
         self.pid = self.popen.pid

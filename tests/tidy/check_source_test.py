@@ -34,7 +34,7 @@ class CheckSource(unittest.TestCase):
 
     def test_includes_that_follow_the_rules(self):
         self.add("shared/loop/loop.cc", '#include <uv.h>\n#include <vector>\n#include "shared/base/error.h"\n')
-        self.add("inference_side/engine/e.c", '#include "wsync/engine.h"\n#include "shared/loop/loop.h"\n')
+        self.add("inference_side/engine_link/e.c", '#include "wsync/engine.h"\n#include "shared/loop/loop.h"\n')
         self.add("tests/unit/t.cc", '#include <gtest/gtest.h>\n#include "trainer_side/publish/round.h"\n')
         self.add("deploy/cli/main.cc", '#include <CLI/CLI.hpp>\n#include "inference_side/staging/store.h"\n')
         self.assertEqual(self.broken(), [])

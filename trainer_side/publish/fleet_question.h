@@ -11,7 +11,7 @@
 #include "shared/control/port.h"
 #include "shared/loop/loop.h"
 #include "shared/loop/timer.h"
-#include "trainer_side/publish/roster.h"
+#include "trainer_side/coordinator/roster.h"
 
 namespace wsync::publish {
 

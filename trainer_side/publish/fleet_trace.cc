@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "shared/base/host.h"
-#include "shared/trace/clock_offset.h"
-#include "shared/trace/span_codec.h"
+#include "shared/observe/trace/clock_offset.h"
+#include "shared/observe/trace/span_codec.h"
 #include "trainer_side/publish/trainer_agent.h"
 
 namespace wsync::publish {

@@ -7,8 +7,8 @@
 #include "shared/base/host.h"
 #include "shared/base/log.h"
 #include "shared/control/progress_phase.h"
-#include "shared/trace/chrome_trace.h"
-#include "shared/trace/update_flows.h"
+#include "shared/observe/trace/chrome_trace.h"
+#include "shared/observe/trace/update_flows.h"
 
 namespace wsync::publish {
 void RoundTrace::close(const std::string& lane, const Phase& phase, TimePoint at) {

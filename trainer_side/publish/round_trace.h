@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "shared/control/messages.h"
-#include "shared/trace/recorder.h"
+#include "shared/observe/trace/recorder.h"
 #include "trainer_side/publish/snapshot.h"
 
 namespace wsync::publish {

@@ -11,7 +11,7 @@
 #include "shared/base/log.h"
 #include "shared/base/unix_socket.h"
 #include "shared/control/zmq/ports.h"
-#include "trainer_side/page/page_routes.h"
+#include "trainer_side/coordinator/page/page_routes.h"
 #include "trainer_side/publish/active_publish.h"
 
 namespace wsync::publish {

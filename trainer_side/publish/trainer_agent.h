@@ -20,17 +20,17 @@
 #include "shared/loop/loop.h"
 #include "shared/loop/timer.h"
 #include "shared/loop/worker.h"
-#include "shared/metrics/status_pages.h"
+#include "shared/observe/metrics/status_pages.h"
 #include "shared/transport/memfd/memfd_source.h"
 #include "shared/transport/tcp/tcp_source.h"
-#include "trainer_side/page/round_history.h"
-#include "trainer_side/publish/decision_store.h"
-#include "trainer_side/publish/fleet_question.h"
-#include "trainer_side/publish/round_metrics.h"
+#include "trainer_side/coordinator/decision_store.h"
+#include "trainer_side/coordinator/page/round_history.h"
+#include "trainer_side/coordinator/round_metrics.h"
 #include "trainer_side/publish/round_trace.h"
+#include "trainer_side/coordinator/update_round.h"
+#include "trainer_side/publish/fleet_question.h"
 #include "trainer_side/publish/snapshot.h"
 #include "trainer_side/publish/update_journal.h"
-#include "trainer_side/publish/update_round.h"
 
 namespace wsync::publish {
 

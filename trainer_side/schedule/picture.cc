@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
-#include "shared/trace/svg.h"
+#include "shared/observe/trace/svg.h"
 
 namespace wsync::schedule {
 namespace {

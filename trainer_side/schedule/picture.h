@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "shared/trace/recorder.h"
+#include "shared/observe/trace/recorder.h"
 #include "trainer_side/schedule/lowering.h"
 #include "trainer_side/schedule/simulate.h"
 

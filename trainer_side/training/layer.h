@@ -11,10 +11,10 @@
 #include <span>
 #include <vector>
 
-#include "shared/collective/collectives.h"
 #include "shared/moe/matrix.h"
 #include "shared/moe/model_spec.h"
 #include "shared/moe/operators.h"
+#include "shared/process_group/collectives.h"
 #include "trainer_side/training/activations.h"
 #include "trainer_side/training/parameters.h"
 

@@ -8,8 +8,8 @@
 #include <optional>
 #include <vector>
 
-#include "shared/collective/process_group.h"
 #include "shared/moe/operators.h"
+#include "shared/process_group/process_group.h"
 #include "trainer_side/schedule/lowering.h"
 #include "trainer_side/training/activations.h"
 #include "trainer_side/training/lanes.h"

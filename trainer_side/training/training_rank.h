@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "shared/collective/process_group.h"
+#include "shared/process_group/process_group.h"
 #include "trainer_side/schedule/order.h"
 #include "trainer_side/training/pipeline.h"
 #include "trainer_side/training/recovery.h"

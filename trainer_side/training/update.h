@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "shared/collective/collectives.h"
+#include "shared/process_group/collectives.h"
 #include "trainer_side/training/layout.h"
 #include "trainer_side/training/optimizer.h"
 #include "trainer_side/training/pipeline.h"

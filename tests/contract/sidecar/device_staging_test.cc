@@ -1,8 +1,8 @@
 // What devices need of a version before a pause, on host devices: the same code serves GPUs.
-#include "inference_side/agent/device_staging.h"
+#include "inference_side/sidecar/device_staging.h"
 
-#include "inference_side/agent/engine_hub.h"
-#include "inference_side/agent/load_cache.h"
+#include "inference_side/sidecar/engine_hub.h"
+#include "inference_side/sidecar/load_cache.h"
 #include "tests/contract/sidecar/sidecar_fixture.h"
 #include "tests/support/owner_loop.h"
 #include "tests/support/versions.h"

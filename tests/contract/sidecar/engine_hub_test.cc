@@ -1,5 +1,5 @@
 // The sidecar's side of its engine links, between a state machine and engines that the test plays.
-#include "inference_side/agent/engine_hub.h"
+#include "inference_side/sidecar/engine_hub.h"
 
 #include "tests/contract/sidecar/sidecar_fixture.h"
 #include "tests/support/owner_loop.h"

@@ -1,5 +1,5 @@
 // The sidecar's agent on its loop, between a coordinator and engines that the test plays.
-#include "inference_side/agent/sidecar_agent.h"
+#include "inference_side/sidecar/sidecar_agent.h"
 
 #include <arpa/inet.h>
 #include <array>
@@ -7,7 +7,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include "inference_side/agent/sidecar_options.h"
+#include "inference_side/sidecar/sidecar_options.h"
 #include "shared/base/unique_fd.h"
 #include "shared/control/zmq/ports.h"
 #include "shared/transport/frame.h"

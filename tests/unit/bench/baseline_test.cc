@@ -10,7 +10,7 @@
 #include "bench/baseline/baseline_bench.h"
 #include "bench/baseline/memory.h"
 #include "bench/baseline/pages.h"
-#include "bench/measure/directory.h"
+#include "bench/harness/directory.h"
 #include "shared/base/limits.h"
 
 namespace wsync::bench {

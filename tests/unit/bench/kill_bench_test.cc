@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "bench/measure/directory.h"
+#include "bench/harness/directory.h"
 #include "bench/recovery/kill_report.h"
 #include "bench/recovery/trainer_process.h"
 #include "shared/base/format.h"

@@ -8,11 +8,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "bench/measure/directory.h"
-#include "bench/measure/programs.h"
+#include "bench/harness/directory.h"
 #include "bench/page/picture_files.h"
 #include "bench/page/plot_parts.h"
 #include "shared/base/format.h"
+#include "shared/command/programs.h"
 
 namespace wsync::bench {
 namespace {
@@ -265,10 +265,10 @@ TEST(BenchPictures, TheConverterIsLookedForInFoldersOfThePathOnly) {
   ASSERT_TRUE(directory);
   const std::string file = directory->path() + "/made-up";
   std::ofstream(file) << "#!/bin/sh\n";
-  EXPECT_FALSE(find_program("made-up", directory->path()));  // not executable
+  EXPECT_FALSE(cli::find_program("made-up", directory->path()));  // not executable
   std::filesystem::permissions(file, std::filesystem::perms::owner_all);
-  EXPECT_EQ(find_program("made-up", "/nonexistent::relative:" + directory->path()), file);
-  EXPECT_FALSE(find_program("made-up", ""));
+  EXPECT_EQ(cli::find_program("made-up", "/nonexistent::relative:" + directory->path()), file);
+  EXPECT_FALSE(cli::find_program("made-up", ""));
 }
 
 }  // namespace

@@ -5,8 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "bench/measure/directory.h"
-#include "bench/measure/read_result.h"
+#include "bench/harness/directory.h"
+#include "bench/harness/read_result.h"
 #include "bench/peers/member_line.h"
 #include "bench/peers/model_source.h"
 #include "bench/peers/peer_environment.h"

@@ -1,13 +1,13 @@
 // The form that all suites give their figures in: ratios, targets, and a reader that trusts
 // nothing.
-#include "bench/measure/result.h"
+#include "bench/harness/result.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <set>
 
-#include "bench/measure/catalogue.h"
-#include "bench/measure/read_result.h"
+#include "bench/harness/catalogue.h"
+#include "bench/harness/read_result.h"
 #include "bench/sync/report.h"
 
 namespace wsync::bench {

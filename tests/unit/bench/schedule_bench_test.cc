@@ -13,7 +13,7 @@
 #include "bench/schedule/metered_group.h"
 #include "bench/schedule/processes.h"
 #include "bench/schedule/report.h"
-#include "shared/collective/memory/host_segment.h"
+#include "shared/process_group/memory/host_segment.h"
 
 namespace wsync::bench {
 namespace {

@@ -7,10 +7,10 @@
 #include <gtest/gtest.h>
 #include <numeric>
 
-#include "bench/measure/child.h"
-#include "bench/measure/machine.h"
-#include "bench/measure/median_interval.h"
-#include "bench/measure/spread.h"
+#include "bench/harness/child.h"
+#include "bench/harness/machine.h"
+#include "bench/harness/median_interval.h"
+#include "bench/harness/spread.h"
 #include "bench/overhead/report.h"
 #include "bench/sync/report.h"
 #include "bench/sync/scrape.h"

@@ -8,15 +8,15 @@
 #include "deploy/cli/archive_file.h"
 #include "deploy/cli/bundle_config.h"
 #include "deploy/cli/bundle_files.h"
-#include "deploy/cli/context.h"
+#include "deploy/cli/commands.h"
 #include "shared/base/durable_file.h"
 #include "shared/base/format.h"
-#include "tests/unit/cli/run_command.h"
+#include "shared/command/context.h"
+#include "tests/support/run_command.h"
 
 namespace wsync::cli {
 namespace {
 
-using nlohmann::json;
 using test::run_command;
 using test::TemporaryDirectory;
 using testing::AllOf;
@@ -140,19 +140,19 @@ TEST(Bundle, SaysWhatIsMissingAndTellsNoSecret) {
   write_text(d + "/state/default/coordinator.decisions", "12345678");
   write_text(d + "/state/private.pem", "hunter2");
   ::setenv("WSYNC_PASSWORD", "hunter2", 1);
-  const auto run =
-      run_command({"bundle", "-o", d + "/b.tar.gz", "-c", d + "/sidecar.yaml", "-c",
-                   d + "/bad.yaml", "--log", d + "/log", "--log", d + "/no-log", "--json"});
+  const auto run = run_command(
+      service_program(), {"bundle", "-o", d + "/b.tar.gz", "-c", d + "/sidecar.yaml", "-c",
+                          d + "/bad.yaml", "--log", d + "/log", "--log", d + "/no-log", "--json"});
   ::unsetenv("WSYNC_PASSWORD");
   ASSERT_EQ(run.exit_code, kExitOk) << run.out << run.err;
-  const json result = json::parse(run.out).at("result");
+  const nlohmann::json result = nlohmann::json::parse(run.out).at("result");
   const std::string out = d + "/out";
   std::filesystem::create_directories(out);
   ASSERT_EQ(
       std::system(fmt::format("tar -xzf {}/b.tar.gz -C {} --strip-components=1", d, out).c_str()),
       0);
   std::ifstream manifest_file(out + "/manifest.json");
-  const json manifest = json::parse(manifest_file);
+  const nlohmann::json manifest = nlohmann::json::parse(manifest_file);
   EXPECT_EQ(manifest.at("schema"), 1);
   EXPECT_EQ(manifest.at("missing"), result.at("missing"));
   // Every file of the list is there with its bytes, and nothing else is.
@@ -165,7 +165,7 @@ TEST(Bundle, SaysWhatIsMissingAndTellsNoSecret) {
     everything.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   }
   EXPECT_EQ(found, manifest.at("files").size() + 1);
-  for (const json& file : manifest.at("files"))
+  for (const nlohmann::json& file : manifest.at("files"))
     EXPECT_EQ(std::filesystem::file_size(out + "/" + file.at("name").get<std::string>()),
               file.at("bytes"));
   EXPECT_THAT(everything, Not(HasSubstr("hunter2")));

@@ -2,9 +2,10 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "deploy/cli/commands.h"
 #include "shared/weights/checkpoint_dir.h"
 #include "shared/weights/content_digest.h"
-#include "tests/unit/cli/run_command.h"
+#include "tests/support/run_command.h"
 
 namespace wsync::cli {
 namespace {
@@ -22,7 +23,7 @@ class CheckpointCommands : public testing::Test {
   }
   void make(const std::string& name, std::vector<std::string> more) {
     more.insert(more.begin(), {"make-checkpoint", at(name), "--size", "1MiB"});
-    ASSERT_EQ(run_command(more).exit_code, kExitOk);
+    ASSERT_EQ(run_command(service_program(), more).exit_code, kExitOk);
   }
   std::string at(const std::string& name) const { return root_.path() + "/" + name; }
 
@@ -31,33 +32,37 @@ class CheckpointCommands : public testing::Test {
 };
 
 TEST_F(CheckpointCommands, InspectShowsWhatIsThere) {
-  const auto run = run_command({"inspect", at("first"), "--json", "--tensors"});
+  const auto run = run_command(service_program(), {"inspect", at("first"), "--json", "--tensors"});
   EXPECT_EQ(run.exit_code, kExitOk);
   const auto result = nlohmann::json::parse(run.out).at("result");
   EXPECT_EQ(result.at("files"), 4);
   EXPECT_EQ(result.at("tensor_list").size(), result.at("tensors"));
   EXPECT_EQ(result.at("dtypes").at("BF16").at("bytes"), result.at("bytes"));
   EXPECT_EQ(result.at("tensor_list").front().at("name"), "model.embed_tokens.weight");
-  EXPECT_NE(run_command({"inspect", at("first")}).out.find("4 files"), std::string::npos);
+  EXPECT_NE(run_command(service_program(), {"inspect", at("first")}).out.find("4 files"),
+            std::string::npos);
 }
 
 TEST_F(CheckpointCommands, InspectNamesEveryProblem) {
   const std::string file = at("first") + "/model-00002-of-00004.safetensors";
   std::filesystem::resize_file(file, std::filesystem::file_size(file) - 8);
   std::filesystem::remove(at("first") + "/model-00001-of-00004.safetensors");
-  const auto run = run_command({"inspect", at("first")});
+  const auto run = run_command(service_program(), {"inspect", at("first")});
   EXPECT_EQ(run.exit_code, kExitBadInput);
   EXPECT_EQ(run.out, "");
   EXPECT_NE(run.err.find(file), std::string::npos) << run.err;
   EXPECT_NE(run.err.find("model-00001-of-00004.safetensors"), std::string::npos) << run.err;
-  const auto json = nlohmann::json::parse(run_command({"inspect", at("first"), "--json"}).out);
+  const auto json =
+      nlohmann::json::parse(run_command(service_program(), {"inspect", at("first"), "--json"}).out);
   EXPECT_EQ(json.at("ok"), false);
   EXPECT_GE(json.at("result").at("problems").size(), 2U);
-  EXPECT_EQ(run_command({"inspect", at("nowhere")}).exit_code, kExitBadInput);
+  EXPECT_EQ(run_command(service_program(), {"inspect", at("nowhere")}).exit_code, kExitBadInput);
 }
 
 TEST_F(CheckpointCommands, InspectTellsTheContentDigest) {
-  ASSERT_EQ(run_command({"make-checkpoint", at("large"), "--size", "12MiB"}).exit_code, kExitOk);
+  ASSERT_EQ(
+      run_command(service_program(), {"make-checkpoint", at("large"), "--size", "12MiB"}).exit_code,
+      kExitOk);
   const auto directory = CheckpointDirectory::open(at("large"));
   ASSERT_TRUE(directory) << directory.error().message();
   std::vector<Digest> tensors;
@@ -70,18 +75,22 @@ TEST_F(CheckpointCommands, InspectTellsTheContentDigest) {
   }
   EXPECT_TRUE(several_leaves);
   const auto told = [&](const std::string& name) {
-    const auto run = run_command({"inspect", "--digest", "--json", at(name)});
+    const auto run = run_command(service_program(), {"inspect", "--digest", "--json", at(name)});
     return nlohmann::json::parse(run.out).at("result").at("content_digest");
   };
   EXPECT_EQ(told("large"), root_digest(tensors).to_string());
   EXPECT_NE(told("first"), told("second"));
-  EXPECT_EQ(run_command({"inspect", at("first"), "--json"}).out.find("content_digest"),
-            std::string::npos);
+  EXPECT_EQ(
+      run_command(service_program(), {"inspect", at("first"), "--json"}).out.find("content_digest"),
+      std::string::npos);
 }
 
 TEST_F(CheckpointCommands, PlanComparesWithWhatAnEngineHolds) {
-  EXPECT_EQ(run_command({"plan", at("second"), "--against", at("first")}).exit_code, kExitOk);
-  const auto run = run_command({"plan", at("wrong"), "--against", at("first"), "--json"});
+  EXPECT_EQ(
+      run_command(service_program(), {"plan", at("second"), "--against", at("first")}).exit_code,
+      kExitOk);
+  const auto run =
+      run_command(service_program(), {"plan", at("wrong"), "--against", at("first"), "--json"});
   EXPECT_EQ(run.exit_code, kExitFailed);
   const auto problems = nlohmann::json::parse(run.out).at("result").at("problems");
   ASSERT_EQ(problems.size(), 1U) << problems;
@@ -91,9 +100,9 @@ TEST_F(CheckpointCommands, PlanComparesWithWhatAnEngineHolds) {
 
 TEST_F(CheckpointCommands, PlanCountsRoundsAndMemory) {
   const auto planned = [&](const std::string& bucket) {
-    const auto run =
-        run_command({"plan", at("first"), "--bucket", bucket, "--devices", "3", "--buffer", "1MiB",
-                     "--engines", "2", "--versions-held", "3", "--json"});
+    const auto run = run_command(
+        service_program(), {"plan", at("first"), "--bucket", bucket, "--devices", "3", "--buffer",
+                            "1MiB", "--engines", "2", "--versions-held", "3", "--json"});
     return nlohmann::json::parse(run.out).at("result");
   };
   const auto result = planned("1MiB");
@@ -106,8 +115,10 @@ TEST_F(CheckpointCommands, PlanCountsRoundsAndMemory) {
   EXPECT_EQ(peak.at("buffer_bytes"), 9U << 20U);
   EXPECT_EQ(peak.at("engine_bytes"), 2 * result.at("bytes").get<std::uint64_t>());
   EXPECT_EQ(peak.at("staged_bytes"), 3 * result.at("arena_bytes").get<std::uint64_t>());
-  EXPECT_EQ(run_command({"plan", at("first"), "--bucket", "1KiB"}).exit_code, kExitBadInput);
-  EXPECT_EQ(run_command({"plan", at("first"), "--devices", "65"}).exit_code, kExitBadInput);
+  EXPECT_EQ(run_command(service_program(), {"plan", at("first"), "--bucket", "1KiB"}).exit_code,
+            kExitBadInput);
+  EXPECT_EQ(run_command(service_program(), {"plan", at("first"), "--devices", "65"}).exit_code,
+            kExitBadInput);
 }
 
 TEST_F(CheckpointCommands, PlanSaysWhatBuffersTakeOfGpusAndLeaveToEngines) {
@@ -115,7 +126,7 @@ TEST_F(CheckpointCommands, PlanSaysWhatBuffersTakeOfGpusAndLeaveToEngines) {
     std::vector<std::string> command = {"plan",          at("first"), "--devices", "2",
                                         "--device-kind", "cuda",      "--json"};
     command.insert(command.end(), options.begin(), options.end());
-    return run_command(command);
+    return run_command(service_program(), command);
   };
   const auto gpu_of = [](const auto& run) {
     return nlohmann::json::parse(run.out).at("result").at("gpus").at(0);
@@ -140,8 +151,12 @@ TEST_F(CheckpointCommands, PlanSaysWhatBuffersTakeOfGpusAndLeaveToEngines) {
   EXPECT_NE(full.exit_code, kExitOk);
   EXPECT_NE((full.out + full.err).find("set --buffer to at most 6MiB"), std::string::npos)
       << full.out << full.err;
-  EXPECT_EQ(run_command({"plan", at("first"), "--gpu-memory", "80GiB"}).exit_code, kExitBadInput);
-  EXPECT_EQ(run_command({"plan", at("first"), "--device-kind", "cuda"}).exit_code, kExitBadInput);
+  EXPECT_EQ(
+      run_command(service_program(), {"plan", at("first"), "--gpu-memory", "80GiB"}).exit_code,
+      kExitBadInput);
+  EXPECT_EQ(
+      run_command(service_program(), {"plan", at("first"), "--device-kind", "cuda"}).exit_code,
+      kExitBadInput);
   EXPECT_EQ(planned({"--gpu-memory", "much"}).exit_code, kExitBadInput);
   const auto engines = planned({"--engines", "1"});
   EXPECT_EQ(engines.exit_code, kExitBadInput);

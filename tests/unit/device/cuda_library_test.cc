@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "shared/collective/nccl_library.h"
+#include "shared/broadcast/nccl_library.h"
 
 namespace wsync::device {
 namespace {

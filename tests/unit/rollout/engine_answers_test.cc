@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <thread>
 
-#include "tests/unit/http/server_fixture.h"
+#include "tests/unit/reference_engine/http/server_fixture.h"
 #include "trainer_side/rollout/completion_client.h"
 
 namespace wsync::rollout {

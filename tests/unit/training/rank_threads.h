@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "shared/collective/memory/host_segment.h"
+#include "shared/process_group/memory/host_segment.h"
 #include "trainer_side/training/training_rank.h"
 
 namespace wsync::training {

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "shared/base/bytes.h"
-#include "shared/collective/collectives.h"
-#include "shared/collective/regroupable_group.h"
+#include "shared/process_group/collectives.h"
+#include "shared/process_group/regroupable_group.h"
 #include "tests/unit/training/rank_threads.h"
 #include "trainer_side/training/recovery_run.h"
 #include "trainer_side/training/run_state.h"

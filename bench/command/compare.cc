@@ -1,0 +1,100 @@
+// `wsync bench list` and `wsync bench compare`.
+#include "bench/compare/compare.h"
+
+#include <memory>
+
+#include "bench/command/bench_command.h"
+#include "bench/command/bench_run.h"
+#include "bench/harness/catalogue.h"
+#include "bench/harness/read_result.h"
+#include "shared/base/format.h"
+
+namespace wsync::cli {
+namespace {
+
+Outcome bench_list() {
+  Outcome outcome;
+  auto& suites = outcome.result["suites"] = nlohmann::json::array();
+  for (const bench::SuiteText& suite : bench::catalogue()) {
+    nlohmann::json cases = nlohmann::json::array();
+    outcome.text +=
+        fmt::format("{}{}: {}\n", outcome.text.empty() ? "" : "\n", suite.command, suite.question);
+    for (const bench::CaseText& one : suite.cases) {
+      cases.push_back({{"name", one.name},
+                       {"what", one.what},
+                       {"unit", one.unit},
+                       {"higher_is_better", one.higher_is_better},
+                       {"baseline", one.baseline}});
+      outcome.text += fmt::format(
+          "  {} ({}): {}{}\n", one.name, one.unit, one.what,
+          one.baseline.empty() ? std::string() : fmt::format("; against: {}", one.baseline));
+    }
+    suites.push_back({{"name", suite.name},
+                      {"command", suite.command},
+                      {"question", suite.question},
+                      {"cases", std::move(cases)}});
+  }
+  return outcome;
+}
+
+struct CompareArguments {
+  std::string a;
+  std::string b;
+  double factor = bench::kFactorDefault;
+};
+
+Result<Outcome> bench_compare(const CompareArguments& arguments) {
+  const auto a = bench::read_result(arguments.a);
+  if (!a) return fail(a.error());
+  const auto b = bench::read_result(arguments.b);
+  if (!b) return fail(b.error());
+  const auto comparison = bench::compare(*a, *b, arguments.factor);
+  if (!comparison) return fail(comparison.error());
+  const std::size_t worse = comparison->count(bench::Verdict::kSlower);
+  Outcome outcome{.result = bench::to_json(*comparison), .text = bench::to_text(*comparison)};
+  if (comparison->count(bench::Verdict::kTooFew) == comparison->cases.size()) {
+    outcome.complaint =
+        "wsync bench compare: no case has enough rounds to tell anything: measure both anew with "
+        "more (--repeats)";
+    outcome.exit_code = kExitBadInput;
+    return outcome;
+  }
+  if (worse == 0) return outcome;
+  outcome.complaint = fmt::format("wsync bench compare: {} became worse", counted(worse, "case"));
+  outcome.exit_code = kExitFailed;
+  return outcome;
+}
+
+}  // namespace
+
+void add_bench_list(CLI::App& parent, Context& context, BenchRun& run) {
+  CLI::App* command = add_command(
+      parent, context,
+      {.name = "list",
+       .description = "The suites and their cases: what each measures, and against what",
+       .examples = {"wsync bench list", "wsync bench list --json"}});
+  command->callback(
+      [&run] { run.add_alone("list", []() -> Result<Outcome> { return bench_list(); }); });
+}
+
+void add_bench_compare(CLI::App& parent, Context& context, BenchRun& run) {
+  CLI::App* command = add_command(
+      parent, context,
+      {.name = "compare",
+       .description = "What has changed from one result file to another, beyond its spread; exit 1 "
+                      "when a case became worse",
+       .examples = {"wsync bench compare before.json after.json",
+                    "wsync bench compare before.json after.json --factor 1.02 --json"}});
+  auto arguments = std::make_shared<CompareArguments>();
+  command->add_option("A", arguments->a, "Result file of `wsync bench ... --output`")->required();
+  command->add_option("B", arguments->b, "The one that is compared with it")->required();
+  command
+      ->add_option("--factor", arguments->factor,
+                   "Medians that differ by less are the same (default: 1.05)")
+      ->check(CLI::Range(1.0, bench::kFactorMax));
+  command->callback([&run, arguments] {
+    run.add_alone("compare", [arguments] { return bench_compare(*arguments); });
+  });
+}
+
+}  // namespace wsync::cli

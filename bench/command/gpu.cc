@@ -1,0 +1,182 @@
+// `wsync bench gpu`: GPUs against what they can do.
+#include <memory>
+
+#include "bench/command/bench_command.h"
+#include "bench/command/bench_run.h"
+#include "bench/gpu/gpu_bench.h"
+#include "bench/gpu/reader.h"
+#include "bench/gpu/report.h"
+#include "bench/harness/directory.h"
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/command/programs.h"
+#include "shared/config/units.h"
+#include "shared/observe/trace/progress.h"
+#include "shared/weights/example/example_checkpoint.h"
+
+namespace wsync::cli {
+namespace {
+
+constexpr unsigned kGpuRoundsMax = 10'000;
+constexpr unsigned kLogicalDevicesMax = 8;
+constexpr std::uint64_t kCopyBytesMin = 2 * limits::kMiB;
+
+struct GpuArguments {
+  bench::GpuBenchOptions options;
+  std::string size = "8GiB";
+  std::string buffer = "512MiB";
+  std::string pause = "1GiB";
+  std::uint64_t pause_bytes = 0;
+  std::string directory;
+};
+
+Result<> read_sizes(GpuArguments& arguments) {
+  const auto size = config::parse_size(arguments.size);
+  if (!size) return fail(size.error().with_context("--size"));
+  const auto buffer = config::parse_size(arguments.buffer);
+  if (!buffer) return fail(buffer.error().with_context("--buffer"));
+  if (*buffer < kCopyBytesMin || *buffer > limits::kBucketBytesMax || *buffer % kCopyBytesMin != 0)
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("--buffer is {} bytes, expected a multiple of 2MiB, 8GiB at most", *buffer));
+  if (*size < *buffer || *size > limits::kBucketBytesMax)
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("--size is {} bytes, expected a buffer ({} bytes) to 8GiB", *size, *buffer));
+  const auto pause = config::parse_size(arguments.pause);
+  if (!pause) return fail(pause.error().with_context("--pause"));
+  arguments.pause_bytes = *pause;
+  if (!arguments.directory.empty() && !std::filesystem::is_directory(arguments.directory))
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("--directory: {} is no folder", arguments.directory));
+  arguments.options.bytes = *size;
+  arguments.options.buffer_bytes = *buffer;
+  return {};
+}
+
+// Two models of equal layouts, to be published in turn.
+Result<> make_checkpoints(const GpuArguments& arguments, bench::GpuBenchOptions& options,
+                          trace::ProgressLine& line) {
+  for (std::uint64_t seed = 1; arguments.pause_bytes > 0 && seed <= 2; ++seed) {
+    line.update("making checkpoints", 0, 0, now());
+    const DemoCheckpoint checkpoint{.directory = fmt::format("{}/model{}", options.directory, seed),
+                                    .bytes = arguments.pause_bytes,
+                                    .seed = seed};
+    const auto made = make_demo_checkpoint(checkpoint);
+    if (!made) return fail(made.error());
+    options.checkpoints.push_back(checkpoint.directory);
+  }
+  return {};
+}
+
+Result<SuiteOutcome> bench_gpu(GpuArguments arguments, const bench::Interrupt& interrupt) {
+  WSYNC_TRY(read_sizes(arguments));
+  if (const std::string missing = bench::missing_gpu(); !missing.empty()) {
+    const std::string sentence = "wsync bench gpu needs a GPU: " + missing;
+    return SuiteOutcome{.outcome = {.result = {{"missing", missing}},
+                                    .text = {},
+                                    .complaint = sentence,
+                                    .exit_code = kExitUnreachable},
+                        .suite = {.suite = "gpu", .cases = {}, .notes = {"no GPU: " + missing}}};
+  }
+  auto executable = find_wsync_program("wsync");
+  if (!executable) return fail(executable.error());
+  arguments.options.executable = std::move(*executable);
+  const auto directory = bench::TemporaryDirectory::create(arguments.directory);
+  if (!directory) return fail(directory.error());
+  arguments.options.directory = directory->path();
+  trace::ProgressLine line;
+  WSYNC_TRY(make_checkpoints(arguments, arguments.options, line));
+  const auto result = bench::run_gpu_bench(
+      arguments.options, interrupt, [&line](std::string_view label, unsigned done, unsigned total) {
+        line.update(fmt::format("{} ({} of {})", label, done, total), 0, 0, now());
+      });
+  if (!result) return fail(result.error());
+  return SuiteOutcome{
+      .outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
+      .suite = bench::to_suite(*result)};
+}
+
+// What the line's common options say of this suite.
+void heed_gpu_common(const BenchOptions& common, const CLI::App& command, GpuArguments& arguments) {
+  arguments.options.rounds =
+      rounds_of(common, command, "--rounds", arguments.options.rounds, kQuickRounds);
+  if (!common.quick) return;
+  const auto set = [&command](const char* option, auto& value, auto quick) {
+    if (command.count(option) == 0) value = quick;
+  };
+  set("--size", arguments.size, "512MiB");
+  set("--buffer", arguments.buffer, "64MiB");
+  set("--pause", arguments.pause, "64MiB");
+  set("--updates", arguments.options.updates, 2U);
+}
+
+// What `bench gpu` starts: hidden, for it is of no use to anybody else.
+void add_gpu_reader(CLI::App& parent, Context& context) {
+  CLI::App* command = add_command(
+      parent, context,
+      {.name = "gpu-reader",
+       .description = "Reads a GPU's buffers of another process, told so on standard input",
+       .examples = {"wsync bench gpu-reader --gpu 0 --bytes 536870912"}});
+  command->group("");
+  auto options = std::make_shared<bench::ReaderOptions>();
+  command->add_option("--gpu", options->gpu, "The GPU, as the driver numbers them");
+  command->add_option("--device-index", options->device_index, "Index of the device in its group");
+  command->add_option("--bytes", options->bytes, "Bytes of its own memory")->required();
+  command->callback([&context, options] {
+    context.run("bench gpu-reader", [&]() -> Result<Outcome> {
+      WSYNC_TRY(bench::run_reader(*options));
+      return Outcome{};
+    });
+  });
+}
+
+}  // namespace
+
+void add_bench_gpu(CLI::App& parent, Context& context, BenchRun& run) {
+  CLI::App* command = add_command(
+      parent, context,
+      {.name = "gpu",
+       .description = "Copies, digests and whole updates of GPUs, against what the driver's plain "
+                      "calls reach on the same machine",
+       .examples = {"wsync bench gpu", "wsync bench gpu --gpus 0 --devices 1,2 --json",
+                    "wsync bench gpu --size 2GiB --buffer 128MiB"}});
+  auto arguments = std::make_shared<GpuArguments>();
+  bench::GpuBenchOptions& options = arguments->options;
+  command->add_option("--gpus", options.gpus, "GPUs, as the driver numbers them (default: all)")
+      ->delimiter(',');
+  command
+      ->add_option("--devices", options.devices,
+                   "Numbers of logical devices on the first GPU, one case for each (default: "
+                   "1,2,4)")
+      ->delimiter(',')
+      ->check(CLI::Range(1U, kLogicalDevicesMax));
+  command->add_option("--size", arguments->size,
+                      "Bytes of the model, less where memory is short (default: 8GiB)");
+  command->add_option("--buffer", arguments->buffer,
+                      "Bytes of one copy, and of a buffer at most (default: 512MiB)");
+  command->add_option("--pause", arguments->pause,
+                      "Bytes of the models that are published to measure the pause; 0: not "
+                      "measured (default: 1GiB)");
+  command->add_option("--rounds", options.rounds, "Pairs of a ceiling and ours (default: 15)")
+      ->check(CLI::Range(1U, kGpuRoundsMax));
+  command
+      ->add_option("--updates", options.updates,
+                   "Rounds of whole updates, of their stages and of the pause (default: 5)")
+      ->check(CLI::Range(1U, kGpuRoundsMax));
+  command
+      ->add_option(
+          "--directory", arguments->directory,
+          "Where checkpoints, sockets and logs are made, and removed (default: $TMPDIR or /tmp)")
+      ->type_name("DIR");
+  add_bench_options(*command, run);
+  command->callback([&run, arguments, command] {
+    run.add_suite("gpu", [&run, arguments, command](const bench::Interrupt& interrupt) {
+      heed_gpu_common(run.options, *command, *arguments);
+      return bench_gpu(*arguments, interrupt);
+    });
+  });
+  add_gpu_reader(parent, context);
+}
+
+}  // namespace wsync::cli

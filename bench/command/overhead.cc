@@ -1,0 +1,89 @@
+// `wsync bench overhead`: what watching an update costs.
+#include <memory>
+
+#include "bench/command/bench_checkpoints.h"
+#include "bench/command/bench_command.h"
+#include "bench/command/bench_run.h"
+#include "bench/harness/directory.h"
+#include "bench/overhead/report.h"
+#include "shared/base/format.h"
+#include "shared/command/programs.h"
+#include "shared/observe/trace/progress.h"
+
+namespace wsync::cli {
+namespace {
+
+constexpr unsigned kOverheadEnginesMax = 64;
+constexpr unsigned kQuickOverheadRounds = 6;
+
+struct OverheadArguments {
+  BenchModel model;
+  unsigned engines = 1;
+  unsigned rounds = bench::kOverheadPairsWanted;
+  std::string directory;
+};
+
+Result<SuiteOutcome> bench_overhead(const OverheadArguments& arguments,
+                                    const bench::Interrupt& interrupt) {
+  const auto directory = bench::TemporaryDirectory::create(arguments.directory);
+  if (!directory) return fail(directory.error());
+  auto executable = find_wsync_program("wsync");
+  if (!executable) return fail(executable.error());
+  trace::ProgressLine line;
+  line.update("making checkpoints", 0, 0, now());
+  auto checkpoints = make_bench_checkpoints(
+      arguments.model, directory->path(),
+      [&](std::uint64_t bytes) { return bench::check_overhead_memory(bytes, arguments.engines); });
+  if (!checkpoints) return fail(checkpoints.error());
+  const bench::OverheadBenchOptions wanted{.executable = std::move(*executable),
+                                           .directory = directory->path(),
+                                           .checkpoints = std::move(checkpoints->directories),
+                                           .bytes = checkpoints->bytes,
+                                           .engines = arguments.engines,
+                                           .rounds = arguments.rounds};
+  const auto result = bench::run_overhead_bench(
+      wanted, interrupt, [&line](std::string_view label, unsigned done, unsigned total) {
+        line.update(fmt::format("{} ({} of {})", label, done, total), 0, 0, now());
+      });
+  if (!result) return fail(result.error());
+  SuiteOutcome made{.outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
+                    .suite = bench::to_suite(*result)};
+  tell_model(arguments.model, made);
+  return made;
+}
+
+}  // namespace
+
+void add_bench_overhead(CLI::App& parent, Context& context, BenchRun& run) {
+  CLI::App* command = add_command(
+      parent, context,
+      {.name = "overhead",
+       .description = "What spans, pages of metrics and traces cost an update in processor time",
+       .examples = {"wsync bench overhead", "wsync bench overhead --engines 2 --rounds 60 --json",
+                    "wsync bench overhead --quick"}});
+  auto arguments = std::make_shared<OverheadArguments>();
+  add_bench_model(*command, arguments->model);
+  command
+      ->add_option("--engines", arguments->engines,
+                   "Engines of each of the two fleets (default: 1)")
+      ->check(CLI::Range(1U, kOverheadEnginesMax));
+  command
+      ->add_option("--rounds", arguments->rounds,
+                   "Rounds of two updates of each kind (default: 30)")
+      ->check(CLI::Range(1U, kBenchRepeatsMax));
+  command
+      ->add_option("--directory", arguments->directory,
+                   "Where checkpoints and sockets are made, and removed (default: $TMPDIR or /tmp)")
+      ->type_name("DIR");
+  add_bench_options(*command, run);
+  command->callback([&run, arguments, command] {
+    run.add_suite("overhead", [&run, arguments, command](const bench::Interrupt& interrupt) {
+      arguments->rounds =
+          rounds_of(run.options, *command, "--rounds", arguments->rounds, kQuickOverheadRounds);
+      if (run.options.quick && command->count("--size") == 0) arguments->model.size = "64MiB";
+      return bench_overhead(*arguments, interrupt);
+    });
+  });
+}
+
+}  // namespace wsync::cli

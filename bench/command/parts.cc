@@ -1,0 +1,211 @@
+// `wsync bench control`, `transport` and `codecs`: parts of the product by themselves.
+#include <memory>
+
+#include "bench/codecs/codecs_bench.h"
+#include "bench/command/bench_command.h"
+#include "bench/command/bench_run.h"
+#include "bench/control/control_bench.h"
+#include "bench/harness/directory.h"
+#include "bench/harness/report.h"
+#include "bench/transport/transport_bench.h"
+#include "shared/base/format.h"
+#include "shared/config/units.h"
+#include "shared/observe/trace/progress.h"
+
+namespace wsync::cli {
+namespace {
+
+constexpr unsigned kPartRounds = 15;
+
+// Shows what is measured now.
+bench::OnTurn show_turns(trace::ProgressLine& line) {
+  return [&line](std::string_view name, unsigned done, unsigned total) {
+    line.update(fmt::format("{} ({} of {})", name, done, total), 0, 0, now());
+  };
+}
+
+// `measured`: "256 MiB in each measurement".
+SuiteOutcome part_outcome(bench::SuiteResult suite, const std::string& measured, unsigned rounds) {
+  const bench::Machine machine = bench::this_machine();
+  std::string text =
+      fmt::format("{}\n{}; {}\n{}, {} rounds, everything that arrives checked\n\n",
+                  bench::processor_text(machine), machine.layout, machine.kernel, measured, rounds);
+  Outcome outcome{.result = bench::to_json(result_file({suite})),
+                  .text = text + bench::to_text(suite)};
+  return {.outcome = std::move(outcome), .suite = std::move(suite)};
+}
+
+void add_directory_option(CLI::App& command, std::string& directory) {
+  command
+      .add_option("--directory", directory,
+                  "Where sockets are made, and removed (default: $TMPDIR or /tmp)")
+      ->type_name("DIR");
+}
+
+// ---- control ----
+
+struct ControlArguments {
+  bench::ControlBenchOptions options;
+  std::string directory;
+};
+
+Result<SuiteOutcome> bench_control(ControlArguments arguments, const bench::Interrupt& interrupt) {
+  const auto directory = bench::TemporaryDirectory::create(arguments.directory);
+  if (!directory) return fail(directory.error());
+  arguments.options.directory = directory->path();
+  trace::ProgressLine line;
+  auto suite = bench::run_control_bench(arguments.options, interrupt, show_turns(line));
+  if (!suite) return fail(std::move(suite).error());
+  return part_outcome(
+      std::move(*suite),
+      fmt::format("{} round trips in each measurement, {} messages one way",
+                  arguments.options.messages, bench::kOneWayTimes * arguments.options.messages),
+      arguments.options.rounds);
+}
+
+// ---- transport ----
+
+struct TransportArguments {
+  bench::TransportBenchOptions options;
+  std::string size = "256MiB";
+  std::vector<std::string> buckets = {"1MiB", "8MiB", "64MiB"};
+  std::string directory;
+};
+
+Result<SuiteOutcome> bench_transport(TransportArguments arguments,
+                                     const bench::Interrupt& interrupt) {
+  const auto size = config::parse_size(arguments.size);
+  if (!size) return fail(size.error().with_context("--size"));
+  arguments.options.bytes = *size;
+  arguments.options.bucket_bytes.clear();
+  for (const std::string& text : arguments.buckets) {
+    const auto bucket = config::parse_size(text);
+    if (!bucket) return fail(bucket.error().with_context("--bucket"));
+    arguments.options.bucket_bytes.push_back(*bucket);
+  }
+  const auto directory = bench::TemporaryDirectory::create(arguments.directory);
+  if (!directory) return fail(directory.error());
+  arguments.options.directory = directory->path();
+  trace::ProgressLine line;
+  auto suite = bench::run_transport_bench(arguments.options, interrupt, show_turns(line));
+  if (!suite) return fail(std::move(suite).error());
+  return part_outcome(
+      std::move(*suite),
+      fmt::format("{} in each measurement", trace::format_bytes(arguments.options.bytes)),
+      arguments.options.rounds);
+}
+
+// ---- codecs ----
+
+struct CodecsArguments {
+  bench::CodecsBenchOptions options;
+  std::string size = "256MiB";
+};
+
+Result<SuiteOutcome> bench_codecs(CodecsArguments arguments, const bench::Interrupt& interrupt) {
+  const auto size = config::parse_size(arguments.size);
+  if (!size) return fail(size.error().with_context("--size"));
+  arguments.options.bytes = *size;
+  trace::ProgressLine line;
+  auto suite = bench::run_codecs_bench(arguments.options, interrupt, show_turns(line));
+  if (!suite) return fail(std::move(suite).error());
+  return part_outcome(
+      std::move(*suite),
+      fmt::format("{} in each measurement, texts of {}",
+                  trace::format_bytes(arguments.options.bytes), arguments.options.model),
+      arguments.options.rounds);
+}
+
+// --repeats is the only option for rounds of these suites.
+unsigned part_rounds(const BenchRun& run) {
+  return run.options.repeats.value_or(run.options.quick ? kQuickRounds : kPartRounds);
+}
+
+}  // namespace
+
+void add_bench_control(CLI::App& parent, Context& context, BenchRun& run) {
+  CLI::App* command = add_command(
+      parent, context,
+      {.name = "control",
+       .description = "Messages over the product's links beside bare sockets, their bytes, and a "
+                      "coordinator's decisions",
+       .examples = {"wsync bench control", "wsync bench control --replicas 1,32,1024 --json",
+                    "wsync bench control --messages 10000 --output control.json"}});
+  auto arguments = std::make_shared<ControlArguments>();
+  command->add_option("--messages", arguments->options.messages,
+                      "Round trips of one measurement; one way ten times as many messages go "
+                      "(default: 2000)");
+  command
+      ->add_option("--replicas", arguments->options.replicas,
+                   "Replicas of update rounds, one case for each (default: 1,10,100,1000)")
+      ->delimiter(',');
+  add_directory_option(*command, arguments->directory);
+  add_bench_options(*command, run);
+  command->callback([&run, arguments, command] {
+    run.add_suite("control", [&run, arguments, command](const bench::Interrupt& interrupt) {
+      arguments->options.rounds = part_rounds(run);
+      if (run.options.quick && command->count("--messages") == 0) arguments->options.messages = 200;
+      if (run.options.quick && command->count("--replicas") == 0)
+        arguments->options.replicas = {1, 100};
+      return bench_control(*arguments, interrupt);
+    });
+  });
+}
+
+void add_bench_transport(CLI::App& parent, Context& context, BenchRun& run) {
+  CLI::App* command = add_command(
+      parent, context,
+      {.name = "transport",
+       .description = "Versions through memfd and TCP streams beside a copy and a bare connection",
+       .examples = {"wsync bench transport", "wsync bench transport --bucket 4MiB --json",
+                    "wsync bench transport --size 1GiB --connections 1,2,4,8"}});
+  auto arguments = std::make_shared<TransportArguments>();
+  command->add_option("--size", arguments->size,
+                      "Bytes of each measurement, 1MiB to 64GiB (default: 256MiB)");
+  command
+      ->add_option("--bucket", arguments->buckets,
+                   "Bytes of a bucket, one case for each (default: 1MiB,8MiB,64MiB)")
+      ->delimiter(',');
+  command
+      ->add_option("--connections", arguments->options.connections,
+                   "TCP connections of a transfer, one case for each (default: 1,4)")
+      ->delimiter(',');
+  add_directory_option(*command, arguments->directory);
+  add_bench_options(*command, run);
+  command->callback([&run, arguments, command] {
+    run.add_suite("transport", [&run, arguments, command](const bench::Interrupt& interrupt) {
+      arguments->options.rounds = part_rounds(run);
+      if (run.options.quick && command->count("--size") == 0) arguments->size = "32MiB";
+      if (run.options.quick && command->count("--bucket") == 0) arguments->buckets = {"4MiB"};
+      return bench_transport(*arguments, interrupt);
+    });
+  });
+}
+
+void add_bench_codecs(CLI::App& parent, Context& context, BenchRun& run) {
+  CLI::App* command = add_command(
+      parent, context,
+      {.name = "codecs",
+       .description = "Digests, checksums, conversions and parsers on the way of weights, beside "
+                      "copies of the same bytes",
+       .examples = {"wsync bench codecs", "wsync bench codecs --model Kimi-K2 --json",
+                    "wsync bench codecs --size 1GiB --output codecs.json"}});
+  auto arguments = std::make_shared<CodecsArguments>();
+  command->add_option("--size", arguments->size,
+                      "Bytes of each measurement, 1MiB to 64GiB (default: 256MiB)");
+  command
+      ->add_option("--model", arguments->options.model,
+                   "Published model whose header, index and layout are read (default: "
+                   "Qwen3-30B-A3B)")
+      ->type_name("NAME");
+  add_bench_options(*command, run);
+  command->callback([&run, arguments, command] {
+    run.add_suite("codecs", [&run, arguments, command](const bench::Interrupt& interrupt) {
+      arguments->options.rounds = part_rounds(run);
+      if (run.options.quick && command->count("--size") == 0) arguments->size = "32MiB";
+      return bench_codecs(*arguments, interrupt);
+    });
+  });
+}
+
+}  // namespace wsync::cli

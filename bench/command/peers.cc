@@ -1,0 +1,204 @@
+// `wsync bench peers`: the same job by wsync and by what else is used for it.
+#include <filesystem>
+#include <memory>
+
+#include "bench/command/bench_checkpoints.h"
+#include "bench/command/bench_command.h"
+#include "bench/command/bench_run.h"
+#include "bench/harness/directory.h"
+#include "bench/peers/copier.h"
+#include "bench/peers/report.h"
+#include "bench/peers/scripts.h"
+#include "shared/base/format.h"
+#include "shared/command/programs.h"
+#include "shared/config/units.h"
+#include "shared/observe/trace/progress.h"
+#include "shared/observe/trace/text_file.h"
+
+namespace wsync::cli {
+namespace {
+
+constexpr unsigned kPeerEnginesMax = 64;
+constexpr unsigned kPeerRoundsMax = 1'000;
+constexpr unsigned kPeerWarmUpsMax = 100;
+
+struct PeersArguments {
+  bench::PeersBenchOptions options;
+  BenchModel model;
+  std::vector<std::string> peers;
+  std::string directory;
+  std::string environment;
+  std::string svg;
+  bool install = false;
+};
+
+// Everything that can be refused before minutes are spent.
+Result<> check_peer_arguments(const PeersArguments& arguments) {
+  if (auto picked = bench::pick_peers(arguments.peers); !picked)
+    return fail(picked.error().with_context("--peers"));
+  if (!arguments.directory.empty() && !std::filesystem::is_directory(arguments.directory))
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("--directory: {} is no folder", arguments.directory));
+  // Peers that need the default are skipped where it is not there.
+  if (arguments.options.tmpfs != bench::kPeersTmpfs &&
+      !std::filesystem::is_directory(arguments.options.tmpfs))
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("--tmpfs: {} is no folder", arguments.options.tmpfs));
+  return check_bench_model(arguments.model, [&arguments](std::uint64_t bytes) {
+    return bench::require_peers_memory(bytes, arguments.options.engines);
+  });
+}
+
+Result<std::vector<bench::FoundPeer>> find_or_install(const PeersArguments& arguments,
+                                                      const std::string& scripts,
+                                                      const bench::Interrupt& interrupt,
+                                                      trace::ProgressLine& line,
+                                                      std::vector<std::string>& notes) {
+  bench::PeerEnvironment environment{.folder = arguments.environment, .scripts = scripts};
+  if (environment.folder.empty()) {
+    auto folder = bench::default_peer_folder();
+    if (!folder) return fail(std::move(folder).error());
+    environment.folder = std::move(*folder);
+  }
+  environment.folder = std::filesystem::absolute(environment.folder).string();
+  std::filesystem::create_directory(scripts);
+  WSYNC_TRY(bench::write_peer_scripts(scripts));
+  if (arguments.install) {
+    auto installed = bench::install_peers(
+        environment, interrupt, [&line](std::string_view step) { line.update(step, 0, 0, now()); });
+    if (!installed) return fail(installed.error().with_context("--install"));
+    notes = std::move(*installed);
+  }
+  const auto picked = bench::pick_peers(arguments.peers);
+  if (!picked) return fail(picked.error());
+  return bench::find_peers(*picked, environment, arguments.options.engines, interrupt);
+}
+
+Result<SuiteOutcome> bench_peers(const PeersArguments& arguments,
+                                 const bench::Interrupt& interrupt) {
+  if (!arguments.svg.empty())
+    if (const auto checked = trace::check_text_file(arguments.svg); !checked)
+      return fail(checked.error().with_context("--svg"));
+  WSYNC_TRY(check_peer_arguments(arguments));
+  const auto directory = bench::TemporaryDirectory::create(arguments.directory);
+  if (!directory) return fail(directory.error());
+  auto executable = find_wsync_program("wsync");
+  if (!executable) return fail(executable.error());
+  trace::ProgressLine line;
+  bench::PeersBenchOptions options = arguments.options;
+  options.executable = std::move(*executable);
+  options.directory = std::filesystem::absolute(directory->path()).string();
+  std::vector<std::string> notes;
+  auto peers = find_or_install(arguments, options.directory + "/scripts", interrupt, line, notes);
+  if (!peers) return fail(std::move(peers).error());
+  options.peers = std::move(*peers);
+  line.update("making checkpoints", 0, 0, now());
+  auto checkpoints =
+      make_bench_checkpoints(arguments.model, options.directory, [&options](std::uint64_t bytes) {
+        return bench::require_peers_memory(bytes, options.engines);
+      });
+  if (!checkpoints) return fail(std::move(checkpoints).error());
+  options.checkpoints = std::move(checkpoints->directories);
+  const auto result = bench::run_peers_bench(
+      options, interrupt, [&line](std::string_view name, unsigned done, unsigned total) {
+        line.update(fmt::format("{} ({} of {})", name, done, total), 0, 0, now());
+      });
+  if (!result) return fail(result.error());
+  if (!arguments.svg.empty())
+    WSYNC_TRY(trace::write_text_file(arguments.svg, bench::to_svg(*result)));
+  SuiteOutcome made{.outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
+                    .suite = bench::to_suite(*result)};
+  tell_model(arguments.model, made);
+  for (const std::string& note : notes) {
+    made.outcome.text += "note: --install: " + note + "\n";
+    made.suite.notes.push_back("--install: " + note);
+  }
+  std::vector<std::string_view> failed;
+  for (const bench::PeerRow& row : result->rows)
+    if (!row.failed.empty()) failed.push_back(row.peer->name);
+  if (!failed.empty()) {
+    made.outcome.complaint = fmt::format("wsync bench peers: failed: {}", fmt::join(failed, ", "));
+    made.outcome.exit_code = kExitFailed;
+  }
+  return made;
+}
+
+void add_peers_options(CLI::App& command, PeersArguments& arguments) {
+  command
+      .add_option("--peers", arguments.peers,
+                  fmt::format("Which ones (default: all): {}", bench::peer_names()))
+      ->delimiter(',')
+      ->type_name("NAME");
+  add_bench_model(command, arguments.model);
+  command.add_option("--engines", arguments.options.engines, "Number of engines (default: 2)")
+      ->check(CLI::Range(1U, kPeerEnginesMax));
+  command
+      .add_option("--rounds", arguments.options.rounds,
+                  "Rounds, in each of which all take turns (default: 9)")
+      ->check(CLI::Range(1U, kPeerRoundsMax));
+  command
+      .add_option("--warm-ups", arguments.options.warm_ups,
+                  "Transfers before the measured one of each turn (default: 3)")
+      ->check(CLI::Range(1U, kPeerWarmUpsMax));
+  command.add_flag("--install", arguments.install,
+                   "First install what peers need: Python packages into --environment, and as root "
+                   "on Debian the packages of Open MPI, UCX and Redis");
+  command
+      .add_option("--environment", arguments.environment,
+                  "Folder of the Python environment (default: ~/.cache/wsync/peers)")
+      ->type_name("DIR");
+  command
+      .add_option("--directory", arguments.directory,
+                  "Where checkpoints, sockets and the peers' files on disk are made, and removed "
+                  "(default: $TMPDIR or /tmp)")
+      ->type_name("DIR");
+  command
+      .add_option("--tmpfs", arguments.options.tmpfs,
+                  "Where the peers' files on tmpfs are made, and removed (default: /dev/shm)")
+      ->type_name("DIR");
+  command.add_option("--svg", arguments.svg, "Draw the bars")->type_name("FILE");
+}
+
+}  // namespace
+
+void add_bench_peers(CLI::App& parent, Context& context, BenchRun& run) {
+  CLI::App* command = add_command(
+      parent, context,
+      {.name = "peers",
+       .description = "A model from a trainer's memory into engines', verified: by wsync, and by "
+                      "what else is used for it",
+       .examples = {"wsync bench peers --install --svg peers.svg --output peers.json",
+                    "wsync bench peers --peers gloo-buckets,openmpi --engines 4 --rounds 21",
+                    "wsync bench peers --checkpoint /models/Qwen3-0.6B",
+                    "wsync bench peers --quick --peers raw-tmpfs"}});
+  auto arguments = std::make_shared<PeersArguments>();
+  add_peers_options(*command, *arguments);
+  add_bench_options(*command, run);
+  command->callback([&context, &run, arguments, command] {
+    // This process is the trainer, whose log nobody wants to read beside the progress.
+    if (!context.options.log_level_given) context.options.log_level = "error";
+    run.add_suite("peers", [&run, arguments, command](const bench::Interrupt& interrupt) {
+      arguments->options.rounds =
+          rounds_of(run.options, *command, "--rounds", arguments->options.rounds, 2);
+      if (run.options.quick && command->count("--size") == 0) arguments->model.size = "32MiB";
+      if (run.options.quick && command->count("--warm-ups") == 0) arguments->options.warm_ups = 1;
+      return bench_peers(*arguments, interrupt);
+    });
+  });
+}
+
+void add_bench_copier(CLI::App& parent, Context& context) {
+  CLI::App* command = add_command(parent, context,
+                                  {.name = "copier",
+                                   .description = "The floor of `bench peers`, told so by it",
+                                   .examples = {"wsync bench copier"}});
+  command->group("");  // of no use to anybody else
+  command->callback([&context] {
+    context.run("bench copier", []() -> Result<Outcome> {
+      WSYNC_TRY(bench::run_copier());
+      return Outcome{};
+    });
+  });
+}
+
+}  // namespace wsync::cli

@@ -1,0 +1,194 @@
+// `wsync bench scale`: updates on clusters, on paper.
+#include <algorithm>
+#include <memory>
+
+#include "bench/command/bench_command.h"
+#include "bench/command/bench_run.h"
+#include "bench/scale/report.h"
+#include "bench/scale/scale_bench.h"
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/config/units.h"
+#include "shared/observe/trace/text_file.h"
+
+namespace wsync::cli {
+namespace {
+
+constexpr std::uint64_t kScaleBufferMin = limits::kMiB;
+constexpr double kOversubscriptionMax = 1000;
+constexpr unsigned kGpusPerHostMax = static_cast<unsigned>(limits::kDeviceCount);
+
+struct ScaleArguments {
+  std::vector<std::string> models;
+  std::vector<unsigned> gpus;
+  std::string host = "h20";
+  unsigned gpus_per_host = 0;
+  unsigned gpus_per_replica = 0;
+  unsigned gpus_per_switch = 0;
+  double oversubscription = 1;
+  std::string pcie, nvlink, network;  // bytes a second; empty: the host's
+  std::string buffer = "512MiB";
+  std::string peer_buffer = "8GiB";
+  std::string stages = "auto";
+  std::string svg;
+};
+
+// A speed given as bytes a second, or the one that is there. 0 only where it means "none".
+Result<> read_speed(const char* option, const std::string& text, bool none, double& speed) {
+  if (text.empty()) return {};
+  const auto bytes = config::parse_size(text);
+  if (!bytes) return fail(bytes.error().with_context(option));
+  if (*bytes == 0 && !none)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{}: 0 bytes a second, expected more", option));
+  speed = static_cast<double>(*bytes);
+  return {};
+}
+
+Result<> read_buffer(const char* option, const std::string& text, std::uint64_t& buffer) {
+  const auto bytes = config::parse_size(text);
+  if (!bytes) return fail(bytes.error().with_context(option));
+  if (*bytes < kScaleBufferMin || *bytes > limits::kBucketBytesMax)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{} is {} bytes, expected 1MiB to 8GiB", option, *bytes));
+  buffer = *bytes;
+  return {};
+}
+
+Result<> read_host(const ScaleArguments& arguments, bench::HostType& host) {
+  const auto found = bench::find_host(arguments.host);
+  if (!found) return fail(found.error().with_context("--host"));
+  host = *found;
+  if (arguments.gpus_per_host != 0) {
+    // NICs come with the GPUs.
+    host.nics = std::max(1U, host.nics * arguments.gpus_per_host / host.gpus);
+    host.gpus = arguments.gpus_per_host;
+  }
+  if (arguments.gpus_per_switch != 0) host.gpus_per_switch = arguments.gpus_per_switch;
+  WSYNC_TRY(read_speed("--pcie", arguments.pcie, false, host.pcie));
+  WSYNC_TRY(read_speed("--nvlink", arguments.nvlink, true, host.nvlink));
+  return read_speed("--network", arguments.network, false, host.nic);
+}
+
+Result<bench::ScaleOptions> read_options(const ScaleArguments& arguments) {
+  bench::ScaleOptions options{.oversubscription = arguments.oversubscription,
+                              .gpus_per_replica = arguments.gpus_per_replica};
+  WSYNC_TRY(read_host(arguments, options.host));
+  WSYNC_TRY(read_buffer("--buffer", arguments.buffer, options.buffer_bytes));
+  WSYNC_TRY(read_buffer("--peer-buffer", arguments.peer_buffer, options.peer_buffer_bytes));
+  const auto stages = reload::parse_stages(arguments.stages);
+  if (!stages) return fail(stages.error().with_context("--stages"));
+  options.stages = *stages;
+  for (const std::string& name : arguments.models) {
+    const auto model = bench::find_model(name);
+    if (!model) return fail(model.error().with_context("--model"));
+    options.models.push_back(*model);
+  }
+  if (arguments.models.empty())
+    options.models.assign(bench::model_shapes().begin(), bench::model_shapes().end());
+  options.gpus.assign(arguments.gpus.begin(), arguments.gpus.end());
+  std::ranges::sort(options.gpus);
+  return options;
+}
+
+// A simulation has one answer, however often it is asked.
+void refuse_repeats(CLI::App& command) {
+  command.get_option("--repeats")->check([](const std::string& given) {
+    return fmt::format(
+        "{}: `wsync bench scale` measures nothing, and its simulation says the same "
+        "each time; leave --repeats out, or let it stand behind another suite",
+        given);
+  });
+}
+
+// With --quick less is simulated.
+void heed_quick(const BenchOptions& common, const CLI::App& command, ScaleArguments& arguments) {
+  if (common.quick && command.count("--gpus") == 0) arguments.gpus = {16, 256, 2048};
+  if (common.quick && command.count("--model") == 0) arguments.models = {"Kimi-K2"};
+}
+
+Result<SuiteOutcome> bench_scale(const ScaleArguments& arguments) {
+  if (!arguments.svg.empty())
+    if (const auto checked = trace::check_text_file(arguments.svg); !checked)
+      return fail(checked.error().with_context("--svg"));
+  const auto options = read_options(arguments);
+  if (!options) return fail(options.error());
+  const auto result = bench::run_scale_bench(*options);
+  if (!result) return fail(result.error());
+  if (!arguments.svg.empty())
+    WSYNC_TRY(trace::write_text_file(arguments.svg, bench::to_svg(*result)));
+  return SuiteOutcome{
+      .outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
+      .suite = bench::to_suite(*result)};
+}
+
+void add_cluster(CLI::App& command, ScaleArguments& arguments) {
+  command.add_option("--host", arguments.host,
+                     "Kind of host that speeds are taken from: h20 or h800 (default: h20)");
+  command
+      .add_option("--gpus", arguments.gpus,
+                  "Sizes of clusters (default: 8,16,32,64,128,256,512,1024,2048,4096,10000)")
+      ->delimiter(',')
+      ->check(CLI::Range(1U, bench::kScaleGpusMax));
+  command
+      .add_option("--gpus-per-host", arguments.gpus_per_host,
+                  "GPUs of a host; NICs in proportion (default: 8)")
+      ->check(CLI::Range(1U, kGpusPerHostMax));
+  command
+      .add_option("--gpus-per-replica", arguments.gpus_per_replica,
+                  "GPUs that hold one model together (default: hosts enough for it)")
+      ->check(CLI::Range(1U, bench::kScaleGpusMax));
+  command
+      .add_option("--gpus-per-switch", arguments.gpus_per_switch,
+                  "GPUs that share one PCIe link to the host (default: 1)")
+      ->check(CLI::Range(1U, kGpusPerHostMax));
+  command.add_option("--pcie", arguments.pcie, "Bytes a second from host memory into a GPU")
+      ->type_name("SIZE");
+  command
+      .add_option("--nvlink", arguments.nvlink,
+                  "Bytes a second into a GPU from the others; 0: there is none")
+      ->type_name("SIZE");
+  command.add_option("--network", arguments.network, "Bytes a second of one NIC")
+      ->type_name("SIZE");
+  command
+      .add_option("--oversubscription", arguments.oversubscription,
+                  "How many times less the network carries than the NICs could (default: 1)")
+      ->check(CLI::Range(1.0, kOversubscriptionMax));
+}
+
+}  // namespace
+
+void add_bench_scale(CLI::App& parent, Context& context, BenchRun& run) {
+  CLI::App* command = add_command(
+      parent, context,
+      {.name = "scale",
+       .description = "Simulate updates on clusters of up to 100000 GPUs: checkpoint-engine beside "
+                      "its published figures, wsync, and what the links allow",
+       .examples = {
+           "wsync bench scale --svg scale.svg",
+           "wsync bench scale --model Kimi-K2 --gpus 16,256,10000 --host h800",
+           "wsync bench scale --model GLM-4.5-Air --nvlink 0 --gpus-per-switch 2 --json"}});
+  auto arguments = std::make_shared<ScaleArguments>();
+  arguments->gpus = {8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 10'000};
+  command->add_option("--model", arguments->models, "Names of models (default: all)")
+      ->delimiter(',')
+      ->type_name("NAME");
+  add_cluster(*command, *arguments);
+  command->add_option("--buffer", arguments->buffer, "Size of wsync's buffers (default: 512MiB)");
+  command->add_option("--peer-buffer", arguments->peer_buffer,
+                      "Size of checkpoint-engine's buffers, and the largest tensor at least; "
+                      "published rows have their own (default: 8GiB)");
+  command->add_option("--stages", arguments->stages,
+                      "Form of wsync's pipeline: auto, 2 or 3 (default: auto)");
+  command->add_option("--svg", arguments->svg, "Draw the curves")->type_name("FILE");
+  add_bench_options(*command, run);
+  refuse_repeats(*command);
+  command->callback([&run, arguments, command] {
+    run.add_suite("scale", [&run, arguments, command](const bench::Interrupt&) {
+      heed_quick(run.options, *command, *arguments);
+      return bench_scale(*arguments);
+    });
+  });
+}
+
+}  // namespace wsync::cli

@@ -1,0 +1,123 @@
+// `wsync bench schedule`: a training step with overlap and without, against the simulator.
+#include <algorithm>
+#include <memory>
+
+#include "bench/command/bench_command.h"
+#include "bench/command/bench_run.h"
+#include "bench/schedule/report.h"
+#include "bench/schedule/schedule_bench.h"
+#include "shared/base/format.h"
+#include "shared/config/units.h"
+#include "shared/observe/trace/chrome_trace.h"
+#include "shared/observe/trace/progress.h"
+#include "shared/observe/trace/text_file.h"
+
+namespace wsync::cli {
+namespace {
+
+constexpr unsigned kStepsMax = 10'000;
+constexpr std::uint32_t kSizeMax = 1U << 20U;
+constexpr double kLatencyMaxUs = 1e7;
+
+struct Arguments {
+  bench::ScheduleBenchOptions options;
+  std::string bandwidth;
+  double latency_us = 100;
+  std::string svg;
+  std::string trace;
+};
+
+Result<SuiteOutcome> bench_schedule(const Arguments& arguments, const bench::Interrupt& interrupt) {
+  if (!arguments.svg.empty())
+    if (const auto checked = trace::check_text_file(arguments.svg); !checked)
+      return fail(checked.error().with_context("--svg"));
+  bench::ScheduleBenchOptions options = arguments.options;
+  options.link.latency =
+      std::chrono::nanoseconds(static_cast<std::int64_t>(1e3 * arguments.latency_us));
+  if (!arguments.bandwidth.empty()) {
+    const Result<std::uint64_t> bytes = config::parse_size(arguments.bandwidth);
+    if (!bytes) return fail(bytes.error().with_context("--bandwidth"));
+    if (*bytes == 0)
+      return fail(ErrorCode::kInvalidInput, "--bandwidth: 0 bytes a second, expected more");
+    options.link.bytes_per_second = static_cast<double>(*bytes);
+  }
+  trace::ProgressLine line;
+  const auto result =
+      bench::run_schedule_bench(options, interrupt, [&line](unsigned done, unsigned total) {
+        line.update(fmt::format("step {} of {}", done, total), 0, 0, now());
+      });
+  if (!result) return fail(result.error());
+  if (!arguments.svg.empty())
+    WSYNC_TRY(trace::write_text_file(arguments.svg, bench::to_svg(*result)));
+  if (!arguments.trace.empty())
+    WSYNC_TRY(trace::write_chrome_trace(arguments.trace, bench::to_trace(*result)));
+  return SuiteOutcome{
+      .outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
+      .suite = bench::to_suite(*result)};
+}
+
+void add_sizes(CLI::App& command, bench::ScheduleBenchOptions& options) {
+  const auto add = [&](const char* name, auto& value, const char* text) {
+    command.add_option(name, value, text)->check(CLI::Range(1U, kSizeMax));
+  };
+  add("--pp", options.sizes.pp, "Pipeline ranks (default: 1)");
+  add("--vpp", options.sizes.vpp, "Chunks of a pipeline rank, one layer each (default: 2)");
+  add("--dp", options.sizes.dp,
+      "Replicas; a process for each of pp times dp, and no more than cores, or the operating "
+      "system's scheduler is measured (default: 2)");
+  add("--ep", options.sizes.ep, "Replicas that share experts (default: 2)");
+  add("--microbatches", options.microbatches, "Micro-batches of a step (default: 8)");
+  add("--tokens", options.tokens, "Tokens of a micro-batch (default: 256)");
+  add("--hidden", options.hidden, "Hidden size, of experts too (default: 256)");
+  add("--experts", options.experts, "Experts of a layer; two for each token (default: 8)");
+}
+
+}  // namespace
+
+void add_bench_schedule(CLI::App& parent, Context& context, BenchRun& run) {
+  CLI::App* command = add_command(
+      parent, context,
+      {.name = "schedule",
+       .description = "A training step with overlap and without, on an emulated link, against "
+                      "what the simulator predicts",
+       .examples = {"wsync bench schedule --svg schedule.svg",
+                    "wsync bench schedule --share 1.2 --json",
+                    "wsync bench schedule --bandwidth 200MB --latency-us 50 --steps 31"}});
+  auto arguments = std::make_shared<Arguments>();
+  add_sizes(*command, arguments->options);
+  command
+      ->add_option("--bandwidth", arguments->bandwidth,
+                   "Bytes a second of each rank's link, each way (default: what --share needs)")
+      ->type_name("SIZE");
+  command
+      ->add_option("--latency-us", arguments->latency_us,
+                   "Microseconds that an exchange takes beside its bytes (default: 100)")
+      ->check(CLI::Range(0.0, kLatencyMaxUs));
+  command->add_option("--share", arguments->options.link.dispatch_share,
+                      "Without --bandwidth: a dispatch takes this share of an attention, which is "
+                      "measured first (default: 0.6)");
+  command->add_option("--steps", arguments->options.steps, "Steps of each case (default: 15)")
+      ->check(CLI::Range(1U, kStepsMax));
+  command->add_option("--warmup", arguments->options.warmup, "Steps before (default: 3)")
+      ->check(CLI::Range(1U, kStepsMax));
+  command
+      ->add_option("--svg", arguments->svg,
+                   "Draw the steps, measured and simulated, and the measured lanes")
+      ->type_name("FILE");
+  command
+      ->add_option("--trace", arguments->trace,
+                   "Write every operation, measured and simulated, as a Chrome trace "
+                   "(ui.perfetto.dev)")
+      ->type_name("FILE");
+  add_bench_options(*command, run);
+  command->callback([&run, arguments, command] {
+    run.add_suite("schedule", [&run, arguments, command](const bench::Interrupt& interrupt) {
+      bench::ScheduleBenchOptions& options = arguments->options;
+      options.steps = rounds_of(run.options, *command, "--steps", options.steps, kQuickRounds);
+      if (run.options.quick && command->count("--warmup") == 0) options.warmup = 1;
+      return bench_schedule(*arguments, interrupt);
+    });
+  });
+}
+
+}  // namespace wsync::cli

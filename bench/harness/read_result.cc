@@ -1,0 +1,311 @@
+#include "bench/harness/read_result.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "shared/base/format.h"
+
+namespace wsync::bench {
+namespace {
+
+using nlohmann::json;
+
+tl::unexpected<Error> bad(std::string_view place, std::string_view expected,
+                          std::string_view found) {
+  return fail(ErrorCode::kInvalidInput,
+              fmt::format("{}: expected {}, found {}", place, expected, found));
+}
+
+// What would be printed as it is could steer a terminal.
+bool is_printable(const std::string& text) {
+  return std::ranges::none_of(
+      text, [](char c) { return static_cast<unsigned char>(c) < 0x20U || c == 0x7f; });
+}
+
+// Before anything is parsed: nesting costs the parser memory that the size alone does not show.
+Result<> check_depth(std::string_view text) {
+  std::size_t depth = 0;
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      if (c == '"') in_string = false;
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '{' || c == '[') {
+      if (++depth > kResultDepthMax)
+        return fail(ErrorCode::kInvalidInput,
+                    fmt::format("it is nested deeper than {} levels", kResultDepthMax));
+    } else if ((c == '}' || c == ']') && depth > 0) {
+      --depth;
+    }
+  }
+  return {};
+}
+
+// A part of the file, and where it stands in it.
+class Place {
+ public:
+  Place(const json& value, std::string path) : value_(value), path_(std::move(path)) {}
+
+  [[nodiscard]] const json& value() const { return value_; }
+  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] bool has(const char* key) const { return value_.contains(key); }
+
+  [[nodiscard]] Result<Place> at(const char* key, json::value_t type) const {
+    const std::string path = path_.empty() ? key : fmt::format("{}.{}", path_, key);
+    const auto found = value_.find(key);
+    if (found == value_.end()) return bad(path, name_of(type), "nothing");
+    if (found->type() != type)
+      return bad(path, name_of(type), found->is_number() ? found->dump() : found->type_name());
+    return Place(*found, path);
+  }
+  [[nodiscard]] Result<std::string> text(const char* key) const {
+    const auto found = at(key, json::value_t::string);
+    if (!found) return fail(found.error());
+    auto text = found->value_.get<std::string>();
+    if (text.size() > kResultTextBytesMax)
+      return bad(found->path_, fmt::format("at most {} bytes", kResultTextBytesMax),
+                 fmt::format("{}", text.size()));
+    if (!is_printable(text)) return bad(found->path_, "a text of one line", "control characters");
+    return text;
+  }
+  [[nodiscard]] Result<bool> flag(const char* key) const {
+    const auto found = at(key, json::value_t::boolean);
+    if (!found) return fail(found.error());
+    return found->value_.get<bool>();
+  }
+  // Numbers of both kinds of JSON's are one here.
+  [[nodiscard]] Result<double> number(const char* key) const {
+    const std::string path = fmt::format("{}.{}", path_, key);
+    const auto found = value_.find(key);
+    if (found == value_.end() || !found->is_number())
+      return bad(path, "a number", found == value_.end() ? "nothing" : found->type_name());
+    return found->get<double>();
+  }
+  // The parts of a list of objects.
+  [[nodiscard]] Result<std::vector<Place>> list(const char* key, std::size_t most) const {
+    const auto found = at(key, json::value_t::array);
+    if (!found) return fail(found.error());
+    if (found->value_.size() > most)
+      return bad(found->path_, fmt::format("at most {}", most),
+                 fmt::format("{}", found->value_.size()));
+    std::vector<Place> parts;
+    for (std::size_t i = 0; i < found->value_.size(); ++i)
+      parts.emplace_back(found->value_[i], fmt::format("{}[{}]", found->path_, i));
+    return parts;
+  }
+
+ private:
+  static std::string_view name_of(json::value_t type) {
+    switch (type) {
+      case json::value_t::object:
+        return "an object";
+      case json::value_t::array:
+        return "a list";
+      case json::value_t::string:
+        return "a text";
+      case json::value_t::boolean:
+        return "true or false";
+      default:
+        return "a whole number that is not below 0";
+    }
+  }
+  const json& value_;
+  std::string path_;
+};
+
+// The samples of "value", "ratio" or a baseline's "value".
+Result<std::vector<double>> read_samples(const Place& parent, const char* key) {
+  const auto holder = parent.at(key, json::value_t::object);
+  if (!holder) return fail(holder.error());
+  const auto list = holder->list("samples", kResultSamplesMax);
+  if (!list) return fail(list.error());
+  if (list->empty()) return bad(holder->path() + ".samples", "at least one number", "none");
+  std::vector<double> samples;
+  for (const Place& one : *list) {
+    if (!one.value().is_number()) return bad(one.path(), "a number", one.value().type_name());
+    const auto value = one.value().get<double>();
+    if (!std::isfinite(value)) return bad(one.path(), "a finite number", "another");
+    samples.push_back(value);
+  }
+  return samples;
+}
+
+Result<Target> read_target(const Place& parent) {
+  const auto object = parent.at("target", json::value_t::object);
+  if (!object) return fail(object.error());
+  const auto of = object->text("of");
+  if (!of) return fail(of.error());
+  const auto value = object->number("value");
+  if (!value) return fail(value.error());
+  for (const auto known : {Target::Of::kRatio, Target::Of::kMedian, Target::Of::kMost})
+    if (*of == target_name(known)) return Target{.of = known, .value = *value};
+  return bad(object->path() + ".of", "ratio, median or most", "'" + *of + "'");
+}
+
+Result<CaseResult> read_case(const Place& place) {
+  if (!place.value().is_object()) return bad(place.path(), "an object", place.value().type_name());
+  CaseResult result;
+  for (const auto& [key, to] : {std::pair{"name", &result.name}, std::pair{"what", &result.what},
+                                std::pair{"unit", &result.unit}}) {
+    auto text = place.text(key);
+    if (!text) return fail(std::move(text).error());
+    *to = std::move(*text);
+  }
+  const auto higher = place.flag("higher_is_better");
+  if (!higher) return fail(higher.error());
+  result.higher_is_better = *higher;
+  auto samples = read_samples(place, "value");
+  if (!samples) return fail(std::move(samples).error());
+  result.samples = std::move(*samples);
+  if (place.has("bytes")) {
+    const auto bytes = place.at("bytes", json::value_t::number_unsigned);
+    if (!bytes) return fail(bytes.error());
+    result.bytes = bytes->value().get<std::uint64_t>();
+  }
+  if (place.has("baseline")) {
+    const auto baseline = place.at("baseline", json::value_t::object);
+    if (!baseline) return fail(baseline.error());
+    auto name = baseline->text("name");
+    if (!name) return fail(std::move(name).error());
+    auto values = read_samples(*baseline, "value");
+    if (!values) return fail(std::move(values).error());
+    result.baseline = Baseline{.name = std::move(*name), .samples = std::move(*values)};
+  }
+  if (place.has("ratio")) {
+    auto ratios = read_samples(place, "ratio");
+    if (!ratios) return fail(std::move(ratios).error());
+    result.ratios = std::move(*ratios);
+  }
+  if (!result.baseline && !result.ratios.empty())
+    return bad(place.path() + ".ratio", "a baseline beside it", "none");
+  if (place.has("target")) {
+    const auto target = read_target(place);
+    if (!target) return fail(target.error());
+    result.target = *target;
+  }
+  return result;
+}
+
+Result<> read_notes(const Place& place, std::vector<std::string>& notes) {
+  const auto list = place.list("notes", kResultNotesMax);
+  if (!list) return fail(list.error());
+  for (const Place& note : *list) {
+    if (!note.value().is_string() ||
+        note.value().get_ref<const std::string&>().size() > kResultTextBytesMax ||
+        !is_printable(note.value().get_ref<const std::string&>()))
+      return bad(note.path(), fmt::format("a line of at most {} bytes", kResultTextBytesMax),
+                 note.value().type_name());
+    notes.push_back(note.value().get<std::string>());
+  }
+  return {};
+}
+
+Result<SuiteResult> read_suite(const Place& place) {
+  if (!place.value().is_object()) return bad(place.path(), "an object", place.value().type_name());
+  SuiteResult suite;
+  auto name = place.text("suite");
+  if (!name) return fail(std::move(name).error());
+  suite.suite = std::move(*name);
+  const auto parameters = place.at("parameters", json::value_t::object);
+  if (!parameters) return fail(parameters.error());
+  suite.parameters = parameters->value();
+  const auto cases = place.list("cases", kResultCasesMax);
+  if (!cases) return fail(cases.error());
+  std::set<std::string> names;
+  for (const Place& one : *cases) {
+    auto result = read_case(one);
+    if (!result) return fail(std::move(result).error());
+    if (!names.insert(result->name).second)
+      return bad(one.path(), "each case once", fmt::format("'{}' again", result->name));
+    suite.cases.push_back(std::move(*result));
+  }
+  WSYNC_TRY(read_notes(place, suite.notes));
+  return suite;
+}
+
+Result<> check_schema(const Place& root) {
+  if (!root.has("schema"))
+    return bad("schema", fmt::format("'{}'", kResultSchema),
+               "nothing: it is not what --output writes (a suite's own --json and results of older "
+               "releases are of other forms); measure again with --output");
+  const auto schema = root.text("schema");
+  if (!schema) return fail(schema.error());
+  if (*schema != kResultSchema)
+    return bad("schema", fmt::format("'{}'", kResultSchema), "'" + *schema + "'");
+  const auto version = root.at("schema_version", json::value_t::number_unsigned);
+  if (!version) return fail(version.error());
+  const auto number = version->value().get<std::uint64_t>();
+  if (number != kResultSchemaVersion)
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("schema_version: expected {}, found {}; {}", kResultSchemaVersion, number,
+                    number > kResultSchemaVersion ? "a newer wsync wrote it: read it with that one"
+                                                  : "an older wsync wrote it: measure again"));
+  return {};
+}
+
+Result<ResultFile> read_file(const Place& root) {
+  if (!root.value().is_object())
+    return bad("the file", "a JSON object as `wsync bench --output` writes it",
+               root.value().type_name());
+  WSYNC_TRY(check_schema(root));
+  ResultFile file;
+  for (const auto& [key, to] :
+       {std::pair{"date", &file.date}, std::pair{"wsync_version", &file.wsync_version}}) {
+    auto text = root.text(key);
+    if (!text) return fail(std::move(text).error());
+    *to = std::move(*text);
+  }
+  const auto machine = root.at("machine", json::value_t::object);
+  if (!machine) return fail(machine.error());
+  file.machine = machine->value();
+  const auto suites = root.list("suites", kResultSuitesMax);
+  if (!suites) return fail(suites.error());
+  for (const Place& place : *suites) {
+    auto suite = read_suite(place);
+    if (!suite) return fail(std::move(suite).error());
+    for (const SuiteResult& other : file.suites)
+      if (other.suite == suite->suite && other.parameters == suite->parameters)
+        return bad(place.path(), "each suite once with the same parameters",
+                   fmt::format("'{}' again", suite->suite));
+    file.suites.push_back(std::move(*suite));
+  }
+  return file;
+}
+
+}  // namespace
+
+Result<ResultFile> parse_result(std::string_view text) {
+  if (text.size() > kResultBytesMax)
+    return bad("the file", fmt::format("at most {} bytes", kResultBytesMax),
+               fmt::format("{}", text.size()));
+  WSYNC_TRY(check_depth(text));
+  const json parsed = json::parse(text, nullptr, false);
+  if (parsed.is_discarded())
+    return bad("the file", "a JSON object as `wsync bench --output` writes it",
+               text.empty() ? "nothing" : "no JSON");
+  return read_file(Place(parsed, ""));
+}
+
+Result<ResultFile> read_result(const std::string& path) {
+  std::error_code error;
+  const auto bytes = std::filesystem::file_size(path, error);
+  if (error) return fail_errno(path, error.value());
+  if (bytes > kResultBytesMax)
+    return bad(path, fmt::format("at most {} bytes", kResultBytesMax), fmt::format("{}", bytes));
+  std::ifstream file(path, std::ios::binary);
+  std::string text(bytes, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (!file) return fail(ErrorCode::kIo, path + ": cannot be read");
+  auto parsed = parse_result(text);
+  if (!parsed) return fail(parsed.error().with_context(path));
+  return parsed;
+}
+
+}  // namespace wsync::bench

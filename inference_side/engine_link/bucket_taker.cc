@@ -1,0 +1,61 @@
+#include "inference_side/engine_link/bucket_taker.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include "shared/base/format.h"
+#include "shared/base/planted.h"
+
+namespace wsync::engine {
+namespace {
+
+// A buffer that its owner could shrink would kill this process at the next read.
+Result<MappedRegion> map_ipc_buffer(int fd, std::uint64_t bytes) {
+  constexpr int kNeeded = F_SEAL_SHRINK | F_SEAL_GROW;
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  struct stat info{};
+  if (seals < 0 || (seals & kNeeded) != kNeeded || ::fstat(fd, &info) != 0)
+    return fail(ErrorCode::kRefused, "an IPC buffer is not a memfd of sealed size");
+  if (info.st_size < 0 || static_cast<std::uint64_t>(info.st_size) < bytes)
+    return fail(ErrorCode::kRefused,
+                fmt::format("an IPC buffer has {} bytes, {} are announced", info.st_size, bytes));
+  auto region = MappedRegion::map(fd, bytes, false);
+  if (!region) return region;
+  WSYNC_TRY(region->keep_from_children());
+  WSYNC_TRY(region->populate(false, 1));
+  return region;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<BucketTaker>> HostTaker::map(std::span<const UniqueFd> fds,
+                                                    std::uint64_t bytes) {
+  if (fds.size() != 2)
+    return fail(ErrorCode::kRefused,
+                fmt::format("{} IPC buffers came with the welcome, 2 are needed", fds.size()));
+  std::unique_ptr<HostTaker> taker(new HostTaker());
+  for (const UniqueFd& fd : fds) {
+    auto region = map_ipc_buffer(fd.get(), bytes);
+    if (!region) return fail(std::move(region).error());
+    taker->mapped_.push_back(std::move(*region));
+    taker->slots_.emplace_back(taker->mapped_.back().bytes());
+  }
+  return std::unique_ptr<BucketTaker>(std::move(taker));
+}
+
+Result<> HostTaker::take(std::uint32_t slot, const BucketCopy& copy) {
+  const reload::LoadPlan& plan = *copy.plan;
+  for (std::size_t g = plan.first_group(copy.bucket); g < plan.first_group(copy.bucket + 1); ++g) {
+    const reload::CopyGroup& group = plan.groups()[g];
+    const bool skipped = planted("engine_skip_piece") && g == plan.groups().size() / 2;
+    const std::uint64_t sum =
+        skipped ? 0 : plan.execute(group, slots_[slot], copy.destination(group.tensor), scratch_);
+    WSYNC_TRY(copy.on_group(g, sum));
+    if (now() > copy.deadline)
+      return fail(ErrorCode::kDeadline,
+                  fmt::format("the deadline passed in bucket {}", copy.bucket));
+  }
+  return {};
+}
+
+}  // namespace wsync::engine

@@ -1,0 +1,294 @@
+// The C API over EngineLink: argument checks, and the callbacks as an Engine.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "inference_side/engine_link/engine_link.h"
+#include "inference_side/engine_link/wsync/engine.h"
+#include "inference_side/reload/shard.h"
+#include "shared/base/fork_guard.h"
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+
+namespace {
+
+using wsync::ErrorCode;
+using wsync::Result;
+
+wsync_version c_version(const wsync::Version& version) {
+  return {.epoch = version.epoch, .step = version.step};
+}
+
+Result<> outcome(int code, std::string_view callback) {
+  if (code == 0) return {};
+  return wsync::fail(ErrorCode::kRefused,
+                     fmt::format("the engine's {} callback failed with {}", callback, code));
+}
+
+class CallbackEngine final : public wsync::engine::Engine {
+ public:
+  CallbackEngine(const wsync_engine_callbacks& callbacks, void* user)
+      : callbacks_(callbacks), user_(user) {}
+
+  Result<> pause(wsync::control::PauseMode mode, std::uint32_t deadline_ms) override {
+    return outcome(callbacks_.pause(user_, static_cast<wsync_pause_mode>(mode), deadline_ms),
+                   "pause");
+  }
+  Result<> load_begin(const wsync::Version& version) override {
+    if (callbacks_.load_begin == nullptr) return {};
+    return outcome(callbacks_.load_begin(user_, c_version(version)), "load_begin");
+  }
+  Result<> load_layer(const wsync::Version& version, std::uint32_t layer,
+                      std::span<const wsync::engine::LayerTensor> tensors) override {
+    if (callbacks_.load_layer == nullptr) return {};
+    std::vector<wsync_layer_tensor> list;
+    list.reserve(tensors.size());
+    for (const auto& t : tensors)
+      list.push_back({.tensor = t.tensor, .data = t.bytes.data(), .bytes = t.bytes.size()});
+    return outcome(
+        callbacks_.load_layer(user_, c_version(version), layer, list.data(), list.size()),
+        "load_layer");
+  }
+  Result<> commit(const wsync::Version& version) override {
+    return outcome(callbacks_.commit(user_, c_version(version)), "commit");
+  }
+  Result<> resume() override { return outcome(callbacks_.resume(user_), "resume"); }
+  Result<> read_tensor(std::uint32_t tensor, std::uint64_t offset,
+                       std::span<std::byte> out) override {
+    if (callbacks_.read_tensor == nullptr)
+      return wsync::fail(ErrorCode::kRefused,
+                         "the engine gives no tensors back (it has no read_tensor callback)");
+    return outcome(callbacks_.read_tensor(user_, tensor, offset, out.data(), out.size()),
+                   "read_tensor");
+  }
+
+ private:
+  wsync_engine_callbacks callbacks_;
+  void* user_;
+};
+
+Result<wsync::engine::RankTensor> read_tensor_argument(const wsync_tensor& tensor,
+                                                       wsync_take take) {
+  if (tensor.name == nullptr || tensor.dtype == nullptr)
+    return wsync::fail(ErrorCode::kInvalidInput, "a tensor needs a name and a dtype");
+  const std::string name = tensor.name;
+  const auto refuse = [&](std::string_view what) {
+    return wsync::fail(ErrorCode::kInvalidInput, fmt::format("tensor {}: {}", name, what));
+  };
+  const auto dtype = wsync::parse_dtype(tensor.dtype);
+  if (!dtype)
+    return refuse(fmt::format("dtype {} is unknown; use the names of safetensors", tensor.dtype));
+  if (tensor.shape_count > wsync::limits::kTensorRank ||
+      tensor.range_count > wsync::limits::kRangesPerTensor)
+    return refuse(fmt::format("{} dimensions and {} ranges are too many", tensor.shape_count,
+                              tensor.range_count));
+  if ((tensor.shape == nullptr && tensor.shape_count != 0) ||
+      (tensor.ranges == nullptr && tensor.range_count != 0))
+    return refuse("its shape or ranges are NULL");
+  wsync::engine::RankTensor out;
+  out.description.name = name;
+  out.description.dtype = static_cast<std::uint8_t>(*dtype);
+  out.description.shape.assign(tensor.shape, tensor.shape + tensor.shape_count);
+  for (std::size_t i = 0; i < tensor.range_count; ++i)
+    out.description.ranges.push_back({.dim = tensor.ranges[i].dim,
+                                      .begin = tensor.ranges[i].begin,
+                                      .length = tensor.ranges[i].length});
+  if (auto bytes = wsync::tensor_byte_size(*dtype, out.description.shape); !bytes)
+    return refuse(bytes.error().message());
+  const auto shard = wsync::reload::Shard::make(wsync::dtype_bits(*dtype), out.description.shape,
+                                                out.description.ranges);
+  if (!shard) return refuse(shard.error().message());
+  if (take == WSYNC_TAKE_PIECES) {
+    if (tensor.destination == nullptr && shard->bytes() != 0)
+      return refuse("its destination is NULL");
+    out.destination = {static_cast<std::byte*>(tensor.destination), shard->bytes()};
+  }
+  return out;
+}
+
+// An enumerator as C has it: any number, which C++ must not read as the enumeration.
+template <class Enum>
+int number_of(const Enum& value) {
+  static_assert(sizeof(Enum) == sizeof(int));
+  int number = 0;
+  std::memcpy(&number, &value, sizeof number);
+  return number;
+}
+
+// Null for weights in host memory.
+Result<std::unique_ptr<wsync::device::Device>> device_of(int weights_on, int gpu,
+                                                         std::uint32_t index) {
+  if (weights_on == WSYNC_DEVICE_HOST) return std::unique_ptr<wsync::device::Device>();
+  if (weights_on != WSYNC_DEVICE_CUDA)
+    return wsync::fail(ErrorCode::kInvalidInput,
+                       fmt::format("weights_on is {}, expected WSYNC_DEVICE_HOST (0) or "
+                                   "WSYNC_DEVICE_CUDA (1)",
+                                   weights_on));
+  if (gpu < 0)
+    return wsync::fail(ErrorCode::kInvalidInput,
+                       fmt::format("gpu is {}, expected the number of a GPU, from 0 on", gpu));
+  return wsync::device::make_device({.kind = wsync::device::DeviceKind::kCuda,
+                                     .index = wsync::device::DeviceIndex{index},
+                                     .gpu = static_cast<std::uint32_t>(gpu)});
+}
+
+}  // namespace
+
+struct wsync_engine {
+  wsync::HomeProcess home;
+  CallbackEngine callbacks;
+  std::string socket_path;
+  wsync_take take;
+  int weights_on;
+  int gpu_number;
+  wsync::engine::EngineDescription description;
+  std::unique_ptr<wsync::device::Device> gpu;  // outlives the link
+  std::unique_ptr<wsync::engine::EngineLink> link;
+  std::string error;       // of a call
+  std::string link_error;  // copy of the link's
+
+  // Runs `body`, a function that returns a Result<>; no exception passes.
+  template <class Body>
+  int run(Body body) {
+    try {
+      const Result<> result = body();
+      if (result) return 0;
+      error = result.error().message();
+    } catch (const std::exception& thrown) {
+      error = thrown.what();
+    }
+    return -1;
+  }
+};
+
+namespace {
+
+// Asked before anything of the handle is touched: in a child its locks may be held by threads that
+// are not there.
+bool is_here(const wsync_engine* engine) { return engine != nullptr && engine->home.is_here(); }
+bool is_attached(const wsync_engine* engine) { return is_here(engine) && engine->link; }
+
+}  // namespace
+
+wsync_engine* wsync_engine_create(const wsync_engine_options* options) {
+  // From the first handle on: a program that has none, such as one that starts processes of its own
+  // with their descriptors, forks as it likes.
+  wsync::close_descriptors_in_children();
+  if (options == nullptr || options->socket_path == nullptr || options->replica == nullptr ||
+      options->callbacks.pause == nullptr || options->callbacks.commit == nullptr ||
+      options->callbacks.resume == nullptr ||
+      (options->take != WSYNC_TAKE_PIECES && options->callbacks.load_layer == nullptr))
+    return nullptr;
+  try {
+    auto engine = std::make_unique<wsync_engine>(
+        wsync_engine{.home = {},
+                     .callbacks = CallbackEngine(options->callbacks, options->user),
+                     .socket_path = options->socket_path,
+                     .take = options->take,
+                     .weights_on = number_of(options->weights_on),
+                     .gpu_number = options->gpu,
+                     .description = {.replica = options->replica,
+                                     .rank = options->rank,
+                                     .world_size = options->world_size,
+                                     .leader = options->leader != 0,
+                                     .device = options->device,
+                                     .take = static_cast<wsync::control::TakeMode>(options->take),
+                                     .serving = options->serving != 0,
+                                     .tensors = {}},
+                     .gpu = nullptr,
+                     .link = nullptr,
+                     .error = {},
+                     .link_error = {}});
+    return engine.release();
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+int wsync_engine_add_tensor(wsync_engine* engine, const wsync_tensor* tensor) {
+  if (!is_here(engine) || tensor == nullptr) return -1;
+  return engine->run([&]() -> Result<> {
+    if (engine->link)
+      return wsync::fail(ErrorCode::kInvalidInput, "tensors are added before wsync_engine_attach");
+    auto read = read_tensor_argument(*tensor, engine->take);
+    if (!read) return wsync::fail(std::move(read).error());
+    engine->description.tensors.push_back(std::move(*read));
+    return {};
+  });
+}
+
+int wsync_engine_attach(wsync_engine* engine) {
+  if (!is_here(engine)) return -1;
+  return engine->run([&]() -> Result<> {
+    if (engine->link)
+      return wsync::fail(ErrorCode::kInvalidInput, "the engine is attached already");
+    auto gpu = device_of(engine->weights_on, engine->gpu_number, engine->description.device);
+    if (!gpu) return wsync::fail(std::move(gpu).error());
+    auto description = engine->description;
+    description.gpu = gpu->get();
+    auto link = wsync::engine::EngineLink::create(std::move(description), engine->socket_path,
+                                                  engine->callbacks);
+    if (!link) return wsync::fail(std::move(link).error());
+    engine->gpu = std::move(*gpu);
+    engine->link = std::move(*link);
+    return {};
+  });
+}
+
+int wsync_engine_start(wsync_engine* engine) {
+  if (!is_attached(engine)) return -1;
+  return engine->run([&] { return engine->link->start(); });
+}
+
+int wsync_engine_poll(wsync_engine* engine, int timeout_ms) {
+  if (!is_attached(engine)) return -1;
+  return engine->run([&] { return engine->link->poll(timeout_ms); });
+}
+
+int wsync_engine_fd(const wsync_engine* engine) {
+  return is_attached(engine) ? engine->link->fd() : -1;
+}
+
+void wsync_engine_report_paused(wsync_engine* engine, uint64_t step) {
+  if (is_attached(engine)) engine->link->report_paused(step);
+}
+
+void wsync_engine_report_running(wsync_engine* engine, uint64_t step) {
+  if (is_attached(engine)) engine->link->report_running(step);
+}
+
+wsync_engine_state wsync_engine_status(const wsync_engine* engine) {
+  if (!is_attached(engine)) return {};
+  const auto status = engine->link->status();
+  return {.attached = status.attached ? 1 : 0,
+          .state = static_cast<wsync_state>(status.state),
+          .active = c_version(status.active),
+          .refusals = status.refusals};
+}
+
+const char* wsync_engine_error(wsync_engine* engine) {
+  if (engine == nullptr) return "no engine";
+  if (const auto here = engine->home.check("wsync_engine"); !here) {
+    thread_local std::string sentence;
+    sentence = here.error().message();
+    return sentence.c_str();
+  }
+  if (engine->link && engine->error.empty()) {
+    engine->link_error = engine->link->status().last_error;
+    return engine->link_error.c_str();
+  }
+  return engine->error.c_str();
+}
+
+void wsync_engine_stop(wsync_engine* engine) {
+  if (is_attached(engine)) engine->link->stop();
+}
+
+void wsync_engine_destroy(wsync_engine* engine) {
+  if (is_here(engine)) delete engine;
+}

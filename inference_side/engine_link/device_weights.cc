@@ -1,0 +1,154 @@
+#include "inference_side/engine_link/device_weights.h"
+
+#include <algorithm>
+#include <array>
+
+#include "shared/base/format.h"
+#include "shared/base/planted.h"
+
+namespace wsync::engine {
+namespace {
+
+using device::Piece;
+
+// A granule of the digest that lies in two pieces is counted by neither: such a group is digested
+// where it has been copied to.
+bool begins_on_granules(const reload::CopyGroup& group, std::span<const reload::GroupRows> rows) {
+  return std::ranges::all_of(rows, [&](const reload::GroupRows& piece) {
+    return (piece.to - group.begin) % device::kDigestGranule == 0;
+  });
+}
+
+}  // namespace
+
+Result<std::unique_ptr<DeviceWeights>> DeviceWeights::create(device::Device& device,
+                                                             std::span<const RankTensor> tensors) {
+  std::unique_ptr<DeviceWeights> weights(new DeviceWeights(device));
+  weights->tensors_.reserve(tensors.size());
+  for (const RankTensor& tensor : tensors) {
+    weights->tensors_.emplace_back();
+    if (tensor.destination.empty()) continue;
+    auto memory = device.borrow(tensor.destination);
+    if (!memory)
+      return fail(memory.error().with_context(
+          fmt::format("tensor {}: its destination", tensor.description.name)));
+    weights->tensors_.back() = std::move(*memory);
+  }
+  auto event = device.create_event();
+  if (!event) return fail(std::move(event).error());
+  weights->event_ = std::move(*event);
+  return weights;
+}
+
+Result<> DeviceWeights::enqueue(const device::Memory* acquired, std::span<Batch> batches) {
+  if (!stream_) {
+    auto stream = device_.create_stream(device::StreamRole::kReload);
+    if (!stream) return fail(std::move(stream).error());
+    stream_ = std::move(*stream);
+  }
+  if (acquired != nullptr) WSYNC_TRY(stream_->acquire(*acquired));
+  for (Batch& batch : batches)
+    if (!batch.pieces.empty()) WSYNC_TRY(stream_->copy_pieces(batch.pieces, batch.sums));
+  return stream_->record(*event_);
+}
+
+Result<> DeviceWeights::run(const device::Memory* acquired, std::span<Batch> batches,
+                            TimePoint deadline) {
+  auto outcome = enqueue(acquired, batches);
+  if (outcome) outcome = event_->wait(deadline);
+  // Its destruction waits for what still runs, which reads the buffer and writes the sums.
+  if (!outcome) stream_.reset();
+  return outcome;
+}
+
+Result<> DeviceWeights::take(const device::Memory& buffer, const BucketCopy& copy) {
+  // Work that was submitted cannot be recalled, so a bucket whose time is over must not begin: it
+  // would write into the weights after the sidecar has given the load up.
+  if (now() > copy.deadline)
+    return fail(ErrorCode::kDeadline,
+                fmt::format("the deadline had passed before bucket {} began", copy.bucket));
+  const reload::LoadPlan& plan = *copy.plan;
+  const std::size_t begin = plan.first_group(copy.bucket);
+  const std::size_t end = plan.first_group(copy.bucket + 1);
+  std::array<Batch, 2> batches;
+  Batch& copies = batches[0];
+  Batch& reads = batches[1];
+  copies.sums.resize(end - begin);
+  std::vector<bool> read_back(end - begin);
+  for (std::size_t g = begin; g < end; ++g) {
+    if (planted("engine_skip_piece") && g == plan.groups().size() / 2) continue;
+    const reload::CopyGroup& group = plan.groups()[g];
+    const auto rows = plan.rows(group);
+    device::Memory* to = tensors_[group.tensor].get();
+    read_back[g - begin] = !begins_on_granules(group, rows);
+    for (const reload::GroupRows& piece : rows)
+      copies.pieces.push_back(
+          {.to = to,
+           .to_offset = piece.to,
+           .from = &buffer,
+           .from_offset = piece.from,
+           .row_bytes = piece.row_bytes,
+           .rows = piece.rows,
+           .from_stride = piece.stride,
+           .sum = read_back[g - begin] ? Piece::kNoSum : static_cast<std::uint32_t>(g - begin),
+           .position = read_back[g - begin] ? 0 : piece.to - group.begin});
+    if (read_back[g - begin])
+      reads.pieces.push_back({.from = to,
+                              .from_offset = group.begin,
+                              .row_bytes = group.bytes,
+                              .sum = static_cast<std::uint32_t>(g - begin)});
+  }
+  if (!reads.pieces.empty()) reads.sums.resize(end - begin);
+  if (auto done = run(&buffer, batches, copy.deadline); !done) {
+    if (now() > copy.deadline)
+      return fail(ErrorCode::kDeadline,
+                  fmt::format("the deadline passed in bucket {}", copy.bucket));
+    return fail(done.error().with_context(fmt::format("bucket {}", copy.bucket)));
+  }
+  for (std::size_t g = begin; g < end; ++g) {
+    const auto& sums = read_back[g - begin] ? reads.sums : copies.sums;
+    WSYNC_TRY(copy.on_group(g, reload::folded_sum(sums[g - begin], plan.groups()[g].bytes)));
+  }
+  return {};
+}
+
+Result<std::vector<Digest>> DeviceWeights::digests(std::uint32_t first) {
+  Batch batch;
+  std::vector<std::uint64_t> sizes;
+  std::uint64_t bytes = 0;
+  for (std::size_t t = first; t < tensors_.size(); ++t) {
+    const std::uint64_t size = tensors_[t] ? tensors_[t]->bytes() : 0;
+    if (!sizes.empty() && bytes + size > kDigestBatchBytes) break;
+    bytes += size;
+    if (size != 0)
+      batch.pieces.push_back({.from = tensors_[t].get(),
+                              .row_bytes = size,
+                              .sum = static_cast<std::uint32_t>(sizes.size())});
+    sizes.push_back(size);
+  }
+  batch.sums.resize(sizes.size());
+  if (auto done = run(nullptr, {&batch, 1}, now() + kDigestDeadline); !done)
+    return fail(done.error().with_context(device_.name() + ": the digests of the weights"));
+  std::vector<Digest> digests;
+  digests.reserve(sizes.size());
+  for (std::size_t i = 0; i < sizes.size(); ++i)
+    digests.push_back(reload::as_digest(device::finish_digest(batch.sums[i], sizes[i])));
+  return digests;
+}
+
+Result<std::unique_ptr<BucketTaker>> DeviceTaker::import(
+    DeviceWeights& weights, std::span<const control::BufferHandle> handles, std::uint64_t bytes) {
+  if (handles.size() != 2)
+    return fail(ErrorCode::kRefused,
+                fmt::format("{} handles of IPC buffers came, 2 are needed", handles.size()));
+  std::unique_ptr<DeviceTaker> taker(new DeviceTaker(weights));
+  for (std::size_t i = 0; i < handles.size(); ++i) {
+    auto memory = weights.device().import_memory(
+        {.kind = weights.device().kind(), .bytes = bytes, .fd = {}, .opaque = handles[i].opaque});
+    if (!memory) return fail(memory.error().with_context(fmt::format("IPC buffer {}", i)));
+    taker->buffers_.push_back(std::move(*memory));
+  }
+  return std::unique_ptr<BucketTaker>(std::move(taker));
+}
+
+}  // namespace wsync::engine

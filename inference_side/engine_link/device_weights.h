@@ -1,0 +1,84 @@
+// DeviceWeights: a rank's weights in the memory of a device of its own, a GPU: how buckets are
+// copied into them from IPC buffers of a sidecar, and how they are digested, without the host
+// touching a byte.
+//
+// Thread: confined to the thread that serves the link. What it has enqueued is complete, or its
+// stream is destroyed, when a function returns.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "inference_side/engine_link/bucket_taker.h"
+#include "inference_side/engine_link/engine.h"
+#include "shared/base/digest.h"
+#include "shared/control/messages.h"
+#include "shared/device/device.h"
+
+namespace wsync::engine {
+
+class DeviceWeights {
+ public:
+  // Borrows the tensors' destinations from `device`, which outlives the result. Errors of
+  // Device::borrow, naming the tensor.
+  [[nodiscard]] static Result<std::unique_ptr<DeviceWeights>> create(
+      device::Device& device, std::span<const RankTensor> tensors);
+
+  // Copies what the rank needs of the bucket in `buffer`, and calls back with checksums as
+  // LoadPlan::piece_checksum() when all of it is complete. Errors as BucketTaker::take().
+  [[nodiscard]] Result<> take(const device::Memory& buffer, const BucketCopy& copy);
+  // PieceDigests of the tensors from `first` on, in order: of one at least, and of so many that
+  // they have kDigestBatchBytes together. kDeadline when the device does not end that within
+  // kDigestDeadline.
+  [[nodiscard]] Result<std::vector<Digest>> digests(std::uint32_t first);
+  static constexpr std::uint64_t kDigestBatchBytes = std::uint64_t{256} << 20U;
+  static constexpr std::chrono::seconds kDigestDeadline{10};
+
+  [[nodiscard]] device::Device& device() const noexcept { return device_; }
+
+ private:
+  explicit DeviceWeights(device::Device& device) : device_(device) {}
+  // Runs batches, one after the other on the stream, to their end.
+  struct Batch {
+    std::vector<device::Piece> pieces;
+    std::vector<device::PieceDigest> sums;
+  };
+  [[nodiscard]] Result<> run(const device::Memory* acquired, std::span<Batch> batches,
+                             TimePoint deadline);
+  [[nodiscard]] Result<> enqueue(const device::Memory* acquired, std::span<Batch> batches);
+
+  device::Device& device_;
+  std::vector<std::unique_ptr<device::Memory>> tensors_;  // null: has no byte
+  std::unique_ptr<device::Event> event_;
+  std::unique_ptr<device::Stream> stream_;  // null: the last one failed, or there was none yet
+};
+
+// IPC buffers of a sidecar on the same GPU, mapped while it lives.
+class DeviceTaker final : public BucketTaker {
+ public:
+  // Imports two handles of buffers of `bytes` each; `weights` is borrowed and outlives the result.
+  // kRefused for another number of them; else the errors of Device::import_memory, naming the
+  // buffer.
+  [[nodiscard]] static Result<std::unique_ptr<BucketTaker>> import(
+      DeviceWeights& weights, std::span<const control::BufferHandle> handles, std::uint64_t bytes);
+
+  [[nodiscard]] std::uint32_t slots() const noexcept override {
+    return static_cast<std::uint32_t>(buffers_.size());
+  }
+  [[nodiscard]] std::uint64_t slot_bytes(std::uint32_t slot) const noexcept override {
+    return buffers_[slot]->bytes();
+  }
+  [[nodiscard]] Result<> take(std::uint32_t slot, const BucketCopy& copy) override {
+    return weights_.take(*buffers_[slot], copy);
+  }
+
+ private:
+  explicit DeviceTaker(DeviceWeights& weights) : weights_(weights) {}
+  DeviceWeights& weights_;
+  std::vector<std::unique_ptr<device::Memory>> buffers_;
+};
+
+}  // namespace wsync::engine

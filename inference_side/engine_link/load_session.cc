@@ -1,0 +1,161 @@
+#include "inference_side/engine_link/load_session.h"
+
+#include "inference_side/engine_link/arena_copy.h"
+#include "shared/base/format.h"
+#include "shared/base/planted.h"
+
+namespace wsync::engine {
+
+using control::TakeMode;
+
+LoadSession::LoadSession(const EngineDescription& description, const PreparedVersion& prepared,
+                         Engine& engine, TimePoint deadline)
+    : description_(&description),
+      prepared_(&prepared),
+      engine_(&engine),
+      deadline_(deadline),
+      coverage_(prepared.layout->plan),
+      taken_(prepared.layout->plan.bucket_count(), false),
+      groups_left_(prepared.layout->layers.size(), 0),
+      assembled_(description.take == TakeMode::kWhole ? description.tensors.size() : 0) {
+  for (const auto& group : prepared.layout->plan.groups())
+    ++groups_left_[prepared.layout->layer_of[group.tensor]];
+}
+
+std::span<std::byte> LoadSession::destination_of(std::uint32_t tensor) {
+  if (description_->take == TakeMode::kPieces) return description_->tensors[tensor].destination;
+  auto& whole = assembled_[tensor];
+  if (whole.empty()) whole.resize(prepared_->layout->plan.tensors()[tensor].shard.bytes());
+  return whole;
+}
+
+Result<> LoadSession::take_bucket(std::uint64_t bucket, BucketTaker& taker, std::uint32_t slot) {
+  const reload::LoadPlan& plan = prepared_->layout->plan;
+  if (bucket >= taken_.size())
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("bucket {} does not exist, the plan has {}", bucket, taken_.size()));
+  if (taken_[bucket]) return {};
+  if (taker.slot_bytes(slot) < plan.bucket_bytes(bucket))
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("bucket {} has {} bytes, its buffer only {}", bucket,
+                            plan.bucket_bytes(bucket), taker.slot_bytes(slot)));
+  const TimePoint begin = now();
+  WSYNC_TRY(taker.take(
+      slot, {.plan = &plan,
+             .bucket = bucket,
+             .deadline = deadline_,
+             .destination = [&](std::uint32_t t) { return destination_of(t); },
+             .on_group = [&](std::size_t g,
+                             std::uint64_t sum) { return take_group(g, sum_of(g, sum)); }}));
+  copy_time_ += now() - begin;
+  return end_bucket(bucket);
+}
+
+// What a group that was left out is taken for by the planted fault.
+std::uint64_t LoadSession::sum_of(std::size_t group, std::uint64_t computed) const {
+  const bool skipped =
+      planted("engine_skip_piece") && group == prepared_->layout->plan.groups().size() / 2;
+  return skipped ? prepared_->checksums[group] : computed;
+}
+
+Result<> LoadSession::take_arena(std::span<const std::byte> arena, ThreadPool* helpers) {
+  const reload::LoadPlan& plan = prepared_->layout->plan;
+  std::vector<std::span<std::byte>> destinations;
+  destinations.reserve(description_->tensors.size());
+  for (const RankTensor& tensor : description_->tensors) destinations.push_back(tensor.destination);
+  const TimePoint begin = now();
+  std::uint64_t bucket = 0;
+  // A bucket of which the rank takes nothing has no group.
+  const auto end_buckets = [&](std::size_t groups) -> Result<> {
+    for (; bucket < plan.bucket_count() && plan.first_group(bucket + 1) <= groups; ++bucket)
+      WSYNC_TRY(end_bucket(bucket));
+    return {};
+  };
+  ArenaCopy copy(plan, arena, std::move(destinations));
+  const auto on_group = [&](std::size_t g, std::uint64_t sum) -> Result<> {
+    WSYNC_TRY(take_group(g, sum_of(g, sum)));
+    return end_buckets(g + 1);
+  };
+  WSYNC_TRY(copy.run(helpers, deadline_, on_group));
+  copy_time_ += now() - begin;
+  return end_buckets(plan.groups().size());
+}
+
+// The bytes of a group lie in place.
+Result<> LoadSession::take_group(std::size_t index, std::uint64_t checksum) {
+  const EngineLayout& layout = *prepared_->layout;
+  const reload::CopyGroup& group = layout.plan.groups()[index];
+  copied_bytes_ += group.bytes;
+  if (checksum != prepared_->checksums[index])
+    return fail(ErrorCode::kDigestMismatch,
+                fmt::format("tensor {}: bytes {} to {} of this rank's part (bucket {}) have "
+                            "checksum {:016x}, {:016x} was staged",
+                            description_->tensors[group.tensor].description.name, group.begin,
+                            group.begin + group.bytes, group.bucket, checksum,
+                            prepared_->checksums[index]));
+  coverage_.mark(index);
+  --groups_left_[layout.layer_of[group.tensor]];
+  return {};
+}
+
+Result<> LoadSession::end_bucket(std::uint64_t bucket) {
+  taken_[bucket] = true;
+  ++taken_count_;
+  WSYNC_TRY(hand_over_complete_layers());
+  engine_->on_bucket(prepared_->version, bucket, taken_.size());
+  return {};
+}
+
+Result<> LoadSession::hand_over_complete_layers() {
+  const EngineLayout& layout = *prepared_->layout;
+  for (; next_layer_ < layout.layers.size() && groups_left_[next_layer_] == 0; ++next_layer_) {
+    std::vector<LayerTensor> tensors;
+    for (const std::uint32_t t : layout.layers[next_layer_])
+      tensors.push_back({.tensor = t, .bytes = destination_of(t)});
+    WSYNC_TRY(
+        engine_->load_layer(prepared_->version, static_cast<std::uint32_t>(next_layer_), tensors));
+    if (description_->take == TakeMode::kWhole)
+      for (const std::uint32_t t : layout.layers[next_layer_])
+        std::vector<std::byte>().swap(assembled_[t]);
+  }
+  return {};
+}
+
+Result<> LoadSession::adopt() {
+  const EngineLayout& layout = *prepared_->layout;
+  const auto arena = prepared_->arena->data();
+  for (; next_layer_ < layout.layers.size(); ++next_layer_) {
+    std::vector<LayerTensor> tensors;
+    for (const std::uint32_t t : layout.layers[next_layer_]) {
+      const reload::LoadTensor& tensor = layout.plan.tensors()[t];
+      const std::uint64_t bytes = tensor.shard.bytes();
+      const auto part =
+          bytes == 0 ? std::span<const std::byte>()
+                     : arena.subspan(tensor.arena_offset + tensor.shard.run_at(0).offset, bytes);
+      tensors.push_back({.tensor = t, .bytes = part});
+    }
+    WSYNC_TRY(
+        engine_->load_layer(prepared_->version, static_cast<std::uint32_t>(next_layer_), tensors));
+  }
+  // The checksums were compared when the version was prepared; the arena cannot have changed under
+  // the lease.
+  for (std::size_t g = 0; g < layout.plan.groups().size(); ++g) coverage_.mark(g);
+  taken_count_ = taken_.size();
+  return {};
+}
+
+bool LoadSession::all_buckets() const noexcept {
+  if (planted("engine_commit_without_coverage")) return taken_.empty() || taken_.back();
+  return taken_count_ == taken_.size();
+}
+
+Result<> LoadSession::finish() {
+  if (planted("engine_commit_without_coverage")) return {};
+  WSYNC_TRY(hand_over_complete_layers());  // layers without a byte, when there is no bucket at all
+  WSYNC_TRY(coverage_.check());
+  if (next_layer_ != prepared_->layout->layers.size())
+    return fail(ErrorCode::kInternal, fmt::format("layer {} was never handed over", next_layer_));
+  return {};
+}
+
+}  // namespace wsync::engine

@@ -1,0 +1,66 @@
+// One Load: has buckets copied out of the arena or out of IPC buffers, compares checksums, hands
+// complete layers to the engine in order, and proves at its end that nothing is missing. Thread:
+// confined to the thread that serves the link.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "inference_side/engine_link/bucket_taker.h"
+#include "inference_side/engine_link/engine.h"
+#include "inference_side/engine_link/prepared_version.h"
+#include "shared/base/clock.h"
+#include "shared/base/thread_pool.h"
+
+namespace wsync::engine {
+
+class LoadSession {
+ public:
+  // All borrowed; they outlive the session.
+  LoadSession(const EngineDescription& description, const PreparedVersion& prepared, Engine& engine,
+              TimePoint deadline);
+
+  // Takes what the rank needs of one bucket, which lies in buffer `slot` of `taker`; a repetition
+  // does nothing. kDigestMismatch when a checksum differs, kDeadline when the time is up, else the
+  // engine's or the taker's own error.
+  [[nodiscard]] Result<> take_bucket(std::uint64_t bucket, BucketTaker& taker, std::uint32_t slot);
+  // The same for every bucket of a mapped arena, with the threads of `helpers` (may be null) beside
+  // this one. kPieces only: their destinations are all there from the beginning.
+  [[nodiscard]] Result<> take_arena(std::span<const std::byte> arena, ThreadPool* helpers);
+  // kAdopt: hands over the layers where they lie in the arena.
+  [[nodiscard]] Result<> adopt();
+  // Every bucket of the plan has been taken.
+  [[nodiscard]] bool all_buckets() const noexcept;
+  // The proof; kInternal naming what is missing.
+  [[nodiscard]] Result<> finish();
+
+  [[nodiscard]] const PreparedVersion& prepared() const noexcept { return *prepared_; }
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return coverage_.bytes(); }
+  // That were copied so far, once each; none by adopt().
+  [[nodiscard]] std::uint64_t copied_bytes() const noexcept { return copied_bytes_; }
+  [[nodiscard]] std::chrono::nanoseconds copy_time() const noexcept { return copy_time_; }
+
+ private:
+  [[nodiscard]] std::span<std::byte> destination_of(std::uint32_t tensor);
+  [[nodiscard]] Result<> take_group(std::size_t index, std::uint64_t checksum);
+  [[nodiscard]] std::uint64_t sum_of(std::size_t group, std::uint64_t computed) const;
+  [[nodiscard]] Result<> end_bucket(std::uint64_t bucket);
+  [[nodiscard]] Result<> hand_over_complete_layers();
+
+  const EngineDescription* description_;
+  const PreparedVersion* prepared_;
+  Engine* engine_;
+  TimePoint deadline_;
+  reload::LoadCoverage coverage_;
+  std::vector<bool> taken_;  // buckets
+  std::size_t taken_count_ = 0;
+  std::vector<std::uint32_t> groups_left_;  // of each layer
+  std::size_t next_layer_ = 0;
+  std::vector<std::vector<std::byte>>
+      assembled_;  // kWhole: tensors of layers that are not complete
+  std::chrono::nanoseconds copy_time_{0};
+  std::uint64_t copied_bytes_ = 0;
+};
+
+}  // namespace wsync::engine

@@ -1,0 +1,142 @@
+#include "inference_side/engine_link/prepared_version.h"
+
+#include <algorithm>
+
+#include "shared/base/format.h"
+#include "shared/base/planted.h"
+#include "shared/weights/bucket_plan.h"
+
+namespace wsync::engine {
+
+Result<std::shared_ptr<const EngineLayout>> EngineLayout::make(
+    const Manifest& manifest, std::uint64_t bucket_bytes, const EngineDescription& description) {
+  const auto buckets = BucketPlan::create(manifest, bucket_bytes);
+  if (!buckets) return fail(buckets.error());
+  std::vector<control::EngineTensor> tensors;
+  tensors.reserve(description.tensors.size());
+  for (const auto& tensor : description.tensors) tensors.push_back(tensor.description);
+  auto plan = reload::LoadPlan::make(manifest, *buckets, tensors);
+  if (!plan) return fail(std::move(plan).error());
+  auto layout = std::make_shared<EngineLayout>();
+  layout->digest = manifest.layout_digest();
+  layout->bucket_bytes = bucket_bytes;
+  layout->plan = std::move(*plan);
+  layout->layer_of.resize(tensors.size());
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> order;  // manifest index, rank's index
+  for (std::uint32_t t = 0; t < tensors.size(); ++t)
+    order.emplace_back(layout->plan.tensors()[t].manifest_index, t);
+  std::ranges::sort(order);
+  std::optional<std::uint32_t> layer;
+  for (const auto& [index, t] : order) {
+    if (layer != manifest.layer(index)) layout->layers.emplace_back();
+    layer = manifest.layer(index);
+    layout->layers.back().push_back(t);
+    layout->layer_of[t] = static_cast<std::uint32_t>(layout->layers.size() - 1);
+  }
+  if (description.take == control::TakeMode::kPieces) {
+    for (std::uint32_t t = 0; t < tensors.size(); ++t) {
+      const std::uint64_t bytes = layout->plan.tensors()[t].shard.bytes();
+      if (description.tensors[t].destination.size() != bytes)
+        return fail(
+            ErrorCode::kInvalidInput,
+            fmt::format("tensor {}: the engine gives {} bytes of memory, this rank's part has {}",
+                        tensors[t].name, description.tensors[t].destination.size(), bytes));
+    }
+  }
+  return std::shared_ptr<const EngineLayout>(std::move(layout));
+}
+
+Result<MappedVersion> MappedVersion::open(int fd, const ArenaExpectation& expected,
+                                          std::uint64_t data_bytes) {
+  MappedVersion mapped;
+  if (planted("engine_no_lease")) {
+    auto region = MappedRegion::map(fd, kArenaHeaderBytes + data_bytes, false);
+    if (!region) return fail(std::move(region).error());
+    mapped.without_lease_ = std::move(*region);
+    return mapped;
+  }
+  auto view = ArenaView::open(fd, expected);
+  if (!view) return fail(std::move(view).error());
+  mapped.view_ = std::move(*view);
+  if (mapped.view_->data().size() < data_bytes)
+    return fail(ErrorCode::kRefused, fmt::format("the arena holds {} bytes, the layout needs {}",
+                                                 mapped.view_->data().size(), data_bytes));
+  return mapped;
+}
+
+std::span<const std::byte> MappedVersion::data() const noexcept {
+  if (view_) return view_->data();
+  return std::span<const std::byte>(without_lease_.bytes()).subspan(kArenaHeaderBytes);
+}
+
+Result<std::shared_ptr<const EngineLayout>> Preparer::layout_of(const control::Prepare& message) {
+  if (!message.layout.empty()) {
+    ByteReader reader(message.layout);
+    auto manifest = Manifest::decode(reader);
+    if (!manifest) return fail(std::move(manifest).error());
+    WSYNC_TRY(reader.finish("layout"));
+    if (manifest->layout_digest() != message.layout_digest)
+      return fail(
+          ErrorCode::kDigestMismatch,
+          fmt::format("the layout's digest is {}, the sidecar announced {}",
+                      manifest->layout_digest().to_string(), message.layout_digest.to_string()));
+    manifest_ = std::move(*manifest);
+  }
+  if (!manifest_ || manifest_->layout_digest() != message.layout_digest)
+    return fail(ErrorCode::kNotFound, fmt::format("layout {} is not known here; send it",
+                                                  message.layout_digest.to_string()));
+  if (!layout_ || layout_->digest != message.layout_digest ||
+      layout_->bucket_bytes != message.bucket_bytes) {
+    auto layout = EngineLayout::make(*manifest_, message.bucket_bytes, *description_);
+    if (!layout) return layout;
+    layout_ = std::move(*layout);
+  }
+  return layout_;
+}
+
+Result<std::unique_ptr<PreparedVersion>> Preparer::prepare(const control::Prepare& message,
+                                                           int fd) {
+  auto layout = layout_of(message);
+  if (!layout) return fail(std::move(layout).error());
+  const reload::LoadPlan& plan = (*layout)->plan;
+  if (message.checksums.size() != plan.groups().size())
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{} checksums came, the load plan has {} copy groups",
+                            message.checksums.size(), plan.groups().size()));
+  if (message.arena_bytes < plan.arena_bytes())
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("an arena of {} bytes is announced, the layout needs {}",
+                            message.arena_bytes, plan.arena_bytes()));
+  auto prepared = std::make_unique<PreparedVersion>();
+  prepared->version = message.version;
+  prepared->layout = std::move(*layout);
+  prepared->checksums = message.checksums;
+  if (fd >= 0) {
+    const ArenaExpectation expected{
+        .version = std::pair{std::uint64_t{message.version.epoch}, message.version.step},
+        .layout = message.layout_digest};
+    auto arena = MappedVersion::open(fd, expected, plan.arena_bytes());
+    if (!arena) return fail(std::move(arena).error());
+    prepared->arena = std::move(*arena);
+  }
+  if (description_->take == control::TakeMode::kAdopt) {
+    if (!prepared->arena)
+      return fail(ErrorCode::kRefused,
+                  "adopting needs a unified device: on a separate one nothing can be mapped whole");
+    for (std::size_t t = 0; t < plan.tensors().size(); ++t) {
+      if (!plan.tensors()[t].shard.contiguous())
+        return fail(
+            ErrorCode::kRefused,
+            fmt::format(
+                "tensor {}: this rank takes a strided part, which cannot be adopted in place",
+                description_->tensors[t].description.name));
+    }
+    if (reload::expected_checksums(plan, prepared->arena->data()) != prepared->checksums)
+      return fail(ErrorCode::kDigestMismatch,
+                  fmt::format("the mapped arena does not hold version {}: checksums differ",
+                              message.version.to_string()));
+  }
+  return prepared;
+}
+
+}  // namespace wsync::engine

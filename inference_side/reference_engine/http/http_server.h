@@ -1,0 +1,60 @@
+// HttpServer: a generating engine over HTTP: OpenAI's completions, health and readiness, and the
+// control routes of reinforcement learning in the form of vLLM's.
+//
+//   POST /v1/completions     streaming (server-sent events) or not
+//   GET  /v1/models
+//   GET  /health             200 while the process lives
+//   GET  /ready              200 once it serves a version; 503 with the reason before, and while a
+//                            client's pause lasts
+//   POST /pause?mode=abort|wait|keep&clear_cache=true|false&timeout_s=N    GET /is_paused
+//   POST /resume             POST /abort_requests {"request_ids": [...]}   POST /reset_prefix_cache
+//   GET  /weight_info        POST /update_weight_version {"new_version": "..."}
+//   GET  /get_world_size     GET /stats
+//
+// A pause without clear_cache clears it, but for mode=keep. abort_requests takes the ids that
+// completions answer with, which clients choose by X-Request-Id or "request_id" if they like; none
+// means all. A completion whose client closes its connection, or its sending half, is cancelled.
+// Errors are JSON in OpenAI's form; requests of web pages (Origin) are refused.
+//
+// Thread: owner's, but for stop(), which any thread may call.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "inference_side/reference_engine/generation/service.h"
+
+namespace wsync::engine::http {
+
+struct HttpServerOptions {
+  std::string host = "127.0.0.1";
+  std::uint16_t port = 8000;  // 0: the kernel chooses
+  // Completions that are answered at once, each with a thread of its own; more are refused with
+  // 429. The other routes have threads beside.
+  std::uint32_t threads = 512;
+  std::uint32_t world_size = 1;
+  // The model has a tokenizer of its own, which is not read: prompts are tokens only. Otherwise
+  // tokens are bytes where the vocabulary has 256 to 512.
+  bool has_tokenizer = false;
+};
+
+class HttpServer {
+ public:
+  // Binds and listens, but answers nobody before start(). `service` is borrowed. Errors name host
+  // and port and why: kInvalidInput, or kBusy when somebody listens there.
+  [[nodiscard]] static Result<std::unique_ptr<HttpServer>> create(
+      const HttpServerOptions& options, generation::GenerationService& service);
+  virtual ~HttpServer() = default;
+
+  [[nodiscard]] virtual std::uint16_t port() const noexcept = 0;
+  virtual void start() = 0;
+  // Takes no more requests, asks the service to abort the completions that are under way, and
+  // returns when every connection has ended: in seconds, or when a pause that is under way returns.
+  virtual void stop() = 0;
+
+ protected:
+  HttpServer() = default;
+};
+
+}  // namespace wsync::engine::http

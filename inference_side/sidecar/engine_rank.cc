@@ -1,0 +1,21 @@
+#include "inference_side/sidecar/engine_rank.h"
+
+#include <utility>
+
+#include "shared/base/log.h"
+
+namespace wsync::agent {
+
+void EngineRank::send(std::uint64_t request, const control::Message& message,
+                      std::vector<UniqueFd> fds) {
+  if (!stream) return;
+  control::Envelope envelope;
+  envelope.fence = *fence;
+  envelope.replica = replica;
+  envelope.rank = rank;
+  envelope.request = request;
+  if (const auto sent = stream->send(envelope, message, std::move(fds)); !sent)
+    log_debug("to engine {} rank {}: {}", replica, rank, sent.error().message());
+}
+
+}  // namespace wsync::agent

@@ -1,0 +1,99 @@
+#include "inference_side/sidecar/load_cache.h"
+
+namespace wsync::agent {
+namespace {
+
+// Groups of one bucket at a time, so that the threads read different pages.
+std::vector<std::uint64_t> piece_checksums(const reload::LoadPlan& plan,
+                                           std::span<const std::byte> arena, ThreadPool* helpers) {
+  std::vector<std::uint64_t> sums(plan.groups().size());
+  for_each_index(helpers, plan.bucket_count(), [&](std::size_t bucket) {
+    reload::CopyScratch scratch;
+    for (std::size_t g = plan.first_group(bucket); g < plan.first_group(bucket + 1); ++g)
+      sums[g] = plan.piece_checksum(plan.groups()[g], plan.bucket_of(arena, bucket), scratch);
+  });
+  return sums;
+}
+
+Result<std::shared_ptr<const PreparedLoad>> compute_load(
+    const staging::HeldVersion& version, std::uint64_t bucket_bytes,
+    const std::vector<control::EngineTensor>& tensors, GroupSum sum, ThreadPool* helpers) {
+  auto load = std::make_shared<PreparedLoad>();
+  if (bucket_bytes == version.plan()->bucket_bytes()) {
+    load->buckets = version.plan();
+  } else {
+    auto buckets = BucketPlan::create(*version.manifest(), bucket_bytes);
+    if (!buckets) return fail(buckets.error());
+    load->buckets = std::make_shared<const BucketPlan>(std::move(*buckets));
+  }
+  auto plan = reload::LoadPlan::make(*version.manifest(), *load->buckets, tensors);
+  if (!plan) return fail(plan.error());
+  load->plan = std::move(*plan);
+  load->checksums = sum == GroupSum::kPieceDigest
+                        ? piece_checksums(load->plan, version.data(), helpers)
+                        : reload::expected_checksums(load->plan, version.data());
+  return load;
+}
+
+}  // namespace
+
+Digest tensors_key(std::span<const control::EngineTensor> tensors) {
+  Digester digester;
+  for (const control::EngineTensor& tensor : tensors) {
+    digester.update(static_cast<std::uint64_t>(tensor.name.size()));
+    digester.update(std::string_view(tensor.name));
+    digester.update(std::uint64_t{tensor.dtype});
+    digester.update(static_cast<std::uint64_t>(tensor.shape.size()));
+    for (const std::uint64_t extent : tensor.shape) digester.update(extent);
+    digester.update(static_cast<std::uint64_t>(tensor.ranges.size()));
+    for (const control::DimRange& range : tensor.ranges) {
+      digester.update(std::uint64_t{range.dim});
+      digester.update(range.begin);
+      digester.update(range.length);
+    }
+  }
+  return digester.finish();
+}
+
+void LoadCache::request(Worker& worker, const std::shared_ptr<const staging::HeldVersion>& version,
+                        std::uint64_t bucket_bytes,
+                        const std::shared_ptr<const std::vector<control::EngineTensor>>& tensors,
+                        const Digest& key, OnReady on_ready) {
+  const auto id = std::pair(version->version(), key);
+  Entry& entry = entries_[id];
+  if (entry.ready) {
+    on_ready(entry.ready);
+    return;
+  }
+  entry.waiting.push_back(std::move(on_ready));
+  if (entry.waiting.size() > 1) return;
+  entry.number = next_++;
+  auto outcome = std::make_shared<Result<std::shared_ptr<const PreparedLoad>>>();
+  const auto submitted = worker.submit(
+      [version, bucket_bytes, tensors, outcome, sum = sum_, helpers = helpers_] {
+        *outcome = compute_load(*version, bucket_bytes, *tensors, sum, helpers);
+      },
+      [weak = weak_from_this(), id, number = entry.number, outcome] {
+        const std::shared_ptr<LoadCache> self = weak.lock();
+        if (!self) return;
+        auto& entries = self->entries_;
+        const auto it = entries.find(id);
+        if (it == entries.end() || it->second.number != number) return;
+        const std::vector<OnReady> waiting = std::move(it->second.waiting);
+        if (*outcome)
+          it->second.ready = **outcome;
+        else
+          entries.erase(it);
+        for (const OnReady& ready : waiting) ready(*outcome);
+      });
+  if (submitted) return;
+  const std::vector<OnReady> waiting = std::move(entry.waiting);
+  entries_.erase(id);
+  for (const OnReady& ready : waiting) ready(fail(submitted.error()));
+}
+
+void LoadCache::forget(const Version& version) {
+  std::erase_if(entries_, [&](const auto& entry) { return entry.first.first == version; });
+}
+
+}  // namespace wsync::agent

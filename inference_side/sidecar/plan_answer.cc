@@ -1,0 +1,57 @@
+#include "inference_side/sidecar/plan_answer.h"
+
+namespace wsync::agent {
+namespace {
+
+Result<std::vector<control::GpuPlan>> gpu_plans(const reload::DeviceGroup& devices) {
+  const auto rooms = devices.rooms();
+  if (!rooms) return fail(rooms.error());
+  std::vector<control::GpuPlan> gpus;
+  for (const reload::DeviceRoom& room : *rooms)
+    gpus.push_back({.name = room.name,
+                    .uuid = room.uuid,
+                    .devices = room.devices,
+                    .total_bytes = room.total_bytes,
+                    .free_bytes = room.free_bytes,
+                    .held_bytes = devices.holds_buffers() ? room.peak_bytes : 0,
+                    .peak_bytes = room.peak_bytes,
+                    .streams_bytes = room.streams_bytes,
+                    .streams_measured = room.streams_measured,
+                    .context_bytes = room.context_bytes});
+  return gpus;
+}
+
+}  // namespace
+
+control::SidecarPlan answer_plan(const control::Plan& plan, const EngineHub& hub,
+                                 const staging::Store& store, const config::SidecarConfig& config) {
+  control::SidecarPlan answer{
+      .name = config.name, .replicas = hub.replica_count(), .versions_held = config.versions_held};
+  if (const reload::DeviceGroup* devices = hub.devices(); devices != nullptr) {
+    answer.devices = devices->size();
+    answer.buffer_bytes = devices->buffer_bytes();
+    if (devices->kind() == device::DeviceKind::kCuda) {
+      const auto gpus = gpu_plans(*devices);
+      if (!gpus) {
+        answer.failure = "its GPUs cannot be asked: " + gpus.error().message();
+        return answer;
+      }
+      answer.gpus = *gpus;
+    }
+  }
+  ByteReader reader(plan.layout);
+  auto manifest = Manifest::decode(reader);
+  if (manifest && !reader.finish("layout"))
+    manifest = fail(ErrorCode::kInvalidInput, "bytes left over");
+  if (!manifest) {
+    answer.failure = "the layout cannot be read: " + manifest.error().message();
+    return answer;
+  }
+  answer.problems = hub.check_layout(*manifest);
+  if (const auto fits = store.check_budget(plan.arena_bytes, config.versions_held); !fits)
+    answer.problems.push_back(
+        {.kind = control::ProblemKind::kMemory, .detail = fits.error().message()});
+  return answer;
+}
+
+}  // namespace wsync::agent

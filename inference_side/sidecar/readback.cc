@@ -1,0 +1,127 @@
+#include "inference_side/sidecar/readback.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "inference_side/reload/load_plan.h"
+#include "shared/base/format.h"
+#include "shared/base/planted.h"
+
+namespace wsync::agent {
+namespace {
+
+// Engines answer in the order of their hello, which is the plan's.
+const control::HeldTensor* answer_for(const std::vector<control::HeldTensor>& found,
+                                      std::size_t expected_at, const std::string& name) {
+  if (expected_at < found.size() && found[expected_at].name == name) return &found[expected_at];
+  const auto at = std::find_if(found.begin(), found.end(),
+                               [&](const auto& candidate) { return candidate.name == name; });
+  return at == found.end() ? nullptr : &*at;
+}
+
+void compare(const staging::HeldVersion& held, const std::vector<control::EngineTensor>& tensors,
+             const std::vector<control::HeldTensor>& found, bool on_gpus,
+             control::VerifyRank& verdict) {
+  const auto plan = reload::LoadPlan::make(*held.manifest(), *held.plan(), tensors);
+  if (!plan) {
+    verdict.failure = plan.error().message();
+    return;
+  }
+  for (std::size_t i = 0; i < plan->tensors().size(); ++i) {
+    const reload::LoadTensor& tensor = plan->tensors()[i];
+    const std::string& name = held.manifest()->tensor(tensor.manifest_index).name;
+    const Digest expected = on_gpus ? reload::expected_piece_digest(tensor, held.data())
+                                    : reload::expected_digest(tensor, held.data());
+    ++verdict.tensors;
+    verdict.bytes += tensor.shard.bytes();
+    const control::HeldTensor* answer = answer_for(found, i, name);
+    if (answer == nullptr)
+      verdict.mismatches.push_back({.tensor = name, .expected = expected});
+    else if (answer->digest != expected && !planted("readback_not_compared"))
+      verdict.mismatches.push_back({.tensor = name, .expected = expected, .found = answer->digest});
+  }
+}
+
+}  // namespace
+
+void Readback::begin(const std::vector<std::shared_ptr<EngineRank>>& ranks,
+                     std::chrono::milliseconds deadline, OnDone on_done) {
+  if (round_) {
+    round_->on_done.push_back(std::move(on_done));
+    return;
+  }
+  round_ = std::make_unique<Round>();
+  round_->on_done.push_back(std::move(on_done));
+  for (const auto& rank : ranks) {
+    if (!rank->attached) continue;
+    round_->waiting.push_back(rank);
+    rank->send(0, control::ReadDigests{});
+  }
+  round_->deadline = std::make_unique<Timer>(loop_, [this] {
+    for (const auto& rank : std::exchange(round_->waiting, {}))
+      round_->ranks.push_back({.replica = rank->replica,
+                               .rank = rank->rank,
+                               .failure = "it did not answer before the deadline"});
+    finish();
+  });
+  round_->deadline->start(deadline);
+  finish();
+}
+
+void Readback::finish() {
+  if (!round_ || !round_->waiting.empty()) return;
+  const std::shared_ptr<Round> done = std::move(round_);
+  done->deadline->stop();
+  std::sort(done->ranks.begin(), done->ranks.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.replica, a.rank) < std::tie(b.replica, b.rank);
+  });
+  loop_.post([done] {
+    for (const auto& call : done->on_done) call(done->ranks);
+  });
+}
+
+void Readback::lost(const std::shared_ptr<EngineRank>& rank, const Error& error) {
+  if (!round_ || std::erase(round_->waiting, rank) == 0) return;
+  round_->ranks.push_back(
+      {.replica = rank->replica, .rank = rank->rank, .failure = "it was lost: " + error.message()});
+  finish();
+}
+
+void Readback::answered(const std::shared_ptr<EngineRank>& rank, control::Digests digests,
+                        const std::shared_ptr<const staging::HeldVersion>& held) {
+  if (!round_ ||
+      std::find(round_->waiting.begin(), round_->waiting.end(), rank) == round_->waiting.end())
+    return;
+  auto verdict = std::make_shared<control::VerifyRank>();
+  verdict->replica = rank->replica;
+  verdict->rank = rank->rank;
+  verdict->version = digests.version;
+  const auto finish_rank = [this, alive = alive_, rank, verdict] {
+    if (!*alive || !round_ || std::erase(round_->waiting, rank) == 0) return;
+    round_->ranks.push_back(std::move(*verdict));
+    finish();
+  };
+  if (!digests.failure.empty()) {
+    verdict->failure = digests.failure;
+    finish_rank();
+    return;
+  }
+  if (!held) {
+    verdict->failure = digests.version.none()
+                           ? "it holds no version"
+                           : fmt::format("it holds {}, which is not staged here any more",
+                                         digests.version.to_string());
+    finish_rank();
+    return;
+  }
+  const auto submitted =
+      worker_.submit([verdict, held, tensors = rank->tensors, found = std::move(digests.tensors),
+                      on_gpus = on_gpus_] { compare(*held, *tensors, found, on_gpus, *verdict); },
+                     finish_rank);
+  if (!submitted) {
+    verdict->failure = submitted.error().message();
+    finish_rank();
+  }
+}
+
+}  // namespace wsync::agent

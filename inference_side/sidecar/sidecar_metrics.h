@@ -1,0 +1,92 @@
+// What a sidecar counts, and what its pages show: each switch from its pause to its resume, what
+// was staged and what failed; the state of its replicas when somebody asks.
+//
+// Thread: the loop's.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "inference_side/reload/pipeline_runner.h"
+#include "inference_side/reload/replica_switch.h"
+#include "inference_side/staging/receive_round.h"
+#include "shared/control/messages.h"
+#include "shared/observe/metrics/registry.h"
+#include "shared/observe/metrics/status_pages.h"
+
+namespace wsync::agent {
+
+class SidecarMetrics {
+ public:
+  SidecarMetrics();
+
+  // A command of a replica's switch is sent. Time is counted as paused from the load to the resume,
+  // and only when the replica was serving, so that it had to be paused.
+  void sent(const std::string& replica, const reload::SendPause& command, TimePoint at);
+  void sent(const std::string& replica, const reload::BeginLoad& command, TimePoint at);
+  void sent(const std::string& replica, const reload::SendCommit& command, TimePoint at);
+  void sent(const std::string& replica, const reload::SendResume& command, TimePoint at);
+  template <class Other>
+  void sent(const std::string& /*replica*/, const Other& /*command*/, TimePoint /*at*/) {}
+  // A rank was lost: the switch that was under way is not timed.
+  void lost(const std::string& replica) { switches_.erase(replica); }
+  // A rank has the bytes of a version.
+  void loaded(std::uint64_t bytes) { loaded_bytes_.add(static_cast<double>(bytes)); }
+  void staged(std::uint64_t bytes, std::chrono::nanoseconds duration);
+  // The outcomes of a decision; told again, they count once.
+  void reported(const control::Fence& fence, const control::Switched& switched);
+  void failed(ErrorCode code);
+
+  // The replica is inside a switch that found it serving.
+  [[nodiscard]] bool was_serving(const std::string& replica) const;
+  [[nodiscard]] metrics::Registry& registry() noexcept { return registry_; }
+
+ private:
+  struct Switch {
+    bool was_serving = false;
+    TimePoint pause_sent{};
+    std::optional<TimePoint> paused;       // its first load was sent
+    std::optional<TimePoint> load_sent;    // of the last load
+    std::optional<TimePoint> commit_sent;  // the first rank's, of the last load
+  };
+
+  metrics::Registry registry_;
+  metrics::Histogram stage_, pause_, load_, commit_;
+  metrics::Histogram paused_;
+  metrics::Counter staged_bytes_, loaded_bytes_;
+  std::map<control::SwitchOutcome, metrics::Counter> switched_;
+  std::map<ErrorCode, metrics::Counter> failures_;
+  std::map<std::string, Switch> switches_;  // under way, by replica
+  control::Decision reported_;
+};
+
+// What a scrape reads of a sidecar beside its counters. `staged_bytes`: of the version that is
+// arriving; `arena_bytes`: of all that its store has; the others were copied since the start.
+struct StoreFacts {
+  std::uint64_t staged_bytes = 0;
+  std::uint64_t arena_bytes = 0;
+  std::uint64_t received_bytes = 0;
+  reload::DeviceCopies device_copies;
+};
+[[nodiscard]] std::vector<metrics::Reading> sidecar_readings(const staging::Sidecar& sidecar,
+                                                             const StoreFacts& store, TimePoint at);
+
+// A replica as readiness looks at it.
+struct ReplicaFacts {
+  control::ReplicaReport report;
+  bool is_switching = false;  // stands still for a switch that found it serving
+};
+[[nodiscard]] std::vector<ReplicaFacts> replica_facts(const staging::Sidecar& sidecar,
+                                                      const SidecarMetrics& metrics, TimePoint at);
+
+// Ready: every replica that has a rank attached has committed a version and may be routed to, or
+// stands still for a switch that found it serving. Never ready: no replica; one that lacks a rank,
+// is tainted, or is behind for longer than max_staleness.
+[[nodiscard]] metrics::Readiness sidecar_readiness(const std::vector<ReplicaFacts>& replicas);
+
+}  // namespace wsync::agent

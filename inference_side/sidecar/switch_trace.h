@@ -1,0 +1,63 @@
+// What a sidecar's trace shows beside the pipeline: how each bucket came and was verified, the time
+// that each replica was paused, and the parts of its switch.
+//
+// Thread: the loop's, but for digested().
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "inference_side/reload/replica_switch.h"
+#include "inference_side/staging/receive_round.h"
+#include "shared/observe/trace/recorder.h"
+#include "shared/observe/trace/update_flows.h"
+
+namespace wsync::agent {
+
+// A rank of a replica as spans name it: "r0", or "r0 rank 1" where it has several.
+[[nodiscard]] std::string traced_name(const std::string& replica, std::uint32_t world_size,
+                                      std::uint32_t rank);
+
+class SwitchTrace {
+ public:
+  // `recorder` outlives this; nothing is done for one that wants no spans.
+  explicit SwitchTrace(trace::Recorder& recorder) : recorder_(recorder) {}
+
+  // A command of a replica's switch is sent. The pause is shown from its load to its resume; the
+  // parts, each until the next one begins, are the wait for it, load, commit and resume.
+  void sent(const std::string& replica, const reload::SendPause& command, TimePoint at);
+  void sent(const std::string& replica, const reload::BeginLoad& command, TimePoint at);
+  void sent(const std::string& replica, const reload::SendCommit& command, TimePoint at);
+  void sent(const std::string& replica, const reload::SendResume& command, TimePoint at);
+  template <class Other>
+  void sent(const std::string& /*replica*/, const Other& /*command*/, TimePoint /*at*/) {}
+  // What a rank has said. `arena_bytes`: of the version that it was to load, 0 where its buckets
+  // are traced one by one.
+  void heard(const std::string& replica, std::uint32_t world_size, const staging::RankEvent& event,
+             std::uint64_t arena_bytes, TimePoint at);
+
+  // A part of a version came: a bucket, or all of it at once.
+  void received(const trace::PartOfVersion& part, TimePoint begin, TimePoint end);
+  // A bucket was verified. Any thread.
+  void digested(const trace::PartOfVersion& part, TimePoint begin, TimePoint end) const;
+  // A version was staged and the engines were told of it.
+  void staged(const Version& version, std::uint64_t bytes, TimePoint begin, TimePoint end);
+  // The engines' weights were read back and compared.
+  void verified(TimePoint begin, TimePoint end);
+
+ private:
+  struct Switch {
+    Version version;
+    bool loading = false;  // the pause has begun
+    TimePoint pause_begin{};
+    std::string part;  // empty: none is open
+    TimePoint part_begin{};
+  };
+  void enter(const std::string& replica, Switch& open, std::string part, TimePoint at);
+
+  trace::Recorder& recorder_;
+  std::map<std::string, Switch> open_;  // by replica
+};
+
+}  // namespace wsync::agent

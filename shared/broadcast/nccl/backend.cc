@@ -1,0 +1,121 @@
+#include <array>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <unistd.h>
+
+#include "shared/broadcast/nccl/communicator.h"
+#include "shared/broadcast/nccl/hardware.h"
+#include "shared/broadcast/nccl/library.h"
+#include "shared/broadcast/nccl_library.h"
+#include "shared/device/cuda/driver.h"
+#include "shared/device/cuda/stream.h"
+
+namespace wsync::collective {
+namespace nccl {
+namespace {
+
+Result<void*> native_stream(device::Stream& stream) {
+  auto* cuda = dynamic_cast<device::cuda::CudaStream*>(&stream);
+  if (cuda == nullptr)
+    return fail(ErrorCode::kInvalidInput,
+                "an NCCL broadcast needs a stream of a CUDA device, and this is none");
+  return static_cast<void*>(cuda->native());
+}
+
+Result<bool> stream_is_idle(void* stream) {
+  const auto cuda = device::cuda::driver();
+  if (!cuda) return fail(cuda.error());
+  const CUresult code = (*cuda)->cuStreamQuery(static_cast<CUstream>(stream));
+  if (code == CUDA_ERROR_NOT_READY) return false;
+  WSYNC_TRY(device::cuda::check(**cuda, code, "a broadcast on its stream"));
+  return true;
+}
+
+Result<std::string> gpu_of(const device::Device& device) {
+  if (device.kind() != device::DeviceKind::kCuda)
+    return fail(ErrorCode::kInvalidInput,
+                device.name() +
+                    ": NCCL broadcasts between GPUs, and this is none; use the local collective");
+  return device.uuid();
+}
+
+Gpu gpu_behind(device::Stream& stream) {
+  auto* cuda = dynamic_cast<device::cuda::CudaStream*>(&stream);
+  if (cuda == nullptr)
+    return {
+        .enter = [] {}, .abandoned = [] { return false; }, .abandon = [](const std::string&) {}};
+  return {.enter =
+              [context = cuda->gpu().context()] {
+                // NCCL sets its device itself too: what fails here fails there, and is told there.
+                (void)context->cuda().cuCtxSetCurrent(context->handle());
+              },
+          .abandoned = [context = cuda->gpu().context()] { return context->abandoned(); },
+          .abandon =
+              [context = cuda->gpu().context()](const std::string& why) { context->abandon(why); }};
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
+}
+
+}  // namespace
+
+Hardware cuda_hardware() {
+  return {.native = native_stream, .idle = stream_is_idle, .gpu = gpu_of, .of = gpu_behind};
+}
+
+// NCCL puts it above what a communicator is made with, and no deadline would hold any more.
+Result<> check_environment() {
+  const char* blocking = std::getenv("NCCL_COMM_BLOCKING");
+  if (blocking == nullptr || std::string_view(blocking) != "1") return {};
+  return fail(ErrorCode::kRefused,
+              "NCCL_COMM_BLOCKING=1 is set: NCCL would wait without a deadline; unset it, or use "
+              "the local collective");
+}
+
+Result<Site> this_site() {
+  WSYNC_TRY(check_environment());
+  const auto library = nccl();
+  if (!library) return fail(library.error());
+  const auto cuda = device::cuda::driver();
+  if (!cuda) return fail(cuda.error());
+  const auto version = device::cuda::driver_version(**cuda);
+  if (!version) return fail(version.error());
+  return Site{.nccl = *library,
+              .hardware = cuda_hardware(),
+              .process = {.host = host_name(),
+                          .rank = {},
+                          .gpu = {},
+                          .driver_cuda = *version,
+                          .build_cuda = CUDA_VERSION}};
+}
+
+}  // namespace nccl
+
+namespace {
+
+Result<std::unique_ptr<Group>> make_here(std::uint32_t size) {
+  auto site = nccl::this_site();
+  if (!site) return fail(std::move(site).error());
+  return nccl::make_nccl_group(std::move(*site), size);
+}
+
+Result<NcclFacts> facts_here() {
+  const auto library = nccl::nccl();
+  if (!library) return fail(library.error());
+  return NcclFacts{
+      .library = (*library)->path, .version = (*library)->version, .built_with = NCCL_VERSION_CODE};
+}
+
+constexpr NcclBackend kBackend{
+    .size = sizeof(NcclBackend), .make_group = make_here, .facts = facts_here};
+
+}  // namespace
+}  // namespace wsync::collective
+
+extern "C" __attribute__((visibility("default"))) const wsync::collective::NcclBackend*
+wsync_nccl_backend() {
+  return &wsync::collective::kBackend;
+}

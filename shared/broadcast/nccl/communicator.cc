@@ -1,0 +1,292 @@
+#include "shared/broadcast/nccl/communicator.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "shared/base/format.h"
+#include "shared/broadcast/nccl/handle.h"
+#include "shared/broadcast/nccl/roster.h"
+
+namespace wsync::collective::nccl {
+namespace {
+
+constexpr std::uint32_t kSpins = 200;
+constexpr auto kShortestRest = std::chrono::microseconds(10);
+constexpr auto kLongestRest = std::chrono::microseconds(20);
+
+// Between two looks at what cannot be waited for: a short spin, then growing sleeps.
+class Pace {
+ public:
+  void rest() {
+    if (++spins_ < kSpins) return;
+    std::this_thread::sleep_for(rest_);
+    rest_ = std::min(rest_ * 5 / 4 + std::chrono::microseconds(1), kLongestRest);
+  }
+
+ private:
+  std::uint32_t spins_ = 0;
+  std::chrono::microseconds rest_ = kShortestRest;
+};
+
+// What a group and its communicators share.
+struct Shared {
+  Shared(Site s, std::uint32_t size) : site(std::move(s)), members{site.process}, roster(size) {}
+
+  // Success, or what broke the group. Asks NCCL about every rank: it may report an error to one of
+  // them while another is waited for.
+  Result<> health() {
+    WSYNC_TRY(roster.health());
+    const std::lock_guard lock(mutex);
+    for (const auto& member : handles)
+      if (const auto handle = member.lock())
+        if (const auto well = handle->look(); !well) roster.break_with(well.error());
+    return roster.health();
+  }
+
+  // What is to be done when a handle has ended, in time or not.
+  void ended(bool in_time, const Gpu& gpu) const {
+    if (in_time) return;
+    gpu.abandon(fmt::format(
+        "NCCL did not free its communicator within {} s, which is left to a thread that nobody "
+        "waits for",
+        seconds(site.end_time)));
+  }
+
+  const Site site;
+  ncclUniqueId unique{};  // of this group alone, in this process alone
+  std::mutex mutex;
+  std::vector<Member> members;                 // under the mutex
+  std::vector<std::weak_ptr<Handle>> handles;  // under the mutex
+  Roster roster;
+};
+
+// A broadcast of one rank, on its stream's worker.
+class Turn {
+ public:
+  Turn(Shared& shared, Handle& handle, const Gpu& gpu, const Roster::Visit& visit,
+       const std::stop_token& stop)
+      : shared_(shared), handle_(handle), gpu_(gpu), visit_(visit), stop_(stop) {}
+
+  // Ends what was begun, and the group, when it fails.
+  Result<> run(const Handle::Transfer& transfer) {
+    auto done = carry_out(transfer);
+    if (done) return done;
+    shared_.roster.break_with(done.error());
+    shared_.ended(handle_.abort(), gpu_);
+    return shared_.roster.health();
+  }
+
+ private:
+  Result<> carry_out(const Handle::Transfer& transfer) {
+    WSYNC_TRY(until("the ranks of its group to meet", [&] { return handle_.settled(); }));
+    WSYNC_TRY(shared_.roster.arrive(visit_, stop_));
+    if (transfer.bytes > 0) {
+      WSYNC_TRY(handle_.broadcast(transfer));
+      // Until NCCL has enqueued it nobody may look at the stream.
+      WSYNC_TRY(until("NCCL to enqueue a broadcast", [&] { return handle_.settled(); }));
+      WSYNC_TRY(until("the other ranks of a broadcast, or for their GPUs",
+                      [&] { return complete(transfer.stream); }));
+      handle_.finished();
+    }
+    return shared_.roster.depart(visit_, stop_);
+  }
+
+  Result<bool> complete(void* stream) {
+    if (auto settled = handle_.settled(); !settled) return settled;
+    return shared_.site.hardware.idle(stream);
+  }
+
+  template <class Ready>
+  Result<> until(const char* what, Ready ready) {
+    for (Pace pace;; pace.rest()) {
+      WSYNC_TRY(shared_.roster.health());
+      const auto is = ready();
+      if (!is) return fail(is.error());
+      if (*is) return {};
+      if (stop_.stop_requested())
+        return fail(ErrorCode::kCancelled,
+                    "a rank's stream was closed in the middle of a broadcast");
+      if (now() >= visit_.deadline)
+        return fail(ErrorCode::kDeadline,
+                    fmt::format("rank {} of {} waited in vain for {} (root {}, {} bytes)",
+                                static_cast<std::uint32_t>(visit_.rank), shared_.roster.size(),
+                                what, static_cast<std::uint32_t>(visit_.root), visit_.bytes));
+    }
+  }
+
+  Shared& shared_;
+  Handle& handle_;
+  const Gpu& gpu_;
+  const Roster::Visit visit_;
+  const std::stop_token& stop_;
+};
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(std::shared_ptr<Shared> shared, Rank rank, std::unique_ptr<device::Stream> home)
+      : shared_(std::move(shared)),
+        rank_(rank),
+        home_(std::move(home)),
+        gpu_(shared_->site.hardware.of(*home_)),
+        handle_(std::make_shared<Handle>(*shared_->site.nccl,
+                                         Handle::Place{.rank = static_cast<std::uint32_t>(rank),
+                                                       .size = shared_->roster.size(),
+                                                       .enter = gpu_.enter,
+                                                       .leave_time = shared_->site.leave_time,
+                                                       .end_time = shared_->site.end_time})) {}
+  ~NcclCommunicator() override {
+    const bool orderly = shared_->roster.leave(rank_);
+    on_home([shared = shared_, handle = handle_, orderly, gpu = gpu_] {
+      if (gpu.abandoned()) return handle->forsake();
+      shared->ended(orderly ? handle->leave() : handle->abort(), gpu);
+    });
+    std::unique_lock lock(mutex_);
+    ended_.wait_for(lock, 2 * (shared_->site.leave_time + shared_->site.end_time),
+                    [this] { return over_; });
+  }
+
+  // The rendezvous begins on the stream's thread, where the device is current.
+  std::weak_ptr<Handle> begin(const ncclUniqueId& id) {
+    on_home([shared = shared_, handle = handle_, id] {
+      if (auto begun = handle->begin(id); !begun) shared->roster.break_with(begun.error());
+    });
+    return handle_;
+  }
+
+  [[nodiscard]] Rank rank() const noexcept override { return rank_; }
+  [[nodiscard]] std::uint32_t size() const noexcept override { return shared_->roster.size(); }
+
+  [[nodiscard]] Result<> wait_joined(TimePoint deadline) const override {
+    for (Pace pace;; pace.rest()) {
+      WSYNC_TRY(shared_->health());
+      if (handle_->ready()) return {};
+      if (now() < deadline) continue;
+      const auto here = shared_->roster.here();
+      if (here < size())
+        return fail(ErrorCode::kDeadline, fmt::format("{} of {} ranks of a group have not joined",
+                                                      size() - here, size()));
+      return fail(ErrorCode::kDeadline,
+                  fmt::format("NCCL had not connected the {} ranks of a group in time", size()));
+    }
+  }
+
+  [[nodiscard]] Result<> broadcast(const Broadcast& broadcast, device::Stream& stream) override {
+    WSYNC_TRY(check_broadcast(broadcast, rank_, size()));
+    const auto native = shared_->site.hardware.native(stream);
+    if (!native) return fail(native.error());
+    const bool root = broadcast.root == rank_;
+    std::byte* to = broadcast.destination.memory->address() + broadcast.destination.offset;
+    // NCCL reads from it on the root only.
+    const std::byte* from =
+        root ? broadcast.source.memory->address() + broadcast.source.offset : to;
+    const Handle::Transfer transfer{.from = from,
+                                    .to = to,
+                                    .bytes = broadcast.destination.bytes,
+                                    .root = static_cast<std::uint32_t>(broadcast.root),
+                                    .stream = *native};
+    const std::lock_guard lock(order_);
+    const Roster::Visit visit{.rank = rank_,
+                              .sequence = next_,
+                              .bytes = transfer.bytes,
+                              .root = broadcast.root,
+                              .deadline = broadcast.deadline};
+    WSYNC_TRY(stream.run([shared = shared_, handle = handle_, gpu = gpu_, visit,
+                          transfer](device::StreamTurn& turn) {
+      return Turn(*shared, *handle, gpu, visit, turn.stop()).run(transfer);
+    }));
+    ++next_;
+    return {};
+  }
+
+  void abort(const Error& reason) override { shared_->roster.break_with(reason); }
+
+  [[nodiscard]] Result<> health() const override { return shared_->health(); }
+
+ private:
+  // `work` on the stream of this communicator; a stream that cannot work breaks the group. The
+  // last call of it is the one that the destructor waits for.
+  template <class Work>
+  void on_home(Work work) {
+    const std::uint32_t number = ++asked_;
+    auto queued = home_->run([work = std::move(work)](device::StreamTurn&) -> Result<> {
+      work();
+      return {};
+    });
+    if (queued)
+      queued = home_->notify([this, number](const Result<>& outcome) { heard(number, outcome); });
+    if (!queued) heard(number, queued);
+  }
+  void heard(std::uint32_t number, const Result<>& outcome) {
+    if (!outcome) shared_->roster.break_with(outcome.error());
+    const std::lock_guard lock(mutex_);
+    over_ = number == kCallsOfALife;
+    if (over_) ended_.notify_all();
+  }
+
+  static constexpr std::uint32_t kCallsOfALife = 2;  // begin, and the destructor's
+
+  const std::shared_ptr<Shared> shared_;
+  const Rank rank_;
+  std::uint32_t asked_ = 0;
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool over_ = false;
+  std::mutex order_;
+  std::uint64_t next_ = 0;
+  std::unique_ptr<device::Stream> home_;  // destroyed before what its callbacks use
+  const Gpu gpu_;
+  const std::shared_ptr<Handle> handle_;
+};
+
+class NcclGroup final : public Group {
+ public:
+  explicit NcclGroup(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
+
+  [[nodiscard]] std::uint32_t size() const noexcept override { return shared_->roster.size(); }
+  [[nodiscard]] Result<std::unique_ptr<Communicator>> join(Rank rank,
+                                                           device::Device& device) override {
+    auto gpu = shared_->site.hardware.gpu(device);
+    if (!gpu) return fail(std::move(gpu).error());
+    WSYNC_TRY(shared_->roster.join(rank));
+    auto joined = join_as(rank, std::move(*gpu), device);
+    if (!joined) shared_->roster.forget(rank);
+    return joined;
+  }
+
+ private:
+  Result<std::unique_ptr<Communicator>> join_as(Rank rank, std::string gpu,
+                                                device::Device& device) {
+    auto home = device.create_stream(device::StreamRole::kBroadcast);
+    if (!home) return fail(std::move(home).error());
+    Member member = shared_->site.process;
+    member.rank = rank;
+    member.gpu = std::move(gpu);
+    const std::lock_guard lock(shared_->mutex);
+    auto members = shared_->members;
+    members.push_back(std::move(member));
+    WSYNC_TRY(check_members(members));
+    shared_->members = std::move(members);
+    auto communicator = std::make_unique<NcclCommunicator>(shared_, rank, std::move(*home));
+    shared_->handles.push_back(communicator->begin(shared_->unique));
+    return std::unique_ptr<Communicator>(std::move(communicator));
+  }
+
+  const std::shared_ptr<Shared> shared_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Group>> make_nccl_group(Site site, std::uint32_t size) {
+  auto shared = std::make_shared<Shared>(std::move(site), size);
+  WSYNC_TRY(check_members(shared->members));
+  const Nccl& nccl = *shared->site.nccl;
+  WSYNC_TRY(check(nccl, nccl.ncclGetUniqueId(&shared->unique), "ncclGetUniqueId"));
+  return std::unique_ptr<Group>(std::make_unique<NcclGroup>(std::move(shared)));
+}
+
+}  // namespace wsync::collective::nccl

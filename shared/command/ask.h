@@ -1,0 +1,43 @@
+// One question of a command to a coordinator or a sidecar, and the options that all such commands
+// have.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "shared/base/format.h"
+#include "shared/command/context.h"
+#include "shared/control/codec.h"
+#include "shared/control/zmq/request.h"
+
+namespace wsync::cli {
+
+struct AskOptions {
+  std::string address;
+  double timeout_s = 0;  // for the reply
+};
+
+// Adds a command with --coordinator and --timeout, whose defaults go to `options`; `options`
+// outlives the app.
+CLI::App* add_asking_command(CLI::App& app, Context& context, AskOptions& options, double timeout_s,
+                             const CommandText& text);
+
+// Asks and waits; Ctrl-C ends the wait with kCancelled. `on_progress` may be empty. `asked`, if
+// given, becomes true when somebody was there and has been asked. kInternal: a reply of another
+// type; other errors are those of control::request().
+template <class Reply>
+Result<Reply> ask(const AskOptions& options, const control::Message& message,
+                  const std::function<void(const control::Progress&)>& on_progress = {},
+                  bool* asked = nullptr) {
+  control::RequestOptions request{.address = options.address, .stop_on_signal = true};
+  if (asked != nullptr) request.on_sent = [asked] { *asked = true; };
+  request.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1000));
+  Result<control::Decoded> decoded = control::request(request, {}, message, on_progress);
+  if (!decoded) return fail(decoded.error());
+  if (auto* reply = std::get_if<Reply>(&decoded->message)) return std::move(*reply);
+  return fail(ErrorCode::kInternal,
+              fmt::format("{} answered with {}", options.address,
+                          control::message_name(control::type_of(decoded->message))));
+}
+
+}  // namespace wsync::cli

@@ -1,0 +1,202 @@
+#include "shared/command/program.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "shared/base/format.h"
+#include "shared/command/programs.h"
+#include "shared/config/units.h"
+
+namespace wsync::cli {
+namespace {
+
+// Names that could have stood where `found` stands: options of the chosen command, or commands.
+std::vector<std::string> names_of(const CLI::App& app, bool options) {
+  std::vector<std::string> names;
+  if (options) {
+    for (const CLI::Option* option : app.get_options())
+      for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  } else {
+    for (const CLI::App* command : app.get_subcommands({}))
+      if (!command->get_group().empty()) names.push_back(command->get_name());
+  }
+  return names;
+}
+
+const CLI::App* chosen_command(const CLI::App& app) {
+  const CLI::App* chosen = &app;
+  // The last one: where several stand in one line, what follows belongs to it.
+  while (!chosen->get_subcommands().empty()) chosen = chosen->get_subcommands().back();
+  return chosen;
+}
+
+// Where a word that is no option could be a command's name: in a command that has some, and beside
+// one of which several may stand in one line.
+const CLI::App* place_of_commands(const CLI::App& app) {
+  const CLI::App* chosen = chosen_command(app);
+  if (!chosen->get_subcommands({}).empty()) return chosen;
+  const CLI::App* parent = chosen->get_parent();
+  return parent != nullptr && parent->get_require_subcommand_max() != 1 ? parent : nullptr;
+}
+
+// The first word at that place that is no command there, or nothing.
+std::string unknown_command(const CLI::App& place, const std::vector<std::string>& arguments) {
+  const std::vector<std::string> names = names_of(place, false);
+  const auto is_known = [&](const std::string& word) {
+    return word.starts_with('-') || word == place.get_name() ||
+           std::find(names.begin(), names.end(), word) != names.end();
+  };
+  const auto found = std::find_if_not(arguments.begin(), arguments.end(), is_known);
+  return found == arguments.end() ? std::string() : *found;
+}
+
+// " Did you mean --set?" for the first argument that is no known name, or nothing.
+std::string suggestion(const CLI::App& app, const std::vector<std::string>& arguments) {
+  const CLI::App* chosen = chosen_command(app);
+  for (const std::string& argument : arguments) {
+    const bool option = argument.starts_with("--");
+    const CLI::App* place = option ? chosen : place_of_commands(app);
+    if (place == nullptr) continue;
+    const std::vector<std::string> names = names_of(*place, option);
+    const std::string word = argument.substr(0, argument.find('='));
+    if (!option && word == place->get_name()) continue;
+    if (std::find(names.begin(), names.end(), word) != names.end()) continue;
+    const std::string nearest = config::nearest_name(word, names);
+    if (!nearest.empty()) return fmt::format("; did you mean {}?", nearest);
+  }
+  return {};
+}
+
+// "wsync bench sync" for the command that was chosen.
+std::string path_of(const CLI::App& app) {
+  const CLI::App* parent = app.get_parent();
+  return parent == nullptr ? app.get_name() : path_of(*parent) + " " + app.get_name();
+}
+
+int report_bad_arguments(const CLI::App& app, const CLI::ParseError& error,
+                         const std::vector<std::string>& arguments) {
+  const CLI::App* chosen = chosen_command(app);
+  std::string message = error.what();
+  while (!message.empty() && (message.back() == '\n' || message.back() == '.')) message.pop_back();
+  if (chosen == &app && !arguments.empty() && !arguments.front().starts_with('-'))
+    message = fmt::format("no command '{}'", arguments.front());
+  const CLI::App* place = place_of_commands(app);
+  const std::string unknown =
+      place == nullptr || place == &app ? std::string() : unknown_command(*place, arguments);
+  const bool unknown_here = place == chosen && !unknown.empty();
+  if (unknown_here) message = fmt::format("no command '{}' below {}", unknown, place->get_name());
+  // What is missing is no misspelt word.
+  if (unknown_here || error.get_name() != "RequiredError" || chosen == &app)
+    message += suggestion(app, arguments);
+  if (std::find(arguments.begin(), arguments.end(), "--json") != arguments.end()) {
+    const std::string command = chosen == &app ? "" : chosen->get_name();
+    print_line(stdout, to_line(error_json(command, Error(ErrorCode::kInvalidInput, message))));
+  } else {
+    print_line(stderr, fmt::format("{0}: {1} ({0} --help)", path_of(*chosen), message));
+  }
+  return kExitBadInput;
+}
+
+// One line without what the shells would read: quotes and backslashes.
+std::string plain(const std::string& text) {
+  std::string result;
+  for (const char c : text.substr(0, text.find('\n')))
+    if (c != '\'' && c != '\\' && c != '"' && c != '`' && c != '$') result += c;
+  return result;
+}
+
+void collect(const CLI::App& app, const std::string& path, std::vector<CompletionPlace>& places) {
+  const std::size_t index = places.size();
+  places.push_back({.path = path, .words = {}});
+  for (const CLI::App* command : app.get_subcommands({})) {
+    if (command->get_group().empty()) continue;  // hidden
+    places[index].words.push_back({command->get_name(), plain(command->get_description())});
+    collect(*command, path + " " + command->get_name(), places);
+  }
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->get_group().empty()) continue;
+    for (const std::string& name : option->get_lnames())
+      places[index].words.push_back({"--" + name, plain(option->get_description())});
+  }
+}
+
+// The words of a line as this program takes them: its only command may be left out.
+std::vector<std::string> full_line(const ProgramSpec& program, const CLI::App& app,
+                                   std::vector<std::string> words) {
+  if (program.only_command.empty()) return words;
+  if (!words.empty() && words.front() == "--version") return words;
+  const bool named =
+      !words.empty() && std::ranges::any_of(app.get_subcommands({}), [&](const CLI::App* command) {
+        return command->get_name() == words.front();
+      });
+  if (!named) words.insert(words.begin(), program.only_command);
+  return words;
+}
+
+}  // namespace
+
+std::vector<CompletionPlace> completion_places(const CLI::App& app) {
+  std::vector<CompletionPlace> places;
+  collect(app, "", places);
+  return places;
+}
+
+void build_app(const ProgramSpec& program, CLI::App& app, Context& context) {
+  app.name("wsync");
+  app.set_version_flag("--version", "wsync " WSYNC_VERSION);
+  app.require_subcommand(1);
+  app.footer(
+      "Exit codes: 0 done, 1 failed or differs, 2 bad input, 3 not reachable or too late, "
+      "130 interrupted.\n`wsync COMMAND --help` has examples.");
+  program.add_commands(app, context);
+  for (const OtherProgram& other : program.others)
+    app.add_subcommand(other.command, fmt::format("{} ({})", other.description, other.program));
+  if (program.only_command.empty()) return;
+  CLI::App* completion = app.add_subcommand(kCompletionCommand, "Words for `wsync completion`");
+  completion->group("");
+  completion->callback([&app] {
+    for (const CompletionPlace& place : completion_places(app))
+      for (const CompletionPlace::Word& word : place.words)
+        print_line(stdout, fmt::format("{}\t{}\t{}", place.path, word.name, word.description));
+  });
+}
+
+int run_program(const ProgramSpec& program, int argc, const char* const* argv) {
+  CLI::App app(program.description);
+  Context context;
+  build_app(program, app, context);
+  const std::vector<std::string> arguments =
+      full_line(program, app, std::vector<std::string>(argv + 1, argv + argc));
+  for (const OtherProgram& other : program.others) {
+    if (arguments.empty() || arguments.front() != other.command) continue;
+    const Error error = become_wsync_program(other.program, arguments);
+    const bool json = std::find(arguments.begin(), arguments.end(), "--json") != arguments.end();
+    if (json)
+      print_line(stdout, to_line(error_json(other.command, error)));
+    else
+      print_line(stderr, fmt::format("wsync {}: {}", other.command, error.message()));
+    return exit_code_of(error.code());
+  }
+  context.arguments = arguments;
+  try {
+    // CLI11 takes the words from the back.
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+  } catch (const CLI::CallForHelp&) {
+    const CLI::App* chosen = chosen_command(app);
+    const CLI::App* parent = chosen->get_parent();
+    print_line(stdout, chosen->help(parent == nullptr ? "" : path_of(*parent)));
+    return kExitOk;
+  } catch (const CLI::Success& success) {
+    return app.exit(success);
+  } catch (const CLI::ParseError& error) {
+    return report_bad_arguments(app, error, arguments);
+  } catch (const std::exception& error) {
+    print_line(stderr, fmt::format("wsync: {}", error.what()));
+    return kExitFailed;
+  }
+  return context.exit_code();
+}
+
+}  // namespace wsync::cli

@@ -1,0 +1,358 @@
+#include "shared/loop/child_process.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <fcntl.h>
+#include <fstream>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+#include <utility>
+
+#include "shared/base/format.h"
+#include "shared/loop/timer.h"
+
+namespace wsync::cli {
+namespace {
+
+constexpr std::size_t kTailLines = 12;
+constexpr std::chrono::milliseconds kEndIsTold{500};
+constexpr int kInterrupted = 130;  // as a shell says of a process that SIGINT ended
+constexpr int kNarrowBytes = 1;    // the kernel makes it its own minimum: a handful of lines
+
+sigset_t watched_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaddset(&set, signal);
+  return set;
+}
+
+// The last lines of a file, indented.
+std::string tail_of(const std::string& path) {
+  std::ifstream file(path);
+  std::deque<std::string> lines;
+  for (std::string line; std::getline(file, line);) {
+    lines.push_back(line);
+    if (lines.size() > kTailLines) lines.pop_front();
+  }
+  std::string text;
+  for (const std::string& line : lines) text += "\n    " + line;
+  return text.empty() ? "\n    (its log is empty)" : text;
+}
+
+Result<UniqueFd> open_append(const std::string& path) {
+  UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  if (!fd.valid()) return fail_errno(path, errno);
+  return fd;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> out;
+  for (std::string& text : texts) out.push_back(text.data());
+  out.push_back(nullptr);
+  return out;
+}
+
+// What becomes of the copy of this process: only calls that are safe after fork().
+struct Birth {
+  const char* executable;
+  char** arguments;
+  char** environment;
+  int input;
+  int output;
+  int errors;
+  const std::vector<int>* keep;
+  pid_t parent;
+};
+[[noreturn]] void become(const Birth& birth) {
+  constexpr int kCannotRun = 127;
+  // A Ctrl-C on the terminal reaches the parent alone, which then ends its children in order.
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != birth.parent) ::_exit(kCannotRun);
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::signal(SIGPIPE, SIG_DFL);
+  if (::dup2(birth.input, STDIN_FILENO) < 0 || ::dup2(birth.output, STDOUT_FILENO) < 0 ||
+      ::dup2(birth.errors, STDERR_FILENO) < 0)
+    ::_exit(kCannotRun);
+  for (const int fd : *birth.keep)
+    if (::fcntl(fd, F_SETFD, 0) != 0) ::_exit(kCannotRun);
+  ::execve(birth.executable, birth.arguments, birth.environment);
+  ::_exit(kCannotRun);
+}
+
+}  // namespace
+
+// ---- one child ----
+
+void Child::send(int signal) const noexcept {
+  if (running_) ::kill(pid_, signal);
+}
+
+bool Child::killed() const noexcept { return !running_ && WIFSIGNALED(status_); }
+
+void Child::narrow_output() noexcept {
+  ::setsockopt(write_end_.get(), SOL_SOCKET, SO_SNDBUF, &kNarrowBytes, sizeof kNarrowBytes);
+}
+
+void Child::hold_lines() noexcept {
+  held_ = true;
+  if (watcher_) watcher_->watch({});
+}
+
+void Child::drain_lines() {
+  held_ = false;
+  std::array<char, 512> block{};
+  while (!held_) {
+    const ssize_t n = ::recv(read_end_.get(), block.data(), block.size(), MSG_DONTWAIT);
+    if (n <= 0) return;
+    partial_.append(block.data(), static_cast<std::size_t>(n));
+    for (std::size_t end = 0; (end = partial_.find('\n')) != std::string::npos;) {
+      const std::string line = partial_.substr(0, end);
+      partial_.erase(0, end + 1);
+      if (on_line) on_line(line);
+    }
+  }
+}
+
+// ---- all of them ----
+
+Result<std::unique_ptr<Children>> Children::create(std::string log_directory,
+                                                   std::vector<std::string> environment,
+                                                   std::function<void()> on_abandon) {
+  std::unique_ptr<Children> children(new Children());
+  children->log_directory_ = std::move(log_directory);
+  children->environment_ = std::move(environment);
+  children->on_abandon_ = std::move(on_abandon);
+  std::array<char, 4096> path{};
+  const ssize_t n = ::readlink("/proc/self/exe", path.data(), path.size() - 1);
+  if (n < 0) return fail_errno("/proc/self/exe", errno);
+  children->executable_.assign(path.data(), static_cast<std::size_t>(n));
+  auto loop = Loop::create();
+  if (!loop) return fail(loop.error());
+  children->loop_ = std::move(*loop);
+  WSYNC_TRY(children->open_signals());
+  return children;
+}
+
+Result<> Children::open_signals() {
+  const sigset_t set = watched_signals();
+  ::pthread_sigmask(SIG_BLOCK, &set, &former_mask_);
+  masked_ = true;
+  former_pipe_ = ::signal(SIGPIPE, SIG_IGN);
+  signal_fd_.reset(::signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC));
+  if (!signal_fd_.valid()) return fail_errno("signalfd", errno);
+  auto watcher = FdWatcher::create(*loop_, signal_fd_.get(), [this](FdEvents) { on_signals(); });
+  if (!watcher) return fail(watcher.error());
+  signal_watcher_ = std::move(*watcher);
+  signal_watcher_->watch({.readable = true});
+  return {};
+}
+
+Children::~Children() {
+  kill_all();
+  for (const auto& child : children_)
+    if (child->running_) ::waitpid(child->pid_, nullptr, 0);
+  if (!masked_) return;
+  ::signal(SIGPIPE, former_pipe_);
+  ::pthread_sigmask(SIG_SETMASK, &former_mask_, nullptr);
+}
+
+void Children::kill_all() noexcept {
+  for (const auto& child : children_) child->send(SIGKILL);
+}
+
+void Children::on_signals() {
+  signalfd_siginfo info{};
+  bool child_changed = false;
+  while (::read(signal_fd_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+    if (info.ssi_signo == SIGCHLD)
+      child_changed = true;
+    else
+      ++signals_;
+  }
+  if (signals_ > 1) {
+    kill_all();
+    if (on_abandon_) on_abandon_();
+    ::_exit(kInterrupted);
+  }
+  if (child_changed) reap();
+  loop_->stop();
+}
+
+void Children::reap() {
+  for (const auto& child : children_) {
+    int status = 0;
+    while (child->running_ &&
+           ::waitpid(child->pid_, &status, WNOHANG | WUNTRACED | WCONTINUED) == child->pid_) {
+      child->stopped_ = WIFSTOPPED(status);
+      if (!WIFEXITED(status) && !WIFSIGNALED(status)) continue;
+      child->running_ = false;
+      child->status_ = status;
+      child->ending_ = WIFEXITED(status) ? fmt::format("exited with {}", WEXITSTATUS(status))
+                                         : fmt::format("was killed by signal {}", WTERMSIG(status));
+      child->watcher_.reset();
+      child->write_end_.reset();
+      if (child->read_end_.valid()) child->drain_lines();
+      child->read_end_.reset();
+    }
+  }
+}
+
+Result<Child*> Children::start(const ChildOptions& options) {
+  auto child = std::make_unique<Child>();
+  child->name_ = options.name;
+  UniqueFd log;
+  int errors = STDERR_FILENO;
+  if (options.errors == ChildErrors::kLog) {
+    auto opened = open_append(log_path(options.name));
+    if (!opened) return fail(opened.error());
+    log = std::move(*opened);
+    errors = log.get();
+  }
+  const UniqueFd input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  UniqueFd file;
+  int output = errors;
+  if (options.output == ChildOutput::kFile) {
+    auto opened = open_append(output_path(options.name));
+    if (!opened) return fail(opened.error());
+    file = std::move(*opened);
+    output = file.get();
+  } else if (options.output == ChildOutput::kLines) {
+    std::array<int, 2> ends{};
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
+      return fail_errno("socketpair", errno);
+    child->read_end_.reset(ends[0]);
+    child->write_end_.reset(ends[1]);
+    output = ends[1];
+    auto watcher = FdWatcher::create(*loop_, ends[0], [this, c = child.get()](FdEvents) {
+      c->drain_lines();
+      loop_->stop();
+    });
+    if (!watcher) return fail(watcher.error());
+    child->watcher_ = std::move(*watcher);
+    child->watcher_->watch({.readable = true});
+  }
+  std::vector<std::string> arguments{executable_};
+  arguments.insert(arguments.end(), options.arguments.begin(), options.arguments.end());
+  std::vector<char*> argument_pointers = pointers(arguments);
+  std::vector<char*> environment_pointers = pointers(environment_);
+  const Birth birth{.executable = executable_.c_str(),
+                    .arguments = argument_pointers.data(),
+                    .environment = environment_pointers.data(),
+                    .input = input.get(),
+                    .output = output,
+                    .errors = errors,
+                    .keep = &options.keep,
+                    .parent = ::getpid()};
+  child->pid_ = ::fork();
+  if (child->pid_ < 0) return fail_errno("fork", errno);
+  if (child->pid_ == 0) become(birth);
+  children_.push_back(std::move(child));
+  return children_.back().get();
+}
+
+Result<> Children::check_alive() const {
+  for (const auto& child : children_)
+    if (!child->running_ && !child->may_end_) return fail(failure_of(*child));
+  return {};
+}
+
+Error Children::explained(Error error) {
+  if (error.code() == ErrorCode::kCancelled) return error;
+  const auto passed = pass_time(kEndIsTold);
+  return passed || passed.error().code() == ErrorCode::kCancelled ? error : passed.error();
+}
+
+Error Children::failure_of(const Child& child) const {
+  return Error(ErrorCode::kInternal,
+               fmt::format("{} (pid {}) {}; the end of its log:{}", child.name(), child.pid(),
+                           child.ending(), tail_of(log_path(child.name()))));
+}
+
+Result<> Children::until(const std::string& what, std::chrono::milliseconds deadline,
+                         const std::function<bool()>& holds) {
+  return turn_until(what, deadline, holds, false);
+}
+
+Result<> Children::turn_until(const std::string& what, std::chrono::milliseconds deadline,
+                              const std::function<bool()>& holds, bool ending) {
+  bool late = false;
+  Timer timer(*loop_, [&] {
+    late = true;
+    loop_->stop();
+  });
+  timer.start(deadline);
+  while (true) {
+    if (!ending && interrupted())
+      return fail(ErrorCode::kCancelled, "interrupted; every process was ended");
+    if (!ending) WSYNC_TRY(check_alive());
+    if (holds()) return {};
+    if (late)
+      return fail(ErrorCode::kDeadline,
+                  fmt::format("{} did not come within {} ms", what, deadline.count()));
+    loop_->run();
+  }
+}
+
+Result<> Children::in_thread(const std::string& what, std::chrono::milliseconds deadline,
+                             std::function<Result<>(const std::atomic<bool>& cancelled)> work) {
+  Result<> outcome;
+  std::atomic<bool> cancelled = false;
+  bool done = false;
+  std::jthread thread([&] {
+    outcome = work(cancelled);
+    loop_->post([&done, loop = loop_.get()] {
+      done = true;
+      loop->stop();
+    });
+  });
+  const Result<> waited = until(what, deadline, [&done] { return done; });
+  if (!waited) {
+    cancelled = true;
+    (void)turn_until(what, deadline, [&done] { return done; }, true);
+  }
+  thread.join();
+  WSYNC_TRY(waited);
+  return outcome;
+}
+
+Result<> Children::pass_time(std::chrono::milliseconds time) {
+  const Result<> passed = until("time", time, [] { return false; });
+  if (!passed && passed.error().code() != ErrorCode::kDeadline) return passed;
+  return {};
+}
+
+void Children::stop(Child& child, std::chrono::milliseconds patience) {
+  child.may_end();
+  const auto ended = [&child] { return !child.running(); };
+  child.send(SIGTERM);
+  child.send(SIGCONT);
+  if (turn_until("its end", patience, ended, true)) return;
+  child.send(SIGKILL);
+  (void)turn_until("its end", patience, ended, true);
+}
+
+Result<> Children::run(const ChildOptions& options, std::chrono::milliseconds deadline) {
+  const Result<Child*> child = start(options);
+  if (!child) return fail(child.error());
+  (*child)->may_end();
+  WSYNC_TRY(until("the end of " + options.name, deadline, [&] { return !(*child)->running(); }));
+  if ((*child)->succeeded()) return {};
+  return fail(failure_of(**child));
+}
+
+std::string Children::log_path(const std::string& name) const {
+  return log_directory_ + "/" + name + ".log";
+}
+std::string Children::output_path(const std::string& name) const {
+  return log_directory_ + "/" + name + ".out";
+}
+
+}  // namespace wsync::cli

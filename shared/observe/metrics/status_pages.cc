@@ -1,0 +1,147 @@
+#include "shared/observe/metrics/status_pages.h"
+
+#include <optional>
+#include <utility>
+
+#include "shared/base/clock.h"
+#include "shared/base/format.h"
+#include "shared/base/log.h"
+#include "shared/observe/metrics/catalog.h"
+#include "shared/observe/metrics/process.h"
+
+namespace wsync::metrics {
+namespace {
+
+constexpr std::size_t kThreads = 8;  // pages are few and small
+constexpr http::ServerLimits kPageLimits{
+    .connections = kPageConnections, .idle_ms = 20'000, .head_deadline_ms = 2'000};
+constexpr std::chrono::milliseconds kListenAgain{500};
+constexpr const char* kText = "text/plain; charset=utf-8";
+constexpr const char* kMetricsText = "text/plain; version=0.0.4; charset=utf-8";
+
+void answer(http::Exchange& exchange, int status, const std::string& sentence) {
+  exchange.response.status = status;
+  exchange.response.set_content(sentence + "\n", kText);
+}
+
+Claim claim_of(const StatusPagesOptions& options) {
+  return options.take_over ? Claim::kTakeOver : Claim::kIfFree;
+}
+
+http::RoutesOptions options_of(const std::string& address) {
+  return {.loopback_only = address.starts_with("tcp://"),  // no browser comes to a socket file
+          .headers = {{"X-Content-Type-Options", "nosniff"},
+                      {"Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"},
+                      {"Cross-Origin-Resource-Policy", "same-origin"},
+                      {"Referrer-Policy", "no-referrer"},
+                      {"Cache-Control", "no-store"}}};
+}
+
+http::Page text_page(int /*status*/, std::string_view message, std::string_view /*code*/) {
+  return {.body = std::string(message) + "\n", .type = kText};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<StatusPages>> StatusPages::create(
+    Loop& loop, const StatusPagesOptions& options, const Registry& registry, StatusFacts facts,
+    const std::function<std::vector<http::Route>(Asker& asker)>& more) {
+  auto pages = std::unique_ptr<StatusPages>(
+      new StatusPages(loop, options, registry, std::move(facts), more));
+  const Result<> listens = pages->serve(http::listen_to(options.address, claim_of(options)));
+  if (!listens && listens.error().code() == ErrorCode::kBusy && options.take_over) {
+    log_warning("http.address: {}; it is tried again until it is free", listens.error().message());
+    pages->looker_ = std::make_unique<Worker>(loop, WorkerOptions{.name = "pages"});
+    pages->retry_.start_repeating(kListenAgain);
+  } else if (!listens) {
+    return fail(listens.error().with_context("http.address"));
+  }
+  return pages;
+}
+
+StatusPages::StatusPages(Loop& loop, StatusPagesOptions options, const Registry& registry,
+                         StatusFacts facts,
+                         const std::function<std::vector<http::Route>(Asker& asker)>& more)
+    : loop_(loop),
+      options_(std::move(options)),
+      registry_(registry),
+      facts_(std::move(facts)),
+      asker_(loop),
+      routes_(routes(more), text_page, options_of(options_.address)),
+      retry_(loop, [this] { listen_again(); }) {}
+
+StatusPages::~StatusPages() {
+  *alive_ = false;
+  looker_.reset();
+  asker_.close();
+  acceptor_.reset();
+}
+
+std::vector<http::Route> StatusPages::routes(
+    const std::function<std::vector<http::Route>(Asker& asker)>& more) {
+  std::vector<http::Route> all = {
+      {"GET", "/metrics", [this](http::Exchange& exchange) { metrics(exchange); }},
+      {"GET", "/healthz", [this](http::Exchange& exchange) { healthz(exchange); }},
+      {"GET", "/readyz", [this](http::Exchange& exchange) { readyz(exchange); }}};
+  if (more)
+    for (http::Route& route : more(asker_)) all.push_back(std::move(route));
+  return all;
+}
+
+void StatusPages::listen_again() {
+  if (looking_) return;
+  auto found = std::make_shared<std::optional<Result<http::Listener>>>();
+  const auto submitted = looker_->submit(
+      [found, options = options_] {
+        found->emplace(http::listen_to(options.address, claim_of(options)));
+      },
+      [this, found, alive = alive_] {
+        if (!*alive) return;
+        looking_ = false;
+        const Result<> listens = serve(std::move(**found));
+        if (!listens && listens.error().code() == ErrorCode::kBusy) return;
+        retry_.stop();
+        if (!listens) log_warning("http.address: {}", listens.error().message());
+      });
+  looking_ = submitted.has_value();
+}
+
+Result<> StatusPages::serve(Result<http::Listener> listener) {
+  if (!listener) return fail(std::move(listener).error());
+  auto acceptor = http::Acceptor::create(
+      std::move(*listener), kThreads,
+      [this](http::Connection& connection) { return routes_.serve(connection); }, kPageLimits);
+  if (!acceptor) return fail(std::move(acceptor).error());
+  acceptor_ = std::move(*acceptor);
+  acceptor_->start();
+  log_info("metrics and health at {}", acceptor_->address());
+  return {};
+}
+
+void StatusPages::metrics(http::Exchange& exchange) {
+  auto readings = asker_.ask<std::vector<Reading>>(facts_.readings, kLoopPatience);
+  if (!readings) return answer(exchange, 503, readings.error().message());
+  readings->push_back({.what = &kBuildInfo, .value = 1, .labels = {WSYNC_VERSION, options_.role}});
+  const LoopLag lag = loop_.lag();
+  readings->push_back({.what = &kLoopLongest, .value = seconds(lag.longest), .labels = {}});
+  readings->push_back({.what = &kLoopSlowCallbacks,
+                       .value = static_cast<double>(lag.slow_callbacks),
+                       .labels = {}});
+  for (Reading& reading : process_readings()) readings->push_back(std::move(reading));
+  exchange.response.set_content(registry_.text(*readings), kMetricsText);
+}
+
+void StatusPages::healthz(http::Exchange& exchange) {
+  const auto alive = asker_.ask<bool>([] { return true; }, kLoopPatience);
+  if (!alive) return answer(exchange, 503, alive.error().message());
+  answer(exchange, 200, "ok");
+}
+
+void StatusPages::readyz(http::Exchange& exchange) {
+  const auto readiness = asker_.ask<Readiness>(facts_.readiness, kLoopPatience);
+  if (!readiness) return answer(exchange, 503, readiness.error().message());
+  if (readiness->ready) return answer(exchange, 200, "ready");
+  answer(exchange, 503, readiness->reason);
+}
+
+}  // namespace wsync::metrics

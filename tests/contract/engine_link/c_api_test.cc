@@ -1,0 +1,233 @@
+// The C API, and the C example as a process of its own, against a sidecar's end with real frames.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <wsync/engine.h>
+
+#include "tests/contract/engine_link/sidecar_peer.h"
+
+namespace wsync::engine::test {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr Version kFirst{.epoch = 1, .step = 1};
+
+// One BF16 tensor [rows, 64].
+Model one_tensor(std::uint64_t rows) {
+  Model model;
+  model.manifest =
+      Manifest::create({{.name = "model.w", .dtype = DType::kBF16, .shape = {rows, 64}}}).value();
+  model.plan = BucketPlan::create(model.manifest, limits::kBucketBytesMin).value();
+  return model;
+}
+
+struct Recorder {
+  wsync_engine* engine = nullptr;
+  std::vector<std::string> calls;
+  int commit_code = 0;
+};
+
+wsync_engine_options options_of(const std::string& path, Recorder& recorder) {
+  wsync_engine_options options{};
+  options.socket_path = path.c_str();
+  options.replica = "r0";
+  options.world_size = 1;
+  options.leader = 1;
+  options.user = &recorder;
+  options.callbacks.pause = [](void* user, wsync_pause_mode, std::uint32_t) {
+    auto& r = *static_cast<Recorder*>(user);
+    r.calls.emplace_back("pause");
+    wsync_engine_report_paused(r.engine, 3);
+    return 0;
+  };
+  options.callbacks.load_layer = [](void* user, wsync_version version, std::uint32_t,
+                                    const wsync_layer_tensor* tensors, std::size_t count) {
+    static_cast<Recorder*>(user)->calls.push_back("layer of " + std::to_string(version.step) +
+                                                  ": " + std::to_string(count) + " tensor, " +
+                                                  std::to_string(tensors[0].bytes) + " bytes");
+    return 0;
+  };
+  options.callbacks.commit = [](void* user, wsync_version) {
+    static_cast<Recorder*>(user)->calls.emplace_back("commit");
+    return static_cast<Recorder*>(user)->commit_code;
+  };
+  options.callbacks.resume = [](void* user) {
+    static_cast<Recorder*>(user)->calls.emplace_back("resume");
+    return 0;
+  };
+  return options;
+}
+
+wsync_tensor tensor_of(const std::uint64_t* shape, void* destination) {
+  wsync_tensor tensor{};
+  tensor.name = "model.w";
+  tensor.dtype = "BF16";
+  tensor.shape = shape;
+  tensor.shape_count = 2;
+  tensor.destination = destination;
+  return tensor;
+}
+
+TEST(EngineCApi, LoadsServesAndReportsItsState) {
+  const Model model = one_tensor(4096);
+  SidecarPeer peer;
+  Recorder recorder;
+  const std::string path = peer.path();
+  const auto options = options_of(path, recorder);
+  recorder.engine = wsync_engine_create(&options);
+  const std::uint64_t shape[2] = {4096, 64};
+  std::vector<std::byte> weights(4096 * 64 * 2);
+  const auto tensor = tensor_of(shape, weights.data());
+  ASSERT_EQ(wsync_engine_add_tensor(recorder.engine, &tensor), 0);
+  ASSERT_EQ(wsync_engine_attach(recorder.engine), 0);
+  EXPECT_NE(wsync_engine_add_tensor(recorder.engine, &tensor), 0);
+  EXPECT_THAT(wsync_engine_error(recorder.engine), HasSubstr("before wsync_engine_attach"));
+  EXPECT_GE(wsync_engine_fd(recorder.engine), 0);
+  ASSERT_EQ(wsync_engine_start(recorder.engine), 0);
+  const auto hello = peer.accept();
+  ASSERT_EQ(hello.tensors.size(), 1U);
+  EXPECT_EQ(hello.tensors[0].shape, (std::vector<std::uint64_t>{4096, 64}));
+  peer.welcome_unified();
+
+  const SharedArena arena = model.arena(kFirst);
+  ByteWriter layout;
+  model.manifest.encode(layout);
+  const auto plan = reload::LoadPlan::make(model.manifest, model.plan, hello.tensors).value();
+  const control::Prepare prepare{.version = kFirst,
+                                 .layout_digest = model.manifest.layout_digest(),
+                                 .layout = std::move(layout).take(),
+                                 .bucket_bytes = model.plan.bucket_bytes(),
+                                 .arena_bytes = model.plan.arena_bytes(),
+                                 .checksums = reload::expected_checksums(plan, arena.data())};
+  EXPECT_EQ(peer.ask<control::Prepared>(prepare, share(arena)).failure, "");
+  EXPECT_EQ(peer.ask<control::Loaded>(control::Load{.version = kFirst}).bytes, weights.size());
+  EXPECT_EQ(peer.ask<control::Committed>(control::Commit{.version = kFirst}).failure, "");
+  peer.ask<control::Resumed>(control::Resume{});
+  EXPECT_EQ(peer.ask<control::Paused>(control::Pause{}).step, 3U);
+  EXPECT_TRUE(std::ranges::equal(weights, arena.data().first(weights.size())));
+  const auto state = wsync_engine_status(recorder.engine);
+  EXPECT_EQ(state.state, WSYNC_STATE_PAUSED);
+  EXPECT_EQ(state.active.step, 1U);
+  EXPECT_EQ(state.attached, 1);
+  // A callback that fails is told to the sidecar.
+  EXPECT_EQ(peer.ask<control::Loaded>(control::Load{.version = kFirst}).failure, "");
+  recorder.commit_code = 9;
+  EXPECT_THAT(peer.ask<control::Committed>(control::Commit{.version = kFirst}).failure,
+              HasSubstr("failed with 9"));
+  wsync_engine_destroy(recorder.engine);
+  EXPECT_THAT(recorder.calls,
+              testing::ElementsAre("layer of 1: 1 tensor, 524288 bytes", "commit", "resume",
+                                   "pause", "layer of 1: 1 tensor, 524288 bytes", "commit"));
+}
+
+TEST(EngineCApi, BadArgumentsAreRefusedWithASentence) {
+  EXPECT_EQ(wsync_engine_create(nullptr), nullptr);
+  Recorder recorder;
+  auto options = options_of("/nowhere/engine.sock", recorder);
+  const std::string path = "/nowhere/engine.sock";
+  options.socket_path = path.c_str();
+  options.callbacks.resume = nullptr;
+  EXPECT_EQ(wsync_engine_create(&options), nullptr);
+  options = options_of(path, recorder);
+  options.rank = 4;
+  wsync_engine* engine = wsync_engine_create(&options);
+  const std::uint64_t shape[2] = {4, 64};
+  auto tensor = tensor_of(shape, nullptr);
+  EXPECT_NE(wsync_engine_add_tensor(engine, &tensor), 0);
+  EXPECT_THAT(wsync_engine_error(engine), HasSubstr("destination is NULL"));
+  tensor.dtype = "bf16";
+  EXPECT_NE(wsync_engine_add_tensor(engine, &tensor), 0);
+  EXPECT_THAT(wsync_engine_error(engine), HasSubstr("dtype bf16 is unknown"));
+  std::byte memory[8];
+  const wsync_range range{.dim = 1, .begin = 60, .length = 8};
+  tensor = tensor_of(shape, memory);
+  tensor.ranges = &range;
+  tensor.range_count = 1;
+  EXPECT_NE(wsync_engine_add_tensor(engine, &tensor), 0);
+  EXPECT_THAT(wsync_engine_error(engine), HasSubstr("dimension 1"));
+  EXPECT_NE(wsync_engine_attach(engine), 0);
+  EXPECT_THAT(wsync_engine_error(engine), HasSubstr("rank 4 of 1"));
+  EXPECT_NE(wsync_engine_poll(engine, 0), 0);
+  wsync_engine_destroy(engine);
+  wsync_engine_destroy(nullptr);
+}
+
+TEST(EngineCApi, ADeviceThatDoesNotExistIsRefusedWhenItIsAttached) {
+  Recorder recorder;
+  const std::string path = "/nowhere/engine.sock";
+  const auto refusal = [&](int weights_on, int gpu) {
+    auto options = options_of(path, recorder);
+    options.weights_on = static_cast<wsync_device>(weights_on);
+    options.gpu = gpu;
+    wsync_engine* engine = wsync_engine_create(&options);
+    EXPECT_NE(wsync_engine_attach(engine), 0);
+    const std::string error = wsync_engine_error(engine);
+    wsync_engine_destroy(engine);
+    return error;
+  };
+  EXPECT_THAT(refusal(7, 0), HasSubstr("weights_on is 7"));
+  EXPECT_THAT(refusal(WSYNC_DEVICE_CUDA, -1), HasSubstr("gpu is -1"));
+}
+
+TEST(EngineCApi, ASecondStartIsRefusedAndTheFirstOneServesOn) {
+  SidecarPeer peer;
+  Recorder recorder;
+  const std::string path = peer.path();
+  const auto options = options_of(path, recorder);
+  recorder.engine = wsync_engine_create(&options);
+  ASSERT_NE(recorder.engine, nullptr);
+  const std::uint64_t shape[2] = {4, 64};
+  std::vector<std::byte> memory(4 * 64 * 2);
+  const wsync_tensor tensor = tensor_of(shape, memory.data());
+  ASSERT_EQ(wsync_engine_add_tensor(recorder.engine, &tensor), 0);
+  ASSERT_EQ(wsync_engine_attach(recorder.engine), 0) << wsync_engine_error(recorder.engine);
+  ASSERT_EQ(wsync_engine_start(recorder.engine), 0);
+  EXPECT_NE(wsync_engine_start(recorder.engine), 0);
+  EXPECT_THAT(wsync_engine_error(recorder.engine), HasSubstr("started already"));
+  peer.accept();
+  peer.welcome_unified();
+  wsync_engine_stop(recorder.engine);
+  EXPECT_NE(wsync_engine_start(recorder.engine), 0);
+  EXPECT_THAT(wsync_engine_error(recorder.engine), HasSubstr("stopped already"));
+  wsync_engine_destroy(recorder.engine);
+}
+
+TEST(EngineCApi, TheCExampleTakesAVersionAndServesIt) {
+  const Model model = one_tensor(600);
+  SidecarPeer peer;
+  std::string path = peer.path();
+  std::string arguments[] = {WSYNC_EXAMPLE_ENGINE, path, "r0", "model.w", "600", "64"};
+  std::vector<char*> argv;
+  for (auto& argument : arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  pid_t child = 0;
+  ASSERT_EQ(::posix_spawn(&child, WSYNC_EXAMPLE_ENGINE, nullptr, nullptr, argv.data(), environ), 0);
+  const auto hello = peer.accept();
+  peer.welcome_unified();
+  const SharedArena arena = model.arena(kFirst);
+  ByteWriter layout;
+  model.manifest.encode(layout);
+  const auto plan = reload::LoadPlan::make(model.manifest, model.plan, hello.tensors).value();
+  peer.ask<control::Prepared>(
+      control::Prepare{.version = kFirst,
+                       .layout_digest = model.manifest.layout_digest(),
+                       .layout = std::move(layout).take(),
+                       .bucket_bytes = model.plan.bucket_bytes(),
+                       .arena_bytes = model.plan.arena_bytes(),
+                       .checksums = reload::expected_checksums(plan, arena.data())},
+      share(arena));
+  EXPECT_EQ(peer.ask<control::Loaded>(control::Load{.version = kFirst}).failure, "");
+  EXPECT_EQ(peer.ask<control::Committed>(control::Commit{.version = kFirst}).failure, "");
+  const auto digests = peer.ask<control::Digests>(control::ReadDigests{});
+  ASSERT_EQ(digests.tensors.size(), 1U);
+  EXPECT_EQ(digests.tensors[0].digest, reload::expected_digest(plan.tensors()[0], arena.data()));
+  peer.ask<control::Resumed>(control::Resume{});
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+}  // namespace
+}  // namespace wsync::engine::test

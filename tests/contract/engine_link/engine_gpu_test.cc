@@ -1,0 +1,448 @@
+// The engine library with weights on a GPU, against buffers of another process. Over the emulated
+// driver (tests/emulated_cuda), whose copies take their time.
+#include <atomic>
+#include <functional>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <wsync/engine.h>
+
+#include "inference_side/engine_link/engine_link.h"
+#include "tests/contract/engine_link/gpu_sidecar.h"
+#include "tests/support/misuse_report.h"
+#include "tests/support/run_again.h"
+
+namespace wsync::engine::test {
+namespace {
+
+using control::RankState;
+using control::TakeMode;
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr Version kFirst{.epoch = 1, .step = 1};
+constexpr Version kSecond{.epoch = 1, .step = 2};
+
+// One rank with its tensors on GPU 0, and a sidecar that it is attached to.
+struct GpuRank {
+  explicit GpuRank(const Model& from, std::uint32_t rank = 0, std::uint32_t world = 1)
+      : model(from), engine(from, TakeMode::kPieces, rank, world) {
+    peer.envelope.rank = rank;
+    device = device::make_device({.kind = device::DeviceKind::kCuda}).value();
+    std::uint64_t end = 0;
+    std::vector<std::uint64_t> offsets;
+    for (const auto& memory : engine.memory) {
+      offsets.push_back(end);
+      end += (memory.size() + 255) / 256 * 256;
+    }
+    weights = device->allocate(end).value();
+    for (std::size_t t = 0; t < offsets.size(); ++t) {
+      auto& destination = engine.description.tensors[t].destination;
+      destination = {weights->address() + offsets[t], destination.size()};
+    }
+    engine.description.gpu = device.get();
+  }
+  void start(bool serving = false) {
+    engine.description.serving = serving;
+    link = EngineLink::create(engine.description, peer.path(), engine).value();
+    engine.on_pause = [this]() -> Result<> {
+      link->report_paused(7);
+      return {};
+    };
+    EXPECT_TRUE(link->start().has_value());
+  }
+  [[nodiscard]] control::EngineWelcome welcome(std::vector<control::BufferHandle> buffers) const {
+    return {.generation = GpuSidecar::kGeneration,
+            .device_kind = control::DeviceKind::kCuda,
+            .buffer_bytes = model.plan.largest_bucket(),
+            .buffers = std::move(buffers)};
+  }
+  [[nodiscard]] control::Prepare prepare(const SharedArena& arena, Version version) const {
+    auto message = prepare_of(model, engine, arena, version);
+    message.checksums = reload::expected_piece_checksums(plan_of(model, engine), arena.data());
+    return message;
+  }
+  // A bucket, and its acknowledgement, after which the buffer is overwritten.
+  control::BucketDone give(GpuSidecar& sidecar, const SharedArena& arena, std::uint64_t bucket,
+                           std::optional<std::size_t> flipped = {}) {
+    const auto bytes =
+        arena.data().subspan(model.plan.bucket_offset(bucket), model.plan.bucket_size(bucket));
+    std::vector<std::byte> source(bytes.begin(), bytes.end());
+    if (flipped) source[*flipped] ^= std::byte{1};
+    const auto slot = static_cast<std::uint32_t>(bucket % 2);
+    sidecar.put(slot, source);
+    const auto done =
+        peer.ask<control::BucketDone>(control::BucketReady{.bucket = bucket, .slot = slot});
+    sidecar.scribble(slot, source.size());
+    return done;
+  }
+  // A whole load, and its commit.
+  void load(GpuSidecar& sidecar, const SharedArena& arena, Version version,
+            std::vector<control::BufferHandle> buffers = {}) {
+    EXPECT_EQ(peer.ask<control::Prepared>(prepare(arena, version)).failure, "");
+    peer.send(control::Load{.version = version, .buffers = std::move(buffers)});
+    const auto request = peer.envelope.request;
+    for (std::uint64_t bucket = 0; bucket < model.plan.bucket_count(); ++bucket)
+      EXPECT_EQ(give(sidecar, arena, bucket).failure, "");
+    const auto loaded = peer.expect<control::Loaded>();
+    EXPECT_EQ(peer.last_envelope.request, request);
+    EXPECT_EQ(loaded.failure, "");
+    EXPECT_EQ(loaded.bytes, plan_of(model, engine).bytes());
+  }
+  void commit(Version version) {
+    EXPECT_EQ(peer.ask<control::Committed>(control::Commit{.version = version}).failure, "");
+  }
+  // What the GPU holds, and what the engine says of it.
+  void expect_holds(const SharedArena& arena) {
+    const auto plan = plan_of(model, engine);
+    const auto stream = device->create_stream(device::StreamRole::kReload).value();
+    const auto digests = peer.ask<control::Digests>(control::ReadDigests{});
+    EXPECT_EQ(digests.failure, "");
+    ASSERT_EQ(digests.tensors.size(), plan.tensors().size());
+    for (std::size_t t = 0; t < plan.tensors().size(); ++t) {
+      const auto& tensor = engine.description.tensors[t];
+      EXPECT_EQ(digests.tensors[t].digest,
+                reload::expected_piece_digest(plan.tensors()[t], arena.data()))
+          << tensor.description.name;
+      EXPECT_EQ(digests.tensors[t].bytes, tensor.destination.size());
+      std::vector<std::byte> held(tensor.destination.size());
+      const auto offset =
+          static_cast<std::uint64_t>(tensor.destination.data() - weights->address());
+      ASSERT_TRUE(stream->copy_to_host(
+          held, {.memory = weights.get(), .offset = offset, .bytes = held.size()}));
+      const auto event = device->create_event().value();
+      ASSERT_TRUE(stream->record(*event));
+      ASSERT_TRUE(event->wait(soon()));
+      EXPECT_EQ(tensor_digest(held), reload::expected_digest(plan.tensors()[t], arena.data()))
+          << tensor.description.name;
+    }
+  }
+
+  const Model& model;
+  SidecarPeer peer;
+  FakeEngine engine;
+  std::unique_ptr<device::Device> device;
+  std::unique_ptr<device::Memory> weights;
+  std::unique_ptr<EngineLink> link;  // destroyed first
+};
+
+[[maybe_unused]] const auto* const kReport = testing::AddGlobalTestEnvironment(new MisuseReport);
+
+// Of two ranks, each takes rows of 77 bytes of the last one, which lies in several buckets: a
+// bucket begins inside a row, and the rows behind that on no granule of the digest.
+Model with_odd_rows() {
+  const Model usual = Model::make();
+  std::vector<TensorInfo> all(usual.manifest.tensors().begin(), usual.manifest.tensors().end());
+  all.push_back(
+      {.name = "model.layers.2.mlp.down_proj.scales", .dtype = DType::kU8, .shape = {14'000, 154}});
+  return Model::of(std::move(all));
+}
+
+TEST(EngineOnGpu, TwoVersionsThroughBuffersThatAreKept) {
+  const Model model = with_odd_rows();
+  GpuSidecar sidecar(model.plan.largest_bucket());
+  for (const std::uint32_t r : {0U, 1U}) {
+    GpuRank rank(model, r, 2);
+    std::atomic<std::uint64_t> early = 0;
+    rank.engine.after_copy = [&] {
+      pollfd answer{.fd = rank.peer.socket(), .events = POLLIN, .revents = 0};
+      if (::poll(&answer, 1, 0) != 0) ++early;
+    };
+    rank.start();
+    const auto hello = rank.peer.accept();
+    EXPECT_EQ(hello.gpu, rank.device->uuid());
+    EXPECT_THAT(hello.gpu, testing::StartsWith("GPU-"));
+    rank.peer.send(rank.welcome(sidecar.handles()));
+    const SharedArena first = model.arena(kFirst);
+    rank.load(sidecar, first, kFirst);
+    // The last acknowledgement may get lost; the bucket then comes again.
+    EXPECT_EQ(rank.give(sidecar, first, model.plan.bucket_count() - 1).failure, "");
+    rank.commit(kFirst);
+    rank.expect_holds(first);
+    const SharedArena second = model.arena(kSecond);
+    rank.load(sidecar, second, kSecond);
+    rank.commit(kSecond);
+    rank.expect_holds(second);
+    EXPECT_EQ(early, 0U) << "acknowledgements that were there before the copy was complete";
+    EXPECT_EQ(rank.link->status().active, kSecond);
+  }
+}
+
+TEST(EngineOnGpu, BuffersOfALoadAreGivenBackBeforeItIsToldAsLoaded) {
+  const Model model = Model::make();
+  GpuRank rank(model);
+  rank.start();
+  rank.peer.accept();
+  rank.peer.send(rank.welcome({}));
+  for (const Version version : {kFirst, kSecond}) {
+    GpuSidecar sidecar(model.plan.largest_bucket());
+    const SharedArena arena = model.arena(version);
+    rank.load(sidecar, arena, version, sidecar.handles());
+    sidecar.free_buffers();  // the driver's report names it where they are still mapped
+    rank.commit(version);
+    rank.expect_holds(arena);
+  }
+  // Without any there is nothing to read from.
+  EXPECT_THAT(rank.peer.ask<control::Loaded>(control::Load{.version = kSecond}).failure,
+              HasSubstr("0 handles of IPC buffers came, 2 are needed"));
+  EXPECT_EQ(rank.link->status().state, RankState::kPaused);
+}
+
+TEST(EngineOnGpu, WrongBytesTaintTheRankUntilACompleteLoad) {
+  const Model model = Model::make();
+  GpuSidecar sidecar(model.plan.largest_bucket());
+  GpuRank rank(model);
+  rank.start();
+  rank.peer.accept();
+  rank.peer.send(rank.welcome(sidecar.handles()));
+  const SharedArena arena = model.arena(kFirst);
+  EXPECT_EQ(rank.peer.ask<control::Prepared>(rank.prepare(arena, kFirst)).failure, "");
+  rank.peer.send(control::Load{.version = kFirst});
+  const auto done = rank.give(sidecar, arena, 0, 100'000);
+  EXPECT_THAT(done.failure,
+              AllOf(HasSubstr("tensor model.embed_tokens.weight"), HasSubstr("checksum")));
+  EXPECT_THAT(rank.peer.expect<control::Loaded>().failure, HasSubstr("checksum"));
+  EXPECT_EQ(rank.link->status().state, RankState::kTainted);
+  rank.load(sidecar, arena, kFirst);
+  rank.commit(kFirst);
+  rank.expect_holds(arena);
+}
+
+// A handle in the welcome ends the connection, whose end the rank tells with its reason first; the
+// weights that it serves are left alone.
+void expect_refused(const Model& model, const control::EngineWelcome& welcome,
+                    const testing::Matcher<std::string>& reason) {
+  GpuRank rank(model);
+  rank.start(true);
+  EXPECT_EQ(rank.peer.accept().state, RankState::kServing);
+  rank.peer.send(welcome);
+  EXPECT_THAT(rank.peer.expect<control::ErrorReply>().message, reason);
+  rank.peer.expect_closed();
+  EXPECT_THAT(rank.link->status().last_error, reason);
+  EXPECT_EQ(rank.peer.accept().state, RankState::kServing) << "it does not attach again";
+  EXPECT_TRUE(rank.engine.calls.empty());
+}
+
+TEST(EngineOnGpu, BuffersThatCannotBeMappedAreRefusedWithTheReason) {
+  const Model model = Model::make();
+  const std::uint64_t bytes = model.plan.largest_bucket();
+  GpuSidecar sidecar(bytes);
+  control::EngineWelcome welcome{.generation = GpuSidecar::kGeneration,
+                                 .device_kind = control::DeviceKind::kCuda,
+                                 .buffer_bytes = bytes,
+                                 .buffers = sidecar.handles()};
+  auto bad = welcome;
+  bad.buffer_bytes = bytes / 2;
+  expect_refused(model, bad, AllOf(HasSubstr("IPC buffer 0"), HasSubstr("bytes are expected")));
+  bad = welcome;
+  bad.buffer_bytes = 0;
+  expect_refused(model, bad, HasSubstr("IPC buffers of 0 bytes are announced"));
+  bad = welcome;
+  bad.buffers.pop_back();
+  expect_refused(model, bad, HasSubstr("1 handles of IPC buffers came, 2 are needed"));
+  bad = welcome;
+  bad.buffers[1].opaque.resize(40);
+  expect_refused(model, bad, HasSubstr("IPC buffer 1"));
+  bad = welcome;
+  bad.device_kind = control::DeviceKind::kUnified;
+  expect_refused(model, bad, AllOf(HasSubstr("is a host device"), HasSubstr("devices.kind: cuda")));
+  bad.device_kind = control::DeviceKind::kCuda;
+  bad.generation = GpuSidecar::kGeneration + 1;
+  expect_refused(model, bad,
+                 AllOf(HasSubstr("IPC buffer 0: its handle is stale"),
+                       HasSubstr("000000005eed1e55"), HasSubstr("000000005eed1e56")));
+  bad = welcome;
+  bad.buffers[1].generation = 0;
+  expect_refused(model, bad, HasSubstr("IPC buffer 1: its handle is stale"));
+  const GpuSidecar other(bytes, 1);
+  bad.buffers = other.handles();
+  expect_refused(model, bad, AllOf(HasSubstr("is on GPU"), HasSubstr("this device is GPU")));
+  sidecar.kill();
+  expect_refused(
+      model, welcome,
+      HasSubstr(fmt::format("the GPU memory of process {} cannot be mapped", sidecar.pid())));
+}
+
+TEST(EngineOnGpu, HandlesOfADeadSidecarInALoadLeaveTheOldWeights) {
+  const Model model = Model::make();
+  GpuRank rank(model);
+  rank.start();
+  rank.peer.accept();
+  rank.peer.send(rank.welcome({}));
+  const SharedArena first = model.arena(kFirst);
+  GpuSidecar sidecar(model.plan.largest_bucket());
+  rank.load(sidecar, first, kFirst, sidecar.handles());
+  rank.commit(kFirst);
+  sidecar.kill();
+  const SharedArena second = model.arena(kSecond);
+  EXPECT_EQ(rank.peer.ask<control::Prepared>(rank.prepare(second, kSecond)).failure, "");
+  EXPECT_THAT(
+      rank.peer
+          .ask<control::Loaded>(control::Load{.version = kSecond, .buffers = sidecar.handles()})
+          .failure,
+      HasSubstr("cannot be mapped"));
+  EXPECT_EQ(rank.link->status().state, RankState::kPaused);
+  rank.expect_holds(first);
+  rank.peer.ask<control::Resumed>(control::Resume{});
+}
+
+TEST(EngineOnGpu, StaleHandlesInALoadLeaveTheOldWeightsAndTheNextLoadIsTaken) {
+  const Model model = Model::make();
+  GpuSidecar sidecar(model.plan.largest_bucket());
+  for (const bool kept : {false, true}) {
+    GpuRank rank(model);
+    rank.start();
+    rank.peer.accept();
+    const std::vector<control::BufferHandle> none;
+    rank.peer.send(rank.welcome(kept ? sidecar.handles() : none));
+    const SharedArena first = model.arena(kFirst);
+    rank.load(sidecar, first, kFirst, kept ? none : sidecar.handles());
+    rank.commit(kFirst);
+    const SharedArena second = model.arena(kSecond);
+    EXPECT_EQ(rank.peer.ask<control::Prepared>(rank.prepare(second, kSecond)).failure, "");
+    // The driver would open them: the process lives.
+    auto stale = sidecar.handles();
+    stale[1].generation += 7;
+    EXPECT_THAT(
+        rank.peer
+            .ask<control::Loaded>(control::Load{.version = kSecond, .buffers = std::move(stale)})
+            .failure,
+        HasSubstr("IPC buffer 1: its handle is stale"));
+    EXPECT_EQ(rank.link->status().state, RankState::kPaused);
+    EXPECT_EQ(rank.link->status().active, kFirst);
+    rank.expect_holds(first);
+    rank.load(sidecar, second, kSecond, kept ? none : sidecar.handles());
+    rank.commit(kSecond);
+    rank.expect_holds(second);
+  }
+}
+
+TEST(EngineOnGpu, ASidecarThatIsLostInsideABucketLeavesTheRankTaintedAndAnotherOneRepairsIt) {
+  const Model model = Model::make();
+  const SharedArena arena = model.arena(kFirst);
+  GpuSidecar another(model.plan.largest_bucket());
+  GpuRank rank(model);
+  rank.start();
+  {
+    GpuSidecar sidecar(model.plan.largest_bucket());
+    rank.peer.accept();
+    rank.peer.send(rank.welcome(sidecar.handles()));
+    EXPECT_EQ(rank.peer.ask<control::Prepared>(rank.prepare(arena, kFirst)).failure, "");
+    rank.peer.send(control::Load{.version = kFirst});
+    EXPECT_EQ(rank.give(sidecar, arena, 0).failure, "");
+    sidecar.put(1, arena.data().subspan(model.plan.bucket_offset(1), model.plan.bucket_size(1)));
+    rank.peer.send(control::BucketReady{.bucket = 1, .slot = 1});
+    sidecar.kill();  // the engine may be reading
+    rank.peer.hang_up();
+  }
+  EXPECT_EQ(rank.peer.accept().state, RankState::kTainted);
+  rank.peer.send(rank.welcome(another.handles()));
+  EXPECT_NE(
+      rank.peer.ask<control::BucketDone>(control::BucketReady{.bucket = 1, .slot = 1}).failure, "");
+  rank.load(another, arena, kFirst);
+  rank.commit(kFirst);
+  rank.expect_holds(arena);
+}
+
+TEST(EngineOnGpu, WhatIsNoMemoryOfTheGpuIsRefusedByTheTensorsName) {
+  const Model model = Model::make();
+  GpuRank rank(model);
+  std::vector<std::byte> host(rank.engine.description.tensors[1].destination.size());
+  rank.engine.description.tensors[1].destination = host;
+  const auto made = EngineLink::create(rank.engine.description, rank.peer.path(), rank.engine);
+  ASSERT_FALSE(made);
+  EXPECT_THAT(made.error().message(),
+              HasSubstr("tensor " + rank.engine.description.tensors[1].description.name));
+  for (const TakeMode take : {TakeMode::kWhole, TakeMode::kAdopt}) {
+    auto description = rank.engine.description;
+    description.take = take;
+    const auto other_mode = EngineLink::create(description, rank.peer.path(), rank.engine);
+    ASSERT_FALSE(other_mode);
+    EXPECT_THAT(other_mode.error().message(), HasSubstr("as pieces only"));
+  }
+  const auto other = device::make_device({.kind = device::DeviceKind::kCuda, .gpu = 1}).value();
+  GpuRank elsewhere(model);
+  elsewhere.engine.description.gpu = other.get();
+  EXPECT_FALSE(
+      EngineLink::create(elsewhere.engine.description, rank.peer.path(), elsewhere.engine));
+}
+
+// Of a process of its own (the test below): a GPU whose kernel has failed does nothing more in it.
+TEST(EngineOnFailingGpu, DISABLED_ABucketFailsAndTheLinkStays) {
+  const Model model = Model::make();
+  GpuSidecar sidecar(model.plan.largest_bucket());
+  GpuRank rank(model);
+  rank.start();
+  rank.peer.accept();
+  rank.peer.send(rank.welcome(sidecar.handles()));
+  const SharedArena arena = model.arena(kFirst);
+  EXPECT_EQ(rank.peer.ask<control::Prepared>(rank.prepare(arena, kFirst)).failure, "");
+  for (int turn = 0; turn < 2; ++turn) {
+    rank.peer.send(control::Load{.version = kFirst});
+    const auto done = rank.give(sidecar, arena, 0);
+    EXPECT_THAT(done.failure,
+                AllOf(HasSubstr("bucket 0"), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS")));
+    EXPECT_EQ(rank.peer.expect<control::Loaded>().failure, done.failure);
+    EXPECT_EQ(rank.link->status().state, RankState::kTainted);
+  }
+  EXPECT_THAT(rank.peer.ask<control::Digests>(control::ReadDigests{}).failure,
+              HasSubstr("tainted"));
+}
+
+TEST(EngineOnFailingGpu, ABucketFailsAndTheLinkStays) {
+  EXPECT_EQ(run_again("EngineOnFailingGpu.DISABLED_ABucketFailsAndTheLinkStays",
+                      {"WSYNC_EMULATED_CUDA_FAULTS=kernel:2:CUDA_ERROR_ILLEGAL_ADDRESS",
+                       "WSYNC_EMULATED_CUDA_REPORT="}),  // to the error stream
+            0);
+}
+
+wsync_engine_options c_options(const std::string& path, int gpu) {
+  wsync_engine_options options{};
+  options.socket_path = path.c_str();
+  options.replica = "r0";
+  options.world_size = 1;
+  options.leader = 1;
+  options.callbacks.pause = [](void*, wsync_pause_mode, std::uint32_t) { return 0; };
+  options.callbacks.commit = [](void*, wsync_version) { return 0; };
+  options.callbacks.resume = [](void*) { return 0; };
+  options.weights_on = WSYNC_DEVICE_CUDA;
+  options.gpu = gpu;
+  return options;
+}
+
+TEST(EngineOnGpu, TheCApiTakesDevicePointersAndNoOthers) {
+  SidecarPeer peer;
+  const std::string path = peer.path();
+  const auto device = device::make_device({.kind = device::DeviceKind::kCuda, .gpu = 1}).value();
+  constexpr std::uint64_t kAllocation = std::uint64_t{2} << 20U;
+  const auto memory = device->allocate(kAllocation).value();
+  std::vector<std::byte> host(4096);
+  const std::uint64_t shape[2] = {32, 64};
+  wsync_tensor tensor{};
+  tensor.name = "model.w";
+  tensor.dtype = "BF16";
+  tensor.shape = shape;
+  tensor.shape_count = 2;
+  const auto attach = [&](int gpu, void* destination) {
+    const auto options = c_options(path, gpu);
+    wsync_engine* engine = wsync_engine_create(&options);
+    tensor.destination = destination;
+    EXPECT_EQ(wsync_engine_add_tensor(engine, &tensor), 0);
+    const int attached = wsync_engine_attach(engine);
+    std::string error = attached == 0 ? "" : wsync_engine_error(engine);
+    if (attached == 0) {
+      EXPECT_EQ(wsync_engine_start(engine), 0);
+      EXPECT_EQ(peer.accept().gpu, device->uuid());
+    }
+    wsync_engine_destroy(engine);
+    return error;
+  };
+  EXPECT_EQ(attach(1, memory->address()), "");
+  EXPECT_THAT(attach(1, host.data()), HasSubstr("tensor model.w"));
+  EXPECT_THAT(attach(0, memory->address()), HasSubstr("tensor model.w"));
+  EXPECT_THAT(attach(1, memory->address() + kAllocation - 1000), HasSubstr("tensor model.w"));
+  EXPECT_THAT(attach(7, memory->address()), HasSubstr("7"));
+}
+
+}  // namespace
+}  // namespace wsync::engine::test

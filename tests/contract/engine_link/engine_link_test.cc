@@ -1,0 +1,609 @@
+// The engine library against a sidecar's end that speaks real frames and hands over real arenas.
+#include "inference_side/engine_link/engine_link.h"
+
+#include <atomic>
+#include <fcntl.h>
+#include <functional>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <semaphore>
+#include <set>
+#include <sys/mman.h>
+
+#include "shared/base/format.h"
+#include "tests/contract/engine_link/sidecar_peer.h"
+
+namespace wsync::engine::test {
+namespace {
+
+using control::RankState;
+using control::TakeMode;
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr Version kFirst{.epoch = 1, .step = 1};
+constexpr Version kSecond{.epoch = 1, .step = 2};
+
+struct Rank {
+  Rank(const Model& model, TakeMode take, std::uint32_t rank = 0, std::uint32_t world = 1)
+      : engine(model, take, rank, world) {
+    peer.envelope.rank = rank;
+  }
+  void start() {
+    link = EngineLink::create(engine.description, peer.path(), engine).value();
+    engine.on_pause = [this]() -> Result<> {
+      link->report_paused(7);
+      return {};
+    };
+    EXPECT_TRUE(link->start().has_value());
+  }
+  void attach_unified() {
+    start();
+    peer.accept();
+    peer.welcome_unified();
+  }
+  // Load and Commit of a version that is prepared.
+  void switch_to(Version version) {
+    EXPECT_EQ(peer.ask<control::Loaded>(control::Load{.version = version}).failure, "");
+    EXPECT_EQ(peer.ask<control::Committed>(control::Commit{.version = version}).failure, "");
+  }
+  SidecarPeer peer;
+  FakeEngine engine;
+  std::unique_ptr<EngineLink> link;  // destroyed first
+};
+
+void expect_holds(const Model& model, const FakeEngine& engine, const SharedArena& arena) {
+  const auto plan = plan_of(model, engine);
+  for (std::size_t t = 0; t < plan.tensors().size(); ++t)
+    EXPECT_EQ(tensor_digest(engine.held(t)),
+              reload::expected_digest(plan.tensors()[t], arena.data()))
+        << engine.description.tensors[t].description.name;
+}
+
+class EveryTakeMode : public testing::TestWithParam<TakeMode> {};
+INSTANTIATE_TEST_SUITE_P(Engine, EveryTakeMode,
+                         testing::Values(TakeMode::kPieces, TakeMode::kWhole, TakeMode::kAdopt));
+
+TEST_P(EveryTakeMode, TwoVersionsOnAUnifiedDevice) {
+  const Model model = Model::make();
+  Rank rank(model, GetParam());
+  rank.start();
+  const auto hello = rank.peer.accept();
+  EXPECT_EQ(hello.state, RankState::kLoading);
+  EXPECT_EQ(hello.take, GetParam());
+  EXPECT_EQ(hello.tensors.size(), model.manifest.size());
+  rank.peer.welcome_unified();
+  const SharedArena first = model.arena(kFirst);
+  EXPECT_EQ(
+      rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, first, kFirst), share(first))
+          .failure,
+      "");
+  rank.switch_to(kFirst);
+  rank.peer.ask<control::Resumed>(control::Resume{});
+  expect_holds(model, rank.engine, first);
+  EXPECT_EQ(rank.link->status().state, RankState::kServing);
+
+  const SharedArena second = model.arena(kSecond);
+  // The layout is known by now.
+  EXPECT_EQ(rank.peer
+                .ask<control::Prepared>(prepare_of(model, rank.engine, second, kSecond, false),
+                                        share(second))
+                .failure,
+            "");
+  EXPECT_THAT(rank.peer.ask<control::Loaded>(control::Load{.version = kSecond}).failure,
+              HasSubstr("serving"));
+  EXPECT_EQ(rank.peer.ask<control::Paused>(control::Pause{}).step, 7U);
+  rank.switch_to(kSecond);
+  rank.peer.ask<control::Resumed>(control::Resume{});
+  expect_holds(model, rank.engine, second);
+  EXPECT_EQ(rank.link->status().active, kSecond);
+  EXPECT_THAT(
+      rank.engine.calls,
+      testing::ElementsAre("begin 1.1", "layer 0", "layer 1", "layer 2", "layer 3", "layer 4",
+                           "commit 1.1", "resume", "pause", "begin 1.2", "layer 0", "layer 1",
+                           "layer 2", "layer 3", "layer 4", "commit 1.2", "resume"));
+}
+
+TEST_P(EveryTakeMode, DigestsAreOfTheBytesAsHeld) {
+  const Model model = Model::make();
+  Rank rank(model, GetParam());
+  rank.attach_unified();
+  EXPECT_THAT(rank.peer.ask<control::Digests>(control::ReadDigests{}).failure,
+              HasSubstr("loading"));
+  const SharedArena arena = model.arena(kFirst);
+  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  rank.switch_to(kFirst);
+  const auto plan = plan_of(model, rank.engine);
+  auto digests = rank.peer.ask<control::Digests>(control::ReadDigests{});
+  ASSERT_EQ(digests.tensors.size(), plan.tensors().size());
+  EXPECT_EQ(digests.version, kFirst);
+  for (std::size_t t = 0; t < digests.tensors.size(); ++t) {
+    EXPECT_EQ(digests.tensors[t].digest, reload::expected_digest(plan.tensors()[t], arena.data()));
+    EXPECT_EQ(digests.tensors[t].bytes, plan.tensors()[t].shard.bytes());
+  }
+  if (GetParam() == TakeMode::kAdopt) return;  // nobody can change those bytes
+  rank.engine.memory[2][100] ^= std::byte{1};
+  digests = rank.peer.ask<control::Digests>(control::ReadDigests{});
+  for (std::size_t t = 0; t < digests.tensors.size(); ++t)
+    EXPECT_EQ(digests.tensors[t].digest == reload::expected_digest(plan.tensors()[t], arena.data()),
+              t != 2);
+}
+
+TEST(EngineLink, APauseDoesNotWaitUntilEveryTensorHasBeenRead) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kPieces);
+  rank.attach_unified();
+  const SharedArena arena = model.arena(kFirst);
+  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  rank.switch_to(kFirst);
+  rank.peer.ask<control::Resumed>(control::Resume{});
+  rank.link->stop();  // from here on the test polls
+  rank.peer.send(control::ReadDigests{});
+  const std::uint64_t reading = rank.peer.envelope.request;
+  rank.peer.send(control::Pause{});
+  const std::uint64_t pausing = rank.peer.envelope.request;
+  for (int turn = 0; turn < 100; ++turn) ASSERT_TRUE(rank.link->poll(0).has_value());
+  rank.peer.expect<control::Paused>();
+  EXPECT_EQ(rank.peer.last_envelope.request, pausing);
+  const auto digests = rank.peer.expect<control::Digests>();
+  EXPECT_EQ(rank.peer.last_envelope.request, reading);
+  EXPECT_EQ(digests.failure, "");
+  EXPECT_EQ(digests.tensors.size(), rank.engine.description.tensors.size());
+}
+
+TEST(EngineLink, ALoadEndsAReadingThatIsNotComplete) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kWhole);
+  rank.attach_unified();
+  const SharedArena arena = model.arena(kFirst);
+  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  rank.switch_to(kFirst);
+  rank.link->stop();  // from here on the test polls
+  std::set<std::uint32_t> read;
+  rank.engine.on_read = [&](std::uint32_t tensor) {
+    if (read.insert(tensor).second && read.size() == 1)
+      rank.peer.send(control::Load{.version = kFirst});
+  };
+  rank.peer.send(control::ReadDigests{});
+  ASSERT_TRUE(rank.link->poll(0).has_value());
+  EXPECT_EQ(read.size(), 1U) << "read on while the sidecar had something to say";
+  for (int turn = 0; turn < 100; ++turn) ASSERT_TRUE(rank.link->poll(0).has_value());
+  EXPECT_EQ(rank.peer.expect<control::Loaded>().failure, "");
+  const auto digests = rank.peer.expect<control::Digests>();
+  EXPECT_THAT(digests.failure, HasSubstr("holds no version"));
+  EXPECT_TRUE(digests.tensors.empty());
+}
+
+// An engine that polls once for each of its steps, which are longer than such a tensor takes.
+TEST(EngineLink, OnePollReadsMoreThanOneSmallTensor) {
+  constexpr int kTensors = 1000;
+  std::vector<TensorInfo> tensors;
+  for (int i = 0; i < kTensors; ++i)
+    tensors.push_back({.name = fmt::format("t{}", i), .dtype = DType::kU8, .shape = {4}});
+  const Model model = Model::of(std::move(tensors));
+  Rank rank(model, TakeMode::kPieces);
+  rank.attach_unified();
+  const SharedArena arena = model.arena(kFirst);
+  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  rank.switch_to(kFirst);
+  rank.link->stop();  // from here on the test polls
+  rank.peer.send(control::ReadDigests{});
+  pollfd answer{.fd = rank.peer.socket(), .events = POLLIN, .revents = 0};
+  int polls = 0;
+  for (; polls < kTensors && ::poll(&answer, 1, 0) == 0; ++polls)
+    ASSERT_TRUE(rank.link->poll(0).has_value());
+  ASSERT_LT(polls, kTensors);
+  const auto digests = rank.peer.expect<control::Digests>();
+  EXPECT_EQ(digests.failure, "");
+  EXPECT_EQ(digests.tensors.size(), model.manifest.size());
+}
+
+TEST(EngineLink, HalfShardsOfTwoRanks) {
+  const Model model = Model::make();
+  const SharedArena arena = model.arena(kFirst);
+  for (const std::uint32_t r : {0U, 1U}) {
+    Rank rank(model, TakeMode::kPieces, r, 2);
+    rank.attach_unified();
+    EXPECT_EQ(
+        rank.peer
+            .ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena))
+            .failure,
+        "");
+    rank.switch_to(kFirst);
+    expect_holds(model, rank.engine, arena);
+    if (r == 0) continue;
+    // Only a leader is paused and resumed; a follower tells what its leader made it do.
+    rank.peer.ask<control::ErrorReply>(control::Resume{});
+    rank.link->report_running(20);
+    rank.link->report_paused(31);
+    EXPECT_EQ(rank.peer.expect<control::Paused>().step, 31U);
+    EXPECT_EQ(rank.peer.last_envelope.request, 0U);
+  }
+}
+
+TEST(EngineLink, TheLeaseIsHeldUntilRelease) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kPieces);
+  rank.attach_unified();
+  SharedArena arena = model.arena(kFirst);
+  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  const auto writing = arena.try_write_lease({});
+  ASSERT_FALSE(writing) << "an engine reads this arena without a lease";
+  EXPECT_EQ(writing.error().code(), ErrorCode::kBusy);
+  rank.switch_to(kFirst);
+  rank.peer.send(control::Release{.version = kFirst});
+  rank.peer.ask<control::Digests>(control::ReadDigests{});  // answered after the release
+  EXPECT_TRUE(arena.try_write_lease({}));
+}
+
+TEST(EngineLink, AnAdoptedVersionStaysLeasedAfterReleaseAndLoss) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kAdopt);
+  rank.attach_unified();
+  SharedArena arena = model.arena(kFirst);
+  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  rank.switch_to(kFirst);
+  rank.peer.send(control::Release{.version = kFirst});
+  rank.peer.hang_up();
+  EXPECT_EQ(rank.peer.accept().active, kFirst);
+  ASSERT_FALSE(arena.try_write_lease({})) << "the engine still serves from this arena";
+  expect_holds(model, rank.engine, arena);
+}
+
+TEST(EngineLink, WrongBytesTaintTheRankUntilACompleteLoad) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kPieces);
+  rank.attach_unified();
+  const SharedArena arena = model.arena(kFirst);
+  auto prepare = prepare_of(model, rank.engine, arena, kFirst);
+  prepare.checksums.back() ^= 1;
+  rank.peer.ask<control::Prepared>(prepare, share(arena));
+  const auto loaded = rank.peer.ask<control::Loaded>(control::Load{.version = kFirst});
+  EXPECT_THAT(loaded.failure, HasSubstr("checksum"));
+  EXPECT_EQ(rank.link->status().state, RankState::kTainted);
+  EXPECT_THAT(rank.peer.ask<control::Committed>(control::Commit{.version = kFirst}).failure,
+              HasSubstr("tainted"));
+  rank.peer.ask<control::ErrorReply>(control::Resume{});
+  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst, false),
+                                   share(arena));
+  rank.switch_to(kFirst);
+  expect_holds(model, rank.engine, arena);
+}
+
+TEST(EngineLink, AnAdoptingEngineRefusesWrongBytesBeforeTheSwitch) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kAdopt);
+  rank.attach_unified();
+  const SharedArena arena = model.arena(kFirst);
+  auto prepare = prepare_of(model, rank.engine, arena, kFirst);
+  prepare.checksums.front() ^= 1;
+  EXPECT_THAT(rank.peer.ask<control::Prepared>(prepare, share(arena)).failure,
+              HasSubstr("checksums differ"));
+}
+
+TEST(EngineLink, AFailingLayerFailsTheLoad) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kWhole);
+  rank.engine.fail_layer = 2;
+  rank.attach_unified();
+  const SharedArena arena = model.arena(kFirst);
+  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  EXPECT_THAT(rank.peer.ask<control::Loaded>(control::Load{.version = kFirst}).failure,
+              HasSubstr("no room"));
+  EXPECT_EQ(rank.link->status().state, RankState::kTainted);
+}
+
+TEST(EngineLink, APauseThatIsNotHonouredYetIsWithdrawnByResume) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kPieces);
+  rank.engine.description.serving = true;
+  rank.start();
+  rank.engine.on_pause = [] { return Result<>{}; };  // its step does not end
+  EXPECT_EQ(rank.peer.accept().state, RankState::kServing);
+  rank.peer.welcome_unified();
+  rank.peer.send(control::Pause{});
+  rank.peer.ask<control::Resumed>(control::Resume{});
+  EXPECT_EQ(rank.link->status().state, RankState::kServing);
+  EXPECT_THAT(rank.engine.calls, testing::ElementsAre("pause", "resume"));
+}
+
+TEST(EngineLink, APauseThatEndsWhileAResumeOvertakesItIsAnsweredFirstAndChangesNothing) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kPieces);
+  rank.engine.description.serving = true;
+  rank.start();
+  rank.engine.on_pause = [&, asked = 0]() mutable -> Result<> {
+    if (++asked == 1) return {};   // its step does not end
+    rank.link->report_stopped(9);  // nobody asked for that: its group broke
+    rank.link->report_paused(9);
+    return {};
+  };
+  rank.engine.on_resume = [&]() -> Result<> {
+    rank.link->report_paused(7);  // it did end, just before serving goes on
+    rank.link->report_running(8);
+    return {};
+  };
+  EXPECT_EQ(rank.peer.accept().state, RankState::kServing);
+  rank.peer.welcome_unified();
+  rank.peer.send(control::Pause{});
+  const std::uint64_t pause = rank.peer.envelope.request;
+  rank.peer.send(control::Resume{});
+  EXPECT_EQ(rank.peer.expect<control::Paused>().step, 7U);
+  EXPECT_EQ(rank.peer.last_envelope.request, pause);
+  rank.peer.expect<control::Resumed>();
+  EXPECT_EQ(rank.peer.last_envelope.request, rank.peer.envelope.request);
+  EXPECT_EQ(rank.link->status().state, RankState::kServing);
+
+  rank.peer.send(control::Pause{});
+  rank.peer.expect<control::Paused>();
+  EXPECT_EQ(rank.peer.last_envelope.request, 0U);
+  rank.peer.expect<control::Paused>();
+  EXPECT_EQ(rank.peer.last_envelope.request, rank.peer.envelope.request);
+  EXPECT_EQ(rank.link->status().state, RankState::kPaused);
+}
+
+// ---- separate devices ----
+
+struct IpcBuffer {
+  explicit IpcBuffer(std::uint64_t bytes)
+      : fd(::memfd_create("ipc", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
+    EXPECT_EQ(::ftruncate(fd.get(), static_cast<off_t>(bytes)), 0);
+    region = MappedRegion::map(fd.get(), bytes, true).value();
+    EXPECT_EQ(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE), 0);
+  }
+  void put(std::span<const std::byte> bytes) { std::ranges::copy(bytes, region.bytes().begin()); }
+  void scribble() { std::ranges::fill(region.bytes(), std::byte{0x5a}); }
+  [[nodiscard]] UniqueFd duplicate() const { return UniqueFd(::dup(fd.get())); }
+  UniqueFd fd;
+  MappedRegion region;
+};
+
+struct SeparateRank : Rank {
+  explicit SeparateRank(const Model& model, TakeMode take, std::uint32_t rank = 0,
+                        std::uint32_t world = 1)
+      : Rank(model, take, rank, world) {
+    for (int i = 0; i < 2; ++i) buffers.emplace_back(model.plan.largest_bucket());
+  }
+  void attach(const Model& model) {
+    start();
+    peer.accept();
+    welcome(model);
+  }
+  void welcome(const Model& model) {
+    std::vector<UniqueFd> fds;
+    for (const auto& buffer : buffers) fds.push_back(buffer.duplicate());
+    peer.send(control::EngineWelcome{.generation = 1,
+                                     .device_kind = control::DeviceKind::kSeparate,
+                                     .buffer_bytes = model.plan.largest_bucket()},
+              std::move(fds));
+  }
+  // One bucket in its IPC buffer, announced.
+  void put(const Model& model, const SharedArena& arena, std::uint64_t bucket) {
+    buffers[bucket % 2].put(
+        arena.data().subspan(model.plan.bucket_offset(bucket), model.plan.bucket_size(bucket)));
+    peer.send(
+        control::BucketReady{.bucket = bucket, .slot = static_cast<std::uint32_t>(bucket % 2)});
+  }
+  // The same with its acknowledgement, after which the buffer is overwritten.
+  control::BucketDone give(const Model& model, const SharedArena& arena, std::uint64_t bucket) {
+    put(model, arena, bucket);
+    const auto done = peer.expect<control::BucketDone>();
+    EXPECT_EQ(peer.last_envelope.request, peer.envelope.request);
+    buffers[bucket % 2].scribble();
+    return done;
+  }
+  std::vector<IpcBuffer> buffers;
+};
+
+TEST(EngineLink, BucketsThroughTwoIpcBuffersOfASeparateDevice) {
+  const Model model = Model::make();
+  const SharedArena arena = model.arena(kFirst);
+  for (const TakeMode take : {TakeMode::kPieces, TakeMode::kWhole}) {
+    SeparateRank rank(model, take, 1, 2);
+    rank.attach(model);
+    EXPECT_EQ(
+        rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst)).failure,
+        "");
+    rank.peer.send(control::Load{.version = kFirst});
+    const auto load_request = rank.peer.envelope.request;
+    for (std::uint64_t bucket = 0; bucket < model.plan.bucket_count(); ++bucket)
+      EXPECT_EQ(rank.give(model, arena, bucket).failure, "");
+    const auto loaded = rank.peer.expect<control::Loaded>();
+    EXPECT_EQ(rank.peer.last_envelope.request, load_request);
+    EXPECT_EQ(loaded.failure, "");
+    EXPECT_EQ(loaded.bytes, plan_of(model, rank.engine).bytes());
+    // The last acknowledgement may get lost; the bucket then comes again.
+    EXPECT_EQ(rank.give(model, arena, model.plan.bucket_count() - 1).failure, "");
+    EXPECT_EQ(rank.peer.ask<control::Committed>(control::Commit{.version = kFirst}).failure, "");
+    expect_holds(model, rank.engine, arena);
+  }
+}
+
+TEST(EngineLink, ABucketIsAcknowledgedAfterItsCopyAndNotBefore) {
+  const Model model = Model::make();
+  const SharedArena arena = model.arena(kFirst);
+  std::counting_semaphore<> copied(0);
+  std::atomic<std::uint64_t> early = 0;
+  SeparateRank rank(model, TakeMode::kPieces);
+  rank.engine.after_copy = [&] {
+    pollfd answer{.fd = rank.peer.socket(), .events = POLLIN, .revents = 0};
+    if (::poll(&answer, 1, 0) != 0) ++early;
+    copied.release();
+  };
+  rank.attach(model);
+  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst));
+  rank.peer.send(control::Load{.version = kFirst});
+  for (std::uint64_t bucket = 0; bucket < model.plan.bucket_count(); ++bucket) {
+    rank.put(model, arena, bucket);
+    ASSERT_TRUE(copied.try_acquire_for(std::chrono::seconds(20)));  // nothing is read before
+    EXPECT_EQ(rank.peer.expect<control::BucketDone>().failure, "");
+  }
+  EXPECT_EQ(early, 0U) << "acknowledgements that were there before the copy was complete";
+}
+
+TEST(EngineLink, ABucketThatNeverCameKeepsTheVersionFromBeingCommitted) {
+  const Model model = Model::make();
+  const SharedArena arena = model.arena(kFirst);
+  SeparateRank rank(model, TakeMode::kPieces);
+  rank.attach(model);
+  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst));
+  rank.peer.send(control::Load{.version = kFirst});
+  for (std::uint64_t bucket = 0; bucket < model.plan.bucket_count(); ++bucket)
+    if (bucket != 1) rank.give(model, arena, bucket);
+  EXPECT_NE(rank.peer.ask<control::Committed>(control::Commit{.version = kFirst}).failure, "");
+  EXPECT_EQ(rank.link->status().state, RankState::kTainted);
+}
+
+TEST(EngineLink, LosingTheSidecarInsideALoadLeavesTheRankTainted) {
+  const Model model = Model::make();
+  const SharedArena arena = model.arena(kFirst);
+  SeparateRank rank(model, TakeMode::kPieces);
+  rank.attach(model);
+  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst));
+  rank.peer.send(control::Load{.version = kFirst});
+  rank.give(model, arena, 0);
+  rank.peer.hang_up();
+  EXPECT_EQ(rank.peer.accept().state, RankState::kTainted);
+  rank.welcome(model);
+  EXPECT_NE(rank.peer.ask<control::BucketDone>(control::BucketReady{.bucket = 1}).failure, "");
+  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst, false));
+  rank.peer.send(control::Load{.version = kFirst});
+  for (std::uint64_t bucket = 0; bucket < model.plan.bucket_count(); ++bucket)
+    rank.give(model, arena, bucket);
+  EXPECT_EQ(rank.peer.expect<control::Loaded>().failure, "");
+  EXPECT_EQ(rank.peer.ask<control::Committed>(control::Commit{.version = kFirst}).failure, "");
+  expect_holds(model, rank.engine, arena);
+}
+
+// ---- loss, and bad frames ----
+
+TEST(EngineLink, AfterALossTheHelloTellsTheStateAndNothingResumesByItself) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kPieces);
+  rank.attach_unified();
+  SharedArena arena = model.arena(kFirst);
+  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  rank.switch_to(kFirst);
+  rank.peer.hang_up();
+  auto hello = rank.peer.accept();
+  EXPECT_EQ(hello.state, RankState::kPaused);
+  EXPECT_EQ(hello.active, kFirst);
+  EXPECT_TRUE(arena.try_write_lease({})) << "leases outlive the sidecar that would release them";
+  rank.peer.welcome_unified();
+  rank.peer.ask<control::Resumed>(control::Resume{});
+  rank.peer.ask<control::Paused>(control::Pause{});
+  rank.peer.ask<control::Resumed>(control::Resume{});
+  rank.peer.hang_up();
+  hello = rank.peer.accept();
+  EXPECT_EQ(hello.state, RankState::kServing);
+  EXPECT_EQ(hello.step, 7U);
+  EXPECT_EQ(rank.peer.last_envelope.fence, rank.peer.envelope.fence);
+}
+
+TEST(EngineLink, GarbageEndsTheConnectionAndChangesNothing) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kPieces);
+  rank.attach_unified();
+  const SharedArena arena = model.arena(kFirst);
+  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  rank.switch_to(kFirst);
+  const std::vector<std::byte> noise(300, std::byte{0xe7});
+  ASSERT_TRUE(send_some(rank.peer.socket(), noise));
+  rank.peer.expect_closed();
+  EXPECT_EQ(rank.peer.accept().state, RankState::kPaused);
+  EXPECT_GE(rank.link->status().refusals, 1U);
+  expect_holds(model, rank.engine, arena);
+
+  // A frame that is cut off by the end of the connection.
+  auto bytes = control::encode(rank.peer.envelope, control::Resume{}).value();
+  ASSERT_TRUE(send_some(rank.peer.socket(), std::span<const std::byte>(bytes).first(20)));
+  rank.peer.hang_up();
+  EXPECT_EQ(rank.peer.accept().state, RankState::kPaused);
+}
+
+TEST(EngineLink, OldFencesOtherRanksAndStrangeMessagesAreRefused) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kPieces);
+  rank.start();
+  rank.peer.accept();
+  EXPECT_THAT(rank.peer.ask<control::ErrorReply>(control::Resume{}).message,
+              HasSubstr("before the welcome"));
+  rank.peer.welcome_unified();
+  EXPECT_THAT(rank.peer.ask<control::ErrorReply>(control::Push{}).message,
+              HasSubstr("not for engines"));
+  rank.peer.envelope.rank = 5;
+  EXPECT_THAT(rank.peer.ask<control::ErrorReply>(control::Pause{}).message, HasSubstr("rank 5"));
+  rank.peer.envelope.rank = 0;
+  rank.peer.envelope.fence.epoch = 2;
+  const auto fenced = rank.peer.ask<control::ErrorReply>(control::Pause{});
+  EXPECT_EQ(fenced.code, static_cast<std::uint8_t>(ErrorCode::kFenced));
+  EXPECT_TRUE(rank.engine.calls.empty());
+}
+
+TEST(EngineLink, AGpusBuffersAreRefusedByWeightsInHostMemory) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kPieces);
+  rank.start();
+  EXPECT_EQ(rank.peer.accept().gpu, "");
+  rank.peer.send(control::EngineWelcome{.generation = 1,
+                                        .device_kind = control::DeviceKind::kCuda,
+                                        .buffer_bytes = model.plan.largest_bucket()});
+  EXPECT_THAT(rank.peer.expect<control::ErrorReply>().message,
+              AllOf(HasSubstr("device 0 of the sidecar is a GPU"), HasSubstr("--device cuda")));
+  rank.peer.expect_closed();
+  rank.peer.accept();
+  rank.peer.welcome_unified();
+  const SharedArena arena = model.arena(kFirst);
+  rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst), share(arena));
+  EXPECT_THAT(
+      rank.peer.ask<control::Loaded>(control::Load{.version = kFirst, .buffers = {{.opaque = {}}}})
+          .failure,
+      HasSubstr("handles of a GPU's buffers"));
+  EXPECT_EQ(rank.link->status().state, RankState::kLoading);
+  rank.switch_to(kFirst);
+}
+
+TEST(EngineLink, OnlyAGpuHoldsWeightsOutsideOfHostMemory) {
+  const Model model = Model::make();
+  const auto host = device::make_device({.kind = device::DeviceKind::kSeparate}).value();
+  FakeEngine engine(model, TakeMode::kPieces, 0, 1);
+  engine.description.gpu = host.get();
+  const auto made = EngineLink::create(engine.description, "/tmp/engine.sock", engine);
+  ASSERT_FALSE(made);
+  EXPECT_THAT(made.error().message(),
+              AllOf(HasSubstr("separate host device 0"), HasSubstr("no GPU")));
+}
+
+TEST(EngineLink, APrepareThatDoesNotFitIsRefusedWithItsReason) {
+  const Model model = Model::make();
+  Rank rank(model, TakeMode::kPieces);
+  rank.attach_unified();
+  const SharedArena arena = model.arena(kFirst);
+  const auto good = prepare_of(model, rank.engine, arena, kFirst);
+  const auto refused = [&](control::Prepare prepare) {
+    return rank.peer.ask<control::Prepared>(std::move(prepare), share(arena)).failure;
+  };
+  auto bad = good;
+  bad.layout.clear();
+  EXPECT_THAT(refused(bad), HasSubstr("not known here"));
+  bad = good;
+  bad.layout[bad.layout.size() / 2] ^= std::byte{1};
+  EXPECT_NE(refused(bad), "");
+  bad = good;
+  bad.checksums.pop_back();
+  EXPECT_THAT(refused(bad), HasSubstr("checksums came"));
+  bad = good;
+  bad.version = kSecond;  // the arena says 1.1
+  EXPECT_NE(refused(bad), "");
+  bad = good;
+  bad.bucket_bytes = 1000;
+  EXPECT_NE(refused(bad), "");
+  EXPECT_THAT(rank.peer.ask<control::Prepared>(good).failure, HasSubstr("descriptors"));
+  EXPECT_THAT(rank.peer.ask<control::Loaded>(control::Load{.version = kFirst}).failure,
+              HasSubstr("not been prepared"));
+  EXPECT_EQ(refused(good), "");
+}
+
+}  // namespace
+}  // namespace wsync::engine::test

@@ -1,0 +1,256 @@
+// The sidecar's end of the engine link, for tests: real frames over a real Unix socket, real sealed
+// arenas.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <gtest/gtest.h>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "inference_side/engine_link/engine.h"
+#include "inference_side/reload/load_plan.h"
+#include "shared/base/shared_memory.h"
+#include "shared/base/unix_socket.h"
+#include "shared/control/link.h"
+#include "shared/weights/bucket_plan.h"
+#include "shared/weights/content_digest.h"
+#include "shared/weights/manifest.h"
+
+namespace wsync::engine::test {
+
+inline TimePoint soon() { return now() + std::chrono::seconds(20); }
+
+// A model of a few tensors, one larger than a bucket, with random bytes for each version.
+struct Model {
+  Manifest manifest;
+  BucketPlan plan;
+
+  static Model make() {
+    std::vector<TensorInfo> tensors;
+    tensors.push_back(
+        {.name = "model.embed_tokens.weight", .dtype = DType::kBF16, .shape = {1200, 512}});
+    for (int layer = 0; layer < 3; ++layer) {
+      const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+      tensors.push_back(
+          {.name = prefix + "self_attn.q_proj.weight", .dtype = DType::kBF16, .shape = {256, 512}});
+      tensors.push_back(
+          {.name = prefix + "mlp.down_proj.weight", .dtype = DType::kF32, .shape = {128, 192}});
+      tensors.push_back(
+          {.name = prefix + "input_layernorm.weight", .dtype = DType::kBF16, .shape = {512}});
+    }
+    tensors.push_back({.name = "model.norm.weight", .dtype = DType::kF32, .shape = {0}});
+    return of(std::move(tensors));
+  }
+  static Model of(std::vector<TensorInfo> tensors) {
+    Model model;
+    model.manifest = Manifest::create(std::move(tensors)).value();
+    model.plan = BucketPlan::create(model.manifest, limits::kBucketBytesMin).value();
+    return model;
+  }
+
+  // An arena that holds `version`: bytes that depend on it.
+  [[nodiscard]] SharedArena arena(Version version) const {
+    auto made =
+        SharedArena::create({.name = "test", .data_bytes = plan.arena_bytes(), .threads = 1})
+            .value();
+    fill(made, version);
+    return made;
+  }
+  void fill(SharedArena& into, Version version) const {
+    auto lease = into.try_write_lease({.version_epoch = version.epoch,
+                                       .version_step = version.step,
+                                       .layout = manifest.layout_digest(),
+                                       .bucket_bytes = plan.bucket_bytes()});
+    ASSERT_TRUE(lease) << lease.error().message();
+    std::mt19937_64 random(version.step * 7919 + version.epoch);
+    for (auto& byte : lease->data()) byte = static_cast<std::byte>(random());
+    std::move(*lease).complete({.low = version.step, .high = 1});
+  }
+};
+
+// Records what the link asks of an engine; holds its tensors in vectors.
+class FakeEngine : public Engine {
+ public:
+  // Dimension 0 is halved for rank 0 of 2 ("q_proj"), dimension 1 for "down_proj".
+  FakeEngine(const Model& model, control::TakeMode take, std::uint32_t rank, std::uint32_t world) {
+    description.replica = "r0";
+    description.rank = rank;
+    description.world_size = world;
+    description.leader = rank == 0;
+    description.take = take;
+    memory.resize(model.manifest.size());
+    for (std::size_t i = 0; i < model.manifest.size(); ++i) {
+      const TensorInfo& info = model.manifest.tensor(i);
+      RankTensor tensor;
+      tensor.description = {
+          .name = info.name, .dtype = static_cast<std::uint8_t>(info.dtype), .shape = info.shape};
+      const auto dim =
+          info.name.find("q_proj") != std::string::npos      ? std::optional<std::uint32_t>(0)
+          : info.name.find("down_proj") != std::string::npos ? std::optional<std::uint32_t>(1)
+                                                             : std::nullopt;
+      if (world > 1 && dim) {
+        const std::uint64_t part = info.shape[*dim] / world;
+        tensor.description.ranges = {{.dim = *dim, .begin = rank * part, .length = part}};
+      }
+      const auto shard =
+          reload::Shard::make(dtype_bits(info.dtype), info.shape, tensor.description.ranges)
+              .value();
+      memory[i].resize(shard.bytes());
+      if (take == control::TakeMode::kPieces) tensor.destination = memory[i];
+      description.tensors.push_back(std::move(tensor));
+    }
+    adopted.resize(memory.size());
+  }
+
+  Result<> pause(control::PauseMode, std::uint32_t) override {
+    calls.emplace_back("pause");
+    return on_pause ? on_pause() : Result<>{};
+  }
+  Result<> load_begin(const Version& version) override {
+    calls.push_back("begin " + version.to_string());
+    return {};
+  }
+  Result<> load_layer(const Version&, std::uint32_t layer,
+                      std::span<const LayerTensor> tensors) override {
+    calls.push_back("layer " + std::to_string(layer));
+    for (const LayerTensor& tensor : tensors) {
+      if (description.take == control::TakeMode::kWhole)
+        memory[tensor.tensor].assign(tensor.bytes.begin(), tensor.bytes.end());
+      if (description.take == control::TakeMode::kAdopt) adopted[tensor.tensor] = tensor.bytes;
+    }
+    return fail_layer == layer ? Result<>(fail(ErrorCode::kIo, "no room for this layer"))
+                               : Result<>{};
+  }
+  Result<> commit(const Version& version) override {
+    calls.push_back("commit " + version.to_string());
+    return {};
+  }
+  Result<> resume() override {
+    calls.emplace_back("resume");
+    return on_resume ? on_resume() : Result<>{};
+  }
+  Result<> read_tensor(std::uint32_t tensor, std::uint64_t offset,
+                       std::span<std::byte> out) override {
+    std::copy_n(memory[tensor].begin() + static_cast<std::ptrdiff_t>(offset), out.size(),
+                out.begin());
+    if (on_read) on_read(tensor);
+    return {};
+  }
+  void on_bucket(const Version&, std::uint64_t, std::uint64_t) override {
+    if (after_copy) after_copy();
+  }
+  // The bytes it would serve from.
+  [[nodiscard]] std::span<const std::byte> held(std::size_t tensor) const {
+    return description.take == control::TakeMode::kAdopt
+               ? adopted[tensor]
+               : std::span<const std::byte>(memory[tensor]);
+  }
+
+  EngineDescription description;
+  std::vector<std::vector<std::byte>> memory;
+  std::vector<std::span<const std::byte>> adopted;
+  std::vector<std::string> calls;  // read it only while the link has nothing to do
+  std::function<Result<>()> on_pause;
+  std::function<Result<>()> on_resume;
+  std::function<void(std::uint32_t tensor)> on_read;  // a part of it has been read
+  std::function<void()> after_copy;                   // of each bucket; in the link's thread
+  std::uint32_t fail_layer = UINT32_MAX;
+};
+
+// One connection of one rank, driven by the test.
+class SidecarPeer {
+ public:
+  SidecarPeer() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "wsync-engine-XXXXXX").string();
+    directory_ = ::mkdtemp(pattern.data());
+    listener_.emplace(ListeningSocket::bind(directory_ + "/engine.sock").value());
+  }
+  ~SidecarPeer() {
+    link_.reset();
+    listener_.reset();
+    std::filesystem::remove_all(directory_);
+  }
+  [[nodiscard]] std::string path() const { return directory_ + "/engine.sock"; }
+
+  // Waits for the rank and its hello.
+  control::EngineHello accept() {
+    link_.emplace(std::move(listener_->accept(soon()).value().socket));
+    return expect<control::EngineHello>();
+  }
+  void hang_up() { link_.reset(); }
+  void welcome_unified() { send(control::EngineWelcome{.generation = 1}); }
+
+  void send(control::Message message, std::vector<UniqueFd> fds = {}) {
+    ++envelope.request;
+    const auto sent = link_->send(envelope, message, std::move(fds), soon());
+    ASSERT_TRUE(sent) << sent.error().message();
+  }
+  // The next message, which must be a T and echo the last request.
+  template <class T>
+  T expect() {
+    auto frame = link_->receive(soon());
+    if (!frame) {
+      ADD_FAILURE() << "expected " << control::message_name(T::kType) << ": "
+                    << frame.error().message();
+      return {};
+    }
+    last_envelope = frame->envelope;
+    if (const T* message = std::get_if<T>(&frame->message)) return *message;
+    ADD_FAILURE() << "expected " << control::message_name(T::kType) << ", found "
+                  << control::message_name(control::type_of(frame->message));
+    return {};
+  }
+  template <class T>
+  T ask(control::Message message, std::vector<UniqueFd> fds = {}) {
+    send(std::move(message), std::move(fds));
+    T reply = expect<T>();
+    EXPECT_EQ(last_envelope.request, envelope.request);
+    return reply;
+  }
+  // Waits until the rank has closed the connection.
+  void expect_closed() {
+    auto frame = link_->receive(soon());
+    while (frame) frame = link_->receive(soon());
+    EXPECT_EQ(frame.error().code(), ErrorCode::kPeerLost) << frame.error().message();
+  }
+  [[nodiscard]] int socket() const { return link_->fd(); }
+
+  control::Envelope envelope{.fence = {.epoch = 3, .run_id = {1, 2}}, .replica = "r0"};
+  control::Envelope last_envelope;
+
+ private:
+  std::string directory_;
+  std::optional<ListeningSocket> listener_;
+  std::optional<control::Link> link_;
+};
+
+inline reload::LoadPlan plan_of(const Model& model, const FakeEngine& engine) {
+  std::vector<control::EngineTensor> tensors;
+  for (const auto& tensor : engine.description.tensors) tensors.push_back(tensor.description);
+  return reload::LoadPlan::make(model.manifest, model.plan, tensors).value();
+}
+
+inline control::Prepare prepare_of(const Model& model, const FakeEngine& engine,
+                                   const SharedArena& arena, Version version,
+                                   bool with_layout = true) {
+  ByteWriter layout;
+  if (with_layout) model.manifest.encode(layout);
+  return {.version = version,
+          .layout_digest = model.manifest.layout_digest(),
+          .layout = std::move(layout).take(),
+          .bucket_bytes = model.plan.bucket_bytes(),
+          .arena_bytes = model.plan.arena_bytes(),
+          .checksums = reload::expected_checksums(plan_of(model, engine), arena.data())};
+}
+
+inline std::vector<UniqueFd> share(const SharedArena& arena) {
+  std::vector<UniqueFd> fds;
+  fds.push_back(arena.share().value());
+  return fds;
+}
+
+}  // namespace wsync::engine::test

@@ -1,0 +1,51 @@
+// Runs a command of a program of wsync in this process and keeps what it printed.
+#pragma once
+
+#include <cstdlib>
+#include <filesystem>
+#include <gtest/gtest.h>
+#include <string>
+#include <vector>
+
+#include "shared/command/program.h"
+
+namespace wsync::cli::test {
+
+struct CommandRun {
+  int exit_code = 0;
+  std::string out;
+  std::string err;
+};
+
+inline CommandRun run_command(const ProgramSpec& program,
+                              const std::vector<std::string>& arguments) {
+  std::vector<const char*> argv = {"wsync"};
+  for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  CommandRun run;
+  run.exit_code = run_program(program, static_cast<int>(argv.size()), argv.data());
+  run.out = testing::internal::GetCapturedStdout();
+  run.err = testing::internal::GetCapturedStderr();
+  return run;
+}
+
+// A new directory of mode 0700, removed with what is in it.
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory() : path_(testing::TempDir() + "wsync-XXXXXX") {
+    EXPECT_NE(mkdtemp(path_.data()), nullptr);
+  }
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+  ~TemporaryDirectory() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace wsync::cli::test

@@ -1,0 +1,158 @@
+// Buckets taken by the memory of a device: the same bytes as on the host, and the checksums that
+// the sidecar expects. On a host device with memory of its own, which copies as a GPU does.
+#include "inference_side/engine_link/device_weights.h"
+
+#include <algorithm>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <optional>
+#include <random>
+
+#include "shared/base/limits.h"
+#include "shared/weights/content_digest.h"
+
+namespace wsync::engine {
+namespace {
+
+using testing::HasSubstr;
+
+TimePoint in_good_time() { return now() + std::chrono::seconds(20); }
+
+// Tensors of several buckets, in rows that begin on granules of the digest and in rows that do not.
+class DeviceWeightsTest : public testing::Test {
+ protected:
+  DeviceWeightsTest() {
+    const auto manifest =
+        Manifest::create({{.name = "embed", .dtype = DType::kBF16, .shape = {1500, 1024}},
+                          {.name = "layers.0.empty", .dtype = DType::kF32, .shape = {0, 3}},
+                          {.name = "layers.0.norm", .dtype = DType::kU8, .shape = {1001}},
+                          {.name = "layers.0.w", .dtype = DType::kBF16, .shape = {1024, 3000}},
+                          {.name = "layers.1.odd", .dtype = DType::kU8, .shape = {777, 511}}})
+            .value();
+    const auto buckets = BucketPlan::create(manifest, 2 * limits::kMiB).value();
+    std::vector<control::EngineTensor> tensors;
+    for (const TensorInfo& info : manifest.tensors())
+      tensors.push_back(
+          {.name = info.name, .dtype = static_cast<std::uint8_t>(info.dtype), .shape = info.shape});
+    for (auto& tensor : tensors) {
+      if (tensor.name == "layers.0.w") tensor.ranges = {{.dim = 1, .begin = 504, .length = 1200}};
+      if (tensor.name == "layers.1.odd") tensor.ranges = {{.dim = 1, .begin = 3, .length = 77}};
+    }
+    plan_ = reload::LoadPlan::make(manifest, buckets, tensors).value();
+    arena_.resize(plan_.arena_bytes());
+    std::mt19937_64 random(5);
+    for (std::byte& byte : arena_) byte = static_cast<std::byte>(random());
+    for (std::size_t t = 0; t < tensors.size(); ++t)
+      memory_.emplace_back(plan_.tensors()[t].shard.bytes());
+    for (std::size_t t = 0; t < tensors.size(); ++t)
+      tensors_.push_back({.description = tensors[t], .destination = memory_[t]});
+    device_ = device::make_device({.kind = device::DeviceKind::kSeparate}).value();
+    buffer_ = device_->allocate(2 * limits::kMiB).value();
+    weights_ = DeviceWeights::create(*device_, tensors_).value();
+  }
+
+  void fill_buffer(std::uint64_t bucket) {
+    const auto stream = device_->create_stream(device::StreamRole::kBroadcast).value();
+    const auto bytes = plan_.bucket_of(arena_, bucket);
+    ASSERT_TRUE(stream->copy_to_device(
+        {.memory = buffer_.get(), .offset = 0, .bytes = bytes.size()}, bytes));
+    const auto event = device_->create_event().value();
+    ASSERT_TRUE(stream->record(*event));
+    ASSERT_TRUE(event->wait(in_good_time()));
+  }
+  Result<> take(std::uint64_t bucket, TimePoint deadline) {
+    fill_buffer(bucket);
+    return weights_->take(*buffer_, {.plan = &plan_,
+                                     .bucket = bucket,
+                                     .deadline = deadline,
+                                     .destination = {},
+                                     .on_group = [&](std::size_t g, std::uint64_t sum) -> Result<> {
+                                       if (refuse_ == g) return fail(ErrorCode::kIo, "refused");
+                                       sums_.emplace_back(g, sum);
+                                       return {};
+                                     }});
+  }
+  void expect_loaded() {
+    for (std::size_t t = 0; t < memory_.size(); ++t)
+      EXPECT_EQ(tensor_digest(memory_[t]), reload::expected_digest(plan_.tensors()[t], arena_))
+          << tensors_[t].description.name;
+  }
+
+  reload::LoadPlan plan_;
+  std::vector<std::byte> arena_;
+  std::vector<std::vector<std::byte>> memory_;
+  std::vector<RankTensor> tensors_;
+  std::unique_ptr<device::Device> device_;
+  std::unique_ptr<device::Memory> buffer_;
+  std::unique_ptr<DeviceWeights> weights_;
+  std::optional<std::size_t> refuse_;
+  std::vector<std::pair<std::size_t, std::uint64_t>> sums_;  // as they were told
+};
+
+TEST_F(DeviceWeightsTest, EveryGroupLiesInPlaceWithTheChecksumThatTheSidecarExpects) {
+  for (std::uint64_t bucket = 0; bucket < plan_.bucket_count(); ++bucket)
+    ASSERT_TRUE(take(bucket, in_good_time()));
+  const auto expected = reload::expected_piece_checksums(plan_, arena_);
+  ASSERT_EQ(sums_.size(), expected.size());
+  for (std::size_t g = 0; g < sums_.size(); ++g) {
+    EXPECT_EQ(sums_[g].first, g);
+    EXPECT_EQ(sums_[g].second, expected[g]) << plan_.groups()[g].tensor;
+  }
+  expect_loaded();
+}
+
+TEST_F(DeviceWeightsTest, AChangedByteOfABufferChangesTheChecksumOfItsGroupAlone) {
+  const auto expected = reload::expected_piece_checksums(plan_, arena_);
+  const std::uint64_t bucket = plan_.bucket_count() - 1;
+  const std::size_t first = plan_.first_group(bucket);
+  const reload::GroupRows rows = plan_.rows(plan_.groups()[first + 1]).front();
+  arena_[plan_.bucket_offset(bucket) + rows.from] ^= std::byte{1};
+  ASSERT_TRUE(take(bucket, in_good_time()));
+  ASSERT_GE(sums_.size(), 2U);
+  for (const auto& [g, sum] : sums_) EXPECT_EQ(sum == expected[g], g != first + 1) << g;
+}
+
+TEST_F(DeviceWeightsTest, DigestsAreOfTheBytesAsHeldAndBatchesMissNoTensor) {
+  for (std::uint64_t bucket = 0; bucket < plan_.bucket_count(); ++bucket)
+    ASSERT_TRUE(take(bucket, in_good_time()));
+  for (const std::uint32_t first : {0U, 3U}) {
+    const auto digests = weights_->digests(first);
+    ASSERT_TRUE(digests);
+    ASSERT_EQ(digests->size(), memory_.size() - first);
+    for (std::size_t t = first; t < memory_.size(); ++t)
+      EXPECT_EQ((*digests)[t - first], reload::expected_piece_digest(plan_.tensors()[t], arena_));
+  }
+  memory_[2][1000] ^= std::byte{1};
+  EXPECT_NE(weights_->digests(2).value().front(),
+            reload::expected_piece_digest(plan_.tensors()[2], arena_));
+}
+
+TEST_F(DeviceWeightsTest, ABucketPastItsDeadlineIsNotBegunAndTheNextOneIsTaken) {
+  const auto before = memory_;
+  const auto late = take(0, TimePoint{0});
+  ASSERT_FALSE(late);
+  EXPECT_EQ(late.error().code(), ErrorCode::kDeadline);
+  EXPECT_THAT(late.error().message(), HasSubstr("before bucket 0 began"));
+  EXPECT_TRUE(sums_.empty());
+  EXPECT_EQ(memory_, before);
+  refuse_ = 0;
+  EXPECT_EQ(take(0, in_good_time()).error().message(), "refused");
+  refuse_.reset();
+  for (std::uint64_t bucket = 0; bucket < plan_.bucket_count(); ++bucket)
+    ASSERT_TRUE(take(bucket, in_good_time()));
+  expect_loaded();
+}
+
+TEST_F(DeviceWeightsTest, HandlesThatCannotBeMappedAreRefusedByName) {
+  std::vector<control::BufferHandle> handles(1);
+  auto taker = DeviceTaker::import(*weights_, handles, 2 * limits::kMiB);
+  ASSERT_FALSE(taker);
+  EXPECT_THAT(taker.error().message(), HasSubstr("1 handles of IPC buffers came, 2 are needed"));
+  handles.resize(2);
+  taker = DeviceTaker::import(*weights_, handles, 2 * limits::kMiB);
+  ASSERT_FALSE(taker);
+  EXPECT_THAT(taker.error().message(), HasSubstr("IPC buffer 0: separate host device 0"));
+}
+
+}  // namespace
+}  // namespace wsync::engine

@@ -1,0 +1,90 @@
+#include "trainer_side/coordinator/page/page_routes.h"
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "shared/base/clock.h"
+
+namespace wsync::page {
+namespace {
+
+constexpr std::chrono::milliseconds kPatience{5'000};
+constexpr const char* kHtml = "text/html; charset=utf-8";
+constexpr const char* kJson = "application/json";
+constexpr std::string_view kProgram = "wsync " WSYNC_VERSION;
+// Its own style sheet, script and facts; no other page may show it, or be sent to by it.
+constexpr const char* kPolicy =
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+// What was found last, for all readers.
+class SharedFacts {
+ public:
+  using Found = std::shared_ptr<const PageFacts>;
+  SharedFacts(Asker& asker, std::function<PageFacts()> facts)
+      : asker_(asker), facts_(std::move(facts)) {}
+
+  // One reader asks the loop; who comes meanwhile waits for his answer.
+  Result<Found> get() {
+    const std::lock_guard lock(mutex_);
+    if (last_ && now() - asked_ < kFactsKept) return *last_;
+    auto found = asker_.ask<PageFacts>(facts_, kPatience);
+    if (found)
+      last_ = std::make_shared<const PageFacts>(std::move(*found));
+    else
+      last_ = fail(std::move(found).error());
+    asked_ = now();
+    return *last_;
+  }
+
+ private:
+  Asker& asker_;
+  const std::function<PageFacts()> facts_;
+  std::mutex mutex_;
+  TimePoint asked_{};
+  std::optional<Result<Found>> last_;
+};
+
+void answer_page(http::Exchange& exchange, SharedFacts& shared) {
+  const auto facts = shared.get();
+  exchange.response.set_header("Content-Security-Policy", kPolicy);
+  if (!facts) exchange.response.status = 503;
+  exchange.response.set_content(
+      facts ? status_html(**facts, kProgram) : trouble_html(facts.error().message(), kProgram),
+      kHtml);
+}
+
+void answer_json(http::Exchange& exchange, SharedFacts& shared) {
+  const auto facts = shared.get();
+  nlohmann::json answer;
+  if (facts) {
+    answer = status_json(**facts);
+  } else {
+    exchange.response.status = 503;
+    answer = {{"error", facts.error().message()}};
+  }
+  // Bytes that are no UTF-8 must not make the dump throw.
+  exchange.response.set_content(
+      answer.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n", kJson);
+}
+
+http::Route asset(const char* path, std::string_view text, const char* type) {
+  return {"GET", path, [text, type](http::Exchange& exchange) {
+            exchange.response.set_content(std::string(text), type);
+          }};
+}
+
+}  // namespace
+
+std::vector<http::Route> page_routes(Asker& asker, std::function<PageFacts()> facts) {
+  const auto shared = std::make_shared<SharedFacts>(asker, std::move(facts));
+  return {{"GET", "/", [shared](http::Exchange& exchange) { answer_page(exchange, *shared); }},
+          {"GET", "/status.json",
+           [shared](http::Exchange& exchange) { answer_json(exchange, *shared); }},
+          asset("/page.css", page_css(), "text/css; charset=utf-8"),
+          asset("/page.js", page_js(), "text/javascript; charset=utf-8")};
+}
+
+}  // namespace wsync::page

@@ -1,0 +1,420 @@
+#include "trainer_side/run/launch.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <unistd.h>
+#include <utility>
+
+#include "shared/base/format.h"
+#include "shared/base/log.h"
+#include "shared/base/unix_socket.h"
+#include "shared/loop/child_process.h"
+#include "shared/loop/timer.h"
+#include "shared/observe/trace/progress.h"
+#include "shared/process_group/memory/host_segment.h"
+#include "trainer_side/run/events.h"
+#include "trainer_side/run/membership.h"
+#include "trainer_side/training/recovery.h"
+
+namespace wsync::cli {
+namespace {
+
+using collective::memory::HostSegment;
+using collective::memory::RankPhase;
+
+static_assert(config::kTrainRanks <= collective::memory::kHostRankCount);
+
+// A run has no end by the clock; its ranks have deadlines for each exchange.
+constexpr std::chrono::hours kNoDeadline{24 * 365};
+// Beside the heartbeat's deadline: for ranks that were told to end.
+constexpr std::chrono::seconds kToldPatience{5};
+// A rank that has broken the group for a reason of its own ends within it.
+constexpr std::chrono::seconds kBrokenPatience{1};
+// For a rank that lives and does not come to the newest group: rank 0 may be writing a state.
+constexpr std::chrono::minutes kAwayPatience{40};
+// Between two looks at the ranks, at most.
+constexpr std::chrono::milliseconds kRanksLook{1000};
+
+// The process that is a rank now.
+struct Seat {
+  Child* child = nullptr;
+  UniqueFd control;              // the launcher's end
+  std::uint32_t generation = 0;  // it was started for
+  bool is_lost = false;          // and has no successor: the run had ended
+  std::uint32_t losses = 0;      // of the rank in a row, since a step has ended
+};
+
+// What the ranks of a generation share.
+struct Generation {
+  std::uint32_t number = 0;
+  HostSegment segment;
+  TimePoint begun = now();
+  bool is_broken_here = false;  // by the launcher
+};
+
+class Launch {
+ public:
+  Launch(const config::TrainConfig& config, const std::vector<std::string>& arguments,
+         std::unique_ptr<Children> children, bool prints_events)
+      : config_(config),
+        arguments_(arguments),
+        report_(prints_events),
+        children_(std::move(children)),
+        seats_(config.parallel.pp * config.parallel.dp) {}
+
+  [[nodiscard]] Result<Outcome> run() {
+    std::vector<std::uint32_t> all;
+    for (std::uint32_t rank = 0; rank < seats_.size(); ++rank) all.push_back(rank);
+    WSYNC_TRY(begin_generation(all));
+    Timer watch(children_->loop(), [this] {
+      look_for_silence();
+      look_for_break();
+      pass_stop_on();
+    });
+    watch.start_repeating(
+        std::min({config_.heartbeat.interval, kRanksLook, config_.heartbeat.deadline / 4}));
+    const Result<> ended = children_->until("the end", kNoDeadline, [this] { return is_over(); });
+    if (!ended) {
+      if (ended.error().code() != ErrorCode::kCancelled) return fail(ended.error());
+      log_info("stopping after this step; a second interrupt ends all ranks at once");
+      is_stopping_ = true;
+      pass_stop_on();
+      WSYNC_TRY(children_->wind_up("the end", kNoDeadline, [this] { return is_over(); }));
+    }
+    if (!failure_) return report_.outcome();
+    // They have been told, and wake up.
+    const auto patience = config_.heartbeat.deadline + kToldPatience;
+    (void)children_->wind_up("the end", patience, [this] { return all_ended(); });
+    for (const Seat& seat : seats_)
+      if (seat.child != nullptr) seat.child->send(SIGKILL);
+    (void)children_->wind_up("the end", patience, [this] { return all_ended(); });
+    return fail(*failure_);
+  }
+
+ private:
+  // A group for all ranks, and a process for each of these.
+  [[nodiscard]] Result<> begin_generation(const std::vector<std::uint32_t>& ranks) {
+    auto segment = HostSegment::create({.size = static_cast<std::uint32_t>(seats_.size())});
+    if (!segment) return fail(std::move(segment).error());
+    const std::uint32_t number = generations_.empty() ? 0 : generations_.back().number + 1;
+    generations_.push_back({.number = number, .segment = std::move(*segment)});
+    broken_since_.reset();
+    for (const std::uint32_t rank : ranks) WSYNC_TRY(start(rank));
+    // Those that are left find it when they have found that theirs is broken.
+    const std::array fds{newest().descriptor()};
+    const std::array sign{kSegmentSign};
+    for (const Seat& seat : seats_)
+      if (seat.generation != number && seat.control.valid()) send(seat, sign, fds);
+    nlohmann::json pids = nlohmann::json::array();
+    for (const Seat& seat : seats_) pids.push_back(seat.child->pid());
+    report_.take({{"event", "ranks"}, {"generation", number}, {"pids", pids}});
+    return {};
+  }
+
+  [[nodiscard]] const HostSegment& newest() const { return generations_.back().segment; }
+
+  static void send(const Seat& seat, std::span<const std::byte> sign, std::span<const int> fds) {
+    if (!seat.control.valid()) return;
+    const auto sent = send_some(seat.control.get(), sign, fds);
+    // One that has just ended is seen to be lost, too.
+    if (sent ? *sent > 0 : sent.error().code() == ErrorCode::kPeerLost) return;
+    log_warning("process {} cannot be told how the run goes on: {}", seat.child->pid(),
+                sent ? "it reads nothing" : sent.error().message());
+  }
+
+  [[nodiscard]] Result<> start(std::uint32_t rank) {
+    Seat seat{.child = nullptr,
+              .control = {},
+              .generation = generations_.back().number,
+              .losses = seats_[rank].losses};
+    std::vector<int> keep{newest().descriptor()};
+    std::vector<std::string> all{"train"};
+    all.insert(all.end(), arguments_.begin(), arguments_.end());
+    const auto add = [&](const char* name, std::uint64_t value) {
+      all.insert(all.end(), {name, std::to_string(value)});
+    };
+    add("--rank", rank);
+    add("--segment", static_cast<std::uint64_t>(newest().descriptor()));
+    UniqueFd of_rank;
+    if (config_.recovery.enabled) {
+      auto ends = unix_socket_pair();
+      if (!ends) return fail(std::move(ends).error());
+      seat.control = std::move(ends->first);
+      of_rank = std::move(ends->second);
+      keep.push_back(of_rank.get());
+      add("--control", static_cast<std::uint64_t>(of_rank.get()));
+      add("--generation", seat.generation);
+      add("--told", report_.last_step());
+    }
+    const auto child =
+        children_->start({.name = fmt::format("rank {}", rank),
+                          .arguments = std::move(all),
+                          .output = rank == 0 ? ChildOutput::kLines : ChildOutput::kLog,
+                          .errors = ChildErrors::kInherit,
+                          .keep = std::move(keep)});
+    if (!child) return fail(child.error());
+    (*child)->may_end();
+    if (rank == 0) {
+      (*child)->on_line = [this](const std::string& line) { take(line); };
+      is_told_ = false;
+    }
+    seat.child = *child;
+    seats_[rank] = std::move(seat);
+    return {};
+  }
+
+  // To rank 0, which tells the others. Before it is there a signal would be the end of it.
+  void pass_stop_on() {
+    if (!is_stopping_ || is_told_ || last_sign(0).phase == RankPhase::kAway) return;
+    seats_.front().child->send(SIGTERM);
+    is_told_ = true;
+  }
+
+  void take(const std::string& line) {
+    const nlohmann::json event = nlohmann::json::parse(line, nullptr, false);
+    if (!event.is_object()) return;
+    // One that is run again is no progress.
+    const std::uint64_t step = event.value("event", "") == "step" ? event.value("step", 0ULL) : 0;
+    if (step > highest_step_) {
+      highest_step_ = step;
+      breaks_ = 0;
+      for (Seat& seat : seats_) seat.losses = 0;
+    }
+    report_.take(event);
+  }
+
+  [[nodiscard]] bool all_ended() const {
+    const auto runs = [](const Child* child) { return child != nullptr && child->running(); };
+    return std::none_of(seats_.begin(), seats_.end(),
+                        [&](const Seat& seat) { return runs(seat.child); });
+  }
+
+  // The newest sign of the process that is this rank: it may not have come to the newest group yet.
+  [[nodiscard]] collective::memory::RankSign last_sign(std::uint32_t rank) const {
+    collective::memory::RankSign found;
+    for (const Generation& generation : generations_) {
+      if (generation.number < seats_[rank].generation) continue;
+      const auto sign = generation.segment.ranks()[rank];
+      if (sign.phase == RankPhase::kAway) continue;
+      const auto beat = std::max(found.last_beat, sign.last_beat);
+      found = sign;
+      found.last_beat = beat;
+    }
+    return found;
+  }
+
+  // Asked after every event.
+  [[nodiscard]] bool is_over() {
+    if (config_.recovery.enabled && !is_done_ && any_succeeded()) end_all_others();
+    for (std::uint32_t rank = 0; rank < seats_.size() && !failure_; ++rank) {
+      const Child& child = *seats_[rank].child;
+      if (child.running() || child.succeeded() || seats_[rank].is_lost) continue;
+      if (child.killed()) {
+        lose(rank, child.ending());
+      } else {
+        fail_all(own_reason().value_or(
+            Error(ErrorCode::kPeerLost,
+                  fmt::format("rank {} (pid {}) {}", rank, child.pid(), child.ending()))));
+      }
+    }
+    return failure_ || all_ended();
+  }
+
+  // All have come to the newest.
+  void forget_old_generations() {
+    const auto signs = newest().ranks();
+    const bool all = std::none_of(signs.begin(), signs.end(),
+                                  [](const auto& sign) { return sign.phase == RankPhase::kAway; });
+    while (all && generations_.size() > 1) generations_.pop_front();
+  }
+
+  void look_for_silence() {
+    forget_old_generations();
+    // Where this process had no time either, silence says nothing.
+    const bool was_away = now() - std::exchange(looked_, now()) > config_.heartbeat.deadline / 2;
+    if (was_away) return;
+    for (std::uint32_t rank = 0; rank < seats_.size() && !failure_; ++rank) {
+      const auto sign = last_sign(rank);
+      const Seat& seat = seats_[rank];
+      if (!seat.child->running() || seat.is_lost) continue;
+      if (const auto away = now() - away_since(rank); is_away(rank) && away > kAwayPatience) {
+        lose(rank, fmt::format("has not come to the others for {}: it hangs",
+                               trace::format_duration(away)));
+        continue;
+      }
+      if (sign.phase != RankPhase::kThere) continue;
+      const auto silence = now() - sign.last_beat;
+      if (silence < config_.heartbeat.deadline) continue;
+      lose(rank, fmt::format("has given no sign of life for {}, heartbeat.deadline is {}: it is "
+                             "stopped, or this host has no time for it",
+                             trace::format_duration(silence),
+                             trace::format_duration(config_.heartbeat.deadline)));
+      children_->loop().stop();
+    }
+  }
+
+  // Not in the newest group yet.
+  [[nodiscard]] bool is_away(std::uint32_t rank) const {
+    return newest().ranks()[rank].phase == RankPhase::kAway;
+  }
+
+  // When the first group began that it has not come to.
+  [[nodiscard]] TimePoint away_since(std::uint32_t rank) const {
+    TimePoint since = generations_.back().begun;
+    for (auto one = generations_.rbegin(); one != generations_.rend(); ++one) {
+      if (one->segment.ranks()[rank].phase != RankPhase::kAway) break;
+      since = one->begun;
+    }
+    return since;
+  }
+
+  // Why a rank has broken a group by itself: the newest such reason.
+  [[nodiscard]] std::optional<Error> own_reason() const {
+    for (auto one = generations_.rbegin(); one != generations_.rend(); ++one)
+      if (const Result<> health = one->segment.health(); !health && !one->is_broken_here)
+        return health.error();
+    return {};
+  }
+
+  // A rank has passed the last barrier, so all have done everything. Some may still be in it.
+  void end_all_others() {
+    is_done_ = true;
+    break_newest(Error(ErrorCode::kCancelled, "the run is over"));
+    const std::array sign{kOverSign};
+    for (std::uint32_t rank = 0; rank < seats_.size(); ++rank) {
+      Seat& seat = seats_[rank];
+      if (!seat.child->running()) continue;
+      // It has the place of one that was lost in that barrier.
+      const bool is_new = training::tag_of_word(last_sign(rank).word) == training::Tag{};
+      if (is_new) {
+        seat.is_lost = true;
+        seat.child->send(SIGKILL);
+      } else {
+        send(seat, sign, {});
+      }
+    }
+  }
+
+  // Broken by a rank that was not lost: it ends, or all go on in another group.
+  void look_for_break() {
+    if (failure_ || is_done_ || !config_.recovery.enabled) return;
+    const Result<> health = newest().health();
+    if (health) return broken_since_.reset();
+    if (!broken_since_) broken_since_ = now();
+    if (now() - *broken_since_ < kBrokenPatience) return;
+    log_warning("the ranks are connected anew: {}", health.error().message());
+    go_on_without({}, health.error());
+  }
+
+  [[nodiscard]] bool any_succeeded() const {
+    return std::any_of(seats_.begin(), seats_.end(),
+                       [](const Seat& seat) { return seat.child->succeeded(); });
+  }
+
+  void lose(std::uint32_t rank, const std::string& why) {
+    const training::Tag tag = training::tag_of_word(last_sign(rank).word);
+    Seat& seat = seats_[rank];
+    if (rank == 0) {
+      if (seat.child->running()) seat.child->drain_lines();
+      seat.child->on_line = {};
+    }
+    const Error error(
+        ErrorCode::kPeerLost,
+        fmt::format("rank {} (pid {}) {} ({})", rank, seat.child->pid(), why,
+                    tag == training::Tag{} ? "before its first step" : "at " + to_string(tag)));
+    report_.take({{"event", "lost"},
+                  {"rank", rank},
+                  {"pid", seat.child->pid()},
+                  {"step", tag.step},
+                  {"phase", training::phase_name(tag.phase)},
+                  {"why", why}});
+    if (!config_.recovery.enabled) {
+      seat.child->send(SIGKILL);
+      return fail_all(Error(error.code(), error.message() + "; recovery.enabled is false"));
+    }
+    const bool is_kept = seat.child->running() && config_.recovery.keep_silent;
+    if (is_kept) {
+      const std::array sign{kReplacedSign};
+      send(seat, sign, {});
+    } else {
+      seat.child->send(SIGKILL);
+    }
+    go_on_without({rank}, error, is_kept);
+  }
+
+  void go_on_without(const std::vector<std::uint32_t>& lost, const Error& why,
+                     bool is_kept = false) {
+    if (is_done_) {
+      for (const std::uint32_t rank : lost) {
+        seats_[rank].is_lost = true;
+        seats_[rank].child->send(SIGKILL);
+      }
+      return log_warning("{}; the run was over", why.message());
+    }
+    // One that lives may have much to do before it comes, and the others wait for it in vain.
+    bool waits = false;
+    for (std::uint32_t rank = 0; rank < seats_.size(); ++rank) waits = waits || is_away(rank);
+    std::uint32_t most = !lost.empty() ? 0 : waits ? breaks_ : ++breaks_;
+    for (const std::uint32_t rank : lost) most = std::max(most, ++seats_[rank].losses);
+    if (most > config_.recovery.attempts)
+      return fail_all(Error(
+          why.code(), fmt::format("{}; that was {} times in a row, and no step has ended between "
+                                  "them (recovery.attempts is {})",
+                                  why.message(), most, config_.recovery.attempts)));
+    if (!lost.empty())
+      log_warning("{}; {}a new process takes its place", why.message(),
+                  is_kept ? "it is kept as it is, and cut off; " : "");
+    break_newest(why);
+    if (const Result<> begun = begin_generation(lost); !begun) fail_all(begun.error());
+  }
+
+  void break_newest(const Error& why) {
+    if (newest().health()) generations_.back().is_broken_here = true;
+    newest().abort(why);
+  }
+
+  void fail_all(Error why) {
+    break_newest(why);
+    for (Seat& seat : seats_) seat.control.reset();
+    failure_ = std::move(why);
+  }
+
+  const config::TrainConfig& config_;
+  const std::vector<std::string>& arguments_;
+  TrainReport report_;
+  std::optional<Error> failure_;
+  std::optional<TimePoint> broken_since_;  // the newest group
+  std::uint32_t breaks_ = 0;               // without a loss, since a step has ended
+  std::uint64_t highest_step_ = 0;         // that has ended
+  TimePoint looked_ = now();               // at silence
+  bool is_done_ = false;                   // a rank has ended in order
+  bool is_stopping_ = false;
+  bool is_told_ = false;
+  std::deque<Generation> generations_;
+  std::unique_ptr<Children> children_;  // its processes end before the segments
+  std::vector<Seat> seats_;
+};
+
+std::vector<std::string> own_environment() {
+  std::vector<std::string> variables;
+  for (char** variable = environ; *variable != nullptr; ++variable)
+    variables.emplace_back(*variable);
+  return variables;
+}
+
+}  // namespace
+
+Result<Outcome> launch_training(const config::TrainConfig& config,
+                                const std::vector<std::string>& arguments, bool prints_events) {
+  auto children = Children::create("", own_environment(), [] {});
+  if (!children) return fail(std::move(children).error());
+  Launch launch(config, arguments, std::move(*children), prints_events);
+  return launch.run();
+}
+
+}  // namespace wsync::cli

@@ -1,0 +1,479 @@
+#include "trainer_side/run/rank_run.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "shared/base/fail_point.h"
+#include "shared/base/format.h"
+#include "shared/base/log.h"
+#include "trainer_side/run/membership.h"
+#include "trainer_side/run/progress.h"
+#include "trainer_side/run/publish_steps.h"
+#include "trainer_side/run/rollouts.h"
+#include "trainer_side/run/setup.h"
+#include "trainer_side/run/together.h"
+#include "trainer_side/run/trace.h"
+#include "trainer_side/training/recovery_run.h"
+
+namespace wsync::cli {
+namespace {
+
+using nlohmann::json;
+
+class RankRun {
+ public:
+  RankRun(const RankStart& start, Membership& membership)
+      : config_(start.config),
+        start_(start),
+        on_event_(start.on_event),
+        membership_(membership),
+        group_(membership.group()) {}
+
+  [[nodiscard]] Result<> run() {
+    WSYNC_TRY(prepare());
+    Stage stage = membership_.is_first() ? Stage::kBegin : Stage::kRecover;
+    while (stage != Stage::kOver) {
+      auto next = go_on(stage);
+      if (!next) {
+        // Whoever broke the group: the others are there, or come anew.
+        if (!membership_.is_renewed() || group_.health()) return fail(std::move(next).error());
+        if (publisher_) publisher_->wait_snapshotted();
+        const auto goes_on = membership_.rejoin(next.error());
+        if (!goes_on) return fail(goes_on.error());
+        next = *goes_on ? Stage::kRecover : Stage::kOver;
+      }
+      stage = *next;
+    }
+    return {};
+  }
+
+ private:
+  enum class Stage : std::uint8_t {
+    kBegin,    // nobody has any weights
+    kRecover,  // in a group that was made anew
+    kStep,
+    kEnd,  // no step is left to take
+    kOver,
+  };
+
+  [[nodiscard]] bool replaces() const { return start_.generation > 0; }
+
+  [[nodiscard]] Result<> prepare() {
+    const auto options = training_options(config_);
+    if (!options) return fail(options.error());
+    // Where ranks can be lost at any time, the first thing that they do together is a stage, too.
+    auto rank = training::TrainingRank::create(*options, &group_,
+                                               membership_.is_renewed()
+                                                   ? training::TrainingRank::Start::kReplacement
+                                                   : training::TrainingRank::Start::kTogether);
+    if (!rank) return fail(std::move(rank).error());
+    rank_ = std::move(*rank);
+    rank_->on_phase([this](const training::Tag& tag) { come_to(tag); });
+    auto begin = begin_run(config_, *options, replaces() ? Outputs::kOfThisRun : Outputs::kNew);
+    if (!begin) return fail(std::move(begin).error());
+    facts_ = begin->facts;
+    first_ = facts_.step + 1;
+    saved_ = facts_.step;
+    traces_.emplace(config_, *rank_);
+    if (config_.publish && StepPublisher::publishes(*options, rank_->place())) {
+      config::PublishConfig publish = *config_.publish;
+      if (!config_.trace_file.empty()) publish.trainer.trace_file = config_.trace_file + "-rounds";
+      auto publisher =
+          StepPublisher::create(publish, *rank_, on_event_, asked_to_stop, start_.generation);
+      if (!publisher) return fail(std::move(publisher).error());
+      publisher_ = std::move(*publisher);
+    }
+    if (config_.rollout) {
+      auto rollouts = StepRollouts::create(config_, *rank_, group_, on_event_, asked_to_stop);
+      if (!rollouts) return fail(std::move(rollouts).error());
+      rollouts_ = std::move(*rollouts);
+    }
+    json event = begin_event(config_, *options, *begin, false);
+    event["second_holder_bytes"] = second_holder_bytes();
+    tell(event);
+    text_ = std::move(begin->text);
+    if (membership_.is_first()) begin_ = std::move(*begin);
+    return {};
+  }
+
+  [[nodiscard]] Result<Stage> go_on(Stage stage) {
+    switch (stage) {
+      case Stage::kBegin:
+        return begin();
+      case Stage::kRecover:
+        return recover();
+      case Stage::kStep:
+        return step(facts_.step + 1);
+      case Stage::kEnd:
+        return end();
+      case Stage::kOver:
+        break;
+    }
+    return Stage::kOver;
+  }
+
+  void tell(const json& event) {
+    if (rank_->place().rank == 0) on_event_(event);
+  }
+
+  // What recovery costs a rank in memory: gradient, mean and variance of what it holds for another.
+  [[nodiscard]] std::uint64_t second_holder_bytes() {
+    std::uint64_t bytes = 0;
+    for (const training::Shard& shard : rank_->update().shards())
+      if (shard.second) bytes += 3 * sizeof(float) * shard.second->gradient.size();
+    return bytes;
+  }
+
+  void tell_step(const json& event) {
+    tell(event);
+    told_ = event.at("step");
+  }
+
+  // ---- stages ----
+
+  [[nodiscard]] Result<Stage> begin() {
+    if (membership_.is_renewed()) WSYNC_TRY(rank_->compare_options());
+    const auto flags = share({});  // all read the same text
+    if (!flags) return fail(flags.error());
+    WSYNC_TRY(set_weights(*begin_));
+    begin_.reset();
+    rank_->begin_at(first_);
+    return next_stage();
+  }
+
+  [[nodiscard]] Stage next_stage() const {
+    return stopped_ || facts_.step >= config_.steps ? Stage::kEnd : Stage::kStep;
+  }
+
+  [[nodiscard]] Result<Stage> step(std::uint64_t step) {
+    began_ = now();
+    double waited = 0;
+    const auto batches = batches_of(step);
+    if (!batches) return fail(batches.error());
+    if (!batches->has_value()) {
+      stopped_ = true;
+      return Stage::kEnd;
+    }
+    const auto done = rank_->run_step(step, **batches, [&]() -> Result<> {
+      const TimePoint from = now();
+      if (publisher_) publisher_->wait_snapshotted();
+      waited = since(from);
+      return {};
+    });
+    if (!done) return fail(done.error());
+    facts_.step = step;
+    traces_->keep(step, *done);
+    json event = step_event(step, done->result, seconds(done->end - done->begin));
+    event["compute_seconds"] = seconds(done->computed - done->begin);
+    event["update_seconds"] = seconds(done->end - done->computed) - waited;
+    event["snapshot_wait_seconds"] = waited;
+    tell_step(event);
+    const auto flags = share({});
+    if (!flags) return fail(flags.error());
+    take_stop(*flags);
+    if (publisher_) {
+      if (publishes_after(step)) publish(step);
+      publisher_->tell_ended();
+    }
+    if (saves_after(config_, step)) WSYNC_TRY(save());
+    return next_stage();
+  }
+
+  [[nodiscard]] Result<Stage> end() {
+    fail_point("end");
+    if (stopped_ && !config_.save.directory.empty() && saved_ != facts_.step) WSYNC_TRY(save());
+    if (publisher_) publisher_->end_all();
+    WSYNC_TRY(wait_for_all(group_, kSaveDeadline));  // however long rank 0 has waited for the fleet
+    WSYNC_TRY(traces_->write(&group_));
+    if (!std::exchange(told_end_, true)) {
+      if (stopped_) tell({{"event", "stopped"}, {"step", facts_.step}});
+      tell({{"event", "end"},
+            {"device_activations_most", rank_->pipeline().device_pool().most_used()}});
+    }
+    fail_point("last_barrier");
+    // Together: a rank that leaves while another one still exchanges looks like one that was lost.
+    WSYNC_TRY(wait_for_all(group_, kSaveDeadline));
+    return Stage::kOver;
+  }
+
+  // ---- recovery ----
+
+  [[nodiscard]] Result<Stage> recover() {
+    const TimePoint from = now();
+    const training::Tag before = rank_->tag();
+    const auto recovered = training::recover(*rank_, group_);
+    if (!recovered) {
+      // All agree then on what is lost.
+      const bool is_lost =
+          recovered.error().code() == ErrorCode::kNotFound && group_.health().has_value();
+      return is_lost ? fall_back(before, recovered.error(), from) : fail(recovered.error());
+    }
+    facts_.step = recovered->step - 1;
+    if (recovered->before && told_ < facts_.step) {
+      const double taken = since(began_);
+      json event = step_event(facts_.step, *recovered->before, taken);
+      event["compute_seconds"] = event["snapshot_wait_seconds"] = 0;
+      event["update_seconds"] = taken;
+      tell_step(event);
+    }
+    return take_up({{"event", "recovered"},
+                    {"step", recovered->step},
+                    {"replaced", recovered->replaced},
+                    {"from", "peers"},
+                    {"seconds", since(from)}},
+                   recovered->bytes);
+  }
+
+  // Nobody has all that was lost: all ranks begin where a state was saved.
+  [[nodiscard]] Result<Stage> fall_back(const training::Tag& before, const Error& lost,
+                                        TimePoint from) {
+    const bool has_begun = told_ >= first_ || facts_.step >= first_ || before.step > first_;
+    const auto shared = share({.is_new = is_new_,
+                               .has_begun = has_begun,
+                               .saved = newest_saved(config_, first_),
+                               .published = published_});
+    if (!shared) return fail(shared.error());
+    // What engines were given is not taken back.
+    for (const Flags& one : *shared) publishes_above_ = std::max(publishes_above_, one.published);
+    auto state = newest_state(shared->front().saved);  // of rank 0: all have the same directory
+    if (!state) return fail(std::move(state).error());
+    const std::uint64_t step = *state ? (*state)->facts.step : 0;
+    std::vector<std::uint32_t> replaced;
+    for (std::uint32_t rank = 0; rank < shared->size(); ++rank)
+      if ((*shared)[rank].is_new != 0) replaced.push_back(rank);
+    if (step == 0 && config_.resume.empty() && any(*shared, &Flags::has_begun))
+      return fail(
+          ErrorCode::kPeerLost,
+          fmt::format("{}, and the run has no saved state to go on from{}", lost.message(),
+                      config_.save.directory.empty() ? "; set save.directory and save.every"
+                                                     : "; it saves one every save.every steps"));
+    RunBegin found{.text = {}, .facts = facts_, .weights = {}, .state = {}};
+    if (step > 0) {
+      found.facts = (*state)->facts;
+      found.state = std::move(**state);
+    } else {
+      auto begun = begin_run(config_, rank_->options(), Outputs::kOfThisRun);
+      if (!begun) return fail(std::move(begun).error());
+      found = std::move(*begun);
+    }
+    if (rank_->place().rank == 0)
+      log_warning("goes on from {}: {}",
+                  step > 0 ? training::state_directory(config_.save.directory, step)
+                           : std::string("where the run began"),
+                  lost.message());
+    WSYNC_TRY(set_weights(found));
+    facts_.step = found.facts.step;
+    saved_ = facts_.step;
+    rank_->begin_at(facts_.step + 1);
+    return take_up({{"event", "recovered"},
+                    {"step", facts_.step + 1},
+                    {"replaced", replaced},
+                    {"from", step > 0 ? "checkpoint" : "start"},
+                    {"seconds", since(from)}},
+                   0);
+  }
+
+  // The newest state of the run that all can read; `step` is the newest that there is, 0: none.
+  // What cannot be read is put aside, so that its step can be saved again.
+  [[nodiscard]] Result<std::optional<training::RunState>> newest_state(std::uint64_t step) {
+    while (step > 0) {
+      const std::string path = training::state_directory(config_.save.directory, step);
+      auto state = training::load_state(path);
+      const bool is_damaged = !state && (state.error().code() == ErrorCode::kInvalidInput ||
+                                         state.error().code() == ErrorCode::kNotFound ||
+                                         state.error().code() == ErrorCode::kDigestMismatch);
+      if (!state && !is_damaged) return fail(std::move(state).error());
+      const auto read = share({.save_failed = is_damaged}, kSaveDeadline);
+      if (!read) return fail(read.error());
+      if (!any(*read, &Flags::save_failed)) return std::optional(std::move(*state));
+      if (rank_->place().rank == 0)
+        put_aside(path, state ? "another rank" : state.error().message());
+      const auto next = share({.saved = newest_saved(config_, first_)});
+      if (!next) return fail(next.error());
+      if (next->front().saved >= step)
+        return fail(ErrorCode::kPeerLost,
+                    fmt::format("{} cannot be read, nor put aside; remove it and resume", path));
+      step = next->front().saved;
+    }
+    return std::optional<training::RunState>();
+  }
+
+  // What follows a step may have been done by some ranks, or by a rank 0 that is gone.
+  [[nodiscard]] Result<Stage> take_up(json recovered, std::uint64_t bytes) {
+    traces_->clear();
+    const std::uint64_t step = facts_.step;
+    const bool leads = rank_->place().rank == 0;
+    if (leads && is_new_) remove_unfinished(config_);
+    const std::uint64_t saved = newest_saved(config_, first_);
+    generates_ = rollouts_ && rollouts_->generates(step + 1);
+    const bool publishes =
+        config_.publish && (generates_ || (step >= first_ && publishes_after(step)));
+    const bool saves = step >= first_ && saves_after(config_, step);
+    const auto flags =
+        share({.publish_again = static_cast<std::uint8_t>(leads && publishes && publisher_ &&
+                                                          publisher_->must_publish_again(step)),
+               .save_again = leads && saves && saved < step,
+               .saved = saved,
+               .published = publishes_above_,
+               .given = bytes});
+    if (!flags) return fail(flags.error());
+    take_stop(*flags);
+    for (const Flags& one : *flags) publishes_above_ = std::max(publishes_above_, one.published);
+    saved_ = std::max(first_ - 1, flags->front().saved);
+    if (leads && saved >= first_ && saved == step) tell_saved();
+    std::uint64_t given = 0;
+    for (const Flags& one : *flags) given += one.given;
+    recovered["bytes"] = given;
+    tell(recovered);
+    is_new_ = false;
+    begin_.reset();
+    if (flags->front().save_again != 0) WSYNC_TRY(save());
+    if (flags->front().publish_again != 0 && publisher_) {
+      publish(step);
+      if (generates_) WSYNC_TRY(publisher_->wait_served(config_.rollout->patience));
+    }
+    return next_stage();
+  }
+
+  // What is seen of this rank from outside; and where tests let it be killed.
+  void come_to(const training::Tag& tag) {
+    const training::Tag last = std::exchange(tag_, tag);
+    membership_.tell(training::word_of(tag));
+    if (tag.phase == training::Phase::kBackward) fail_point("backward");
+    if (tag.phase == training::Phase::kUpdate) {
+      // Another rank has passed the barrier too, so that its step has to end.
+      if (group_.size() > 1 &&
+          (fail_point_is_next("after_barrier") || fail_point_is_next("optimizer")))
+        while (group_.health() && !another_has_passed(tag)) std::this_thread::yield();
+      fail_point("after_barrier");
+    }
+    if (tag.phase == training::Phase::kForward && last.phase == training::Phase::kUpdate)
+      fail_point("after_commit");
+  }
+  [[nodiscard]] bool another_has_passed(const training::Tag& tag) const {
+    for (std::uint32_t rank = 0; rank < group_.size(); ++rank)
+      if (rank != group_.rank() && membership_.told(rank) >= training::word_of(tag)) return true;
+    return false;
+  }
+
+  // ---- together ----
+
+  // What each rank tells, on all.
+  [[nodiscard]] Result<std::vector<Flags>> share(
+      Flags own, std::chrono::milliseconds deadline = std::chrono::milliseconds(0)) {
+    own.stop = asked_to_stop() || stopped_ ? 1 : 0;
+    own.text = facts_.text;
+    return share_flags(group_, own, std::max(deadline, rank_->options().deadline));
+  }
+  // One rank that was asked to stop stops all.
+  void take_stop(const std::vector<Flags>& flags) {
+    if (any(flags, &Flags::stop) && facts_.step < config_.steps) stopped_ = true;
+  }
+
+  [[nodiscard]] Result<> set_weights(const RunBegin& begin) {
+    if (begin.state) {
+      training::adopt_state(*rank_, *begin.state);
+    } else if (begin.weights) {
+      training::adopt_weights(*rank_, *begin.weights);
+    } else {
+      training::initialise(rank_->weights().dense, config_.model.seed);
+      training::initialise(rank_->weights().experts, config_.model.seed);
+    }
+    return rank_->update().share_tied_head();
+  }
+
+  // Those of engines need the weights that a step begins with: of the first such step they are
+  // published here, of the others when the step before has ended.
+  [[nodiscard]] Result<std::optional<std::vector<training::MicroBatch>>> batches_of(
+      std::uint64_t step) {
+    if (!rollouts_)
+      return std::optional(micro_batches(config_, *text_, step, rank_->place().replica));
+    if (rollouts_->generates(step) && !std::exchange(generates_, true) && publisher_ &&
+        (step == 1 || step - 1 > publishes_above_)) {
+      publish(step - 1);
+      WSYNC_TRY(publisher_->wait_served(config_.rollout->patience));
+    }
+    return rollouts_->batches(step, publisher_ ? publisher_->epoch() : 0);
+  }
+
+  [[nodiscard]] bool publishes_after(std::uint64_t step) const {
+    if ((rollouts_ && !generates_) || step <= publishes_above_) return false;
+    return step % config_.publish->every == 0;
+  }
+  void publish(std::uint64_t step) {
+    publisher_->publish(step);
+    published_ = step;
+  }
+
+  // The last one of a run must succeed; without another the run goes on.
+  [[nodiscard]] Result<> save() {
+    const bool is_last = stopped_ || facts_.step == config_.steps;
+    auto state = training::gather_state(*rank_, facts_, &group_);
+    if (!state) return fail(std::move(state).error());
+    const std::string path = training::state_directory(config_.save.directory, facts_.step);
+    const Result<> done = *state ? training::save_state(path, **state) : Result<>();
+    // Rank 0 that fails breaks the group with its reason: it is what every rank fails with.
+    if (!done && is_last) return done;
+    const auto flags = share({.save_failed = !done}, kSaveDeadline);
+    if (!flags) return fail(flags.error());
+    if (flags->front().save_failed != 0) {
+      if (!done)
+        tell({{"event", "save_failed"}, {"step", facts_.step}, {"reason", done.error().message()}});
+      return {};
+    }
+    tell_saved();
+    saved_ = facts_.step;
+    return {};
+  }
+  void tell_saved() {
+    tell({{"event", "saved"},
+          {"step", facts_.step},
+          {"directory", training::state_directory(config_.save.directory, facts_.step)}});
+  }
+
+  const config::TrainConfig& config_;
+  const RankStart& start_;
+  const TrainEvents& on_event_;
+  Membership& membership_;
+  collective::ProcessGroup& group_;
+  std::optional<RunBegin> begin_;  // until the weights are set
+  std::optional<training::Corpus> text_;
+  training::RunFacts facts_;  // facts_.step has been taken
+  std::uint64_t first_ = 1;   // step of this run
+  std::unique_ptr<training::TrainingRank> rank_;
+  training::Tag tag_;
+  std::unique_ptr<StepPublisher> publisher_;  // reads the weights of rank_
+  std::unique_ptr<StepRollouts> rollouts_;
+  bool generates_ = false;             // a step has trained on what was generated, or is about to
+  std::uint64_t saved_ = 0;            // the newest step whose state is
+  std::uint64_t told_ = start_.told;   // the newest step whose end rank 0 has told
+  bool is_new_ = replaces();           // and has not been given anything
+  TimePoint began_ = now();            // the step that runs, or this process
+  std::uint64_t published_ = 0;        // the newest step that this rank has begun to publish
+  std::uint64_t publishes_above_ = 0;  // steps up to it are run again: engines have them
+  bool stopped_ = false;
+  bool told_end_ = false;
+  std::optional<StepTraces> traces_;
+};
+
+}  // namespace
+
+Result<> run_rank(const RankStart& start) {
+  stop_after_step();
+  const auto point = fail_point_of(start.config.parallel.pp * start.config.parallel.dp);
+  if (!point) return fail(point.error());
+  if (*point && (*point)->rank == start.rank && start.generation == 0)
+    arm_fail_point((*point)->name, (*point)->hits);
+  auto membership = Membership::join(start);
+  if (!membership) return fail(std::move(membership).error());
+  RankRun run(start, **membership);
+  Result<> done = run.run();
+  if (!done) (*membership)->group().abort(done.error());
+  return done;
+}
+
+}  // namespace wsync::cli

@@ -1,0 +1,240 @@
+#include "trainer_side/run/rollouts.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "shared/base/format.h"
+#include "shared/base/log.h"
+#include "shared/process_group/collectives.h"
+#include "trainer_side/training/run_state.h"
+
+namespace wsync::cli {
+namespace {
+
+using training::MicroBatch;
+
+// Between two looks at whether the run was asked to end.
+constexpr std::chrono::milliseconds kStopLook{200};
+constexpr std::chrono::milliseconds kTellAnswersWait{5'000};
+// Problems with given answers have numbers of their own.
+constexpr std::uint64_t kFirstGiven = std::uint64_t{1} << 48U;
+
+rollout::BatchShape shape_of(const config::TrainConfig& config) {
+  return {.micro_batches = std::size_t{config.parallel.dp} * config.schedule.microbatches,
+          .sequences = config.data.micro_batch,
+          .sequence = config.data.sequence};
+}
+
+rollout::PoolOptions pool_options(const config::TrainConfig& config, const rollout::Task& task) {
+  const config::RolloutConfig& c = *config.rollout;
+  const rollout::BatchShape shape = shape_of(config);
+  return {.replicas = c.engines,
+          .groups = static_cast<std::uint32_t>(shape.micro_batches * shape.sequences / c.answers),
+          .answers = c.answers,
+          .max_tokens = static_cast<std::uint32_t>(task.answer_bytes() + 1),
+          .temperature = c.temperature,
+          .seed = c.seed,
+          .max_staleness = c.max_staleness,
+          .versions_count = config.publish && config.publish->every == 1,
+          .requests = c.requests,
+          .deadline = c.deadline};
+}
+
+}  // namespace
+
+Result<rollout::Task> task_of(const config::TrainConfig& config) {
+  auto task = rollout::Task::named(config.rollout->task, config.rollout->digits);
+  if (!task) return task;
+  // The last byte of an answer's end is a target only.
+  const std::size_t needed = task->prompt_bytes() + task->answer_bytes();
+  if (needed > config.data.sequence)
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("data.sequence: a problem of the task '{}' of {} digits and its answer "
+                    "are {} bytes, expected at least as many, found {}",
+                    config.rollout->task, config.rollout->digits, needed, config.data.sequence));
+  return task;
+}
+
+StepRollouts::StepRollouts(const config::TrainConfig& config, training::TrainingRank& rank,
+                           collective::ProcessGroup& group, TrainEvents on_event,
+                           std::function<bool()> is_stopping, rollout::Task task)
+    : rollout_(*config.rollout),
+      loss_({.clip_low = static_cast<float>(rollout_.clip_low),
+             .clip_high = static_cast<float>(rollout_.clip_high),
+             .kl = static_cast<float>(rollout_.kl)}),
+      shape_(shape_of(config)),
+      rank_(rank),
+      group_(group),
+      on_event_(std::move(on_event)),
+      is_stopping_(std::move(is_stopping)),
+      task_(std::move(task)),
+      published_(rank.options().spec, std::size_t{rollout_.max_staleness} + 1, shape_.sequence) {}
+
+Result<std::unique_ptr<StepRollouts>> StepRollouts::create(const config::TrainConfig& config,
+                                                           training::TrainingRank& rank,
+                                                           collective::ProcessGroup& group,
+                                                           TrainEvents on_event,
+                                                           std::function<bool()> is_stopping) {
+  const auto task = task_of(config);
+  if (!task) return fail(task.error());
+  std::unique_ptr<StepRollouts> rollouts(
+      new StepRollouts(config, rank, group, std::move(on_event), std::move(is_stopping), *task));
+  if (rank.place().rank == 0) {
+    auto pool = rollout::RolloutPool::create(pool_options(config, *task), *task);
+    if (!pool) return fail(std::move(pool).error());
+    rollouts->pool_ = std::move(*pool);
+  }
+  return rollouts;
+}
+
+Result<std::optional<std::vector<MicroBatch>>> StepRollouts::batches(std::uint64_t step,
+                                                                     std::uint32_t least_epoch) {
+  if (!generates(step)) {
+    auto given = right_answers(step);
+    if (!given) return fail(std::move(given).error());
+    return own(std::move(*given));
+  }
+  // Only rank 0 knows it, and each rank has to do the same next.
+  bool is_there = newest_ && newest_->step == step;
+  const auto told = share({std::byte{is_there}});
+  if (!told) return fail(told.error());
+  if (told->front() == std::byte{0}) {
+    auto weights = training::gather_weights(rank_, &group_);
+    if (!weights) return fail(std::move(weights).error());
+    if (*weights) {
+      const auto made = generate(step, least_epoch, std::move(**weights));
+      if (!made) return fail(made.error());
+      is_there = *made;
+    }
+  }
+  const auto shared = share(is_there ? newest_->batches : Bytes());
+  if (!shared) return fail(shared.error());
+  if (shared->empty()) return std::optional<std::vector<MicroBatch>>();
+  auto all = rollout::decode_batches(*shared, shape_);
+  if (!all) return fail(std::move(all).error());
+  return own(std::move(*all));
+}
+
+std::vector<MicroBatch> StepRollouts::own(std::vector<MicroBatch> all) const {
+  const std::size_t count = rank_.options().schedule.shape.microbatches;
+  const auto first = all.begin() + static_cast<std::ptrdiff_t>(rank_.place().replica * count);
+  return {std::make_move_iterator(first),
+          std::make_move_iterator(first + static_cast<std::ptrdiff_t>(count))};
+}
+
+Result<std::vector<MicroBatch>> StepRollouts::right_answers(std::uint64_t step) const {
+  std::vector<rollout::Problem> problems;
+  const std::uint64_t count = shape_.micro_batches * shape_.sequences;
+  for (std::uint64_t i = 0; i < count; ++i)
+    problems.push_back(task_.problem(rollout_.seed, kFirstGiven + step * count + i));
+  return rollout::supervised_batches(problems, shape_);
+}
+
+// ---- rank 0 ----
+
+Result<std::optional<rollout::Harvest>> StepRollouts::harvest(std::uint64_t step,
+                                                              std::uint32_t least_epoch) {
+  if (next_ != Asked{step, least_epoch}) pool_->begin(step, least_epoch);
+  next_ = {step, least_epoch};
+  const TimePoint from = now();
+  bool told = false;
+  while (!is_stopping_()) {
+    auto harvest = pool_->harvest(step, kStopLook);
+    if (harvest) {
+      next_ = {step + 1, least_epoch};
+      return std::optional(std::move(*harvest));
+    }
+    if (harvest.error().code() != ErrorCode::kDeadline || now() - from > rollout_.patience)
+      return fail(harvest.error().with_context(fmt::format("step {}: rollouts", step)));
+    WSYNC_TRY(group_.health());
+    if (!told && now() - from > kTellAnswersWait) {
+      told = true;
+      log_warning("step {} waits for answers: {}", step, harvest.error().message());
+    }
+  }
+  return std::optional<rollout::Harvest>();
+}
+
+Result<bool> StepRollouts::generate(std::uint64_t step, std::uint32_t least_epoch,
+                                    training::ParameterSet weights) {
+  const bool is_first = step == rollout_.warm_start_steps + 1;
+  if (loss_.kl != 0 && (is_first || !reference_)) {
+    if (!is_first)
+      log_warning(
+          "rollout.kl: the weights that this run began to generate with (step {}) are not there "
+          "any more; from step {} on the divergence is that from the weights of step {}",
+          rollout_.warm_start_steps, step, step - 1);
+    reference_ = weights;
+  }
+  const TimePoint from = now();
+  const auto harvest = this->harvest(step, least_epoch);
+  if (!harvest) return fail(harvest.error());
+  if (!*harvest) return false;
+  const double waited = seconds(now() - from);
+  auto batches = rollout::policy_batches((*harvest)->groups, shape_, loss_);
+  if (!batches) return fail(std::move(batches).error());
+  if (reference_) rollout::refer_to(rank_.options().spec, *reference_, shape_.sequence, *batches);
+  newest_ = Newest{.step = step, .batches = rollout::encode_batches(*batches)};
+  published_.keep(step - 1, std::move(weights));
+  tell(step, **harvest, published_.compare((*harvest)->groups, *batches), waited);
+  return true;
+}
+
+void StepRollouts::tell(std::uint64_t step, const rollout::Harvest& harvest,
+                        const rollout::Agreement& agreement, double waited) const {
+  double reward = 0;
+  double age_sum = 0;
+  std::uint64_t age_most = 0;
+  std::size_t answers = 0;
+  std::size_t useful = 0;  // groups
+  for (const rollout::Group& group : harvest.groups) {
+    const std::uint64_t age = step - 1 - std::min(step - 1, rollout::oldest_step(group));
+    age_sum += static_cast<double>(age);
+    age_most = std::max(age_most, age);
+    for (const rollout::Rollout& rollout : group.rollouts) reward += rollout.reward;
+    answers += group.rollouts.size();
+    useful += static_cast<std::size_t>(
+        std::any_of(group.rollouts.begin(), group.rollouts.end(),
+                    [](const rollout::Rollout& rollout) { return rollout.advantage != 0; }));
+  }
+  on_event_({{"event", "rollouts"},
+             {"step", step},
+             {"reward", reward / static_cast<double>(answers)},
+             {"answers", answers},
+             {"groups", harvest.groups.size()},
+             {"groups_with_advantage", useful},
+             {"staleness_mean", age_sum / static_cast<double>(harvest.groups.size())},
+             {"staleness_most", age_most},
+             {"dropped_groups", harvest.stats.dropped_stale},
+             {"failed_questions", harvest.stats.failed},
+             {"last_failure", harvest.stats.last_failure},
+             {"waited_seconds", waited},
+             {"tokens", agreement.all_tokens},
+             {"mismatch_tokens", agreement.tokens},
+             {"mismatch_most", agreement.mismatch_most},
+             {"mismatch_mean", agreement.mismatch_mean},
+             {"drift_most", agreement.drift_most},
+             {"drift_mean", agreement.drift_mean}});
+}
+
+Result<Bytes> StepRollouts::share(Bytes bytes) const {
+  std::vector<std::uint32_t> everyone(rank_.options().sizes.ranks());
+  std::iota(everyone.begin(), everyone.end(), 0U);
+  const collective::Team team(&group_, everyone);
+  // Rank 0 has waited for the engines before it comes here.
+  const auto deadline = now() + rollout_.patience + rank_.options().deadline;
+  std::uint64_t size = bytes.size();
+  const auto gather = [&](std::span<std::byte> of_first) {
+    std::vector<std::span<std::byte>> parts(everyone.size());
+    parts.front() = of_first;
+    return collective::all_gather(team, parts, deadline);
+  };
+  WSYNC_TRY(gather(std::as_writable_bytes(std::span(&size, 1))));
+  bytes.resize(size);
+  if (size > 0) WSYNC_TRY(gather(bytes));
+  return bytes;
+}
+
+}  // namespace wsync::cli
