@@ -2,28 +2,24 @@
 #include <utility>
 
 #include "deploy/cli/commands.h"
-#include "shared/weights/example/example_checkpoint.h"
-#ifdef WSYNC_WITH_BENCH
-#include "shared/weights/example/model_checkpoint.h"
-#endif
 #include "shared/base/format.h"
 #include "shared/config/units.h"
+#include "shared/weights/example/example_checkpoint.h"
+#include "shared/weights/example/model_checkpoint.h"
 
 namespace wsync::cli {
 namespace {
 
 Result<Outcome> make_checkpoint(DemoCheckpoint wanted, const std::string& size,
-                                [[maybe_unused]] const std::string& model) {
+                                const std::string& model) {
   const Result<std::uint64_t> bytes = config::parse_size(size);
   if (!bytes) return fail(bytes.error().with_context("--size"));
   wanted.bytes = *bytes;
-#ifdef WSYNC_WITH_BENCH
   if (!model.empty()) {
     auto published = published_model(model, *bytes);
     if (!published) return fail(published.error());
     wanted.model = std::move(*published);
   }
-#endif
   const Result<DemoCheckpointInfo> made = make_demo_checkpoint(wanted);
   if (!made) return fail(made.error());
   return Outcome{
@@ -61,13 +57,11 @@ void add_make_checkpoint(CLI::App& app, Context& context) {
   command->add_option("--seed", options->wanted.seed, "Other bytes for each seed (default: 1)");
   command->add_option("--step", options->wanted.step, "Other bytes for each step (default: 0)");
   command->add_option("--shards", options->wanted.shards, "Number of files (default: 4)");
-#ifdef WSYNC_WITH_BENCH
   command
       ->add_option("--model", options->model,
                    "Tensors of this published model, made smaller to fit --size: Qwen3-30B-A3B, "
                    "Qwen3-235B-A22B, GLM-4.5-Air, DeepSeek-V3.1 or Kimi-K2")
       ->type_name("NAME");
-#endif
   command
       ->add_option("--wrong-shape", options->wanted.wrong_shape,
                    "Give this tensor another shape of the same size")

@@ -210,6 +210,17 @@ class Publisher {
   std::unique_ptr<publish::DirectoryWatch> watch_;
 };
 
+// Of a line that does not train.
+class UnexpectedArguments : public CLI::ParseError {
+ public:
+  explicit UnexpectedArguments(const std::vector<std::string>& words)
+      : ParseError("ExtrasError",
+                   fmt::format("{} was not expected (options of a training run are those of "
+                               "`wsync train`)",
+                               fmt::join(words, " ")),
+                   CLI::ExitCodes::ExtrasError) {}
+};
+
 config::Sources sources_of(const TrainerOptions& options) {
   return {.file = options.file, .environment = config::process_environment(), .set = options.set};
 }
@@ -283,7 +294,7 @@ void add_trainer(CLI::App& app, Context& context) {
   command->callback([&context, command, options] {
     const auto trains = config::is_train_config(sources_of(*options));
     if (const auto extras = command->remaining(); !extras.empty() && !trains.value_or(false))
-      throw CLI::ExtrasError(command->get_name(), extras);
+      throw UnexpectedArguments(extras);
     context.run("trainer", [&] { return run_trainer(context, *options); });
   });
 }

@@ -44,6 +44,8 @@ class Package(unittest.TestCase):
                      "sidecar.yaml", "train.yaml", "trainer.yaml", "alerts.yml", "prometheus.yml", "wsync.json", "LICENSE", "wsyncConfig.cmake"):
             self.find(name)
         self.assertIn("trainer", run(os.path.join(self.prefix, "bin", "wsync"), "--help"))
+        for word in ("engine", "train", "bench"):
+            self.assertIn(f"Usage: wsync {word}", run(os.path.join(self.prefix, "bin", "wsync"), word, "--help"))
 
     def test_the_shared_libraries_show_their_c_symbols_alone(self):
         for side in ("engine", "trainer"):

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "inference_side/reference_engine/engine_command.h"
+#include "shared/weights/example/example_checkpoint.h"
 #include "tests/support/run_command.h"
 
 namespace wsync::cli::test {
@@ -12,10 +13,7 @@ using ::testing::HasSubstr;
 TEST(EngineCommand, bad_input_is_exit_code_2_and_one_sentence) {
   const TemporaryDirectory directory;
   const std::string socket = directory.path() + "/engine.sock";
-  ASSERT_EQ(
-      run_command(engine_program(), {"make-checkpoint", directory.path() + "/ck", "--size", "1MiB"})
-          .exit_code,
-      0);
+  ASSERT_TRUE(make_demo_checkpoint({.directory = directory.path() + "/ck", .bytes = 1U << 20U}));
   const auto refused = [&](std::vector<std::string> more) {
     std::vector<std::string> arguments = {"engine", "--sidecar", socket, "--checkpoint",
                                           directory.path() + "/ck"};
