@@ -32,7 +32,7 @@ libyaml-cpp-dev     header  yaml-cpp/yaml.h
 libcli11-dev        header  CLI/CLI.hpp
 libgloo-dev         header  gloo/context.h
 libcpp-httplib-dev  header  httplib.h
-libarchive-dev      header  archive.h
+zlib1g-dev          header  zlib.h
 prometheus-cpp-dev  header  prometheus/registry.h
 '
 test_needs='

@@ -1,11 +1,15 @@
 #include "deploy/cli/archive_file.h"
 
-#include <archive.h>
-#include <archive_entry.h>
+#include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstring>
 #include <fcntl.h>
+#include <optional>
+#include <string_view>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <zlib.h>
 
 #include "shared/base/format.h"
 #include "shared/base/unique_fd.h"
@@ -14,26 +18,82 @@ namespace wsync::cli {
 namespace {
 
 constexpr mode_t kOwnerOnly = 0600;
+constexpr std::size_t kBlock = 512;
+constexpr std::size_t kNameBytes = 100;
+constexpr std::size_t kPrefixBytes = 155;
+constexpr std::uint64_t kSizeEnd = std::uint64_t{1} << 33U;  // 11 octal digits
 
-struct ArchiveFree {
-  void operator()(archive* a) const noexcept { archive_write_free(a); }
+struct CloseGzip {
+  void operator()(gzFile_s* file) const noexcept { gzclose(file); }
 };
-struct EntryFree {
-  void operator()(archive_entry* entry) const noexcept { archive_entry_free(entry); }
-};
+
+// One header of POSIX.1-1988's `ustar` format (IEEE Std 1003.1, `pax`, "ustar Interchange Format"):
+// a block of text fields, numbers in octal, and the sum of its bytes with the field of the sum as
+// blanks.
+using Header = std::array<char, kBlock>;
+
+void put(Header& header, std::size_t offset, std::string_view text) {
+  std::copy(text.begin(), text.end(), header.begin() + static_cast<std::ptrdiff_t>(offset));
+}
+
+// The `/` at which a long name is parted into the fields `prefix` and `name`; 0: it fits whole.
+// Nothing for a name that fits in no way.
+std::optional<std::size_t> parting(const std::string& name) {
+  if (name.empty()) return std::nullopt;
+  if (name.size() <= kNameBytes) return 0;
+  const std::size_t slash = name.rfind('/', kPrefixBytes);
+  const bool fits = slash != std::string::npos && slash > 0 && slash + 1 < name.size() &&
+                    name.size() - slash - 1 <= kNameBytes;
+  return fits ? std::optional(slash) : std::nullopt;
+}
+
+Header header_of(const std::string& name, std::size_t parted, std::uint64_t bytes,
+                 std::time_t modified) {
+  Header header{};
+  put(header, 0, std::string_view(name).substr(parted == 0 ? 0 : parted + 1));
+  put(header, 345, std::string_view(name).substr(0, parted));
+  put(header, 100, fmt::format("{:07o}", kOwnerOnly));
+  put(header, 108, "0000000");  // user and group: nobody's business
+  put(header, 116, "0000000");
+  put(header, 124, fmt::format("{:011o}", bytes));
+  put(header, 136, fmt::format("{:011o}", std::max<std::time_t>(modified, 0)));
+  put(header, 148, "        ");
+  put(header, 156, "0");  // a regular file
+  put(header, 257,
+      std::string_view("ustar\0"
+                       "00",
+                       8));
+  unsigned sum = 0;
+  for (const char c : header) sum += static_cast<unsigned char>(c);
+  put(header, 148, fmt::format("{:06o}", sum));
+  header[154] = '\0';
+  return header;
+}
 
 }  // namespace
 
 struct ArchiveFile::State {
   std::string path;
-  UniqueFd fd;
-  std::unique_ptr<archive, ArchiveFree> writer;
+  UniqueFd fd;  // beside the one that zlib has, to see the size of what it has written
+  std::unique_ptr<gzFile_s, CloseGzip> writer;
   bool finished = false;
 
   [[nodiscard]] tl::unexpected<Error> failure(const std::string& what) const {
-    const char* why = archive_error_string(writer.get());
-    return fail(ErrorCode::kIo,
-                fmt::format("{}: {}: {}", path, what, why == nullptr ? "no reason given" : why));
+    const int number = errno;
+    int code = Z_OK;
+    const char* why = gzerror(writer.get(), &code);
+    if (code == Z_ERRNO) return fail_errno(fmt::format("{}: {}", path, what), number);
+    return fail(ErrorCode::kIo, fmt::format("{}: {}: {}", path, what, why));
+  }
+  [[nodiscard]] Result<> write(std::span<const std::byte> bytes, const std::string& what) const {
+    constexpr std::size_t kAtOnce = std::size_t{1} << 20U;
+    while (!bytes.empty()) {
+      const auto piece = bytes.first(std::min(bytes.size(), kAtOnce));
+      if (gzwrite(writer.get(), piece.data(), static_cast<unsigned>(piece.size())) == 0)
+        return failure(what);
+      bytes = bytes.subspan(piece.size());
+    }
+    return {};
   }
 };
 
@@ -45,10 +105,9 @@ ArchiveFile::~ArchiveFile() {
 }
 
 Result<std::unique_ptr<ArchiveFile>> ArchiveFile::create(const std::string& path) {
-  const bool zstd = path.ends_with(".tar.zst");
-  if (!zstd && !path.ends_with(".tar.gz") && !path.ends_with(".tgz"))
+  if (!path.ends_with(".tar.gz") && !path.ends_with(".tgz"))
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("{}: expected a name that ends in .tar.zst, .tar.gz or .tgz", path));
+                fmt::format("{}: expected a name that ends in .tar.gz or .tgz", path));
   UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, kOwnerOnly));
   if (!fd.valid() && errno == EEXIST)
     return fail(ErrorCode::kInvalidInput,
@@ -57,47 +116,45 @@ Result<std::unique_ptr<ArchiveFile>> ArchiveFile::create(const std::string& path
   auto state = std::make_unique<State>();
   state->path = path;
   state->fd = std::move(fd);
-  state->writer.reset(archive_write_new());
   auto file = std::unique_ptr<ArchiveFile>(new ArchiveFile(std::move(state)));
-  archive* writer = file->state_->writer.get();
-  if (writer == nullptr) return fail(ErrorCode::kResourceExhausted, "no memory for an archive");
-  const int filter =
-      zstd ? archive_write_add_filter_zstd(writer) : archive_write_add_filter_gzip(writer);
-  // ARCHIVE_WARN: libarchive would start a program for it.
-  if (filter != ARCHIVE_OK)
-    return file->state_->failure(zstd ? "this libarchive has no zstd; name a .tar.gz"
-                                      : "this libarchive has no gzip; name a .tar.zst");
-  if (archive_write_set_format_ustar(writer) != ARCHIVE_OK ||
-      archive_write_open_fd(writer, file->state_->fd.get()) != ARCHIVE_OK)
-    return file->state_->failure("cannot be begun");
+  const int own = ::fcntl(file->state_->fd.get(), F_DUPFD_CLOEXEC, 0);
+  if (own < 0) return fail_errno(path, errno);
+  file->state_->writer.reset(gzdopen(own, "wb"));
+  if (file->state_->writer == nullptr) {
+    ::close(own);
+    return fail(ErrorCode::kResourceExhausted, "no memory for an archive");
+  }
   return file;
 }
 
 Result<> ArchiveFile::add(const std::string& name, std::span<const std::byte> bytes,
                           std::time_t modified) {
-  const std::unique_ptr<archive_entry, EntryFree> entry(archive_entry_new());
-  if (entry == nullptr) return fail(ErrorCode::kResourceExhausted, "no memory for an archive");
-  archive_entry_set_pathname(entry.get(), name.c_str());
-  archive_entry_set_filetype(entry.get(), AE_IFREG);
-  archive_entry_set_perm(entry.get(), kOwnerOnly);
-  archive_entry_set_size(entry.get(), static_cast<la_int64_t>(bytes.size()));
-  archive_entry_set_mtime(entry.get(), modified, 0);
-  archive* writer = state_->writer.get();
-  if (archive_write_header(writer, entry.get()) != ARCHIVE_OK)
-    return state_->failure(name + " cannot be added");
-  while (!bytes.empty()) {
-    const la_ssize_t n = archive_write_data(writer, bytes.data(), bytes.size());
-    if (n <= 0) return state_->failure(name + " cannot be written");
-    bytes = bytes.subspan(static_cast<std::size_t>(n));
-  }
-  if (archive_write_finish_entry(writer) != ARCHIVE_OK)
-    return state_->failure(name + " cannot be written");
-  return {};
+  const std::optional<std::size_t> parted = parting(name);
+  if (!parted)
+    return fail(
+        ErrorCode::kInvalidInput,
+        fmt::format("{}: a name in an archive has 1 to {} bytes after its folder, which has {} "
+                    "at most; found '{}'",
+                    state_->path, kNameBytes, kPrefixBytes, name));
+  if (bytes.size() >= kSizeEnd)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{}: {} has {} bytes; an archive's files have less than {}",
+                            state_->path, name, bytes.size(), kSizeEnd));
+  const Header header = header_of(name, *parted, bytes.size(), modified);
+  WSYNC_TRY(state_->write(std::as_bytes(std::span(header)), name + " cannot be added"));
+  WSYNC_TRY(state_->write(bytes, name + " cannot be written"));
+  const std::array<std::byte, kBlock> zeros{};
+  const std::size_t rest = bytes.size() % kBlock;
+  return state_->write(std::span(zeros).first(rest == 0 ? 0 : kBlock - rest),
+                       name + " cannot be written");
 }
 
 Result<std::uint64_t> ArchiveFile::finish() {
-  if (archive_write_close(state_->writer.get()) != ARCHIVE_OK)
-    return state_->failure("cannot be ended");
+  const std::array<std::byte, 2 * kBlock> end{};
+  WSYNC_TRY(state_->write(end, "cannot be ended"));
+  errno = 0;
+  if (gzclose(state_->writer.release()) != Z_OK)
+    return fail_errno(state_->path + ": cannot be ended", errno == 0 ? EIO : errno);
   struct stat status{};
   if (::fstat(state_->fd.get(), &status) != 0) return fail_errno(state_->path, errno);
   state_->finished = true;

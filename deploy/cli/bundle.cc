@@ -225,7 +225,7 @@ class Bundle {
 
 Result<Outcome> bundle(const BundleOptions& options) {
   const std::string folder = "wsync-bundle-" + utc_text("%Y%m%d-%H%M%S");
-  const std::string path = options.output.empty() ? folder + ".tar.zst" : options.output;
+  const std::string path = options.output.empty() ? folder + ".tar.gz" : options.output;
   auto archive = ArchiveFile::create(path);
   if (!archive) return fail(archive.error());
   BundleFiles files(**archive, folder);
@@ -265,8 +265,7 @@ void add_bundle(CLI::App& app, Context& context) {
   };
   command
       ->add_option("-o,--output", options->output,
-                   "A .tar.zst or .tar.gz that is not there yet (default: wsync-bundle-TIME"
-                   ".tar.zst here)")
+                   "A .tar.gz that is not there yet (default: wsync-bundle-TIME.tar.gz here)")
       ->type_name("FILE");
   repeatable("-c,--config", options->configs, "Configuration of a role on this host (repeatable)");
   repeatable("--log", options->logs, "A log to put in, its last 16 MiB (repeatable)");

@@ -1,8 +1,12 @@
 // `wsync bundle`: what goes in, what stays out, what is said of it.
+#include <csignal>
 #include <fstream>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <random>
+#include <span>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "deploy/cli/archive_file.h"
@@ -106,7 +110,7 @@ TEST(BundleFiles, OnlyTheEndOfALongLogAndNoLongTrace) {
 
 TEST(ArchiveFile, AnUnfinishedOneGoesAndAFormOrAFileThatIsThereIsRefused) {
   const TemporaryDirectory directory;
-  const std::string path = directory.path() + "/a.tar.zst";
+  const std::string path = directory.path() + "/a.tar.gz";
   {
     auto archive = ArchiveFile::create(path);
     ASSERT_TRUE(archive.has_value()) << archive.error().message();
@@ -124,6 +128,64 @@ TEST(ArchiveFile, AnUnfinishedOneGoesAndAFormOrAFileThatIsThereIsRefused) {
             ErrorCode::kInvalidInput);
   EXPECT_EQ(ArchiveFile::create(directory.path() + "/no/a.tgz").error().code(),
             ErrorCode::kNotFound);
+}
+
+// GNU tar reads what was written: sizes around a block, long names, the time.
+TEST(ArchiveFile, TarReadsEveryNameAndByte) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a.tgz";
+  auto archive = ArchiveFile::create(path);
+  ASSERT_TRUE(archive.has_value()) << archive.error().message();
+  const std::string longest = std::string(155, 'f') + "/" + std::string(100, 'n');
+  std::vector<std::pair<std::string, std::string>> wanted;
+  for (const std::size_t bytes : {0U, 1U, 511U, 512U, 513U, 100'000U})
+    wanted.emplace_back(fmt::format("f/{}", bytes), std::string(bytes, 'x'));
+  wanted.emplace_back(std::string(100, 'a'), "whole");
+  wanted.emplace_back(longest, "parted");
+  for (const auto& [name, text] : wanted)
+    ASSERT_TRUE((*archive)->add(name, std::as_bytes(std::span(text)), 86'400).has_value()) << name;
+  for (const std::string& name :
+       {std::string(), std::string(101, 'a'), longest + "n", "f/" + std::string(101, 'n')})
+    EXPECT_EQ((*archive)->add(name, {}, 0).error().code(), ErrorCode::kInvalidInput) << name;
+  const std::uint64_t bytes = (*archive)->finish().value();
+  EXPECT_EQ(bytes, std::filesystem::file_size(path));
+  ASSERT_EQ(std::system(fmt::format("cd {} && tar -xzf a.tgz", directory.path()).c_str()), 0);
+  for (const auto& [name, text] : wanted) {
+    std::ifstream file(directory.path() + "/" + name, std::ios::binary);
+    EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), text) << name;
+    struct stat status{};
+    ASSERT_EQ(::stat((directory.path() + "/" + name).c_str(), &status), 0) << name;
+    EXPECT_EQ(status.st_mtime, 86'400) << name;
+    EXPECT_EQ(status.st_mode & 07777U, 0600U) << name;
+  }
+}
+
+// A disc that takes no more, at the first write and at the last.
+TEST(ArchiveFile, AFullDiscIsAnErrorAndLeavesNothing) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a.tgz";
+  std::string text(4'000'000, 'x');
+  std::mt19937 random(1);
+  for (char& c : text) c = static_cast<char>(random());
+  struct rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto ignored = std::signal(SIGXFSZ, SIG_IGN);
+  for (const bool late : {false, true}) {
+    auto archive = ArchiveFile::create(path);
+    ASSERT_TRUE(archive.has_value()) << archive.error().message();
+    const struct rlimit full{.rlim_cur = 5, .rlim_max = before.rlim_max};
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &full), 0);
+    const auto bytes = std::as_bytes(std::span(text)).first(late ? 10 : text.size());
+    Result<> added = (*archive)->add("x", bytes, 0);
+    if (added && late)
+      added = (*archive)->finish().and_then([](std::uint64_t) { return Result<>(); });
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+    ASSERT_FALSE(added) << late;
+    EXPECT_THAT(added.error().message(), HasSubstr("File too large"));
+    archive->reset();
+    EXPECT_FALSE(std::filesystem::exists(path));
+  }
+  std::signal(SIGXFSZ, ignored);
 }
 
 // Nothing runs. The archive is read with tar, as its reader would.
