@@ -114,6 +114,17 @@ function(wsync_component name)
   endif()
 endfunction()
 
+# wsync_built(<variable> <target>...): whether every component among them is a part of this build. Tests of a program that is left
+# out (WSYNC_BUILD_TRAIN, WSYNC_BUILD_ENGINE) are left out with it.
+function(wsync_built variable)
+  set(${variable} TRUE PARENT_SCOPE)
+  foreach(target IN LISTS ARGN)
+    if(target MATCHES "^wsync::" AND NOT TARGET ${target})
+      set(${variable} FALSE PARENT_SCOPE)
+    endif()
+  endforeach()
+endfunction()
+
 # wsync_test(<name> LABEL <unit|contract|scenario|simulation|gpu> SOURCES <file>... LINK <target>... [TIMEOUT <seconds>]
 #   [ONE_THREAD] [ARITHMETIC] [OPTIMIZED])
 # One GoogleTest executable, one CTest entry, and a part of the target tests_<label>. ONE_THREAD: of code without threads, in
@@ -121,6 +132,10 @@ endfunction()
 function(wsync_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "ARITHMETIC;ONE_THREAD;OPTIMIZED" "LABEL;TIMEOUT" "SOURCES;LINK")
   if((arg_ONE_THREAD AND WSYNC_SANITIZER STREQUAL "thread") OR (arg_ARITHMETIC AND WSYNC_SANITIZER))
+    return()
+  endif()
+  wsync_built(built ${arg_LINK})
+  if(NOT built)
     return()
   endif()
   add_executable(${name} ${arg_SOURCES})
