@@ -98,7 +98,7 @@ std::uint64_t check_of(std::span<const device::PieceDigest> sums) {
 
 Result<std::uint64_t> expected_check(std::span<const std::byte> bucket) {
   auto device =
-      device::make_device({.kind = device::DeviceKind::kSeparate, .index = device::DeviceIndex{0}});
+      device::make_device({.kind = DeviceKind::kSeparate, .index = device::DeviceIndex{0}});
   if (!device) return fail(std::move(device).error());
   // Only read: no piece has a destination.
   auto memory = (*device)->borrow({const_cast<std::byte*>(bucket.data()), bucket.size()});

@@ -111,7 +111,7 @@ class Bench {
 
 Result<> Bench::make_device() {
   auto device = device::make_device(
-      {.kind = device::DeviceKind::kCuda, .index = device::DeviceIndex{0}, .gpu = options_.gpu});
+      {.kind = DeviceKind::kCuda, .index = device::DeviceIndex{0}, .gpu = options_.gpu});
   if (!device) return fail(std::move(device).error());
   device_ = std::move(*device);
   for (auto* memory : {&from_, &to_}) {

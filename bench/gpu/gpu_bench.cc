@@ -55,9 +55,8 @@ std::string missing_gpu() {
     return fmt::format("the driver is there and sees no GPU ({}); see what nvidia-smi lists",
                        device::visible_gpus_text());
   // One that is too old for the kernels, or whose driver is, can be listed and not used.
-  const auto device = (*backend)->make_device({.kind = device::DeviceKind::kCuda,
-                                               .index = device::DeviceIndex{0},
-                                               .gpu = facts->gpus.front().gpu});
+  const auto device = (*backend)->make_device(
+      {.kind = DeviceKind::kCuda, .index = device::DeviceIndex{0}, .gpu = facts->gpus.front().gpu});
   if (!device && device.error().code() == ErrorCode::kRefused) return device.error().message();
   return {};
 }

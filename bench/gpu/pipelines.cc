@@ -120,7 +120,7 @@ class Case {
   Result<> choose_sizes();
   Result<> make_arena();
   Result<> make_readers(const Interrupt& interrupt);
-  Result<std::unique_ptr<reload::PipelineRunner>> make_runner(reload::Stages stages);
+  Result<std::unique_ptr<reload::PipelineRunner>> make_runner(Stages stages);
   Result<> import_buffers(const reload::PipelineRunner& runner);
   Result<double> update(reload::PipelineRunner& runner, std::size_t first_mapping);
 
@@ -148,7 +148,7 @@ Result<> Case::choose_sizes() {
   reader_bytes_ = model_bytes_;
   for (const auto& [gpu, devices] : devices_of) {
     auto device = device::make_device(
-        {.kind = device::DeviceKind::kCuda, .index = device::DeviceIndex{0}, .gpu = gpu});
+        {.kind = DeviceKind::kCuda, .index = device::DeviceIndex{0}, .gpu = gpu});
     if (!device) return fail(std::move(device).error());
     const auto memory = (*device)->memory_info();
     if (!memory) return fail(memory.error());
@@ -186,12 +186,11 @@ Result<> Case::make_arena() {
   return {};
 }
 
-Result<std::unique_ptr<reload::PipelineRunner>> Case::make_runner(reload::Stages stages) {
+Result<std::unique_ptr<reload::PipelineRunner>> Case::make_runner(Stages stages) {
   reload::PipelineOptions wanted;
   for (std::uint32_t i = 0; i < options_.gpus.size(); ++i) {
-    auto device = device::make_device({.kind = device::DeviceKind::kCuda,
-                                       .index = device::DeviceIndex{i},
-                                       .gpu = options_.gpus[i]});
+    auto device = device::make_device(
+        {.kind = DeviceKind::kCuda, .index = device::DeviceIndex{i}, .gpu = options_.gpus[i]});
     if (!device) return fail(std::move(device).error());
     wanted.devices.push_back(std::move(*device));
   }
@@ -231,7 +230,7 @@ Result<> Case::prepare(const Interrupt& interrupt) {
   if (!lone) return fail(std::move(lone).error());
   lone_ = std::move(*lone);
   for (auto [runner, stages] :
-       {std::pair{&two_, reload::Stages::kTwo}, std::pair{&three_, reload::Stages::kThree}}) {
+       {std::pair{&two_, Stages::kTwo}, std::pair{&three_, Stages::kThree}}) {
     auto made = make_runner(stages);
     if (!made) return fail(std::move(made).error());
     *runner = std::move(*made);

@@ -44,7 +44,7 @@ class ReaderProcess {
  public:
   static Result<ReaderProcess> create(const ReaderOptions& options) {
     ReaderProcess made;
-    auto device = device::make_device({.kind = device::DeviceKind::kCuda,
+    auto device = device::make_device({.kind = DeviceKind::kCuda,
                                        .index = device::DeviceIndex{options.device_index},
                                        .gpu = options.gpu});
     if (!device) return fail(std::move(device).error());
@@ -76,7 +76,7 @@ class ReaderProcess {
     words >> bytes >> hex;
     auto opaque = bytes_of_hex(hex);
     if (!opaque) return fail(std::move(opaque).error());
-    auto memory = device_->import_memory({.kind = device::DeviceKind::kCuda,
+    auto memory = device_->import_memory({.kind = DeviceKind::kCuda,
                                           .bytes = bytes,
                                           .fd = UniqueFd(),
                                           .opaque = std::move(*opaque)});

@@ -18,7 +18,7 @@ Result<LoneStages::Member> LoneStages::make_member(std::uint32_t gpu, std::uint3
                                                    std::uint64_t buffer_bytes) {
   Member member;
   auto device = device::make_device(
-      {.kind = device::DeviceKind::kCuda, .index = device::DeviceIndex{index}, .gpu = gpu});
+      {.kind = DeviceKind::kCuda, .index = device::DeviceIndex{index}, .gpu = gpu});
   if (!device) return fail(std::move(device).error());
   member.device = std::move(*device);
   for (auto* memory : {&member.h2d, &member.ipc[0], &member.ipc[1]}) {

@@ -137,8 +137,8 @@ Result<std::vector<std::unique_ptr<device::Device>>> make_devices(
     const HostPipelineOptions& options) {
   std::vector<std::unique_ptr<device::Device>> made;
   for (std::uint32_t d = 0; d < options.devices; ++d) {
-    auto one = device::make_device(
-        {.kind = device::DeviceKind::kSeparate, .index = device::DeviceIndex{d}});
+    auto one =
+        device::make_device({.kind = DeviceKind::kSeparate, .index = device::DeviceIndex{d}});
     if (!one) return fail(std::move(one).error());
     made.push_back(options.rates.given() ? paced(std::move(*one), options.rates) : std::move(*one));
   }
@@ -192,7 +192,7 @@ struct HostPipeline::Parts {
   Result<> make_model();
   Result<> make_group(std::unique_ptr<reload::DeviceGroup>& to);
   Result<> make_groups();
-  Result<> make_runner(Runner& to, reload::Stages stages);
+  Result<> make_runner(Runner& to, Stages stages);
   Result<> compare();
 };
 
@@ -215,7 +215,7 @@ Result<> HostPipeline::Parts::make_model() {
   return {};
 }
 
-Result<> HostPipeline::Parts::make_runner(Runner& to, reload::Stages stages) {
+Result<> HostPipeline::Parts::make_runner(Runner& to, Stages stages) {
   auto devices = make_devices(options);
   if (!devices) return fail(std::move(devices).error());
   reload::PipelineOptions wanted;
@@ -248,8 +248,8 @@ Result<> HostPipeline::Parts::make_groups() {
   auto mapped = map_buffers(*reload_group);
   if (!mapped) return fail(std::move(mapped).error());
   buffers = std::move(*mapped);
-  WSYNC_TRY(make_runner(two, reload::Stages::kTwo));
-  return make_runner(three, reload::Stages::kThree);
+  WSYNC_TRY(make_runner(two, Stages::kTwo));
+  return make_runner(three, Stages::kThree);
 }
 
 // Every engine's memory, byte by byte; then it is wiped, so that the next update has to fill it.
@@ -376,9 +376,9 @@ class EngineListener final : public reload::PipelineListener {
 }  // namespace
 
 // One run of a runner; `most` bytes of each bucket.
-Result<Taken> HostPipeline::run(reload::Stages stages, std::uint64_t most) {
+Result<Taken> HostPipeline::run(Stages stages, std::uint64_t most) {
   Parts& p = *parts_;
-  Parts::Runner& use = stages == reload::Stages::kThree ? p.three : p.two;
+  Parts::Runner& use = stages == Stages::kThree ? p.three : p.two;
   reload::PipelineRunner& runner = *use.runner;
   const auto bytes_of = [&p, most](std::uint64_t b) {
     return p.bucket(b).first(std::min<std::uint64_t>(most, p.bucket(b).size()));
@@ -419,12 +419,12 @@ Result<Taken> HostPipeline::run(reload::Stages stages, std::uint64_t most) {
   return taken;
 }
 
-Result<Taken> HostPipeline::update(reload::Stages stages) {
+Result<Taken> HostPipeline::update(Stages stages) {
   auto taken = run(stages, parts_->options.buffer_bytes);
   if (taken) WSYNC_TRY(parts_->compare());
   return taken;
 }
 
-Result<Taken> HostPipeline::hand_overs() { return run(reload::Stages::kTwo, kHandOverBytes); }
+Result<Taken> HostPipeline::hand_overs() { return run(Stages::kTwo, kHandOverBytes); }
 
 }  // namespace wsync::bench

@@ -52,7 +52,7 @@ class HostPipeline {
   [[nodiscard]] Result<Taken> together();
   // A whole update in this form (two or three stages), by PipelineRunner. kDigestMismatch when an
   // engine's checksum of a bucket, or in the end a byte of its memory, is not the model's.
-  [[nodiscard]] Result<Taken> update(reload::Stages stages);
+  [[nodiscard]] Result<Taken> update(Stages stages);
   // The same in two stages with buckets of kHandOverBytes, as many: what is left is the time in
   // which a bucket goes from thread to thread. Nothing is compared but the checksums.
   [[nodiscard]] Result<Taken> hand_overs();
@@ -62,7 +62,7 @@ class HostPipeline {
  private:
   struct Parts;
   explicit HostPipeline(std::unique_ptr<Parts> parts);
-  [[nodiscard]] Result<Taken> run(reload::Stages stages, std::uint64_t most);
+  [[nodiscard]] Result<Taken> run(Stages stages, std::uint64_t most);
   std::unique_ptr<Parts> parts_;
 };
 

@@ -92,7 +92,7 @@ class PacedDevice final : public device::Device {
         std::move(*made),
         role == device::StreamRole::kHostToDevice ? rates_.h2d : rates_.broadcast));
   }
-  [[nodiscard]] device::DeviceKind kind() const noexcept override { return inner_->kind(); }
+  [[nodiscard]] DeviceKind kind() const noexcept override { return inner_->kind(); }
   [[nodiscard]] device::DeviceIndex index() const noexcept override { return inner_->index(); }
   [[nodiscard]] std::string name() const override { return inner_->name(); }
   [[nodiscard]] std::string uuid() const override { return inner_->uuid(); }

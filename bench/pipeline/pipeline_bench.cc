@@ -70,14 +70,14 @@ Result<HostPipelineRound> measure_round(HostPipeline& pipeline, const HostPipeli
         return options.rates.given() ? Result<>() : into(round.together, pipeline.together());
       },
       [&] { return into(round.hand_overs, pipeline.hand_overs()); },
-      [&] { return into(two, pipeline.update(reload::Stages::kTwo)); },
-      [&] { return into(three, pipeline.update(reload::Stages::kThree)); }};
+      [&] { return into(two, pipeline.update(Stages::kTwo)); },
+      [&] { return into(three, pipeline.update(Stages::kThree)); }};
   for (std::size_t i = 0; i < std::size(parts); ++i)
     WSYNC_TRY(parts[(i + number) % std::size(parts)]());
   round.two_s = two.wall_s;
   round.three_s = three.wall_s;
-  for (auto& [to, stages] : {std::pair{&round.predicted_two_s, reload::Stages::kTwo},
-                             std::pair{&round.predicted_three_s, reload::Stages::kThree}}) {
+  for (auto& [to, stages] : {std::pair{&round.predicted_two_s, Stages::kTwo},
+                             std::pair{&round.predicted_three_s, Stages::kThree}}) {
     const auto predicted = predict_update(round, options, cores, stages);
     if (!predicted) return fail(predicted.error());
     *to = *predicted;
@@ -113,7 +113,7 @@ double contention(const HostPipelineRound& alone) {
 }
 
 Result<double> predict_update(const HostPipelineRound& alone, const HostPipelineOptions& options,
-                              std::uint32_t cores, reload::Stages stages) {
+                              std::uint32_t cores, Stages stages) {
   const std::uint32_t n = options.devices;
   const auto bytes = static_cast<double>(options.bytes);
   const auto buffer = static_cast<double>(options.buffer_bytes);

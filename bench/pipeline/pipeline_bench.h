@@ -72,7 +72,7 @@ struct PipelineBenchResult {
 // other down.
 [[nodiscard]] Result<double> predict_update(const HostPipelineRound& alone,
                                             const HostPipelineOptions& options, std::uint32_t cores,
-                                            reload::Stages stages);
+                                            Stages stages);
 
 // "2 devices, copies by cores"; "2 devices, links 128MiB/256MiB/256MiB": bytes per second of H2D,
 // broadcast and reload.

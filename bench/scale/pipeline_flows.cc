@@ -34,11 +34,10 @@ class PipelineDriver {
       for (const FlowId flow : ended) finish(flow);
     }
     if (pipeline_.phase() == PipelinePhase::kFailed) return fail(pipeline_.error());
-    return PipelinePrediction{
-        .prediction = {.seconds = links_.now_s(),
-                       .buckets = pipeline_.shape().buckets,
-                       .use = links_.use()},
-        .stages = pipeline_.choice().decided().value_or(reload::Stages::kTwo)};
+    return PipelinePrediction{.prediction = {.seconds = links_.now_s(),
+                                             .buckets = pipeline_.shape().buckets,
+                                             .use = links_.use()},
+                              .stages = pipeline_.choice().decided().value_or(Stages::kTwo)};
   }
 
  private:
@@ -122,9 +121,8 @@ HostLinks make_links(const HostType& host) {
 
 }  // namespace
 
-Result<PipelinePrediction> simulate_pipeline(const reload::PipelineShape& shape,
-                                             reload::Stages stages, const PipelineFlows& flows,
-                                             SharedLinks links) {
+Result<PipelinePrediction> simulate_pipeline(const reload::PipelineShape& shape, Stages stages,
+                                             const PipelineFlows& flows, SharedLinks links) {
   auto pipeline = reload::WeightPipeline::create(shape, reload::StageChoice(stages, shape.devices));
   if (!pipeline) return fail(std::move(pipeline).error());
   return PipelineDriver(std::move(*pipeline), flows, std::move(links)).run();

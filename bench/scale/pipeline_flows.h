@@ -21,19 +21,19 @@ struct PipelineFlows {
 
 struct PipelinePrediction {
   Prediction prediction;
-  reload::Stages stages = reload::Stages::kTwo;  // the form that was kept
+  Stages stages = Stages::kTwo;  // the form that was kept
 };
 
 // `links` has the links that the flows name, and nothing runs on it. Errors as
 // WeightPipeline::create().
 [[nodiscard]] Result<PipelinePrediction> simulate_pipeline(const reload::PipelineShape& shape,
-                                                           reload::Stages stages,
+                                                           Stages stages,
                                                            const PipelineFlows& flows,
                                                            SharedLinks links);
 
 struct SwitchOptions {
   std::uint64_t buffer_bytes = 512ULL << 20U;
-  reload::Stages stages = reload::Stages::kAuto;
+  Stages stages = Stages::kAuto;
 };
 
 // The switch of one host (all do the same at the same time): its share of the model is in its own

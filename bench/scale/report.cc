@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kBytesInGB = 1e9;
 
-std::string stages_text(reload::Stages stages) { return std::string(reload::stages_name(stages)); }
+std::string stages_text(Stages stages) { return std::string(reload::stages_name(stages)); }
 
 std::string rows_text(const ScaleResult& result) {
   std::string text = fmt::format(

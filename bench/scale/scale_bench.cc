@@ -101,7 +101,7 @@ class OurSide {
  public:
   explicit OurSide(std::uint64_t model_bytes) : model_bytes_(model_bytes) {}
 
-  Result<OurPrediction> on(const Cluster& cluster, std::uint64_t buffer, reload::Stages stages) {
+  Result<OurPrediction> on(const Cluster& cluster, std::uint64_t buffer, Stages stages) {
     OurPrediction made;
     for (auto& [to, fan_out] : {std::pair{&made.chain, 1U}, std::pair{&made.tree, 2U}}) {
       const auto staged =
@@ -109,7 +109,7 @@ class OurSide {
       if (!staged) return fail(staged.error());
       *to = *staged;
     }
-    using enum reload::Stages;
+    using enum Stages;
     for (auto& [to, form] : {std::pair{&made.chosen, stages}, std::pair{&made.two, kTwo},
                              std::pair{&made.three, kThree}}) {
       const auto pipeline = switch_on(cluster, buffer, form);
@@ -126,7 +126,7 @@ class OurSide {
   }
 
   Result<PipelinePrediction> switch_on(const Cluster& cluster, std::uint64_t buffer,
-                                       reload::Stages stages) {
+                                       Stages stages) {
     const auto key = std::tuple(cluster.gpus_per_replica, buffer, stages);
     if (const auto known = switches_.find(key); known != switches_.end()) return known->second;
     auto made = simulate_switch(model_bytes_, cluster, {.buffer_bytes = buffer, .stages = stages});
@@ -136,7 +136,7 @@ class OurSide {
 
  private:
   std::uint64_t model_bytes_;
-  std::map<std::tuple<std::uint32_t, std::uint64_t, reload::Stages>, PipelinePrediction> switches_;
+  std::map<std::tuple<std::uint32_t, std::uint64_t, Stages>, PipelinePrediction> switches_;
 };
 
 Result<RowResult> run_row(const PublishedRow& row, const ScaleResult& made) {

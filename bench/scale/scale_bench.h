@@ -84,7 +84,7 @@ struct ScaleOptions {
   std::uint32_t gpus_per_replica = 0;  // 0: gpus_for_model()
   std::uint64_t buffer_bytes = 512ULL << 20U;
   std::uint64_t peer_buffer_bytes = 8ULL << 30U;
-  reload::Stages stages = reload::Stages::kAuto;
+  Stages stages = Stages::kAuto;
 };
 
 struct ScaleResult {

@@ -40,7 +40,7 @@ Result<Wanted> read_config(const DoctorOptions& options) {
                 c->coordinator,
                 c->http_address,
                 c->host_memory,
-                {.wanted = c->devices.kind == config::DeviceKind::kCuda,
+                {.wanted = c->devices.kind == DeviceKind::kCuda,
                  .gpus = c->devices.gpus,
                  .named = c->devices.gpus_named,
                  .collective = c->devices.collective}};

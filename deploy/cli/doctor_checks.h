@@ -50,7 +50,7 @@ struct CudaWanted {
   bool wanted = false;              // devices.kind is cuda
   std::vector<std::uint32_t> gpus;  // of the devices, in their order; empty: not known
   bool named = false;               // by devices.gpus, not by devices.count
-  config::Collective collective = config::Collective::kAuto;
+  Collective collective = Collective::kAuto;
   // RLIMIT_MEMLOCK of this process in bytes; ~0: none.
   std::uint64_t lock_limit = ~std::uint64_t{0};
 };

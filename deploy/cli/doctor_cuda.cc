@@ -118,8 +118,8 @@ Check nccl_check(const Result<collective::NcclFacts>& nccl, const CudaWanted& wa
               .found = fmt::format("no NCCL ({})", nccl.error().message()),
               .advice = "",
               .facts = {}};
-  if (!wanted.wanted || wanted.collective == config::Collective::kLocal) return check;
-  if (wanted.collective == config::Collective::kNccl) {
+  if (!wanted.wanted || wanted.collective == Collective::kLocal) return check;
+  if (wanted.collective == Collective::kNccl) {
     check.status = CheckStatus::kFail;
     check.advice = "install libnccl.so.2, or set devices.collective to auto or local";
   } else if (wanted.gpus.size() != 1) {

@@ -107,7 +107,7 @@ Result<std::uint64_t> rounds_of(const Offer& offer, std::uint32_t devices,
 
 // Each device on a GPU of its own, so that several broadcast by NCCL.
 std::uint64_t described_streams(const PlanOptions& options) {
-  return reload::streams_take(device::DeviceKind::kCuda, 1, options.devices > 1);
+  return reload::streams_take(DeviceKind::kCuda, 1, options.devices > 1);
 }
 
 // The buffer of each device of the described fleet.
@@ -133,7 +133,7 @@ Result<std::uint64_t> described_buffer(const PlanOptions& options) {
       .devices = 1,
       .free_bytes = *memory,
       .reserved_bytes = described_streams(options) + reload::kContextBytes};
-  return reload::choose_buffer_bytes(device::DeviceKind::kCuda, {&room, 1}, wanted, "--buffer");
+  return reload::choose_buffer_bytes(DeviceKind::kCuda, {&room, 1}, wanted, "--buffer");
 }
 
 // What the buffers take of a GPU, and leave to engines.
@@ -179,8 +179,7 @@ Result<> describe_devices(const PlanOptions& options, const Offer& offer, PeakMe
   outcome.result["rounds"] = *rounds;
   outcome.text += fmt::format("  {} rounds on {} devices\n", *rounds, options.devices);
   if (options.device_kind != "cuda") {
-    peak.buffers =
-        reload::buffers_take(device::DeviceKind::kSeparate, options.devices, *buffer_bytes);
+    peak.buffers = reload::buffers_take(DeviceKind::kSeparate, options.devices, *buffer_bytes);
     return {};
   }
   peak.engines = 0;  // on the GPUs
@@ -197,7 +196,7 @@ Result<> describe_devices(const PlanOptions& options, const Offer& offer, PeakMe
               .devices = 1,
               .total_bytes = memory,
               .free_bytes = memory,
-              .peak_bytes = reload::buffers_take(device::DeviceKind::kCuda, 1, *buffer_bytes),
+              .peak_bytes = reload::buffers_take(DeviceKind::kCuda, 1, *buffer_bytes),
               .streams_bytes = described_streams(options),
               .context_bytes = reload::kContextBytes},
              outcome);
@@ -267,7 +266,7 @@ Result<nlohmann::json> report_sidecar(const control::SidecarPlan& sidecar, const
       std::max(peak.staged, offer.buckets.arena_bytes() * std::uint64_t{sidecar.versions_held});
   if (sidecar.gpus.empty()) {
     peak.buffers +=
-        reload::buffers_take(device::DeviceKind::kSeparate, sidecar.devices, sidecar.buffer_bytes);
+        reload::buffers_take(DeviceKind::kSeparate, sidecar.devices, sidecar.buffer_bytes);
     peak.engines += offer.manifest.total_bytes() * sidecar.replicas;
   }
   outcome.text +=

@@ -35,7 +35,7 @@ class CallbackEngine final : public wsync::engine::Engine {
   CallbackEngine(const wsync_engine_callbacks& callbacks, void* user)
       : callbacks_(callbacks), user_(user) {}
 
-  Result<> pause(wsync::control::PauseMode mode, std::uint32_t deadline_ms) override {
+  Result<> pause(wsync::PauseMode mode, std::uint32_t deadline_ms) override {
     return outcome(callbacks_.pause(user_, static_cast<wsync_pause_mode>(mode), deadline_ms),
                    "pause");
   }
@@ -132,7 +132,7 @@ Result<std::unique_ptr<wsync::device::Device>> device_of(int weights_on, int gpu
   if (gpu < 0)
     return wsync::fail(ErrorCode::kInvalidInput,
                        fmt::format("gpu is {}, expected the number of a GPU, from 0 on", gpu));
-  return wsync::device::make_device({.kind = wsync::device::DeviceKind::kCuda,
+  return wsync::device::make_device({.kind = wsync::DeviceKind::kCuda,
                                      .index = wsync::device::DeviceIndex{index},
                                      .gpu = static_cast<std::uint32_t>(gpu)});
 }

@@ -55,7 +55,7 @@ class Engine {
   // Leader only: end serving at a step that all ranks agree on. Returns at once; every rank then
   // tells its own link with report_paused() when it has stopped. `deadline_ms`: how long the
   // sidecar waits; it then resumes the old version.
-  [[nodiscard]] virtual Result<> pause(control::PauseMode mode, std::uint32_t deadline_ms) = 0;
+  [[nodiscard]] virtual Result<> pause(PauseMode mode, std::uint32_t deadline_ms) = 0;
   // The weights are about to change (kPieces, kWhole): from here on they belong to no version until
   // commit().
   [[nodiscard]] virtual Result<> load_begin(const Version& version) = 0;

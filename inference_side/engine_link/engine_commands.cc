@@ -120,7 +120,7 @@ void EngineLink::set_state(RankState state) {
 
 // A sidecar knows from the hello where the weights are; this is for one that did not look.
 Result<> EngineLink::check_device(const control::EngineWelcome& message) const {
-  const bool on_gpu = message.device_kind == control::DeviceKind::kCuda;
+  const bool on_gpu = message.device_kind == DeviceKind::kCuda;
   if (on_gpu && !weights_)
     return fail(ErrorCode::kRefused,
                 fmt::format("device {} of the sidecar is a GPU, this rank's weights are in host "
@@ -133,7 +133,7 @@ Result<> EngineLink::check_device(const control::EngineWelcome& message) const {
                             "{}: set devices.kind: cuda for the sidecar, or keep them in host "
                             "memory (wsync engine --device host)",
                             description_.device, weights_->device().name()));
-  if (message.device_kind == control::DeviceKind::kUnified) return {};
+  if (message.device_kind == DeviceKind::kUnified) return {};
   if (message.buffer_bytes == 0 || message.buffer_bytes > limits::kBucketBytesMax)
     return fail(ErrorCode::kRefused,
                 fmt::format("IPC buffers of {} bytes are announced, 1 to {} are allowed",
@@ -145,11 +145,11 @@ Result<> EngineLink::check_device(const control::EngineWelcome& message) const {
 Result<std::unique_ptr<BucketTaker>> EngineLink::map_buffers(const control::EngineWelcome& message,
                                                              std::span<const UniqueFd> fds) {
   switch (message.device_kind) {
-    case control::DeviceKind::kUnified:
+    case DeviceKind::kUnified:
       break;
-    case control::DeviceKind::kSeparate:
+    case DeviceKind::kSeparate:
       return HostTaker::map(fds, message.buffer_bytes);
-    case control::DeviceKind::kCuda:
+    case DeviceKind::kCuda:
       if (message.buffers.empty()) break;
       WSYNC_TRY(check_generation(message.buffers, message.generation));
       return DeviceTaker::import(*weights_, message.buffers, message.buffer_bytes);
@@ -192,7 +192,7 @@ void EngineLink::on_refuse(const control::Refuse& message) {
 
 void EngineLink::on_prepare(const control::Envelope& envelope, const control::Prepare& message,
                             std::vector<UniqueFd> fds) {
-  const std::size_t wanted = device_kind_ == control::DeviceKind::kUnified ? 1 : 0;
+  const std::size_t wanted = device_kind_ == DeviceKind::kUnified ? 1 : 0;
   control::Prepared reply{.version = message.version};
   if (fds.size() != wanted) {
     reply.failure =
@@ -262,7 +262,7 @@ void EngineLink::on_load(const control::Envelope& envelope, const control::Load&
 
 // Before anything changes: what cannot be mapped leaves the weights as they are.
 Result<> EngineLink::map_buffers(const control::Load& message) {
-  if (device_kind_ != control::DeviceKind::kCuda) {
+  if (device_kind_ != DeviceKind::kCuda) {
     if (message.buffers.empty()) return {};
     return fail(ErrorCode::kInvalidInput,
                 "handles of a GPU's buffers came with a load, the sidecar's device is none");

@@ -33,7 +33,7 @@ Result<> watch(int epoll, int fd, std::uint32_t events, int operation) {
 // adopted: the buffers are the sidecar's.
 Result<> check_gpu(const EngineDescription& description) {
   if (description.gpu == nullptr) return {};
-  if (description.gpu->kind() != device::DeviceKind::kCuda)
+  if (description.gpu->kind() != DeviceKind::kCuda)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("the rank's weights are said to be on {}, which is no GPU",
                             description.gpu->name()));

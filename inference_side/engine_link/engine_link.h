@@ -153,7 +153,7 @@ class EngineLink {
   bool welcomed_ = false;
   bool refused_ = false;  // on this connection: its end is no news
   std::int64_t backoff_ms_ = 0;
-  control::DeviceKind device_kind_ = control::DeviceKind::kUnified;
+  DeviceKind device_kind_ = DeviceKind::kUnified;
   std::uint64_t generation_ = 0;            // of the sidecar that welcomed it
   std::uint64_t buffer_bytes_ = 0;          // of each IPC buffer
   std::unique_ptr<DeviceWeights> weights_;  // on a GPU; null: in host memory

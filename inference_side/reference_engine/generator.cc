@@ -71,10 +71,10 @@ bool Generator::due() {
   return !paused_ && !closed_ && !scheduler_.idle();
 }
 
-bool Generator::may_stop(control::PauseMode mode) {
+bool Generator::may_stop(PauseMode mode) {
   const std::lock_guard lock(mutex_);
-  if (mode == control::PauseMode::kAbort) tell(scheduler_.abort_all());
-  switch_holds_ = mode == control::PauseMode::kWait;
+  if (mode == PauseMode::kAbort) tell(scheduler_.abort_all());
+  switch_holds_ = mode == PauseMode::kWait;
   set_admission();
   // What a client has frozen ends no more: it goes on after both.
   return !switch_holds_ || paused_ || !scheduler_.running();
@@ -223,13 +223,12 @@ Result<> Generator::drain(std::unique_lock<std::mutex>& lock, std::chrono::milli
   return {};
 }
 
-Result<> Generator::pause(control::PauseMode mode, bool clear_cache,
-                          std::chrono::milliseconds deadline) {
+Result<> Generator::pause(PauseMode mode, bool clear_cache, std::chrono::milliseconds deadline) {
   std::unique_lock lock(mutex_);
-  if (mode == control::PauseMode::kWait && !paused_) WSYNC_TRY(drain(lock, deadline));
+  if (mode == PauseMode::kWait && !paused_) WSYNC_TRY(drain(lock, deadline));
   paused_ = true;
   wait_for_step_end(lock);
-  if (mode == control::PauseMode::kAbort) tell(scheduler_.abort_all());
+  if (mode == PauseMode::kAbort) tell(scheduler_.abort_all());
   if (clear_cache) scheduler_.weights_changed(generation::CachePolicy::kFlush);
   changed_.notify_all();
   return {};

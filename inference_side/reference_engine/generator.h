@@ -56,7 +56,7 @@ class Generator final : public StepWork, public generation::GenerationService {
 
   // ---- StepWork ----
   [[nodiscard]] bool due() override;
-  [[nodiscard]] bool may_stop(control::PauseMode mode) override;
+  [[nodiscard]] bool may_stop(PauseMode mode) override;
   void resumed() override;
   void together() override;
   [[nodiscard]] Result<Reading> run(std::uint64_t step, const Version& version,
@@ -68,7 +68,7 @@ class Generator final : public StepWork, public generation::GenerationService {
   [[nodiscard]] Result<generation::RequestId> submit(generation::Request request,
                                                      generation::Listener listener) override;
   void cancel(generation::RequestId id) override;
-  [[nodiscard]] Result<> pause(control::PauseMode mode, bool clear_cache,
+  [[nodiscard]] Result<> pause(PauseMode mode, bool clear_cache,
                                std::chrono::milliseconds deadline) override;
   void resume() override;
   void abort(const std::vector<generation::RequestId>& ids) override;

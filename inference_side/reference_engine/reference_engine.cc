@@ -59,7 +59,7 @@ class ReadWork final : public StepWork {
   explicit ReadWork(const HeldModel& model) : model_(model) {}
   bool due() override { return true; }
   // Steps are short: every mode ends at the next boundary between two of them.
-  bool may_stop(control::PauseMode /*mode*/) override { return true; }
+  bool may_stop(PauseMode /*mode*/) override { return true; }
   void resumed() override {}
   void together() override {}
   Result<Reading> run(std::uint64_t step, const Version& version, const collective::Team& /*team*/,
@@ -97,7 +97,7 @@ Result<> ReferenceEngine::prepare_model() {
   const auto checkpoint = CheckpointDirectory::open(options_.checkpoint);
   if (!checkpoint) return fail(checkpoint.error());
   if (options_.gpu) {
-    auto gpu = device::make_device({.kind = device::DeviceKind::kCuda,
+    auto gpu = device::make_device({.kind = DeviceKind::kCuda,
                                     .index = device::DeviceIndex{options_.device},
                                     .gpu = *options_.gpu});
     if (!gpu) return fail(std::move(gpu).error());
@@ -295,7 +295,7 @@ void ReferenceEngine::report_stats() {
 
 // ---- what the link asks ----
 
-Result<> ReferenceEngine::pause(control::PauseMode mode, std::uint32_t /*deadline_ms*/) {
+Result<> ReferenceEngine::pause(PauseMode mode, std::uint32_t /*deadline_ms*/) {
   serving_->pause(mode);
   return {};
 }

@@ -105,7 +105,7 @@ class ReferenceEngine final : private Engine {
   [[nodiscard]] Generator::State state() const;
   void say(std::string name, std::vector<std::pair<std::string, EngineEvent::Value>> fields = {});
 
-  Result<> pause(control::PauseMode mode, std::uint32_t deadline_ms) override;
+  Result<> pause(PauseMode mode, std::uint32_t deadline_ms) override;
   Result<> load_begin(const Version& version) override;
   Result<> load_layer(const Version& version, std::uint32_t layer,
                       std::span<const LayerTensor> tensors) override;

@@ -102,7 +102,7 @@ void Serving::drain_wake() noexcept {
   [[maybe_unused]] const auto got = ::read(wake_.get(), &count, sizeof count);
 }
 
-void Serving::pause(control::PauseMode mode) {
+void Serving::pause(PauseMode mode) {
   WSYNC_CHECK(leader_.has_value(), "the leader is asked to pause");
   {
     const std::lock_guard lock(mutex_);
@@ -138,7 +138,7 @@ void Serving::run_leader() {
   while (!stopping_) {
     drain_wake();
     Wish wish = Wish::kNone;
-    control::PauseMode mode{};
+    PauseMode mode{};
     {
       const std::lock_guard lock(mutex_);
       joined_ = leader_->joined();

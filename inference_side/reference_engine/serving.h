@@ -71,7 +71,7 @@ class Serving {
 
   // Leader: stop all ranks at one step, when the work allows it in this mode; `paused` follows.
   // Returns at once.
-  void pause(control::PauseMode mode);
+  void pause(PauseMode mode);
   // Leader: serve, and forget a pause that has not happened yet. Waits for the followers; kBusy
   // when they are not all there within limits::kGroupWholeDeadlineMs, kRefused while loading.
   [[nodiscard]] Result<> resume();
@@ -114,7 +114,7 @@ class Serving {
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable answered_;
   Wish wish_ = Wish::kNone;
-  control::PauseMode pause_mode_ = control::PauseMode::kAbort;
+  PauseMode pause_mode_ = PauseMode::kAbort;
   std::optional<Result<>> resume_answer_;
   std::uint32_t joined_ = 1;
   ServingStats stats_;

@@ -21,7 +21,7 @@ class StepWork {
   [[nodiscard]] virtual bool due() = 0;
   // Leader: all ranks shall leave off serving, in this way. True when they may now; otherwise steps
   // go on and it is asked again after each.
-  [[nodiscard]] virtual bool may_stop(control::PauseMode mode) = 0;
+  [[nodiscard]] virtual bool may_stop(PauseMode mode) = 0;
   // Leader: serving goes on, after a stop or instead of one that was asked for.
   virtual void resumed() = 0;
   // Leader: every rank of the replica is there, some of them perhaps new.

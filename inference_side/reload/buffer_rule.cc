@@ -12,8 +12,8 @@ namespace {
 constexpr std::uint64_t kGpuBlockBytes = 2 * limits::kMiB;
 
 // What the driver takes of the memory for one buffer of a device of that kind.
-std::uint64_t buffer_takes(device::DeviceKind kind, std::uint64_t buffer_bytes) {
-  if (kind != device::DeviceKind::kCuda) return buffer_bytes;
+std::uint64_t buffer_takes(DeviceKind kind, std::uint64_t buffer_bytes) {
+  if (kind != DeviceKind::kCuda) return buffer_bytes;
   return (buffer_bytes + kGpuBlockBytes - 1) / kGpuBlockBytes * kGpuBlockBytes;
 }
 
@@ -23,13 +23,13 @@ std::uint64_t usable(const BufferRoom& room) {
 }
 
 // The largest buffer of which those of all devices fit; whole MiB.
-std::uint64_t largest_buffer(device::DeviceKind kind, const BufferRoom& room) {
+std::uint64_t largest_buffer(DeviceKind kind, const BufferRoom& room) {
   const std::uint64_t each = usable(room) / (kBuffersPerDevice * room.devices);
-  const std::uint64_t unit = kind == device::DeviceKind::kCuda ? kGpuBlockBytes : limits::kMiB;
+  const std::uint64_t unit = kind == DeviceKind::kCuda ? kGpuBlockBytes : limits::kMiB;
   return each / unit * unit;
 }
 
-Error does_not_fit(device::DeviceKind kind, const BufferRoom& room, std::uint64_t buffer_bytes,
+Error does_not_fit(DeviceKind kind, const BufferRoom& room, std::uint64_t buffer_bytes,
                    std::string_view setting) {
   const std::uint64_t largest = largest_buffer(kind, room);
   const std::string advice =
@@ -51,21 +51,19 @@ Error does_not_fit(device::DeviceKind kind, const BufferRoom& room, std::uint64_
 
 }  // namespace
 
-std::uint64_t streams_take(device::DeviceKind kind, std::uint32_t devices, bool nccl) {
-  if (kind != device::DeviceKind::kCuda) return 0;
+std::uint64_t streams_take(DeviceKind kind, std::uint32_t devices, bool nccl) {
+  if (kind != DeviceKind::kCuda) return 0;
   return devices * (kTablesBytes + (nccl ? kNcclBytes : 0));
 }
 
-std::uint64_t buffers_take(device::DeviceKind kind, std::uint32_t devices,
-                           std::uint64_t buffer_bytes) {
+std::uint64_t buffers_take(DeviceKind kind, std::uint32_t devices, std::uint64_t buffer_bytes) {
   return kBuffersPerDevice * devices * buffer_takes(kind, buffer_bytes);
 }
 
-Result<std::uint64_t> choose_buffer_bytes(device::DeviceKind kind,
-                                          std::span<const BufferRoom> rooms, std::uint64_t wanted,
-                                          std::string_view setting) {
+Result<std::uint64_t> choose_buffer_bytes(DeviceKind kind, std::span<const BufferRoom> rooms,
+                                          std::uint64_t wanted, std::string_view setting) {
   std::uint64_t bytes = wanted;
-  if (bytes == 0 && kind != device::DeviceKind::kCuda) bytes = limits::kHostBufferBytesDefault;
+  if (bytes == 0 && kind != DeviceKind::kCuda) bytes = limits::kHostBufferBytesDefault;
   if (bytes == 0) {
     bytes = limits::kGpuBufferBytesDefault;
     for (const BufferRoom& room : rooms) bytes = std::min(bytes, largest_buffer(kind, room));

@@ -21,7 +21,7 @@ inline constexpr std::uint64_t kContextBytes = 512 * limits::kMiB;  // of each G
 inline constexpr std::uint64_t kNcclBytes = 384 * limits::kMiB;     // of each communicator
 inline constexpr std::uint64_t kTablesBytes = 4 * limits::kMiB;     // of each device's streams
 // What the group takes of a GPU beside buffers and context: tables of streams, and communicators.
-[[nodiscard]] std::uint64_t streams_take(device::DeviceKind kind, std::uint32_t devices, bool nccl);
+[[nodiscard]] std::uint64_t streams_take(DeviceKind kind, std::uint32_t devices, bool nccl);
 
 // A memory that some of the group's devices share: a GPU's, or the host's.
 struct BufferRoom {
@@ -32,7 +32,7 @@ struct BufferRoom {
 };
 
 // What all buffers of `devices` devices take of the memory.
-[[nodiscard]] std::uint64_t buffers_take(device::DeviceKind kind, std::uint32_t devices,
+[[nodiscard]] std::uint64_t buffers_take(DeviceKind kind, std::uint32_t devices,
                                          std::uint64_t buffer_bytes);
 
 // The size of each buffer. `wanted`: named by the user, 0 for auto: limits::kHostBufferBytesDefault
@@ -41,7 +41,7 @@ struct BufferRoom {
 // what is reserved. kResourceExhausted when that does not fit, or less than limits::kBucketBytesMin
 // would: says how much is free and what to do; `setting` is where the user named `wanted`.
 [[nodiscard]] Result<std::uint64_t> choose_buffer_bytes(
-    device::DeviceKind kind, std::span<const BufferRoom> rooms, std::uint64_t wanted,
+    DeviceKind kind, std::span<const BufferRoom> rooms, std::uint64_t wanted,
     std::string_view setting = "devices.buffer_bytes");
 
 }  // namespace wsync::reload

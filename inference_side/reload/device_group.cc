@@ -33,7 +33,7 @@ Result<> check_devices(const std::vector<std::unique_ptr<device::Device>>& devic
 Result<> check_nccl(const std::vector<std::unique_ptr<device::Device>>& devices) {
   std::map<std::string, std::string> names;  // of GPUs
   for (const auto& device : devices) {
-    if (device->kind() != device::DeviceKind::kCuda)
+    if (device->kind() != DeviceKind::kCuda)
       return fail(
           ErrorCode::kRefused,
           fmt::format("NCCL is for GPUs, not for {}; set devices.collective to auto or local",
@@ -135,7 +135,7 @@ Result<std::vector<DeviceRoom>> DeviceGroup::rooms() const {
   const std::lock_guard lock(measured_mutex_);
   for (DeviceRoom& room : rooms) {
     room.peak_bytes = unified() ? 0 : buffers_take(kind(), room.devices, buffer_bytes_);
-    if (kind() != device::DeviceKind::kCuda) continue;
+    if (kind() != DeviceKind::kCuda) continue;
     room.streams_bytes = streams_take(kind(), room.devices, by_nccl());
     const auto measured = std::ranges::find(measured_, room.uuid, &Measured::uuid);
     if (measured == measured_.end()) continue;
@@ -149,7 +149,7 @@ Result<std::vector<DeviceRoom>> DeviceGroup::rooms() const {
 
 // Engines may have taken what was free when the buffers were chosen.
 Result<> DeviceGroup::check_room() const {
-  if (kind() != device::DeviceKind::kCuda) return {};
+  if (kind() != DeviceKind::kCuda) return {};
   const auto now = rooms();
   if (!now) return fail(now.error());
   for (const DeviceRoom& room : *now)
@@ -225,7 +225,7 @@ Result<device::MemoryHandle> DeviceGroup::ipc_handle(DeviceIndex device, SlotInd
 Result<> DeviceGroup::connect(TimePoint deadline) {
   if (connected()) return {};
   auto connected =
-      kind() == device::DeviceKind::kCuda ? connect_measured(deadline) : connect_members(deadline);
+      kind() == DeviceKind::kCuda ? connect_measured(deadline) : connect_members(deadline);
   if (connected)
     connected_ = true;
   else

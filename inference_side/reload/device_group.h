@@ -62,8 +62,8 @@ class DeviceGroup {
   [[nodiscard]] std::uint32_t size() const noexcept {
     return static_cast<std::uint32_t>(members_.size());
   }
-  [[nodiscard]] device::DeviceKind kind() const noexcept { return members_[0].device->kind(); }
-  [[nodiscard]] bool unified() const noexcept { return kind() == device::DeviceKind::kUnified; }
+  [[nodiscard]] DeviceKind kind() const noexcept { return members_[0].device->kind(); }
+  [[nodiscard]] bool unified() const noexcept { return kind() == DeviceKind::kUnified; }
   [[nodiscard]] std::uint64_t buffer_bytes() const noexcept { return buffer_bytes_; }
   [[nodiscard]] bool keeps_buffers() const noexcept { return keep_buffers_; }
   // How broadcasts are done, and why not by NCCL where nobody chose.

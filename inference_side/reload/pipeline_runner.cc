@@ -33,7 +33,7 @@ namespace {
 
 // With buffers, so that they are warmed up. Ones that are not kept may find no room now.
 Result<> connect_gpus(DeviceGroup& group) {
-  if (group.kind() != device::DeviceKind::kCuda || group.connected()) return {};
+  if (group.kind() != DeviceKind::kCuda || group.connected()) return {};
   const bool held = group.holds_buffers();
   if (auto made = group.hold_buffers(); !made && group.keeps_buffers()) return made;
   const auto connected =

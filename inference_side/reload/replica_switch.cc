@@ -10,7 +10,6 @@
 namespace wsync::reload {
 
 using control::Decision;
-using control::PauseMode;
 using control::RankState;
 using control::SwitchOutcome;
 

@@ -50,7 +50,7 @@ struct SwitchOptions {
   std::chrono::nanoseconds retry_max = std::chrono::milliseconds(limits::kSwitchRetryMaxMs);
   // Behind for longer: not ready. 0: a replica that is behind stays ready.
   std::chrono::nanoseconds max_staleness = std::chrono::milliseconds(limits::kMaxStalenessMs);
-  control::PauseMode fallback_mode = control::PauseMode::kAbort;  // after a pause deadline
+  PauseMode fallback_mode = PauseMode::kAbort;  // after a pause deadline
 };
 
 // ---- events ----
@@ -97,7 +97,7 @@ struct TargetSet {
   control::Decision decision;
   Version target;
   std::vector<Version> withdrawn;
-  control::PauseMode mode = control::PauseMode::kAbort;
+  PauseMode mode = PauseMode::kAbort;
   std::chrono::nanoseconds pause_deadline = std::chrono::milliseconds(limits::kPauseDeadlineMs);
   std::chrono::nanoseconds load_deadline = std::chrono::milliseconds(limits::kLoadDeadlineMs);
   bool owed = true;  // false: catching up; no Done is due
@@ -125,7 +125,7 @@ struct SwitchEvent {
 struct SendPause {
   std::uint32_t rank = 0;  // the leader
   std::uint64_t request = 0;
-  control::PauseMode mode = control::PauseMode::kAbort;
+  PauseMode mode = PauseMode::kAbort;
   std::uint32_t deadline_ms = 0;
 };
 // Load `version` into every rank: Load to each (unified devices) or the group's pipeline (separate

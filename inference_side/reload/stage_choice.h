@@ -9,10 +9,10 @@
 #include <string_view>
 
 #include "shared/base/error.h"
+#include "shared/base/kinds.h"
 
 namespace wsync::reload {
 
-enum class Stages : std::uint8_t { kAuto, kTwo, kThree };
 [[nodiscard]] std::string_view stages_name(Stages stages) noexcept;
 // "auto", "2" or "3"; anything else is kInvalidInput naming the choices.
 [[nodiscard]] Result<Stages> parse_stages(std::string_view text);

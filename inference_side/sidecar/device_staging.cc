@@ -8,8 +8,6 @@
 namespace wsync::agent {
 namespace {
 
-using device::DeviceKind;
-
 double seconds_since(TimePoint begin) {
   return std::chrono::duration<double>(now() - begin).count();
 }

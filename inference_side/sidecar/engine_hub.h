@@ -43,7 +43,7 @@ using RankEvent = staging::RankEvent;
 struct EngineHubOptions {
   std::string socket;  // path of the Unix socket for engines
   config::DevicesConfig devices;
-  config::Stages stages = config::Stages::kAuto;
+  Stages stages = Stages::kAuto;
   std::uint64_t generation = 0;      // of this sidecar process
   trace::Recorder* trace = nullptr;  // may be null; outlives the hub
 };

@@ -20,37 +20,13 @@ constexpr int kDigestNice = 10;
 constexpr std::chrono::milliseconds kUnmapDeadline{1'000};
 constexpr std::chrono::milliseconds kDepartingPoll{100};
 
-device::DeviceKind device_kind(config::DeviceKind kind) {
-  switch (kind) {
-    case config::DeviceKind::kUnified:
-      return device::DeviceKind::kUnified;
-    case config::DeviceKind::kSeparate:
-      return device::DeviceKind::kSeparate;
-    case config::DeviceKind::kCuda:
-      return device::DeviceKind::kCuda;
-  }
-  return device::DeviceKind::kUnified;
-}
-
-reload::Stages stages_of(config::Stages stages) {
-  switch (stages) {
-    case config::Stages::kAuto:
-      return reload::Stages::kAuto;
-    case config::Stages::kTwo:
-      return reload::Stages::kTwo;
-    case config::Stages::kThree:
-      return reload::Stages::kThree;
-  }
-  return reload::Stages::kAuto;
-}
-
-std::optional<collective::GroupKind> group_kind(config::Collective collective) {
+std::optional<collective::GroupKind> group_kind(Collective collective) {
   switch (collective) {
-    case config::Collective::kAuto:
+    case Collective::kAuto:
       return std::nullopt;
-    case config::Collective::kNccl:
+    case Collective::kNccl:
       return collective::GroupKind::kNccl;
-    case config::Collective::kLocal:
+    case Collective::kLocal:
       return collective::GroupKind::kLocal;
   }
   return std::nullopt;
@@ -67,16 +43,14 @@ bool hung_up(int fd) {
 
 }  // namespace
 
-bool EngineHub::on_gpus() const noexcept {
-  return options_.devices.kind == config::DeviceKind::kCuda;
-}
+bool EngineHub::on_gpus() const noexcept { return options_.devices.kind == DeviceKind::kCuda; }
 
 bool EngineHub::keeps_buffers() const noexcept {
   return !on_gpus() || options_.devices.keep_buffers;
 }
 
 Result<> EngineHub::open_devices() {
-  if (options_.devices.kind != config::DeviceKind::kUnified) WSYNC_TRY(open_pipeline());
+  if (options_.devices.kind != DeviceKind::kUnified) WSYNC_TRY(open_pipeline());
   if (on_gpus())
     digest_threads_ = std::make_unique<ThreadPool>(
         std::clamp(std::thread::hardware_concurrency(), 1U, kDigestThreads), kDigestNice);
@@ -91,7 +65,7 @@ Result<> EngineHub::open_devices() {
 Result<> EngineHub::open_pipeline() {
   reload::PipelineOptions pipeline;
   for (std::uint32_t i = 0; i < options_.devices.count; ++i) {
-    auto device = device::make_device({.kind = device_kind(options_.devices.kind),
+    auto device = device::make_device({.kind = options_.devices.kind,
                                        .index = static_cast<device::DeviceIndex>(i),
                                        .gpu = on_gpus() ? options_.devices.gpus.at(i) : 0});
     if (!device) return fail(device.error().with_context(fmt::format("device {}", i)));
@@ -100,7 +74,7 @@ Result<> EngineHub::open_pipeline() {
   pipeline.buffer_bytes = options_.devices.buffer_bytes;
   pipeline.keep_buffers = keeps_buffers();
   pipeline.collective = group_kind(options_.devices.collective);
-  pipeline.stages = stages_of(options_.stages);
+  pipeline.stages = options_.stages;
   pipeline.trace = options_.trace;
   auto runner = reload::PipelineRunner::create(std::move(pipeline));
   if (!runner) return fail(runner.error());
@@ -132,7 +106,7 @@ void EngineHub::log_devices() const {
   if (group.size() > 1) {
     const collective::FittingGroup& chosen = group.collective();
     passing = fmt::format(", broadcasts: {}", collective::group_kind_name(chosen.kind));
-    if (!chosen.why_not_nccl.empty() && options_.devices.collective == config::Collective::kAuto)
+    if (!chosen.why_not_nccl.empty() && options_.devices.collective == Collective::kAuto)
       passing += fmt::format(" (not by NCCL: {})", chosen.why_not_nccl);
   }
   log_info("{} on GPUs, each with {} buffers of {} bytes, {}{}",

@@ -32,7 +32,7 @@ void EngineHub::on_hello(const std::shared_ptr<Rank>& rank, const control::Envel
   control::EngineWelcome welcome{.generation = options_.generation};
   std::vector<UniqueFd> fds;
   if (runner_) {
-    welcome.device_kind = on_gpus() ? control::DeviceKind::kCuda : control::DeviceKind::kSeparate;
+    welcome.device_kind = on_gpus() ? DeviceKind::kCuda : DeviceKind::kSeparate;
     welcome.buffer_bytes = runner_->group().buffer_bytes();
     if (keeps_buffers()) {
       auto buffers = device_buffers(hello.device);

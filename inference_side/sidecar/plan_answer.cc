@@ -30,7 +30,7 @@ control::SidecarPlan answer_plan(const control::Plan& plan, const EngineHub& hub
   if (const reload::DeviceGroup* devices = hub.devices(); devices != nullptr) {
     answer.devices = devices->size();
     answer.buffer_bytes = devices->buffer_bytes();
-    if (devices->kind() == device::DeviceKind::kCuda) {
+    if (devices->kind() == DeviceKind::kCuda) {
       const auto gpus = gpu_plans(*devices);
       if (!gpus) {
         answer.failure = "its GPUs cannot be asked: " + gpus.error().message();

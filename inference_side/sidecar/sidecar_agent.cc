@@ -104,7 +104,7 @@ Result<> SidecarAgent::open() {
   auto bulk = transport::tcp::UvThread::start();
   if (!bulk) return fail(bulk.error());
   bulk_thread_ = std::move(*bulk);
-  if (config_.transport != config::Transport::kMemfd) {
+  if (config_.transport != TransportPolicy::kMemfd) {
     auto relay = transport::tcp::TcpSource::listen(*bulk_thread_, {.listen = config_.data_address});
     if (!relay) return fail(relay.error().with_context("data_address"));
     relay_ = std::move(*relay);
@@ -269,7 +269,7 @@ void SidecarAgent::carry_out(const staging::Persist& command) {
 }
 
 void SidecarAgent::carry_out(const staging::Welcomed& command) {
-  if (config_.transport == config::Transport::kTcp || command.welcome.host_socket.empty()) return;
+  if (config_.transport == TransportPolicy::kTcp || command.welcome.host_socket.empty()) return;
   // Another coordinator: the process at the other end of the old link may only stand still.
   if (std::exchange(host_link_fence_, sidecar_->fence()) != sidecar_->fence())
     memfd_sink_->disconnect();

@@ -12,14 +12,14 @@ staging::SidecarOptions sidecar_options(const config::SidecarConfig& config) {
   options.host = host_name();
   options.pid = static_cast<std::uint32_t>(::getpid());
   // Empty: no same-host hand-over is wanted.
-  if (config.transport != config::Transport::kTcp) options.boot_id = boot_id();
+  if (config.transport != TransportPolicy::kTcp) options.boot_id = boot_id();
   options.pid_namespace = pid_namespace();
   options.versions_held = config.versions_held;
   options.pause = config.deadlines.pause;
   options.load = config.deadlines.load;
   options.replica.commit = config.deadlines.commit;
   options.replica.max_staleness = config.max_staleness;
-  options.replica.fallback_mode = static_cast<control::PauseMode>(config.fallback_pause_mode);
+  options.replica.fallback_mode = config.fallback_pause_mode;
   return options;
 }
 

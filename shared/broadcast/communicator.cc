@@ -72,7 +72,7 @@ FittingGroup fitting_group(const std::vector<device::Device*>& devices) {
   };
   std::set<std::string> gpus;
   for (const device::Device* device : devices) {
-    if (device->kind() != device::DeviceKind::kCuda) return local("not all devices are on GPUs");
+    if (device->kind() != DeviceKind::kCuda) return local("not all devices are on GPUs");
     if (!gpus.insert(device->uuid()).second) return local("devices share a GPU");
   }
   if (devices.size() < 2) return local("one device");

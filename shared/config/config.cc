@@ -61,10 +61,11 @@ void bind_pause_mode(Binder& binder, std::string_view key, PauseMode& out) {
       {{"abort", PauseMode::kAbort}, {"wait", PauseMode::kWait}, {"keep", PauseMode::kKeep}});
 }
 
-void bind_transport(Binder& binder, Transport& transport, std::string& data_address) {
-  binder.choice(
-      "transport", transport,
-      {{"auto", Transport::kAuto}, {"memfd", Transport::kMemfd}, {"tcp", Transport::kTcp}});
+void bind_transport(Binder& binder, TransportPolicy& transport, std::string& data_address) {
+  binder.choice("transport", transport,
+                {{"auto", TransportPolicy::kAuto},
+                 {"memfd", TransportPolicy::kMemfd},
+                 {"tcp", TransportPolicy::kTcp}});
   bind_address(binder, "data_address", data_address, check_data_address);
 }
 
@@ -305,7 +306,7 @@ void bind_publisher(Binder& binder, TrainerConfig& c) {
                                               limits::kLeafBytes, c.bucket_bytes));
   binder.count("arenas", c.arenas, {limits::kConfigArenasMin, limits::kConfigArenas});
   bind_transport(binder, c.transport, c.data_address);
-  if (c.transport != Transport::kTcp && c.arenas < limits::kArenasOfSharingHost)
+  if (c.transport != TransportPolicy::kTcp && c.arenas < limits::kArenasOfSharingHost)
     binder.refuse("arenas",
                   fmt::format("expected {} or more, found {}: sidecars of this host map the target "
                               "and the version before it while the next one is made (fewer need "

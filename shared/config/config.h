@@ -11,20 +11,13 @@
 #include <vector>
 
 #include "shared/base/error.h"
+#include "shared/base/kinds.h"
 #include "shared/base/limits.h"
 #include "shared/base/log.h"
 
 namespace wsync::config {
 
 using Milliseconds = std::chrono::milliseconds;
-
-enum class DeviceKind : std::uint8_t { kUnified, kSeparate, kCuda };
-// How devices broadcast to each other.
-enum class Collective : std::uint8_t { kAuto, kNccl, kLocal };
-enum class Stages : std::uint8_t { kAuto, kTwo, kThree };
-enum class Transport : std::uint8_t { kAuto, kMemfd, kTcp };
-enum class PauseMode : std::uint8_t { kAbort, kWait, kKeep };
-enum class CommitRule : std::uint8_t { kAll, kQuorum, kEach };
 
 struct LogConfig {
   LogLevel level = LogLevel::kInfo;
@@ -69,7 +62,7 @@ struct SidecarConfig {
   std::uint64_t host_memory =
       0;  // bytes for staged versions; 0 = no limit but what the host and its control group have
   std::uint32_t versions_held = limits::kVersionsHeldDefault;
-  Transport transport = Transport::kAuto;
+  TransportPolicy transport = TransportPolicy::kAuto;
   std::string data_address = "tcp://127.0.0.1:0";
   HeartbeatConfig heartbeat;
   SwitchDeadlines deadlines;
@@ -81,12 +74,6 @@ struct SidecarConfig {
   std::string trace_file;                               // empty = none
   std::uint32_t trace_spans = limits::kTraceRingSpans;  // that are kept; 0 = none is made
   friend bool operator==(const SidecarConfig&, const SidecarConfig&) = default;
-};
-
-struct CommitPolicy {
-  CommitRule rule = CommitRule::kAll;
-  std::uint32_t quorum = 0;  // replicas; with kQuorum only
-  friend bool operator==(const CommitPolicy&, const CommitPolicy&) = default;
 };
 
 // Of one round.
@@ -115,7 +102,7 @@ struct TrainerConfig {
   std::uint32_t min_sidecars = 1;
   std::uint64_t bucket_bytes = limits::kBucketBytesDefault;
   std::uint32_t arenas = 3;
-  Transport transport = Transport::kAuto;
+  TransportPolicy transport = TransportPolicy::kAuto;
   std::string data_address = "tcp://127.0.0.1:0";
   PauseMode pause_mode = PauseMode::kAbort;
   HeartbeatConfig heartbeat;

@@ -8,6 +8,7 @@
 
 #include "shared/base/bytes.h"
 #include "shared/base/digest.h"
+#include "shared/base/kinds.h"
 #include "shared/control/envelope.h"
 
 namespace wsync::control {
@@ -44,7 +45,6 @@ struct EngineHello {
   std::vector<EngineTensor> tensors;
   std::string gpu;  // UUID of the GPU that holds its weights; empty: in host memory
 };
-enum class DeviceKind : std::uint8_t { kUnified, kSeparate, kCuda };
 // One IPC buffer on a GPU, as device::MemoryHandle::opaque has it.
 struct BufferHandle {
   Bytes opaque;

@@ -7,6 +7,7 @@
 
 #include "shared/base/bytes.h"
 #include "shared/base/digest.h"
+#include "shared/base/kinds.h"
 #include "shared/control/envelope.h"
 
 namespace wsync::control {
@@ -85,7 +86,6 @@ struct Staged {
 };
 
 enum class DecisionKind : std::uint8_t { kSwitch, kRollback };
-enum class PauseMode : std::uint8_t { kAbort, kWait, kKeep };
 
 struct Decide {
   static constexpr MessageType kType = MessageType::kDecide;

@@ -20,6 +20,7 @@
 #include "shared/base/bytes.h"
 #include "shared/base/clock.h"
 #include "shared/base/error.h"
+#include "shared/base/kinds.h"
 #include "shared/base/unique_fd.h"
 #include "shared/device/piece_digest.h"
 
@@ -28,11 +29,6 @@ namespace wsync::device {
 // Index of a device among those that one sidecar drives.
 enum class DeviceIndex : std::uint32_t {};
 
-enum class DeviceKind : std::uint8_t {
-  kUnified,   // host device without memory of its own: a staged bucket is its IPC buffer
-  kSeparate,  // host device with memory of its own and real copies; stands for a GPU
-  kCuda,      // a GPU
-};
 [[nodiscard]] std::string_view device_kind_name(DeviceKind kind) noexcept;
 // "unified", "separate" or "cuda"; anything else is kInvalidInput naming the choices.
 [[nodiscard]] Result<DeviceKind> parse_device_kind(std::string_view text);

@@ -63,7 +63,7 @@ class CoordinatorRun {
     options.boot_id = "a";
     options.host_socket = "host";
     options.data_address = "tcp://h:1";
-    options.commit.kind = static_cast<publish::CommitPolicy::Kind>((choice >> 1U) % 3);
+    options.commit.rule = static_cast<CommitRule>((choice >> 1U) % 3);
     options.commit.quorum = 1;
     options.min_replicas = (choice >> 3U) % 2;
     options.announce = seconds(2);

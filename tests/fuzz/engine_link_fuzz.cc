@@ -105,7 +105,7 @@ class CheckedEngine final : public engine::Engine {
                                                         ? std::span(memory_[t])
                                                         : std::span<std::byte>()});
   }
-  Result<> pause(control::PauseMode, std::uint32_t) override {
+  Result<> pause(PauseMode, std::uint32_t) override {
     link->report_paused(1);
     return {};
   }
@@ -165,8 +165,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (separate)
       for (const auto& fd : world.ipc) fds.emplace_back(::dup(fd.get()));
     send(control::EngineWelcome{.generation = 1,
-                                .device_kind = separate ? control::DeviceKind::kSeparate
-                                                        : control::DeviceKind::kUnified,
+                                .device_kind =
+                                    separate ? DeviceKind::kSeparate : DeviceKind::kUnified,
                                 .buffer_bytes = world.plan.largest_bucket()},
          std::move(fds));
   }

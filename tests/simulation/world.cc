@@ -116,9 +116,9 @@ void World::start_coordinator(std::size_t c) {
   options.take_over = schedule_.chance(0.4);
   const std::uint64_t policy = options_.seed % 4;
   if (policy == 2)
-    options.commit = {.kind = publish::CommitPolicy::Kind::kQuorum,
+    options.commit = {.rule = CommitRule::kQuorum,
                       .quorum = std::min(2U, options_.sidecars * options_.replicas)};
-  if (policy == 3) options.commit = {.kind = publish::CommitPolicy::Kind::kEach};
+  if (policy == 3) options.commit = {.rule = CommitRule::kEach};
   process.machine = std::make_unique<publish::Coordinator>(std::move(options));
 }
 

@@ -21,29 +21,13 @@
 #include <vector>
 
 #include "shared/base/clock.h"
+#include "shared/base/kinds.h"
 #include "shared/base/limits.h"
 #include "shared/control/messages.h"
 #include "trainer_side/coordinator/coordinator_record.h"
 #include "trainer_side/coordinator/roster.h"
 
 namespace wsync::publish {
-
-// Who must have staged a version before it is decided.
-struct CommitPolicy {
-  enum class Kind : std::uint8_t {
-    kAll,     // every live sidecar; one refusal fails the round
-    kQuorum,  // sidecars with at least `quorum` whole replicas
-    kEach,    // each switches as soon as it has staged
-  };
-  Kind kind = Kind::kAll;
-  std::uint32_t quorum = 0;
-};
-
-enum class TransportPolicy : std::uint8_t {
-  kAuto,  // memfd to a sidecar of this host; TCP to the others, and where the hand-over has failed
-  kMemfd,
-  kTcp,
-};
 
 struct CoordinatorOptions {
   std::array<std::uint64_t, 2> run_id{};  // 128 random bits, new for each process
@@ -59,7 +43,7 @@ struct CoordinatorOptions {
   std::string boot_id;       // of this host
   std::string host_socket;   // told in Welcome
   std::string data_address;  // told in Welcome; empty = no TCP source
-  control::PauseMode pause_mode = control::PauseMode::kAbort;
+  PauseMode pause_mode = PauseMode::kAbort;
   // ... but not longer than this after the first Hello. A coordinator that knows no fleet id
   // always waits so long, because any sidecar that comes in this time may name one.
   std::chrono::milliseconds gather{500};

@@ -168,7 +168,7 @@ void Coordinator::delivery_failed(Member& member, const std::string& why) {
   member.delivery.failure = why;
   member.delivery.deadline = now_ + kCatchUpRetry;
   if (!in_round(member) || round_->is_rollback) return;
-  if (phase_ != CoordinatorPhase::kSwitching && options_.commit.kind == CommitPolicy::Kind::kAll) {
+  if (phase_ != CoordinatorPhase::kSwitching && options_.commit.rule == CommitRule::kAll) {
     abort_round(fmt::format("sidecar '{}': {}", member.name, why));
     return;
   }

@@ -110,7 +110,7 @@ std::uint32_t Coordinator::staged_replicas() const {
 }
 
 std::uint32_t Coordinator::needed_replicas() const {
-  const bool quorum = options_.commit.kind == CommitPolicy::Kind::kQuorum;
+  const bool quorum = options_.commit.rule == CommitRule::kQuorum;
   return std::max(options_.min_replicas, quorum ? options_.commit.quorum : 0);
 }
 
@@ -120,7 +120,7 @@ bool Coordinator::enough_staged() const {
     return roster_.members().at(name).delivery.phase == DeliveryPhase::kStaged;
   };
   const std::vector<std::string>& names = round_->members;
-  const bool enough = options_.commit.kind == CommitPolicy::Kind::kAll
+  const bool enough = options_.commit.rule == CommitRule::kAll
                           ? std::all_of(names.begin(), names.end(), has_staged)
                           : std::any_of(names.begin(), names.end(), has_staged);
   return enough && staged_replicas() >= needed_replicas();

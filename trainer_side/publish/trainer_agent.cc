@@ -30,10 +30,9 @@ CoordinatorOptions coordinator_options(const config::TrainerConfig& config) {
   options.take_over = config.take_over;
   options.min_sidecars = config.min_sidecars;
   options.min_replicas = config.min_replicas;
-  options.commit.kind = static_cast<CommitPolicy::Kind>(config.commit.rule);
-  options.commit.quorum = config.commit.quorum;
-  options.transport = static_cast<TransportPolicy>(config.transport);
-  options.pause_mode = static_cast<control::PauseMode>(config.pause_mode);
+  options.commit = config.commit;
+  options.transport = config.transport;
+  options.pause_mode = config.pause_mode;
   options.boot_id = boot_id();
   options.host_socket = config.run_dir + "/trainer-host.sock";
   options.gather_recorded = config.deadlines.gather;
@@ -89,7 +88,7 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
   auto bulk = transport::tcp::UvThread::start();
   if (!bulk) return fail(bulk.error());
   std::unique_ptr<transport::tcp::TcpSource> tcp;
-  if (config.transport != config::Transport::kMemfd) {
+  if (config.transport != TransportPolicy::kMemfd) {
     auto source = transport::tcp::TcpSource::listen(**bulk, {.listen = config.data_address});
     if (!source) return fail(source.error().with_context("data_address"));
     tcp = std::move(*source);

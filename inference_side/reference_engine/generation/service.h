@@ -50,7 +50,7 @@ class GenerationService {
   // runs end and holds back what waits; kKeep holds everything where it is. `clear_cache`: keys and
   // values are dropped, and computed again. kDeadline (kWait only): what still runs; the engine
   // then goes on as before the call.
-  [[nodiscard]] virtual Result<> pause(control::PauseMode mode, bool clear_cache,
+  [[nodiscard]] virtual Result<> pause(PauseMode mode, bool clear_cache,
                                        std::chrono::milliseconds deadline) = 0;
   virtual void resume() = 0;
   // Ends these requests, or all if there are none, with kAbort.

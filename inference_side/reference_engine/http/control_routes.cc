@@ -13,7 +13,6 @@
 namespace wsync::engine::http {
 namespace {
 
-using control::PauseMode;
 using generation::GenerationService;
 using nlohmann::json;
 

@@ -33,7 +33,7 @@ Result<bool> stream_is_idle(void* stream) {
 }
 
 Result<std::string> gpu_of(const device::Device& device) {
-  if (device.kind() != device::DeviceKind::kCuda)
+  if (device.kind() != DeviceKind::kCuda)
     return fail(ErrorCode::kInvalidInput,
                 device.name() +
                     ": NCCL broadcasts between GPUs, and this is none; use the local collective");

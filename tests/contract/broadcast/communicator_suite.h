@@ -17,7 +17,6 @@
 namespace wsync::collective {
 
 using device::DeviceIndex;
-using device::DeviceKind;
 using device::far_deadline;
 using device::whole;
 
@@ -27,7 +26,7 @@ struct CommunicatorBackend {
 };
 // Name of an instantiation: "cuda_nccl".
 inline std::string backend_name(const ::testing::TestParamInfo<CommunicatorBackend>& info) {
-  return std::string(device_kind_name(info.param.devices)) + "_" +
+  return std::string(device::device_kind_name(info.param.devices)) + "_" +
          std::string(group_kind_name(info.param.group));
 }
 

@@ -120,8 +120,7 @@ TEST_F(NcclFaults, DISABLED_AnAbortThatHangsIsLeftAndItsGpuIsNotUsedAgain) {
   };
   expect_refused(hanging->device->create_stream(device::StreamRole::kReload).error());
   expect_refused(hanging->device->allocate(kMemberBytes).error());
-  expect_refused(
-      device::make_device({.kind = device::DeviceKind::kCuda, .index = {}, .gpu = 1}).error());
+  expect_refused(device::make_device({.kind = DeviceKind::kCuda, .index = {}, .gpu = 1}).error());
   std::vector<device::Device*> devices = {members_.front().device.get(), hanging->device.get()};
   const auto joined = join_all(GroupKind::kNccl, devices, far_deadline());
   ASSERT_FALSE(joined);

@@ -21,7 +21,7 @@ struct NcclMember {
 
   explicit NcclMember(std::uint32_t gpu)
       : device(std::move(*device::make_device(
-            {.kind = device::DeviceKind::kCuda, .index = device::DeviceIndex{gpu}, .gpu = gpu}))),
+            {.kind = DeviceKind::kCuda, .index = device::DeviceIndex{gpu}, .gpu = gpu}))),
         memory(std::move(*device->allocate(kMemberBytes))),
         done(std::move(*device->create_event())),
         stream(std::move(*device->create_stream(device::StreamRole::kBroadcast))) {}

@@ -28,7 +28,7 @@ struct GpuRank {
   explicit GpuRank(const Model& from, std::uint32_t rank = 0, std::uint32_t world = 1)
       : model(from), engine(from, TakeMode::kPieces, rank, world) {
     peer.envelope.rank = rank;
-    device = device::make_device({.kind = device::DeviceKind::kCuda}).value();
+    device = device::make_device({.kind = DeviceKind::kCuda}).value();
     std::uint64_t end = 0;
     std::vector<std::uint64_t> offsets;
     for (const auto& memory : engine.memory) {
@@ -53,7 +53,7 @@ struct GpuRank {
   }
   [[nodiscard]] control::EngineWelcome welcome(std::vector<control::BufferHandle> buffers) const {
     return {.generation = GpuSidecar::kGeneration,
-            .device_kind = control::DeviceKind::kCuda,
+            .device_kind = DeviceKind::kCuda,
             .buffer_bytes = model.plan.largest_bucket(),
             .buffers = std::move(buffers)};
   }
@@ -228,7 +228,7 @@ TEST(EngineOnGpu, BuffersThatCannotBeMappedAreRefusedWithTheReason) {
   const std::uint64_t bytes = model.plan.largest_bucket();
   GpuSidecar sidecar(bytes);
   control::EngineWelcome welcome{.generation = GpuSidecar::kGeneration,
-                                 .device_kind = control::DeviceKind::kCuda,
+                                 .device_kind = DeviceKind::kCuda,
                                  .buffer_bytes = bytes,
                                  .buffers = sidecar.handles()};
   auto bad = welcome;
@@ -244,9 +244,9 @@ TEST(EngineOnGpu, BuffersThatCannotBeMappedAreRefusedWithTheReason) {
   bad.buffers[1].opaque.resize(40);
   expect_refused(model, bad, HasSubstr("IPC buffer 1"));
   bad = welcome;
-  bad.device_kind = control::DeviceKind::kUnified;
+  bad.device_kind = DeviceKind::kUnified;
   expect_refused(model, bad, AllOf(HasSubstr("is a host device"), HasSubstr("devices.kind: cuda")));
-  bad.device_kind = control::DeviceKind::kCuda;
+  bad.device_kind = DeviceKind::kCuda;
   bad.generation = GpuSidecar::kGeneration + 1;
   expect_refused(model, bad,
                  AllOf(HasSubstr("IPC buffer 0: its handle is stale"),
@@ -360,7 +360,7 @@ TEST(EngineOnGpu, WhatIsNoMemoryOfTheGpuIsRefusedByTheTensorsName) {
     ASSERT_FALSE(other_mode);
     EXPECT_THAT(other_mode.error().message(), HasSubstr("as pieces only"));
   }
-  const auto other = device::make_device({.kind = device::DeviceKind::kCuda, .gpu = 1}).value();
+  const auto other = device::make_device({.kind = DeviceKind::kCuda, .gpu = 1}).value();
   GpuRank elsewhere(model);
   elsewhere.engine.description.gpu = other.get();
   EXPECT_FALSE(
@@ -413,7 +413,7 @@ wsync_engine_options c_options(const std::string& path, int gpu) {
 TEST(EngineOnGpu, TheCApiTakesDevicePointersAndNoOthers) {
   SidecarPeer peer;
   const std::string path = peer.path();
-  const auto device = device::make_device({.kind = device::DeviceKind::kCuda, .gpu = 1}).value();
+  const auto device = device::make_device({.kind = DeviceKind::kCuda, .gpu = 1}).value();
   constexpr std::uint64_t kAllocation = std::uint64_t{2} << 20U;
   const auto memory = device->allocate(kAllocation).value();
   std::vector<std::byte> host(4096);

@@ -374,7 +374,7 @@ struct SeparateRank : Rank {
     std::vector<UniqueFd> fds;
     for (const auto& buffer : buffers) fds.push_back(buffer.duplicate());
     peer.send(control::EngineWelcome{.generation = 1,
-                                     .device_kind = control::DeviceKind::kSeparate,
+                                     .device_kind = DeviceKind::kSeparate,
                                      .buffer_bytes = model.plan.largest_bucket()},
               std::move(fds));
   }
@@ -547,7 +547,7 @@ TEST(EngineLink, AGpusBuffersAreRefusedByWeightsInHostMemory) {
   rank.start();
   EXPECT_EQ(rank.peer.accept().gpu, "");
   rank.peer.send(control::EngineWelcome{.generation = 1,
-                                        .device_kind = control::DeviceKind::kCuda,
+                                        .device_kind = DeviceKind::kCuda,
                                         .buffer_bytes = model.plan.largest_bucket()});
   EXPECT_THAT(rank.peer.expect<control::ErrorReply>().message,
               AllOf(HasSubstr("device 0 of the sidecar is a GPU"), HasSubstr("--device cuda")));
@@ -566,7 +566,7 @@ TEST(EngineLink, AGpusBuffersAreRefusedByWeightsInHostMemory) {
 
 TEST(EngineLink, OnlyAGpuHoldsWeightsOutsideOfHostMemory) {
   const Model model = Model::make();
-  const auto host = device::make_device({.kind = device::DeviceKind::kSeparate}).value();
+  const auto host = device::make_device({.kind = DeviceKind::kSeparate}).value();
   FakeEngine engine(model, TakeMode::kPieces, 0, 1);
   engine.description.gpu = host.get();
   const auto made = EngineLink::create(engine.description, "/tmp/engine.sock", engine);

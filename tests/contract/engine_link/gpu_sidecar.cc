@@ -53,7 +53,7 @@ void put(device::Device& device, device::Stream& stream, device::Memory& memory,
 int main(int argc, char** argv) {
   if (argc != 3) return 2;
   const auto device = value_or_exit(device::make_device(
-      {.kind = device::DeviceKind::kCuda, .gpu = static_cast<std::uint32_t>(std::atoi(argv[1]))}));
+      {.kind = DeviceKind::kCuda, .gpu = static_cast<std::uint32_t>(std::atoi(argv[1]))}));
   std::array<std::unique_ptr<device::Memory>, 2> buffers;
   for (auto& buffer : buffers)
     buffer = value_or_exit(device->allocate(std::strtoull(argv[2], nullptr, 10)));

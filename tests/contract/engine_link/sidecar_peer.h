@@ -106,7 +106,7 @@ class FakeEngine : public Engine {
     adopted.resize(memory.size());
   }
 
-  Result<> pause(control::PauseMode, std::uint32_t) override {
+  Result<> pause(PauseMode, std::uint32_t) override {
     calls.emplace_back("pause");
     return on_pause ? on_pause() : Result<>{};
   }

@@ -76,7 +76,7 @@ TEST_F(ReferenceEngineOnGpu, ServesItsCheckpointAndThenTheNextVersion) {
   expect_steps(*engine);
 
   peer_.send(control::EngineWelcome{.generation = test::GpuSidecar::kGeneration,
-                                    .device_kind = control::DeviceKind::kCuda,
+                                    .device_kind = DeviceKind::kCuda,
                                     .buffer_bytes = model_.plan.largest_bucket(),
                                     .buffers = sidecar.handles()});
   const SharedArena arena = model_.arena(kNext);
@@ -126,7 +126,7 @@ TEST_F(ReferenceEngineOnGpu, MemoryThatIsShortAndGpusThatAreNotThereAreRefused) 
   const auto no_gpu = ReferenceEngine::create(missing, ignore);
   ASSERT_FALSE(no_gpu);
   EXPECT_THAT(no_gpu.error().message(), HasSubstr("9"));
-  const auto device = device::make_device({.kind = device::DeviceKind::kCuda}).value();
+  const auto device = device::make_device({.kind = DeviceKind::kCuda}).value();
   std::vector<std::unique_ptr<device::Memory>> filled;
   constexpr std::uint64_t kLeft = std::uint64_t{2} << 20U;
   while (device->memory_info().value().free_bytes >= 2 * kLeft)

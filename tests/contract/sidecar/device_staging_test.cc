@@ -16,8 +16,8 @@ class DeviceStagingTest : public testing::Test {
       : store_({}, [this](std::function<void()> task) { bench_.loop().post(std::move(task)); }) {
     reload::DeviceGroupOptions options;
     for (std::uint32_t d = 0; d < 2; ++d)
-      options.devices.push_back(std::move(*device::make_device(
-          {.kind = device::DeviceKind::kSeparate, .index = device::DeviceIndex{d}})));
+      options.devices.push_back(std::move(
+          *device::make_device({.kind = DeviceKind::kSeparate, .index = device::DeviceIndex{d}})));
     options.buffer_bytes = limits::kBucketBytesMin;
     group_ = reload::DeviceGroup::create(std::move(options)).value();
   }
@@ -100,7 +100,7 @@ TEST_F(DeviceStagingTest, EnginesOnGpusAreToldTheFoldedPieceDigestOfEachGroup) {
 
 // ---- who may attach to which devices ----
 
-std::string refusal_of(config::DeviceKind kind, control::EngineHello hello) {
+std::string refusal_of(DeviceKind kind, control::EngineHello hello) {
   Bench bench;
   EngineHubOptions options;
   options.socket = bench.directory() + "/engines";
@@ -115,16 +115,16 @@ std::string refusal_of(config::DeviceKind kind, control::EngineHello hello) {
 
 TEST(EngineHubDevices, EnginesThatDoNotFitHostDevicesAreToldWhatToDo) {
   const std::string gpu = "GPU-00000000-0000-0000-0000-000000000001";
-  EXPECT_EQ(refusal_of(config::DeviceKind::kSeparate, {.gpu = gpu}),
+  EXPECT_EQ(refusal_of(DeviceKind::kSeparate, {.gpu = gpu}),
             "its weights are on " + gpu +
                 ", and this sidecar's devices are separate host devices: set devices.kind: cuda "
                 "for the sidecar, or start the engine with --device host");
-  EXPECT_NE(refusal_of(config::DeviceKind::kUnified, {.gpu = gpu}).find("unified host devices"),
+  EXPECT_NE(refusal_of(DeviceKind::kUnified, {.gpu = gpu}).find("unified host devices"),
             std::string::npos);
-  EXPECT_EQ(refusal_of(config::DeviceKind::kSeparate, {.device = 1}),
+  EXPECT_EQ(refusal_of(DeviceKind::kSeparate, {.device = 1}),
             "device 1; this sidecar drives 1 devices, so the engine's --device-index must be below "
             "1");
-  EXPECT_EQ(refusal_of(config::DeviceKind::kSeparate, {.take = control::TakeMode::kAdopt}),
+  EXPECT_EQ(refusal_of(DeviceKind::kSeparate, {.take = control::TakeMode::kAdopt}),
             "separate devices cannot be adopted: take pieces or whole tensors");
 }
 

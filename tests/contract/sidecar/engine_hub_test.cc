@@ -14,7 +14,7 @@ class EngineHubTest : public testing::Test {
       : store_({}, [this](std::function<void()> task) { bench_.loop().post(std::move(task)); }) {
     EngineHubOptions options;
     options.socket = bench_.directory() + "/engines";
-    options.devices.kind = config::DeviceKind::kSeparate;
+    options.devices.kind = DeviceKind::kSeparate;
     options.devices.buffer_bytes = limits::kBucketBytesMin;
     hub_ = EngineHub::create(bench_.loop(), std::move(options),
                              [this](const std::string& replica, std::uint32_t, RankEvent event) {

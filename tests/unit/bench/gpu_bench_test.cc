@@ -16,7 +16,7 @@ constexpr std::uint64_t kPlaceOffset = 4096;
 // Every byte of the bucket is read once, and every byte of the destination written once.
 void expect_a_permutation(std::uint64_t bytes) {
   auto device =
-      device::make_device({.kind = device::DeviceKind::kSeparate, .index = device::DeviceIndex{0}});
+      device::make_device({.kind = DeviceKind::kSeparate, .index = device::DeviceIndex{0}});
   ASSERT_TRUE(device.has_value());
   std::vector<std::byte> memory_bytes(kPlaceOffset + bytes);
   const auto memory = *(*device)->borrow(memory_bytes);

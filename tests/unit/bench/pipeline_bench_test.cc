@@ -10,8 +10,6 @@
 namespace wsync::bench {
 namespace {
 
-using reload::Stages;
-
 constexpr HostPipelineOptions kSmallPipeline{
     .devices = 2, .bytes = limits::kMiB + 1000, .buffer_bytes = 64 * 1024};
 

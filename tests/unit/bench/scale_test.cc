@@ -12,7 +12,6 @@ namespace {
 
 using reload::DeviceIndex;
 using reload::EngineId;
-using reload::Stages;
 
 constexpr double kClose = 1e-6;  // relative: rounding, and clocks in whole nanoseconds
 

@@ -152,7 +152,7 @@ TEST(DoctorCuda, NoNcclIsAWarningWhereGpusAreWanted) {
 }
 
 TEST(DoctorCuda, NoNcclFailsWhereTheConfigNamesIt) {
-  const CudaWanted nccl{.wanted = true, .gpus = {0, 1}, .collective = config::Collective::kNccl};
+  const CudaWanted nccl{.wanted = true, .gpus = {0, 1}, .collective = Collective::kNccl};
   EXPECT_EQ(failures(cuda_checks(two_gpus(), kNccl, nccl)), 0);
   const auto checks = cuda_checks(two_gpus(), kNoNccl, nccl);
   EXPECT_EQ(named(checks, "nccl").status, CheckStatus::kFail);

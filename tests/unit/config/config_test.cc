@@ -52,7 +52,7 @@ TEST(Config, ReadsEveryKindOfValue) {
             (DevicesConfig{.kind = DeviceKind::kSeparate, .count = 4, .buffer_bytes = 2U << 20U}));
   EXPECT_EQ(c.stages, Stages::kThree);
   EXPECT_EQ(c.host_memory, 12 * limits::kGiB);
-  EXPECT_EQ(c.transport, Transport::kTcp);
+  EXPECT_EQ(c.transport, TransportPolicy::kTcp);
   EXPECT_EQ(c.heartbeat.interval, Milliseconds(50));
   EXPECT_EQ(c.max_staleness, Milliseconds(0));
   EXPECT_EQ(c.log.level, LogLevel::kDebug);

@@ -50,7 +50,7 @@ TEST(Coordinator, TheDeadlineOfARoundIsNotThatOfTheNextOne) {
 }
 
 TEST(Coordinator, WhoHasAcceptedInTimeIsNotLateForStaging) {
-  Fleet fleet({.min_sidecars = 2, .commit = {.kind = CommitPolicy::Kind::kEach}});
+  Fleet fleet({.min_sidecars = 2, .commit = {.rule = CommitRule::kEach}});
   for (const char* name : {"a", "b"}) fleet.from_fence(name, kNoFence, Fleet::hello(name));
   for (const char* name : {"a", "b"}) fleet.from(name, Fleet::hello(name));
   fleet.publish();
@@ -184,8 +184,7 @@ TEST(Coordinator, AHelloThatCannotBeTrueIsRefused) {
 
 // Replicas of a sidecar that has not staged are live, and do not count.
 TEST(Coordinator, TheSentenceOfARoundThatIsTooSmallCountsWhatHasStaged) {
-  Fleet fleet(
-      {.min_sidecars = 2, .min_replicas = 2, .commit = {.kind = CommitPolicy::Kind::kEach}});
+  Fleet fleet({.min_sidecars = 2, .min_replicas = 2, .commit = {.rule = CommitRule::kEach}});
   fleet.join_all({"a", "b"});
   fleet.publish();
   for (const char* name : {"a", "b"}) fleet.accept(name);

@@ -229,7 +229,7 @@ TEST(Coordinator, SidecarsOnOtherHostsFormAChainAndALostLinkIsBridged) {
 }
 
 TEST(Coordinator, QuorumGoesOnWithoutTheSlowOneWhichFollowsLater) {
-  Fleet fleet({.min_sidecars = 2, .commit = {.kind = CommitPolicy::Kind::kQuorum, .quorum = 1}});
+  Fleet fleet({.min_sidecars = 2, .commit = {.rule = CommitRule::kQuorum, .quorum = 1}});
   for (const char* name : {"a", "b"}) fleet.from_fence(name, kNoFence, Fleet::hello(name));
   for (const char* name : {"a", "b"}) fleet.from(name, Fleet::hello(name));
   fleet.publish();
@@ -318,7 +318,7 @@ TEST(Coordinator, SurvivesEveryEventInEveryPhase) {
     std::mt19937 random(seed);
     Fleet fleet({.take_over = seed % 2 == 0,
                  .min_sidecars = 1 + seed % 2,
-                 .commit = {.kind = static_cast<CommitPolicy::Kind>(seed % 3), .quorum = 1}});
+                 .commit = {.rule = static_cast<CommitRule>(seed % 3), .quorum = 1}});
     std::uint64_t asked = 0;
     const std::array<std::string, 3> peers{"a", "b", "c"};
     for (int i = 0; i < 120; ++i) {

@@ -46,7 +46,7 @@ class DeviceWeightsTest : public testing::Test {
       memory_.emplace_back(plan_.tensors()[t].shard.bytes());
     for (std::size_t t = 0; t < tensors.size(); ++t)
       tensors_.push_back({.description = tensors[t], .destination = memory_[t]});
-    device_ = device::make_device({.kind = device::DeviceKind::kSeparate}).value();
+    device_ = device::make_device({.kind = DeviceKind::kSeparate}).value();
     buffer_ = device_->allocate(2 * limits::kMiB).value();
     weights_ = DeviceWeights::create(*device_, tensors_).value();
   }

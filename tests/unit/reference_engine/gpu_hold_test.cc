@@ -18,7 +18,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 std::unique_ptr<device::Device> device_with_memory() {
-  return device::make_device({.kind = device::DeviceKind::kSeparate}).value();
+  return device::make_device({.kind = DeviceKind::kSeparate}).value();
 }
 
 TEST(GpuPacking, TensorsLieWholeInAsFewAllocationsAsTheirOrderAllows) {

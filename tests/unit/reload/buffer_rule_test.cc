@@ -6,8 +6,6 @@
 namespace wsync::reload {
 namespace {
 
-using device::DeviceKind;
-
 TEST(BufferRule, GpusThatAreSharedCountForEachOfTheirDevices) {
   const auto kGpu = DeviceKind::kCuda;
   const auto auto_of = [](std::vector<BufferRoom> rooms) {

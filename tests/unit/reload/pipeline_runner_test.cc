@@ -15,8 +15,6 @@
 namespace wsync::reload {
 namespace {
 
-using device::DeviceKind;
-
 constexpr std::uint64_t kBufferBytes = 256 * limits::kKiB;
 
 TimePoint far_deadline() { return now() + std::chrono::seconds(60); }
@@ -201,7 +199,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values(DeviceKind::kSeparate, DeviceKind::kUnified),
                        ::testing::Values(Stages::kAuto, Stages::kTwo, Stages::kThree)),
     [](const auto& p) {
-      return std::string(device_kind_name(std::get<0>(p.param))) + "_" +
+      return std::string(device::device_kind_name(std::get<0>(p.param))) + "_" +
              std::string(stages_name(std::get<1>(p.param)));
     });
 

@@ -129,7 +129,7 @@ TEST_F(Switch, PauseDeadlineLeavesItUntouchedAndBehindAndTriesAgain) {
   serve_v1();
   step(TargetSet{.decision = {.fence = {.epoch = 1}, .number = ++number},
                  .target = kV2,
-                 .mode = control::PauseMode::kWait});
+                 .mode = PauseMode::kWait});
   step(RankPaused{.rank = 0, .request = request});
   const std::uint64_t old = request;
   tick_after(milliseconds(limits::kPauseDeadlineMs));
@@ -145,7 +145,7 @@ TEST_F(Switch, PauseDeadlineLeavesItUntouchedAndBehindAndTriesAgain) {
   EXPECT_EQ(machine.dropped(), 1U);
   tick_after(milliseconds(limits::kSwitchRetryMs));
   ASSERT_EQ(count<SendPause>(), 1U);
-  EXPECT_EQ(std::get<SendPause>(last[0]).mode, control::PauseMode::kAbort);
+  EXPECT_EQ(std::get<SendPause>(last[0]).mode, PauseMode::kAbort);
   paused();
   loaded(kV2);
   committed(kV2);

@@ -43,8 +43,8 @@ class NcclCommunicatorTest : public ::testing::Test {
 
   static Member make_member(std::uint32_t index) {
     Member member;
-    member.device = std::move(*device::make_device(
-        {.kind = device::DeviceKind::kSeparate, .index = device::DeviceIndex{index}}));
+    member.device = std::move(
+        *device::make_device({.kind = DeviceKind::kSeparate, .index = device::DeviceIndex{index}}));
     member.source = std::move(*member.device->allocate(kBytes));
     member.destination = std::move(*member.device->allocate(kBytes));
     member.done = std::move(*member.device->create_event());

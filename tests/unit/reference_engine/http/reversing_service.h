@@ -39,7 +39,7 @@ class ReversingService final : public generation::GenerationService {
     bool deaf = false;            // requests that are aborted go on
   };
   struct PauseSeen {
-    control::PauseMode mode;
+    PauseMode mode;
     bool clear_cache;
     std::chrono::milliseconds deadline;
   };
@@ -101,16 +101,15 @@ class ReversingService final : public generation::GenerationService {
   void cancel(generation::RequestId id) override {
     change([&] { cancelled_ += requests_.erase(id); });
   }
-  Result<> pause(control::PauseMode mode, bool clear_cache,
-                 std::chrono::milliseconds deadline) override {
+  Result<> pause(PauseMode mode, bool clear_cache, std::chrono::milliseconds deadline) override {
     std::unique_lock lock(mutex_);
     pause_seen_ = {.mode = mode, .clear_cache = clear_cache, .deadline = deadline};
-    if (mode == control::PauseMode::kAbort)
+    if (mode == PauseMode::kAbort)
       for (auto& [id, running] : requests_) running.aborted = true;
-    if (mode == control::PauseMode::kKeep) options_.info.paused = true;
+    if (mode == PauseMode::kKeep) options_.info.paused = true;
     holds_back_ = true;
     changed_.notify_all();
-    const auto done = [&] { return mode == control::PauseMode::kKeep || running_count() == 0; };
+    const auto done = [&] { return mode == PauseMode::kKeep || running_count() == 0; };
     if (!changed_.wait_for(lock, deadline, done)) {
       holds_back_ = false;
       changed_.notify_all();

@@ -6,7 +6,6 @@
 namespace wsync::engine::http::test {
 namespace {
 
-using control::PauseMode;
 using nlohmann::json;
 
 TEST(Control, TellsWhatIsServed) {
