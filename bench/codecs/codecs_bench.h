@@ -1,5 +1,17 @@
 // `wsync bench codecs`: digests, checksums, conversions and parsers that a model passes on its way,
-// beside copies of the same bytes. What each figure means: bench/README.md.
+// beside copies of the same bytes. How to read the table, and limits: deploy/guides/benchmark.md.
+//
+// All by one thread. Each result is checked against another way to compute it.
+//
+//   XXH3, content digest, checksum, piece digest: they only read, and memcpy writes as well, so
+//     a ratio of up to 2 is no mistake.
+//   copy with checksum: the engine's copy, beside the streaming copy.
+//   bucket frames: the stream of the TCP transport is taken apart into buckets of 4 MiB, which
+//     copies and digests.
+//   float32 to bfloat16, bfloat16 to float32: as the trainer exports and as weights are widened;
+//     GiB of float32. One side of the traffic is half of memcpy's.
+//   texts of --model: its safetensors header and checkpoint index (JSON), its layout and the
+//     header of a bucket's frame, read and written; MiB/s beside memcpy of the same bytes.
 #pragma once
 
 #include <cstdint>

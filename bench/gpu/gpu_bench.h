@@ -1,5 +1,33 @@
-// `wsync bench gpu`: what the GPUs of this machine do against what they can do. What each figure
-// means: bench/README.md.
+// `wsync bench gpu`: what the GPUs of this machine do against what they can do. How to read the
+// table, and limits: deploy/guides/benchmark.md.
+//
+// Copies (copies.h): ours and its ceiling in pairs. Rates are bytes of the model a second; a copy
+// on the GPU moves each twice. Both sides are timed by the host's clock, from before the first call
+// until the last copy is known to be complete, so ours has its threads, queues and polling in it. A
+// sample repeats its copy for about 50 ms.
+//
+//   H2D: Stream::copy_to_device from an arena (a shared memory file), registered in place;
+//     beside cuMemcpyHtoDAsync from memory of cuMemAllocHost.
+//   reload: Stream::copy_pieces of the tensors of transformer layers, some by columns, with a
+//     digest of each in the same pass (batch.h); beside cuMemcpyAsync of as many bytes on the
+//     GPU.
+//   reload in another process: the same out of memory that another process has mapped by its IPC
+//     handle, in a process of its own, behind the event of publish() (reader.h).
+//   digest: copy_pieces without a destination; beside a kernel that reads as many bytes and does
+//     nothing else.
+//
+// Updates (pipelines.h): the sidecar's pipeline with a process for each device that maps the IPC
+// buffers and copies each bucket out as it is told. Each stage is also measured alone with every
+// bucket, on all devices at once (stages.h): a broadcast has its digests in it, a reload the
+// messages to the processes. The ratio is of the whole update, first copy to last acknowledgement,
+// to the longest of its stages alone.
+//
+// Pause (pause.h): a fleet as of `wsync bench sync`, for an engine on the first GPU and one on
+// each.
+//
+// Each batch's digests are compared with those that the host computed of the arena, in every sample
+// and for every bucket of every update. Where memory is short, model and buffers are smaller than
+// asked; the result has both. Without a GPU: exit 3.
 #pragma once
 
 #include <cstdint>

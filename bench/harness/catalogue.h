@@ -1,6 +1,6 @@
 // Every suite of `wsync bench` and its cases: what each measures, in which unit, against what. The
-// suites make their results from these texts, and `wsync bench list` prints them. To add a suite:
-// a row in catalogue.cc, and its command in deploy/cli.
+// suites make their results from these texts, and `wsync bench list` prints them. How to add a
+// suite: bench/README.md.
 #pragma once
 
 #include <span>

@@ -1,6 +1,21 @@
 // `wsync bench peers`: a trainer has a model in its memory, and N engines must have it in theirs,
-// every byte verified; by wsync, and by what else is used for it. What each figure means:
-// bench/README.md.
+// every byte verified; by wsync (wsync_side.h), and by what else is used for it (peer_list.h,
+// scripts/). How to read the table, and limits: deploy/guides/benchmark.md.
+//
+// Time is the benchmark's clock, from the word to begin, which trainer and engines get at once,
+// until the last process has said that it holds the verified bytes; of wsync, from the call of
+// publish until every engine has committed the version.
+//
+// Trainer and engines of every peer take XXH3-128 of all tensors in their own memory, in a thread
+// beside the transfer, and it is compared with the digest of the model that the benchmark has made
+// itself. Two models take turns, so bytes of the one before are a mismatch. wsync digests every
+// tensor while it stages, engines verify a checksum of each piece as they copy it, the version's
+// content digest is compared with the one computed here, and `wsync verify` reads back after each
+// turn, outside of the time.
+//
+// The floor (copier.h): a process for each engine copies the model once from a mapping that all
+// share into its own memory, all at once, by the best streaming copy; the least of as many copies
+// of each kind as a turn has transfers.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,12 @@
 // `wsync bench pipeline`: the weight pipeline on separate host devices, against what the simulation
-// of `wsync bench scale` says, given each stage alone. README.md of bench says what figures mean.
+// of `wsync bench scale` says, given each stage alone. How to read the table, and limits:
+// deploy/guides/benchmark.md.
+//
+// Over links of given rates (paced_device.h) transfers take their time and no core, as in the
+// clusters that `scale` is about; models are of 16 MiB at most in buffers of 512 KiB, so a bucket
+// takes 2 to 4 ms. Where cores copy, the cores are the link that all share, and what stages take
+// from each other is measured and put in (contention()). Stages alone of the same round are what
+// the prediction is made of, so the rates themselves are not tested.
 #pragma once
 
 #include <cstdint>

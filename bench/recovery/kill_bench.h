@@ -1,6 +1,16 @@
 // `wsync bench recovery`: the ranks of a training run are killed at random times, one after the
 // other, and it goes on; how long that takes, what it costs, and whether it comes to the same
-// weights as a run whose ranks live. What each figure means: bench/README.md.
+// weights as a run whose ranks live. How to read the table, and limits: deploy/guides/benchmark.md.
+//
+// When all ranks have ended a step, one of them, chosen at random and rank 0 as likely as any
+// other, is sent SIGKILL at a random moment of the next `between` steps. The next kill follows when
+// the run has gone on and ended a step. The seed gives the same ranks and the same shares of a
+// step's time. At the end the run is stopped as a user stops it, and saves its state. Then the same
+// command without kills is run to the same step and saves its state there. Loss and gradient norm
+// of every step, however often it was told, must be equal to the bit, and every file that was saved
+// equal byte by byte. heartbeat.deadline is one minute, so that a busy machine is no loss. A start
+// from a checkpoint is measured as the same command with --resume, until its first step has ended;
+// median of five.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,25 @@
 // `wsync bench recovery --torn`: a replica generates under load while its weights change again and
-// again, and every layer's version is compared in every forward step, on every rank. What each
-// figure means: bench/README.md.
+// again, and every layer's version is compared in every forward step, on every rank. How to read
+// the table, and limits: deploy/guides/benchmark.md.
+//
+// Clients keep completions running over HTTP: prompts and lengths (64 to 256 tokens) at random,
+// temperature 1. The calling process is the trainer: it publishes two sets of random weights in
+// turn through the trainer library with pause_mode keep, so that every switch meets sequences that
+// go on with the new weights.
+//
+// In every step every rank reads the version word of each layer before and after it reads the
+// layer's weights, and compares both with the version that the step's header names. A step in which
+// any of them differs on any rank is torn; so is a step that has left out a layer. Ranks count what
+// they have compared, and the run fails unless that is steps times layers on each of them.
+//
+// The words are the engine's own, so they see neither bytes that came under another name nor keys
+// and values of older weights. Therefore every answer that a switch has met, and one of 16 others,
+// is computed anew from the bytes that were published (recomputed.h). Wrong is an answer whose
+// spans are not contiguous from 0 to its tokens, whose versions do not ascend or are older than the
+// one that was served when it was asked (answer.h), or that has, computed anew, a token of another
+// log-probability. Planted faults prove that the run sees a rank that flips early
+// (rank_flips_before_the_pause, by the words) and keys and values that outlive their weights
+// (switch_keeps_keys, by the numbers).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// `wsync bench scale`: how long updates take on clusters that nobody has at hand. README.md of
-// bench says what is modelled and how far the model is off.
+// `wsync bench scale`: how long updates take on clusters that nobody has at hand. Everything is
+// simulated. What is modelled, and how far the model is off: deploy/guides/benchmark.md.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,15 @@
 // `wsync bench schedule`: what overlapping expert-parallel communication with computation is worth
-// on an emulated link, and how close the simulator comes to it. What each figure means:
-// bench/README.md.
+// on an emulated link, and how close the simulator comes to it. How to read the table, and limits:
+// deploy/guides/benchmark.md.
+//
+// Each rank is a forked process that runs the training core as it is (trainer_side/training), with
+// messages through shared memory that take as long as on a link of the given latency and bandwidth
+// (shared/process_group/emulated_link.h). Who waits for the link sleeps, so it costs no core. The
+// cases take turns, step by step, and which comes first changes. All train the same micro-batches
+// on the same weights; a gradient that differs in a bit fails the benchmark. A step is from the
+// first rank's begin to the last rank's last gradient; summing gradients over replicas and the
+// optimizer are left out. What the prediction is made of: prediction.h. Ranks are no threads
+// because products of matrices in one process are computed one after the other.
 #pragma once
 
 #include <array>

@@ -1,5 +1,35 @@
 // `wsync bench sync`: how long engines stand still for an update, against the floor of the same
-// copy. What each figure means: bench/README.md.
+// copy. How to read the table, and limits: deploy/guides/benchmark.md.
+//
+// A real trainer, sidecar and engine processes; versions are published with `wsync push`, and the
+// pause is the product's own report. A round is one floor and one update, and which comes first
+// changes with each round. Before a floor one engine reads the arena through, as the sidecar does
+// before an update, so that both find the caches alike. Three updates before the rounds warm every
+// arena and every buffer.
+//
+//   floor (floor.h): the same engine processes copy the same bytes, from the arena that they
+//     have mapped, to the same memory, with the best streaming copy and nothing else. All start
+//     together; from the first one's start to the last one's end. Which vector copy on how many
+//     threads is the best one is timed five times each before the rounds. On separate devices
+//     engines do not see the arena: there it is one streaming copy of as many bytes on all
+//     cores, the best of five before the rounds.
+//   predicted: bytes by the rate of one streaming copy on all cores (best of five), and 0.5 ms
+//     for the messages; computed before the engines are measured.
+//   span: from the first engine that leaves off serving to the last one that is told to go on.
+//   checked copy: the floor with the checksum of what is copied in the same pass.
+//   copies: how often a byte is copied on its way from the trainer's source to one engine's own
+//     memory, as the processes count it where they copy (wsync_update_bytes_total of stage
+//     snapshot, wsync_wire_bytes_total, wsync_copied_bytes_total, and the engines' own count).
+//     Framing and padding make it a little more than whole; what the kernel does behind a socket
+//     is not in it.
+//   CPU: processor time of trainer, sidecar and engines from before an update until all serve,
+//     by 10^9 bytes that engines loaded; `wsync push` is not in it.
+//   memory: VmHWM of each process, shared pages included; the sidecar's PSS (smaps_rollup), the
+//     most of all rounds, with the bytes of the versions that it holds + 64 MiB as its limit.
+//
+// An engine reports a byte as loaded only when the checksum of its piece, computed while it was
+// copied, equals the one computed while it was staged. At the end `wsync verify` reads back what
+// every engine holds.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,18 @@
 // `wsync bench transport`: the product's data transports on this host, beside what moves the same
-// bytes without them. What each figure means: bench/README.md.
+// bytes without them. How to read the table, and limits: deploy/guides/benchmark.md.
+//
+// --size bytes go as one version from a trainer's memory to a sidecar's, both threads of one
+// process; every byte is compared afterwards. CPU is processor time of all ends by 10^9 bytes.
+//
+//   memfd, handed over: from the sidecar's request until it has the arena mapped, page table
+//     included, by two threads; nothing is copied. Beside mapping a full memfd with one thread.
+//   memfd, handed over and copied: and then copied into private memory by one thread, as engines
+//     do. Beside the streaming copy. A sidecar maps a version once, before engines pause.
+//   TCP streams: from the request until all buckets are there, for each --bucket and
+//     --connections. A digest of every bucket is taken at the source and checked at the sink.
+//     Beside one bare loopback connection without digests.
+//   TCP relay: the same through a sidecar that hands each bucket on as soon as it has it; first
+//     --bucket, last --connections. Both hops share this machine's cores.
 #pragma once
 
 #include <cstdint>
