@@ -1,5 +1,6 @@
 // The one form in which every suite of `wsync bench` gives its figures: a file of it is what
-// --output writes and `wsync bench compare` reads. As JSON: bench/result.schema.json.
+// --output writes and `wsync bench compare` reads. As JSON:
+// deploy/cli/schema/bench-result.json.
 #pragma once
 
 #include <cstdint>

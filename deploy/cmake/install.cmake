@@ -15,4 +15,6 @@ install(FILES ${PROJECT_SOURCE_DIR}/deploy/config/sidecar.yaml ${PROJECT_SOURCE_
 install(FILES ${PROJECT_SOURCE_DIR}/deploy/prometheus/alerts.yml ${PROJECT_SOURCE_DIR}/deploy/prometheus/prometheus.yml
   ${PROJECT_SOURCE_DIR}/deploy/grafana/wsync.json
   DESTINATION ${CMAKE_INSTALL_DATADIR}/wsync/monitoring)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/deploy/cli/schema DESTINATION ${CMAKE_INSTALL_DATADIR}/wsync
+  FILES_MATCHING PATTERN "*.json")
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})

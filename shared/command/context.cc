@@ -19,7 +19,7 @@ Result<LogOptions> log_options(const CommonOptions& options, std::string_view co
 }
 
 void add_common_options(CLI::App& app, CommonOptions& options) {
-  app.add_flag("--json", options.json, "Print one JSON object (schema: deploy/cli/README.md)");
+  app.add_flag("--json", options.json, "Print one JSON object (schemas: deploy/cli/schema)");
   app.add_option_function<std::string>(
          "--log-level",
          [&options](const std::string& text) {

@@ -16,7 +16,7 @@
 
 namespace wsync::cli {
 
-// Exit codes, documented in README.md of this folder.
+// Exit codes, documented in deploy/cli/README.md.
 enum ExitCode : int {
   kExitOk = 0,
   kExitFailed = 1,       // a check, a verification or an update failed; refused

@@ -43,6 +43,8 @@ class Package(unittest.TestCase):
         for name in ("libwsync_engine.so", "libwsync_trainer.so", "libwsync_engine.a", "libwsync_trainer.a",
                      "sidecar.yaml", "train.yaml", "trainer.yaml", "alerts.yml", "prometheus.yml", "wsync.json", "LICENSE", "wsyncConfig.cmake"):
             self.find(name)
+        schemas = os.path.join(HERE, "..", "..", "deploy", "cli", "schema")
+        self.assertEqual(sorted(os.listdir(os.path.dirname(self.find("envelope.json")))), sorted(os.listdir(schemas)))
         self.assertIn("trainer", run(os.path.join(self.prefix, "bin", "wsync"), "--help"))
         for word in ("engine", "train", "bench"):
             if not os.path.exists(os.path.join(self.prefix, "bin", f"wsync-{word}")):

@@ -12,6 +12,7 @@ import unittest
 
 import tensors
 from fleet import DEADLINE_S, Fleet
+from schema import validate
 from tensors import A0, A1, B0, B1, EMBED, FIRST, HEAD, INDEX, SECOND, SHARDS
 
 WSYNC = sys.argv.pop()
@@ -348,7 +349,7 @@ class BadWords(unittest.TestCase):
             self.assertIn(word, done.stderr, about)
         said = run(fleet, *arguments, "--json")  # the same in the documented form
         if arguments:
-            answer = json.loads(said.stdout)
+            answer = validate(said.args, said.stdout)
             self.assertEqual((said.returncode, said.stderr, answer["ok"]), (2, "", False), about)
             self.assertIn(answer["error"]["code"], ("invalid_input", "not_found"), about)
             self.assertIn(answer["error"]["message"], done.stderr)

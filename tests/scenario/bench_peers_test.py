@@ -13,6 +13,7 @@ import unittest
 import xml.etree.ElementTree
 
 from fleet import interrupt_leaves_nothing, processes_of
+from schema import validate
 
 WSYNC = sys.argv.pop()
 DEADLINE_S = 120
@@ -84,7 +85,7 @@ class BenchPeers(unittest.TestCase):
         self.assertEqual(processes_of(self.directory), [])
         with open(self.result, encoding="utf-8") as file:
             (suite,) = json.load(file)["suites"]
-        result = json.loads(done.stdout)["result"]
+        result = validate(done.args, done.stdout)["result"]
         self.assertEqual(suite["details"], result)
         return result, suite
 
@@ -154,7 +155,7 @@ class BenchPeers(unittest.TestCase):
                                     (["--model", "Nobody-1B"], 2, "Nobody-1B"), (["--tmpfs", "/nowhere"], 2, "--tmpfs")):
             done = subprocess.run(self.command(*bad), text=True, capture_output=True, timeout=DEADLINE_S)
             self.assertEqual(done.returncode, code, bad)
-            self.assertIn(expected, json.loads(done.stdout)["error"]["message"])
+            self.assertIn(expected, validate(done.args, done.stdout)["error"]["message"])
             self.assertEqual(os.listdir(self.directory), [])
 
 

@@ -16,16 +16,10 @@ import time
 import unittest
 import xml.etree.ElementTree
 
-try:
-    import jsonschema
-except ImportError:
-    # The system's package, where another Python runs the tests.
-    sys.path.append("/usr/lib/python3/dist-packages")
-    import jsonschema
+from schema import DIRECTORY, check, validate
 
 WSYNC = sys.argv.pop()
 DEADLINE_S = 120
-SCHEMA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bench", "result.schema.json")
 BASELINE = ["baseline", "--quick", "--size", "4MiB", "--no-gpu"]
 SCHEDULE = ["schedule", "--hidden", "64", "--tokens", "16", "--microbatches", "2", "--experts", "4", "--warmup", "1",
             "--latency-us", "1", "--steps", "2"]
@@ -78,10 +72,7 @@ class Suites(unittest.TestCase):
     def read(self, path):
         with open(path, encoding="utf-8") as file:
             result = json.load(file)
-        with open(SCHEMA, encoding="utf-8") as file:
-            schema = json.load(file)
-        jsonschema.Draft7Validator.check_schema(schema)
-        jsonschema.validate(result, schema)
+        check("bench-result", result)
         return result
 
     def write(self, path, result):
@@ -121,7 +112,7 @@ class Suites(unittest.TestCase):
     def test_two_suites_are_one_run_with_one_result(self):
         done = bench(*BASELINE, "--directory", self.directory, *SCHEDULE, "--output", self.a, "--json", "--repeats", "3")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        answer = json.loads(done.stdout)
+        answer = validate(done.args, done.stdout)
         self.assertEqual((answer["command"], answer["ok"]), ("bench baseline schedule", True))
         written = self.read(self.a)
         self.assertEqual(written["suites"], answer["result"]["suites"])
@@ -151,7 +142,7 @@ class Suites(unittest.TestCase):
     def test_list_has_every_case_of_a_result(self):
         done = bench("list", "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
-        suites = {suite["name"]: suite for suite in json.loads(done.stdout)["result"]["suites"]}
+        suites = {suite["name"]: suite for suite in validate(done.args, done.stdout)["result"]["suites"]}
         self.assertLessEqual({"baseline", "sync", "pipeline", "scale", "schedule", "recovery", "torn", "gpu", "control",
                               "transport", "codecs"}, set(suites))
         text = bench("list").stdout
@@ -176,7 +167,7 @@ class Suites(unittest.TestCase):
             case["value"]["samples"] = [2 * value for value in case["value"]["samples"]]
         done = self.compare(slower, "--json")
         self.assertEqual(done.returncode, 1, done.stdout)
-        answer = json.loads(done.stdout)
+        answer = validate(done.args, done.stdout)
         self.assertIs(answer["ok"], False)
         (case,) = answer["result"]["cases"]
         self.assertEqual((case["suite"], case["name"], case["verdict"], case["speed"]), ("sync", "paused", "worse", 0.5))
@@ -212,7 +203,7 @@ class Suites(unittest.TestCase):
             done = self.compare(change)
             self.assertEqual(done.returncode, 2, done.stdout)
             self.assertIn(sentence, done.stderr)
-        for path in (os.path.join(self.directory, "gone"), SCHEMA, self.directory):
+        for path in (os.path.join(self.directory, "gone"), str(DIRECTORY / "bench-result.json"), self.directory):
             done = bench("compare", self.a, path)
             self.assertEqual(done.returncode, 1 if path == self.directory else 2, done.stderr)
             self.assertIn(path, done.stderr)
@@ -237,7 +228,7 @@ class Suites(unittest.TestCase):
         output, plots = os.path.join(self.directory, "report.html"), os.path.join(self.directory, "new", "plots")
         done = bench("report", self.a, self.b, "--output", output, "--plots", plots, "--json")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        result = json.loads(done.stdout)["result"]
+        result = validate(done.args, done.stdout)["result"]
         with open(output, encoding="utf-8") as file:
             text = file.read()
         xml.etree.ElementTree.fromstring(text)
@@ -335,7 +326,7 @@ class Suites(unittest.TestCase):
         running.send_signal(signal.SIGINT)
         out, _ = running.communicate(timeout=DEADLINE_S)
         self.assertEqual(running.returncode, 130, out)
-        self.assertEqual(json.loads(out)["error"]["code"], "cancelled")
+        self.assertEqual(validate(running.args, out)["error"]["code"], "cancelled")
         self.assertEqual(os.listdir(self.directory), [])
 
 

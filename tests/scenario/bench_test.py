@@ -14,6 +14,7 @@ import unittest
 import xml.etree.ElementTree
 
 from fleet import interrupt_leaves_nothing, processes_of
+from schema import validate
 
 WSYNC = sys.argv.pop()
 DEADLINE_S = 120
@@ -34,7 +35,7 @@ class BenchSync(unittest.TestCase):
         done = subprocess.run(arguments(self.directory, *more), text=True, capture_output=True, timeout=DEADLINE_S)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertEqual(os.listdir(self.directory), [], "something is left behind")
-        answer = json.loads(done.stdout)
+        answer = validate(done.args, done.stdout)
         self.assertEqual((answer["command"], answer["ok"]), ("bench sync", True))
         return answer["result"]
 
@@ -92,7 +93,7 @@ class BenchSync(unittest.TestCase):
                                "--directory", work, "--json"], text=True, capture_output=True, timeout=DEADLINE_S)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertEqual(os.listdir(work), [])
-        result = json.loads(done.stdout)["result"]
+        result = validate(done.args, done.stdout)["result"]
         (case,) = result["cases"]
         self.assertTrue(case["tcp"])
         self.check_case(case, result["bytes"])
@@ -143,7 +144,7 @@ class BenchOverhead(unittest.TestCase):
                                   text=True, capture_output=True, timeout=DEADLINE_S)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertEqual(os.listdir(directory), [])
-        result = json.loads(done.stdout)["result"]
+        result = validate(done.args, done.stdout)["result"]
         self.assertEqual(len(result["rounds"]), 2)
         for one in result["rounds"]:
             self.assertGreater(one["spans"], 0)
@@ -167,7 +168,7 @@ class BenchPipeline(unittest.TestCase):
                                "--links", "100MiB/200MiB/200MiB", "--json"],
                               text=True, capture_output=True, timeout=DEADLINE_S)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        cases = json.loads(done.stdout)["result"]["cases"]
+        cases = validate(done.args, done.stdout)["result"]["cases"]
         self.assertEqual([case["rates"] and case["rates"]["h2d_bytes_per_s"] for case in cases], [None, 100 << 20])
         for case in cases:
             self.assertEqual((case["devices"], case["buckets"]), (2, 16))
@@ -199,7 +200,7 @@ class BenchScale(unittest.TestCase):
             command = [WSYNC, "bench", "scale", "--model", "kimi-k2,GLM-4.5-Air", "--gpus", "8,16", "--svg", picture]
             done = subprocess.run([*command, "--json"], text=True, capture_output=True, timeout=DEADLINE_S)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            result = json.loads(done.stdout)["result"]
+            result = validate(done.args, done.stdout)["result"]
             self.assertEqual([row["published_s"] for row in result["published"]], [3.47, 6.22, 10.19, 14.36, 11.33, 16.04])
             for row in result["published"]:
                 self.assertAlmostEqual(row["error"], row["checkpoint_engine"]["seconds"] / row["published_s"] - 1)
@@ -212,7 +213,7 @@ class BenchScale(unittest.TestCase):
     def test_quick_simulates_less_and_repeats_are_refused(self):
         done = subprocess.run([WSYNC, "bench", "scale", "--quick", "--json"], text=True, capture_output=True, timeout=DEADLINE_S)
         self.assertEqual(done.returncode, 0, done.stderr)
-        (curve,) = json.loads(done.stdout)["result"]["curves"]
+        (curve,) = validate(done.args, done.stdout)["result"]["curves"]
         self.assertEqual((curve["model"], [point["gpus"] for point in curve["points"]]), ("Kimi-K2", [16, 256, 2048]))
         done = subprocess.run([WSYNC, "bench", "scale", "--repeats", "5"], text=True, capture_output=True, timeout=DEADLINE_S)
         self.assertEqual(done.returncode, 2)
@@ -236,8 +237,8 @@ class ModelCheckpoints(unittest.TestCase):
             done = subprocess.run(arguments(directory, "--model", "Kimi-K2", "--engines", "1", rounds=1),
                                   text=True, capture_output=True, timeout=DEADLINE_S)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            bytes_of_model = json.loads(made.stdout)["result"]["bytes"]
-            self.assertEqual(json.loads(done.stdout)["result"]["bytes"], bytes_of_model)
+            bytes_of_model = validate(made.args, made.stdout)["result"]["bytes"]
+            self.assertEqual(validate(done.args, done.stdout)["result"]["bytes"], bytes_of_model)
 
     def test_bad_arguments(self):
         with tempfile.TemporaryDirectory() as directory:
@@ -256,7 +257,7 @@ class BenchSchedule(unittest.TestCase):
         done = subprocess.run([WSYNC, "bench", "schedule", *TINY, "--steps", str(ROUNDS), *more], text=True,
                               capture_output=True, timeout=DEADLINE_S)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        answer = json.loads(done.stdout)
+        answer = validate(done.args, done.stdout)
         self.assertEqual((answer["command"], answer["ok"]), ("bench schedule", True))
         return answer["result"]
 
@@ -304,7 +305,7 @@ class BenchSchedule(unittest.TestCase):
         bench.send_signal(signal.SIGINT)
         out, _ = bench.communicate(timeout=DEADLINE_S)
         self.assertEqual(bench.returncode, 130, out)
-        self.assertEqual(json.loads(out)["error"]["code"], "cancelled")
+        self.assertEqual(validate(bench.args, out)["error"]["code"], "cancelled")
         for pid in children:
             self.assertFalse(os.path.exists(f"/proc/{pid}"))
 
@@ -331,7 +332,7 @@ class BenchRecovery(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertEqual(os.listdir(self.directory), [], "something is left behind")
         self.assertEqual(processes_of(self.directory), [])
-        answer = json.loads(done.stdout)
+        answer = validate(done.args, done.stdout)
         self.assertEqual((answer["command"], answer["ok"]), ("bench recovery", True))
         result = answer["result"]
         self.assertTrue(result["passed"])

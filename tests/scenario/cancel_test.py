@@ -1,5 +1,4 @@
 """Updates that are cancelled, and what is told of one that runs: real processes."""
-import json
 import os
 import signal
 import subprocess
@@ -9,6 +8,7 @@ import unittest
 
 from fleet import DEADLINE_S
 from kill_fleet import KillCase
+from schema import validate
 
 KillCase.wsync = sys.argv.pop()
 
@@ -138,6 +138,17 @@ class Watched(KillCase):
             self.assertEqual(watch.wait(timeout=DEADLINE_S), 0)
             self.leaves_nothing(fleet, sidecar, trainer)
 
+    def test_each_look_is_one_line_of_json(self):
+        with self.fleet() as fleet:
+            trainer = fleet.trainer()
+            fleet.until(lambda: fleet.ask("status")[0] == 0, "the coordinator")
+            watch = fleet.start("status", "--watch", "--json", "--interval", "100ms", "--coordinator", fleet.address)
+            looks = lambda: sum("role" in line.get("result", {}) for line in watch.events)
+            fleet.until(lambda: looks() >= 2, "a second look")
+            trainer.kill()
+            fleet.until(lambda: any("error" in line for line in watch.events), "a look that nobody answers")
+            self.assertEqual(watch.end(), (0, {"command": "status", "ok": True, "result": {"stopped": True}}))
+
     def test_a_bundle_of_a_fleet_that_runs(self):
         with self.fleet() as fleet:
             sidecar = fleet.sidecar("s0")
@@ -147,7 +158,7 @@ class Watched(KillCase):
             done = subprocess.run([self.wsync, "bundle", "-o", path, "--log", log, "--json"],
                                   env=fleet.environment, text=True, capture_output=True, timeout=DEADLINE_S)
             self.assertEqual(done.returncode, 0, done.stdout)
-            result = json.loads(done.stdout)["result"]
+            result = validate(done.args, done.stdout)["result"]
             self.assertEqual(result["missing"], [])
             names = [file["name"] for file in result["files"]]
             for name in ("status/coordinator.json", "status/sidecar-s0.json", "state/default_s0.record", "host.json"):

@@ -1,6 +1,5 @@
 """One build serves hosts with and without a GPU: nothing but libwsync_cuda.so knows of CUDA and NCCL, and that is loaded from
 beside the program, from the installation, or refused in words. No GPU."""
-import json
 import os
 import re
 import shutil
@@ -8,6 +7,8 @@ import subprocess
 import sys
 import tempfile
 import unittest
+
+from schema import validate
 
 PROGRAMS = [argument for argument in sys.argv[1:] if argument.startswith("/")]
 WSYNC, ENGINE, TRAINER = PROGRAMS[:3]
@@ -61,7 +62,7 @@ class Doctor(unittest.TestCase):
             done = subprocess.run(command, executable=wsync, env=settings | environment, cwd=cwd, text=True,
                                   capture_output=True, timeout=60)
         self.assertIn(done.returncode, (0, 1), done.stderr)
-        return done.returncode, {check["name"]: check for check in json.loads(done.stdout)["result"]["checks"]}
+        return done.returncode, {check["name"]: check for check in validate(done.args, done.stdout)["result"]["checks"]}
 
 
 class WhereItIsLookedFor(Doctor):

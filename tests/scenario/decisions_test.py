@@ -9,6 +9,7 @@ import unittest
 import tensors
 from disc import Disc
 from fleet import DEADLINE_S, Fleet
+from schema import validate
 
 WSYNC = sys.argv.pop()
 
@@ -72,7 +73,7 @@ class Restarts(Case):
             # The engine of a never left it: it has switched twice, and then no more.
             code, said = fleet.stop(engines[0])
             self.assertEqual(code, 0, said)
-            last = json.loads(said.splitlines()[-1])["result"]
+            last = validate("engine", said.splitlines()[-1])["result"]
             self.assertEqual(last["torn"], 0)
             self.assertEqual(last["version"] if "version" in last else second, second)
             # And the fleet goes on.

@@ -1,10 +1,11 @@
 """`wsync demo` as a process, and what it leaves behind, for scenario tests."""
-import json
 import os
 import subprocess
 import tempfile
 import unittest
 import xml.etree.ElementTree as ElementTree
+
+from schema import validate
 
 DEADLINE_S = 240
 
@@ -49,7 +50,7 @@ class DemoCase(unittest.TestCase):
             out, err = process.communicate(timeout=DEADLINE_S)
         self.assertEqual(process.returncode, 0, out + err)
         self.assertEqual(left_behind(self.temporary), ([], []))
-        said = json.loads(out)
+        said = validate("demo", out)
         self.assertTrue(said["ok"])
         return said["result"]
 

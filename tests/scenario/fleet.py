@@ -11,6 +11,8 @@ import sys
 import tempfile
 import time
 
+from schema import validate
+
 # What a process says of a callback that kept its loop for 100 ms or longer (shared/loop/lag.h). It has left out what the
 # callback waited for a processor, so that tests that run side by side, or a busy machine, are not taken for a slow callback.
 KEPT = re.compile(r"the loop was kept for \d+ ms by .*")
@@ -66,7 +68,7 @@ def interrupt_leaves_nothing(case, command, directory, processes, deadline_s):
     bench.send_signal(signal.SIGINT)
     out, _ = bench.communicate(timeout=deadline_s)
     case.assertEqual(bench.returncode, 130, out)
-    case.assertEqual(json.loads(out)["error"]["code"], "cancelled")
+    case.assertEqual(validate(bench.args, out)["error"]["code"], "cancelled")
     case.assertEqual(processes_of(directory), [])
     case.assertEqual(os.listdir(directory), [])
 
@@ -154,16 +156,20 @@ class Fleet:
     def event(self, process, name):
         """The next event of that name; the process must say it before it ends."""
         for line in process.stdout:
-            event = json.loads(line)
+            event = self.parsed(process, line)
             if event.get("event") == name:
                 return event
         raise AssertionError(f"process ended without saying '{name}'")
+
+    def parsed(self, process, line):
+        """What a process has said on one line; that of wsync as its schema has it, that of a test's program as it is."""
+        return validate(process.args, line) if process.args[0] == self.wsync else json.loads(line)
 
     def ask(self, *arguments, address=None):
         """Runs a command of the fleet; its exit code and the object that --json prints."""
         done = subprocess.run([self.wsync, *arguments, "--json", "--coordinator", address or self.address],
                               env=self.environment, text=True, capture_output=True, timeout=DEADLINE_S)
-        return done.returncode, json.loads(done.stdout)
+        return done.returncode, validate(done.args, done.stdout)
 
     def state(self):
         """The answer to `status` without its history of updates, which has ages and what was refused."""
@@ -193,4 +199,6 @@ class Fleet:
     def stop(self, process):
         process.send_signal(signal.SIGTERM)
         rest = process.stdout.read()
+        for line in rest.splitlines() if "--json" in process.args else ():
+            self.parsed(process, line)
         return process.wait(timeout=DEADLINE_S), rest

@@ -12,6 +12,8 @@ import tempfile
 import time
 import unittest
 
+from schema import validate
+
 WSYNC, LIBRARY, DRIVER, NCCL = sys.argv[-4:]
 del sys.argv[-4:]
 DEADLINE_S = 240
@@ -106,7 +108,7 @@ class BenchGpu(unittest.TestCase):
                               env=self.environment())
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.check_left()
-        (suite,) = json.loads(done.stdout)["result"]["suites"]
+        (suite,) = validate(done.args, done.stdout)["result"]["suites"]
         names = [case["name"] for case in suite["cases"]]
         expected = [f"{name}, GPU {gpu}" for gpu in (0, 1) for name in ("H2D", "D2D", "GPU read")] + ["broadcast, 2 GPUs"]
         self.assertEqual(names[-len(expected):], expected)
@@ -135,7 +137,7 @@ class BenchGpu(unittest.TestCase):
         done = self.run_bench("--devices", "1", "--pause", "16MiB", "--json")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.check_left()
-        pauses = json.loads(done.stdout)["result"]["pauses"]
+        pauses = validate(done.args, done.stdout)["result"]["pauses"]
         self.assertEqual([pause["gpus"] for pause in pauses], [[0], [0, 1]])
         for pause in pauses:
             self.assertGreater(pause["bytes"], 15 * MIB)
@@ -149,7 +151,7 @@ class BenchGpu(unittest.TestCase):
                               WSYNC_EMULATED_CUDA_FAULTS="cuMemHostRegister_v2:*:CUDA_ERROR_NOT_SUPPORTED")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.check_left()
-        result = json.loads(done.stdout)["result"]
+        result = validate(done.args, done.stdout)["result"]
         self.check_copies(result["copies"], [1])
         self.check_pipelines(result["pipelines"], [[1]])
         (note,) = result["notes"]
@@ -173,7 +175,7 @@ class BenchGpu(unittest.TestCase):
         done = subprocess.run(self.arguments("--json"), text=True, capture_output=True, timeout=DEADLINE_S,
                               env=dict(self.environment(), WSYNC_CUDA_LIBRARY="/nowhere/libwsync_cuda.so"))
         self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
-        answer = json.loads(done.stdout)
+        answer = validate(done.args, done.stdout)
         self.assertIs(answer["ok"], False)
         self.assertIn("libwsync_cuda.so", answer["result"]["missing"])
 
@@ -194,7 +196,7 @@ class BenchGpu(unittest.TestCase):
         bench.send_signal(signal.SIGINT)
         out, _ = bench.communicate(timeout=DEADLINE_S)
         self.assertEqual(bench.returncode, 130, out)
-        self.assertEqual(json.loads(out)["error"]["code"], "cancelled")
+        self.assertEqual(validate(bench.args, out)["error"]["code"], "cancelled")
         self.check_left()
 
     def test_bad_arguments(self):

@@ -13,6 +13,7 @@ import time
 import unittest
 
 from fleet import ASK_S, DEADLINE_S, Fleet, short
+from schema import validate
 
 PAGE_BYTES = 4096
 F_SETPIPE_SZ = 1031
@@ -39,6 +40,7 @@ class Process:
         self.changed = threading.Condition()
         self.events = []
         self.seen = 0
+        self.lines = []  # that its schema has not checked yet: the reader must not be slow
         self.ended = False
         self.hold = None
         self.held = False
@@ -50,6 +52,7 @@ class Process:
         while chunk := os.read(self.stdout.fileno(), 512):
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
+                self.lines.append(line)
                 self._take(json.loads(line))
         with self.changed:
             self.ended = True
@@ -133,7 +136,14 @@ class Process:
         """Waits until it has ended; its exit code and the last thing it said."""
         code = self.popen.wait(timeout=DEADLINE_S)
         self.reader.join(DEADLINE_S)
+        self.check_lines()
         return code, self.events[-1] if self.events else None
+
+    def check_lines(self):
+        """What it has said is as its schema has it."""
+        lines, self.lines = self.lines, []
+        for line in lines:
+            validate(self.popen.args, line.decode())
 
     # What Fleet does with every process when it leaves.
     def poll(self):
@@ -199,6 +209,9 @@ class KillFleet(Fleet):
         for process in self.processes:
             process.go_on()
         super().__exit__(*error)
+        for process in self.processes if error[0] is None else ():
+            process.reader.join(DEADLINE_S)
+            process.check_lines()
 
     def start(self, *arguments, label=None):
         process = Process(self, label or arguments[0], arguments)

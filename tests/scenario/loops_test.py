@@ -12,6 +12,7 @@ import unittest
 
 from fleet import DEADLINE_S, Fleet
 from pages import get
+from schema import validate
 
 WSYNC = sys.argv.pop()
 GIB = 1 << 30
@@ -86,6 +87,7 @@ class Loops(unittest.TestCase):
                 out, _ = push.communicate(timeout=DEADLINE_S)
                 fleet.until(lambda: self.activity(fleet), "an answer of the sidecar")  # its log says why it was late
                 self.assertEqual(push.returncode, 0, out)
+                validate(push.args, out)
                 self.assertTrue([text for text in seen if text.endswith(": memory for it is being made ready")], seen)
             for name in ("s0", "trainer"):
                 longest, slow = self.lag(fleet, name)
@@ -111,6 +113,7 @@ class Loops(unittest.TestCase):
             self.assertEqual(code, 0, answer)
             out, _ = push.communicate(timeout=DEADLINE_S)
             self.assertEqual(push.returncode, 130, out)
+            self.assertEqual(validate(push.args, out)["error"]["code"], "cancelled")
             fleet.until(lambda: self.activity(fleet) == "idle", "the end of the staging")
             engine.send_signal(signal.SIGCONT)
             code, answer = fleet.ask("push", model)

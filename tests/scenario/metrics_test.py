@@ -11,6 +11,7 @@ import urllib.parse
 
 from fleet import DEADLINE_S, Fleet
 from pages import LoggedFleet, get
+from schema import validate
 
 WSYNC = sys.argv.pop()
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -196,7 +197,7 @@ class Metrics(unittest.TestCase):
                         ("yes", 2, "expected ipc:///ABSOLUTE/PATH")):
                     done = subprocess.run([WSYNC, *role, "--json", "--set", f"http.address={given}"], env=fleet.environment,
                                           text=True, capture_output=True, timeout=DEADLINE_S)
-                    message = json.loads(done.stdout)["error"]["message"]
+                    message = validate(done.args, done.stdout)["error"]["message"]
                     self.assertEqual(done.returncode, code, message)
                     self.assertIn("http.address", message)
                     self.assertIn(sentence, message)

@@ -11,6 +11,7 @@ import unittest
 
 from fleet import DEADLINE_S
 from pages import LoggedFleet, answer_of, get
+from schema import validate
 
 WSYNC = sys.argv.pop()
 HOSTILE = """<script>fetch('//x')</script>"><img src=x onerror=y>&'"""
@@ -96,7 +97,7 @@ class CoordinatorPage(unittest.TestCase):
     def doctor(self, fleet, where):
         done = subprocess.run([WSYNC, "doctor", "--json", "--role", "trainer", "--set", f"http.address=tcp://{where}"], text=True,
                               capture_output=True, timeout=DEADLINE_S, env=fleet.environment)
-        check = next(c for c in json.loads(done.stdout)["result"]["checks"] if c["name"] == "http")
+        check = next(c for c in validate(done.args, done.stdout)["result"]["checks"] if c["name"] == "http")
         self.assertEqual((check["status"], check["facts"]["role"]), ("ok", "coordinator"), check)
         self.assertIn(f"answers at tcp://{where}", check["found"])
 

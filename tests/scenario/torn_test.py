@@ -1,6 +1,5 @@
 """wsync bench recovery --torn: 32 completions at once at a replica of two ranks while its weights change, and in every forward
 step every rank compares the version of every layer; what the answers' tokens come to is computed anew. No time is compared with anything: the machine may be busy."""
-import json
 import os
 import signal
 import subprocess
@@ -10,6 +9,7 @@ import time
 import unittest
 
 from fleet import interrupt_leaves_nothing, processes_of
+from schema import validate
 
 WSYNC = sys.argv.pop()
 DEADLINE_S = 1200
@@ -32,7 +32,7 @@ class Torn(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertEqual(os.listdir(self.directory), [], "something is left behind")
         self.assertEqual(processes_of(self.directory), [])
-        answer = json.loads(done.stdout)
+        answer = validate(done.args, done.stdout)
         self.assertEqual((answer["command"], answer["ok"]), ("bench recovery", True))
         result = answer["result"]
         self.assertTrue(result["passed"])
@@ -82,7 +82,7 @@ class Torn(unittest.TestCase):
         done = subprocess.run(self.command("--steps", "1", "--switch-ms", "3600000"), text=True, capture_output=True,
                               timeout=DEADLINE_S)
         self.assertEqual(done.returncode, 1, done.stdout)
-        error = json.loads(done.stdout)["error"]
+        error = validate(done.args, done.stdout)["error"]
         self.assertEqual(error["code"], "refused")
         self.assertIn("nothing is shown", error["message"])
         self.assertEqual(os.listdir(self.directory), [])
@@ -101,7 +101,7 @@ class Torn(unittest.TestCase):
         os.kill(next(pid for pid in processes_of(self.directory) if pid != bench.pid), signal.SIGKILL)
         out, _ = bench.communicate(timeout=DEADLINE_S)
         self.assertEqual(bench.returncode, 3, out)
-        self.assertEqual(json.loads(out)["error"]["code"], "peer_lost")
+        self.assertEqual(validate(bench.args, out)["error"]["code"], "peer_lost")
         self.assertEqual(processes_of(self.directory), [])
         self.assertEqual(os.listdir(self.directory), [])
 

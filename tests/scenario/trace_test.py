@@ -8,6 +8,7 @@ import unittest
 import xml.etree.ElementTree
 
 from fleet import Fleet
+from schema import validate
 
 WSYNC = sys.argv.pop()
 SEPARATE = ["--set", "devices.kind=separate", "--set", "devices.count=2", "--set", "devices.buffer_bytes=1MiB"]
@@ -72,7 +73,7 @@ class Traces(unittest.TestCase):
     def run_wsync(self, fleet, *arguments):
         done = subprocess.run([WSYNC, *arguments, "--json"], env=fleet.environment, text=True, capture_output=True,
                               timeout=60)
-        return done.returncode, json.loads(done.stdout)
+        return done.returncode, validate(done.args, done.stdout)
 
     def complete(self, trace, version, engines, stages):
         """Every bucket of each engine has a flow through these stages, in the order of time."""

@@ -13,6 +13,7 @@ import xml.etree.ElementTree
 
 import tensors
 from fleet import DEADLINE_S
+from schema import validate
 from training import FILES, TINY, TINY_DATA, TrainingFleet, digests
 
 WSYNC = sys.argv.pop()
@@ -245,6 +246,28 @@ class NotFinite(unittest.TestCase):
                                   f"{saved}/step_1")
             # Every gradient is not finite then; the one that is at fault is told.
             self.assertEqual(re.findall(r"(?:model|lm_head)[\w.]+weight", sentence), [QUERY])
+
+
+class Events(unittest.TestCase):
+    def told(self, *arguments, **more):
+        """The names of the events of a run, and the object that follows them."""
+        with TrainingFleet(WSYNC) as fleet:
+            run = fleet.training(TINY | {"parallel.dp": 2, "steps": 3, "save.directory": fleet.path("saved")}, "--events", *arguments, **more)
+            code, out, log = run.text_result()
+            self.assertEqual(code, 0, log)
+            *events, last = (validate("train", line) for line in out.splitlines())
+            return [event["event"] for event in events], last["result"]
+
+    def test_each_is_as_its_schema_says(self):
+        names, result = self.told("--sequential")
+        self.assertEqual(names, ["begin", "step", "step", "step", "saved", "end"])
+        self.assertEqual(len(result["steps"]), 3)
+
+    def test_those_of_a_loss(self):
+        names, result = self.told(fail_point="1:backward:2")
+        self.assertEqual((names[:2], names[-1]), (["ranks", "begin"], "end"))
+        self.assertEqual([name for name in names if name in ("lost", "recovered", "saved")], ["lost", "recovered", "saved"])
+        self.assertEqual((len(result["losses"]), len(result["recoveries"])), (1, 1))
 
 
 class Learning(unittest.TestCase):

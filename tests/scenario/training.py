@@ -9,6 +9,7 @@ import subprocess
 import time
 
 from fleet import DEADLINE_S, Fleet
+from schema import validate
 
 # A model that takes a few milliseconds a step. Tokens are bytes, so the vocabulary is no smaller.
 TINY = {"model.hidden": 16, "model.heads": 2, "model.key_value_heads": 1, "model.head_dim": 8, "model.experts": 4,
@@ -133,7 +134,7 @@ class Training:
     def result(self, deadline_s=DEADLINE_S):
         """Its exit code, what --json printed, and the log."""
         code, out, log = self.text_result(deadline_s)
-        return code, json.loads(out) if out else None, log
+        return code, validate("train", out) if out else None, log
 
 
 class TrainingFleet(Fleet):
