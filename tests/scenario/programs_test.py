@@ -3,12 +3,13 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import unittest
 
-from fleet import Fleet
+from fleet import DEADLINE_S, Fleet
 
 WSYNC = sys.argv.pop()
 FOLDER = os.path.dirname(WSYNC)
@@ -67,8 +68,12 @@ class Programs(unittest.TestCase):
             trainer = fleet.start("trainer", "-c", config, "--events", "--json")
             program = lambda: os.path.basename(os.readlink(f"/proc/{trainer.pid}/exe"))
             fleet.until(lambda: program() == "wsync-train", "the other program in the same process")
-            self.assertEqual(fleet.event(trainer, "step")["step"], 1)
-            self.assertEqual(fleet.stop(trainer)[0], 130)  # interrupted
+            events = (json.loads(line) for line in trainer.stdout)
+            self.assertEqual(next(event for event in events if event.get("event") == "step")["step"], 1)
+            trainer.send_signal(signal.SIGTERM)
+            *_, last = events
+            self.assertEqual(last["command"], "train")
+            self.assertEqual(trainer.wait(timeout=DEADLINE_S), 130)  # interrupted
         # Without one its options are nobody's, and the sentence says whose they are.
         refused = run(WSYNC, "trainer", "--sequential")
         self.assertEqual((refused.returncode, refused.stdout), (2, ""))
