@@ -112,7 +112,7 @@ for test in json.load(sys.stdin)["tests"]:
                       "--error-exitcode", "9", *test["command"]]))' "$1"
 }
 
-targets=(wsync wsync_cuda)
+targets=(wsync wsync-bench wsync-engine wsync_cuda)
 [ "$tests" = 0 ] || targets+=(unit_device tests_gpu)
 say "building"
 build "$folder" "${targets[@]}" || die 1 "the build failed"

@@ -51,6 +51,6 @@ done
     configure release "$folder" -DWSYNC_BUILD_TESTS=OFF || die 1 "configuring failed"
   fi
   say "building ${folder#"$root/"}"
-  build "$folder" wsync || die 1 "the build failed"
+  build "$folder" programs || die 1 "the build failed"
 } >&2
 exec "$folder/deploy/cli/wsync" demo "${output[@]}" "${options[@]}"

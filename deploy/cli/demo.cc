@@ -11,6 +11,7 @@
 #include "deploy/demo/train.h"
 #include "shared/base/format.h"
 #include "shared/command/fleet_trace.h"
+#include "shared/command/programs.h"
 #include "shared/config/units.h"
 
 extern char** environ;  // NOLINT(readability-redundant-declaration): POSIX declares it nowhere
@@ -209,6 +210,10 @@ Result<Outcome> run_demo(DemoCommand command, bool json) {
   const auto tell = command.reinforce ? reinforce : command.train ? train : publish_checkpoints;
   if (tell == publish_checkpoints) WSYNC_TRY(check(command));
   if (!command.trace.empty()) WSYNC_TRY(check_trace_file(command.trace));
+  // What it starts later: without them, a child's end would be all that is seen.
+  if (const auto engine = find_wsync_program("wsync-engine"); !engine) return fail(engine.error());
+  if (command.train || command.reinforce)
+    if (const auto trains = find_wsync_program("wsync-train"); !trains) return fail(trains.error());
   DemoFolders folders;
   WSYNC_TRY(folders.create(command));
   const Say say = [&](const std::string& line) {

@@ -55,6 +55,10 @@ class Programs(unittest.TestCase):
                              "or build wsync with it\n")
             told = json.loads(run(self.alone, word, "--json", path=self.elsewhere).stdout)
             self.assertEqual((told["command"], told["ok"], told["error"]["code"]), (word, False, "not_found"))
+        # The demonstration needs other programs too, and begins nothing without them.
+        demo = run(self.alone, "demo", path=self.elsewhere)
+        self.assertEqual((demo.returncode, demo.stdout), (2, ""))
+        self.assertIn("the program wsync-engine is not installed", demo.stderr)
         # A folder of that name is no program.
         os.mkdir(os.path.join(self.elsewhere, "wsync-bench"))
         self.assertEqual(run(self.alone, "bench", "list", path=self.elsewhere).returncode, 2)
