@@ -26,9 +26,9 @@
 #include "trainer_side/coordinator/decision_store.h"
 #include "trainer_side/coordinator/page/round_history.h"
 #include "trainer_side/coordinator/round_metrics.h"
-#include "trainer_side/publish/round_trace.h"
 #include "trainer_side/coordinator/update_round.h"
 #include "trainer_side/publish/fleet_question.h"
+#include "trainer_side/publish/round_trace.h"
 #include "trainer_side/publish/snapshot.h"
 #include "trainer_side/publish/update_journal.h"
 
