@@ -69,9 +69,23 @@ using Result = tl::expected<T, Error>;
 
 }  // namespace wsync
 
-// Returns the error of a Result expression from the enclosing function.
-#define WSYNC_TRY(expression)                                       \
-  do {                                                              \
-    if (auto wsync_try_result = (expression); !wsync_try_result)    \
-      return ::tl::unexpected(std::move(wsync_try_result).error()); \
-  } while (false)
+namespace wsync::detail {
+// The value of a Result that has one; nothing of a Result<void>.
+template <class Value>
+constexpr Value take_value(Result<Value>&& result) {
+  return *std::move(result);
+}
+constexpr void take_value(Result<void>&&) {}
+}  // namespace wsync::detail
+
+// Yields the value of a Result expression, or returns its error from the enclosing function:
+//   const Layout layout = WSYNC_TRY(read_layout(file));
+//   WSYNC_TRY(file.sync());
+// A statement expression of GCC and Clang: standard C++ has no expression that returns from the
+// function around it. Do not nest one in the arguments of another.
+#define WSYNC_TRY(...)                                                                   \
+  __extension__({                                                                        \
+    auto wsync_try_result = (__VA_ARGS__);                                               \
+    if (!wsync_try_result) return ::tl::unexpected(std::move(wsync_try_result).error()); \
+    ::wsync::detail::take_value(std::move(wsync_try_result));                            \
+  })
