@@ -69,11 +69,10 @@ Result<std::vector<RowSamples>> measure_rows(const BaselineRows& rows, std::uint
            left_out = taken.error().message();
            return 0;
          }});
-  auto samples =
-      measure_in_turns(contenders, {.warm_ups = 1, .rounds = rounds}, interrupt, on_turn);
-  if (!samples) return fail(samples.error());
+  auto samples = WSYNC_TRY(
+      measure_in_turns(contenders, {.warm_ups = 1, .rounds = rounds}, interrupt, on_turn));
   for (std::size_t i = 0; i < all.size(); ++i)
-    if (all[i].left_out.empty()) all[i].samples = std::move((*samples)[i]);
+    if (all[i].left_out.empty()) all[i].samples = std::move(samples[i]);
   return all;
 }
 
@@ -82,25 +81,22 @@ Result<SuiteResult> run_baseline_bench(const BaselineBenchOptions& options,
   const Machine machine = this_machine();
   WSYNC_TRY(check_size(options.bytes, machine.cores));
   const std::uint64_t bytes = (options.bytes + kRoundUpBytes - 1) / kRoundUpBytes * kRoundUpBytes;
-  const auto busy = busy_with_others(interrupt);
-  if (!busy) return fail(busy.error());
+  const auto busy = WSYNC_TRY(busy_with_others(interrupt));
   CpuLoad load;
-  auto bench = Workbench::create(bytes);
-  if (!bench) return fail(std::move(bench).error());
+  auto bench = WSYNC_TRY(Workbench::create(bytes));
   BaselineRows rows;
   rows.parameters["bytes"] = bytes;
-  WSYNC_TRY(add_memory_rows(**bench, machine, rows));
-  WSYNC_TRY(add_link_rows(**bench, options.directory, rows));
-  WSYNC_TRY(add_file_rows(**bench, options.directory, rows));
-  if (options.gpus) WSYNC_TRY(add_gpu_rows(**bench, rows));
-  const auto measured = measure_rows(rows, bytes, options.rounds, interrupt, on_turn);
-  if (!measured) return fail(measured.error());
+  WSYNC_TRY(add_memory_rows(*bench, machine, rows));
+  WSYNC_TRY(add_link_rows(*bench, options.directory, rows));
+  WSYNC_TRY(add_file_rows(*bench, options.directory, rows));
+  if (options.gpus) WSYNC_TRY(add_gpu_rows(*bench, rows));
+  const auto measured = WSYNC_TRY(measure_rows(rows, bytes, options.rounds, interrupt, on_turn));
   SuiteResult result{.suite = "baseline",
                      .parameters = std::move(rows.parameters),
                      .notes = std::move(rows.notes)};
   for (std::size_t i = 0; i < rows.rows.size(); ++i) {
     const BaselineRow& row = rows.rows[i];
-    const RowSamples& found = (*measured)[i];
+    const RowSamples& found = measured[i];
     if (!found.left_out.empty()) {
       result.notes.push_back(
           fmt::format("{} is left out: it was measured, until {}", turn_name(row), found.left_out));
@@ -108,12 +104,12 @@ Result<SuiteResult> run_baseline_bench(const BaselineBenchOptions& options,
     }
     CaseResult done = case_of("baseline", row.name, row.variant, found.samples);
     done.bytes = bytes;
-    if (i > 0) set_baseline_of("baseline", row.name, done, measured->front().samples);
+    if (i > 0) set_baseline_of("baseline", row.name, done, measured.front().samples);
     result.cases.push_back(std::move(done));
   }
   if (std::string note = cache_note(bytes, machine.cache_bytes); !note.empty())
     result.notes.push_back(std::move(note));
-  for (std::string& sentence : load_sentences(*busy, load.since_last().stolen))
+  for (std::string& sentence : load_sentences(busy, load.since_last().stolen))
     result.notes.push_back(std::move(sentence));
   return result;
 }

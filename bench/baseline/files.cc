@@ -85,20 +85,18 @@ Result<> add_file_rows(Workbench& bench, const std::string& directory, BaselineR
     rows.notes.push_back(fmt::format(
         "disk read is not measured: {} lies in memory; --directory names another", directory));
   } else {
-    auto disk = make_disk_file(bench, directory);
-    if (!disk) return fail(std::move(disk).error());
-    rows.parameters["disk_read"] = (*disk)->forget ? "fadvise" : "O_DIRECT";
-    if ((*disk)->forget)
+    auto disk = WSYNC_TRY(make_disk_file(bench, directory));
+    rows.parameters["disk_read"] = disk->forget ? "fadvise" : "O_DIRECT";
+    if (disk->forget)
       rows.notes.push_back(fmt::format(
           "disk read: the file system of {} has no O_DIRECT. The kernel was asked to forget the "
           "file before each reading and need not have done so: the page cache may have served",
           directory));
-    add("disk read", std::move(*disk));
+    add("disk read", std::move(disk));
   }
   auto memory = std::make_shared<ReadFile>();
-  auto fd = make_memory_file(bench.bytes());
-  if (!fd) return fail(std::move(fd).error());
-  memory->fd = std::move(*fd);
+  auto fd = WSYNC_TRY(make_memory_file(bench.bytes()));
+  memory->fd = std::move(fd);
   memory->digest = digest_of(bench.source());
   WSYNC_TRY(write_all(memory->fd.get(), bench.source(), "a file in memory"));
   add("tmpfs read", std::move(memory));

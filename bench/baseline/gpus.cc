@@ -14,11 +14,10 @@ Result<> add_broadcast(Workbench& bench, const std::vector<std::uint32_t>& gpus,
                        BaselineRows& rows) {
   const Buckets buckets{.bytes = bench.source(),
                         .bucket_bytes = std::min<std::uint64_t>(kBroadcastBytes, bench.bytes())};
-  auto made = LoneStages::create(gpus, buckets.bucket_bytes);
-  if (!made) return fail(std::move(made).error());
-  const std::shared_ptr<LoneStages> stages = std::move(*made);
+  auto made = WSYNC_TRY(LoneStages::create(gpus, buckets.bucket_bytes));
+  const std::shared_ptr<LoneStages> stages = std::move(made);
   // What is broadcast has come from the host once.
-  if (auto copied = stages->copies_in(buckets); !copied) return fail(copied.error());
+  WSYNC_TRY(stages->copies_in(buckets));
   rows.rows.push_back({.name = "broadcast",
                        .variant = counted(gpus.size(), "GPU"),
                        .measure = [stages, buckets] { return stages->broadcasts(buckets); }});
@@ -33,10 +32,9 @@ Result<> add_gpu_rows(Workbench& bench, BaselineRows& rows) {
     return {};
   }
   const auto backend = device::cuda_backend();
-  const auto facts = (*backend)->facts();
-  if (!facts) return fail(facts.error());
+  const auto facts = WSYNC_TRY((*backend)->facts());
   std::vector<std::uint32_t> gpus;
-  for (const device::GpuFacts& gpu : facts->gpus) {
+  for (const device::GpuFacts& gpu : facts.gpus) {
     gpus.push_back(gpu.gpu);
     auto made = (*backend)->make_ceilings(gpu.gpu, bench.bytes());
     if (!made) return fail(made.error().with_context(fmt::format("GPU {}", gpu.gpu)));

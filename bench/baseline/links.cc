@@ -181,9 +181,8 @@ Result<> add_link_rows(Workbench& bench, const std::string& directory, BaselineR
     if (!link) return fail(link.error().with_context(name));
     rows.rows.push_back(
         {.name = name, .variant = "", .measure = [&bench, link = *link]() -> Result<nanoseconds> {
-           const auto spent = pass_all(bench.ground(), *link);
-           if (!spent) return fail(spent.error());
-           return spent->wall;
+           const auto spent = WSYNC_TRY(pass_all(bench.ground(), *link));
+           return spent.wall;
          }});
     return {};
   };

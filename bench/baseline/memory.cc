@@ -42,24 +42,21 @@ Result<> check_huge(const Pages& pages, PageKind kind) {
 }
 
 Result<nanoseconds> touch_private(std::size_t bytes, PageKind kind) {
-  const auto pages = Pages::make_private(bytes, kind);
-  if (!pages) return fail(pages.error());
+  const auto pages = WSYNC_TRY(Pages::make_private(bytes, kind));
   const TimePoint begin = now();
-  pages->touch();
+  pages.touch();
   const nanoseconds taken = now() - begin;
-  WSYNC_TRY(check_huge(*pages, kind));
+  WSYNC_TRY(check_huge(pages, kind));
   return taken;
 }
 
 Result<nanoseconds> touch_shared(std::size_t bytes, PageKind kind) {
-  const auto file = make_memory_file(bytes);
-  if (!file) return fail(file.error());
-  const auto pages = Pages::map_shared(file->get(), bytes, kind);
-  if (!pages) return fail(pages.error());
+  const auto file = WSYNC_TRY(make_memory_file(bytes));
+  const auto pages = WSYNC_TRY(Pages::map_shared(file.get(), bytes, kind));
   const TimePoint begin = now();
-  pages->touch();
+  pages.touch();
   const nanoseconds taken = now() - begin;
-  WSYNC_TRY(check_huge(*pages, kind));
+  WSYNC_TRY(check_huge(pages, kind));
   return taken;
 }
 
@@ -69,22 +66,19 @@ struct FilledFile {
   Digest digest;
 };
 Result<std::shared_ptr<FilledFile>> make_filled(const Ground& ground) {
-  auto fd = make_memory_file(ground.bytes());
-  if (!fd) return fail(std::move(fd).error());
-  const auto pages = Pages::map_shared(fd->get(), ground.bytes(), PageKind::kSmall);
-  if (!pages) return fail(pages.error());
-  copy_plainly(pages->bytes(), ground.source());
+  auto fd = WSYNC_TRY(make_memory_file(ground.bytes()));
+  const auto pages = WSYNC_TRY(Pages::map_shared(fd.get(), ground.bytes(), PageKind::kSmall));
+  copy_plainly(pages.bytes(), ground.source());
   return std::make_shared<FilledFile>(
-      FilledFile{.fd = std::move(*fd), .digest = digest_of(ground.source())});
+      FilledFile{.fd = std::move(fd), .digest = digest_of(ground.source())});
 }
 
 Result<nanoseconds> map_filled(const FilledFile& file, std::size_t bytes) {
   const TimePoint begin = now();
-  const auto region = MappedRegion::map(file.fd.get(), bytes, false);
-  if (!region) return fail(region.error());
-  WSYNC_TRY(region->populate(false, 1));
+  const auto region = WSYNC_TRY(MappedRegion::map(file.fd.get(), bytes, false));
+  WSYNC_TRY(region.populate(false, 1));
   const nanoseconds taken = now() - begin;
-  if (digest_of(region->bytes()) != file.digest)
+  if (digest_of(region.bytes()) != file.digest)
     return fail(ErrorCode::kDigestMismatch, "the mapping holds other bytes than the file");
   return taken;
 }
@@ -143,17 +137,16 @@ Result<nanoseconds> measure_digest(Ground& ground) {
 }
 
 Result<MeasureMapping> make_mapping(const Ground& ground) {
-  auto filled = make_filled(ground);
-  if (!filled) return fail(std::move(filled).error());
-  return [file = std::move(*filled), bytes = ground.bytes()] { return map_filled(*file, bytes); };
+  auto filled = WSYNC_TRY(make_filled(ground));
+  return [file = std::move(filled), bytes = ground.bytes()] { return map_filled(*file, bytes); };
 }
 
 Result<> add_memory_rows(Workbench& bench, const Machine& machine, BaselineRows& rows) {
   std::vector<std::pair<unsigned, Ground*>> grounds;
   for (const unsigned threads : copy_threads(machine.cores)) {
-    auto ground = threads == 1 ? Result<Ground*>(&bench.ground()) : bench.add_ground(threads);
-    if (!ground) return fail(std::move(ground).error());
-    grounds.emplace_back(threads, *ground);
+    auto ground =
+        WSYNC_TRY(threads == 1 ? Result<Ground*>(&bench.ground()) : bench.add_ground(threads));
+    grounds.emplace_back(threads, ground);
   }
   using Measure = Result<Spent> (*)(Ground&);
   for (const auto& [name, measure] :
@@ -163,9 +156,8 @@ Result<> add_memory_rows(Workbench& bench, const Machine& machine, BaselineRows&
       rows.rows.push_back({.name = name,
                            .variant = counted(threads, "thread"),
                            .measure = [on = ground, run = measure]() -> Result<nanoseconds> {
-                             const auto spent = run(*on);
-                             if (!spent) return fail(spent.error());
-                             return spent->wall;
+                             const auto spent = WSYNC_TRY(run(*on));
+                             return spent.wall;
                            }});
   const std::size_t bytes = bench.bytes();
   for (const PageKind kind : {PageKind::kSmall, PageKind::kHuge}) {
@@ -177,9 +169,8 @@ Result<> add_memory_rows(Workbench& bench, const Machine& machine, BaselineRows&
         rows, huge ? "first touch, shared huge" : "first touch, shared",
         [bytes, kind] { return touch_new(bytes, kind, true); }, machine.shared_huge_pages, huge);
   }
-  auto mapping = make_mapping(bench.ground());
-  if (!mapping) return fail(std::move(mapping).error());
-  rows.rows.push_back({.name = "map filled", .variant = "", .measure = std::move(*mapping)});
+  auto mapping = WSYNC_TRY(make_mapping(bench.ground()));
+  rows.rows.push_back({.name = "map filled", .variant = "", .measure = std::move(mapping)});
   rows.rows.push_back({.name = "XXH3", .variant = "", .measure = [&bench] {
                          return measure_digest(bench.ground());
                        }});

@@ -37,11 +37,9 @@ Ground::Ground(Pages source, Pages target, unsigned threads)
 
 Result<std::unique_ptr<Ground>> Ground::create(std::size_t bytes, unsigned threads) {
   WSYNC_CHECK(bytes > 0 && bytes % kStampEveryBytes == 0 && threads > 0, "whole pages");
-  auto source = Pages::make_private(bytes, PageKind::kHuge);
-  if (!source) return fail(std::move(source).error());
-  auto target = Pages::make_private(bytes, PageKind::kHuge);
-  if (!target) return fail(std::move(target).error());
-  std::unique_ptr<Ground> ground(new Ground(std::move(*source), std::move(*target), threads));
+  auto source = WSYNC_TRY(Pages::make_private(bytes, PageKind::kHuge));
+  auto target = WSYNC_TRY(Pages::make_private(bytes, PageKind::kHuge));
+  std::unique_ptr<Ground> ground(new Ground(std::move(source), std::move(target), threads));
   ground->parallel([&](unsigned index, Part part) {
     fill_with_noise(ground->source_.bytes().subspan(part.at, part.bytes), kNoiseSeed + index);
     // Written once, as every page of it will be: what it holds is no matter.
@@ -91,15 +89,13 @@ void Ground::parallel(const std::function<void(unsigned, Part)>& work) {
 }
 
 Result<std::unique_ptr<Workbench>> Workbench::create(std::size_t bytes) {
-  auto ground = Ground::create(bytes, 1);
-  if (!ground) return fail(std::move(ground).error());
-  return std::unique_ptr<Workbench>(new Workbench(std::move(*ground)));
+  auto ground = WSYNC_TRY(Ground::create(bytes, 1));
+  return std::unique_ptr<Workbench>(new Workbench(std::move(ground)));
 }
 
 Result<Ground*> Workbench::add_ground(unsigned threads) {
-  auto ground = Ground::create(bytes(), threads);
-  if (!ground) return fail(std::move(ground).error());
-  grounds_.push_back(std::move(*ground));
+  auto ground = WSYNC_TRY(Ground::create(bytes(), threads));
+  grounds_.push_back(std::move(ground));
   return grounds_.back().get();
 }
 

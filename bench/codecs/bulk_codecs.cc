@@ -123,9 +123,8 @@ Result<> feed_reader(transport::tcp::FrameReader& reader, std::span<const std::b
     const std::size_t n = std::min({room.size(), bytes.size(), kReadBytes});
     std::memcpy(room.data(), bytes.data(), n);
     bytes = bytes.subspan(n);
-    auto frame = reader.advance(n);
-    if (!frame) return fail(frame.error());
-    if (*frame) WSYNC_TRY(on_frame(**frame));
+    auto frame = WSYNC_TRY(reader.advance(n));
+    if (frame) WSYNC_TRY(on_frame(*frame));
   }
   return {};
 }
@@ -171,11 +170,9 @@ Result<nanoseconds> measure_frames(Ground& bench) {
 class Weights {
  public:
   static Result<std::shared_ptr<Weights>> create(std::size_t bytes) {
-    auto values = Pages::make_private(bytes, PageKind::kHuge);
-    if (!values) return fail(std::move(values).error());
-    auto bits = Pages::make_private(bytes / 2, PageKind::kHuge);
-    if (!bits) return fail(std::move(bits).error());
-    const std::shared_ptr<Weights> made(new Weights(std::move(*values), std::move(*bits)));
+    auto values = WSYNC_TRY(Pages::make_private(bytes, PageKind::kHuge));
+    auto bits = WSYNC_TRY(Pages::make_private(bytes / 2, PageKind::kHuge));
+    const std::shared_ptr<Weights> made(new Weights(std::move(values), std::move(bits)));
     std::minstd_rand random(7);
     for (float& value : made->values())
       value = (static_cast<float>(random()) / static_cast<float>(std::minstd_rand::max()) - 0.5F) *

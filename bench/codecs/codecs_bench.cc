@@ -30,11 +30,10 @@ Result<SuiteResult> run_codecs_bench(const CodecsBenchOptions& options, const In
   const std::uint64_t bytes =
       (options.bytes + kCodecPageBytes - 1) / kCodecPageBytes * kCodecPageBytes;
   std::vector<Row> rows;
-  const auto bench = Ground::create(bytes, 1);
-  if (!bench) return fail(bench.error());
+  const auto bench = WSYNC_TRY(Ground::create(bytes, 1));
   std::vector<Row> texts;
   WSYNC_TRY(add_text_codec_rows(options.model, texts));
-  WSYNC_TRY(add_bulk_codec_rows(**bench, rows));
+  WSYNC_TRY(add_bulk_codec_rows(*bench, rows));
   rows.insert(rows.end(), texts.begin(), texts.end());
   auto suite =
       run_rows("codecs", rows, {.warm_ups = 1, .rounds = options.rounds}, interrupt, on_turn);

@@ -36,19 +36,15 @@ Result<std::shared_ptr<const Texts>> make_texts(std::string_view model) {
   if (!shape) return fail(shape.error().with_context("--model"));
   auto texts = std::make_shared<Texts>();
   const std::vector<TensorInfo> tensors = tensors_of(*shape);
-  auto header = safetensors_header_text(tensors);
-  if (!header) return fail(std::move(header).error());
-  texts->header = std::move(*header);
+  auto header = WSYNC_TRY(safetensors_header_text(tensors));
+  texts->header = std::move(header);
   for (std::size_t i = 0; i < tensors.size(); ++i)
     texts->index.weight_map[tensors[i].name] =
         fmt::format("model-{:05}.safetensors", i / kTensorsInFile + 1);
-  auto manifest = Manifest::create(tensors);
-  if (!manifest) return fail(std::move(manifest).error());
-  texts->manifest = std::move(*manifest);
+  auto manifest = WSYNC_TRY(Manifest::create(tensors));
+  texts->manifest = std::move(manifest);
   texts->index.total_size = texts->manifest.total_bytes();
-  auto index = make_checkpoint_index(texts->index);
-  if (!index) return fail(std::move(index).error());
-  texts->index_text = std::move(*index);
+  texts->index_text = WSYNC_TRY(make_checkpoint_index(texts->index));
   ByteWriter writer;
   texts->manifest.encode(writer);
   texts->layout = std::move(writer).take();
@@ -102,15 +98,13 @@ Result<HeaderText> safetensors_header_text(std::span<const TensorInfo> tensors) 
   HeaderText text{.json = "{", .file_bytes = 0};
   std::uint64_t at = 0;
   for (const TensorInfo& tensor : tensors) {
-    const auto bytes = tensor.byte_size();
-    if (!bytes) return fail(bytes.error());
-    const auto name = json_string(tensor.name);
-    if (!name) return fail(name.error());
+    const auto bytes = WSYNC_TRY(tensor.byte_size());
+    const auto name = WSYNC_TRY(json_string(tensor.name));
     text.json +=
         fmt::format(R"({}{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
-                    at == 0 && text.json.size() == 1 ? "" : ",", *name, dtype_name(tensor.dtype),
-                    fmt::join(tensor.shape, ","), at, at + *bytes);
-    at += *bytes;
+                    at == 0 && text.json.size() == 1 ? "" : ",", name, dtype_name(tensor.dtype),
+                    fmt::join(tensor.shape, ","), at, at + bytes);
+    at += bytes;
   }
   text.json += "}";
   text.file_bytes = sizeof(std::uint64_t) + text.json.size() + at;
@@ -118,9 +112,8 @@ Result<HeaderText> safetensors_header_text(std::span<const TensorInfo> tensors) 
 }
 
 Result<> add_text_codec_rows(std::string_view model, std::vector<Row>& rows) {
-  const auto made = make_texts(model);
-  if (!made) return fail(made.error());
-  const std::shared_ptr<const Texts> texts = *made;
+  const auto made = WSYNC_TRY(make_texts(model));
+  const std::shared_ptr<const Texts> texts = made;
   WSYNC_TRY(check_texts(*texts));
   const auto add = [&](const char* name, const char* copied, std::span<const std::byte> bytes,
                        auto work) {

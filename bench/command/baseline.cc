@@ -26,15 +26,13 @@ Result<SuiteOutcome> bench_baseline(BaselineArguments arguments,
   if (!size) return fail(size.error().with_context("--size"));
   arguments.options.bytes = *size;
   arguments.options.gpus = !arguments.without_gpus;
-  const auto directory = bench::TemporaryDirectory::create(arguments.directory);
-  if (!directory) return fail(directory.error());
-  arguments.options.directory = directory->path();
+  const auto directory = WSYNC_TRY(bench::TemporaryDirectory::create(arguments.directory));
+  arguments.options.directory = directory.path();
   trace::ProgressLine line;
-  auto suite = bench::run_baseline_bench(
+  auto suite = WSYNC_TRY(bench::run_baseline_bench(
       arguments.options, interrupt, [&line](std::string_view name, unsigned done, unsigned total) {
         line.update(fmt::format("{} ({} of {})", name, done, total), 0, 0, now());
-      });
-  if (!suite) return fail(std::move(suite).error());
+      }));
   const bench::Machine machine = bench::this_machine();
   std::string text = fmt::format(
       "{}\n{}; {}; huge pages {}, of shared memory {}\n{} in each measurement, {} rounds, every "
@@ -42,9 +40,9 @@ Result<SuiteOutcome> bench_baseline(BaselineArguments arguments,
       bench::processor_text(machine), machine.layout, machine.kernel, machine.huge_pages,
       machine.shared_huge_pages, trace::format_bytes(arguments.options.bytes),
       arguments.options.rounds);
-  Outcome outcome{.result = bench::to_json(result_file({*suite})),
-                  .text = text + bench::to_text(*suite)};
-  return SuiteOutcome{.outcome = std::move(outcome), .suite = std::move(*suite)};
+  Outcome outcome{.result = bench::to_json(result_file({suite})),
+                  .text = text + bench::to_text(suite)};
+  return SuiteOutcome{.outcome = std::move(outcome), .suite = std::move(suite)};
 }
 
 }  // namespace

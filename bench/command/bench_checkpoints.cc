@@ -27,18 +27,17 @@ Result<CheckpointDirectory> open_given(const std::string& given,
 Result<BenchCheckpoints> twin_of(const std::string& given, const std::string& directory,
                                  const std::function<Result<>(std::uint64_t)>& fits) {
   const std::string path = std::filesystem::absolute(given).string();
-  const auto checkpoint = open_given(given, fits);
-  if (!checkpoint) return fail(checkpoint.error());
+  const auto checkpoint = WSYNC_TRY(open_given(given, fits));
   const std::string twin = directory + "/model2";
   const TensorSource turned = [&](std::size_t tensor, std::uint64_t offset,
                                   std::span<std::byte> out) -> Result<> {
-    WSYNC_TRY(checkpoint->read(tensor, offset, out));
+    WSYNC_TRY(checkpoint.read(tensor, offset, out));
     for (std::byte& byte : out) byte ^= std::byte{1};
     return {};
   };
-  WSYNC_TRY(write_checkpoint_directory(twin, checkpoint->manifest(), turned));
+  WSYNC_TRY(write_checkpoint_directory(twin, checkpoint.manifest(), turned));
   return BenchCheckpoints{.directories = {path, twin},
-                          .bytes = checkpoint->manifest().total_bytes()};
+                          .bytes = checkpoint.manifest().total_bytes()};
 }
 
 }  // namespace
@@ -85,9 +84,7 @@ Result<> check_bench_model(const BenchModel& model,
   }
   const auto size = config::parse_size(model.size);
   if (!size) return fail(size.error().with_context("--size"));
-  if (!model.model.empty())
-    if (const auto published = published_model(model.model, *size); !published)
-      return fail(published.error());
+  if (!model.model.empty()) WSYNC_TRY(published_model(model.model, *size));
   return fits(*size);
 }
 
@@ -103,13 +100,10 @@ Result<BenchCheckpoints> make_bench_checkpoints(
     DemoCheckpoint checkpoint{
         .directory = fmt::format("{}/model{}", directory, seed), .bytes = *size, .seed = seed};
     if (!model.model.empty()) {
-      auto published = published_model(model.model, *size);
-      if (!published) return fail(published.error());
-      checkpoint.model = std::move(*published);
+      checkpoint.model = WSYNC_TRY(published_model(model.model, *size));
     }
-    const auto done = make_demo_checkpoint(checkpoint);
-    if (!done) return fail(done.error());
-    made.bytes = done->bytes;
+    const auto done = WSYNC_TRY(make_demo_checkpoint(checkpoint));
+    made.bytes = done.bytes;
     made.directories.push_back(checkpoint.directory);
   }
   return made;

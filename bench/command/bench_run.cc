@@ -34,14 +34,13 @@ Result<Outcome> BenchRun::run_suites() {
   if (!options.output.empty())
     if (const auto checked = trace::check_text_file(options.output); !checked)
       return fail(checked.error().with_context("--output"));
-  const auto interrupt = bench::Interrupt::create();
-  if (!interrupt) return fail(interrupt.error());
+  const auto interrupt = WSYNC_TRY(bench::Interrupt::create());
   std::vector<bench::SuiteResult> suites;
   Outcome all;
   for (const Part& part : parts_) {
-    auto done = part.suite(*interrupt);
+    auto done = part.suite(interrupt);
     if (!done) {
-      if (auto written = write(suites); !written) return fail(std::move(written).error());
+      WSYNC_TRY(write(suites));
       return fail(parts_.size() == 1 ? done.error() : done.error().with_context(part.name));
     }
     if (all.exit_code == kExitOk) all.exit_code = done->outcome.exit_code;

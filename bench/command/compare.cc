@@ -44,15 +44,12 @@ struct CompareArguments {
 };
 
 Result<Outcome> bench_compare(const CompareArguments& arguments) {
-  const auto a = bench::read_result(arguments.a);
-  if (!a) return fail(a.error());
-  const auto b = bench::read_result(arguments.b);
-  if (!b) return fail(b.error());
-  const auto comparison = bench::compare(*a, *b, arguments.factor);
-  if (!comparison) return fail(comparison.error());
-  const std::size_t worse = comparison->count(bench::Verdict::kSlower);
-  Outcome outcome{.result = bench::to_json(*comparison), .text = bench::to_text(*comparison)};
-  if (comparison->count(bench::Verdict::kTooFew) == comparison->cases.size()) {
+  const auto a = WSYNC_TRY(bench::read_result(arguments.a));
+  const auto b = WSYNC_TRY(bench::read_result(arguments.b));
+  const auto comparison = WSYNC_TRY(bench::compare(a, b, arguments.factor));
+  const std::size_t worse = comparison.count(bench::Verdict::kSlower);
+  Outcome outcome{.result = bench::to_json(comparison), .text = bench::to_text(comparison)};
+  if (comparison.count(bench::Verdict::kTooFew) == comparison.cases.size()) {
     outcome.complaint =
         "wsync bench compare: no case has enough rounds to tell anything: measure both anew with "
         "more (--repeats)";

@@ -62,8 +62,7 @@ Result<> make_checkpoints(const GpuArguments& arguments, bench::GpuBenchOptions&
     const DemoCheckpoint checkpoint{.directory = fmt::format("{}/model{}", options.directory, seed),
                                     .bytes = arguments.pause_bytes,
                                     .seed = seed};
-    const auto made = make_demo_checkpoint(checkpoint);
-    if (!made) return fail(made.error());
+    WSYNC_TRY(make_demo_checkpoint(checkpoint));
     options.checkpoints.push_back(checkpoint.directory);
   }
   return {};
@@ -79,22 +78,18 @@ Result<SuiteOutcome> bench_gpu(GpuArguments arguments, const bench::Interrupt& i
                                     .exit_code = kExitUnreachable},
                         .suite = {.suite = "gpu", .cases = {}, .notes = {"no GPU: " + missing}}};
   }
-  auto executable = find_wsync_program("wsync");
-  if (!executable) return fail(executable.error());
-  arguments.options.executable = std::move(*executable);
-  const auto directory = bench::TemporaryDirectory::create(arguments.directory);
-  if (!directory) return fail(directory.error());
-  arguments.options.directory = directory->path();
+  auto executable = WSYNC_TRY(find_wsync_program("wsync"));
+  arguments.options.executable = std::move(executable);
+  const auto directory = WSYNC_TRY(bench::TemporaryDirectory::create(arguments.directory));
+  arguments.options.directory = directory.path();
   trace::ProgressLine line;
   WSYNC_TRY(make_checkpoints(arguments, arguments.options, line));
-  const auto result = bench::run_gpu_bench(
+  const auto result = WSYNC_TRY(bench::run_gpu_bench(
       arguments.options, interrupt, [&line](std::string_view label, unsigned done, unsigned total) {
         line.update(fmt::format("{} ({} of {})", label, done, total), 0, 0, now());
-      });
-  if (!result) return fail(result.error());
-  return SuiteOutcome{
-      .outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
-      .suite = bench::to_suite(*result)};
+      }));
+  return SuiteOutcome{.outcome = {.result = bench::to_json(result), .text = bench::to_text(result)},
+                      .suite = bench::to_suite(result)};
 }
 
 // What the line's common options say of this suite.

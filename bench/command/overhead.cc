@@ -25,29 +25,26 @@ struct OverheadArguments {
 
 Result<SuiteOutcome> bench_overhead(const OverheadArguments& arguments,
                                     const bench::Interrupt& interrupt) {
-  const auto directory = bench::TemporaryDirectory::create(arguments.directory);
-  if (!directory) return fail(directory.error());
-  auto executable = find_wsync_program("wsync");
-  if (!executable) return fail(executable.error());
+  const auto directory = WSYNC_TRY(bench::TemporaryDirectory::create(arguments.directory));
+  auto executable = WSYNC_TRY(find_wsync_program("wsync"));
   trace::ProgressLine line;
   line.update("making checkpoints", 0, 0, now());
-  auto checkpoints = make_bench_checkpoints(
-      arguments.model, directory->path(),
-      [&](std::uint64_t bytes) { return bench::check_overhead_memory(bytes, arguments.engines); });
-  if (!checkpoints) return fail(checkpoints.error());
-  const bench::OverheadBenchOptions wanted{.executable = std::move(*executable),
-                                           .directory = directory->path(),
-                                           .checkpoints = std::move(checkpoints->directories),
-                                           .bytes = checkpoints->bytes,
+  auto checkpoints =
+      WSYNC_TRY(make_bench_checkpoints(arguments.model, directory.path(), [&](std::uint64_t bytes) {
+        return bench::check_overhead_memory(bytes, arguments.engines);
+      }));
+  const bench::OverheadBenchOptions wanted{.executable = std::move(executable),
+                                           .directory = directory.path(),
+                                           .checkpoints = std::move(checkpoints.directories),
+                                           .bytes = checkpoints.bytes,
                                            .engines = arguments.engines,
                                            .rounds = arguments.rounds};
-  const auto result = bench::run_overhead_bench(
+  const auto result = WSYNC_TRY(bench::run_overhead_bench(
       wanted, interrupt, [&line](std::string_view label, unsigned done, unsigned total) {
         line.update(fmt::format("{} ({} of {})", label, done, total), 0, 0, now());
-      });
-  if (!result) return fail(result.error());
-  SuiteOutcome made{.outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
-                    .suite = bench::to_suite(*result)};
+      }));
+  SuiteOutcome made{.outcome = {.result = bench::to_json(result), .text = bench::to_text(result)},
+                    .suite = bench::to_suite(result)};
   tell_model(arguments.model, made);
   return made;
 }

@@ -50,14 +50,12 @@ struct ControlArguments {
 };
 
 Result<SuiteOutcome> bench_control(ControlArguments arguments, const bench::Interrupt& interrupt) {
-  const auto directory = bench::TemporaryDirectory::create(arguments.directory);
-  if (!directory) return fail(directory.error());
-  arguments.options.directory = directory->path();
+  const auto directory = WSYNC_TRY(bench::TemporaryDirectory::create(arguments.directory));
+  arguments.options.directory = directory.path();
   trace::ProgressLine line;
-  auto suite = bench::run_control_bench(arguments.options, interrupt, show_turns(line));
-  if (!suite) return fail(std::move(suite).error());
+  auto suite = WSYNC_TRY(bench::run_control_bench(arguments.options, interrupt, show_turns(line)));
   return part_outcome(
-      std::move(*suite),
+      std::move(suite),
       fmt::format("{} round trips in each measurement, {} messages one way",
                   arguments.options.messages, bench::kOneWayTimes * arguments.options.messages),
       arguments.options.rounds);
@@ -83,14 +81,13 @@ Result<SuiteOutcome> bench_transport(TransportArguments arguments,
     if (!bucket) return fail(bucket.error().with_context("--bucket"));
     arguments.options.bucket_bytes.push_back(*bucket);
   }
-  const auto directory = bench::TemporaryDirectory::create(arguments.directory);
-  if (!directory) return fail(directory.error());
-  arguments.options.directory = directory->path();
+  const auto directory = WSYNC_TRY(bench::TemporaryDirectory::create(arguments.directory));
+  arguments.options.directory = directory.path();
   trace::ProgressLine line;
-  auto suite = bench::run_transport_bench(arguments.options, interrupt, show_turns(line));
-  if (!suite) return fail(std::move(suite).error());
+  auto suite =
+      WSYNC_TRY(bench::run_transport_bench(arguments.options, interrupt, show_turns(line)));
   return part_outcome(
-      std::move(*suite),
+      std::move(suite),
       fmt::format("{} in each measurement", trace::format_bytes(arguments.options.bytes)),
       arguments.options.rounds);
 }
@@ -107,10 +104,9 @@ Result<SuiteOutcome> bench_codecs(CodecsArguments arguments, const bench::Interr
   if (!size) return fail(size.error().with_context("--size"));
   arguments.options.bytes = *size;
   trace::ProgressLine line;
-  auto suite = bench::run_codecs_bench(arguments.options, interrupt, show_turns(line));
-  if (!suite) return fail(std::move(suite).error());
+  auto suite = WSYNC_TRY(bench::run_codecs_bench(arguments.options, interrupt, show_turns(line)));
   return part_outcome(
-      std::move(*suite),
+      std::move(suite),
       fmt::format("{} in each measurement, texts of {}",
                   trace::format_bytes(arguments.options.bytes), arguments.options.model),
       arguments.options.rounds);

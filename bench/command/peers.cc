@@ -56,9 +56,8 @@ Result<std::vector<bench::FoundPeer>> find_or_install(const PeersArguments& argu
                                                       std::vector<std::string>& notes) {
   bench::PeerEnvironment environment{.folder = arguments.environment, .scripts = scripts};
   if (environment.folder.empty()) {
-    auto folder = bench::default_peer_folder();
-    if (!folder) return fail(std::move(folder).error());
-    environment.folder = std::move(*folder);
+    auto folder = WSYNC_TRY(bench::default_peer_folder());
+    environment.folder = std::move(folder);
   }
   environment.folder = std::filesystem::absolute(environment.folder).string();
   std::filesystem::create_directory(scripts);
@@ -69,9 +68,8 @@ Result<std::vector<bench::FoundPeer>> find_or_install(const PeersArguments& argu
     if (!installed) return fail(installed.error().with_context("--install"));
     notes = std::move(*installed);
   }
-  const auto picked = bench::pick_peers(arguments.peers);
-  if (!picked) return fail(picked.error());
-  return bench::find_peers(*picked, environment, arguments.options.engines, interrupt);
+  const auto picked = WSYNC_TRY(bench::pick_peers(arguments.peers));
+  return bench::find_peers(picked, environment, arguments.options.engines, interrupt);
 }
 
 Result<SuiteOutcome> bench_peers(const PeersArguments& arguments,
@@ -80,41 +78,37 @@ Result<SuiteOutcome> bench_peers(const PeersArguments& arguments,
     if (const auto checked = trace::check_text_file(arguments.svg); !checked)
       return fail(checked.error().with_context("--svg"));
   WSYNC_TRY(check_peer_arguments(arguments));
-  const auto directory = bench::TemporaryDirectory::create(arguments.directory);
-  if (!directory) return fail(directory.error());
-  auto executable = find_wsync_program("wsync");
-  if (!executable) return fail(executable.error());
+  const auto directory = WSYNC_TRY(bench::TemporaryDirectory::create(arguments.directory));
+  auto executable = WSYNC_TRY(find_wsync_program("wsync"));
   trace::ProgressLine line;
   bench::PeersBenchOptions options = arguments.options;
-  options.executable = std::move(*executable);
-  options.directory = std::filesystem::absolute(directory->path()).string();
+  options.executable = std::move(executable);
+  options.directory = std::filesystem::absolute(directory.path()).string();
   std::vector<std::string> notes;
-  auto peers = find_or_install(arguments, options.directory + "/scripts", interrupt, line, notes);
-  if (!peers) return fail(std::move(peers).error());
-  options.peers = std::move(*peers);
+  auto peers =
+      WSYNC_TRY(find_or_install(arguments, options.directory + "/scripts", interrupt, line, notes));
+  options.peers = std::move(peers);
   line.update("making checkpoints", 0, 0, now());
-  auto checkpoints =
+  auto checkpoints = WSYNC_TRY(
       make_bench_checkpoints(arguments.model, options.directory, [&options](std::uint64_t bytes) {
         return bench::require_peers_memory(bytes, options.engines);
-      });
-  if (!checkpoints) return fail(std::move(checkpoints).error());
-  options.checkpoints = std::move(checkpoints->directories);
-  const auto result = bench::run_peers_bench(
+      }));
+  options.checkpoints = std::move(checkpoints.directories);
+  const auto result = WSYNC_TRY(bench::run_peers_bench(
       options, interrupt, [&line](std::string_view name, unsigned done, unsigned total) {
         line.update(fmt::format("{} ({} of {})", name, done, total), 0, 0, now());
-      });
-  if (!result) return fail(result.error());
+      }));
   if (!arguments.svg.empty())
-    WSYNC_TRY(trace::write_text_file(arguments.svg, bench::to_svg(*result)));
-  SuiteOutcome made{.outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
-                    .suite = bench::to_suite(*result)};
+    WSYNC_TRY(trace::write_text_file(arguments.svg, bench::to_svg(result)));
+  SuiteOutcome made{.outcome = {.result = bench::to_json(result), .text = bench::to_text(result)},
+                    .suite = bench::to_suite(result)};
   tell_model(arguments.model, made);
   for (const std::string& note : notes) {
     made.outcome.text += "note: --install: " + note + "\n";
     made.suite.notes.push_back("--install: " + note);
   }
   std::vector<std::string_view> failed;
-  for (const bench::PeerRow& row : result->rows)
+  for (const bench::PeerRow& row : result.rows)
     if (!row.failed.empty()) failed.push_back(row.peer->name);
   if (!failed.empty()) {
     made.outcome.complaint = fmt::format("wsync bench peers: failed: {}", fmt::join(failed, ", "));

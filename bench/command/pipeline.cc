@@ -63,9 +63,8 @@ Result<std::vector<bench::LinkRates>> read_links(const PipelineArguments& argume
   std::vector<bench::LinkRates> all = {bench::LinkRates{}};
   if (arguments.links.size() == 1 && arguments.links.front() == kNoLinks) return all;
   for (const std::string& text : arguments.links) {
-    const auto rates = parse_links(text);
-    if (!rates) return fail(rates.error());
-    all.push_back(*rates);
+    const auto rates = WSYNC_TRY(parse_links(text));
+    all.push_back(rates);
   }
   return all;
 }
@@ -81,11 +80,10 @@ Result<SuiteOutcome> bench_pipeline(const PipelineArguments& arguments,
         ErrorCode::kInvalidInput,
         fmt::format("--buffer is {} bytes, expected 4KiB to 8GiB, and --size ({} bytes) at most",
                     *buffer, *bytes));
-  const auto links = read_links(arguments);
-  if (!links) return fail(links.error());
+  const auto links = WSYNC_TRY(read_links(arguments));
   bench::PipelineBenchOptions options{
       .cases = {}, .bytes = *bytes, .buffer_bytes = *buffer, .rounds = arguments.rounds};
-  for (const bench::LinkRates& rates : *links)
+  for (const bench::LinkRates& rates : links)
     for (const unsigned devices : arguments.devices)
       options.cases.push_back(
           {.devices = devices,
@@ -93,14 +91,12 @@ Result<SuiteOutcome> bench_pipeline(const PipelineArguments& arguments,
            .buffer_bytes = rates.given() ? std::min(*buffer, kLinkBufferMax) : *buffer,
            .rates = rates});
   trace::ProgressLine line;
-  const auto result = bench::run_pipeline_bench(
+  const auto result = WSYNC_TRY(bench::run_pipeline_bench(
       options, interrupt, [&line](std::string_view label, unsigned done, unsigned total) {
         line.update(fmt::format("{} ({} of {})", label, done, total), 0, 0, now());
-      });
-  if (!result) return fail(result.error());
-  return SuiteOutcome{
-      .outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
-      .suite = bench::to_suite(*result)};
+      }));
+  return SuiteOutcome{.outcome = {.result = bench::to_json(result), .text = bench::to_text(result)},
+                      .suite = bench::to_suite(result)};
 }
 
 }  // namespace

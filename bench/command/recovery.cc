@@ -38,32 +38,28 @@ SuiteOutcome outcome_of(const BenchResult& result) {
 Result<SuiteOutcome> bench_kills(const bench::KillBenchOptions& options,
                                  const bench::Interrupt& interrupt) {
   trace::ProgressLine line;
-  const auto result = bench::run_kill_bench(
-      options, interrupt, [&line](const std::string& doing) { line.update(doing, 0, 0, now()); });
-  if (!result) return fail(result.error());
-  return outcome_of(*result);
+  const auto result = WSYNC_TRY(bench::run_kill_bench(
+      options, interrupt, [&line](const std::string& doing) { line.update(doing, 0, 0, now()); }));
+  return outcome_of(result);
 }
 
 Result<SuiteOutcome> bench_torn(const bench::TornBenchOptions& options,
                                 const bench::Interrupt& interrupt) {
   trace::ProgressLine line;
-  const auto result = bench::run_torn_bench(
+  const auto result = WSYNC_TRY(bench::run_torn_bench(
       options, interrupt, [&line](std::uint64_t done, std::uint64_t total, std::uint64_t switches) {
         line.update(fmt::format("step {} of {}, {} switches", done, total, switches), 0, 0, now());
-      });
-  if (!result) return fail(result.error());
-  return outcome_of(*result);
+      }));
+  return outcome_of(result);
 }
 
 Result<SuiteOutcome> bench_recovery(RecoveryArguments arguments,
                                     const bench::Interrupt& interrupt) {
   if (!arguments.is_torn) WSYNC_TRY(bench::check_kill_options(arguments.kill));
-  const auto executable = find_wsync_program("wsync");
-  if (!executable) return fail(executable.error());
-  const auto directory = bench::TemporaryDirectory::create(arguments.directory);
-  if (!directory) return fail(directory.error());
-  arguments.torn.executable = arguments.kill.executable = *executable;
-  arguments.torn.directory = arguments.kill.directory = directory->path();
+  const auto executable = WSYNC_TRY(find_wsync_program("wsync"));
+  const auto directory = WSYNC_TRY(bench::TemporaryDirectory::create(arguments.directory));
+  arguments.torn.executable = arguments.kill.executable = executable;
+  arguments.torn.directory = arguments.kill.directory = directory.path();
   return arguments.is_torn ? bench_torn(arguments.torn, interrupt)
                            : bench_kills(arguments.kill, interrupt);
 }

@@ -50,10 +50,9 @@ Result<> check_files(const ReportArguments& arguments) {
 Result<std::vector<bench::ReportFile>> read_runs(const std::vector<std::string>& paths) {
   std::vector<bench::ReportFile> runs;
   for (const std::string& path : paths) {
-    auto file = bench::read_result(path);
-    if (!file) return fail(file.error());
+    auto file = WSYNC_TRY(bench::read_result(path));
     runs.push_back(
-        {.name = std::filesystem::path(path).filename().string(), .file = std::move(*file)});
+        {.name = std::filesystem::path(path).filename().string(), .file = std::move(file)});
   }
   return runs;
 }
@@ -67,10 +66,9 @@ std::size_t cases_of(const std::vector<bench::ReportFile>& runs) {
 
 Result<bench::PictureFiles> write_plots(const std::vector<bench::Plot>& plots,
                                         const std::string& directory) {
-  const auto interrupt = bench::Interrupt::create();
-  if (!interrupt) return fail(interrupt.error());
+  const auto interrupt = WSYNC_TRY(bench::Interrupt::create());
   const char* path = std::getenv("PATH");
-  auto files = bench::write_pictures(plots, directory, path == nullptr ? "" : path, *interrupt);
+  auto files = bench::write_pictures(plots, directory, path == nullptr ? "" : path, interrupt);
   if (!files) return fail(files.error().with_context("--plots"));
   return files;
 }
@@ -100,27 +98,25 @@ Outcome outcome_of(const ReportArguments& arguments, const std::vector<bench::Re
 
 Result<Outcome> bench_report(const ReportArguments& arguments) {
   WSYNC_TRY(check_files(arguments));
-  const auto runs = read_runs(arguments.results);
-  if (!runs) return fail(runs.error());
-  if (cases_of(*runs) == 0)
+  const auto runs = WSYNC_TRY(read_runs(arguments.results));
+  if (cases_of(runs) == 0)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("{}: no case was measured: there is nothing to report; measure with "
                             "`wsync bench SUITE --output FILE`",
                             fmt::join(arguments.results, ", ")));
-  const std::vector<bench::Plot> plots = bench::make_plots(*runs);
-  const std::string page = bench::report_page(*runs, plots);
+  const std::vector<bench::Plot> plots = bench::make_plots(runs);
+  const std::string page = bench::report_page(runs, plots);
   if (auto written = trace::write_text_file(arguments.output, page); !written)
     return fail(written.error().with_context("--output"));
-  Outcome outcome = outcome_of(arguments, *runs, plots, page.size());
+  Outcome outcome = outcome_of(arguments, runs, plots, page.size());
   if (arguments.plots.empty()) return outcome;
-  const auto files = write_plots(plots, arguments.plots);
-  if (!files) return fail(files.error());
-  outcome.result["svg"] = files->svg;
-  outcome.result["png"] = files->png;
-  outcome.result["png_left_out"] = files->png_left_out;
+  const auto files = WSYNC_TRY(write_plots(plots, arguments.plots));
+  outcome.result["svg"] = files.svg;
+  outcome.result["png"] = files.png;
+  outcome.result["png_left_out"] = files.png_left_out;
   outcome.text +=
-      fmt::format("{}: {} SVG, {} PNG\n", arguments.plots, files->svg.size(), files->png.size());
-  if (!files->png_left_out.empty()) outcome.text += files->png_left_out + "\n";
+      fmt::format("{}: {} SVG, {} PNG\n", arguments.plots, files.svg.size(), files.png.size());
+  if (!files.png_left_out.empty()) outcome.text += files.png_left_out + "\n";
   return outcome;
 }
 

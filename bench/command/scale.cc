@@ -111,15 +111,12 @@ Result<SuiteOutcome> bench_scale(const ScaleArguments& arguments) {
   if (!arguments.svg.empty())
     if (const auto checked = trace::check_text_file(arguments.svg); !checked)
       return fail(checked.error().with_context("--svg"));
-  const auto options = read_options(arguments);
-  if (!options) return fail(options.error());
-  const auto result = bench::run_scale_bench(*options);
-  if (!result) return fail(result.error());
+  const auto options = WSYNC_TRY(read_options(arguments));
+  const auto result = WSYNC_TRY(bench::run_scale_bench(options));
   if (!arguments.svg.empty())
-    WSYNC_TRY(trace::write_text_file(arguments.svg, bench::to_svg(*result)));
-  return SuiteOutcome{
-      .outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
-      .suite = bench::to_suite(*result)};
+    WSYNC_TRY(trace::write_text_file(arguments.svg, bench::to_svg(result)));
+  return SuiteOutcome{.outcome = {.result = bench::to_json(result), .text = bench::to_text(result)},
+                      .suite = bench::to_suite(result)};
 }
 
 void add_cluster(CLI::App& command, ScaleArguments& arguments) {

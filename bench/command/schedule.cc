@@ -42,18 +42,16 @@ Result<SuiteOutcome> bench_schedule(const Arguments& arguments, const bench::Int
     options.link.bytes_per_second = static_cast<double>(*bytes);
   }
   trace::ProgressLine line;
-  const auto result =
+  const auto result = WSYNC_TRY(
       bench::run_schedule_bench(options, interrupt, [&line](unsigned done, unsigned total) {
         line.update(fmt::format("step {} of {}", done, total), 0, 0, now());
-      });
-  if (!result) return fail(result.error());
+      }));
   if (!arguments.svg.empty())
-    WSYNC_TRY(trace::write_text_file(arguments.svg, bench::to_svg(*result)));
+    WSYNC_TRY(trace::write_text_file(arguments.svg, bench::to_svg(result)));
   if (!arguments.trace.empty())
-    WSYNC_TRY(trace::write_chrome_trace(arguments.trace, bench::to_trace(*result)));
-  return SuiteOutcome{
-      .outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
-      .suite = bench::to_suite(*result)};
+    WSYNC_TRY(trace::write_chrome_trace(arguments.trace, bench::to_trace(result)));
+  return SuiteOutcome{.outcome = {.result = bench::to_json(result), .text = bench::to_text(result)},
+                      .suite = bench::to_suite(result)};
 }
 
 void add_sizes(CLI::App& command, bench::ScheduleBenchOptions& options) {

@@ -43,13 +43,11 @@ void heed_common(const BenchOptions& common, const CLI::App& command, SyncOption
 
 Result<SuiteOutcome> bench_sync(const SyncOptions& options, const bench::Interrupt& interrupt) {
   if (!options.trace.empty()) WSYNC_TRY(check_trace_file(options.trace));
-  const auto directory = bench::TemporaryDirectory::create(options.directory);
-  if (!directory) return fail(directory.error());
-  auto executable = find_wsync_program("wsync");
-  if (!executable) return fail(executable.error());
+  const auto directory = WSYNC_TRY(bench::TemporaryDirectory::create(options.directory));
+  auto executable = WSYNC_TRY(find_wsync_program("wsync"));
   trace::ProgressLine line;
-  bench::SyncBenchOptions wanted{.executable = std::move(*executable),
-                                 .directory = directory->path(),
+  bench::SyncBenchOptions wanted{.executable = std::move(executable),
+                                 .directory = directory.path(),
                                  .engines = options.engines,
                                  .rounds = options.rounds,
                                  .adopt = options.adopt,
@@ -63,19 +61,18 @@ Result<SuiteOutcome> bench_sync(const SyncOptions& options, const bench::Interru
     wanted.buffers.push_back(*bytes);
   }
   line.update("making checkpoints", 0, 0, now());
-  auto checkpoints = make_bench_checkpoints(
-      options.model, directory->path(),
-      [&](std::uint64_t bytes) { return bench::check_sync_bench(wanted, bytes); });
-  if (!checkpoints) return fail(checkpoints.error());
-  wanted.bytes = checkpoints->bytes;
-  wanted.checkpoints = std::move(checkpoints->directories);
-  const auto result = bench::run_sync_bench(
+  auto checkpoints =
+      WSYNC_TRY(make_bench_checkpoints(options.model, directory.path(), [&](std::uint64_t bytes) {
+        return bench::check_sync_bench(wanted, bytes);
+      }));
+  wanted.bytes = checkpoints.bytes;
+  wanted.checkpoints = std::move(checkpoints.directories);
+  const auto result = WSYNC_TRY(bench::run_sync_bench(
       wanted, interrupt, [&line](std::string_view label, unsigned done, unsigned total) {
         line.update(fmt::format("{} ({} of {})", label, done, total), 0, 0, now());
-      });
-  if (!result) return fail(result.error());
-  SuiteOutcome made{.outcome = {.result = bench::to_json(*result), .text = bench::to_text(*result)},
-                    .suite = bench::to_suite(*result)};
+      }));
+  SuiteOutcome made{.outcome = {.result = bench::to_json(result), .text = bench::to_text(result)},
+                    .suite = bench::to_suite(result)};
   tell_model(options.model, made);
   return made;
 }

@@ -43,11 +43,9 @@ Result<Bytes> bytes_of(const control::Decoded& decoded, std::size_t prefix) {
 // What a bare link passes in place of these messages: as many bytes.
 Result<PingBytes> ping_bytes(const control::Decoded& question, const control::Decoded& answer,
                              std::size_t prefix) {
-  auto asked = bytes_of(question, prefix);
-  if (!asked) return fail(asked.error());
-  auto answered = bytes_of(answer, prefix);
-  if (!answered) return fail(answered.error());
-  return PingBytes{.question = std::move(*asked), .answer = std::move(*answered)};
+  auto asked = WSYNC_TRY(bytes_of(question, prefix));
+  auto answered = WSYNC_TRY(bytes_of(answer, prefix));
+  return PingBytes{.question = std::move(asked), .answer = std::move(answered)};
 }
 
 // A link under its name, and the one that it is a share of.
@@ -66,11 +64,10 @@ Result<std::vector<NamedPings>> make_links(const std::string& directory) {
     links.push_back({name, variant, against, std::move(*pings)});
     return {};
   };
-  const auto engine = ping_bytes(engine_question(1), engine_answer(1), control::kFramePrefixBytes);
-  if (!engine) return fail(engine.error());
-  const auto port = ping_bytes(port_question(1), port_answer(1), 0);
-  if (!port) return fail(port.error());
-  WSYNC_TRY(add("bare Unix socket", "", "", ping_bare_unix(*engine)));
+  const auto engine =
+      WSYNC_TRY(ping_bytes(engine_question(1), engine_answer(1), control::kFramePrefixBytes));
+  const auto port = WSYNC_TRY(ping_bytes(port_question(1), port_answer(1), 0));
+  WSYNC_TRY(add("bare Unix socket", "", "", ping_bare_unix(engine)));
   WSYNC_TRY(add("engine link", "", "bare Unix socket",
                 ping_engine_link(fmt::format("{}/engine.sock", directory))));
   for (const char* kind : {"ipc", "TCP"}) {
@@ -78,7 +75,7 @@ Result<std::vector<NamedPings>> make_links(const std::string& directory) {
     WSYNC_TRY(add("bare ZeroMQ", kind, "bare Unix socket",
                   ping_bare_zmq(ipc ? fmt::format("ipc://{}/bare.sock", directory)
                                     : std::string("tcp://127.0.0.1:*"),
-                                *port)));
+                                port)));
     WSYNC_TRY(add("port", kind, ipc ? "bare ZeroMQ, ipc" : "bare ZeroMQ, TCP",
                   ping_port(ipc ? fmt::format("ipc://{}/port.sock", directory)
                                 : std::string("tcp://127.0.0.1:0"))));
@@ -93,9 +90,8 @@ void add_ping_row(const NamedPings& link, std::string_view kind, std::vector<Row
   if (!link.against.empty()) figure.against = case_name(kind, link.against);
   rows.push_back({.figures = {std::move(figure)},
                   .measure = [measure = std::move(measure)]() -> Result<std::vector<double>> {
-                    const auto value = measure();
-                    if (!value) return fail(value.error());
-                    return std::vector<double>{*value};
+                    const auto value = WSYNC_TRY(measure());
+                    return std::vector<double>{value};
                   }});
 }
 
@@ -103,16 +99,14 @@ void add_ping_rows(const std::vector<NamedPings>& links, unsigned messages,
                    std::vector<Row>& rows) {
   for (const NamedPings& link : links)
     add_ping_row(link, "round trip", rows, [pings = link.pings, messages]() -> Result<double> {
-      const auto taken = pings->round_trips(messages);
-      if (!taken) return fail(taken.error());
-      return seconds(*taken) * 1e6 / messages;
+      const auto taken = WSYNC_TRY(pings->round_trips(messages));
+      return seconds(taken) * 1e6 / messages;
     });
   const unsigned many = kOneWayTimes * messages;
   for (const NamedPings& link : links)
     add_ping_row(link, "one way", rows, [pings = link.pings, many]() -> Result<double> {
-      const auto taken = pings->one_way(many);
-      if (!taken) return fail(taken.error());
-      return many / std::max(seconds(*taken), 1e-9);
+      const auto taken = WSYNC_TRY(pings->one_way(many));
+      return many / std::max(seconds(taken), 1e-9);
     });
 }
 
@@ -131,9 +125,8 @@ Result<> add_round_rows(const std::vector<unsigned>& counts, std::vector<Row>& r
                                      : case_name("update round, of each replica", first)}},
          .measure = [driver = std::make_shared<RoundDriver>(std::move(*driver)),
                      replicas]() -> Result<std::vector<double>> {
-           const auto taken = driver->run_round();
-           if (!taken) return fail(taken.error());
-           const double us = seconds(*taken) * 1e6;
+           const auto taken = WSYNC_TRY(driver->run_round());
+           const double us = seconds(taken) * 1e6;
            return std::vector<double>{us, us / replicas};
          }});
   }
@@ -145,13 +138,11 @@ Result<> add_round_rows(const std::vector<unsigned>& counts, std::vector<Row>& r
 Result<SuiteResult> run_control_bench(const ControlBenchOptions& options,
                                       const Interrupt& interrupt, const OnTurn& on_turn) {
   WSYNC_TRY(check_control(options));
-  const auto messages = typical_messages();
-  if (!messages) return fail(messages.error());
-  const auto links = make_links(options.directory);
-  if (!links) return fail(links.error());
+  const auto messages = WSYNC_TRY(typical_messages());
+  const auto links = WSYNC_TRY(make_links(options.directory));
   std::vector<Row> rows;
-  add_ping_rows(*links, options.messages, rows);
-  WSYNC_TRY(add_message_rows(*messages, rows));
+  add_ping_rows(links, options.messages, rows);
+  WSYNC_TRY(add_message_rows(messages, rows));
   WSYNC_TRY(add_round_rows(options.replicas, rows));
   auto suite =
       run_rows("control", rows, {.warm_ups = 1, .rounds = options.rounds}, interrupt, on_turn);

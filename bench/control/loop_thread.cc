@@ -18,9 +18,8 @@ Result<std::unique_ptr<LoopThread>> LoopThread::start(std::function<Result<Guest
     (*loop)->run();
     guest->reset();
   });
-  const Result<Loop*> loop = made_ready.get();
-  if (!loop) return fail(loop.error());
-  made->loop_ = *loop;
+  const auto loop = WSYNC_TRY(made_ready.get());
+  made->loop_ = loop;
   return made;
 }
 

@@ -42,18 +42,16 @@ control::Hello large_hello() {
 }
 
 Result<control::Announce> large_announce() {
-  const auto shape = find_model(kAnnouncedModel);
-  if (!shape) return fail(shape.error());
-  const auto manifest = Manifest::create(tensors_of(*shape));
-  if (!manifest) return fail(manifest.error());
+  const auto shape = WSYNC_TRY(find_model(kAnnouncedModel));
+  const auto manifest = WSYNC_TRY(Manifest::create(tensors_of(shape)));
   ByteWriter writer;
-  manifest->encode(writer);
+  manifest.encode(writer);
   control::Announce announce;
   announce.version = {.epoch = 3, .step = 1201};
-  announce.layout_digest = manifest->layout_digest();
+  announce.layout_digest = manifest.layout_digest();
   announce.layout = std::move(writer).take();
   announce.bucket_bytes = limits::kBucketBytesDefault;
-  announce.arena_bytes = manifest->total_bytes();
+  announce.arena_bytes = manifest.total_bytes();
   return announce;
 }
 
@@ -95,14 +93,13 @@ Result<std::vector<TypicalMessage>> typical_messages() {
   control::Stage stage;
   stage.version = {.epoch = 3, .step = 1201};
   stage.source = "/run/user/1000/wsync/host.sock";
-  auto announce = large_announce();
-  if (!announce) return fail(std::move(announce).error());
+  auto announce = WSYNC_TRY(large_announce());
   std::vector<TypicalMessage> messages;
   messages.push_back({.name = "Stage", .decoded = {.envelope = envelope, .message = stage}});
   messages.push_back({.name = fmt::format("Hello of {} replicas", kHelloReplicas),
                       .decoded = {.envelope = envelope, .message = large_hello()}});
   messages.push_back({.name = fmt::format("Announce of {}", kAnnouncedModel),
-                      .decoded = {.envelope = envelope, .message = std::move(*announce)}});
+                      .decoded = {.envelope = envelope, .message = std::move(announce)}});
   messages.push_back({.name = fmt::format("StatusReply of {} replicas", kStatusSidecars),
                       .decoded = {.envelope = envelope, .message = large_status()}});
   return messages;

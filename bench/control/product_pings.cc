@@ -71,10 +71,8 @@ class PortPings final : public Pings {
  public:
   static Result<std::unique_ptr<Pings>> create(const std::string& address) {
     std::unique_ptr<PortPings> made(new PortPings());
-    auto thread =
-        LoopThread::start([&](Loop& loop) { return answer_port(loop, address, made->answers_); });
-    if (!thread) return fail(std::move(thread).error());
-    made->thread_ = std::move(*thread);
+    made->thread_ = WSYNC_TRY(
+        LoopThread::start([&](Loop& loop) { return answer_port(loop, address, made->answers_); }));
     std::string reached;
     made->thread_->run([&] { reached = made->answers_->router->address(); });
     // The thread alone holds it from now on, and so destroys it.
@@ -91,9 +89,7 @@ class PortPings final : public Pings {
   PortPings() = default;
 
   Result<> connect(const std::string& address) {
-    auto loop = Loop::create();
-    if (!loop) return fail(std::move(loop).error());
-    loop_ = std::move(*loop);
+    loop_ = WSYNC_TRY(Loop::create());
     guard_ = std::make_unique<Timer>(*loop_, [this] {
       end(fail(ErrorCode::kDeadline,
                fmt::format("the port's other end has not answered for {} s", kPatience.count())));
@@ -197,19 +193,17 @@ class EnginePings final : public Pings {
     auto thread = LoopThread::start([&](Loop& loop) -> Result<LoopThread::Guest> {
       auto made = std::make_shared<EngineAnswers>();
       answers = made.get();
-      auto listener = control::UnixListener::create(
+      auto listener = WSYNC_TRY(control::UnixListener::create(
           loop, path, [answers, &loop](UniqueFd socket, const PeerCredentials&) {
             answer_engine(*answers, loop, std::move(socket));
-          });
-      if (!listener) return fail(std::move(listener).error());
-      made->listener = std::move(*listener);
+          }));
+      made->listener = std::move(listener);
       return LoopThread::Guest(std::move(made));
     });
     if (!thread) return fail(std::move(thread).error());
-    auto link = control::Link::connect(path, now() + kPatience);
-    if (!link) return fail(std::move(link).error());
+    auto link = WSYNC_TRY(control::Link::connect(path, now() + kPatience));
     return std::unique_ptr<Pings>(
-        new EnginePings(std::move(*thread), &answers->state, std::move(*link)));
+        new EnginePings(std::move(*thread), &answers->state, std::move(link)));
   }
 
   Result<nanoseconds> round_trips(unsigned count) override { return call(count, 1); }
@@ -227,10 +221,9 @@ class EnginePings final : public Pings {
       const Decoded question = engine_question(i);
       WSYNC_TRY(link_.send(question.envelope, question.message, {}, deadline));
       if (i % answer_every != 0) continue;
-      const auto frame = link_.receive(deadline);
-      if (!frame) return fail(frame.error());
-      const auto* answer = std::get_if<control::BucketReady>(&frame->message);
-      if (answer == nullptr || answer->bucket != i || frame->envelope.request != i)
+      const auto frame = WSYNC_TRY(link_.receive(deadline));
+      const auto* answer = std::get_if<control::BucketReady>(&frame.message);
+      if (answer == nullptr || answer->bucket != i || frame.envelope.request != i)
         return fail(ErrorCode::kInternal, fmt::format("another answer than that to {}", i));
     }
     return now() - begin;

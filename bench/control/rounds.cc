@@ -140,27 +140,25 @@ std::vector<CoordinatorEvent> RoundDriver::switched(std::uint64_t number, const 
 Result<std::chrono::nanoseconds> RoundDriver::run_round() {
   commands_.clear();
   taken_ = {};
-  const auto version = coordinator_.next_version();
-  if (!version) return fail(version.error());
-  const Digest content{.low = 2, .high = version->step};
+  const auto version = WSYNC_TRY(coordinator_.next_version());
+  const Digest content{.low = 2, .high = version.step};
   give({{.now = kRoundTime,
          .what = publish::PublishRequested{.request = ++request_,
-                                           .version = *version,
+                                           .version = version,
                                            .layout_digest = {.low = 1, .high = 1},
                                            .content_digest = content,
                                            .layout = Bytes(4),
                                            .bucket_bytes = 1ULL << 26U,
                                            .arena_bytes = kRoundModelBytes}}});
   WSYNC_TRY(read_announces());
-  give(from_all(control::Accept{.version = *version}));
+  give(from_all(control::Accept{.version = version}));
   control::Staged staged;
-  staged.version = *version;
+  staged.version = version;
   staged.content_digest = content;
   staged.bytes = kRoundModelBytes;
   give(from_all(staged));
-  const auto number = decided();
-  if (!number) return fail(number.error());
-  give(switched(*number, *version));
+  const auto number = WSYNC_TRY(decided());
+  give(switched(number, version));
   WSYNC_TRY(check_done());
   return taken_;
 }

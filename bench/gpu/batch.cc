@@ -101,15 +101,13 @@ Result<std::uint64_t> expected_check(std::span<const std::byte> bucket) {
       device::make_device({.kind = DeviceKind::kSeparate, .index = device::DeviceIndex{0}});
   if (!device) return fail(std::move(device).error());
   // Only read: no piece has a destination.
-  auto memory = (*device)->borrow({const_cast<std::byte*>(bucket.data()), bucket.size()});
-  if (!memory) return fail(std::move(memory).error());
-  const Batch batch = make_batch({.from = memory->get(), .bytes = bucket.size()});
+  auto memory =
+      WSYNC_TRY((*device)->borrow({const_cast<std::byte*>(bucket.data()), bucket.size()}));
+  const Batch batch = make_batch({.from = memory.get(), .bytes = bucket.size()});
   std::vector<device::PieceDigest> sums(batch.sums);  // outlives the stream
-  auto work = TimedStream::create(**device, device::StreamRole::kReload);
-  if (!work) return fail(std::move(work).error());
-  const auto taken =
-      work->run(1, [&](device::Stream& stream) { return stream.copy_pieces(batch.pieces, sums); });
-  if (!taken) return fail(taken.error());
+  auto work = WSYNC_TRY(TimedStream::create(**device, device::StreamRole::kReload));
+  WSYNC_TRY(
+      work.run(1, [&](device::Stream& stream) { return stream.copy_pieces(batch.pieces, sums); }));
   return check_of(sums);
 }
 

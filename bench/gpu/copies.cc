@@ -33,10 +33,9 @@ double rate_of(const Contest& contest, nanoseconds taken) {
 Result<> choose_times(Contest& contest, double wanted) {
   double least = 1e9;
   for (const Sample* sample : {&contest.ceiling, &contest.ours}) {
-    if (auto first = (*sample)(1); !first) return fail(first.error());
-    const auto taken = (*sample)(1);
-    if (!taken) return fail(taken.error());
-    least = std::min(least, std::max(seconds(*taken), 1e-6));
+    WSYNC_TRY((*sample)(1));
+    const auto taken = WSYNC_TRY((*sample)(1));
+    least = std::min(least, std::max(seconds(taken), 1e-6));
   }
   contest.result.times =
       static_cast<unsigned>(std::clamp(std::ceil(wanted / least), 1.0, double{kTimesMax}));
@@ -115,15 +114,12 @@ Result<> Bench::make_device() {
   if (!device) return fail(std::move(device).error());
   device_ = std::move(*device);
   for (auto* memory : {&from_, &to_}) {
-    auto made = device_->allocate(options_.bytes);
-    if (!made) return fail(std::move(made).error());
-    *memory = std::move(*made);
+    *memory = WSYNC_TRY(device_->allocate(options_.bytes));
   }
   for (auto [work, role] : {std::pair{&h2d_, device::StreamRole::kHostToDevice},
                             std::pair{&reload_, device::StreamRole::kReload}}) {
-    auto made = TimedStream::create(*device_, role);
-    if (!made) return fail(std::move(made).error());
-    *work = std::make_unique<TimedStream>(std::move(*made));
+    auto made = WSYNC_TRY(TimedStream::create(*device_, role));
+    *work = std::make_unique<TimedStream>(std::move(made));
   }
   copied_ = make_batch({.from = from_.get(), .to = to_.get(), .bytes = options_.bytes});
   digested_ = make_batch({.from = from_.get(), .bytes = options_.bytes});
@@ -132,50 +128,40 @@ Result<> Bench::make_device() {
 }
 
 Result<> Bench::make_arena(std::vector<std::string>& notes) {
-  auto arena = SharedArena::create(
-      {.name = "wsync-bench", .data_bytes = options_.bytes, .huge_pages = true});
-  if (!arena) return fail(std::move(arena).error());
-  arena_ = std::make_unique<SharedArena>(std::move(*arena));
+  auto arena = WSYNC_TRY(SharedArena::create(
+      {.name = "wsync-bench", .data_bytes = options_.bytes, .huge_pages = true}));
+  arena_ = std::make_unique<SharedArena>(std::move(arena));
   {
-    auto lease = arena_->try_write_lease({});
-    if (!lease) return fail(std::move(lease).error());
-    fill_with_noise(lease->data(), options_.gpu);
-    std::move(*lease).complete({});
+    auto lease = WSYNC_TRY(arena_->try_write_lease({}));
+    fill_with_noise(lease.data(), options_.gpu);
+    std::move(lease).complete({});
   }
-  auto registration = device_->register_host(arena_->data());
-  if (!registration) return fail(std::move(registration).error());
-  registration_ = std::move(*registration);
+  registration_ = WSYNC_TRY(device_->register_host(arena_->data()));
   if (!registration_->registered())
     notes.push_back(fmt::format("GPU {}: staging memory could not be pinned: {}", options_.gpu,
                                 registration_->fallback()));
-  const auto expected = expected_check(arena_->data());
-  if (!expected) return fail(expected.error());
-  expected_ = *expected;
+  const auto expected = WSYNC_TRY(expected_check(arena_->data()));
+  expected_ = expected;
   return {};
 }
 
 Result<> Bench::make_reader(const Interrupt& interrupt) {
-  auto reader = Reader::start(
+  auto reader = WSYNC_TRY(Reader::start(
       options_.executable, fmt::format("{}/reader{}.log", options_.directory, options_.gpu),
-      {.gpu = options_.gpu, .device_index = 0, .bytes = options_.bytes}, interrupt);
-  if (!reader) return fail(std::move(reader).error());
-  reader_ = std::make_unique<Reader>(std::move(*reader));
-  const auto handle = from_->export_handle();
-  if (!handle) return fail(handle.error());
-  const auto number = reader_->import(*handle);
-  if (!number) return fail(number.error());
+      {.gpu = options_.gpu, .device_index = 0, .bytes = options_.bytes}, interrupt));
+  reader_ = std::make_unique<Reader>(std::move(reader));
+  const auto handle = WSYNC_TRY(from_->export_handle());
+  WSYNC_TRY(reader_->import(handle));
   return {};
 }
 
 Result<> Bench::prepare(const device::CudaBackend& backend, const Interrupt& interrupt,
                         std::vector<std::string>& notes) {
   WSYNC_TRY(make_device());
-  auto ceilings = backend.make_ceilings(options_.gpu, options_.bytes);
-  if (!ceilings) return fail(std::move(ceilings).error());
-  ceilings_ = std::move(*ceilings);
+  ceilings_ = WSYNC_TRY(backend.make_ceilings(options_.gpu, options_.bytes));
   WSYNC_TRY(make_arena(notes));
   WSYNC_TRY(make_reader(interrupt));
-  if (auto copied = copy_in(1); !copied) return fail(copied.error());
+  WSYNC_TRY(copy_in(1));
   return reload_->run(1, [&](device::Stream& stream) { return stream.publish(*from_); })
       .map([](nanoseconds) {});
 }
@@ -196,10 +182,9 @@ Result<nanoseconds> Bench::run_batch(const Batch& batch, unsigned times, std::st
 }
 
 Result<nanoseconds> Bench::read_elsewhere(unsigned times) {
-  const auto copied = reader_->copy({.bytes = options_.bytes, .times = times});
-  if (!copied) return fail(copied.error());
-  WSYNC_TRY(same(copied->check, expected_, "reload in another process"));
-  return copied->taken;
+  const auto copied = WSYNC_TRY(reader_->copy({.bytes = options_.bytes, .times = times}));
+  WSYNC_TRY(same(copied.check, expected_, "reload in another process"));
+  return copied.taken;
 }
 
 std::vector<Contest> Bench::contests() {

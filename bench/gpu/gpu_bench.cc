@@ -66,58 +66,52 @@ Result<GpuBenchResult> run_gpu_bench(const GpuBenchOptions& options, const Inter
   if (const std::string missing = missing_gpu(); !missing.empty())
     return fail(ErrorCode::kRefused, missing);
   const auto backend = device::cuda_backend();
-  auto facts = (*backend)->facts();
-  if (!facts) return fail(std::move(facts).error());
-  const auto gpus = choose_gpus(options, *facts);
-  if (!gpus) return fail(gpus.error());
+  auto facts = WSYNC_TRY((*backend)->facts());
+  const auto gpus = WSYNC_TRY(choose_gpus(options, facts));
   GpuBenchResult result;
   result.machine = this_machine();
-  result.cuda = std::move(*facts);
+  result.cuda = std::move(facts);
   result.emulated = std::ranges::any_of(result.cuda.gpus, [](const device::GpuFacts& gpu) {
     return gpu.name.find(kEmulatedName) != std::string::npos;
   });
-  if (gpus->size() > 1) {
+  if (gpus.size() > 1) {
     const auto nccl = collective::nccl_backend();
     const auto found = nccl ? (*nccl)->facts() : Result<collective::NcclFacts>(fail(nccl.error()));
     if (!found)
       result.notes.push_back("broadcasts between GPUs are plain copies, without NCCL: " +
                              found.error().message());
   }
-  const auto busy = busy_with_others(interrupt);
-  if (!busy) return fail(busy.error());
-  result.others_busy = *busy;
+  const auto busy = WSYNC_TRY(busy_with_others(interrupt));
+  result.others_busy = busy;
   CpuLoad load;
-  for (const std::uint32_t gpu : *gpus) {
-    auto copies = run_copies({.executable = options.executable,
-                              .directory = options.directory,
-                              .gpu = gpu,
-                              .bytes = options.buffer_bytes,
-                              .rounds = options.rounds},
-                             **backend, interrupt, on_progress, result.notes);
-    if (!copies) return fail(std::move(copies).error());
-    for (CopyCase& copy : *copies) result.copies.push_back(std::move(copy));
+  for (const std::uint32_t gpu : gpus) {
+    auto copies = WSYNC_TRY(run_copies({.executable = options.executable,
+                                        .directory = options.directory,
+                                        .gpu = gpu,
+                                        .bytes = options.buffer_bytes,
+                                        .rounds = options.rounds},
+                                       **backend, interrupt, on_progress, result.notes));
+    for (CopyCase& copy : copies) result.copies.push_back(std::move(copy));
   }
-  for (const auto& group : groups_of(options.devices, *gpus)) {
-    auto pipeline = run_pipeline_case({.executable = options.executable,
-                                       .directory = options.directory,
-                                       .gpus = group,
-                                       .bytes = options.bytes,
-                                       .buffer_bytes = options.buffer_bytes,
-                                       .rounds = options.updates},
-                                      interrupt, on_progress);
-    if (!pipeline) return fail(std::move(pipeline).error());
-    result.pipelines.push_back(std::move(*pipeline));
+  for (const auto& group : groups_of(options.devices, gpus)) {
+    auto pipeline = WSYNC_TRY(run_pipeline_case({.executable = options.executable,
+                                                 .directory = options.directory,
+                                                 .gpus = group,
+                                                 .bytes = options.bytes,
+                                                 .buffer_bytes = options.buffer_bytes,
+                                                 .rounds = options.updates},
+                                                interrupt, on_progress));
+    result.pipelines.push_back(std::move(pipeline));
   }
-  for (const auto& engines : pause_groups(*gpus)) {
+  for (const auto& engines : pause_groups(gpus)) {
     if (options.checkpoints.empty()) break;
-    auto pause = run_pause_case({.executable = options.executable,
-                                 .directory = options.directory,
-                                 .gpus = engines,
-                                 .checkpoints = options.checkpoints,
-                                 .updates = options.updates},
-                                interrupt, on_progress);
-    if (!pause) return fail(std::move(pause).error());
-    result.pauses.push_back(std::move(*pause));
+    auto pause = WSYNC_TRY(run_pause_case({.executable = options.executable,
+                                           .directory = options.directory,
+                                           .gpus = engines,
+                                           .checkpoints = options.checkpoints,
+                                           .updates = options.updates},
+                                          interrupt, on_progress));
+    result.pauses.push_back(std::move(pause));
   }
   result.stolen = load.since_last().stolen;
   return result;

@@ -14,11 +14,10 @@ Result<PauseCase> run_pause_case(const PauseCaseOptions& options, const Interrup
       fmt::format("pause of {} on GPUs {}", counted(options.gpus.size(), "engine"),
                   fmt::join(options.gpus, ", "));
   on_progress(label, 0, options.updates);
-  const auto checkpoint = CheckpointDirectory::open(options.checkpoints.front());
-  if (!checkpoint) return fail(checkpoint.error());
+  const auto checkpoint = WSYNC_TRY(CheckpointDirectory::open(options.checkpoints.front()));
   PauseCase result;
   result.gpus = options.gpus;
-  result.bytes = checkpoint->manifest().total_bytes();
+  result.bytes = checkpoint.manifest().total_bytes();
   // Of its own: two fleets of one run must not meet.
   const std::string directory = fmt::format("{}/pause{}", options.directory, options.gpus.size());
   if (::mkdir(directory.c_str(), 0700) != 0) return fail_errno(directory, errno);

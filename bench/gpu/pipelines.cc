@@ -65,16 +65,15 @@ class BenchEngine {
     }
   }
   Result<> copy(const reload::BucketReady& ready) {
-    const auto copied =
+    const auto copied = WSYNC_TRY(
         reader_.copy({.mapping = first_mapping_ + reload::index_of(ready.slot),
                       .bytes = ready.bytes,
-                      .offset = reload_offset(ready.bucket, bucket_bytes_, reader_.bytes())});
-    if (!copied) return fail(copied.error());
-    if (copied->check == checks_[ready.bucket]) return {};
+                      .offset = reload_offset(ready.bucket, bucket_bytes_, reader_.bytes())}));
+    if (copied.check == checks_[ready.bucket]) return {};
     return fail(ErrorCode::kDigestMismatch,
                 fmt::format("bucket {}: the engine of device {} read bytes with the check {:x}, "
                             "expected {:x}",
-                            ready.bucket, reload::index_of(ready.device), copied->check,
+                            ready.bucket, reload::index_of(ready.device), copied.check,
                             checks_[ready.bucket]));
   }
 
@@ -141,18 +140,15 @@ class Case {
 Result<> Case::choose_sizes() {
   std::map<std::uint32_t, std::uint64_t> devices_of;
   for (const std::uint32_t gpu : options_.gpus) ++devices_of[gpu];
-  const auto bytes = model_bytes(options_.bytes);
-  if (!bytes) return fail(bytes.error());
-  model_bytes_ = *bytes;
+  const auto bytes = WSYNC_TRY(model_bytes(options_.bytes));
+  model_bytes_ = bytes;
   std::uint64_t buffer = std::min(options_.buffer_bytes, model_bytes_);
   reader_bytes_ = model_bytes_;
   for (const auto& [gpu, devices] : devices_of) {
-    auto device = device::make_device(
-        {.kind = DeviceKind::kCuda, .index = device::DeviceIndex{0}, .gpu = gpu});
-    if (!device) return fail(std::move(device).error());
-    const auto memory = (*device)->memory_info();
-    if (!memory) return fail(memory.error());
-    const std::uint64_t share = memory->free_bytes / 100 / devices;
+    auto device = WSYNC_TRY(device::make_device(
+        {.kind = DeviceKind::kCuda, .index = device::DeviceIndex{0}, .gpu = gpu}));
+    const auto memory = WSYNC_TRY(device->memory_info());
+    const std::uint64_t share = memory.free_bytes / 100 / devices;
     buffer = std::min(buffer, share * kBufferShare / kBuffersOfDevice / kGranule * kGranule);
     reader_bytes_ = std::min(reader_bytes_, share * kWeightsShare / kGranule * kGranule);
     if (buffer < kGranule || reader_bytes_ < kGranule)
@@ -160,7 +156,7 @@ Result<> Case::choose_sizes() {
           ErrorCode::kResourceExhausted,
           fmt::format("{} has {} free bytes, too little for {} devices with {} buffers of "
                       "{} bytes each; measure fewer devices",
-                      (*device)->name(), memory->free_bytes, devices, kBuffersOfDevice, kGranule));
+                      device->name(), memory.free_bytes, devices, kBuffersOfDevice, kGranule));
   }
   reader_bytes_ = std::max(reader_bytes_, buffer);
   buckets_.bucket_bytes = buffer;
@@ -168,19 +164,16 @@ Result<> Case::choose_sizes() {
 }
 
 Result<> Case::make_arena() {
-  auto arena =
-      SharedArena::create({.name = "wsync-bench", .data_bytes = model_bytes_, .huge_pages = true});
-  if (!arena) return fail(std::move(arena).error());
-  arena_ = std::make_unique<SharedArena>(std::move(*arena));
-  auto lease = arena_->try_write_lease({});
-  if (!lease) return fail(std::move(lease).error());
-  fill_with_noise(lease->data(), options_.gpus.size());
-  std::move(*lease).complete({});
+  auto arena = WSYNC_TRY(
+      SharedArena::create({.name = "wsync-bench", .data_bytes = model_bytes_, .huge_pages = true}));
+  arena_ = std::make_unique<SharedArena>(std::move(arena));
+  auto lease = WSYNC_TRY(arena_->try_write_lease({}));
+  fill_with_noise(lease.data(), options_.gpus.size());
+  std::move(lease).complete({});
   buckets_.bytes = arena_->data();
   for (std::uint64_t b = 0; b < buckets_.count(); ++b) {
-    const auto check = expected_check(buckets_.at(b));
-    if (!check) return fail(check.error());
-    checks_.push_back(*check);
+    const auto check = WSYNC_TRY(expected_check(buckets_.at(b)));
+    checks_.push_back(check);
     digests_->push_back(device::piece_digest(buckets_.at(b)));
   }
   return {};
@@ -189,10 +182,9 @@ Result<> Case::make_arena() {
 Result<std::unique_ptr<reload::PipelineRunner>> Case::make_runner(Stages stages) {
   reload::PipelineOptions wanted;
   for (std::uint32_t i = 0; i < options_.gpus.size(); ++i) {
-    auto device = device::make_device(
-        {.kind = DeviceKind::kCuda, .index = device::DeviceIndex{i}, .gpu = options_.gpus[i]});
-    if (!device) return fail(std::move(device).error());
-    wanted.devices.push_back(std::move(*device));
+    auto device = WSYNC_TRY(device::make_device(
+        {.kind = DeviceKind::kCuda, .index = device::DeviceIndex{i}, .gpu = options_.gpus[i]}));
+    wanted.devices.push_back(std::move(device));
   }
   wanted.buffer_bytes = buckets_.bucket_bytes;
   wanted.stages = stages;
@@ -203,21 +195,19 @@ Result<> Case::import_buffers(const reload::PipelineRunner& runner) {
   for (std::uint32_t d = 0; d < readers_.size(); ++d)
     for (std::uint32_t slot = 0; slot < reload::kIpcSlots; ++slot) {
       const auto handle =
-          runner.group().ipc_handle(device::DeviceIndex{d}, reload::SlotIndex{slot});
-      if (!handle) return fail(handle.error());
-      if (auto number = readers_[d].import(*handle); !number) return fail(number.error());
+          WSYNC_TRY(runner.group().ipc_handle(device::DeviceIndex{d}, reload::SlotIndex{slot}));
+      if (auto number = readers_[d].import(handle); !number) return fail(number.error());
     }
   return {};
 }
 
 Result<> Case::make_readers(const Interrupt& interrupt) {
   for (std::uint32_t d = 0; d < options_.gpus.size(); ++d) {
-    auto reader = Reader::start(
+    auto reader = WSYNC_TRY(Reader::start(
         options_.executable,
         fmt::format("{}/engine{}of{}.log", options_.directory, d, options_.gpus.size()),
-        {.gpu = options_.gpus[d], .device_index = d, .bytes = reader_bytes_}, interrupt);
-    if (!reader) return fail(std::move(reader).error());
-    readers_.push_back(std::move(*reader));
+        {.gpu = options_.gpus[d], .device_index = d, .bytes = reader_bytes_}, interrupt));
+    readers_.push_back(std::move(reader));
   }
   WSYNC_TRY(import_buffers(*two_));
   return import_buffers(*three_);
@@ -226,19 +216,14 @@ Result<> Case::make_readers(const Interrupt& interrupt) {
 Result<> Case::prepare(const Interrupt& interrupt) {
   WSYNC_TRY(choose_sizes());
   WSYNC_TRY(make_arena());
-  auto lone = LoneStages::create(options_.gpus, buckets_.bucket_bytes);
-  if (!lone) return fail(std::move(lone).error());
-  lone_ = std::move(*lone);
+  lone_ = WSYNC_TRY(LoneStages::create(options_.gpus, buckets_.bucket_bytes));
   for (auto [runner, stages] :
        {std::pair{&two_, Stages::kTwo}, std::pair{&three_, Stages::kThree}}) {
-    auto made = make_runner(stages);
-    if (!made) return fail(std::move(made).error());
-    *runner = std::move(*made);
+    *runner = WSYNC_TRY(make_runner(stages));
   }
   for (std::size_t d = 0; d < options_.gpus.size(); ++d) {
-    auto registration = lone_->device(d).register_host(arena_->data());
-    if (!registration) return fail(std::move(registration).error());
-    registrations_.push_back(std::move(*registration));
+    auto registration = WSYNC_TRY(lone_->device(d).register_host(arena_->data()));
+    registrations_.push_back(std::move(registration));
   }
   return make_readers(interrupt);
 }
@@ -258,10 +243,9 @@ Result<double> Case::update(reload::PipelineRunner& runner, std::size_t first_ma
   };
   job.deadline = now() + kUpdateDeadline;
   WSYNC_TRY(runner.start(std::move(job), listener));
-  const auto report = runner.wait();
-  if (!report) return fail(report.error());
-  if (!report->lost.empty()) return fail(report->lost.front().reason);
-  return seconds(report->end - report->begin);
+  const auto report = WSYNC_TRY(runner.wait());
+  if (!report.lost.empty()) return fail(report.lost.front().reason);
+  return seconds(report.end - report.begin);
 }
 
 // Every part once; which comes first changes with each round.
@@ -305,15 +289,14 @@ Spread spread_over(const std::vector<PipelineCase::Round>& rounds, Value value) 
 double PipelineCase::Round::longest() const { return std::max({h2d, broadcast, reload}); }
 
 Result<std::uint64_t> model_bytes(std::uint64_t wanted) {
-  const auto free = available_memory();
-  if (!free) return fail(free.error());
-  const std::uint64_t bytes = std::min(wanted, free->bytes / 2) / kGranule * kGranule;
+  const auto free = WSYNC_TRY(available_memory());
+  const std::uint64_t bytes = std::min(wanted, free.bytes / 2) / kGranule * kGranule;
   if (bytes == 0)
     return fail(
         ErrorCode::kResourceExhausted,
         fmt::format("a model of {} bytes: expected {} at least, and twice as much free host "
                     "memory (there are {} bytes)",
-                    wanted, kGranule, free->bytes));
+                    wanted, kGranule, free.bytes));
   return bytes;
 }
 

@@ -49,12 +49,9 @@ class ReaderProcess {
                                        .gpu = options.gpu});
     if (!device) return fail(std::move(device).error());
     made.device_ = std::move(*device);
-    auto own = made.device_->allocate(options.bytes);
-    if (!own) return fail(std::move(own).error());
-    made.own_ = std::move(*own);
-    auto work = TimedStream::create(*made.device_, device::StreamRole::kReload);
-    if (!work) return fail(std::move(work).error());
-    made.work_ = std::make_unique<TimedStream>(std::move(*work));
+    made.own_ = WSYNC_TRY(made.device_->allocate(options.bytes));
+    auto work = WSYNC_TRY(TimedStream::create(*made.device_, device::StreamRole::kReload));
+    made.work_ = std::make_unique<TimedStream>(std::move(work));
     return made;
   }
 
@@ -74,14 +71,12 @@ class ReaderProcess {
     std::uint64_t bytes = 0;
     std::string hex;
     words >> bytes >> hex;
-    auto opaque = bytes_of_hex(hex);
-    if (!opaque) return fail(std::move(opaque).error());
-    auto memory = device_->import_memory({.kind = DeviceKind::kCuda,
-                                          .bytes = bytes,
-                                          .fd = UniqueFd(),
-                                          .opaque = std::move(*opaque)});
-    if (!memory) return fail(std::move(memory).error());
-    imported_.push_back(std::move(*memory));
+    auto opaque = WSYNC_TRY(bytes_of_hex(hex));
+    auto memory = WSYNC_TRY(device_->import_memory({.kind = DeviceKind::kCuda,
+                                                    .bytes = bytes,
+                                                    .fd = UniqueFd(),
+                                                    .opaque = std::move(opaque)}));
+    imported_.push_back(std::move(memory));
     return fmt::format("imported {}", imported_.size() - 1);
   }
 
@@ -117,13 +112,12 @@ class ReaderProcess {
 }  // namespace
 
 Result<> run_reader(const ReaderOptions& options) {
-  auto process = ReaderProcess::create(options);
-  if (!process) return fail(std::move(process).error());
+  auto process = WSYNC_TRY(ReaderProcess::create(options));
   // It ends with its input, and in order, so that nothing stays mapped when the owner frees it.
   std::signal(SIGTERM, SIG_IGN);
   answer_with("ready");
   for (std::string line; std::getline(std::cin, line);) {
-    const auto answer = process->obey(line);
+    const auto answer = process.obey(line);
     answer_with(answer ? *answer : "failed " + answer.error().message());
   }
   return {};
@@ -131,14 +125,13 @@ Result<> run_reader(const ReaderOptions& options) {
 
 Result<Reader> Reader::start(const std::string& executable, const std::string& log_file,
                              const ReaderOptions& options, const Interrupt& interrupt) {
-  auto child = Child::start(
+  auto child = WSYNC_TRY(Child::start(
       {.command = {executable, "bench", "gpu-reader", "--gpu", std::to_string(options.gpu),
                    "--device-index", std::to_string(options.device_index), "--bytes",
                    std::to_string(options.bytes)},
        .environment = {},
-       .log_file = log_file});
-  if (!child) return fail(std::move(child).error());
-  Reader reader(std::move(*child), options, interrupt);
+       .log_file = log_file}));
+  Reader reader(std::move(child), options, interrupt);
   if (auto ready = reader.answer("ready"); !ready)
     return fail(ready.error().with_context("a process that reads the buffers"));
   return reader;
@@ -149,31 +142,28 @@ Reader::~Reader() {
 }
 
 Result<std::string> Reader::answer(const std::string& verb) {
-  auto line = child_->line(*interrupt_, now() + kReaderDeadline);
-  if (!line) return fail(std::move(line).error());
-  if (line->starts_with("failed ")) return fail(ErrorCode::kRefused, line->substr(7));
-  if (!line->starts_with(verb))
-    return fail(ErrorCode::kInternal, fmt::format("'{}' where '{}' was to come", *line, verb));
-  return line->substr(std::min(verb.size() + 1, line->size()));
+  auto line = WSYNC_TRY(child_->line(*interrupt_, now() + kReaderDeadline));
+  if (line.starts_with("failed ")) return fail(ErrorCode::kRefused, line.substr(7));
+  if (!line.starts_with(verb))
+    return fail(ErrorCode::kInternal, fmt::format("'{}' where '{}' was to come", line, verb));
+  return line.substr(std::min(verb.size() + 1, line.size()));
 }
 
 Result<std::size_t> Reader::import(const device::MemoryHandle& handle) {
   WSYNC_TRY(child_->say(fmt::format("import {} {}", handle.bytes, hex_of(handle.opaque))));
-  const auto number = answer("imported");
-  if (!number) return fail(number.error());
-  return static_cast<std::size_t>(std::stoull(*number));
+  const auto number = WSYNC_TRY(answer("imported"));
+  return static_cast<std::size_t>(std::stoull(number));
 }
 
 Result<Reader::Copied> Reader::copy(const Copy& copy) {
   WSYNC_TRY(child_->say(
       fmt::format("copy {} {} {} {}", copy.mapping, copy.bytes, copy.offset, copy.times)));
-  const auto said = answer("copied");
-  if (!said) return fail(said.error());
-  std::istringstream words(*said);
+  const auto said = WSYNC_TRY(answer("copied"));
+  std::istringstream words(said);
   std::int64_t ns = 0;
   Copied copied;
   words >> ns >> std::hex >> copied.check;
-  if (!words) return fail(ErrorCode::kInternal, "copied what? " + *said);
+  if (!words) return fail(ErrorCode::kInternal, "copied what? " + said);
   copied.taken = std::chrono::nanoseconds(ns);
   return copied;
 }

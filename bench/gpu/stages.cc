@@ -22,19 +22,12 @@ Result<LoneStages::Member> LoneStages::make_member(std::uint32_t gpu, std::uint3
   if (!device) return fail(std::move(device).error());
   member.device = std::move(*device);
   for (auto* memory : {&member.h2d, &member.ipc[0], &member.ipc[1]}) {
-    auto made = member.device->allocate(buffer_bytes);
-    if (!made) return fail(std::move(made).error());
-    *memory = std::move(*made);
+    *memory = WSYNC_TRY(member.device->allocate(buffer_bytes));
   }
-  auto event = member.device->create_event();
-  if (!event) return fail(std::move(event).error());
-  member.event = std::move(*event);
-  auto h2d = member.device->create_stream(device::StreamRole::kHostToDevice);
-  if (!h2d) return fail(std::move(h2d).error());
-  member.h2d_stream = std::move(*h2d);
-  auto broadcast = member.device->create_stream(device::StreamRole::kBroadcast);
-  if (!broadcast) return fail(std::move(broadcast).error());
-  member.broadcast_stream = std::move(*broadcast);
+  auto event = WSYNC_TRY(member.device->create_event());
+  member.event = std::move(event);
+  member.h2d_stream = WSYNC_TRY(member.device->create_stream(device::StreamRole::kHostToDevice));
+  member.broadcast_stream = WSYNC_TRY(member.device->create_stream(device::StreamRole::kBroadcast));
   return member;
 }
 
@@ -42,17 +35,15 @@ Result<std::unique_ptr<LoneStages>> LoneStages::create(const std::vector<std::ui
                                                        std::uint64_t buffer_bytes) {
   std::unique_ptr<LoneStages> made(new LoneStages);
   for (std::uint32_t i = 0; i < gpus.size(); ++i) {
-    auto member = make_member(gpus[i], i, buffer_bytes);
-    if (!member) return fail(std::move(member).error());
-    made->members_.push_back(std::move(*member));
+    auto member = WSYNC_TRY(make_member(gpus[i], i, buffer_bytes));
+    made->members_.push_back(std::move(member));
   }
   std::vector<device::Device*> devices;
   for (Member& member : made->members_) devices.push_back(member.device.get());
-  auto joined = collective::join_all(collective::fitting_group(devices).kind, devices,
-                                     now() + kGpuWorkDeadline);
-  if (!joined) return fail(std::move(joined).error());
-  for (std::size_t i = 0; i < joined->size(); ++i)
-    made->members_[i].communicator = std::move((*joined)[i]);
+  auto joined = WSYNC_TRY(collective::join_all(collective::fitting_group(devices).kind, devices,
+                                               now() + kGpuWorkDeadline));
+  for (std::size_t i = 0; i < joined.size(); ++i)
+    made->members_[i].communicator = std::move(joined[i]);
   return made;
 }
 

@@ -3,11 +3,9 @@
 namespace wsync::bench {
 
 Result<TimedStream> TimedStream::create(device::Device& device, device::StreamRole role) {
-  auto stream = device.create_stream(role);
-  if (!stream) return fail(std::move(stream).error());
-  auto event = device.create_event();
-  if (!event) return fail(std::move(event).error());
-  return TimedStream(std::move(*stream), std::move(*event));
+  auto stream = WSYNC_TRY(device.create_stream(role));
+  auto event = WSYNC_TRY(device.create_event());
+  return TimedStream(std::move(stream), std::move(event));
 }
 
 Result<std::chrono::nanoseconds> TimedStream::run(

@@ -109,10 +109,8 @@ Result<> go_on(const Interrupt& interrupt) {
 }
 
 Result<Child> Child::start(ChildOptions options) {
-  auto in = make_pair();
-  if (!in) return fail(in.error());
-  auto out = make_pair();
-  if (!out) return fail(out.error());
+  auto in = WSYNC_TRY(make_pair());
+  auto out = WSYNC_TRY(make_pair());
   // Made before the fork: another thread may hold the allocator's lock then.
   const std::vector<char*> argv = pointers_to(options.command);
   std::vector<std::string> variables = environment_with(options.environment);
@@ -121,12 +119,12 @@ Result<Child> Child::start(ChildOptions options) {
   const pid_t pid = ::fork();
   if (pid < 0) return fail_errno("fork", errno);
   if (pid == 0)
-    become(options.log_file.c_str(), argv.data(), environment.data(), in->childs.get(),
-           out->childs.get(), parent);
+    become(options.log_file.c_str(), argv.data(), environment.data(), in.childs.get(),
+           out.childs.get(), parent);
   Child child;
   child.pid_ = pid;
-  child.input_ = std::move(in->ours);
-  child.output_ = std::move(out->ours);
+  child.input_ = std::move(in.ours);
+  child.output_ = std::move(out.ours);
   child.options_ = std::move(options);
   return child;
 }
@@ -225,17 +223,15 @@ Result<std::string> Child::line(const Interrupt& interrupt, TimePoint deadline) 
       buffer_.erase(0, end + 1);
       return found;
     }
-    const Result<bool> more = read_more(interrupt, deadline);
-    if (!more) return fail(more.error());
-    if (!*more) return fail(ErrorCode::kPeerLost, last_words());
+    const auto more = WSYNC_TRY(read_more(interrupt, deadline));
+    if (!more) return fail(ErrorCode::kPeerLost, last_words());
   }
 }
 
 Result<Child::End> Child::wait(const Interrupt& interrupt, TimePoint deadline) {
   for (;;) {
-    const Result<bool> more = read_more(interrupt, deadline);
-    if (!more) return fail(more.error());
-    if (!*more) break;
+    const auto more = WSYNC_TRY(read_more(interrupt, deadline));
+    if (!more) break;
   }
   End end = reap();
   end.output = std::move(buffer_);

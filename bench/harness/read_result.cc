@@ -65,19 +65,17 @@ class Place {
     return Place(*found, path);
   }
   [[nodiscard]] Result<std::string> text(const char* key) const {
-    const auto found = at(key, json::value_t::string);
-    if (!found) return fail(found.error());
-    auto text = found->value_.get<std::string>();
+    const auto found = WSYNC_TRY(at(key, json::value_t::string));
+    auto text = found.value_.get<std::string>();
     if (text.size() > kResultTextBytesMax)
-      return bad(found->path_, fmt::format("at most {} bytes", kResultTextBytesMax),
+      return bad(found.path_, fmt::format("at most {} bytes", kResultTextBytesMax),
                  fmt::format("{}", text.size()));
-    if (!is_printable(text)) return bad(found->path_, "a text of one line", "control characters");
+    if (!is_printable(text)) return bad(found.path_, "a text of one line", "control characters");
     return text;
   }
   [[nodiscard]] Result<bool> flag(const char* key) const {
-    const auto found = at(key, json::value_t::boolean);
-    if (!found) return fail(found.error());
-    return found->value_.get<bool>();
+    const auto found = WSYNC_TRY(at(key, json::value_t::boolean));
+    return found.value_.get<bool>();
   }
   // Numbers of both kinds of JSON's are one here.
   [[nodiscard]] Result<double> number(const char* key) const {
@@ -89,14 +87,13 @@ class Place {
   }
   // The parts of a list of objects.
   [[nodiscard]] Result<std::vector<Place>> list(const char* key, std::size_t most) const {
-    const auto found = at(key, json::value_t::array);
-    if (!found) return fail(found.error());
-    if (found->value_.size() > most)
-      return bad(found->path_, fmt::format("at most {}", most),
-                 fmt::format("{}", found->value_.size()));
+    const auto found = WSYNC_TRY(at(key, json::value_t::array));
+    if (found.value_.size() > most)
+      return bad(found.path_, fmt::format("at most {}", most),
+                 fmt::format("{}", found.value_.size()));
     std::vector<Place> parts;
-    for (std::size_t i = 0; i < found->value_.size(); ++i)
-      parts.emplace_back(found->value_[i], fmt::format("{}[{}]", found->path_, i));
+    for (std::size_t i = 0; i < found.value_.size(); ++i)
+      parts.emplace_back(found.value_[i], fmt::format("{}[{}]", found.path_, i));
     return parts;
   }
 
@@ -121,13 +118,11 @@ class Place {
 
 // The samples of "value", "ratio" or a baseline's "value".
 Result<std::vector<double>> read_samples(const Place& parent, const char* key) {
-  const auto holder = parent.at(key, json::value_t::object);
-  if (!holder) return fail(holder.error());
-  const auto list = holder->list("samples", kResultSamplesMax);
-  if (!list) return fail(list.error());
-  if (list->empty()) return bad(holder->path() + ".samples", "at least one number", "none");
+  const auto holder = WSYNC_TRY(parent.at(key, json::value_t::object));
+  const auto list = WSYNC_TRY(holder.list("samples", kResultSamplesMax));
+  if (list.empty()) return bad(holder.path() + ".samples", "at least one number", "none");
   std::vector<double> samples;
-  for (const Place& one : *list) {
+  for (const Place& one : list) {
     if (!one.value().is_number()) return bad(one.path(), "a number", one.value().type_name());
     const auto value = one.value().get<double>();
     if (!std::isfinite(value)) return bad(one.path(), "a finite number", "another");
@@ -137,15 +132,12 @@ Result<std::vector<double>> read_samples(const Place& parent, const char* key) {
 }
 
 Result<Target> read_target(const Place& parent) {
-  const auto object = parent.at("target", json::value_t::object);
-  if (!object) return fail(object.error());
-  const auto of = object->text("of");
-  if (!of) return fail(of.error());
-  const auto value = object->number("value");
-  if (!value) return fail(value.error());
+  const auto object = WSYNC_TRY(parent.at("target", json::value_t::object));
+  const auto of = WSYNC_TRY(object.text("of"));
+  const auto value = WSYNC_TRY(object.number("value"));
   for (const auto known : {Target::Of::kRatio, Target::Of::kMedian, Target::Of::kMost})
-    if (*of == target_name(known)) return Target{.of = known, .value = *value};
-  return bad(object->path() + ".of", "ratio, median or most", "'" + *of + "'");
+    if (of == target_name(known)) return Target{.of = known, .value = value};
+  return bad(object.path() + ".of", "ratio, median or most", "'" + of + "'");
 }
 
 Result<CaseResult> read_case(const Place& place) {
@@ -153,49 +145,38 @@ Result<CaseResult> read_case(const Place& place) {
   CaseResult result;
   for (const auto& [key, to] : {std::pair{"name", &result.name}, std::pair{"what", &result.what},
                                 std::pair{"unit", &result.unit}}) {
-    auto text = place.text(key);
-    if (!text) return fail(std::move(text).error());
-    *to = std::move(*text);
+    *to = WSYNC_TRY(place.text(key));
   }
-  const auto higher = place.flag("higher_is_better");
-  if (!higher) return fail(higher.error());
-  result.higher_is_better = *higher;
-  auto samples = read_samples(place, "value");
-  if (!samples) return fail(std::move(samples).error());
-  result.samples = std::move(*samples);
+  const auto higher = WSYNC_TRY(place.flag("higher_is_better"));
+  result.higher_is_better = higher;
+  auto samples = WSYNC_TRY(read_samples(place, "value"));
+  result.samples = std::move(samples);
   if (place.has("bytes")) {
-    const auto bytes = place.at("bytes", json::value_t::number_unsigned);
-    if (!bytes) return fail(bytes.error());
-    result.bytes = bytes->value().get<std::uint64_t>();
+    const auto bytes = WSYNC_TRY(place.at("bytes", json::value_t::number_unsigned));
+    result.bytes = bytes.value().get<std::uint64_t>();
   }
   if (place.has("baseline")) {
-    const auto baseline = place.at("baseline", json::value_t::object);
-    if (!baseline) return fail(baseline.error());
-    auto name = baseline->text("name");
-    if (!name) return fail(std::move(name).error());
-    auto values = read_samples(*baseline, "value");
-    if (!values) return fail(std::move(values).error());
-    result.baseline = Baseline{.name = std::move(*name), .samples = std::move(*values)};
+    const auto baseline = WSYNC_TRY(place.at("baseline", json::value_t::object));
+    auto name = WSYNC_TRY(baseline.text("name"));
+    auto values = WSYNC_TRY(read_samples(baseline, "value"));
+    result.baseline = Baseline{.name = std::move(name), .samples = std::move(values)};
   }
   if (place.has("ratio")) {
-    auto ratios = read_samples(place, "ratio");
-    if (!ratios) return fail(std::move(ratios).error());
-    result.ratios = std::move(*ratios);
+    auto ratios = WSYNC_TRY(read_samples(place, "ratio"));
+    result.ratios = std::move(ratios);
   }
   if (!result.baseline && !result.ratios.empty())
     return bad(place.path() + ".ratio", "a baseline beside it", "none");
   if (place.has("target")) {
-    const auto target = read_target(place);
-    if (!target) return fail(target.error());
-    result.target = *target;
+    const auto target = WSYNC_TRY(read_target(place));
+    result.target = target;
   }
   return result;
 }
 
 Result<> read_notes(const Place& place, std::vector<std::string>& notes) {
-  const auto list = place.list("notes", kResultNotesMax);
-  if (!list) return fail(list.error());
-  for (const Place& note : *list) {
+  const auto list = WSYNC_TRY(place.list("notes", kResultNotesMax));
+  for (const Place& note : list) {
     if (!note.value().is_string() ||
         note.value().get_ref<const std::string&>().size() > kResultTextBytesMax ||
         !is_printable(note.value().get_ref<const std::string&>()))
@@ -209,21 +190,16 @@ Result<> read_notes(const Place& place, std::vector<std::string>& notes) {
 Result<SuiteResult> read_suite(const Place& place) {
   if (!place.value().is_object()) return bad(place.path(), "an object", place.value().type_name());
   SuiteResult suite;
-  auto name = place.text("suite");
-  if (!name) return fail(std::move(name).error());
-  suite.suite = std::move(*name);
-  const auto parameters = place.at("parameters", json::value_t::object);
-  if (!parameters) return fail(parameters.error());
-  suite.parameters = parameters->value();
-  const auto cases = place.list("cases", kResultCasesMax);
-  if (!cases) return fail(cases.error());
+  suite.suite = WSYNC_TRY(place.text("suite"));
+  const auto parameters = WSYNC_TRY(place.at("parameters", json::value_t::object));
+  suite.parameters = parameters.value();
+  const auto cases = WSYNC_TRY(place.list("cases", kResultCasesMax));
   std::set<std::string> names;
-  for (const Place& one : *cases) {
-    auto result = read_case(one);
-    if (!result) return fail(std::move(result).error());
-    if (!names.insert(result->name).second)
-      return bad(one.path(), "each case once", fmt::format("'{}' again", result->name));
-    suite.cases.push_back(std::move(*result));
+  for (const Place& one : cases) {
+    auto result = WSYNC_TRY(read_case(one));
+    if (!names.insert(result.name).second)
+      return bad(one.path(), "each case once", fmt::format("'{}' again", result.name));
+    suite.cases.push_back(std::move(result));
   }
   WSYNC_TRY(read_notes(place, suite.notes));
   return suite;
@@ -234,13 +210,11 @@ Result<> check_schema(const Place& root) {
     return bad("schema", fmt::format("'{}'", kResultSchema),
                "nothing: it is not what --output writes (a suite's own --json and results of older "
                "releases are of other forms); measure again with --output");
-  const auto schema = root.text("schema");
-  if (!schema) return fail(schema.error());
-  if (*schema != kResultSchema)
-    return bad("schema", fmt::format("'{}'", kResultSchema), "'" + *schema + "'");
-  const auto version = root.at("schema_version", json::value_t::number_unsigned);
-  if (!version) return fail(version.error());
-  const auto number = version->value().get<std::uint64_t>();
+  const auto schema = WSYNC_TRY(root.text("schema"));
+  if (schema != kResultSchema)
+    return bad("schema", fmt::format("'{}'", kResultSchema), "'" + schema + "'");
+  const auto version = WSYNC_TRY(root.at("schema_version", json::value_t::number_unsigned));
+  const auto number = version.value().get<std::uint64_t>();
   if (number != kResultSchemaVersion)
     return fail(
         ErrorCode::kInvalidInput,
@@ -258,23 +232,18 @@ Result<ResultFile> read_file(const Place& root) {
   ResultFile file;
   for (const auto& [key, to] :
        {std::pair{"date", &file.date}, std::pair{"wsync_version", &file.wsync_version}}) {
-    auto text = root.text(key);
-    if (!text) return fail(std::move(text).error());
-    *to = std::move(*text);
+    *to = WSYNC_TRY(root.text(key));
   }
-  const auto machine = root.at("machine", json::value_t::object);
-  if (!machine) return fail(machine.error());
-  file.machine = machine->value();
-  const auto suites = root.list("suites", kResultSuitesMax);
-  if (!suites) return fail(suites.error());
-  for (const Place& place : *suites) {
-    auto suite = read_suite(place);
-    if (!suite) return fail(std::move(suite).error());
+  const auto machine = WSYNC_TRY(root.at("machine", json::value_t::object));
+  file.machine = machine.value();
+  const auto suites = WSYNC_TRY(root.list("suites", kResultSuitesMax));
+  for (const Place& place : suites) {
+    auto suite = WSYNC_TRY(read_suite(place));
     for (const SuiteResult& other : file.suites)
-      if (other.suite == suite->suite && other.parameters == suite->parameters)
+      if (other.suite == suite.suite && other.parameters == suite.parameters)
         return bad(place.path(), "each suite once with the same parameters",
-                   fmt::format("'{}' again", suite->suite));
-    file.suites.push_back(std::move(*suite));
+                   fmt::format("'{}' again", suite.suite));
+    file.suites.push_back(std::move(suite));
   }
   return file;
 }

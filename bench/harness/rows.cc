@@ -25,13 +25,12 @@ std::vector<Contender> contenders_of_rows(const std::vector<Row>& rows, RowSampl
     const Figure& first = row.figures.front();
     contenders.push_back({.name = case_name(first.name, first.variant),
                           .sample = [&row, &samples, i]() -> Result<double> {
-                            const auto values = row.measure();
-                            if (!values) return fail(values.error());
-                            WSYNC_CHECK(values->size() == row.figures.size(),
+                            const auto values = WSYNC_TRY(row.measure());
+                            WSYNC_CHECK(values.size() == row.figures.size(),
                                         "a value for each figure");
-                            for (std::size_t f = 0; f < values->size(); ++f)
-                              samples[i][f].push_back((*values)[f]);
-                            return values->front();
+                            for (std::size_t f = 0; f < values.size(); ++f)
+                              samples[i][f].push_back(values[f]);
+                            return values.front();
                           }});
   }
   return contenders;
@@ -59,22 +58,19 @@ Row rate_row(Figure figure, std::function<Result<std::chrono::nanoseconds>()> me
   WSYNC_CHECK(bytes > 0, "a rate is of bytes");
   return {.figures = {std::move(figure)},
           .measure = [bytes, measure = std::move(measure)]() -> Result<std::vector<double>> {
-            const auto taken = measure();
-            if (!taken) return fail(taken.error());
-            return std::vector<double>{gib_per_s(bytes, *taken)};
+            const auto taken = WSYNC_TRY(measure());
+            return std::vector<double>{gib_per_s(bytes, taken)};
           }};
 }
 
 Result<SuiteResult> run_rows(std::string_view suite, const std::vector<Row>& rows,
                              const TurnOptions& options, const Interrupt& interrupt,
                              const OnTurn& on_turn) {
-  const auto busy = busy_with_others(interrupt);
-  if (!busy) return fail(busy.error());
+  const auto busy = WSYNC_TRY(busy_with_others(interrupt));
   CpuLoad load;
   RowSamples samples;
   const auto contenders = contenders_of_rows(rows, samples);
-  const auto turns = measure_in_turns(contenders, options, interrupt, on_turn);
-  if (!turns) return fail(turns.error());
+  WSYNC_TRY(measure_in_turns(contenders, options, interrupt, on_turn));
   SuiteResult result{.suite = std::string(suite)};
   for (std::size_t i = 0; i < rows.size(); ++i) {
     for (std::size_t f = 0; f < rows[i].figures.size(); ++f) {
@@ -93,7 +89,7 @@ Result<SuiteResult> run_rows(std::string_view suite, const std::vector<Row>& row
       if (!figure.against.empty())
         set_baseline_of(suite, figure.name, one, samples_of_case(result, figure.against));
     }
-  for (std::string& sentence : load_sentences(*busy, load.since_last().stolen))
+  for (std::string& sentence : load_sentences(busy, load.since_last().stolen))
     result.notes.push_back(std::move(sentence));
   return result;
 }

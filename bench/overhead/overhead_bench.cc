@@ -48,16 +48,14 @@ class OverheadRun {
   [[nodiscard]] Result<OverheadBenchResult> run() {
     OverheadBenchResult result{
         .machine = this_machine(), .bytes = options_.bytes, .engines = options_.engines};
-    const auto busy = busy_with_others(interrupt_);
-    if (!busy) return fail(busy.error());
-    result.others_busy = *busy;
+    const auto busy = WSYNC_TRY(busy_with_others(interrupt_));
+    result.others_busy = busy;
     CpuLoad load;
     for (unsigned round = 0; round < options_.rounds; ++round) {
       if (round % options_.rounds_of_fleets == 0) WSYNC_TRY(start_fleets());
-      auto measured = one_round(round % 2 == 1);
-      if (!measured) return fail(measured.error());
-      measured->fleets = started_ - 1;
-      result.rounds.push_back(*measured);
+      auto measured = WSYNC_TRY(one_round(round % 2 == 1));
+      measured.fleets = started_ - 1;
+      result.rounds.push_back(measured);
       on_step_("measuring");
     }
     WSYNC_TRY(end_fleets());
@@ -75,16 +73,14 @@ class OverheadRun {
     const std::string directory = fmt::format("{}/{}{}", options_.directory, name, started_);
     std::filesystem::create_directory(directory);
     std::filesystem::permissions(directory, std::filesystem::perms::owner_all);
-    auto fleet = Fleet::start({.executable = options_.executable,
-                               .directory = directory,
-                               .checkpoint = options_.checkpoints.front(),
-                               .engines = options_.engines,
-                               .watched = watched},
-                              interrupt_);
-    if (!fleet) return fail(fleet.error());
-    side = {.fleet = std::move(*fleet)};
-    for (unsigned i = 0; i < kOverheadWarmUps; ++i)
-      if (auto pushed = push(side); !pushed) return fail(pushed.error());
+    auto fleet = WSYNC_TRY(Fleet::start({.executable = options_.executable,
+                                         .directory = directory,
+                                         .checkpoint = options_.checkpoints.front(),
+                                         .engines = options_.engines,
+                                         .watched = watched},
+                                        interrupt_));
+    side = {.fleet = std::move(fleet)};
+    for (unsigned i = 0; i < kOverheadWarmUps; ++i) WSYNC_TRY(push(side));
     return {};
   }
 
@@ -107,12 +103,11 @@ class OverheadRun {
       WSYNC_TRY(side->fleet->verify());
       WSYNC_TRY(side->fleet->check_steps());
       WSYNC_TRY(side->fleet->trace(path));
-      const auto spans = spans_in(path);
-      if (!spans) return fail(spans.error());
-      if (!spans->empty() != (side == &watched_))
+      const auto spans = WSYNC_TRY(spans_in(path));
+      if (!spans.empty() != (side == &watched_))
         return fail(ErrorCode::kInternal, fmt::format("the fleet that is {} has kept {}",
                                                       side == &watched_ ? "watched" : "not watched",
-                                                      counted(spans->size(), "span")));
+                                                      counted(spans.size(), "span")));
       side->fleet.reset();
     }
     return {};
@@ -126,39 +121,34 @@ class OverheadRun {
 
   Result<WatchedUpdate> update(Watching watching) {
     Side& side = watching == Watching::kNot ? other_ : watched_;
-    const auto before = side.fleet->cpu_time();
-    if (!before) return fail(before.error());
+    const auto before = WSYNC_TRY(side.fleet->cpu_time());
     std::unique_ptr<Scraping> scraping;
     if (watching == Watching::kAsked)
       scraping = std::make_unique<Scraping>(side.fleet->page_sockets(), kScrapeInterval);
-    const auto pushed = push(side, watching == Watching::kAsked ? trace_path() : "");
-    if (!pushed) return fail(pushed.error());
-    WatchedUpdate done{.command_cpu = pushed->command_cpu, .paused_ns = pushed->paused_ns};
+    const auto pushed = WSYNC_TRY(push(side, watching == Watching::kAsked ? trace_path() : ""));
+    WatchedUpdate done{.command_cpu = pushed.command_cpu, .paused_ns = pushed.paused_ns};
     if (scraping) {
-      const auto pages = scraping->stop();
-      if (!pages) return fail(pages.error());
-      done.pages = *pages;
+      const auto pages = WSYNC_TRY(scraping->stop());
+      done.pages = pages;
     }
-    const auto after = side.fleet->cpu_time();
-    if (!after) return fail(after.error());
-    done.cpu = *after - *before;
-    if (pushed->checked_bytes != options_.bytes * options_.engines)
+    const auto after = WSYNC_TRY(side.fleet->cpu_time());
+    done.cpu = after - before;
+    if (pushed.checked_bytes != options_.bytes * options_.engines)
       return fail(ErrorCode::kDigestMismatch,
                   fmt::format("{} bytes were checked in an update, {} were to be loaded",
-                              pushed->checked_bytes, options_.bytes * options_.engines));
+                              pushed.checked_bytes, options_.bytes * options_.engines));
     return done;
   }
 
   // As agents do it: texts are made, and an older span gives way.
   Result<> make_spans(OverheadRound& round) {
-    const auto spans = spans_in(trace_path());
-    if (!spans) return fail(spans.error());
-    if (spans->empty()) return fail(ErrorCode::kInternal, "a trace of an update without a span");
-    round.spans = spans->size();
-    while (ring_.dropped() == 0) ring_.record(spans->front());
+    const auto spans = WSYNC_TRY(spans_in(trace_path()));
+    if (spans.empty()) return fail(ErrorCode::kInternal, "a trace of an update without a span");
+    round.spans = spans.size();
+    while (ring_.dropped() == 0) ring_.record(spans.front());
     const auto before = own_cpu_time();
     for (unsigned i = 0; i < kMakings; ++i)
-      for (const trace::Span& span : *spans) ring_.record(span);
+      for (const trace::Span& span : spans) ring_.record(span);
     round.making = (own_cpu_time() - before) / kMakings;
     return {};
   }
@@ -170,13 +160,12 @@ class OverheadRun {
       const bool back = (i >= kWatchings.size()) != turned;
       const std::size_t step = i % kWatchings.size();
       const std::size_t at = back ? kWatchings.size() - 1 - step : step;
-      const auto done = update(kWatchings[at]);
-      if (!done) return fail(done.error());
+      const auto done = WSYNC_TRY(update(kWatchings[at]));
       WatchedUpdate& mean = round.updates[at];
-      mean.cpu += done->cpu / kUpdatesOfRound;
-      mean.command_cpu += done->command_cpu / kUpdatesOfRound;
-      mean.paused_ns += done->paused_ns / kUpdatesOfRound;
-      mean.pages += done->pages / kUpdatesOfRound;
+      mean.cpu += done.cpu / kUpdatesOfRound;
+      mean.command_cpu += done.command_cpu / kUpdatesOfRound;
+      mean.paused_ns += done.paused_ns / kUpdatesOfRound;
+      mean.pages += done.pages / kUpdatesOfRound;
     }
     WSYNC_TRY(make_spans(round));
     return round;

@@ -25,14 +25,13 @@ std::string first_line(const std::string& path) {
 
 Result<> convert(const std::string& converter, const std::string& svg, const std::string& png,
                  const Interrupt& interrupt) {
-  const auto directory = TemporaryDirectory::create("");
-  if (!directory) return fail(directory.error());
-  const std::string log = directory->path() + "/log";
-  auto child = Child::start({.command = {converter, "--zoom", kZoom, "--output", png, svg},
-                             .environment = {},
-                             .log_file = log});
-  if (!child) return fail(child.error());
-  const auto end = child->wait(interrupt, now() + kConversionPatience);
+  const auto directory = WSYNC_TRY(TemporaryDirectory::create(""));
+  const std::string log = directory.path() + "/log";
+  auto child =
+      WSYNC_TRY(Child::start({.command = {converter, "--zoom", kZoom, "--output", png, svg},
+                              .environment = {},
+                              .log_file = log}));
+  const auto end = child.wait(interrupt, now() + kConversionPatience);
   if (!end) return fail(end.error().with_context(converter));
   if (end->exit_code == 0) return {};
   return fail(ErrorCode::kIo, fmt::format("{} of {} ended with exit code {}: {}", converter, svg,

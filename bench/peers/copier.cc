@@ -61,20 +61,17 @@ class Copier {
     for (const nlohmann::json& tensor : list.at("tensors"))
       source.tensors.push_back(
           {.info = {}, .offset = tensor.at("offset"), .bytes = tensor.at("bytes")});
-    auto target = Pages::make_private(source.size, PageKind::kHuge);
-    if (!target) return fail(std::move(target).error());
+    auto target = WSYNC_TRY(Pages::make_private(source.size, PageKind::kHuge));
     const unsigned engines = job.at("engines");
-    auto socket = connect_unix(job.at("socket"), now() + kCopierConnect);
-    if (!socket) return fail(std::move(socket).error());
+    auto socket = WSYNC_TRY(connect_unix(job.at("socket"), now() + kCopierConnect));
     std::unique_ptr<Copier> made(
-        new Copier(std::move(source), std::move(*target), std::move(*socket)));
+        new Copier(std::move(source), std::move(target), std::move(socket)));
     made->rank_ = static_cast<unsigned>(std::atoi(rank));
     made->threads_ = std::max(1U, this_machine().cores / engines);
     if (made->threads_ > 1) made->helpers_ = std::make_unique<ThreadPool>(made->threads_ - 1);
     for (const nlohmann::json& path : job.at("models")) {
-      auto model = MappedFile::map(path, made->source_.size);
-      if (!model) return fail(std::move(model).error());
-      made->models_.push_back(std::move(*model));
+      auto model = WSYNC_TRY(MappedFile::map(path, made->source_.size));
+      made->models_.push_back(std::move(model));
     }
     made->target_.touch();
     return made;
@@ -83,15 +80,14 @@ class Copier {
   Result<> run() {
     WSYNC_TRY(say({.event = MemberEvent::kReady, .rank = rank_}));
     for (;;) {
-      const auto line = next_line();
-      if (!line) return fail(line.error());
-      if (line->empty()) return {};
-      const nlohmann::json go = nlohmann::json::parse(*line);
+      const auto line = WSYNC_TRY(next_line());
+      if (line.empty()) return {};
+      const nlohmann::json go = nlohmann::json::parse(line);
       const auto kinds = available_copy_kinds();
       const std::size_t kind = go.value("kind", kinds.size() - 1);
       const std::size_t model = go.at("go");
       if (kind >= kinds.size() || model >= models_.size())
-        return fail(ErrorCode::kInvalidInput, "go where, with what: " + *line);
+        return fail(ErrorCode::kInvalidInput, "go where, with what: " + line);
       MemberLine done{.event = MemberEvent::kDone, .rank = rank_};
       const TimePoint begin = now();
       copy(models_[model].bytes(), kinds[kind]);
@@ -126,9 +122,8 @@ class Copier {
 
   Result<> say(const MemberLine& line) const {
     const std::string text = member_text(line) + "\n";
-    const auto sent = send_some(socket_.get(), std::as_bytes(std::span(text)));
-    if (!sent) return fail(sent.error());
-    if (*sent != text.size()) return fail(ErrorCode::kIo, "the benchmark does not listen");
+    const auto sent = WSYNC_TRY(send_some(socket_.get(), std::as_bytes(std::span(text))));
+    if (sent != text.size()) return fail(ErrorCode::kIo, "the benchmark does not listen");
     return {};
   }
 
@@ -165,9 +160,8 @@ class Copier {
 
 Result<> run_copier() {
   try {
-    auto copier = Copier::create();
-    if (!copier) return fail(std::move(copier).error());
-    return (*copier)->run();
+    auto copier = WSYNC_TRY(Copier::create());
+    return copier->run();
   } catch (const nlohmann::json::exception& error) {
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("the job has another form: {}", error.what()));

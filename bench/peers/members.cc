@@ -32,20 +32,18 @@ Result<std::unique_ptr<Members>> Members::start(MembersOptions options, const Mo
   std::unique_ptr<Members> members(new Members(std::move(options), source, interrupt));
   const std::string socket = members->options_.directory + "/s";
   WSYNC_TRY(members->write_job(socket));
-  auto listener = ListeningSocket::bind(socket);
-  if (!listener) return fail(std::move(listener).error());
-  members->listener_.emplace(std::move(*listener));
+  auto listener = WSYNC_TRY(ListeningSocket::bind(socket));
+  members->listener_.emplace(std::move(listener));
   WSYNC_TRY(members->start_children());
   const TimePoint deadline = now() + members->options_.start_deadline;
   std::vector<bool> ready(members->options_.engines + 1);
   for (unsigned i = 0; i < members->count(); ++i) {
-    const auto said = members->next(deadline);
-    if (!said) return fail(said.error());
-    if (said->event != MemberEvent::kReady || ready[said->rank])
+    const auto said = WSYNC_TRY(members->next(deadline));
+    if (said.event != MemberEvent::kReady || ready[said.rank])
       return fail(
           ErrorCode::kInvalidInput,
-          fmt::format("{} said something else than that it is ready", member_name(said->rank)));
-    ready[said->rank] = true;
+          fmt::format("{} said something else than that it is ready", member_name(said.rank)));
+    ready[said.rank] = true;
   }
   return members;
 }
@@ -75,14 +73,13 @@ Result<> Members::write_job(const std::string& socket) const {
 Result<> Members::start_children() {
   for (std::size_t i = 0; i < options_.commands.size(); ++i) {
     const std::size_t rank = i + (options_.has_trainer ? 0 : 1);
-    auto child =
+    auto child = WSYNC_TRY(
         Child::start({.command = options_.commands[i],
                       .environment = {{"WSYNC_PEER_DIRECTORY", options_.directory},
                                       {"WSYNC_PEER_RANK", std::to_string(rank)},
                                       {"PYTHONDONTWRITEBYTECODE", "1"}},
-                      .log_file = fmt::format("{}/process{}.log", options_.directory, rank)});
-    if (!child) return fail(std::move(child).error());
-    children_.push_back(std::move(*child));
+                      .log_file = fmt::format("{}/process{}.log", options_.directory, rank)}));
+    children_.push_back(std::move(child));
   }
   return {};
 }
@@ -117,9 +114,8 @@ Result<> Members::wait_for_words(TimePoint deadline) {
   if (now() > deadline)
     return fail(ErrorCode::kDeadline, "not every process has answered before the deadline");
   if (found > 0 && fds[1].revents != 0) {
-    auto accepted = listener_->accept();
-    if (!accepted) return fail(std::move(accepted).error());
-    if (*accepted) connections_.push_back({.socket = std::move((*accepted)->socket), .buffer = {}});
+    auto accepted = WSYNC_TRY(listener_->accept());
+    if (accepted) connections_.push_back({.socket = std::move(accepted->socket), .buffer = {}});
   }
   return {};
 }
@@ -175,20 +171,19 @@ Result<Members::Transfer> Members::transfer(std::size_t model, const nlohmann::j
   std::int64_t last_ns = 0;
   std::vector<bool> done(options_.engines + 1);
   for (unsigned i = 0; i < count(); ++i) {
-    const auto said = next(begin + options_.transfer_deadline);
-    if (!said) return fail(said.error());
-    if (said->event != MemberEvent::kDone || done[said->rank])
+    const auto said = WSYNC_TRY(next(begin + options_.transfer_deadline));
+    if (said.event != MemberEvent::kDone || done[said.rank])
       return fail(
           ErrorCode::kInvalidInput,
-          fmt::format("{} said something else than that it is done", member_name(said->rank)));
-    done[said->rank] = true;
-    if (said->digest != source_.digests[model])
+          fmt::format("{} said something else than that it is done", member_name(said.rank)));
+    done[said.rank] = true;
+    if (said.digest != source_.digests[model])
       return fail(
           ErrorCode::kDigestMismatch,
-          fmt::format("{} has bytes with the digest {}, expected {}", member_name(said->rank),
-                      said->digest.to_string(), source_.digests[model].to_string()));
-    first_ns = std::min(first_ns, said->begin_ns);
-    last_ns = std::max(last_ns, said->end_ns);
+          fmt::format("{} has bytes with the digest {}, expected {}", member_name(said.rank),
+                      said.digest.to_string(), source_.digests[model].to_string()));
+    first_ns = std::min(first_ns, said.begin_ns);
+    last_ns = std::max(last_ns, said.end_ns);
   }
   transfer.seconds = seconds(now() - begin);
   transfer.copy_seconds = 1e-9 * static_cast<double>(last_ns - first_ns);

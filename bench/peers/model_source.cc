@@ -67,19 +67,17 @@ Result<ModelSource> make_source(const std::string& directory,
   ModelSource source;
   Digest layout;
   for (const std::string& path : checkpoints) {
-    const auto checkpoint = CheckpointDirectory::open(path);
-    if (!checkpoint) return fail(checkpoint.error());
+    const auto checkpoint = WSYNC_TRY(CheckpointDirectory::open(path));
     if (source.tensors.empty()) {
-      WSYNC_TRY(lay_out(source, checkpoint->manifest()));
-      layout = checkpoint->manifest().layout_digest();
+      WSYNC_TRY(lay_out(source, checkpoint.manifest()));
+      layout = checkpoint.manifest().layout_digest();
     }
-    if (checkpoint->manifest().layout_digest() != layout)
+    if (checkpoint.manifest().layout_digest() != layout)
       return fail(ErrorCode::kInvalidInput,
                   fmt::format("{} has other tensors than {}", path, checkpoints.front()));
     source.models.push_back(fmt::format("{}/model{}.raw", directory, source.models.size()));
-    auto digest = write_model(source.models.back(), source, *checkpoint);
-    if (!digest) return fail(std::move(digest).error());
-    source.digests.push_back(*digest);
+    auto digest = WSYNC_TRY(write_model(source.models.back(), source, checkpoint));
+    source.digests.push_back(digest);
   }
   nlohmann::json tensors = nlohmann::json::array();
   for (const SourceTensor& tensor : source.tensors)

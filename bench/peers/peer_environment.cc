@@ -41,14 +41,13 @@ Result<std::string> run_command(const std::string& name, std::vector<std::string
                                 const Interrupt& interrupt) {
   const std::string text = fmt::format("{}", fmt::join(command, " "));
   const std::string log = fmt::format("{}/{}.log", environment.scripts, name);
-  auto child = Child::start(
+  auto child = WSYNC_TRY(Child::start(
       {.command = std::move(command),
        .environment = {{"DEBIAN_FRONTEND", "noninteractive"}, {"PYTHONDONTWRITEBYTECODE", "1"}},
-       .log_file = log});
-  if (!child) return fail(std::move(child).error());
-  auto end = child->wait(interrupt, now() + time);
+       .log_file = log}));
+  auto end = child.wait(interrupt, now() + time);
   if (!end) {
-    child->stop(kInstallStop);  // not in the middle of a package
+    child.stop(kInstallStop);  // not in the middle of a package
     return fail(std::move(end).error());
   }
   if (end->exit_code == 0) return std::move(end->output);
@@ -72,11 +71,10 @@ Result<nlohmann::json> probe(const std::vector<const Peer*>& peers,
     for (const std::string_view module : peer->modules)
       if (std::ranges::find(command, module) == command.end()) command.emplace_back(module);
   const auto output =
-      run_command("probe", std::move(command), environment, kProbeDeadline, interrupt);
-  if (!output) return fail(output.error());
-  nlohmann::json found = nlohmann::json::parse(*output, nullptr, false);
+      WSYNC_TRY(run_command("probe", std::move(command), environment, kProbeDeadline, interrupt));
+  nlohmann::json found = nlohmann::json::parse(output, nullptr, false);
   if (!found.is_object())
-    return fail(ErrorCode::kInternal, "the probe of Python packages printed no object: " + *output);
+    return fail(ErrorCode::kInternal, "the probe of Python packages printed no object: " + output);
   return found;
 }
 

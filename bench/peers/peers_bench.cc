@@ -63,14 +63,11 @@ class PeersRun {
     result_.engines = options_.engines;
     result_.rounds = options_.rounds;
     result_.disk = options_.directory;
-    const auto busy = busy_with_others(interrupt_);
-    if (!busy) return fail(busy.error());
-    result_.others_busy = *busy;
+    const auto busy = WSYNC_TRY(busy_with_others(interrupt_));
+    result_.others_busy = busy;
     if (options_.checkpoints.size() != kModels)
       return fail(ErrorCode::kInvalidInput, "two checkpoints are needed, so that bytes change");
-    auto source = make_source(options_.directory, options_.checkpoints);
-    if (!source) return fail(std::move(source).error());
-    source_ = std::move(*source);
+    source_ = WSYNC_TRY(make_source(options_.directory, options_.checkpoints));
     result_.bytes = source_.bytes;
     result_.tensors = source_.tensors.size();
     WSYNC_TRY(require_peers_memory(source_.size, options_.engines));
@@ -165,22 +162,19 @@ class PeersRun {
 
   Result<double> peer_turn(const FoundPeer& found, const std::string& directory) {
     const PeerFiles files = found.peer->files;
-    auto data = TemporaryDirectory::create(files == PeerFiles::kTmpfs ? options_.tmpfs
-                                                                      : options_.directory);
-    if (!data) return fail(std::move(data).error());
+    auto data = WSYNC_TRY(TemporaryDirectory::create(
+        files == PeerFiles::kTmpfs ? options_.tmpfs : options_.directory));
     MembersOptions wanted{.directory = directory,
-                          .data_directory = data->path(),
+                          .data_directory = data.path(),
                           .variant = std::string(found.peer->variant),
                           .engines = options_.engines};
     const bool one_starts_all = found.peer->start == PeerStart::kMpirun;
     wanted.commands.assign(one_starts_all ? 1 : options_.engines + 1, found.command);
-    auto members = Members::start(std::move(wanted), source_, interrupt_);
-    if (!members) return fail(std::move(members).error());
+    auto members = WSYNC_TRY(Members::start(std::move(wanted), source_, interrupt_));
     double measured = 0;
     for (unsigned i = 0; i <= options_.warm_ups; ++i) {
-      const auto done = (*members)->transfer(i % kModels);
-      if (!done) return fail(done.error());
-      measured = done->seconds;
+      const auto done = WSYNC_TRY(members->transfer(i % kModels));
+      measured = done.seconds;
     }
     return measured;
   }

@@ -39,32 +39,27 @@ Result<std::unique_ptr<WsyncSide>> WsyncSide::start(const WsyncSideOptions& opti
   side->engines_ = options.engines;
   WSYNC_TRY(side->load());
   // First, because it refuses a directory whose name is too long for sockets.
-  auto config = config::load_trainer({.file = {},
+  auto config =
+      WSYNC_TRY(config::load_trainer({.file = {},
                                       .environment = {},
                                       .set = {"run_dir=" + options.directory + "/run",
-                                              "state_dir=" + options.directory + "/state"}});
-  if (!config) return fail(std::move(config).error());
-  auto fleet = Fleet::start({.executable = options.executable,
-                             .directory = options.directory,
-                             .checkpoint = options.checkpoint,
-                             .engines = options.engines,
-                             .has_trainer = false},
-                            interrupt);
-  if (!fleet) return fail(std::move(fleet).error());
-  side->fleet_ = std::move(*fleet);
-  auto trainer = plugin::Trainer::create({.config = std::move(*config)});
-  if (!trainer) return fail(std::move(trainer).error());
-  side->trainer_ = std::move(*trainer);
+                                              "state_dir=" + options.directory + "/state"}}));
+  side->fleet_ = WSYNC_TRY(Fleet::start({.executable = options.executable,
+                                         .directory = options.directory,
+                                         .checkpoint = options.checkpoint,
+                                         .engines = options.engines,
+                                         .has_trainer = false},
+                                        interrupt));
+  side->trainer_ = WSYNC_TRY(plugin::Trainer::create({.config = std::move(config)}));
   WSYNC_TRY(side->trainer_->start());
   return side;
 }
 
 Result<WsyncSide::Published> WsyncSide::transfer(std::size_t model) {
   const TimePoint begin = now();
-  const auto publish = trainer_->publish_async(tensors_[model], ++step_);
-  if (!publish) return fail(publish.error());
+  const auto publish = WSYNC_TRY(trainer_->publish_async(tensors_[model], ++step_));
   for (;;) {
-    const auto view = trainer_->wait(*publish, PublishState::kCommitted, now() + kLookAtPublish);
+    const auto view = trainer_->wait(publish, PublishState::kCommitted, now() + kLookAtPublish);
     const TimePoint end = now();
     if (!view && view.error().code() == ErrorCode::kDeadline) {
       WSYNC_TRY(go_on(interrupt_));

@@ -137,10 +137,9 @@ Result<std::vector<std::unique_ptr<device::Device>>> make_devices(
     const HostPipelineOptions& options) {
   std::vector<std::unique_ptr<device::Device>> made;
   for (std::uint32_t d = 0; d < options.devices; ++d) {
-    auto one =
-        device::make_device({.kind = DeviceKind::kSeparate, .index = device::DeviceIndex{d}});
-    if (!one) return fail(std::move(one).error());
-    made.push_back(options.rates.given() ? paced(std::move(*one), options.rates) : std::move(*one));
+    auto one = WSYNC_TRY(
+        device::make_device({.kind = DeviceKind::kSeparate, .index = device::DeviceIndex{d}}));
+    made.push_back(options.rates.given() ? paced(std::move(one), options.rates) : std::move(one));
   }
   return made;
 }
@@ -152,11 +151,10 @@ Result<Mappings> map_buffers(const reload::DeviceGroup& group) {
   Mappings made(group.size());
   for (std::uint32_t d = 0; d < group.size(); ++d)
     for (std::uint32_t slot = 0; slot < reload::kIpcSlots; ++slot) {
-      auto handle = group.ipc_handle(device::DeviceIndex{d}, reload::SlotIndex{slot});
-      if (!handle) return fail(std::move(handle).error());
-      auto memory = group.device(device::DeviceIndex{d}).import_memory(std::move(*handle));
-      if (!memory) return fail(std::move(memory).error());
-      made[d][slot] = std::move(*memory);
+      auto handle = WSYNC_TRY(group.ipc_handle(device::DeviceIndex{d}, reload::SlotIndex{slot}));
+      auto memory =
+          WSYNC_TRY(group.device(device::DeviceIndex{d}).import_memory(std::move(handle)));
+      made[d][slot] = std::move(memory);
     }
   return made;
 }
@@ -197,57 +195,45 @@ struct HostPipeline::Parts {
 };
 
 Result<> HostPipeline::Parts::make_model() {
-  auto made = SharedArena::create({.name = "wsync-bench", .data_bytes = options.bytes});
-  if (!made) return fail(std::move(made).error());
-  arena = std::make_unique<SharedArena>(std::move(*made));
-  auto lease = arena->try_write_lease({});
-  if (!lease) return fail(std::move(lease).error());
+  auto made = WSYNC_TRY(SharedArena::create({.name = "wsync-bench", .data_bytes = options.bytes}));
+  arena = std::make_unique<SharedArena>(std::move(made));
+  auto lease = WSYNC_TRY(arena->try_write_lease({}));
   std::uint64_t state = 0x9e3779b97f4a7c15ULL;
-  const auto data = lease->data();
+  const auto data = lease.data();
   for (std::size_t at = 0; at < data.size(); at += sizeof state) {
     state ^= state << 13U;
     state ^= state >> 7U;
     state ^= state << 17U;
     std::memcpy(data.data() + at, &state, std::min(sizeof state, data.size() - at));
   }
-  std::move(*lease).complete({});
+  std::move(lease).complete({});
   for (std::uint64_t b = 0; b < count(); ++b) checks.push_back(checksum(bucket(b)));
   return {};
 }
 
 Result<> HostPipeline::Parts::make_runner(Runner& to, Stages stages) {
-  auto devices = make_devices(options);
-  if (!devices) return fail(std::move(devices).error());
+  auto devices = WSYNC_TRY(make_devices(options));
   reload::PipelineOptions wanted;
-  wanted.devices = std::move(*devices);
+  wanted.devices = std::move(devices);
   wanted.buffer_bytes = options.buffer_bytes;
   wanted.stages = stages;
-  auto made = reload::PipelineRunner::create(std::move(wanted));
-  if (!made) return fail(std::move(made).error());
-  to.runner = std::move(*made);
-  auto mapped = map_buffers(to.runner->group());
-  if (!mapped) return fail(std::move(mapped).error());
-  to.buffers = std::move(*mapped);
+  to.runner = WSYNC_TRY(reload::PipelineRunner::create(std::move(wanted)));
+  to.buffers = WSYNC_TRY(map_buffers(to.runner->group()));
   return {};
 }
 
 Result<> HostPipeline::Parts::make_group(std::unique_ptr<reload::DeviceGroup>& to) {
-  auto devices = make_devices(options);
-  if (!devices) return fail(std::move(devices).error());
+  auto devices = WSYNC_TRY(make_devices(options));
   reload::DeviceGroupOptions wanted;
-  wanted.devices = std::move(*devices);
+  wanted.devices = std::move(devices);
   wanted.buffer_bytes = options.buffer_bytes;
-  auto made = reload::DeviceGroup::create(std::move(wanted));
-  if (!made) return fail(std::move(made).error());
-  to = std::move(*made);
+  to = WSYNC_TRY(reload::DeviceGroup::create(std::move(wanted)));
   return to->connect(now() + kStageDeadline);
 }
 
 Result<> HostPipeline::Parts::make_groups() {
   for (auto* group : {&h2d_group, &broadcast_group, &reload_group}) WSYNC_TRY(make_group(*group));
-  auto mapped = map_buffers(*reload_group);
-  if (!mapped) return fail(std::move(mapped).error());
-  buffers = std::move(*mapped);
+  buffers = WSYNC_TRY(map_buffers(*reload_group));
   WSYNC_TRY(make_runner(two, Stages::kTwo));
   return make_runner(three, Stages::kThree);
 }

@@ -78,9 +78,8 @@ Result<HostPipelineRound> measure_round(HostPipeline& pipeline, const HostPipeli
   round.three_s = three.wall_s;
   for (auto& [to, stages] : {std::pair{&round.predicted_two_s, Stages::kTwo},
                              std::pair{&round.predicted_three_s, Stages::kThree}}) {
-    const auto predicted = predict_update(round, options, cores, stages);
-    if (!predicted) return fail(predicted.error());
-    *to = *predicted;
+    const auto predicted = WSYNC_TRY(predict_update(round, options, cores, stages));
+    *to = predicted;
   }
   return round;
 }
@@ -159,18 +158,16 @@ Result<double> predict_update(const HostPipelineRound& alone, const HostPipeline
   reload::PipelineShape shape{.devices = n, .buckets = count, .ipc_slots = 2, .engines = {}};
   for (std::uint32_t d = 0; d < n; ++d)
     shape.engines.push_back({.engine = reload::EngineId{d}, .device = reload::DeviceIndex{d}});
-  const auto made = simulate_pipeline(shape, stages, flows, std::move(links));
-  if (!made) return fail(made.error());
-  return made->prediction.seconds;
+  const auto made = WSYNC_TRY(simulate_pipeline(shape, stages, flows, std::move(links)));
+  return made.prediction.seconds;
 }
 
 Result<PipelineBenchResult> run_pipeline_bench(const PipelineBenchOptions& options,
                                                const Interrupt& interrupt,
                                                const OnPipelineProgress& on_progress) {
-  const auto busy = busy_with_others(interrupt);
-  if (!busy) return fail(busy.error());
+  const auto busy = WSYNC_TRY(busy_with_others(interrupt));
   PipelineBenchResult made{
-      .machine = this_machine(), .options = options, .cases = {}, .others_busy = *busy};
+      .machine = this_machine(), .options = options, .cases = {}, .others_busy = busy};
   CpuLoad load;
   for (const HostPipelineOptions& wanted : options.cases) {
     const std::string label = case_label(wanted);

@@ -53,11 +53,8 @@ Result<std::unique_ptr<AlternatingTrainer>> AlternatingTrainer::create(
     }
     weights.tensors = std::move(tensors);
   }
-  auto config = config_of(run_directory, state_directory);
-  if (!config) return fail(config.error());
-  auto trainer = plugin::Trainer::create({.config = std::move(*config)});
-  if (!trainer) return fail(trainer.error());
-  made->trainer_ = std::move(*trainer);
+  auto config = WSYNC_TRY(config_of(run_directory, state_directory));
+  made->trainer_ = WSYNC_TRY(plugin::Trainer::create({.config = std::move(config)}));
   WSYNC_TRY(made->trainer_->start());
   return made;
 }
@@ -69,9 +66,9 @@ const training::ParameterSet& AlternatingTrainer::weights_of(
 
 Result<> AlternatingTrainer::begin() {
   ++step_;
-  const auto publish = trainer_->publish_async(weights_[step_ % weights_.size()].tensors, step_);
-  if (!publish) return fail(publish.error());
-  publish_ = *publish;
+  const auto publish =
+      WSYNC_TRY(trainer_->publish_async(weights_[step_ % weights_.size()].tensors, step_));
+  publish_ = publish;
   return {};
 }
 

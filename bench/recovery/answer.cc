@@ -19,16 +19,16 @@ Result<std::vector<AnsweredSpan>> read_spans(const json& listed, const Asked& as
   for (const json& span : listed) {
     const auto from = span.at("start").get<std::uint64_t>();
     const auto to = span.at("end").get<std::uint64_t>();
-    const auto version = Version::parse(span.at("version").get_ref<const std::string&>());
-    if (!version) return fail(version.error());
+    const auto version =
+        WSYNC_TRY(Version::parse(span.at("version").get_ref<const std::string&>()));
     if (from != end || to <= from || to > asked.tokens)
       return wrong(fmt::format("span {} has tokens {} to {}, expected some from {} on, up to {}",
                                spans.size(), from, to, end, asked.tokens));
-    if (spans.empty() ? *version < asked.oldest : *version <= spans.back().version)
+    if (spans.empty() ? version < asked.oldest : version <= spans.back().version)
       return wrong(fmt::format("span {} is of version {}, expected {} {}", spans.size(),
-                               version->to_string(), spans.empty() ? "at least" : "more than",
+                               version.to_string(), spans.empty() ? "at least" : "more than",
                                (spans.empty() ? asked.oldest : spans.back().version).to_string()));
-    spans.push_back({.begin = end, .end = static_cast<std::uint32_t>(to), .version = *version});
+    spans.push_back({.begin = end, .end = static_cast<std::uint32_t>(to), .version = version});
     end = spans.back().end;
   }
   if (end != asked.tokens)
@@ -51,12 +51,11 @@ Result<Answer> read_answer(std::string_view body, const Asked& asked) {
           fmt::format("it has ended after {} with finish_reason {}, expected {} and "
                       "\"length\"",
                       counted(tokens, "token"), reason.dump(), asked.tokens));
-    auto spans = read_spans(choice.at("weight_versions"), asked);
-    if (!spans) return fail(spans.error());
+    auto spans = WSYNC_TRY(read_spans(choice.at("weight_versions"), asked));
     Answer read{
         .tokens = choice.at("token_ids").get<std::vector<std::uint32_t>>(),
         .log_probabilities = choice.at("logprobs").at("token_logprobs").get<std::vector<double>>(),
-        .spans = std::move(*spans)};
+        .spans = std::move(spans)};
     if (read.log_probabilities.size() != tokens)
       return wrong(fmt::format("it has log-probabilities of {} for {}",
                                read.log_probabilities.size(), counted(tokens, "token")));

@@ -100,27 +100,24 @@ Divergence compare_steps(const std::vector<StepEvent>& run, const std::vector<St
 }
 
 Result<Divergence> compare_states(const std::string& run, const std::string& reference) {
-  const auto ours = files_below(run);
-  if (!ours) return fail(ours.error());
-  const auto theirs = files_below(reference);
-  if (!theirs) return fail(theirs.error());
+  const auto ours = WSYNC_TRY(files_below(run));
+  const auto theirs = WSYNC_TRY(files_below(reference));
   for (const std::string_view name : kStateFiles)
-    if (!theirs->contains(std::string(name)))
+    if (!theirs.contains(std::string(name)))
       return fail(ErrorCode::kNotFound,
                   fmt::format("{} has no {}: it is no state of a training run", reference, name));
-  std::set<std::string> names = *ours;
-  names.insert(theirs->begin(), theirs->end());
+  std::set<std::string> names = ours;
+  names.insert(theirs.begin(), theirs.end());
   Divergence found{.compared = names.size()};
   for (const std::string& name : names) {
-    if (!ours->contains(name) || !theirs->contains(name)) {
+    if (!ours.contains(name) || !theirs.contains(name)) {
       found.add(fmt::format("{} was saved only by the run with{} kills", name,
-                            ours->contains(name) ? "" : "out"));
+                            ours.contains(name) ? "" : "out"));
       continue;
     }
-    const auto differs =
-        difference_of(fmt::format("{}/{}", run, name), fmt::format("{}/{}", reference, name));
-    if (!differs) return fail(differs.error());
-    if (*differs) found.add(fmt::format("{} {}", name, **differs));
+    const auto differs = WSYNC_TRY(
+        difference_of(fmt::format("{}/{}", run, name), fmt::format("{}/{}", reference, name)));
+    if (differs) found.add(fmt::format("{} {}", name, *differs));
   }
   return found;
 }

@@ -58,9 +58,8 @@ class KillRun {
 
   Result<KillBenchResult> run() {
     result_.machine = this_machine();
-    const auto busy = busy_with_others(interrupt_);
-    if (!busy) return fail(busy.error());
-    result_.others_busy = *busy;
+    const auto busy = WSYNC_TRY(busy_with_others(interrupt_));
+    result_.others_busy = busy;
     WSYNC_TRY(write_text(at("text"), options_.seed));
     CpuLoad cpu;
     WSYNC_TRY(run_with_kills());
@@ -108,12 +107,11 @@ class KillRun {
 
   Result<> run_with_kills() {
     const TimePoint begin = now();
-    auto trainer = start("run-with-kills", {"save.directory=" + at("saved")});
-    if (!trainer) return fail(trainer.error());
-    WSYNC_TRY(kill_all(**trainer));
-    WSYNC_TRY((*trainer)->end(interrupt_));
+    auto trainer = WSYNC_TRY(start("run-with-kills", {"save.directory=" + at("saved")}));
+    WSYNC_TRY(kill_all(*trainer));
+    WSYNC_TRY(trainer->end(interrupt_));
     result_.seconds = seconds(now() - begin);
-    const KillLog& log = (*trainer)->log();
+    const KillLog& log = trainer->log();
     if (!log.saved()) return fail(ErrorCode::kInternal, "the run with kills has saved nothing");
     saved_ = *log.saved();
     result_.steps = saved_.step;
@@ -131,9 +129,8 @@ class KillRun {
       const bool is_ready = log.is_ready() && log.step_seconds().size() >= kStepsBefore;
       if (is_ready && log.kills().size() == options_.kills) return {};
       if (is_ready && !next) next = now() + delay(log);
-      const auto came = trainer.take_event(interrupt_, next.value_or(deadline));
-      if (!came) return fail(came.error());
-      if (*came) continue;
+      const auto came = WSYNC_TRY(trainer.take_event(interrupt_, next.value_or(deadline)));
+      if (came) continue;
       if (!next)
         return fail(ErrorCode::kDeadline,
                     fmt::format("the training run has not gone on within {} s: {}",
@@ -160,45 +157,40 @@ class KillRun {
   // The same steps once more, by ranks that live: what is saved is the only difference, and it goes
   // some steps further before it is stopped.
   Result<> run_without() {
-    auto trainer = start("run-without-kills", {"save.directory=" + at("reference"),
-                                               fmt::format("save.every={}", saved_.step)});
-    if (!trainer) return fail(trainer.error());
-    const KillLog& log = (*trainer)->log();
+    auto trainer =
+        WSYNC_TRY(start("run-without-kills", {"save.directory=" + at("reference"),
+                                              fmt::format("save.every={}", saved_.step)}));
+    const KillLog& log = trainer->log();
     std::string reference;
     while (reference.empty()) {
-      const auto came = (*trainer)->take_event(interrupt_, now() + kReferenceDeadline);
-      if (!came) return fail(came.error());
-      if (!*came)
+      const auto came = WSYNC_TRY(trainer->take_event(interrupt_, now() + kReferenceDeadline));
+      if (!came)
         return fail(ErrorCode::kDeadline,
                     fmt::format("the run without kills has taken no step for {} min: {}",
                                 kReferenceDeadline.count(), log.state()));
       on_progress_(fmt::format("step {} of {} without kills", log.last_step(), saved_.step));
       if (log.saved() && log.saved()->step == saved_.step) reference = log.saved()->directory;
     }
-    WSYNC_TRY((*trainer)->end(interrupt_));
+    WSYNC_TRY(trainer->end(interrupt_));
     result_.step_seconds = log.step_seconds();
     result_.steps_diverged = compare_steps(steps_, log.steps(), saved_.step);
-    auto files = compare_states(saved_.directory, reference);
-    if (!files) return fail(files.error());
-    result_.files_diverged = std::move(*files);
+    result_.files_diverged = WSYNC_TRY(compare_states(saved_.directory, reference));
     return {};
   }
 
   // What one would do without recovery.
   Result<> restart() {
     const TimePoint begin = now();
-    auto trainer = start("restart", {"resume=" + saved_.directory});
-    if (!trainer) return fail(trainer.error());
-    while ((*trainer)->log().steps().empty()) {
-      const auto came = (*trainer)->take_event(interrupt_, begin + kKillDeadline);
-      if (!came) return fail(came.error());
-      if (!*came)
+    auto trainer = WSYNC_TRY(start("restart", {"resume=" + saved_.directory}));
+    while (trainer->log().steps().empty()) {
+      const auto came = WSYNC_TRY(trainer->take_event(interrupt_, begin + kKillDeadline));
+      if (!came)
         return fail(ErrorCode::kDeadline,
                     fmt::format("a run that goes on from {} has taken no step within {} s",
                                 saved_.directory, kKillDeadline.count()));
     }
     result_.restart_seconds.push_back(seconds(now() - begin));
-    return (*trainer)->end(interrupt_);
+    return trainer->end(interrupt_);
   }
 
   const KillBenchOptions& options_;

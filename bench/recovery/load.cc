@@ -100,16 +100,15 @@ Result<> Load::State::ask(HttpExchange& client, unsigned number, std::mt19937_64
 
 void Load::State::run(unsigned client) {
   const auto body = [&]() -> Result<> {
-    auto connection = HttpExchange::create({.host = "127.0.0.1", .port = options.port});
-    if (!connection) return fail(connection.error());
+    auto connection = WSYNC_TRY(HttpExchange::create({.host = "127.0.0.1", .port = options.port}));
     {
       const std::lock_guard lock(mutex);
-      clients[client] = connection->get();
+      clients[client] = connection.get();
       if (cancelled) stopping = true;
     }
     std::mt19937_64 random(client);
     Result<> asked;
-    while (!stopping && asked) asked = ask(**connection, client, random);
+    while (!stopping && asked) asked = ask(*connection, client, random);
     const std::lock_guard lock(mutex);
     clients[client] = nullptr;
     return asked;

@@ -34,10 +34,9 @@ RankProcess::RankProcess(Child child, std::string name, const Interrupt& interru
 
 Result<std::unique_ptr<RankProcess>> RankProcess::start(ChildOptions options, std::string name,
                                                         const Interrupt& interrupt) {
-  auto child = Child::start(std::move(options));
-  if (!child) return fail(child.error());
+  auto child = WSYNC_TRY(Child::start(std::move(options)));
   return std::unique_ptr<RankProcess>(
-      new RankProcess(std::move(*child), std::move(name), interrupt));
+      new RankProcess(std::move(child), std::move(name), interrupt));
 }
 
 RankProcess::~RankProcess() {

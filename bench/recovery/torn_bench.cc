@@ -50,9 +50,8 @@ class TornRun {
 
   Result<TornBenchResult> run() {
     result_.machine = this_machine();
-    const auto busy = busy_with_others(interrupt_);
-    if (!busy) return fail(busy.error());
-    result_.others_busy = *busy;
+    const auto busy = WSYNC_TRY(busy_with_others(interrupt_));
+    result_.others_busy = busy;
     WSYNC_TRY(start());
     WSYNC_TRY(publish_first());
     WSYNC_TRY(run_load());
@@ -117,30 +116,25 @@ class TornRun {
 
   Result<> start() {
     const std::string model = at("model");
-    auto trainer =
-        AlternatingTrainer::create(torn_model(options_.ranks), model, at("run"), at("state"));
-    if (!trainer) return fail(trainer.error());
-    trainer_ = std::move(*trainer);
-    const auto checkpoint = CheckpointDirectory::open(model);
-    if (!checkpoint) return fail(checkpoint.error());
-    result_.layers = checkpoint->manifest().layer_count();
-    auto sidecar = Child::start(child("sidecar", {"sidecar", "--set", "name=bench"}));
-    if (!sidecar) return fail(sidecar.error());
-    sidecar_.emplace(std::move(*sidecar));
+    trainer_ = WSYNC_TRY(
+        AlternatingTrainer::create(torn_model(options_.ranks), model, at("run"), at("state")));
+    const auto checkpoint = WSYNC_TRY(CheckpointDirectory::open(model));
+    result_.layers = checkpoint.manifest().layer_count();
+    auto sidecar = WSYNC_TRY(Child::start(child("sidecar", {"sidecar", "--set", "name=bench"})));
+    sidecar_.emplace(std::move(sidecar));
     const std::string socket = at("run/bench.engines");
     WSYNC_TRY(until("the sidecar's socket", kTornStartDeadline,
                     [&] { return std::filesystem::exists(socket); }));
     for (unsigned i = 0; i < options_.ranks; ++i) {
       const std::string name = fmt::format("rank {}", i);
-      auto rank = RankProcess::start(
+      auto rank = WSYNC_TRY(RankProcess::start(
           child(fmt::format("rank{}", i),
                 {"engine", "--json", "--model", model, "--sidecar", socket, "--replica", "r0",
                  "--rank", fmt::format("{}", i), "--world-size", fmt::format("{}", options_.ranks),
                  "--port", "0", "--max-sequences", fmt::format("{}", options_.requests),
                  "--stats-ms", fmt::format("{}", kStatsMs)}),
-          name, interrupt_);
-      if (!rank) return fail(rank.error());
-      ranks_.push_back(std::move(*rank));
+          name, interrupt_));
+      ranks_.push_back(std::move(rank));
     }
     return until("the ranks' attachment to their sidecar", kTornStartDeadline, [&] {
       return std::ranges::all_of(ranks_, [](const auto& rank) { return rank->view().attached; }) &&
@@ -164,9 +158,8 @@ class TornRun {
 
   Result<> publish_first() {
     WSYNC_TRY(trainer_->begin());
-    const auto first = published();
-    if (!first) return fail(first.error());
-    newest_ = first->version;
+    const auto first = WSYNC_TRY(published());
+    newest_ = first.version;
     return {};
   }
 

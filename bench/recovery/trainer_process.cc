@@ -30,9 +30,8 @@ std::optional<pid_t> parent_of(pid_t pid) {
 
 Result<std::unique_ptr<TrainerProcess>> TrainerProcess::start(ChildOptions options,
                                                               std::uint32_t ranks) {
-  auto child = Child::start(std::move(options));
-  if (!child) return fail(child.error());
-  return std::unique_ptr<TrainerProcess>(new TrainerProcess(std::move(*child), ranks));
+  auto child = WSYNC_TRY(Child::start(std::move(options)));
+  return std::unique_ptr<TrainerProcess>(new TrainerProcess(std::move(child), ranks));
 }
 
 TrainerProcess::~TrainerProcess() { child_.stop(kTrainerPatience); }
@@ -71,12 +70,11 @@ Result<> TrainerProcess::end(const Interrupt& interrupt) {
                                                     kTrainerEndDeadline.count(), log_.state()));
     if (more.error().code() != ErrorCode::kPeerLost) return fail(more.error());
     // The end of what it says; its exit code is left.
-    const auto ended = child_.wait(interrupt, deadline);
-    if (!ended) return fail(ended.error());
-    if (ended->exit_code == kStoppedExitCode) return {};
+    const auto ended = WSYNC_TRY(child_.wait(interrupt, deadline));
+    if (ended.exit_code == kStoppedExitCode) return {};
     return fail(ErrorCode::kRefused,
                 fmt::format("the trainer ended with {}, expected {} when it is asked to stop: {}",
-                            ended->exit_code, kStoppedExitCode, more.error().message()));
+                            ended.exit_code, kStoppedExitCode, more.error().message()));
   }
 }
 

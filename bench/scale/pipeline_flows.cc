@@ -123,9 +123,9 @@ HostLinks make_links(const HostType& host) {
 
 Result<PipelinePrediction> simulate_pipeline(const reload::PipelineShape& shape, Stages stages,
                                              const PipelineFlows& flows, SharedLinks links) {
-  auto pipeline = reload::WeightPipeline::create(shape, reload::StageChoice(stages, shape.devices));
-  if (!pipeline) return fail(std::move(pipeline).error());
-  return PipelineDriver(std::move(*pipeline), flows, std::move(links)).run();
+  auto pipeline =
+      WSYNC_TRY(reload::WeightPipeline::create(shape, reload::StageChoice(stages, shape.devices)));
+  return PipelineDriver(std::move(pipeline), flows, std::move(links)).run();
 }
 
 Result<PipelinePrediction> simulate_switch(std::uint64_t model_bytes, const Cluster& cluster,

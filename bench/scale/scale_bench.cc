@@ -70,9 +70,8 @@ ModelBytes bytes_of(const std::vector<TensorInfo>& tensors) {
 }
 
 Result<Cluster> cluster_of(const PublishedRow& row) {
-  const auto host = find_host(std::string(row.host));
-  if (!host) return fail(host.error());
-  return Cluster{.host = *host, .gpus = row.gpus, .gpus_per_replica = row.gpus_per_replica};
+  const auto host = WSYNC_TRY(find_host(std::string(row.host)));
+  return Cluster{.host = host, .gpus = row.gpus, .gpus_per_replica = row.gpus_per_replica};
 }
 
 // A row's model and cluster are made once for all steps of a fit.
@@ -82,12 +81,10 @@ struct RowModel {
   CheckpointEngineOptions options;
 };
 Result<RowModel> model_of(const PublishedRow& row, bool gpu_takes_turns) {
-  const auto shape = find_model(row.model);
-  if (!shape) return fail(shape.error());
-  auto cluster = cluster_of(row);
-  if (!cluster) return fail(cluster.error());
-  return RowModel{.model = bytes_of(tensors_of(*shape)),
-                  .cluster = *cluster,
+  const auto shape = WSYNC_TRY(find_model(row.model));
+  auto cluster = WSYNC_TRY(cluster_of(row));
+  return RowModel{.model = bytes_of(tensors_of(shape)),
+                  .cluster = cluster,
                   .options = {.bucket_bytes = static_cast<std::uint64_t>(row.bucket_gib * kGiB),
                               .gpu_takes_turns = gpu_takes_turns}};
 }
@@ -104,24 +101,20 @@ class OurSide {
   Result<OurPrediction> on(const Cluster& cluster, std::uint64_t buffer, Stages stages) {
     OurPrediction made;
     for (auto& [to, fan_out] : {std::pair{&made.chain, 1U}, std::pair{&made.tree, 2U}}) {
-      const auto staged =
-          simulate_staging(model_bytes_, cluster, {.bucket_bytes = buffer, .fan_out = fan_out});
-      if (!staged) return fail(staged.error());
-      *to = *staged;
+      const auto staged = WSYNC_TRY(
+          simulate_staging(model_bytes_, cluster, {.bucket_bytes = buffer, .fan_out = fan_out}));
+      *to = staged;
     }
     using enum Stages;
     for (auto& [to, form] : {std::pair{&made.chosen, stages}, std::pair{&made.two, kTwo},
                              std::pair{&made.three, kThree}}) {
-      const auto pipeline = switch_on(cluster, buffer, form);
-      if (!pipeline) return fail(pipeline.error());
-      *to = *pipeline;
+      const auto pipeline = WSYNC_TRY(switch_on(cluster, buffer, form));
+      *to = pipeline;
     }
-    const auto pause = switch_floor(model_bytes_, cluster);
-    if (!pause) return fail(pause.error());
-    made.switch_floor = *pause;
-    const auto staging = staging_floor(model_bytes_, cluster);
-    if (!staging) return fail(staging.error());
-    made.staging_floor = *staging;
+    const auto pause = WSYNC_TRY(switch_floor(model_bytes_, cluster));
+    made.switch_floor = pause;
+    const auto staging = WSYNC_TRY(staging_floor(model_bytes_, cluster));
+    made.staging_floor = staging;
     return made;
   }
 
@@ -143,24 +136,19 @@ Result<RowResult> run_row(const PublishedRow& row, const ScaleResult& made) {
   RowResult result{.row = row, .peer = {}, .floor = {}, .ours = {}};
   for (const bool turns : {true, false}) {
     const auto predicted =
-        predict_row(row, turns ? made.tensor_s : made.side_by_side_tensor_s, turns);
-    if (!predicted) return fail(predicted.error());
+        WSYNC_TRY(predict_row(row, turns ? made.tensor_s : made.side_by_side_tensor_s, turns));
     if (turns)
-      result.peer = *predicted;
+      result.peer = predicted;
     else
-      result.side_by_side_s = predicted->seconds;
+      result.side_by_side_s = predicted.seconds;
   }
-  const auto shape = find_model(row.model);
-  if (!shape) return fail(shape.error());
-  const auto cluster = cluster_of(row);
-  if (!cluster) return fail(cluster.error());
-  const std::uint64_t bytes = totals_of(tensors_of(*shape)).bytes;
-  const auto floor = update_floor(bytes, *cluster);
-  if (!floor) return fail(floor.error());
-  result.floor = *floor;
-  auto ours = OurSide(bytes).on(*cluster, made.options.buffer_bytes, made.options.stages);
-  if (!ours) return fail(ours.error());
-  result.ours = std::move(*ours);
+  const auto shape = WSYNC_TRY(find_model(row.model));
+  const auto cluster = WSYNC_TRY(cluster_of(row));
+  const std::uint64_t bytes = totals_of(tensors_of(shape)).bytes;
+  const auto floor = WSYNC_TRY(update_floor(bytes, cluster));
+  result.floor = floor;
+  auto ours = WSYNC_TRY(OurSide(bytes).on(cluster, made.options.buffer_bytes, made.options.stages));
+  result.ours = std::move(ours);
   return result;
 }
 
@@ -199,8 +187,7 @@ class CurveMaker {
     for (const std::uint32_t gpus : options_.gpus)
       if (auto added = add_point(gpus); !added)
         return fail(added.error().with_context(curve_.model));
-    for (const std::uint64_t mib : kBuffersMiB)
-      if (auto added = add_buffer(mib << 20U); !added) return fail(added.error());
+    for (const std::uint64_t mib : kBuffersMiB) WSYNC_TRY(add_buffer(mib << 20U));
     return std::move(curve_);
   }
 
@@ -220,29 +207,24 @@ class CurveMaker {
     const Cluster on = cluster(gpus);
     ScalePoint point{
         .gpus = gpus, .gpus_per_replica = replica_, .peer = {}, .floor = {}, .ours = {}};
-    auto peer = simulate_checkpoint_engine(
+    auto peer = WSYNC_TRY(simulate_checkpoint_engine(
         model_, on,
         {.bucket_bytes = std::max(options_.peer_buffer_bytes, curve_.totals.largest_tensor_bytes),
-         .tensor_s = made_.tensor_s});
-    if (!peer) return fail(peer.error());
-    point.peer = std::move(*peer);
-    const auto floor = update_floor(curve_.totals.bytes, on);
-    if (!floor) return fail(floor.error());
-    point.floor = *floor;
-    auto ours = ours_.on(on, options_.buffer_bytes, options_.stages);
-    if (!ours) return fail(ours.error());
-    point.ours = std::move(*ours);
+         .tensor_s = made_.tensor_s}));
+    point.peer = std::move(peer);
+    const auto floor = WSYNC_TRY(update_floor(curve_.totals.bytes, on));
+    point.floor = floor;
+    auto ours = WSYNC_TRY(ours_.on(on, options_.buffer_bytes, options_.stages));
+    point.ours = std::move(ours);
     curve_.points.push_back(std::move(point));
     return {};
   }
   Result<> add_buffer(std::uint64_t bytes) {
     const Cluster on = cluster(curve_.points.back().gpus);
-    auto pipeline = ours_.switch_on(on, bytes, options_.stages);
-    if (!pipeline) return fail(pipeline.error());
-    const auto staging = simulate_staging(curve_.totals.bytes, on, {.bucket_bytes = bytes});
-    if (!staging) return fail(staging.error());
-    curve_.buffers.push_back(
-        {.bytes = bytes, .pipeline = std::move(*pipeline), .staging = *staging});
+    auto pipeline = WSYNC_TRY(ours_.switch_on(on, bytes, options_.stages));
+    const auto staging =
+        WSYNC_TRY(simulate_staging(curve_.totals.bytes, on, {.bucket_bytes = bytes}));
+    curve_.buffers.push_back({.bytes = bytes, .pipeline = std::move(pipeline), .staging = staging});
     return {};
   }
 
@@ -261,22 +243,19 @@ std::span<const PublishedRow> published_rows() noexcept { return kRows; }
 const PublishedRow& fitted_row() noexcept { return kRows[kFittedRow]; }
 
 Result<Prediction> predict_row(const PublishedRow& row, double tensor_s, bool gpu_takes_turns) {
-  auto model = model_of(row, gpu_takes_turns);
-  if (!model) return fail(model.error());
-  return predict(*model, tensor_s);
+  auto model = WSYNC_TRY(model_of(row, gpu_takes_turns));
+  return predict(model, tensor_s);
 }
 
 // More seconds for a tensor never make an update shorter, so halving finds the constant.
 Result<double> fit_tensor_seconds(bool gpu_takes_turns) {
-  auto model = model_of(fitted_row(), gpu_takes_turns);
-  if (!model) return fail(model.error());
+  auto model = WSYNC_TRY(model_of(fitted_row(), gpu_takes_turns));
   double least = 0;
   double most = kTensorSecondsMost;
   for (int step = 0; step < kFitSteps; ++step) {
     const double middle = (least + most) / 2;
-    const auto predicted = predict(*model, middle);
-    if (!predicted) return fail(predicted.error());
-    (predicted->seconds > fitted_row().seconds ? most : least) = middle;
+    const auto predicted = WSYNC_TRY(predict(model, middle));
+    (predicted.seconds > fitted_row().seconds ? most : least) = middle;
   }
   return least;
 }
@@ -286,9 +265,8 @@ Result<ScaleResult> run_scale_bench(const ScaleOptions& options) {
   ScaleResult made{.options = options};
   for (auto& [to, turns] :
        {std::pair{&made.tensor_s, true}, std::pair{&made.side_by_side_tensor_s, false}}) {
-    const auto fitted = fit_tensor_seconds(turns);
-    if (!fitted) return fail(fitted.error());
-    *to = *fitted;
+    const auto fitted = WSYNC_TRY(fit_tensor_seconds(turns));
+    *to = fitted;
   }
   for (const PublishedRow& row : published_rows()) {
     auto result = run_row(row, made);
@@ -296,9 +274,8 @@ Result<ScaleResult> run_scale_bench(const ScaleOptions& options) {
     made.rows.push_back(std::move(*result));
   }
   for (const ModelShape& shape : options.models) {
-    auto curve = CurveMaker(shape, made).run();
-    if (!curve) return fail(curve.error());
-    made.curves.push_back(std::move(*curve));
+    auto curve = WSYNC_TRY(CurveMaker(shape, made).run());
+    made.curves.push_back(std::move(curve));
   }
   return made;
 }

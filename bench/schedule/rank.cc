@@ -71,11 +71,9 @@ class Rank {
     WSYNC_TRY(join());
     WSYNC_TRY(prepare(CaseKind::kNoLink, options_, *memory_));
     for (unsigned i = 0; i < task_.warmup; ++i) WSYNC_TRY(step(CaseKind::kNoLink));
-    const auto speed = choose_speed();
-    if (!speed) return fail(speed.error());
-    auto link = collective::emulate_link(std::move(unlinked_), *speed);
-    if (!link) return fail(std::move(link).error());
-    linked_ = std::make_unique<MeteredGroup>(std::move(*link));
+    const auto speed = WSYNC_TRY(choose_speed());
+    auto link = WSYNC_TRY(collective::emulate_link(std::move(unlinked_), speed));
+    linked_ = std::make_unique<MeteredGroup>(std::move(link));
     WSYNC_TRY(prepare(CaseKind::kOverlap, task_.overlap, *linked_));
     WSYNC_TRY(prepare(CaseKind::kNoOverlap, options_, *linked_));
     // The first step of a pipeline writes its memory for the first time.
@@ -87,7 +85,7 @@ class Rank {
       for (std::size_t j = 0; j < kCaseCount; ++j)
         WSYNC_TRY(step(static_cast<CaseKind>((i + j) % kCaseCount)));
     WSYNC_TRY(collective::barrier(team(), deadline()));
-    return report(*speed);
+    return report(speed);
   }
 
   struct Case {
@@ -101,20 +99,16 @@ class Rank {
   [[nodiscard]] collective::Team team() const { return {memory_.get(), everyone_}; }
 
   Result<> join() {
-    auto memory = collective::memory::attach(task_.memory_fd, place_.rank);
-    if (!memory) return fail(std::move(memory).error());
-    memory_ = std::make_unique<MeteredGroup>(std::move(*memory));
-    auto unlinked = collective::memory::attach(task_.linked_fd, place_.rank);
-    if (!unlinked) return fail(std::move(unlinked).error());
-    unlinked_ = std::move(*unlinked);
+    auto memory = WSYNC_TRY(collective::memory::attach(task_.memory_fd, place_.rank));
+    memory_ = std::make_unique<MeteredGroup>(std::move(memory));
+    unlinked_ = WSYNC_TRY(collective::memory::attach(task_.linked_fd, place_.rank));
     return {};
   }
 
   Result<> prepare(CaseKind kind, const TrainingOptions& options, MeteredGroup& group) {
-    auto program = training::plan_training(options);
-    if (!program) return fail(std::move(program).error());
+    auto program = WSYNC_TRY(training::plan_training(options));
     Case& one = at(kind);
-    one.program = std::make_shared<const schedule::Program>(std::move(*program));
+    one.program = std::make_shared<const schedule::Program>(std::move(program));
     one.group = &group;
     one.pipeline = std::make_unique<training::Pipeline>(
         training::PipelineOptions{
@@ -138,11 +132,10 @@ class Rank {
     WSYNC_TRY(collective::barrier(team(), deadline()));
     (void)one.group->take();
     StepSample sample{.begin = now(), .end = {}, .operations = {}, .exchanges = {}};
-    auto done = one.pipeline->run_step(
-        batches_, 1.0F / static_cast<float>(options_.tokens_of_step()), gradients_);
-    if (!done) return fail(std::move(done).error());
+    auto done = WSYNC_TRY(one.pipeline->run_step(
+        batches_, 1.0F / static_cast<float>(options_.tokens_of_step()), gradients_));
     sample.end = now();
-    sample.operations = std::move(done->times);
+    sample.operations = std::move(done.times);
     sample.exchanges = one.group->take();
     one.samples.push_back(std::move(sample));
     WSYNC_TRY(check_gradients());
@@ -213,10 +206,9 @@ class Rank {
       most.attention = std::max(most.attention, rank.attention);
       most.dispatch.bytes = std::max(most.dispatch.bytes, rank.dispatch.bytes);
     }
-    const auto bandwidth =
-        bandwidth_for(most.dispatch, speed.latency, most.attention, task_.link.dispatch_share);
-    if (!bandwidth) return fail(bandwidth.error());
-    speed.bytes_per_second = *bandwidth;
+    const auto bandwidth = WSYNC_TRY(
+        bandwidth_for(most.dispatch, speed.latency, most.attention, task_.link.dispatch_share));
+    speed.bytes_per_second = bandwidth;
     return speed;
   }
 

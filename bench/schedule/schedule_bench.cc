@@ -68,10 +68,9 @@ Result<> check_memory(const ScheduleBenchOptions& options) {
                                      std::min(kSequence, options.tokens), options.sizes.ep);
   std::uint64_t bytes = 0;
   for (std::size_t i = 0; i < kCaseCount; ++i) {
-    const auto program =
-        training::plan_training(training_of(options, overlaps(static_cast<CaseKind>(i))));
-    if (!program) return fail(program.error());
-    for (const schedule::RankProgram& rank : program->ranks)
+    const auto program = WSYNC_TRY(
+        training::plan_training(training_of(options, overlaps(static_cast<CaseKind>(i)))));
+    for (const schedule::RankProgram& rank : program.ranks)
       bytes += training::most_activations(rank) * layer * options.sizes.dp;
   }
   return require_memory(bytes, fmt::format("activations of {} processes", options.sizes.ranks()));
@@ -97,17 +96,15 @@ RankResult result_of(const nlohmann::json& object) {
 Result<std::vector<RankResult>> run_ranks(const ScheduleBenchOptions& options,
                                           const Interrupt& interrupt, const OnSteps& on_steps) {
   const std::uint32_t ranks = options.sizes.ranks();
-  const auto memory = HostSegment::create({.size = ranks});
-  if (!memory) return fail(memory.error());
-  const auto linked = HostSegment::create({.size = ranks});
-  if (!linked) return fail(linked.error());
+  const auto memory = WSYNC_TRY(HostSegment::create({.size = ranks}));
+  const auto linked = WSYNC_TRY(HostSegment::create({.size = ranks}));
   const RankTask task{.overlap = training_of(options, true),
                       .no_overlap = training_of(options, false),
                       .link = options.link,
                       .warmup = options.warmup,
                       .steps = options.steps,
-                      .memory_fd = memory->descriptor(),
-                      .linked_fd = linked->descriptor()};
+                      .memory_fd = memory.descriptor(),
+                      .linked_fd = linked.descriptor()};
   const unsigned total =
       options.warmup + unsigned{kCaseCount} - 1 + options.steps * unsigned{kCaseCount};
   std::vector<std::string> last(ranks);
@@ -123,8 +120,8 @@ Result<std::vector<RankResult>> run_ranks(const ScheduleBenchOptions& options,
            },
        .on_failure =
            [&](const Error& error) {
-             memory->abort(error);
-             linked->abort(error);
+             memory.abort(error);
+             linked.abort(error);
            }},
       interrupt));
   std::vector<RankResult> results;
@@ -145,14 +142,12 @@ std::size_t middle_of(const std::vector<double>& steps) {
 Result<ScheduleCase> compare_case(CaseKind kind, const ScheduleBenchOptions& options,
                                   const CaseSamples& samples,
                                   const schedule::OperationCosts& costs) {
-  auto program = training::plan_training(training_of(options, overlaps(kind)));
-  if (!program) return fail(std::move(program).error());
-  auto predicted = schedule::simulate(*program, costs, {.lockstep = false});
-  if (!predicted) return fail(std::move(predicted).error());
+  auto program = WSYNC_TRY(training::plan_training(training_of(options, overlaps(kind))));
+  auto predicted = WSYNC_TRY(schedule::simulate(program, costs, {.lockstep = false}));
   ScheduleCase one{.kind = kind,
-                   .program = std::move(*program),
+                   .program = std::move(program),
                    .costs = costs,
-                   .predicted = std::move(*predicted)};
+                   .predicted = std::move(predicted)};
   std::vector<double> exposed;
   std::vector<double> ratios;
   for (std::size_t step = 0; step < samples.front().size(); ++step) {
@@ -186,17 +181,15 @@ Result<std::vector<ScheduleCase>> compare_cases(const ScheduleBenchOptions& opti
                                                 const std::array<CaseSamples, kCaseCount>& samples,
                                                 const collective::LinkSpeed& link,
                                                 std::uint32_t cores) {
-  const auto program = training::plan_training(training_of(options, false));
-  if (!program) return fail(program.error());
+  const auto program = WSYNC_TRY(training::plan_training(training_of(options, false)));
   const CaseSamples& alone = samples[static_cast<std::size_t>(CaseKind::kNoLink)];
   std::vector<ScheduleCase> cases;
   for (std::size_t i = 0; i < kCaseCount; ++i) {
     const auto kind = static_cast<CaseKind>(i);
     const schedule::OperationCosts costs = measured_costs(
-        *program, options.sizes, alone, has_link(kind) ? std::optional(link) : std::nullopt, cores);
-    auto one = compare_case(kind, options, samples[i], costs);
-    if (!one) return fail(std::move(one).error());
-    cases.push_back(std::move(*one));
+        program, options.sizes, alone, has_link(kind) ? std::optional(link) : std::nullopt, cores);
+    auto one = WSYNC_TRY(compare_case(kind, options, samples[i], costs));
+    cases.push_back(std::move(one));
   }
   return cases;
 }
@@ -216,21 +209,18 @@ Result<ScheduleBenchResult> run_schedule_bench(const ScheduleBenchOptions& optio
   WSYNC_TRY(check_memory(options));
   ScheduleBenchResult result{
       .machine = this_machine(), .options = options, .model = model_of(options)};
-  const auto busy = busy_with_others(interrupt);
-  if (!busy) return fail(busy.error());
-  result.others_busy = *busy;
+  const auto busy = WSYNC_TRY(busy_with_others(interrupt));
+  result.others_busy = busy;
   CpuLoad load;
   try {
-    const auto ranks = run_ranks(options, interrupt, on_steps);
-    if (!ranks) return fail(ranks.error());
+    const auto ranks = WSYNC_TRY(run_ranks(options, interrupt, on_steps));
     result.stolen = load.since_last().stolen;
-    result.link = ranks->front().link;
+    result.link = ranks.front().link;
     std::array<CaseSamples, kCaseCount> samples;
     for (std::size_t i = 0; i < kCaseCount; ++i)
-      for (const RankResult& rank : *ranks) samples[i].push_back(rank.samples.at(i));
-    auto cases = compare_cases(options, samples, result.link, result.machine.cores);
-    if (!cases) return fail(std::move(cases).error());
-    result.cases = std::move(*cases);
+      for (const RankResult& rank : ranks) samples[i].push_back(rank.samples.at(i));
+    auto cases = WSYNC_TRY(compare_cases(options, samples, result.link, result.machine.cores));
+    result.cases = std::move(cases);
   } catch (const nlohmann::json::exception& error) {
     return fail(ErrorCode::kInternal,
                 fmt::format("what a rank told has another form: {}", error.what()));

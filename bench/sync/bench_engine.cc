@@ -66,9 +66,7 @@ class Commands {
         const std::lock_guard lock(mutex_);
         version = committed_;
       }
-      auto floor = FloorCopy::map(manifest_, engine_.model(), version);
-      if (!floor) return fail(std::move(floor).error());
-      floor_ = std::move(*floor);
+      floor_ = WSYNC_TRY(FloorCopy::map(manifest_, engine_.model(), version));
       return json{
           {"event", "mapped"}, {"version", version.to_string()}, {"bytes", floor_->bytes()}};
     }
@@ -111,8 +109,7 @@ class Commands {
 }  // namespace
 
 Result<> run_bench_engine(const BenchEngineOptions& options) {
-  const auto checkpoint = CheckpointDirectory::open(options.checkpoint);
-  if (!checkpoint) return fail(checkpoint.error());
+  const auto checkpoint = WSYNC_TRY(CheckpointDirectory::open(options.checkpoint));
   engine::reference::ReferenceEngineOptions reference{
       .sidecar_socket = options.sidecar_socket,
       .replica = options.replica,
@@ -127,12 +124,11 @@ Result<> run_bench_engine(const BenchEngineOptions& options) {
     commands->on_event(event);
     if (options.on_event) options.on_event(event);
   };
-  auto engine = ReferenceEngine::create(std::move(reference), sink);
-  if (!engine) return fail(std::move(engine).error());
-  commands = std::make_unique<Commands>(**engine, checkpoint->manifest(), mouth);
-  (*engine)->start();
+  auto engine = WSYNC_TRY(ReferenceEngine::create(std::move(reference), sink));
+  commands = std::make_unique<Commands>(*engine, checkpoint.manifest(), mouth);
+  engine->start();
   for (std::string line; std::getline(std::cin, line);) commands->obey(line);
-  (*engine)->stop();
+  engine->stop();
   return {};
 }
 

@@ -127,22 +127,18 @@ std::vector<std::string> Fleet::trainer_arguments() const {
 Result<std::unique_ptr<Fleet>> Fleet::start(FleetOptions options, const Interrupt& interrupt) {
   std::unique_ptr<Fleet> fleet(new Fleet(std::move(options), interrupt));
   const FleetOptions& made = fleet->options_;
-  auto sidecar = fleet->start("sidecar", fleet->sidecar_arguments());
-  if (!sidecar) return fail(sidecar.error());
-  fleet->sidecar_ = std::make_unique<Child>(std::move(*sidecar));
+  auto sidecar = WSYNC_TRY(fleet->start("sidecar", fleet->sidecar_arguments()));
+  fleet->sidecar_ = std::make_unique<Child>(std::move(sidecar));
   WSYNC_TRY(fleet->wait_for_socket(fmt::format("{}/run/{}.engines", made.directory, kSidecar)));
   const std::size_t engines = made.gpus.empty() ? made.engines : made.gpus.size();
   for (std::size_t i = 0; i < engines; ++i) {
-    auto child = fleet->start(fmt::format("engine{}", i), fleet->engine_arguments(i));
-    if (!child) return fail(child.error());
-    fleet->engines_.push_back(std::make_unique<Engine>(Engine{.child = std::move(*child)}));
+    auto child = WSYNC_TRY(fleet->start(fmt::format("engine{}", i), fleet->engine_arguments(i)));
+    fleet->engines_.push_back(std::make_unique<Engine>(Engine{.child = std::move(child)}));
   }
-  for (const auto& engine : fleet->engines_)
-    if (auto attached = fleet->event(*engine, "attached"); !attached) return fail(attached.error());
+  for (const auto& engine : fleet->engines_) WSYNC_TRY(fleet->event(*engine, "attached"));
   if (!made.has_trainer) return fleet;
-  auto trainer = fleet->start("trainer", fleet->trainer_arguments());
-  if (!trainer) return fail(trainer.error());
-  fleet->trainer_ = std::make_unique<Child>(std::move(*trainer));
+  auto trainer = WSYNC_TRY(fleet->start("trainer", fleet->trainer_arguments()));
+  fleet->trainer_ = std::make_unique<Child>(std::move(trainer));
   WSYNC_TRY(fleet->wait_for_socket(made.directory + "/run/control"));
   return fleet;
 }
@@ -170,17 +166,16 @@ Result<> Fleet::wait_for_socket(const std::string& path) {
 Result<json> Fleet::event(Engine& engine, std::string_view name) {
   const TimePoint deadline = now() + kFloorDeadline;
   for (;;) {
-    const auto line = engine.child.line(interrupt_, deadline);
-    if (!line) return fail(line.error());
-    json found = parsed(*line);
+    const auto line = WSYNC_TRY(engine.child.line(interrupt_, deadline));
+    json found = parsed(line);
     if (!found.is_object())
-      return fail(ErrorCode::kInternal, "an engine said what is no object: " + *line);
+      return fail(ErrorCode::kInternal, "an engine said what is no object: " + line);
     const std::string event = found.value("event", "");
     if (event == "paused") engine.paused_ns = found.at("at_ns");
     if (event == "resumed") engine.resumed_ns = found.at("at_ns");
     if (event == name) return found;
     if (event == "failed" || found.contains("error"))
-      return fail(ErrorCode::kRefused, "an engine could not do it: " + *line);
+      return fail(ErrorCode::kRefused, "an engine could not do it: " + line);
   }
 }
 
@@ -188,25 +183,21 @@ Result<Fleet::Answer> Fleet::run(const std::string& name, std::vector<std::strin
   arguments.emplace_back("--json");
   arguments.emplace_back("--coordinator");
   arguments.push_back(fmt::format("ipc://{}/run/control", options_.directory));
-  auto child = start(name, std::move(arguments));
-  if (!child) return fail(child.error());
+  auto child = WSYNC_TRY(start(name, std::move(arguments)));
   const auto end =
-      child->wait(interrupt_, now() + (name == "push" ? kPushDeadline : kVerifyDeadline));
-  if (!end) return fail(end.error());
-  auto result = answer_of(name, end->output);
-  if (!result) return fail(result.error());
-  return Answer{.result = std::move(*result), .cpu = end->cpu};
+      WSYNC_TRY(child.wait(interrupt_, now() + (name == "push" ? kPushDeadline : kVerifyDeadline)));
+  auto result = WSYNC_TRY(answer_of(name, end.output));
+  return Answer{.result = std::move(result), .cpu = end.cpu};
 }
 
 Result<Pushed> Fleet::push(const std::string& checkpoint, const std::string& trace) {
   std::vector<std::string> arguments = {"push", checkpoint};
   if (!trace.empty()) arguments.insert(arguments.end(), {"--trace", trace});
-  const auto answer = run("push", std::move(arguments));
-  if (!answer) return fail(answer.error());
-  const json& reply = answer->result;
+  const auto answer = WSYNC_TRY(run("push", std::move(arguments)));
+  const json& reply = answer.result;
   if (!reply.value("ok", false))
     return fail(ErrorCode::kRefused, "push: " + reply.value("reason", ""));
-  Pushed pushed{.staged_ns = reply.at("staged_ns"), .command_cpu = answer->cpu};
+  Pushed pushed{.staged_ns = reply.at("staged_ns"), .command_cpu = answer.cpu};
   for (const json& replica : reply.at("replicas")) {
     if (replica.at("outcome") != "committed")
       return fail(ErrorCode::kRefused,
@@ -222,7 +213,7 @@ Result<Pushed> Fleet::push(const std::string& checkpoint, const std::string& tra
   std::int64_t first = INT64_MAX;
   std::int64_t last = 0;
   for (const auto& engine : engines_) {
-    if (auto resumed = event(*engine, "resumed"); !resumed) return fail(resumed.error());
+    WSYNC_TRY(event(*engine, "resumed"));
     // An engine that had nothing to serve before the first version was never paused.
     first = std::min(first, engine->paused_ns == 0 ? engine->resumed_ns : engine->paused_ns);
     last = std::max(last, engine->resumed_ns);
@@ -240,55 +231,49 @@ Result<std::vector<FloorRun>> Fleet::floor(const std::vector<FloorWay>& ways) {
   };
   WSYNC_TRY(ask_all("map"));
   for (const auto& engine : engines_) {
-    const auto mapped = event(*engine, "mapped");
-    if (!mapped) return fail(mapped.error());
-    bytes += mapped->at("bytes").get<std::uint64_t>();
+    const auto mapped = WSYNC_TRY(event(*engine, "mapped"));
+    bytes += mapped.at("bytes").get<std::uint64_t>();
   }
   for (const FloorWay& way : ways) {
     // What precedes an update: the sidecar has read the version, and everybody waits for messages.
     WSYNC_TRY(engines_.front()->child.say("read"));
-    if (auto read = event(*engines_.front(), "read"); !read) return fail(read.error());
+    WSYNC_TRY(event(*engines_.front(), "read"));
     WSYNC_TRY(settle(kSettle));
     WSYNC_TRY(ask_all(fmt::format("copy {} {} {}", static_cast<int>(way.kind), way.threads,
                                   way.verified ? 1 : 0)));
     std::int64_t begin = INT64_MAX;
     std::int64_t end = 0;
     for (const auto& engine : engines_) {
-      const auto copied = event(*engine, "copied");
-      if (!copied) return fail(copied.error());
-      begin = std::min(begin, copied->at("begin_ns").get<std::int64_t>());
-      end = std::max(end, copied->at("end_ns").get<std::int64_t>());
+      const auto copied = WSYNC_TRY(event(*engine, "copied"));
+      begin = std::min(begin, copied.at("begin_ns").get<std::int64_t>());
+      end = std::max(end, copied.at("end_ns").get<std::int64_t>());
     }
     runs.push_back({.ns = static_cast<std::uint64_t>(end - begin), .bytes = bytes});
   }
   WSYNC_TRY(ask_all("unmap"));
-  for (const auto& engine : engines_)
-    if (auto unmapped = event(*engine, "unmapped"); !unmapped) return fail(unmapped.error());
+  for (const auto& engine : engines_) WSYNC_TRY(event(*engine, "unmapped"));
   return runs;
 }
 
 Result<> Fleet::verify() {
-  const auto reply = run("verify", {"verify"});
-  if (!reply) return fail(reply.error());
-  if (!reply->result.value("match", false))
+  const auto reply = WSYNC_TRY(run("verify", {"verify"}));
+  if (!reply.result.value("match", false))
     return fail(ErrorCode::kDigestMismatch,
-                "verify: what an engine holds differs: " + reply->result.dump());
+                "verify: what an engine holds differs: " + reply.result.dump());
   return {};
 }
 
 Result<> Fleet::trace(const std::string& path) {
-  const auto written = run("trace", {"trace", "get", "--output", path});
-  if (!written) return fail(written.error());
+  WSYNC_TRY(run("trace", {"trace", "get", "--output", path}));
   return {};
 }
 
 Result<> Fleet::check_steps() {
   for (const auto& engine : engines_) {
     WSYNC_TRY(engine->child.say("stats"));
-    const auto stats = event(*engine, "stats");
-    if (!stats) return fail(stats.error());
-    if (stats->at("torn") != 0)
-      return fail(ErrorCode::kDigestMismatch, "a step read torn weights: " + stats->dump());
+    const auto stats = WSYNC_TRY(event(*engine, "stats"));
+    if (stats.at("torn") != 0)
+      return fail(ErrorCode::kDigestMismatch, "a step read torn weights: " + stats.dump());
   }
   return {};
 }
@@ -313,9 +298,8 @@ Result<std::chrono::nanoseconds> Fleet::cpu_time() const {
   std::vector<const Child*> children = {trainer_.get(), sidecar_.get()};
   for (const auto& engine : engines_) children.push_back(&engine->child);
   for (const Child* child : children) {
-    const auto time = child->cpu_time();
-    if (!time) return fail(time.error());
-    all += *time;
+    const auto time = WSYNC_TRY(child->cpu_time());
+    all += time;
   }
   return all;
 }
@@ -329,9 +313,8 @@ std::vector<std::string> Fleet::page_sockets() const {
 Result<CopiedBytes> Fleet::copied_bytes() {
   std::vector<std::string> pages;
   for (const std::string& socket : page_sockets()) {
-    auto page = scrape(socket);
-    if (!page) return fail(page.error());
-    pages.push_back(std::move(*page));
+    auto page = WSYNC_TRY(scrape(socket));
+    pages.push_back(std::move(page));
   }
   if (pages.size() != 2)
     return fail(ErrorCode::kInternal, "no pages are served that say what was copied");
@@ -351,9 +334,8 @@ Result<CopiedBytes> Fleet::copied_bytes() {
   WSYNC_TRY(read(1, "wsync_copied_bytes_total{stage=\"broadcast\"}", copied.broadcast));
   for (const auto& engine : engines_) {
     WSYNC_TRY(engine->child.say("stats"));
-    const auto stats = event(*engine, "stats");
-    if (!stats) return fail(stats.error());
-    copied.loaded += stats->at("copied_bytes").get<std::uint64_t>();
+    const auto stats = WSYNC_TRY(event(*engine, "stats"));
+    copied.loaded += stats.at("copied_bytes").get<std::uint64_t>();
   }
   return copied;
 }

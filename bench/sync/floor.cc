@@ -44,17 +44,15 @@ std::vector<FloorWay> floor_ways(unsigned cores) {
 Result<std::unique_ptr<FloorCopy>> FloorCopy::map(const Manifest& manifest,
                                                   const engine::reference::HeldModel& model,
                                                   const Version& version) {
-  auto arena = find_arena(version);
-  if (!arena) return fail(std::move(arena).error());
-  std::unique_ptr<FloorCopy> floor(new FloorCopy(std::move(*arena)));
+  auto arena = WSYNC_TRY(find_arena(version));
+  std::unique_ptr<FloorCopy> floor(new FloorCopy(std::move(arena)));
   // Where a tensor lies in the arena does not depend on the size of buckets.
-  const auto plan = BucketPlan::create(manifest, limits::kBucketBytesDefault);
-  if (!plan) return fail(plan.error());
+  const auto plan = WSYNC_TRY(BucketPlan::create(manifest, limits::kBucketBytesDefault));
   for (std::uint32_t t = 0; t < manifest.size(); ++t) {
-    const auto tensor = plan->tensor_pieces(t);
+    const auto tensor = plan.tensor_pieces(t);
     if (tensor.empty()) continue;
     const auto to = model.memory(t);
-    const auto from = floor->arena_.data().subspan(plan->arena_offset(tensor.front()), to.size());
+    const auto from = floor->arena_.data().subspan(plan.arena_offset(tensor.front()), to.size());
     for (std::uint64_t at = 0; at < to.size(); at += kPieceBytes) {
       const auto bytes = std::min<std::uint64_t>(kPieceBytes, to.size() - at);
       floor->pieces_.push_back({.to = to.subspan(at, bytes), .from = from.subspan(at, bytes)});

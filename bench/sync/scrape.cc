@@ -20,9 +20,8 @@ constexpr std::string_view kOwnSeries = "\nwsync_build_info{";
 Result<> send_all(int socket, std::string_view text, TimePoint deadline) {
   while (!text.empty()) {
     WSYNC_TRY(wait_writable(socket, deadline));
-    const auto sent = send_some(socket, std::as_bytes(std::span(text)));
-    if (!sent) return fail(sent.error());
-    text.remove_prefix(*sent);
+    const auto sent = WSYNC_TRY(send_some(socket, std::as_bytes(std::span(text))));
+    text.remove_prefix(sent);
   }
   return {};
 }
@@ -47,10 +46,9 @@ Result<std::string> receive_all(int socket, TimePoint deadline) {
 
 Result<std::string> scrape(const std::string& socket) {
   const TimePoint deadline = now() + kScrapeDeadline;
-  const auto connected = connect_unix(socket, deadline);
-  if (!connected) return fail(connected.error());
-  WSYNC_TRY(send_all(connected->get(), kQuestion, deadline));
-  auto page = receive_all(connected->get(), deadline);
+  const auto connected = WSYNC_TRY(connect_unix(socket, deadline));
+  WSYNC_TRY(send_all(connected.get(), kQuestion, deadline));
+  auto page = receive_all(connected.get(), deadline);
   if (!page) return fail(page.error().with_context(socket));
   if (!page->starts_with(kGoodHead) || page->find(kOwnSeries) == std::string::npos)
     return fail(ErrorCode::kInternal, fmt::format("{}: expected a page of metrics, found: {}",

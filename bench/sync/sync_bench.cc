@@ -72,9 +72,8 @@ class Case {
   static unsigned steps(const SyncBenchOptions& options) { return kWarmUps + options.rounds + 2; }
 
   [[nodiscard]] Result<SyncCase> run(const Machine& machine, double copy_rate) {
-    const auto busy = busy_with_others(interrupt_);
-    if (!busy) return fail(busy.error());
-    result_.others_busy = *busy;
+    const auto busy = WSYNC_TRY(busy_with_others(interrupt_));
+    result_.others_busy = busy;
     result_.predicted_ns =
         static_cast<double>(kHandOversNs) +
         (result_.adopt ? 0 : 1e9 * static_cast<double>(result_.expected_bytes) / copy_rate);
@@ -96,7 +95,7 @@ class Case {
     fleet_ = std::move(*fleet);
     on_step_("starting");
     for (unsigned i = 0; i < kWarmUps; ++i) {
-      if (auto pushed = push(); !pushed) return fail(pushed.error());
+      WSYNC_TRY(push());
       on_step_("warming up");
     }
     if (result_.has_floor()) WSYNC_TRY(choose_floor(machine.cores));
@@ -121,10 +120,9 @@ class Case {
     const std::vector<FloorWay> ways = floor_ways(cores);
     std::vector<std::vector<double>> times(ways.size());
     for (unsigned i = 0; i < kCalibrations; ++i) {
-      const auto runs = fleet_->floor(ways);
-      if (!runs) return fail(runs.error());
+      const auto runs = WSYNC_TRY(fleet_->floor(ways));
       for (std::size_t w = 0; w < ways.size(); ++w)
-        times[w].push_back(static_cast<double>((*runs)[w].ns));
+        times[w].push_back(static_cast<double>(runs[w].ns));
     }
     for (std::size_t w = 0; w < ways.size(); ++w)
       result_.ways.push_back({.way = ways[w], .median_ns = spread_of(times[w]).median});
@@ -141,30 +139,23 @@ class Case {
       if (!result_.has_floor()) return {};
       FloorWay verified = result_.floor_way;
       verified.verified = true;
-      const auto runs = fleet_->floor({result_.floor_way, verified});
-      if (!runs) return fail(runs.error());
-      round.floor = runs->front();
-      round.verified = runs->back();
+      const auto runs = WSYNC_TRY(fleet_->floor({result_.floor_way, verified}));
+      round.floor = runs.front();
+      round.verified = runs.back();
       return {};
     };
-    const auto copied_before = fleet_->copied_bytes();
-    if (!copied_before) return fail(copied_before.error());
+    const auto copied_before = WSYNC_TRY(fleet_->copied_bytes());
     if (floor_first) WSYNC_TRY(floor());
-    const auto cpu_before = fleet_->cpu_time();
-    if (!cpu_before) return fail(cpu_before.error());
-    auto pushed = push();
-    if (!pushed) return fail(pushed.error());
-    round.pushed = *pushed;
-    const auto cpu_after = fleet_->cpu_time();
-    if (!cpu_after) return fail(cpu_after.error());
-    round.cpu = *cpu_after - *cpu_before;
+    const auto cpu_before = WSYNC_TRY(fleet_->cpu_time());
+    auto pushed = WSYNC_TRY(push());
+    round.pushed = pushed;
+    const auto cpu_after = WSYNC_TRY(fleet_->cpu_time());
+    round.cpu = cpu_after - cpu_before;
     if (!floor_first) WSYNC_TRY(floor());
-    const auto copied_after = fleet_->copied_bytes();
-    if (!copied_after) return fail(copied_after.error());
-    round.copies = by_bytes(*copied_after - *copied_before, result_);
-    const auto memory = fleet_->sidecar_memory();
-    if (!memory) return fail(memory.error());
-    round.sidecar = *memory;
+    const auto copied_after = WSYNC_TRY(fleet_->copied_bytes());
+    round.copies = by_bytes(copied_after - copied_before, result_);
+    const auto memory = WSYNC_TRY(fleet_->sidecar_memory());
+    round.sidecar = memory;
     if (round.pushed.checked_bytes != result_.expected_bytes)
       return fail(ErrorCode::kDigestMismatch,
                   fmt::format("{} bytes were checked in a round, {} were to be loaded",

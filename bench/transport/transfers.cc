@@ -34,9 +34,7 @@ ArenaIdentity identity_of_key(const StreamKey& key, std::uint64_t bucket_bytes) 
 
 Result<std::unique_ptr<TransferLoop>> TransferLoop::create() {
   std::unique_ptr<TransferLoop> made(new TransferLoop());
-  auto loop = Loop::create();
-  if (!loop) return fail(std::move(loop).error());
-  made->loop_ = std::move(*loop);
+  made->loop_ = WSYNC_TRY(Loop::create());
   made->guard_ = std::make_unique<Timer>(*made->loop_, [self = made.get()] {
     self->fail_with(Error(ErrorCode::kDeadline, fmt::format("the transfer is not done after {} s",
                                                             kTransferPatience.count())));
@@ -88,15 +86,11 @@ std::vector<BucketWindow> buckets_of(std::uint64_t bytes, std::uint64_t bucket_b
 Result<std::unique_ptr<TcpTransfers>> TcpTransfers::create(Ground& bench, TransferLoop& loop) {
   std::unique_ptr<TcpTransfers> made(new TcpTransfers(bench, loop));
   for (auto* thread : {&made->trainer_thread_, &made->relay_thread_, &made->last_thread_}) {
-    auto started = transport::tcp::UvThread::start();
-    if (!started) return fail(std::move(started).error());
-    *thread = std::move(*started);
+    *thread = WSYNC_TRY(transport::tcp::UvThread::start());
   }
   for (const auto& [thread, source] : {std::pair{&made->trainer_thread_, &made->source_},
                                        std::pair{&made->relay_thread_, &made->relay_source_}}) {
-    auto listening = transport::tcp::TcpSource::listen(**thread);
-    if (!listening) return fail(std::move(listening).error());
-    *source = std::move(*listening);
+    *source = WSYNC_TRY(transport::tcp::TcpSource::listen(**thread));
   }
   return made;
 }
@@ -152,10 +146,9 @@ Result<Spent> TcpTransfers::pass(const Shape& shape) {
 
 Result<Spent> TcpTransfers::relay(const Shape& shape) {
   if (!relayed_) {
-    auto pages = Pages::make_private(bench_.bytes(), PageKind::kHuge);
-    if (!pages) return fail(std::move(pages).error());
-    pages->touch();
-    relayed_.emplace(std::move(*pages));
+    auto pages = WSYNC_TRY(Pages::make_private(bench_.bytes(), PageKind::kHuge));
+    pages.touch();
+    relayed_.emplace(std::move(pages));
   }
   const transport::tcp::TcpSinkOptions options{.streams = shape.connections};
   transport::tcp::TcpSink first(*relay_thread_, loop_.post(), options);
@@ -190,12 +183,8 @@ Result<Spent> TcpTransfers::relay(const Shape& shape) {
 Result<std::unique_ptr<MemfdTransfers>> MemfdTransfers::create(Ground& bench, TransferLoop& loop,
                                                                const std::string& path) {
   std::unique_ptr<MemfdTransfers> made(new MemfdTransfers(bench, loop));
-  auto source = transport::memfd::MemfdSource::listen({.path = path}, loop.post());
-  if (!source) return fail(std::move(source).error());
-  made->source_ = std::move(*source);
-  auto sink = transport::memfd::MemfdSink::create(loop.post());
-  if (!sink) return fail(std::move(sink).error());
-  made->sink_ = std::move(*sink);
+  made->source_ = WSYNC_TRY(transport::memfd::MemfdSource::listen({.path = path}, loop.post()));
+  made->sink_ = WSYNC_TRY(transport::memfd::MemfdSink::create(loop.post()));
   WSYNC_TRY(made->sink_->connect(path));
   return made;
 }
@@ -205,11 +194,10 @@ Result<StreamKey> MemfdTransfers::offer(std::uint64_t bucket_bytes) {
   auto arena = SharedArena::create({.name = "wsync-bench", .data_bytes = bench_.bytes()});
   if (!arena) return fail(std::move(arena).error());
   auto held = std::make_shared<SharedArena>(std::move(*arena));
-  auto lease = held->try_write_lease(identity_of_key(key, bucket_bytes));
-  if (!lease) return fail(std::move(lease).error());
+  auto lease = WSYNC_TRY(held->try_write_lease(identity_of_key(key, bucket_bytes)));
   const auto bytes = bench_.stamped();
-  std::memcpy(lease->data().data(), bytes.data(), bytes.size());
-  std::move(*lease).complete(digest_of(bytes));
+  std::memcpy(lease.data().data(), bytes.data(), bytes.size());
+  std::move(lease).complete(digest_of(bytes));
   source_->offer({.key = key,
                   .buckets = buckets_of(bench_.bytes(), bucket_bytes),
                   .data = held->data(),
@@ -219,10 +207,9 @@ Result<StreamKey> MemfdTransfers::offer(std::uint64_t bucket_bytes) {
 }
 
 Result<MemfdTransfers::Times> MemfdTransfers::pass(std::uint64_t bucket_bytes) {
-  const auto key = offer(bucket_bytes);
-  if (!key) return fail(key.error());
+  const auto key = WSYNC_TRY(offer(bucket_bytes));
   transport::Wanted wanted{.source = source_->address(),
-                           .key = *key,
+                           .key = key,
                            .content = digest_of(bench_.source()),
                            .data_bytes = bench_.bytes(),
                            .buckets = buckets_of(bench_.bytes(), bucket_bytes),
@@ -241,7 +228,7 @@ Result<MemfdTransfers::Times> MemfdTransfers::pass(std::uint64_t bucket_bytes) {
                                                   data.size(), bench_.bytes()));
   copy_streaming(bench_.target(), data);
   times.all = watch.stop();
-  source_->withdraw(key->version, "the measurement is over");
+  source_->withdraw(key.version, "the measurement is over");
   WSYNC_TRY(bench_.check_arrived());
   return times;
 }

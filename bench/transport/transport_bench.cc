@@ -76,9 +76,8 @@ Row costed_row(const std::string& name, const std::string& variant, const std::s
                        .bytes = bytes,
                        .against = against.empty() ? against : cost + against}},
           .measure = [bytes, measure = std::move(measure)]() -> Result<std::vector<double>> {
-            const auto spent = measure();
-            if (!spent) return fail(spent.error());
-            return std::vector<double>{gib_per_s(bytes, spent->wall), cpu_s_per_gb(*spent, bytes)};
+            const auto spent = WSYNC_TRY(measure());
+            return std::vector<double>{gib_per_s(bytes, spent.wall), cpu_s_per_gb(spent, bytes)};
           }};
 }
 
@@ -86,10 +85,9 @@ Result<> add_bare_rows(Ground& bench, std::vector<Row>& rows) {
   const std::uint64_t bytes = bench.bytes();
   rows.push_back(costed_row("streaming copy", "", "", bytes,
                             [&bench] { return measure_streaming_copy(bench); }));
-  auto mapping = make_mapping(bench);
-  if (!mapping) return fail(std::move(mapping).error());
+  auto mapping = WSYNC_TRY(make_mapping(bench));
   rows.push_back(rate_row({.name = "map filled", .variant = "", .bytes = bytes, .against = {}},
-                          std::move(*mapping)));
+                          std::move(mapping)));
   auto link = make_tcp_link();
   if (!link) return fail(std::move(link).error());
   rows.push_back(costed_row("loopback TCP", "", "", bytes,
@@ -111,20 +109,18 @@ Result<> add_memfd_row(Ground& bench, TransferLoop& loop, const TransportBenchOp
                    figure("CPU of memfd, handed over and copied", "CPU of streaming copy")},
        .measure = [memfd = std::shared_ptr<MemfdTransfers>(std::move(*memfd)), bytes,
                    bucket = options.bucket_bytes.front()]() -> Result<std::vector<double>> {
-         const auto times = memfd->pass(bucket);
-         if (!times) return fail(times.error());
-         return std::vector<double>{gib_per_s(bytes, times->hand_over),
-                                    gib_per_s(bytes, times->all.wall),
-                                    cpu_s_per_gb(times->all, bytes)};
+         const auto times = WSYNC_TRY(memfd->pass(bucket));
+         return std::vector<double>{gib_per_s(bytes, times.hand_over),
+                                    gib_per_s(bytes, times.all.wall),
+                                    cpu_s_per_gb(times.all, bytes)};
        }});
   return {};
 }
 
 Result<> add_tcp_rows(Ground& bench, TransferLoop& loop, const TransportBenchOptions& options,
                       std::vector<Row>& rows) {
-  auto made = TcpTransfers::create(bench, loop);
-  if (!made) return fail(std::move(made).error());
-  const std::shared_ptr<TcpTransfers> tcp = std::move(*made);
+  auto made = WSYNC_TRY(TcpTransfers::create(bench, loop));
+  const std::shared_ptr<TcpTransfers> tcp = std::move(made);
   for (const std::uint64_t bucket : options.bucket_bytes)
     for (const unsigned connections : options.connections) {
       const TcpTransfers::Shape shape{.bucket_bytes = bucket, .connections = connections};
@@ -149,14 +145,12 @@ Result<SuiteResult> run_transport_bench(const TransportBenchOptions& options,
                                         const Interrupt& interrupt, const OnTurn& on_turn) {
   WSYNC_TRY(check_transport(options));
   const std::uint64_t bytes = (options.bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
-  const auto bench = Ground::create(bytes, 1);
-  if (!bench) return fail(bench.error());
-  const auto loop = TransferLoop::create();
-  if (!loop) return fail(loop.error());
+  const auto bench = WSYNC_TRY(Ground::create(bytes, 1));
+  const auto loop = WSYNC_TRY(TransferLoop::create());
   std::vector<Row> rows;
-  WSYNC_TRY(add_bare_rows(**bench, rows));
-  WSYNC_TRY(add_memfd_row(**bench, **loop, options, rows));
-  WSYNC_TRY(add_tcp_rows(**bench, **loop, options, rows));
+  WSYNC_TRY(add_bare_rows(*bench, rows));
+  WSYNC_TRY(add_memfd_row(*bench, *loop, options, rows));
+  WSYNC_TRY(add_tcp_rows(*bench, *loop, options, rows));
   auto suite =
       run_rows("transport", rows, {.warm_ups = 1, .rounds = options.rounds}, interrupt, on_turn);
   if (!suite) return suite;

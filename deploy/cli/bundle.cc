@@ -226,23 +226,21 @@ class Bundle {
 Result<Outcome> bundle(const BundleOptions& options) {
   const std::string folder = "wsync-bundle-" + utc_text("%Y%m%d-%H%M%S");
   const std::string path = options.output.empty() ? folder + ".tar.gz" : options.output;
-  auto archive = ArchiveFile::create(path);
-  if (!archive) return fail(archive.error());
-  BundleFiles files(**archive, folder);
+  auto archive = WSYNC_TRY(ArchiveFile::create(path));
+  BundleFiles files(*archive, folder);
   WSYNC_TRY(Bundle(options, files).collect());
   WSYNC_TRY(files.finish({{"schema", kBundleSchema},
                           {"made", utc_text("%Y-%m-%dT%H:%M:%SZ")},
                           {"wsync", WSYNC_VERSION},
                           {"protocol", control::kProtocolVersion},
                           {"host", host_name()}}));
-  const auto bytes = (*archive)->finish();
-  if (!bytes) return fail(bytes.error());
+  const auto bytes = WSYNC_TRY(archive->finish());
   Outcome outcome{.result = {{"file", path},
-                             {"bytes", *bytes},
+                             {"bytes", bytes},
                              {"files", files.files()},
                              {"missing", files.missing()}},
                   .text = {}};
-  outcome.text = fmt::format("{}: {} files, {}\n", path, files.files().size(), human_bytes(*bytes));
+  outcome.text = fmt::format("{}: {} files, {}\n", path, files.files().size(), human_bytes(bytes));
   for (const nlohmann::json& one : files.missing())
     outcome.text += fmt::format("  without {}: {}\n", one.at("what").get<std::string>(),
                                 one.at("why").get<std::string>());

@@ -150,9 +150,8 @@ void add_completion(CLI::App& app, Context& context) {
   command->add_option("SHELL", *shell, "bash, zsh or fish")->required();
   command->callback([&app, &context, shell] {
     context.run("completion", [&]() -> Result<Outcome> {
-      Result<std::string> script = completion_script(app, *shell);
-      if (!script) return fail(script.error());
-      return Outcome{.result = {{"shell", *shell}, {"script", *script}}, .text = *script};
+      auto script = WSYNC_TRY(completion_script(app, *shell));
+      return Outcome{.result = {{"shell", *shell}, {"script", script}}, .text = script};
     });
   });
 }

@@ -62,9 +62,8 @@ class DemoFolders {
 
   Result<> create(const DemoCommand& command) {
     keep_ = command.keep;
-    auto base = make_unique_directory(temporary_directory() + "/wsync-demo-");
-    if (!base) return fail(base.error());
-    base_ = *base;
+    auto base = WSYNC_TRY(make_unique_directory(temporary_directory() + "/wsync-demo-"));
+    base_ = base;
     work_ = base_ + "/work";
     std::error_code error;
     if (!command.work.empty()) {
@@ -163,11 +162,11 @@ Result<Outcome> publish_checkpoints(Children& children, DemoCommand& command, De
   options.run_dir = folders.run();
   options.work_dir = folders.work();
   options.trace_dir = folders.trace();
-  const auto report = tell_demo(children, options, [&folders] { return folders.output(); }, say);
-  if (!report) return fail(report.error());
-  return Outcome{.result = demo_json(*report, options),
-                 .text = demo_text(*report, options),
-                 .exit_code = report->torn() == 0 ? kExitOk : kExitFailed};
+  const auto report =
+      WSYNC_TRY(tell_demo(children, options, [&folders] { return folders.output(); }, say));
+  return Outcome{.result = demo_json(report, options),
+                 .text = demo_text(report, options),
+                 .exit_code = report.torn() == 0 ? kExitOk : kExitFailed};
 }
 
 Result<Outcome> train(Children& children, DemoCommand& command, DemoFolders& folders,
@@ -178,11 +177,10 @@ Result<Outcome> train(Children& children, DemoCommand& command, DemoFolders& fol
   options.work_dir = folders.work();
   options.trace_dir = folders.trace();
   const auto report =
-      tell_train_demo(children, options, [&folders] { return folders.output(); }, say);
-  if (!report) return fail(report.error());
-  return Outcome{.result = train_demo_json(*report),
-                 .text = train_demo_text(*report),
-                 .exit_code = report->torn() == 0 ? kExitOk : kExitFailed};
+      WSYNC_TRY(tell_train_demo(children, options, [&folders] { return folders.output(); }, say));
+  return Outcome{.result = train_demo_json(report),
+                 .text = train_demo_text(report),
+                 .exit_code = report.torn() == 0 ? kExitOk : kExitFailed};
 }
 
 Result<Outcome> reinforce(Children& children, DemoCommand& command, DemoFolders& folders,
@@ -193,11 +191,11 @@ Result<Outcome> reinforce(Children& children, DemoCommand& command, DemoFolders&
   options.state_dir = folders.state();
   options.work_dir = folders.work();
   options.trace_dir = folders.trace();
-  const auto report = tell_rl_demo(children, options, [&folders] { return folders.output(); }, say);
-  if (!report) return fail(report.error());
-  return Outcome{.result = rl_demo_json(*report, options),
-                 .text = rl_demo_text(*report, options),
-                 .exit_code = report->torn() == 0 ? kExitOk : kExitFailed};
+  const auto report =
+      WSYNC_TRY(tell_rl_demo(children, options, [&folders] { return folders.output(); }, say));
+  return Outcome{.result = rl_demo_json(report, options),
+                 .text = rl_demo_text(report, options),
+                 .exit_code = report.torn() == 0 ? kExitOk : kExitFailed};
 }
 
 Result<Outcome> run_demo(DemoCommand command, bool json) {
@@ -211,20 +209,18 @@ Result<Outcome> run_demo(DemoCommand command, bool json) {
   if (tell == publish_checkpoints) WSYNC_TRY(check(command));
   if (!command.trace.empty()) WSYNC_TRY(check_trace_file(command.trace));
   // What it starts later: without them, a child's end would be all that is seen.
-  if (const auto engine = find_wsync_program("wsync-engine"); !engine) return fail(engine.error());
-  if (command.train || command.reinforce)
-    if (const auto trains = find_wsync_program("wsync-train"); !trains) return fail(trains.error());
+  WSYNC_TRY(find_wsync_program("wsync-engine"));
+  if (command.train || command.reinforce) WSYNC_TRY(find_wsync_program("wsync-train"));
   DemoFolders folders;
   WSYNC_TRY(folders.create(command));
   const Say say = [&](const std::string& line) {
     print_line(json ? stderr : stdout, fmt::format("{:5.1f} s  {}", seconds(now() - begin), line));
   };
-  auto children =
-      Children::create(folders.log(), fleet_environment(folders), [&folders] { folders.remove(); });
-  if (!children) return fail(children.error());
+  auto children = WSYNC_TRY(Children::create(folders.log(), fleet_environment(folders),
+                                             [&folders] { folders.remove(); }));
   if (command.keep)
     say(fmt::format("everything stays in {} and {}", folders.base(), folders.work()));
-  auto told = tell(**children, command, folders, say);
+  auto told = tell(*children, command, folders, say);
   if (!told || command.trace.empty()) return told;
   std::error_code error;
   fs::copy_file(told->result.at("trace").get<std::string>(), command.trace,

@@ -29,38 +29,35 @@ Result<Wanted> read_config(const DoctorOptions& options) {
   const config::Sources sources{
       .file = options.file, .environment = config::process_environment(), .set = options.set};
   if (options.role == "trainer") {
-    const Result<config::TrainerConfig> c = config::load_trainer(sources);
-    if (!c) return fail(c.error());
-    return Wanted{c->run_dir, c->state_dir, "", c->http_address, 0, {}};
+    const auto c = WSYNC_TRY(config::load_trainer(sources));
+    return Wanted{c.run_dir, c.state_dir, "", c.http_address, 0, {}};
   }
-  const Result<config::SidecarConfig> c = config::load_sidecar(sources);
-  if (!c) return fail(c.error());
-  return Wanted{c->run_dir,
-                c->state_dir,
-                c->coordinator,
-                c->http_address,
-                c->host_memory,
-                {.wanted = c->devices.kind == DeviceKind::kCuda,
-                 .gpus = c->devices.gpus,
-                 .named = c->devices.gpus_named,
-                 .collective = c->devices.collective}};
+  const auto c = WSYNC_TRY(config::load_sidecar(sources));
+  return Wanted{c.run_dir,
+                c.state_dir,
+                c.coordinator,
+                c.http_address,
+                c.host_memory,
+                {.wanted = c.devices.kind == DeviceKind::kCuda,
+                 .gpus = c.devices.gpus,
+                 .named = c.devices.gpus_named,
+                 .collective = c.devices.collective}};
 }
 
 Result<Outcome> doctor(const DoctorOptions& options) {
-  const Result<Wanted> wanted = read_config(options);
-  if (!wanted) return fail(wanted.error());
+  const auto wanted = WSYNC_TRY(read_config(options));
   std::vector<Check> checks = {check_kernel(),
-                               check_memory(wanted->host_memory),
+                               check_memory(wanted.host_memory),
                                check_sealed_memory(),
                                check_file_locks(),
                                check_cpu(),
                                check_descriptors(),
-                               check_run_dir(wanted->run_dir),
-                               check_state_dir(wanted->state_dir)};
-  checks.push_back(check_pages(wanted->http_address, kReachDeadline));
-  for (Check& check : check_cuda(wanted->cuda)) checks.push_back(std::move(check));
-  if (!wanted->coordinator.empty())
-    checks.push_back(check_coordinator(wanted->coordinator, kReachDeadline));
+                               check_run_dir(wanted.run_dir),
+                               check_state_dir(wanted.state_dir)};
+  checks.push_back(check_pages(wanted.http_address, kReachDeadline));
+  for (Check& check : check_cuda(wanted.cuda)) checks.push_back(std::move(check));
+  if (!wanted.coordinator.empty())
+    checks.push_back(check_coordinator(wanted.coordinator, kReachDeadline));
 
   Outcome outcome;
   std::size_t failed = 0;

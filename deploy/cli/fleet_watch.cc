@@ -40,10 +40,8 @@ Result<std::unique_ptr<FleetWatch>> FleetWatch::create(Loop& loop, const std::st
     self->on_message(envelope, std::move(message));
   };
   callbacks.on_bad_message = [self](const Error& error) { self->trouble(error.message()); };
-  auto port = control::connect_zmq(loop, {.address = address, .name = "watch", .times = {}},
-                                   std::move(callbacks));
-  if (!port) return fail(std::move(port).error());
-  watch->port_ = std::move(*port);
+  watch->port_ = WSYNC_TRY(control::connect_zmq(
+      loop, {.address = address, .name = "watch", .times = {}}, std::move(callbacks)));
   watch->again_.start_repeating(interval);
   watch->nobody_.start(kFirstAnswer);
   return watch;

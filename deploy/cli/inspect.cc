@@ -65,9 +65,8 @@ Result<Digest> content_digest(const CheckpointDirectory& directory) {
       WSYNC_TRY(digester.add(tensor, at, block));
     }
   }
-  const auto digests = digester.finish();
-  if (!digests) return fail(digests.error());
-  return digests->root;
+  const auto digests = WSYNC_TRY(digester.finish());
+  return digests.root;
 }
 
 Result<Outcome> inspect(const InspectOptions& options) {
@@ -107,10 +106,9 @@ Result<Outcome> inspect(const InspectOptions& options) {
                     {"problems", nlohmann::json::array()},
                     {"warnings", report.warnings}};
   if (options.digest) {
-    const Result<Digest> digest = content_digest(*directory);
-    if (!digest) return fail(digest.error());
-    outcome.text += fmt::format("  content      {}\n", digest->to_string());
-    outcome.result["content_digest"] = digest->to_string();
+    const auto digest = WSYNC_TRY(content_digest(*directory));
+    outcome.text += fmt::format("  content      {}\n", digest.to_string());
+    outcome.result["content_digest"] = digest.to_string();
   }
   if (options.tensors) list_tensors(*directory, outcome);
   return outcome;

@@ -16,22 +16,19 @@ Result<Outcome> make_checkpoint(DemoCheckpoint wanted, const std::string& size,
   if (!bytes) return fail(bytes.error().with_context("--size"));
   wanted.bytes = *bytes;
   if (!model.empty()) {
-    auto published = published_model(model, *bytes);
-    if (!published) return fail(published.error());
-    wanted.model = std::move(*published);
+    wanted.model = WSYNC_TRY(published_model(model, *bytes));
   }
-  const Result<DemoCheckpointInfo> made = make_demo_checkpoint(wanted);
-  if (!made) return fail(made.error());
+  const auto made = WSYNC_TRY(make_demo_checkpoint(wanted));
   return Outcome{
       .result = {{"directory", wanted.directory},
-                 {"bytes", made->bytes},
-                 {"tensors", made->tensors},
-                 {"layers", made->layers},
-                 {"hidden_size", made->hidden},
-                 {"experts", made->experts}},
+                 {"bytes", made.bytes},
+                 {"tensors", made.tensors},
+                 {"layers", made.layers},
+                 {"hidden_size", made.hidden},
+                 {"experts", made.experts}},
       .text = fmt::format("{}: {} in {} tensors, {} decoder layers, hidden size {}, {} experts",
-                          wanted.directory, human_bytes(made->bytes), made->tensors, made->layers,
-                          made->hidden, made->experts)};
+                          wanted.directory, human_bytes(made.bytes), made.tensors, made.layers,
+                          made.hidden, made.experts)};
 }
 
 }  // namespace

@@ -50,22 +50,19 @@ template <class T>
 Result<T> run_once(
     const OneShotOptions& options,
     const std::function<void(Loop&, publish::TrainerAgent&, std::optional<T>&)>& begin) {
-  const auto config = one_shot_config(options);
-  if (!config) return fail(config.error());
-  auto loop = Loop::create();
-  if (!loop) return fail(loop.error());
+  const auto config = WSYNC_TRY(one_shot_config(options));
+  auto loop = WSYNC_TRY(Loop::create());
   std::optional<Error> failure;
   std::optional<T> done;
   const auto stop_with = [&](const Error& why) {
     if (!failure) failure = why;
-    (*loop)->stop();
+    loop->stop();
   };
-  auto signals = Signals::create(**loop, [&](int) {
+  WSYNC_TRY(Signals::create(*loop, [&](int) {
     stop_with(Error(ErrorCode::kCancelled, "interrupted; the engines keep the version they serve"));
-  });
-  if (!signals) return fail(signals.error());
+  }));
   std::unique_ptr<publish::TrainerAgent> agent;
-  Timer no_sidecar(**loop, [&] {
+  Timer no_sidecar(*loop, [&] {
     if (!agent->complaint().empty())
       return stop_with(Error(ErrorCode::kRefused, agent->complaint()));
     stop_with(Error(
@@ -74,19 +71,19 @@ Result<T> run_once(
                     "name its address with --coordinator",
                     options.address, kSidecarWait.count() / 1000)));
   });
-  Timer deadline(**loop, [&] {
+  Timer deadline(*loop, [&] {
     stop_with(Error(ErrorCode::kDeadline,
                     fmt::format("not done within {} s (--timeout)", options.timeout_s)));
   });
   publish::TrainerAgentCallbacks callbacks;
   callbacks.on_stopped = stop_with;
   // The first sidecar made the claim; the others find this coordinator within their own pauses.
-  Timer settled(**loop, [&] { begin(**loop, *agent, done); });
+  Timer settled(*loop, [&] { begin(*loop, *agent, done); });
   callbacks.on_ready = [&](const Version&) {
     no_sidecar.stop();
     settled.start(std::chrono::milliseconds(limits::kReconnectMaxMs));
   };
-  auto created = publish::TrainerAgent::create(**loop, *config, std::move(callbacks));
+  auto created = publish::TrainerAgent::create(*loop, config, std::move(callbacks));
   if (!created && created.error().code() == ErrorCode::kBusy)
     return fail(created.error().with_context(fmt::format(
         "no coordinator answers at {}, but one seems to run here; if it listens elsewhere, name "
@@ -97,7 +94,7 @@ Result<T> run_once(
   no_sidecar.start(kSidecarWait);
   deadline.start(std::chrono::duration_cast<std::chrono::nanoseconds>(
       std::chrono::duration<double>(options.timeout_s)));
-  (*loop)->run();
+  loop->run();
   agent.reset();
   if (done) return std::move(*done);
   return fail(failure ? *failure : Error(ErrorCode::kInternal, "the loop ended by itself"));
@@ -109,8 +106,7 @@ Result<control::PushReply> push_once(
     const OneShotOptions& options, const std::string& directory, std::uint64_t step,
     const std::function<void(const control::Progress&)>& on_progress) {
   // Before anything is claimed: a bad checkpoint changes nothing.
-  if (const auto source = publish::open_checkpoint_source(directory); !source)
-    return fail(source.error());
+  WSYNC_TRY(publish::open_checkpoint_source(directory));
   std::optional<Error> failure;
   auto pushed = run_once<control::PushReply>(options, [&](Loop& loop, publish::TrainerAgent& agent,
                                                           std::optional<control::PushReply>& done) {

@@ -46,9 +46,8 @@ struct PeakMemory {
 };
 
 Result<Manifest> manifest_of(const std::string& directory) {
-  const Result<CheckpointDirectory> opened = CheckpointDirectory::open(directory);
-  if (!opened) return fail(opened.error());
-  return opened->manifest();
+  const auto opened = WSYNC_TRY(CheckpointDirectory::open(directory));
+  return opened.manifest();
 }
 
 // What an engine that holds `engine` whole would refuse of `offered`.
@@ -70,18 +69,17 @@ std::vector<control::Problem> compare(const Manifest& offered, const Manifest& e
 }
 
 Result<> report_memory(const PeakMemory& peak, Outcome& outcome) {
-  const Result<AvailableMemory> available = available_memory();
-  if (!available) return fail(available.error());
+  const auto available = WSYNC_TRY(available_memory());
   outcome.text += fmt::format(
       "  peak memory of a host with all of it: {} (staged {}, device buffers {}, engines {}); {} "
       "available now\n",
       human_bytes(peak.sum()), human_bytes(peak.staged), human_bytes(peak.buffers),
-      human_bytes(peak.engines), human_bytes(available->bytes));
+      human_bytes(peak.engines), human_bytes(available.bytes));
   outcome.result["peak_memory"] = {{"staged_bytes", peak.staged},
                                    {"buffer_bytes", peak.buffers},
                                    {"engine_bytes", peak.engines},
                                    {"sum_bytes", peak.sum()},
-                                   {"available_bytes", available->bytes}};
+                                   {"available_bytes", available.bytes}};
   return {};
 }
 
@@ -100,9 +98,8 @@ struct Offer {
 // buffers.
 Result<std::uint64_t> rounds_of(const Offer& offer, std::uint32_t devices,
                                 std::uint64_t buffer_bytes) {
-  const Result<BucketPlan> cut = BucketPlan::create(offer.manifest, buffer_bytes);
-  if (!cut) return fail(cut.error());
-  return (cut->bucket_count() + devices - 1) / devices;
+  const auto cut = WSYNC_TRY(BucketPlan::create(offer.manifest, buffer_bytes));
+  return (cut.bucket_count() + devices - 1) / devices;
 }
 
 // Each device on a GPU of its own, so that several broadcast by NCCL.
@@ -114,9 +111,8 @@ std::uint64_t described_streams(const PlanOptions& options) {
 Result<std::uint64_t> described_buffer(const PlanOptions& options) {
   std::uint64_t wanted = 0;
   if (options.buffer != kAuto) {
-    const Result<std::uint64_t> named = size_option("--buffer", options.buffer);
-    if (!named) return fail(named.error());
-    wanted = *named;
+    const auto named = WSYNC_TRY(size_option("--buffer", options.buffer));
+    wanted = named;
     if (wanted < limits::kBucketBytesMin || wanted > limits::kBucketBytesMax)
       return fail(ErrorCode::kInvalidInput,
                   fmt::format("--buffer: expected {} to {}, found {}",
@@ -126,12 +122,11 @@ Result<std::uint64_t> described_buffer(const PlanOptions& options) {
   if (options.devices == 0 || options.device_kind != "cuda")
     return wanted == 0 ? limits::kHostBufferBytesDefault : wanted;
   if (options.gpu_memory.empty()) return wanted == 0 ? limits::kGpuBufferBytesDefault : wanted;
-  const Result<std::uint64_t> memory = size_option("--gpu-memory", options.gpu_memory);
-  if (!memory) return fail(memory.error());
+  const auto memory = WSYNC_TRY(size_option("--gpu-memory", options.gpu_memory));
   const reload::BufferRoom room{
       .name = "a GPU",
       .devices = 1,
-      .free_bytes = *memory,
+      .free_bytes = memory,
       .reserved_bytes = described_streams(options) + reload::kContextBytes};
   return reload::choose_buffer_bytes(DeviceKind::kCuda, {&room, 1}, wanted, "--buffer");
 }
@@ -171,32 +166,29 @@ void report_gpu(const control::GpuPlan& gpu, Outcome& outcome) {
 
 Result<> describe_devices(const PlanOptions& options, const Offer& offer, PeakMemory& peak,
                           Outcome& outcome) {
-  const Result<std::uint64_t> buffer_bytes = described_buffer(options);
-  if (!buffer_bytes) return fail(buffer_bytes.error());
+  const auto buffer_bytes = WSYNC_TRY(described_buffer(options));
   if (options.devices == 0) return {};
-  const Result<std::uint64_t> rounds = rounds_of(offer, options.devices, *buffer_bytes);
-  if (!rounds) return fail(rounds.error());
-  outcome.result["rounds"] = *rounds;
-  outcome.text += fmt::format("  {} rounds on {} devices\n", *rounds, options.devices);
+  const auto rounds = WSYNC_TRY(rounds_of(offer, options.devices, buffer_bytes));
+  outcome.result["rounds"] = rounds;
+  outcome.text += fmt::format("  {} rounds on {} devices\n", rounds, options.devices);
   if (options.device_kind != "cuda") {
-    peak.buffers = reload::buffers_take(DeviceKind::kSeparate, options.devices, *buffer_bytes);
+    peak.buffers = reload::buffers_take(DeviceKind::kSeparate, options.devices, buffer_bytes);
     return {};
   }
   peak.engines = 0;  // on the GPUs
   std::uint64_t memory = 0;
   if (!options.gpu_memory.empty()) {
-    const Result<std::uint64_t> named = size_option("--gpu-memory", options.gpu_memory);
-    if (!named) return fail(named.error());
-    memory = *named;
+    const auto named = WSYNC_TRY(size_option("--gpu-memory", options.gpu_memory));
+    memory = named;
   }
   outcome.text +=
-      fmt::format("  buffers of {} on a GPU for each device\n", config::format_size(*buffer_bytes));
+      fmt::format("  buffers of {} on a GPU for each device\n", config::format_size(buffer_bytes));
   report_gpu({.name = "each GPU",
               .uuid = {},
               .devices = 1,
               .total_bytes = memory,
               .free_bytes = memory,
-              .peak_bytes = reload::buffers_take(DeviceKind::kCuda, 1, *buffer_bytes),
+              .peak_bytes = reload::buffers_take(DeviceKind::kCuda, 1, buffer_bytes),
               .streams_bytes = described_streams(options),
               .context_bytes = reload::kContextBytes},
              outcome);
@@ -210,9 +202,8 @@ Result<> plan_for_description(const PlanOptions& options, const Offer& offer, Ou
   WSYNC_TRY(report_memory(peak, outcome));
   std::vector<control::Problem> problems;
   if (!options.against.empty()) {
-    const Result<Manifest> engine = manifest_of(options.against);
-    if (!engine) return fail(engine.error());
-    problems = compare(offer.manifest, *engine);
+    const auto engine = WSYNC_TRY(manifest_of(options.against));
+    problems = compare(offer.manifest, engine);
     outcome.text +=
         problems.empty()
             ? fmt::format("  fits an engine that holds {}\n", options.against)
@@ -231,15 +222,14 @@ Result<control::PlanReply> ask_fleet(const PlanOptions& options, const Offer& of
                                         .deadline = kPlanDeadline,
                                         .stop_on_signal = true,
                                         .on_sent = [&asked] { asked = true; }};
-  Result<control::Decoded> decoded =
-      control::request(request, {},
-                       control::Plan{.layout = std::move(layout).take(),
-                                     .arena_bytes = offer.buckets.arena_bytes()});
-  if (!decoded) return fail(decoded.error());
-  if (auto* reply = std::get_if<control::PlanReply>(&decoded->message)) return std::move(*reply);
+  auto decoded =
+      WSYNC_TRY(control::request(request, {},
+                                 control::Plan{.layout = std::move(layout).take(),
+                                               .arena_bytes = offer.buckets.arena_bytes()}));
+  if (auto* reply = std::get_if<control::PlanReply>(&decoded.message)) return std::move(*reply);
   return fail(ErrorCode::kInternal,
               fmt::format("{} answered with {}", options.coordinator,
-                          control::message_name(control::type_of(decoded->message))));
+                          control::message_name(control::type_of(decoded.message))));
 }
 
 Result<nlohmann::json> report_sidecar(const control::SidecarPlan& sidecar, const Offer& offer,
@@ -256,11 +246,9 @@ Result<nlohmann::json> report_sidecar(const control::SidecarPlan& sidecar, const
   report["problems"] = problems_json(sidecar.problems);
   std::string devices = "unified devices";
   if (sidecar.devices > 0) {
-    const Result<std::uint64_t> rounds = rounds_of(offer, sidecar.devices, sidecar.buffer_bytes);
-    if (!rounds) return fail(rounds.error());
-    devices =
-        fmt::format("{} on {}", counted(*rounds, "round"), counted(sidecar.devices, "device"));
-    report["rounds"] = *rounds;
+    const auto rounds = WSYNC_TRY(rounds_of(offer, sidecar.devices, sidecar.buffer_bytes));
+    devices = fmt::format("{} on {}", counted(rounds, "round"), counted(sidecar.devices, "device"));
+    report["rounds"] = rounds;
   }
   peak.staged =
       std::max(peak.staged, offer.buckets.arena_bytes() * std::uint64_t{sidecar.versions_held});
@@ -297,9 +285,8 @@ Result<> plan_for_fleet(const PlanOptions& options, const Offer& offer, Outcome&
   PeakMemory peak;
   nlohmann::json sidecars = nlohmann::json::array();
   for (const control::SidecarPlan& sidecar : reply->sidecars) {
-    Result<nlohmann::json> report = report_sidecar(sidecar, offer, peak, outcome);
-    if (!report) return fail(report.error());
-    sidecars.push_back(std::move(*report));
+    auto report = WSYNC_TRY(report_sidecar(sidecar, offer, peak, outcome));
+    sidecars.push_back(std::move(report));
   }
   outcome.result["sidecars"] = std::move(sidecars);
   if (reply->sidecars.empty())
@@ -322,32 +309,29 @@ Result<> check_devices(const PlanOptions& options) {
 
 Result<Outcome> plan(const PlanOptions& options) {
   WSYNC_TRY(check_devices(options));
-  const Result<Manifest> manifest = manifest_of(options.directory);
-  if (!manifest) return fail(manifest.error());
-  const Result<std::uint64_t> bucket_bytes = size_option("--bucket", options.bucket);
-  if (!bucket_bytes) return fail(bucket_bytes.error());
-  if (*bucket_bytes % limits::kLeafBytes != 0)
+  const auto manifest = WSYNC_TRY(manifest_of(options.directory));
+  const auto bucket_bytes = WSYNC_TRY(size_option("--bucket", options.bucket));
+  if (bucket_bytes % limits::kLeafBytes != 0)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("--bucket: expected a multiple of {} bytes, found {}",
-                            limits::kLeafBytes, *bucket_bytes));
-  const Result<BucketPlan> buckets = BucketPlan::create(*manifest, *bucket_bytes);
-  if (!buckets) return fail(buckets.error());
+                            limits::kLeafBytes, bucket_bytes));
+  const auto buckets = WSYNC_TRY(BucketPlan::create(manifest, bucket_bytes));
 
   Outcome outcome;
   outcome.text = fmt::format(
       "{}: {} in {}, {} with embeddings and head\n  {} of at most {}, {} in an arena\n",
-      options.directory, human_bytes(manifest->total_bytes()), counted(manifest->size(), "tensor"),
-      counted(manifest->layer_count(), "layer"), counted(buckets->bucket_count(), "bucket"),
-      config::format_size(*bucket_bytes), human_bytes(buckets->arena_bytes()));
+      options.directory, human_bytes(manifest.total_bytes()), counted(manifest.size(), "tensor"),
+      counted(manifest.layer_count(), "layer"), counted(buckets.bucket_count(), "bucket"),
+      config::format_size(bucket_bytes), human_bytes(buckets.arena_bytes()));
   outcome.result = {{"directory", options.directory},
-                    {"bytes", manifest->total_bytes()},
-                    {"tensors", manifest->size()},
-                    {"layers", manifest->layer_count()},
-                    {"buckets", buckets->bucket_count()},
-                    {"bucket_bytes", *bucket_bytes},
-                    {"arena_bytes", buckets->arena_bytes()},
-                    {"layout_digest", manifest->layout_digest().to_string()}};
-  const Offer offer{.manifest = *manifest, .buckets = *buckets};
+                    {"bytes", manifest.total_bytes()},
+                    {"tensors", manifest.size()},
+                    {"layers", manifest.layer_count()},
+                    {"buckets", buckets.bucket_count()},
+                    {"bucket_bytes", bucket_bytes},
+                    {"arena_bytes", buckets.arena_bytes()},
+                    {"layout_digest", manifest.layout_digest().to_string()}};
+  const Offer offer{.manifest = manifest, .buckets = buckets};
   if (options.ask_fleet)
     WSYNC_TRY(plan_for_fleet(options, offer, outcome));
   else

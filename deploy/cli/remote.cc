@@ -136,36 +136,31 @@ Result<Outcome> push(const RemoteOptions& options) {
   OneShotOptions once{.address = options.address, .timeout_s = options.timeout_s};
   std::optional<control::TraceAnswer> answer;
   trace_once(once, answer, *trace);
-  const Result<control::PushReply> pushed =
-      push_once(once, directory.string(), options.step, on_progress);
-  if (!pushed) return fail(pushed.error());
-  Outcome outcome = outcome_of(*pushed);
+  const auto pushed = WSYNC_TRY(push_once(once, directory.string(), options.step, on_progress));
+  Outcome outcome = outcome_of(pushed);
   add_trace_to(outcome, *trace, [&] { return write_once(*trace, answer); });
   return outcome;
 }
 
 Result<Outcome> roll_back(const RemoteOptions& options) {
-  const auto trace = CommandTrace::begin(options.trace);
-  if (!trace) return fail(trace.error());
+  const auto trace = WSYNC_TRY(CommandTrace::begin(options.trace));
   control::Rollback message;
   if (!options.to.empty()) {
-    const Result<Version> version = Version::parse(options.to);
-    if (!version) return fail(version.error());
-    message.to = *version;
+    const auto version = WSYNC_TRY(Version::parse(options.to));
+    message.to = version;
   }
   bool asked = false;
   const Result<control::RollbackReply> reply =
       ask<control::RollbackReply>(options, message, {}, &asked);
-  if (reply) return traced_outcome(*reply, *trace, options);
+  if (reply) return traced_outcome(*reply, trace, options);
   if (!options.one_shot || !nobody_there(reply.error(), asked))
     return fail(may_go_on(reply.error(), asked));
   OneShotOptions once{.address = options.address, .timeout_s = options.timeout_s};
   std::optional<control::TraceAnswer> answer;
-  trace_once(once, answer, *trace);
-  const Result<control::RollbackReply> done = roll_back_once(once, message.to);
-  if (!done) return fail(done.error());
-  Outcome outcome = outcome_of(*done);
-  add_trace_to(outcome, *trace, [&] { return write_once(*trace, answer); });
+  trace_once(once, answer, trace);
+  const auto done = WSYNC_TRY(roll_back_once(once, message.to));
+  Outcome outcome = outcome_of(done);
+  add_trace_to(outcome, trace, [&] { return write_once(trace, answer); });
   return outcome;
 }
 
@@ -189,21 +184,17 @@ Outcome outcome_of(const control::CancelReply& reply) {
 Result<Outcome> cancel(const RemoteOptions& options) {
   control::Cancel message;
   if (!options.version.empty()) {
-    const Result<Version> version = Version::parse(options.version);
-    if (!version) return fail(version.error());
-    message.version = *version;
+    const auto version = WSYNC_TRY(Version::parse(options.version));
+    message.version = version;
   }
-  const auto reply = ask<control::CancelReply>(options, message);
-  if (!reply) return fail(reply.error());
-  return outcome_of(*reply);
+  const auto reply = WSYNC_TRY(ask<control::CancelReply>(options, message));
+  return outcome_of(reply);
 }
 
 Result<Outcome> verify(const RemoteOptions& options) {
-  const auto trace = CommandTrace::begin(options.trace);
-  if (!trace) return fail(trace.error());
-  const auto reply = ask<control::VerifyReply>(options, control::Verify{});
-  if (!reply) return fail(reply.error());
-  return traced_outcome(*reply, *trace, options);
+  const auto trace = WSYNC_TRY(CommandTrace::begin(options.trace));
+  const auto reply = WSYNC_TRY(ask<control::VerifyReply>(options, control::Verify{}));
+  return traced_outcome(reply, trace, options);
 }
 
 }  // namespace

@@ -19,23 +19,19 @@ struct SidecarOptions {
 Result<Outcome> run_sidecar(Context& context, const SidecarOptions& options) {
   std::vector<std::string> set = options.set;
   if (!options.trace.empty()) {
-    const auto trace_file = trace_file_setting(options.trace);
-    if (!trace_file) return fail(trace_file.error());
-    set.push_back("trace_file=" + *trace_file);
+    const auto trace_file = WSYNC_TRY(trace_file_setting(options.trace));
+    set.push_back("trace_file=" + trace_file);
   }
-  const auto config = config::load_sidecar(
-      {.file = options.file, .environment = config::process_environment(), .set = set});
-  if (!config) return fail(config.error());
-  context.configure_log("sidecar " + config->name, config->log);
+  const auto config = WSYNC_TRY(config::load_sidecar(
+      {.file = options.file, .environment = config::process_environment(), .set = set}));
+  context.configure_log("sidecar " + config.name, config.log);
   auto loop = Loop::create();
   if (!loop) return fail(loop.error());
-  auto signals = Signals::create(**loop, [&loop](int) { (*loop)->stop(); });
-  if (!signals) return fail(signals.error());
-  auto agent = agent::SidecarAgent::create(**loop, *config);
-  if (!agent) return fail(agent.error());
-  log_info("engines attach at {}; coordinator {}", (*agent)->engine_socket(), config->coordinator);
+  WSYNC_TRY(Signals::create(**loop, [&loop](int) { (*loop)->stop(); }));
+  auto agent = WSYNC_TRY(agent::SidecarAgent::create(**loop, config));
+  log_info("engines attach at {}; coordinator {}", agent->engine_socket(), config.coordinator);
   (*loop)->run();
-  if ((*agent)->leave())
+  if (agent->leave())
     log_info("stopping; no engine is attached, so the coordinator need not wait for this sidecar");
   else
     log_info("stopping; engines go on serving");

@@ -63,12 +63,10 @@ class BlockPrinter {
 };
 
 Result<Outcome> watch_status(const StatusOptions& options, std::chrono::milliseconds interval) {
-  auto loop = Loop::create();
-  if (!loop) return fail(loop.error());
-  auto signals = Signals::create(**loop, [&](int) { (*loop)->stop(); });
-  if (!signals) return fail(signals.error());
+  auto loop = WSYNC_TRY(Loop::create());
+  WSYNC_TRY(Signals::create(*loop, [&](int) { loop->stop(); }));
   BlockPrinter printer;
-  auto watch = FleetWatch::create(**loop, options.address, interval, [&](const FleetView& view) {
+  auto watch = FleetWatch::create(*loop, options.address, interval, [&](const FleetView& view) {
     if (!options.json) return printer.print(block_text(view));
     if (view.trouble.empty())
       print_line(stdout,
@@ -77,19 +75,17 @@ Result<Outcome> watch_status(const StatusOptions& options, std::chrono::millisec
       print_line(stdout, to_line(error_json("status", Error(ErrorCode::kPeerLost, view.trouble))));
   });
   if (!watch) return fail(watch.error());
-  (*loop)->run();
+  loop->run();
   return Outcome{.result = {{"stopped", true}}};
 }
 
 Result<Outcome> status(const StatusOptions& options) {
-  const auto interval = parse_watch_interval(options.interval);
-  if (!interval) return fail(interval.error());
-  if (options.watch) return watch_status(options, *interval);
+  const auto interval = WSYNC_TRY(parse_watch_interval(options.interval));
+  if (options.watch) return watch_status(options, interval);
   if (options.interval_given)
     return fail(ErrorCode::kInvalidInput, "--interval: only with --watch");
-  const auto reply = ask<control::StatusReply>(options, control::Status{});
-  if (!reply) return fail(reply.error());
-  return Outcome{.result = to_json(*reply), .text = to_text(*reply)};
+  const auto reply = WSYNC_TRY(ask<control::StatusReply>(options, control::Status{}));
+  return Outcome{.result = to_json(reply), .text = to_text(reply)};
 }
 
 }  // namespace

@@ -227,13 +227,12 @@ Result<std::unique_ptr<Terminal>> Terminal::open(Loop& loop, int in_fd, int out_
   state->out_fd = out_fd;
   state->callbacks = std::move(callbacks);
   WSYNC_TRY(state->take());
-  auto keys = FdWatcher::create(loop, in_fd, [s = state.get()](FdEvents) { s->take_keys(); });
-  if (!keys) return fail(std::move(keys).error());
-  state->keys = std::move(*keys);
-  auto resizes = FdWatcher::create(loop, state->read_end.get(),
-                                   [s = state.get()](FdEvents) { s->take_resizes(); });
-  if (!resizes) return fail(std::move(resizes).error());
-  state->resizes = std::move(*resizes);
+  auto keys =
+      WSYNC_TRY(FdWatcher::create(loop, in_fd, [s = state.get()](FdEvents) { s->take_keys(); }));
+  state->keys = std::move(keys);
+  auto resizes = WSYNC_TRY(FdWatcher::create(loop, state->read_end.get(),
+                                             [s = state.get()](FdEvents) { s->take_resizes(); }));
+  state->resizes = std::move(resizes);
   state->keys->watch({.readable = true});
   state->resizes->watch({.readable = true});
   return std::unique_ptr<Terminal>(new Terminal(std::move(state)));

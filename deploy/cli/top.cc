@@ -23,14 +23,13 @@ struct TopOptions : AskOptions {
 
 // A frame without colour or any control sequence.
 Result<Outcome> top_once(const TopOptions& options) {
-  const auto status = ask<control::StatusReply>(options, control::Status{});
-  if (!status) return fail(status.error());
+  const auto status = WSYNC_TRY(ask<control::StatusReply>(options, control::Status{}));
   const FleetView view{
-      .address = options.address, .status = *status, .answered = now(), .trouble = {}};
+      .address = options.address, .status = status, .answered = now(), .trouble = {}};
   const ScreenSize size = ::isatty(STDOUT_FILENO) == 1
                               ? ScreenSize{terminal_size(STDOUT_FILENO).columns, kOneFrame.rows}
                               : kOneFrame;
-  Outcome outcome{.result = to_json(*status), .text = {}};
+  Outcome outcome{.result = to_json(status), .text = {}};
   for (const ScreenLine& line : top_frame(view, size, 0, now(), false).lines)
     outcome.text += plain_text(line) + "\n";
   return outcome;
@@ -42,16 +41,14 @@ class TopScreen {
   explicit TopScreen(Loop& loop) : loop_(loop), ages_(loop, [this] { draw(); }) {}
 
   Result<> open(const TopOptions& options, std::chrono::milliseconds interval) {
-    auto terminal = Terminal::open(loop_, STDIN_FILENO, STDOUT_FILENO,
-                                   {.on_key = [this](Key key) { on_key(key); },
-                                    .on_resize = [this] { draw(); },
-                                    .on_closed = [this] { loop_.stop(); }});
-    if (!terminal) return fail(std::move(terminal).error());
-    auto watch =
-        FleetWatch::create(loop_, options.address, interval, [this](const FleetView&) { draw(); });
-    if (!watch) return fail(std::move(watch).error());
-    terminal_ = std::move(*terminal);
-    watch_ = std::move(*watch);
+    auto terminal = WSYNC_TRY(Terminal::open(loop_, STDIN_FILENO, STDOUT_FILENO,
+                                             {.on_key = [this](Key key) { on_key(key); },
+                                              .on_resize = [this] { draw(); },
+                                              .on_closed = [this] { loop_.stop(); }}));
+    auto watch = WSYNC_TRY(
+        FleetWatch::create(loop_, options.address, interval, [this](const FleetView&) { draw(); }));
+    terminal_ = std::move(terminal);
+    watch_ = std::move(watch);
     ages_.start_repeating(kRedrawAges);
     draw();
     return {};
@@ -102,17 +99,14 @@ class TopScreen {
 };
 
 Result<Outcome> top(const TopOptions& options) {
-  const auto interval = parse_watch_interval(options.interval);
-  if (!interval) return fail(interval.error());
+  const auto interval = WSYNC_TRY(parse_watch_interval(options.interval));
   if (options.once || options.json || !is_terminal(STDIN_FILENO, STDOUT_FILENO))
     return top_once(options);
-  auto loop = Loop::create();
-  if (!loop) return fail(loop.error());
-  auto signals = Signals::create(**loop, [&](int) { (*loop)->stop(); });
-  if (!signals) return fail(signals.error());
-  TopScreen screen(**loop);
-  WSYNC_TRY(screen.open(options, *interval));
-  (*loop)->run();
+  auto loop = WSYNC_TRY(Loop::create());
+  WSYNC_TRY(Signals::create(*loop, [&](int) { loop->stop(); }));
+  TopScreen screen(*loop);
+  WSYNC_TRY(screen.open(options, interval));
+  loop->run();
   return Outcome{};
 }
 

@@ -91,10 +91,8 @@ Result<std::optional<std::chrono::nanoseconds>> parse_time(const std::string& na
 }
 
 Result<Outcome> draw(const DrawArguments& arguments) {
-  const auto from = parse_time("--from", arguments.from);
-  if (!from) return fail(from.error());
-  const auto to = parse_time("--to", arguments.to);
-  if (!to) return fail(to.error());
+  const auto from = WSYNC_TRY(parse_time("--from", arguments.from));
+  const auto to = WSYNC_TRY(parse_time("--to", arguments.to));
   std::string output = arguments.output;
   if (output.empty())
     output = std::filesystem::path(arguments.files.front()).replace_extension(".svg").string();
@@ -106,22 +104,20 @@ Result<Outcome> draw(const DrawArguments& arguments) {
   WSYNC_TRY(check_trace_file(output));
   trace::Trace all;
   for (const std::string& file : arguments.files) {
-    auto trace = trace::read_chrome_trace(file);
-    if (!trace) return fail(trace.error());
-    std::ranges::move(trace->processes, std::back_inserter(all.processes));
-    std::ranges::move(trace->notes, std::back_inserter(all.notes));
+    auto trace = WSYNC_TRY(trace::read_chrome_trace(file));
+    std::ranges::move(trace.processes, std::back_inserter(all.processes));
+    std::ranges::move(trace.notes, std::back_inserter(all.notes));
   }
   DrawOptions options{.title = std::filesystem::path(arguments.files.front()).filename().string(),
                       .version = arguments.version,
-                      .from = *from,
-                      .to = *to,
+                      .from = from,
+                      .to = to,
                       .width_px = arguments.width_px};
   if (arguments.files.size() > 1)
     options.title += fmt::format(" and {} more", arguments.files.size() - 1);
   Outcome outcome{.result = describe(all)};
-  const auto svg = draw_trace(std::move(all), options);
-  if (!svg) return fail(svg.error());
-  WSYNC_TRY(trace::write_text_file(output, *svg));
+  const auto svg = WSYNC_TRY(draw_trace(std::move(all), options));
+  WSYNC_TRY(trace::write_text_file(output, svg));
   outcome.result["picture"] = output;
   outcome.text = output;
   return outcome;

@@ -226,38 +226,33 @@ config::Sources sources_of(const TrainerOptions& options) {
 }
 
 Result<Outcome> run_trainer(Context& context, TrainerOptions options) {
-  const auto trains = config::is_train_config(sources_of(options));
-  if (!trains) return fail(trains.error());
-  if (*trains) {
+  const auto trains = WSYNC_TRY(config::is_train_config(sources_of(options)));
+  if (trains) {
     std::vector<std::string> line = context.arguments;
     line.front() = "train";
     return fail(become_wsync_program("wsync-train", line));
   }
   if (!options.trace.empty()) {
-    auto trace_file = trace_file_setting(options.trace);
-    if (!trace_file) return fail(trace_file.error());
-    options.trace = std::move(*trace_file);
+    options.trace = WSYNC_TRY(trace_file_setting(options.trace));
   }
   const std::vector<std::string> settings = settings_of(context, options);
-  const auto config = config::load_trainer(
-      {.file = options.file, .environment = config::process_environment(), .set = settings});
-  if (!config) return fail(config.error());
-  if (!config->checkpoint.empty()) {
-    const auto opened = CheckpointDirectory::open(config->checkpoint);
+  const auto config = WSYNC_TRY(config::load_trainer(
+      {.file = options.file, .environment = config::process_environment(), .set = settings}));
+  if (!config.checkpoint.empty()) {
+    const auto opened = CheckpointDirectory::open(config.checkpoint);
     if (!opened) return fail(opened.error());
   }
   auto loop = Loop::create();
   if (!loop) return fail(loop.error());
   std::optional<Error> failure;
-  auto signals = Signals::create(**loop, [&loop](int) { (*loop)->stop(); });
-  if (!signals) return fail(signals.error());
+  WSYNC_TRY(Signals::create(**loop, [&loop](int) { (*loop)->stop(); }));
   {
-    Publisher publisher(**loop, *config);
+    Publisher publisher(**loop, config);
     WSYNC_TRY(publisher.start(options, settings, [&](const Error& why) {
       failure = why;
       (*loop)->stop();
     }));
-    if (config->checkpoint.empty())
+    if (config.checkpoint.empty())
       log_info(
           "nothing to publish yet: give --checkpoint DIRECTORY, or a train.yaml (-c) to train");
     (*loop)->run();

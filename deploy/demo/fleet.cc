@@ -84,14 +84,13 @@ std::string DemoFleet::address() const {
 
 Result<> DemoFleet::start_sidecar(std::uint32_t index) {
   const std::string name = sidecar_name(index);
-  const auto child = children_.start(
+  const auto child = WSYNC_TRY(children_.start(
       {.name = "sidecar-" + name,
        .arguments = {"sidecar", "--set", "name=" + name, "--set", "devices.kind=separate", "--set",
                      fmt::format("devices.count={}", options_.devices), "--set",
                      "devices.buffer_bytes=" + config::format_size(options_.buffer_bytes), "--set",
-                     fmt::format("trace_file={}/{}", options_.trace_dir, name)}});
-  if (!child) return fail(child.error());
-  sidecars_.push_back(*child);
+                     fmt::format("trace_file={}/{}", options_.trace_dir, name)}}));
+  sidecars_.push_back(child);
   return {};
 }
 
@@ -99,9 +98,9 @@ Result<> DemoFleet::start() {
   for (std::uint32_t i = 0; i < options_.sidecars; ++i) WSYNC_TRY(start_sidecar(i));
   for (std::uint32_t i = 0; i < options_.engines; ++i) {
     const bool is_victim = options_.with_trainer && i + 1 == options_.engines;
-    const auto engine = start_engine(i, is_victim ? ChildOutput::kLines : ChildOutput::kFile);
-    if (!engine) return fail(engine.error());
-    engines_.push_back(*engine);
+    const auto engine =
+        WSYNC_TRY(start_engine(i, is_victim ? ChildOutput::kLines : ChildOutput::kFile));
+    engines_.push_back(engine);
   }
   victim_ = engines_.back();
   if (options_.with_trainer) WSYNC_TRY(start_trainer());
@@ -115,13 +114,12 @@ Result<> DemoFleet::start() {
 }
 
 Result<> DemoFleet::start_trainer() {
-  const auto child = children_.start(
+  const auto child = WSYNC_TRY(children_.start(
       {.name = "trainer",
        .arguments = {"trainer", "--set", fmt::format("min_sidecars={}", options_.sidecars), "--set",
                      fmt::format("min_replicas={}", replicas_.size()), "--set", "arenas=4", "--set",
-                     fmt::format("trace_file={}/trainer", options_.trace_dir)}});
-  if (!child) return fail(child.error());
-  trainer_ = *child;
+                     fmt::format("trace_file={}/trainer", options_.trace_dir)}}));
+  trainer_ = child;
   return {};
 }
 
@@ -143,9 +141,8 @@ Result<Child*> DemoFleet::start_engine(std::uint32_t index, ChildOutput output) 
 
 Result<> DemoFleet::restart_victim() {
   const auto engine =
-      start_engine(static_cast<std::uint32_t>(engines_.size()) - 1, ChildOutput::kFile);
-  if (!engine) return fail(engine.error());
-  engines_.back() = *engine;
+      WSYNC_TRY(start_engine(static_cast<std::uint32_t>(engines_.size()) - 1, ChildOutput::kFile));
+  engines_.back() = engine;
   return {};
 }
 
@@ -217,21 +214,19 @@ Result<control::ReplicaReport> DemoFleet::until_replica(
 }
 
 Result<std::uint64_t> DemoFleet::verify(const Version& version, std::size_t engines) {
-  const auto reply = ask<control::VerifyReply>(control::Verify{});
-  if (!reply) return fail(reply.error());
-  const std::string problem = problem_of(*reply, version, engines);
+  const auto reply = WSYNC_TRY(ask<control::VerifyReply>(control::Verify{}));
+  const std::string problem = problem_of(reply, version, engines);
   if (!problem.empty()) return fail(ErrorCode::kDigestMismatch, problem);
   std::uint64_t bytes = 0;
-  for (const control::VerifyRank& rank : reply->ranks) bytes += rank.bytes;
+  for (const control::VerifyRank& rank : reply.ranks) bytes += rank.bytes;
   return bytes;
 }
 
 Result<std::vector<control::VerifyRank>> DemoFleet::verify_whatever(std::size_t engines) {
-  auto reply = ask<control::VerifyReply>(control::Verify{});
-  if (!reply) return fail(reply.error());
-  const std::string problem = problem_of(*reply, Version{}, engines);
+  auto reply = WSYNC_TRY(ask<control::VerifyReply>(control::Verify{}));
+  const std::string problem = problem_of(reply, Version{}, engines);
   if (!problem.empty()) return fail(ErrorCode::kDigestMismatch, problem);
-  return std::move(reply->ranks);
+  return std::move(reply.ranks);
 }
 
 Result<std::vector<std::string>> DemoFleet::addresses() {
@@ -269,9 +264,8 @@ Result<std::vector<EngineResult>> DemoFleet::stop() {
   end_all();
   std::vector<EngineResult> results;
   for (std::uint32_t i = 0; i < engines_.size(); ++i) {
-    auto result = result_of(i);
-    if (!result) return fail(result.error());
-    results.push_back(std::move(*result));
+    auto result = WSYNC_TRY(result_of(i));
+    results.push_back(std::move(result));
   }
   return results;
 }

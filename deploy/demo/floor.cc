@@ -50,16 +50,13 @@ void copy_in_chunks(std::span<std::byte> to, std::span<const std::byte> from,
 
 Result<FloorRounds> measure_copy_floor(std::uint64_t bytes, unsigned copiers, unsigned rounds,
                                        const std::atomic<bool>& cancelled) {
-  const Result<AvailableMemory> available = available_memory();
-  if (!available) return fail(available.error());
-  while (bytes > kBytesMin && bytes * (copiers + 1) > available->bytes / 2) bytes /= 2;
-  const Result<MappedRegion> source = make_source(bytes);
-  if (!source) return fail(source.error());
+  const auto available = WSYNC_TRY(available_memory());
+  while (bytes > kBytesMin && bytes * (copiers + 1) > available.bytes / 2) bytes /= 2;
+  const auto source = WSYNC_TRY(make_source(bytes));
   std::vector<PrivateMemory> memories;
   for (unsigned i = 0; i < copiers; ++i) {
-    auto memory = PrivateMemory::allocate(bytes, "the copies of the floor");
-    if (!memory) return fail(memory.error());
-    memories.push_back(std::move(*memory));
+    auto memory = WSYNC_TRY(PrivateMemory::allocate(bytes, "the copies of the floor"));
+    memories.push_back(std::move(memory));
   }
   FloorRounds measured{.bytes = bytes, .copiers = copiers, .rounds = {}};
   TimePoint begin{};
@@ -70,7 +67,7 @@ Result<FloorRounds> measure_copy_floor(std::uint64_t bytes, unsigned copiers, un
     threads.emplace_back([&, to = memories[i].bytes()] {
       for (unsigned round = 0; round < rounds; ++round) {
         barrier.arrive_and_wait();
-        copy_in_chunks(to, source->bytes(), cancelled);
+        copy_in_chunks(to, source.bytes(), cancelled);
         barrier.arrive_and_wait();
       }
     });

@@ -71,9 +71,8 @@ Result<RlDemoReport> RlStory::tell() {
   WSYNC_TRY(take_result());
   WSYNC_TRY(verify_last());
   WSYNC_TRY(end());
-  const Result<std::string> output = output_();
-  if (!output) return fail(output.error());
-  report_.picture = *output + "/rl.svg";
+  const auto output = WSYNC_TRY(output_());
+  report_.picture = output + "/rl.svg";
   WSYNC_TRY(write_rl_picture(report_.picture, report_, options_));
   report_.elapsed_s = seconds(now() - begin_);
   return std::move(report_);
@@ -118,10 +117,9 @@ Result<> RlStory::start_fleet() {
 }
 
 Result<> RlStory::start_trainer() {
-  const auto addresses = fleet_->addresses();
-  if (!addresses) return fail(addresses.error());
+  const auto addresses = WSYNC_TRY(fleet_->addresses());
   std::vector<std::string> arguments =
-      training({fmt::format("rollout.engines={}", fmt::join(*addresses, ",")),
+      training({fmt::format("rollout.engines={}", fmt::join(addresses, ",")),
                 fmt::format("rollout.warm_start_steps={}", options_.warm_start_steps),
                 fmt::format("rollout.max_staleness={}", options_.max_staleness),
                 fmt::format("rollout.seed={}", options_.seed),
@@ -130,10 +128,9 @@ Result<> RlStory::start_trainer() {
                 fmt::format("publish.pause_mode=keep"),
                 fmt::format("publish.every={}", options_.sync ? 1 : last_step() + 1)});
   arguments.emplace_back("--events");
-  const auto child = children_.start(
-      {.name = "trainer", .arguments = std::move(arguments), .output = ChildOutput::kLines});
-  if (!child) return fail(child.error());
-  trainer_ = *child;
+  const auto child = WSYNC_TRY(children_.start(
+      {.name = "trainer", .arguments = std::move(arguments), .output = ChildOutput::kLines}));
+  trainer_ = child;
   trainer_->may_end();
   trainer_->on_line = [this](const std::string& line) { hear(line); };
   return {};
@@ -167,12 +164,9 @@ void RlStory::hear_rollouts(const json& event) {
 // ---- what came of it ----
 
 Result<> RlStory::take_result() {
-  auto result = result_in(last_line_, "train");
-  if (!result) return fail(result.error());
-  report_.training = std::move(*result);
-  auto steps = rl_steps(report_.training);
-  if (!steps) return fail(steps.error());
-  report_.steps = std::move(*steps);
+  report_.training = WSYNC_TRY(result_in(last_line_, "train"));
+  auto steps = WSYNC_TRY(rl_steps(report_.training));
+  report_.steps = std::move(steps);
   if (report_.steps.size() == options_.steps) return {};
   return fail(ErrorCode::kInternal, fmt::format("{} steps trained on answers, expected {}",
                                                 report_.steps.size(), options_.steps));
@@ -181,20 +175,18 @@ Result<> RlStory::take_result() {
 Result<> RlStory::verify_last() {
   const auto& publishes = report_.training.at("publishes");
   if (publishes.empty()) return fail(ErrorCode::kInternal, "no weights were published");
-  const auto version = Version::parse(publishes.back().value("version", ""));
-  if (!version) return fail(version.error());
-  const auto bytes = fleet_->verify(*version, options_.engines);
+  const auto version = WSYNC_TRY(Version::parse(publishes.back().value("version", "")));
+  const auto bytes = fleet_->verify(version, options_.engines);
   if (!bytes) return fail(bytes.error().with_context("verify of the last version"));
   report_.verified_bytes = *bytes;
-  say("verified: every engine holds {}, every tensor equal ({} read back)", version->to_string(),
+  say("verified: every engine holds {}, every tensor equal ({} read back)", version.to_string(),
       human_bytes(*bytes));
   return {};
 }
 
 Result<> RlStory::end() {
-  auto engines = fleet_->stop();
-  if (!engines) return fail(engines.error());
-  report_.engines = std::move(*engines);
+  auto engines = WSYNC_TRY(fleet_->stop());
+  report_.engines = std::move(engines);
   return {};
 }
 

@@ -82,14 +82,13 @@ class Story {
 };
 
 Result<DemoReport> Story::tell() {
-  const Result<std::string> first = versions_.make(1);
-  if (!first) return fail(first.error());
-  first_directory_ = *first;
-  WSYNC_TRY(read_model(*first));
+  const auto first = WSYNC_TRY(versions_.make(1));
+  first_directory_ = first;
+  WSYNC_TRY(read_model(first));
   WSYNC_TRY(require_memory((options_.engines + kVersionsInMemory) * report_.bytes,
                            "the engines and the staged versions of the demo"));
   WSYNC_TRY(measure_floor());
-  WSYNC_TRY(start_fleet(*first));
+  WSYNC_TRY(start_fleet(first));
   WSYNC_TRY(publish(1));
   WSYNC_TRY(publish(2));
   WSYNC_TRY(publish_and_kill(3));
@@ -116,13 +115,11 @@ void Story::record(std::string name, TimePoint begin) {
 // ---- what is published ----
 
 Result<> Story::read_model(const std::string& directory) {
-  const auto checkpoint = CheckpointDirectory::open(directory);
-  if (!checkpoint) return fail(checkpoint.error());
-  const Manifest& manifest = checkpoint->manifest();
+  const auto checkpoint = WSYNC_TRY(CheckpointDirectory::open(directory));
+  const Manifest& manifest = checkpoint.manifest();
   for (const TensorInfo& tensor : manifest.tensors()) {
-    const Result<std::uint64_t> bytes = tensor.byte_size();
-    if (!bytes) return fail(bytes.error());
-    report_.bytes += *bytes;
+    const auto bytes = WSYNC_TRY(tensor.byte_size());
+    report_.bytes += bytes;
   }
   report_.tensors = manifest.size();
   // Buckets of a size that caches like, and enough of them to stand between the first and the last.
@@ -139,9 +136,8 @@ Result<> Story::measure_floor() {
   FloorRounds measured;
   WSYNC_TRY(children_.in_thread(
       "the measurement of the floor", kLong, [&](const std::atomic<bool>& cancelled) -> Result<> {
-        auto rounds = measure_copy_floor(report_.bytes, options_.engines, kFloorRounds, cancelled);
-        if (!rounds) return fail(rounds.error());
-        measured = std::move(*rounds);
+        measured =
+            WSYNC_TRY(measure_copy_floor(report_.bytes, options_.engines, kFloorRounds, cancelled));
         return {};
       }));
   record("copy floor", begin);
@@ -199,12 +195,11 @@ DemoUpdate Story::update_of(const control::PushReply& reply, TimePoint begin) co
 }
 
 Result<> Story::publish(unsigned number) {
-  const Result<std::string> directory =
-      number == 1 ? Result<std::string>(first_directory_) : versions_.make(number);
-  if (!directory) return fail(directory.error());
+  const auto directory =
+      WSYNC_TRY(number == 1 ? Result<std::string>(first_directory_) : versions_.make(number));
   const TimePoint begin = now();
   const auto reply =
-      fleet_->ask<control::PushReply>(control::Push{.directory = *directory, .step = number});
+      fleet_->ask<control::PushReply>(control::Push{.directory = directory, .step = number});
   if (!reply) return fail(reply.error().with_context("publish"));
   if (!reply->ok) return fail(ErrorCode::kInternal, "a publish failed: " + reply->reason);
   DemoUpdate update = update_of(*reply, begin);
@@ -215,26 +210,25 @@ Result<> Story::publish(unsigned number) {
   WSYNC_TRY(fleet_->until_ready(update.version));
   WSYNC_TRY(verify(update, options_.engines));
   report_.updates.push_back(std::move(update));
-  versions_.done_with(*directory);
+  versions_.done_with(directory);
   return {};
 }
 
 Result<> Story::refuse() {
   const std::string directory = options_.work_dir + "/wrong_shape";
-  const Result<WrongShape> wrong = write_wrong_shape(first_directory_, directory);
-  if (!wrong) return fail(wrong.error());
+  const auto wrong = WSYNC_TRY(write_wrong_shape(first_directory_, directory));
   const TimePoint begin = now();
   const auto reply = fleet_->ask<control::PushReply>(control::Push{.directory = directory});
   if (!reply) return fail(reply.error().with_context("publish of the wrong shape"));
   const bool named = std::any_of(reply->problems.begin(), reply->problems.end(),
-                                 [&](const auto& p) { return p.tensor == wrong->tensor; });
+                                 [&](const auto& p) { return p.tensor == wrong.tensor; });
   if (reply->ok || !named)
     return fail(ErrorCode::kInternal,
                 fmt::format("a checkpoint with {} of shape {} instead of {} was not refused for "
                             "it: {}",
-                            wrong->tensor, wrong->found, wrong->expected, reply->reason));
+                            wrong.tensor, wrong.found, wrong.expected, reply->reason));
   record("refusal", begin);
-  report_.refusal = {.tensor = wrong->tensor, .reason = reply->reason};
+  report_.refusal = {.tensor = wrong.tensor, .reason = reply->reason};
   say("refused before anything moved: {}", reply->reason);
   WSYNC_TRY(verify(report_.updates.back(), options_.engines));
   versions_.done_with(directory);
@@ -244,51 +238,47 @@ Result<> Story::refuse() {
 // ---- the kill ----
 
 Result<> Story::kill_victim(DemoFleet::Question& push) {
-  const Result<VictimReport> killed = victim_->kill([&push] { return push.answered(); });
-  if (!killed) return fail(killed.error());
+  const auto killed = WSYNC_TRY(victim_->kill([&push] { return push.answered(); }));
   report_.kill.replica = fleet_->victim_replica();
-  report_.kill.version = killed->version;
+  report_.kill.version = killed.version;
   report_.kill.pid = fleet_->victim().pid();
-  report_.kill.taken = killed->taken;
-  report_.kill.buckets = killed->buckets;
+  report_.kill.taken = killed.taken;
+  report_.kill.buckets = killed.buckets;
   report_.kill.torn = victim_->torn();
   say("killed engine {} (pid {}) with SIGKILL inside its switch to {}: it had taken {} of {} "
       "buckets and acknowledged at least {}, the first among them; the last one never came",
-      report_.kill.replica, report_.kill.pid, killed->version, killed->taken, killed->buckets,
-      killed->taken - 1);
+      report_.kill.replica, report_.kill.pid, killed.version, killed.taken, killed.buckets,
+      killed.taken - 1);
   return {};
 }
 
 Result<> Story::show_the_others(const Version& version) {
   const std::string& victim = report_.kill.replica;
   WSYNC_TRY(fleet_->until_ready(version, victim));
-  const auto lost = fleet_->until_replica(
+  const auto lost = WSYNC_TRY(fleet_->until_replica(
       victim, "the loss of " + victim,
-      [](const control::ReplicaReport& report) { return report.ranks_attached == 0; });
-  if (!lost) return fail(lost.error());
-  if (lost->ready)
+      [](const control::ReplicaReport& report) { return report.ranks_attached == 0; }));
+  if (lost.ready)
     return fail(ErrorCode::kInternal, "replica " + victim + " is killed and reported as ready");
-  report_.kill.state = lost->state == control::ReplicaState::kTainted ? "tainted" : "absent";
-  report_.kill.reason = lost->reason;
+  report_.kill.state = lost.state == control::ReplicaState::kTainted ? "tainted" : "absent";
+  report_.kill.reason = lost.reason;
   say("  the other {} replicas serve {}; {} is {}, not ready: {}", options_.engines - 1,
-      version.to_string(), victim, report_.kill.state, lost->reason);
+      version.to_string(), victim, report_.kill.state, lost.reason);
   return {};
 }
 
 Result<> Story::publish_and_kill(unsigned number) {
-  const Result<std::string> directory = versions_.make(number);
-  if (!directory) return fail(directory.error());
+  const auto directory = WSYNC_TRY(versions_.make(number));
   const TimePoint begin = now();
   victim_->arm();
-  const auto push = fleet_->begin(control::Push{.directory = *directory, .step = number});
+  const auto push = fleet_->begin(control::Push{.directory = directory, .step = number});
   if (const Result<> killed = kill_victim(*push); !killed) {
     if (!push->answered()) return killed;
     const auto reply = fleet_->answer<control::PushReply>(*push);
     return fail(killed.error().with_context(reply ? reply->reason : reply.error().message()));
   }
-  const Result<Version> version = Version::parse(report_.kill.version);
-  if (!version) return fail(version.error());
-  WSYNC_TRY(show_the_others(*version));
+  const auto version = WSYNC_TRY(Version::parse(report_.kill.version));
+  WSYNC_TRY(show_the_others(version));
   const auto reply = fleet_->answer<control::PushReply>(*push);
   if (!reply) return fail(reply.error().with_context("publish"));
   for (const control::ReplicaOutcome& outcome : reply->outcomes)
@@ -303,8 +293,8 @@ Result<> Story::publish_and_kill(unsigned number) {
       update.digest.to_string());
   WSYNC_TRY(verify(update, options_.engines - 1));
   report_.updates.push_back(std::move(update));
-  WSYNC_TRY(repair(*version));
-  versions_.done_with(*directory);
+  WSYNC_TRY(repair(version));
+  versions_.done_with(directory);
   return {};
 }
 
@@ -342,9 +332,8 @@ Result<> Story::roll_back() {
 }
 
 Result<> Story::end() {
-  auto engines = fleet_->stop();
-  if (!engines) return fail(engines.error());
-  report_.engines = std::move(*engines);
+  auto engines = WSYNC_TRY(fleet_->stop());
+  report_.engines = std::move(engines);
   const std::uint64_t steps =
       std::accumulate(report_.engines.begin(), report_.engines.end(), std::uint64_t{0},
                       [](std::uint64_t sum, const EngineResult& e) { return sum + e.steps; });
@@ -353,19 +342,17 @@ Result<> Story::end() {
 }
 
 Result<> Story::write_traces() {
-  const Result<std::string> output = output_();
-  if (!output) return fail(output.error());
-  report_.trace = *output + "/trace.json";
-  report_.picture = *output + "/timeline.svg";
+  const auto output = WSYNC_TRY(output_());
+  report_.trace = output + "/trace.json";
+  report_.picture = output + "/timeline.svg";
   std::vector<std::string> names = {"trainer"};
   for (std::uint32_t i = 0; i < kDemoSidecars; ++i) names.push_back(DemoFleet::sidecar_name(i));
   std::vector<trace::ProcessTrace> processes{{.name = "wsync demo",
                                               .pid = static_cast<std::uint32_t>(::getpid()),
                                               .spans = recorder_.spans()}};
   for (const std::string& name : names) {
-    auto traced = read_trace(fmt::format("{}/{}.json", options_.trace_dir, name));
-    if (!traced) return fail(traced.error());
-    processes.push_back(std::move(*traced));
+    auto traced = WSYNC_TRY(read_trace(fmt::format("{}/{}.json", options_.trace_dir, name)));
+    processes.push_back(std::move(traced));
   }
   const DemoUpdate& update = report_.updates[kPictured];
   WSYNC_TRY(write_update_picture(report_.picture, processes.back(),

@@ -36,18 +36,16 @@ std::string machine_text() {
 }
 
 Result<std::vector<trace::ProcessTrace>> read_traces(const std::string& path) {
-  auto read = trace::read_chrome_trace(path);
-  if (!read) return fail(read.error());
-  return std::move(read->processes);
+  auto read = WSYNC_TRY(trace::read_chrome_trace(path));
+  return std::move(read.processes);
 }
 
 Result<trace::ProcessTrace> read_trace(const std::string& path) {
-  auto processes = read_traces(path);
-  if (!processes) return fail(processes.error());
-  if (processes->size() != 1)
+  auto processes = WSYNC_TRY(read_traces(path));
+  if (processes.size() != 1)
     return fail(ErrorCode::kInternal,
-                fmt::format("{}: a trace of {} processes, expected one", path, processes->size()));
-  return std::move(processes->front());
+                fmt::format("{}: a trace of {} processes, expected one", path, processes.size()));
+  return std::move(processes.front());
 }
 
 Result<> write_update_picture(const std::string& path, const trace::ProcessTrace& sidecar,

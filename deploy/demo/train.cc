@@ -128,10 +128,9 @@ Result<> TrainStory::start_trainer() {
     more.emplace_back("--set");
     more.push_back(setting);
   }
-  const auto child = children_.start(
-      {.name = "trainer", .arguments = training(std::move(more)), .output = ChildOutput::kLines});
-  if (!child) return fail(child.error());
-  trainer_ = *child;
+  const auto child = WSYNC_TRY(children_.start(
+      {.name = "trainer", .arguments = training(std::move(more)), .output = ChildOutput::kLines}));
+  trainer_ = child;
   trainer_->may_end();
   trainer_->on_line = [this](const std::string& line) { hear(line); };
   return {};
@@ -202,12 +201,9 @@ void TrainStory::add_verified(const std::string& version) {
 // ---- what came of it ----
 
 Result<> TrainStory::take_result() {
-  auto result = result_in(last_line_, "train");
-  if (!result) return fail(result.error());
-  report_.training = std::move(*result);
-  auto steps = trained_steps(report_.training);
-  if (!steps) return fail(steps.error());
-  report_.steps = std::move(*steps);
+  report_.training = WSYNC_TRY(result_in(last_line_, "train"));
+  auto steps = WSYNC_TRY(trained_steps(report_.training));
+  report_.steps = std::move(steps);
   if (report_.steps.size() != options_.steps)
     return fail(ErrorCode::kInternal, fmt::format("{} steps were taken, expected {}",
                                                   report_.steps.size(), options_.steps));
@@ -223,9 +219,8 @@ Result<> TrainStory::take_result() {
 
 Result<> TrainStory::verify_last() {
   const TrainedStep& last = report_.steps.back();
-  const auto version = Version::parse(last.version);
-  if (!version) return fail(version.error());
-  const auto bytes = fleet_->verify(*version, options_.engines);
+  const auto version = WSYNC_TRY(Version::parse(last.version));
+  const auto bytes = fleet_->verify(version, options_.engines);
   if (!bytes) return fail(bytes.error().with_context("verify of the last step"));
   add_verified(last.version);
   report_.verified_bytes += *bytes;
@@ -250,9 +245,8 @@ Result<> TrainStory::compare_saved() {
   std::ifstream file(children_.output_path("inspect"));
   std::string line;
   std::getline(file, line);
-  const auto result = result_in(line, "inspect");
-  if (!result) return fail(result.error());
-  report_.exported_digest = result->value("content_digest", "");
+  const auto result = WSYNC_TRY(result_in(line, "inspect"));
+  report_.exported_digest = result.value("content_digest", "");
   if (report_.exported_digest != last.content_digest)
     return fail(ErrorCode::kDigestMismatch,
                 fmt::format("the saved state of step {} has content digest {} in bfloat16, version "
@@ -264,25 +258,22 @@ Result<> TrainStory::compare_saved() {
 }
 
 Result<> TrainStory::end() {
-  auto engines = fleet_->stop();
-  if (!engines) return fail(engines.error());
-  report_.engines = std::move(*engines);
+  auto engines = WSYNC_TRY(fleet_->stop());
+  report_.engines = std::move(engines);
   say("stopped: the engines served {} steps, {} of them torn", report_.engine_steps(),
       report_.torn());
   return {};
 }
 
 Result<> TrainStory::write_traces() {
-  const Result<std::string> output = output_();
-  if (!output) return fail(output.error());
-  report_.trace = *output + "/trace.json";
-  report_.picture = *output + "/timeline.svg";
+  const auto output = WSYNC_TRY(output_());
+  report_.trace = output + "/trace.json";
+  report_.picture = output + "/timeline.svg";
   std::vector<trace::ProcessTrace> processes;
   for (const std::string& name :
        {std::string("trainer"), std::string("trainer-rounds"), DemoFleet::sidecar_name(0)}) {
-    auto traced = read_traces(fmt::format("{}/{}.json", options_.trace_dir, name));
-    if (!traced) return fail(traced.error());
-    std::move(traced->begin(), traced->end(), std::back_inserter(processes));
+    auto traced = WSYNC_TRY(read_traces(fmt::format("{}/{}.json", options_.trace_dir, name)));
+    std::move(traced.begin(), traced.end(), std::back_inserter(processes));
   }
   WSYNC_TRY(write_training_picture(report_.picture, processes,
                                    {.loss_before = report_.steps.front().loss,

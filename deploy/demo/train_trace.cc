@@ -120,8 +120,7 @@ Result<> write_training_picture(const std::string& path, const std::vector<Proce
   const ProcessTrace* rank = named(processes, kRankProcess);
   if (rank == nullptr)
     return fail(ErrorCode::kNotFound, "no trainer rank is in the trace for the picture");
-  const auto range = pictured_steps(*rank);
-  if (!range) return fail(range.error());
+  const auto range = WSYNC_TRY(pictured_steps(*rank));
   std::vector<TimePoint> marks;
   for (const Span& step : steps_of(*rank)) marks.push_back(step.begin);
   return trace::write_text_file(
@@ -138,7 +137,7 @@ Result<> write_training_picture(const std::string& path, const std::vector<Proce
            .lanes = {},
            .width_px = kPictureWidth,
            .row_px = kRowHeight,
-           .range = *range,
+           .range = range,
            .marks = std::move(marks)}));
 }
 

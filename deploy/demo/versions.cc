@@ -80,18 +80,17 @@ Result<> write_hollow_file(const fs::path& from, const fs::path& to, const std::
 }
 
 Result<WrongShape> make_wrong_shape(const std::string& from, const std::string& to) {
-  const auto checkpoint = CheckpointDirectory::open(from);
-  if (!checkpoint) return fail(checkpoint.error());
-  const std::optional<std::size_t> chosen = choose_tensor(checkpoint->manifest());
+  const auto checkpoint = WSYNC_TRY(CheckpointDirectory::open(from));
+  const std::optional<std::size_t> chosen = choose_tensor(checkpoint.manifest());
   if (!chosen)
     return fail(ErrorCode::kInvalidInput, from + " has no tensor whose shape could be changed");
-  const TensorInfo& tensor = checkpoint->manifest().tensor(*chosen);
+  const TensorInfo& tensor = checkpoint.manifest().tensor(*chosen);
   std::vector<std::uint64_t> shape = tensor.shape;
   if (transposable(tensor))
     std::swap(shape[shape.size() - 1], shape[shape.size() - 2]);
   else
     shape.push_back(1);
-  const fs::path holder = checkpoint->file_of(*chosen);
+  const fs::path holder = checkpoint.file_of(*chosen);
   fs::create_directory(to);
   for (const fs::directory_entry& entry : fs::directory_iterator(from))
     if (entry.is_regular_file() && entry.path().filename() != holder.filename())
@@ -152,19 +151,18 @@ void VersionMaker::done_with(const std::string& directory) const {
 
 Result<> write_changed_copy(const std::string& from, const std::string& to, unsigned bit,
                             const std::atomic<bool>& cancelled) {
-  const auto checkpoint = CheckpointDirectory::open(from);
-  if (!checkpoint) return fail(checkpoint.error());
+  const auto checkpoint = WSYNC_TRY(CheckpointDirectory::open(from));
   const auto flip = static_cast<std::byte>(1U << bit);
   const TensorSource source = [&](std::size_t tensor, std::uint64_t offset,
                                   std::span<std::byte> out) -> Result<> {
     if (cancelled) return fail(ErrorCode::kCancelled, "the copy was stopped");
-    WSYNC_TRY(checkpoint->read(tensor, offset, out));
+    WSYNC_TRY(checkpoint.read(tensor, offset, out));
     for (std::uint64_t at = (kFlipEvery - offset % kFlipEvery) % kFlipEvery; at < out.size();
          at += kFlipEvery)
       out[at] ^= flip;
     return {};
   };
-  return write_checkpoint_directory(to, checkpoint->manifest(), source);
+  return write_checkpoint_directory(to, checkpoint.manifest(), source);
 }
 
 Result<WrongShape> write_wrong_shape(const std::string& from, const std::string& to) {

@@ -35,9 +35,8 @@ Result<std::unique_ptr<BucketTaker>> HostTaker::map(std::span<const UniqueFd> fd
                 fmt::format("{} IPC buffers came with the welcome, 2 are needed", fds.size()));
   std::unique_ptr<HostTaker> taker(new HostTaker());
   for (const UniqueFd& fd : fds) {
-    auto region = map_ipc_buffer(fd.get(), bytes);
-    if (!region) return fail(std::move(region).error());
-    taker->mapped_.push_back(std::move(*region));
+    auto region = WSYNC_TRY(map_ipc_buffer(fd.get(), bytes));
+    taker->mapped_.push_back(std::move(region));
     taker->slots_.emplace_back(taker->mapped_.back().bytes());
   }
   return std::unique_ptr<BucketTaker>(std::move(taker));

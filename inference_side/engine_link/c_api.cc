@@ -215,9 +215,8 @@ int wsync_engine_add_tensor(wsync_engine* engine, const wsync_tensor* tensor) {
   return engine->run([&]() -> Result<> {
     if (engine->link)
       return wsync::fail(ErrorCode::kInvalidInput, "tensors are added before wsync_engine_attach");
-    auto read = read_tensor_argument(*tensor, engine->take);
-    if (!read) return wsync::fail(std::move(read).error());
-    engine->description.tensors.push_back(std::move(*read));
+    auto read = WSYNC_TRY(read_tensor_argument(*tensor, engine->take));
+    engine->description.tensors.push_back(std::move(read));
     return {};
   });
 }
@@ -227,15 +226,14 @@ int wsync_engine_attach(wsync_engine* engine) {
   return engine->run([&]() -> Result<> {
     if (engine->link)
       return wsync::fail(ErrorCode::kInvalidInput, "the engine is attached already");
-    auto gpu = device_of(engine->weights_on, engine->gpu_number, engine->description.device);
-    if (!gpu) return wsync::fail(std::move(gpu).error());
+    auto gpu =
+        WSYNC_TRY(device_of(engine->weights_on, engine->gpu_number, engine->description.device));
     auto description = engine->description;
-    description.gpu = gpu->get();
-    auto link = wsync::engine::EngineLink::create(std::move(description), engine->socket_path,
-                                                  engine->callbacks);
-    if (!link) return wsync::fail(std::move(link).error());
-    engine->gpu = std::move(*gpu);
-    engine->link = std::move(*link);
+    description.gpu = gpu.get();
+    auto link = WSYNC_TRY(wsync::engine::EngineLink::create(
+        std::move(description), engine->socket_path, engine->callbacks));
+    engine->gpu = std::move(gpu);
+    engine->link = std::move(link);
     return {};
   });
 }

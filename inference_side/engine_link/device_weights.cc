@@ -34,17 +34,13 @@ Result<std::unique_ptr<DeviceWeights>> DeviceWeights::create(device::Device& dev
           fmt::format("tensor {}: its destination", tensor.description.name)));
     weights->tensors_.back() = std::move(*memory);
   }
-  auto event = device.create_event();
-  if (!event) return fail(std::move(event).error());
-  weights->event_ = std::move(*event);
+  weights->event_ = WSYNC_TRY(device.create_event());
   return weights;
 }
 
 Result<> DeviceWeights::enqueue(const device::Memory* acquired, std::span<Batch> batches) {
   if (!stream_) {
-    auto stream = device_.create_stream(device::StreamRole::kReload);
-    if (!stream) return fail(std::move(stream).error());
-    stream_ = std::move(*stream);
+    stream_ = WSYNC_TRY(device_.create_stream(device::StreamRole::kReload));
   }
   if (acquired != nullptr) WSYNC_TRY(stream_->acquire(*acquired));
   for (Batch& batch : batches)

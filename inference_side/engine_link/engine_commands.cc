@@ -270,9 +270,7 @@ Result<> EngineLink::map_buffers(const control::Load& message) {
   if (message.buffers.empty() && buffers_ && !buffers_of_load_) return {};
   WSYNC_TRY(check_generation(message.buffers, generation_));
   buffers_.reset();
-  auto buffers = DeviceTaker::import(*weights_, message.buffers, buffer_bytes_);
-  if (!buffers) return fail(std::move(buffers).error());
-  buffers_ = std::move(*buffers);
+  buffers_ = WSYNC_TRY(DeviceTaker::import(*weights_, message.buffers, buffer_bytes_));
   buffers_of_load_ = true;
   return {};
 }

@@ -74,9 +74,7 @@ Result<std::unique_ptr<EngineLink>> EngineLink::create(EngineDescription descrip
   std::unique_ptr<EngineLink> link(
       new EngineLink(std::move(description), std::move(socket_path), engine));
   if (device::Device* const gpu = link->description_.gpu; gpu != nullptr) {
-    auto weights = DeviceWeights::create(*gpu, link->description_.tensors);
-    if (!weights) return fail(std::move(weights).error());
-    link->weights_ = std::move(*weights);
+    link->weights_ = WSYNC_TRY(DeviceWeights::create(*gpu, link->description_.tensors));
   }
   WSYNC_TRY(link->make_descriptors());
   if (link->description_.serving) link->state_ = control::RankState::kServing;

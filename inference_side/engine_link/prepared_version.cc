@@ -10,17 +10,15 @@ namespace wsync::engine {
 
 Result<std::shared_ptr<const EngineLayout>> EngineLayout::make(
     const Manifest& manifest, std::uint64_t bucket_bytes, const EngineDescription& description) {
-  const auto buckets = BucketPlan::create(manifest, bucket_bytes);
-  if (!buckets) return fail(buckets.error());
+  const auto buckets = WSYNC_TRY(BucketPlan::create(manifest, bucket_bytes));
   std::vector<control::EngineTensor> tensors;
   tensors.reserve(description.tensors.size());
   for (const auto& tensor : description.tensors) tensors.push_back(tensor.description);
-  auto plan = reload::LoadPlan::make(manifest, *buckets, tensors);
-  if (!plan) return fail(std::move(plan).error());
+  auto plan = WSYNC_TRY(reload::LoadPlan::make(manifest, buckets, tensors));
   auto layout = std::make_shared<EngineLayout>();
   layout->digest = manifest.layout_digest();
   layout->bucket_bytes = bucket_bytes;
-  layout->plan = std::move(*plan);
+  layout->plan = std::move(plan);
   layout->layer_of.resize(tensors.size());
   std::vector<std::pair<std::uint32_t, std::uint32_t>> order;  // manifest index, rank's index
   for (std::uint32_t t = 0; t < tensors.size(); ++t)
@@ -50,14 +48,10 @@ Result<MappedVersion> MappedVersion::open(int fd, const ArenaExpectation& expect
                                           std::uint64_t data_bytes) {
   MappedVersion mapped;
   if (planted("engine_no_lease")) {
-    auto region = MappedRegion::map(fd, kArenaHeaderBytes + data_bytes, false);
-    if (!region) return fail(std::move(region).error());
-    mapped.without_lease_ = std::move(*region);
+    mapped.without_lease_ = WSYNC_TRY(MappedRegion::map(fd, kArenaHeaderBytes + data_bytes, false));
     return mapped;
   }
-  auto view = ArenaView::open(fd, expected);
-  if (!view) return fail(std::move(view).error());
-  mapped.view_ = std::move(*view);
+  mapped.view_ = WSYNC_TRY(ArenaView::open(fd, expected));
   if (mapped.view_->data().size() < data_bytes)
     return fail(ErrorCode::kRefused, fmt::format("the arena holds {} bytes, the layout needs {}",
                                                  mapped.view_->data().size(), data_bytes));
@@ -72,15 +66,14 @@ std::span<const std::byte> MappedVersion::data() const noexcept {
 Result<std::shared_ptr<const EngineLayout>> Preparer::layout_of(const control::Prepare& message) {
   if (!message.layout.empty()) {
     ByteReader reader(message.layout);
-    auto manifest = Manifest::decode(reader);
-    if (!manifest) return fail(std::move(manifest).error());
+    auto manifest = WSYNC_TRY(Manifest::decode(reader));
     WSYNC_TRY(reader.finish("layout"));
-    if (manifest->layout_digest() != message.layout_digest)
+    if (manifest.layout_digest() != message.layout_digest)
       return fail(
           ErrorCode::kDigestMismatch,
           fmt::format("the layout's digest is {}, the sidecar announced {}",
-                      manifest->layout_digest().to_string(), message.layout_digest.to_string()));
-    manifest_ = std::move(*manifest);
+                      manifest.layout_digest().to_string(), message.layout_digest.to_string()));
+    manifest_ = std::move(manifest);
   }
   if (!manifest_ || manifest_->layout_digest() != message.layout_digest)
     return fail(ErrorCode::kNotFound, fmt::format("layout {} is not known here; send it",
@@ -96,9 +89,8 @@ Result<std::shared_ptr<const EngineLayout>> Preparer::layout_of(const control::P
 
 Result<std::unique_ptr<PreparedVersion>> Preparer::prepare(const control::Prepare& message,
                                                            int fd) {
-  auto layout = layout_of(message);
-  if (!layout) return fail(std::move(layout).error());
-  const reload::LoadPlan& plan = (*layout)->plan;
+  auto layout = WSYNC_TRY(layout_of(message));
+  const reload::LoadPlan& plan = layout->plan;
   if (message.checksums.size() != plan.groups().size())
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("{} checksums came, the load plan has {} copy groups",
@@ -109,15 +101,14 @@ Result<std::unique_ptr<PreparedVersion>> Preparer::prepare(const control::Prepar
                             message.arena_bytes, plan.arena_bytes()));
   auto prepared = std::make_unique<PreparedVersion>();
   prepared->version = message.version;
-  prepared->layout = std::move(*layout);
+  prepared->layout = std::move(layout);
   prepared->checksums = message.checksums;
   if (fd >= 0) {
     const ArenaExpectation expected{
         .version = std::pair{std::uint64_t{message.version.epoch}, message.version.step},
         .layout = message.layout_digest};
-    auto arena = MappedVersion::open(fd, expected, plan.arena_bytes());
-    if (!arena) return fail(std::move(arena).error());
-    prepared->arena = std::move(*arena);
+    auto arena = WSYNC_TRY(MappedVersion::open(fd, expected, plan.arena_bytes()));
+    prepared->arena = std::move(arena);
   }
   if (description_->take == control::TakeMode::kAdopt) {
     if (!prepared->arena)

@@ -30,18 +30,17 @@ Result<Digest> EngineLink::digest_of_tensor(std::uint32_t tensor) {
   if (description.dtype > static_cast<std::uint8_t>(kLastDType))
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("tensor {} has an unknown dtype", description.name));
-  auto shard = reload::Shard::make(dtype_bits(static_cast<DType>(description.dtype)),
-                                   description.shape, description.ranges);
-  if (!shard) return fail(std::move(shard).error());
+  auto shard = WSYNC_TRY(reload::Shard::make(dtype_bits(static_cast<DType>(description.dtype)),
+                                             description.shape, description.ranges));
   std::vector<std::byte> leaf(limits::kLeafBytes);
   std::vector<Digest> leaves;
-  for (std::uint64_t at = 0; at < shard->bytes(); at += leaf.size()) {
+  for (std::uint64_t at = 0; at < shard.bytes(); at += leaf.size()) {
     const auto part =
-        std::span(leaf).first(std::min<std::uint64_t>(leaf.size(), shard->bytes() - at));
+        std::span(leaf).first(std::min<std::uint64_t>(leaf.size(), shard.bytes() - at));
     WSYNC_TRY(engine_->read_tensor(tensor, at, part));
     leaves.push_back(wsync::digest_of(part));
   }
-  return tensor_digest(shard->bytes(), leaves);
+  return tensor_digest(shard.bytes(), leaves);
 }
 
 void EngineLink::on_read_digests(const control::Envelope& envelope) {
@@ -65,9 +64,8 @@ void EngineLink::read_tensors() {
 // One, or on a GPU as many as are worth a batch.
 Result<std::vector<Digest>> EngineLink::digests_from(std::uint32_t tensor) {
   if (weights_) return weights_->digests(tensor);
-  auto digest = digest_of_tensor(tensor);
-  if (!digest) return fail(std::move(digest).error());
-  return std::vector<Digest>{*digest};
+  auto digest = WSYNC_TRY(digest_of_tensor(tensor));
+  return std::vector<Digest>{digest};
 }
 
 void EngineLink::read_some() {

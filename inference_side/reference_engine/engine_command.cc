@@ -128,8 +128,7 @@ Result<> settle(EngineOptions& options) {
 
 Result<Outcome> run_engine(EngineOptions options, bool as_json) {
   WSYNC_TRY(settle(options));
-  auto loop = Loop::create();
-  if (!loop) return fail(std::move(loop).error());
+  auto loop = WSYNC_TRY(Loop::create());
   if (!options.trace.empty()) WSYNC_TRY(check_trace_file(options.trace));
   const std::string name =
       fmt::format("engine {} rank {}", options.engine.replica, options.engine.rank);
@@ -145,13 +144,10 @@ Result<Outcome> run_engine(EngineOptions options, bool as_json) {
   if (!engine) return fail(std::move(engine).error());
   std::unique_ptr<engine::http::HttpServer> server;
   if (auto* service = (*engine)->service(); service != nullptr) {
-    auto created = engine::http::HttpServer::create(options.http, *service);
-    if (!created) return fail(std::move(created).error());
-    server = std::move(*created);
+    server = WSYNC_TRY(engine::http::HttpServer::create(options.http, *service));
   }
-  auto signals = Signals::create(**loop, [&](int) { (*loop)->stop(); });
-  if (!signals) return fail(std::move(signals).error());
-  Timer stats(**loop, [&] { (*engine)->report_stats(); });
+  WSYNC_TRY(Signals::create(*loop, [&](int) { loop->stop(); }));
+  Timer stats(*loop, [&] { (*engine)->report_stats(); });
   if (options.stats_ms > 0) stats.start_repeating(std::chrono::milliseconds(options.stats_ms));
 
   (*engine)->start();
@@ -159,7 +155,7 @@ Result<Outcome> run_engine(EngineOptions options, bool as_json) {
     server->start();
     sink({.name = "listening", .fields = {{"url", url_of(options.http.host, server->port())}}});
   }
-  (*loop)->run();
+  loop->run();
   const bool attached = (*engine)->link_status().attached;
   // Requests end with the engine's abort, and so do their connections.
   (*engine)->stop();

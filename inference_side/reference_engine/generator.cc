@@ -32,9 +32,8 @@ Generator::~Generator() { close(); }
 Result<std::unique_ptr<Generator>> Generator::create(GeneratorOptions options,
                                                      const Manifest& manifest,
                                                      const HeldModel& model) {
-  auto shard = generation::ModelShard::create(options.shard, manifest);
-  if (!shard) return fail(std::move(shard).error());
-  return std::unique_ptr<Generator>(new Generator(std::move(options), std::move(*shard), model));
+  auto shard = WSYNC_TRY(generation::ModelShard::create(options.shard, manifest));
+  return std::unique_ptr<Generator>(new Generator(std::move(options), std::move(shard), model));
 }
 
 void Generator::connect(std::function<void()> wake, std::function<State()> state_of) {
@@ -133,9 +132,7 @@ Result<Batch> Generator::share(const collective::Team& team, TimePoint deadline)
 
 Result<Reading> Generator::run(std::uint64_t step, const Version& version,
                                const collective::Team& team, TimePoint deadline, std::string& saw) {
-  auto batch = share(team, deadline);
-  if (!batch) return fail(std::move(batch).error());
-  batch_ = std::move(*batch);
+  batch_ = WSYNC_TRY(share(team, deadline));
   StepReader reader(model_, version);
   auto logits = shard_->forward(batch_, reader, team, deadline);
   if (!logits)

@@ -55,16 +55,15 @@ Result<std::unique_ptr<GpuHold>> GpuHold::create(device::Device& device,
 }
 
 Result<> GpuHold::allocate(const GpuPacking& packing) {
-  const auto memory = device_.memory_info();
-  if (!memory) return fail(memory.error());
+  const auto memory = WSYNC_TRY(device_.memory_info());
   const auto short_of = [&](const std::string& why) {
     return fail(
         ErrorCode::kResourceExhausted,
         fmt::format("{}: the weights of this rank need {} bytes, {} of {} are free{}; share the "
                     "model among more ranks (--world-size), or free memory there",
-                    device_.name(), packing.bytes(), memory->free_bytes, memory->total_bytes, why));
+                    device_.name(), packing.bytes(), memory.free_bytes, memory.total_bytes, why));
   };
-  if (packing.bytes() > memory->free_bytes) return short_of({});
+  if (packing.bytes() > memory.free_bytes) return short_of({});
   for (const std::uint64_t bytes : packing.allocations) {
     auto allocation = device_.allocate(bytes);
     if (!allocation && allocation.error().code() == ErrorCode::kResourceExhausted)
@@ -79,22 +78,18 @@ Result<> GpuHold::allocate(const GpuPacking& packing) {
 
 Result<> GpuHold::make_buffers(std::size_t most_samples) {
   for (Lane* lane : {&loading_, &serving_}) {
-    auto event = device_.create_event();
-    if (!event) return fail(std::move(event).error());
-    lane->event = std::move(*event);
+    auto event = WSYNC_TRY(device_.create_event());
+    lane->event = std::move(event);
   }
   samples_.resize(most_samples * kSampleBytes);
   chunk_.resize(kChunkBytes);
   for (const auto* buffer : {&samples_, &chunk_}) {
     if (buffer->empty()) continue;
-    auto registered = device_.register_host(*buffer);
-    if (!registered) return fail(std::move(registered).error());
-    registered_.push_back(std::move(*registered));
+    auto registered = WSYNC_TRY(device_.register_host(*buffer));
+    registered_.push_back(std::move(registered));
   }
   if (samples_.empty()) return {};
-  auto gathered = device_.allocate(samples_.size());
-  if (!gathered) return fail(std::move(gathered).error());
-  gathered_ = std::move(*gathered);
+  gathered_ = WSYNC_TRY(device_.allocate(samples_.size()));
   bytes_ += samples_.size();
   return {};
 }
@@ -119,9 +114,8 @@ template <class Work>
 Result<> GpuHold::run(Lane& lane, Work work) {
   const auto enqueue = [&]() -> Result<> {
     if (!lane.stream) {
-      auto stream = device_.create_stream(device::StreamRole::kReload);
-      if (!stream) return fail(std::move(stream).error());
-      lane.stream = std::move(*stream);
+      auto stream = WSYNC_TRY(device_.create_stream(device::StreamRole::kReload));
+      lane.stream = std::move(stream);
     }
     WSYNC_TRY(work(*lane.stream));
     WSYNC_TRY(lane.stream->record(*lane.event));

@@ -118,15 +118,11 @@ Result<std::unique_ptr<HeldModel>> HeldModel::create(const Manifest& manifest, s
   if (gpu != nullptr) {
     std::size_t most = 0;
     for (const Layer& layer : model->layers_) most = std::max(most, layer.tensors.size());
-    auto hold = GpuHold::create(*gpu, model->descriptions_, model->part_bytes_, most);
-    if (!hold) return fail(std::move(hold).error());
-    model->gpu_ = std::move(*hold);
+    model->gpu_ = WSYNC_TRY(GpuHold::create(*gpu, model->descriptions_, model->part_bytes_, most));
     for (std::size_t t = 0; t < offsets.size(); ++t) model->own_[t] = model->gpu_->range(t);
     return model;
   }
-  auto memory = PrivateMemory::allocate(end, "the weights of a rank");
-  if (!memory) return fail(std::move(memory).error());
-  model->memory_ = std::move(*memory);
+  model->memory_ = WSYNC_TRY(PrivateMemory::allocate(end, "the weights of a rank"));
   for (std::size_t t = 0; t < offsets.size(); ++t) {
     model->own_[t] = model->memory_.bytes().subspan(offsets[t], model->part_bytes_[t]);
     model->held_[t] = model->own_[t];
@@ -139,17 +135,16 @@ Result<> HeldModel::read_checkpoint(const CheckpointDirectory& checkpoint) {
   WSYNC_CHECK(checkpoint.manifest().size() == descriptions_.size(), "the layout is the same");
   std::vector<std::byte> chunk(GpuHold::kChunkBytes);
   for (std::uint32_t t = 0; t < descriptions_.size(); ++t) {
-    const auto shard = shard_of(descriptions_[t]);
-    if (!shard) return fail(shard.error());
-    for (std::uint64_t begin = 0; begin < shard->tensor_bytes(); begin += chunk.size()) {
-      const std::uint64_t end = std::min(begin + chunk.size(), shard->tensor_bytes());
-      const reload::Shard::Interval part = shard->clip({.begin = begin, .end = end});
+    const auto shard = WSYNC_TRY(shard_of(descriptions_[t]));
+    for (std::uint64_t begin = 0; begin < shard.tensor_bytes(); begin += chunk.size()) {
+      const std::uint64_t end = std::min(begin + chunk.size(), shard.tensor_bytes());
+      const reload::Shard::Interval part = shard.clip({.begin = begin, .end = end});
       if (part.bytes() == 0) continue;
       WSYNC_TRY(checkpoint.read(t, begin, std::span(chunk).first(end - begin)));
       const auto dense =
           gpu_ ? gpu_->chunk().first(part.bytes()) : own_[t].subspan(part.begin, part.bytes());
       for (std::uint64_t at = part.begin; at < part.end;) {
-        const reload::Shard::Run run = shard->run_at(at);
+        const reload::Shard::Run run = shard.run_at(at);
         const std::uint64_t n = std::min(run.bytes, part.end - at);
         std::memcpy(dense.data() + (at - part.begin), chunk.data() + (run.offset - begin), n);
         at += n;
@@ -252,9 +247,8 @@ Result<Reading> HeldModel::read(const Version& version, std::uint64_t step,
   for (std::uint32_t l = 0; l < layer_count(); ++l) {
     reader.begin_layer(l);
     if (gpu_) {
-      const auto value = sample_gpu(layers_[l], step, reading.value);
-      if (!value) return fail(value.error());
-      reading.value = *value;
+      const auto value = WSYNC_TRY(sample_gpu(layers_[l], step, reading.value));
+      reading.value = value;
     } else {
       for (const std::uint32_t t : layers_[l].tensors) {
         const std::span<const std::byte> bytes = held_[t];

@@ -94,25 +94,20 @@ Result<std::unique_ptr<ReferenceEngine>> ReferenceEngine::create(ReferenceEngine
 }
 
 Result<> ReferenceEngine::prepare_model() {
-  const auto checkpoint = CheckpointDirectory::open(options_.checkpoint);
-  if (!checkpoint) return fail(checkpoint.error());
+  const auto checkpoint = WSYNC_TRY(CheckpointDirectory::open(options_.checkpoint));
   if (options_.gpu) {
-    auto gpu = device::make_device({.kind = DeviceKind::kCuda,
-                                    .index = device::DeviceIndex{options_.device},
-                                    .gpu = *options_.gpu});
-    if (!gpu) return fail(std::move(gpu).error());
-    gpu_ = std::move(*gpu);
+    gpu_ = WSYNC_TRY(device::make_device({.kind = DeviceKind::kCuda,
+                                          .index = device::DeviceIndex{options_.device},
+                                          .gpu = *options_.gpu}));
   }
-  auto model = HeldModel::create(checkpoint->manifest(), options_.rank, options_.world_size,
-                                 options_.take == TakeMode::kAdopt, gpu_.get());
-  if (!model) return fail(std::move(model).error());
-  model_ = std::move(*model);
+  model_ = WSYNC_TRY(HeldModel::create(checkpoint.manifest(), options_.rank, options_.world_size,
+                                       options_.take == TakeMode::kAdopt, gpu_.get()));
   if (gpu_)
     say("placed",
         {{"device", gpu_->name()}, {"gpu", gpu_->uuid()}, {"bytes", model_->gpu_bytes()}});
-  WSYNC_TRY(prepare_work(*checkpoint));
+  WSYNC_TRY(prepare_work(checkpoint));
   if (!options_.load_weights) return {};
-  return model_->read_checkpoint(*checkpoint);
+  return model_->read_checkpoint(checkpoint);
 }
 
 Result<> ReferenceEngine::prepare_work(const CheckpointDirectory& checkpoint) {
@@ -121,9 +116,8 @@ Result<> ReferenceEngine::prepare_work(const CheckpointDirectory& checkpoint) {
     return {};
   }
   const GenerationOptions& asked = *options_.generation;
-  const auto spec = moe::load_spec(options_.checkpoint);
-  if (!spec) return fail(spec.error());
-  generation::ShardOptions shard{.spec = *spec,
+  const auto spec = WSYNC_TRY(moe::load_spec(options_.checkpoint));
+  generation::ShardOptions shard{.spec = spec,
                                  .rank = options_.rank,
                                  .world_size = options_.world_size,
                                  .max_step_tokens = asked.max_step_tokens};
@@ -136,7 +130,7 @@ Result<> ReferenceEngine::prepare_work(const CheckpointDirectory& checkpoint) {
                 fmt::format("{} bytes for keys and values: one block of {} tokens takes {}",
                             asked.cache_bytes, shard.block_tokens, *block));
   const std::uint64_t held = std::uint64_t{shard.blocks} * shard.block_tokens;
-  std::uint32_t positions = spec->max_positions;
+  std::uint32_t positions = spec.max_positions;
   if (asked.max_positions != 0) positions = std::min(asked.max_positions, positions);
   if (held < positions)
     log_warning(
@@ -151,7 +145,7 @@ Result<> ReferenceEngine::prepare_work(const CheckpointDirectory& checkpoint) {
                     ? asked.name
                     : (folder.has_filename() ? folder : folder.parent_path()).filename().string(),
        .shard = shard,
-       .scheduler = {.vocabulary = spec->vocabulary,
+       .scheduler = {.vocabulary = spec.vocabulary,
                      .max_positions = positions,
                      .blocks = shard.blocks,
                      .block_tokens = shard.block_tokens,
@@ -181,9 +175,7 @@ Result<> ReferenceEngine::prepare_link() {
                                    .destination = options_.take == TakeMode::kPieces
                                                       ? model_->memory(t)
                                                       : std::span<std::byte>()});
-  auto link = EngineLink::create(std::move(description), options_.sidecar_socket, *this);
-  if (!link) return fail(std::move(link).error());
-  link_ = std::move(*link);
+  link_ = WSYNC_TRY(EngineLink::create(std::move(description), options_.sidecar_socket, *this));
   return {};
 }
 

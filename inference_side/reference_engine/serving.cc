@@ -67,9 +67,8 @@ Result<std::unique_ptr<Serving>> Serving::create(ServingOptions options, StepWor
   serving->wake_ = UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!serving->wake_.valid()) return fail_errno("eventfd", errno);
   if (serving->options_.group.rank == 0) {
-    auto leader = GroupLeader::create(serving->options_.group);
-    if (!leader) return fail(std::move(leader).error());
-    serving->leader_.emplace(std::move(*leader));
+    auto leader = WSYNC_TRY(GroupLeader::create(serving->options_.group));
+    serving->leader_.emplace(std::move(leader));
   }
   return serving;
 }

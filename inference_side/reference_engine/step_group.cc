@@ -50,11 +50,11 @@ Result<> StepChannel::send(const StepMessage& message, TimePoint deadline, int d
   std::size_t sent = 0;
   while (sent < bytes.size()) {
     const bool with = descriptor >= 0 && sent == 0;
-    const auto some = send_some(socket_.get(), std::span(bytes).subspan(sent),
-                                with ? std::span<const int>(fds) : std::span<const int>());
-    if (!some) return fail(some.error());
-    sent += *some;
-    if (*some == 0) WSYNC_TRY(wait_writable(socket_.get(), deadline));
+    const auto some =
+        WSYNC_TRY(send_some(socket_.get(), std::span(bytes).subspan(sent),
+                            with ? std::span<const int>(fds) : std::span<const int>()));
+    sent += some;
+    if (some == 0) WSYNC_TRY(wait_writable(socket_.get(), deadline));
   }
   return {};
 }
@@ -62,16 +62,15 @@ Result<> StepChannel::send(const StepMessage& message, TimePoint deadline, int d
 Result<std::optional<StepMessage>> StepChannel::receive() {
   while (have_ < buffer_.size()) {
     std::vector<UniqueFd> fds;  // more than one are closed here
-    const auto some = receive_some(socket_.get(), std::span(buffer_).subspan(have_), fds);
-    if (!some) return fail(some.error());
+    const auto some =
+        WSYNC_TRY(receive_some(socket_.get(), std::span(buffer_).subspan(have_), fds));
     if (!fds.empty()) descriptor_ = std::move(fds.front());
-    if (*some == 0) return std::nullopt;
-    have_ += *some;
+    if (some == 0) return std::nullopt;
+    have_ += some;
   }
   have_ = 0;
-  const auto message = decode(buffer_);
-  if (!message) return fail(message.error());
-  return *message;
+  const auto message = WSYNC_TRY(decode(buffer_));
+  return message;
 }
 
 // ---- leader ----
@@ -83,9 +82,8 @@ Result<GroupLeader> GroupLeader::create(GroupOptions options) {
     leader.whole_ = true;
     return leader;
   }
-  auto listener = ListeningSocket::bind(leader.options_.path);
-  if (!listener) return fail(std::move(listener).error());
-  leader.listener_.emplace(std::move(*listener));
+  auto listener = WSYNC_TRY(ListeningSocket::bind(leader.options_.path));
+  leader.listener_.emplace(std::move(listener));
   return leader;
 }
 
@@ -186,13 +184,11 @@ Result<> GroupLeader::form() {
 // What the ranks need to pass messages; the first header carries it to the followers.
 Result<> GroupLeader::connect_ranks() {
   if (options_.channel_bytes == 0) return {};
-  auto segment = collective::memory::HostSegment::create(
-      {.size = options_.world_size, .channel_bytes = options_.channel_bytes});
-  if (!segment) return fail(std::move(segment).error());
-  auto own = segment->attach(0);
-  if (!own) return fail(std::move(own).error());
-  segment_ = std::make_unique<collective::memory::HostSegment>(std::move(*segment));
-  ranks_ = std::move(*own);
+  auto segment = WSYNC_TRY(collective::memory::HostSegment::create(
+      {.size = options_.world_size, .channel_bytes = options_.channel_bytes}));
+  auto own = WSYNC_TRY(segment.attach(0));
+  segment_ = std::make_unique<collective::memory::HostSegment>(std::move(segment));
+  ranks_ = std::move(own);
   team_ = team_of(*ranks_);
   std::vector<int> sockets;
   for (std::uint32_t rank = 1; rank < members_.size(); ++rank)
@@ -262,9 +258,8 @@ Result<> GroupLeader::run(LeaderStep& step, const ReadWeights& read) {
       return send_all({.kind = StepKind::kAborted, .step = step.header().step});
     if (step.header().kind == StepKind::kStop) return {};
     WSYNC_TRY(send_all({.kind = StepKind::kProceed, .step = step.header().step}));
-    const auto own = read();
-    if (!own) return fail(own.error());
-    step.add_own(*own);
+    const auto own = WSYNC_TRY(read());
+    step.add_own(own);
     if (step.phase() == LeaderStep::Phase::kComputing) WSYNC_TRY(gather(step));
     return send_all({.kind = StepKind::kTotal,
                      .torn = step.total().torn,
@@ -353,11 +348,10 @@ Result<> GroupFollower::answer(StepMessage message) {
 }
 
 Result<> GroupFollower::act(const StepMessage& message) {
-  const auto action = follower_.on(message);
-  if (!action) return fail(action.error());
+  const auto action = WSYNC_TRY(follower_.on(message));
   member_ = true;
   const std::uint64_t step = follower_.step();
-  switch (*action) {
+  switch (action) {
     case FollowerAction::kEnter: {
       const auto entered = role_->enter(step, message.version);
       follower_.answered(entered.has_value());
@@ -370,9 +364,8 @@ Result<> GroupFollower::act(const StepMessage& message) {
       role_->stop(step);
       return answer({.kind = StepKind::kStopped});
     case FollowerAction::kCompute: {
-      const auto reading = role_->read(team_);
-      if (!reading) return fail(reading.error());
-      return answer({.kind = StepKind::kPartial, .torn = reading->torn, .value = reading->value});
+      const auto reading = WSYNC_TRY(role_->read(team_));
+      return answer({.kind = StepKind::kPartial, .torn = reading.torn, .value = reading.value});
     }
     case FollowerAction::kLeave:
       role_->abort(step);

@@ -49,17 +49,14 @@ Result<> check_nccl(const std::vector<std::unique_ptr<device::Device>>& devices)
     return fail(ErrorCode::kRefused,
                 "NCCL is for several GPUs, and this is one; set devices.collective to auto or "
                 "local");
-  const auto backend = collective::nccl_backend();
-  if (!backend) return fail(backend.error());
-  if (const auto facts = (*backend)->facts(); !facts) return fail(facts.error());
+  const auto backend = WSYNC_TRY(collective::nccl_backend());
+  WSYNC_TRY(backend->facts());
   return {};
 }
 
 Result<> make_stream(device::Device& device, device::StreamRole role,
                      std::unique_ptr<device::Stream>& stream) {
-  auto made = device.create_stream(role);
-  if (!made) return fail(std::move(made).error());
-  stream = std::move(*made);
+  stream = WSYNC_TRY(device.create_stream(role));
   return {};
 }
 
@@ -93,10 +90,9 @@ Result<std::unique_ptr<DeviceGroup>> DeviceGroup::create(DeviceGroupOptions opti
   group->collective_ =
       options.collective ? collective::FittingGroup{.kind = *options.collective, .why_not_nccl = {}}
                          : collective::fitting_group(devices);
-  const auto rooms = group->rooms();
-  if (!rooms) return fail(rooms.error());
+  const auto rooms = WSYNC_TRY(group->rooms());
   std::vector<BufferRoom> free;
-  for (const DeviceRoom& room : *rooms) {
+  for (const DeviceRoom& room : rooms) {
     free.push_back({.name = room.name,
                     .devices = room.devices,
                     .free_bytes = room.free_bytes,
@@ -108,9 +104,8 @@ Result<std::unique_ptr<DeviceGroup>> DeviceGroup::create(DeviceGroupOptions opti
          .context_bytes = std::min(kContextBytes, room.total_bytes - room.free_bytes),
          .streams_bytes = std::nullopt});
   }
-  const auto bytes = choose_buffer_bytes(group->kind(), free, options.buffer_bytes);
-  if (!bytes) return fail(bytes.error());
-  group->buffer_bytes_ = *bytes;
+  const auto bytes = WSYNC_TRY(choose_buffer_bytes(group->kind(), free, options.buffer_bytes));
+  group->buffer_bytes_ = bytes;
   if (group->keep_buffers_) WSYNC_TRY(group->hold_buffers());
   return group;
 }
@@ -124,13 +119,12 @@ Result<std::vector<DeviceRoom>> DeviceGroup::rooms() const {
       ++same->devices;
       continue;
     }
-    const auto info = member.device->memory_info();
-    if (!info) return fail(info.error());
+    const auto info = WSYNC_TRY(member.device->memory_info());
     rooms.push_back({.name = uuid.empty() ? "host memory" : member.device->name(),
                      .uuid = uuid,
                      .devices = 1,
-                     .total_bytes = info->total_bytes,
-                     .free_bytes = info->free_bytes});
+                     .total_bytes = info.total_bytes,
+                     .free_bytes = info.free_bytes});
   }
   const std::lock_guard lock(measured_mutex_);
   for (DeviceRoom& room : rooms) {
@@ -150,9 +144,8 @@ Result<std::vector<DeviceRoom>> DeviceGroup::rooms() const {
 // Engines may have taken what was free when the buffers were chosen.
 Result<> DeviceGroup::check_room() const {
   if (kind() != DeviceKind::kCuda) return {};
-  const auto now = rooms();
-  if (!now) return fail(now.error());
-  for (const DeviceRoom& room : *now)
+  const auto now = WSYNC_TRY(rooms());
+  for (const DeviceRoom& room : now)
     if (room.free_bytes < room.peak_bytes)
       return fail(ErrorCode::kResourceExhausted,
                   fmt::format("{}: {} buffers of {} bytes take {} bytes, and {} are free: set "
@@ -234,21 +227,19 @@ Result<> DeviceGroup::connect(TimePoint deadline) {
 }
 
 Result<> DeviceGroup::connect_measured(TimePoint deadline) {
-  const auto before = rooms();
-  if (!before) return fail(before.error());
+  const auto before = WSYNC_TRY(rooms());
   WSYNC_TRY(connect_members(deadline));
   if (!holds_buffers_) return {};
   WSYNC_TRY(warm_up(deadline));
-  return measure(*before);
+  return measure(before);
 }
 
 // The driver tells of all processes together: what is far above the estimate is an engine's, and
 // the estimate stays.
 Result<> DeviceGroup::measure(const std::vector<DeviceRoom>& before) {
-  const auto after = rooms();
-  if (!after) return fail(after.error());
-  for (std::size_t i = 0; i < after->size(); ++i) {
-    const DeviceRoom& room = (*after)[i];
+  const auto after = WSYNC_TRY(rooms());
+  for (std::size_t i = 0; i < after.size(); ++i) {
+    const DeviceRoom& room = after[i];
     const std::uint64_t estimate = streams_take(kind(), room.devices, by_nccl());
     const std::uint64_t was = before[i].free_bytes;
     const std::uint64_t taken = was - std::min(was, room.free_bytes);
@@ -279,10 +270,9 @@ Result<> DeviceGroup::warm_up(TimePoint deadline) {
                            .deadline = deadline},
                           [](const Result<>&) {}));
     for (const Member& member : members_) {
-      auto done = member.device->create_event();
-      if (!done) return fail(std::move(done).error());
-      WSYNC_TRY(member.broadcast_stream->record(**done));
-      WSYNC_TRY((*done)->wait(deadline));
+      auto done = WSYNC_TRY(member.device->create_event());
+      WSYNC_TRY(member.broadcast_stream->record(*done));
+      WSYNC_TRY(done->wait(deadline));
     }
   }
   return {};
@@ -295,10 +285,8 @@ Result<> DeviceGroup::connect_members(TimePoint deadline) {
     WSYNC_TRY(make_stream(*member.device, device::StreamRole::kHostToDevice, member.h2d_stream));
     WSYNC_TRY(make_stream(*member.device, device::StreamRole::kBroadcast, member.broadcast_stream));
   }
-  auto joined = collective::join_all(collective_.kind, devices, deadline);
-  if (!joined) return fail(std::move(joined).error());
-  for (std::size_t d = 0; d < members_.size(); ++d)
-    members_[d].communicator = std::move((*joined)[d]);
+  auto joined = WSYNC_TRY(collective::join_all(collective_.kind, devices, deadline));
+  for (std::size_t d = 0; d < members_.size(); ++d) members_[d].communicator = std::move(joined[d]);
   return {};
 }
 

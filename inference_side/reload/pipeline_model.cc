@@ -131,9 +131,8 @@ Result<PredictedTimeline> predict_timeline(const PipelineShape& shape, const Sta
                                            const PipelineCosts& costs) {
   if (costs.contention == 0)
     return fail(ErrorCode::kInvalidInput, "a contention of 0: expected 1 or more");
-  auto pipeline = WeightPipeline::create(shape, choice);
-  if (!pipeline) return fail(std::move(pipeline).error());
-  return Model(std::move(*pipeline), costs).run();
+  auto pipeline = WSYNC_TRY(WeightPipeline::create(shape, choice));
+  return Model(std::move(pipeline), costs).run();
 }
 
 }  // namespace wsync::reload

@@ -47,13 +47,12 @@ Result<> connect_gpus(DeviceGroup& group) {
 Result<std::unique_ptr<PipelineRunner>> PipelineRunner::create(PipelineOptions options) {
   if (options.ack_deadline.count() <= 0)
     return fail(ErrorCode::kInvalidInput, "the acknowledgement deadline must be more than 0");
-  auto group = DeviceGroup::create({.devices = std::move(options.devices),
-                                    .buffer_bytes = options.buffer_bytes,
-                                    .keep_buffers = options.keep_buffers,
-                                    .collective = options.collective});
-  if (!group) return fail(std::move(group).error());
-  WSYNC_TRY(connect_gpus(**group));
-  return std::unique_ptr<PipelineRunner>(new PipelineRunner(std::move(options), std::move(*group)));
+  auto group = WSYNC_TRY(DeviceGroup::create({.devices = std::move(options.devices),
+                                              .buffer_bytes = options.buffer_bytes,
+                                              .keep_buffers = options.keep_buffers,
+                                              .collective = options.collective}));
+  WSYNC_TRY(connect_gpus(*group));
+  return std::unique_ptr<PipelineRunner>(new PipelineRunner(std::move(options), std::move(group)));
 }
 
 PipelineRunner::PipelineRunner(PipelineOptions options, std::unique_ptr<DeviceGroup> group)

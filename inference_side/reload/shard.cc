@@ -38,8 +38,7 @@ Result<std::vector<control::DimRange>> complete_ranges(std::span<const std::uint
 
 Result<Shard> Shard::make(std::uint64_t element_bits, std::span<const std::uint64_t> shape,
                           std::span<const control::DimRange> ranges) {
-  auto whole = complete_ranges(shape, ranges);
-  if (!whole) return fail(std::move(whole).error());
+  auto whole = WSYNC_TRY(complete_ranges(shape, ranges));
   std::uint64_t full_bits =
       element_bits;  // of one index step of the dimension at hand, in the tensor
   std::uint64_t begin_bits = 0;
@@ -48,7 +47,7 @@ Result<Shard> Shard::make(std::uint64_t element_bits, std::span<const std::uint6
   std::uint64_t run_count = 1;
   std::vector<Level> levels;  // innermost first; stride still in bits
   for (std::size_t d = shape.size(); d-- > 0;) {
-    const auto& range = (*whole)[d];
+    const auto& range = whole[d];
     const bool partial = range.length != shape[d];
     if (partial && ((range.begin * full_bits) % 8 != 0 || (range.length * full_bits) % 8 != 0))
       return fail(ErrorCode::kInvalidInput,

@@ -53,9 +53,8 @@ void compute_digests(ThreadPool* helpers, DeviceVersion& out) {
 }
 
 Result<> compute(const reload::DeviceGroup& group, ThreadPool* helpers, DeviceVersion& out) {
-  auto buckets = BucketPlan::create(*out.version->manifest(), group.buffer_bytes());
-  if (!buckets) return fail(buckets.error());
-  out.buckets = std::make_shared<const BucketPlan>(std::move(*buckets));
+  auto buckets = WSYNC_TRY(BucketPlan::create(*out.version->manifest(), group.buffer_bytes()));
+  out.buckets = std::make_shared<const BucketPlan>(std::move(buckets));
   WSYNC_TRY(register_bytes(group, out));
   // On the host an engine's own checksum finds as much; a second pass would cost it the cache.
   if (group.kind() == DeviceKind::kCuda) compute_digests(helpers, out);

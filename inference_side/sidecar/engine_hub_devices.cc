@@ -76,9 +76,7 @@ Result<> EngineHub::open_pipeline() {
   pipeline.collective = group_kind(options_.devices.collective);
   pipeline.stages = options_.stages;
   pipeline.trace = options_.trace;
-  auto runner = reload::PipelineRunner::create(std::move(pipeline));
-  if (!runner) return fail(runner.error());
-  runner_ = std::move(*runner);
+  runner_ = WSYNC_TRY(reload::PipelineRunner::create(std::move(pipeline)));
   buffers_worker_ = std::make_unique<Worker>(loop_, WorkerOptions{.name = "device-buffers"});
   departing_timer_ = std::make_unique<Timer>(loop_, [this] { free_unused_buffers(); });
   make_pipeline_events();

@@ -133,13 +133,13 @@ std::string EngineHub::gpu_problem(const control::EngineHello& hello) const {
 Result<EngineHub::DeviceBuffers> EngineHub::device_buffers(std::uint32_t device) const {
   DeviceBuffers buffers;
   for (std::uint32_t slot = 0; slot < reload::kIpcSlots; ++slot) {
-    auto handle = runner_->group().ipc_handle(reload::DeviceIndex{device}, reload::SlotIndex{slot});
-    if (!handle) return fail(handle.error());
+    auto handle = WSYNC_TRY(
+        runner_->group().ipc_handle(reload::DeviceIndex{device}, reload::SlotIndex{slot}));
     if (on_gpus())
       buffers.handles.push_back(
-          {.opaque = std::move(handle->opaque), .generation = options_.generation});
+          {.opaque = std::move(handle.opaque), .generation = options_.generation});
     else
-      buffers.fds.push_back(std::move(handle->fd));
+      buffers.fds.push_back(std::move(handle.fd));
   }
   return buffers;
 }

@@ -22,13 +22,11 @@ Result<std::shared_ptr<const PreparedLoad>> compute_load(
   if (bucket_bytes == version.plan()->bucket_bytes()) {
     load->buckets = version.plan();
   } else {
-    auto buckets = BucketPlan::create(*version.manifest(), bucket_bytes);
-    if (!buckets) return fail(buckets.error());
-    load->buckets = std::make_shared<const BucketPlan>(std::move(*buckets));
+    auto buckets = WSYNC_TRY(BucketPlan::create(*version.manifest(), bucket_bytes));
+    load->buckets = std::make_shared<const BucketPlan>(std::move(buckets));
   }
-  auto plan = reload::LoadPlan::make(*version.manifest(), *load->buckets, tensors);
-  if (!plan) return fail(plan.error());
-  load->plan = std::move(*plan);
+  auto plan = WSYNC_TRY(reload::LoadPlan::make(*version.manifest(), *load->buckets, tensors));
+  load->plan = std::move(plan);
   load->checksums = sum == GroupSum::kPieceDigest
                         ? piece_checksums(load->plan, version.data(), helpers)
                         : reload::expected_checksums(load->plan, version.data());

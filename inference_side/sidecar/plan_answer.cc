@@ -4,10 +4,9 @@ namespace wsync::agent {
 namespace {
 
 Result<std::vector<control::GpuPlan>> gpu_plans(const reload::DeviceGroup& devices) {
-  const auto rooms = devices.rooms();
-  if (!rooms) return fail(rooms.error());
+  const auto rooms = WSYNC_TRY(devices.rooms());
   std::vector<control::GpuPlan> gpus;
-  for (const reload::DeviceRoom& room : *rooms)
+  for (const reload::DeviceRoom& room : rooms)
     gpus.push_back({.name = room.name,
                     .uuid = room.uuid,
                     .devices = room.devices,

@@ -59,9 +59,8 @@ Result<std::unique_ptr<SidecarAgent>> SidecarAgent::create(Loop& loop,
   auto lock = LockFile::acquire(state.string() + ".lock");
   if (!lock) return fail(lock.error().with_context("sidecar '" + config.name + "'"));
   const std::filesystem::path record_file = state.string() + ".record";
-  auto record = read_record(record_file);
-  if (!record) return fail(record.error());
-  auto agent = std::unique_ptr<SidecarAgent>(new SidecarAgent(loop, config, std::move(*record)));
+  auto record = WSYNC_TRY(read_record(record_file));
+  auto agent = std::unique_ptr<SidecarAgent>(new SidecarAgent(loop, config, std::move(record)));
   agent->state_lock_.emplace(std::move(*lock));
   agent->record_file_ = record_file;
   WSYNC_TRY(agent->open());
@@ -101,9 +100,7 @@ Result<> SidecarAgent::open() {
   store.name = "wsync-" + config_.name;
   store.memory_bytes = config_.host_memory;
   store_ = std::make_unique<staging::Store>(store, post);
-  auto bulk = transport::tcp::UvThread::start();
-  if (!bulk) return fail(bulk.error());
-  bulk_thread_ = std::move(*bulk);
+  bulk_thread_ = WSYNC_TRY(transport::tcp::UvThread::start());
   if (config_.transport != TransportPolicy::kMemfd) {
     auto relay = transport::tcp::TcpSource::listen(*bulk_thread_, {.listen = config_.data_address});
     if (!relay) return fail(relay.error().with_context("data_address"));
@@ -111,13 +108,11 @@ Result<> SidecarAgent::open() {
     options_.data_address = relay_->address();
     tcp_sink_ = std::make_unique<transport::tcp::TcpSink>(*bulk_thread_, post);
   }
-  auto sink = transport::memfd::MemfdSink::create(
+  memfd_sink_ = WSYNC_TRY(transport::memfd::MemfdSink::create(
       post, {.on_lost = [this](const Error& why) {
         log_info("the trainer's host socket has hung up: {}", why.message());
         step(staging::CoordinatorLost{});
-      }});
-  if (!sink) return fail(sink.error());
-  memfd_sink_ = std::move(*sink);
+      }}));
   sidecar_.emplace(options_, record_);
   auto hub = EngineHub::create(
       loop_,
@@ -154,11 +149,9 @@ Result<> SidecarAgent::connect() {
   control::RouterCallbacks commands;
   commands.on_message = [this](const std::string& peer, control::Envelope envelope,
                                control::Message message) { on_command(peer, envelope, message); };
-  auto router = control::listen_zmq(
+  router_ = WSYNC_TRY(control::listen_zmq(
       loop_, {.address = sidecar_address(config_.run_dir, config_.name), .times = times},
-      std::move(commands));
-  if (!router) return fail(router.error());
-  router_ = std::move(*router);
+      std::move(commands)));
 
   control::DealerCallbacks callbacks;
   callbacks.on_message = [this](control::Envelope envelope, control::Message message) {
@@ -197,11 +190,9 @@ Result<> SidecarAgent::open_pages() {
                             now());
   };
   facts.readiness = [this] { return sidecar_readiness(replica_facts(*sidecar_, metrics_, now())); };
-  auto pages =
+  pages_ = WSYNC_TRY(
       metrics::StatusPages::create(loop_, {.address = config_.http_address, .role = "sidecar"},
-                                   metrics_.registry(), std::move(facts));
-  if (!pages) return fail(std::move(pages).error());
-  pages_ = std::move(*pages);
+                                   metrics_.registry(), std::move(facts)));
   return {};
 }
 

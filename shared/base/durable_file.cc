@@ -87,15 +87,13 @@ Result<> write_durably(const std::filesystem::path& path,
   const std::string parent = path.has_parent_path() ? path.parent_path().string() : ".";
   const UniqueFd directory(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!directory.valid()) return fail_errno("open " + parent, errno);
-  const auto turn = take_turn(path.string(), how);
-  if (!turn) return fail(turn.error());
-  const Result<Bytes> bytes = content();
-  if (!bytes) return fail(bytes.error());
+  const auto turn = WSYNC_TRY(take_turn(path.string(), how));
+  const auto bytes = WSYNC_TRY(content());
   // A writer that was left behind may still write to the file of the usual name.
   const std::string fresh =
       path.string() + (how == Claim::kTakeOver ? fmt::format(".new.{}", ::getpid()) : ".new");
-  Result<> written = write_temporary(fresh, *bytes);
-  if (written && !turn->is_ours())
+  Result<> written = write_temporary(fresh, bytes);
+  if (written && !turn.is_ours())
     written = fail(ErrorCode::kBusy,
                    fmt::format("write {}: another writer has taken it over", path.string()));
   if (written) written = replace(directory.get(), path.string(), fresh, path.string() + ".old");

@@ -82,10 +82,14 @@ constexpr void take_value(Result<void>&&) {}
 //   const Layout layout = WSYNC_TRY(read_layout(file));
 //   WSYNC_TRY(file.sync());
 // A statement expression of GCC and Clang: standard C++ has no expression that returns from the
-// function around it. Do not nest one in the arguments of another.
-#define WSYNC_TRY(...)                                                                   \
-  __extension__({                                                                        \
-    auto wsync_try_result = (__VA_ARGS__);                                               \
-    if (!wsync_try_result) return ::tl::unexpected(std::move(wsync_try_result).error()); \
-    ::wsync::detail::take_value(std::move(wsync_try_result));                            \
+// function around it. __COUNTER__ gives each use a variable of its own, so that one use may stand
+// in the expression of another.
+#define WSYNC_TRY(...) WSYNC_TRY_COUNTED(__COUNTER__, __VA_ARGS__)
+#define WSYNC_TRY_COUNTED(counter, ...) WSYNC_TRY_NUMBERED(counter, __VA_ARGS__)
+#define WSYNC_TRY_NUMBERED(number, ...) WSYNC_TRY_NAMED(wsync_try_result_##number, __VA_ARGS__)
+#define WSYNC_TRY_NAMED(name, ...)                               \
+  __extension__({                                                \
+    auto name = (__VA_ARGS__);                                   \
+    if (!name) return ::tl::unexpected(std::move(name).error()); \
+    ::wsync::detail::take_value(std::move(name));                \
   })

@@ -77,9 +77,8 @@ Result<UniqueFd> reopen_read_only(int fd) {
 }
 
 Result<ReadLease> reopen_with_read_lock(int fd) {
-  auto reopened = reopen_read_only(fd);
-  if (!reopened) return fail(std::move(reopened).error());
-  if (set_lock(reopened->get(), F_RDLCK)) return ReadLease(std::move(*reopened));
+  auto reopened = WSYNC_TRY(reopen_read_only(fd));
+  if (set_lock(reopened.get(), F_RDLCK)) return ReadLease(std::move(reopened));
   if (errno == EAGAIN || errno == EACCES)
     return fail(ErrorCode::kBusy, "the arena is being written; its writer holds the lease");
   return fail_errno("read lock of an arena", errno);
@@ -307,12 +306,11 @@ std::vector<int> SharedArena::holders() const {
 }
 
 Result<ArenaView> ArenaView::open(int fd, const ArenaExpectation& expected, unsigned threads) {
-  auto own = reopen_with_read_lock(fd);
-  if (!own) return fail(std::move(own).error());
+  auto own = WSYNC_TRY(reopen_with_read_lock(fd));
   struct stat file{};
-  if (::fstat(own->fd(), &file) != 0) return fail_errno("stat of an arena", errno);
+  if (::fstat(own.fd(), &file) != 0) return fail_errno("stat of an arena", errno);
   const auto file_bytes = static_cast<std::uint64_t>(file.st_size);
-  const int seals = ::fcntl(own->fd(), F_GET_SEALS);
+  const int seals = ::fcntl(own.fd(), F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals)
     return fail(ErrorCode::kRefused,
                 fmt::format("the descriptor is not a sealed arena: seals {:#x}, expected {:#x}",
@@ -321,10 +319,9 @@ Result<ArenaView> ArenaView::open(int fd, const ArenaExpectation& expected, unsi
     return fail(ErrorCode::kRefused,
                 fmt::format("the arena has {} bytes, less than its header's {}", file_bytes,
                             kArenaHeaderBytes));
-  auto region = MappedRegion::map(own->fd(), file_bytes, false);
-  if (!region) return fail(std::move(region).error());
-  WSYNC_TRY(region->keep_from_children());
-  const Header header = read_header(region->bytes());
+  auto region = WSYNC_TRY(MappedRegion::map(own.fd(), file_bytes, false));
+  WSYNC_TRY(region.keep_from_children());
+  const Header header = read_header(region.bytes());
   if (header.magic != kArenaMagic || header.format != kArenaFormat)
     return fail(ErrorCode::kRefused,
                 fmt::format("the descriptor is not an arena of format {}", kArenaFormat));
@@ -335,9 +332,9 @@ Result<ArenaView> ArenaView::open(int fd, const ArenaExpectation& expected, unsi
   if (header.state != ArenaState::kComplete)
     return fail(ErrorCode::kRefused, "the arena holds no complete version");
   WSYNC_TRY(compare(header.identity, header.data_bytes, expected));
-  WSYNC_TRY(region->populate(false, threads));
-  if (planted("lease_let_go")) (void)set_lock(own->fd(), F_UNLCK);
-  return ArenaView(std::move(*own), std::move(*region), header.data_bytes);
+  WSYNC_TRY(region.populate(false, threads));
+  if (planted("lease_let_go")) (void)set_lock(own.fd(), F_UNLCK);
+  return ArenaView(std::move(own), std::move(region), header.data_bytes);
 }
 
 std::span<const std::byte> ArenaView::data() const noexcept {

@@ -194,17 +194,15 @@ Result<PeerCredentials> peer_credentials(int socket) {
 }
 
 Result<ListeningSocket> ListeningSocket::bind(const std::string& path, Claim how) {
-  auto claimed = SocketPath::claim(path, how);
-  if (!claimed) return fail(std::move(claimed).error());
-  auto fd = new_socket(true);
-  if (!fd) return fail(std::move(fd).error());
+  auto claimed = WSYNC_TRY(SocketPath::claim(path, how));
+  auto fd = WSYNC_TRY(new_socket(true));
   const auto address = address_of(path);
   if (!address) return fail(address.error());
-  if (::bind(fd->get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0)
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0)
     return fail_errno(fmt::format("bind {}", path), errno);
-  if (::listen(fd->get(), kListenBacklog) != 0)
+  if (::listen(fd.get(), kListenBacklog) != 0)
     return fail_errno(fmt::format("listen on {}", path), errno);
-  return ListeningSocket(std::move(*claimed), std::move(*fd));
+  return ListeningSocket(std::move(claimed), std::move(fd));
 }
 
 Result<std::optional<AcceptedSocket>> ListeningSocket::accept() {
@@ -216,13 +214,12 @@ Result<std::optional<AcceptedSocket>> ListeningSocket::accept() {
       if (errno == EAGAIN) return std::nullopt;
       return fail_errno(fmt::format("accept on {}", path()), errno);
     }
-    const auto peer = peer_credentials(fd.get());
-    if (!peer) return fail(peer.error());
-    if (peer->uid != ::geteuid())
+    const auto peer = WSYNC_TRY(peer_credentials(fd.get()));
+    if (peer.uid != ::geteuid())
       return fail(ErrorCode::kRefused,
                   fmt::format("connection to {} by process {} of user {}: only user {} may connect",
-                              path(), peer->pid, peer->uid, ::geteuid()));
-    return AcceptedSocket{.socket = std::move(fd), .peer = *peer};
+                              path(), peer.pid, peer.uid, ::geteuid()));
+    return AcceptedSocket{.socket = std::move(fd), .peer = peer};
   }
 }
 
@@ -241,17 +238,16 @@ Result<UniqueFd> connect_unix(const std::string& path, TimePoint deadline) {
   const auto address = address_of(path);
   if (!address) return fail(address.error());
   const std::int64_t left_us = (deadline - now()).count() / 1000;
-  auto fd = new_socket(left_us <= 0);
-  if (!fd) return fail(std::move(fd).error());
+  auto fd = WSYNC_TRY(new_socket(left_us <= 0));
   if (left_us > 0) {
     // The kernel waits for room in the listener's queue as long as a send may wait.
     const timeval timeout{.tv_sec = left_us / 1'000'000, .tv_usec = left_us % 1'000'000};
-    if (::setsockopt(fd->get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout) != 0)
+    if (::setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout) != 0)
       return fail_errno("set connect timeout", errno);
   }
   int connected = 0;
   do {
-    connected = ::connect(fd->get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address);
+    connected = ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address);
   } while (connected != 0 && errno == EINTR && now() < deadline);
   if (connected != 0) {
     if (errno == EAGAIN || errno == EINTR)
@@ -262,16 +258,15 @@ Result<UniqueFd> connect_unix(const std::string& path, TimePoint deadline) {
       return fail(ErrorCode::kPeerLost, fmt::format("connect to {}: nobody listens there", path));
     return fail_errno(fmt::format("connect to {}", path), errno);
   }
-  const int flags = ::fcntl(fd->get(), F_GETFL);
-  if (flags < 0 || ::fcntl(fd->get(), F_SETFL, flags | O_NONBLOCK) != 0)
+  const int flags = ::fcntl(fd.get(), F_GETFL);
+  if (flags < 0 || ::fcntl(fd.get(), F_SETFL, flags | O_NONBLOCK) != 0)
     return fail_errno("make socket non-blocking", errno);
-  const auto peer = peer_credentials(fd->get());
-  if (!peer) return fail(peer.error());
-  if (peer->uid != ::geteuid())
+  const auto peer = WSYNC_TRY(peer_credentials(fd.get()));
+  if (peer.uid != ::geteuid())
     return fail(ErrorCode::kRefused,
                 fmt::format("{} is served by process {} of user {}, this process runs as user {}",
-                            path, peer->pid, peer->uid, ::geteuid()));
-  return std::move(*fd);
+                            path, peer.pid, peer.uid, ::geteuid()));
+  return fd;
 }
 
 Result<std::pair<UniqueFd, UniqueFd>> unix_socket_pair() {

@@ -50,9 +50,8 @@ std::string nccl_version_text(std::uint32_t code) {
 }
 
 Result<const NcclBackend*> nccl_backend() {
-  const auto entry = device::cuda_symbol(kNcclEntry);
-  if (!entry) return fail(entry.error());
-  const NcclBackend* backend = reinterpret_cast<NcclEntry>(*entry)();
+  const auto entry = WSYNC_TRY(device::cuda_symbol(kNcclEntry));
+  const NcclBackend* backend = reinterpret_cast<NcclEntry>(entry)();
   if (backend->size != sizeof(NcclBackend))
     return fail(ErrorCode::kRefused, "libwsync_cuda.so is of another build than this program");
   return backend;
@@ -61,9 +60,8 @@ Result<const NcclBackend*> nccl_backend() {
 Result<std::unique_ptr<Group>> make_group(GroupKind kind, std::uint32_t size) {
   WSYNC_TRY(check_size(size));
   if (kind == GroupKind::kLocal) return local::make_local_group(size);
-  const auto nccl = nccl_backend();
-  if (!nccl) return fail(nccl.error());
-  return (*nccl)->make_group(size);
+  const auto nccl = WSYNC_TRY(nccl_backend());
+  return nccl->make_group(size);
 }
 
 FittingGroup fitting_group(const std::vector<device::Device*>& devices) {
@@ -84,13 +82,11 @@ FittingGroup fitting_group(const std::vector<device::Device*>& devices) {
 
 Result<std::vector<std::unique_ptr<Communicator>>> join_all(
     GroupKind kind, const std::vector<device::Device*>& devices, TimePoint deadline) {
-  auto group = make_group(kind, static_cast<std::uint32_t>(devices.size()));
-  if (!group) return fail(std::move(group).error());
+  auto group = WSYNC_TRY(make_group(kind, static_cast<std::uint32_t>(devices.size())));
   std::vector<std::unique_ptr<Communicator>> all;
   for (device::Device* device : devices) {
-    auto joined = (*group)->join(Rank{static_cast<std::uint32_t>(all.size())}, *device);
-    if (!joined) return fail(std::move(joined).error());
-    all.push_back(std::move(*joined));
+    auto joined = WSYNC_TRY(group->join(Rank{static_cast<std::uint32_t>(all.size())}, *device));
+    all.push_back(std::move(joined));
   }
   for (const auto& communicator : all) WSYNC_TRY(communicator->wait_joined(deadline));
   return all;

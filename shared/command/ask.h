@@ -32,12 +32,11 @@ Result<Reply> ask(const AskOptions& options, const control::Message& message,
   control::RequestOptions request{.address = options.address, .stop_on_signal = true};
   if (asked != nullptr) request.on_sent = [asked] { *asked = true; };
   request.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1000));
-  Result<control::Decoded> decoded = control::request(request, {}, message, on_progress);
-  if (!decoded) return fail(decoded.error());
-  if (auto* reply = std::get_if<Reply>(&decoded->message)) return std::move(*reply);
+  auto decoded = WSYNC_TRY(control::request(request, {}, message, on_progress));
+  if (auto* reply = std::get_if<Reply>(&decoded.message)) return std::move(*reply);
   return fail(ErrorCode::kInternal,
               fmt::format("{} answered with {}", options.address,
-                          control::message_name(control::type_of(decoded->message))));
+                          control::message_name(control::type_of(decoded.message))));
 }
 
 }  // namespace wsync::cli

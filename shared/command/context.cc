@@ -11,11 +11,9 @@ namespace wsync::cli {
 namespace {
 
 Result<LogOptions> log_options(const CommonOptions& options, std::string_view command) {
-  const Result<LogLevel> level = parse_log_level(options.log_level);
-  if (!level) return fail(level.error());
-  const Result<LogFormat> format = parse_log_format(options.log_format);
-  if (!format) return fail(format.error());
-  return LogOptions{.level = *level, .format = *format, .role = std::string(command)};
+  const auto level = WSYNC_TRY(parse_log_level(options.log_level));
+  const auto format = WSYNC_TRY(parse_log_format(options.log_format));
+  return LogOptions{.level = level, .format = format, .role = std::string(command)};
 }
 
 void add_common_options(CLI::App& app, CommonOptions& options) {

@@ -86,14 +86,13 @@ Result<trace::Trace> ask_trace(const std::string& address, std::chrono::nanoseco
   question.age_ns = static_cast<std::uint64_t>(std::max<std::int64_t>(age.count(), 0));
   question.max_bytes = limits::kTraceAnswerBytes;
   question.asked_ns = static_cast<std::int64_t>(now());
-  const auto decoded = control::request(
-      {.address = address, .deadline = deadline, .stop_on_signal = true}, {}, question);
-  if (!decoded) return fail(decoded.error());
-  if (const auto* answer = std::get_if<control::TraceAnswer>(&decoded->message))
+  const auto decoded = WSYNC_TRY(control::request(
+      {.address = address, .deadline = deadline, .stop_on_signal = true}, {}, question));
+  if (const auto* answer = std::get_if<control::TraceAnswer>(&decoded.message))
     return trace_of(*answer);
   return fail(ErrorCode::kInternal,
               fmt::format("{} answered with {}", address,
-                          control::message_name(control::type_of(decoded->message))));
+                          control::message_name(control::type_of(decoded.message))));
 }
 
 std::vector<std::string> traced_versions(const trace::Trace& trace) {

@@ -34,9 +34,8 @@ using Bind = void (*)(Binder& binder, Config& config);
 template <class Config>
 [[nodiscard]] Result<Config> parse_role(Bind<Config> bind, std::string_view text,
                                         std::string_view name, const Sources& sources) {
-  Result<std::vector<Entry>> entries = parse_document(text, name, {std::string(kListKey)});
-  if (!entries) return fail(std::move(entries).error());
-  Binder binder(std::move(*entries), sources.set, sources.environment);
+  auto entries = WSYNC_TRY(parse_document(text, name, {std::string(kListKey)}));
+  Binder binder(std::move(entries), sources.set, sources.environment);
   Config config;
   bind(binder, config);
   WSYNC_TRY(binder.finish());
@@ -46,9 +45,8 @@ template <class Config>
 template <class Config>
 [[nodiscard]] Result<Config> load_role(Bind<Config> bind, const Sources& sources) {
   if (sources.file.empty()) return parse_role(bind, "", "", sources);
-  const Result<std::string> text = read_config_file(sources.file);
-  if (!text) return fail(text.error());
-  return parse_role(bind, *text, sources.file, sources);
+  const auto text = WSYNC_TRY(read_config_file(sources.file));
+  return parse_role(bind, text, sources.file, sources);
 }
 
 template <class Config>

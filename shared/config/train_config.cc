@@ -226,11 +226,9 @@ std::vector<std::string> train_keys() { return keys_of_role(bind_train); }
 Result<bool> is_train_config(const Sources& sources) {
   std::vector<std::string> given = sources.set;
   if (!sources.file.empty()) {
-    const Result<std::string> text = read_config_file(sources.file);
-    if (!text) return fail(text.error());
-    const Result<std::vector<Entry>> entries = parse_document(*text, sources.file);
-    if (!entries) return fail(entries.error());
-    for (const Entry& entry : *entries) given.push_back(entry.key);
+    const auto text = WSYNC_TRY(read_config_file(sources.file));
+    const auto entries = WSYNC_TRY(parse_document(text, sources.file));
+    for (const Entry& entry : entries) given.push_back(entry.key);
   }
   const auto among = [](const std::vector<std::string>& keys, std::string_view top) {
     return std::any_of(keys.begin(), keys.end(),

@@ -65,9 +65,9 @@ Result<std::uint64_t> parse_size(std::string_view text) {
 }
 
 Result<std::chrono::milliseconds> parse_duration(std::string_view text) {
-  const auto value = parse(text, kDurationUnits, "a duration such as 500ms (ms, s, m, h)");
-  if (!value) return fail(value.error());
-  return std::chrono::milliseconds(static_cast<std::int64_t>(*value));
+  const auto value =
+      WSYNC_TRY(parse(text, kDurationUnits, "a duration such as 500ms (ms, s, m, h)"));
+  return std::chrono::milliseconds(static_cast<std::int64_t>(value));
 }
 
 std::string format_size(std::uint64_t bytes) { return print(bytes, kSizeUnits, "B"); }

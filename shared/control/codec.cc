@@ -335,23 +335,21 @@ Result<Decoded> decode(std::span<const std::byte> bytes) {
     return fail(ErrorCode::kInvalidInput, fmt::format("message: {} bytes, at most {} allowed",
                                                       bytes.size(), kEncodedBytesMax));
   ByteReader reader(bytes);
-  auto header = read_header(reader);
-  if (!header) return fail(std::move(header).error());
-  if (header->type == 0 || header->type > kDecoders.size())
+  auto header = WSYNC_TRY(read_header(reader));
+  if (header.type == 0 || header.type > kDecoders.size())
     return fail(ErrorCode::kRefused,
-                fmt::format("message: type {} is unknown, this process knows 1 to {}", header->type,
+                fmt::format("message: type {} is unknown, this process knows 1 to {}", header.type,
                             kDecoders.size()));
-  const auto type = static_cast<MessageType>(header->type);
-  Message message = kDecoders[header->type - 1U](reader);
+  const auto type = static_cast<MessageType>(header.type);
+  Message message = kDecoders[header.type - 1U](reader);
   WSYNC_TRY(reader.finish(message_name(type)));
-  return Decoded{std::move(header->envelope), std::move(message)};
+  return Decoded{std::move(header.envelope), std::move(message)};
 }
 
 Result<Envelope> decode_envelope(std::span<const std::byte> bytes) {
   ByteReader reader(bytes);
-  auto header = read_header(reader);
-  if (!header) return fail(std::move(header).error());
-  return std::move(header->envelope);
+  auto header = WSYNC_TRY(read_header(reader));
+  return std::move(header.envelope);
 }
 
 }  // namespace wsync::control

@@ -90,19 +90,18 @@ Result<> FrameWriter::push(const Envelope& envelope, const Message& message,
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("{}: {} descriptors, at most {} allowed",
                             message_name(type_of(message)), fds.size(), limits::kFdsPerFrame));
-  auto encoded = encode(envelope, message);
-  if (!encoded) return fail(std::move(encoded).error());
-  const std::uint64_t total = kFramePrefixBytes + encoded->size();
+  auto encoded = WSYNC_TRY(encode(envelope, message));
+  const std::uint64_t total = kFramePrefixBytes + encoded.size();
   if (queued_bytes_ + total > max_queued_bytes_)
     return fail(ErrorCode::kBusy,
                 fmt::format("{}: {} bytes are unsent already, at most {} are queued: the peer does "
                             "not read",
                             message_name(type_of(message)), queued_bytes_, max_queued_bytes_));
   ByteWriter prefix;
-  prefix.put(static_cast<std::uint32_t>(encoded->size()));
+  prefix.put(static_cast<std::uint32_t>(encoded.size()));
   prefix.put(static_cast<std::uint32_t>(fds.size()));
-  encoded->insert(encoded->begin(), prefix.buffer().begin(), prefix.buffer().end());
-  frames_.push_back({.bytes = std::move(*encoded), .fds = std::move(fds)});
+  encoded.insert(encoded.begin(), prefix.buffer().begin(), prefix.buffer().end());
+  frames_.push_back({.bytes = std::move(encoded), .fds = std::move(fds)});
   queued_bytes_ += total;
   return {};
 }
@@ -113,11 +112,10 @@ Result<bool> FrameWriter::flush(int socket) {
     std::vector<int> fds;
     if (sent_ == 0)
       for (const UniqueFd& fd : frame.fds) fds.push_back(fd.get());
-    const auto n = send_some(socket, std::span(frame.bytes).subspan(sent_), fds);
-    if (!n) return fail(n.error());
-    if (*n == 0) return false;
-    sent_ += *n;
-    queued_bytes_ -= *n;
+    const auto n = WSYNC_TRY(send_some(socket, std::span(frame.bytes).subspan(sent_), fds));
+    if (n == 0) return false;
+    sent_ += n;
+    queued_bytes_ -= n;
     frame.fds.clear();
     if (sent_ == frame.bytes.size()) {
       frames_.pop_front();

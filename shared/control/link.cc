@@ -9,9 +9,8 @@ constexpr std::size_t kReceiveBytes = 64 * limits::kKiB;
 }
 
 Result<Link> Link::connect(const std::string& path, TimePoint deadline) {
-  auto socket = connect_unix(path, deadline);
-  if (!socket) return fail(std::move(socket).error());
-  return Link(std::move(*socket));
+  auto socket = WSYNC_TRY(connect_unix(path, deadline));
+  return Link(std::move(socket));
 }
 
 Link::Link(UniqueFd socket) : socket_(std::move(socket)), buffer_(kReceiveBytes) {}
@@ -20,9 +19,8 @@ Result<> Link::send(const Envelope& envelope, const Message& message, std::vecto
                     TimePoint deadline) {
   WSYNC_TRY(writer_.push(envelope, message, std::move(fds)));
   for (;;) {
-    const auto done = writer_.flush(socket_.get());
-    if (!done) return fail(done.error());
-    if (*done) return {};
+    const auto done = WSYNC_TRY(writer_.flush(socket_.get()));
+    if (done) return {};
     if (const auto ready = wait_writable(socket_.get(), deadline); !ready) {
       if (writer_.in_the_middle()) shut_down();
       writer_.clear_unsent();
@@ -33,17 +31,15 @@ Result<> Link::send(const Envelope& envelope, const Message& message, std::vecto
 
 Result<Frame> Link::receive(TimePoint deadline) {
   for (;;) {
-    auto frame = reader_.next();
-    if (!frame) return fail(std::move(frame).error());
-    if (frame->has_value()) return std::move(**frame);
+    auto frame = WSYNC_TRY(reader_.next());
+    if (frame.has_value()) return std::move(*frame);
     std::vector<UniqueFd> fds;
-    const auto n = receive_some(socket_.get(), buffer_, fds);
-    if (!n) return fail(n.error());
-    if (*n == 0) {
+    const auto n = WSYNC_TRY(receive_some(socket_.get(), buffer_, fds));
+    if (n == 0) {
       WSYNC_TRY(wait_readable(socket_.get(), deadline));
       continue;
     }
-    WSYNC_TRY(reader_.feed(std::span(buffer_).first(*n), std::move(fds)));
+    WSYNC_TRY(reader_.feed(std::span(buffer_).first(n), std::move(fds)));
   }
 }
 

@@ -117,19 +117,17 @@ struct UnixStream::State : std::enable_shared_from_this<State> {
 Result<std::unique_ptr<UnixStream>> UnixStream::adopt(Loop& loop, UniqueFd socket,
                                                       StreamCallbacks callbacks) {
   auto state = std::make_shared<State>(loop, std::move(socket), std::move(callbacks));
-  auto watcher = FdWatcher::create(loop, state->socket.get(),
-                                   [s = state.get()](FdEvents events) { s->event(events); });
-  if (!watcher) return fail(std::move(watcher).error());
-  state->watcher = std::move(*watcher);
+  auto watcher = WSYNC_TRY(FdWatcher::create(
+      loop, state->socket.get(), [s = state.get()](FdEvents events) { s->event(events); }));
+  state->watcher = std::move(watcher);
   state->watcher->watch({.readable = true});
   return std::unique_ptr<UnixStream>(new UnixStream(std::move(state)));
 }
 
 Result<std::unique_ptr<UnixStream>> UnixStream::connect(Loop& loop, const std::string& path,
                                                         StreamCallbacks callbacks) {
-  auto socket = connect_unix(path, now());
-  if (!socket) return fail(std::move(socket).error());
-  return adopt(loop, std::move(*socket), std::move(callbacks));
+  auto socket = WSYNC_TRY(connect_unix(path, now()));
+  return adopt(loop, std::move(socket), std::move(callbacks));
 }
 
 UnixStream::UnixStream(std::shared_ptr<State> state) : state_(std::move(state)) {}
@@ -196,13 +194,11 @@ struct UnixListener::State : std::enable_shared_from_this<State> {
 
 Result<std::unique_ptr<UnixListener>> UnixListener::create(Loop& loop, const std::string& path,
                                                            OnConnection on_connection, Claim how) {
-  auto socket = ListeningSocket::bind(path, how);
-  if (!socket) return fail(std::move(socket).error());
-  auto state = std::make_shared<State>(loop, std::move(*socket), std::move(on_connection));
-  auto watcher =
-      FdWatcher::create(loop, state->socket.fd(), [s = state.get()](FdEvents) { s->accept(); });
-  if (!watcher) return fail(std::move(watcher).error());
-  state->watcher = std::move(*watcher);
+  auto socket = WSYNC_TRY(ListeningSocket::bind(path, how));
+  auto state = std::make_shared<State>(loop, std::move(socket), std::move(on_connection));
+  auto watcher = WSYNC_TRY(
+      FdWatcher::create(loop, state->socket.fd(), [s = state.get()](FdEvents) { s->accept(); }));
+  state->watcher = std::move(watcher);
   state->watcher->watch({.readable = true});
   return std::unique_ptr<UnixListener>(new UnixListener(std::move(state)));
 }

@@ -80,9 +80,8 @@ Result<std::optional<Loaded>> load_from(const std::filesystem::path& place) {
   if (named && !std::filesystem::exists(place, code)) return std::optional<Loaded>{};
   void* handle = ::dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (handle != nullptr) {
-    const Result<Loaded> checked = check_entry(handle, place.string());
-    if (!checked) return fail(checked.error());
-    return std::optional<Loaded>(*checked);
+    const auto checked = WSYNC_TRY(check_entry(handle, place.string()));
+    return std::optional<Loaded>(checked);
   }
   const char* said = ::dlerror();
   const std::string_view why = said == nullptr ? "no reason given" : said;
@@ -111,9 +110,8 @@ Result<Loaded> load() {
   }
   std::vector<std::string> names;
   for (const auto& place : looked) {
-    const Result<std::optional<Loaded>> loaded = load_from(place);
-    if (!loaded) return fail(loaded.error());
-    if (*loaded) return **loaded;
+    const auto loaded = WSYNC_TRY(load_from(place));
+    if (loaded) return *loaded;
     names.push_back(place.has_parent_path() ? place.string() : "the system's folders");
   }
   return fail(ErrorCode::kRefused,

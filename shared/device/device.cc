@@ -49,9 +49,8 @@ Result<std::unique_ptr<Device>> make_device(const DeviceOptions& options) {
     case DeviceKind::kSeparate:
       return host::make_host_device(options);
     case DeviceKind::kCuda: {
-      const auto cuda = cuda_backend();
-      if (!cuda) return fail(cuda.error());
-      return (*cuda)->make_device(options);
+      const auto cuda = WSYNC_TRY(cuda_backend());
+      return cuda->make_device(options);
     }
   }
   return fail(ErrorCode::kInternal, "make_device: the device kind is not a listed one");

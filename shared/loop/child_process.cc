@@ -134,9 +134,7 @@ Result<std::unique_ptr<Children>> Children::create(std::string log_directory,
   const ssize_t n = ::readlink("/proc/self/exe", path.data(), path.size() - 1);
   if (n < 0) return fail_errno("/proc/self/exe", errno);
   children->executable_.assign(path.data(), static_cast<std::size_t>(n));
-  auto loop = Loop::create();
-  if (!loop) return fail(loop.error());
-  children->loop_ = std::move(*loop);
+  children->loop_ = WSYNC_TRY(Loop::create());
   WSYNC_TRY(children->open_signals());
   return children;
 }
@@ -148,9 +146,8 @@ Result<> Children::open_signals() {
   former_pipe_ = ::signal(SIGPIPE, SIG_IGN);
   signal_fd_.reset(::signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC));
   if (!signal_fd_.valid()) return fail_errno("signalfd", errno);
-  auto watcher = FdWatcher::create(*loop_, signal_fd_.get(), [this](FdEvents) { on_signals(); });
-  if (!watcher) return fail(watcher.error());
-  signal_watcher_ = std::move(*watcher);
+  signal_watcher_ =
+      WSYNC_TRY(FdWatcher::create(*loop_, signal_fd_.get(), [this](FdEvents) { on_signals(); }));
   signal_watcher_->watch({.readable = true});
   return {};
 }
@@ -211,18 +208,14 @@ Result<Child*> Children::start(const ChildOptions& options) {
   UniqueFd log;
   int errors = STDERR_FILENO;
   if (options.errors == ChildErrors::kLog) {
-    auto opened = open_append(log_path(options.name));
-    if (!opened) return fail(opened.error());
-    log = std::move(*opened);
+    log = WSYNC_TRY(open_append(log_path(options.name)));
     errors = log.get();
   }
   const UniqueFd input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   UniqueFd file;
   int output = errors;
   if (options.output == ChildOutput::kFile) {
-    auto opened = open_append(output_path(options.name));
-    if (!opened) return fail(opened.error());
-    file = std::move(*opened);
+    file = WSYNC_TRY(open_append(output_path(options.name)));
     output = file.get();
   } else if (options.output == ChildOutput::kLines) {
     std::array<int, 2> ends{};
@@ -231,12 +224,11 @@ Result<Child*> Children::start(const ChildOptions& options) {
     child->read_end_.reset(ends[0]);
     child->write_end_.reset(ends[1]);
     output = ends[1];
-    auto watcher = FdWatcher::create(*loop_, ends[0], [this, c = child.get()](FdEvents) {
-      c->drain_lines();
-      loop_->stop();
-    });
-    if (!watcher) return fail(watcher.error());
-    child->watcher_ = std::move(*watcher);
+    child->watcher_ =
+        WSYNC_TRY(FdWatcher::create(*loop_, ends[0], [this, c = child.get()](FdEvents) {
+          c->drain_lines();
+          loop_->stop();
+        }));
     child->watcher_->watch({.readable = true});
   }
   std::vector<std::string> arguments{executable_};
@@ -340,12 +332,11 @@ void Children::stop(Child& child, std::chrono::milliseconds patience) {
 }
 
 Result<> Children::run(const ChildOptions& options, std::chrono::milliseconds deadline) {
-  const Result<Child*> child = start(options);
-  if (!child) return fail(child.error());
-  (*child)->may_end();
-  WSYNC_TRY(until("the end of " + options.name, deadline, [&] { return !(*child)->running(); }));
-  if ((*child)->succeeded()) return {};
-  return fail(failure_of(**child));
+  const auto child = WSYNC_TRY(start(options));
+  child->may_end();
+  WSYNC_TRY(until("the end of " + options.name, deadline, [&] { return !child->running(); }));
+  if (child->succeeded()) return {};
+  return fail(failure_of(*child));
 }
 
 std::string Children::log_path(const std::string& name) const {

@@ -47,14 +47,13 @@ Result<std::unique_ptr<Signals>> Signals::create(Loop& loop, std::function<void(
   state->read_end.reset(pipe[0]);
   state->write_end.reset(pipe[1]);
   state->on_stop = std::move(on_stop);
-  auto watcher = FdWatcher::create(loop, pipe[0], [s = state.get()](FdEvents) {
+  auto watcher = WSYNC_TRY(FdWatcher::create(loop, pipe[0], [s = state.get()](FdEvents) {
     unsigned char signal = 0;
     if (::read(s->read_end.get(), &signal, 1) != 1) return;
     const auto call = s->on_stop;  // it may destroy the Signals
     call(signal);
-  });
-  if (!watcher) return fail(std::move(watcher).error());
-  state->watcher = std::move(*watcher);
+  }));
+  state->watcher = std::move(watcher);
   int none = -1;
   if (!g_wake_fd.compare_exchange_strong(none, pipe[1]))
     return fail(ErrorCode::kBusy, "the process has a signal handler of wsync already");

@@ -187,9 +187,8 @@ Result<ModelSpec> read_config(std::string_view text, std::string_view where) {
 
 Result<ModelSpec> load_spec(const std::string& directory) {
   const std::string path = directory + "/config.json";
-  const Result<Bytes> json = read_small_file(path, kModelConfigBytes);
-  if (!json) return fail(json.error());
-  return read_config({reinterpret_cast<const char*>(json->data()), json->size()}, path);
+  const auto json = WSYNC_TRY(read_small_file(path, kModelConfigBytes));
+  return read_config({reinterpret_cast<const char*>(json.data()), json.size()}, path);
 }
 
 std::string write_config(const ModelSpec& spec) {

@@ -136,11 +136,9 @@ Result<std::string> make_checkpoint_index(const CheckpointIndex& index) {
   json += "},\n  \"weight_map\": {";
   std::string_view separator = "\n    ";
   for (const auto& [name, file] : index.weight_map) {
-    const auto key = json_string(name);
-    if (!key) return fail(key.error());
-    const auto value = json_string(file);
-    if (!value) return fail(value.error());
-    json += fmt::format("{}{}: {}", separator, *key, *value);
+    const auto key = WSYNC_TRY(json_string(name));
+    const auto value = WSYNC_TRY(json_string(file));
+    json += fmt::format("{}{}: {}", separator, key, value);
     separator = ",\n    ";
   }
   return json + (index.weight_map.empty() ? "}\n}\n" : "\n  }\n}\n");

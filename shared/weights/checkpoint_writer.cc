@@ -50,10 +50,9 @@ class TemporaryDirectory {
 };
 
 Result<> write_text(const std::string& path, std::string_view text) {
-  auto file = OutputFile::create(path, text.size());
-  if (!file) return fail(std::move(file).error());
-  WSYNC_TRY(file->append(std::as_bytes(std::span(text))));
-  return file->commit();
+  auto file = WSYNC_TRY(OutputFile::create(path, text.size()));
+  WSYNC_TRY(file.append(std::as_bytes(std::span(text))));
+  return file.commit();
 }
 
 Result<> write_shards(const std::string& directory, const Manifest& manifest,
@@ -73,9 +72,8 @@ Result<> write_shards(const std::string& directory, const Manifest& manifest,
     for (const TensorInfo& tensor : tensors) index.weight_map.emplace(tensor.name, name);
   }
   if (shards.size() == 1) return {};
-  const auto text = make_checkpoint_index(index);
-  if (!text) return fail(text.error());
-  return write_text(directory + "/model.safetensors.index.json", *text);
+  const auto text = WSYNC_TRY(make_checkpoint_index(index));
+  return write_text(directory + "/model.safetensors.index.json", text);
 }
 
 }  // namespace

@@ -72,10 +72,9 @@ Result<Manifest> Manifest::create(std::vector<TensorInfo> tensors) {
   LayerKey previous;
   for (std::size_t i = 0; i < count; ++i) {
     const TensorInfo& tensor = manifest.tensors_[i];
-    const auto bytes = tensor.byte_size();
-    if (!bytes) return fail(bytes.error());
+    const auto bytes = WSYNC_TRY(tensor.byte_size());
     // Neither term is above 2^61 + kModelBytesMax, so the sum cannot wrap.
-    manifest.total_bytes_ += *bytes;
+    manifest.total_bytes_ += bytes;
     if (manifest.total_bytes_ > limits::kModelBytesMax)
       return fail(ErrorCode::kInvalidInput,
                   fmt::format("the model passes {} bytes at tensor '{}'; that is the limit",
@@ -84,7 +83,7 @@ Result<Manifest> Manifest::create(std::vector<TensorInfo> tensors) {
     const std::uint32_t step = i != 0 && compare_layers(previous, key) != 0 ? 1 : 0;
     manifest.layers_.push_back(i == 0 ? 0 : manifest.layers_.back() + step);
     previous = key;
-    manifest.bytes_.push_back(*bytes);
+    manifest.bytes_.push_back(bytes);
   }
 
   const auto name_of = [&](std::uint32_t i) -> const std::string& {

@@ -32,9 +32,8 @@ Result<SafetensorsFile> SafetensorsFile::open(const std::string& path, Safetenso
   // Not blocking: a FIFO in the place of a file is refused below instead of waited for.
   file.fd_.reset(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file.fd_.valid()) return fail_errno("cannot open " + path, errno);
-  auto identity = identity_of(file.fd_.get(), path);
-  if (!identity) return fail(std::move(identity).error());
-  file.identity_ = *identity;
+  auto identity = WSYNC_TRY(identity_of(file.fd_.get(), path));
+  file.identity_ = identity;
   if (options.access == SafetensorsAccess::kMap) file.map();
   WSYNC_TRY(file.read_header(options.rules));
   WSYNC_TRY(file.check_unchanged());
@@ -67,13 +66,12 @@ Result<> SafetensorsFile::read_header(SafetensorsRules rules) {
 }
 
 Result<> SafetensorsFile::check_unchanged() const {
-  const auto now = identity_of(fd_.get(), path_);
-  if (!now) return fail(now.error());
-  if (*now == identity_) return {};
+  const auto now = WSYNC_TRY(identity_of(fd_.get(), path_));
+  if (now == identity_) return {};
   return fail(ErrorCode::kInvalidInput,
               fmt::format("{}: the file changed while it was read ({} bytes at opening, {} now); "
                           "write a new file and rename it instead",
-                          path_, identity_.bytes, now->bytes));
+                          path_, identity_.bytes, now.bytes));
 }
 
 void SafetensorsFile::map() {

@@ -24,9 +24,8 @@ std::vector<std::size_t> file_order(std::span<const TensorInfo> tensors) {
 }
 
 Result<> append_string(std::string& json, std::string_view text) {
-  auto encoded = json_string(text);
-  if (!encoded) return fail(std::move(encoded).error());
-  json += *encoded;
+  auto encoded = WSYNC_TRY(json_string(text));
+  json += encoded;
   return {};
 }
 
@@ -48,10 +47,9 @@ Result<std::string> make_header(std::span<const TensorInfo> tensors,
   std::uint64_t at = 0;
   for (std::size_t i = 0; i < order.size(); ++i) {
     const TensorInfo& tensor = tensors[order[i]];
-    const auto bytes = tensor.byte_size();
-    if (!bytes) return fail(bytes.error());
+    const auto bytes = WSYNC_TRY(tensor.byte_size());
     std::uint64_t end = 0;
-    if (__builtin_add_overflow(at, *bytes, &end) || end > limits::kModelBytesMax)
+    if (__builtin_add_overflow(at, bytes, &end) || end > limits::kModelBytesMax)
       return fail(ErrorCode::kInvalidInput,
                   fmt::format("the tensors pass {} bytes at {}", limits::kModelBytesMax,
                               quote_text(tensor.name)));
@@ -88,9 +86,8 @@ Result<> write_safetensors(const std::string& path, std::span<const TensorInfo> 
   std::uint64_t total = header->size();
   for (const TensorInfo& tensor : tensors) total += tensor.byte_size().value();
 
-  auto file = OutputFile::create(path, total);
-  if (!file) return fail(std::move(file).error());
-  WSYNC_TRY(file->append(std::as_bytes(std::span(*header))));
+  auto file = WSYNC_TRY(OutputFile::create(path, total));
+  WSYNC_TRY(file.append(std::as_bytes(std::span(*header))));
   std::vector<std::byte> chunk(std::min<std::uint64_t>(kChunkBytes, total));
   for (const std::size_t index : order) {
     const std::uint64_t bytes = tensors[index].byte_size().value();
@@ -98,10 +95,10 @@ Result<> write_safetensors(const std::string& path, std::span<const TensorInfo> 
       const auto part =
           std::span(chunk).first(std::min<std::uint64_t>(chunk.size(), bytes - offset));
       WSYNC_TRY(source(index, offset, part));
-      WSYNC_TRY(file->append(part));
+      WSYNC_TRY(file.append(part));
     }
   }
-  return file->commit();
+  return file.commit();
 }
 
 }  // namespace wsync

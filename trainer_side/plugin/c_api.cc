@@ -94,11 +94,9 @@ Result<RankTensor> read_tensor_argument(const wsync_trainer_tensor& tensor) {
   if (tensor.range_count == 1)
     out.range = wsync::publish::ShardRange{
         .dim = tensor.ranges->dim, .begin = tensor.ranges->begin, .length = tensor.ranges->length};
-  const auto part = wsync::plugin::shard_info(out);
-  if (!part) return wsync::fail(part.error());
-  auto bytes = read_bytes(tensor, *part->byte_size());
-  if (!bytes) return wsync::fail(std::move(bytes).error());
-  out.bytes = std::move(*bytes);
+  const auto part = WSYNC_TRY(wsync::plugin::shard_info(out));
+  auto bytes = WSYNC_TRY(read_bytes(tensor, *part.byte_size()));
+  out.bytes = std::move(bytes);
   return out;
 }
 
@@ -172,18 +170,16 @@ wsync_code wsync_trainer_create(const wsync_trainer_options* options, wsync_trai
     if (options->config_file != nullptr) sources.file = options->config_file;
     for (std::size_t i = 0; i < options->setting_count; ++i)
       sources.set.emplace_back(options->settings[i] == nullptr ? "" : options->settings[i]);
-    auto config = wsync::config::load_trainer(sources);
-    if (!config) return wsync::fail(std::move(config).error());
+    auto config = WSYNC_TRY(wsync::config::load_trainer(sources));
     const std::uint32_t world_size = std::max(1U, options->world_size);
     wsync::log_init(
-        {.level = config->log.level,
-         .format = config->log.format,
+        {.level = config.log.level,
+         .format = config.log.format,
          .role = world_size == 1 ? "trainer" : fmt::format("trainer rank {}", options->rank)});
-    auto made = wsync::plugin::Trainer::create(
-        {.config = std::move(*config), .rank = options->rank, .world_size = world_size});
-    if (!made) return wsync::fail(std::move(made).error());
+    auto made = WSYNC_TRY(wsync::plugin::Trainer::create(
+        {.config = std::move(config), .rank = options->rank, .world_size = world_size}));
     auto whole = std::make_unique<wsync_trainer>();
-    whole->trainer = std::move(*made);
+    whole->trainer = std::move(made);
     *trainer = whole.release();
     return {};
   });
@@ -193,10 +189,9 @@ wsync_code wsync_trainer_add_tensor(wsync_trainer* trainer, const wsync_trainer_
   return run([&]() -> Result<> {
     WSYNC_TRY(check(trainer));
     if (tensor == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "tensor is NULL");
-    auto read = read_tensor_argument(*tensor);
-    if (!read) return wsync::fail(std::move(read).error());
+    auto read = WSYNC_TRY(read_tensor_argument(*tensor));
     const std::lock_guard lock(trainer->mutex);
-    trainer->tensors.push_back(std::move(*read));
+    trainer->tensors.push_back(std::move(read));
     trainer->current.reset();
     return {};
   });
@@ -222,9 +217,8 @@ wsync_code wsync_trainer_publish_async(wsync_trainer* trainer, uint64_t step,
     WSYNC_TRY(check(trainer));
     if (publish == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "publish is NULL");
     *publish = 0;
-    const auto id = trainer->trainer->publish_async(trainer->described(), step);
-    if (!id) return wsync::fail(id.error());
-    *publish = *id;
+    const auto id = WSYNC_TRY(trainer->trainer->publish_async(trainer->described(), step));
+    *publish = id;
     return {};
   });
 }
@@ -242,9 +236,8 @@ wsync_code wsync_trainer_poll(wsync_trainer* trainer, wsync_publish publish,
   return run([&]() -> Result<> {
     WSYNC_TRY(check(trainer));
     if (status == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "status is NULL");
-    const auto view = trainer->trainer->look(publish);
-    if (!view) return wsync::fail(view.error());
-    fill(*status, *view);
+    const auto view = WSYNC_TRY(trainer->trainer->look(publish));
+    fill(*status, view);
     return {};
   });
 }
@@ -257,16 +250,14 @@ wsync_code wsync_trainer_wait(wsync_trainer* trainer, wsync_publish publish,
     if (state < WSYNC_PUBLISH_PENDING || state > WSYNC_PUBLISH_COMMITTED)
       return wsync::fail(ErrorCode::kInvalidInput,
                          fmt::format("{} is no state to wait for", static_cast<int>(state)));
-    const auto time = time_of(timeout_ms);
-    if (!time) return wsync::fail(time.error());
+    const auto time = WSYNC_TRY(time_of(timeout_ms));
     std::optional<TimePoint> deadline;
-    if (*time) deadline = wsync::now() + **time;
+    if (time) deadline = wsync::now() + *time;
     const auto waited = trainer->trainer->wait(publish, static_cast<PublishState>(state), deadline);
-    const auto view = waited ? waited : trainer->trainer->look(publish);
-    if (!view) return wsync::fail(view.error());
-    if (status != nullptr) fill(*status, *view);
+    const auto view = WSYNC_TRY(waited ? waited : trainer->trainer->look(publish));
+    if (status != nullptr) fill(*status, view);
     if (!waited) return wsync::fail(waited.error());
-    return judge(view->status);
+    return judge(view.status);
   });
 }
 
@@ -274,15 +265,14 @@ wsync_code wsync_trainer_roll_back(wsync_trainer* trainer, wsync_version to, int
                                    wsync_rollback* result) {
   return run([&]() -> Result<> {
     WSYNC_TRY(check(trainer));
-    const auto time = time_of(timeout_ms);
-    if (!time) return wsync::fail(time.error());
-    const auto reply = trainer->trainer->roll_back({.epoch = to.epoch, .step = to.step}, *time);
-    if (!reply) return wsync::fail(reply.error());
+    const auto time = WSYNC_TRY(time_of(timeout_ms));
+    const auto reply =
+        WSYNC_TRY(trainer->trainer->roll_back({.epoch = to.epoch, .step = to.step}, time));
     if (result != nullptr)
-      *result = {.from = {.epoch = reply->from.epoch, .step = reply->from.step},
-                 .to = {.epoch = reply->to.epoch, .step = reply->to.step},
-                 .partial = reply->partial ? 1 : 0};
-    if (!reply->ok) return wsync::fail(ErrorCode::kRefused, reply->reason);
+      *result = {.from = {.epoch = reply.from.epoch, .step = reply.from.step},
+                 .to = {.epoch = reply.to.epoch, .step = reply.to.step},
+                 .partial = reply.partial ? 1 : 0};
+    if (!reply.ok) return wsync::fail(ErrorCode::kRefused, reply.reason);
     return {};
   });
 }

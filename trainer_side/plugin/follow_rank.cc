@@ -30,9 +30,8 @@ Result<publish::MemorySource> shard_source(const std::vector<publish::RankTensor
   std::vector<publish::MemoryTensor> shards;
   shards.reserve(tensors.size());
   for (const publish::RankTensor& tensor : tensors) {
-    auto info = shard_info(tensor);
-    if (!info) return fail(std::move(info).error());
-    shards.push_back({.info = std::move(*info), .bytes = tensor.bytes});
+    auto info = WSYNC_TRY(shard_info(tensor));
+    shards.push_back({.info = std::move(info), .bytes = tensor.bytes});
   }
   return publish::MemorySource::create(std::move(shards));
 }
@@ -174,13 +173,12 @@ bool FollowRank::follow_unended(const PublishOrder& order) {
 
 FollowRank::Taken FollowRank::take(publish::Snapshotter& snapshotter, const PublishOrder& order,
                                    TimePoint deadline, std::stop_token stop) {
-  auto source = shard_source(*order.tensors);
-  if (!source) return fail(std::move(source).error());
+  auto source = WSYNC_TRY(shard_source(*order.tensors));
   publish::SnapshotRequest request;
   request.version = {.epoch = 0, .step = order.step};
   request.deadline = deadline;
   request.stop = std::move(stop);
-  return snapshotter.take(*source, request);
+  return snapshotter.take(source, request);
 }
 
 void FollowRank::on_snapshot(std::uint64_t id, Taken taken) {
@@ -343,9 +341,8 @@ Result<> FollowRank::send_report(Pending& pending) {
   }
   std::vector<UniqueFd> fds;
   if (pending.snapshot) {
-    auto arena = pending.snapshot->share();
-    if (!arena) return fail(std::move(arena).error());
-    fds.push_back(std::move(*arena));
+    auto arena = WSYNC_TRY(pending.snapshot->share());
+    fds.push_back(std::move(arena));
   }
   WSYNC_TRY(stream_->send({}, pending.report, std::move(fds)));
   pending.is_sent = true;

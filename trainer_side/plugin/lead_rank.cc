@@ -26,15 +26,11 @@ class LeadRank final : public RankRole {
   [[nodiscard]] Result<> start(Loop& loop, const RankSettings& settings) {
     publish::TrainerAgentCallbacks callbacks;
     callbacks.on_stopped = settings.on_stopped;
-    auto agent = publish::TrainerAgent::create(loop, config_, std::move(callbacks));
-    if (!agent) return fail(std::move(agent).error());
-    agent_ = std::move(*agent);
+    agent_ = WSYNC_TRY(publish::TrainerAgent::create(loop, config_, std::move(callbacks)));
     log_info("coordinator listens at {}", agent_->address());
     if (gather_.world_size() == 1) return {};
-    auto hub = RankHub::listen(loop, rank_socket(config_), gather_,
-                               config_.take_over ? Claim::kTakeOver : Claim::kIfFree);
-    if (!hub) return fail(std::move(hub).error());
-    hub_ = std::move(*hub);
+    hub_ = WSYNC_TRY(RankHub::listen(loop, rank_socket(config_), gather_,
+                                     config_.take_over ? Claim::kTakeOver : Claim::kIfFree));
     return {};
   }
 
@@ -85,9 +81,8 @@ class LeadRank final : public RankRole {
     if (gather_.world_size() > 1)
       return gather_.collect(order.step, *order.tensors,
                              std::min(now() + config_.deadlines.gather, deadline));
-    auto source = publish::GatheredSource::create({*order.tensors});
-    if (!source) return fail(std::move(source).error());
-    return std::make_unique<publish::GatheredSource>(std::move(*source));
+    auto source = WSYNC_TRY(publish::GatheredSource::create({*order.tensors}));
+    return std::make_unique<publish::GatheredSource>(std::move(source));
   }
 
   static void finish(control::PublishStatus& status, const publish::PublishResult& result) {

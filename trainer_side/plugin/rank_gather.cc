@@ -44,24 +44,21 @@ Result<ArenaView> map_shards(const control::Snapshotted& said, int arena,
                              std::vector<RankTensor>& tensors) {
   std::vector<TensorInfo> infos;
   for (const RankTensor& tensor : tensors) {
-    auto info = shard_info(tensor);
-    if (!info) return fail(std::move(info).error());
-    infos.push_back(std::move(*info));
+    auto info = WSYNC_TRY(shard_info(tensor));
+    infos.push_back(std::move(info));
   }
-  const auto manifest = Manifest::create(std::move(infos));
-  if (!manifest) return fail(manifest.error());
-  const auto plan = BucketPlan::create(*manifest, limits::kBucketBytesDefault);
-  if (!plan) return fail(plan.error());
+  const auto manifest = WSYNC_TRY(Manifest::create(std::move(infos)));
+  const auto plan = WSYNC_TRY(BucketPlan::create(manifest, limits::kBucketBytesDefault));
   auto view = ArenaView::open(arena, {.version = std::pair(std::uint64_t{0}, said.step),
-                                      .layout = manifest->layout_digest(),
+                                      .layout = manifest.layout_digest(),
                                       .content = said.content_digest,
-                                      .data_bytes = plan->arena_bytes()});
+                                      .data_bytes = plan.arena_bytes()});
   if (!view) return view;
   for (RankTensor& tensor : tensors) {
-    const auto index = manifest->find(tensor.info.name);
-    const auto pieces = plan->tensor_pieces(*index);
-    const std::uint64_t begin = pieces.empty() ? 0 : plan->arena_offset(pieces.front());
-    tensor.bytes = view->data().subspan(begin, manifest->byte_size(*index));
+    const auto index = manifest.find(tensor.info.name);
+    const auto pieces = plan.tensor_pieces(*index);
+    const std::uint64_t begin = pieces.empty() ? 0 : plan.arena_offset(pieces.front());
+    tensor.bytes = view->data().subspan(begin, manifest.byte_size(*index));
   }
   return view;
 }
@@ -83,7 +80,7 @@ Result<TensorInfo> shard_info(const RankTensor& tensor) {
                               describe(info), range.begin, range.length, range.dim));
     info.shape[range.dim] = range.length;
   }
-  if (const auto bytes = info.byte_size(); !bytes) return fail(bytes.error());
+  WSYNC_TRY(info.byte_size());
   return info;
 }
 
@@ -111,7 +108,7 @@ Result<RankTensor> from_message(const control::EngineTensor& message) {
     tensor.range = publish::ShardRange{.dim = message.ranges[0].dim,
                                        .begin = message.ranges[0].begin,
                                        .length = message.ranges[0].length};
-  if (auto info = shard_info(tensor); !info) return fail(std::move(info).error());
+  WSYNC_TRY(shard_info(tensor));
   return tensor;
 }
 
@@ -382,9 +379,8 @@ Result<std::unique_ptr<publish::WeightSource>> RankGather::collect(
     if (!view) return fail(view.error().with_context(fmt::format("the shards of rank {}", i + 1)));
     views.push_back(std::move(*view));
   }
-  auto source = publish::GatheredSource::create(std::move(ranks));
-  if (!source) return fail(std::move(source).error());
-  return std::make_unique<GatheredWeights>(std::move(views), std::move(*source));
+  auto source = WSYNC_TRY(publish::GatheredSource::create(std::move(ranks)));
+  return std::make_unique<GatheredWeights>(std::move(views), std::move(source));
 }
 
 }  // namespace wsync::plugin

@@ -17,14 +17,12 @@ constexpr std::chrono::milliseconds kRefusalDeadline{1'000};
 Result<std::unique_ptr<RankHub>> RankHub::listen(Loop& loop, const std::string& path,
                                                  RankGather& gather, Claim how) {
   auto hub = std::unique_ptr<RankHub>(new RankHub(loop, gather));
-  auto listener = control::UnixListener::create(
+  hub->listener_ = WSYNC_TRY(control::UnixListener::create(
       loop, path,
       [hub = hub.get()](UniqueFd socket, const PeerCredentials& peer) {
         hub->accept(std::move(socket), peer);
       },
-      how);
-  if (!listener) return fail(std::move(listener).error());
-  hub->listener_ = std::move(*listener);
+      how));
   return hub;
 }
 

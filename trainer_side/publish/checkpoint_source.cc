@@ -28,9 +28,8 @@ class CheckpointSource final : public WeightSource {
 }  // namespace
 
 Result<std::unique_ptr<WeightSource>> open_checkpoint_source(const std::string& directory) {
-  auto opened = CheckpointDirectory::open(directory);
-  if (!opened) return fail(opened.error());
-  return std::make_unique<CheckpointSource>(std::move(*opened));
+  auto opened = WSYNC_TRY(CheckpointDirectory::open(directory));
+  return std::make_unique<CheckpointSource>(std::move(opened));
 }
 
 }  // namespace wsync::publish

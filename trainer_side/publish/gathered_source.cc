@@ -55,27 +55,24 @@ Result<GatheredSource> GatheredSource::create(std::vector<std::vector<RankTensor
         return refuse(tensor.info, rank, "given twice");
       parts.emplace_back(rank, &tensor);
     }
-  auto manifest = Manifest::create(std::move(infos));
-  if (!manifest) return fail(std::move(manifest).error());
+  auto manifest = WSYNC_TRY(Manifest::create(std::move(infos)));
   GatheredSource source;
-  for (std::uint32_t i = 0; i < manifest->size(); ++i) {
-    auto tensor = assemble(manifest->tensor(i), by_name[manifest->tensor(i).name]);
-    if (!tensor) return fail(std::move(tensor).error());
-    source.tensors_.push_back(std::move(*tensor));
+  for (std::uint32_t i = 0; i < manifest.size(); ++i) {
+    auto tensor = WSYNC_TRY(assemble(manifest.tensor(i), by_name[manifest.tensor(i).name]));
+    source.tensors_.push_back(std::move(tensor));
   }
-  source.manifest_ = std::make_shared<const Manifest>(std::move(*manifest));
+  source.manifest_ = std::make_shared<const Manifest>(std::move(manifest));
   return source;
 }
 
 Result<GatheredSource::Tensor> GatheredSource::assemble(
     const TensorInfo& info, const std::vector<std::pair<std::uint32_t, RankTensor*>>& parts) {
-  const auto total = info.byte_size();
-  if (!total) return fail(total.error());
-  Tensor tensor{.row_bytes = *total};
-  if (*total == 0) return tensor;
+  const auto total = WSYNC_TRY(info.byte_size());
+  Tensor tensor{.row_bytes = total};
+  if (total == 0) return tensor;
   std::optional<std::uint32_t> dim;
   for (const auto& [rank, part] : parts) {
-    Shard shard{.begin = 0, .bytes = *total, .rank = rank};
+    Shard shard{.begin = 0, .bytes = total, .rank = rank};
     std::uint64_t rows = 1;
     if (part->range) {
       const ShardRange range = *part->range;
@@ -84,17 +81,16 @@ Result<GatheredSource::Tensor> GatheredSource::assemble(
             info, rank,
             fmt::format("cut along dimension {}, another rank cuts along {}", range.dim, *dim));
       dim = range.dim;
-      const auto view = view_along(info, range.dim, *total, rank);
-      if (!view) return fail(view.error());
+      const auto view = WSYNC_TRY(view_along(info, range.dim, total, rank));
       const std::uint64_t extent = info.shape[range.dim];
       if (range.length == 0 || range.begin > extent || range.length > extent - range.begin)
         return refuse(info, rank,
                       fmt::format("range [{}, +{}) is outside of dimension {}", range.begin,
                                   range.length, range.dim));
-      tensor.row_bytes = view->row_bytes;
-      rows = view->rows;
-      shard.begin = range.begin * view->unit_bytes;
-      shard.bytes = range.length * view->unit_bytes;
+      tensor.row_bytes = view.row_bytes;
+      rows = view.rows;
+      shard.begin = range.begin * view.unit_bytes;
+      shard.bytes = range.length * view.unit_bytes;
     }
     const auto* span = std::get_if<std::span<const std::byte>>(&part->bytes);
     if (span != nullptr && span->size() != shard.bytes * rows)
@@ -105,12 +101,12 @@ Result<GatheredSource::Tensor> GatheredSource::assemble(
     tensor.shards.push_back(std::move(shard));
   }
   // A rank that has everything is enough; its shard is a single row.
-  const auto whole = std::ranges::find(tensor.shards, *total, &Shard::bytes);
+  const auto whole = std::ranges::find(tensor.shards, total, &Shard::bytes);
   if (whole != tensor.shards.end()) {
     Shard kept = std::move(*whole);
     tensor.shards.clear();
     tensor.shards.push_back(std::move(kept));
-    tensor.row_bytes = *total;
+    tensor.row_bytes = total;
     return tensor;
   }
   std::ranges::stable_sort(tensor.shards, {}, &Shard::begin);

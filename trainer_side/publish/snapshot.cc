@@ -150,12 +150,10 @@ Snapshotter::Snapshotter(SnapshotterOptions options) : options_(std::move(option
 
 Result<> Snapshotter::reserve(const Manifest& manifest, std::uint64_t bucket_bytes,
                               std::uint32_t count) {
-  const auto plan = BucketPlan::create(manifest, bucket_bytes);
-  if (!plan) return fail(plan.error());
+  const auto plan = WSYNC_TRY(BucketPlan::create(manifest, bucket_bytes));
   while (arenas_.size() < std::min(count, options_.arenas)) {
-    auto arena = make_arena(plan->arena_bytes());
-    if (!arena) return fail(std::move(arena).error());
-    arenas_.push_back(std::move(*arena));
+    auto arena = WSYNC_TRY(make_arena(plan.arena_bytes()));
+    arenas_.push_back(std::move(arena));
     count_bytes();
   }
   return {};
@@ -166,9 +164,8 @@ Result<std::shared_ptr<const Snapshot>> Snapshotter::take(WeightSource& source,
   const auto& manifest = source.manifest();
   if (!plan_ || plan_layout_ != manifest->layout_digest() ||
       plan_->bucket_bytes() != request.bucket_bytes) {
-    auto plan = BucketPlan::create(*manifest, request.bucket_bytes);
-    if (!plan) return fail(std::move(plan).error());
-    plan_ = std::make_shared<const BucketPlan>(std::move(*plan));
+    auto plan = WSYNC_TRY(BucketPlan::create(*manifest, request.bucket_bytes));
+    plan_ = std::make_shared<const BucketPlan>(std::move(plan));
     plan_layout_ = manifest->layout_digest();
   }
   const ArenaIdentity identity{.fence_epoch = request.fence_epoch,
@@ -191,9 +188,8 @@ Result<std::shared_ptr<const Snapshot>> Snapshotter::take(WeightSource& source,
     return fail(digests.error().with_context("snapshot of version " + request.version.to_string()));
   times.copy = now() - begun;
   std::move(writable->lease).complete(digests->root);
-  auto lease = writable->arena->try_read_lease();
-  if (!lease) return fail(std::move(lease).error());
-  return std::make_shared<const Snapshot>(writable->arena, std::move(*lease), manifest, plan_,
+  auto lease = WSYNC_TRY(writable->arena->try_read_lease());
+  return std::make_shared<const Snapshot>(writable->arena, std::move(lease), manifest, plan_,
                                           std::move(*digests), times, copier.bucket_times());
 }
 
@@ -243,23 +239,20 @@ Result<Snapshotter::Writable> Snapshotter::try_arena(std::uint64_t arena_bytes,
   }
   if (arenas_.size() >= options_.arenas) return fail(ErrorCode::kBusy, "no arena is free");
   const TimePoint begun = now();
-  auto made = make_arena(arena_bytes);
-  if (!made) return fail(std::move(made).error());
+  auto made = WSYNC_TRY(make_arena(arena_bytes));
   times.setup += now() - begun;
-  arenas_.push_back(*made);
+  arenas_.push_back(made);
   count_bytes();
-  auto lease = (*made)->try_write_lease(identity);
-  if (!lease) return fail(std::move(lease).error());
-  return Writable{.arena = std::move(*made), .lease = std::move(*lease)};
+  auto lease = WSYNC_TRY(made->try_write_lease(identity));
+  return Writable{.arena = std::move(made), .lease = std::move(lease)};
 }
 
 Result<std::shared_ptr<SharedArena>> Snapshotter::make_arena(std::uint64_t arena_bytes) {
-  auto arena = SharedArena::create({.name = options_.name,
-                                    .data_bytes = arena_bytes,
-                                    .huge_pages = options_.huge_pages,
-                                    .threads = options_.threads});
-  if (!arena) return fail(std::move(arena).error());
-  return std::make_shared<SharedArena>(std::move(*arena));
+  auto arena = WSYNC_TRY(SharedArena::create({.name = options_.name,
+                                              .data_bytes = arena_bytes,
+                                              .huge_pages = options_.huge_pages,
+                                              .threads = options_.threads}));
+  return std::make_shared<SharedArena>(std::move(arena));
 }
 
 void Snapshotter::count_bytes() {

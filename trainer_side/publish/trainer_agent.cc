@@ -70,9 +70,8 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
   CoordinatorOptions options = coordinator_options(config);
   auto store = std::make_unique<FileDecisionStore>(
       state, config.take_over ? Claim::kTakeOver : Claim::kIfFree);
-  auto record = store->read();
-  if (!record) return fail(record.error());
-  options.record = std::move(*record);
+  auto record = WSYNC_TRY(store->read());
+  options.record = std::move(record);
   const std::optional<CoordinatorRecord> before = options.record;
   if (!config.fleet_id.empty()) {
     const auto id = control::FleetId::parse(config.fleet_id);
@@ -85,18 +84,17 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
                             "`fleet`, or leave fleet_id out",
                             store->path().string(), options.record->fence.fleet.to_string(),
                             options.fleet_id.to_string()));
-  auto bulk = transport::tcp::UvThread::start();
-  if (!bulk) return fail(bulk.error());
+  auto bulk = WSYNC_TRY(transport::tcp::UvThread::start());
   std::unique_ptr<transport::tcp::TcpSource> tcp;
   if (config.transport != TransportPolicy::kMemfd) {
-    auto source = transport::tcp::TcpSource::listen(**bulk, {.listen = config.data_address});
+    auto source = transport::tcp::TcpSource::listen(*bulk, {.listen = config.data_address});
     if (!source) return fail(source.error().with_context("data_address"));
     tcp = std::move(*source);
     options.data_address = tcp->address();
   }
   auto agent = std::unique_ptr<TrainerAgent>(
       new TrainerAgent(loop, config, std::move(callbacks), std::move(options), std::move(store)));
-  agent->bulk_thread_ = std::move(*bulk);
+  agent->bulk_thread_ = std::move(bulk);
   agent->tcp_source_ = std::move(tcp);
   WSYNC_TRY(agent->listen());
   // One coordinator for each folder: a second one would end the first at its next decision. Asked
@@ -170,14 +168,12 @@ Result<> TrainerAgent::listen() {
                                     std::move(callbacks));
   if (!router) return fail(router.error().with_context("coordinator address " + config_.listen));
   router_ = std::move(*router);
-  auto memfd = transport::memfd::MemfdSource::listen(
+  memfd_source_ = WSYNC_TRY(transport::memfd::MemfdSource::listen(
       {.path = config_.run_dir + "/trainer-host.sock",
        .claim = config_.take_over ? Claim::kTakeOver : Claim::kIfFree},
       [this](std::function<void()> task, std::source_location made) {
         loop_.post(std::move(task), made);
-      });
-  if (!memfd) return fail(memfd.error());
-  memfd_source_ = std::move(*memfd);
+      }));
   progress_timer_.start_repeating(kProgressInterval);
   return {};
 }
@@ -201,13 +197,11 @@ Result<> TrainerAgent::open_pages() {
             .rounds = history_.rounds(at),
             .at = at};
   };
-  auto pages = metrics::StatusPages::create(
+  pages_ = WSYNC_TRY(metrics::StatusPages::create(
       loop_,
       {.address = config_.http_address, .take_over = config_.take_over, .role = "coordinator"},
       metrics_.registry(), std::move(facts),
-      [shown](Asker& asker) { return page::page_routes(asker, shown); });
-  if (!pages) return fail(std::move(pages).error());
-  pages_ = std::move(*pages);
+      [shown](Asker& asker) { return page::page_routes(asker, shown); }));
   return {};
 }
 

@@ -12,10 +12,9 @@ Result<MemorySource> MemorySource::create(std::vector<MemoryTensor> tensors) {
   std::vector<TensorInfo> infos;
   infos.reserve(tensors.size());
   for (const MemoryTensor& tensor : tensors) infos.push_back(tensor.info);
-  auto manifest = Manifest::create(std::move(infos));
-  if (!manifest) return fail(std::move(manifest).error());
+  auto manifest = WSYNC_TRY(Manifest::create(std::move(infos)));
   MemorySource source;
-  source.manifest_ = std::make_shared<const Manifest>(std::move(*manifest));
+  source.manifest_ = std::make_shared<const Manifest>(std::move(manifest));
   source.bytes_.resize(tensors.size());
   for (MemoryTensor& tensor : tensors) {
     const auto index = source.manifest_->find(tensor.info.name);

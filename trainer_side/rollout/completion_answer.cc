@@ -172,10 +172,10 @@ class ChoiceReader {
       return wrong_answer(at("weight_versions"), spans, fmt::format("1 to {} spans", tokens));
     std::uint32_t covered = 0;
     for (std::size_t i = 0; i < spans->size(); ++i) {
-      const auto span = read_span((*spans)[i], at(fmt::format("weight_versions[{}]", i)), covered);
-      if (!span) return fail(span.error());
-      covered = span->end;
-      rollout_.spans.push_back(*span);
+      const auto span =
+          WSYNC_TRY(read_span((*spans)[i], at(fmt::format("weight_versions[{}]", i)), covered));
+      covered = span.end;
+      rollout_.spans.push_back(span);
     }
     if (covered != tokens)
       return fail(ErrorCode::kInvalidInput,
@@ -236,9 +236,8 @@ std::uint64_t most_answer_bytes(const CompletionQuestion& question) noexcept {
 
 Result<std::vector<Rollout>> read_answer(std::string_view body, const CompletionQuestion& question,
                                          const std::string& replica) {
-  const auto answer = parse_object(body);
-  if (!answer) return fail(answer.error());
-  const json* choices = member(*answer, "choices");
+  const auto answer = WSYNC_TRY(parse_object(body));
+  const json* choices = member(answer, "choices");
   if (choices == nullptr || !choices->is_array() || choices->size() != question.answers)
     return wrong_answer("choices", choices, fmt::format("a list of {}", question.answers));
   std::vector<std::optional<Rollout>> found(question.answers);
@@ -248,10 +247,9 @@ Result<std::vector<Rollout>> read_answer(std::string_view body, const Completion
     if (!index || found[*index])
       return wrong_answer("choices, index", number,
                           fmt::format("each of 0 to {} once", question.answers - 1));
-    auto rollout = ChoiceReader(question, choice, *index).read();
-    if (!rollout) return fail(rollout.error());
-    rollout->replica = replica;
-    found[*index] = std::move(*rollout);
+    auto rollout = WSYNC_TRY(ChoiceReader(question, choice, *index).read());
+    rollout.replica = replica;
+    found[*index] = std::move(rollout);
   }
   std::vector<Rollout> rollouts;
   rollouts.reserve(found.size());
@@ -260,9 +258,8 @@ Result<std::vector<Rollout>> read_answer(std::string_view body, const Completion
 }
 
 Result<Version> read_served(std::string_view body) {
-  const auto answer = parse_object(body);
-  if (!answer) return fail(answer.error());
-  const json* name = member(*answer, "version");
+  const auto answer = WSYNC_TRY(parse_object(body));
+  const json* name = member(answer, "version");
   if (name != nullptr && name->is_null())
     return fail(ErrorCode::kBusy, "the engine has no weights yet");
   if (name == nullptr || !name->is_string())

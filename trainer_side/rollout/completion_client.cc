@@ -35,22 +35,19 @@ struct CompletionClient::State {
   // The body of an answer with status 200. An empty `body` makes a GET.
   [[nodiscard]] Result<std::string> ask(const std::string& path, std::string body,
                                         std::uint64_t most_bytes, TimePoint until) {
-    auto answer = http->ask({.path = path,
-                             .body = std::move(body),
-                             .most_bytes = most_bytes + kAnswerHeadBytes,
-                             .deadline = until});
-    if (!answer) return fail(answer.error());
-    if (answer->status != 200) return refusal(path, *answer);
-    return std::move(answer->body);
+    auto answer = WSYNC_TRY(http->ask({.path = path,
+                                       .body = std::move(body),
+                                       .most_bytes = most_bytes + kAnswerHeadBytes,
+                                       .deadline = until}));
+    if (answer.status != 200) return refusal(path, answer);
+    return std::move(answer.body);
   }
 
   [[nodiscard]] Result<Version> served() {
     const TimePoint until = now() + deadline;
-    const auto ready = ask(kReadyPath, {}, kAnswerFrameBytes, until);
-    if (!ready) return fail(ready.error());
-    const auto body = ask(kVersionPath, {}, kAnswerFrameBytes, until);
-    if (!body) return fail(body.error());
-    return read_served(*body);
+    WSYNC_TRY(ask(kReadyPath, {}, kAnswerFrameBytes, until));
+    const auto body = WSYNC_TRY(ask(kVersionPath, {}, kAnswerFrameBytes, until));
+    return read_served(body);
   }
 };
 
@@ -59,12 +56,10 @@ CompletionClient::~CompletionClient() = default;
 
 Result<std::unique_ptr<CompletionClient>> CompletionClient::create(
     const std::string& url, std::chrono::milliseconds deadline) {
-  auto endpoint = parse_url(url);
-  if (!endpoint) return fail(endpoint.error());
-  auto http = HttpExchange::create(std::move(*endpoint));
-  if (!http) return fail(http.error());
+  auto endpoint = WSYNC_TRY(parse_url(url));
+  auto http = WSYNC_TRY(HttpExchange::create(std::move(endpoint)));
   return std::unique_ptr<CompletionClient>(new CompletionClient(
-      std::make_unique<State>(State{.url = url, .deadline = deadline, .http = std::move(*http)})));
+      std::make_unique<State>(State{.url = url, .deadline = deadline, .http = std::move(http)})));
 }
 
 Result<std::vector<Rollout>> CompletionClient::ask(const CompletionQuestion& question) {

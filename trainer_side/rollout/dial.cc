@@ -163,15 +163,13 @@ Result<> wait_for(int fd, short events, const Patience& patience, std::string_vi
 }
 
 Result<UniqueFd> dial(const Endpoint& endpoint, const Patience& patience) {
-  const auto addresses = addresses_of(endpoint, patience);
-  if (!addresses) return fail(addresses.error());
+  const auto addresses = WSYNC_TRY(addresses_of(endpoint, patience));
   Result<UniqueFd> socket = not_connected(EADDRNOTAVAIL);
-  for (std::size_t i = 0; i < addresses->size(); ++i) {
+  for (std::size_t i = 0; i < addresses.size(); ++i) {
     // A share of the time for each, so that one that swallows packets does not hide the next.
     const auto share =
-        (patience.deadline - now()) / static_cast<std::int64_t>(addresses->size() - i);
-    socket =
-        connect_to((*addresses)[i], {.deadline = now() + share, .cancelled = patience.cancelled});
+        (patience.deadline - now()) / static_cast<std::int64_t>(addresses.size() - i);
+    socket = connect_to(addresses[i], {.deadline = now() + share, .cancelled = patience.cancelled});
     if (socket || socket.error().code() == ErrorCode::kCancelled) break;
   }
   return socket;

@@ -190,9 +190,7 @@ Result<HttpAnswer> HttpExchange::ask_once(const HttpQuestion& question, bool& an
   const Patience patience{.deadline = question.deadline, .cancelled = cancelled_.get()};
   UniqueFd socket = std::move(socket_);
   if (!socket.valid()) {
-    auto dialled = dial(endpoint_, patience);
-    if (!dialled) return fail(dialled.error());
-    socket = std::move(*dialled);
+    socket = WSYNC_TRY(dial(endpoint_, patience));
   }
   Wire wire(socket.get(), patience, question.most_bytes);
   httplib::Response response;

@@ -233,9 +233,8 @@ Result<std::vector<MicroBatch>> policy_batches(std::span<const Group> groups,
   std::size_t number = 0;
   for (const Group& group : groups) {
     for (const Rollout& rollout : group.rollouts) {
-      const auto targets = policy_targets(rollout, number);
-      if (!targets) return fail(targets.error());
-      WSYNC_TRY(batches.add({group.problem.prompt, rollout.tokens}, *targets));
+      const auto targets = WSYNC_TRY(policy_targets(rollout, number));
+      WSYNC_TRY(batches.add({group.problem.prompt, rollout.tokens}, targets));
       ++number;
     }
   }

@@ -99,10 +99,10 @@ class Launch {
  private:
   // A group for all ranks, and a process for each of these.
   [[nodiscard]] Result<> begin_generation(const std::vector<std::uint32_t>& ranks) {
-    auto segment = HostSegment::create({.size = static_cast<std::uint32_t>(seats_.size())});
-    if (!segment) return fail(std::move(segment).error());
+    auto segment =
+        WSYNC_TRY(HostSegment::create({.size = static_cast<std::uint32_t>(seats_.size())}));
     const std::uint32_t number = generations_.empty() ? 0 : generations_.back().number + 1;
-    generations_.push_back({.number = number, .segment = std::move(*segment)});
+    generations_.push_back({.number = number, .segment = std::move(segment)});
     broken_since_.reset();
     for (const std::uint32_t rank : ranks) WSYNC_TRY(start(rank));
     // Those that are left find it when they have found that theirs is broken.
@@ -142,28 +142,26 @@ class Launch {
     add("--segment", static_cast<std::uint64_t>(newest().descriptor()));
     UniqueFd of_rank;
     if (config_.recovery.enabled) {
-      auto ends = unix_socket_pair();
-      if (!ends) return fail(std::move(ends).error());
-      seat.control = std::move(ends->first);
-      of_rank = std::move(ends->second);
+      auto ends = WSYNC_TRY(unix_socket_pair());
+      seat.control = std::move(ends.first);
+      of_rank = std::move(ends.second);
       keep.push_back(of_rank.get());
       add("--control", static_cast<std::uint64_t>(of_rank.get()));
       add("--generation", seat.generation);
       add("--told", report_.last_step());
     }
     const auto child =
-        children_->start({.name = fmt::format("rank {}", rank),
-                          .arguments = std::move(all),
-                          .output = rank == 0 ? ChildOutput::kLines : ChildOutput::kLog,
-                          .errors = ChildErrors::kInherit,
-                          .keep = std::move(keep)});
-    if (!child) return fail(child.error());
-    (*child)->may_end();
+        WSYNC_TRY(children_->start({.name = fmt::format("rank {}", rank),
+                                    .arguments = std::move(all),
+                                    .output = rank == 0 ? ChildOutput::kLines : ChildOutput::kLog,
+                                    .errors = ChildErrors::kInherit,
+                                    .keep = std::move(keep)}));
+    child->may_end();
     if (rank == 0) {
-      (*child)->on_line = [this](const std::string& line) { take(line); };
+      child->on_line = [this](const std::string& line) { take(line); };
       is_told_ = false;
     }
-    seat.child = *child;
+    seat.child = child;
     seats_[rank] = std::move(seat);
     return {};
   }
@@ -411,9 +409,8 @@ std::vector<std::string> own_environment() {
 
 Result<Outcome> launch_training(const config::TrainConfig& config,
                                 const std::vector<std::string>& arguments, bool prints_events) {
-  auto children = Children::create("", own_environment(), [] {});
-  if (!children) return fail(std::move(children).error());
-  Launch launch(config, arguments, std::move(*children), prints_events);
+  auto children = WSYNC_TRY(Children::create("", own_environment(), [] {}));
+  Launch launch(config, arguments, std::move(children), prints_events);
   return launch.run();
 }
 

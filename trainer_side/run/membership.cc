@@ -23,15 +23,14 @@ Result<UniqueFd> next_segment(int control, std::uint32_t rank) {
   std::vector<UniqueFd> segments;
   for (;;) {
     std::array<std::byte, 1> sign{};
-    const auto received = receive_some(control, sign, segments);
-    if (!received) return fail(received.error());
-    if (*received > 0 && sign.front() == kReplacedSign)
+    const auto received = WSYNC_TRY(receive_some(control, sign, segments));
+    if (received > 0 && sign.front() == kReplacedSign)
       return fail(ErrorCode::kFenced,
                   fmt::format("rank {} was replaced: this process gave no sign of life for longer "
                               "than heartbeat.deadline, and another has its place",
                               rank));
-    if (*received > 0 && sign.front() == kOverSign) return UniqueFd();
-    if (*received > 0) continue;
+    if (received > 0 && sign.front() == kOverSign) return UniqueFd();
+    if (received > 0) continue;
     if (!segments.empty()) return std::move(segments.back());
     WSYNC_TRY(wait_readable(control, now() + kForTheLauncher));
   }
@@ -45,35 +44,32 @@ Result<std::unique_ptr<Membership>> Membership::join(const RankStart& start) {
     const UniqueFd segment(start.segment);  // inherited, and mapped from here on
     if (const auto entered = membership->enter(segment.get()); !entered) {
       if (!membership->is_renewed()) return fail(entered.error());
-      const auto goes_on = membership->rejoin(entered.error());
-      if (!goes_on) return fail(goes_on.error());
-      if (!*goes_on)
+      const auto goes_on = WSYNC_TRY(membership->rejoin(entered.error()));
+      if (!goes_on)
         return fail(ErrorCode::kCancelled, "the run was over before this process had begun");
     }
     return membership;
   }
-  auto group = collective::gloo::join({.rank = start.rank,
-                                       .size = start.config.parallel.pp * start.config.parallel.dp,
-                                       .directory = start.config.ranks.rendezvous,
-                                       .run = "wsync",
-                                       .address = start.config.ranks.address},
-                                      now() + start.config.deadline);
-  if (!group) return fail(std::move(group).error());
-  membership->gloo_ = std::move(*group);
+  membership->gloo_ =
+      WSYNC_TRY(collective::gloo::join({.rank = start.rank,
+                                        .size = start.config.parallel.pp * start.config.parallel.dp,
+                                        .directory = start.config.ranks.rendezvous,
+                                        .run = "wsync",
+                                        .address = start.config.ranks.address},
+                                       now() + start.config.deadline));
   membership->group_ = membership->gloo_.get();
   return membership;
 }
 
 Result<> Membership::enter(int segment) {
-  auto attached = collective::memory::attach(segment, start_.rank);
-  if (!attached) return fail(std::move(attached).error());
-  auto* const entered = attached->get();
+  auto attached = WSYNC_TRY(collective::memory::attach(segment, start_.rank));
+  auto* const entered = attached.get();
   entered->tell(word_);
   heartbeat_.reset();
   if (renewed_)
-    WSYNC_TRY(renewed_->regroup(std::move(*attached)));
+    WSYNC_TRY(renewed_->regroup(std::move(attached)));
   else
-    renewed_ = std::make_unique<collective::RegroupableGroup>(std::move(*attached));
+    renewed_ = std::make_unique<collective::RegroupableGroup>(std::move(attached));
   memory_ = entered;
   group_ = renewed_.get();
   heartbeat_ =

@@ -79,10 +79,9 @@ Result<std::unique_ptr<StepPublisher>> StepPublisher::create(const config::Publi
 }
 
 Result<> StepPublisher::start() {
-  auto trainer = plugin::Trainer::create(options_);
-  if (!trainer) return fail(std::move(trainer).error());
-  WSYNC_TRY((*trainer)->start());
-  trainer_ = std::move(*trainer);
+  auto trainer = WSYNC_TRY(plugin::Trainer::create(options_));
+  WSYNC_TRY(trainer->start());
+  trainer_ = std::move(trainer);
   return {};
 }
 

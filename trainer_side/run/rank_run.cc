@@ -42,9 +42,8 @@ class RankRun {
         // Whoever broke the group: the others are there, or come anew.
         if (!membership_.is_renewed() || group_.health()) return fail(std::move(next).error());
         if (publisher_) publisher_->wait_snapshotted();
-        const auto goes_on = membership_.rejoin(next.error());
-        if (!goes_on) return fail(goes_on.error());
-        next = *goes_on ? Stage::kRecover : Stage::kOver;
+        const auto goes_on = WSYNC_TRY(membership_.rejoin(next.error()));
+        next = goes_on ? Stage::kRecover : Stage::kOver;
       }
       stage = *next;
     }
@@ -63,40 +62,34 @@ class RankRun {
   [[nodiscard]] bool replaces() const { return start_.generation > 0; }
 
   [[nodiscard]] Result<> prepare() {
-    const auto options = training_options(config_);
-    if (!options) return fail(options.error());
+    const auto options = WSYNC_TRY(training_options(config_));
     // Where ranks can be lost at any time, the first thing that they do together is a stage, too.
-    auto rank = training::TrainingRank::create(*options, &group_,
-                                               membership_.is_renewed()
-                                                   ? training::TrainingRank::Start::kReplacement
-                                                   : training::TrainingRank::Start::kTogether);
-    if (!rank) return fail(std::move(rank).error());
-    rank_ = std::move(*rank);
+    rank_ = WSYNC_TRY(training::TrainingRank::create(
+        options, &group_,
+        membership_.is_renewed() ? training::TrainingRank::Start::kReplacement
+                                 : training::TrainingRank::Start::kTogether));
     rank_->on_phase([this](const training::Tag& tag) { come_to(tag); });
-    auto begin = begin_run(config_, *options, replaces() ? Outputs::kOfThisRun : Outputs::kNew);
-    if (!begin) return fail(std::move(begin).error());
-    facts_ = begin->facts;
+    auto begin =
+        WSYNC_TRY(begin_run(config_, options, replaces() ? Outputs::kOfThisRun : Outputs::kNew));
+    facts_ = begin.facts;
     first_ = facts_.step + 1;
     saved_ = facts_.step;
     traces_.emplace(config_, *rank_);
-    if (config_.publish && StepPublisher::publishes(*options, rank_->place())) {
+    if (config_.publish && StepPublisher::publishes(options, rank_->place())) {
       config::PublishConfig publish = *config_.publish;
       if (!config_.trace_file.empty()) publish.trainer.trace_file = config_.trace_file + "-rounds";
-      auto publisher =
-          StepPublisher::create(publish, *rank_, on_event_, asked_to_stop, start_.generation);
-      if (!publisher) return fail(std::move(publisher).error());
-      publisher_ = std::move(*publisher);
+      publisher_ = WSYNC_TRY(
+          StepPublisher::create(publish, *rank_, on_event_, asked_to_stop, start_.generation));
     }
     if (config_.rollout) {
-      auto rollouts = StepRollouts::create(config_, *rank_, group_, on_event_, asked_to_stop);
-      if (!rollouts) return fail(std::move(rollouts).error());
-      rollouts_ = std::move(*rollouts);
+      rollouts_ =
+          WSYNC_TRY(StepRollouts::create(config_, *rank_, group_, on_event_, asked_to_stop));
     }
-    json event = begin_event(config_, *options, *begin, false);
+    json event = begin_event(config_, options, begin, false);
     event["second_holder_bytes"] = second_holder_bytes();
     tell(event);
-    text_ = std::move(begin->text);
-    if (membership_.is_first()) begin_ = std::move(*begin);
+    text_ = std::move(begin.text);
+    if (membership_.is_first()) begin_ = std::move(begin);
     return {};
   }
 
@@ -137,8 +130,7 @@ class RankRun {
 
   [[nodiscard]] Result<Stage> begin() {
     if (membership_.is_renewed()) WSYNC_TRY(rank_->compare_options());
-    const auto flags = share({});  // all read the same text
-    if (!flags) return fail(flags.error());
+    WSYNC_TRY(share({}));
     WSYNC_TRY(set_weights(*begin_));
     begin_.reset();
     rank_->begin_at(first_);
@@ -152,29 +144,26 @@ class RankRun {
   [[nodiscard]] Result<Stage> step(std::uint64_t step) {
     began_ = now();
     double waited = 0;
-    const auto batches = batches_of(step);
-    if (!batches) return fail(batches.error());
-    if (!batches->has_value()) {
+    const auto batches = WSYNC_TRY(batches_of(step));
+    if (!batches.has_value()) {
       stopped_ = true;
       return Stage::kEnd;
     }
-    const auto done = rank_->run_step(step, **batches, [&]() -> Result<> {
+    const auto done = WSYNC_TRY(rank_->run_step(step, *batches, [&]() -> Result<> {
       const TimePoint from = now();
       if (publisher_) publisher_->wait_snapshotted();
       waited = since(from);
       return {};
-    });
-    if (!done) return fail(done.error());
+    }));
     facts_.step = step;
-    traces_->keep(step, *done);
-    json event = step_event(step, done->result, seconds(done->end - done->begin));
-    event["compute_seconds"] = seconds(done->computed - done->begin);
-    event["update_seconds"] = seconds(done->end - done->computed) - waited;
+    traces_->keep(step, done);
+    json event = step_event(step, done.result, seconds(done.end - done.begin));
+    event["compute_seconds"] = seconds(done.computed - done.begin);
+    event["update_seconds"] = seconds(done.end - done.computed) - waited;
     event["snapshot_wait_seconds"] = waited;
     tell_step(event);
-    const auto flags = share({});
-    if (!flags) return fail(flags.error());
-    take_stop(*flags);
+    const auto flags = WSYNC_TRY(share({}));
+    take_stop(flags);
     if (publisher_) {
       if (publishes_after(step)) publish(step);
       publisher_->tell_ended();
@@ -232,20 +221,18 @@ class RankRun {
   [[nodiscard]] Result<Stage> fall_back(const training::Tag& before, const Error& lost,
                                         TimePoint from) {
     const bool has_begun = told_ >= first_ || facts_.step >= first_ || before.step > first_;
-    const auto shared = share({.is_new = is_new_,
-                               .has_begun = has_begun,
-                               .saved = newest_saved(config_, first_),
-                               .published = published_});
-    if (!shared) return fail(shared.error());
+    const auto shared = WSYNC_TRY(share({.is_new = is_new_,
+                                         .has_begun = has_begun,
+                                         .saved = newest_saved(config_, first_),
+                                         .published = published_}));
     // What engines were given is not taken back.
-    for (const Flags& one : *shared) publishes_above_ = std::max(publishes_above_, one.published);
-    auto state = newest_state(shared->front().saved);  // of rank 0: all have the same directory
-    if (!state) return fail(std::move(state).error());
-    const std::uint64_t step = *state ? (*state)->facts.step : 0;
+    for (const Flags& one : shared) publishes_above_ = std::max(publishes_above_, one.published);
+    auto state = WSYNC_TRY(newest_state(shared.front().saved));
+    const std::uint64_t step = state ? state->facts.step : 0;
     std::vector<std::uint32_t> replaced;
-    for (std::uint32_t rank = 0; rank < shared->size(); ++rank)
-      if ((*shared)[rank].is_new != 0) replaced.push_back(rank);
-    if (step == 0 && config_.resume.empty() && any(*shared, &Flags::has_begun))
+    for (std::uint32_t rank = 0; rank < shared.size(); ++rank)
+      if (shared[rank].is_new != 0) replaced.push_back(rank);
+    if (step == 0 && config_.resume.empty() && any(shared, &Flags::has_begun))
       return fail(
           ErrorCode::kPeerLost,
           fmt::format("{}, and the run has no saved state to go on from{}", lost.message(),
@@ -253,12 +240,10 @@ class RankRun {
                                                      : "; it saves one every save.every steps"));
     RunBegin found{.text = {}, .facts = facts_, .weights = {}, .state = {}};
     if (step > 0) {
-      found.facts = (*state)->facts;
-      found.state = std::move(**state);
+      found.facts = state->facts;
+      found.state = std::move(*state);
     } else {
-      auto begun = begin_run(config_, rank_->options(), Outputs::kOfThisRun);
-      if (!begun) return fail(std::move(begun).error());
-      found = std::move(*begun);
+      found = WSYNC_TRY(begin_run(config_, rank_->options(), Outputs::kOfThisRun));
     }
     if (rank_->place().rank == 0)
       log_warning("goes on from {}: {}",
@@ -287,17 +272,15 @@ class RankRun {
                                          state.error().code() == ErrorCode::kNotFound ||
                                          state.error().code() == ErrorCode::kDigestMismatch);
       if (!state && !is_damaged) return fail(std::move(state).error());
-      const auto read = share({.save_failed = is_damaged}, kSaveDeadline);
-      if (!read) return fail(read.error());
-      if (!any(*read, &Flags::save_failed)) return std::optional(std::move(*state));
+      const auto read = WSYNC_TRY(share({.save_failed = is_damaged}, kSaveDeadline));
+      if (!any(read, &Flags::save_failed)) return std::optional(std::move(*state));
       if (rank_->place().rank == 0)
         put_aside(path, state ? "another rank" : state.error().message());
-      const auto next = share({.saved = newest_saved(config_, first_)});
-      if (!next) return fail(next.error());
-      if (next->front().saved >= step)
+      const auto next = WSYNC_TRY(share({.saved = newest_saved(config_, first_)}));
+      if (next.front().saved >= step)
         return fail(ErrorCode::kPeerLost,
                     fmt::format("{} cannot be read, nor put aside; remove it and resume", path));
-      step = next->front().saved;
+      step = next.front().saved;
     }
     return std::optional<training::RunState>();
   }
@@ -313,26 +296,25 @@ class RankRun {
     const bool publishes =
         config_.publish && (generates_ || (step >= first_ && publishes_after(step)));
     const bool saves = step >= first_ && saves_after(config_, step);
-    const auto flags =
+    const auto flags = WSYNC_TRY(
         share({.publish_again = static_cast<std::uint8_t>(leads && publishes && publisher_ &&
                                                           publisher_->must_publish_again(step)),
                .save_again = leads && saves && saved < step,
                .saved = saved,
                .published = publishes_above_,
-               .given = bytes});
-    if (!flags) return fail(flags.error());
-    take_stop(*flags);
-    for (const Flags& one : *flags) publishes_above_ = std::max(publishes_above_, one.published);
-    saved_ = std::max(first_ - 1, flags->front().saved);
+               .given = bytes}));
+    take_stop(flags);
+    for (const Flags& one : flags) publishes_above_ = std::max(publishes_above_, one.published);
+    saved_ = std::max(first_ - 1, flags.front().saved);
     if (leads && saved >= first_ && saved == step) tell_saved();
     std::uint64_t given = 0;
-    for (const Flags& one : *flags) given += one.given;
+    for (const Flags& one : flags) given += one.given;
     recovered["bytes"] = given;
     tell(recovered);
     is_new_ = false;
     begin_.reset();
-    if (flags->front().save_again != 0) WSYNC_TRY(save());
-    if (flags->front().publish_again != 0 && publisher_) {
+    if (flags.front().save_again != 0) WSYNC_TRY(save());
+    if (flags.front().publish_again != 0 && publisher_) {
       publish(step);
       if (generates_) WSYNC_TRY(publisher_->wait_served(config_.rollout->patience));
     }
@@ -412,15 +394,13 @@ class RankRun {
   // The last one of a run must succeed; without another the run goes on.
   [[nodiscard]] Result<> save() {
     const bool is_last = stopped_ || facts_.step == config_.steps;
-    auto state = training::gather_state(*rank_, facts_, &group_);
-    if (!state) return fail(std::move(state).error());
+    auto state = WSYNC_TRY(training::gather_state(*rank_, facts_, &group_));
     const std::string path = training::state_directory(config_.save.directory, facts_.step);
-    const Result<> done = *state ? training::save_state(path, **state) : Result<>();
+    const Result<> done = state ? training::save_state(path, *state) : Result<>();
     // Rank 0 that fails breaks the group with its reason: it is what every rank fails with.
     if (!done && is_last) return done;
-    const auto flags = share({.save_failed = !done}, kSaveDeadline);
-    if (!flags) return fail(flags.error());
-    if (flags->front().save_failed != 0) {
+    const auto flags = WSYNC_TRY(share({.save_failed = !done}, kSaveDeadline));
+    if (flags.front().save_failed != 0) {
       if (!done)
         tell({{"event", "save_failed"}, {"step", facts_.step}, {"reason", done.error().message()}});
       return {};
@@ -464,15 +444,13 @@ class RankRun {
 
 Result<> run_rank(const RankStart& start) {
   stop_after_step();
-  const auto point = fail_point_of(start.config.parallel.pp * start.config.parallel.dp);
-  if (!point) return fail(point.error());
-  if (*point && (*point)->rank == start.rank && start.generation == 0)
-    arm_fail_point((*point)->name, (*point)->hits);
-  auto membership = Membership::join(start);
-  if (!membership) return fail(std::move(membership).error());
-  RankRun run(start, **membership);
+  const auto point = WSYNC_TRY(fail_point_of(start.config.parallel.pp * start.config.parallel.dp));
+  if (point && point->rank == start.rank && start.generation == 0)
+    arm_fail_point(point->name, point->hits);
+  auto membership = WSYNC_TRY(Membership::join(start));
+  RankRun run(start, *membership);
   Result<> done = run.run();
-  if (!done) (*membership)->group().abort(done.error());
+  if (!done) membership->group().abort(done.error());
   return done;
 }
 

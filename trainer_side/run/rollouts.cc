@@ -77,14 +77,11 @@ Result<std::unique_ptr<StepRollouts>> StepRollouts::create(const config::TrainCo
                                                            collective::ProcessGroup& group,
                                                            TrainEvents on_event,
                                                            std::function<bool()> is_stopping) {
-  const auto task = task_of(config);
-  if (!task) return fail(task.error());
+  const auto task = WSYNC_TRY(task_of(config));
   std::unique_ptr<StepRollouts> rollouts(
-      new StepRollouts(config, rank, group, std::move(on_event), std::move(is_stopping), *task));
+      new StepRollouts(config, rank, group, std::move(on_event), std::move(is_stopping), task));
   if (rank.place().rank == 0) {
-    auto pool = rollout::RolloutPool::create(pool_options(config, *task), *task);
-    if (!pool) return fail(std::move(pool).error());
-    rollouts->pool_ = std::move(*pool);
+    rollouts->pool_ = WSYNC_TRY(rollout::RolloutPool::create(pool_options(config, task), task));
   }
   return rollouts;
 }
@@ -92,29 +89,23 @@ Result<std::unique_ptr<StepRollouts>> StepRollouts::create(const config::TrainCo
 Result<std::optional<std::vector<MicroBatch>>> StepRollouts::batches(std::uint64_t step,
                                                                      std::uint32_t least_epoch) {
   if (!generates(step)) {
-    auto given = right_answers(step);
-    if (!given) return fail(std::move(given).error());
-    return own(std::move(*given));
+    auto given = WSYNC_TRY(right_answers(step));
+    return own(std::move(given));
   }
   // Only rank 0 knows it, and each rank has to do the same next.
   bool is_there = newest_ && newest_->step == step;
-  const auto told = share({std::byte{is_there}});
-  if (!told) return fail(told.error());
-  if (told->front() == std::byte{0}) {
-    auto weights = training::gather_weights(rank_, &group_);
-    if (!weights) return fail(std::move(weights).error());
-    if (*weights) {
-      const auto made = generate(step, least_epoch, std::move(**weights));
-      if (!made) return fail(made.error());
-      is_there = *made;
+  const auto told = WSYNC_TRY(share({std::byte{is_there}}));
+  if (told.front() == std::byte{0}) {
+    auto weights = WSYNC_TRY(training::gather_weights(rank_, &group_));
+    if (weights) {
+      const auto made = WSYNC_TRY(generate(step, least_epoch, std::move(*weights)));
+      is_there = made;
     }
   }
-  const auto shared = share(is_there ? newest_->batches : Bytes());
-  if (!shared) return fail(shared.error());
-  if (shared->empty()) return std::optional<std::vector<MicroBatch>>();
-  auto all = rollout::decode_batches(*shared, shape_);
-  if (!all) return fail(std::move(all).error());
-  return own(std::move(*all));
+  const auto shared = WSYNC_TRY(share(is_there ? newest_->batches : Bytes()));
+  if (shared.empty()) return std::optional<std::vector<MicroBatch>>();
+  auto all = WSYNC_TRY(rollout::decode_batches(shared, shape_));
+  return own(std::move(all));
 }
 
 std::vector<MicroBatch> StepRollouts::own(std::vector<MicroBatch> all) const {
@@ -169,16 +160,14 @@ Result<bool> StepRollouts::generate(std::uint64_t step, std::uint32_t least_epoc
     reference_ = weights;
   }
   const TimePoint from = now();
-  const auto harvest = this->harvest(step, least_epoch);
-  if (!harvest) return fail(harvest.error());
-  if (!*harvest) return false;
+  const auto harvest = WSYNC_TRY(this->harvest(step, least_epoch));
+  if (!harvest) return false;
   const double waited = seconds(now() - from);
-  auto batches = rollout::policy_batches((*harvest)->groups, shape_, loss_);
-  if (!batches) return fail(std::move(batches).error());
-  if (reference_) rollout::refer_to(rank_.options().spec, *reference_, shape_.sequence, *batches);
-  newest_ = Newest{.step = step, .batches = rollout::encode_batches(*batches)};
+  auto batches = WSYNC_TRY(rollout::policy_batches(harvest->groups, shape_, loss_));
+  if (reference_) rollout::refer_to(rank_.options().spec, *reference_, shape_.sequence, batches);
+  newest_ = Newest{.step = step, .batches = rollout::encode_batches(batches)};
   published_.keep(step - 1, std::move(weights));
-  tell(step, **harvest, published_.compare((*harvest)->groups, *batches), waited);
+  tell(step, *harvest, published_.compare(harvest->groups, batches), waited);
   return true;
 }
 

@@ -80,16 +80,12 @@ OperationCosts lane_costs_to_look_at() {
 Result<> draw_slots(const ScheduleArguments& arguments, const ScheduleOptions& options,
                     const Schedule& planned) {
   if (arguments.svg.empty() && arguments.trace.empty()) return {};
-  const Result<Program> program = schedule::lower(planned, {.offload = arguments.offload});
-  if (!program) return fail(program.error());
-  const Result<OperationCosts> costs = slot_costs(options);
-  if (!costs) return fail(costs.error());
-  const Result<Simulation> grid = schedule::simulate(*program, *costs);
-  if (!grid) return fail(grid.error());
-  const Result<Simulation> lanes = schedule::simulate(*program, lane_costs_to_look_at());
-  if (!lanes) return fail(lanes.error());
-  return write_pictures(arguments, options, *program, *grid, *lanes,
-                        fmt::format("{:g} slots; below, lanes with made-up costs", grid->makespan),
+  const auto program = WSYNC_TRY(schedule::lower(planned, {.offload = arguments.offload}));
+  const auto costs = WSYNC_TRY(slot_costs(options));
+  const auto grid = WSYNC_TRY(schedule::simulate(program, costs));
+  const auto lanes = WSYNC_TRY(schedule::simulate(program, lane_costs_to_look_at()));
+  return write_pictures(arguments, options, program, grid, lanes,
+                        fmt::format("{:g} slots; below, lanes with made-up costs", grid.makespan),
                         "slots");
 }
 
@@ -109,19 +105,16 @@ nlohmann::json actions_json(const Schedule& planned) {
 }
 
 Result<Outcome> show(const ShowArguments& arguments) {
-  const Result<ScheduleOptions> options = to_options(arguments.schedule, false);
-  if (!options) return fail(options.error());
-  const Result<Schedule> planned = schedule::make_schedule(*options);
-  if (!planned) return fail(planned.error());
-  const auto slots = schedule::unit_slots(*planned);
-  if (!slots) return fail(slots.error());
-  WSYNC_TRY(draw_slots(arguments.schedule, *options, *planned));
-  const std::vector<std::vector<std::string>> grid = grid_of(*planned, *slots);
+  const auto options = WSYNC_TRY(to_options(arguments.schedule, false));
+  const auto planned = WSYNC_TRY(schedule::make_schedule(options));
+  const auto slots = WSYNC_TRY(schedule::unit_slots(planned));
+  WSYNC_TRY(draw_slots(arguments.schedule, options, planned));
+  const std::vector<std::vector<std::string>> grid = grid_of(planned, slots);
   Outcome outcome;
-  outcome.text = arguments.format == "grid" ? grid_text(grid) : schedule::write_actions(*planned);
-  outcome.result = describe(*options);
+  outcome.text = arguments.format == "grid" ? grid_text(grid) : schedule::write_actions(planned);
+  outcome.result = describe(options);
   outcome.result["slots"] = grid.size();
-  outcome.result["actions"] = actions_json(*planned);
+  outcome.result["actions"] = actions_json(planned);
   nlohmann::json rows = nlohmann::json::array();
   for (const std::vector<std::string>& row : grid) {
     nlohmann::json cells = nlohmann::json::array();
@@ -171,9 +164,8 @@ Result<std::string> read_text(const std::string& path) {
 }
 
 Result<Outcome> check(const std::string& path) {
-  const Result<std::string> text = read_text(path);
-  if (!text) return fail(text.error());
-  const Result<Schedule> read = schedule::read_actions(*text);
+  const auto text = WSYNC_TRY(read_text(path));
+  const Result<Schedule> read = schedule::read_actions(text);
   if (!read) return fail(read.error().with_context(path));
   Outcome outcome;
   nlohmann::json violations = nlohmann::json::array();
@@ -222,11 +214,9 @@ struct Simulated {
 };
 Result<Simulated> run_simulation(const Schedule& planned, const OperationCosts& costs,
                                  bool offload) {
-  Result<Program> program = schedule::lower(planned, {.offload = offload});
-  if (!program) return fail(program.error());
-  Result<Simulation> simulation = schedule::simulate(*program, costs);
-  if (!simulation) return fail(simulation.error());
-  return Simulated{std::move(*program), std::move(*simulation)};
+  auto program = WSYNC_TRY(schedule::lower(planned, {.offload = offload}));
+  auto simulation = WSYNC_TRY(schedule::simulate(program, costs));
+  return Simulated{std::move(program), std::move(simulation)};
 }
 
 template <class Value>
@@ -278,30 +268,23 @@ std::string simulation_text(const ScheduleOptions& options, const Simulation& si
 }
 
 Result<Outcome> simulate(const SimulateArguments& arguments) {
-  const Result<ScheduleOptions> options = to_options(arguments.schedule, arguments.costs.by_lane());
-  if (!options) return fail(options.error());
-  const Result<Schedule> planned = schedule::make_schedule(*options);
-  if (!planned) return fail(planned.error());
-  const bool splits = options->delay_wgrad || options->order == Order::kZeroBubbleH1;
-  const Result<OperationCosts> costs = to_costs(arguments.costs, splits);
-  if (!costs) return fail(costs.error());
-  const Result<Simulated> run = run_simulation(*planned, *costs, arguments.schedule.offload);
-  if (!run) return fail(run.error());
-  const Simulation& simulation = run->simulation;
+  const auto options = WSYNC_TRY(to_options(arguments.schedule, arguments.costs.by_lane()));
+  const auto planned = WSYNC_TRY(schedule::make_schedule(options));
+  const bool splits = options.delay_wgrad || options.order == Order::kZeroBubbleH1;
+  const auto costs = WSYNC_TRY(to_costs(arguments.costs, splits));
+  const auto run = WSYNC_TRY(run_simulation(planned, costs, arguments.schedule.offload));
+  const Simulation& simulation = run.simulation;
   std::optional<Simulated> offloaded;
-  if (can_offload(*options)) {
-    Result<Simulated> with = run_simulation(*planned, *costs, true);
-    if (!with) return fail(with.error());
-    offloaded = std::move(*with);
+  if (can_offload(options)) {
+    offloaded = WSYNC_TRY(run_simulation(planned, costs, true));
   }
-  WSYNC_TRY(write_pictures(arguments.schedule, *options, run->program, simulation, simulation,
+  WSYNC_TRY(write_pictures(arguments.schedule, options, run.program, simulation, simulation,
                            fmt::format("{:g} units of cost in all; {:g} without any bubble",
                                        simulation.makespan, simulation.ideal),
                            "units of cost"));
   Outcome outcome;
-  outcome.text =
-      simulation_text(*options, simulation, offloaded ? &offloaded->simulation : nullptr);
-  outcome.result = describe(*options);
+  outcome.text = simulation_text(options, simulation, offloaded ? &offloaded->simulation : nullptr);
+  outcome.result = describe(options);
   outcome.result.update(
       {{"offload", arguments.schedule.offload},
        {"makespan", simulation.makespan},
@@ -368,14 +351,13 @@ Result<ComparedOrder> compare_one(std::string name, ScheduleOptions options,
       options.shape.vpp == 1 ? as_one_stage(chunk_costs, chunks) : chunk_costs;
   const Result<Schedule> planned = schedule::make_schedule(options);
   if (!planned) return fail(planned.error().with_context(name));
-  const Result<Simulated> run = run_simulation(*planned, costs, false);
-  if (!run) return fail(run.error());
+  const auto run = WSYNC_TRY(run_simulation(*planned, costs, false));
   ComparedOrder row{.name = std::move(name),
                     .source = "simulated",
-                    .bubble = run->simulation.makespan - run->simulation.ideal,
-                    .ideal = run->simulation.ideal,
-                    .exposed = run->simulation.exposed()};
-  for (const schedule::RankReport& rank : run->simulation.ranks)
+                    .bubble = run.simulation.makespan - run.simulation.ideal,
+                    .ideal = run.simulation.ideal,
+                    .exposed = run.simulation.exposed()};
+  for (const schedule::RankReport& rank : run.simulation.ranks)
     row.activations = std::max(row.activations, rank.peak_activations);
   row.activations *= chunks / options.shape.vpp;
   return row;
@@ -401,26 +383,23 @@ struct CompareArguments {
 };
 
 Result<Outcome> compare(const CompareArguments& arguments) {
-  const Result<ScheduleOptions> wanted = to_options(arguments.schedule, true);
-  if (!wanted) return fail(wanted.error());
-  const Result<OperationCosts> costs = to_costs(arguments.costs, true);
-  if (!costs) return fail(costs.error());
-  const schedule::Shape shape = wanted->shape;
+  const auto wanted = WSYNC_TRY(to_options(arguments.schedule, true));
+  const auto costs = WSYNC_TRY(to_costs(arguments.costs, true));
+  const schedule::Shape shape = wanted.shape;
   const schedule::Shape one_chunk{shape.pp, 1, shape.microbatches};
   const std::vector<std::pair<std::string, ScheduleOptions>> orders{
       {"interleaved with overlap",
-       {.shape = shape, .group = wanted->group, .overlap = true, .delay_wgrad = true}},
-      {"interleaved", {.shape = shape, .group = wanted->group}},
+       {.shape = shape, .group = wanted.group, .overlap = true, .delay_wgrad = true}},
+      {"interleaved", {.shape = shape, .group = wanted.group}},
       {"1f1b", {.order = Order::kOneForwardOneBackward, .shape = one_chunk}},
       {"zb-h1", {.order = Order::kZeroBubbleH1, .shape = one_chunk}},
       {"gpipe", {.order = Order::kGPipe, .shape = one_chunk}}};
   std::vector<ComparedOrder> rows;
   for (const auto& [name, options] : orders) {
-    Result<ComparedOrder> row = compare_one(name, options, *costs, shape.vpp);
-    if (!row) return fail(row.error());
-    rows.push_back(std::move(*row));
+    auto row = WSYNC_TRY(compare_one(name, options, costs, shape.vpp));
+    rows.push_back(std::move(row));
   }
-  if (shape.pp % 2 == 0) rows.push_back(dual_pipe(shape, *costs));
+  if (shape.pp % 2 == 0) rows.push_back(dual_pipe(shape, costs));
   Outcome outcome;
   outcome.text =
       fmt::format("{:<24}  {:>9}  {:>9}  {:>8}  {:>11}  {:>10}  {:>9}  {}\n", "order", "step",

@@ -182,21 +182,19 @@ Digest problems_of(const config::RolloutConfig& config) {
 }  // namespace
 
 Result<training::TrainingOptions> training_options(const config::TrainConfig& config) {
-  const auto spec = spec_of(config);
-  if (!spec) return fail(spec.error());
-  if (spec->vocabulary < config::kByteValues)
+  const auto spec = WSYNC_TRY(spec_of(config));
+  if (spec.vocabulary < config::kByteValues)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("{}: the model has a vocabulary of {} tokens; bytes need {}",
-                            spec_file(config), spec->vocabulary, config::kByteValues));
-  const auto order = schedule::order_of(config.schedule.order);
-  if (!order) return fail(order.error());
+                            spec_file(config), spec.vocabulary, config::kByteValues));
+  const auto order = WSYNC_TRY(schedule::order_of(config.schedule.order));
   training::TrainingOptions options{
-      .spec = *spec,
+      .spec = spec,
       .sizes = {.pp = config.parallel.pp,
                 .vpp = config.parallel.vpp,
                 .ep = config.parallel.ep,
                 .dp = config.parallel.dp},
-      .schedule = {.order = *order,
+      .schedule = {.order = order,
                    .shape = {.pp = config.parallel.pp,
                              .vpp = config.parallel.vpp,
                              .microbatches = config.schedule.microbatches},
@@ -224,12 +222,11 @@ Result<training::TrainingOptions> training_options(const config::TrainConfig& co
                          config.model.checkpoint, config.model.seed, config.data.seed,
                          config.publish ? config.publish->every : 0, config.trace_file,
                          config.picture, rollout_text(config))};
-  if (const auto fits = training::check_parallel(options.sizes, *spec); !fits) {
+  if (const auto fits = training::check_parallel(options.sizes, spec); !fits) {
     const bool by_file = !spec_directory(config).empty();
     return fail(by_file ? fits.error().with_context(spec_file(config)) : fits.error());
   }
-  const auto planned = training::plan_training(options);
-  if (!planned) return fail(planned.error());
+  WSYNC_TRY(training::plan_training(options));
   return options;
 }
 
@@ -237,9 +234,7 @@ Result<RunBegin> begin_run(const config::TrainConfig& config,
                            const training::TrainingOptions& options, Outputs outputs) {
   std::optional<training::Corpus> text;
   if (!config.rollout) {
-    auto opened = training::Corpus::open(config.data.files, config.data.sequence);
-    if (!opened) return fail(std::move(opened).error());
-    text = std::move(*opened);
+    text = WSYNC_TRY(training::Corpus::open(config.data.files, config.data.sequence));
   } else if (const auto task = task_of(config); !task) {
     return fail(task.error());
   } else if (options.spec.vocabulary != config::kByteValues) {
@@ -259,16 +254,14 @@ Result<RunBegin> begin_run(const config::TrainConfig& config,
       .sequence = config.data.sequence};
   RunBegin begin{.text = std::move(text), .facts = facts, .weights = {}, .state = {}};
   if (!config.resume.empty()) {
-    auto state = training::load_state(config.resume);
-    if (!state) return fail(std::move(state).error());
-    WSYNC_TRY(check_resumed_model(config, state->spec));
-    WSYNC_TRY(check_resumed(config, facts, state->facts));
-    begin.facts = state->facts;
-    begin.state = std::move(*state);
+    auto state = WSYNC_TRY(training::load_state(config.resume));
+    WSYNC_TRY(check_resumed_model(config, state.spec));
+    WSYNC_TRY(check_resumed(config, facts, state.facts));
+    begin.facts = state.facts;
+    begin.state = std::move(state);
   } else if (!config.model.checkpoint.empty()) {
-    auto model = training::load_model(config.model.checkpoint);
-    if (!model) return fail(std::move(model).error());
-    begin.weights = std::move(model->parameters);
+    auto model = WSYNC_TRY(training::load_model(config.model.checkpoint));
+    begin.weights = std::move(model.parameters);
   }
   if (outputs == Outputs::kNew) WSYNC_TRY(check_outputs(config, begin.facts.step));
   return begin;

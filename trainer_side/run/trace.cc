@@ -79,11 +79,10 @@ Result<> StepTraces::write(collective::ProcessGroup* group) const {
           "replaced)");
     return {};
   }
-  const auto times = gather(group);
-  if (!times) return fail(times.error());
+  const auto times = WSYNC_TRY(gather(group));
   if (rank_.place().rank != 0) return {};
-  if (!config_.trace_file.empty()) WSYNC_TRY(write_trace(*times));
-  return config_.picture.empty() ? Result<>() : write_picture(*times);
+  if (!config_.trace_file.empty()) WSYNC_TRY(write_trace(times));
+  return config_.picture.empty() ? Result<>() : write_picture(times);
 }
 
 Result<> StepTraces::write_trace(const AllTimes& all) const {

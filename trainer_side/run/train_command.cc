@@ -56,10 +56,9 @@ std::vector<std::string> settings_of(const Context& context, const TrainOptions&
 // A file as it is now, under a name that processes started by this one have too: what a rank that
 // replaces another one reads is what the run began with.
 Result<std::string> kept_as_it_is(const std::string& path) {
-  const auto text = config::read_config_file(path);
-  if (!text) return fail(text.error());
+  const auto text = WSYNC_TRY(config::read_config_file(path));
   const int fd = ::memfd_create("train.yaml", 0);  // for as long as this process lives
-  if (fd < 0 || ::write(fd, text->data(), text->size()) != static_cast<ssize_t>(text->size()))
+  if (fd < 0 || ::write(fd, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
     return fail_errno(path + ": cannot be kept in memory", errno);
   return fmt::format("/proc/self/fd/{}", fd);
 }
@@ -129,9 +128,7 @@ Result<Outcome> export_model(const config::TrainConfig& config,
 
 Result<Outcome> run_training(Context& context, TrainOptions options) {
   if (!options.trace.empty()) {
-    auto trace_file = trace_file_setting(options.trace);
-    if (!trace_file) return fail(trace_file.error());
-    options.trace = std::move(*trace_file);
+    options.trace = WSYNC_TRY(trace_file_setting(options.trace));
   }
   const config::Sources sources{.file = options.file,
                                 .environment = config::process_environment(),
@@ -148,13 +145,10 @@ Result<Outcome> run_training(Context& context, TrainOptions options) {
       config->log);
   if (options.rank) return run_as_rank(options, *config);
   // What is wrong is said before any rank is started, and once.
-  const auto planned = training_options(*config);
-  if (!planned) return fail(planned.error());
+  const auto planned = WSYNC_TRY(training_options(*config));
   {
-    auto begin = begin_run(*config, *planned);
-    if (!begin) return fail(begin.error());
-    if (!options.export_to.empty())
-      return export_model(*config, *planned, *begin, options.export_to);
+    auto begin = WSYNC_TRY(begin_run(*config, planned));
+    if (!options.export_to.empty()) return export_model(*config, planned, begin, options.export_to);
   }
   if (options.sequential && config->rollout)
     return fail(ErrorCode::kInvalidInput,
@@ -170,11 +164,10 @@ Result<Outcome> run_training(Context& context, TrainOptions options) {
     return fail(ErrorCode::kInvalidInput,
                 "ranks.rendezvous is given, so ranks are started one by one: start each with "
                 "--rank, or leave it empty to have all of them on this host");
-  const auto point = fail_point_of(config->parallel.pp * config->parallel.dp);
-  if (!point) return fail(point.error());
-  const auto file = options.file.empty() ? Result<std::string>("") : kept_as_it_is(options.file);
-  if (!file) return fail(file.error());
-  return launch_training(*config, rank_arguments(*file, sources.set, *config), options.events);
+  WSYNC_TRY(fail_point_of(config->parallel.pp * config->parallel.dp));
+  const auto file =
+      WSYNC_TRY(options.file.empty() ? Result<std::string>("") : kept_as_it_is(options.file));
+  return launch_training(*config, rank_arguments(file, sources.set, *config), options.events);
 }
 
 }  // namespace

@@ -22,9 +22,8 @@ class ActionReader {
     std::vector<Action> actions;
     for (skip_spaces(); at_ < line_.size(); skip_spaces()) {
       if (!actions.empty() && !take(',')) return wrong("expected ',' or the end of the line");
-      Result<Action> action = read_action();
-      if (!action) return fail(action.error());
-      actions.push_back(*action);
+      auto action = WSYNC_TRY(read_action());
+      actions.push_back(action);
     }
     return actions;
   }
@@ -185,9 +184,8 @@ Result<Schedule> read_actions(std::string_view text) {
     if (rank >= limits::kPipelineRankCount)
       return fail(ErrorCode::kInvalidInput, fmt::format("actions, line {}: more than {} ranks",
                                                         number, limits::kPipelineRankCount));
-    Result<std::vector<Action>> actions = ActionReader(line, number).read(rank);
-    if (!actions) return fail(actions.error());
-    schedule.ranks.push_back(std::move(*actions));
+    auto actions = WSYNC_TRY(ActionReader(line, number).read(rank));
+    schedule.ranks.push_back(std::move(actions));
   }
   if (schedule.ranks.empty())
     return fail(ErrorCode::kInvalidInput, "actions: no line; expected 'PP0: 0F0,...' first");

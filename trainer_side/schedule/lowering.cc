@@ -459,8 +459,7 @@ bool is_receive(OperationKind kind) noexcept {
 }
 
 Result<Program> lower(const Schedule& schedule, const LoweringOptions& options) {
-  const auto slots = unit_slots(schedule);
-  if (!slots) return fail(slots.error());
+  const auto slots = WSYNC_TRY(unit_slots(schedule));
   if (options.layers == 0)
     return fail(ErrorCode::kInvalidInput, "a stage has 0 layers; expected 1 or more");
   if (options.offload) {
@@ -471,11 +470,11 @@ Result<Program> lower(const Schedule& schedule, const LoweringOptions& options) 
                               "or take an order other than zb-h1",
                               to_string(*cell)));
   }
-  const std::vector<std::vector<Message>> messages = messages_of(schedule, *slots);
+  const std::vector<std::vector<Message>> messages = messages_of(schedule, slots);
   Program program{.shape = schedule.shape, .layers = options.layers, .ranks = {}};
   for (std::uint32_t rank = 0; rank < schedule.shape.pp; ++rank)
     program.ranks.push_back(
-        RankLowering(schedule, options, rank).lower(messages[rank], (*slots)[rank]));
+        RankLowering(schedule, options, rank).lower(messages[rank], slots[rank]));
   return program;
 }
 

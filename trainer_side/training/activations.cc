@@ -40,9 +40,8 @@ std::size_t SlotPool::most_used() const {
 
 Result<> Activations::begin() {
   WSYNC_CHECK(!device_ && !host_, "a cell's activations begin once");
-  auto slot = device_pool_.take();
-  if (!slot) return fail(std::move(slot).error());
-  device_ = *slot;
+  auto slot = WSYNC_TRY(device_pool_.take());
+  device_ = slot;
   used_ = 0;
   return {};
 }
@@ -63,9 +62,8 @@ std::span<float> Activations::values(std::size_t offset, std::size_t count) {
 
 Result<> Activations::offload() {
   WSYNC_CHECK(device_ && host_pool_ != nullptr, "what is on the device can be offloaded");
-  auto slot = host_pool_->take();
-  if (!slot) return fail(std::move(slot).error());
-  host_ = *slot;
+  auto slot = WSYNC_TRY(host_pool_->take());
+  host_ = slot;
   std::memcpy(host_->data(), device_->data(), used_bytes());
   device_pool_.give_back(*std::exchange(device_, std::nullopt));
   return {};
@@ -73,9 +71,8 @@ Result<> Activations::offload() {
 
 Result<> Activations::onload() {
   WSYNC_CHECK(host_.has_value(), "what has been offloaded comes back");
-  auto slot = device_pool_.take();
-  if (!slot) return fail(std::move(slot).error());
-  device_ = *slot;
+  auto slot = WSYNC_TRY(device_pool_.take());
+  device_ = slot;
   std::memcpy(device_->data(), host_->data(), used_bytes());
   host_pool_->give_back(*std::exchange(host_, std::nullopt));
   return {};

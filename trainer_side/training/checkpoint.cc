@@ -89,17 +89,15 @@ void export_bfloat16(std::span<const float> values, std::uint64_t offset,
 }
 
 Result<LoadedModel> load_model(const std::string& path) {
-  const Result<CheckpointDirectory> directory = CheckpointDirectory::open(path);
-  if (!directory) return fail(directory.error());
-  const Result<moe::ModelSpec> spec = moe::load_spec(path);
-  if (!spec) return fail(spec.error());
-  const std::vector<moe::Parameter> all = moe::all_parameters(*spec);
+  const auto directory = WSYNC_TRY(CheckpointDirectory::open(path));
+  const auto spec = WSYNC_TRY(moe::load_spec(path));
+  const std::vector<moe::Parameter> all = moe::all_parameters(spec);
   // Before there is memory for them: config.json may say anything.
-  WSYNC_TRY(check_tensors(*directory, all, path));
-  LoadedModel model{.spec = *spec, .parameters = ParameterSet(all)};
-  for (std::size_t i = 0; i < directory->manifest().size(); ++i)
+  WSYNC_TRY(check_tensors(directory, all, path));
+  LoadedModel model{.spec = spec, .parameters = ParameterSet(all)};
+  for (std::size_t i = 0; i < directory.manifest().size(); ++i)
     WSYNC_TRY(
-        read_values(*directory, i, model.parameters.values(directory->manifest().tensor(i).name)));
+        read_values(directory, i, model.parameters.values(directory.manifest().tensor(i).name)));
   return model;
 }
 
@@ -109,11 +107,10 @@ Result<> save_model(const std::string& path, const moe::ModelSpec& spec,
   std::vector<TensorInfo> tensors;
   for (const moe::Parameter& parameter : parameters.parameters())
     tensors.push_back(info_of(parameter, as));
-  const Result<Manifest> manifest = Manifest::create(std::move(tensors));
-  if (!manifest) return fail(manifest.error());
+  const auto manifest = WSYNC_TRY(Manifest::create(std::move(tensors)));
   const auto source = [&](std::size_t i, std::uint64_t offset,
                           std::span<std::byte> out) -> Result<> {
-    const std::span<const float> values = parameters.values(manifest->tensor(i).name);
+    const std::span<const float> values = parameters.values(manifest.tensor(i).name);
     if (as == SavedAs::kFloat32) {
       std::memcpy(out.data(), std::as_bytes(values).data() + offset, out.size());
       return {};
@@ -121,7 +118,7 @@ Result<> save_model(const std::string& path, const moe::ModelSpec& spec,
     export_bfloat16(values, offset, out);
     return {};
   };
-  return write_checkpoint_directory(path, *manifest, source,
+  return write_checkpoint_directory(path, manifest, source,
                                     {.other_files = {{"config.json", moe::write_config(spec)}},
                                      .write_more = std::move(write_more)});
 }

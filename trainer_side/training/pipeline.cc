@@ -356,10 +356,10 @@ Result<Pipeline::Step> Pipeline::run_step(const std::vector<MicroBatch>& batches
   const schedule::RankProgram& program = options_.program->ranks[options_.place.pipeline];
   check_batches(batches);
   Work work(*this, batches, scale, gradients, on_backward);
-  auto times = run_lanes(program, {.work = [&](const Operation& one) { return work.run(one); },
-                                   .on_failure = [this](const Error& why) { abort(why); }});
-  if (!times) return fail(std::move(times).error());
-  return Step{.loss = work.loss(), .times = std::move(*times)};
+  auto times =
+      WSYNC_TRY(run_lanes(program, {.work = [&](const Operation& one) { return work.run(one); },
+                                    .on_failure = [this](const Error& why) { abort(why); }}));
+  return Step{.loss = work.loss(), .times = std::move(times)};
 }
 
 }  // namespace wsync::training

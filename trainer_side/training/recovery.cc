@@ -146,15 +146,14 @@ std::vector<std::uint32_t> team_of(const ParallelSizes& sizes, const Place& plac
 
 Result<Resume> decide(const ParallelSizes& sizes, const std::vector<RankState>& ranks) {
   WSYNC_CHECK(ranks.size() == sizes.ranks(), "a state for each rank");
-  const auto passed = last_passed(ranks);
-  if (!passed) return fail(passed.error());
-  Resume resume{.step = *passed + 1, .commits = {}, .transfers = {}, .replaced = {}};
+  const auto passed = WSYNC_TRY(last_passed(ranks));
+  Resume resume{.step = passed + 1, .commits = {}, .transfers = {}, .replaced = {}};
   Needs needs(sizes, ranks, resume);
   for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
     const RankState& state = ranks[rank];
     if (is_empty(state))
       resume.replaced.push_back(rank);
-    else if (passed_by(state.tag) != *passed)
+    else if (passed_by(state.tag) != passed)
       resume.commits.push_back(rank);
     else if (state.tag.phase != Phase::kUpdate || planted("torn_weights_kept"))
       continue;  // all it has is of that step

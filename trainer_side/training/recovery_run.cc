@@ -65,9 +65,8 @@ struct Cargo {
   [[nodiscard]] Result<Digest> content() const {
     ContentDigester digester(manifest);
     for (std::uint32_t i = 0; i < tensors.size(); ++i) WSYNC_TRY(digester.add(i, 0, tensors[i]));
-    const auto digests = digester.finish();
-    if (!digests) return fail(digests.error());
-    return digests->root;
+    const auto digests = WSYNC_TRY(digester.finish());
+    return digests.root;
   }
   [[nodiscard]] std::span<std::byte> bytes_of(const Piece& piece) const {
     return tensors[piece.tensor].subspan(piece.tensor_offset, piece.bytes);
@@ -98,11 +97,9 @@ Result<Cargo> cargo_of(TrainingRank& rank, const std::vector<Transfer>& transfer
     add(prefix + "mean", held->mean);
     add(prefix + "variance", held->variance);
   }
-  auto manifest = Manifest::create(std::move(infos));
-  if (!manifest) return fail(std::move(manifest).error());
-  auto plan = BucketPlan::create(*manifest, bucket_bytes);
-  if (!plan) return fail(std::move(plan).error());
-  Cargo cargo{.manifest = std::move(*manifest), .plan = std::move(*plan), .tensors = {}};
+  auto manifest = WSYNC_TRY(Manifest::create(std::move(infos)));
+  auto plan = WSYNC_TRY(BucketPlan::create(manifest, bucket_bytes));
+  Cargo cargo{.manifest = std::move(manifest), .plan = std::move(plan), .tensors = {}};
   cargo.tensors.resize(named.size());
   for (const auto& [name, values] : named)
     cargo.tensors[*cargo.manifest.find(name)] = std::as_writable_bytes(values);
@@ -132,10 +129,8 @@ class Swap {
     const std::size_t rounds = std::max(out_.plan.bucket_count(), in_.plan.bucket_count());
     for (std::size_t bucket = 0; bucket < rounds; ++bucket) WSYNC_TRY(swap_bucket(bucket));
     if (in_.tensors.empty()) return {};
-    const auto content = in_.content();
-    if (!content) return fail(content.error());
-    if (*content != theirs_.content)
-      return mismatch("all that was given", *content, theirs_.content);
+    const auto content = WSYNC_TRY(in_.content());
+    if (content != theirs_.content) return mismatch("all that was given", content, theirs_.content);
     return {};
   }
 
@@ -158,9 +153,8 @@ class Swap {
     std::vector<std::span<const std::byte>> send;
     std::vector<std::span<std::byte>> receive;
     if (!out_.tensors.empty()) {
-      const auto content = out_.content();
-      if (!content) return fail(content.error());
-      ours = {.layout = out_.manifest.layout_digest(), .content = *content};
+      const auto content = WSYNC_TRY(out_.content());
+      ours = {.layout = out_.manifest.layout_digest(), .content = content};
       send.push_back(std::as_bytes(std::span(&ours, 1)));
     }
     if (!in_.tensors.empty()) receive.push_back(std::as_writable_bytes(std::span(&theirs_, 1)));
@@ -243,13 +237,11 @@ Result<std::uint64_t> give(TrainingRank& rank, collective::ProcessGroup& group,
   };
   for (std::uint32_t by = 1; by < size; ++by) {
     const Swap::Ranks ranks{.own = own, .to = (own + by) % size, .from = (own + size - by) % size};
-    auto out = cargo_of(rank, between(own, ranks.to), bucket_bytes);
-    if (!out) return fail(std::move(out).error());
-    auto in = cargo_of(rank, between(ranks.from, own), bucket_bytes);
-    if (!in) return fail(std::move(in).error());
-    if (out->tensors.empty() && in->tensors.empty()) continue;
-    for (const std::span<std::byte>& tensor : out->tensors) given += tensor.size();
-    WSYNC_TRY(Swap(rank, group, ranks, std::move(*out), std::move(*in)).run());
+    auto out = WSYNC_TRY(cargo_of(rank, between(own, ranks.to), bucket_bytes));
+    auto in = WSYNC_TRY(cargo_of(rank, between(ranks.from, own), bucket_bytes));
+    if (out.tensors.empty() && in.tensors.empty()) continue;
+    for (const std::span<std::byte>& tensor : out.tensors) given += tensor.size();
+    WSYNC_TRY(Swap(rank, group, ranks, std::move(out), std::move(in)).run());
   }
   return given;
 }
@@ -265,14 +257,13 @@ Result<Recovered> carry_out(TrainingRank& rank, collective::ProcessGroup& group,
                               resume.step - 1));
     WSYNC_TRY(rank.update().finish(resume.step - 1, *before));
   }
-  const auto given = give(rank, group, resume.transfers, bucket_bytes);
-  if (!given) return fail(given.error());
+  const auto given = WSYNC_TRY(give(rank, group, resume.transfers, bucket_bytes));
   WSYNC_TRY(rank.update().share_tied_head());
   rank.begin_at(resume.step, before);
   return Recovered{.step = resume.step,
                    .before = before,
                    .replaced = std::move(resume.replaced),
-                   .bytes = *given};
+                   .bytes = given};
 }
 
 }  // namespace

@@ -238,14 +238,12 @@ Result<> save_state(const std::string& path, const RunState& state) {
 Result<RunState> load_state(const std::string& path) {
   const auto optimizer = SafetensorsFile::open(optimizer_path(path));
   if (!optimizer) return fail(optimizer.error().with_context(path + " is nothing to resume from"));
-  const auto facts = read_facts(*optimizer);
-  if (!facts) return fail(facts.error());
-  auto model = load_model(path);
-  if (!model) return fail(std::move(model).error());
-  const std::vector<moe::Parameter> all = moe::all_parameters(model->spec);
-  RunState state{.spec = model->spec,
-                 .facts = *facts,
-                 .weights = std::move(model->parameters),
+  const auto facts = WSYNC_TRY(read_facts(*optimizer));
+  auto model = WSYNC_TRY(load_model(path));
+  const std::vector<moe::Parameter> all = moe::all_parameters(model.spec);
+  RunState state{.spec = model.spec,
+                 .facts = facts,
+                 .weights = std::move(model.parameters),
                  .mean = ParameterSet(all),
                  .variance = ParameterSet(all)};
   WSYNC_TRY(read_optimizer(*optimizer, state));

@@ -102,12 +102,11 @@ Result<schedule::Program> plan_training(const TrainingOptions& options) {
                 fmt::format("schedule: planned for pp {} and vpp {}, the ranks are cut into pp {} "
                             "and vpp {}; give both the same sizes",
                             shape.pp, shape.vpp, options.sizes.pp, options.sizes.vpp));
-  const auto planned = schedule::make_schedule(options.schedule);
-  if (!planned) return fail(planned.error());
-  return schedule::lower(*planned, {.expert_parallel = options.sizes.ep > 1,
-                                    .offload = options.offload,
-                                    .layers = layers_of_stage(options.sizes, options.spec),
-                                    .head = true});
+  const auto planned = WSYNC_TRY(schedule::make_schedule(options.schedule));
+  return schedule::lower(planned, {.expert_parallel = options.sizes.ep > 1,
+                                   .offload = options.offload,
+                                   .layers = layers_of_stage(options.sizes, options.spec),
+                                   .head = true});
 }
 
 TrainingRank::TrainingRank(const TrainingOptions& options, const Place& place,
@@ -151,8 +150,7 @@ TrainingRank::TrainingRank(const TrainingOptions& options, const Place& place,
 Result<std::unique_ptr<TrainingRank>> TrainingRank::create(const TrainingOptions& options,
                                                            collective::ProcessGroup* group,
                                                            Start start) {
-  auto program = plan_training(options);
-  if (!program) return fail(std::move(program).error());
+  auto program = WSYNC_TRY(plan_training(options));
   const std::uint32_t rank = group == nullptr ? 0 : group->rank();
   const std::uint32_t ranks = group == nullptr ? 1 : group->size();
   if (ranks != options.sizes.ranks())
@@ -163,7 +161,7 @@ Result<std::unique_ptr<TrainingRank>> TrainingRank::create(const TrainingOptions
   try {
     return std::unique_ptr<TrainingRank>(
         new TrainingRank(options, place_of(options.sizes, rank),
-                         std::make_shared<const schedule::Program>(std::move(*program)), group));
+                         std::make_shared<const schedule::Program>(std::move(program)), group));
   } catch (const std::exception& error) {  // of the standard library: no memory, or too long
     return fail(ErrorCode::kResourceExhausted,
                 fmt::format("rank {}: no memory for its weights, gradients and activations ({}); "
@@ -198,9 +196,8 @@ Result<TrainingRank::Step> TrainingRank::run_step(std::uint64_t step,
   set_tag({step, Phase::kForward});
   gradients_.clear();
   const std::uint64_t tokens = options_.tokens_of_step();
-  auto run = pipeline_->run_step(batches, 1.0F / static_cast<float>(tokens), gradients_,
-                                 [&] { set_tag({step, Phase::kBackward}); });
-  if (!run) return fail(std::move(run).error());
+  auto run = WSYNC_TRY(pipeline_->run_step(batches, 1.0F / static_cast<float>(tokens), gradients_,
+                                           [&] { set_tag({step, Phase::kBackward}); }));
   measured.computed = now();
   if (before_update)
     if (auto ready = before_update(); !ready) {
@@ -208,11 +205,10 @@ Result<TrainingRank::Step> TrainingRank::run_step(std::uint64_t step,
       if (group_ != nullptr) group_->abort(why);  // the others wait for this rank's gradients
       return fail(why);
     }
-  const auto updated = update_->run(step, run->loss, tokens, gradients_);
-  if (!updated) return fail(updated.error());
+  const auto updated = WSYNC_TRY(update_->run(step, run.loss, tokens, gradients_));
   set_tag({step + 1, Phase::kForward});
-  measured.result = *updated;
-  measured.operations = std::move(run->times);
+  measured.result = updated;
+  measured.operations = std::move(run.times);
   measured.end = now();
   return measured;
 }

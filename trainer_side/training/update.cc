@@ -263,21 +263,20 @@ Result<Error> Update::why_not_finite(std::uint64_t step, double loss) {
 }
 
 Result<StepResult> Update::agree(std::uint64_t step, double loss, std::uint64_t tokens) {
-  const auto sums = gather_sums(step, loss);
-  if (!sums) return fail(sums.error());
-  for (std::size_t rank = 0; rank < sums->size(); ++rank)
-    if ((*sums)[rank][kStep] != sums->front()[kStep])
+  const auto sums = WSYNC_TRY(gather_sums(step, loss));
+  for (std::size_t rank = 0; rank < sums.size(); ++rank)
+    if (sums[rank][kStep] != sums.front()[kStep])
       return fail(ErrorCode::kRefused,
                   fmt::format("rank {} is at step {}, rank 0 at step {}; begin all ranks from the "
                               "same checkpoint",
-                              rank, (*sums)[rank][kStep], sums->front()[kStep]));
+                              rank, sums[rank][kStep], sums.front()[kStep]));
   double total = 0;  // replicas by number; only ranks of the last stage have a loss
   for (std::uint32_t replica = 0; replica < options_.sizes.dp; ++replica)
-    total += (*sums)[options_.sizes.rank_of(options_.sizes.pp - 1, replica)][kLoss];
+    total += sums[options_.sizes.rank_of(options_.sizes.pp - 1, replica)][kLoss];
   std::vector<double> blocks(block_count_);
-  for (std::size_t rank = 0; rank < sums->size(); ++rank)
+  for (std::size_t rank = 0; rank < sums.size(); ++rank)
     for (std::size_t i = 0; i < blocks_of_rank_[rank].size(); ++i)
-      blocks[blocks_of_rank_[rank][i]] = (*sums)[rank][kFirstBlock + i];
+      blocks[blocks_of_rank_[rank][i]] = sums[rank][kFirstBlock + i];
   const StepResult result{.loss = total / static_cast<double>(tokens),
                           .gradient_norm = norm_of(blocks),
                           .learning_rate = learning_rate_of(options_.optimizer, step)};
@@ -296,13 +295,12 @@ Result<StepResult> Update::run(std::uint64_t step, double loss, std::uint64_t to
   progress_.reduced = step;
   if (planted("flip_before_barrier") && options_.on_barrier) options_.on_barrier(step);
   fail_point("before_barrier");
-  const auto result = agree(step, loss, tokens);
-  if (!result) return fail(result.error());
-  pass_barrier(step, *result);
+  const auto result = WSYNC_TRY(agree(step, loss, tokens));
+  pass_barrier(step, result);
   apply();
   WSYNC_TRY(share_weights());
   WSYNC_TRY(share_tied_head());
-  return *result;
+  return result;
 }
 
 Result<> Update::finish(std::uint64_t step, const StepResult& result) {

@@ -388,18 +388,14 @@ CacheShape cache_shape(const ShardOptions& options) {
 Result<std::unique_ptr<ModelShard>> ModelShard::create(const ShardOptions& options,
                                                        const Manifest& manifest) {
   WSYNC_TRY(check_options(options));
-  const Result<ShardSizes> sizes = share_of(options.spec, options.rank, options.world_size);
-  if (!sizes) return fail(sizes.error());
-  Result<ModelTensors> tensors = find_tensors(options.spec, manifest);
-  if (!tensors) return fail(std::move(tensors).error());
-  Result<KeyValueCache> cache = KeyValueCache::create(cache_shape(options));
-  if (!cache) return fail(std::move(cache).error());
-  return std::make_unique<Shard>(options, *sizes, std::move(*tensors), manifest, std::move(*cache));
+  const auto sizes = WSYNC_TRY(share_of(options.spec, options.rank, options.world_size));
+  auto tensors = WSYNC_TRY(find_tensors(options.spec, manifest));
+  auto cache = WSYNC_TRY(KeyValueCache::create(cache_shape(options)));
+  return std::make_unique<Shard>(options, sizes, std::move(tensors), manifest, std::move(cache));
 }
 
 Result<std::uint64_t> block_bytes(const ShardOptions& options) {
-  const Result<ShardSizes> sizes = share_of(options.spec, options.rank, options.world_size);
-  if (!sizes) return fail(sizes.error());
+  WSYNC_TRY(share_of(options.spec, options.rank, options.world_size));
   return cache_shape(options).block_bytes();
 }
 

@@ -46,11 +46,11 @@ Result<std::unique_ptr<CompletionRun>> CompletionRun::start(
     Until until) {
   std::unique_ptr<CompletionRun> run(new CompletionRun(service, until, requests.size()));
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    const auto id = service.submit(requests[i], [mailbox = run->mailbox_, i](Delivery delivery) {
-      mailbox->put(i, std::move(delivery));
-    });
-    if (!id) return fail(id.error());
-    run->ids_.push_back(*id);
+    const auto id =
+        WSYNC_TRY(service.submit(requests[i], [mailbox = run->mailbox_, i](Delivery delivery) {
+          mailbox->put(i, std::move(delivery));
+        }));
+    run->ids_.push_back(id);
     run->ended_.push_back(false);
     ++run->unfinished_;
   }

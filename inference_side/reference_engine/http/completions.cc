@@ -130,12 +130,12 @@ std::string Completions::new_name() {
 
 Result<std::shared_ptr<Completions::Work>> Completions::begin(const Exchange& exchange) {
   const generation::ServiceInfo info = service_.info();
-  auto request = read_completion(exchange.body, info,
-                                 !options_.has_tokenizer && info.vocabulary >= kByteTokens &&
-                                     info.vocabulary <= kByteVocabularyMost);
-  if (!request) return fail(request.error());
+  auto request =
+      WSYNC_TRY(read_completion(exchange.body, info,
+                                !options_.has_tokenizer && info.vocabulary >= kByteTokens &&
+                                    info.vocabulary <= kByteVocabularyMost));
   constexpr const char* kIdHeader = "X-Request-Id";
-  std::string name = std::move(request->id);
+  std::string name = std::move(request.id);
   if (exchange.request.has_header(kIdHeader)) {
     name = exchange.request.get_header_value(kIdHeader);
     WSYNC_TRY(check_request_id(kIdHeader, name));
@@ -149,13 +149,12 @@ Result<std::shared_ptr<Completions::Work>> Completions::begin(const Exchange& ex
                             options_.at_once));
   const std::shared_ptr<Work> work(new Work{
       .head = {.id = std::string(kIdPrefix) + name, .created = unix_time(), .model = info.model},
-      .request = std::move(*request),
+      .request = std::move(request),
       .entry = std::move(*entry)});
-  auto run = CompletionRun::start(
+  auto run = WSYNC_TRY(CompletionRun::start(
       service_, work->request.requests,
-      work->request.stream ? CompletionRun::Until::kNews : CompletionRun::Until::kAllFinished);
-  if (!run) return fail(run.error());
-  work->run = std::move(*run);
+      work->request.stream ? CompletionRun::Until::kNews : CompletionRun::Until::kAllFinished));
+  work->run = std::move(run);
   if (!work->entry.set(work->run->ids())) work->run->abort();
   return work;
 }

@@ -41,10 +41,9 @@ Result<std::optional<bool>> read_yes(const Exchange& exchange, const std::string
 
 Result<PauseMode> read_mode(const Exchange& exchange) {
   // How clients asked before there were modes.
-  const auto waits = read_yes(exchange, "wait_for_inflight_requests");
-  if (!waits) return fail(waits.error());
+  const auto waits = WSYNC_TRY(read_yes(exchange, "wait_for_inflight_requests"));
   const auto text = parameter(exchange, "mode");
-  if (!text) return waits->value_or(false) ? PauseMode::kWait : PauseMode::kAbort;
+  if (!text) return waits.value_or(false) ? PauseMode::kWait : PauseMode::kAbort;
   if (*text == "abort") return PauseMode::kAbort;
   if (*text == "wait") return PauseMode::kWait;
   if (*text == "keep") return PauseMode::kKeep;
@@ -65,13 +64,10 @@ Result<std::chrono::milliseconds> read_timeout(const Exchange& exchange) {
 }
 
 Result<> pause(GenerationService& service, const Exchange& exchange) {
-  const auto mode = read_mode(exchange);
-  if (!mode) return fail(mode.error());
-  const auto clear = read_yes(exchange, "clear_cache");
-  if (!clear) return fail(clear.error());
-  const auto timeout = read_timeout(exchange);
-  if (!timeout) return fail(timeout.error());
-  return service.pause(*mode, clear->value_or(*mode != PauseMode::kKeep), *timeout);
+  const auto mode = WSYNC_TRY(read_mode(exchange));
+  const auto clear = WSYNC_TRY(read_yes(exchange, "clear_cache"));
+  const auto timeout = WSYNC_TRY(read_timeout(exchange));
+  return service.pause(mode, clear.value_or(mode != PauseMode::kKeep), timeout);
 }
 
 // The body as an object; an empty one when there is none.
@@ -88,10 +84,9 @@ Result<json> read_object(const Exchange& exchange, std::size_t limit) {
 }
 
 Result<std::string> read_label(const Exchange& exchange) {
-  const auto body = read_object(exchange, kMaxLabelBodyBytes);
-  if (!body) return fail(body.error());
-  const auto label = body->find("new_version");
-  if (label == body->end() || !label->is_string())
+  const auto body = WSYNC_TRY(read_object(exchange, kMaxLabelBodyBytes));
+  const auto label = body.find("new_version");
+  if (label == body.end() || !label->is_string())
     return fail(ErrorCode::kInvalidInput,
                 R"(new_version: it is not there or not text; expected {"new_version": "..."})");
   auto text = label->get<std::string>();
@@ -104,12 +99,11 @@ Result<std::string> read_label(const Exchange& exchange) {
 
 // Names to abort; none means all.
 Result<std::vector<std::string>> read_ids(const Exchange& exchange) {
-  const auto body = read_object(exchange, kMaxAbortBodyBytes);
-  if (!body) return fail(body.error());
-  if (body->empty()) return std::vector<std::string>{};
-  const auto ids = body->find("request_ids");
+  const auto body = WSYNC_TRY(read_object(exchange, kMaxAbortBodyBytes));
+  if (body.empty()) return std::vector<std::string>{};
+  const auto ids = body.find("request_ids");
   const auto is_text = [](const json& id) { return id.is_string(); };
-  if (ids == body->end() || !ids->is_array() || ids->size() > kMaxAbortIds ||
+  if (ids == body.end() || !ids->is_array() || ids->size() > kMaxAbortIds ||
       !std::all_of(ids->begin(), ids->end(), is_text))
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("request_ids: expected a list of ids, each text, and {} at most; an "

@@ -29,11 +29,9 @@ class Server final : public HttpServer {
         routes_(all_routes(service, completions_, options.world_size), error_page) {}
 
   Result<> open(wsync::http::Listener listener, std::size_t threads) {
-    auto acceptor = wsync::http::Acceptor::create(
+    acceptor_ = WSYNC_TRY(wsync::http::Acceptor::create(
         std::move(listener), threads,
-        [this](Connection& connection) { return routes_.serve(connection); });
-    if (!acceptor) return fail(acceptor.error());
-    acceptor_ = std::move(*acceptor);
+        [this](Connection& connection) { return routes_.serve(connection); }));
     return {};
   }
 
@@ -53,10 +51,9 @@ Result<std::unique_ptr<HttpServer>> HttpServer::create(const HttpServerOptions& 
                                                        generation::GenerationService& service) {
   if (options.threads == 0)
     return fail(ErrorCode::kInvalidInput, "threads is 0; expected 1 or more completions at once");
-  auto listener = wsync::http::listen_on(options.host, options.port);
-  if (!listener) return fail(listener.error());
+  auto listener = WSYNC_TRY(wsync::http::listen_on(options.host, options.port));
   auto server = std::make_unique<Server>(options, service);
-  WSYNC_TRY(server->open(std::move(*listener), options.threads + kControlThreads));
+  WSYNC_TRY(server->open(std::move(listener), options.threads + kControlThreads));
   return server;
 }
 

@@ -34,9 +34,8 @@ Result<bool> flag_value(std::string_view name, const FieldValue& value) {
 Result<> read_flag(const BodyFields& fields, std::string_view name, bool& into) {
   const FieldValue* value = find_field(fields, name);
   if (value == nullptr) return {};
-  const auto flag = flag_value(name, *value);
-  if (!flag) return fail(flag.error());
-  into = *flag;
+  const auto flag = WSYNC_TRY(flag_value(name, *value));
+  into = flag;
   return {};
 }
 
@@ -117,20 +116,17 @@ Result<std::vector<std::vector<Token>>> read_stops(const BodyFields& fields, boo
 Result<Request> read_common(const BodyFields& fields, const ServiceInfo& info, bool byte_tokens) {
   constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
   Request common;
-  const auto max_tokens = read_whole(fields, "max_tokens", 0, kMost);
-  if (!max_tokens) return fail(max_tokens.error());
-  if (*max_tokens) common.max_tokens = static_cast<std::uint32_t>(**max_tokens);
+  const auto max_tokens = WSYNC_TRY(read_whole(fields, "max_tokens", 0, kMost));
+  if (max_tokens) common.max_tokens = static_cast<std::uint32_t>(*max_tokens);
   WSYNC_TRY(read_number(fields, "temperature", common.sampling.temperature));
   WSYNC_TRY(read_number(fields, "top_p", common.sampling.top_p));
-  const auto seed = read_whole(fields, "seed", 0, std::numeric_limits<std::uint64_t>::max());
-  if (!seed) return fail(seed.error());
-  common.sampling.seed = *seed;
-  const auto logprobs = read_whole(fields, "logprobs", 0, generation::kMaxLogprobs);
-  if (!logprobs) return fail(logprobs.error());
-  common.logprobs = static_cast<std::uint32_t>(logprobs->value_or(0));
-  auto stops = read_stops(fields, byte_tokens);
-  if (!stops) return fail(stops.error());
-  common.stops = std::move(*stops);
+  const auto seed =
+      WSYNC_TRY(read_whole(fields, "seed", 0, std::numeric_limits<std::uint64_t>::max()));
+  common.sampling.seed = seed;
+  const auto logprobs = WSYNC_TRY(read_whole(fields, "logprobs", 0, generation::kMaxLogprobs));
+  common.logprobs = static_cast<std::uint32_t>(logprobs.value_or(0));
+  auto stops = WSYNC_TRY(read_stops(fields, byte_tokens));
+  common.stops = std::move(stops);
   bool ignore_end = false;
   WSYNC_TRY(read_flag(fields, "ignore_eos", ignore_end));
   if (!ignore_end) common.end_token = info.end_token;
@@ -139,9 +135,8 @@ Result<Request> read_common(const BodyFields& fields, const ServiceInfo& info, b
 }
 
 Result<std::uint32_t> read_outputs(const BodyFields& fields) {
-  const auto outputs = read_whole(fields, "n", 1, kMaxOutputs);
-  if (!outputs) return fail(outputs.error());
-  const std::uint64_t n = outputs->value_or(1);
+  const auto outputs = WSYNC_TRY(read_whole(fields, "n", 1, kMaxOutputs));
+  const std::uint64_t n = outputs.value_or(1);
   if (const FieldValue* best = find_field(fields, "best_of")) {
     const auto* number = std::get_if<std::uint64_t>(best);
     if (number == nullptr || *number != n)
@@ -161,9 +156,8 @@ Result<> read_form(const BodyFields& fields, CompletionRequest& request) {
     return fail(ErrorCode::kInvalidInput,
                 "stream_options: they are there and stream is not true; leave one out or set the "
                 "other");
-  const auto usage = flag_value("stream_options.include_usage", fields.include_usage);
-  if (!usage) return fail(usage.error());
-  request.include_usage = *usage;
+  const auto usage = WSYNC_TRY(flag_value("stream_options.include_usage", fields.include_usage));
+  request.include_usage = usage;
   if (const FieldValue* id = find_field(fields, "request_id")) {
     const auto* text = std::get_if<std::string>(id);
     if (text == nullptr) return wrong_field("request_id", *id, "text");
@@ -204,39 +198,35 @@ Result<> check_request_id(std::string_view field, std::string_view id) {
 
 Result<CompletionRequest> read_completion(std::string_view body, const ServiceInfo& info,
                                           bool byte_tokens) {
-  auto fields = read_fields(body);
-  if (!fields) return fail(fields.error());
-  WSYNC_TRY(check_model(*fields, info));
-  WSYNC_TRY(check_unsupported(*fields));
+  auto fields = WSYNC_TRY(read_fields(body));
+  WSYNC_TRY(check_model(fields, info));
+  WSYNC_TRY(check_unsupported(fields));
   CompletionRequest request;
   request.byte_tokens = byte_tokens;
-  WSYNC_TRY(read_form(*fields, request));
-  const auto outputs = read_outputs(*fields);
-  if (!outputs) return fail(outputs.error());
-  request.outputs = *outputs;
-  auto common = read_common(*fields, info, byte_tokens);
-  if (!common) return fail(common.error());
-  auto prompts = read_prompts(*fields, byte_tokens);
-  if (!prompts) return fail(prompts.error());
-  WSYNC_TRY(check_sizes(*prompts, *outputs));
+  WSYNC_TRY(read_form(fields, request));
+  const auto outputs = WSYNC_TRY(read_outputs(fields));
+  request.outputs = outputs;
+  auto common = WSYNC_TRY(read_common(fields, info, byte_tokens));
+  auto prompts = WSYNC_TRY(read_prompts(fields, byte_tokens));
+  WSYNC_TRY(check_sizes(prompts, outputs));
   const std::uint64_t told =
-      prompts->size() * *outputs * common->max_tokens * (1ULL + common->logprobs);
+      prompts.size() * outputs * common.max_tokens * (1ULL + common.logprobs);
   if (told > kMaxAnswerItems)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("max_tokens: all outputs together may have {} tokens and "
                             "log-probabilities; at most {} are allowed in one request",
                             told, kMaxAnswerItems));
-  const std::optional<std::uint64_t> seed = common->sampling.seed;
-  for (std::size_t p = 0; p < prompts->size(); ++p) {
-    common->prompt = std::move((*prompts)[p]);
-    common->sampling.seed = seed;
-    const auto fits = generation::check_request(*common, info.vocabulary, info.max_positions);
+  const std::optional<std::uint64_t> seed = common.sampling.seed;
+  for (std::size_t p = 0; p < prompts.size(); ++p) {
+    common.prompt = std::move(prompts[p]);
+    common.sampling.seed = seed;
+    const auto fits = generation::check_request(common, info.vocabulary, info.max_positions);
     if (!fits)
-      return fail(prompts->size() == 1 ? fits.error()
-                                       : fits.error().with_context(fmt::format("prompt {}", p)));
-    for (std::uint32_t i = 0; i < *outputs; ++i) {
-      if (seed) common->sampling.seed = *seed + i;
-      request.requests.push_back(*common);
+      return fail(prompts.size() == 1 ? fits.error()
+                                      : fits.error().with_context(fmt::format("prompt {}", p)));
+    for (std::uint32_t i = 0; i < outputs; ++i) {
+      if (seed) common.sampling.seed = *seed + i;
+      request.requests.push_back(common);
     }
   }
   return request;

@@ -58,11 +58,10 @@ class Meeting {
   Result<> take_part(Rank rank, std::uint64_t sequence, const Broadcast& b,
                      device::StreamTurn& turn) {
     const std::stop_token& stop = turn.stop();
-    const auto source = meet(rank, sequence, b, stop);
-    if (!source) return fail(source.error());
+    const auto source = WSYNC_TRY(meet(rank, sequence, b, stop));
     std::byte* to = b.destination.memory->address() + b.destination.offset;
-    if (*source != to) {
-      if (auto copied = turn.copy(to, *source, b.destination.bytes); !copied) {
+    if (source != to) {
+      if (auto copied = turn.copy(to, source, b.destination.bytes); !copied) {
         abort(copied.error());
         return copied;
       }

@@ -24,11 +24,10 @@ Result<void*> native_stream(device::Stream& stream) {
 }
 
 Result<bool> stream_is_idle(void* stream) {
-  const auto cuda = device::cuda::driver();
-  if (!cuda) return fail(cuda.error());
-  const CUresult code = (*cuda)->cuStreamQuery(static_cast<CUstream>(stream));
+  const auto cuda = WSYNC_TRY(device::cuda::driver());
+  const CUresult code = cuda->cuStreamQuery(static_cast<CUstream>(stream));
   if (code == CUDA_ERROR_NOT_READY) return false;
-  WSYNC_TRY(device::cuda::check(**cuda, code, "a broadcast on its stream"));
+  WSYNC_TRY(device::cuda::check(*cuda, code, "a broadcast on its stream"));
   return true;
 }
 
@@ -77,18 +76,15 @@ Result<> check_environment() {
 
 Result<Site> this_site() {
   WSYNC_TRY(check_environment());
-  const auto library = nccl();
-  if (!library) return fail(library.error());
-  const auto cuda = device::cuda::driver();
-  if (!cuda) return fail(cuda.error());
-  const auto version = device::cuda::driver_version(**cuda);
-  if (!version) return fail(version.error());
-  return Site{.nccl = *library,
+  const auto library = WSYNC_TRY(nccl());
+  const auto cuda = WSYNC_TRY(device::cuda::driver());
+  const auto version = WSYNC_TRY(device::cuda::driver_version(*cuda));
+  return Site{.nccl = library,
               .hardware = cuda_hardware(),
               .process = {.host = host_name(),
                           .rank = {},
                           .gpu = {},
-                          .driver_cuda = *version,
+                          .driver_cuda = version,
                           .build_cuda = CUDA_VERSION}};
 }
 
@@ -97,16 +93,14 @@ Result<Site> this_site() {
 namespace {
 
 Result<std::unique_ptr<Group>> make_here(std::uint32_t size) {
-  auto site = nccl::this_site();
-  if (!site) return fail(std::move(site).error());
-  return nccl::make_nccl_group(std::move(*site), size);
+  auto site = WSYNC_TRY(nccl::this_site());
+  return nccl::make_nccl_group(std::move(site), size);
 }
 
 Result<NcclFacts> facts_here() {
-  const auto library = nccl::nccl();
-  if (!library) return fail(library.error());
+  const auto library = WSYNC_TRY(nccl::nccl());
   return NcclFacts{
-      .library = (*library)->path, .version = (*library)->version, .built_with = NCCL_VERSION_CODE};
+      .library = library->path, .version = library->version, .built_with = NCCL_VERSION_CODE};
 }
 
 constexpr NcclBackend kBackend{

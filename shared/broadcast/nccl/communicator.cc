@@ -105,9 +105,8 @@ class Turn {
   Result<> until(const char* what, Ready ready) {
     for (Pace pace;; pace.rest()) {
       WSYNC_TRY(shared_.roster.health());
-      const auto is = ready();
-      if (!is) return fail(is.error());
-      if (*is) return {};
+      const auto is = WSYNC_TRY(ready());
+      if (is) return {};
       if (stop_.stop_requested())
         return fail(ErrorCode::kCancelled,
                     "a rank's stream was closed in the middle of a broadcast");
@@ -177,8 +176,7 @@ class NcclCommunicator final : public Communicator {
 
   [[nodiscard]] Result<> broadcast(const Broadcast& broadcast, device::Stream& stream) override {
     WSYNC_TRY(check_broadcast(broadcast, rank_, size()));
-    const auto native = shared_->site.hardware.native(stream);
-    if (!native) return fail(native.error());
+    const auto native = WSYNC_TRY(shared_->site.hardware.native(stream));
     const bool root = broadcast.root == rank_;
     std::byte* to = broadcast.destination.memory->address() + broadcast.destination.offset;
     // NCCL reads from it on the root only.
@@ -188,7 +186,7 @@ class NcclCommunicator final : public Communicator {
                                     .to = to,
                                     .bytes = broadcast.destination.bytes,
                                     .root = static_cast<std::uint32_t>(broadcast.root),
-                                    .stream = *native};
+                                    .stream = native};
     const std::lock_guard lock(order_);
     const Roster::Visit visit{.rank = rank_,
                               .sequence = next_,
@@ -250,10 +248,9 @@ class NcclGroup final : public Group {
   [[nodiscard]] std::uint32_t size() const noexcept override { return shared_->roster.size(); }
   [[nodiscard]] Result<std::unique_ptr<Communicator>> join(Rank rank,
                                                            device::Device& device) override {
-    auto gpu = shared_->site.hardware.gpu(device);
-    if (!gpu) return fail(std::move(gpu).error());
+    auto gpu = WSYNC_TRY(shared_->site.hardware.gpu(device));
     WSYNC_TRY(shared_->roster.join(rank));
-    auto joined = join_as(rank, std::move(*gpu), device);
+    auto joined = join_as(rank, std::move(gpu), device);
     if (!joined) shared_->roster.forget(rank);
     return joined;
   }
@@ -261,8 +258,7 @@ class NcclGroup final : public Group {
  private:
   Result<std::unique_ptr<Communicator>> join_as(Rank rank, std::string gpu,
                                                 device::Device& device) {
-    auto home = device.create_stream(device::StreamRole::kBroadcast);
-    if (!home) return fail(std::move(home).error());
+    auto home = WSYNC_TRY(device.create_stream(device::StreamRole::kBroadcast));
     Member member = shared_->site.process;
     member.rank = rank;
     member.gpu = std::move(gpu);
@@ -271,7 +267,7 @@ class NcclGroup final : public Group {
     members.push_back(std::move(member));
     WSYNC_TRY(check_members(members));
     shared_->members = std::move(members);
-    auto communicator = std::make_unique<NcclCommunicator>(shared_, rank, std::move(*home));
+    auto communicator = std::make_unique<NcclCommunicator>(shared_, rank, std::move(home));
     shared_->handles.push_back(communicator->begin(shared_->unique));
     return std::unique_ptr<Communicator>(std::move(communicator));
   }

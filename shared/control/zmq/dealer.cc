@@ -106,9 +106,8 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
     if (!connected)
       return fail(ErrorCode::kPeerLost,
                   fmt::format("{}: not connected to {}", name, options.address));
-    const auto bytes = encode(envelope, message);
-    if (!bytes) return fail(bytes.error());
-    auto sent = socket->send("", *bytes);
+    const auto bytes = WSYNC_TRY(encode(envelope, message));
+    auto sent = socket->send("", bytes);
     drain_later();  // sending may have swallowed the wake-up for what has arrived
     if (!sent)
       return fail(sent.error().with_context(fmt::format("{} to {}", name, options.address)));
@@ -210,29 +209,25 @@ std::string make_identity(const std::string& name) {
 
 Result<std::unique_ptr<DealerPort>> connect_zmq(Loop& loop, const DealerOptions& options,
                                                 DealerCallbacks callbacks) {
-  const auto address = parse_port_address(options.address);
-  if (!address) return fail(address.error());
-  WSYNC_TRY(check_owner(*address));
+  const auto address = WSYNC_TRY(parse_port_address(options.address));
+  WSYNC_TRY(check_owner(address));
   if (options.name.empty() || options.name.size() > limits::kReplicaNameBytes)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("port name '{}' has {} bytes, expected 1 to {}", options.name,
                             options.name.size(), limits::kReplicaNameBytes));
   auto state = std::make_shared<DealerState>(loop, options, std::move(callbacks));
-  state->address = *address;
+  state->address = address;
   state->identity = make_identity(options.name);
-  auto socket = Socket::create(ZMQ_DEALER, state->identity);
-  if (!socket) return fail(std::move(socket).error());
-  state->socket = std::move(*socket);
+  auto socket = WSYNC_TRY(Socket::create(ZMQ_DEALER, state->identity));
+  state->socket = std::move(socket);
   WSYNC_TRY(state->socket->watch_connections());
-  WSYNC_TRY(state->socket->connect(*address));
-  auto watcher =
-      FdWatcher::create(loop, state->socket->fd(), [s = state.get()](FdEvents) { s->drain(); });
-  if (!watcher) return fail(std::move(watcher).error());
-  auto monitor = FdWatcher::create(loop, state->socket->monitor_fd(),
-                                   [s = state.get()](FdEvents) { s->connection_events(); });
-  if (!monitor) return fail(std::move(monitor).error());
-  state->watcher = std::move(*watcher);
-  state->monitor = std::move(*monitor);
+  WSYNC_TRY(state->socket->connect(address));
+  auto watcher = WSYNC_TRY(
+      FdWatcher::create(loop, state->socket->fd(), [s = state.get()](FdEvents) { s->drain(); }));
+  auto monitor = WSYNC_TRY(FdWatcher::create(
+      loop, state->socket->monitor_fd(), [s = state.get()](FdEvents) { s->connection_events(); }));
+  state->watcher = std::move(watcher);
+  state->monitor = std::move(monitor);
   state->watcher->watch({.readable = true});
   state->monitor->watch({.readable = true});
   state->beat.start_repeating(options.times.heartbeat_interval);

@@ -15,17 +15,16 @@ namespace wsync::control {
 
 Result<Decoded> request(const RequestOptions& options, Envelope envelope, const Message& message,
                         std::function<void(const Progress&)> on_progress) {
-  auto loop = Loop::create();
-  if (!loop) return fail(std::move(loop).error());
+  auto loop = WSYNC_TRY(Loop::create());
   if (envelope.request == 0) envelope.request = (std::uint64_t{std::random_device()()} << 1U) | 1U;
   std::optional<Result<Decoded>> outcome;
   std::unique_ptr<DealerPort> port;
   bool sent = false;
   const auto end = [&](Result<Decoded> result) {
     if (!outcome) outcome = std::move(result);
-    (*loop)->stop();
+    loop->stop();
   };
-  Timer deadline(**loop, [&] {
+  Timer deadline(*loop, [&] {
     if (!sent)
       return end(fail(
           ErrorCode::kPeerLost,
@@ -38,7 +37,7 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
   });
   std::unique_ptr<Signals> signals;
   if (options.stop_on_signal) {
-    auto made = Signals::create(**loop, [&](int) {
+    auto made = Signals::create(*loop, [&](int) {
       end(fail(ErrorCode::kCancelled,
                sent ? fmt::format("interrupted; {} goes on with what it was asked for (see `wsync "
                                   "status`{})",
@@ -72,13 +71,11 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
       end(Decoded{.envelope = std::move(reply), .message = std::move(body)});
     }
   };
-  auto connected = connect_zmq(
-      **loop, {.address = options.address, .name = options.name, .times = options.times},
-      std::move(callbacks));
-  if (!connected) return fail(std::move(connected).error());
-  port = std::move(*connected);
+  port = WSYNC_TRY(
+      connect_zmq(*loop, {.address = options.address, .name = options.name, .times = options.times},
+                  std::move(callbacks)));
   deadline.start(options.connect_deadline);
-  (*loop)->run();
+  loop->run();
   return std::move(*outcome);
 }
 

@@ -95,9 +95,8 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
   Result<> send(const std::string& peer, const Envelope& envelope, const Message& message) {
     WSYNC_CHECK(loop.in_loop(), "ports belong to the loop's thread");
     if (peer.empty()) return fail(ErrorCode::kPeerLost, "a peer without a name is not connected");
-    const auto bytes = encode(envelope, message);
-    if (!bytes) return fail(bytes.error());
-    auto sent = socket->send(peer, *bytes);
+    const auto bytes = WSYNC_TRY(encode(envelope, message));
+    auto sent = socket->send(peer, bytes);
     drain_later();  // sending may have swallowed the wake-up for what has arrived
     if (!sent)
       return fail(
@@ -190,24 +189,20 @@ class ZmqRouter final : public RouterPort {
 
 Result<std::unique_ptr<RouterPort>> listen_zmq(Loop& loop, const RouterOptions& options,
                                                RouterCallbacks callbacks) {
-  const auto address = parse_port_address(options.address);
-  if (!address) return fail(address.error());
+  const auto address = WSYNC_TRY(parse_port_address(options.address));
   auto state = std::make_shared<RouterState>(loop, options, std::move(callbacks));
-  if (!address->path.empty()) {
-    auto claimed =
-        SocketPath::claim(address->path, options.take_over ? Claim::kTakeOver : Claim::kIfFree);
-    if (!claimed) return fail(std::move(claimed).error());
-    state->path.emplace(std::move(*claimed));
+  if (!address.path.empty()) {
+    auto claimed = WSYNC_TRY(
+        SocketPath::claim(address.path, options.take_over ? Claim::kTakeOver : Claim::kIfFree));
+    state->path.emplace(std::move(claimed));
   }
-  auto socket = Socket::create(ZMQ_ROUTER, "");
-  if (!socket) return fail(std::move(socket).error());
-  state->socket = std::move(*socket);
-  WSYNC_TRY(state->socket->bind(*address));
+  auto socket = WSYNC_TRY(Socket::create(ZMQ_ROUTER, ""));
+  state->socket = std::move(socket);
+  WSYNC_TRY(state->socket->bind(address));
   state->address = state->socket->last_endpoint();
-  auto watcher =
-      FdWatcher::create(loop, state->socket->fd(), [s = state.get()](FdEvents) { s->drain(); });
-  if (!watcher) return fail(std::move(watcher).error());
-  state->watcher = std::move(*watcher);
+  auto watcher = WSYNC_TRY(
+      FdWatcher::create(loop, state->socket->fd(), [s = state.get()](FdEvents) { s->drain(); }));
+  state->watcher = std::move(watcher);
   state->watcher->watch({.readable = true});
   state->beat.start_repeating(options.times.heartbeat_interval);
   state->drain_later();

@@ -15,15 +15,13 @@ Result<std::unique_ptr<Device>> make_library_device(const DeviceOptions& options
 }
 
 Result<CudaFacts> library_facts() {
-  const auto cuda = driver();
-  if (!cuda) return fail(cuda.error());
-  return read_facts(**cuda);
+  const auto cuda = WSYNC_TRY(driver());
+  return read_facts(*cuda);
 }
 
 Result<std::unique_ptr<Ceilings>> library_ceilings(std::uint32_t gpu, std::uint64_t bytes) {
-  const auto cuda = driver();
-  if (!cuda) return fail(cuda.error());
-  return make_ceilings(**cuda, gpu, bytes);
+  const auto cuda = WSYNC_TRY(driver());
+  return make_ceilings(*cuda, gpu, bytes);
 }
 
 }  // namespace

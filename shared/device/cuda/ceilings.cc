@@ -83,15 +83,11 @@ Result<> PlainCalls::load_kernel() {
 }
 
 Result<> PlainCalls::prepare() {
-  auto pinned = allocate_pinned(gpu_->context(), bytes_);
-  if (!pinned) return fail(std::move(pinned).error());
-  pinned_ = std::move(*pinned);
+  pinned_ = WSYNC_TRY(allocate_pinned(gpu_->context(), bytes_));
   std::memset(pinned_.get(), 1, bytes_);
   for (auto [memory, bytes] :
        {std::pair{&from_, bytes_}, std::pair{&to_, bytes_}, std::pair{&folded_, kFoldedBytes}}) {
-    auto made = allocate_memory(gpu_->context(), bytes);
-    if (!made) return fail(std::move(made).error());
-    *memory = std::move(*made);
+    *memory = WSYNC_TRY(allocate_memory(gpu_->context(), bytes));
   }
   const ContextGuard guard(*gpu_->context());
   WSYNC_TRY(guard.entered());
@@ -137,9 +133,8 @@ Result<std::unique_ptr<Ceilings>> make_ceilings(const Driver& cuda, std::uint32_
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("ceilings are measured with a multiple of {} bytes, not with {}",
                             kGranuleBytes, bytes));
-  auto open = Gpu::open(cuda, gpu);
-  if (!open) return fail(std::move(open).error());
-  auto made = std::make_unique<PlainCalls>(std::move(*open), bytes);
+  auto open = WSYNC_TRY(Gpu::open(cuda, gpu));
+  auto made = std::make_unique<PlainCalls>(std::move(open), bytes);
   if (auto ready = made->prepare(); !ready) return fail(ready.error().with_context("ceilings"));
   return std::unique_ptr<Ceilings>(std::move(made));
 }

@@ -119,11 +119,10 @@ Result<std::string> model_name(const Driver& cuda, CUdevice device) {
 }
 
 Result<std::string> read_uuid(const Driver& cuda, CUdevice device) {
-  const auto name = model_name(cuda, device);
-  if (!name) return fail(name.error());
+  const auto name = WSYNC_TRY(model_name(cuda, device));
   CUuuid uuid{};
   WSYNC_TRY(check(cuda, cuda.cuDeviceGetUuid_v2(&uuid, device), "the UUID of a GPU"));
-  return uuid_text(uuid, *name);
+  return uuid_text(uuid, name);
 }
 
 Result<std::shared_ptr<const Gpu>> Gpu::open(const Driver& cuda, std::uint32_t number) {
@@ -134,9 +133,8 @@ Result<std::shared_ptr<const Gpu>> Gpu::open(const Driver& cuda, std::uint32_t n
     WSYNC_TRY(there->usable());
     return there;
   }
-  auto made = make(cuda, number);
-  if (!made) return fail(std::move(made).error());
-  const std::shared_ptr<const Gpu> gpu = std::move(*made);
+  auto made = WSYNC_TRY(make(cuda, number));
+  const std::shared_ptr<const Gpu> gpu = std::move(made);
   for (const auto& [key, other] : open.all) {
     const auto peer = other.lock();
     if (key.first != &cuda || peer == nullptr) continue;
@@ -148,19 +146,18 @@ Result<std::shared_ptr<const Gpu>> Gpu::open(const Driver& cuda, std::uint32_t n
 }
 
 Result<std::shared_ptr<Gpu>> Gpu::make(const Driver& cuda, std::uint32_t number) {
-  const auto count = gpu_count(cuda);
-  if (!count) return fail(count.error());
-  if (*count == 0)
+  const auto count = WSYNC_TRY(gpu_count(cuda));
+  if (count == 0)
     return fail(
         ErrorCode::kRefused,
         fmt::format(
             "there is no GPU that this process sees ({}); see what nvidia-smi lists, "
             "or use host devices (devices.kind: unified or separate; an engine's --device host)",
             visible_gpus_text()));
-  if (number >= *count)
+  if (number >= count)
     return fail(ErrorCode::kRefused,
                 fmt::format("GPU {} is not there: this process sees {}, numbered from 0 ({})",
-                            number, *count, visible_gpus_text()));
+                            number, count, visible_gpus_text()));
   CUdevice device = 0;
   const auto what = fmt::format("GPU {}", number);
   WSYNC_TRY(check(cuda, cuda.cuDeviceGet(&device, static_cast<int>(number)), what));
@@ -175,15 +172,11 @@ Result<std::shared_ptr<Gpu>> Gpu::make(const Driver& cuda, std::uint32_t number)
 
 Result<> Gpu::read_properties() {
   const CUdevice device = context_->device();
-  auto model = model_name(cuda(), device);
-  if (!model) return fail(std::move(model).error());
-  model_ = std::move(*model);
-  auto uuid = read_uuid(cuda(), device);
-  if (!uuid) return fail(std::move(uuid).error());
-  uuid_ = std::move(*uuid);
-  const auto processors = attribute(cuda(), CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
-  if (!processors) return fail(processors.error());
-  multiprocessors_ = static_cast<std::uint32_t>(*processors);
+  model_ = WSYNC_TRY(model_name(cuda(), device));
+  uuid_ = WSYNC_TRY(read_uuid(cuda(), device));
+  const auto processors =
+      WSYNC_TRY(attribute(cuda(), CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device));
+  multiprocessors_ = static_cast<std::uint32_t>(processors);
   // An older driver does not know the attribute: then it cannot.
   registers_read_only_ =
       attribute(cuda(), CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, device)

@@ -138,14 +138,13 @@ Result<Driver> load_driver(const char* name) {
     return fail(ErrorCode::kRefused,
                 fmt::format("the NVIDIA driver does not start: cuInit: {}{}{}",
                             describe(cuda, code), said_version(cuda), start_hint(code)));
-  const auto version = driver_version(cuda);
-  if (!version) return fail(version.error());
-  if (*version / 1000 < CUDA_VERSION / 1000)
+  const auto version = WSYNC_TRY(driver_version(cuda));
+  if (version / 1000 < CUDA_VERSION / 1000)
     return fail(
         ErrorCode::kRefused,
         fmt::format("the NVIDIA driver is too old: it does CUDA {}, wsync was built with "
                     "CUDA {}; install a driver for CUDA {} or newer",
-                    version_text(*version), version_text(CUDA_VERSION), CUDA_VERSION / 1000));
+                    version_text(version), version_text(CUDA_VERSION), CUDA_VERSION / 1000));
   return cuda;
 }
 

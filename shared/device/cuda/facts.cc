@@ -112,18 +112,15 @@ Result<GpuFacts> facts_of(const Driver& cuda, std::uint32_t gpu, std::uint32_t c
   WSYNC_TRY(check(cuda, cuda.cuDeviceGet(&device, static_cast<int>(gpu)), "a GPU"));
   GpuFacts facts;
   facts.gpu = gpu;
-  auto name = model_name(cuda, device);
-  if (!name) return fail(std::move(name).error());
-  auto uuid = read_uuid(cuda, device);
-  if (!uuid) return fail(std::move(uuid).error());
-  auto peers = peers_of(cuda, gpu, count);
-  if (!peers) return fail(std::move(peers).error());
+  auto name = WSYNC_TRY(model_name(cuda, device));
+  auto uuid = WSYNC_TRY(read_uuid(cuda, device));
+  auto peers = WSYNC_TRY(peers_of(cuda, gpu, count));
   std::size_t bytes = 0;
   WSYNC_TRY(check(cuda, cuda.cuDeviceTotalMem(&bytes, device), "the memory of a GPU"));
   Attributes read(cuda, device);
-  facts.name = std::move(*name);
-  facts.uuid = std::move(*uuid);
-  facts.peers = std::move(*peers);
+  facts.name = std::move(name);
+  facts.uuid = std::move(uuid);
+  facts.peers = std::move(peers);
   facts.total_bytes = bytes;
   facts.compute_major = read.get(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
   facts.compute_minor = read.get(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
@@ -146,17 +143,15 @@ Result<GpuFacts> facts_of(const Driver& cuda, std::uint32_t gpu, std::uint32_t c
 }  // namespace
 
 Result<CudaFacts> read_facts(const Driver& cuda, const fs::path& root) {
-  const auto count = gpu_count(cuda);
-  if (!count) return fail(count.error());
-  const auto version = driver_version(cuda);
-  if (!version) return fail(version.error());
+  const auto count = WSYNC_TRY(gpu_count(cuda));
+  const auto version = WSYNC_TRY(driver_version(cuda));
   CudaFacts facts{.library = own_path(),
                   .built_with = CUDA_VERSION,
-                  .driver_cuda = *version,
+                  .driver_cuda = version,
                   .driver_release = driver_release(root),
                   .gpus = {}};
-  for (std::uint32_t gpu = 0; gpu < *count; ++gpu) {
-    auto one = facts_of(cuda, gpu, *count, root);
+  for (std::uint32_t gpu = 0; gpu < count; ++gpu) {
+    auto one = facts_of(cuda, gpu, count, root);
     if (!one) return fail(one.error().with_context(fmt::format("GPU {}", gpu)));
     facts.gpus.push_back(std::move(*one));
   }

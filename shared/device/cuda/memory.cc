@@ -69,9 +69,9 @@ Result<> covered(const Gpu& gpu, CUdeviceptr at, CUdeviceptr end) {
                     fmt::format("address {:#x} is in no allocation", at)));
     if (end <= base + size) return {};
     // Plain allocations that happen to touch are not one; pieces of a reserved range are.
-    const auto plain = pointer_fact<int>(cuda, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at);
-    if (!plain) return fail(plain.error());
-    if (*plain != 0 || base + size <= at) break;
+    const auto plain =
+        WSYNC_TRY(pointer_fact<int>(cuda, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at));
+    if (plain != 0 || base + size <= at) break;
     at = base + size;
   }
   return fail(ErrorCode::kInvalidInput,
@@ -121,10 +121,9 @@ Result<CUevent> Allocation::published() {
 Result<std::unique_ptr<CudaMemory>> CudaMemory::allocate(const std::shared_ptr<const Gpu>& gpu,
                                                          std::uint64_t bytes) {
   WSYNC_TRY(gpu->usable());
-  auto made = Allocation::make(gpu, bytes);
-  if (!made) return fail(std::move(made).error());
-  std::unique_ptr<CudaMemory> memory(new CudaMemory(gpu, Origin::kOwn, (*made)->address(), bytes));
-  memory->allocation_ = std::move(*made);
+  auto made = WSYNC_TRY(Allocation::make(gpu, bytes));
+  std::unique_ptr<CudaMemory> memory(new CudaMemory(gpu, Origin::kOwn, made->address(), bytes));
+  memory->allocation_ = std::move(made);
   return memory;
 }
 
@@ -150,24 +149,23 @@ Result<std::unique_ptr<CudaMemory>> CudaMemory::import(const std::shared_ptr<con
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("a cuda device cannot import a handle of a {} device",
                             device_kind_name(handle.kind)));
-  auto said = decode_ipc_handle(handle.opaque);
-  if (!said) return fail(std::move(said).error());
-  if (said->bytes != handle.bytes)
+  auto said = WSYNC_TRY(decode_ipc_handle(handle.opaque));
+  if (said.bytes != handle.bytes)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("imported GPU memory: {} bytes are expected, the handle says {}",
-                            handle.bytes, said->bytes));
-  if (said->uuid != gpu->uuid())
+                            handle.bytes, said.bytes));
+  if (said.uuid != gpu->uuid())
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("imported GPU memory of process {} is on GPU {}, this device is GPU {}",
-                            said->pid, said->uuid, gpu->uuid()));
-  if (said->process != this_process()) return open(gpu, *said);
-  auto own = Allocation::find(said->allocation);
-  if (own == nullptr || own->bytes() != said->bytes || &own->gpu() != gpu.get())
+                            said.pid, said.uuid, gpu->uuid()));
+  if (said.process != this_process()) return open(gpu, said);
+  auto own = Allocation::find(said.allocation);
+  if (own == nullptr || own->bytes() != said.bytes || &own->gpu() != gpu.get())
     return fail(ErrorCode::kPeerLost,
                 fmt::format("imported GPU memory: allocation {} of this process is freed",
-                            said->allocation));
+                            said.allocation));
   std::unique_ptr<CudaMemory> memory(
-      new CudaMemory(gpu, Origin::kImported, own->address(), said->bytes));
+      new CudaMemory(gpu, Origin::kImported, own->address(), said.bytes));
   memory->allocation_ = std::move(own);
   return memory;
 }
@@ -214,8 +212,7 @@ Result<MemoryHandle> CudaMemory::export_handle() const {
   if (origin_ != Origin::kOwn)
     return fail(ErrorCode::kRefused, "only memory that a device allocated itself can be exported");
   const Driver& cuda = gpu_->cuda();
-  const auto event = published();
-  if (!event) return fail(event.error());
+  const auto event = WSYNC_TRY(published());
   const ContextGuard guard(*gpu_->context());
   WSYNC_TRY(guard.entered());
   IpcHandle handle{.pid = static_cast<std::uint32_t>(::getpid()),
@@ -225,7 +222,7 @@ Result<MemoryHandle> CudaMemory::export_handle() const {
                    .uuid = gpu_->uuid()};
   WSYNC_TRY(check(cuda, cuda.cuIpcGetMemHandle(&handle.memory, address_),
                   gpu_->name() + ": its memory cannot be shared with other processes"));
-  WSYNC_TRY(check(cuda, cuda.cuIpcGetEventHandle(&handle.event, *event),
+  WSYNC_TRY(check(cuda, cuda.cuIpcGetEventHandle(&handle.event, event),
                   gpu_->name() + ": its events cannot be shared with other processes"));
   return MemoryHandle{
       .kind = DeviceKind::kCuda, .bytes = bytes_, .fd = {}, .opaque = encode(handle)};

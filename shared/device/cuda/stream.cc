@@ -219,11 +219,9 @@ Result<> CudaStream::make_room(std::uint64_t bytes) {
   if (bytes <= scratch_.bytes) return {};
   const auto room = std::max({bytes, 2 * scratch_.bytes, kScratchBytesMin});
   scratch_ = {};
-  auto host = allocate_pinned(gpu_->context(), room);
-  if (!host) return fail(std::move(host).error());
-  auto device = allocate_memory(gpu_->context(), room);
-  if (!device) return fail(std::move(device).error());
-  scratch_ = {.host = std::move(*host), .device = std::move(*device), .bytes = room};
+  auto host = WSYNC_TRY(allocate_pinned(gpu_->context(), room));
+  auto device = WSYNC_TRY(allocate_memory(gpu_->context(), room));
+  scratch_ = {.host = std::move(host), .device = std::move(device), .bytes = room};
   return {};
 }
 

@@ -27,13 +27,12 @@ Result<std::unique_ptr<HostMemory>> HostMemory::allocate(DeviceKind kind, std::u
   if (!fd.valid()) return fail_errno("device memory: memfd_create", errno);
   if (::fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0)
     return fail_errno(fmt::format("device memory: cannot reserve {} bytes", bytes), errno);
-  auto region = MappedRegion::map(fd.get(), bytes, true);
-  if (!region) return fail(std::move(region).error());
-  WSYNC_TRY(region->populate(true, 1));
+  auto region = WSYNC_TRY(MappedRegion::map(fd.get(), bytes, true));
+  WSYNC_TRY(region.populate(true, 1));
   if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0)
     return fail_errno("device memory: cannot seal the memfd", errno);
   return std::unique_ptr<HostMemory>(
-      new HostMemory(kind, Origin::kOwn, std::move(*region), std::move(fd)));
+      new HostMemory(kind, Origin::kOwn, std::move(region), std::move(fd)));
 }
 
 Result<std::unique_ptr<HostMemory>> HostMemory::import(DeviceKind kind, MemoryHandle handle) {
@@ -53,11 +52,10 @@ Result<std::unique_ptr<HostMemory>> HostMemory::import(DeviceKind kind, MemoryHa
       seals < 0 || (seals & kNeeded) != kNeeded)
     return fail(ErrorCode::kInvalidInput,
                 "imported device memory: the file is not a memfd of sealed size");
-  auto region = MappedRegion::map(handle.fd.get(), handle.bytes, false);
-  if (!region) return fail(std::move(region).error());
-  WSYNC_TRY(region->populate(false, 1));
+  auto region = WSYNC_TRY(MappedRegion::map(handle.fd.get(), handle.bytes, false));
+  WSYNC_TRY(region.populate(false, 1));
   return std::unique_ptr<HostMemory>(
-      new HostMemory(kind, Origin::kImported, std::move(*region), std::move(handle.fd)));
+      new HostMemory(kind, Origin::kImported, std::move(region), std::move(handle.fd)));
 }
 
 std::unique_ptr<HostMemory> HostMemory::alias(DeviceKind kind, std::span<const std::byte> range) {

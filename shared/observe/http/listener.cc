@@ -103,24 +103,21 @@ Result<Listener> listen_on(const std::string& host, std::uint16_t port) {
   if (name.empty())
     return fail(ErrorCode::kInvalidInput,
                 "host is empty; name an address to listen on, such as 127.0.0.1 or ::1");
-  const auto addresses = resolve(name, port);
-  if (!addresses) return fail(addresses.error());
+  const auto addresses = WSYNC_TRY(resolve(name, port));
   UniqueFd socket;
   int problem = 0;
-  for (const addrinfo* address = addresses->get(); address != nullptr; address = address->ai_next) {
+  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     problem = try_to_listen(*address, socket);
     // The next one only for want of this one: a name whose first address is taken is taken.
     if (problem != EADDRNOTAVAIL && problem != EAFNOSUPPORT) break;
   }
   if (problem != 0) return cannot_listen(name, port, problem);
-  const auto bound = port_of(socket.get());
-  if (!bound) return fail(bound.error());
-  return Listener{.socket = std::move(socket), .port = *bound, .address = with_port(name, *bound)};
+  const auto bound = WSYNC_TRY(port_of(socket.get()));
+  return Listener{.socket = std::move(socket), .port = bound, .address = with_port(name, bound)};
 }
 
 Result<Listener> listen_at(const std::string& path, Claim how) {
-  auto claimed = SocketPath::claim(path, how);
-  if (!claimed) return fail(std::move(claimed).error());
+  auto claimed = WSYNC_TRY(SocketPath::claim(path, how));
   UniqueFd socket = UniqueFd::made_by(
       [] { return ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
   if (!socket.valid()) return fail_errno("socket of an HTTP server", errno);
@@ -131,7 +128,7 @@ Result<Listener> listen_at(const std::string& path, Claim how) {
     return fail_errno("binding " + path, errno);
   if (::listen(socket.get(), kListenBacklog) != 0) return fail_errno("listening at " + path, errno);
   return Listener{
-      .socket = std::move(socket), .port = 0, .address = path, .path = std::move(*claimed)};
+      .socket = std::move(socket), .port = 0, .address = path, .path = std::move(claimed)};
 }
 
 Result<Listener> listen_to(const std::string& address, Claim how) {

@@ -108,11 +108,9 @@ void StatusPages::listen_again() {
 
 Result<> StatusPages::serve(Result<http::Listener> listener) {
   if (!listener) return fail(std::move(listener).error());
-  auto acceptor = http::Acceptor::create(
+  acceptor_ = WSYNC_TRY(http::Acceptor::create(
       std::move(*listener), kThreads,
-      [this](http::Connection& connection) { return routes_.serve(connection); }, kPageLimits);
-  if (!acceptor) return fail(std::move(acceptor).error());
-  acceptor_ = std::move(*acceptor);
+      [this](http::Connection& connection) { return routes_.serve(connection); }, kPageLimits));
   acceptor_->start();
   log_info("metrics and health at {}", acceptor_->address());
   return {};

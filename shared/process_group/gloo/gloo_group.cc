@@ -376,9 +376,8 @@ void GlooGroup::tell_peers(const Error& reason) {
 
 Result<std::unique_ptr<ProcessGroup>> join(const GlooOptions& options, TimePoint deadline) {
   const SignalsBlocked blocked(SignalsBlocked::Which::kPipe);
-  auto mesh = connect(options, deadline);
-  if (!mesh) return fail(std::move(mesh).error());
-  auto group = std::make_unique<GlooGroup>(options, std::move(mesh->context));
+  auto mesh = WSYNC_TRY(connect(options, deadline));
+  auto group = std::make_unique<GlooGroup>(options, std::move(mesh.context));
   WSYNC_TRY(group->start());
   std::vector<std::uint32_t> all(options.size);
   for (std::uint32_t rank = 0; rank < options.size; ++rank) all[rank] = rank;

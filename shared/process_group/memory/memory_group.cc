@@ -136,9 +136,8 @@ class SegmentGroup final : public MemoryGroup {
       for (std::uint32_t peer = 0; peer < size(); ++peer) {
         if (sends_[peer].pending()) moved |= push(peer);
         if (receives_[peer].pending()) {
-          auto pulled = pull(peer);
-          if (!pulled) return fail(std::move(pulled).error());
-          moved |= *pulled;
+          auto pulled = WSYNC_TRY(pull(peer));
+          moved |= pulled;
         }
         pending |= sends_[peer].pending() || receives_[peer].pending();
       }
@@ -267,9 +266,8 @@ Result<std::unique_ptr<MemoryGroup>> attach(std::shared_ptr<Segment> segment, st
 }
 
 Result<std::unique_ptr<MemoryGroup>> attach(int fd, std::uint32_t rank) {
-  auto segment = Segment::open(fd);
-  if (!segment) return fail(std::move(segment).error());
-  return attach(std::move(*segment), rank);
+  auto segment = WSYNC_TRY(Segment::open(fd));
+  return attach(std::move(segment), rank);
 }
 
 Heartbeat::Heartbeat(MemoryGroup& group, std::chrono::nanoseconds interval)

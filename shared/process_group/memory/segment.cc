@@ -74,12 +74,11 @@ std::shared_ptr<Segment> Segment::make(MappedRegion region, const Layout& layout
 }
 
 Result<std::shared_ptr<Segment>> Segment::open(int fd) {
-  const auto bytes = sealed_size(fd);
-  if (!bytes) return fail(bytes.error());
-  if (*bytes < sizeof(SegmentHeader))
+  const auto bytes = WSYNC_TRY(sealed_size(fd));
+  if (bytes < sizeof(SegmentHeader))
     return no_segment(
-        fd, fmt::format("it has {} bytes, its header alone {}", *bytes, sizeof(SegmentHeader)));
-  auto region = MappedRegion::map(fd, *bytes, true);
+        fd, fmt::format("it has {} bytes, its header alone {}", bytes, sizeof(SegmentHeader)));
+  auto region = MappedRegion::map(fd, bytes, true);
   if (!region)
     return fail(region.error().with_context(fmt::format("segment of ranks, descriptor {}", fd)));
   const auto* header = reinterpret_cast<const SegmentHeader*>(region->bytes().data());
@@ -93,11 +92,11 @@ Result<std::shared_ptr<Segment>> Segment::open(int fd) {
   const HostSegmentOptions options{.size = header->size, .channel_bytes = header->channel_bytes};
   if (auto valid = check_options(options); !valid) return no_segment(fd, valid.error().message());
   const Layout layout{.size = options.size, .channel_bytes = options.channel_bytes};
-  if (header->segment_bytes != layout.segment_bytes() || *bytes != layout.segment_bytes())
+  if (header->segment_bytes != layout.segment_bytes() || bytes != layout.segment_bytes())
     return no_segment(
         fd, fmt::format("it has {} bytes and says {}, for {} ranks with channels of {} bytes {} "
                         "are expected",
-                        *bytes, header->segment_bytes, layout.size, layout.channel_bytes,
+                        bytes, header->segment_bytes, layout.size, layout.channel_bytes,
                         layout.segment_bytes()));
   return std::make_shared<Segment>(std::move(*region), layout);
 }

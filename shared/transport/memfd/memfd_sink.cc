@@ -100,12 +100,11 @@ class MemfdSink::Link {
 Result<> MemfdSink::Link::connect(const std::string& path) {
   const std::lock_guard lock(mutex_);
   if (socket_ && path_ == path) return {};
-  auto socket = connect_to(path);
-  if (!socket) return fail(std::move(socket).error());
-  if (const auto peer = same_user(socket->get()); !peer)
+  auto socket = WSYNC_TRY(connect_to(path));
+  if (const auto peer = same_user(socket.get()); !peer)
     return fail(peer.error().with_context(path));
   path_ = path;
-  socket_ = std::make_shared<const UniqueFd>(std::move(*socket));
+  socket_ = std::make_shared<const UniqueFd>(std::move(socket));
   wake();
   return {};
 }

@@ -245,12 +245,11 @@ MemfdSource::MemfdSource(std::unique_ptr<Server> server) : server_(std::move(ser
 MemfdSource::~MemfdSource() = default;
 
 Result<std::unique_ptr<MemfdSource>> MemfdSource::listen(MemfdSourceOptions options, Post post) {
-  auto listener = listen_at(options.path, options.claim);
-  if (!listener) return fail(std::move(listener).error());
+  auto listener = WSYNC_TRY(listen_at(options.path, options.claim));
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return fail_errno("make an eventfd", errno);
   return std::unique_ptr<MemfdSource>(new MemfdSource(std::make_unique<Server>(
-      std::move(options), std::move(post), std::move(*listener), std::move(wake))));
+      std::move(options), std::move(post), std::move(listener), std::move(wake))));
 }
 
 std::string MemfdSource::address() const { return server_->path(); }

@@ -103,12 +103,11 @@ Result<std::optional<Packet>> receive_packet(int socket) {
     return fail(
         ErrorCode::kInvalidInput,
         fmt::format("host link: a packet of {} bytes is no frame of {}", size, kFrameBytes));
-  auto frame = decode_frame(header);
-  if (!frame) return fail(std::move(frame).error());
-  packet.frame = *frame;
+  auto frame = WSYNC_TRY(decode_frame(header));
+  packet.frame = frame;
   text.resize(size - kFrameBytes);
-  const std::uint64_t text_bytes = frame->type == FrameType::kFailure ? frame->bytes : 0;
-  if (text.size() != text_bytes || packet.fd.valid() != (frame->type == FrameType::kArena))
+  const std::uint64_t text_bytes = frame.type == FrameType::kFailure ? frame.bytes : 0;
+  if (text.size() != text_bytes || packet.fd.valid() != (frame.type == FrameType::kArena))
     return fail(ErrorCode::kInvalidInput,
                 "host link: text or descriptor do not belong to the frame's type");
   packet.text = std::move(text);
@@ -118,16 +117,14 @@ Result<std::optional<Packet>> receive_packet(int socket) {
 Result<Listener> listen_at(const std::string& path, Claim how) {
   const auto address = address_of(path);
   if (!address) return fail(address.error());
-  auto claimed = SocketPath::claim(path, how);
-  if (!claimed) return fail(std::move(claimed).error());
-  auto socket = new_socket();
-  if (!socket) return fail(std::move(socket).error());
+  auto claimed = WSYNC_TRY(SocketPath::claim(path, how));
+  auto socket = WSYNC_TRY(new_socket());
   const auto* any = reinterpret_cast<const sockaddr*>(&*address);
   // Before bind() the mode of the socket itself becomes that of the pathname.
-  if (::fchmod(socket->get(), 0600) != 0 || ::bind(socket->get(), any, sizeof *address) != 0 ||
-      ::listen(socket->get(), kBacklog) != 0)
+  if (::fchmod(socket.get(), 0600) != 0 || ::bind(socket.get(), any, sizeof *address) != 0 ||
+      ::listen(socket.get(), kBacklog) != 0)
     return fail_errno("listen at " + path, errno);
-  return Listener{.path = std::move(*claimed), .socket = std::move(*socket)};
+  return Listener{.path = std::move(claimed), .socket = std::move(socket)};
 }
 
 Result<UniqueFd> connect_to(const std::string& path) {

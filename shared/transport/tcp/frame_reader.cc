@@ -41,14 +41,12 @@ Result<std::optional<ArrivedFrame>> FrameReader::advance(std::size_t n) {
 }
 
 Result<std::optional<ArrivedFrame>> FrameReader::header_complete() {
-  auto frame = decode_frame(header_);
-  if (!frame) return fail(std::move(frame).error());
-  frame_ = *frame;
-  auto destination = accept_(frame_);
-  if (!destination) return fail(std::move(destination).error());
+  auto frame = WSYNC_TRY(decode_frame(header_));
+  frame_ = frame;
+  auto destination = WSYNC_TRY(accept_(frame_));
   if (frame_.type == FrameType::kBucket) {
-    WSYNC_CHECK(destination->size() == frame_.bytes, "a bucket goes where it fits exactly");
-    payload_ = *destination;
+    WSYNC_CHECK(destination.size() == frame_.bytes, "a bucket goes where it fits exactly");
+    payload_ = destination;
     digester_.reset();
     part_ = payload_.empty() ? Part::kTrailer : Part::kPayload;
     return std::nullopt;

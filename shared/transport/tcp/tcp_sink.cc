@@ -40,8 +40,7 @@ TcpSink::~TcpSink() { cancel(); }
 Result<> TcpSink::receive(Wanted wanted, SinkCallbacks callbacks) {
   if (session_ && session_->is_active)
     return fail(ErrorCode::kBusy, "a transfer is under way; cancel it first");
-  auto address = parse_tcp_address(wanted.source);
-  if (!address) return fail(std::move(address).error());
+  auto address = WSYNC_TRY(parse_tcp_address(wanted.source));
   WSYNC_TRY(check_wanted(wanted));
   session_ = std::make_shared<Session>(Session{.callbacks = std::move(callbacks)});
   TransferEvents events{
@@ -64,7 +63,7 @@ Result<> TcpSink::receive(Wanted wanted, SinkCallbacks callbacks) {
               if (std::exchange(session->is_active, false)) session->callbacks.on_failure(failure);
             });
           }};
-  transfer_ = std::make_shared<Transfer>(std::move(wanted), *address, std::move(events));
+  transfer_ = std::make_shared<Transfer>(std::move(wanted), address, std::move(events));
   thread_.post([this_loop = thread_.loop(), transfer = transfer_, streams = options_.streams] {
     transfer->start(this_loop, streams);
   });

@@ -142,17 +142,16 @@ TcpSource::TcpSource(UvThread& thread, TcpAddress address, std::shared_ptr<Serve
 
 Result<std::unique_ptr<TcpSource>> TcpSource::listen(UvThread& thread,
                                                      const TcpSourceOptions& options) {
-  auto address = parse_tcp_address(options.listen);
-  if (!address) return fail(std::move(address).error());
+  auto address = WSYNC_TRY(parse_tcp_address(options.listen));
   auto server = std::make_shared<Server>(thread.loop(), options);
   Result<std::uint16_t> port = 0;
   thread.run([&] {
-    port = server->start(*address);
+    port = server->start(address);
     if (!port) server->stop();
   });
   if (!port) return fail(std::move(port).error());
-  address->port = *port;
-  return std::unique_ptr<TcpSource>(new TcpSource(thread, *address, std::move(server)));
+  address.port = *port;
+  return std::unique_ptr<TcpSource>(new TcpSource(thread, address, std::move(server)));
 }
 
 TcpSource::~TcpSource() {

@@ -103,16 +103,15 @@ Result<> write_header(File& file, const std::vector<Tensor>& tensors, std::uint6
 
 Result<> write_shard(const std::string& path, const std::vector<Tensor>& tensors,
                      const DemoCheckpoint& wanted) {
-  Result<File> file = File::create(path);
-  if (!file) return fail(file.error());
-  WSYNC_TRY(write_header(*file, tensors, wanted.step));
+  auto file = WSYNC_TRY(File::create(path));
+  WSYNC_TRY(write_header(file, tensors, wanted.step));
   std::vector<std::uint64_t> block(kBlockWords);
   for (const Tensor& tensor : tensors) {
     std::uint64_t state = first_state(tensor.info.name, wanted);
     for (std::uint64_t left = tensor.bytes; left > 0;) {
       const std::uint64_t bytes = std::min<std::uint64_t>(left, kBlockWords * 8);
       state = fill(std::span(block).first((bytes + 7) / 8), state, bits_of(tensor.info.dtype));
-      WSYNC_TRY(file->write(block.data(), bytes));
+      WSYNC_TRY(file.write(block.data(), bytes));
       left -= bytes;
     }
   }
@@ -120,10 +119,9 @@ Result<> write_shard(const std::string& path, const std::vector<Tensor>& tensors
 }
 
 Result<> write_json(const std::string& path, const nlohmann::json& object) {
-  Result<File> file = File::create(path);
-  if (!file) return fail(file.error());
+  auto file = WSYNC_TRY(File::create(path));
   const std::string text = object.dump(2) + "\n";
-  return file->write(text.data(), text.size());
+  return file.write(text.data(), text.size());
 }
 
 // Consecutive tensors in shards of about equal size, each shard then in the writers' order: wider
@@ -162,13 +160,12 @@ Result<> write_all(const std::string& directory, const CheckpointModel& model,
 
 Result<CheckpointModel> model_of(const DemoCheckpoint& wanted) {
   if (wanted.model) return *wanted.model;
-  const Result<DemoModel> demo = DemoModel::scaled_to(wanted.bytes);
-  if (!demo) return fail(demo.error());
-  return CheckpointModel{.tensors = demo->tensors(),
-                         .config = demo->config(),
-                         .layers = demo->layers,
-                         .hidden = demo->hidden,
-                         .experts = demo->experts};
+  const auto demo = WSYNC_TRY(DemoModel::scaled_to(wanted.bytes));
+  return CheckpointModel{.tensors = demo.tensors(),
+                         .config = demo.config(),
+                         .layers = demo.layers,
+                         .hidden = demo.hidden,
+                         .experts = demo.experts};
 }
 
 Result<std::vector<Tensor>> list_tensors(const CheckpointModel& model,
@@ -176,15 +173,14 @@ Result<std::vector<Tensor>> list_tensors(const CheckpointModel& model,
   std::vector<Tensor> tensors;
   bool found = wanted.wrong_shape.empty();
   for (TensorInfo info : model.tensors) {
-    const Result<std::uint64_t> bytes = info.byte_size();
-    if (!bytes) return fail(bytes.error());
+    const auto bytes = WSYNC_TRY(info.byte_size());
     if (info.name == wanted.wrong_shape) {
       found = true;
       // The same bytes in another shape: [r, c] becomes [r, c/2, 2].
       info.shape.back() /= 2;
       info.shape.push_back(2);
     }
-    tensors.push_back({.info = std::move(info), .bytes = *bytes});
+    tensors.push_back({.info = std::move(info), .bytes = bytes});
   }
   if (!found)
     return fail(ErrorCode::kInvalidInput,
@@ -198,12 +194,10 @@ Result<DemoCheckpointInfo> make_demo_checkpoint(const DemoCheckpoint& wanted) {
   if (wanted.shards < 1 || wanted.shards > kShardsMax)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("{} shards: expected 1 to {}", wanted.shards, kShardsMax));
-  const Result<CheckpointModel> model = model_of(wanted);
-  if (!model) return fail(model.error());
-  const Result<std::vector<Tensor>> tensors = list_tensors(*model, wanted);
-  if (!tensors) return fail(tensors.error());
+  const auto model = WSYNC_TRY(model_of(wanted));
+  const auto tensors = WSYNC_TRY(list_tensors(model, wanted));
   std::uint64_t total = 0;
-  for (const Tensor& tensor : *tensors) total += tensor.bytes;
+  for (const Tensor& tensor : tensors) total += tensor.bytes;
 
   std::string directory = wanted.directory;
   while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
@@ -215,7 +209,7 @@ Result<DemoCheckpointInfo> make_demo_checkpoint(const DemoCheckpoint& wanted) {
   std::filesystem::create_directories(partial, error);
   if (error) return fail_errno(partial, error.value());
 
-  Result<> written = write_all(partial, *model, *tensors, total, wanted);
+  Result<> written = write_all(partial, model, tensors, total, wanted);
   // rename() would replace an empty directory made meanwhile, which harms nobody.
   if (written && ::rename(partial.c_str(), directory.c_str()) != 0)
     written = fail_errno("rename to " + directory, errno);
@@ -224,10 +218,10 @@ Result<DemoCheckpointInfo> make_demo_checkpoint(const DemoCheckpoint& wanted) {
     return fail(written.error());
   }
   return DemoCheckpointInfo{.bytes = total,
-                            .tensors = tensors->size(),
-                            .layers = model->layers,
-                            .hidden = model->hidden,
-                            .experts = model->experts};
+                            .tensors = tensors.size(),
+                            .layers = model.layers,
+                            .hidden = model.hidden,
+                            .experts = model.experts};
 }
 
 }  // namespace wsync::cli
