@@ -8,13 +8,13 @@
 namespace wsync::reload {
 namespace {
 
-// kLegal[from] is the only state that may follow.
-constexpr std::array<BufferState, 4> kLegal = {
-    BufferState::kFilling,    // free
-    BufferState::kReady,      // filling
-    BufferState::kReloading,  // ready
-    BufferState::kFree,       // reloading
-};
+constexpr std::array<Transition<BufferState>, 4> kTransitions = {{
+    {BufferState::kFree, "a bucket begins to arrive", BufferState::kFilling, "note the bucket"},
+    {BufferState::kFilling, "every byte of the bucket is in place", BufferState::kReady, ""},
+    {BufferState::kReady, "the readers are notified", BufferState::kReloading, "count them"},
+    {BufferState::kReloading, "the last reader has finished", BufferState::kFree,
+     "forget the bucket"},
+}};
 
 }  // namespace
 
@@ -33,7 +33,13 @@ std::string_view buffer_state_name(BufferState state) noexcept {
 }
 
 bool is_legal(BufferState from, BufferState to) noexcept {
-  return kLegal[static_cast<std::size_t>(from)] == to;
+  return allows<BufferState>(kTransitions, from, to);
+}
+
+TransitionTable buffer_transitions() {
+  return describe<BufferState>("BufferTable",
+                               "One H2D buffer or IPC buffer of a device during a switch.",
+                               kTransitions, buffer_state_name);
 }
 
 std::string to_string(const BufferId& id) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "shared/base/error.h"
+#include "shared/base/transitions.h"
 #include "shared/device/device.h"
 
 namespace wsync::reload {
@@ -35,8 +36,10 @@ enum class BufferState : std::uint8_t { kFree, kFilling, kReady, kReloading };
 inline constexpr std::uint64_t kNoBucket = std::numeric_limits<std::uint64_t>::max();
 
 [[nodiscard]] std::string_view buffer_state_name(BufferState state) noexcept;
-// Whether a buffer may go from one state to the other; the table itself.
+// Whether the transition table has a row from one state to the other.
 [[nodiscard]] bool is_legal(BufferState from, BufferState to) noexcept;
+// The transition table of one buffer, for the page of the protocol.
+[[nodiscard]] TransitionTable buffer_transitions();
 
 enum class BufferKind : std::uint8_t { kH2D, kIpc };
 
