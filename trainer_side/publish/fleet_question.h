@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,8 @@ namespace wsync::publish {
 
 struct FleetAnswer {
   std::string sidecar;
-  std::string failure;  // not empty: "is not connected" and the like; no `message` then
+  // Why there is no answer, such as "is not connected"; `message` then has no meaning.
+  std::optional<std::string> failure;
   control::Message message;
 };
 
