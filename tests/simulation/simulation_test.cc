@@ -68,17 +68,19 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
     total.rounds_ok += run.rounds_ok;
     total.rounds_failed += run.rounds_failed;
     total.rollbacks_ok += run.rollbacks_ok;
+    total.superseded += run.superseded;
     total.cancelled += run.cancelled;
     total.steps += run.steps;
     total.dropped += run.dropped;
   }
   std::printf(
-      "%llu seeds: %llu events, %llu crashes, rounds %llu ok, %llu failed and %llu cancelled, %llu "
-      "rollbacks, %llu serving steps, %llu messages dropped\n",
+      "%llu seeds: %llu events, %llu crashes, rounds %llu ok, %llu failed, %llu superseded and "
+      "%llu cancelled, %llu rollbacks, %llu serving steps, %llu messages dropped\n",
       static_cast<unsigned long long>(seed - first), static_cast<unsigned long long>(total.events),
       static_cast<unsigned long long>(total.crashes),
       static_cast<unsigned long long>(total.rounds_ok),
       static_cast<unsigned long long>(total.rounds_failed),
+      static_cast<unsigned long long>(total.superseded),
       static_cast<unsigned long long>(total.cancelled),
       static_cast<unsigned long long>(total.rollbacks_ok),
       static_cast<unsigned long long>(total.steps), static_cast<unsigned long long>(total.dropped));
@@ -86,6 +88,7 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
     EXPECT_GT(total.rounds_ok, 0U);
     EXPECT_GT(total.rounds_failed, 0U);
     EXPECT_GT(total.rollbacks_ok, 0U);
+    EXPECT_GT(total.superseded, 0U);
     EXPECT_GT(total.cancelled, 0U);
     EXPECT_GT(total.steps, 0U);
   }

@@ -120,6 +120,7 @@ void World::start_coordinator(std::size_t c) {
                       .quorum = std::min(2U, options_.sidecars * options_.replicas)};
   if (policy == 3) options.commit = {.rule = CommitRule::kEach};
   process.machine = std::make_unique<publish::Coordinator>(std::move(options));
+  start_queue(c);
 }
 
 void World::crash_coordinator(std::size_t c) {
@@ -127,6 +128,7 @@ void World::crash_coordinator(std::size_t c) {
   if (!process.machine) return;
   ++statistics_.crashes;
   statistics_.dropped += process.machine->dropped();
+  process.queue.reset();
   process.machine.reset();
   ++process.life;
   process.publishes.clear();
@@ -290,7 +292,9 @@ void World::coordinator_step(std::size_t c, publish::CoordinatorEvent event) {
     if (!process.machine || process.life != life) return;
     carry_out(c, command);
   }
-  if (process.machine && process.life == life) arm_coordinator(c);
+  if (!process.machine || process.life != life) return;
+  arm_coordinator(c);
+  execute(c, process.queue->advance(schedule_.now()));
 }
 
 void World::arm_coordinator(std::size_t c) {
@@ -309,13 +313,13 @@ void World::carry_out(std::size_t c, const publish::CoordinatorCommand& command)
     to_sidecar(c, send->peer, send->envelope, send->message);
   } else if (const auto* write = std::get_if<publish::Store>(&command)) {
     store(c, *write);
+  } else if (const auto* phase = std::get_if<publish::PhaseEntered>(&command)) {
+    if (const auto entered = process.queue->phase_entered(phase->request, phase->phase); !entered)
+      violate(entered.error().message());
   } else if (const auto* done = std::get_if<publish::RoundDone>(&command)) {
-    if (process.publishes.erase(done->request) != 1) violate("a publish ended twice");
-    if (!done->cancelled) ++(done->reply.ok ? statistics_.rounds_ok : statistics_.rounds_failed);
-    if (done->cancelled && !cancelled_.insert(done->reply.version).second)
-      violate("a publish was cancelled twice");
-    if (done->reply.ok) last_ok_ = std::max(last_ok_, done->request);
-    if (!done->reply.ok) ++statistics_.reasons[done->reply.reason];
+    execute(c, process.queue->round_ended(done->request, {.superseded = done->superseded,
+                                                          .cancelled = done->cancelled,
+                                                          .reply = done->reply}));
   } else if (const auto* back = std::get_if<publish::RollbackDone>(&command)) {
     if (process.rollbacks.erase(back->request) != 1) violate("a rollback ended twice");
     if (!back->reply.ok) ++statistics_.reasons["rollback: " + back->reply.reason];
