@@ -172,16 +172,6 @@ Result<> CoordinatorAgent::open() {
   state_lock_.emplace(std::move(*lock));
   if (record_before_) log_record(*record_before_, config_.deadlines.gather);
   record_before_.reset();
-  if (auto opened = open_pages(); !opened) {
-    // With --take-over the fleet is this coordinator's already: to end for want of the pages would
-    // leave the fleet without any coordinator.
-    if (!config_.take_over) return opened;
-    log_warning("no /metrics, /healthz, /readyz and page: {}", opened.error().message());
-  }
-  return {};
-}
-
-Result<> CoordinatorAgent::open_pages() {
   if (config_.http_address.empty()) return {};
   const auto readiness = [this] { return fleet_readiness(coordinator_, config_.min_replicas); };
   metrics::StatusFacts facts;
@@ -196,11 +186,19 @@ Result<> CoordinatorAgent::open_pages() {
             .rounds = recorder_.rounds(at),
             .at = at};
   };
-  pages_ = WSYNC_TRY(metrics::StatusPages::create(
+  auto pages = metrics::StatusPages::create(
       loop_,
       {.address = config_.http_address, .take_over = config_.take_over, .role = "coordinator"},
       recorder_.metrics(), std::move(facts),
-      [shown](Asker& asker) { return page::page_routes(asker, shown); }));
+      [shown](Asker& asker) { return page::page_routes(asker, shown); });
+  if (pages) {
+    pages_ = std::move(*pages);
+    return {};
+  }
+  // With --take-over the fleet is this coordinator's already: to end for want of the pages would
+  // leave the fleet without any coordinator.
+  if (!config_.take_over) return fail(std::move(pages).error());
+  log_warning("no /metrics, /healthz, /readyz and page: {}", pages.error().message());
   return {};
 }
 
@@ -380,14 +378,14 @@ void CoordinatorAgent::reply(const std::string& peer, std::uint64_t request,
 void CoordinatorAgent::roll_back(const Version& to,
                                  std::function<void(Result<control::RollbackReply>)> on_done) {
   if (const auto stopped = why_stopped()) return on_done(fail(*stopped));
-  const std::uint64_t request = next_request();
+  const std::uint64_t request = recorder_.next_request();
   rollbacks_[request] = std::move(on_done);
   step(RollbackRequested{.request = request, .to = to});
 }
 
 control::CancelReply CoordinatorAgent::cancel(const Version& version) {
   cancelled_.reset();
-  step(CancelRequested{.request = next_request(), .version = version});
+  step(CancelRequested{.request = recorder_.next_request(), .version = version});
   WSYNC_CHECK(cancelled_.has_value(), "each request to cancel is answered in its step");
   return *std::exchange(cancelled_, std::nullopt);
 }

@@ -104,17 +104,14 @@ class CoordinatorAgent final : public CoordinatorFacts {
   [[nodiscard]] const std::string& address() const noexcept { return router_->address(); }
   // The last error that a sidecar has reported, for instance why it does not join.
   [[nodiscard]] const std::optional<std::string>& complaint() const noexcept { return complaint_; }
-  // Where the publishing side records its part of an update.
+  // Numbers the updates. The publishing side records its part of an update here.
   [[nodiscard]] UpdateRecorder& recorder() noexcept { return recorder_; }
-  // Numbers for updates, publishes and rollbacks together.
-  [[nodiscard]] std::uint64_t next_request() noexcept { return next_request_++; }
 
  private:
   CoordinatorAgent(Loop& loop, const config::TrainerConfig& config,
                    CoordinatorAgentCallbacks callbacks, CoordinatorOptions options,
                    std::unique_ptr<DecisionStore> store);
   [[nodiscard]] Result<> listen();
-  [[nodiscard]] Result<> open_pages();
   void step(decltype(CoordinatorEvent::what) what);
   void execute(CoordinatorCommand command);
   void store(const Store& command);
@@ -139,7 +136,6 @@ class CoordinatorAgent final : public CoordinatorFacts {
   std::map<std::uint64_t, std::function<void(Result<control::RollbackReply>)>> rollbacks_;
   std::optional<control::CancelReply> cancelled_;  // of the step that has just been made
   std::optional<std::string> complaint_;
-  std::uint64_t next_request_ = 1;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what comes back by posts
   std::unique_ptr<metrics::StatusPages> pages_;                 // null: http.address is none
 };

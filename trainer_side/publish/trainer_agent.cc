@@ -41,7 +41,7 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
 }
 
 TrainerAgent::TrainerAgent(Loop& loop, const config::TrainerConfig& config)
-    : loop_(loop), config_(config), progress_timer_(loop, [this] { report_progress(); }) {}
+    : config_(config), progress_timer_(loop, [this] { report_progress(); }) {}
 
 TrainerAgent::~TrainerAgent() {
   // Only then: the publisher waits for the snapshot that is being taken.
@@ -86,7 +86,7 @@ CoordinatorAgentCallbacks TrainerAgent::coordinator_callbacks(TrainerAgentCallba
 // ---- what is asked ----
 
 void TrainerAgent::publish(PublishJob job) {
-  const std::uint64_t request = coordinator_->next_request();
+  const std::uint64_t request = coordinator_->recorder().next_request();
   const std::uint64_t step = job.step;
   jobs_[request].job = std::move(job);
   if (const auto added = queue_->publish(request, step, now()); !added) log_refused(added.error());

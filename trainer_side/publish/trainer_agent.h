@@ -125,7 +125,6 @@ class TrainerAgent {
   void enter_phase(const PhaseEntered& phase);
   void report_progress();
 
-  Loop& loop_;
   const config::TrainerConfig config_;
   std::unique_ptr<Publisher> publisher_;
   std::unique_ptr<CoordinatorAgent> coordinator_;

@@ -98,7 +98,7 @@ void UpdateRecorder::sent(const std::string& sidecar, const control::Message& me
 
 void UpdateRecorder::received(const std::string& sidecar, const control::Message& message,
                               TimePoint at) {
-  if (const auto answered = trace_.heard(sidecar, message, at))
+  if (const auto answered = trace_.received(sidecar, message, at))
     history_.answered(sidecar, answered->version, answered->stage, answered->begin, at);
 }
 

@@ -26,6 +26,9 @@ class UpdateRecorder {
   UpdateRecorder(std::string trace_file, std::uint64_t trace_spans)
       : trace_(std::move(trace_file), trace_spans) {}
 
+  // A number for the next update: publishes and rollbacks are numbered together.
+  [[nodiscard]] std::uint64_t next_request() noexcept { return next_request_++; }
+
   // ---- a publish ----
 
   void snapshot_began(std::uint64_t request, const Version& version, TimePoint at);
@@ -66,6 +69,7 @@ class UpdateRecorder {
  private:
   void end(std::uint64_t request, UpdateEnd end, const control::PushReply& reply, TimePoint at);
 
+  std::uint64_t next_request_ = 1;
   std::map<std::uint64_t, Version> publishes_;  // by request; snapshot begun, not ended
   UpdateJournal journal_;
   RoundTrace trace_;

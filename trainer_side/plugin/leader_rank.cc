@@ -1,4 +1,5 @@
-// Rank 0: owns the TrainerAgent, and gathers the shards of the other ranks into its snapshot.
+// LeaderRank: rank 0. Owns the TrainerAgent, and gathers the shards of the other ranks into its
+// snapshot.
 #include <algorithm>
 #include <utility>
 
@@ -14,13 +15,14 @@ namespace {
 
 using control::PublishState;
 
-class LeadRank final : public RankRole {
+class LeaderRank final : public RankRole {
  public:
-  LeadRank(const RankSettings& settings, PublishBoard& board)
+  LeaderRank(const RankSettings& settings, PublishBoard& board)
       : config_(settings.config), board_(board), gather_(settings.world_size) {}
-  ~LeadRank() override {
+  ~LeaderRank() override {
+    // First: the agent waits for the snapshot that is being taken, which may wait for reports.
     gather_.cancel();
-    agent_.reset();  // waits for a snapshot that is being taken
+    agent_.reset();
   }
 
   [[nodiscard]] Result<> start(Loop& loop, const RankSettings& settings) {
@@ -51,16 +53,16 @@ class LeadRank final : public RankRole {
       status->state = PublishState::kSnapshotted;
       status->version = version;
       status->snapshot_ns = static_cast<std::uint64_t>(time.count());
-      tell(id, *status);
+      notify(id, *status);
     };
     job.on_phase = [this, id = order.id, status](control::ProgressPhase phase) {
       if (phase != control::ProgressPhase::kSwitch) return;
       status->state = PublishState::kStaged;
-      tell(id, *status);
+      notify(id, *status);
     };
     job.on_done = [this, id = order.id, status](const publish::PublishResult& result) {
       finish(*status, result);
-      tell(id, *status);
+      notify(id, *status);
     };
     agent_->publish(std::move(job));
   }
@@ -103,12 +105,13 @@ class LeadRank final : public RankRole {
     }
   }
 
-  // The board last: who looks at it may publish the step once more, which begins after this.
-  void tell(std::uint64_t id, const control::PublishStatus& status) {
-    // What the ranks have reported of a step that was lost with one of them waits for the next try.
+  // The board last: a caller that sees a failure there may publish the step again at once, and that
+  // must find the gather and the other ranks informed.
+  void notify(std::uint64_t id, const control::PublishStatus& status) {
+    // After the loss of a rank the reports of the others are kept for the next attempt.
     if (status.state == PublishState::kFailed && status.version.none() && !is_lost(status))
       gather_.give_up(status.step, status.reason);
-    if (hub_) hub_->tell(status);
+    if (hub_) hub_->notify(status);
     board_.update(id, status);
   }
 
@@ -125,9 +128,9 @@ std::string rank_socket(const config::TrainerConfig& config) {
   return config.run_dir + "/trainer-ranks.sock";
 }
 
-Result<std::unique_ptr<RankRole>> make_lead_rank(Loop& loop, const RankSettings& settings,
-                                                 PublishBoard& board) {
-  auto role = std::make_unique<LeadRank>(settings, board);
+Result<std::unique_ptr<RankRole>> make_leader_rank(Loop& loop, const RankSettings& settings,
+                                                   PublishBoard& board) {
+  auto role = std::make_unique<LeaderRank>(settings, board);
   WSYNC_TRY(role->start(loop, settings));
   return role;
 }

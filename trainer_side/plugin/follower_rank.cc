@@ -1,5 +1,5 @@
-// Ranks 1 and up: each copies its shards into arenas of its own, hands them to rank 0 and hears
-// from it how far the version has come.
+// FollowerRank: ranks 1 and up. Each copies its shards into arenas of its own, gives them to rank
+// 0, and receives the status of the version from rank 0.
 #include <algorithm>
 #include <chrono>
 #include <list>
@@ -36,7 +36,8 @@ Result<publish::MemorySource> shard_source(const std::vector<publish::RankTensor
   return publish::MemorySource::create(std::move(shards));
 }
 
-// What lies at a path; nothing when nothing does.
+// The identity of the file at a path; none when there is no file. It tells a socket from the one
+// that has replaced it under the same path.
 using FileIdentity = std::pair<dev_t, ino_t>;
 std::optional<FileIdentity> file_at(const std::string& path) {
   struct stat status{};
@@ -44,9 +45,9 @@ std::optional<FileIdentity> file_at(const std::string& path) {
   return FileIdentity(status.st_dev, status.st_ino);
 }
 
-class FollowRank final : public RankRole {
+class FollowerRank final : public RankRole {
  public:
-  FollowRank(Loop& loop, const RankSettings& settings, PublishBoard& board)
+  FollowerRank(Loop& loop, const RankSettings& settings, PublishBoard& board)
       : loop_(loop),
         settings_(settings),
         board_(board),
@@ -55,21 +56,21 @@ class FollowRank final : public RankRole {
             .name = fmt::format("wsync-rank{}", settings.rank), .arenas = kArenas})),
         reconnect_(loop, [this] { connect(); }),
         deadline_(loop, [this] { check_deadlines(); }),
-        look_(loop, [this] { leave_a_replaced_lead(); }),
+        look_(loop, [this] { leave_replaced_leader(); }),
         worker_(std::make_unique<Worker>(
             loop, WorkerOptions{.name = "snapshot", .max_queued = limits::kPublishesRemembered})) {
     look_.start_repeating(std::chrono::milliseconds(limits::kRankReconnectMaxMs));
     connect();
   }
-  ~FollowRank() override {
+  ~FollowerRank() override {
     stop_.request_stop();
     worker_->stop();
   }
-  FollowRank(const FollowRank&) = delete;
-  FollowRank& operator=(const FollowRank&) = delete;
+  FollowerRank(const FollowerRank&) = delete;
+  FollowerRank& operator=(const FollowerRank&) = delete;
 
   void publish(PublishOrder order) override;
-  void give_up(std::uint64_t /*step*/) override {}  // its snapshots wait for nobody
+  void give_up(std::uint64_t /*step*/) override {}  // its snapshots do not wait
   void roll_back(const Version& /*to*/,
                  std::function<void(Result<control::RollbackReply>)> on_done) override {
     on_done(fail(ErrorCode::kInvalidInput,
@@ -78,20 +79,20 @@ class FollowRank final : public RankRole {
 
  private:
   using Taken = Result<std::shared_ptr<const publish::Snapshot>>;
-  // One publish, from its snapshot to the word of rank 0 about its end.
+  // One publish, from its snapshot until rank 0 reports its end.
   struct Pending {
     PublishOrder order;
-    // The same weights once more, while the end of `order` is not known: has that end, or takes the
-    // place of `order` when it fails.
+    // A second publish of the same weights while the end of `order` is not known. It ends as
+    // `order` does, or takes its place when `order` fails.
     std::optional<PublishOrder> again;
     control::PublishStatus status;
     control::Snapshotted report;
-    std::shared_ptr<const publish::Snapshot> snapshot;  // until rank 0 holds it itself
+    std::shared_ptr<const publish::Snapshot> snapshot;  // until rank 0 has made a version of it
     bool is_snapshotted = false;                        // or has failed to be
     bool is_sent = false;
     bool is_heard = false;  // rank 0 has made a version of this step
-    // It has failed here, for another rank was lost; rank 0 holds the report for the case that the
-    // step is published once more, and so does this rank the snapshot.
+    // It has failed because another rank was lost. Rank 0 keeps the report, and this rank the
+    // snapshot, for the case that the step is published again.
     bool is_kept = false;
     std::optional<TimePoint> deadline;  // none while the weights are read
   };
@@ -99,19 +100,19 @@ class FollowRank final : public RankRole {
 
   [[nodiscard]] static Taken take(publish::Snapshotter& snapshotter, const PublishOrder& order,
                                   TimePoint deadline, std::stop_token stop);
-  void on_snapshot(std::uint64_t id, Taken taken);
-  [[nodiscard]] bool follow_unended(const PublishOrder& order);
+  void handle_snapshot(std::uint64_t id, Taken taken);
+  [[nodiscard]] bool join_unended(const PublishOrder& order);
   [[nodiscard]] bool take_over_kept(Pending& pending);
   void connect();
-  void leave_a_replaced_lead();
-  void on_frame(const control::Frame& frame);
-  void on_status(const control::PublishStatus& status);
-  void hear(PendingList::iterator pending, const control::PublishStatus& status);
-  void on_close(const Error& error);
+  void leave_replaced_leader();
+  void handle_frame(const control::Frame& frame);
+  void handle_status(const control::PublishStatus& status);
+  void apply_status(PendingList::iterator pending, const control::PublishStatus& status);
+  void handle_close(const Error& error);
   void stop(const Error& why);
   void send_reports();
   [[nodiscard]] Result<> send_report(Pending& pending);
-  void tell(const Pending& pending);
+  void notify(const Pending& pending);
   void fail_order(const PublishOrder& order, ErrorCode code, const std::string& reason,
                   control::PublishStatus status = {});
   void end(PendingList::iterator pending, ErrorCode code, const std::string& reason);
@@ -125,11 +126,11 @@ class FollowRank final : public RankRole {
   const std::string path_;
   std::shared_ptr<publish::Snapshotter> snapshotter_;
   std::unique_ptr<control::UnixStream> stream_;
-  std::optional<FileIdentity> lead_;  // the socket of the rank 0 that it leads to
-  std::optional<Error> refusal_;      // why rank 0 closes this connection
-  std::optional<Error> stopped_;      // another process is this rank
-  std::string problem_;               // of the last connection, for sentences
-  RankTensors told_;                  // what rank 0 knows on this connection
+  std::optional<FileIdentity> leader_;  // the socket that stream_ is connected to
+  std::optional<Error> refusal_;        // why rank 0 closes this connection, as rank 0 says
+  std::optional<Error> stopped_;        // another process is this rank
+  std::string problem_;                 // of the last connection, for error sentences
+  RankTensors described_;               // the description that was sent on this connection
   std::chrono::milliseconds pause_{limits::kReconnectMinMs};
   PendingList pending_;  // in the order of their publishes
   Timer reconnect_;
@@ -139,10 +140,10 @@ class FollowRank final : public RankRole {
   std::unique_ptr<Worker> worker_;
 };
 
-void FollowRank::publish(PublishOrder order) {
+void FollowerRank::publish(PublishOrder order) {
   if (stopped_) return fail_order(order, stopped_->code(), stopped_->message());
-  leave_a_replaced_lead();
-  if (follow_unended(order)) return;
+  leave_replaced_leader();
+  if (join_unended(order)) return;
   Pending& added = pending_.emplace_back();
   added.order = order;
   added.status.step = order.step;
@@ -152,13 +153,13 @@ void FollowRank::publish(PublishOrder order) {
       [taken, order, deadline, snapshotter = snapshotter_, stop = stop_.get_token()] {
         *taken = take(*snapshotter, order, deadline, stop);
       },
-      [this, taken, id = order.id] { on_snapshot(id, std::move(*taken)); });
+      [this, taken, id = order.id] { handle_snapshot(id, std::move(*taken)); });
   if (!submitted)
     end(std::prev(pending_.end()), submitted.error().code(), submitted.error().message());
   arm_deadline();
 }
 
-bool FollowRank::follow_unended(const PublishOrder& order) {
+bool FollowerRank::join_unended(const PublishOrder& order) {
   const auto before = std::ranges::find_if(pending_, [&](const Pending& p) {
     return p.order.step == order.step && !p.is_kept && !is_final(p.status.state);
   });
@@ -167,12 +168,12 @@ bool FollowRank::follow_unended(const PublishOrder& order) {
     fail_order(*before->again, ErrorCode::kCancelled,
                fmt::format("step {} is published once more", order.step));
   before->again = order;
-  tell(*before);
+  notify(*before);
   return true;
 }
 
-FollowRank::Taken FollowRank::take(publish::Snapshotter& snapshotter, const PublishOrder& order,
-                                   TimePoint deadline, std::stop_token stop) {
+FollowerRank::Taken FollowerRank::take(publish::Snapshotter& snapshotter, const PublishOrder& order,
+                                       TimePoint deadline, std::stop_token stop) {
   auto source = WSYNC_TRY(shard_source(*order.tensors));
   publish::SnapshotRequest request;
   request.version = {.epoch = 0, .step = order.step};
@@ -181,7 +182,7 @@ FollowRank::Taken FollowRank::take(publish::Snapshotter& snapshotter, const Publ
   return snapshotter.take(source, request);
 }
 
-void FollowRank::on_snapshot(std::uint64_t id, Taken taken) {
+void FollowerRank::handle_snapshot(std::uint64_t id, Taken taken) {
   const auto found = std::ranges::find(pending_, id, [](const Pending& p) { return p.order.id; });
   if (found == pending_.end()) return;
   if (stopped_) return end(found, stopped_->code(), stopped_->message());
@@ -200,17 +201,17 @@ void FollowRank::on_snapshot(std::uint64_t id, Taken taken) {
     pending.status.code = static_cast<std::uint8_t>(taken.error().code());
     pending.status.reason = taken.error().message();
   }
-  // Rank 0 waits for it this long; a failure is told as well, so that it need not.
+  // Rank 0 waits this long for the report. A failure is reported too, so that it need not wait.
   pending.deadline = now() + settings_.config.deadlines.gather;
-  tell(pending);
+  notify(pending);
   if (take_over_kept(pending) && is_final(pending.status.state)) pending_.erase(found);
   send_reports();
   arm_deadline();
 }
 
-// What rank 0 holds of this step stands for this publish too, if it is of the same bytes. Whether
-// it does: then nothing is left to be reported.
-bool FollowRank::take_over_kept(Pending& pending) {
+// True when rank 0 already holds a report of this step with the same content, which then counts for
+// this publish too: nothing is left to be reported.
+bool FollowerRank::take_over_kept(Pending& pending) {
   const auto kept = std::ranges::find_if(
       pending_, [&](const Pending& p) { return p.is_kept && p.order.step == pending.order.step; });
   if (kept == pending_.end()) return false;
@@ -226,7 +227,7 @@ bool FollowRank::take_over_kept(Pending& pending) {
       const std::uint64_t own_copy_ns = pending.status.snapshot_ns;
       pending.status = kept->status;
       pending.status.snapshot_ns = own_copy_ns;
-      tell(pending);
+      notify(pending);
     }
   }
   pending_.erase(kept);
@@ -235,13 +236,13 @@ bool FollowRank::take_over_kept(Pending& pending) {
 
 // ---- the link ----
 
-void FollowRank::connect() {
+void FollowerRank::connect() {
   control::StreamCallbacks callbacks;
-  callbacks.on_frame = [this](const control::Frame& frame) { on_frame(frame); };
-  callbacks.on_close = [this](const Error& error) { on_close(error); };
-  lead_ = file_at(path_);
+  callbacks.on_frame = [this](const control::Frame& frame) { handle_frame(frame); };
+  callbacks.on_close = [this](const Error& error) { handle_close(error); };
+  leader_ = file_at(path_);
   auto stream = control::UnixStream::connect(loop_, path_, std::move(callbacks));
-  if (stream && file_at(path_) != lead_)
+  if (stream && file_at(path_) != leader_)
     stream = fail(ErrorCode::kPeerLost, "rank 0 is being replaced");
   if (!stream) {
     problem_ = stream.error().message();
@@ -250,7 +251,7 @@ void FollowRank::connect() {
     return;
   }
   stream_ = std::move(*stream);
-  told_.reset();
+  described_.reset();
   refusal_.reset();
   const control::RankHello hello{.rank = settings_.rank,
                                  .world_size = settings_.world_size,
@@ -260,10 +261,10 @@ void FollowRank::connect() {
   send_reports();
 }
 
-void FollowRank::on_frame(const control::Frame& frame) {
+void FollowerRank::handle_frame(const control::Frame& frame) {
   pause_ = std::chrono::milliseconds(limits::kReconnectMinMs);
   if (const auto* status = std::get_if<control::PublishStatus>(&frame.message))
-    on_status(*status);
+    handle_status(*status);
   else if (const auto* error = std::get_if<control::ErrorReply>(&frame.message))
     refusal_.emplace(static_cast<ErrorCode>(error->code), error->message);
   else
@@ -271,16 +272,17 @@ void FollowRank::on_frame(const control::Frame& frame) {
                 control::message_name(control::type_of(frame.message)));
 }
 
-// A rank 0 that stands still keeps its connections; what took its place has the socket's path.
-void FollowRank::leave_a_replaced_lead() {
+// A rank 0 that hangs keeps its connections, so their end does not show that it was replaced. Its
+// successor has a new socket at the same path.
+void FollowerRank::leave_replaced_leader() {
   if (!stream_) return;
   const auto there = file_at(path_);
-  if (!there || there == lead_) return;
-  on_close(Error(ErrorCode::kPeerLost,
-                 fmt::format("another process is rank 0 now: it has taken over {}", path_)));
+  if (!there || there == leader_) return;
+  handle_close(Error(ErrorCode::kPeerLost,
+                     fmt::format("another process is rank 0 now: it has taken over {}", path_)));
 }
 
-void FollowRank::on_close(const Error& error) {
+void FollowerRank::handle_close(const Error& error) {
   stream_.reset();
   if (refusal_ && refusal_->code() == ErrorCode::kFenced) return stop(*refusal_);
   problem_ = refusal_ ? refusal_->message() : error.message();
@@ -300,21 +302,22 @@ void FollowRank::on_close(const Error& error) {
   pause_ = std::min(2 * pause_, std::chrono::milliseconds(limits::kRankReconnectMaxMs));
 }
 
-void FollowRank::stop(const Error& why) {
+void FollowerRank::stop(const Error& why) {
   log_error("rank {} stops: {}", settings_.rank, why.message());
   stopped_ = why;
   look_.stop();
   settings_.on_stopped(why);
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto next = std::next(it);
-    if (it->is_snapshotted) end(it, why.code(), why.message());  // the others are being read
+    if (it->is_snapshotted)
+      end(it, why.code(), why.message());  // one that is being copied ends in handle_snapshot()
     it = next;
   }
   arm_deadline();
 }
 
-// In the order of the publishes, so that rank 0 sees steps that grow.
-void FollowRank::send_reports() {
+// In the order of the publishes, because rank 0 only accepts steps that grow.
+void FollowerRank::send_reports() {
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto next = std::next(it);
     if (!it->is_snapshotted) return;
@@ -331,13 +334,13 @@ void FollowRank::send_reports() {
   }
 }
 
-Result<> FollowRank::send_report(Pending& pending) {
-  if (told_ != pending.order.tensors) {
+Result<> FollowerRank::send_report(Pending& pending) {
+  if (described_ != pending.order.tensors) {
     control::RankShards shards;
     for (const publish::RankTensor& tensor : *pending.order.tensors)
       shards.tensors.push_back(to_message(tensor));
     WSYNC_TRY(stream_->send({}, shards));
-    told_ = pending.order.tensors;
+    described_ = pending.order.tensors;
   }
   std::vector<UniqueFd> fds;
   if (pending.snapshot) {
@@ -350,7 +353,7 @@ Result<> FollowRank::send_report(Pending& pending) {
   return {};
 }
 
-void FollowRank::on_status(const control::PublishStatus& status) {
+void FollowerRank::handle_status(const control::PublishStatus& status) {
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto next = std::next(it);
     const std::uint64_t step = it->order.step;
@@ -358,14 +361,15 @@ void FollowRank::on_status(const control::PublishStatus& status) {
       end(it, ErrorCode::kRefused,
           fmt::format("rank 0 publishes step {} and not step {}", status.step, step));
     else if (step == status.step && it->is_sent)
-      hear(it, status);
+      apply_status(it, status);
     it = next;
   }
   send_reports();
   arm_deadline();
 }
 
-void FollowRank::hear(PendingList::iterator pending, const control::PublishStatus& status) {
+void FollowerRank::apply_status(PendingList::iterator pending,
+                                const control::PublishStatus& status) {
   if (is_lost(status)) {  // rank 0 keeps the report
     if (pending->is_kept) return;
     fail_order(pending->order, ErrorCode::kPeerLost, status.reason, pending->status);
@@ -382,20 +386,20 @@ void FollowRank::hear(PendingList::iterator pending, const control::PublishStatu
   const std::uint64_t own_copy_ns = pending->status.snapshot_ns;
   pending->status = status;
   pending->status.snapshot_ns = own_copy_ns;
-  if (pending->is_kept) return;  // for the publish that takes it over
-  tell(*pending);
+  if (pending->is_kept) return;  // kept for the publish that takes it over
+  notify(*pending);
   if (is_final(status.state)) pending_.erase(pending);
 }
 
 // ---- how a publish ends here ----
 
-void FollowRank::tell(const Pending& pending) {
+void FollowerRank::notify(const Pending& pending) {
   board_.update(pending.order.id, pending.status);
   if (pending.again) board_.update(pending.again->id, pending.status);
 }
 
-void FollowRank::fail_order(const PublishOrder& order, ErrorCode code, const std::string& reason,
-                            control::PublishStatus status) {
+void FollowerRank::fail_order(const PublishOrder& order, ErrorCode code, const std::string& reason,
+                              control::PublishStatus status) {
   status.step = order.step;
   status.state = PublishState::kFailed;
   status.code = static_cast<std::uint8_t>(code);
@@ -403,15 +407,16 @@ void FollowRank::fail_order(const PublishOrder& order, ErrorCode code, const std
   board_.update(order.id, status);
 }
 
-void FollowRank::end(PendingList::iterator pending, ErrorCode code, const std::string& reason) {
+void FollowerRank::end(PendingList::iterator pending, ErrorCode code, const std::string& reason) {
   fail_order(pending->order, code, reason, pending->status);
   if (pending->again) fail_order(*pending->again, code, reason, pending->status);
   pending_.erase(pending);
 }
 
-// No version came of its report. The snapshot is that of the publish that followed it as well.
-void FollowRank::fail_or_try_again(PendingList::iterator pending, ErrorCode code,
-                                   const std::string& reason) {
+// Rank 0 has made no version of its report. A second publish of the same weights takes its place
+// with the same snapshot.
+void FollowerRank::fail_or_try_again(PendingList::iterator pending, ErrorCode code,
+                                     const std::string& reason) {
   if (!pending->again || !pending->snapshot) return end(pending, code, reason);
   fail_order(pending->order, code, reason, pending->status);
   pending->order = *std::exchange(pending->again, std::nullopt);
@@ -419,7 +424,7 @@ void FollowRank::fail_or_try_again(PendingList::iterator pending, ErrorCode code
   pending->deadline = now() + settings_.config.deadlines.gather;
 }
 
-void FollowRank::check_deadlines() {
+void FollowerRank::check_deadlines() {
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto next = std::next(it);
     if (it->deadline && *it->deadline <= now())
@@ -433,7 +438,7 @@ void FollowRank::check_deadlines() {
   arm_deadline();
 }
 
-void FollowRank::arm_deadline() {
+void FollowerRank::arm_deadline() {
   std::optional<TimePoint> first;
   for (const Pending& pending : pending_)
     if (pending.deadline) first = std::min(first.value_or(*pending.deadline), *pending.deadline);
@@ -443,9 +448,9 @@ void FollowRank::arm_deadline() {
 
 }  // namespace
 
-Result<std::unique_ptr<RankRole>> make_follow_rank(Loop& loop, const RankSettings& settings,
-                                                   PublishBoard& board) {
-  return std::make_unique<FollowRank>(loop, settings, board);
+Result<std::unique_ptr<RankRole>> make_follower_rank(Loop& loop, const RankSettings& settings,
+                                                     PublishBoard& board) {
+  return std::make_unique<FollowerRank>(loop, settings, board);
 }
 
 }  // namespace wsync::plugin
