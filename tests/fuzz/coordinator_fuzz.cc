@@ -14,7 +14,7 @@
 #include "shared/base/check.h"
 #include "tests/fuzz/driven_machine.h"
 #include "tests/fuzz/pooled_message.h"
-#include "trainer_side/coordinator/update_round.h"
+#include "trainer_side/coordinator/coordinator.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-// TrainerAgent: the trainer-side agent of rank 0. It joins the coordinator (update_round.h) to the
+// TrainerAgent: the trainer-side agent of rank 0. It joins the coordinator (coordinator.h) to the
 // control port, the snapshotter, and the sources that serve buckets.
 //
 // Thread: the loop's; callbacks come on the loop.
@@ -23,10 +23,10 @@
 #include "shared/observe/metrics/status_pages.h"
 #include "shared/transport/memfd/memfd_source.h"
 #include "shared/transport/tcp/tcp_source.h"
+#include "trainer_side/coordinator/coordinator.h"
 #include "trainer_side/coordinator/decision_store.h"
 #include "trainer_side/coordinator/page/round_history.h"
 #include "trainer_side/coordinator/round_metrics.h"
-#include "trainer_side/coordinator/update_round.h"
 #include "trainer_side/publish/fleet_question.h"
 #include "trainer_side/publish/round_trace.h"
 #include "trainer_side/publish/snapshot.h"

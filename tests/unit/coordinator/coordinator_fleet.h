@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "trainer_side/coordinator/update_round.h"
+#include "trainer_side/coordinator/coordinator.h"
 
 namespace wsync::publish {
 

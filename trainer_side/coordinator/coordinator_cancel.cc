@@ -3,7 +3,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
-#include "trainer_side/coordinator/update_round.h"
+#include "trainer_side/coordinator/coordinator.h"
 
 namespace wsync::publish {
 namespace {

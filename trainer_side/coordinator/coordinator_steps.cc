@@ -5,7 +5,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
-#include "trainer_side/coordinator/update_round.h"
+#include "trainer_side/coordinator/coordinator.h"
 
 namespace wsync::publish {
 namespace {

@@ -1,4 +1,4 @@
-#include "trainer_side/coordinator/update_round.h"
+#include "trainer_side/coordinator/coordinator.h"
 
 #include <algorithm>
 
