@@ -246,8 +246,8 @@ class CoordinatorRun {
     const publish::Store& store = in_.recent(stores_);
     publish::Stored answer{.token = store.token, .record = store.record};
     if (in_.one_in(8)) {
-      answer.failure = "the disc is full";
-      answer.fenced = in_.one_in(4);
+      const bool fenced = in_.one_in(4);
+      answer.record = fail(fenced ? ErrorCode::kFenced : ErrorCode::kIo, "the disc is full");
     }
     step(std::move(answer));
   }

@@ -25,39 +25,39 @@ constexpr std::size_t kQueueCount = 16 * limits::kSidecarCount;
 }  // namespace
 
 Coordinator::Coordinator(CoordinatorOptions options)
-    : options_(std::move(options)),
-      fleet_(options_.fleet_id),
-      fleet_binds_(!options_.fleet_id.none()) {
-  if (!options_.record) return;
-  record_ = *options_.record;
-  highest_epoch_ = record_.fence.epoch;
-  if (fleet_.none()) fleet_ = record_.fence.fleet;
-  fleet_binds_ = fleet_binds_ || !record_.origin.none();
+    : context_{.options = std::move(options)},
+      log_(context_.options.record),
+      fleet_(context_.options.fleet_id),
+      fleet_binds_(!context_.options.fleet_id.none()) {
+  if (!context_.options.record) return;
+  const CoordinatorRecord& stored = *context_.options.record;
+  highest_epoch_ = stored.fence.epoch;
+  if (fleet_.none()) fleet_ = stored.fence.fleet;
+  fleet_binds_ = fleet_binds_ || !stored.origin.none();
   WSYNC_CHECK(highest_epoch_ <= limits::kEpochMax, "the stored epoch is checked where it is read");
-  record_.fence = {};  // of the coordinator before
-  record_.number = 0;
-  for (const Version& version : record_.withdrawn) seen_step_ = std::max(seen_step_, version.step);
-  seen_step_ = std::max(seen_step_, record_.target.step);
+  for (const Version& version : stored.withdrawn) seen_step_ = std::max(seen_step_, version.step);
+  seen_step_ = std::max(seen_step_, stored.target.step);
 }
 
 std::vector<CoordinatorCommand> Coordinator::step(const CoordinatorEvent& event) {
-  now_ = event.now;
-  if (!began_) began_ = now_;
-  out_.clear();
+  context_.now = event.now;
+  if (!began_) began_ = context_.now;
+  context_.commands.clear();
   if (!waits_for_store(event)) {
     apply(event);
   } else if (std::holds_alternative<PeerMessage>(event.what) && queue_.size() >= kQueueCount) {
-    ++dropped_;  // as if the network had lost it
+    ++context_.dropped;  // as if the network had lost it
   } else {
     queue_.push_back(event);
   }
-  while (!pending_ && !queue_.empty()) {
+  while (!log_.is_storing() && !queue_.empty()) {
     const CoordinatorEvent next = std::move(queue_.front());
     queue_.pop_front();
     apply(next);
   }
-  store_members();
-  return std::exchange(out_, {});
+  if (phase_ >= CoordinatorPhase::kReady && phase_ != CoordinatorPhase::kStopped)
+    log_.store_members(context_);
+  return std::exchange(context_.commands, {});
 }
 
 void Coordinator::apply(const CoordinatorEvent& event) {
@@ -68,23 +68,24 @@ void Coordinator::apply(const CoordinatorEvent& event) {
     else if (const auto* rollback = std::get_if<RollbackRequested>(&event.what))
       refuse_rollback(*rollback, why);
     else if (const auto* cancel = std::get_if<CancelRequested>(&event.what))
-      out_.emplace_back(CancelDone{.request = cancel->request, .reply = {.reason = why}});
+      context_.emit(CancelDone{.request = cancel->request, .reply = {.reason = why}});
     else
-      ++dropped_;
+      ++context_.dropped;
     return;
   }
   std::visit([this](const auto& what) { on(what); }, event.what);
-  roster_.forget([this](const Member& member) { return member.has_left && !in_round(member); });
-  const std::string broken = invariants();
-  WSYNC_CHECK(broken.empty(), broken);
+  context_.roster.forget(
+      [this](const Member& member) { return member.has_left && !in_round(member); });
+  const Result<> holds = invariants();
+  WSYNC_CHECK(holds.has_value(), holds.error().message());
 }
 
 void Coordinator::on(const PeerMessage& event) {
   // Nothing above it can be claimed, and no version can be named under it.
   if (const std::uint64_t epoch = event.envelope.fence.epoch; epoch > limits::kEpochMax) {
-    ++dropped_;
+    ++context_.dropped;
     if (std::holds_alternative<control::ErrorReply>(event.message)) return;  // no end of answers
-    answer_error(
+    context_.send_refusal(
         event.peer,
         fmt::format("{} from '{}' carries fence epoch {}, at most {} is allowed: what that "
                     "process has stored is damaged; stop it and remove its record from "
@@ -98,15 +99,15 @@ void Coordinator::on(const PeerMessage& event) {
     if (hello != nullptr)
       foreign_hello(event, *hello);
     else
-      ++dropped_;
+      ++context_.dropped;
     return;
   }
   if (hello != nullptr) {
     on_hello(event, *hello);
     return;
   }
-  Member* member = roster_.by_peer(event.peer);
-  if (event.envelope.fence > record_.fence && member != nullptr &&
+  Member* member = context_.roster.by_peer(event.peer);
+  if (event.envelope.fence > record().fence && member != nullptr &&
       phase_ != CoordinatorPhase::kGathering) {
     higher_fence(event.envelope.fence, member->name);
     return;
@@ -116,9 +117,9 @@ void Coordinator::on(const PeerMessage& event) {
     return;
   }
   const bool current =
-      event.envelope.fence == record_.fence || planted("coordinator_ignores_fence");
+      event.envelope.fence == record().fence || planted("coordinator_ignores_fence");
   if (member == nullptr || !member->joined || !current) {
-    ++dropped_;
+    ++context_.dropped;
     welcome_back(event);
     return;
   }
@@ -131,9 +132,9 @@ std::string Coordinator::why_no_sidecar(const control::Fence& said_under,
   if (hello.decision.fence.epoch > limits::kEpochMax)
     return fmt::format("it tells of fence epoch {}, at most {} allowed", hello.decision.fence.epoch,
                        limits::kEpochMax);
-  if (hello.decision.fence == record_.fence && hello.decision.number > record_.number)
+  if (hello.decision.fence == record().fence && hello.decision.number > record().number)
     return fmt::format("it tells of decision {} of this coordinator, which has taken {}",
-                       hello.decision.number, record_.number);
+                       hello.decision.number, record().number);
   if (hello.decision.fence > said_under)
     return fmt::format("it tells of a decision under fence epoch {}, above its own fence epoch {}",
                        hello.decision.fence.epoch, said_under.epoch);
@@ -149,11 +150,12 @@ std::string Coordinator::why_no_sidecar(const control::Fence& said_under,
         return fmt::format("it tells of version {}", version.to_string());
   if (hello.target.step > limits::kStepMax)
     return fmt::format("it tells of target {}", hello.target.to_string());
-  if (!roster_.members().contains(hello.name) && roster_.members().size() >= limits::kSidecarCount)
+  if (!context_.roster.members().contains(hello.name) &&
+      context_.roster.members().size() >= limits::kSidecarCount)
     return fmt::format(
         "{} sidecars are known here, the most that are allowed; give it the name of one that it "
         "replaces, or restart this trainer to forget those that are gone",
-        roster_.members().size());
+        context_.roster.members().size());
   return {};
 }
 
@@ -165,18 +167,21 @@ void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello
     return;
   }
   // (A claim that begins with this very Hello goes above its fence.)
-  if (phase_ != CoordinatorPhase::kGathering && !pending_ && event.envelope.fence > record_.fence) {
+  if (phase_ != CoordinatorPhase::kGathering && !log_.is_storing() &&
+      event.envelope.fence > record().fence) {
     higher_fence(event.envelope.fence, hello.name);
     if (phase_ == CoordinatorPhase::kStopped) return;
   }
-  Member& member = roster_.add(hello.name);
+  Member& member = context_.roster.add(hello.name);
   const bool is_new_process = member.last_peer != event.peer;
   // In the switch it stays in the round: it is here, and is asked again.
   const bool in_switch = phase_ == CoordinatorPhase::kSwitching && in_round(member);
-  if (in_switch)
-    back_in_switch(member, hello, is_new_process);
-  else if (member.joined)
+  if (in_switch) {
+    forget_delivery(member);
+    resume_switch(record(), member, hello, is_new_process);
+  } else if (member.joined) {
     lose(member);
+  }
   if (is_new_process) member.handover_failure.clear();
   member.peer = member.last_peer = event.peer;
   member.has_left = false;
@@ -201,88 +206,33 @@ void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello
   if (phase_ == CoordinatorPhase::kGathering) {
     highest_epoch_ =
         std::max({highest_epoch_, event.envelope.fence.epoch, hello.decision.fence.epoch});
-    if (!first_hello_) first_hello_ = now_;
+    if (!first_hello_) first_hello_ = context_.now;
     gather_more();
     return;
   }
-  if (pending_) {
+  if (log_.is_storing()) {
     // A claim: all are welcomed when it is stored. A decision, which its loss has brought about:
     // the Hello comes after it.
-    if (pending_->what == Storing::kDecision) queue_.push_front({.now = now_, .what = event});
+    if (log_.state() == DecisionLogState::kStoringDecision)
+      queue_.push_front({.now = context_.now, .what = event});
     return;
   }
   welcome(member, event.envelope.request);
   // It has to store our fence first; what it says before that chooses nothing.
-  if (event.envelope.fence != record_.fence) return;
+  if (event.envelope.fence != record().fence) return;
   member.joined = true;
-  member.decided = hello.decision.fence == record_.fence ? hello.decision.number : 0;
+  member.decided = hello.decision.fence == record().fence ? hello.decision.number : 0;
   member.asked = member.decided;
   if (!in_switch) member.switched = 0;
-  const std::size_t withdrawn = record_.withdrawn.size();
-  withdraw(record_.withdrawn, hello.withdrawn);
-  withdrawn_changed_ |= withdrawn != record_.withdrawn.size();
-  remember(hello.name);
-  judge(member);
+  log_.learn_withdrawn(context_.roster, hello.withdrawn);
+  log_.add_member(context_.roster, hello.name);
+  judge(context_, record(), member);
   if (phase_ == CoordinatorPhase::kClaiming) {
-    if (roster_.joined_count() == roster_.members().size()) finish_claim();
+    if (context_.roster.joined_count() == context_.roster.members().size()) finish_claim();
   } else if (in_switch) {
-    if (!announce_target(member)) send_decide(member);
+    if (!announce_target(member)) send_decide(context_, record(), member);
   } else if (!follow_newest()) {  // else all are told when that is stored
     catch_up(member);
-  }
-}
-
-// What it has reported stands. Otherwise it reports when it is asked again, or is asked for the
-// first time; only a process that finds the decision on its disc has no outcomes to tell.
-void Coordinator::back_in_switch(Member& member, const control::Hello& hello, bool is_new_process) {
-  forget_delivery(member);
-  if (member.switched == record_.number || !is_new_process) return;
-  const bool decided_before = hello.decision == control::Decision{record_.fence, record_.number};
-  if (!decided_before) member.unreported.clear();
-  if (!decided_before || !member.unreported.empty()) return;
-  for (const control::ReplicaReport& replica : member.report.replicas)
-    member.unreported.push_back(replica.replica);
-}
-
-void Coordinator::withdraw(std::vector<Version>& withdrawn,
-                           const std::vector<Version>& versions) const {
-  for (const Version& version : versions)
-    if (!contains(withdrawn, version)) withdrawn.push_back(version);
-  if (withdrawn.size() <= limits::kWithdrawnCount) return;
-  std::vector<Version> in_use{record_.target, previous_target_};
-  for (const auto& [name, member] : roster_.members()) {
-    in_use.push_back(member.report.target);
-    in_use.insert(in_use.end(), member.report.staged.begin(), member.report.staged.end());
-    for (const control::ReplicaReport& replica : member.report.replicas)
-      in_use.push_back(replica.version);
-  }
-  control::bound_withdrawn(withdrawn, in_use);
-}
-
-void Coordinator::judge(Member& member) {
-  const bool other_bytes = !record_.target.none() && member.report.target == record_.target &&
-                           member.decided < record_.number && member.target_content != Digest{} &&
-                           record_.content != Digest{} && member.target_content != record_.content;
-  if (other_bytes && !std::exchange(member.told_conflict, true))
-    out_.emplace_back(
-        Incident{.text = fmt::format(
-                     "sidecar '{}' has other bytes under the name {}: content digest {}, "
-                     "decided was {}; it is not routed to until a newer version is published",
-                     member.name, record_.target.to_string(), member.target_content.to_string(),
-                     record_.content.to_string())});
-  if (!other_bytes) member.told_conflict = false;
-  for (control::ReplicaReport& replica : member.report.replicas) {
-    if (!replica.ready) continue;
-    if (other_bytes && replica.version == record_.target)
-      replica.reason =
-          fmt::format("it serves other bytes under the name {}", record_.target.to_string());
-    else if (contains(record_.withdrawn, replica.version) && !planted("owed_rollback_is_ready"))
-      replica.reason = fmt::format("{} was withdrawn and its sidecar has not taken that yet{}",
-                                   replica.version.to_string(),
-                                   member.refused.empty() ? "" : ": " + member.refused);
-    else
-      continue;
-    replica.ready = false;
   }
 }
 
@@ -290,40 +240,31 @@ void Coordinator::judge(Member& member) {
 void Coordinator::welcome_back(const PeerMessage& event) {
   const auto* beat = std::get_if<control::Heartbeat>(&event.message);
   if (beat == nullptr || phase_ == CoordinatorPhase::kGathering ||
-      event.envelope.fence > record_.fence)
+      event.envelope.fence > record().fence)
     return;
-  Member* member = roster_.by_last_peer(event.peer);
+  Member* member = context_.roster.by_last_peer(event.peer);
   if (member == nullptr && event.envelope.fence.epoch > 0) {
     // A sidecar whose place a late Hello of its dead predecessor has taken: its own Hello mends it.
     // (Commands send heartbeats too, under no fence.)
-    if (stranger_welcomed_ && now_ - *stranger_welcomed_ < kWelcomeAgain) return;
-    stranger_welcomed_ = now_;
+    if (stranger_welcomed_ && context_.now - *stranger_welcomed_ < kWelcomeAgain) return;
+    stranger_welcomed_ = context_.now;
     Member stranger;
     stranger.peer = event.peer;
     welcome(stranger, 0);
     return;
   }
-  if (member == nullptr || member->joined || now_ - member->welcomed < kWelcomeAgain) return;
+  if (member == nullptr || member->joined || context_.now - member->welcomed < kWelcomeAgain)
+    return;
   member->peer = event.peer;
   welcome(*member, 0);
-}
-
-void Coordinator::answer_error(const std::string& peer, std::string why) {
-  control::Envelope envelope;
-  envelope.fence = record_.fence;
-  out_.emplace_back(
-      SendTo{.peer = peer,
-             .envelope = std::move(envelope),
-             .message = control::ErrorReply{.code = static_cast<std::uint8_t>(ErrorCode::kRefused),
-                                            .message = std::move(why)}});
 }
 
 void Coordinator::higher_fence(const control::Fence& seen, const std::string& who) {
   const std::string reason = fmt::format(
       "sidecar '{}' has seen fence epoch {}, above this coordinator's {}: another coordinator is "
       "newer; start with --take-over to claim the fleet",
-      who, seen.epoch, record_.fence.epoch);
-  if (!options_.take_over) return stop(reason);
+      who, seen.epoch, record().fence.epoch);
+  if (!context_.options.take_over) return stop(reason);
   end_rounds(reason);
   highest_epoch_ = std::max(highest_epoch_, seen.epoch);
   used_step_ = 0;
@@ -337,7 +278,7 @@ void Coordinator::on(const Replaced& event) {
 
 void Coordinator::end_rounds(const std::string& why) {
   ending_ = true;
-  if (pending_ && pending_->rollback) refuse_rollback(*pending_->rollback, why);
+  if (log_.pending_rollback() != nullptr) refuse_rollback(*log_.pending_rollback(), why);
   // What waits goes first: it must not begin when the round that it waits for ends.
   if (waiting_) refuse_publish(*std::exchange(waiting_, std::nullopt), why);
   if (round_ && round_->is_rollback) finish_rollback();
@@ -349,9 +290,9 @@ void Coordinator::stop(const std::string& why, ErrorCode code) {
   end_rounds(why);
   phase_ = CoordinatorPhase::kStopped;
   deadline_.reset();
-  pending_.reset();
+  log_.abandon();
   stopped_ = Stopped{.code = code, .reason = why};
-  out_.emplace_back(*stopped_);
+  context_.emit(*stopped_);
 }
 
 void Coordinator::on_member(Member& member, const control::Envelope& envelope,
@@ -372,14 +313,14 @@ void Coordinator::on_member(Member& member, const control::Envelope& envelope,
                  [&](const control::Decided& decided) { on_decided(member, decided); },
                  [&](const control::Switched& switched) { on_switched(member, switched); },
                  [&](const control::Heartbeat& heartbeat) { on_heartbeat(member, heartbeat); },
-                 [&](const auto&) { ++dropped_; },
+                 [&](const auto&) { ++context_.dropped; },
              },
              message);
 }
 
 // Its name goes from the record first: what its loss decides is stored without it.
 void Coordinator::leave(Member& member) {
-  members_changed_ |= std::erase(record_.members, member.name) > 0;
+  log_.remove_member(member.name);
   member.has_left = true;
   on(PeerLost{.peer = member.peer, .reason = "it left"});
 }
@@ -390,23 +331,23 @@ bool Coordinator::is_delivery(const Member& member, const control::Envelope& env
       envelope.round == member.delivery.round || planted("coordinator_ignores_round");
   if (same_round && version == member.delivery.version && member.delivery.phase == phase)
     return true;
-  ++dropped_;
+  ++context_.dropped;
   return false;
 }
 
 void Coordinator::on(const PeerLost& event) {
-  Member* member = roster_.by_peer(event.peer);
+  Member* member = context_.roster.by_peer(event.peer);
   if (member == nullptr) {
-    ++dropped_;
+    ++context_.dropped;
     return;
   }
   member->peer.clear();
   lose(*member);
   member->report.connected = false;
-  if (phase_ == CoordinatorPhase::kClaiming && roster_.joined_count() > 0 &&
-      std::all_of(roster_.members().begin(), roster_.members().end(), [](const auto& entry) {
-        return entry.second.joined || entry.second.peer.empty();
-      }))
+  if (phase_ == CoordinatorPhase::kClaiming && context_.roster.joined_count() > 0 &&
+      std::all_of(
+          context_.roster.members().begin(), context_.roster.members().end(),
+          [](const auto& entry) { return entry.second.joined || entry.second.peer.empty(); }))
     finish_claim();
 }
 
@@ -433,27 +374,26 @@ void Coordinator::lose(Member& member) {
 }
 
 void Coordinator::on(const CoordinatorTick&) {
-  if (waiting_ && waiting_->deadline && now_ >= *waiting_->deadline)
+  if (waiting_ && waiting_->deadline && context_.now >= *waiting_->deadline)
     refuse_publish(
         *std::exchange(waiting_, std::nullopt),
         fmt::format("its deadline (deadlines.publish) came while the round before it was "
                     "{}",
                     phase_name(phase_)));
-  if (pending_) {
-    store_deadline();
+  if (log_.is_storing()) {
+    if (const Result<> in_time = log_.check_deadline(context_.now); !in_time)
+      stop(in_time.error().message(), in_time.error().code());
     return;
   }
-  if (deadline_ && now_ >= *deadline_) phase_deadline();
+  if (deadline_ && context_.now >= *deadline_) phase_deadline();
   if (phase_ < CoordinatorPhase::kReady || phase_ == CoordinatorPhase::kStopped) return;
-  if (follow_again_ && now_ >= *follow_again_) {
-    follow_again_.reset();
-    if (follow_newest()) return;
-  }
-  for (auto& [name, member] : roster_.members()) {
-    if (owes_decided(member) && now_ >= member.ask_again) send_decide(member);
+  if (log_.take_follow_due(context_.now) && follow_newest()) return;
+  for (auto& [name, member] : context_.roster.members()) {
+    if (!log_.is_storing() && is_owed(record(), member) && context_.now >= member.ask_again)
+      send_decide(context_, record(), member);
     Delivery& delivery = member.delivery;
     if (!member.joined || in_round(member) || delivery.phase == DeliveryPhase::kNone ||
-        delivery.phase == DeliveryPhase::kStaged || now_ < delivery.deadline)
+        delivery.phase == DeliveryPhase::kStaged || context_.now < delivery.deadline)
       continue;
     if (delivery.phase == DeliveryPhase::kFailed) {
       delivery = {};
@@ -491,7 +431,7 @@ void Coordinator::phase_deadline() {
 void Coordinator::fail_late() {
   const CoordinatorPhase phase = phase_;
   const Version version = round_->publish.version;
-  if (round_->publish.deadline && now_ >= *round_->publish.deadline)
+  if (round_->publish.deadline && context_.now >= *round_->publish.deadline)
     return abort_round(
         fmt::format("the deadline of the whole publish (deadlines.publish) came "
                     "while {} {}",
@@ -502,16 +442,17 @@ void Coordinator::fail_late() {
                     "publish again",
                     version.to_string()));
   if (round_->lacks_replicas)
-    return abort_round(fmt::format(
-        "{} whole replicas have staged {}; the round needs {}: attach more "
-        "ranks, or lower {}",
-        staged_replicas(), version.to_string(), needed_replicas(),
-        needed_replicas() > options_.min_replicas ? "the quorum of `commit`" : "`min_replicas`"));
+    return abort_round(
+        fmt::format("{} whole replicas have staged {}; the round needs {}: attach more "
+                    "ranks, or lower {}",
+                    staged_replicas(), version.to_string(), needed_replicas(),
+                    needed_replicas() > context_.options.min_replicas ? "the quorum of `commit`"
+                                                                      : "`min_replicas`"));
   const std::string why = fmt::format("no answer before the deadline while {}", phase_name(phase));
   const std::vector<std::string> names = round_->members;
   for (const std::string& name : names) {
     if (phase_ != phase || round_->publish.version != version) return;
-    Member& member = roster_.add(name);
+    Member& member = context_.roster.add(name);
     const bool late = phase == CoordinatorPhase::kAnnouncing
                           ? member.delivery.phase == DeliveryPhase::kAnnounced
                           : member.delivery.phase != DeliveryPhase::kStaged;

@@ -27,6 +27,8 @@
 #include "trainer_side/coordinator/coordinator_events.h"
 #include "trainer_side/coordinator/coordinator_options.h"
 #include "trainer_side/coordinator/coordinator_record.h"
+#include "trainer_side/coordinator/decision_log.h"
+#include "trainer_side/coordinator/decision_obligations.h"
 #include "trainer_side/coordinator/roster.h"
 
 namespace wsync::publish {
@@ -51,14 +53,14 @@ class Coordinator {
   [[nodiscard]] std::optional<TimePoint> next_wake() const;
   [[nodiscard]] CoordinatorPhase phase() const noexcept { return phase_; }
   // The claim that is stored; epoch 0 before there is one.
-  [[nodiscard]] const control::Fence& fence() const noexcept { return record_.fence; }
-  [[nodiscard]] const Version& target() const noexcept { return record_.target; }
-  [[nodiscard]] const CoordinatorRecord& record() const noexcept { return record_; }
+  [[nodiscard]] const control::Fence& fence() const noexcept { return log_.record().fence; }
+  [[nodiscard]] const Version& target() const noexcept { return log_.record().target; }
+  [[nodiscard]] const CoordinatorRecord& record() const noexcept { return log_.record(); }
   // Names of the record whose sidecars have not come, while it waits for them; else empty.
   [[nodiscard]] std::vector<std::string> awaited() const;
   // Why it has stopped; empty while it has not.
   [[nodiscard]] const std::optional<Stopped>& stopped() const noexcept { return stopped_; }
-  [[nodiscard]] const Roster& roster() const noexcept { return roster_; }
+  [[nodiscard]] const Roster& roster() const noexcept { return context_.roster; }
   // The name for the next snapshot: (fence epoch, one step above all that were used); with a step
   // given, that one. kInvalidInput when the step was used or is no step, kBusy before the claim.
   [[nodiscard]] Result<Version> next_version(std::uint64_t step = 0) const;
@@ -75,9 +77,9 @@ class Coordinator {
   // not; with 0.0, whether a round runs.
   [[nodiscard]] bool has_update(const Version& version) const noexcept;
   // Messages that were late, of another round, or of a lower fence.
-  [[nodiscard]] std::uint64_t dropped() const noexcept { return dropped_; }
-  // The first broken invariant as a sentence; empty when all hold.
-  [[nodiscard]] std::string invariants() const;
+  [[nodiscard]] std::uint64_t dropped() const noexcept { return context_.dropped; }
+  // kInternal with the first broken rule.
+  [[nodiscard]] Result<> invariants() const;
 
  private:
   struct Round {
@@ -105,7 +107,6 @@ class Coordinator {
   [[nodiscard]] bool waits_for_store(const CoordinatorEvent& event) const;
   void apply(const CoordinatorEvent& event);
   void on_hello(const PeerMessage& event, const control::Hello& hello);
-  void back_in_switch(Member& member, const control::Hello& hello, bool is_new_process);
   [[nodiscard]] std::string why_no_sidecar(const control::Fence& said_under,
                                            const control::Hello& hello) const;
   void on_member(Member& member, const control::Envelope& envelope,
@@ -119,21 +120,10 @@ class Coordinator {
   void higher_fence(const control::Fence& seen, const std::string& who);
   void end_rounds(const std::string& why);
   void stop(const std::string& why, ErrorCode code = ErrorCode::kFenced);
-  void answer_error(const std::string& peer, std::string why);
-  // Adds to what every Decide forbids, within the bound of the message.
-  void withdraw(std::vector<Version>& withdrawn, const std::vector<Version>& versions) const;
-  // Marks replicas that must not be routed to, whatever their sidecar says of them.
-  void judge(Member& member);
   // What is stored.
-  enum class Storing : std::uint8_t { kClaim, kDecision };
-  void store(Storing what, CoordinatorRecord next,
-             std::optional<RollbackRequested> rollback = std::nullopt);
-  void store_members();  // when they have changed, behind what goes on
   void claim_stored();
   void decision_stored(const std::optional<RollbackRequested>& rollback);
-  void not_stored(const Stored& event);
-  void store_deadline();
-  void remember(const std::string& name);
+  void not_stored(const StoreOutcome& outcome);
   // The claim.
   [[nodiscard]] bool is_foreign(const control::Fence& fence) const;
   void foreign_hello(const PeerMessage& event, const control::Hello& hello);
@@ -166,15 +156,8 @@ class Coordinator {
   void start_round(const PublishRequested& publish);
   void advance_round();
   void enter_staging();
-  // `content`: of the target, where no snapshot here tells it; zero: not known.
-  // `origin`: of a decision that is repeated; none: this one is new.
-  void decide(control::DecisionKind kind, const Version& target, const Digest& content = {},
-              const control::Decision& origin = {},
+  void decide(const DecisionChoice& choice,
               std::optional<RollbackRequested> rollback = std::nullopt);
-  void send_decide(Member& member);
-  void take_decided(Member& member);
-  [[nodiscard]] bool knows_newer(const Member& member) const;
-  [[nodiscard]] bool owes_decided(const Member& member) const;
   void abort_round(const std::string& why);
   void finish_round();
   void finish_publish();
@@ -194,44 +177,21 @@ class Coordinator {
   [[nodiscard]] std::uint32_t needed_replicas() const;
   [[nodiscard]] bool enough_staged() const;
   [[nodiscard]] const PublishRequested* snapshot_of(const Version& version) const;
-  void send(const Member& member, control::Message message, std::uint64_t round,
-            std::uint64_t request = 0);
   enum class Refusal : std::uint8_t { kFailed, kSuperseded, kCancelled };
   void refuse_publish(const PublishRequested& publish, const std::string& why,
                       Refusal kind = Refusal::kFailed);
   [[nodiscard]] std::string why_not_cancelled(const Version& version) const;
 
-  CoordinatorOptions options_;
+  CoordinatorContext context_;
+  DecisionLog log_;
   CoordinatorPhase phase_ = CoordinatorPhase::kGathering;
-  CoordinatorRecord record_;  // as it is stored, but for members and withdrawn, which follow
   control::FleetId fleet_;    // none: not known yet
   bool fleet_binds_ = false;  // it was configured, or named by somebody who has taken a decision
   std::uint64_t highest_epoch_ = 0;  // heard of, before the claim
   std::uint64_t seen_step_ = 0;      // highest step of any version heard of
   std::uint64_t used_step_ = 0;      // highest step named under this epoch
-  Roster roster_;
-  Version previous_target_;
-  Digest previous_content_;
-  Version rollback_from_;  // what the newest rollback left
-  // A claim or decision that is being stored. All events but those that it must answer wait for it.
-  struct Pending {
-    std::uint64_t token = 0;
-    Storing what = Storing::kClaim;
-    TimePoint deadline{};
-    std::optional<RollbackRequested> rollback;
-    CoordinatorRecord next;
-    bool withdrawn_changed = false;  // as it was before
-  };
-  std::optional<Pending> pending_;
   std::deque<CoordinatorEvent> queue_;
-  std::uint64_t token_ = 0;
-  // Members and withdrawn versions of record_ are written behind what goes on.
-  bool members_changed_ = false;
-  bool withdrawn_changed_ = false;          // since the newest decision: it has to be told to all
-  std::uint64_t members_token_ = 0;         // of the write under way; 0 = none
-  std::optional<TimePoint> members_again_;  // after a write that failed
-  std::optional<TimePoint> follow_again_;   // after a decision without a round was not stored
-  std::optional<TimePoint> began_;          // the first event
+  std::optional<TimePoint> began_;  // the first event
   std::optional<TimePoint> first_hello_;
   std::set<std::string> told_;  // why sidecars were refused
   std::optional<TimePoint> stranger_welcomed_;
@@ -241,10 +201,7 @@ class Coordinator {
   std::optional<PublishRequested> waiting_;
   std::vector<PublishRequested> held_;  // versions whose snapshots are here
   std::uint64_t next_round_ = 0;
-  TimePoint now_{};
   std::optional<TimePoint> deadline_;  // of the phase
-  std::uint64_t dropped_ = 0;
-  std::vector<CoordinatorCommand> out_;
 };
 
 }  // namespace wsync::publish

@@ -12,9 +12,6 @@
 namespace wsync::publish {
 namespace {
 
-// Longer than any write to a disc that works takes. After it nobody can know what is stored.
-constexpr std::chrono::seconds kStoreDeadline{40};
-constexpr std::chrono::seconds kStoreRetry{1};
 constexpr std::size_t kToldMax = 64;  // refusals that are remembered as told
 
 }  // namespace
@@ -36,15 +33,15 @@ void Coordinator::foreign_hello(const PeerMessage& event, const control::Hello& 
     on_hello(unbound, hello);
     return;
   }
-  const bool decided = !record_.origin.none() || pending_;
+  const bool decided = !record().origin.none() || log_.is_storing();
   if (!fleet_binds_ && !decided) {
     const std::string why =
         fmt::format("sidecar '{}' has named the fleet that this coordinator leads: {}", hello.name,
                     event.envelope.fence.fleet.to_string());
-    out_.emplace_back(Incident{.text = why});
+    context_.emit(Incident{.text = why});
     fleet_ = event.envelope.fence.fleet;
     fleet_binds_ = true;
-    highest_epoch_ = std::max({highest_epoch_, record_.fence.epoch, event.envelope.fence.epoch});
+    highest_epoch_ = std::max({highest_epoch_, record().fence.epoch, event.envelope.fence.epoch});
     const bool claimed = phase_ != CoordinatorPhase::kGathering;
     if (claimed) end_rounds(why);
     if (claimed) claim();
@@ -61,20 +58,20 @@ void Coordinator::foreign_hello(const PeerMessage& event, const control::Hello& 
 
 // It says Hello again and again; the people of this fleet are told once.
 void Coordinator::refuse_hello(const std::string& peer, const std::string& why) {
-  ++dropped_;
-  answer_error(peer, why);
+  ++context_.dropped;
+  context_.send_refusal(peer, why);
   if (told_.size() >= kToldMax) told_.clear();
-  if (told_.insert(why).second) out_.emplace_back(Incident{.text = why, .refusal = true});
+  if (told_.insert(why).second) context_.emit(Incident{.text = why, .refusal = true});
 }
 
 // The fleet's id: of the record or the configuration, else the one that sidecars have named, else a
 // new one. Two different names cannot both be right, and a wrong choice would lock a fleet out.
 Result<control::FleetId> Coordinator::choose_fleet() const {
   if (!fleet_.none()) return fleet_;
-  control::FleetId any = options_.new_fleet_id;
+  control::FleetId any = context_.options.new_fleet_id;
   std::set<control::FleetId> binding;
   std::string who;
-  for (const auto& [name, member] : roster_.members()) {
+  for (const auto& [name, member] : context_.roster.members()) {
     if (member.fleet.none()) continue;
     any = member.fleet;
     if (member.decision.none() || !binding.insert(member.fleet).second) continue;
@@ -92,11 +89,11 @@ Result<control::FleetId> Coordinator::choose_fleet() const {
 // be believed of the other.
 std::string Coordinator::why_name_is_taken(const PeerMessage& event,
                                            const control::Hello& hello) const {
-  for (const auto& [name, other] : roster_.members())
+  for (const auto& [name, other] : context_.roster.members())
     if (other.peer == event.peer && name != hello.name)
       return fmt::format("it is connected as sidecar '{}' already", name);
-  const auto known = roster_.members().find(hello.name);
-  if (known == roster_.members().end()) return {};
+  const auto known = context_.roster.members().find(hello.name);
+  if (known == context_.roster.members().end()) return {};
   const Member& member = known->second;
   if (member.peer.empty() || member.peer == event.peer || event.predecessor_gone ||
       planted("names_taken_in_turns"))
@@ -111,22 +108,24 @@ std::string Coordinator::why_name_is_taken(const PeerMessage& event,
 
 std::vector<std::string> Coordinator::awaited() const {
   std::vector<std::string> names;
-  if (phase_ != CoordinatorPhase::kGathering || !options_.record) return names;
-  for (const std::string& name : options_.record->members)
-    if (!roster_.members().contains(name)) names.push_back(name);
+  if (phase_ != CoordinatorPhase::kGathering || !context_.options.record) return names;
+  for (const std::string& name : context_.options.record->members)
+    if (!context_.roster.members().contains(name)) names.push_back(name);
   return names;
 }
 
 // Claims as soon as there is nothing more to wait for; else sets deadline_ to when that is over.
 void Coordinator::gather_more() {
   deadline_.reset();
-  if (roster_.members().empty() || !first_hello_) return;
+  if (context_.roster.members().empty() || !first_hello_) return;
   std::optional<TimePoint> until;
-  const TimePoint window = *first_hello_ + options_.gather;
-  if (now_ < window && (fleet_.none() || roster_.members().size() < options_.min_sidecars))
+  const TimePoint window = *first_hello_ + context_.options.gather;
+  if (context_.now < window &&
+      (fleet_.none() || context_.roster.members().size() < context_.options.min_sidecars))
     until = window;
-  const TimePoint recorded = *began_ + options_.gather_recorded;
-  if (now_ < recorded && !awaited().empty()) until = std::max(recorded, until.value_or(recorded));
+  const TimePoint recorded = *began_ + context_.options.gather_recorded;
+  if (context_.now < recorded && !awaited().empty())
+    until = std::max(recorded, until.value_or(recorded));
   if (until)
     deadline_ = until;
   else
@@ -143,20 +142,18 @@ void Coordinator::claim() {
   if (!fleet) return stop(fleet.error().message(), fleet.error().code());
   phase_ = CoordinatorPhase::kClaiming;
   deadline_.reset();
-  CoordinatorRecord next = record_;
-  next.fence = {.epoch = highest_epoch_ + 1, .run_id = options_.run_id, .fleet = *fleet};
-  next.number = 0;
-  store(Storing::kClaim, std::move(next));
+  log_.store_claim(
+      context_, {.epoch = highest_epoch_ + 1, .run_id = context_.options.run_id, .fleet = *fleet});
 }
 
 void Coordinator::claim_stored() {
-  fleet_ = record_.fence.fleet;
-  fleet_binds_ |= !record_.origin.none();
-  for (const auto& [name, member] : roster_.members())
+  fleet_ = record().fence.fleet;
+  fleet_binds_ |= !record().origin.none();
+  for (const auto& [name, member] : context_.roster.members())
     fleet_binds_ |= member.fleet == fleet_ && !member.decision.none();
-  seen_step_ = std::max(seen_step_, record_.target.step);
-  deadline_ = now_ + options_.hello;
-  for (auto& [name, member] : roster_.members()) {
+  seen_step_ = std::max(seen_step_, record().target.step);
+  deadline_ = context_.now + context_.options.hello;
+  for (auto& [name, member] : context_.roster.members()) {
     member.joined = false;
     member.delivery = {};  // of the fence before
     welcome(member, 0);
@@ -164,176 +161,56 @@ void Coordinator::claim_stored() {
 }
 
 void Coordinator::finish_claim() {
-  if (roster_.joined_count() == 0) {  // nobody answered: go on waiting
-    deadline_ = now_ + options_.hello;
+  if (context_.roster.joined_count() == 0) {  // nobody answered: go on waiting
+    deadline_ = context_.now + context_.options.hello;
     return;
   }
   phase_ = CoordinatorPhase::kReady;
   deadline_.reset();
   if (!follow_newest()) {
-    out_.emplace_back(Ready{.fence = record_.fence, .target = record_.target});
-    for (auto& [name, member] : roster_.members()) catch_up(member);
+    context_.emit(Ready{.fence = record().fence, .target = record().target});
+    for (auto& [name, member] : context_.roster.members()) catch_up(member);
     return;
   }
-  out_.emplace_back(Ready{.fence = record_.fence, .target = pending_->next.target});
+  context_.emit(Ready{.fence = record().fence, .target = log_.pending()->target});
 }
 
 void Coordinator::welcome(Member& member, std::uint64_t request) {
-  member.welcomed = now_;
-  send(member,
-       control::Welcome{.host_socket = options_.host_socket, .data_address = options_.data_address},
-       0, request);
-}
-
-void Coordinator::remember(const std::string& name) {
-  if (std::ranges::find(record_.members, name) != record_.members.end()) return;
-  // Names that have not come for so long that the list is full make room.
-  if (record_.members.size() >= limits::kSidecarCount)
-    std::erase_if(record_.members,
-                  [this](const std::string& old) { return !roster_.members().contains(old); });
-  record_.members.push_back(name);
-  members_changed_ = true;
-}
-
-// ---- the newest decision ----
-
-// Each decision has an origin: the publish or rollback that first chose its target. A coordinator
-// repeats the newest one under its own fence, so a number says nothing about whose target is newer,
-// and an origin does. Whoever brings a greater origin raises the target to its own, also late. When
-// a target turns out to have been withdrawn, the newest of the others is repeated, under its own
-// origin: a new one would override what a sidecar brings that has not come yet.
-bool Coordinator::follow_newest() {
-  if (phase_ != CoordinatorPhase::kReady || pending_ || ending_) return false;
-  CoordinatorRecord newest;
-  const auto consider = [&](const control::Decision& origin, const Version& version,
-                            const Digest& content) {
-    if (version.none() || contains(record_.withdrawn, version)) return;
-    if (!newest.target.none() && origin <= newest.origin) return;
-    newest.origin = origin;
-    newest.target = version;
-    newest.content = content;
-  };
-  consider(record_.origin, record_.target, record_.content);
-  for (const auto& [name, member] : roster_.members())
-    if (member.joined && !planted("newest_not_followed"))
-      consider(member.origin, member.report.target, member.target_content);
-  if (newest.target.none()) {
-    if (record_.target.none() && !withdrawn_changed_) return false;
-    // Nothing is left that may be served. That is told to all as a decision without a target, and
-    // the next publish ends it.
-    if (!record_.target.none())
-      out_.emplace_back(Incident{
-          .text = fmt::format("{} was withdrawn by a decision that this coordinator had not heard "
-                              "of, and no sidecar names another version: publish one",
-                              record_.target.to_string())});
-    decide(control::DecisionKind::kRollback, {}, {}, record_.origin);
-    return true;
-  }
-  const bool same = newest.target == record_.target && newest.origin == record_.origin;
-  if (same && record_.number > 0 && !withdrawn_changed_) return false;
-  follow_again_.reset();
-  const bool back = contains(record_.withdrawn, record_.target);
-  control::DecisionKind kind =
-      back ? control::DecisionKind::kRollback : control::DecisionKind::kSwitch;
-  if (newest.target == record_.target) kind = record_.kind;
-  decide(kind, newest.target, newest.content, newest.origin);
-  return true;
+  member.welcomed = context_.now;
+  context_.send(member,
+                control::Welcome{.host_socket = context_.options.host_socket,
+                                 .data_address = context_.options.data_address},
+                0, request);
 }
 
 // ---- what is stored ----
 
 bool Coordinator::waits_for_store(const CoordinatorEvent& event) const {
-  if (!pending_) return false;
+  if (!log_.is_storing()) return false;
   // A request to cancel is answered at once: what is being stored cannot be stopped any more.
   return !std::holds_alternative<Stored>(event.what) &&
          !std::holds_alternative<CoordinatorTick>(event.what) &&
          !std::holds_alternative<CancelRequested>(event.what);
 }
 
-void Coordinator::store(Storing what, CoordinatorRecord next,
-                        std::optional<RollbackRequested> rollback) {
-  members_changed_ = false;  // they go along
-  pending_ = Pending{.token = ++token_,
-                     .what = what,
-                     .deadline = now_ + kStoreDeadline,
-                     .rollback = std::move(rollback),
-                     .next = std::move(next)};
-  out_.emplace_back(Store{.token = pending_->token, .record = pending_->next});
-}
-
-void Coordinator::store_members() {
-  if (!members_changed_ || pending_ || members_token_ != 0 || phase_ < CoordinatorPhase::kReady ||
-      phase_ == CoordinatorPhase::kStopped || (members_again_ && now_ < *members_again_))
-    return;
-  members_changed_ = false;
-  members_again_.reset();
-  members_token_ = ++token_;
-  out_.emplace_back(Store{.token = members_token_, .record = record_});
-}
-
 void Coordinator::on(const Stored& event) {
-  if (event.token == members_token_ && members_token_ != 0) {
-    members_token_ = 0;
-    if (event.failure.empty()) return;
-    if (event.fenced) return stop(event.failure);
-    members_changed_ = true;
-    members_again_ = now_ + kStoreRetry;
-    return;
-  }
-  if (!pending_ || event.token != pending_->token) {
-    ++dropped_;
-    return;
-  }
-  if (!event.failure.empty()) return not_stored(event);
-  const Pending done = *std::exchange(pending_, std::nullopt);
-  const CoordinatorRecord before = std::exchange(record_, event.record);
-  if (before.target != record_.target) {
-    previous_target_ = before.target;
-    previous_content_ = before.content;
-    if (done.rollback) rollback_from_ = before.target;
-  }
-  if (done.what == Storing::kClaim)
-    claim_stored();
-  else
-    decision_stored(done.rollback);
+  const StoreOutcome outcome = log_.handle(context_, event);
+  if (outcome.failure) return not_stored(outcome);
+  if (outcome.ended == StoreOutcome::Ended::kClaim) claim_stored();
+  if (outcome.ended == StoreOutcome::Ended::kDecision) decision_stored(outcome.rollback);
 }
 
-void Coordinator::store_deadline() {
-  if (now_ < pending_->deadline) return;
-  stop(fmt::format("the record of this coordinator could not be written within {} s, so nobody can "
-                   "know which decision holds; see to the disc of its state_dir, then start it "
-                   "anew",
-                   kStoreDeadline.count()),
-       ErrorCode::kIo);
-}
-
-void Coordinator::not_stored(const Stored& event) {
-  const Pending failed = *std::exchange(pending_, std::nullopt);
-  members_changed_ = true;
-  withdrawn_changed_ = failed.withdrawn_changed;
-  if (event.fenced) {
-    const std::string fenced = event.failure + "; start with --take-over to claim the fleet";
-    if (failed.rollback) refuse_rollback(*failed.rollback, fenced);
-    return stop(fenced);
-  }
-  if (failed.what == Storing::kClaim)
-    return stop(
-        fmt::format("cannot store fence epoch {}: {}", failed.next.fence.epoch, event.failure),
-        ErrorCode::kIo);
-  const std::string why = fmt::format(
-      "the decision could not be stored, so nobody was told of it "
-      "and the fleet stays as it is: {}",
-      event.failure);
-  if (failed.rollback) {
-    refuse_rollback(*failed.rollback, why);
-  } else if (round_) {
-    abort_round(why);
-  } else {
-    out_.emplace_back(Incident{.text = why});
-    follow_again_ = now_ + kStoreRetry;
-    drop_unneeded();
-    start_waiting();
-  }
+void Coordinator::not_stored(const StoreOutcome& outcome) {
+  const std::string& why = outcome.failure->message();
+  if (outcome.rollback) refuse_rollback(*outcome.rollback, why);
+  if (outcome.failure->code() == ErrorCode::kFenced) return stop(why);
+  if (outcome.ended == StoreOutcome::Ended::kClaim) return stop(why, ErrorCode::kIo);
+  if (outcome.rollback) return;
+  if (round_) return abort_round(why);
+  context_.emit(Incident{.text = why});
+  log_.follow_later(context_.now);
+  drop_unneeded();
+  start_waiting();
 }
 
 }  // namespace wsync::publish

@@ -56,9 +56,10 @@ struct CoordinatorTick {};
 // The answer to Store.
 struct Stored {
   std::uint64_t token = 0;
-  CoordinatorRecord record;  // what is stored now; a claim may have taken over a newer decision
-  std::string failure;       // not empty: it was not stored, and the record before it stands
-  bool fenced = false;       // because another coordinator has the store now
+  // What is stored now; a claim may have taken over a newer decision. An error: it was not stored,
+  // and the record before it stands; kFenced and kRefused: because another coordinator has the
+  // store now (check_replaces).
+  Result<CoordinatorRecord> record;
 };
 
 struct CoordinatorEvent {

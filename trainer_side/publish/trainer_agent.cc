@@ -241,23 +241,14 @@ void TrainerAgent::arm_timer() {
 }
 
 void TrainerAgent::store(const Store& command) {
-  auto stored = std::make_shared<Stored>(Stored{.token = command.token});
+  auto stored = std::make_shared<Stored>(Stored{.token = command.token, .record = {}});
   const auto submitted = store_worker_->submit(
-      [store = store_, stored, record = command.record] {
-        auto written = store->write(record);
-        if (written) {
-          stored->record = std::move(*written);
-        } else {
-          stored->failure = written.error().message();
-          stored->fenced = written.error().code() == ErrorCode::kFenced ||
-                           written.error().code() == ErrorCode::kRefused;
-        }
-      },
+      [store = store_, stored, record = command.record] { stored->record = store->write(record); },
       [this, alive = alive_, stored] {
         if (*alive) step(std::move(*stored));
       });
   if (submitted) return;
-  stored->failure = submitted.error().message();
+  stored->record = fail(submitted.error());
   loop_.post([this, alive = alive_, stored] {
     if (*alive) step(std::move(*stored));
   });

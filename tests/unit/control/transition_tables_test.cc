@@ -11,6 +11,7 @@
 #include "shared/base/format.h"
 #include "shared/base/transitions.h"
 #include "tests/unit/weights/weights_files.h"
+#include "trainer_side/coordinator/decision_log.h"
 
 namespace wsync {
 namespace {
@@ -20,7 +21,9 @@ constexpr std::string_view kBegin = "<!-- transition tables: begin -->\n";
 constexpr std::string_view kEnd = "<!-- transition tables: end -->\n";
 
 // In the order of an update: the trainer first.
-std::vector<TransitionTable> all_tables() { return {reload::buffer_transitions()}; }
+std::vector<TransitionTable> all_tables() {
+  return {publish::decision_log_transitions(), reload::buffer_transitions()};
+}
 
 std::string markdown(const TransitionTable& table) {
   std::string text =
