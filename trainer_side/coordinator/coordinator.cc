@@ -18,7 +18,6 @@ struct Overloaded : Ts... {
 template <class... Ts>
 Overloaded(Ts...) -> Overloaded<Ts...>;
 
-constexpr std::chrono::milliseconds kWelcomeAgain{limits::kHeartbeatDeadlineMs / 2};
 // Messages that wait while a decision is being stored: some seconds of a large fleet.
 constexpr std::size_t kQueueCount = 16 * limits::kSidecarCount;
 
@@ -27,21 +26,15 @@ constexpr std::size_t kQueueCount = 16 * limits::kSidecarCount;
 Coordinator::Coordinator(CoordinatorOptions options)
     : context_{.options = std::move(options)},
       log_(context_.options.record),
-      fleet_(context_.options.fleet_id),
-      fleet_binds_(!context_.options.fleet_id.none()) {
+      claim_(context_.options) {
   if (!context_.options.record) return;
-  const CoordinatorRecord& stored = *context_.options.record;
-  highest_epoch_ = stored.fence.epoch;
-  if (fleet_.none()) fleet_ = stored.fence.fleet;
-  fleet_binds_ = fleet_binds_ || !stored.origin.none();
-  WSYNC_CHECK(highest_epoch_ <= limits::kEpochMax, "the stored epoch is checked where it is read");
-  for (const Version& version : stored.withdrawn) seen_step_ = std::max(seen_step_, version.step);
-  seen_step_ = std::max(seen_step_, stored.target.step);
+  for (const Version& version : context_.options.record->withdrawn) names_.note_seen(version);
+  names_.note_seen(context_.options.record->target);
 }
 
 std::vector<CoordinatorCommand> Coordinator::step(const CoordinatorEvent& event) {
   context_.now = event.now;
-  if (!began_) began_ = context_.now;
+  claim_.note_event(context_.now);
   context_.commands.clear();
   if (!waits_for_store(event)) {
     apply(event);
@@ -55,14 +48,13 @@ std::vector<CoordinatorCommand> Coordinator::step(const CoordinatorEvent& event)
     queue_.pop_front();
     apply(next);
   }
-  if (phase_ >= CoordinatorPhase::kReady && phase_ != CoordinatorPhase::kStopped)
-    log_.store_members(context_);
+  if (claim_.is_claimed()) log_.store_members(context_);
   return std::exchange(context_.commands, {});
 }
 
 void Coordinator::apply(const CoordinatorEvent& event) {
-  if (phase_ == CoordinatorPhase::kStopped) {
-    const std::string why = "this coordinator has stopped: " + stopped_->reason;
+  if (claim_.state() == FenceClaimState::kStopped) {
+    const std::string why = "this coordinator has stopped: " + claim_.stopped()->reason;
     if (const auto* publish = std::get_if<PublishRequested>(&event.what))
       refuse_publish(*publish, why);
     else if (const auto* rollback = std::get_if<RollbackRequested>(&event.what))
@@ -95,7 +87,7 @@ void Coordinator::on(const PeerMessage& event) {
     return;
   }
   const auto* hello = std::get_if<control::Hello>(&event.message);
-  if (is_foreign(event.envelope.fence)) {
+  if (claim_.is_foreign(event.envelope.fence)) {
     if (hello != nullptr)
       foreign_hello(event, *hello);
     else
@@ -108,7 +100,7 @@ void Coordinator::on(const PeerMessage& event) {
   }
   Member* member = context_.roster.by_peer(event.peer);
   if (event.envelope.fence > record().fence && member != nullptr &&
-      phase_ != CoordinatorPhase::kGathering) {
+      claim_.state() != FenceClaimState::kGathering) {
     higher_fence(event.envelope.fence, member->name);
     return;
   }
@@ -120,57 +112,23 @@ void Coordinator::on(const PeerMessage& event) {
       event.envelope.fence == record().fence || planted("coordinator_ignores_fence");
   if (member == nullptr || !member->joined || !current) {
     ++context_.dropped;
-    welcome_back(event);
+    claim_.welcome_back(context_, event);
     return;
   }
   on_member(*member, event.envelope, event.message);
 }
 
-// What no sidecar says: a stranger's Hello, or that of one whose record is damaged.
-std::string Coordinator::why_no_sidecar(const control::Fence& said_under,
-                                        const control::Hello& hello) const {
-  if (hello.decision.fence.epoch > limits::kEpochMax)
-    return fmt::format("it tells of fence epoch {}, at most {} allowed", hello.decision.fence.epoch,
-                       limits::kEpochMax);
-  if (hello.decision.fence == record().fence && hello.decision.number > record().number)
-    return fmt::format("it tells of decision {} of this coordinator, which has taken {}",
-                       hello.decision.number, record().number);
-  if (hello.decision.fence > said_under)
-    return fmt::format("it tells of a decision under fence epoch {}, above its own fence epoch {}",
-                       hello.decision.fence.epoch, said_under.epoch);
-  if (const control::FleetId& fleet = hello.decision.fence.fleet;
-      !fleet.none() && fleet != said_under.fleet)
-    return fmt::format("its decision is of fleet {}, and it belongs to fleet {}", fleet.to_string(),
-                       said_under.fleet.to_string());
-  if (!hello.origin.none() && (hello.decision.none() || hello.origin > hello.decision))
-    return "its decision is older than the origin of that decision";
-  for (const auto* versions : {&hello.staged, &hello.withdrawn})
-    for (const Version& version : *versions)
-      if (version.step > limits::kStepMax)
-        return fmt::format("it tells of version {}", version.to_string());
-  if (hello.target.step > limits::kStepMax)
-    return fmt::format("it tells of target {}", hello.target.to_string());
-  if (!context_.roster.members().contains(hello.name) &&
-      context_.roster.members().size() >= limits::kSidecarCount)
-    return fmt::format(
-        "{} sidecars are known here, the most that are allowed; give it the name of one that it "
-        "replaces, or restart this trainer to forget those that are gone",
-        context_.roster.members().size());
-  return {};
-}
-
 void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello) {
-  std::string why = why_no_sidecar(event.envelope.fence, hello);
-  if (why.empty()) why = why_name_is_taken(event, hello);
-  if (!why.empty()) {
-    refuse_hello(event.peer, fmt::format("sidecar '{}' cannot join: {}", hello.name, why));
+  if (const Result<> may = claim_.check_hello(context_, record(), event, hello); !may) {
+    claim_.refuse(context_, event.peer,
+                  fmt::format("sidecar '{}' cannot join: {}", hello.name, may.error().message()));
     return;
   }
   // (A claim that begins with this very Hello goes above its fence.)
-  if (phase_ != CoordinatorPhase::kGathering && !log_.is_storing() &&
+  if (claim_.state() != FenceClaimState::kGathering && !log_.is_storing() &&
       event.envelope.fence > record().fence) {
     higher_fence(event.envelope.fence, hello.name);
-    if (phase_ == CoordinatorPhase::kStopped) return;
+    if (claim_.state() == FenceClaimState::kStopped) return;
   }
   Member& member = context_.roster.add(hello.name);
   const bool is_new_process = member.last_peer != event.peer;
@@ -199,14 +157,12 @@ void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello
   member.decision = hello.decision;
   member.origin = hello.origin;
   member.target_content = hello.target_content;
-  for (const Version& version : hello.staged) seen_step_ = std::max(seen_step_, version.step);
-  seen_step_ = std::max(seen_step_, hello.target.step);
-  for (const Version& version : hello.withdrawn) seen_step_ = std::max(seen_step_, version.step);
+  for (const Version& version : hello.staged) names_.note_seen(version);
+  names_.note_seen(hello.target);
+  for (const Version& version : hello.withdrawn) names_.note_seen(version);
 
-  if (phase_ == CoordinatorPhase::kGathering) {
-    highest_epoch_ =
-        std::max({highest_epoch_, event.envelope.fence.epoch, hello.decision.fence.epoch});
-    if (!first_hello_) first_hello_ = context_.now;
+  if (claim_.state() == FenceClaimState::kGathering) {
+    claim_.note_hello(context_.now, event.envelope.fence, hello);
     gather_more();
     return;
   }
@@ -217,7 +173,7 @@ void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello
       queue_.push_front({.now = context_.now, .what = event});
     return;
   }
-  welcome(member, event.envelope.request);
+  claim_.welcome(context_, member, event.envelope.request);
   // It has to store our fence first; what it says before that chooses nothing.
   if (event.envelope.fence != record().fence) return;
   member.joined = true;
@@ -227,7 +183,7 @@ void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello
   log_.learn_withdrawn(context_.roster, hello.withdrawn);
   log_.add_member(context_.roster, hello.name);
   judge(context_, record(), member);
-  if (phase_ == CoordinatorPhase::kClaiming) {
+  if (claim_.state() == FenceClaimState::kWelcoming) {
     if (context_.roster.joined_count() == context_.roster.members().size()) finish_claim();
   } else if (in_switch) {
     if (!announce_target(member)) send_decide(context_, record(), member);
@@ -236,44 +192,22 @@ void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello
   }
 }
 
-// A sidecar speaks that was taken for lost and has not noticed: it is asked for a Hello.
-void Coordinator::welcome_back(const PeerMessage& event) {
-  const auto* beat = std::get_if<control::Heartbeat>(&event.message);
-  if (beat == nullptr || phase_ == CoordinatorPhase::kGathering ||
-      event.envelope.fence > record().fence)
-    return;
-  Member* member = context_.roster.by_last_peer(event.peer);
-  if (member == nullptr && event.envelope.fence.epoch > 0) {
-    // A sidecar whose place a late Hello of its dead predecessor has taken: its own Hello mends it.
-    // (Commands send heartbeats too, under no fence.)
-    if (stranger_welcomed_ && context_.now - *stranger_welcomed_ < kWelcomeAgain) return;
-    stranger_welcomed_ = context_.now;
-    Member stranger;
-    stranger.peer = event.peer;
-    welcome(stranger, 0);
-    return;
-  }
-  if (member == nullptr || member->joined || context_.now - member->welcomed < kWelcomeAgain)
-    return;
-  member->peer = event.peer;
-  welcome(*member, 0);
-}
-
 void Coordinator::higher_fence(const control::Fence& seen, const std::string& who) {
   const std::string reason = fmt::format(
       "sidecar '{}' has seen fence epoch {}, above this coordinator's {}: another coordinator is "
       "newer; start with --take-over to claim the fleet",
       who, seen.epoch, record().fence.epoch);
-  if (!context_.options.take_over) return stop(reason);
+  if (!context_.options.take_over) return stop(Error(ErrorCode::kFenced, reason));
   end_rounds(reason);
-  highest_epoch_ = std::max(highest_epoch_, seen.epoch);
-  used_step_ = 0;
+  claim_.note_epoch(seen.epoch);
+  names_.begin_epoch();
   claim();
 }
 
 void Coordinator::on(const Replaced& event) {
-  stop(fmt::format("this coordinator was replaced: {} has taken over its control address",
-                   event.by));
+  stop(Error(ErrorCode::kFenced,
+             fmt::format("this coordinator was replaced: {} has taken over its control address",
+                         event.by)));
 }
 
 void Coordinator::end_rounds(const std::string& why) {
@@ -286,13 +220,10 @@ void Coordinator::end_rounds(const std::string& why) {
   ending_ = false;
 }
 
-void Coordinator::stop(const std::string& why, ErrorCode code) {
-  end_rounds(why);
-  phase_ = CoordinatorPhase::kStopped;
-  deadline_.reset();
+void Coordinator::stop(const Error& why) {
+  end_rounds(why.message());
   log_.abandon();
-  stopped_ = Stopped{.code = code, .reason = why};
-  context_.emit(*stopped_);
+  claim_.stop(context_, why);
 }
 
 void Coordinator::on_member(Member& member, const control::Envelope& envelope,
@@ -344,7 +275,7 @@ void Coordinator::on(const PeerLost& event) {
   member->peer.clear();
   lose(*member);
   member->report.connected = false;
-  if (phase_ == CoordinatorPhase::kClaiming && context_.roster.joined_count() > 0 &&
+  if (claim_.state() == FenceClaimState::kWelcoming && context_.roster.joined_count() > 0 &&
       std::all_of(
           context_.roster.members().begin(), context_.roster.members().end(),
           [](const auto& entry) { return entry.second.joined || entry.second.peer.empty(); }))
@@ -381,12 +312,12 @@ void Coordinator::on(const CoordinatorTick&) {
                     "{}",
                     phase_name(phase_)));
   if (log_.is_storing()) {
-    if (const Result<> in_time = log_.check_deadline(context_.now); !in_time)
-      stop(in_time.error().message(), in_time.error().code());
+    if (const Result<> in_time = log_.check_deadline(context_.now); !in_time) stop(in_time.error());
     return;
   }
+  if (claim_.deadline() && context_.now >= *claim_.deadline()) claim_deadline();
   if (deadline_ && context_.now >= *deadline_) phase_deadline();
-  if (phase_ < CoordinatorPhase::kReady || phase_ == CoordinatorPhase::kStopped) return;
+  if (!claim_.is_claimed()) return;
   if (log_.take_follow_due(context_.now) && follow_newest()) return;
   for (auto& [name, member] : context_.roster.members()) {
     if (!log_.is_storing() && is_owed(record(), member) && context_.now >= member.ask_again)
@@ -405,25 +336,10 @@ void Coordinator::on(const CoordinatorTick&) {
 }
 
 void Coordinator::phase_deadline() {
-  switch (phase_) {
-    case CoordinatorPhase::kGathering:
-      gather_more();
-      return;
-    case CoordinatorPhase::kClaiming:
-      finish_claim();
-      return;
-    case CoordinatorPhase::kAnnouncing:
-    case CoordinatorPhase::kStaging:
-      fail_late();
-      return;
-    case CoordinatorPhase::kSwitching:
-      finish_round();
-      return;
-    case CoordinatorPhase::kReady:
-    case CoordinatorPhase::kStopped:
-      deadline_.reset();
-      return;
-  }
+  if (phase_ == CoordinatorPhase::kSwitching)
+    finish_round();
+  else
+    fail_late();
 }
 
 // The first failure may end the round and begin the one that waits, or take it on to staging:

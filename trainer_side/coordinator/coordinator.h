@@ -29,7 +29,9 @@
 #include "trainer_side/coordinator/coordinator_record.h"
 #include "trainer_side/coordinator/decision_log.h"
 #include "trainer_side/coordinator/decision_obligations.h"
+#include "trainer_side/coordinator/fence_claim.h"
 #include "trainer_side/coordinator/roster.h"
+#include "trainer_side/coordinator/version_names.h"
 
 namespace wsync::publish {
 
@@ -51,15 +53,15 @@ class Coordinator {
   [[nodiscard]] std::vector<CoordinatorCommand> step(const CoordinatorEvent& event);
 
   [[nodiscard]] std::optional<TimePoint> next_wake() const;
-  [[nodiscard]] CoordinatorPhase phase() const noexcept { return phase_; }
+  [[nodiscard]] CoordinatorPhase phase() const noexcept;
   // The claim that is stored; epoch 0 before there is one.
   [[nodiscard]] const control::Fence& fence() const noexcept { return log_.record().fence; }
   [[nodiscard]] const Version& target() const noexcept { return log_.record().target; }
   [[nodiscard]] const CoordinatorRecord& record() const noexcept { return log_.record(); }
   // Names of the record whose sidecars have not come, while it waits for them; else empty.
-  [[nodiscard]] std::vector<std::string> awaited() const;
+  [[nodiscard]] std::vector<std::string> awaited() const { return claim_.awaited(context_); }
   // Why it has stopped; empty while it has not.
-  [[nodiscard]] const std::optional<Stopped>& stopped() const noexcept { return stopped_; }
+  [[nodiscard]] const std::optional<Stopped>& stopped() const noexcept { return claim_.stopped(); }
   [[nodiscard]] const Roster& roster() const noexcept { return context_.roster; }
   // The name for the next snapshot: (fence epoch, one step above all that were used); with a step
   // given, that one. kInvalidInput when the step was used or is no step, kBusy before the claim.
@@ -107,8 +109,6 @@ class Coordinator {
   [[nodiscard]] bool waits_for_store(const CoordinatorEvent& event) const;
   void apply(const CoordinatorEvent& event);
   void on_hello(const PeerMessage& event, const control::Hello& hello);
-  [[nodiscard]] std::string why_no_sidecar(const control::Fence& said_under,
-                                           const control::Hello& hello) const;
   void on_member(Member& member, const control::Envelope& envelope,
                  const control::Message& message);
   void on_accept(Member& member);
@@ -119,24 +119,16 @@ class Coordinator {
   void on_heartbeat(Member& member, const control::Heartbeat& heartbeat);
   void higher_fence(const control::Fence& seen, const std::string& who);
   void end_rounds(const std::string& why);
-  void stop(const std::string& why, ErrorCode code = ErrorCode::kFenced);
+  void stop(const Error& why);
   // What is stored.
-  void claim_stored();
   void decision_stored(const std::optional<RollbackRequested>& rollback);
   void not_stored(const StoreOutcome& outcome);
   // The claim.
-  [[nodiscard]] bool is_foreign(const control::Fence& fence) const;
   void foreign_hello(const PeerMessage& event, const control::Hello& hello);
   void leave(Member& member);
-  void refuse_hello(const std::string& peer, const std::string& why);
-  [[nodiscard]] std::string why_name_is_taken(const PeerMessage& event,
-                                              const control::Hello& hello) const;
-  [[nodiscard]] Result<control::FleetId> choose_fleet() const;
   void gather_more();
-  // `request`: of the Hello that is answered; 0 asks for one.
-  void welcome(Member& member, std::uint64_t request);
-  void welcome_back(const PeerMessage& event);
   void claim();
+  void claim_deadline();
   void finish_claim();
   // Decides what the newest decision of all known ones has chosen, if that is not the target here;
   // true when it did.
@@ -184,19 +176,11 @@ class Coordinator {
 
   CoordinatorContext context_;
   DecisionLog log_;
-  CoordinatorPhase phase_ = CoordinatorPhase::kGathering;
-  control::FleetId fleet_;    // none: not known yet
-  bool fleet_binds_ = false;  // it was configured, or named by somebody who has taken a decision
-  std::uint64_t highest_epoch_ = 0;  // heard of, before the claim
-  std::uint64_t seen_step_ = 0;      // highest step of any version heard of
-  std::uint64_t used_step_ = 0;      // highest step named under this epoch
+  FenceClaim claim_;
+  VersionNames names_;
+  CoordinatorPhase phase_ = CoordinatorPhase::kReady;  // once the fence is claimed
   std::deque<CoordinatorEvent> queue_;
-  std::optional<TimePoint> began_;  // the first event
-  std::optional<TimePoint> first_hello_;
-  std::set<std::string> told_;  // why sidecars were refused
-  std::optional<TimePoint> stranger_welcomed_;
   bool ending_ = false;  // rounds end because this coordinator stops or claims anew
-  std::optional<Stopped> stopped_;
   std::optional<Round> round_;
   std::optional<PublishRequested> waiting_;
   std::vector<PublishRequested> held_;  // versions whose snapshots are here

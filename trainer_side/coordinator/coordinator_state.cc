@@ -54,8 +54,9 @@ std::optional<TimePoint> Coordinator::next_wake() const {
     by(log_.next_wake());
     return wake;
   }
+  by(claim_.deadline());
   by(deadline_);
-  if (phase_ < CoordinatorPhase::kReady || phase_ == CoordinatorPhase::kStopped) return wake;
+  if (!claim_.is_claimed()) return wake;
   by(log_.next_wake());
   for (const auto& [name, member] : context_.roster.members()) {
     if (is_owed(record(), member)) by(member.ask_again);
@@ -67,23 +68,26 @@ std::optional<TimePoint> Coordinator::next_wake() const {
   return wake;
 }
 
+CoordinatorPhase Coordinator::phase() const noexcept {
+  switch (claim_.state()) {
+    case FenceClaimState::kGathering:
+      return CoordinatorPhase::kGathering;
+    case FenceClaimState::kStoring:
+    case FenceClaimState::kWelcoming:
+      return CoordinatorPhase::kClaiming;
+    case FenceClaimState::kClaimed:
+      return phase_;
+    case FenceClaimState::kStopped:
+      break;
+  }
+  return CoordinatorPhase::kStopped;
+}
+
 Result<Version> Coordinator::next_version(std::uint64_t step) const {
-  if (phase_ < CoordinatorPhase::kReady || phase_ == CoordinatorPhase::kStopped)
+  if (!claim_.is_claimed())
     return fail(ErrorCode::kBusy, fmt::format("the coordinator is {}; no sidecar has joined it yet",
-                                              phase_name(phase_)));
-  const auto epoch = static_cast<std::uint32_t>(record().fence.epoch);
-  const std::uint64_t last = std::max(seen_step_, used_step_);
-  if (step > limits::kStepMax || (step == 0 && last == limits::kStepMax))
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("step {}: a step is 1 to {}; name one below it with --step",
-                            step == 0 ? last + 1 : step, limits::kStepMax));
-  if (step == 0) return Version{epoch, last + 1};
-  if (step <= used_step_)
-    return fail(ErrorCode::kInvalidInput,
-                fmt::format("step {} was used or passed under epoch {} (last: {}); a version never "
-                            "names two different byte strings",
-                            step, epoch, used_step_));
-  return Version{epoch, step};
+                                              phase_name(phase())));
+  return names_.next(static_cast<std::uint32_t>(record().fence.epoch), step);
 }
 
 Coordinator::Moved Coordinator::moved_bytes() const {
@@ -131,7 +135,7 @@ control::StatusReply Coordinator::status() const {
     reply.can_roll_back = true;
     reply.rollback_target = *to;
   }
-  reply.activity = phase_name(phase_);
+  reply.activity = phase_name(phase());
   if (const std::vector<std::string> names = awaited(); !names.empty())
     reply.activity += fmt::format("; waits for sidecars of its record: {}", fmt::join(names, ", "));
   if (log_.is_storing()) reply.activity += "; its record is being stored";
@@ -154,10 +158,12 @@ Result<> Coordinator::invariants() const {
   if (in_a_round != round_.has_value())
     return broken(fmt::format("phase {} with{} a round", phase_name(phase_), round_ ? "" : "out"));
   if (in_a_round && !deadline_) return broken("a round without a deadline");
-  if (phase_ == CoordinatorPhase::kClaiming && !deadline_ && !log_.is_storing())
-    return broken("a claim without a deadline");
+  WSYNC_TRY(claim_.invariants());
+  if ((claim_.state() == FenceClaimState::kStoring) !=
+      (log_.state() == DecisionLogState::kStoringClaim))
+    return broken("a claim is stored that was not made, or the other way round");
   WSYNC_TRY(log_.invariants());
-  if (phase_ == CoordinatorPhase::kReady && !record().target.none() &&
+  if (phase() == CoordinatorPhase::kReady && !record().target.none() &&
       contains(record().withdrawn, record().target) && !log_.leaves_target())
     return broken(fmt::format("the target {} is withdrawn", record().target.to_string()));
   for (const auto& [name, member] : context_.roster.members())

@@ -37,8 +37,8 @@ void Coordinator::refuse_publish(const PublishRequested& publish, const std::str
 }
 
 void Coordinator::on(const PublishRequested& event) {
-  if (phase_ < CoordinatorPhase::kReady) {
-    refuse_publish(event, fmt::format("the coordinator is {}", phase_name(phase_)));
+  if (!claim_.is_claimed()) {
+    refuse_publish(event, fmt::format("the coordinator is {}", phase_name(phase())));
     return;
   }
   const Result<Version> name = next_version(event.version.step);
@@ -48,8 +48,7 @@ void Coordinator::on(const PublishRequested& event) {
                                : name.error().message());
     return;
   }
-  used_step_ = event.version.step;
-  seen_step_ = std::max(seen_step_, used_step_);
+  names_.note_used(event.version.step);
   if (round_) {
     if (waiting_)
       refuse_publish(*waiting_, fmt::format("superseded by {}", event.version.to_string()),
@@ -160,7 +159,7 @@ void Coordinator::decide(const DecisionChoice& choice, std::optional<RollbackReq
 }
 
 bool Coordinator::follow_newest() {
-  if (phase_ != CoordinatorPhase::kReady || log_.is_storing() || ending_) return false;
+  if (phase() != CoordinatorPhase::kReady || log_.is_storing() || ending_) return false;
   const std::optional<DecisionChoice> choice = log_.newest(context_);
   if (choice) decide(*choice);
   return choice.has_value();
@@ -299,7 +298,7 @@ void Coordinator::finish_publish() {
 }
 
 void Coordinator::start_waiting() {
-  if (waiting_ && !log_.is_storing() && phase_ == CoordinatorPhase::kReady)
+  if (waiting_ && !log_.is_storing() && phase() == CoordinatorPhase::kReady)
     start_round(*std::exchange(waiting_, std::nullopt));
 }
 
@@ -323,9 +322,9 @@ void Coordinator::refuse_rollback(const RollbackRequested& event, const std::str
 }
 
 void Coordinator::on(const RollbackRequested& event) {
-  if (phase_ != CoordinatorPhase::kReady)
-    return refuse_rollback(
-        event, fmt::format("the coordinator is {}; try again when it is idle", phase_name(phase_)));
+  if (phase() != CoordinatorPhase::kReady)
+    return refuse_rollback(event, fmt::format("the coordinator is {}; try again when it is idle",
+                                              phase_name(phase())));
   const Result<Version> to = log_.choose_rollback(context_.roster, event.to);
   if (!to) return refuse_rollback(event, to.error().message());
   decide({.kind = control::DecisionKind::kRollback, .target = *to}, event);

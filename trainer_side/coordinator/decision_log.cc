@@ -13,19 +13,25 @@
 namespace wsync::publish {
 namespace {
 
-using enum DecisionLogState;
-
-constexpr std::array<Transition<DecisionLogState>, 9> kTransitions = {{
-    {kIdle, "a fence is claimed", kStoringClaim, "Store the claim"},
-    {kIdle, "a decision is taken", kStoringDecision, "Store the decision"},
-    {kIdle, "the names of the members have changed", kIdle, "Store them; nothing waits for it"},
-    {kStoringClaim, "the claim is stored", kIdle, "Welcome to every sidecar that is known"},
-    {kStoringClaim, "the claim cannot be stored", kIdle, "stop"},
-    {kStoringClaim, "the store does not answer in time", kIdle, "stop"},
-    {kStoringDecision, "the decision is stored", kIdle, "Decide to the sidecars that can follow"},
-    {kStoringDecision, "the decision cannot be stored", kIdle,
+constexpr std::array<Transition<DecisionLogState>, 9> kLogTransitions = {{
+    {DecisionLogState::kIdle, "a fence is claimed", DecisionLogState::kStoringClaim,
+     "Store the claim"},
+    {DecisionLogState::kIdle, "a decision is taken", DecisionLogState::kStoringDecision,
+     "Store the decision"},
+    {DecisionLogState::kIdle, "the names of the members have changed", DecisionLogState::kIdle,
+     "Store them; nothing waits for it"},
+    {DecisionLogState::kStoringClaim, "the claim is stored", DecisionLogState::kIdle,
+     "Welcome to every sidecar that is known"},
+    {DecisionLogState::kStoringClaim, "the claim cannot be stored", DecisionLogState::kIdle,
+     "stop"},
+    {DecisionLogState::kStoringClaim, "the store does not answer in time", DecisionLogState::kIdle,
+     "stop"},
+    {DecisionLogState::kStoringDecision, "the decision is stored", DecisionLogState::kIdle,
+     "Decide to the sidecars that can follow"},
+    {DecisionLogState::kStoringDecision, "the decision cannot be stored", DecisionLogState::kIdle,
      "tell nobody; fail its publish or rollback"},
-    {kStoringDecision, "the store does not answer in time", kIdle, "stop"},
+    {DecisionLogState::kStoringDecision, "the store does not answer in time",
+     DecisionLogState::kIdle, "stop"},
 }};
 
 // Longer than any write takes to a disc that works.
@@ -41,11 +47,11 @@ bool is_fenced(const Error& error) {
 
 std::string_view decision_log_state_name(DecisionLogState state) noexcept {
   switch (state) {
-    case kIdle:
+    case DecisionLogState::kIdle:
       return "idle";
-    case kStoringClaim:
+    case DecisionLogState::kStoringClaim:
       return "storing_claim";
-    case kStoringDecision:
+    case DecisionLogState::kStoringDecision:
       return "storing_decision";
   }
   return "unknown";
@@ -54,7 +60,7 @@ std::string_view decision_log_state_name(DecisionLogState state) noexcept {
 TransitionTable decision_log_transitions() {
   return describe<DecisionLogState>("DecisionLog",
                                     "What the coordinator has decided, and what of it is stored.",
-                                    kTransitions, decision_log_state_name);
+                                    kLogTransitions, decision_log_state_name);
 }
 
 DecisionLog::DecisionLog(const std::optional<CoordinatorRecord>& stored) {
@@ -65,7 +71,7 @@ DecisionLog::DecisionLog(const std::optional<CoordinatorRecord>& stored) {
 }
 
 void DecisionLog::move(DecisionLogState to) {
-  WSYNC_CHECK(allows<DecisionLogState>(kTransitions, state_, to),
+  WSYNC_CHECK(allows<DecisionLogState>(kLogTransitions, state_, to),
               fmt::format("DecisionLog cannot go from {} to {}", decision_log_state_name(state_),
                           decision_log_state_name(to)));
   state_ = to;
@@ -88,7 +94,7 @@ void DecisionLog::store_claim(CoordinatorContext& context, const control::Fence&
   CoordinatorRecord next = record_;
   next.fence = fence;
   next.number = 0;
-  store(context, kStoringClaim, std::move(next), std::nullopt);
+  store(context, DecisionLogState::kStoringClaim, std::move(next), std::nullopt);
 }
 
 void DecisionLog::decide(CoordinatorContext& context, const DecisionChoice& choice,
@@ -107,7 +113,7 @@ void DecisionLog::decide(CoordinatorContext& context, const DecisionChoice& choi
   if (rollback && choice.target != record_.target && !planted("rollback_forgets_withdrawn"))
     withdraw(context.roster, next.withdrawn, {record_.target});
   next.target = choice.target;
-  store(context, kStoringDecision, std::move(next), std::move(rollback));
+  store(context, DecisionLogState::kStoringDecision, std::move(next), std::move(rollback));
   pending_->withdrawn_changed = std::exchange(withdrawn_changed_, false);
 }
 
@@ -138,8 +144,8 @@ StoreOutcome DecisionLog::handle(CoordinatorContext& context, const Stored& even
     return {};
   }
   const Pending done = *std::exchange(pending_, std::nullopt);
-  const bool claims = state_ == kStoringClaim;
-  move(kIdle);
+  const bool claims = state_ == DecisionLogState::kStoringClaim;
+  move(DecisionLogState::kIdle);
   StoreOutcome outcome{
       .ended = claims ? StoreOutcome::Ended::kClaim : StoreOutcome::Ended::kDecision,
       .rollback = done.rollback};
@@ -181,7 +187,7 @@ Result<> DecisionLog::check_deadline(TimePoint now) const {
 void DecisionLog::abandon() {
   if (!pending_) return;
   pending_.reset();
-  move(kIdle);
+  move(DecisionLogState::kIdle);
 }
 
 // ---- which decision is followed ----

@@ -12,6 +12,7 @@
 #include "shared/base/transitions.h"
 #include "tests/unit/weights/weights_files.h"
 #include "trainer_side/coordinator/decision_log.h"
+#include "trainer_side/coordinator/fence_claim.h"
 
 namespace wsync {
 namespace {
@@ -22,7 +23,8 @@ constexpr std::string_view kEnd = "<!-- transition tables: end -->\n";
 
 // In the order of an update: the trainer first.
 std::vector<TransitionTable> all_tables() {
-  return {publish::decision_log_transitions(), reload::buffer_transitions()};
+  return {publish::fence_claim_transitions(), publish::decision_log_transitions(),
+          reload::buffer_transitions()};
 }
 
 std::string markdown(const TransitionTable& table) {
