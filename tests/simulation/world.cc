@@ -286,8 +286,8 @@ void World::coordinator_step(std::size_t c, publish::CoordinatorEvent event) {
   ++statistics_.events;
   const std::uint64_t life = process.life;
   const auto commands = process.machine->step(event);
-  if (const std::string broken = process.machine->invariants(); !broken.empty())
-    violate(fmt::format("coordinator {}: {}", c, broken));
+  if (const Result<> holds = process.machine->invariants(); !holds)
+    violate(fmt::format("coordinator {}: {}", c, holds.error().message()));
   for (const publish::CoordinatorCommand& command : commands) {
     if (!process.machine || process.life != life) return;
     carry_out(c, command);
@@ -433,13 +433,14 @@ void World::store(std::size_t c, const publish::Store& command) {
     std::optional<publish::CoordinatorRecord>& disc = stores_[coordinators_[c].store];
     publish::Stored stored{.token = command.token, .record = command.record};
     const auto may = publish::check_replaces(command.record, disc);
-    if (full || !may) {
-      stored.failure = full ? "no space left" : may.error().message();
-      stored.fenced = !full;
+    if (full) {
+      stored.record = fail(ErrorCode::kResourceExhausted, "no space left");
+    } else if (!may) {
+      stored.record = fail(may.error());
     } else {
       if (disc && disc->fence != command.record.fence)
         stored.record = publish::after_claim(command.record, *disc);
-      disc = stored.record;
+      disc = *stored.record;
     }
     schedule_.after(schedule_.micros(10, 1'000), [=, this] {
       if (coordinators_[c].life != life) return;

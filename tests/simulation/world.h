@@ -15,8 +15,8 @@
 #include "inference_side/staging/receive_round.h"
 #include "tests/simulation/engine_group.h"
 #include "tests/simulation/schedule.h"
+#include "trainer_side/coordinator/coordinator.h"
 #include "trainer_side/coordinator/decision_store.h"
-#include "trainer_side/coordinator/update_round.h"
 #include "trainer_side/publish/publish_queue.h"
 
 namespace wsync::simulation {

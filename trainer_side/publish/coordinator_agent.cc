@@ -223,24 +223,15 @@ void CoordinatorAgent::step(decltype(CoordinatorEvent::what) what) {
 }
 
 void CoordinatorAgent::store(const Store& command) {
-  auto stored = std::make_shared<Stored>(Stored{.token = command.token});
+  auto stored = std::make_shared<Stored>(Stored{.token = command.token, .record = {}});
   const auto answer = [this, alive = alive_, stored] {
     if (*alive) step(std::move(*stored));
   };
   const auto submitted = store_worker_->submit(
-      [store = store_, stored, record = command.record] {
-        auto written = store->write(record);
-        if (written) {
-          stored->record = std::move(*written);
-        } else {
-          stored->failure = written.error().message();
-          stored->fenced = written.error().code() == ErrorCode::kFenced ||
-                           written.error().code() == ErrorCode::kRefused;
-        }
-      },
+      [store = store_, stored, record = command.record] { stored->record = store->write(record); },
       answer);
   if (submitted) return;
-  stored->failure = submitted.error().message();
+  stored->record = fail(submitted.error());
   loop_.post(answer);  // not at once: the coordinator is inside its step
 }
 

@@ -23,7 +23,7 @@
 #include "shared/loop/worker.h"
 #include "shared/observe/metrics/status_pages.h"
 #include "trainer_side/coordinator/decision_store.h"
-#include "trainer_side/coordinator/update_round.h"
+#include "trainer_side/coordinator/coordinator.h"
 #include "trainer_side/publish/fleet_commands.h"
 #include "trainer_side/publish/publish_queue.h"
 #include "trainer_side/publish/update_recorder.h"

@@ -11,6 +11,8 @@
 #include "shared/base/format.h"
 #include "shared/base/transitions.h"
 #include "tests/unit/weights/weights_files.h"
+#include "trainer_side/coordinator/decision_log.h"
+#include "trainer_side/coordinator/fence_claim.h"
 #include "trainer_side/publish/publish_queue.h"
 
 namespace wsync {
@@ -22,7 +24,8 @@ constexpr std::string_view kEnd = "<!-- transition tables: end -->\n";
 
 // In the order of an update: the trainer first.
 std::vector<TransitionTable> all_tables() {
-  return {publish::publish_transitions(), reload::buffer_transitions()};
+  return {publish::fence_claim_transitions(), publish::decision_log_transitions(),
+          publish::publish_transitions(), reload::buffer_transitions()};
 }
 
 std::string markdown(const TransitionTable& table) {

@@ -4,7 +4,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
-#include "trainer_side/coordinator/update_round.h"
+#include "trainer_side/coordinator/coordinator.h"
 
 namespace wsync::publish {
 namespace {
@@ -18,17 +18,17 @@ void Coordinator::announce(Member& member, const PublishRequested& publish) {
   member.delivery = {.phase = DeliveryPhase::kAnnounced,
                      .version = publish.version,
                      .round = ++next_round_,
-                     .deadline = now_ + options_.announce};
+                     .deadline = context_.now + context_.options.announce};
   member.staged_bytes = 0;
   const bool with_layout = member.layout != publish.layout_digest;
-  send(member,
-       control::Announce{.version = publish.version,
-                         .layout_digest = publish.layout_digest,
-                         .layout = with_layout ? publish.layout : Bytes{},
-                         .content_digest = publish.content_digest,
-                         .bucket_bytes = publish.bucket_bytes,
-                         .arena_bytes = publish.arena_bytes},
-       member.delivery.round);
+  context_.send(member,
+                control::Announce{.version = publish.version,
+                                  .layout_digest = publish.layout_digest,
+                                  .layout = with_layout ? publish.layout : Bytes{},
+                                  .content_digest = publish.content_digest,
+                                  .bucket_bytes = publish.bucket_bytes,
+                                  .arena_bytes = publish.arena_bytes},
+                member.delivery.round);
   member.layout = publish.layout_digest;
 }
 
@@ -65,11 +65,11 @@ void Coordinator::on_layout_unknown(Member& member) {
 // ---- staging ----
 
 std::string Coordinator::chain_source(const Member& member) const {
-  std::string source = options_.data_address;
+  std::string source = context_.options.data_address;
   if (!in_round(member)) return source;
   for (const std::string& name : round_->members) {
     if (name == member.name) break;
-    const Member& before = roster_.members().at(name);
+    const Member& before = context_.roster.members().at(name);
     const bool relays = before.delivery.phase == DeliveryPhase::kStaging ||
                         before.delivery.phase == DeliveryPhase::kStaged;
     if (before.joined && relays && before.delivery.transport == control::TransportKind::kTcp &&
@@ -81,13 +81,13 @@ std::string Coordinator::chain_source(const Member& member) const {
 
 void Coordinator::stage(Member& member) {
   Delivery& delivery = member.delivery;
-  const bool same_host = !member.boot_id.empty() && member.boot_id == options_.boot_id;
-  const bool memfd = options_.transport == TransportPolicy::kMemfd ||
-                     (options_.transport == TransportPolicy::kAuto && same_host &&
+  const bool same_host = !member.boot_id.empty() && member.boot_id == context_.options.boot_id;
+  const bool memfd = context_.options.transport == TransportPolicy::kMemfd ||
+                     (context_.options.transport == TransportPolicy::kAuto && same_host &&
                       member.handover_failure.empty());
   delivery.transport = memfd ? control::TransportKind::kMemfd : control::TransportKind::kTcp;
   member.report.transport = delivery.transport;
-  delivery.source = memfd ? options_.host_socket : chain_source(member);
+  delivery.source = memfd ? context_.options.host_socket : chain_source(member);
   if (delivery.source.empty()) {
     delivery_failed(member, memfd ? "this coordinator serves no host socket"
                                   : "it is not on this host, and no data_address is configured");
@@ -98,18 +98,19 @@ void Coordinator::stage(Member& member) {
     return;
   }
   delivery.phase = DeliveryPhase::kStaging;
-  delivery.deadline = now_ + options_.stage;
-  send(member,
-       control::Stage{
-           .version = delivery.version, .transport = delivery.transport, .source = delivery.source},
-       delivery.round);
+  delivery.deadline = context_.now + context_.options.stage;
+  context_.send(
+      member,
+      control::Stage{
+          .version = delivery.version, .transport = delivery.transport, .source = delivery.source},
+      delivery.round);
 }
 
 void Coordinator::bridge(const Member& lost) {
   if (!round_ || lost.data_address.empty()) return;
   const std::vector<std::string> names = round_->members;
   for (const std::string& name : names) {
-    Member& member = roster_.add(name);
+    Member& member = context_.roster.add(name);
     if (member.delivery.phase == DeliveryPhase::kStaging &&
         member.delivery.transport == control::TransportKind::kTcp &&
         member.delivery.source == lost.data_address)
@@ -134,8 +135,8 @@ void Coordinator::on_staged(Member& member, const control::Staged& staged) {
   if (!member.holds(staged.version)) member.report.staged.push_back(staged.version);
   if (in_round(member) && phase_ != CoordinatorPhase::kSwitching) {
     advance_round();
-  } else if (staged.version == record_.target) {
-    send_decide(member);
+  } else if (staged.version == record().target) {
+    send_decide(context_, record(), member);
   }
 }
 
@@ -144,8 +145,8 @@ void Coordinator::on_staged(Member& member, const control::Staged& staged) {
 // sidecar without a data address takes none by TCP.)
 void Coordinator::staging_failed(Member& member, const control::Staged& staged) {
   if (member.delivery.transport == control::TransportKind::kMemfd &&
-      options_.transport == TransportPolicy::kAuto && !options_.data_address.empty() &&
-      !member.data_address.empty()) {
+      context_.options.transport == TransportPolicy::kAuto &&
+      !context_.options.data_address.empty() && !member.data_address.empty()) {
     member.handover_failure = staged.failure;
     const PublishRequested* publish = snapshot_of(member.delivery.version);
     if (staged.source_lost)
@@ -166,9 +167,9 @@ void Coordinator::staging_failed(Member& member, const control::Staged& staged) 
 void Coordinator::delivery_failed(Member& member, const std::string& why) {
   member.delivery.phase = DeliveryPhase::kFailed;
   member.delivery.failure = why;
-  member.delivery.deadline = now_ + kCatchUpRetry;
+  member.delivery.deadline = context_.now + kCatchUpRetry;
   if (!in_round(member) || round_->is_rollback) return;
-  if (phase_ != CoordinatorPhase::kSwitching && options_.commit.rule == CommitRule::kAll) {
+  if (phase_ != CoordinatorPhase::kSwitching && context_.options.commit.rule == CommitRule::kAll) {
     abort_round(fmt::format("sidecar '{}': {}", member.name, why));
     return;
   }
@@ -178,19 +179,21 @@ void Coordinator::delivery_failed(Member& member, const std::string& why) {
 }
 
 void Coordinator::catch_up(Member& member) {
-  if (!member.joined || record_.target.none() || in_round(member) || pending_ || ending_) return;
+  if (!member.joined || record().target.none() || in_round(member) || log_.is_storing() || ending_)
+    return;
   if (member.delivery.phase != DeliveryPhase::kNone &&
       member.delivery.phase != DeliveryPhase::kStaged)
     return;
   if (announce_target(member)) return;
   // Without our copy it still has to learn what the target is and what was withdrawn.
-  if (member.decided < record_.number && member.asked < record_.number) send_decide(member);
+  if (member.decided < record().number && member.asked < record().number)
+    send_decide(context_, record(), member);
 }
 
 // False when it holds the target, or there is no copy here to give.
 bool Coordinator::announce_target(Member& member) {
   const PublishRequested* publish =
-      member.holds(record_.target) ? nullptr : snapshot_of(record_.target);
+      member.holds(record().target) ? nullptr : snapshot_of(record().target);
   if (publish == nullptr) return false;
   announce(member, *publish);
   return true;

@@ -3,7 +3,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
-#include "trainer_side/coordinator/update_round.h"
+#include "trainer_side/coordinator/coordinator.h"
 
 namespace wsync::publish {
 namespace {
@@ -26,12 +26,12 @@ std::string Coordinator::why_not_cancelled(const Version& version) const {
   if (!meant)
     return fmt::format(
         "nothing to cancel: {} is running; that of {} is", name,
-        round_->is_rollback ? record_.target.to_string() : round_->publish.version.to_string());
+        round_->is_rollback ? record().target.to_string() : round_->publish.version.to_string());
   if (round_->is_rollback)
     return fmt::format(
         "the rollback to {} has been decided and goes on: replicas may have gone back already",
-        record_.target.to_string());
-  const bool decided = phase_ == CoordinatorPhase::kSwitching || pending_;
+        record().target.to_string());
+  const bool decided = phase_ == CoordinatorPhase::kSwitching || log_.is_storing();
   if (decided && !planted("cancel_after_the_decision"))
     return fmt::format(
         "{} has been decided and its switch goes on: replicas may serve it already; `wsync "
@@ -66,7 +66,7 @@ void Coordinator::on(const CancelRequested& event) {
     round_->cancelled = true;
     abort_round(std::string(kCancelled));
   }
-  out_.emplace_back(CancelDone{.request = event.request, .reply = std::move(reply)});
+  context_.emit(CancelDone{.request = event.request, .reply = std::move(reply)});
 }
 
 }  // namespace wsync::publish
