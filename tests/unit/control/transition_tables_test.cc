@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "inference_side/reload/buffer_state.h"
+#include "inference_side/sidecar/device_buffers.h"
+#include "inference_side/sidecar/load_queue.h"
 #include "shared/base/format.h"
 #include "shared/base/transitions.h"
 #include "tests/unit/weights/weights_files.h"
@@ -20,7 +22,10 @@ constexpr std::string_view kBegin = "<!-- transition tables: begin -->\n";
 constexpr std::string_view kEnd = "<!-- transition tables: end -->\n";
 
 // In the order of an update: the trainer first.
-std::vector<TransitionTable> all_tables() { return {reload::buffer_transitions()}; }
+std::vector<TransitionTable> all_tables() {
+  return {agent::load_transitions(), agent::buffers_transitions(), agent::mapping_transitions(),
+          agent::group_transitions(), reload::buffer_transitions()};
+}
 
 std::string markdown(const TransitionTable& table) {
   std::string text =
