@@ -15,6 +15,7 @@
 #include "inference_side/staging/receive_round.h"
 #include "tests/simulation/engine_group.h"
 #include "tests/simulation/schedule.h"
+#include "tests/simulation/simulated_hub.h"
 #include "trainer_side/coordinator/coordinator.h"
 #include "trainer_side/coordinator/decision_store.h"
 #include "trainer_side/publish/publish_queue.h"
@@ -25,8 +26,9 @@ struct WorldOptions {
   std::uint64_t seed = 1;
   std::uint32_t coordinators = 2;  // slots; the second one starts now and then beside the first
   std::uint32_t sidecars = 3;
-  std::uint32_t replicas = 2;  // of each sidecar
-  std::uint32_t ranks = 2;     // of each replica
+  std::uint32_t replicas = 2;                 // of each sidecar
+  std::uint32_t ranks = 2;                    // of each replica
+  HubDevices devices = HubDevices::kUnified;  // of each sidecar
   bool faults = true;
   std::chrono::milliseconds faulty{6'000};
   std::chrono::milliseconds calm{40'000};
@@ -44,6 +46,7 @@ struct WorldStatistics {
   std::uint64_t steps = 0;                       // serving steps of the engines
   std::uint64_t dropped = 0;                     // messages that the machines dropped
   std::map<std::string, std::uint64_t> reasons;  // why rounds and rollbacks failed
+  HubStatistics hubs;
 };
 
 class World {
@@ -90,6 +93,7 @@ class World {
     std::optional<std::size_t> home;  // the coordinator it is connected to
     std::uint64_t connection = 0;
     std::vector<std::unique_ptr<EngineGroup>> groups;
+    std::unique_ptr<SimulatedHub> hub;
   };
 
   // processes
@@ -98,6 +102,7 @@ class World {
   void start_sidecar(std::size_t s);
   void crash_sidecar(std::size_t s);
   void make_groups(std::size_t s);
+  void make_hub(std::size_t s);
   // the control network
   void connect(std::size_t s);
   void break_link(std::size_t s);

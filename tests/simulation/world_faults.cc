@@ -185,6 +185,7 @@ bool World::run() {
   for (const SidecarProcess& process : sidecars_) {
     if (process.machine) statistics_.dropped += process.machine->dropped();
     for (const auto& group : process.groups) statistics_.steps += group->steps();
+    statistics_.hubs.add(process.hub->statistics());
   }
   return violations_.empty();
 }

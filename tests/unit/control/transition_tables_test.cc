@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "inference_side/reload/buffer_state.h"
+#include "inference_side/sidecar/device_buffers.h"
+#include "inference_side/sidecar/load_queue.h"
 #include "shared/base/format.h"
 #include "shared/base/transitions.h"
 #include "tests/unit/weights/weights_files.h"
@@ -25,7 +27,9 @@ constexpr std::string_view kEnd = "<!-- transition tables: end -->\n";
 // In the order of an update: the trainer first.
 std::vector<TransitionTable> all_tables() {
   return {publish::fence_claim_transitions(), publish::decision_log_transitions(),
-          publish::publish_transitions(), reload::buffer_transitions()};
+          publish::publish_transitions(),     reload::buffer_transitions(),
+          agent::load_transitions(),          agent::buffers_transitions(),
+          agent::mapping_transitions(),       agent::group_transitions()};
 }
 
 std::string markdown(const TransitionTable& table) {
