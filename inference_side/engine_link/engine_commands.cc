@@ -326,7 +326,7 @@ void EngineLink::end_load(Result<> outcome) {
 
 void EngineLink::on_bucket_ready(const control::Envelope& envelope,
                                  const control::BucketReady& message) {
-  control::BucketDone reply{.bucket = message.bucket};
+  control::BucketAck reply{.bucket = message.bucket};
   if (!session_) {
     // A repetition of the last bucket of a load that is over needs no copy; anything else is out of
     // order.

@@ -135,14 +135,14 @@ void EngineHub::on_frame(const std::shared_ptr<Rank>& rank, control::Frame frame
           [&](const control::Paused&) {
             tell(*rank, reload::RankPaused{.rank = rank->rank, .request = request});
           },
-          [&](const control::BucketDone& done) {
+          [&](const control::BucketAck& answer) {
             // Of an earlier load: the buffer may belong to another bucket by now.
             const auto load = loads_.find(rank->replica);
             if (!runner_ || load == loads_.end() || load->second.request != request) return;
-            if (done.failure.empty())
-              runner_->bucket_done(rank->id, done.bucket);
+            if (answer.failure.empty())
+              runner_->handle_bucket_ack(rank->id, answer.bucket);
             else
-              runner_->engine_lost(rank->id, Error(ErrorCode::kDigestMismatch, done.failure));
+              runner_->engine_lost(rank->id, Error(ErrorCode::kDigestMismatch, answer.failure));
           },
           [&](const control::Loaded& loaded) { on_loaded(rank, frame.envelope, loaded); },
           [&](const control::Committed& committed) {

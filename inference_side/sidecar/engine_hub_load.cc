@@ -226,7 +226,7 @@ void EngineHub::start_pipeline() {
     job.digests = staged->digests;
     job.deadline = now() + std::chrono::milliseconds(deadline_ms);
     // A silent engine is dropped while there is time for the others to end well.
-    job.ack_deadline = std::chrono::milliseconds(deadline_ms) / 2;
+    job.bucket_ack_deadline = std::chrono::milliseconds(deadline_ms) / 2;
     job.version = version.to_string();
     for (std::size_t i = 0; i < job.buckets; ++i)
       job.bucket_offsets.push_back(staged->buckets->bucket_offset(i));
