@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "inference_side/engine_link/rank_machine.h"
 #include "inference_side/reload/buffer_state.h"
 #include "shared/base/format.h"
 #include "shared/base/transitions.h"
@@ -20,7 +21,9 @@ constexpr std::string_view kBegin = "<!-- transition tables: begin -->\n";
 constexpr std::string_view kEnd = "<!-- transition tables: end -->\n";
 
 // In the order of an update: the trainer first.
-std::vector<TransitionTable> all_tables() { return {reload::buffer_transitions()}; }
+std::vector<TransitionTable> all_tables() {
+  return {reload::buffer_transitions(), engine::rank_transitions()};
+}
 
 std::string markdown(const TransitionTable& table) {
   std::string text =
