@@ -103,7 +103,7 @@ class Model {
         break;
       case Activity::kReload:
         start_next(entry.engine);
-        carry_out(pipeline_.step(ReloadDone{.engine = entry.engine, .bucket = entry.bucket}, now_));
+        carry_out(pipeline_.step(BucketAck{.engine = entry.engine, .bucket = entry.bucket}, now_));
         break;
     }
   }

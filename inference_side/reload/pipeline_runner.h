@@ -1,9 +1,9 @@
 // The weight pipeline on real devices: carries out what WeightPipeline decides, tells engines of
-// their buckets and takes their acknowledgements.
+// their buckets and handles their bucket acknowledgements.
 //
 // Thread: every public function may be called from any thread. Each run has one driver thread; the
-// listener is called on it, and may call bucket_done(), engine_lost() and abort(), but neither
-// start() nor the destructor.
+// listener is called on it, and may call handle_bucket_ack(), engine_lost() and abort(), but
+// neither start() nor the destructor.
 #pragma once
 
 #include <atomic>
@@ -30,7 +30,7 @@
 namespace wsync::reload {
 
 // An engine may copy this bucket out of this IPC buffer of its device (unified devices: out of the
-// staged version; the slot then means nothing). Every one is answered by bucket_done() or
+// staged version; the slot then means nothing). Every one is answered by handle_bucket_ack() or
 // engine_lost(), also after the run has failed.
 struct BucketReady {
   EngineId engine{};
@@ -52,7 +52,7 @@ struct PipelineReport {
   TimePoint begin{};
   TimePoint end{};
   std::vector<LostEngine> lost;  // the others have every bucket
-  std::uint64_t stray_acknowledgements = 0;
+  std::uint64_t stray_bucket_acks = 0;
   std::uint64_t overlapped_rounds = 0;  // rounds run in three-stage form
   std::optional<Stages> stages;         // the form that is kept; nothing while measuring
   StageTimings timings;
@@ -81,7 +81,8 @@ struct PipelineOptions {
   std::uint64_t buffer_bytes = 0;  // at least the largest bucket; 0: choose_buffer_bytes()
   Stages stages = Stages::kAuto;
   // An engine that holds buckets and acknowledges none for this long is dropped.
-  std::chrono::nanoseconds ack_deadline = std::chrono::milliseconds(limits::kBucketAckDeadlineMs);
+  std::chrono::nanoseconds bucket_ack_deadline =
+      std::chrono::milliseconds(limits::kBucketAckDeadlineMs);
   trace::Recorder* trace = nullptr;  // may be null; outlives the runner
   bool keep_buffers = true;          // see DeviceGroupOptions
   std::optional<collective::GroupKind> collective = std::nullopt;
@@ -103,7 +104,7 @@ struct PipelineJob {
   std::vector<std::uint64_t> bucket_offsets = {};
   TimePoint deadline{};
   // Rules over the options' one where it is shorter.
-  std::chrono::nanoseconds ack_deadline = std::chrono::nanoseconds::max();
+  std::chrono::nanoseconds bucket_ack_deadline = std::chrono::nanoseconds::max();
 };
 
 class PipelineRunner {
@@ -119,11 +120,11 @@ class PipelineRunner {
   // Begins a run and returns. `listener` outlives it. kBusy while another one is in progress;
   // kInvalidInput for engines on devices that are not there, and for as many digests as there are
   // not buckets; kRefused without buffers. A run after a failed one first waits
-  // for the acknowledgements that are still owed, since engines may still read the buffers.
+  // for the bucket acknowledgements that are still owed, since engines may still read the buffers.
   [[nodiscard]] Result<> start(PipelineJob job, PipelineListener& listener);
-  // The engine has copied the bucket out and synchronised its device: the buffer may be
-  // overwritten.
-  void bucket_done(EngineId engine, std::uint64_t bucket);
+  // Bucket acknowledgement: the engine has copied the bucket out and synchronised its device, so
+  // the buffer may be overwritten.
+  void handle_bucket_ack(EngineId engine, std::uint64_t bucket);
   // The engine is gone, or failed: it reads no buffer any more and is not waited for.
   void engine_lost(EngineId engine, const Error& reason);
   // Ends the run in progress as soon as its copies have stopped; nothing happens without one.

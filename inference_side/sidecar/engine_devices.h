@@ -69,8 +69,8 @@ class EngineDevices {
 
   // Begins a run, and names why it cannot. on_run_finished follows only after a success.
   [[nodiscard]] Result<> start_run(reload::PipelineJob job);
-  void bucket_done(reload::EngineId engine, std::uint64_t bucket) {
-    runner_->bucket_done(engine, bucket);
+  void handle_bucket_ack(reload::EngineId engine, std::uint64_t bucket) {
+    runner_->handle_bucket_ack(engine, bucket);
   }
   void engine_lost(reload::EngineId engine, const Error& reason) {
     runner_->engine_lost(engine, reason);

@@ -173,7 +173,7 @@ void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame f
           [&](const control::Paused&) {
             notify(rank->replica, reload::RankPaused{.rank = rank->rank, .request = request});
           },
-          [&](const control::BucketDone& done) { loads_->bucket_done(*rank, request, done); },
+          [&](const control::BucketAck& ack) { loads_->handle_bucket_ack(*rank, request, ack); },
           [&](const control::Loaded& loaded) { handle_loaded(*rank, request, loaded); },
           [&](const control::Committed& committed) {
             notify(rank->replica, reload::RankCommitted{.rank = rank->rank,

@@ -52,14 +52,14 @@ void LoadDriver::answered(const EngineRank& rank, std::uint64_t request,
   free_unused_buffers();
 }
 
-void LoadDriver::bucket_done(const EngineRank& rank, std::uint64_t request,
-                             const control::BucketDone& done) {
+void LoadDriver::handle_bucket_ack(const EngineRank& rank, std::uint64_t request,
+                                   const control::BucketAck& ack) {
   // A stale acknowledgement: the buffer may belong to another bucket by now.
   if (options_.devices == nullptr || !queue_.is_current(rank.replica, request)) return;
-  if (done.failure.empty())
-    options_.devices->bucket_done(rank.id, done.bucket);
+  if (ack.failure.empty())
+    options_.devices->handle_bucket_ack(rank.id, ack.bucket);
   else
-    options_.devices->engine_lost(rank.id, Error(ErrorCode::kDigestMismatch, done.failure));
+    options_.devices->engine_lost(rank.id, Error(ErrorCode::kDigestMismatch, ack.failure));
 }
 
 void LoadDriver::release(const Version& version) { execute(queue_.release(version)); }
@@ -239,7 +239,7 @@ Result<> LoadDriver::start_pipeline(const StartRun& run) {
   for (std::size_t i = 0; i < job.buckets; ++i)
     job.bucket_offsets.push_back(staged->buckets->bucket_offset(i));
   job.deadline = run.deadline;
-  job.ack_deadline = run.ack_deadline;
+  job.bucket_ack_deadline = run.ack_deadline;
   return options_.devices->start_run(std::move(job));
 }
 

@@ -48,7 +48,8 @@ class LoadDriver {
   void engine_lost(const std::string& replica, reload::EngineId engine);
   // A rank has answered the Load of this request.
   void answered(const EngineRank& rank, std::uint64_t request, const control::Loaded& loaded);
-  void bucket_done(const EngineRank& rank, std::uint64_t request, const control::BucketDone& done);
+  void handle_bucket_ack(const EngineRank& rank, std::uint64_t request,
+                         const control::BucketAck& ack);
   // The version is gone from the preparation.
   void release(const Version& version);
 

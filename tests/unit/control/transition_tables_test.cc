@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "inference_side/engine_link/rank_machine.h"
 #include "inference_side/reload/buffer_state.h"
 #include "inference_side/sidecar/device_buffers.h"
 #include "inference_side/sidecar/load_queue.h"
@@ -29,7 +30,8 @@ std::vector<TransitionTable> all_tables() {
   return {publish::fence_claim_transitions(), publish::decision_log_transitions(),
           publish::publish_transitions(),     reload::buffer_transitions(),
           agent::load_transitions(),          agent::buffers_transitions(),
-          agent::mapping_transitions(),       agent::group_transitions()};
+          agent::mapping_transitions(),       agent::group_transitions(),
+          engine::rank_transitions()};
 }
 
 std::string markdown(const TransitionTable& table) {
