@@ -239,7 +239,7 @@ Result<> LoadDriver::start_pipeline(const StartRun& run) {
   for (std::size_t i = 0; i < job.buckets; ++i)
     job.bucket_offsets.push_back(staged->buckets->bucket_offset(i));
   job.deadline = run.deadline;
-  job.bucket_ack_deadline = run.ack_deadline;
+  job.bucket_ack_deadline = run.bucket_ack_deadline;
   return options_.devices->start_run(std::move(job));
 }
 

@@ -274,7 +274,7 @@ LoadCommands LoadQueue::start_run(TimePoint now) {
   }
   start.deadline = now + std::chrono::milliseconds(deadline_ms);
   // A silent engine is dropped while there is time for the others to end well.
-  start.ack_deadline = std::chrono::milliseconds(deadline_ms) / 2;
+  start.bucket_ack_deadline = std::chrono::milliseconds(deadline_ms) / 2;
   run_ = Run{.version = start.version, .seats = start.seats};
   return {std::move(start)};
 }

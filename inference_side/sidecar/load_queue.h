@@ -122,7 +122,7 @@ struct StartRun {
   Version version;
   TimePoint deadline{};
   // An engine that acknowledges nothing for this long is dropped.
-  std::chrono::nanoseconds ack_deadline{};
+  std::chrono::nanoseconds bucket_ack_deadline{};
   std::vector<RunSeat> seats;
 };
 using LoadCommand = std::variant<SendLoad, SendAbort, ReportLoadFailed, ReportLoadNotBegun,

@@ -275,7 +275,7 @@ void EngineGroup::bucket_ready(std::uint32_t index, std::uint64_t request, std::
                     [this, index, request, bucket, life = rank.life, load = rank.load] {
                       Rank& same = ranks_[index];
                       if (same.life != life || same.load != load || !same.taking) return;
-                      say(index, control::BucketDone{.bucket = bucket}, request);
+                      say(index, control::BucketAck{.bucket = bucket}, request);
                       if (++same.taken == same.taking->buckets) end_load(index, "");
                     });
   });

@@ -135,8 +135,8 @@ void SimulatedHub::handle(EngineGroup& group, std::uint32_t rank, const control:
                           std::uint64_t request) {
   const auto id = id_of(group, rank);
   if (!id) return hooks_.violation("a rank that is not attached speaks");
-  if (const auto* done = std::get_if<control::BucketDone>(&message)) {
-    if (queue_->is_current(group.name(), request)) bucket_done(*id, done->bucket);
+  if (const auto* done = std::get_if<control::BucketAck>(&message)) {
+    if (queue_->is_current(group.name(), request)) handle_bucket_ack(*id, done->bucket);
   } else if (const auto* loaded = std::get_if<control::Loaded>(&message)) {
     buffers_->answered(*id, request);
     if (loaded->failure.empty()) queue_->loaded(group.name(), request, rank);
@@ -382,13 +382,13 @@ void SimulatedHub::begin_bucket() {
         connections_.at(id).group->bucket_ready(seat->rank.rank, seat->request, bucket);
     }
     if (run_ && run_->number == number)
-      later(run_->job.ack_deadline, [this, number, bucket] {
+      later(run_->job.bucket_ack_deadline, [this, number, bucket] {
         if (run_ && run_->number == number) drop_silent(bucket);
       });
   });
 }
 
-void SimulatedHub::bucket_done(EngineId id, std::uint64_t bucket) {
+void SimulatedHub::handle_bucket_ack(EngineId id, std::uint64_t bucket) {
   if (!run_ || bucket != run_->bucket || run_->owing.erase(id) == 0 || !run_->owing.empty()) return;
   if (++run_->bucket < kBuckets) return begin_bucket();
   finish_run(std::nullopt);

@@ -130,7 +130,7 @@ class SimulatedHub {
   // the pipeline
   void start_run();
   void begin_bucket();
-  void bucket_done(reload::EngineId id, std::uint64_t bucket);
+  void handle_bucket_ack(reload::EngineId id, std::uint64_t bucket);
   void leave_run(reload::EngineId id, const Error& reason);
   void drop_silent(std::uint64_t bucket);
   void finish_run(const std::optional<Error>& failure);

@@ -240,7 +240,7 @@ TEST_F(LoadQueueTest, LoadsOfOneVersionShareARunAndOthersWaitInTheirOrder) {
   EXPECT_EQ(started[0].version, kTwo);
   EXPECT_EQ(started[0].seats.size(), 4U);
   EXPECT_EQ(started[0].deadline, kNow + std::chrono::milliseconds(1'000));
-  EXPECT_EQ(started[0].ack_deadline, std::chrono::milliseconds(500));
+  EXPECT_EQ(started[0].bucket_ack_deadline, std::chrono::milliseconds(500));
   EXPECT_TRUE(queue_.running());
   EXPECT_EQ(state("a"), LoadState::kRunning);
   EXPECT_EQ(state("b"), LoadState::kQueued);
