@@ -24,9 +24,9 @@
 
 namespace wsync::publish {
 
-// How a publish ended. `superseded`: a newer one took its place before it was decided. `error`: it
-// was cancelled (kCancelled), or never became a round (its weights could not be read, no arena was
-// free, no sidecar has joined); the reply then holds the same sentence.
+// How a publish ended. `superseded`: a newer one has replaced it before it was decided. `error`: it
+// was cancelled (kCancelled), or never became a round, because its weights could not be read, no
+// arena was free, or no sidecar has joined. The reply then holds the same sentence.
 struct PublishResult {
   bool superseded = false;
   control::PushReply reply;
@@ -46,16 +46,16 @@ struct PublishJob {
       on_progress;  // about ten times a second; may be empty
   // The snapshot has been taken: the caller may overwrite its weights. May be empty.
   std::function<void(const Version&, std::chrono::nanoseconds)> on_snapshotted;
-  // What the fleet does with it now; kSwitch: every byte is staged and verified. May be empty.
+  // Its round enters a phase. kSwitch: every byte is staged and verified. May be empty.
   std::function<void(control::ProgressPhase)> on_phase;
   std::function<void(PublishResult)> on_done;
 };
 
 struct TrainerAgentCallbacks {
-  // This coordinator does nothing any more: another one is newer (kFenced), it cannot tell which
-  // fleet it leads (kRefused), or its claim could not be stored (kIo).
+  // This coordinator has stopped: another one is newer (kFenced), it cannot know which fleet it
+  // leads (kRefused), or its claim could not be stored (kIo).
   std::function<void(const Error& reason)> on_stopped = [](const Error&) {};
-  // The claim is over; `target` is what the fleet runs already (0.0 = nothing).
+  // The claim has succeeded; `target` is what the fleet runs already (0.0 = nothing).
   std::function<void(const Version& target)> on_ready = [](const Version&) {};
 };
 
@@ -71,22 +71,23 @@ class TrainerAgent {
   // Publishes in flight get no on_done.
   ~TrainerAgent();
 
-  // Waits for the claim and for min_sidecars, then runs the job. Jobs run one after the other as
-  // far as their snapshots go. on_done comes within deadlines.publish of this call, unless a read
-  // of the source takes longer; a switch that has been decided then goes on without it.
+  // Waits for the claim and for min_sidecars, then runs the job. Snapshots are taken one after the
+  // other. on_done is called within deadlines.publish of this call, unless a read of the source
+  // takes longer. A switch that has been decided by then continues without it.
   void publish(PublishJob job);
-  // Ends the job of this step, if none of its bytes has been read yet: it fails with what it waits
-  // for. One whose source is being opened ends when that is over. Any other goes on.
+  // Ends the job of this step if none of its bytes has been read yet. Its error says what it was
+  // waiting for. When its source is being opened, it ends after that. Any other job continues.
   void give_up(std::uint64_t step);
-  // Brings the fleet back to `to` (0.0: the previous version). on_done comes once, on the loop: at
-  // the latest when the switch's deadlines have passed, at once when this agent must not act.
+  // Brings the fleet back to `to` (0.0: the previous version). on_done is called once, on the loop,
+  // at the latest when the deadlines of the switch have passed. When this coordinator has stopped
+  // it is called before this returns.
   void roll_back(const Version& to, std::function<void(Result<control::RollbackReply>)> on_done);
-  // Stops the publish of `version`, while it has not been decided; 0.0: the one in a round, else
-  // the one whose snapshot is taken, else the next in the queue. Its on_done comes before this
-  // returns, but of a snapshot when the piece that is being read is there.
+  // Cancels the publish of `version` if it has not been decided. 0.0: the one in a round, else the
+  // one whose snapshot is being taken, else the next in the queue. Its on_done is called before
+  // this returns; that of a snapshot, when the read that is under way has returned.
   [[nodiscard]] control::CancelReply cancel(const Version& version);
-  // What this agent and the sidecars that answer have traced. on_done comes once, on the loop,
-  // within seconds; the clock of each sidecar is measured first, by questions of their own.
+  // Collects the traces of this agent and of the sidecars that answer. on_done is called once, on
+  // the loop, within seconds. The clock of each sidecar is measured first, by separate questions.
   void collect_trace(const control::TraceQuestion& question,
                      std::function<void(control::TraceAnswer)> on_done);
   [[nodiscard]] control::StatusReply status() const { return coordinator_->status(); }
