@@ -3,7 +3,8 @@
 namespace wsync::agent {
 namespace {
 
-// Groups of one bucket at a time, so that the threads read different pages.
+// Each thread computes the groups of one bucket at a time, so that the threads read different
+// pages.
 std::vector<std::uint64_t> piece_checksums(const reload::LoadPlan& plan,
                                            std::span<const std::byte> arena, ThreadPool* helpers) {
   std::vector<std::uint64_t> sums(plan.groups().size());

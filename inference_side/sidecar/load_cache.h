@@ -1,5 +1,5 @@
-// LoadCache: the load plan and the expected checksums of (a rank's tensors, a version), computed
-// once on a worker thread and shared by every rank that takes the same tensors.
+// LoadCache: the load plan and the expected checksums for the tensors of a rank and a version. They
+// are computed once on a worker thread, and shared by every rank that takes the same tensors.
 #pragma once
 
 #include <functional>
@@ -18,11 +18,12 @@
 
 namespace wsync::agent {
 
-// Which checksum an engine compares: what its host copies with, or what a GPU does.
+// Which checksum an engine compares: the one that host code computes while it copies, or the one
+// that a GPU computes.
 enum class GroupSum : std::uint8_t { kStreamed, kPieceDigest };
 
 struct PreparedLoad {
-  std::shared_ptr<const BucketPlan> buckets;  // of the devices' buffers, not of the transfer
+  std::shared_ptr<const BucketPlan> buckets;  // device buffers; unified devices: transfer buckets
   reload::LoadPlan plan;
   std::vector<std::uint64_t> checksums;  // of the plan's groups
 };
@@ -30,7 +31,8 @@ struct PreparedLoad {
 // Identifies what a rank takes: equal for equal tensor lists.
 [[nodiscard]] Digest tensors_key(std::span<const control::EngineTensor> tensors);
 
-// Thread: the loop's. Make it with make_shared: an answer that comes after its end is dropped.
+// Thread: the loop's. Create it with make_shared: a computation that ends after the cache is
+// dropped.
 class LoadCache : public std::enable_shared_from_this<LoadCache> {
  public:
   using OnReady = std::function<void(Result<std::shared_ptr<const PreparedLoad>>)>;
@@ -38,11 +40,13 @@ class LoadCache : public std::enable_shared_from_this<LoadCache> {
   // tasks.
   explicit LoadCache(GroupSum sum = GroupSum::kStreamed, ThreadPool* helpers = nullptr)
       : sum_(sum), helpers_(helpers) {}
-  // Computes, or joins a computation under way, or answers at once (inside the call).
+  // Starts the computation, joins one in progress, or answers at once, inside the call. `on_ready`
+  // gets an error when the plan cannot be made, or when the worker's queue is full.
   void request(Worker& worker, const std::shared_ptr<const staging::HeldVersion>& version,
                std::uint64_t bucket_bytes,
                const std::shared_ptr<const std::vector<control::EngineTensor>>& tensors,
                const Digest& key, OnReady on_ready);
+  // Drops what is known of a version; computations of it in progress get no answer.
   void forget(const Version& version);
 
  private:

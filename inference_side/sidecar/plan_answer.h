@@ -1,4 +1,5 @@
-// What a sidecar answers to `wsync plan`: would its engines take a layout? Changes nothing.
+// The answer of a sidecar to `wsync plan`: whether its engines and its memory would take a layout.
+// Nothing is changed.
 #pragma once
 
 #include "inference_side/sidecar/engine_hub.h"
@@ -8,8 +9,9 @@
 
 namespace wsync::agent {
 
-// The same checks as an Announce, and the settings that its memory follows from. A layout that
-// cannot be read is the answer's `failure`. Thread: the loop's.
+// Makes the same checks as an Announce, and adds the settings that the memory use follows from. The
+// answer's `failure` says when the layout cannot be read or the GPUs do not answer. Thread: the
+// loop's.
 [[nodiscard]] control::SidecarPlan answer_plan(const control::Plan& plan, const EngineHub& hub,
                                                const staging::Store& store,
                                                const config::SidecarConfig& config);

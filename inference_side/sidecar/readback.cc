@@ -10,7 +10,8 @@
 namespace wsync::agent {
 namespace {
 
-// Engines answer in the order of their hello, which is the plan's.
+// Engines answer in the order of their hello, which is the order of the plan. So the expected index
+// is tried first: a search for each tensor would be quadratic.
 const control::HeldTensor* answer_for(const std::vector<control::HeldTensor>& found,
                                       std::size_t expected_at, const std::string& name) {
   if (expected_at < found.size() && found[expected_at].name == name) return &found[expected_at];

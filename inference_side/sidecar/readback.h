@@ -1,5 +1,5 @@
-// Readback: what every attached rank holds, read back tensor by tensor and compared with the
-// version it serves (`wsync verify`).
+// Readback: asks every attached rank for the digests of its tensors, and compares them with the
+// version that the rank serves (`wsync verify`).
 //
 // Thread: the loop's; callbacks come on the loop, never inside a call.
 // Outlives: the loop and the worker outlive it.
@@ -26,16 +26,18 @@ class Readback {
       : loop_(loop), worker_(worker), on_gpus_(on_gpus) {}
   Readback(const Readback&) = delete;
   Readback& operator=(const Readback&) = delete;
-  // A comparison in flight gets no on_done.
+  // A comparison in progress gets no on_done.
   ~Readback() { *alive_ = false; }
 
-  // Asks the attached ones of `ranks`. One at a time: a second call before the first has answered
-  // joins it. `on_done` within `deadline`, ordered by replica and rank.
+  // Asks the attached ones of `ranks`. Only one comparison runs at a time: a second call before the
+  // first has ended joins it. `on_done` comes within `deadline`, with the ranks ordered by replica
+  // and rank; one that does not answer has a failure.
   void begin(const std::vector<std::shared_ptr<EngineRank>>& ranks,
              std::chrono::milliseconds deadline, OnDone on_done);
-  // A rank's answer; `held` is the version it names, null when that is not staged here.
+  // A rank has answered. `held`: the version that it names; null when that is not staged here.
   void answered(const std::shared_ptr<EngineRank>& rank, control::Digests digests,
                 const std::shared_ptr<const staging::HeldVersion>& held);
+  // A rank's connection has ended.
   void lost(const std::shared_ptr<EngineRank>& rank, const Error& error);
 
  private:

@@ -2,21 +2,16 @@
 
 #include <algorithm>
 #include <random>
-#include <unistd.h>
 #include <utility>
 
-#include "inference_side/reload/pipeline_trace.h"
 #include "inference_side/sidecar/plan_answer.h"
 #include "inference_side/sidecar/sidecar_options.h"
+#include "inference_side/sidecar/sidecar_trace.h"
 #include "shared/base/durable_file.h"
 #include "shared/base/format.h"
-#include "shared/base/host.h"
 #include "shared/base/log.h"
 #include "shared/base/numa.h"
 #include "shared/control/zmq/ports.h"
-#include "shared/observe/trace/chrome_trace.h"
-#include "shared/observe/trace/span_codec.h"
-#include "shared/observe/trace/timeline.h"
 
 namespace wsync::agent {
 namespace {
@@ -88,7 +83,8 @@ SidecarAgent::~SidecarAgent() {
   worker_->stop();
   hub_.reset();
   receiver_.reset();
-  write_trace();  // when no thread of the store records any more
+  // Only now no thread of the store or of the devices records any more.
+  write_trace_files(trace_, config_, buffer_bytes_);
 }
 
 Result<> SidecarAgent::open() {
@@ -299,42 +295,34 @@ void SidecarAgent::execute(const staging::ForReplica& command) {
       command.command);
 }
 
-// ---- messages that the state machine does not take ----
+// ---- messages that the state machine does not handle ----
+
+// Questions that a coordinator and a command ask alike. False: the message is none of them.
+bool SidecarAgent::answer(const control::Message& question, const Reply& reply) {
+  if (const auto* asked = std::get_if<control::TraceQuestion>(&question)) {
+    reply(answer_trace(trace_, config_.name, *asked, now()));
+  } else if (std::holds_alternative<control::Verify>(question)) {
+    hub_->verify(kVerifyDeadline,
+                 [this, reply, begin = now()](std::vector<control::VerifyRank> ranks) {
+                   switch_trace_.verified(begin, now());
+                   reply(control::VerifyReply{.ranks = std::move(ranks)});
+                 });
+  } else if (const auto* plan = std::get_if<control::Plan>(&question)) {
+    reply(control::PlanReply{.sidecars = {answer_plan(*plan, *hub_, receiver_->store(), config_)}});
+  } else {
+    return false;
+  }
+  return true;
+}
 
 void SidecarAgent::handle(control::Envelope envelope, control::Message message) {
-  if (const auto* question = std::get_if<control::TraceQuestion>(&message)) {
-    const TimePoint received = now();
-    control::Envelope reply;
-    reply.fence = sidecar_->fence();
-    reply.request = envelope.request;
-    if (const auto sent = dealer_->send(reply, trace_answer(*question, received)); !sent)
-      log_debug("trace answer: {}", sent.error().message());
-    return;
-  }
-  if (std::holds_alternative<control::Verify>(message)) {
-    hub_->verify(kVerifyDeadline, [this, begin = now(), request = envelope.request](
-                                      std::vector<control::VerifyRank> ranks) {
-      switch_trace_.verified(begin, now());
-      control::Envelope reply;
-      reply.fence = sidecar_->fence();
-      reply.request = request;
-      if (!dealer_) return;
-      if (const auto sent = dealer_->send(reply, control::VerifyReply{.ranks = std::move(ranks)});
-          !sent)
-        log_debug("verify reply: {}", sent.error().message());
-    });
-    return;
-  }
-  if (const auto* plan = std::get_if<control::Plan>(&message)) {
-    control::Envelope reply;
-    reply.fence = sidecar_->fence();
-    reply.request = envelope.request;
-    const control::PlanReply answer{
-        .sidecars = {answer_plan(*plan, *hub_, receiver_->store(), config_)}};
-    if (const auto sent = dealer_->send(reply, answer); !sent)
-      log_debug("plan reply: {}", sent.error().message());
-    return;
-  }
+  const Reply reply = [this, request = envelope.request](control::Message what) {
+    control::Envelope back;
+    back.fence = sidecar_->fence();
+    back.request = request;
+    execute(staging::Reply{.envelope = std::move(back), .message = std::move(what)});
+  };
+  if (answer(message, reply)) return;
   if (const auto* error = std::get_if<control::ErrorReply>(&message))
     log_warning("the coordinator says: {}", error->message);
   step(staging::CoordinatorMessage{.envelope = std::move(envelope), .message = std::move(message)});
@@ -342,78 +330,27 @@ void SidecarAgent::handle(control::Envelope envelope, control::Message message) 
 
 void SidecarAgent::handle_command(const std::string& peer, const control::Envelope& envelope,
                                   const control::Message& message) {
-  control::Envelope reply;
-  reply.fence = sidecar_->fence();
-  reply.request = envelope.request;
-  const auto answer = [this, peer, reply](const control::Message& what) {
-    if (const auto sent = router_->send(peer, reply, what); !sent)
+  const Reply reply = [this, peer, fence = sidecar_->fence(),
+                       request = envelope.request](const control::Message& what) {
+    control::Envelope back;
+    back.fence = fence;
+    back.request = request;
+    if (const auto sent = router_->send(peer, back, what); !sent)
       log_debug("reply to a command: {}", sent.error().message());
   };
+  if (answer(message, reply)) return;
   if (std::holds_alternative<control::Status>(message)) {
     control::StatusReply status = sidecar_->status(now());
     status.sidecars.front().staged_bytes = receiver_->staged_bytes();
     if (receiver_->store().makes_memory()) status.activity += ": memory for it is being made ready";
-    answer(std::move(status));
-  } else if (std::holds_alternative<control::Verify>(message)) {
-    hub_->verify(kVerifyDeadline,
-                 [this, answer, begin = now()](std::vector<control::VerifyRank> ranks) {
-                   switch_trace_.verified(begin, now());
-                   answer(control::VerifyReply{.ranks = std::move(ranks)});
-                 });
-  } else if (const auto* plan = std::get_if<control::Plan>(&message)) {
-    answer(
-        control::PlanReply{.sidecars = {answer_plan(*plan, *hub_, receiver_->store(), config_)}});
-  } else if (const auto* question = std::get_if<control::TraceQuestion>(&message)) {
-    answer(trace_answer(*question, now()));
+    reply(std::move(status));
   } else if (!std::holds_alternative<control::Heartbeat>(message)) {
-    answer(control::ErrorReply{
+    reply(control::ErrorReply{
         .code = static_cast<std::uint8_t>(ErrorCode::kRefused),
         .message = fmt::format(
             "a sidecar answers status, verify, plan and trace; send {} to the coordinator",
             control::message_name(control::type_of(message)))});
   }
-}
-
-control::TraceAnswer SidecarAgent::trace_answer(const control::TraceQuestion& question,
-                                                TimePoint received) const {
-  control::TraceProcess process{.name = "sidecar " + config_.name,
-                                .host = host_name(),
-                                .pid = static_cast<std::uint32_t>(::getpid()),
-                                .boot_id = boot_id(),
-                                .asked_ns = question.asked_ns,
-                                .received_ns = static_cast<std::int64_t>(received)};
-  trace::EncodedSpans encoded = trace::answer_spans(
-      trace_, std::chrono::nanoseconds(question.age_ns), question.max_bytes, received);
-  process.dropped = encoded.left_out;
-  process.spans = std::move(encoded.bytes);
-  process.answered_ns = static_cast<std::int64_t>(now());
-  control::TraceAnswer answer;
-  answer.processes.push_back(std::move(process));
-  return answer;
-}
-
-void SidecarAgent::write_trace() const {
-  if (config_.trace_file.empty()) return;
-  const std::string process = "sidecar " + config_.name;
-  const std::vector<trace::Span> spans = trace_.spans();
-  trace::Trace traces{.processes = {{.name = process,
-                                     .pid = static_cast<std::uint32_t>(::getpid()),
-                                     .spans = spans,
-                                     .host = host_name(),
-                                     .dropped = trace_.dropped()}}};
-  traces.flows = trace::update_flows(traces.processes);
-  const auto traced = trace::write_chrome_trace(config_.trace_file + ".json", traces);
-  if (!traced) log_warning("trace: {}", traced.error().message());
-  // The picture shows the latest update.
-  const std::vector<trace::PauseBand> pauses = trace::pause_bands(spans);
-  const auto drawn = trace::write_timeline_svg(
-      config_.trace_file + ".svg",
-      pauses.empty() ? spans : trace::spans_between(spans, pauses.back().begin, pauses.back().end),
-      {.title = "Weight pipeline of " + process,
-       .subtitle = fmt::format("{} devices, buffers of {} MiB", config_.devices.count,
-                               buffer_bytes_ / limits::kMiB),
-       .lanes = reload::PipelineTrace::chart_lanes(config_.devices.count)});
-  if (!drawn) log_warning("trace: {}", drawn.error().message());
 }
 
 }  // namespace wsync::agent

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -69,14 +70,12 @@ class SidecarAgent {
   void execute(const staging::ReleaseVersion& command);
   void execute(const staging::BeatNow& command);
   void execute(const staging::CheckCopy& command);
+  using Reply = std::function<void(control::Message)>;
+  [[nodiscard]] bool answer(const control::Message& question, const Reply& reply);
   void handle(control::Envelope envelope, control::Message message);
   void handle_command(const std::string& peer, const control::Envelope& envelope,
                       const control::Message& message);
   void handle_rank(const std::string& replica, std::uint32_t world_size, RankEvent event);
-  // `received`: when the question arrived.
-  [[nodiscard]] control::TraceAnswer trace_answer(const control::TraceQuestion& question,
-                                                  TimePoint received) const;
-  void write_trace() const;
 
   Loop& loop_;
   const config::SidecarConfig config_;
@@ -85,14 +84,14 @@ class SidecarAgent {
   trace::Recorder trace_;
   SwitchTrace switch_trace_;
   SidecarMetrics metrics_;
-  std::optional<staging::Sidecar> sidecar_;  // made when its addresses are known
+  std::optional<staging::Sidecar> sidecar_;  // made when its data address is known
   std::optional<LockFile> state_lock_;
   std::filesystem::path record_file_;
   std::unique_ptr<Worker> worker_;  // writes the record
   OfferedLayouts layouts_;
   std::unique_ptr<VersionReceiver> receiver_;
   std::unique_ptr<EngineHub> hub_;
-  std::uint64_t buffer_bytes_ = 0;  // of its devices; for the picture, when the hub is gone
+  std::uint64_t buffer_bytes_ = 0;  // of its devices; the trace is written when the hub is gone
   std::unique_ptr<control::DealerPort> dealer_;
   std::unique_ptr<control::RouterPort> router_;  // for commands
   Timer timer_;

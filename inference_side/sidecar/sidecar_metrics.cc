@@ -45,7 +45,7 @@ SidecarMetrics::SidecarMetrics()
 
 void SidecarMetrics::sent(const std::string& replica, const reload::SendPause& /*command*/,
                           TimePoint at) {
-  // A pause that is asked for again goes on.
+  // A repeated pause does not begin anew.
   const auto [entry, is_new] = switches_.try_emplace(replica);
   if (!is_new) return;
   entry->second.was_serving = true;

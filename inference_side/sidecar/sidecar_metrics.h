@@ -1,5 +1,5 @@
-// What a sidecar counts, and what its pages show: each switch from its pause to its resume, what
-// was staged and what failed; the state of its replicas when somebody asks.
+// The metrics of a sidecar: the duration of each switch from its pause to its resume, what was
+// staged, and what failed. The state of the replicas is read when a page is requested.
 //
 // Thread: the loop's.
 #pragma once
@@ -25,24 +25,24 @@ class SidecarMetrics {
  public:
   SidecarMetrics();
 
-  // A command of a replica's switch is sent. Time is counted as paused from the load to the resume,
-  // and only when the replica was serving, so that it had to be paused.
+  // A command of a replica's switch is sent. The paused time is counted from the load to the
+  // resume, and only for a replica that was serving, and so had to be paused.
   void sent(const std::string& replica, const reload::SendPause& command, TimePoint at);
   void sent(const std::string& replica, const reload::BeginLoad& command, TimePoint at);
   void sent(const std::string& replica, const reload::SendCommit& command, TimePoint at);
   void sent(const std::string& replica, const reload::SendResume& command, TimePoint at);
   template <class Other>
   void sent(const std::string& /*replica*/, const Other& /*command*/, TimePoint /*at*/) {}
-  // A rank was lost: the switch that was under way is not timed.
+  // A rank was lost: the switch in progress is not timed.
   void lost(const std::string& replica) { switches_.erase(replica); }
   // A rank has the bytes of a version.
   void loaded(std::uint64_t bytes) { loaded_bytes_.add(static_cast<double>(bytes)); }
   void staged(std::uint64_t bytes, std::chrono::nanoseconds duration);
-  // The outcomes of a decision; told again, they count once.
+  // The outcomes of a decision. A report that is repeated counts once.
   void reported(const control::Fence& fence, const control::Switched& switched);
   void failed(ErrorCode code);
 
-  // The replica is inside a switch that found it serving.
+  // Whether the replica is inside a switch, and was serving when that began.
   [[nodiscard]] bool was_serving(const std::string& replica) const;
   [[nodiscard]] metrics::Registry& registry() noexcept { return registry_; }
 
@@ -61,12 +61,12 @@ class SidecarMetrics {
   metrics::Counter staged_bytes_, loaded_bytes_;
   std::map<control::SwitchOutcome, metrics::Counter> switched_;
   std::map<ErrorCode, metrics::Counter> failures_;
-  std::map<std::string, Switch> switches_;  // under way, by replica
+  std::map<std::string, Switch> switches_;  // in progress, by replica
   control::Decision reported_;
 };
 
-// What a scrape reads of a sidecar beside its counters. `staged_bytes`: of the version that is
-// arriving; `arena_bytes`: of all that its store has; the others were copied since the start.
+// What a scrape reads beside the counters. `staged_bytes`: of the version that is arriving.
+// `arena_bytes`: of everything in the store. The others were copied since the start.
 struct StoreFacts {
   std::uint64_t staged_bytes = 0;
   std::uint64_t arena_bytes = 0;
@@ -76,17 +76,17 @@ struct StoreFacts {
 [[nodiscard]] std::vector<metrics::Reading> sidecar_readings(const staging::Sidecar& sidecar,
                                                              const StoreFacts& store, TimePoint at);
 
-// A replica as readiness looks at it.
+// What decides whether a replica is ready.
 struct ReplicaFacts {
   control::ReplicaReport report;
-  bool is_switching = false;  // stands still for a switch that found it serving
+  bool is_switching = false;  // paused for a switch, and serving before that
 };
 [[nodiscard]] std::vector<ReplicaFacts> replica_facts(const staging::Sidecar& sidecar,
                                                       const SidecarMetrics& metrics, TimePoint at);
 
-// Ready: every replica that has a rank attached has committed a version and may be routed to, or
-// stands still for a switch that found it serving. Never ready: no replica; one that lacks a rank,
-// is tainted, or is behind for longer than max_staleness.
+// Ready when every replica with an attached rank has committed a version and may be routed to, or
+// is only paused for a switch. Never ready: a sidecar without replicas, and one with a replica that
+// lacks a rank, is tainted, or has been behind for longer than max_staleness.
 [[nodiscard]] metrics::Readiness sidecar_readiness(const std::vector<ReplicaFacts>& replicas);
 
 }  // namespace wsync::agent

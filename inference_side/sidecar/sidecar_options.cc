@@ -11,7 +11,7 @@ staging::SidecarOptions sidecar_options(const config::SidecarConfig& config) {
   options.name = config.name;
   options.host = host_name();
   options.pid = static_cast<std::uint32_t>(::getpid());
-  // Empty: no same-host hand-over is wanted.
+  // An empty boot id tells the coordinator that memory is not to be mapped from its host.
   if (config.transport != TransportPolicy::kTcp) options.boot_id = boot_id();
   options.pid_namespace = pid_namespace();
   options.versions_held = config.versions_held;

@@ -1,4 +1,4 @@
-// What a sidecar's configuration means for its state machine.
+// The options of the state machine that follow from a sidecar's configuration.
 #pragma once
 
 #include "inference_side/staging/receive_round.h"
@@ -6,7 +6,7 @@
 
 namespace wsync::agent {
 
-// Its data_address is left empty: it is known when the relay listens.
+// The data_address is left empty: it is known only when the relay listens.
 [[nodiscard]] staging::SidecarOptions sidecar_options(const config::SidecarConfig& config);
 
 }  // namespace wsync::agent

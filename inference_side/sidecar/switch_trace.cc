@@ -41,7 +41,7 @@ void SwitchTrace::sent(const std::string& replica, const reload::BeginLoad& comm
   Switch& open = open_[replica];
   open.version = command.version;
   enter(replica, open, "load", at);
-  // A second try inside one switch goes on with the pause of the first.
+  // A second attempt inside one switch continues the pause of the first one.
   if (!std::exchange(open.loading, true)) open.pause_begin = at;
 }
 
@@ -49,7 +49,7 @@ void SwitchTrace::sent(const std::string& replica, const reload::SendCommit& /*c
                        TimePoint at) {
   if (!recorder_.wanted()) return;
   Switch& open = open_[replica];
-  if (open.part != "commit") enter(replica, open, "commit", at);  // once for all of its ranks
+  if (open.part != "commit") enter(replica, open, "commit", at);  // once for all ranks
 }
 
 void SwitchTrace::sent(const std::string& replica, const reload::SendResume& /*command*/,
@@ -75,7 +75,7 @@ void SwitchTrace::heard(const std::string& replica, std::uint32_t world_size,
   if (found == open_.end()) return;
   Switch& open = found->second;
   if (std::holds_alternative<reload::RankDetached>(event)) {
-    open_.erase(found);  // what was open has no end
+    open_.erase(found);  // spans without an end are not recorded
   } else if (std::holds_alternative<reload::RankResumed>(event)) {
     enter(replica, open, {}, at);
     open_.erase(found);

@@ -1,7 +1,7 @@
-// What a sidecar's trace shows beside the pipeline: how each bucket came and was verified, the time
-// that each replica was paused, and the parts of its switch.
+// SwitchTrace: what a sidecar's trace shows beside the pipeline: how each bucket arrived and was
+// verified, how long each replica was paused, and the parts of its switch.
 //
-// Thread: the loop's, but for digested().
+// Thread: the loop's, except digested().
 #pragma once
 
 #include <cstdint>
@@ -15,33 +15,34 @@
 
 namespace wsync::agent {
 
-// A rank of a replica as spans name it: "r0", or "r0 rank 1" where it has several.
+// The name of a rank in spans: "r0", or "r0 rank 1" when its replica has several ranks.
 [[nodiscard]] std::string traced_name(const std::string& replica, std::uint32_t world_size,
                                       std::uint32_t rank);
 
 class SwitchTrace {
  public:
-  // `recorder` outlives this; nothing is done for one that wants no spans.
+  // `recorder` outlives this object. Nothing is done when it wants no spans.
   explicit SwitchTrace(trace::Recorder& recorder) : recorder_(recorder) {}
 
-  // A command of a replica's switch is sent. The pause is shown from its load to its resume; the
-  // parts, each until the next one begins, are the wait for it, load, commit and resume.
+  // A command of a replica's switch is sent. The pause is shown from the load to the resume. The
+  // parts of a switch are the wait for the pause, load, commit and resume; each ends when the next
+  // one begins.
   void sent(const std::string& replica, const reload::SendPause& command, TimePoint at);
   void sent(const std::string& replica, const reload::BeginLoad& command, TimePoint at);
   void sent(const std::string& replica, const reload::SendCommit& command, TimePoint at);
   void sent(const std::string& replica, const reload::SendResume& command, TimePoint at);
   template <class Other>
   void sent(const std::string& /*replica*/, const Other& /*command*/, TimePoint /*at*/) {}
-  // What a rank has said. `arena_bytes`: of the version that it was to load, 0 where its buckets
-  // are traced one by one.
+  // A rank has sent this. `arena_bytes`: size of the version that it loads; 0 where its buckets are
+  // traced one by one.
   void heard(const std::string& replica, std::uint32_t world_size, const staging::RankEvent& event,
              std::uint64_t arena_bytes, TimePoint at);
 
-  // A part of a version came: a bucket, or all of it at once.
+  // A part of a version has arrived: a bucket, or the whole version at once.
   void received(const trace::PartOfVersion& part, TimePoint begin, TimePoint end);
   // A bucket was verified. Any thread.
   void digested(const trace::PartOfVersion& part, TimePoint begin, TimePoint end) const;
-  // A version was staged and the engines were told of it.
+  // A version was staged, and the engines are prepared for it.
   void staged(const Version& version, std::uint64_t bytes, TimePoint begin, TimePoint end);
   // The engines' weights were read back and compared.
   void verified(TimePoint begin, TimePoint end);

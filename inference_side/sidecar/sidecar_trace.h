@@ -1,0 +1,28 @@
+// What a sidecar's trace is used for: the answer to `wsync trace`, and the files that are written
+// at the end.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "shared/base/clock.h"
+#include "shared/config/config.h"
+#include "shared/control/messages.h"
+#include "shared/observe/trace/recorder.h"
+
+namespace wsync::agent {
+
+// The latest spans, as many as the question asks for. `received`: when the question arrived.
+// Thread: any.
+[[nodiscard]] control::TraceAnswer answer_trace(const trace::Recorder& trace,
+                                                const std::string& sidecar,
+                                                const control::TraceQuestion& question,
+                                                TimePoint received);
+
+// Writes `trace_file`.json with all spans, and `trace_file`.svg with those of the latest update;
+// nothing without a trace_file. `buffer_bytes`: of the devices, 0 without any. What cannot be
+// written is logged.
+void write_trace_files(const trace::Recorder& trace, const config::SidecarConfig& config,
+                       std::uint64_t buffer_bytes);
+
+}  // namespace wsync::agent
