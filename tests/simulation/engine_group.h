@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "inference_side/engine_link/rank_machine.h"
 #include "inference_side/reload/replica_switch.h"
 #include "shared/base/digest.h"
 #include "shared/control/messages.h"
@@ -44,20 +45,22 @@ class EngineGroup {
   struct Rank {
     bool up = false;
     bool attached = false;
-    control::RankState state = control::RankState::kLoading;
-    Version active;
-    Version loaded;
-    Digest memory;  // what its bytes are; zero = no version's
+    engine::RankMachine machine{
+        engine::RankIdentity{}};  // the product's; this file is its engine and its memory
+    Digest memory;                // what its bytes are; zero = no version's
     bool in_step = false;
     Version step_version;
     std::deque<Version> headers;      // of a follower, not yet followed; 0.0 = stop
     std::uint64_t life = 0;           // of the process
     std::uint64_t link = 0;           // of its connection
     std::uint64_t load = 0;           // of the copy that is going on
+    LoadOrder ordered;                // the newest one that has come
     std::optional<LoadOrder> taking;  // a load whose buckets are coming
     std::uint64_t taken = 0;          // of its buckets
     std::uint64_t mapped_link = 0;    // link whose device buffers it has mapped; 0: none
     TimePoint link_free{};            // messages keep their order
+    [[nodiscard]] control::RankState state() const noexcept { return machine.state(); }
+    [[nodiscard]] const Version& active() const noexcept { return machine.active(); }
   };
 
   // What the sidecar sends; it arrives after a while, in order, unless the link breaks.
@@ -86,8 +89,14 @@ class EngineGroup {
  private:
   void deliver(std::uint32_t rank, std::function<void()> action);
   void say(std::uint32_t rank, control::Message message, std::uint64_t request);
-  void attach(std::uint32_t rank);
+  void handle(std::uint32_t rank, const control::Message& message, std::uint64_t request);
+  void report(std::uint32_t rank, engine::RankReport::What what);
+  void execute(std::uint32_t rank, const engine::RankActions& actions);
+  void copy(std::uint32_t rank);
+  void take_bucket(std::uint32_t rank, const engine::TakeBucket& take);
   void end_load(std::uint32_t rank, const std::string& failure);
+  void lose_sidecar(std::uint32_t rank);
+  void attach(std::uint32_t rank);
   void break_group();
   void form_group();
   void lead();
@@ -104,9 +113,9 @@ class EngineGroup {
   std::vector<Rank> ranks_;
   GroupHooks hooks_;
   bool formed_ = false;
-  std::uint64_t group_ = 0;            // generation; headers of another one are void
-  std::vector<std::uint64_t> pauses_;  // requests that the leader has not answered
-  bool leading_ = false;               // a step is scheduled or open
+  std::uint64_t group_ = 0;       // generation; headers of another one are void
+  bool pause_requested_ = false;  // of the leader; it has not stopped for it yet
+  bool leading_ = false;          // a step is scheduled or open
   std::uint64_t steps_ = 0;
   TimePoint stalled_until_{};
 };
