@@ -58,7 +58,7 @@ Result<T> run_once(
     if (!failure) failure = why;
     loop->stop();
   };
-  WSYNC_TRY(Signals::create(*loop, [&](int) {
+  const auto signals = WSYNC_TRY(Signals::create(*loop, [&](int) {
     stop_with(Error(ErrorCode::kCancelled, "interrupted; the engines keep the version they serve"));
   }));
   std::unique_ptr<publish::TrainerAgent> agent;

@@ -27,7 +27,7 @@ Result<Outcome> run_sidecar(Context& context, const SidecarOptions& options) {
   context.configure_log("sidecar " + config.name, config.log);
   auto loop = Loop::create();
   if (!loop) return fail(loop.error());
-  WSYNC_TRY(Signals::create(**loop, [&loop](int) { (*loop)->stop(); }));
+  const auto signals = WSYNC_TRY(Signals::create(**loop, [&loop](int) { (*loop)->stop(); }));
   auto agent = WSYNC_TRY(agent::SidecarAgent::create(**loop, config));
   log_info("engines attach at {}; coordinator {}", agent->engine_socket(), config.coordinator);
   (*loop)->run();

@@ -64,7 +64,7 @@ class BlockPrinter {
 
 Result<Outcome> watch_status(const StatusOptions& options, std::chrono::milliseconds interval) {
   auto loop = WSYNC_TRY(Loop::create());
-  WSYNC_TRY(Signals::create(*loop, [&](int) { loop->stop(); }));
+  const auto signals = WSYNC_TRY(Signals::create(*loop, [&](int) { loop->stop(); }));
   BlockPrinter printer;
   auto watch = FleetWatch::create(*loop, options.address, interval, [&](const FleetView& view) {
     if (!options.json) return printer.print(block_text(view));

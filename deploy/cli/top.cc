@@ -103,7 +103,7 @@ Result<Outcome> top(const TopOptions& options) {
   if (options.once || options.json || !is_terminal(STDIN_FILENO, STDOUT_FILENO))
     return top_once(options);
   auto loop = WSYNC_TRY(Loop::create());
-  WSYNC_TRY(Signals::create(*loop, [&](int) { loop->stop(); }));
+  const auto signals = WSYNC_TRY(Signals::create(*loop, [&](int) { loop->stop(); }));
   TopScreen screen(*loop);
   WSYNC_TRY(screen.open(options, interval));
   loop->run();

@@ -245,7 +245,7 @@ Result<Outcome> run_trainer(Context& context, TrainerOptions options) {
   auto loop = Loop::create();
   if (!loop) return fail(loop.error());
   std::optional<Error> failure;
-  WSYNC_TRY(Signals::create(**loop, [&loop](int) { (*loop)->stop(); }));
+  const auto signals = WSYNC_TRY(Signals::create(**loop, [&loop](int) { (*loop)->stop(); }));
   {
     Publisher publisher(**loop, config);
     WSYNC_TRY(publisher.start(options, settings, [&](const Error& why) {

@@ -146,7 +146,7 @@ Result<Outcome> run_engine(EngineOptions options, bool as_json) {
   if (auto* service = (*engine)->service(); service != nullptr) {
     server = WSYNC_TRY(engine::http::HttpServer::create(options.http, *service));
   }
-  WSYNC_TRY(Signals::create(*loop, [&](int) { loop->stop(); }));
+  const auto signals = WSYNC_TRY(Signals::create(*loop, [&](int) { loop->stop(); }));
   Timer stats(*loop, [&] { (*engine)->report_stats(); });
   if (options.stats_ms > 0) stats.start_repeating(std::chrono::milliseconds(options.stats_ms));
 
