@@ -1,7 +1,6 @@
 #include "inference_side/reference_engine/http/completions.h"
 
 #include <chrono>
-#include <exception>
 #include <optional>
 #include <random>
 #include <utility>
@@ -10,7 +9,6 @@
 #include "inference_side/reference_engine/http/openai.h"
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
-#include "shared/base/log.h"
 
 namespace wsync::engine::http {
 namespace {
@@ -97,21 +95,21 @@ struct Completions::Work {
 };
 
 struct Completions::Stream {
-  // Writes what is new, once. False: there is nobody to write to any more.
-  bool write_news(httplib::DataSink& sink) {
-    for (auto& [index, delivery] : work->run->take(milliseconds(kPollMs))) {
-      generated += delivery.tokens.size();
-      const std::string text =
-          event(chunk_json(work->head, work->request, index, delivery, choices[index]));
-      if (!sink.write(text.data(), text.size())) return false;
+  // Sends the events until all outputs have finished. False: there is nobody to send them to any
+  // more, or the server stops.
+  bool run(const wsync::http::SendPiece& send) {
+    for (;;) {
+      for (auto& [index, delivery] : work->run->take(milliseconds(kPollMs))) {
+        generated += delivery.tokens.size();
+        if (!send(event(chunk_json(work->head, work->request, index, delivery, choices[index]))))
+          return false;
+      }
+      if (work->run->finished()) break;
+      if (!work->goes_on(connection)) return false;
     }
-    if (!work->run->finished()) return work->goes_on(connection);
     std::string end;
     if (work->request.include_usage) end = event(usage_json(work->head, work->request, generated));
-    end += "data: [DONE]\n\n";
-    if (!sink.write(end.data(), end.size())) return false;
-    sink.done();
-    return true;
+    return send(end + "data: [DONE]\n\n");
   }
 
   std::shared_ptr<Work> work;
@@ -136,8 +134,8 @@ Result<std::shared_ptr<Completions::Work>> Completions::begin(const Exchange& ex
                                     info.vocabulary <= kByteVocabularyMost));
   constexpr const char* kIdHeader = "X-Request-Id";
   std::string name = std::move(request.id);
-  if (exchange.request.has_header(kIdHeader)) {
-    name = exchange.request.get_header_value(kIdHeader);
+  if (auto id = exchange.request.header(kIdHeader)) {
+    name = std::move(*id);
     WSYNC_TRY(check_request_id(kIdHeader, name));
   }
   if (name.empty()) name = new_name();
@@ -191,21 +189,11 @@ void Completions::answer_stream(Exchange& exchange, std::shared_ptr<Work> work) 
   const std::shared_ptr<Stream> stream(new Stream{.work = std::move(work),
                                                   .connection = exchange.connection,
                                                   .choices = std::vector<ChoiceProgress>(choices)});
-  const auto provide = [stream](std::size_t, httplib::DataSink& sink) {
-    try {
-      return stream->write_news(sink);
-    } catch (const std::exception& error) {
-      log_error("the stream {} ended with an exception: {}", stream->work->head.id, error.what());
-      return false;
-    }
-  };
   exchange.response.set_header("Cache-Control", "no-cache");
-  if (exchange.request.version == "HTTP/1.1") {
-    exchange.response.set_chunked_content_provider(kStreamType, provide);
-  } else {
-    exchange.connection.close_after();  // which is how the client sees its end
-    exchange.response.set_content_provider(kStreamType, provide);
-  }
+  exchange.response.type = kStreamType;
+  exchange.response.stream = [stream](const wsync::http::SendPiece& send) {
+    return stream->run(send);
+  };
 }
 
 std::vector<std::string> Completions::abort(const std::vector<std::string>& names) {

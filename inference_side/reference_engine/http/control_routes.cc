@@ -27,8 +27,7 @@ tl::unexpected<Error> wrong_parameter(std::string_view name, const std::string& 
 
 // The query's value of this name; none when it is not there.
 std::optional<std::string> parameter(const Exchange& exchange, const std::string& name) {
-  if (!exchange.request.has_param(name)) return std::nullopt;
-  return exchange.request.get_param_value(name);
+  return exchange.request.parameter(name);
 }
 
 Result<std::optional<bool>> read_yes(const Exchange& exchange, const std::string& name) {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "shared/loop/ask.h"
-#include "shared/observe/http/routes.h"
+#include "shared/observe/http/http_server.h"
 #include "trainer_side/coordinator/page/status_page.h"
 
 namespace wsync::page {

@@ -21,7 +21,7 @@ TEST(Control, TellsWhatIsServed) {
 }
 
 TEST(Control, TellsTheWorldSizeItIsGiven) {
-  HttpServerOptions options;
+  CompletionServerOptions options;
   options.world_size = 4;
   const Served served({.info = tiny_model()}, options);
   EXPECT_EQ(json_of(served.get("/get_world_size")), (json{{"world_size", 4}}));

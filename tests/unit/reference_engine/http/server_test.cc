@@ -158,7 +158,7 @@ TEST(Completions, TheClientMayChooseTheId) {
 }
 
 TEST(Completions, OfAModelWithATokenizerAreTokens) {
-  HttpServerOptions options;
+  CompletionServerOptions options;
   options.has_tokenizer = true;
   const Served served({.info = tiny_model()}, options);
   const json body = json_of(served.complete({{"prompt", {5, 6}}, {"max_tokens", 3}}));
@@ -196,7 +196,7 @@ TEST(Completions, AFullQueueIsToldAndNothingOfTheRequestStays) {
 }
 
 TEST(Completions, MoreThanAreAnsweredAtOnceAreRefusedAndTheOtherRoutesAnswer) {
-  HttpServerOptions options;
+  CompletionServerOptions options;
   options.threads = 1;
   Served served({.info = tiny_model()}, options);
   served.service.hold();

@@ -1,5 +1,5 @@
-// HttpServer: a generating engine over HTTP: OpenAI's completions, health and readiness, and the
-// control routes of reinforcement learning in the form of vLLM's.
+// CompletionServer: a generating engine over HTTP: OpenAI's completions, health and readiness, and
+// the control routes of reinforcement learning in the form of vLLM's.
 //
 //   POST /v1/completions     streaming (server-sent events) or not
 //   GET  /v1/models
@@ -24,10 +24,11 @@
 #include <string>
 
 #include "inference_side/reference_engine/generation/service.h"
+#include "shared/observe/http/http_server.h"
 
 namespace wsync::engine::http {
 
-struct HttpServerOptions {
+struct CompletionServerOptions {
   std::string host = "127.0.0.1";
   std::uint16_t port = 8000;  // 0: the kernel chooses
   // Completions that are answered at once, each with a thread of its own; more are refused with
@@ -39,22 +40,30 @@ struct HttpServerOptions {
   bool has_tokenizer = false;
 };
 
-class HttpServer {
+class Completions;
+
+class CompletionServer {
  public:
   // Binds and listens, but answers nobody before start(). `service` is borrowed. Errors name host
   // and port and why: kInvalidInput, or kBusy when somebody listens there.
-  [[nodiscard]] static Result<std::unique_ptr<HttpServer>> create(
-      const HttpServerOptions& options, generation::GenerationService& service);
-  virtual ~HttpServer() = default;
+  [[nodiscard]] static Result<std::unique_ptr<CompletionServer>> create(
+      const CompletionServerOptions& options, generation::GenerationService& service);
+  ~CompletionServer();
+  CompletionServer(const CompletionServer&) = delete;
+  CompletionServer& operator=(const CompletionServer&) = delete;
 
-  [[nodiscard]] virtual std::uint16_t port() const noexcept = 0;
-  virtual void start() = 0;
-  // Takes no more requests, asks the service to abort the completions that are under way, and
+  [[nodiscard]] std::uint16_t port() const noexcept;
+  void start();
+  // Accepts no more requests, asks the service to abort the completions that are under way, and
   // returns when every connection has ended: in seconds, or when a pause that is under way returns.
-  virtual void stop() = 0;
+  void stop();
 
- protected:
-  HttpServer() = default;
+ private:
+  CompletionServer(std::unique_ptr<Completions> completions,
+                   std::unique_ptr<wsync::http::HttpServer> server);
+
+  std::unique_ptr<Completions> completions_;
+  std::unique_ptr<wsync::http::HttpServer> server_;  // stops before the completions go
 };
 
 }  // namespace wsync::engine::http
