@@ -120,7 +120,6 @@ Result<> settle(EngineOptions& options) {
                                      ? engine::generation::CachePolicy::kKeep
                                      : engine::generation::CachePolicy::kFlush;
   options.engine.generation = options.generation;
-  options.http.world_size = options.engine.world_size;
   options.http.has_tokenizer =
       std::filesystem::exists(std::filesystem::path(options.model) / "tokenizer.json");
   return {};

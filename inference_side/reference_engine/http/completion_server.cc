@@ -14,9 +14,8 @@ namespace {
 // can still be observed and controlled.
 constexpr std::size_t kControlThreads = 16;
 
-std::vector<Route> all_routes(generation::GenerationService& service, Completions& completions,
-                              std::uint32_t world_size) {
-  std::vector<Route> routes = control_routes(service, completions, world_size);
+std::vector<Route> all_routes(generation::GenerationService& service, Completions& completions) {
+  std::vector<Route> routes = control_routes(service);
   routes.push_back(
       {"POST", "/v1/completions", [&completions](Exchange& e) { completions.answer(e); }});
   return routes;
@@ -32,7 +31,7 @@ Result<std::unique_ptr<CompletionServer>> CompletionServer::create(
   auto completions = std::make_unique<Completions>(
       CompletionOptions{.at_once = options.threads, .has_tokenizer = options.has_tokenizer},
       service);
-  auto routes = all_routes(service, *completions, options.world_size);
+  auto routes = all_routes(service, *completions);
   auto server =
       WSYNC_TRY(wsync::http::HttpServer::create(std::move(listener), std::move(routes), error_page,
                                                 {.threads = options.threads + kControlThreads}));

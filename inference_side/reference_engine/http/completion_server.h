@@ -1,20 +1,18 @@
 // CompletionServer: a generating engine over HTTP: OpenAI's completions, health and readiness, and
-// the control routes of reinforcement learning in the form of vLLM's.
+// the pauses of reinforcement learning in the form of vLLM's.
 //
 //   POST /v1/completions     streaming (server-sent events) or not
-//   GET  /v1/models
 //   GET  /health             200 while the process lives
 //   GET  /ready              200 once it serves a version; 503 with the reason before, and while a
 //                            client's pause lasts
+//   GET  /weight_info        the version that it serves
+//   GET  /stats              what waits, runs and is cached
 //   POST /pause?mode=abort|wait|keep&clear_cache=true|false&timeout_s=N    GET /is_paused
-//   POST /resume             POST /abort_requests {"request_ids": [...]}   POST /reset_prefix_cache
-//   GET  /weight_info        POST /update_weight_version {"new_version": "..."}
-//   GET  /get_world_size     GET /stats
+//   POST /resume             POST /reset_prefix_cache
 //
-// A pause without clear_cache clears it, but for mode=keep. abort_requests takes the ids that
-// completions answer with, which clients choose by X-Request-Id or "request_id" if they like; none
-// means all. A completion whose client closes its connection, or its sending half, is cancelled.
-// Errors are JSON in OpenAI's form; requests of web pages (Origin) are refused.
+// A pause without clear_cache clears it, but for mode=keep. A completion whose client closes its
+// connection, or its sending half, is cancelled. Errors are JSON in OpenAI's form; requests of web
+// pages (Origin) are refused.
 //
 // Thread: owner's, but for stop(), which any thread may call.
 #pragma once
@@ -34,7 +32,6 @@ struct CompletionServerOptions {
   // Completions that are answered at once, each with a thread of its own; more are refused with
   // 429. The other routes have threads beside.
   std::uint32_t threads = 512;
-  std::uint32_t world_size = 1;
   // The model has a tokenizer of its own, which is not read: prompts are tokens only. Otherwise
   // tokens are bytes where the vocabulary has 256 to 512.
   bool has_tokenizer = false;
