@@ -31,11 +31,11 @@ nlohmann-json3-dev  header  nlohmann/json.hpp
 libyaml-cpp-dev     header  yaml-cpp/yaml.h
 libcli11-dev        header  CLI/CLI.hpp
 libgloo-dev         header  gloo/context.h
-libcpp-httplib-dev  header  httplib.h
 zlib1g-dev          header  zlib.h
 prometheus-cpp-dev  header  prometheus/registry.h
 '
 test_needs='
+libcpp-httplib-dev  header  httplib.h
 libgtest-dev        header  gtest/gtest.h
 libgmock-dev        header  gmock/gmock.h
 python3             command python3

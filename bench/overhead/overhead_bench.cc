@@ -24,10 +24,9 @@ constexpr unsigned kMakings = 20;        // of an update's spans, in one sample
 constexpr unsigned kUpdatesOfRound = 2;  // of each kind
 
 Result<std::vector<trace::Span>> spans_in(const std::string& path) {
-  auto trace = trace::read_chrome_trace(path);
-  if (!trace) return fail(trace.error());
+  auto processes = WSYNC_TRY(trace::read_chrome_trace(path));
   std::vector<trace::Span> spans;
-  for (trace::ProcessTrace& process : trace->processes)
+  for (trace::ProcessTrace& process : processes)
     std::ranges::move(process.spans, std::back_inserter(spans));
   return spans;
 }

@@ -10,16 +10,16 @@
 
 #include "bench/recovery/answer.h"
 #include "shared/base/format.h"
-#include "trainer_side/rollout/http_exchange.h"
+#include "shared/observe/http/http_client.h"
 
 namespace wsync::bench {
 namespace {
 
-using rollout::HttpExchange;
+using http::HttpClient;
 
 constexpr std::uint64_t kRecomputeEvery = 16;  // of the answers that no switch has met
 constexpr std::chrono::minutes kAnswerDeadline{2};
-constexpr std::uint64_t kAnswerBytesMost = 16 * limits::kMiB;
+constexpr std::uint64_t kMaxAnswerBytes = 16 * limits::kMiB;
 
 }  // namespace
 
@@ -27,7 +27,7 @@ struct Load::State {
   explicit State(const LoadOptions& how) : options(how), oldest(how.oldest) {}
 
   void run(unsigned client);
-  Result<> ask(HttpExchange& client, unsigned number, std::mt19937_64& random);
+  Result<> ask(HttpClient& client, unsigned number, std::mt19937_64& random);
   void failed(const Error& error);
 
   const LoadOptions options;
@@ -37,7 +37,7 @@ struct Load::State {
   Version oldest;
   LoadFigures figures;
   std::optional<Error> failure;
-  std::vector<HttpExchange*> clients;
+  std::vector<HttpClient*> clients;
   bool cancelled = false;
 
   std::vector<std::thread> threads;  // the owner's
@@ -49,7 +49,7 @@ void Load::State::failed(const Error& error) {
   if (!failure && !cancelled) failure = error;
 }
 
-Result<> Load::State::ask(HttpExchange& client, unsigned number, std::mt19937_64& random) {
+Result<> Load::State::ask(HttpClient& client, unsigned number, std::mt19937_64& random) {
   std::vector<std::uint32_t> prompt(options.prompt);
   for (std::uint32_t& token : prompt)
     token = static_cast<std::uint32_t>(random() % options.vocabulary);
@@ -66,7 +66,7 @@ Result<> Load::State::ask(HttpExchange& client, unsigned number, std::mt19937_64
                       R"({{"prompt": [{}], "max_tokens": {}, "temperature": 1, "logprobs": 0, )"
                       R"("return_token_ids": true}})",
                       fmt::join(prompt, ", "), asked.tokens),
-                  .most_bytes = kAnswerBytesMost,
+                  .max_bytes = kMaxAnswerBytes,
                   .deadline = now() + kAnswerDeadline});
   if (!reply) return fail(reply.error().with_context(fmt::format("client {}", number)));
   if (reply->status != 200)
@@ -100,7 +100,7 @@ Result<> Load::State::ask(HttpExchange& client, unsigned number, std::mt19937_64
 
 void Load::State::run(unsigned client) {
   const auto body = [&]() -> Result<> {
-    auto connection = WSYNC_TRY(HttpExchange::create({.host = "127.0.0.1", .port = options.port}));
+    auto connection = WSYNC_TRY(HttpClient::create({.host = "127.0.0.1", .port = options.port}));
     {
       const std::lock_guard lock(mutex);
       clients[client] = connection.get();
@@ -129,7 +129,7 @@ Load::~Load() {
   {
     const std::lock_guard lock(state_->mutex);
     state_->cancelled = true;
-    for (HttpExchange* client : state_->clients)
+    for (HttpClient* client : state_->clients)
       if (client != nullptr) client->cancel();
   }
   for (std::thread& thread : state_->threads) thread.join();

@@ -1,59 +1,33 @@
 #include "bench/sync/scrape.h"
 
-#include <array>
 #include <charconv>
 
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
-#include "shared/base/unix_socket.h"
+#include "shared/observe/http/http_client.h"
 
 namespace wsync::bench {
 namespace {
 
 constexpr std::chrono::seconds kScrapeDeadline{10};
-constexpr std::size_t kPageBytesMax = 64 * limits::kMiB;
-constexpr std::string_view kQuestion =
-    "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
-constexpr std::string_view kGoodHead = "HTTP/1.1 200 ";
+constexpr std::size_t kMaxPageBytes = 64 * limits::kMiB;
 constexpr std::string_view kOwnSeries = "\nwsync_build_info{";
-
-Result<> send_all(int socket, std::string_view text, TimePoint deadline) {
-  while (!text.empty()) {
-    WSYNC_TRY(wait_writable(socket, deadline));
-    const auto sent = WSYNC_TRY(send_some(socket, std::as_bytes(std::span(text))));
-    text.remove_prefix(sent);
-  }
-  return {};
-}
-
-// What comes until the other side closes.
-Result<std::string> receive_all(int socket, TimePoint deadline) {
-  std::string text;
-  std::array<std::byte, 16 * limits::kKiB> block;
-  std::vector<UniqueFd> fds;
-  for (;;) {
-    WSYNC_TRY(wait_readable(socket, deadline));
-    const auto got = receive_some(socket, block, fds);
-    if (!got && got.error().code() == ErrorCode::kPeerLost) return text;
-    if (!got) return fail(got.error());
-    if (text.size() + *got > kPageBytesMax)
-      return fail(ErrorCode::kInternal, fmt::format("a page of over {} bytes", kPageBytesMax));
-    text.append(reinterpret_cast<const char*>(block.data()), *got);
-  }
-}
 
 }  // namespace
 
 Result<std::string> scrape(const std::string& socket) {
-  const TimePoint deadline = now() + kScrapeDeadline;
-  const auto connected = WSYNC_TRY(connect_unix(socket, deadline));
-  WSYNC_TRY(send_all(connected.get(), kQuestion, deadline));
-  auto page = receive_all(connected.get(), deadline);
+  // A connection of its own, as each scrape of Prometheus may have.
+  const auto client = WSYNC_TRY(http::HttpClient::create({.socket_path = socket}));
+  auto page = client->ask(
+      {.path = "/metrics", .max_bytes = kMaxPageBytes, .deadline = now() + kScrapeDeadline});
+  if (!page && page.error().code() == ErrorCode::kInvalidInput)
+    return fail(ErrorCode::kInternal, fmt::format("{}: {}", socket, page.error().message()));
   if (!page) return fail(page.error().with_context(socket));
-  if (!page->starts_with(kGoodHead) || page->find(kOwnSeries) == std::string::npos)
-    return fail(ErrorCode::kInternal, fmt::format("{}: expected a page of metrics, found: {}",
-                                                  socket, page->substr(0, page->find('\r'))));
-  return page;
+  if (page->status != 200 || page->body.find(kOwnSeries) == std::string::npos)
+    return fail(ErrorCode::kInternal,
+                fmt::format("{}: expected a page of metrics, found: status {}, {}", socket,
+                            page->status, page->body.substr(0, page->body.find('\n'))));
+  return std::move(page->body);
 }
 
 std::optional<double> metric_value(std::string_view page, std::string_view series) {

@@ -36,8 +36,7 @@ std::string machine_text() {
 }
 
 Result<std::vector<trace::ProcessTrace>> read_traces(const std::string& path) {
-  auto read = WSYNC_TRY(trace::read_chrome_trace(path));
-  return std::move(read.processes);
+  return trace::read_chrome_trace(path);
 }
 
 Result<trace::ProcessTrace> read_trace(const std::string& path) {

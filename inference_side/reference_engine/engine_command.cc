@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "inference_side/reference_engine/engine_trace.h"
-#include "inference_side/reference_engine/http/http_server.h"
+#include "inference_side/reference_engine/http/completion_server.h"
 #include "inference_side/reference_engine/reference_engine.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
@@ -26,7 +26,7 @@ struct EngineOptions {
   ReferenceEngineOptions engine;
   std::string weights;  // empty: load without a sidecar, none with one
   std::string model;
-  engine::http::HttpServerOptions http;
+  engine::http::CompletionServerOptions http;
   engine::reference::GenerationOptions generation;
   std::string cache_policy = "flush";
   std::string cache_size = "64MiB";
@@ -120,7 +120,6 @@ Result<> settle(EngineOptions& options) {
                                      ? engine::generation::CachePolicy::kKeep
                                      : engine::generation::CachePolicy::kFlush;
   options.engine.generation = options.generation;
-  options.http.world_size = options.engine.world_size;
   options.http.has_tokenizer =
       std::filesystem::exists(std::filesystem::path(options.model) / "tokenizer.json");
   return {};
@@ -142,9 +141,9 @@ Result<Outcome> run_engine(EngineOptions options, bool as_json) {
   };
   auto engine = ReferenceEngine::create(std::move(options.engine), sink);
   if (!engine) return fail(std::move(engine).error());
-  std::unique_ptr<engine::http::HttpServer> server;
+  std::unique_ptr<engine::http::CompletionServer> server;
   if (auto* service = (*engine)->service(); service != nullptr) {
-    server = WSYNC_TRY(engine::http::HttpServer::create(options.http, *service));
+    server = WSYNC_TRY(engine::http::CompletionServer::create(options.http, *service));
   }
   const auto signals = WSYNC_TRY(Signals::create(*loop, [&](int) { loop->stop(); }));
   Timer stats(*loop, [&] { (*engine)->report_stats(); });

@@ -53,7 +53,6 @@ void Generator::weights_changed() {
   const std::lock_guard lock(mutex_);
   scheduler_.weights_changed(planted("switch_keeps_keys") ? generation::CachePolicy::kKeep
                                                           : options_.on_switch);
-  label_.clear();
 }
 
 void Generator::close() {
@@ -248,11 +247,6 @@ void Generator::abort(const std::vector<RequestId>& ids) {
   wake_();
 }
 
-void Generator::set_version_label(std::string label) {
-  const std::lock_guard lock(mutex_);
-  label_ = std::move(label);
-}
-
 bool Generator::reset_prefix_cache() {
   std::unique_lock lock(mutex_);
   wait_for_step_end(lock);
@@ -269,7 +263,6 @@ generation::ServiceInfo Generator::info() const {
           .end_token = options_.shard.spec.end_token,
           .has_weights = state.has_weights,
           .version = state.version,
-          .version_label = label_,
           .paused = paused_,
           .serving = state.serving && !paused_ && client_waits_ == 0,
           .not_serving = paused_             ? "a client has paused it"

@@ -72,7 +72,6 @@ class Generator final : public StepWork, public generation::GenerationService {
                                std::chrono::milliseconds deadline) override;
   void resume() override;
   void abort(const std::vector<generation::RequestId>& ids) override;
-  void set_version_label(std::string label) override;
   [[nodiscard]] bool reset_prefix_cache() override;
   [[nodiscard]] generation::ServiceInfo info() const override;
   [[nodiscard]] generation::SchedulerStats stats() const override;
@@ -107,7 +106,6 @@ class Generator final : public StepWork, public generation::GenerationService {
   std::uint32_t client_waits_ = 0;  // pauses that wait: nothing new begins
   std::uint64_t resumes_ = 0;       // by clients
   bool switch_holds_ = false;       // by a switch that waits: the same
-  std::string label_;
 };
 
 }  // namespace wsync::engine::reference

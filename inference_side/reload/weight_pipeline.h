@@ -1,6 +1,6 @@
 // The weight pipeline as a pure state machine: which copy, broadcast and reload may start when.
 // Nothing runs here; a driver carries the commands out and reports what has ended, with the time.
-// The real driver is PipelineRunner, the one with a virtual clock is predict_timeline().
+// The real driver is PipelineRunner; tests have one with a virtual clock, predict_timeline().
 //
 // Rules (README.md has the chart):
 //   - bucket b is owned by device b % N, which copies it from host memory into its H2D buffer;

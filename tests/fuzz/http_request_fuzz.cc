@@ -22,12 +22,14 @@ void check_head(std::string_view bytes) {
     case State::kPartial:
       break;
     case State::kWhole:
-      WSYNC_CHECK(head.bytes <= bytes.size() && head.text.size() <= kMaxHeadBytes + 4 &&
-                      head.text.ends_with("\r\n\r\n"),
+      WSYNC_CHECK(head.bytes <= bytes.size() && head.bytes <= kMaxHeadBytes + 4 &&
+                      bytes.substr(0, head.bytes).ends_with("\r\n\r\n") &&
+                      head.request.path.size() <= kMaxHeadLineBytes,
                   "a head is what came, up to its blank line");
-      WSYNC_CHECK(examine_head(bytes.substr(0, head.bytes)).text == head.text &&
-                      examine_head(bytes.substr(0, head.bytes - 1)).state == State::kPartial,
-                  "a head does not depend on what follows");
+      WSYNC_CHECK(
+          examine_head(bytes.substr(0, head.bytes)).request.headers == head.request.headers &&
+              examine_head(bytes.substr(0, head.bytes - 1)).state == State::kPartial,
+          "a head does not depend on what follows");
       break;
     case State::kRefused:
       WSYNC_CHECK(head.status >= 400 && !head.sentence.empty(), "a refusal says why");

@@ -14,9 +14,9 @@ namespace {
 
 using namespace wsync;
 
-std::size_t spans_in(const trace::Trace& trace) {
+std::size_t spans_in(const std::vector<trace::ProcessTrace>& processes) {
   std::size_t count = 0;
-  for (const trace::ProcessTrace& process : trace.processes) count += process.spans.size();
+  for (const trace::ProcessTrace& process : processes) count += process.spans.size();
   return count;
 }
 
@@ -27,15 +27,10 @@ void check_text(std::string_view text) {
     WSYNC_CHECK(first.error().code() == ErrorCode::kInvalidInput, "what is no trace is bad input");
     return;
   }
-  for (const trace::Flow& flow : first->flows)
-    for (const trace::FlowStep& step : flow.steps)
-      WSYNC_CHECK(step.process < first->processes.size() &&
-                      step.span < first->processes[step.process].spans.size(),
-                  "a flow leads through spans that there are");
   const auto second = trace::parse_chrome_trace(trace::chrome_trace_json(*first));
   WSYNC_CHECK(second.has_value(), "what is written can be read");
   WSYNC_CHECK(spans_in(*second) == spans_in(*first), "no span is lost");
-  (void)trace::update_flows(first->processes, 1000);
+  (void)trace::update_flows(*first, 1000);
 }
 
 void check_spans(std::span<const std::byte> bytes) {

@@ -21,7 +21,6 @@ class Alone(unittest.TestCase):
             engine, server = fleet.serving(fleet.exported())
             fleet.ready(server)
             self.assertEqual(server.ask("GET", "/health")[0], 200)
-            self.assertEqual(server.ask("GET", "/v1/models")[1]["data"][0]["id"], "exported")
             for prompt in PROMPTS:
                 with self.subTest(prompt):
                     choice = server.complete(prompt)

@@ -57,7 +57,6 @@ class CoordinatorPage(unittest.TestCase):
             fleet.engine(os.path.join(fleet.run_dir, "s0.engines"), HOSTILE, one)
             trainer, where = fleet.with_pages("trainer", "trainer")
             self.assertEqual(json.loads(get(where, "/status.json")[1])["rounds"], [])
-            self.assertIn("This coordinator has made no update yet.", get(where, "/")[1])
             self.assertTrue(fleet.push(one)[0])
             self.assertFalse(fleet.push(bad)[0])
             self.facts(fleet, where)
@@ -108,7 +107,10 @@ class CoordinatorPage(unittest.TestCase):
         self.assertEqual([a.get("src") for a in page.all("script")], ["/page.js"])
         self.assertEqual(page.all("img") + page.all("style"), [])
         self.assertNotIn("<img", text)
-        self.assertIn(HOSTILE, page.texts)  # as text, in the table
+        self.assertNotIn(HOSTILE, text)  # nothing of the fleet is in it: the script shows facts as text
+        script = get(where, "/page.js")[1]
+        for unsafe in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "DOMParser", "eval("):
+            self.assertNotIn(unsafe, script)
         self.assertEqual([a for _, attributes in page.elements for a in attributes if a.startswith("on") or a == "style"], [])
         self.assertEqual({a[name] for _, a in page.elements for name in ("src", "href") if name in a},
                          {"#main", "#update", "#replicas", "#rounds", "#problems", "/", "/status.json", "/metrics",
@@ -122,13 +124,7 @@ class CoordinatorPage(unittest.TestCase):
         self.assertEqual([tag for tag, _ in page.elements if tag in ("h1", "h2")], ["h1"] + 5 * ["h2"])
         for tag in ("main", "header", "nav", "footer"):
             self.assertEqual(len(page.all(tag)), 1, tag)
-        for heading in page.all("th"):
-            self.assertIn(heading.get("scope"), ("col", "row"))
         self.assertEqual(page.elements[[t for t, _ in page.elements].index("body") + 1], ("a", {"class": "skip", "href": "#main"}))
-        self.assertIn("Ready.", page.texts)
-        self.assertIn("1 of 1 replicas may be routed to.", page.texts)
-        self.assertEqual(len(page.all("svg")), 2)
-        self.assertEqual(len(page.all("li")), 1)  # of problems
 
     def headers(self, where):
         for path, kind in (("/", "text/html; charset=utf-8"), ("/status.json", "application/json"),
@@ -243,9 +239,11 @@ class CoordinatorPage(unittest.TestCase):
             fleet.until(lambda: os.path.exists(pages), "the socket")
             status, _, text = answer_of(pages, "/", headers={"Host": "anything"})
             self.assertEqual(status, 200)
-            self.assertIn("No sidecar has connected.", text)
-            self.assertIn("Not ready.", text)
-            self.assertIn("the coordinator is gathering: 0 sidecars have joined it", text)
+            self.assertIn('<script src="/page.js" defer></script>', text)
+            status, _, text = answer_of(pages, "/status.json", headers={"Host": "anything"})
+            facts = json.loads(text)
+            self.assertEqual((status, facts["sidecars"], facts["ready"]), (200, [], False))
+            self.assertIn("the coordinator is gathering: 0 sidecars have joined it", facts["not_ready"])
 
 
 if __name__ == "__main__":

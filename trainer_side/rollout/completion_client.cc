@@ -4,8 +4,8 @@
 
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
+#include "shared/observe/http/http_client.h"
 #include "trainer_side/rollout/completion_answer.h"
-#include "trainer_side/rollout/http_exchange.h"
 
 namespace wsync::rollout {
 namespace {
@@ -15,7 +15,7 @@ constexpr const char* kReadyPath = "/ready";
 constexpr const char* kVersionPath = "/weight_info";
 
 // An answer that is none to the question.
-tl::unexpected<Error> refusal(const std::string& path, const HttpAnswer& answer) {
+tl::unexpected<Error> refusal(const std::string& path, const http::ClientResponse& answer) {
   const std::string said = read_refusal(answer.body);
   if (answer.status == 503)
     return fail(ErrorCode::kBusy, fmt::format("{} is not ready: {}", path, said));
@@ -30,15 +30,15 @@ tl::unexpected<Error> refusal(const std::string& path, const HttpAnswer& answer)
 struct CompletionClient::State {
   std::string url;
   std::chrono::milliseconds deadline;
-  std::unique_ptr<HttpExchange> http;
+  std::unique_ptr<http::HttpClient> client;
 
   // The body of an answer with status 200. An empty `body` makes a GET.
   [[nodiscard]] Result<std::string> ask(const std::string& path, std::string body,
-                                        std::uint64_t most_bytes, TimePoint until) {
-    auto answer = WSYNC_TRY(http->ask({.path = path,
-                                       .body = std::move(body),
-                                       .most_bytes = most_bytes + kAnswerHeadBytes,
-                                       .deadline = until}));
+                                        std::uint64_t max_bytes, TimePoint until) {
+    auto answer = WSYNC_TRY(client->ask({.path = path,
+                                         .body = std::move(body),
+                                         .max_bytes = max_bytes + http::kMaxResponseHeadBytes,
+                                         .deadline = until}));
     if (answer.status != 200) return refusal(path, answer);
     return std::move(answer.body);
   }
@@ -56,10 +56,10 @@ CompletionClient::~CompletionClient() = default;
 
 Result<std::unique_ptr<CompletionClient>> CompletionClient::create(
     const std::string& url, std::chrono::milliseconds deadline) {
-  auto endpoint = WSYNC_TRY(parse_url(url));
-  auto http = WSYNC_TRY(HttpExchange::create(std::move(endpoint)));
-  return std::unique_ptr<CompletionClient>(new CompletionClient(
-      std::make_unique<State>(State{.url = url, .deadline = deadline, .http = std::move(http)})));
+  auto endpoint = WSYNC_TRY(http::parse_url(url));
+  auto client = WSYNC_TRY(http::HttpClient::create(std::move(endpoint)));
+  return std::unique_ptr<CompletionClient>(new CompletionClient(std::make_unique<State>(
+      State{.url = url, .deadline = deadline, .client = std::move(client)})));
 }
 
 Result<std::vector<Rollout>> CompletionClient::ask(const CompletionQuestion& question) {
@@ -77,7 +77,7 @@ Result<Version> CompletionClient::served() {
   return version;
 }
 
-void CompletionClient::cancel() noexcept { state_->http->cancel(); }
+void CompletionClient::cancel() noexcept { state_->client->cancel(); }
 
 const std::string& CompletionClient::url() const noexcept { return state_->url; }
 

@@ -28,12 +28,11 @@ struct ServiceInfo {
   std::uint32_t vocabulary = 0;
   std::uint32_t max_positions = 0;
   std::optional<Token> end_token;
-  bool has_weights = false;   // some version has been committed, or the checkpoint's were loaded
-  Version version;            // of the weights
-  std::string version_label;  // as set by update_weight_version; empty: the version itself
-  bool paused = false;        // by a client; a sidecar's switch is not counted
-  bool serving = false;       // steps are run now: weights, every rank there, not paused
-  std::string not_serving;    // otherwise: why, one sentence
+  bool has_weights = false;  // some version has been committed, or the checkpoint's were loaded
+  Version version;           // of the weights
+  bool paused = false;       // by a client; a sidecar's switch is not counted
+  bool serving = false;      // steps are run now: weights, every rank there, not paused
+  std::string not_serving;   // otherwise: why, one sentence
 };
 
 class GenerationService {
@@ -55,7 +54,6 @@ class GenerationService {
   virtual void resume() = 0;
   // Ends these requests, or all if there are none, with kAbort.
   virtual void abort(const std::vector<RequestId>& ids) = 0;
-  virtual void set_version_label(std::string label) = 0;
   // Drops keys and values of all prefixes; false when sequences run, whose own are kept.
   [[nodiscard]] virtual bool reset_prefix_cache() = 0;
 

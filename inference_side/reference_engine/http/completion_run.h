@@ -38,7 +38,6 @@ class CompletionRun {
   [[nodiscard]] bool finished() const noexcept { return unfinished_ == 0; }
   // Asks the service to end what has not finished; its last deliveries follow.
   void abort();
-  [[nodiscard]] const std::vector<generation::RequestId>& ids() const noexcept { return ids_; }
 
  private:
   struct Mailbox;

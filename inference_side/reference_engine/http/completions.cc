@@ -1,7 +1,6 @@
 #include "inference_side/reference_engine/http/completions.h"
 
 #include <chrono>
-#include <exception>
 #include <optional>
 #include <random>
 #include <utility>
@@ -10,7 +9,6 @@
 #include "inference_side/reference_engine/http/openai.h"
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
-#include "shared/base/log.h"
 
 namespace wsync::engine::http {
 namespace {
@@ -18,7 +16,6 @@ namespace {
 using generation::Delivery;
 using std::chrono::milliseconds;
 
-constexpr std::string_view kIdPrefix = "cmpl-";
 constexpr const char* kStreamType = "text/event-stream";
 
 std::uint64_t random_number() {
@@ -44,35 +41,24 @@ void append(Delivery& to, Delivery&& news) {
 
 }  // namespace
 
-// A completion in the list of those that run, for as long as it lives.
-class Completions::Entry {
+// One of the completions that may run at once, for as long as it lives.
+class Completions::Place {
  public:
   // None when as many run as may.
-  static std::optional<Entry> make(Completions& owner, const std::string& name) {
-    const std::lock_guard lock(owner.mutex_);
-    if (owner.running_.size() >= owner.options_.at_once) return std::nullopt;
-    return Entry(owner, owner.running_.emplace(name, Running{}));
+  static std::optional<Place> take(Completions& owner) {
+    Place place(owner);
+    if (owner.running_.fetch_add(1) < owner.options_.at_once) return place;
+    return std::nullopt;
   }
-  Entry(Entry&& other) noexcept
-      : owner_(std::exchange(other.owner_, nullptr)), place_(other.place_) {}
-  Entry& operator=(Entry&&) = delete;
-  ~Entry() {
-    if (owner_ == nullptr) return;
-    const std::lock_guard lock(owner_->mutex_);
-    owner_->running_.erase(place_);
-  }
-  // False: it has been aborted meanwhile, when it had no ids yet.
-  bool set(const std::vector<generation::RequestId>& ids) {
-    const std::lock_guard lock(owner_->mutex_);
-    place_->second.ids = ids;
-    return !place_->second.aborted;
+  Place(Place&& other) noexcept : owner_(std::exchange(other.owner_, nullptr)) {}
+  Place& operator=(Place&&) = delete;
+  ~Place() {
+    if (owner_ != nullptr) --owner_->running_;
   }
 
  private:
-  using Place = decltype(Completions::running_)::iterator;
-  Entry(Completions& owner, Place place) : owner_(&owner), place_(place) {}
+  explicit Place(Completions& owner) : owner_(&owner) {}
   Completions* owner_;
-  Place place_;
 };
 
 // A completion while it is answered.
@@ -91,42 +77,32 @@ struct Completions::Work {
 
   CompletionHead head;
   CompletionRequest request;
-  Entry entry;
+  Place place;
   std::unique_ptr<CompletionRun> run = nullptr;
   std::optional<TimePoint> stop_seen = std::nullopt;
 };
 
 struct Completions::Stream {
-  // Writes what is new, once. False: there is nobody to write to any more.
-  bool write_news(httplib::DataSink& sink) {
-    for (auto& [index, delivery] : work->run->take(milliseconds(kPollMs))) {
-      generated += delivery.tokens.size();
-      const std::string text =
-          event(chunk_json(work->head, work->request, index, delivery, choices[index]));
-      if (!sink.write(text.data(), text.size())) return false;
+  // Sends the events until all outputs have finished. False: there is nobody to send them to any
+  // more, or the server stops.
+  bool run(const wsync::http::SendPiece& send) {
+    for (;;) {
+      for (auto& [index, delivery] : work->run->take(milliseconds(kPollMs)))
+        if (!send(event(chunk_json(work->head, work->request, index, delivery, choices[index]))))
+          return false;
+      if (work->run->finished()) break;
+      if (!work->goes_on(connection)) return false;
     }
-    if (!work->run->finished()) return work->goes_on(connection);
-    std::string end;
-    if (work->request.include_usage) end = event(usage_json(work->head, work->request, generated));
-    end += "data: [DONE]\n\n";
-    if (!sink.write(end.data(), end.size())) return false;
-    sink.done();
-    return true;
+    return send("data: [DONE]\n\n");
   }
 
   std::shared_ptr<Work> work;
   Connection& connection;  // answers this stream, so outlives it
   std::vector<ChoiceProgress> choices;
-  std::uint64_t generated = 0;  // tokens
 };
 
 Completions::Completions(const CompletionOptions& options, generation::GenerationService& service)
     : options_(options), service_(service), process_name_(random_number()) {}
-
-std::string Completions::new_name() {
-  const std::lock_guard lock(mutex_);
-  return fmt::format("{:016x}{:08x}", process_name_, begun_++);
-}
 
 Result<std::shared_ptr<Completions::Work>> Completions::begin(const Exchange& exchange) {
   const generation::ServiceInfo info = service_.info();
@@ -134,28 +110,22 @@ Result<std::shared_ptr<Completions::Work>> Completions::begin(const Exchange& ex
       WSYNC_TRY(read_completion(exchange.body, info,
                                 !options_.has_tokenizer && info.vocabulary >= kByteTokens &&
                                     info.vocabulary <= kByteVocabularyMost));
-  constexpr const char* kIdHeader = "X-Request-Id";
-  std::string name = std::move(request.id);
-  if (exchange.request.has_header(kIdHeader)) {
-    name = exchange.request.get_header_value(kIdHeader);
-    WSYNC_TRY(check_request_id(kIdHeader, name));
-  }
-  if (name.empty()) name = new_name();
-  auto entry = Entry::make(*this, name);
-  if (!entry)
+  auto place = Place::take(*this);
+  if (!place)
     return fail(ErrorCode::kResourceExhausted,
                 fmt::format("as many completions are answered as this engine takes at once ({}); "
                             "try again when one has ended",
                             options_.at_once));
-  const std::shared_ptr<Work> work(new Work{
-      .head = {.id = std::string(kIdPrefix) + name, .created = unix_time(), .model = info.model},
-      .request = std::move(request),
-      .entry = std::move(*entry)});
+  const std::shared_ptr<Work> work(
+      new Work{.head = {.id = fmt::format("cmpl-{:016x}{:08x}", process_name_, begun_++),
+                        .created = unix_time(),
+                        .model = info.model},
+               .request = std::move(request),
+               .place = std::move(*place)});
   auto run = WSYNC_TRY(CompletionRun::start(
       service_, work->request.requests,
       work->request.stream ? CompletionRun::Until::kNews : CompletionRun::Until::kAllFinished));
   work->run = std::move(run);
-  if (!work->entry.set(work->run->ids())) work->run->abort();
   return work;
 }
 
@@ -191,43 +161,11 @@ void Completions::answer_stream(Exchange& exchange, std::shared_ptr<Work> work) 
   const std::shared_ptr<Stream> stream(new Stream{.work = std::move(work),
                                                   .connection = exchange.connection,
                                                   .choices = std::vector<ChoiceProgress>(choices)});
-  const auto provide = [stream](std::size_t, httplib::DataSink& sink) {
-    try {
-      return stream->write_news(sink);
-    } catch (const std::exception& error) {
-      log_error("the stream {} ended with an exception: {}", stream->work->head.id, error.what());
-      return false;
-    }
-  };
   exchange.response.set_header("Cache-Control", "no-cache");
-  if (exchange.request.version == "HTTP/1.1") {
-    exchange.response.set_chunked_content_provider(kStreamType, provide);
-  } else {
-    exchange.connection.close_after();  // which is how the client sees its end
-    exchange.response.set_content_provider(kStreamType, provide);
-  }
-}
-
-std::vector<std::string> Completions::abort(const std::vector<std::string>& names) {
-  std::vector<generation::RequestId> ids;
-  std::vector<std::string> unknown;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const std::string& name : names) {
-      std::string_view bare = name;
-      if (running_.find(bare) == running_.end() && bare.starts_with(kIdPrefix))
-        bare.remove_prefix(kIdPrefix.size());
-      const auto [first, last] = running_.equal_range(bare);
-      if (first == last) unknown.push_back(name);
-      for (auto place = first; place != last; ++place) {
-        place->second.aborted = true;
-        ids.insert(ids.end(), place->second.ids.begin(), place->second.ids.end());
-      }
-    }
-  }
-  // No ids would be all requests of the engine.
-  if (!ids.empty()) service_.abort(ids);
-  return unknown;
+  exchange.response.type = kStreamType;
+  exchange.response.stream = [stream](const wsync::http::SendPiece& send) {
+    return stream->run(send);
+  };
 }
 
 }  // namespace wsync::engine::http

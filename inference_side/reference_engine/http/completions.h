@@ -1,13 +1,9 @@
-// Completions: the handler of /v1/completions, and which of them run.
+// Completions: the handler of /v1/completions.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "inference_side/reference_engine/generation/service.h"
 #include "inference_side/reference_engine/http/replies.h"
@@ -25,30 +21,21 @@ class Completions {
   Completions(const CompletionOptions& options, generation::GenerationService& service);
 
   void answer(Exchange& exchange);
-  // Ends the completions of these names, which are the ids of their answers with or without the
-  // "cmpl-". Returns the names that no running completion has.
-  std::vector<std::string> abort(const std::vector<std::string>& names);
 
  private:
-  class Entry;  // in running_
+  class Place;  // of a completion that runs
   struct Stream;
   struct Work;
-  struct Running {
-    std::vector<generation::RequestId> ids;  // none before all are submitted
-    bool aborted = false;                    // by its name
-  };
 
-  std::string new_name();
   [[nodiscard]] Result<std::shared_ptr<Work>> begin(const Exchange& exchange);
   void answer_whole(Exchange& exchange, Work& work);
   void answer_stream(Exchange& exchange, std::shared_ptr<Work> work);
 
   const CompletionOptions options_;
   generation::GenerationService& service_;
-  const std::uint64_t process_name_;  // tells the names of two servers apart
-  std::mutex mutex_;                  // of what follows
-  std::uint64_t begun_ = 0;
-  std::multimap<std::string, Running, std::less<>> running_;
+  const std::uint64_t process_name_;  // tells the ids of two servers apart
+  std::atomic<std::uint64_t> begun_{0};
+  std::atomic<std::size_t> running_{0};
 };
 
 }  // namespace wsync::engine::http

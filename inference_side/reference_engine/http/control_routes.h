@@ -1,20 +1,18 @@
-// The routes that look at an engine or steer it.
+// The routes that observe an engine (health, readiness, weights, counters) and that pause it.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "inference_side/reference_engine/http/completions.h"
+#include "inference_side/reference_engine/generation/service.h"
+#include "inference_side/reference_engine/http/replies.h"
 
 namespace wsync::engine::http {
 
-inline constexpr std::int64_t kPauseSeconds = 60;  // timeout_s of a pause that names none
+inline constexpr std::int64_t kPauseSeconds = 60;  // unless the client says otherwise
 inline constexpr std::int64_t kMaxPauseSeconds = 600;
-inline constexpr std::size_t kMaxLabelBytes = 256;  // of update_weight_version
-inline constexpr std::size_t kMaxAbortIds = 4096;   // of abort_requests
 
-// `service` and `completions` are borrowed by the routes.
-[[nodiscard]] std::vector<Route> control_routes(generation::GenerationService& service,
-                                                Completions& completions, std::uint32_t world_size);
+// `service` is borrowed.
+[[nodiscard]] std::vector<Route> control_routes(generation::GenerationService& service);
 
 }  // namespace wsync::engine::http

@@ -19,8 +19,7 @@ constexpr double kLowestLogprob = -9999;  // JSON has no infinity
 
 // How logprobs call a token: the character that it is, or what tells it from others.
 std::string token_name(const CompletionRequest& request, Token token) {
-  if (!request.byte_tokens || token >= kByteTokens || request.tokens_as_ids)
-    return fmt::format("token_id:{}", token);
+  if (!request.byte_tokens || token >= kByteTokens) return fmt::format("token_id:{}", token);
   const bool printable =
       (token >= 0x20 && token < 0x7F) || token == '\n' || token == '\t' || token == '\r';
   return printable ? std::string(1, static_cast<char>(token))
@@ -154,14 +153,6 @@ json chunk_json(const CompletionHead& head, const CompletionRequest& request, st
                 const Delivery& news, ChoiceProgress& progress) {
   json body = answer(head);
   body["choices"].push_back(choice_json(request, index, news, progress));
-  if (request.include_usage) body["usage"] = nullptr;
-  return body;
-}
-
-json usage_json(const CompletionHead& head, const CompletionRequest& request,
-                std::uint64_t generated_tokens) {
-  json body = answer(head);
-  body["usage"] = tokens_used(request, generated_tokens);
   return body;
 }
 

@@ -26,10 +26,8 @@ inline constexpr std::uint64_t kMaxRequests = 1024;  // of one body: prompts tim
 // Tokens and log-probabilities that the answer to one body may have: some hundred bytes each.
 inline constexpr std::uint64_t kMaxAnswerItems = 1U << 20U;
 inline constexpr std::uint64_t kMaxPromptTokens = 1U << 24U;  // of all requests of one body
-inline constexpr std::uint64_t kMaxRequestIdBytes = 128;
 
 struct CompletionRequest {
-  std::string id;  // as the client calls it; empty: it has no name for it
   // Prompt by prompt, each with its n outputs: output i of prompt p is choice p * outputs + i.
   std::vector<generation::Request> requests;
   std::uint32_t outputs = 1;  // n
@@ -37,19 +35,15 @@ struct CompletionRequest {
   bool stream = false;
   bool logprobs = false;          // asked for, even with none but the chosen token
   bool return_token_ids = false;  // as vLLM: token_ids and prompt_token_ids in every choice
-  bool tokens_as_ids = false;     // as vLLM: logprobs name tokens as "token_id:7"
-  bool include_usage = false;     // stream_options.include_usage
 };
-// `byte_tokens`: the model's tokens are bytes. kInvalidInput names the field, what was found and
-// what is expected; kNotFound: another model is asked for. A field that is not known is ignored,
-// one that is known but not supported (echo, suffix, best_of other than n, penalties, logit_bias
-// and others) is refused when it asks for something. null is as if it were left out.
+// Reads the fields model, prompt, n, max_tokens, temperature, top_p, seed, stop, stop_token_ids,
+// logprobs, stream, and those of vLLM: ignore_eos and return_token_ids. `byte_tokens`: the tokens
+// of the model are bytes. kInvalidInput names the field, what was found and what is expected, also
+// for a field that is not one of these; kNotFound: another model is asked for. null is as if the
+// field were left out.
 [[nodiscard]] Result<CompletionRequest> read_completion(std::string_view body,
                                                         const generation::ServiceInfo& info,
                                                         bool byte_tokens);
-// 1 to kMaxRequestIdBytes printable ASCII characters and no blank; kInvalidInput names `field`.
-[[nodiscard]] Result<> check_request_id(std::string_view field, std::string_view id);
-
 // What all answers to one request begin with.
 struct CompletionHead {
   std::string id;
@@ -72,10 +66,6 @@ struct ChoiceProgress {
 [[nodiscard]] nlohmann::json chunk_json(const CompletionHead& head,
                                         const CompletionRequest& request, std::size_t index,
                                         const generation::Delivery& news, ChoiceProgress& progress);
-// The last event of a stream with include_usage.
-[[nodiscard]] nlohmann::json usage_json(const CompletionHead& head,
-                                        const CompletionRequest& request,
-                                        std::uint64_t generated_tokens);
 // {"error": {"message", "type", "param", "code"}}; `code` may be empty.
 [[nodiscard]] nlohmann::json error_json(int status, std::string_view message,
                                         std::string_view code = {});

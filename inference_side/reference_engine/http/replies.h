@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "shared/base/error.h"
-#include "shared/observe/http/routes.h"
+#include "shared/observe/http/http_server.h"
 
 namespace wsync::engine::http {
 

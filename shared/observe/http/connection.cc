@@ -1,10 +1,8 @@
 #include "shared/observe/http/connection.h"
 
 #include <algorithm>
-#include <arpa/inet.h>
 #include <array>
 #include <cerrno>
-#include <netinet/in.h>
 #include <optional>
 #include <poll.h>
 #include <sys/socket.h>
@@ -21,20 +19,6 @@ constexpr std::size_t kReadBytes = 64 * 1024;
 short events_now(int fd, short events) {
   pollfd entry{.fd = fd, .events = events, .revents = 0};
   return ::poll(&entry, 1, 0) > 0 ? entry.revents : short{0};
-}
-
-void address_text(const sockaddr_storage& address, std::string& ip, int& port) {
-  std::array<char, INET6_ADDRSTRLEN> text{};
-  if (address.ss_family == AF_INET) {
-    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
-    ::inet_ntop(AF_INET, &v4.sin_addr, text.data(), text.size());
-    port = ntohs(v4.sin_port);
-  } else if (address.ss_family == AF_INET6) {
-    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
-    ::inet_ntop(AF_INET6, &v6.sin6_addr, text.data(), text.size());
-    port = ntohs(v6.sin6_port);
-  }
-  ip = text.data();
 }
 
 }  // namespace
@@ -72,7 +56,6 @@ Connection::Received Connection::receive(TimePoint deadline) {
 
 Connection::Next Connection::read_head() {
   head_ = {};
-  head_read_ = 0;
   const TimePoint deadline = now() + head_deadline_;
   for (;;) {
     head_ = examine_head(unused());
@@ -87,6 +70,8 @@ Connection::Next Connection::read_head() {
 
 Connection::BodyEnd Connection::read_body(std::string& body) {
   if (head_.body_bytes > kMaxBodyBytes) return BodyEnd::kTooLarge;
+  if (head_.expects_continue && !has_more() && !send_all("HTTP/1.1 100 Continue\r\n\r\n"))
+    return BodyEnd::kBroken;
   const TimePoint deadline = now() + milliseconds(kBodyDeadlineMs);
   const BodyEnd end =
       head_.body == BodyKind::kChunked ? read_chunks(body, deadline) : read_sized(body, deadline);
@@ -122,19 +107,31 @@ Connection::BodyEnd Connection::read_chunks(std::string& body, TimePoint deadlin
   }
 }
 
-bool Connection::reusable() const noexcept {
-  return body_read_ && head_read_ == head_.text.size() && !closes();
-}
+bool Connection::reusable() const noexcept { return body_read_ && !close_after_ && !stopping(); }
 
 bool Connection::hung_up() const noexcept {
   return (events_now(socket_.get(), POLLRDHUP) & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL)) != 0;
 }
 
 bool Connection::send_all(std::string_view bytes) {
+  std::optional<TimePoint> grace;
+  // The time begins anew with each byte that the client takes: a slow reader is not cut off.
+  TimePoint stall = now() + milliseconds(kWriteStallMs);
   while (!bytes.empty()) {
-    const ssize_t n = write(bytes.data(), bytes.size());
-    if (n <= 0) return false;
-    bytes.remove_prefix(static_cast<std::size_t>(n));
+    const ssize_t n =
+        ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n >= 0) {
+      bytes.remove_prefix(static_cast<std::size_t>(n));
+      stall = now() + milliseconds(kWriteStallMs);
+      continue;
+    }
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN && errno != EWOULDBLOCK) return false;
+    if (stopping() && !grace) grace = now() + milliseconds(kStopGraceMs);
+    const TimePoint at = now();
+    if (at >= stall || (grace && at >= *grace)) return false;
+    pollfd entry{.fd = socket_.get(), .events = POLLOUT, .revents = 0};
+    (void)::poll(&entry, 1, static_cast<int>(kPollMs));
   }
   return true;
 }
@@ -148,52 +145,5 @@ void Connection::linger() {
     used_ = received_.size();
   } while (dropped < kLingerBytes && receive(deadline) == Received::kSome);
 }
-
-bool Connection::is_readable() const {
-  return has_more() || (events_now(socket_.get(), POLLIN) & POLLIN) != 0;
-}
-
-bool Connection::is_writable() const {
-  return (events_now(socket_.get(), POLLOUT) & POLLOUT) != 0 && !hung_up();
-}
-
-ssize_t Connection::read(char* into, size_t size) {
-  if (head_read_ == head_.text.size()) return -1;
-  const std::size_t n = head_.text.copy(into, size, head_read_);
-  head_read_ += n;
-  return static_cast<ssize_t>(n);
-}
-
-ssize_t Connection::write(const char* from, size_t size) {
-  const TimePoint stall = now() + milliseconds(kWriteStallMs);
-  std::optional<TimePoint> grace;
-  for (;;) {
-    const ssize_t n = ::send(socket_.get(), from, size, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n >= 0) return n;
-    if (errno == EINTR) continue;
-    if (errno != EAGAIN && errno != EWOULDBLOCK) return -1;
-    if (stopping() && !grace) grace = now() + milliseconds(kStopGraceMs);
-    const TimePoint at = now();
-    if (at >= stall || (grace && at >= *grace)) return -1;
-    pollfd entry{.fd = socket_.get(), .events = POLLOUT, .revents = 0};
-    (void)::poll(&entry, 1, static_cast<int>(kPollMs));
-  }
-}
-
-void Connection::get_remote_ip_and_port(std::string& ip, int& port) const {
-  sockaddr_storage address{};
-  socklen_t size = sizeof address;
-  if (::getpeername(socket_.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0)
-    address_text(address, ip, port);
-}
-
-void Connection::get_local_ip_and_port(std::string& ip, int& port) const {
-  sockaddr_storage address{};
-  socklen_t size = sizeof address;
-  if (::getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0)
-    address_text(address, ip, port);
-}
-
-socket_t Connection::socket() const { return std::min(socket_.get(), FD_SETSIZE - 1); }
 
 }  // namespace wsync::http

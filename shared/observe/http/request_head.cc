@@ -1,9 +1,9 @@
 #include "shared/observe/http/request_head.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <optional>
-#include <strings.h>
 
 #include "shared/base/format.h"
 #include "shared/weights/json_text.h"
@@ -12,18 +12,9 @@ namespace wsync::http {
 namespace {
 
 constexpr std::size_t kMaxMethodBytes = 16;
-constexpr std::string_view kLineEnd = "\r\n";
-constexpr std::string_view kHeadEnd = "\r\n\r\n";
-
-bool same_name(std::string_view a, std::string_view b) {
-  return a.size() == b.size() && ::strncasecmp(a.data(), b.data(), a.size()) == 0;
-}
-
-std::string_view trimmed(std::string_view text) {
-  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
-  while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) text.remove_suffix(1);
-  return text;
-}
+constexpr std::string_view kNoHttp11 = "the request is not HTTP/1.1 as this server reads it";
+constexpr std::array<std::string_view, 9> kMethods = {
+    "GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"};
 
 RequestHead refused(int status, std::string sentence) {
   RequestHead head;
@@ -33,7 +24,7 @@ RequestHead refused(int status, std::string sentence) {
   return head;
 }
 
-// A method is capital letters; anything else, such as TLS, is told by its first bytes.
+// A method is capital letters; the first bytes of anything else, such as TLS, show it.
 bool may_be_method(std::string_view text) {
   for (std::size_t i = 0; i < std::min(text.size(), kMaxMethodBytes + 1); ++i) {
     if (i > 0 && text[i] == ' ') return true;
@@ -50,18 +41,67 @@ bool is_name(std::string_view text) {
   });
 }
 
-std::optional<std::uint64_t> whole_number(std::string_view text) {
-  std::uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size() || text.empty()) return std::nullopt;
-  return number;
+// A percent sign without two digits of base 16 behind it stands for itself.
+std::string decoded(std::string_view text, bool plus_is_blank) {
+  std::string out;
+  out.reserve(text.size());
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    unsigned char byte = 0;
+    const char* digits = text.data() + i + 1;
+    if (text[i] == '%' && i + 2 < text.size() &&
+        std::from_chars(digits, digits + 2, byte, 16).ptr == digits + 2) {
+      out += static_cast<char>(byte);
+      i += 2;
+    } else {
+      out += plus_is_blank && text[i] == '+' ? ' ' : text[i];
+    }
+  }
+  return out;
+}
+
+void read_query(std::string_view query, Request& request) {
+  while (!query.empty()) {
+    const std::size_t end = std::min(query.find('&'), query.size());
+    const std::string_view pair = query.substr(0, end);
+    const std::size_t equals = std::min(pair.find('='), pair.size());
+    if (!pair.empty())
+      request.parameters.emplace_back(
+          decoded(pair.substr(0, equals), true),
+          decoded(pair.substr(std::min(equals + 1, pair.size())), true));
+    query.remove_prefix(std::min(end + 1, query.size()));
+  }
+}
+
+// "GET /path?query HTTP/1.1". False: it is something else.
+bool read_request_line(std::string_view line, Request& request) {
+  const std::size_t method_end = line.find(' ');
+  const std::size_t target_end = line.rfind(' ');
+  if (method_end == std::string_view::npos || target_end <= method_end + 1) return false;
+  const std::string_view method = line.substr(0, method_end);
+  const std::string_view target = line.substr(method_end + 1, target_end - method_end - 1);
+  const std::string_view version = line.substr(target_end + 1);
+  const auto is_control = [](char c) {
+    return static_cast<unsigned char>(c) <= ' ' || c == '\x7F';
+  };
+  if (std::find(kMethods.begin(), kMethods.end(), method) == kMethods.end() ||
+      (version != "HTTP/1.1" && version != "HTTP/1.0") ||
+      std::any_of(target.begin(), target.end(), is_control))
+    return false;
+  const std::size_t path_end = std::min(target.find('?'), target.size());
+  const std::string_view query = target.substr(std::min(path_end + 1, target.size()));
+  if (query.find('?') != std::string_view::npos) return false;
+  request.method = method;
+  request.http_1_0 = version == "HTTP/1.0";
+  request.path = decoded(target.substr(0, path_end), false);
+  read_query(query, request);
+  return true;
 }
 
 // Takes the headers one by one.
 class HeaderReader {
  public:
   // False: `head` is refused.
-  bool take(std::string_view line, RequestHead& head) {
+  bool add(std::string_view line, RequestHead& head) {
     if (line.size() > kMaxHeadLineBytes)
       return refuse(head, 431,
                     fmt::format("a header line is longer than {} bytes: {}", kMaxHeadLineBytes,
@@ -77,14 +117,15 @@ class HeaderReader {
           fmt::format("the header line {} has a NUL, a CR or a LF inside", quote_text(line)));
     const std::string_view name = line.substr(0, colon);
     const std::string_view value = trimmed(line.substr(colon + 1));
-    if (same_name(name, "Range") || same_name(name, "Accept-Encoding")) return true;
-    if (same_name(name, "Content-Length") && !take_length(value, head)) return false;
-    if (same_name(name, "Transfer-Encoding") && !take_transfer(value, head)) return false;
-    if (same_name(name, "Content-Encoding") && !same_name(value, "identity"))
+    if (same_word(name, "Content-Length") && !set_length(value, head)) return false;
+    if (same_word(name, "Transfer-Encoding") && !set_transfer(value, head)) return false;
+    if (same_word(name, "Content-Encoding") && !same_word(value, "identity"))
       return refuse(
           head, 415,
           fmt::format("Content-Encoding is {}; expected a body without one", quote_text(value)));
-    head.text.append(line).append(kLineEnd);
+    if (same_word(name, "Expect") && same_word(value, "100-continue")) head.expects_continue = true;
+    if (same_word(name, "Connection") && same_word(value, "close")) head.keeps_open = false;
+    head.request.headers.emplace_back(name, value);
     return true;
   }
 
@@ -93,7 +134,7 @@ class HeaderReader {
     head = refused(status, std::move(sentence));
     return false;
   }
-  bool take_length(std::string_view value, RequestHead& head) {
+  bool set_length(std::string_view value, RequestHead& head) {
     const auto length = whole_number(value);
     if (!length || framed_)
       return refuse(head, 400,
@@ -105,8 +146,8 @@ class HeaderReader {
     head.body_bytes = *length;
     return true;
   }
-  bool take_transfer(std::string_view value, RequestHead& head) {
-    if (!same_name(value, "chunked"))
+  bool set_transfer(std::string_view value, RequestHead& head) {
+    if (!same_word(value, "chunked"))
       return refuse(head, 501,
                     fmt::format("Transfer-Encoding is {}; expected chunked", quote_text(value)));
     if (framed_)
@@ -118,7 +159,7 @@ class HeaderReader {
     return true;
   }
 
-  bool framed_ = false;  // the body's end is known
+  bool framed_ = false;  // the end of the body is known
 };
 
 }  // namespace
@@ -150,12 +191,11 @@ RequestHead examine_head(std::string_view received) {
     const std::size_t size = left.find(kLineEnd);
     const std::string_view line = left.substr(0, size);
     left.remove_prefix(size + kLineEnd.size());
-    if (first)
-      head.text.append(line).append(kLineEnd);
-    else if (!reader.take(line, head))
-      return head;
+    if (first && !read_request_line(line, head.request))
+      return refused(400, std::string(kNoHttp11));
+    if (!first && !reader.add(line, head)) return head;
   }
-  head.text.append(kLineEnd);
+  if (head.request.http_1_0) head.keeps_open = false;
   return head;
 }
 

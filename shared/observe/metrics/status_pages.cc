@@ -28,8 +28,10 @@ Claim claim_of(const StatusPagesOptions& options) {
   return options.take_over ? Claim::kTakeOver : Claim::kIfFree;
 }
 
-http::RoutesOptions options_of(const std::string& address) {
-  return {.loopback_only = address.starts_with("tcp://"),  // no browser comes to a socket file
+http::HttpServerOptions server_options(const std::string& address) {
+  return {.threads = kThreads,
+          .limits = kPageLimits,
+          .loopback_only = address.starts_with("tcp://"),  // no browser comes to a socket file
           .headers = {{"X-Content-Type-Options", "nosniff"},
                       {"Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"},
                       {"Cross-Origin-Resource-Policy", "same-origin"},
@@ -67,14 +69,14 @@ StatusPages::StatusPages(Loop& loop, StatusPagesOptions options, const Registry&
       registry_(registry),
       facts_(std::move(facts)),
       asker_(loop),
-      routes_(routes(more), text_page, options_of(options_.address)),
+      routes_(routes(more)),
       retry_(loop, [this] { listen_again(); }) {}
 
 StatusPages::~StatusPages() {
   *alive_ = false;
   looker_.reset();
   asker_.close();
-  acceptor_.reset();
+  server_.reset();
 }
 
 std::vector<http::Route> StatusPages::routes(
@@ -108,11 +110,10 @@ void StatusPages::listen_again() {
 
 Result<> StatusPages::serve(Result<http::Listener> listener) {
   if (!listener) return fail(std::move(listener).error());
-  acceptor_ = WSYNC_TRY(http::Acceptor::create(
-      std::move(*listener), kThreads,
-      [this](http::Connection& connection) { return routes_.serve(connection); }, kPageLimits));
-  acceptor_->start();
-  log_info("metrics and health at {}", acceptor_->address());
+  server_ = WSYNC_TRY(http::HttpServer::create(std::move(*listener), routes_, text_page,
+                                               server_options(options_.address)));
+  server_->start();
+  log_info("metrics and health at {}", server_->address());
   return {};
 }
 

@@ -23,9 +23,7 @@
 #include "shared/loop/ask.h"
 #include "shared/loop/timer.h"
 #include "shared/loop/worker.h"
-#include "shared/observe/http/acceptor.h"
-#include "shared/observe/http/listener.h"
-#include "shared/observe/http/routes.h"
+#include "shared/observe/http/http_server.h"
 #include "shared/observe/metrics/registry.h"
 
 namespace wsync::metrics {
@@ -67,7 +65,7 @@ class StatusPages {
   StatusPages& operator=(const StatusPages&) = delete;
 
   // Where it listens, "127.0.0.1:9108" or a path; empty while the port is not free yet.
-  [[nodiscard]] std::string address() const { return acceptor_ ? acceptor_->address() : ""; }
+  [[nodiscard]] std::string address() const { return server_ ? server_->address() : ""; }
 
  private:
   StatusPages(Loop& loop, StatusPagesOptions options, const Registry& registry, StatusFacts facts,
@@ -85,12 +83,12 @@ class StatusPages {
   const Registry& registry_;
   const StatusFacts facts_;
   Asker asker_;
-  http::Routes routes_;
+  const std::vector<http::Route> routes_;
   Timer retry_;
   bool looking_ = false;            // whether the port is free
   std::unique_ptr<Worker> looker_;  // resolves names and reads /proc; null: never needed
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
-  std::unique_ptr<http::Acceptor> acceptor_;  // its threads end before what they use
+  std::unique_ptr<http::HttpServer> server_;  // its threads end before what they use
 };
 
 }  // namespace wsync::metrics

@@ -116,7 +116,9 @@ bool fits(std::vector<TimePoint>& open, const Span& span) {
   return open.empty() || span.end <= open.back();
 }
 
-// Where each span of a process is, sorted and without overlaps.
+// The spans of a process by their begin. Spans of one lane that overlap, other than one inside the
+// other, cannot stand on one thread (a viewer would drop them): they get lanes "<lane> (2)" and so
+// on.
 struct Placed {
   std::vector<Span> spans;
   std::vector<std::size_t> order;  // of each, its index in the process
@@ -146,8 +148,6 @@ Placed placed(const std::vector<Span>& spans) {
 }
 
 }  // namespace
-
-void separate_overlaps(std::vector<Span>& spans) { spans = placed(spans).spans; }
 
 std::string chrome_trace_json(const Trace& trace) {
   Writer writer;

@@ -42,10 +42,6 @@ struct Trace {
   std::vector<std::string> notes = {};  // for people: what is missing in it, and why
 };
 
-// Spans of one lane that overlap, other than one inside the other, cannot stand on one thread (they
-// would be dropped by a viewer): they get lanes "<lane> (2)" and so on. By begin.
-void separate_overlaps(std::vector<Span>& spans);
-
 // The file's text. Times are microseconds of the host's monotonic clock, so traces of several
 // processes of one host stand side by side. Processes of one pid are given others. Each flow has an
 // id of its own in the file; its events are bound to the begin of their spans. `otherData` has, for

@@ -11,7 +11,6 @@
 #include "shared/base/digest.h"
 #include "shared/base/error.h"
 #include "shared/base/fail_point.h"
-#include "shared/base/histogram.h"
 #include "shared/base/limits.h"
 #include "shared/base/log.h"
 
@@ -89,36 +88,6 @@ TEST(Bytes, RefusesShortLongAndOversized) {
   ByteReader left(writer.buffer());
   EXPECT_EQ(left.get<std::uint8_t>("x"), 0xff);
   EXPECT_FALSE(left.finish("message").has_value());
-}
-
-TEST(Histogram, QuantilesAreWithinOnePartIn32) {
-  std::mt19937_64 random(3);
-  std::vector<std::uint64_t> values(20'000);
-  Histogram histogram;
-  for (auto& v : values) {
-    v = random() >> (random() % 60);
-    histogram.record(v);
-  }
-  std::sort(values.begin(), values.end());
-  for (const double q : {0.0, 0.01, 0.5, 0.9, 0.99, 0.999, 1.0}) {
-    const auto rank = std::max<std::size_t>(1, static_cast<std::size_t>(std::ceil(q * 20'000)));
-    const auto exact = static_cast<double>(values[rank - 1]);
-    EXPECT_NEAR(static_cast<double>(histogram.quantile(q)), exact, exact / 32 + 1) << q;
-  }
-  EXPECT_EQ(histogram.max(), values.back());
-  EXPECT_EQ(histogram.min(), values.front());
-}
-
-TEST(Histogram, MergeEqualsRecordingBoth) {
-  Histogram a, b, both;
-  for (std::uint64_t i = 0; i < 1000; ++i) {
-    (i % 2 == 0 ? a : b).record(i * i);
-    both.record(i * i);
-  }
-  a.merge(b);
-  EXPECT_EQ(a.count(), both.count());
-  EXPECT_EQ(a.quantile(0.5), both.quantile(0.5));
-  EXPECT_DOUBLE_EQ(a.mean(), both.mean());
 }
 
 TEST(Log, LevelsAndFormatsAreParsedOrNamed) {

@@ -6,7 +6,7 @@
 #include <string>
 #include <tuple>
 
-#include "inference_side/reload/pipeline_model.h"
+#include "tests/unit/reload/pipeline_model.h"
 
 namespace wsync::reload {
 namespace {

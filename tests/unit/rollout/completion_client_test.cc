@@ -6,8 +6,8 @@
 #include <thread>
 
 #include "shared/base/format.h"
+#include "shared/observe/http/http_client.h"
 #include "tests/unit/rollout/scripted_replica.h"
-#include "trainer_side/rollout/http_exchange.h"
 
 namespace wsync::rollout {
 namespace {
@@ -219,7 +219,7 @@ TEST(CompletionClient, WhatIsNoHttpIsRefused) {
   refused("HTTP/2 200\r\n\r\n", expected);
   refused("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n\r\n", expected);
   refused("HTTP/1.1 two hundred\r\n\r\n", "its answer is not HTTP as expected");
-  refused("HTTP/1.1 200 " + std::string(kStatusLineBytes, 'x') + "\r\n\r\n", expected);
+  refused("HTTP/1.1 200 " + std::string(http::kMaxStatusLineBytes, 'x') + "\r\n\r\n", expected);
   refused("HTTP/1.1 200 " + std::string(1'000'000, 'x') + "\r\n\r\n",
           "the head of its answer is longer than 16384 bytes");
   refused("HTTP/1.1 200 OK\r\n" + std::string(1'000'000, 'x'), "the head of its answer is longer");

@@ -6,31 +6,31 @@
 #include <utility>
 
 #include "shared/base/clock.h"
+#include "trainer_side/coordinator/page/page_assets.h"
 
 namespace wsync::page {
 namespace {
 
-constexpr std::chrono::milliseconds kPatience{5'000};
-constexpr const char* kHtml = "text/html; charset=utf-8";
+constexpr std::chrono::milliseconds kLoopDeadline{5'000};
 constexpr const char* kJson = "application/json";
-constexpr std::string_view kProgram = "wsync " WSYNC_VERSION;
-// Its own style sheet, script and facts; no other page may show it, or be sent to by it.
+// The page may load its own style sheet, script and JSON and nothing else. No other page may show
+// it in a frame, and it sends no forms.
 constexpr const char* kPolicy =
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-// What was found last, for all readers.
+// The facts that were found last, for all readers.
 class SharedFacts {
  public:
   using Found = std::shared_ptr<const PageFacts>;
   SharedFacts(Asker& asker, std::function<PageFacts()> facts)
       : asker_(asker), facts_(std::move(facts)) {}
 
-  // One reader asks the loop; who comes meanwhile waits for his answer.
+  // One reader asks the loop; those that come meanwhile wait for the answer.
   Result<Found> get() {
     const std::lock_guard lock(mutex_);
     if (last_ && now() - asked_ < kFactsKept) return *last_;
-    auto found = asker_.ask<PageFacts>(facts_, kPatience);
+    auto found = asker_.ask<PageFacts>(facts_, kLoopDeadline);
     if (found)
       last_ = std::make_shared<const PageFacts>(std::move(*found));
     else
@@ -47,15 +47,6 @@ class SharedFacts {
   std::optional<Result<Found>> last_;
 };
 
-void answer_page(http::Exchange& exchange, SharedFacts& shared) {
-  const auto facts = shared.get();
-  exchange.response.set_header("Content-Security-Policy", kPolicy);
-  if (!facts) exchange.response.status = 503;
-  exchange.response.set_content(
-      facts ? status_html(**facts, kProgram) : trouble_html(facts.error().message(), kProgram),
-      kHtml);
-}
-
 void answer_json(http::Exchange& exchange, SharedFacts& shared) {
   const auto facts = shared.get();
   nlohmann::json answer;
@@ -70,8 +61,11 @@ void answer_json(http::Exchange& exchange, SharedFacts& shared) {
       answer.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n", kJson);
 }
 
-http::Route asset(const char* path, std::string_view text, const char* type) {
-  return {"GET", path, [text, type](http::Exchange& exchange) {
+// `policy`: what a browser lets the document do; null: nothing, as StatusPages has it.
+http::Route asset(const char* path, std::string_view text, const char* type,
+                  const char* policy = nullptr) {
+  return {"GET", path, [text, type, policy](http::Exchange& exchange) {
+            if (policy != nullptr) exchange.response.set_header("Content-Security-Policy", policy);
             exchange.response.set_content(std::string(text), type);
           }};
 }
@@ -80,9 +74,9 @@ http::Route asset(const char* path, std::string_view text, const char* type) {
 
 std::vector<http::Route> page_routes(Asker& asker, std::function<PageFacts()> facts) {
   const auto shared = std::make_shared<SharedFacts>(asker, std::move(facts));
-  return {{"GET", "/", [shared](http::Exchange& exchange) { answer_page(exchange, *shared); }},
-          {"GET", "/status.json",
+  return {{"GET", "/status.json",
            [shared](http::Exchange& exchange) { answer_json(exchange, *shared); }},
+          asset("/", page_html(), "text/html; charset=utf-8", kPolicy),
           asset("/page.css", page_css(), "text/css; charset=utf-8"),
           asset("/page.js", page_js(), "text/javascript; charset=utf-8")};
 }

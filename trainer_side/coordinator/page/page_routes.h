@@ -7,16 +7,16 @@
 #include <vector>
 
 #include "shared/loop/ask.h"
-#include "shared/observe/http/routes.h"
+#include "shared/observe/http/http_server.h"
 #include "trainer_side/coordinator/page/status_page.h"
 
 namespace wsync::page {
 
-// The facts are taken on the loop at most so often, however many readers there are; meanwhile they
-// are given what was found, or why nothing was.
+// The facts are asked of the loop at most this often, however many readers there are. Between two
+// questions readers get the last answer, or the reason why there was none.
 inline constexpr std::chrono::milliseconds kFactsKept{200};
 
-// For StatusPages. `facts` is called on the loop; the rest is done by the server's threads.
+// For StatusPages. `facts` is called on the loop; JSON is made by the threads of the server.
 // Outlives: what `asker` refers to outlives the routes' use.
 [[nodiscard]] std::vector<http::Route> page_routes(Asker& asker, std::function<PageFacts()> facts);
 

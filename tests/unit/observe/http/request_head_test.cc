@@ -18,7 +18,11 @@ TEST(RequestHead, IsPartialUntilItsBlankLine) {
   const RequestHead head = examine_head(whole + "{\"prompt\":1}GET");
   EXPECT_EQ(head.state, HeadState::kWhole);
   EXPECT_EQ(head.bytes, whole.size());
-  EXPECT_EQ(head.text, whole);
+  EXPECT_EQ(head.request.method, "POST");
+  EXPECT_EQ(head.request.path, "/v1/completions");
+  EXPECT_EQ(head.request.header("host"), "x");
+  EXPECT_FALSE(head.request.http_1_0);
+  EXPECT_TRUE(head.keeps_open);
   EXPECT_EQ(head.body, BodyKind::kSized);
   EXPECT_EQ(head.body_bytes, 12U);
 }
@@ -33,17 +37,41 @@ TEST(RequestHead, BlankLinesBeforeItAreSkipped) {
   const RequestHead head = examine_head("\r\n\r\nGET / HTTP/1.1\r\n\r\n");
   EXPECT_EQ(head.state, HeadState::kWhole);
   EXPECT_EQ(head.bytes, 22U);
-  EXPECT_EQ(head.text, "GET / HTTP/1.1\r\n\r\n");
+  EXPECT_EQ(head.request.path, "/");
   EXPECT_EQ(examine_head("\r").state, HeadState::kPartial);
   std::string endless;
   while (endless.size() <= kMaxHeadBytes) endless += "\r\n";
   EXPECT_EQ(examine_head(endless).status, 431);
 }
 
-TEST(RequestHead, AsksForWholeAndPlainAnswers) {
-  const RequestHead head = examine_head(
-      "GET / HTTP/1.1\r\nRange: bytes=0-1\r\naccept-encoding: br\r\nAccept: */*\r\n\r\n");
-  EXPECT_EQ(head.text, "GET / HTTP/1.1\r\nAccept: */*\r\n\r\n");
+TEST(RequestHead, HasTheTargetDecoded) {
+  const auto request = [](const std::string& target) {
+    const RequestHead head = examine_head("GET " + target + " HTTP/1.1\r\n\r\n");
+    EXPECT_EQ(head.state, HeadState::kWhole) << target << head.sentence;
+    return head.request;
+  };
+  EXPECT_EQ(request("/a%20b+c/%zz%").path, "/a b+c/%zz%");
+  EXPECT_EQ(request("/a%00%ff").path, std::string("/a\0\xff", 4));
+  const Request paused =
+      request("/pause?mode=keep&timeout_s=1.5&mode=wait&note=a+b%26c&empty=&bare");
+  EXPECT_EQ(paused.path, "/pause");
+  EXPECT_EQ(paused.parameter("mode"), "keep") << "the first one";
+  EXPECT_EQ(paused.parameter("timeout_s"), "1.5");
+  EXPECT_EQ(paused.parameter("note"), "a b&c");
+  EXPECT_EQ(paused.parameter("empty"), "");
+  EXPECT_EQ(paused.parameter("bare"), "");
+  EXPECT_EQ(paused.parameter("Mode"), std::nullopt);
+}
+
+TEST(RequestHead, TellsWhatTheClientExpects) {
+  EXPECT_TRUE(examine_head(kLine + "Expect: 100-Continue\r\n\r\n").expects_continue);
+  EXPECT_FALSE(examine_head(kLine + "connection: Close\r\n\r\n").keeps_open);
+  const RequestHead old = examine_head("GET / HTTP/1.0\r\n\r\n");
+  EXPECT_TRUE(old.request.http_1_0);
+  EXPECT_FALSE(old.keeps_open);
+  const Request twice = examine_head("GET / HTTP/1.1\r\nHost: a\r\nHOST: b\r\n\r\n").request;
+  EXPECT_EQ(twice.count_headers("Host"), 2U);
+  EXPECT_EQ(twice.header("Host"), "a");
 }
 
 struct Bad {
@@ -59,6 +87,10 @@ TEST(RequestHead, RefusesWhatIsNoRequestAtOnce) {
       {"get / HTTP/1.1\r\n", 400, "this is no HTTP request"},
       {"AVERYLONGMETHODNAME / HTTP/1.1", 400, "this is no HTTP request"},
       {"GET / HTTP/1.1\nHost: x\n\n", 400, "bare LF"},
+      {"GET  HTTP/1.1\r\n\r\n", 400, "the request is not HTTP/1.1"},
+      {"GET /\tx HTTP/1.1\r\n\r\n", 400, "the request is not HTTP/1.1"},
+      {"GET / HTTP/1.2\r\n\r\n", 400, "the request is not HTTP/1.1"},
+      {"GET /\r\n\r\n", 400, "the request is not HTTP/1.1"},
       {kLine + "Host x\r\n\r\n", 400, "the header line 'Host x' has no name"},
       {kLine + ": x\r\n\r\n", 400, "has no name"},
       {kLine + "A: b\r\n c\r\n\r\n", 400, "has no name"},

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "shared/base/format.h"
+#include "shared/observe/http/http_client.h"
 #include "shared/observe/http/listener.h"
 #include "shared/observe/metrics/catalog.h"
 
@@ -142,6 +143,19 @@ TEST_F(Pages, LiveAtAUnixSocketThatGoesWithThem) {
     const auto healthy = unix_client.Get("/healthz");
     ASSERT_TRUE(healthy) << httplib::to_string(healthy.error());
     EXPECT_EQ(healthy->body, "ok\n");
+    // Our own client as well, twice over one connection.
+    const auto ours = http::HttpClient::create({.socket_path = path}).value();
+    for (int i = 0; i < 2; ++i) {
+      const auto answer = ours->ask(
+          {.path = "/healthz", .max_bytes = 10'000, .deadline = now() + std::chrono::seconds(60)});
+      ASSERT_TRUE(answer) << answer.error().message();
+      EXPECT_EQ(answer->status, 200);
+      EXPECT_EQ(answer->body, "ok\n");
+    }
+    const auto nobody = http::HttpClient::create({.socket_path = path + "x"}).value();
+    const auto missing = nobody->ask({.path = "/", .max_bytes = 1, .deadline = now()});
+    ASSERT_FALSE(missing);
+    EXPECT_EQ(missing.error().code(), ErrorCode::kNotFound);
   });
   EXPECT_TRUE(std::filesystem::exists(path));
   pages_.reset();

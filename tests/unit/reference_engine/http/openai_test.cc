@@ -134,14 +134,6 @@ TEST(CompletionJson, ALogprobThatIsNoNumberIsNull) {
             json::array({nullptr}));
 }
 
-TEST(CompletionJson, TokensCanBeCalledByTheirNumbers) {
-  CompletionRequest request = asked();
-  request.logprobs = request.tokens_as_ids = true;
-  EXPECT_EQ(
-      only_choice(request, {tokens_of("ab"), FinishReason::kStop}).at("logprobs").at("tokens"),
-      (json{"token_id:97", "token_id:98"}));
-}
-
 TEST(CompletionJson, AModelWithATokenizerGivesTokens) {
   CompletionRequest request = asked();
   request.byte_tokens = false;
@@ -206,20 +198,6 @@ TEST(ChunkJson, PlacesGoOnFromChunkToChunk) {
   EXPECT_EQ(first.at("token_ids"), (json{'a', 'b', 0xC3}));
   EXPECT_EQ(first.at("prompt_token_ids"), (json{'p', 'q', 'r'}));  // in the first one only
   EXPECT_FALSE(second.contains("prompt_token_ids"));
-}
-
-TEST(ChunkJson, UsageIsInTheLastEventOnly) {
-  CompletionRequest request = asked();
-  ChoiceProgress progress;
-  EXPECT_FALSE(chunk_json(kHead, request, 0, {tokens_of("a"), {}}, progress).contains("usage"));
-  request.include_usage = true;
-  const json chunk = chunk_json(kHead, request, 0, {tokens_of("a"), {}}, progress);
-  EXPECT_EQ(chunk.at("usage"), nullptr);
-  EXPECT_EQ(chunk.at("object"), "text_completion");
-  const json last = usage_json(kHead, request, 9);
-  EXPECT_EQ(last.at("choices"), json::array());
-  EXPECT_EQ(last.at("usage"),
-            (json{{"prompt_tokens", 3}, {"completion_tokens", 9}, {"total_tokens", 12}}));
 }
 
 TEST(ErrorJson, HasTheFormOfOpenAi) {

@@ -128,9 +128,6 @@ class ReversingService final : public generation::GenerationService {
             running.aborted || ids.empty() || std::find(ids.begin(), ids.end(), id) != ids.end();
     });
   }
-  void set_version_label(std::string label) override {
-    change([&] { options_.info.version_label = std::move(label); });
-  }
   bool reset_prefix_cache() override {
     const std::lock_guard lock(mutex_);
     return requests_.empty();

@@ -8,25 +8,6 @@ namespace {
 
 using nlohmann::json;
 
-TEST(Control, TellsWhatIsServed) {
-  const Served served;
-  const json models = json_of(served.get("/v1/models"));
-  EXPECT_EQ(models.at("object"), "list");
-  ASSERT_EQ(models.at("data").size(), 1U);
-  EXPECT_EQ(models["data"][0]["id"], "tiny");
-  EXPECT_EQ(models["data"][0]["object"], "model");
-  EXPECT_EQ(models["data"][0]["max_model_len"], 1U << 20U);
-  EXPECT_EQ(json_of(served.get("/health")), json::object());
-  EXPECT_EQ(json_of(served.get("/get_world_size?include_dp=true")), (json{{"world_size", 1}}));
-}
-
-TEST(Control, TellsTheWorldSizeItIsGiven) {
-  HttpServerOptions options;
-  options.world_size = 4;
-  const Served served({.info = tiny_model()}, options);
-  EXPECT_EQ(json_of(served.get("/get_world_size")), (json{{"world_size", 4}}));
-}
-
 TEST(Control, IsReadyWhenItServes) {
   Served served;
   EXPECT_EQ(json_of(served.get("/ready")), (json{{"ready", true}}));
@@ -46,33 +27,12 @@ TEST(Control, AHeadRequestHasNoBody) {
   EXPECT_NE(result->get_header_value("Content-Length"), "0");
 }
 
-TEST(Control, TellsTheVersionOfTheWeightsAndItsLabel) {
+TEST(Control, TellsTheVersionOfTheWeights) {
   Served served;
-  json expected = {{"weight_version", "1.7"}, {"version", "1.7"}, {"epoch", 1}, {"step", 7}};
-  EXPECT_EQ(json_of(served.get("/weight_info")), expected);
-  EXPECT_EQ(json_of(served.post("/update_weight_version", R"({"new_version": "step-7"})")),
-            (json{{"weight_version", "step-7"}}));
-  expected["weight_version"] = "step-7";
+  const json expected = {{"weight_version", "1.7"}, {"version", "1.7"}, {"epoch", 1}, {"step", 7}};
   EXPECT_EQ(json_of(served.get("/weight_info")), expected);
   served.service.change_info([](generation::ServiceInfo& info) { info.has_weights = false; });
   for (const json& value : json_of(served.get("/weight_info"))) EXPECT_EQ(value, nullptr);
-}
-
-TEST(Control, ALabelMustBeShortText) {
-  const Served served;
-  const auto label = [&](const std::string& body) {
-    return served.post("/update_weight_version", body);
-  };
-  expect_error(label(""), 400, "new_version: it is not there or not text");
-  expect_error(label("{}"), 400, R"(expected {"new_version": "..."})");
-  expect_error(label(R"({"new_version": 7})"), 400, "new_version: it is not there or not text");
-  expect_error(label("[]"), 400, "the body is not a JSON object; expected one");
-  expect_error(label("{\"new_version"), 400, "the body is not a JSON object");
-  expect_error(label(R"({"new_version": ""})"), 400, "it has 0 bytes; expected 1 to 256");
-  expect_error(label(R"({"new_version": ")" + std::string(257, 'a') + "\"}"), 400,
-               "it has 257 bytes; expected 1 to 256");
-  expect_error(label(std::string(5000, ' ')), 400, "the body has 5000 bytes; at most");
-  EXPECT_EQ(json_of(served.get("/weight_info"))["weight_version"], "1.7");
 }
 
 TEST(Control, StatsAreThoseOfTheScheduler) {
@@ -125,8 +85,6 @@ TEST(Pause, ReadsItsQuery) {
       {"?mode=wait&timeout_s=0.25&clear_cache=0", PauseMode::kWait, false, 250},
       {"?mode=keep", PauseMode::kKeep, false, 60'000},
       {"?mode=keep&clear_cache=True&timeout_s=600", PauseMode::kKeep, true, 600'000},
-      {"?wait_for_inflight_requests=true", PauseMode::kWait, true, 60'000},
-      {"?wait_for_inflight_requests=false", PauseMode::kAbort, true, 60'000},
   };
   for (const PauseCase& expected : cases) {
     Served served;
@@ -150,7 +108,6 @@ TEST(Pause, RefusesAQueryThatItDoesNotUnderstand) {
                  "timeout_s: it is '" + std::string(bad) +
                      "'; expected a number above 0 and at "
                      "most 600");
-  expect_error(pause("wait_for_inflight_requests=x"), 400, "wait_for_inflight_requests: it is");
   EXPECT_FALSE(served.service.pause_seen());
 }
 
@@ -174,71 +131,18 @@ TEST(Pause, ThatWaitsInVainTellsWhatStillRuns) {
   EXPECT_EQ(json_of(served.post("/pause?mode=wait")), (json{{"status", "paused"}}));
 }
 
-// Runs completions that wait for a step, under these names.
-struct Waiting {
-  Waiting(Served& served, const std::vector<std::string>& names) {
-    for (const std::string& name : names)
-      clients.emplace_back([&served, name] {
-        const json choice =
-            json_of(served.complete({{"prompt", "ab"}, {"request_id", name}})).at("choices").at(0);
-        EXPECT_EQ(choice.at("finish_reason"), "abort") << name;
-      });
-    served.service.wait_submitted(names.size());
-  }
-  void join() {
-    for (std::thread& client : clients) client.join();
-  }
-  std::vector<std::thread> clients;
-};
-
-TEST(AbortRequests, EndsThoseThatAreNamed) {
-  Served served;
-  served.service.hold();
-  Waiting waiting(served, {"one", "two", "three"});
-  EXPECT_EQ(json_of(served.post("/abort_requests", R"({"request_ids": ["one", "cmpl-two"]})")),
-            (json{{"unknown", json::array()}}));
-  waiting.clients[0].join();
-  waiting.clients[1].join();
-  EXPECT_EQ(served.service.stats().running, 1U);
-  EXPECT_EQ(json_of(served.post("/abort_requests", R"({"request_ids": ["one", "four"]})")),
-            (json{{"unknown", {"one", "four"}}}));
-  EXPECT_EQ(served.service.stats().running, 1U);
-  EXPECT_EQ(json_of(served.post("/abort_requests")), (json{{"unknown", json::array()}}));
-  waiting.clients[2].join();
-}
-
-TEST(AbortRequests, WithoutNamesEndsAll) {
-  for (const std::string body : {"", "{}", R"({"request_ids": []})"}) {
-    Served served;
-    served.service.hold();
-    Waiting waiting(served, {"one", "two"});
-    EXPECT_EQ(json_of(served.post("/abort_requests", body)), (json{{"unknown", json::array()}}));
-    waiting.join();
-  }
-}
-
-TEST(AbortRequests, RefusesWhatIsNoListOfNames) {
-  Served served;
-  served.service.hold();
-  Waiting waiting(served, {"one"});
-  for (const std::string body : {R"({"ids": ["one"]})", R"({"request_ids": "one"})",
-                                 R"({"request_ids": [1]})", R"({"request_ids": null})"})
-    expect_error(served.post("/abort_requests", body), 400,
-                 "request_ids: expected a list of ids, each text, and 4096 at most");
-  expect_error(served.post("/abort_requests", "7"), 400, "the body is not a JSON object");
-  EXPECT_EQ(served.service.stats().running, 1U);
-  served.service.abort({});
-  waiting.join();
-}
-
 TEST(ResetPrefixCache, TellsWhetherAllOfItIsGone) {
   Served served;
   EXPECT_EQ(json_of(served.post("/reset_prefix_cache")), (json{{"success", true}}));
   served.service.hold();
-  Waiting waiting(served, {"one"});
+  std::thread client([&] {
+    const json choice = json_of(served.complete({{"prompt", "ab"}})).at("choices").at(0);
+    EXPECT_EQ(choice.at("finish_reason"), "abort");
+  });
+  served.service.wait_submitted(1);
   EXPECT_EQ(json_of(served.post("/reset_prefix_cache")), (json{{"success", false}}));
   served.service.abort({});
-  waiting.join();
+  client.join();
 }
 
 }  // namespace

@@ -160,11 +160,11 @@ TEST(ServerFaults, RequestsThatComeTogetherAreAnsweredInTheirOrder) {
   const Served served;
   RawClient client(served.port());
   client.send("GET /is_paused HTTP/1.1\r\n\r\n" + raw_post("/resume", "{}") +
-              "GET /get_world_size HTTP/1.1\r\nConnection: close\r\n\r\n");
+              "GET /weight_info HTTP/1.1\r\nConnection: close\r\n\r\n");
   const std::string got = client.read_all();
   const std::size_t first = got.find("is_paused");
   const std::size_t second = got.find("resumed");
-  const std::size_t third = got.find("world_size");
+  const std::size_t third = got.find("weight_version");
   ASSERT_NE(third, std::string::npos) << got;
   EXPECT_LT(first, second);
   EXPECT_LT(second, third);

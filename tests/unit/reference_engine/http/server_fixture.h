@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "inference_side/reference_engine/http/http_server.h"
+#include "inference_side/reference_engine/http/completion_server.h"
 #include "tests/unit/observe/http/raw_client.h"
 #include "tests/unit/reference_engine/http/reversing_service.h"
 
@@ -26,10 +26,10 @@ namespace wsync::engine::http::test {
 
 struct Served {
   explicit Served(ReversingService::Options service_options = {.info = tiny_model()},
-                  HttpServerOptions options = {})
+                  CompletionServerOptions options = {})
       : service(std::move(service_options)) {
     options.port = 0;
-    server = HttpServer::create(options, service).value();
+    server = CompletionServer::create(options, service).value();
     server->start();
   }
 
@@ -48,7 +48,7 @@ struct Served {
   }
 
   ReversingService service;
-  std::unique_ptr<HttpServer> server;  // before the service
+  std::unique_ptr<CompletionServer> server;  // before the service
 };
 
 [[nodiscard]] inline nlohmann::json json_of(const httplib::Result& result) {

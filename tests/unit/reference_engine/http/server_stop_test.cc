@@ -10,15 +10,16 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-Result<std::unique_ptr<HttpServer>> try_to_serve(ReversingService& service, const std::string& host,
-                                                 std::uint16_t port) {
-  HttpServerOptions options;
+Result<std::unique_ptr<CompletionServer>> try_to_serve(ReversingService& service,
+                                                       const std::string& host,
+                                                       std::uint16_t port) {
+  CompletionServerOptions options;
   options.host = host;
   options.port = port;
-  return HttpServer::create(options, service);
+  return CompletionServer::create(options, service);
 }
 
-void expect_no_server(const Result<std::unique_ptr<HttpServer>>& server, ErrorCode code,
+void expect_no_server(const Result<std::unique_ptr<CompletionServer>>& server, ErrorCode code,
                       const std::string& sentence) {
   ASSERT_FALSE(server);
   EXPECT_EQ(server.error().code(), code) << server.error().message();
@@ -62,9 +63,9 @@ TEST(Listening, AnAddressMustBeOneOfThisHost) {
 
 TEST(Listening, NobodyIsAnsweredWithoutThreads) {
   ReversingService service({.info = tiny_model()});
-  HttpServerOptions options;
+  CompletionServerOptions options;
   options.threads = 0;
-  expect_no_server(HttpServer::create(options, service), ErrorCode::kInvalidInput,
+  expect_no_server(CompletionServer::create(options, service), ErrorCode::kInvalidInput,
                    "threads is 0; expected 1 or more");
 }
 

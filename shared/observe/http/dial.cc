@@ -1,4 +1,4 @@
-#include "trainer_side/rollout/dial.h"
+#include "shared/observe/http/dial.h"
 
 #include <algorithm>
 #include <array>
@@ -21,9 +21,10 @@
 #include <vector>
 
 #include "shared/base/format.h"
+#include "shared/base/unix_socket.h"
 #include "shared/weights/json_text.h"
 
-namespace wsync::rollout {
+namespace wsync::http {
 namespace {
 
 using std::chrono::milliseconds;
@@ -35,8 +36,8 @@ struct Address {
   socklen_t size = 0;
 };
 
-// A name while it is looked up. The resolver waits for its servers as long as it likes, and cannot
-// be told to end: it runs on a thread of its own, which may outlive who asked.
+// A name while it is looked up. The resolver waits for its servers as long as it likes and cannot
+// be stopped, so it runs on a thread of its own, which may outlive the caller.
 struct Lookup {
   Endpoint endpoint;
   UniqueFd done;  // readable at the end
@@ -62,7 +63,7 @@ int look_up(const Endpoint& endpoint, int flags, std::vector<Address>& found) {
   return error;
 }
 
-Result<std::vector<Address>> addresses_of(const Endpoint& endpoint, const Patience& patience) {
+Result<std::vector<Address>> addresses_of(const Endpoint& endpoint, const WaitLimit& limit) {
   std::vector<Address> numeric;
   if (look_up(endpoint, AI_NUMERICHOST, numeric) == 0) return numeric;
   const auto lookup = std::make_shared<Lookup>();
@@ -79,7 +80,7 @@ Result<std::vector<Address>> addresses_of(const Endpoint& endpoint, const Patien
                 fmt::format("cannot make a thread to look {} up: {}", quote_text(endpoint.host),
                             error.what()));
   }
-  WSYNC_TRY(wait_for(lookup->done.get(), POLLIN, patience, "looking its name up"));
+  WSYNC_TRY(wait_for(lookup->done.get(), POLLIN, limit, "looking its name up"));
   eventfd_t ended = 0;
   (void)::eventfd_read(lookup->done.get(), &ended);
   if (lookup->error != 0)
@@ -94,7 +95,7 @@ tl::unexpected<Error> not_connected(int error) {
               "cannot connect: " + std::error_code(error, std::generic_category()).message());
 }
 
-Result<UniqueFd> connect_to(const Address& address, const Patience& patience) {
+Result<UniqueFd> connect_to(const Address& address, const WaitLimit& limit) {
   UniqueFd socket(::socket(address.bytes.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket.valid()) return fail_errno("make a socket", errno);
   const int yes = 1;
@@ -102,7 +103,7 @@ Result<UniqueFd> connect_to(const Address& address, const Patience& patience) {
   const auto* to = reinterpret_cast<const sockaddr*>(&address.bytes);
   if (::connect(socket.get(), to, address.size) == 0) return socket;
   if (errno != EINPROGRESS && errno != EINTR) return not_connected(errno);
-  WSYNC_TRY(wait_for(socket.get(), POLLOUT, patience, "connecting"));
+  WSYNC_TRY(wait_for(socket.get(), POLLOUT, limit, "connecting"));
   int error = 0;
   socklen_t size = sizeof error;
   if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
@@ -132,7 +133,7 @@ Result<Endpoint> parse_url(const std::string& url) {
     const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
     return letter || c == '.' || (brackets ? c == ':' || c == '%' : c == '-' || c == '_');
   };
-  if (endpoint.host.empty() || endpoint.host.size() > kHostBytes ||
+  if (endpoint.host.empty() || endpoint.host.size() > kMaxHostBytes ||
       !std::all_of(endpoint.host.begin(), endpoint.host.end(), in_host))
     return wrong_url(url, "its host is no name and no address");
   if (!rest.starts_with(':')) return wrong_url(url, "it has no port");
@@ -145,11 +146,18 @@ Result<Endpoint> parse_url(const std::string& url) {
   return endpoint;
 }
 
-Result<> wait_for(int fd, short events, const Patience& patience, std::string_view doing) {
+std::string host_header(const Endpoint& endpoint) {
+  if (!endpoint.socket_path.empty()) return "localhost";
+  if (endpoint.host.find(':') != std::string::npos)
+    return fmt::format("[{}]:{}", endpoint.host, endpoint.port);
+  return fmt::format("{}:{}", endpoint.host, endpoint.port);
+}
+
+Result<> wait_for(int fd, short events, const WaitLimit& limit, std::string_view doing) {
   for (;;) {
     std::array<pollfd, 2> entries{pollfd{.fd = fd, .events = events, .revents = 0},
-                                  pollfd{.fd = patience.cancelled, .events = POLLIN, .revents = 0}};
-    const auto left = std::chrono::ceil<milliseconds>(patience.deadline - now()).count();
+                                  pollfd{.fd = limit.cancelled, .events = POLLIN, .revents = 0}};
+    const auto left = std::chrono::ceil<milliseconds>(limit.deadline - now()).count();
     const int ready = ::poll(
         entries.data(), entries.size(),
         static_cast<int>(std::clamp<std::int64_t>(left, 0, std::numeric_limits<int>::max())));
@@ -157,22 +165,22 @@ Result<> wait_for(int fd, short events, const Patience& patience, std::string_vi
     if (ready > 0 && entries[1].revents != 0)
       return fail(ErrorCode::kCancelled, fmt::format("cancelled while {}", doing));
     if (ready > 0) return {};
-    if (now() >= patience.deadline)
+    if (now() >= limit.deadline)
       return fail(ErrorCode::kDeadline, fmt::format("the time was over while {}", doing));
   }
 }
 
-Result<UniqueFd> dial(const Endpoint& endpoint, const Patience& patience) {
-  const auto addresses = WSYNC_TRY(addresses_of(endpoint, patience));
+Result<UniqueFd> dial(const Endpoint& endpoint, const WaitLimit& limit) {
+  if (!endpoint.socket_path.empty()) return connect_unix(endpoint.socket_path, limit.deadline);
+  const auto addresses = WSYNC_TRY(addresses_of(endpoint, limit));
   Result<UniqueFd> socket = not_connected(EADDRNOTAVAIL);
   for (std::size_t i = 0; i < addresses.size(); ++i) {
     // A share of the time for each, so that one that swallows packets does not hide the next.
-    const auto share =
-        (patience.deadline - now()) / static_cast<std::int64_t>(addresses.size() - i);
-    socket = connect_to(addresses[i], {.deadline = now() + share, .cancelled = patience.cancelled});
+    const auto share = (limit.deadline - now()) / static_cast<std::int64_t>(addresses.size() - i);
+    socket = connect_to(addresses[i], {.deadline = now() + share, .cancelled = limit.cancelled});
     if (socket || socket.error().code() == ErrorCode::kCancelled) break;
   }
   return socket;
 }
 
-}  // namespace wsync::rollout
+}  // namespace wsync::http

@@ -1,9 +1,9 @@
-#include "trainer_side/rollout/dial.h"
+#include "shared/observe/http/dial.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace wsync::rollout {
+namespace wsync::http {
 namespace {
 
 using testing::HasSubstr;
@@ -53,4 +53,4 @@ TEST(ParseUrl, WhatIsWrongIsNamed) {
 }
 
 }  // namespace
-}  // namespace wsync::rollout
+}  // namespace wsync::http

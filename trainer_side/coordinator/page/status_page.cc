@@ -1,5 +1,6 @@
-#include "shared/observe/status/status_report.h"
 #include "trainer_side/coordinator/page/status_page.h"
+
+#include "shared/observe/status/status_report.h"
 
 namespace wsync::page {
 namespace {

@@ -1,4 +1,4 @@
-#include "inference_side/reload/pipeline_model.h"
+#include "tests/unit/reload/pipeline_model.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,0 +1,254 @@
+#include "shared/observe/http/http_client.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <optional>
+#include <poll.h>
+#include <string_view>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <utility>
+
+#include "shared/base/format.h"
+#include "shared/observe/http/chunked_body.h"
+#include "shared/observe/http/http_message.h"
+#include "shared/weights/json_text.h"
+
+namespace wsync::http {
+namespace {
+
+constexpr std::size_t kReceiveBytes = 64 * limits::kKiB;
+constexpr std::string_view kDoingSend = "sending a question";
+constexpr std::string_view kDoingReceive = "waiting for its answer";
+constexpr std::size_t kVersionBytes = 9;  // "HTTP/1.1 "
+
+// Nothing can be read, and the peer has not hung up.
+bool is_quiet(int socket) {
+  pollfd entry{.fd = socket, .events = POLLIN, .revents = 0};
+  return ::poll(&entry, 1, 0) == 0;
+}
+
+tl::unexpected<Error> lost(std::string_view doing) {
+  return fail(ErrorCode::kPeerLost, fmt::format("it hung up while {}", doing));
+}
+
+tl::unexpected<Error> not_http() {
+  return fail(ErrorCode::kInvalidInput, "its answer is not HTTP as expected");
+}
+
+Result<> send_all(int socket, std::string_view text, const WaitLimit& limit) {
+  while (!text.empty()) {
+    const ssize_t n = ::send(socket, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n >= 0) {
+      text.remove_prefix(static_cast<std::size_t>(n));
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      WSYNC_TRY(wait_for(socket, POLLOUT, limit, kDoingSend));
+    } else if (errno != EINTR) {
+      return lost(kDoingSend);
+    }
+  }
+  return {};
+}
+
+// A response while it is read from a socket.
+class ResponseReader {
+ public:
+  ResponseReader(int socket, const WaitLimit& limit, std::uint64_t max_bytes)
+      : socket_(socket), limit_(limit), max_bytes_(max_bytes) {}
+
+  // Some of it has come.
+  [[nodiscard]] bool answered() const noexcept { return received_bytes_ > 0; }
+  // Another request can follow: the end of the response is known, and nothing came after it.
+  [[nodiscard]] bool can_be_kept() const noexcept {
+    return keeps_open_ && (chunked_ || length_) && used_ == received_.size();
+  }
+  Result<ClientResponse> read() {
+    ClientResponse response;
+    response.status = WSYNC_TRY(read_head());
+    if (response.status == 204 || response.status == 304) length_ = 0;
+    if (length_ && *length_ > max_bytes_) return too_long();
+    if (chunked_)
+      WSYNC_TRY(read_chunks(response.body));
+    else
+      WSYNC_TRY(read_plain(response.body));
+    return response;
+  }
+
+ private:
+  [[nodiscard]] tl::unexpected<Error> too_long() const {
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("its answer is longer than {}", counted(max_bytes_, "byte")));
+  }
+
+  // How many bytes have come; 0: the peer has closed.
+  Result<std::size_t> receive() {
+    received_.erase(0, used_);
+    used_ = 0;
+    std::array<char, kReceiveBytes> bytes;
+    for (;;) {
+      const ssize_t n = ::recv(socket_, bytes.data(), bytes.size(), MSG_DONTWAIT);
+      if (n >= 0) {
+        received_bytes_ += static_cast<std::uint64_t>(n);
+        if (received_bytes_ > max_bytes_) return too_long();
+        received_.append(bytes.data(), static_cast<std::size_t>(n));
+        return static_cast<std::size_t>(n);
+      }
+      if (errno == EINTR) continue;
+      if (errno != EAGAIN && errno != EWOULDBLOCK) return lost(kDoingReceive);
+      WSYNC_TRY(wait_for(socket_, POLLIN, limit_, kDoingReceive));
+    }
+  }
+  // The same where the response is not over yet.
+  Result<> receive_more() {
+    if (WSYNC_TRY(receive()) == 0) return lost(kDoingReceive);
+    return {};
+  }
+
+  // Its status.
+  Result<int> read_head() {
+    std::size_t end = std::string::npos;
+    while (end == std::string::npos && received_.size() <= kMaxResponseHeadBytes) {
+      WSYNC_TRY(receive_more());
+      end = received_.find(kHeadEnd);
+    }
+    if (end > kMaxResponseHeadBytes)
+      return fail(ErrorCode::kInvalidInput, fmt::format("the head of its answer is longer than {}",
+                                                        counted(kMaxResponseHeadBytes, "byte")));
+    std::string_view head = std::string_view(received_).substr(0, end + kLineEnd.size());
+    const std::string_view line = next_line(head);
+    // "HTTP/1.1 200 OK". What is not final, 1xx, was not asked for.
+    const bool http = line.starts_with("HTTP/1.1 ") || line.starts_with("HTTP/1.0 ");
+    if (!http || line.size() > kMaxStatusLineBytes || line.substr(kVersionBytes).starts_with('1'))
+      return fail(ErrorCode::kInvalidInput,
+                  fmt::format("its answer begins with {}; expected HTTP/1.1 and a status of 200 "
+                              "or more",
+                              quote_text(line.substr(0, 80))));
+    const std::string_view word =
+        line.substr(kVersionBytes, line.find(' ', kVersionBytes) - kVersionBytes);
+    const auto status = whole_number(word);
+    if (word.size() != 3 || !status) return not_http();
+    keeps_open_ = line.starts_with("HTTP/1.1 ");
+    while (!head.empty())
+      if (!add_header(next_line(head))) return not_http();
+    used_ = end + kHeadEnd.size();
+    return static_cast<int>(*status);
+  }
+  static std::string_view next_line(std::string_view& head) {
+    const std::size_t end = head.find(kLineEnd);
+    const std::string_view line = head.substr(0, end);
+    head.remove_prefix(end + kLineEnd.size());
+    return line;
+  }
+  // False: it is no header, or the end of the body is not certain.
+  bool add_header(std::string_view line) {
+    const std::size_t colon = line.find(':');
+    if (colon == std::string_view::npos) return false;
+    const std::string_view name = line.substr(0, colon);
+    const std::string_view value = trimmed(line.substr(colon + 1));
+    if (same_word(name, "Connection") && same_word(value, "close")) keeps_open_ = false;
+    const bool framed = chunked_ || length_.has_value();
+    if (same_word(name, "Content-Length")) {
+      length_ = whole_number(value);
+      return length_ && !framed;
+    }
+    if (same_word(name, "Transfer-Encoding")) {
+      chunked_ = same_word(value, "chunked");
+      return chunked_ && !framed;
+    }
+    return true;
+  }
+
+  Result<> read_plain(std::string& body) {
+    for (;;) {
+      std::string_view piece = std::string_view(received_).substr(used_);
+      if (length_) piece = piece.substr(0, *length_ - body.size());
+      body += piece;
+      used_ += piece.size();
+      if (length_ && body.size() == *length_) return {};
+      // Without a length the body ends with the connection.
+      if (WSYNC_TRY(receive()) == 0) {
+        if (length_) return lost(kDoingReceive);
+        return {};
+      }
+    }
+  }
+  Result<> read_chunks(std::string& body) {
+    ChunkedBody chunks(max_bytes_);
+    for (;;) {
+      used_ += chunks.take(std::string_view(received_).substr(used_), body);
+      switch (chunks.state()) {
+        case ChunkedBody::State::kEnd:
+          return {};
+        case ChunkedBody::State::kTooLarge:
+          return too_long();
+        case ChunkedBody::State::kBad:
+          return not_http();
+        case ChunkedBody::State::kMore:
+          break;
+      }
+      WSYNC_TRY(receive_more());
+    }
+  }
+
+  int socket_;
+  WaitLimit limit_;
+  std::uint64_t max_bytes_;
+  std::uint64_t received_bytes_ = 0;
+  std::string received_;
+  std::size_t used_ = 0;  // bytes of it
+  bool keeps_open_ = false;
+  bool chunked_ = false;
+  std::optional<std::uint64_t> length_;
+};
+
+}  // namespace
+
+HttpClient::HttpClient(Endpoint endpoint, UniqueFd cancelled)
+    : endpoint_(std::move(endpoint)), cancelled_(std::move(cancelled)) {}
+
+Result<std::unique_ptr<HttpClient>> HttpClient::create(Endpoint endpoint) {
+  UniqueFd cancelled(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!cancelled.valid()) return fail_errno("make an eventfd", errno);
+  return std::unique_ptr<HttpClient>(new HttpClient(std::move(endpoint), std::move(cancelled)));
+}
+
+void HttpClient::cancel() noexcept { (void)::eventfd_write(cancelled_.get(), 1); }
+
+std::string HttpClient::text_of(const ClientRequest& request) const {
+  const bool get = request.body.empty();
+  std::string text = fmt::format("{} {} HTTP/1.1\r\nHost: {}\r\n", get ? "GET" : "POST",
+                                 request.path, host_header(endpoint_));
+  if (!get)
+    text += fmt::format("Content-Type: application/json\r\nContent-Length: {}\r\n",
+                        request.body.size());
+  return text + "\r\n" + request.body;
+}
+
+Result<ClientResponse> HttpClient::ask(const ClientRequest& request) {
+  if (!is_quiet(cancelled_.get()))
+    return fail(ErrorCode::kCancelled, "cancelled before it was asked");
+  // A server says nothing between requests: what can be read is the end, or not an answer.
+  if (socket_.valid() && !is_quiet(socket_.get())) socket_.reset();
+  const bool kept = socket_.valid();
+  bool answered = false;
+  auto response = ask_once(request, answered);
+  // The server may have closed it at the moment when it was used.
+  if (!response && kept && !answered && response.error().code() == ErrorCode::kPeerLost)
+    response = ask_once(request, answered);
+  return response;
+}
+
+Result<ClientResponse> HttpClient::ask_once(const ClientRequest& request, bool& answered) {
+  const WaitLimit limit{.deadline = request.deadline, .cancelled = cancelled_.get()};
+  UniqueFd socket = std::move(socket_);
+  if (!socket.valid()) socket = WSYNC_TRY(dial(endpoint_, limit));
+  WSYNC_TRY(send_all(socket.get(), text_of(request), limit));
+  ResponseReader reader(socket.get(), limit, request.max_bytes);
+  auto response = reader.read();
+  answered = reader.answered();
+  if (response && reader.can_be_kept()) socket_ = std::move(socket);
+  return response;
+}
+
+}  // namespace wsync::http

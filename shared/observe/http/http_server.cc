@@ -1,0 +1,204 @@
+#include "shared/observe/http/http_server.h"
+
+#include <algorithm>
+#include <cctype>
+#include <exception>
+#include <utility>
+
+#include "shared/base/check.h"
+#include "shared/base/format.h"
+#include "shared/base/log.h"
+#include "shared/weights/json_text.h"
+
+namespace wsync::http {
+namespace {
+
+std::string too_large_sentence() {
+  return fmt::format("the body is larger than {} bytes; send less in one request", kMaxBodyBytes);
+}
+
+// By the one Host header, with or without a port.
+bool names_this_host(const Request& request) {
+  if (request.count_headers("Host") != 1) return false;
+  std::string host = *request.header("Host");
+  const std::size_t colon = host.rfind(':');
+  if (colon != std::string::npos && host.find(']', colon) == std::string::npos) host.resize(colon);
+  std::ranges::transform(host, host.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return is_loopback(host);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<HttpServer>> HttpServer::create(Listener listener, std::vector<Route> routes,
+                                                       ErrorPage error_page,
+                                                       HttpServerOptions options) {
+  const std::size_t threads = options.threads;
+  const ServerLimits limits = options.limits;
+  std::unique_ptr<HttpServer> server(
+      new HttpServer(std::move(routes), std::move(error_page), std::move(options)));
+  server->acceptor_ = WSYNC_TRY(Acceptor::create(
+      std::move(listener), threads,
+      [self = server.get()](Connection& connection) { return self->serve(connection); }, limits));
+  return server;
+}
+
+HttpServer::HttpServer(std::vector<Route> routes, ErrorPage error_page, HttpServerOptions options)
+    : routes_(std::move(routes)), error_page_(std::move(error_page)), options_(std::move(options)) {
+  for (const Route& route : routes_)
+    WSYNC_CHECK(route.method == "GET" || route.method == "POST", "routes are of GET or POST");
+}
+
+void HttpServer::set_error(Response& response, int status, std::string_view message,
+                           std::string_view code) const {
+  Page page = error_page_(status, message, code);
+  response.status = status;
+  response.stream = nullptr;
+  response.set_content(std::move(page.body), page.type);
+}
+
+// Answers the requests that the connection has. False: it has ended.
+bool HttpServer::serve(Connection& connection) {
+  do {
+    switch (connection.read_head()) {
+      case Connection::Next::kGone:
+        return false;
+      case Connection::Next::kRefused:
+        refuse(connection);
+        return false;
+      case Connection::Next::kRequest:
+        break;
+    }
+    if (!answer(connection)) return false;
+  } while (connection.has_more());
+  return true;
+}
+
+void HttpServer::refuse(Connection& connection) const {
+  Response response;
+  set_error(response, connection.head().status, connection.head().sentence);
+  if (connection.send_all(head_of(response, false, true, true) + response.body))
+    connection.linger();
+}
+
+// False: no request follows on this connection.
+bool HttpServer::answer(Connection& connection) {
+  Exchange exchange{
+      .request = connection.head().request, .response = {}, .connection = connection, .body = {}};
+  try {
+    handle(exchange);
+    if (!send(exchange) || connection.stopping()) return false;
+  } catch (const std::exception& error) {
+    log_error("an HTTP response ended with an exception: {}", error.what());
+    return false;
+  }
+  if (!connection.reusable()) {
+    connection.linger();
+    return false;
+  }
+  return connection.head().keeps_open;
+}
+
+void HttpServer::handle(Exchange& exchange) const {
+  const Route* route = find_route(exchange);
+  if (route == nullptr || (route->method == "POST" && !read_body(exchange))) return;
+  std::string problem;
+  try {
+    route->handle(exchange);
+    return;
+  } catch (const std::exception& error) {
+    problem = error.what();
+  } catch (...) {
+    problem = "of no known kind";
+  }
+  log_error("an HTTP request ended with an exception: {}", problem);
+  set_error(exchange.response, 500, "an internal error; the log of this process has more",
+            "internal_error");
+}
+
+// Null: the response says why.
+const Route* HttpServer::find_route(Exchange& exchange) const {
+  const Request& request = exchange.request;
+  // A browser names the page that a request comes from. No page has business here.
+  if (request.header("Origin")) {
+    set_error(exchange.response, 403, "this server answers no requests of web pages (Origin)");
+    return nullptr;
+  }
+  if (options_.loopback_only && !names_this_host(request)) {
+    set_error(exchange.response, 403,
+              fmt::format("Host is {}; expected localhost or a loopback address",
+                          quote_text(request.header("Host").value_or(""))));
+    return nullptr;
+  }
+  const std::string_view method =
+      request.method == "HEAD" ? "GET" : std::string_view(request.method);
+  std::string allowed;
+  for (const Route& route : routes_) {
+    if (route.path != request.path) continue;
+    if (route.method == method) return &route;
+    allowed = route.method == "GET" ? "GET, HEAD" : route.method;
+  }
+  if (allowed.empty()) {
+    set_error(exchange.response, 404, fmt::format("there is no {} here", quote_text(request.path)),
+              "not_found");
+    return nullptr;
+  }
+  exchange.response.set_header("Allow", allowed);
+  set_error(exchange.response, 405,
+            fmt::format("{} is asked for with {}; expected {}", quote_text(request.path),
+                        request.method, allowed),
+            "method_not_allowed");
+  return nullptr;
+}
+
+// False: the response says why.
+bool HttpServer::read_body(Exchange& exchange) const {
+  switch (exchange.connection.read_body(exchange.body)) {
+    case Connection::BodyEnd::kWhole:
+      return true;
+    case Connection::BodyEnd::kTooLarge:
+      set_error(exchange.response, 413, too_large_sentence());
+      return false;
+    case Connection::BodyEnd::kBroken:
+      set_error(exchange.response, 400, "the body ended early, came too slowly or had a bad chunk");
+      return false;
+  }
+  return false;
+}
+
+std::string HttpServer::head_of(const Response& response, bool chunked, bool sized,
+                                bool closes) const {
+  std::string head =
+      fmt::format("HTTP/1.1 {} {}\r\n", response.status, reason_phrase(response.status));
+  for (const auto& [name, value] : response.headers) head += fmt::format("{}: {}\r\n", name, value);
+  for (const auto& [name, value] : options_.headers)
+    if (!response.has_header(name)) head += fmt::format("{}: {}\r\n", name, value);
+  if (!response.type.empty()) head += fmt::format("Content-Type: {}\r\n", response.type);
+  if (sized) head += fmt::format("Content-Length: {}\r\n", response.body.size());
+  if (chunked) head += "Transfer-Encoding: chunked\r\n";
+  if (closes) head += "Connection: close\r\n";
+  return head + "\r\n";
+}
+
+// False: the client did not get all of it.
+bool HttpServer::send(Exchange& exchange) const {
+  const Response& response = exchange.response;
+  Connection& connection = exchange.connection;
+  const bool streams = response.stream != nullptr;
+  const bool chunked = streams && !exchange.request.http_1_0;
+  // An old client recognizes the end of a stream by the end of the connection.
+  if (streams && !chunked) connection.close_after();
+  const bool closes = !connection.reusable() || !connection.head().keeps_open;
+  std::string head = head_of(response, chunked, !streams, closes);
+  if (exchange.request.method == "HEAD") return connection.send_all(head);
+  if (!streams) return connection.send_all(head + response.body);
+  if (!connection.send_all(head)) return false;
+  const bool complete = response.stream([&](std::string_view piece) {
+    // An empty chunk would end the body.
+    if (piece.empty() || !chunked) return connection.send_all(piece);
+    return connection.send_all(fmt::format("{:x}\r\n{}\r\n", piece.size(), piece));
+  });
+  return complete && (!chunked || connection.send_all("0\r\n\r\n"));
+}
+
+}  // namespace wsync::http
