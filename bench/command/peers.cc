@@ -92,12 +92,8 @@ Result<SuiteOutcome> bench_peers(const PeersArguments& arguments,
         return bench::require_peers_memory(bytes, options.engines);
       }));
   options.checkpoints = std::move(checkpoints.directories);
-  const auto result = WSYNC_TRY(bench::run_peers_bench(
-      options, interrupt, [&line](std::string_view name, unsigned done, unsigned total) {
-        line.update(fmt::format("{} ({} of {})", name, done, total), 0, 0, now());
-      }));
-  SuiteOutcome made{.outcome = {.result = bench::to_json(result), .text = bench::to_text(result)},
-                    .suite = bench::to_suite(result)};
+  const auto result = WSYNC_TRY(bench::run_peers_bench(options, interrupt, show_turns(line)));
+  SuiteOutcome made = suite_outcome(result);
   WSYNC_TRY(write_picture(arguments.svg, made.suite, interrupt));
   tell_model(arguments.model, made);
   for (const std::string& note : notes) {

@@ -112,8 +112,7 @@ Result<SuiteOutcome> bench_scale(const ScaleArguments& arguments,
   WSYNC_TRY(check_picture(arguments.svg, interrupt));
   const auto options = WSYNC_TRY(read_options(arguments));
   const auto result = WSYNC_TRY(bench::run_scale_bench(options));
-  SuiteOutcome made{.outcome = {.result = bench::to_json(result), .text = bench::to_text(result)},
-                    .suite = bench::to_suite(result)};
+  SuiteOutcome made = suite_outcome(result);
   WSYNC_TRY(write_picture(arguments.svg, made.suite, interrupt));
   return made;
 }

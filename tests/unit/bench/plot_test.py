@@ -467,6 +467,12 @@ class Plots(unittest.TestCase):
         (name,) = [text for text in texts(plot_named("baseline", run)) if text.startswith("xx")]
         self.assertTrue(len(name) < 100 and name.endswith("…"))
 
+    def test_a_legend_that_is_wide_takes_rows(self):
+        for length, columns in ((5, 3), (20, 2), (60, 1)):
+            lines = [plot.Line(letter * length, "red", [(1, 1), (2, 2)]) for letter in "abc"]
+            figure = plot.line_plot("t", lines, "x", "y", x_log=False, y_log=False, ticks=[(1, "1")])
+            self.assertEqual(figure.axes[0].get_legend()._ncols, columns)
+
     def test_nothing_is_cut_off(self):
         cases = [seconds(f"paused, Kimi-K2, {gpus} GPUs", [2.5], [1]) for gpus in (8, 16, 10000)]
         runs = [sync_run("a", 1 << 20), sync_run("b", 64 << 20), run_of(cases, "scale"),
@@ -490,6 +496,28 @@ class Plots(unittest.TestCase):
     def test_a_users_own_style_has_no_say(self):
         with matplotlib.rc_context({"lines.marker": "x", "axes.facecolor": "black"}):
             self.assertEqual(plot.new_figure("t", 2).add_subplot().get_facecolor(), (1, 1, 1, 1))
+
+
+class Pictures(unittest.TestCase):
+    """The pictures of --svg."""
+
+    def test_who_did_not_take_part_is_named_in_the_picture_of_peers(self):
+        peer = {"title": "raw file", "rounds": [8, 16], "skipped": "", "failed": ""}
+        details = {"machine": {"cpu": "a", "cores": 2, "virtual_machine": True}, "bytes": 1000, "engines": 2, "rounds": 2,
+                   "floor": {"rounds": [1, 2]}, "wsync": {"rounds": [4, 4], "paused_s": {"median": 0.625}},
+                   "peers": [peer, peer | {"title": "safetensors", "rounds": [], "skipped": "no torch"},
+                             peer | {"title": "disk", "rounds": [40], "failed": "round 2: engine 1: out of <memory>"}]}
+        figure = plot.peers_picture(Suite("peers", {}, [], [], details))
+        self.assertNotIn("<memory>", plot.svg_of(figure, "p", "p"))
+        found = " ".join(texts(plot.Plot("p", "p", figure)))
+        for text in ("skipped: no torch", "3.0 x wsync", "failed in round 2", "safetensors", "1000 B", "2 engines", "625.0 ms"):
+            self.assertIn(text, found)
+
+    def test_the_picture_of_scale_has_a_panel_of_each_model(self):
+        cases = [seconds(f"paused, {model}, {gpus} GPUs", [2], [1]) for model in "ABC" for gpus in (8, 16)]
+        figure = plot.scale_picture(Suite("scale", {}, cases, []))
+        self.assertEqual([axes.get_title("left") for axes in figure.axes if axes.get_visible()], ["A", "B", "C"])
+        self.assertIsNone(plot.scale_picture(Suite("scale", {}, [], [])))
 
 
 class Commands(unittest.TestCase):
