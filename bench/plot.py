@@ -46,7 +46,7 @@ class MissingPackage(Exception):
 
 
 def require(modules: dict[str, str], purpose: str) -> None:
-    """Imports `modules` (module -> Debian's package), or raises MissingPackage with all that are missing."""
+    """Imports `modules` (module -> Debian's package), or raises MissingPackage with all that cannot be imported."""
     missing = []
     for module in modules:
         try:
@@ -55,7 +55,8 @@ def require(modules: dict[str, str], purpose: str) -> None:
             missing.append(module)
     if missing:
         packages = " ".join(modules[module] for module in missing)
-        raise MissingPackage(f"{purpose} needs the Python package{'s' * (len(missing) > 1)} {' and '.join(missing)}, which "
+        names = " and ".join(module.partition(".")[0] for module in missing)
+        raise MissingPackage(f"{purpose} needs the Python package{'s' * (len(missing) > 1)} {names}, which "
                              f"{sys.executable} does not have; on Debian: apt-get install {packages}")
 
 
@@ -1288,8 +1289,8 @@ def report_page(runs: Sequence[Run], plots: Sequence[Plot], known: dict[str, dic
 # ---------------------------------------------------------------------------------------------------------------------
 # Commands
 
-DRAWING = {"matplotlib": "python3-matplotlib"}
-STATISTICS = {"numpy": "python3-numpy", "scipy": "python3-scipy"}
+DRAWING = {"matplotlib.figure": "python3-matplotlib"}
+STATISTICS = {"numpy": "python3-numpy", "scipy.stats": "python3-scipy"}
 
 
 def write(folder: str, name: str, text: str) -> None:
