@@ -29,10 +29,7 @@ Result<SuiteOutcome> bench_baseline(BaselineArguments arguments,
   const auto directory = WSYNC_TRY(bench::TemporaryDirectory::create(arguments.directory));
   arguments.options.directory = directory.path();
   trace::ProgressLine line;
-  auto suite = WSYNC_TRY(bench::run_baseline_bench(
-      arguments.options, interrupt, [&line](std::string_view name, unsigned done, unsigned total) {
-        line.update(fmt::format("{} ({} of {})", name, done, total), 0, 0, now());
-      }));
+  auto suite = WSYNC_TRY(bench::run_baseline_bench(arguments.options, interrupt, show_turns(line)));
   const bench::Machine machine = bench::this_machine();
   std::string text = fmt::format(
       "{}\n{}; {}; huge pages {}, of shared memory {}\n{} in each measurement, {} rounds, every "

@@ -75,6 +75,12 @@ Result<bool> BenchRun::write(const std::vector<bench::SuiteResult>& suites) cons
   return true;
 }
 
+bench::OnTurn show_turns(trace::ProgressLine& line) {
+  return [&line](std::string_view name, unsigned done, unsigned total) {
+    line.update(fmt::format("{} ({} of {})", name, done, total), 0, 0, now());
+  };
+}
+
 void add_bench_options(CLI::App& command, BenchRun& run) {
   command
       .add_option(

@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "bench/harness/child.h"
+#include "bench/harness/paired.h"
 #include "bench/harness/result.h"
 #include "shared/command/context.h"
+#include "shared/observe/trace/progress.h"
 
 namespace wsync::cli {
 
@@ -28,6 +30,15 @@ struct SuiteOutcome {
   Outcome outcome;
   bench::SuiteResult suite;
 };
+// Of a suite's own result, by the functions of its report.h.
+template <typename Measured>
+[[nodiscard]] SuiteOutcome suite_outcome(const Measured& result) {
+  return {.outcome = {.result = to_json(result), .text = to_text(result)},
+          .suite = to_suite(result)};
+}
+
+// Shows on `line`, which must outlive it, who is measured.
+[[nodiscard]] bench::OnTurn show_turns(trace::ProgressLine& line);
 
 // Thread: one. Suites are added while the line is parsed and run when all of it is.
 class BenchRun {

@@ -1,10 +1,10 @@
 // `wsync bench list` and `wsync bench compare`.
-#include "bench/compare/compare.h"
-
+#include <algorithm>
 #include <memory>
 
 #include "bench/command/bench_command.h"
 #include "bench/command/bench_run.h"
+#include "bench/command/plot_program.h"
 #include "bench/harness/catalogue.h"
 #include "bench/harness/read_result.h"
 #include "shared/base/format.h"
@@ -37,25 +37,33 @@ Outcome bench_list() {
   return outcome;
 }
 
+constexpr double kFactorMax = 100;
+
 struct CompareArguments {
   std::string a;
   std::string b;
-  double factor = bench::kFactorDefault;
+  double factor = 1.05;
 };
 
 Result<Outcome> bench_compare(const CompareArguments& arguments) {
-  const auto a = WSYNC_TRY(bench::read_result(arguments.a));
-  const auto b = WSYNC_TRY(bench::read_result(arguments.b));
-  const auto comparison = WSYNC_TRY(bench::compare(a, b, arguments.factor));
-  const std::size_t worse = comparison.count(bench::Verdict::kSlower);
-  Outcome outcome{.result = bench::to_json(comparison), .text = bench::to_text(comparison)};
-  if (comparison.count(bench::Verdict::kTooFew) == comparison.cases.size()) {
+  for (const std::string& path : {arguments.a, arguments.b}) WSYNC_TRY(bench::read_result(path));
+  const auto interrupt = WSYNC_TRY(bench::Interrupt::create());
+  auto printed = WSYNC_TRY(run_plot_program(
+      {"compare", "--factor", fmt::format("{}", arguments.factor), "--", arguments.a, arguments.b},
+      interrupt));
+  Outcome outcome{.result = std::move(printed["result"]),
+                  .text = printed["text"].get<std::string>()};
+  const auto is_too_few = [](const nlohmann::json& one) {
+    return one["verdict"] == "too few rounds to tell";
+  };
+  if (std::ranges::all_of(outcome.result["cases"], is_too_few)) {
     outcome.complaint =
         "wsync bench compare: no case has enough rounds to tell anything: measure both anew with "
         "more (--repeats)";
     outcome.exit_code = kExitBadInput;
     return outcome;
   }
+  const auto worse = outcome.result["worse"].get<std::size_t>();
   if (worse == 0) return outcome;
   outcome.complaint = fmt::format("wsync bench compare: {} became worse", counted(worse, "case"));
   outcome.exit_code = kExitFailed;
@@ -88,7 +96,7 @@ void add_bench_compare(CLI::App& parent, Context& context, BenchRun& run) {
   command
       ->add_option("--factor", arguments->factor,
                    "Medians that differ by less are the same (default: 1.05)")
-      ->check(CLI::Range(1.0, bench::kFactorMax));
+      ->check(CLI::Range(1.0, kFactorMax));
   command->callback([&run, arguments] {
     run.add_alone("compare", [arguments] { return bench_compare(*arguments); });
   });

@@ -84,12 +84,9 @@ Result<SuiteOutcome> bench_gpu(GpuArguments arguments, const bench::Interrupt& i
   arguments.options.directory = directory.path();
   trace::ProgressLine line;
   WSYNC_TRY(make_checkpoints(arguments, arguments.options, line));
-  const auto result = WSYNC_TRY(bench::run_gpu_bench(
-      arguments.options, interrupt, [&line](std::string_view label, unsigned done, unsigned total) {
-        line.update(fmt::format("{} ({} of {})", label, done, total), 0, 0, now());
-      }));
-  return SuiteOutcome{.outcome = {.result = bench::to_json(result), .text = bench::to_text(result)},
-                      .suite = bench::to_suite(result)};
+  const auto result =
+      WSYNC_TRY(bench::run_gpu_bench(arguments.options, interrupt, show_turns(line)));
+  return suite_outcome(result);
 }
 
 // What the line's common options say of this suite.

@@ -6,7 +6,6 @@
 #include "bench/command/bench_run.h"
 #include "bench/harness/directory.h"
 #include "bench/overhead/report.h"
-#include "shared/base/format.h"
 #include "shared/command/programs.h"
 #include "shared/observe/trace/progress.h"
 
@@ -39,12 +38,8 @@ Result<SuiteOutcome> bench_overhead(const OverheadArguments& arguments,
                                            .bytes = checkpoints.bytes,
                                            .engines = arguments.engines,
                                            .rounds = arguments.rounds};
-  const auto result = WSYNC_TRY(bench::run_overhead_bench(
-      wanted, interrupt, [&line](std::string_view label, unsigned done, unsigned total) {
-        line.update(fmt::format("{} ({} of {})", label, done, total), 0, 0, now());
-      }));
-  SuiteOutcome made{.outcome = {.result = bench::to_json(result), .text = bench::to_text(result)},
-                    .suite = bench::to_suite(result)};
+  const auto result = WSYNC_TRY(bench::run_overhead_bench(wanted, interrupt, show_turns(line)));
+  SuiteOutcome made = suite_outcome(result);
   tell_model(arguments.model, made);
   return made;
 }

@@ -18,12 +18,6 @@ namespace {
 constexpr unsigned kPartRounds = 15;
 
 // Shows what is measured now.
-bench::OnTurn show_turns(trace::ProgressLine& line) {
-  return [&line](std::string_view name, unsigned done, unsigned total) {
-    line.update(fmt::format("{} ({} of {})", name, done, total), 0, 0, now());
-  };
-}
-
 // `measured`: "256 MiB in each measurement".
 SuiteOutcome part_outcome(bench::SuiteResult suite, const std::string& measured, unsigned rounds) {
   const bench::Machine machine = bench::this_machine();

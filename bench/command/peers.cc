@@ -5,6 +5,7 @@
 #include "bench/command/bench_checkpoints.h"
 #include "bench/command/bench_command.h"
 #include "bench/command/bench_run.h"
+#include "bench/command/plot_program.h"
 #include "bench/harness/directory.h"
 #include "bench/peers/copier.h"
 #include "bench/peers/report.h"
@@ -13,7 +14,6 @@
 #include "shared/command/programs.h"
 #include "shared/config/units.h"
 #include "shared/observe/trace/progress.h"
-#include "shared/observe/trace/text_file.h"
 
 namespace wsync::cli {
 namespace {
@@ -74,9 +74,7 @@ Result<std::vector<bench::FoundPeer>> find_or_install(const PeersArguments& argu
 
 Result<SuiteOutcome> bench_peers(const PeersArguments& arguments,
                                  const bench::Interrupt& interrupt) {
-  if (!arguments.svg.empty())
-    if (const auto checked = trace::check_text_file(arguments.svg); !checked)
-      return fail(checked.error().with_context("--svg"));
+  WSYNC_TRY(check_picture(arguments.svg, interrupt));
   WSYNC_TRY(check_peer_arguments(arguments));
   const auto directory = WSYNC_TRY(bench::TemporaryDirectory::create(arguments.directory));
   auto executable = WSYNC_TRY(find_wsync_program("wsync"));
@@ -94,14 +92,9 @@ Result<SuiteOutcome> bench_peers(const PeersArguments& arguments,
         return bench::require_peers_memory(bytes, options.engines);
       }));
   options.checkpoints = std::move(checkpoints.directories);
-  const auto result = WSYNC_TRY(bench::run_peers_bench(
-      options, interrupt, [&line](std::string_view name, unsigned done, unsigned total) {
-        line.update(fmt::format("{} ({} of {})", name, done, total), 0, 0, now());
-      }));
-  if (!arguments.svg.empty())
-    WSYNC_TRY(trace::write_text_file(arguments.svg, bench::to_svg(result)));
-  SuiteOutcome made{.outcome = {.result = bench::to_json(result), .text = bench::to_text(result)},
-                    .suite = bench::to_suite(result)};
+  const auto result = WSYNC_TRY(bench::run_peers_bench(options, interrupt, show_turns(line)));
+  SuiteOutcome made = suite_outcome(result);
+  WSYNC_TRY(write_picture(arguments.svg, made.suite, interrupt));
   tell_model(arguments.model, made);
   for (const std::string& note : notes) {
     made.outcome.text += "note: --install: " + note + "\n";

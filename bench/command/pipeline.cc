@@ -91,12 +91,8 @@ Result<SuiteOutcome> bench_pipeline(const PipelineArguments& arguments,
            .buffer_bytes = rates.given() ? std::min(*buffer, kLinkBufferMax) : *buffer,
            .rates = rates});
   trace::ProgressLine line;
-  const auto result = WSYNC_TRY(bench::run_pipeline_bench(
-      options, interrupt, [&line](std::string_view label, unsigned done, unsigned total) {
-        line.update(fmt::format("{} ({} of {})", label, done, total), 0, 0, now());
-      }));
-  return SuiteOutcome{.outcome = {.result = bench::to_json(result), .text = bench::to_text(result)},
-                      .suite = bench::to_suite(result)};
+  const auto result = WSYNC_TRY(bench::run_pipeline_bench(options, interrupt, show_turns(line)));
+  return suite_outcome(result);
 }
 
 }  // namespace

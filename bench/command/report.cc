@@ -1,14 +1,13 @@
 // `wsync bench report`: result files as a page.
-#include <cstdlib>
 #include <filesystem>
 #include <memory>
 
 #include "bench/command/bench_command.h"
 #include "bench/command/bench_run.h"
+#include "bench/command/plot_program.h"
+#include "bench/harness/catalogue.h"
+#include "bench/harness/directory.h"
 #include "bench/harness/read_result.h"
-#include "bench/page/page.h"
-#include "bench/page/picture_files.h"
-#include "bench/page/plots.h"
 #include "shared/base/format.h"
 #include "shared/observe/trace/progress.h"
 #include "shared/observe/trace/text_file.h"
@@ -47,76 +46,93 @@ Result<> check_files(const ReportArguments& arguments) {
   return {};
 }
 
-Result<std::vector<bench::ReportFile>> read_runs(const std::vector<std::string>& paths) {
-  std::vector<bench::ReportFile> runs;
-  for (const std::string& path : paths) {
-    auto file = WSYNC_TRY(bench::read_result(path));
-    runs.push_back(
-        {.name = std::filesystem::path(path).filename().string(), .file = std::move(file)});
-  }
-  return runs;
-}
-
-std::size_t cases_of(const std::vector<bench::ReportFile>& runs) {
+// Reads every file, so that a bad one is refused here with its place.
+Result<std::size_t> count_cases(const std::vector<std::string>& paths) {
   std::size_t cases = 0;
-  for (const bench::ReportFile& run : runs)
-    for (const bench::SuiteResult& suite : run.file.suites) cases += suite.cases.size();
-  return cases;
-}
-
-Result<bench::PictureFiles> write_plots(const std::vector<bench::Plot>& plots,
-                                        const std::string& directory) {
-  const auto interrupt = WSYNC_TRY(bench::Interrupt::create());
-  const char* path = std::getenv("PATH");
-  auto files = bench::write_pictures(plots, directory, path == nullptr ? "" : path, interrupt);
-  if (!files) return fail(files.error().with_context("--plots"));
-  return files;
-}
-
-Outcome outcome_of(const ReportArguments& arguments, const std::vector<bench::ReportFile>& runs,
-                   const std::vector<bench::Plot>& plots, std::size_t bytes) {
-  nlohmann::json drawn = nlohmann::json::array();
-  nlohmann::json left_out = nlohmann::json::array();
-  Outcome outcome;
-  outcome.text =
-      fmt::format("{}: {} of {}, {}\n", arguments.output, counted(cases_of(runs), "case"),
-                  counted(runs.size(), "result file"), trace::format_bytes(bytes));
-  for (const bench::Plot& plot : plots) {
-    if (!plot.svg.empty()) {
-      drawn.push_back({{"name", plot.id}, {"title", plot.title}});
-      outcome.text += fmt::format("  {}\n", plot.title);
-      continue;
-    }
-    left_out.push_back({{"name", plot.id}, {"title", plot.title}, {"command", plot.command}});
-    outcome.text += fmt::format("  left out, no data: {}; `{}`\n", plot.title, plot.command);
+  for (const std::string& path : paths) {
+    const auto file = WSYNC_TRY(bench::read_result(path));
+    for (const bench::SuiteResult& suite : file.suites) cases += suite.cases.size();
   }
-  outcome.result = {{"file", arguments.output},  {"bytes", bytes},
-                    {"results", runs.size()},    {"cases", cases_of(runs)},
-                    {"plots", std::move(drawn)}, {"left_out", std::move(left_out)}};
-  return outcome;
-}
-
-Result<Outcome> bench_report(const ReportArguments& arguments) {
-  WSYNC_TRY(check_files(arguments));
-  const auto runs = WSYNC_TRY(read_runs(arguments.results));
-  if (cases_of(runs) == 0)
+  if (cases == 0)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("{}: no case was measured: there is nothing to report; measure with "
                             "`wsync bench SUITE --output FILE`",
-                            fmt::join(arguments.results, ", ")));
-  const std::vector<bench::Plot> plots = bench::make_plots(runs);
-  const std::string page = bench::report_page(runs, plots);
-  if (auto written = trace::write_text_file(arguments.output, page); !written)
-    return fail(written.error().with_context("--output"));
-  Outcome outcome = outcome_of(arguments, runs, plots, page.size());
-  if (arguments.plots.empty()) return outcome;
-  const auto files = WSYNC_TRY(write_plots(plots, arguments.plots));
-  outcome.result["svg"] = files.svg;
-  outcome.result["png"] = files.png;
-  outcome.result["png_left_out"] = files.png_left_out;
-  outcome.text +=
-      fmt::format("{}: {} SVG, {} PNG\n", arguments.plots, files.svg.size(), files.png.size());
-  if (!files.png_left_out.empty()) outcome.text += files.png_left_out + "\n";
+                            fmt::join(paths, ", ")));
+  return cases;
+}
+
+// What each suite asks, for the page.
+std::string questions() {
+  nlohmann::json suites = nlohmann::json::object();
+  for (const bench::SuiteText& suite : bench::catalogue())
+    suites[suite.name] = {{"command", suite.command}, {"question", suite.question}};
+  return to_line(suites);
+}
+
+// Writes ID.svg and ID.png of each plot to the user's folder, and adds them to the outcome.
+Result<> write_plots(const std::string& made, const std::string& directory, Outcome& outcome) {
+  for (const char* kind : {"svg", "png"}) {
+    auto& files = outcome.result[kind] = nlohmann::json::array();
+    for (const nlohmann::json& plot : outcome.result["plots"]) {
+      const std::string name = fmt::format("{}.{}", plot["name"].get<std::string>(), kind);
+      files.push_back(fmt::format("{}/{}", directory, name));
+      if (auto copied = copy_made_file(fmt::format("{}/{}", made, name), files.back()); !copied)
+        return fail(copied.error().with_context("--plots"));
+    }
+  }
+  outcome.result["png_left_out"] = "";
+  outcome.text += fmt::format("{}: {} SVG, {} PNG\n", directory, outcome.result["svg"].size(),
+                              outcome.result["png"].size());
+  return {};
+}
+
+Outcome outcome_of(const ReportArguments& arguments, std::size_t cases, std::size_t bytes,
+                   nlohmann::json made) {
+  const std::size_t results = arguments.results.size();
+  Outcome outcome;
+  outcome.text = fmt::format("{}: {} of {}, {}\n", arguments.output, counted(cases, "case"),
+                             counted(results, "result file"), trace::format_bytes(bytes));
+  for (const nlohmann::json& plot : made["plots"])
+    outcome.text += fmt::format("  {}\n", plot["title"].get<std::string>());
+  for (const nlohmann::json& plot : made["left_out"])
+    outcome.text += fmt::format("  left out, no data: {}; `{}`\n", plot["title"].get<std::string>(),
+                                plot["command"].get<std::string>());
+  outcome.result = {{"file", arguments.output},
+                    {"bytes", bytes},
+                    {"results", results},
+                    {"cases", cases},
+                    {"plots", std::move(made["plots"])},
+                    {"left_out", std::move(made["left_out"])}};
+  return outcome;
+}
+
+// What can be refused before anything is drawn.
+Result<std::size_t> check_report(const ReportArguments& arguments) {
+  WSYNC_TRY(check_files(arguments));
+  const auto cases = WSYNC_TRY(count_cases(arguments.results));
+  if (auto checked = trace::check_text_file(arguments.output); !checked)
+    return fail(checked.error().with_context("--output"));
+  if (arguments.plots.empty()) return cases;
+  std::error_code error;
+  std::filesystem::create_directories(arguments.plots, error);
+  if (error)
+    return fail_errno(fmt::format("--plots: cannot create {}", arguments.plots), error.value());
+  return cases;
+}
+
+Result<Outcome> bench_report(const ReportArguments& arguments) {
+  const auto cases = WSYNC_TRY(check_report(arguments));
+  const auto interrupt = WSYNC_TRY(bench::Interrupt::create());
+  const auto folder = WSYNC_TRY(bench::TemporaryDirectory::create(""));
+  std::vector<std::string> words{"report", "--into", folder.path(), "--suites", questions()};
+  if (!arguments.plots.empty()) words.emplace_back("--plots");
+  words.emplace_back("--");
+  words.insert(words.end(), arguments.results.begin(), arguments.results.end());
+  auto made = WSYNC_TRY(run_plot_program(words, interrupt));
+  const auto bytes = copy_made_file(folder.path() + "/page.html", arguments.output);
+  if (!bytes) return fail(bytes.error().with_context("--output"));
+  Outcome outcome = outcome_of(arguments, cases, *bytes, std::move(made));
+  if (!arguments.plots.empty()) WSYNC_TRY(write_plots(folder.path(), arguments.plots, outcome));
   return outcome;
 }
 
@@ -139,9 +155,7 @@ void add_bench_report(CLI::App& parent, Context& context, BenchRun& run) {
   command->add_option("--output", arguments->output, "File that gets the page")
       ->required()
       ->type_name("FILE");
-  command
-      ->add_option("--plots", arguments->plots,
-                   "Folder that gets each plot as SVG, and as PNG where rsvg-convert is installed")
+  command->add_option("--plots", arguments->plots, "Folder that gets each plot as SVG and as PNG")
       ->type_name("DIR");
   command->callback([&run, arguments] {
     run.add_alone("report", [arguments] { return bench_report(*arguments); });

@@ -4,12 +4,12 @@
 
 #include "bench/command/bench_command.h"
 #include "bench/command/bench_run.h"
+#include "bench/command/plot_program.h"
 #include "bench/scale/report.h"
 #include "bench/scale/scale_bench.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/config/units.h"
-#include "shared/observe/trace/text_file.h"
 
 namespace wsync::cli {
 namespace {
@@ -107,16 +107,14 @@ void heed_quick(const BenchOptions& common, const CLI::App& command, ScaleArgume
   if (common.quick && command.count("--model") == 0) arguments.models = {"Kimi-K2"};
 }
 
-Result<SuiteOutcome> bench_scale(const ScaleArguments& arguments) {
-  if (!arguments.svg.empty())
-    if (const auto checked = trace::check_text_file(arguments.svg); !checked)
-      return fail(checked.error().with_context("--svg"));
+Result<SuiteOutcome> bench_scale(const ScaleArguments& arguments,
+                                 const bench::Interrupt& interrupt) {
+  WSYNC_TRY(check_picture(arguments.svg, interrupt));
   const auto options = WSYNC_TRY(read_options(arguments));
   const auto result = WSYNC_TRY(bench::run_scale_bench(options));
-  if (!arguments.svg.empty())
-    WSYNC_TRY(trace::write_text_file(arguments.svg, bench::to_svg(result)));
-  return SuiteOutcome{.outcome = {.result = bench::to_json(result), .text = bench::to_text(result)},
-                      .suite = bench::to_suite(result)};
+  SuiteOutcome made = suite_outcome(result);
+  WSYNC_TRY(write_picture(arguments.svg, made.suite, interrupt));
+  return made;
 }
 
 void add_cluster(CLI::App& command, ScaleArguments& arguments) {
@@ -181,9 +179,9 @@ void add_bench_scale(CLI::App& parent, Context& context, BenchRun& run) {
   add_bench_options(*command, run);
   refuse_repeats(*command);
   command->callback([&run, arguments, command] {
-    run.add_suite("scale", [&run, arguments, command](const bench::Interrupt&) {
+    run.add_suite("scale", [&run, arguments, command](const bench::Interrupt& interrupt) {
       heed_quick(run.options, *command, *arguments);
-      return bench_scale(*arguments);
+      return bench_scale(*arguments, interrupt);
     });
   });
 }

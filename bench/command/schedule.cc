@@ -50,8 +50,7 @@ Result<SuiteOutcome> bench_schedule(const Arguments& arguments, const bench::Int
     WSYNC_TRY(trace::write_text_file(arguments.svg, bench::to_svg(result)));
   if (!arguments.trace.empty())
     WSYNC_TRY(trace::write_chrome_trace(arguments.trace, bench::to_trace(result)));
-  return SuiteOutcome{.outcome = {.result = bench::to_json(result), .text = bench::to_text(result)},
-                      .suite = bench::to_suite(result)};
+  return suite_outcome(result);
 }
 
 void add_sizes(CLI::App& command, bench::ScheduleBenchOptions& options) {

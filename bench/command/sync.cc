@@ -8,7 +8,6 @@
 #include "bench/harness/directory.h"
 #include "bench/sync/report.h"
 #include "bench/sync/sync_bench.h"
-#include "shared/base/format.h"
 #include "shared/command/fleet_trace.h"
 #include "shared/command/programs.h"
 #include "shared/config/units.h"
@@ -67,12 +66,8 @@ Result<SuiteOutcome> bench_sync(const SyncOptions& options, const bench::Interru
       }));
   wanted.bytes = checkpoints.bytes;
   wanted.checkpoints = std::move(checkpoints.directories);
-  const auto result = WSYNC_TRY(bench::run_sync_bench(
-      wanted, interrupt, [&line](std::string_view label, unsigned done, unsigned total) {
-        line.update(fmt::format("{} ({} of {})", label, done, total), 0, 0, now());
-      }));
-  SuiteOutcome made{.outcome = {.result = bench::to_json(result), .text = bench::to_text(result)},
-                    .suite = bench::to_suite(result)};
+  const auto result = WSYNC_TRY(bench::run_sync_bench(wanted, interrupt, show_turns(line)));
+  SuiteOutcome made = suite_outcome(result);
   tell_model(options.model, made);
   return made;
 }

@@ -6,9 +6,7 @@
 #include "bench/harness/catalogue.h"
 #include "bench/harness/report.h"
 #include "shared/base/format.h"
-#include "shared/observe/trace/axis.h"
 #include "shared/observe/trace/progress.h"
-#include "shared/observe/trace/svg.h"
 
 namespace wsync::bench {
 namespace {
@@ -30,11 +28,10 @@ std::string_view wsync_how() {
   return "snapshot, stage and switch, as its users run it; every byte verified";
 }
 
-// A line of the table and a bar of the chart.
+// A line of the table.
 struct ContenderRow {
   std::string title;
   std::string how;
-  std::string colour;
   std::string why_not;  // skipped or failed
   const std::vector<double>* seconds = nullptr;
 };
@@ -42,19 +39,16 @@ struct ContenderRow {
 std::vector<ContenderRow> contender_rows(const PeersBenchResult& result) {
   std::vector<ContenderRow> rows{{.title = "floor of the copies",
                                   .how = std::string(floor_how()),
-                                  .colour = "#8a8f98",
                                   .why_not = {},
                                   .seconds = &result.floor_seconds},
                                  {.title = "wsync",
                                   .how = std::string(wsync_how()),
-                                  .colour = "#1f6fb4",
                                   .why_not = {},
                                   .seconds = &result.wsync_seconds}};
   for (const PeerRow& row : result.rows)
     rows.push_back(
         {.title = std::string(row.peer->title),
          .how = std::string(row.peer->how),
-         .colour = "#d08a3c",
          .why_not = row.skipped.empty()
                         ? (row.failed.empty() ? std::string() : "failed in " + row.failed)
                         : "skipped: " + row.skipped,
@@ -70,49 +64,6 @@ std::string table_row(const ContenderRow& row, const PeersBenchResult& result) {
   return fmt::format("{:<40} {:>9.3f} s   {:<17} {:>12.3f} {:>12.2f}{}\n", row.title, spread.median,
                      fmt::format("{:.3f} - {:.3f}", spread.min, spread.max), floor, ours,
                      row.why_not.empty() ? std::string() : "   " + row.why_not);
-}
-
-// What figures of a machine under test look like in a chart.
-constexpr double kBarsWidth = 960;
-constexpr double kBarsLeft = 270;
-constexpr double kBarsRight = 150;
-constexpr double kBarsTop = 66;
-constexpr double kBarPitch = 34;
-constexpr double kBarHeight = 20;
-constexpr double kBarTicks = 8;
-constexpr double kBarWords = 504;  // pixels of a reason
-
-std::string svg_text(double x, double y, std::string_view anchor, int size, std::string_view colour,
-                     std::string_view text) {
-  return fmt::format(
-      "<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" font-size=\"{}\" fill=\"{}\">{}</text>\n",
-      x, y, anchor, size, colour, trace::svg_escaped(text));
-}
-
-std::string bar(const ContenderRow& row, const PeersBenchResult& result, double top, double scale) {
-  const double middle = top + kBarHeight / 2;
-  std::string svg = svg_text(kBarsLeft - 10, middle + 4, "end", 13, "#111", row.title);
-  if (row.seconds->empty()) {
-    return svg + svg_text(kBarsLeft + 6, middle + 4, "start", 12, "#777",
-                          trace::fitted(row.why_not, kBarWords));
-  }
-  const Spread spread = spread_of(*row.seconds);
-  svg +=
-      fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{}\" fill=\"{}\"/>\n",
-                  kBarsLeft, top, spread.median * scale, kBarHeight, row.colour);
-  svg += fmt::format(
-      "<path d=\"M{0:.1f} {2:.1f}H{1:.1f}M{0:.1f} {3:.1f}V{4:.1f}M{1:.1f} {3:.1f}V{4:.1f}\" "
-      "stroke=\"#222\" fill=\"none\"/>\n",
-      kBarsLeft + spread.min * scale, kBarsLeft + spread.max * scale, middle, middle - 4,
-      middle + 4);
-  std::string figure = fmt::format("{:.3f} s", spread.median);
-  if (!row.why_not.empty())
-    figure += ", " + trace::fitted(row.why_not, kBarWords / 2);
-  else if (row.seconds != &result.wsync_seconds && row.seconds != &result.floor_seconds)
-    figure += fmt::format(", {:.1f} x wsync",
-                          spread_of(ratios_of(*row.seconds, result.wsync_seconds)).median);
-  return svg +
-         svg_text(kBarsLeft + spread.max * scale + 8, middle + 4, "start", 12, "#111", figure);
 }
 
 std::optional<CaseResult> peer_case(const PeersBenchResult& result, std::string_view variant,
@@ -195,44 +146,6 @@ std::string to_text(const PeersBenchResult& result) {
       spread_of(result.wsync_staged_seconds).median);
   for (const std::string& note : notes_of(result)) text += "note: " + note + "\n";
   return text;
-}
-
-std::string to_svg(const PeersBenchResult& result) {
-  const std::vector<ContenderRow> rows = contender_rows(result);
-  double most = 0;
-  for (const ContenderRow& row : rows) most = std::max(most, spread_of(*row.seconds).max);
-  const double scale = (kBarsWidth - kBarsLeft - kBarsRight) / (most > 0 ? most : 1);
-  const double bottom = kBarsTop + static_cast<double>(rows.size()) * kBarPitch;
-  std::string svg = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1:.0f}\" width=\"{0}\" "
-      "height=\"{1:.0f}\" font-family=\"sans-serif\">\n<rect width=\"100%\" height=\"100%\" "
-      "fill=\"white\"/>\n",
-      kBarsWidth, bottom + 62);
-  svg +=
-      svg_text(16, 26, "start", 16, "#111",
-               fmt::format("{} from a trainer's memory into {}' own, verified",
-                           trace::format_bytes(result.bytes), counted(result.engines, "engine")));
-  svg += svg_text(
-      16, 46, "start", 12, "#555",
-      fmt::format("{}, {}; median, least and most of {}; wsync pauses engines for {:.1f} ms "
-                  "of it",
-                  processor_text(result.machine), counted(result.machine.cores, "core"),
-                  counted(result.rounds, "round"),
-                  1e3 * spread_of(result.wsync_paused_seconds).median));
-  const double step = trace::tick_step((most > 0 ? most : 1) / kBarTicks);
-  for (double tick = 0; tick <= most * (1 + 1e-9); tick += step) {
-    const double x = kBarsLeft + tick * scale;
-    svg += fmt::format(
-        "<line x1=\"{0:.1f}\" y1=\"{1}\" x2=\"{0:.1f}\" y2=\"{2}\" stroke=\"#e4e4e4\"/>\n", x,
-        kBarsTop - 6, bottom);
-    svg += svg_text(x, bottom + 18, "middle", 11, "#333",
-                    fmt::format("{:.{}f}", tick, trace::tick_digits(step)));
-  }
-  for (std::size_t i = 0; i < rows.size(); ++i)
-    svg += bar(rows[i], result, kBarsTop + static_cast<double>(i) * kBarPitch, scale);
-  svg += svg_text(kBarsLeft, bottom + 42, "start", 12, "#333",
-                  "seconds from the trainer's word until the last engine holds the verified bytes");
-  return svg + "</svg>\n";
 }
 
 SuiteResult to_suite(const PeersBenchResult& result) {

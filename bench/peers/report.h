@@ -1,5 +1,5 @@
-// What `wsync bench peers` prints: the documented schema of --json, a table for people, a bar
-// chart, and the form of all suites.
+// What `wsync bench peers` prints: the documented schema of --json, a table for people, and the
+// form of all suites.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -12,8 +12,6 @@ namespace wsync::bench {
 
 [[nodiscard]] nlohmann::json to_json(const PeersBenchResult& result);
 [[nodiscard]] std::string to_text(const PeersBenchResult& result);
-// A bar for each contender's median, with least and most; who was skipped or failed, and why.
-[[nodiscard]] std::string to_svg(const PeersBenchResult& result);
 [[nodiscard]] SuiteResult to_suite(const PeersBenchResult& result);
 // A sentence for each peer that was skipped or failed, and for what disturbed the measurement.
 [[nodiscard]] std::vector<std::string> notes_of(const PeersBenchResult& result);

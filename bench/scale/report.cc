@@ -1,12 +1,8 @@
 #include "bench/scale/report.h"
 
-#include <array>
-#include <cmath>
-
 #include "bench/harness/catalogue.h"
 #include "shared/base/format.h"
 #include "shared/config/units.h"
-#include "shared/observe/trace/chart.h"
 
 namespace wsync::bench {
 namespace {
@@ -198,35 +194,6 @@ SuiteResult to_suite(const ScaleResult& result) {
           p.ours.switch_floor.seconds);
     }
   return suite;
-}
-
-std::string to_svg(const ScaleResult& result) {
-  trace::Chart chart{
-      .title = "Updates by the number of GPUs, as simulated (seconds); published: up to 256",
-      .x_title = "GPUs, logarithm to the base 2",
-      .panels = {},
-      .marks = {{4, "16 GPUs"}, {8, "256"}, {11, "2048 and on: extrapolated"}}};
-  for (const ScaleCurve& curve : result.curves) {
-    const bool first = chart.panels.empty();
-    const auto series = [&](const char* name, const char* colour, auto value) {
-      trace::Series made{.name = first ? name : "", .colour = colour, .points = {}};
-      for (const ScalePoint& p : curve.points)
-        made.points.emplace_back(std::log2(static_cast<double>(p.gpus)), value(p));
-      return made;
-    };
-    trace::Panel panel{.title = curve.model + ", seconds", .series = {}, .logarithmic = true};
-    panel.series.push_back(
-        series("checkpoint-engine", "#c2452d", [](const ScalePoint& p) { return p.peer.seconds; }));
-    panel.series.push_back(series("wsync, staged", "#8a8f98",
-                                  [](const ScalePoint& p) { return p.ours.chain.seconds; }));
-    panel.series.push_back(series("wsync, paused", "#1f6fb4", [](const ScalePoint& p) {
-      return p.ours.chosen.prediction.seconds;
-    }));
-    panel.series.push_back(series("floor of a pause", "#4c9a57",
-                                  [](const ScalePoint& p) { return p.ours.switch_floor.seconds; }));
-    chart.panels.push_back(std::move(panel));
-  }
-  return trace::chart_svg(chart);
 }
 
 }  // namespace wsync::bench

@@ -1,4 +1,4 @@
-// `wsync bench scale` in tables, as JSON and as a picture.
+// `wsync bench scale` in tables and as JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -13,7 +13,5 @@ namespace wsync::bench {
 [[nodiscard]] nlohmann::json to_json(const ScaleResult& result);
 // In the form of all suites: one sample for each case, for nothing is measured.
 [[nodiscard]] SuiteResult to_suite(const ScaleResult& result);
-// Curves over the number of GPUs, one panel for each model.
-[[nodiscard]] std::string to_svg(const ScaleResult& result);
 
 }  // namespace wsync::bench

@@ -51,6 +51,20 @@ class Package(unittest.TestCase):
                 continue  # left out of this build
             self.assertIn(f"Usage: wsync {word}", run(os.path.join(self.prefix, "bin", "wsync"), word, "--help"))
 
+    def test_the_program_that_draws_is_installed_where_the_benchmarks_find_it(self):
+        if not os.path.exists(os.path.join(self.prefix, "bin", "wsync-bench")):
+            self.skipTest("this build has no benchmarks")
+        script = os.path.realpath(self.find("plot.py"))
+        page = os.path.join(self.directory, "page.html")
+        results = os.path.join(HERE, "..", "..", "bench", "results", "2026-11-23-overhead-30-rounds-2-core-epyc.json")
+        command = (os.path.join(self.prefix, "bin", "wsync"), "bench", "report", results, "--output", page)
+        run(*command)
+        self.assertGreater(os.path.getsize(page), 1000)
+        os.remove(script)
+        done = subprocess.run(command, text=True, capture_output=True)
+        self.assertEqual(done.returncode, 2, done.stdout)
+        self.assertIn(f"{script} is not there", done.stderr)
+
     def test_the_shared_libraries_show_their_c_symbols_alone(self):
         for side in ("engine", "trainer"):
             listed = run("nm", "-D", "--defined-only", self.find(f"libwsync_{side}.so")).splitlines()

@@ -6,7 +6,6 @@ import html.parser
 import json
 import math
 import os
-import shutil
 import signal
 import statistics
 import subprocess
@@ -32,7 +31,7 @@ def bench(*words, **environment):
 
 class Page(html.parser.HTMLParser):
     """What a browser finds in a page: each element has its end, and no attribute names anything outside of the page."""
-    EMPTY = {"meta", "rect", "line", "path", "circle"}
+    EMPTY = {"meta", "rect", "line", "path", "circle", "use"}
 
     def __init__(self, text):
         super().__init__()
@@ -245,28 +244,62 @@ class Suites(unittest.TestCase):
         for path in result["svg"]:
             xml.etree.ElementTree.parse(path)
         pictures = result["png"]
-        self.assertEqual(len(pictures), len(names) if shutil.which("rsvg-convert") else 0)
-        self.assertEqual(bool(pictures), result["png_left_out"] == "")
+        self.assertEqual(pictures, [os.path.join(plots, f"{name}.png") for name in names])
+        self.assertEqual(result["png_left_out"], "")
         for path in pictures:
             with open(path, "rb") as file:
                 self.assertEqual(file.read(8), b"\x89PNG\r\n\x1a\n")
         self.assertEqual(len(os.listdir(plots)), len(names) + len(pictures))
 
-    def test_png_without_a_converter_and_with_one_that_fails(self):
+    def drawing_commands(self):
+        """Every command that needs Python, with the file that it writes and the package that it needs."""
+        page, picture = os.path.join(self.directory, "report.html"), os.path.join(self.directory, "scale.svg")
+        return ((("report", self.a, "--output", page), page, "matplotlib"), (("compare", self.a, self.a), None, "scipy"),
+                (("scale", "--quick", "--svg", picture), picture, "matplotlib"))
+
+    def make_python(self, *lines):
+        folder = os.path.join(self.directory, "bin")
+        os.makedirs(folder, exist_ok=True)
+        path = os.path.join(folder, "python3")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("\n".join(["#!/bin/sh", *lines, ""]))
+        os.chmod(path, 0o700)
+        return folder
+
+    def test_without_python_or_its_packages_one_sentence_says_what_is_missing(self):
         self.report_input()
-        output = os.path.join(self.directory, "report.html")
-        line = ("report", self.a, self.b, "--output", output, "--plots", self.directory)
-        done = bench(*line, PATH="")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("PNG is left out: rsvg-convert is not in PATH; install librsvg2-bin", done.stdout)
-        self.assertFalse([name for name in os.listdir(self.directory) if name.endswith(".png")])
-        converter = os.path.join(self.directory, "rsvg-convert")
-        with open(converter, "w", encoding="utf-8") as file:
-            file.write("#!/bin/sh\necho no picture for you >&2\nexit 7\n")
-        os.chmod(converter, 0o700)
-        done = bench(*line, PATH=self.directory)
-        self.assertEqual(done.returncode, 1, done.stdout)
-        self.assertIn("sync-throughput.svg ended with exit code 7: no picture for you", done.stderr)
+        bare = self.make_python(f'exec {sys.executable} -S -E "$@"')  # without packages
+        for words, output, package in self.drawing_commands():
+            done = bench(*words, PATH="")
+            self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
+            self.assertIn("need python3, which is not in PATH; on Debian: apt-get install python3-matplotlib python3-scipy",
+                          done.stderr)
+            done = bench(*words, PATH=bare)
+            self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
+            self.assertRegex(done.stderr, f"needs? the Python package.* {package}, which .*/python.* does not have; on Debian: "
+                                          f"apt-get install .*python3-{package}")
+            self.assertFalse(output and os.path.exists(output))
+        done = bench("list", PATH="")
+        self.assertEqual(done.returncode, 0, "what draws nothing needs no Python")
+
+    def test_a_python_without_packages_hides_no_other(self):
+        self.report_input()
+        bare = self.make_python(f'exec {sys.executable} -S -E "$@"')
+        for words, output, _ in self.drawing_commands():
+            done = bench(*words, PATH=f"{bare}:{os.environ['PATH']}")
+            # The comparison is done, and says that two rounds are too few.
+            self.assertEqual(done.returncode, 2 if words[0] == "compare" else 0, done.stderr)
+            self.assertTrue(done.stdout)
+            self.assertTrue(output is None or xml.etree.ElementTree.parse(output))
+
+    def test_a_drawing_that_fails_is_told_with_its_last_words(self):
+        self.report_input()
+        broken = self.make_python("echo no picture for you >&2", "exit 7")
+        for words, output, _ in self.drawing_commands():
+            done = bench(*words, PATH=broken)
+            self.assertEqual(done.returncode, 1, done.stdout)
+            self.assertIn("plot.py ended with exit code 7: no picture for you", done.stderr)
+            self.assertFalse(output and os.path.exists(output))
 
     def test_reports_that_are_refused(self):
         self.report_input()
@@ -283,7 +316,7 @@ class Suites(unittest.TestCase):
             self.assertIn(sentence, done.stderr)
         for words, sentence in (([], "RESULT is required"), ([self.a], "--output is required"),
                                 ([self.directory + "/gone", "--output", output], "/gone"),
-                                ([self.a, "--output", "/nonexistent/report.html"], "--output: cannot create /nonexistent/"),
+                                ([self.a, "--output", "/nonexistent/report.html"], "--output: cannot write to /nonexistent/"),
                                 ([self.a, "--output", self.a], "is one of the result files"),
                                 ([self.a, self.a, "--output", output], "expected each file once"),
                                 ([self.a, "--output", output, "sync"], "sync")):

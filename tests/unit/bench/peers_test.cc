@@ -219,9 +219,6 @@ TEST(PeersReport, WhoDidNotTakePartIsNamedEverywhere) {
   const std::string failed = "safetensors-disk failed in round 2: engine 1: out of <memory>";
   EXPECT_THAT(notes_of(result), ElementsAre(skipped, failed));
   EXPECT_THAT(to_text(result), AllOf(HasSubstr(skipped), HasSubstr(failed)));
-  const std::string svg = to_svg(result);
-  EXPECT_THAT(svg, AllOf(HasSubstr("skipped: no torch"), HasSubstr("3.0 x wsync"),
-                         HasSubstr("failed in round 2"), Not(HasSubstr("<memory>"))));
   const SuiteResult suite = to_suite(result);
   std::vector<std::string> names;
   for (const CaseResult& one : suite.cases) names.push_back(one.name);

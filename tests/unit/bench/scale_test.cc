@@ -354,7 +354,6 @@ TEST(ScaleBench, AllModelsOnAllClusters) {
   const std::string text = to_text(*made);
   for (const ModelShape& shape : model_shapes())
     EXPECT_NE(text.find(std::string(shape.name) + ": "), std::string::npos);
-  EXPECT_TRUE(to_svg(*made).starts_with("<svg")) << to_svg(*made).substr(0, 40);
 }
 
 TEST(ScaleBench, AClusterThatHoldsNoModelIsRefused) {
