@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
+#include "deploy/demo/demo_scenario.h"
 #include "deploy/demo/rl.h"
-#include "deploy/demo/story.h"
 #include "deploy/demo/train.h"
 #include "shared/base/format.h"
 #include "shared/command/fleet_trace.h"
@@ -156,20 +156,20 @@ Result<> check(DemoCommand& command) {
 
 using Say = std::function<void(const std::string&)>;
 
-Result<Outcome> publish_checkpoints(Children& children, DemoCommand& command, DemoFolders& folders,
-                                    const Say& say) {
+Result<Outcome> publish_checkpoints(ChildProcesses& children, DemoCommand& command,
+                                    DemoFolders& folders, const Say& say) {
   DemoOptions& options = command.demo;
   options.run_dir = folders.run();
   options.work_dir = folders.work();
   options.trace_dir = folders.trace();
   const auto report =
-      WSYNC_TRY(tell_demo(children, options, [&folders] { return folders.output(); }, say));
+      WSYNC_TRY(run_demo_scenario(children, options, [&folders] { return folders.output(); }, say));
   return Outcome{.result = demo_json(report, options),
                  .text = demo_text(report, options),
                  .exit_code = report.torn() == 0 ? kExitOk : kExitFailed};
 }
 
-Result<Outcome> train(Children& children, DemoCommand& command, DemoFolders& folders,
+Result<Outcome> train(ChildProcesses& children, DemoCommand& command, DemoFolders& folders,
                       const Say& say) {
   TrainDemoOptions& options = command.training;
   options.run_dir = folders.run();
@@ -177,13 +177,13 @@ Result<Outcome> train(Children& children, DemoCommand& command, DemoFolders& fol
   options.work_dir = folders.work();
   options.trace_dir = folders.trace();
   const auto report =
-      WSYNC_TRY(tell_train_demo(children, options, [&folders] { return folders.output(); }, say));
+      WSYNC_TRY(run_train_demo(children, options, [&folders] { return folders.output(); }, say));
   return Outcome{.result = train_demo_json(report),
                  .text = train_demo_text(report),
                  .exit_code = report.torn() == 0 ? kExitOk : kExitFailed};
 }
 
-Result<Outcome> reinforce(Children& children, DemoCommand& command, DemoFolders& folders,
+Result<Outcome> reinforce(ChildProcesses& children, DemoCommand& command, DemoFolders& folders,
                           const Say& say) {
   RlDemoOptions& options = command.rl;
   options.sync = !command.no_sync;
@@ -192,7 +192,7 @@ Result<Outcome> reinforce(Children& children, DemoCommand& command, DemoFolders&
   options.work_dir = folders.work();
   options.trace_dir = folders.trace();
   const auto report =
-      WSYNC_TRY(tell_rl_demo(children, options, [&folders] { return folders.output(); }, say));
+      WSYNC_TRY(run_rl_demo(children, options, [&folders] { return folders.output(); }, say));
   return Outcome{.result = rl_demo_json(report, options),
                  .text = rl_demo_text(report, options),
                  .exit_code = report.torn() == 0 ? kExitOk : kExitFailed};
@@ -202,9 +202,9 @@ Result<Outcome> run_demo(DemoCommand command, bool json) {
   const TimePoint begin = now();
   if (command.steps != 0 && !command.reinforce && !command.train)
     return fail(ErrorCode::kInvalidInput, "--steps: of --train or --rl, and neither is given");
-  if (command.train && command.steps > kTrainDemoStepsMost)
+  if (command.train && command.steps > kTrainDemoStepsMax)
     return fail(ErrorCode::kInvalidInput, fmt::format("--steps {}: with --train at most {}",
-                                                      command.steps, kTrainDemoStepsMost));
+                                                      command.steps, kTrainDemoStepsMax));
   const auto tell = command.reinforce ? reinforce : command.train ? train : publish_checkpoints;
   if (tell == publish_checkpoints) WSYNC_TRY(check(command));
   if (!command.trace.empty()) WSYNC_TRY(check_trace_file(command.trace));
@@ -216,8 +216,8 @@ Result<Outcome> run_demo(DemoCommand command, bool json) {
   const Say say = [&](const std::string& line) {
     print_line(json ? stderr : stdout, fmt::format("{:5.1f} s  {}", seconds(now() - begin), line));
   };
-  auto children = WSYNC_TRY(Children::create(folders.log(), fleet_environment(folders),
-                                             [&folders] { folders.remove(); }));
+  auto children = WSYNC_TRY(ChildProcesses::create(folders.log(), fleet_environment(folders),
+                                                   [&folders] { folders.remove(); }));
   if (command.keep)
     say(fmt::format("everything stays in {} and {}", folders.base(), folders.work()));
   auto told = tell(*children, command, folders, say);
@@ -256,12 +256,12 @@ void add_demo(CLI::App& app, Context& context) {
                        fmt::format("Training steps (default: {}; with --rl those on the engines' "
                                    "answers, {})",
                                    options->training.steps, options->rl.steps))
-          ->check(CLI::Range(kTrainDemoStepsMin, kRlDemoStepsMost));
+          ->check(CLI::Range(kTrainDemoStepsMin, kRlDemoStepsMax));
   command
       ->add_option("--warm-start", options->rl.warm_start_steps,
                    fmt::format("--rl: steps on right answers before (default: {})",
                                options->rl.warm_start_steps))
-      ->check(CLI::Range(1U, kRlDemoStepsMost))
+      ->check(CLI::Range(1U, kRlDemoStepsMax))
       ->needs(reinforce);
   command
       ->add_option("--max-staleness", options->rl.max_staleness,

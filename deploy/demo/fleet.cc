@@ -66,7 +66,7 @@ Result<nlohmann::json> result_in(const std::string& line, const std::string& com
               fmt::format("`wsync {}` ended without a result: '{}'", command, line));
 }
 
-DemoFleet::DemoFleet(Children& children, FleetOptions options)
+DemoFleet::DemoFleet(ChildProcesses& children, FleetOptions options)
     : children_(children), options_(std::move(options)) {
   for (std::uint32_t i = 0; i < options_.engines; ++i)
     replicas_.push_back(
@@ -97,12 +97,12 @@ Result<> DemoFleet::start_sidecar(std::uint32_t index) {
 Result<> DemoFleet::start() {
   for (std::uint32_t i = 0; i < options_.sidecars; ++i) WSYNC_TRY(start_sidecar(i));
   for (std::uint32_t i = 0; i < options_.engines; ++i) {
-    const bool is_victim = options_.with_trainer && i + 1 == options_.engines;
+    const bool is_killed = options_.with_trainer && i + 1 == options_.engines;
     const auto engine =
-        WSYNC_TRY(start_engine(i, is_victim ? ChildOutput::kLines : ChildOutput::kFile));
+        WSYNC_TRY(start_engine(i, is_killed ? ChildOutput::kLines : ChildOutput::kFile));
     engines_.push_back(engine);
   }
-  victim_ = engines_.back();
+  killed_engine_ = engines_.back();
   if (options_.with_trainer) WSYNC_TRY(start_trainer());
   return until_status("every engine", [this](const control::StatusReply& status) {
     std::size_t attached = 0;
@@ -139,7 +139,7 @@ Result<Child*> DemoFleet::start_engine(std::uint32_t index, ChildOutput output) 
       {.name = "engine-" + replicas_[index], .arguments = std::move(arguments), .output = output});
 }
 
-Result<> DemoFleet::restart_victim() {
+Result<> DemoFleet::restart_killed_engine() {
   const auto engine =
       WSYNC_TRY(start_engine(static_cast<std::uint32_t>(engines_.size()) - 1, ChildOutput::kFile));
   engines_.back() = engine;

@@ -26,9 +26,9 @@ struct FleetOptions {
   std::uint32_t engines = 4;  // of all sidecars together
   std::uint32_t devices = 4;  // separate ones, of each sidecar
   std::uint64_t buffer_bytes = 0;
-  // Without, the first sidecar is asked what is asked here, and no engine is a victim.
+  // Without, the first sidecar is asked what is asked here, and no engine is a killed.
   bool with_trainer = true;
-  bool generates = false;  // engines answer over HTTP, and are no victims
+  bool generates = false;  // engines answer over HTTP, and are no killed
   std::string run_dir;     // sockets
   std::string trace_dir;   // <sidecar>.json and .svg, trainer.json; written when they end
   std::string checkpoint;  // names and shapes of the engines' model
@@ -50,7 +50,7 @@ nlohmann::json engines_json(const std::vector<EngineResult>& engines);
 
 class DemoFleet {
  public:
-  DemoFleet(Children& children, FleetOptions options);
+  DemoFleet(ChildProcesses& children, FleetOptions options);
   // Ends what still runs, as stop() does.
   ~DemoFleet();
   DemoFleet(const DemoFleet&) = delete;
@@ -65,7 +65,7 @@ class DemoFleet {
     const std::unique_ptr<Question> question = begin(message);
     return answer<Reply>(*question);
   }
-  // A question that is answered while the story goes on. Destroyed before its answer, it ends the
+  // A question that is answered while the scenario goes on. Destroyed before its answer, it ends the
   // trainer, and so itself.
   class Question {
    public:
@@ -107,10 +107,10 @@ class DemoFleet {
   [[nodiscard]] Result<std::vector<control::VerifyRank>> verify_whatever(std::size_t engines);
 
   // The engine that may be killed: its lines are read.
-  [[nodiscard]] Child& victim() noexcept { return *victim_; }
-  [[nodiscard]] const std::string& victim_replica() const noexcept { return replicas_.back(); }
+  [[nodiscard]] Child& killed_engine() noexcept { return *killed_engine_; }
+  [[nodiscard]] const std::string& killed_replica() const noexcept { return replicas_.back(); }
   // Starts it anew, as a process whose lines are not read.
-  [[nodiscard]] Result<> restart_victim();
+  [[nodiscard]] Result<> restart_killed_engine();
 
   // Ends trainer, engines and sidecars, in this order; what the engines have counted. Processes
   // that do not end by themselves are killed.
@@ -134,13 +134,13 @@ class DemoFleet {
   void end_all();
   [[nodiscard]] Result<EngineResult> result_of(std::uint32_t index) const;
 
-  Children& children_;
+  ChildProcesses& children_;
   const FleetOptions options_;
   std::vector<std::string> replicas_;  // by engine
   Child* trainer_ = nullptr;
   std::vector<Child*> sidecars_;
   std::vector<Child*> engines_;
-  Child* victim_ = nullptr;
+  Child* killed_engine_ = nullptr;
 };
 
 }  // namespace wsync::cli

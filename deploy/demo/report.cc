@@ -1,7 +1,7 @@
 // The report of `wsync demo`: a table for people, an object for --json.
 #include <nlohmann/json.hpp>
 
-#include "deploy/demo/story.h"
+#include "deploy/demo/demo_scenario.h"
 #include "shared/base/format.h"
 #include "shared/command/context.h"
 #include "shared/observe/trace/progress.h"

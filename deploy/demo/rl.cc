@@ -19,20 +19,20 @@ constexpr std::chrono::milliseconds kRlTrainerPatience{15'000};
 constexpr std::uint32_t kRlDevices = 2;
 constexpr std::uint64_t kTold = 16;  // lines while it trains
 
-class RlStory {
+class RlScenario {
  public:
-  RlStory(Children& children, const RlDemoOptions& options,
-          const std::function<Result<std::string>()>& output,
-          const std::function<void(const std::string&)>& say)
+  RlScenario(ChildProcesses& children, const RlDemoOptions& options,
+             const std::function<Result<std::string>()>& output,
+             const std::function<void(const std::string&)>& say)
       : children_(children), options_(options), output_(output), say_(say) {}
   // Before the fleet, whose coordinator it is.
-  ~RlStory() {
+  ~RlScenario() {
     if (trainer_ != nullptr && trainer_->running()) children_.stop(*trainer_, kRlTrainerPatience);
   }
-  RlStory(const RlStory&) = delete;
-  RlStory& operator=(const RlStory&) = delete;
+  RlScenario(const RlScenario&) = delete;
+  RlScenario& operator=(const RlScenario&) = delete;
 
-  [[nodiscard]] Result<RlDemoReport> tell();
+  [[nodiscard]] Result<RlDemoReport> run();
 
  private:
   template <class... Args>
@@ -45,13 +45,13 @@ class RlStory {
   [[nodiscard]] std::vector<std::string> training(std::vector<std::string> settings) const;
   [[nodiscard]] Result<> start_fleet();
   [[nodiscard]] Result<> start_trainer();
-  void hear(const std::string& line);
-  void hear_rollouts(const json& event);
+  void handle(const std::string& line);
+  void handle_rollouts(const json& event);
   [[nodiscard]] Result<> take_result();
   [[nodiscard]] Result<> verify_last();
   [[nodiscard]] Result<> end();
 
-  Children& children_;
+  ChildProcesses& children_;
   const RlDemoOptions& options_;
   const std::function<Result<std::string>()>& output_;
   const std::function<void(const std::string&)>& say_;
@@ -62,7 +62,7 @@ class RlStory {
   std::string last_line_;
 };
 
-Result<RlDemoReport> RlStory::tell() {
+Result<RlDemoReport> RlScenario::run() {
   WSYNC_TRY(start_fleet());
   WSYNC_TRY(start_trainer());
   WSYNC_TRY(children_.until("the end of the training", kRlDeadline,
@@ -79,7 +79,7 @@ Result<RlDemoReport> RlStory::tell() {
 }
 
 // `wsync train` for this run; what it begins with depends on these as well.
-std::vector<std::string> RlStory::training(std::vector<std::string> settings) const {
+std::vector<std::string> RlScenario::training(std::vector<std::string> settings) const {
   std::vector<std::string> arguments{"train", "--json"};
   for (const char* setting :
        {"parallel.pp=2", "parallel.vpp=2", "model.experts=4", "data.sequence=20",
@@ -95,7 +95,7 @@ std::vector<std::string> RlStory::training(std::vector<std::string> settings) co
   return arguments;
 }
 
-Result<> RlStory::start_fleet() {
+Result<> RlScenario::start_fleet() {
   const std::string model = options_.work_dir + "/model";
   std::vector<std::string> exporting = training({});
   exporting.insert(exporting.end(), {"--export", model});
@@ -116,7 +116,7 @@ Result<> RlStory::start_fleet() {
   return {};
 }
 
-Result<> RlStory::start_trainer() {
+Result<> RlScenario::start_trainer() {
   const auto addresses = WSYNC_TRY(fleet_->addresses());
   std::vector<std::string> arguments =
       training({fmt::format("rollout.engines={}", fmt::join(addresses, ",")),
@@ -132,11 +132,11 @@ Result<> RlStory::start_trainer() {
       {.name = "trainer", .arguments = std::move(arguments), .output = ChildOutput::kLines}));
   trainer_ = child;
   trainer_->may_end();
-  trainer_->on_line = [this](const std::string& line) { hear(line); };
+  trainer_->on_line = [this](const std::string& line) { handle(line); };
   return {};
 }
 
-void RlStory::hear(const std::string& line) {
+void RlScenario::handle(const std::string& line) {
   last_line_ = line;
   const json event = json::parse(line, nullptr, false);
   if (!event.is_object()) return;
@@ -147,10 +147,10 @@ void RlStory::hear(const std::string& line) {
         event.value("ranks", 0U), event.value("pp", 0U), event.value("vpp", 0U),
         event.value("parameters", std::uint64_t{0}), options_.warm_start_steps, options_.steps);
   else if (kind == "rollouts")
-    hear_rollouts(event);
+    handle_rollouts(event);
 }
 
-void RlStory::hear_rollouts(const json& event) {
+void RlScenario::handle_rollouts(const json& event) {
   const auto step = event.value("step", std::uint64_t{0}) - options_.warm_start_steps;
   const std::uint64_t every = std::max<std::uint64_t>(options_.steps / kTold, 1);
   if (step != 1 && step % every != 0) return;
@@ -163,7 +163,7 @@ void RlStory::hear_rollouts(const json& event) {
 
 // ---- what came of it ----
 
-Result<> RlStory::take_result() {
+Result<> RlScenario::take_result() {
   report_.training = WSYNC_TRY(result_in(last_line_, "train"));
   auto steps = WSYNC_TRY(rl_steps(report_.training));
   report_.steps = std::move(steps);
@@ -172,7 +172,7 @@ Result<> RlStory::take_result() {
                                                 report_.steps.size(), options_.steps));
 }
 
-Result<> RlStory::verify_last() {
+Result<> RlScenario::verify_last() {
   const auto& publishes = report_.training.at("publishes");
   if (publishes.empty()) return fail(ErrorCode::kInternal, "no weights were published");
   const auto version = WSYNC_TRY(Version::parse(publishes.back().value("version", "")));
@@ -184,7 +184,7 @@ Result<> RlStory::verify_last() {
   return {};
 }
 
-Result<> RlStory::end() {
+Result<> RlScenario::end() {
   auto engines = WSYNC_TRY(fleet_->stop());
   report_.engines = std::move(engines);
   return {};
@@ -192,11 +192,11 @@ Result<> RlStory::end() {
 
 }  // namespace
 
-Result<RlDemoReport> tell_rl_demo(Children& children, const RlDemoOptions& options,
-                                  const std::function<Result<std::string>()>& output,
-                                  const std::function<void(const std::string&)>& say) {
-  RlStory story(children, options, output, say);
-  auto told = story.tell();
+Result<RlDemoReport> run_rl_demo(ChildProcesses& children, const RlDemoOptions& options,
+                                 const std::function<Result<std::string>()>& output,
+                                 const std::function<void(const std::string&)>& say) {
+  RlScenario scenario(children, options, output, say);
+  auto told = scenario.run();
   if (!told) return fail(children.explained(std::move(told).error()));
   return told;
 }

@@ -28,7 +28,7 @@ struct RlDemoOptions {
   std::string trace_dir;  // of sidecars
 };
 
-inline constexpr std::uint32_t kRlDemoStepsMost = 100'000;
+inline constexpr std::uint32_t kRlDemoStepsMax = 100'000;
 
 // A step that trained on generated answers.
 struct RlStep {
@@ -63,10 +63,11 @@ struct RlDemoReport {
   [[nodiscard]] double sync_share() const;
 };
 
-// As tell_train_demo().
-[[nodiscard]] Result<RlDemoReport> tell_rl_demo(Children& children, const RlDemoOptions& options,
-                                                const std::function<Result<std::string>()>& output,
-                                                const std::function<void(const std::string&)>& say);
+// As run_train_demo().
+[[nodiscard]] Result<RlDemoReport> run_rl_demo(ChildProcesses& children,
+                                               const RlDemoOptions& options,
+                                               const std::function<Result<std::string>()>& output,
+                                               const std::function<void(const std::string&)>& say);
 
 // The steps in the `result` of `wsync train --json`; kInternal when it is otherwise.
 [[nodiscard]] Result<std::vector<RlStep>> rl_steps(const nlohmann::json& result);

@@ -26,20 +26,20 @@ constexpr milliseconds kTrainerPatience{20'000};  // a step, its publish and its
 constexpr std::uint32_t kDevices = 2;
 constexpr std::uint64_t kVerifications = 10;  // while training runs
 
-class TrainStory {
+class TrainScenario {
  public:
-  TrainStory(Children& children, const TrainDemoOptions& options,
-             const std::function<Result<std::string>()>& output,
-             const std::function<void(const std::string&)>& say)
+  TrainScenario(ChildProcesses& children, const TrainDemoOptions& options,
+                const std::function<Result<std::string>()>& output,
+                const std::function<void(const std::string&)>& say)
       : children_(children), options_(options), output_(output), say_(say) {}
   // Before the fleet, whose coordinator it is.
-  ~TrainStory() {
+  ~TrainScenario() {
     if (trainer_ != nullptr && trainer_->running()) children_.stop(*trainer_, kTrainerPatience);
   }
-  TrainStory(const TrainStory&) = delete;
-  TrainStory& operator=(const TrainStory&) = delete;
+  TrainScenario(const TrainScenario&) = delete;
+  TrainScenario& operator=(const TrainScenario&) = delete;
 
-  [[nodiscard]] Result<TrainDemoReport> tell();
+  [[nodiscard]] Result<TrainDemoReport> run();
 
  private:
   template <class... Args>
@@ -49,7 +49,7 @@ class TrainStory {
   [[nodiscard]] std::vector<std::string> training(std::vector<std::string> more) const;
   [[nodiscard]] Result<> start_fleet();
   [[nodiscard]] Result<> start_trainer();
-  void hear(const std::string& line);
+  void handle(const std::string& line);
   [[nodiscard]] Result<> watch();
   [[nodiscard]] Result<> verify_meanwhile();
   void add_verified(const std::string& version);
@@ -59,7 +59,7 @@ class TrainStory {
   [[nodiscard]] Result<> end();
   [[nodiscard]] Result<> write_traces();
 
-  Children& children_;
+  ChildProcesses& children_;
   const TrainDemoOptions& options_;
   const std::function<Result<std::string>()>& output_;
   const std::function<void(const std::string&)>& say_;
@@ -72,7 +72,7 @@ class TrainStory {
   std::uint64_t verifications_ = 0;
 };
 
-Result<TrainDemoReport> TrainStory::tell() {
+Result<TrainDemoReport> TrainScenario::run() {
   WSYNC_TRY(start_fleet());
   WSYNC_TRY(start_trainer());
   WSYNC_TRY(watch());
@@ -88,7 +88,7 @@ Result<TrainDemoReport> TrainStory::tell() {
 // ---- the start ----
 
 // `wsync train` for this run; what it begins with depends on these as well.
-std::vector<std::string> TrainStory::training(std::vector<std::string> more) const {
+std::vector<std::string> TrainScenario::training(std::vector<std::string> more) const {
   std::vector<std::string> arguments{"train", "--json"};
   for (const std::string& setting :
        {std::string("parallel.pp=2"), std::string("parallel.vpp=2"), std::string("parallel.dp=2"),
@@ -101,7 +101,7 @@ std::vector<std::string> TrainStory::training(std::vector<std::string> more) con
   return arguments;
 }
 
-Result<> TrainStory::start_fleet() {
+Result<> TrainScenario::start_fleet() {
   const std::string model = options_.work_dir + "/model";
   WSYNC_TRY(children_.run({.name = "export", .arguments = training({"--export", model})},
                           kCommandDeadline));
@@ -119,7 +119,7 @@ Result<> TrainStory::start_fleet() {
   return {};
 }
 
-Result<> TrainStory::start_trainer() {
+Result<> TrainScenario::start_trainer() {
   std::vector<std::string> more{"--events"};
   for (const std::string& setting :
        {"publish.run_dir=" + options_.run_dir, "publish.state_dir=" + options_.state_dir,
@@ -132,13 +132,13 @@ Result<> TrainStory::start_trainer() {
       {.name = "trainer", .arguments = training(std::move(more)), .output = ChildOutput::kLines}));
   trainer_ = child;
   trainer_->may_end();
-  trainer_->on_line = [this](const std::string& line) { hear(line); };
+  trainer_->on_line = [this](const std::string& line) { handle(line); };
   return {};
 }
 
 // ---- while it trains ----
 
-void TrainStory::hear(const std::string& line) {
+void TrainScenario::handle(const std::string& line) {
   last_line_ = line;
   const json event = json::parse(line, nullptr, false);
   if (!event.is_object()) return;
@@ -156,7 +156,7 @@ void TrainStory::hear(const std::string& line) {
   }
 }
 
-Result<> TrainStory::watch() {
+Result<> TrainScenario::watch() {
   const std::uint64_t every = std::max<std::uint64_t>(options_.steps / kVerifications, 1);
   const auto is_due = [&] {
     return publish_.is_object() &&
@@ -173,7 +173,7 @@ Result<> TrainStory::watch() {
   return fail(children_.failure_of(*trainer_));
 }
 
-Result<> TrainStory::verify_meanwhile() {
+Result<> TrainScenario::verify_meanwhile() {
   const json step = step_;
   const json publish = publish_;
   const auto ranks = fleet_->verify_whatever(options_.engines);
@@ -193,14 +193,14 @@ Result<> TrainStory::verify_meanwhile() {
   return {};
 }
 
-void TrainStory::add_verified(const std::string& version) {
+void TrainScenario::add_verified(const std::string& version) {
   std::vector<std::string>& all = report_.verified;
   if (std::find(all.begin(), all.end(), version) == all.end()) all.push_back(version);
 }
 
 // ---- what came of it ----
 
-Result<> TrainStory::take_result() {
+Result<> TrainScenario::take_result() {
   report_.training = WSYNC_TRY(result_in(last_line_, "train"));
   auto steps = WSYNC_TRY(trained_steps(report_.training));
   report_.steps = std::move(steps);
@@ -217,7 +217,7 @@ Result<> TrainStory::take_result() {
   return {};
 }
 
-Result<> TrainStory::verify_last() {
+Result<> TrainScenario::verify_last() {
   const TrainedStep& last = report_.steps.back();
   const auto version = WSYNC_TRY(Version::parse(last.version));
   const auto bytes = fleet_->verify(version, options_.engines);
@@ -231,7 +231,7 @@ Result<> TrainStory::verify_last() {
 }
 
 // The trainer's state goes another way: to the disk in float32, from there to bfloat16.
-Result<> TrainStory::compare_saved() {
+Result<> TrainScenario::compare_saved() {
   const TrainedStep& last = report_.steps.back();
   const std::string saved = fmt::format("{}/step_{}", options_.work_dir, last.step);
   const std::string exported = options_.work_dir + "/exported";
@@ -257,7 +257,7 @@ Result<> TrainStory::compare_saved() {
   return {};
 }
 
-Result<> TrainStory::end() {
+Result<> TrainScenario::end() {
   auto engines = WSYNC_TRY(fleet_->stop());
   report_.engines = std::move(engines);
   say("stopped: the engines served {} steps, {} of them torn", report_.engine_steps(),
@@ -265,7 +265,7 @@ Result<> TrainStory::end() {
   return {};
 }
 
-Result<> TrainStory::write_traces() {
+Result<> TrainScenario::write_traces() {
   const auto output = WSYNC_TRY(output_());
   report_.trace = output + "/trace.json";
   report_.picture = output + "/timeline.svg";
@@ -287,11 +287,11 @@ Result<> TrainStory::write_traces() {
 
 }  // namespace
 
-Result<TrainDemoReport> tell_train_demo(Children& children, const TrainDemoOptions& options,
-                                        const std::function<Result<std::string>()>& output,
-                                        const std::function<void(const std::string&)>& say) {
-  TrainStory story(children, options, output, say);
-  auto told = story.tell();
+Result<TrainDemoReport> run_train_demo(ChildProcesses& children, const TrainDemoOptions& options,
+                                       const std::function<Result<std::string>()>& output,
+                                       const std::function<void(const std::string&)>& say) {
+  TrainScenario scenario(children, options, output, say);
+  auto told = scenario.run();
   if (!told) return fail(children.explained(std::move(told).error()));
   return told;
 }

@@ -25,7 +25,7 @@ struct TrainDemoOptions {
 };
 
 inline constexpr std::uint32_t kTrainDemoStepsMin = 4;  // the picture shows two of them
-inline constexpr std::uint32_t kTrainDemoStepsMost = 10'000;
+inline constexpr std::uint32_t kTrainDemoStepsMax = 10'000;
 
 // A step, and how its weights came to the engines.
 struct TrainedStep {
@@ -65,10 +65,10 @@ struct TrainDemoReport {
 // than README.md of this folder says.
 [[nodiscard]] Result<std::vector<TrainedStep>> trained_steps(const nlohmann::json& result);
 
-// As tell_demo(). kDigestMismatch: an engine holds other bytes than the trainer; kInternal: a step
-// was not served, or something else went otherwise.
-[[nodiscard]] Result<TrainDemoReport> tell_train_demo(
-    Children& children, const TrainDemoOptions& options,
+// As run_demo_scenario(). kDigestMismatch: an engine holds other bytes than the trainer; kInternal:
+// a step was not served, or something else went otherwise.
+[[nodiscard]] Result<TrainDemoReport> run_train_demo(
+    ChildProcesses& children, const TrainDemoOptions& options,
     const std::function<Result<std::string>()>& output,
     const std::function<void(const std::string&)>& say);
 

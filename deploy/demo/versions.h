@@ -22,11 +22,11 @@ struct VersionMakerOptions {
 // Thread: that of `children`. Outlives: `children` and `say` outlive it.
 class VersionMaker {
  public:
-  VersionMaker(Children& children, VersionMakerOptions options,
+  VersionMaker(ChildProcesses& children, VersionMakerOptions options,
                const std::function<void(const std::string&)>& say)
       : children_(children), options_(std::move(options)), say_(say) {}
   // The directory of version 1, 2, ... (at most 9), each with other bytes in every tensor. A given
-  // checkpoint is version 1 itself; it is only read. Errors as Children::run and in_thread.
+  // checkpoint is version 1 itself; it is only read. Errors as ChildProcesses::run and in_thread.
   [[nodiscard]] Result<std::string> make(unsigned number);
   // Removes a directory that was made here, unless it is the first one.
   void done_with(const std::string& directory) const;
@@ -34,7 +34,7 @@ class VersionMaker {
   [[nodiscard]] bool same_bytes() const noexcept { return same_bytes_; }
 
  private:
-  Children& children_;
+  ChildProcesses& children_;
   const VersionMakerOptions options_;
   const std::function<void(const std::string&)>& say_;
   std::string first_;

@@ -95,7 +95,7 @@ TEST(TrainerEvent, WhatIsNoneSaysWhichMember) {
 }
 
 // A log, and a clock that is set by hand.
-class Story {
+class ScriptedLog {
  public:
   Result<> tell(const std::string& line, int after_ms = 0) {
     at_ = at_ + std::chrono::milliseconds(after_ms);
@@ -123,29 +123,29 @@ class Story {
 };
 
 TEST(KillLog, WhatAKillCameTo) {
-  Story story;
-  story.told(ranks_line());
-  EXPECT_FALSE(story.log.is_ready());  // no step has ended
-  story.told(step_line(1));
-  EXPECT_TRUE(story.log.is_ready());
-  EXPECT_THAT(story.log.pids(), ElementsAre(11, 12, 13, 14));
-  story.told(step_line(2), 10);
-  story.kill(3, 4);
-  EXPECT_FALSE(story.log.is_ready());
-  story.told(step_line(3), 1);  // it was on its way
-  story.told(lost_line(3, 4, "backward"), 2);
-  story.told(ranks_line(1), 1);
-  story.told(recovered_line(4), 40);
-  EXPECT_FALSE(story.log.is_ready());
-  EXPECT_THAT(story.log.kills(), IsEmpty());
-  story.told(step_line(3), 1);  // a new rank 0 tells the step before once more
-  EXPECT_THAT(story.log.kills(), IsEmpty());
-  story.told(step_line(4), 15);
-  EXPECT_TRUE(story.log.is_ready());
-  EXPECT_THAT(story.log.pids(), ElementsAre(11, 12, 13, 15));
-  story.told(step_line(5), 20);
-  ASSERT_THAT(story.log.kills(), SizeIs(1));
-  const Kill& kill = story.log.kills().front();
+  ScriptedLog script;
+  script.told(ranks_line());
+  EXPECT_FALSE(script.log.is_ready());  // no step has ended
+  script.told(step_line(1));
+  EXPECT_TRUE(script.log.is_ready());
+  EXPECT_THAT(script.log.pids(), ElementsAre(11, 12, 13, 14));
+  script.told(step_line(2), 10);
+  script.kill(3, 4);
+  EXPECT_FALSE(script.log.is_ready());
+  script.told(step_line(3), 1);  // it was on its way
+  script.told(lost_line(3, 4, "backward"), 2);
+  script.told(ranks_line(1), 1);
+  script.told(recovered_line(4), 40);
+  EXPECT_FALSE(script.log.is_ready());
+  EXPECT_THAT(script.log.kills(), IsEmpty());
+  script.told(step_line(3), 1);  // a new rank 0 tells the step before once more
+  EXPECT_THAT(script.log.kills(), IsEmpty());
+  script.told(step_line(4), 15);
+  EXPECT_TRUE(script.log.is_ready());
+  EXPECT_THAT(script.log.pids(), ElementsAre(11, 12, 13, 15));
+  script.told(step_line(5), 20);
+  ASSERT_THAT(script.log.kills(), SizeIs(1));
+  const Kill& kill = script.log.kills().front();
   EXPECT_EQ(kill.rank, 3U);
   EXPECT_EQ(kill.step, 4U);
   EXPECT_EQ(kill.phase, "backward");
@@ -157,25 +157,25 @@ TEST(KillLog, WhatAKillCameTo) {
   EXPECT_DOUBLE_EQ(kill.resumed_seconds, 0.060);
   EXPECT_DOUBLE_EQ(kill.recovery_seconds, 0.25);
   EXPECT_EQ(kill.steps_run_again(), 1U);
-  EXPECT_THAT(story.log.step_seconds(), ElementsAre(0.010, 0.020));  // none with the kill in it
-  EXPECT_THAT(story.log.steps(), SizeIs(6));
-  EXPECT_EQ(story.log.steps_told_again(), 1U);
-  EXPECT_EQ(story.log.last_step(), 5U);
+  EXPECT_THAT(script.log.step_seconds(), ElementsAre(0.010, 0.020));  // none with the kill in it
+  EXPECT_THAT(script.log.steps(), SizeIs(6));
+  EXPECT_EQ(script.log.steps_told_again(), 1U);
+  EXPECT_EQ(script.log.last_step(), 5U);
 }
 
 TEST(KillLog, ProcessesAreKnownAgainOnlyWhenTheyAreTold) {
-  Story story;
-  story.told(ranks_line());
-  story.told(step_line(1));
-  story.kill(3);
-  story.told(lost_line(3, 2));
-  story.told(recovered_line(2));
-  story.told(step_line(2));
-  EXPECT_THAT(story.log.kills(), SizeIs(1));
-  EXPECT_FALSE(story.log.is_ready());
-  EXPECT_THAT(story.log.state(), HasSubstr("no process of a rank has been told"));
-  story.told(ranks_line(1));
-  EXPECT_TRUE(story.log.is_ready());
+  ScriptedLog script;
+  script.told(ranks_line());
+  script.told(step_line(1));
+  script.kill(3);
+  script.told(lost_line(3, 2));
+  script.told(recovered_line(2));
+  script.told(step_line(2));
+  EXPECT_THAT(script.log.kills(), SizeIs(1));
+  EXPECT_FALSE(script.log.is_ready());
+  EXPECT_THAT(script.log.state(), HasSubstr("no process of a rank has been told"));
+  script.told(ranks_line(1));
+  EXPECT_TRUE(script.log.is_ready());
 }
 
 TEST(KillLog, StepsThatWereBegunAndAreRunAgain) {
@@ -192,33 +192,33 @@ TEST(KillLog, StepsThatWereBegunAndAreRunAgain) {
 }
 
 TEST(KillLog, LinesThatDoNotGoTogether) {
-  Story story;
-  story.told(ranks_line());
-  story.told(step_line(1));
-  story.expect_refused(lost_line(2, 1), ErrorCode::kPeerLost,
-                       "rank 2 was killed by signal 9, and nobody had killed it");
-  story.expect_refused(recovered_line(2), ErrorCode::kInvalidInput, "no rank was lost");
-  story.kill(3);
-  story.expect_refused(recovered_line(2), ErrorCode::kInvalidInput, "no rank was lost");
-  story.expect_refused(lost_line(2, 1), ErrorCode::kPeerLost, "rank 2");
-  story.told(lost_line(3, 2));
-  EXPECT_THAT(story.log.state(), HasSubstr("rank 3 was killed and has not been replaced"));
-  story.expect_refused(lost_line(3, 2), ErrorCode::kPeerLost, "rank 3");
-  story.expect_refused(recovered_line(2, "1,3"), ErrorCode::kInvalidInput,
-                       "it has replaced ranks [1, 3], expected 3, which was lost");
-  story.told(recovered_line(2));
-  story.expect_refused(recovered_line(2), ErrorCode::kInvalidInput, "no rank was lost");
+  ScriptedLog script;
+  script.told(ranks_line());
+  script.told(step_line(1));
+  script.expect_refused(lost_line(2, 1), ErrorCode::kPeerLost,
+                        "rank 2 was killed by signal 9, and nobody had killed it");
+  script.expect_refused(recovered_line(2), ErrorCode::kInvalidInput, "no rank was lost");
+  script.kill(3);
+  script.expect_refused(recovered_line(2), ErrorCode::kInvalidInput, "no rank was lost");
+  script.expect_refused(lost_line(2, 1), ErrorCode::kPeerLost, "rank 2");
+  script.told(lost_line(3, 2));
+  EXPECT_THAT(script.log.state(), HasSubstr("rank 3 was killed and has not been replaced"));
+  script.expect_refused(lost_line(3, 2), ErrorCode::kPeerLost, "rank 3");
+  script.expect_refused(recovered_line(2, "1,3"), ErrorCode::kInvalidInput,
+                        "it has replaced ranks [1, 3], expected 3, which was lost");
+  script.told(recovered_line(2));
+  script.expect_refused(recovered_line(2), ErrorCode::kInvalidInput, "no rank was lost");
 }
 
 TEST(KillLog, ABadLineIsNamed) {
-  Story story;
-  story.told(ranks_line());
-  story.expect_refused("Segmentation fault", ErrorCode::kInvalidInput,
-                       "line 2 of the trainer's events, 'Segmentation fault': it is no JSON");
-  story.expect_refused(std::string(1000, 'x'), ErrorCode::kInvalidInput,
-                       "'" + std::string(200, 'x') + "...'");
-  story.expect_refused(R"({"error":{"code":"peer_lost","message":"rank 1 stood still"}})",
-                       ErrorCode::kRefused, "the trainer failed: rank 1 stood still");
+  ScriptedLog script;
+  script.told(ranks_line());
+  script.expect_refused("Segmentation fault", ErrorCode::kInvalidInput,
+                        "line 2 of the trainer's events, 'Segmentation fault': it is no JSON");
+  script.expect_refused(std::string(1000, 'x'), ErrorCode::kInvalidInput,
+                        "'" + std::string(200, 'x') + "...'");
+  script.expect_refused(R"({"error":{"code":"peer_lost","message":"rank 1 stood still"}})",
+                        ErrorCode::kRefused, "the trainer failed: rank 1 stood still");
 }
 
 TEST(Divergence, EveryStepThatWasToldIsComparedBitByBit) {

@@ -14,7 +14,7 @@
 
 namespace wsync::cli {
 
-struct VictimReport {
+struct KilledEngineReport {
   std::string version;      // of the switch
   std::uint64_t taken = 0;  // buckets 0 to taken - 1; all but the newest certainly acknowledged
   std::uint64_t buckets = 0;
@@ -22,28 +22,28 @@ struct VictimReport {
 
 // Outlives: `child`, which writes lines, and `children` outlive it; no line of the child comes
 // after its destruction.
-class Victim {
+class KilledEngine {
  public:
-  Victim(Children& children, Child& child);
-  ~Victim() { child_.on_line = {}; }
-  Victim(const Victim&) = delete;
-  Victim& operator=(const Victim&) = delete;
+  KilledEngine(ChildProcesses& children, Child& child);
+  ~KilledEngine() { child_.on_line = {}; }
+  KilledEngine(const KilledEngine&) = delete;
+  KilledEngine& operator=(const KilledEngine&) = delete;
 
   // From here on it is stopped when it has taken a third of a version's buckets.
   void arm();
   // Waits until it is stopped, and kills it. kInternal when `too_late` holds before that, or when
   // it had not taken two buckets, or all of them.
-  [[nodiscard]] Result<VictimReport> kill(const std::function<bool()>& too_late);
+  [[nodiscard]] Result<KilledEngineReport> kill(const std::function<bool()>& too_late);
   // Torn steps that it spoke of.
   [[nodiscard]] std::uint64_t torn() const noexcept { return torn_; }
 
  private:
   void on_line(const std::string& line);
 
-  Children& children_;
+  ChildProcesses& children_;
   Child& child_;
   bool armed_ = false;
-  VictimReport seen_;
+  KilledEngineReport seen_;
   std::uint64_t torn_ = 0;
 };
 

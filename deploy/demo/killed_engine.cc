@@ -1,4 +1,4 @@
-#include "deploy/demo/victim.h"
+#include "deploy/demo/killed_engine.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -13,11 +13,12 @@ constexpr std::uint64_t kTakenMin = 2;  // the first of them is acknowledged the
 
 }  // namespace
 
-Victim::Victim(Children& children, Child& child) : children_(children), child_(child) {
+KilledEngine::KilledEngine(ChildProcesses& children, Child& child)
+    : children_(children), child_(child) {
   child_.on_line = [this](const std::string& line) { on_line(line); };
 }
 
-void Victim::on_line(const std::string& line) {
+void KilledEngine::on_line(const std::string& line) {
   const nlohmann::json event = nlohmann::json::parse(line, nullptr, false);
   const std::string name = event.is_object() ? event.value("event", "") : "";
   if (name == "torn") ++torn_;
@@ -31,12 +32,12 @@ void Victim::on_line(const std::string& line) {
   child_.hold_lines();
 }
 
-void Victim::arm() {
+void KilledEngine::arm() {
   child_.narrow_output();
   armed_ = true;
 }
 
-Result<VictimReport> Victim::kill(const std::function<bool()>& too_late) {
+Result<KilledEngineReport> KilledEngine::kill(const std::function<bool()>& too_late) {
   WSYNC_TRY(children_.until("a bucket of " + child_.name(), kDeadline,
                             [&] { return child_.stopped() || too_late(); }));
   if (!child_.stopped())

@@ -1,4 +1,4 @@
-// The story that `wsync demo` tells: publish three versions, refuse one, kill an engine in the
+// The scenario of `wsync demo`: publish three versions, refuse one, kill an engine in the
 // middle of a switch, repair it, roll back, and verify every engine after each of these.
 #pragma once
 
@@ -79,11 +79,12 @@ struct DemoReport {
 
 // `say` gets one line for each thing that happened; `output` says, at the end, where picture and
 // trace go. Every process is ended when this returns, with
-// an error as well. Errors: as Children::until(); kDigestMismatch when an engine holds other bytes
-// than it should; kInternal when something went otherwise than the story says.
-[[nodiscard]] Result<DemoReport> tell_demo(Children& children, const DemoOptions& options,
-                                           const std::function<Result<std::string>()>& output,
-                                           const std::function<void(const std::string&)>& say);
+// an error as well. Errors: as ChildProcesses::until(); kDigestMismatch when an engine holds other
+// bytes than it should; kInternal when something went otherwise than the scenario expects.
+[[nodiscard]] Result<DemoReport> run_demo_scenario(
+    ChildProcesses& children, const DemoOptions& options,
+    const std::function<Result<std::string>()>& output,
+    const std::function<void(const std::string&)>& say);
 
 // The report's table, figures and proofs, for people and for --json.
 [[nodiscard]] std::string demo_text(const DemoReport& report, const DemoOptions& options);

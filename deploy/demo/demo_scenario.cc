@@ -1,4 +1,4 @@
-#include "deploy/demo/story.h"
+#include "deploy/demo/demo_scenario.h"
 
 #include <algorithm>
 #include <numeric>
@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "deploy/demo/floor.h"
+#include "deploy/demo/killed_engine.h"
 #include "deploy/demo/trace.h"
 #include "deploy/demo/versions.h"
-#include "deploy/demo/victim.h"
 #include "shared/base/format.h"
 #include "shared/base/memory_limit.h"
 #include "shared/command/context.h"
@@ -23,7 +23,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kLong{900'000};          // writing, copying or publishing a checkpoint
-constexpr unsigned kFloorRounds = 3;            // before the story, and again after it
+constexpr unsigned kFloorRounds = 3;            // before the scenario, and again after it
 constexpr std::uint64_t kVersionsInMemory = 3;  // serving, previous, incoming: shared by all
 constexpr std::uint64_t kSmallModelBytes = 96 * limits::kMiB;
 constexpr std::size_t kPictured = 1;  // the second update: the engines were serving before it
@@ -32,11 +32,11 @@ std::string duration(std::uint64_t ns) {
   return trace::format_duration(std::chrono::nanoseconds(ns));
 }
 
-class Story {
+class DemoScenario {
  public:
-  Story(Children& children, const DemoOptions& options,
-        const std::function<Result<std::string>()>& output,
-        const std::function<void(const std::string&)>& say)
+  DemoScenario(ChildProcesses& children, const DemoOptions& options,
+               const std::function<Result<std::string>()>& output,
+               const std::function<void(const std::string&)>& say)
       : children_(children),
         options_(options),
         output_(output),
@@ -45,7 +45,7 @@ class Story {
             children,
             {.checkpoint = options.checkpoint, .size = options.size, .work_dir = options.work_dir},
             say) {}
-  Result<DemoReport> tell();
+  Result<DemoReport> run();
 
  private:
   template <class... Args>
@@ -58,7 +58,7 @@ class Story {
   [[nodiscard]] Result<> publish(unsigned number);
   [[nodiscard]] Result<> refuse();
   [[nodiscard]] Result<> publish_and_kill(unsigned number);
-  [[nodiscard]] Result<> kill_victim(DemoFleet::Question& push);
+  [[nodiscard]] Result<> kill_engine(DemoFleet::Question& push);
   [[nodiscard]] Result<> show_the_others(const Version& version);
   [[nodiscard]] Result<> repair(const Version& version);
   [[nodiscard]] Result<> roll_back();
@@ -68,7 +68,7 @@ class Story {
   [[nodiscard]] Result<> write_traces();
   void record(std::string name, TimePoint begin);
 
-  Children& children_;
+  ChildProcesses& children_;
   const DemoOptions& options_;
   const std::function<Result<std::string>()>& output_;
   const std::function<void(const std::string&)>& say_;
@@ -78,10 +78,10 @@ class Story {
   std::string first_directory_;  // where the engines read their names
   std::unique_ptr<DemoFleet> fleet_;
   trace::Recorder recorder_;
-  std::optional<Victim> victim_;  // before the fleet goes
+  std::optional<KilledEngine> killed_engine_;  // before the fleet goes
 };
 
-Result<DemoReport> Story::tell() {
+Result<DemoReport> DemoScenario::run() {
   const auto first = WSYNC_TRY(versions_.make(1));
   first_directory_ = first;
   WSYNC_TRY(read_model(first));
@@ -102,7 +102,7 @@ Result<DemoReport> Story::tell() {
   return std::move(report_);
 }
 
-void Story::record(std::string name, TimePoint begin) {
+void DemoScenario::record(std::string name, TimePoint begin) {
   recorder_.record({.name = std::move(name),
                     .lane = "story",
                     .category = trace::Category::kOther,
@@ -114,7 +114,7 @@ void Story::record(std::string name, TimePoint begin) {
 
 // ---- what is published ----
 
-Result<> Story::read_model(const std::string& directory) {
+Result<> DemoScenario::read_model(const std::string& directory) {
   const auto checkpoint = WSYNC_TRY(CheckpointDirectory::open(directory));
   const Manifest& manifest = checkpoint.manifest();
   for (const TensorInfo& tensor : manifest.tensors()) {
@@ -131,7 +131,7 @@ Result<> Story::read_model(const std::string& directory) {
 
 // ---- the floor ----
 
-Result<> Story::measure_floor() {
+Result<> DemoScenario::measure_floor() {
   const TimePoint begin = now();
   FloorRounds measured;
   WSYNC_TRY(children_.in_thread(
@@ -149,7 +149,7 @@ Result<> Story::measure_floor() {
 
 // ---- the fleet ----
 
-Result<> Story::start_fleet(const std::string& directory) {
+Result<> DemoScenario::start_fleet(const std::string& directory) {
   const TimePoint begin = now();
   fleet_ = std::make_unique<DemoFleet>(children_, FleetOptions{.engines = options_.engines,
                                                                .devices = options_.devices,
@@ -159,14 +159,14 @@ Result<> Story::start_fleet(const std::string& directory) {
                                                                .checkpoint = directory});
   WSYNC_TRY(fleet_->start());
   record("start", begin);
-  victim_.emplace(children_, fleet_->victim());
+  killed_engine_.emplace(children_, fleet_->killed_engine());
   say("running: a trainer agent, {} sidecars with {} each (buffers of {}), {}", kDemoSidecars,
       counted(options_.devices, "separate device"), human_bytes(report_.buffer_bytes),
       counted(options_.engines, "engine"));
   return {};
 }
 
-Result<> Story::verify(DemoUpdate& update, std::size_t engines) {
+Result<> DemoScenario::verify(DemoUpdate& update, std::size_t engines) {
   const TimePoint begin = now();
   const Result<std::uint64_t> bytes = fleet_->verify(update.version, engines);
   if (!bytes) return fail(bytes.error().with_context("verify"));
@@ -177,7 +177,7 @@ Result<> Story::verify(DemoUpdate& update, std::size_t engines) {
   return {};
 }
 
-DemoUpdate Story::update_of(const control::PushReply& reply, TimePoint begin) const {
+DemoUpdate DemoScenario::update_of(const control::PushReply& reply, TimePoint begin) const {
   DemoUpdate update{
       .version = reply.version,
       .digest = reply.content_digest,
@@ -194,7 +194,7 @@ DemoUpdate Story::update_of(const control::PushReply& reply, TimePoint begin) co
   return update;
 }
 
-Result<> Story::publish(unsigned number) {
+Result<> DemoScenario::publish(unsigned number) {
   const auto directory =
       WSYNC_TRY(number == 1 ? Result<std::string>(first_directory_) : versions_.make(number));
   const TimePoint begin = now();
@@ -214,7 +214,7 @@ Result<> Story::publish(unsigned number) {
   return {};
 }
 
-Result<> Story::refuse() {
+Result<> DemoScenario::refuse() {
   const std::string directory = options_.work_dir + "/wrong_shape";
   const auto wrong = WSYNC_TRY(write_wrong_shape(first_directory_, directory));
   const TimePoint begin = now();
@@ -237,14 +237,14 @@ Result<> Story::refuse() {
 
 // ---- the kill ----
 
-Result<> Story::kill_victim(DemoFleet::Question& push) {
-  const auto killed = WSYNC_TRY(victim_->kill([&push] { return push.answered(); }));
-  report_.kill.replica = fleet_->victim_replica();
+Result<> DemoScenario::kill_engine(DemoFleet::Question& push) {
+  const auto killed = WSYNC_TRY(killed_engine_->kill([&push] { return push.answered(); }));
+  report_.kill.replica = fleet_->killed_replica();
   report_.kill.version = killed.version;
-  report_.kill.pid = fleet_->victim().pid();
+  report_.kill.pid = fleet_->killed_engine().pid();
   report_.kill.taken = killed.taken;
   report_.kill.buckets = killed.buckets;
-  report_.kill.torn = victim_->torn();
+  report_.kill.torn = killed_engine_->torn();
   say("killed engine {} (pid {}) with SIGKILL inside its switch to {}: it had taken {} of {} "
       "buckets and acknowledged at least {}, the first among them; the last one never came",
       report_.kill.replica, report_.kill.pid, killed.version, killed.taken, killed.buckets,
@@ -252,27 +252,27 @@ Result<> Story::kill_victim(DemoFleet::Question& push) {
   return {};
 }
 
-Result<> Story::show_the_others(const Version& version) {
-  const std::string& victim = report_.kill.replica;
-  WSYNC_TRY(fleet_->until_ready(version, victim));
+Result<> DemoScenario::show_the_others(const Version& version) {
+  const std::string& killed = report_.kill.replica;
+  WSYNC_TRY(fleet_->until_ready(version, killed));
   const auto lost = WSYNC_TRY(fleet_->until_replica(
-      victim, "the loss of " + victim,
+      killed, "the loss of " + killed,
       [](const control::ReplicaReport& report) { return report.ranks_attached == 0; }));
   if (lost.ready)
-    return fail(ErrorCode::kInternal, "replica " + victim + " is killed and reported as ready");
+    return fail(ErrorCode::kInternal, "replica " + killed + " is killed and reported as ready");
   report_.kill.state = lost.state == control::ReplicaState::kTainted ? "tainted" : "absent";
   report_.kill.reason = lost.reason;
   say("  the other {} replicas serve {}; {} is {}, not ready: {}", options_.engines - 1,
-      version.to_string(), victim, report_.kill.state, lost.reason);
+      version.to_string(), killed, report_.kill.state, lost.reason);
   return {};
 }
 
-Result<> Story::publish_and_kill(unsigned number) {
+Result<> DemoScenario::publish_and_kill(unsigned number) {
   const auto directory = WSYNC_TRY(versions_.make(number));
   const TimePoint begin = now();
-  victim_->arm();
+  killed_engine_->arm();
   const auto push = fleet_->begin(control::Push{.directory = directory, .step = number});
-  if (const Result<> killed = kill_victim(*push); !killed) {
+  if (const Result<> killed = kill_engine(*push); !killed) {
     if (!push->answered()) return killed;
     const auto reply = fleet_->answer<control::PushReply>(*push);
     return fail(killed.error().with_context(reply ? reply->reason : reply.error().message()));
@@ -298,9 +298,9 @@ Result<> Story::publish_and_kill(unsigned number) {
   return {};
 }
 
-Result<> Story::repair(const Version& version) {
+Result<> DemoScenario::repair(const Version& version) {
   const TimePoint begin = now();
-  WSYNC_TRY(fleet_->restart_victim());
+  WSYNC_TRY(fleet_->restart_killed_engine());
   WSYNC_TRY(fleet_->until_ready(version));
   report_.kill.repaired_ns = static_cast<std::uint64_t>((now() - begin).count());
   record("repair of " + report_.kill.replica, begin);
@@ -311,7 +311,7 @@ Result<> Story::repair(const Version& version) {
 
 // ---- back, and the end ----
 
-Result<> Story::roll_back() {
+Result<> DemoScenario::roll_back() {
   const TimePoint begin = now();
   const auto reply = fleet_->ask<control::RollbackReply>(control::Rollback{});
   if (!reply) return fail(reply.error().with_context("rollback"));
@@ -331,7 +331,7 @@ Result<> Story::roll_back() {
   return verify(report_.updates[report_.updates.size() - 2], options_.engines);
 }
 
-Result<> Story::end() {
+Result<> DemoScenario::end() {
   auto engines = WSYNC_TRY(fleet_->stop());
   report_.engines = std::move(engines);
   const std::uint64_t steps =
@@ -341,7 +341,7 @@ Result<> Story::end() {
   return {};
 }
 
-Result<> Story::write_traces() {
+Result<> DemoScenario::write_traces() {
   const auto output = WSYNC_TRY(output_());
   report_.trace = output + "/trace.json";
   report_.picture = output + "/timeline.svg";
@@ -377,11 +377,11 @@ std::uint64_t DemoReport::torn() const {
       [](std::uint64_t sum, const EngineResult& engine) { return sum + engine.torn; });
 }
 
-Result<DemoReport> tell_demo(Children& children, const DemoOptions& options,
-                             const std::function<Result<std::string>()>& output,
-                             const std::function<void(const std::string&)>& say) {
-  Story story(children, options, output, say);
-  auto told = story.tell();
+Result<DemoReport> run_demo_scenario(ChildProcesses& children, const DemoOptions& options,
+                                     const std::function<Result<std::string>()>& output,
+                                     const std::function<void(const std::string&)>& say) {
+  DemoScenario scenario(children, options, output, say);
+  auto told = scenario.run();
   if (!told) return fail(children.explained(std::move(told).error()));
   return told;
 }
