@@ -15,10 +15,10 @@ constexpr std::uint64_t kTakenMin = 2;  // the first of them is acknowledged the
 
 KilledEngine::KilledEngine(ChildProcesses& children, Child& child)
     : children_(children), child_(child) {
-  child_.on_line = [this](const std::string& line) { on_line(line); };
+  child_.on_line = [this](const std::string& line) { handle_line(line); };
 }
 
-void KilledEngine::on_line(const std::string& line) {
+void KilledEngine::handle_line(const std::string& line) {
   const nlohmann::json event = nlohmann::json::parse(line, nullptr, false);
   const std::string name = event.is_object() ? event.value("event", "") : "";
   if (name == "torn") ++torn_;

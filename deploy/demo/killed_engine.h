@@ -1,9 +1,9 @@
 // The engine that `wsync demo` kills in the middle of a switch.
 //
-// An engine says a bucket on its output after it has taken it and before it acknowledges it, and it
-// waits in its line while nobody reads. So it can be stopped (SIGSTOP) between two buckets, what it
-// has said can be read to the end, and then it is killed (SIGKILL) without having run again: what
-// is reported is what had happened.
+// An engine writes a line for a bucket after it has taken the bucket and before it acknowledges it,
+// and it waits while nobody reads its lines. So it can be stopped (SIGSTOP) between two buckets,
+// its lines can be read to the end, and then it is killed (SIGKILL) without having run again: what
+// is reported is exactly what had happened.
 #pragma once
 
 #include <cstdint>
@@ -34,11 +34,11 @@ class KilledEngine {
   // Waits until it is stopped, and kills it. kInternal when `too_late` holds before that, or when
   // it had not taken two buckets, or all of them.
   [[nodiscard]] Result<KilledEngineReport> kill(const std::function<bool()>& too_late);
-  // Torn steps that it spoke of.
+  // Torn steps that it told of.
   [[nodiscard]] std::uint64_t torn() const noexcept { return torn_; }
 
  private:
-  void on_line(const std::string& line);
+  void handle_line(const std::string& line);
 
   ChildProcesses& children_;
   Child& child_;

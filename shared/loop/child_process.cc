@@ -213,8 +213,8 @@ void ChildProcesses::reap() {
   for (const auto& child : children_) {
     int status = 0;
     rusage used{};
-    while (child->running_ && ::wait4(child->pid_, &status, WNOHANG | WUNTRACED | WCONTINUED,
-                                      &used) == child->pid_) {
+    while (child->running_ &&
+           ::wait4(child->pid_, &status, WNOHANG | WUNTRACED | WCONTINUED, &used) == child->pid_) {
       child->stopped_ = WIFSTOPPED(status);
       if (!WIFEXITED(status) && !WIFSIGNALED(status)) continue;
       child->running_ = false;
@@ -269,20 +269,19 @@ Result<Child*> ChildProcesses::start(const ChildOptions& options) {
         }));
     child->watcher_->watch({.readable = true});
   }
-  std::vector<std::string> arguments{options.executable.empty() ? executable_
-                                                                : options.executable};
+  std::vector<std::string> arguments{options.executable.empty() ? executable_ : options.executable};
   arguments.insert(arguments.end(), options.arguments.begin(), options.arguments.end());
   std::vector<char*> argument_pointers = pointers(arguments);
   std::vector<std::string> environment = merged(options.environment, environment_);
   std::vector<char*> environment_pointers = pointers(environment);
   const ExecPlan plan{.executable = arguments.front().c_str(),
-                    .arguments = argument_pointers.data(),
-                    .environment = environment_pointers.data(),
-                    .input = input.get(),
-                    .output = output,
-                    .errors = errors,
-                    .keep = &options.keep,
-                    .parent = ::getpid()};
+                      .arguments = argument_pointers.data(),
+                      .environment = environment_pointers.data(),
+                      .input = input.get(),
+                      .output = output,
+                      .errors = errors,
+                      .keep = &options.keep,
+                      .parent = ::getpid()};
   child->pid_ = ::fork();
   if (child->pid_ < 0) return fail_errno("fork", errno);
   if (child->pid_ == 0) exec_child(plan);

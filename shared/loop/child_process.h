@@ -4,7 +4,8 @@
 //
 // SIGINT, SIGTERM and SIGHUP: the first one makes until() fail with kCancelled, so that the caller
 // ends its processes in order; the second kills them, removes what `on_abandon` removes, and ends
-// this process with status 130. Without an `on_abandon` the second one changes nothing. They die with this process, however it ends.
+// this process with status 130. Without an `on_abandon` the second one changes nothing. They die
+// with this process, however it ends.
 //
 // Thread: the one that called create(); it must live as long as the children.
 #pragma once

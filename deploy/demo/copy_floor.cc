@@ -1,4 +1,4 @@
-#include "deploy/demo/floor.h"
+#include "deploy/demo/copy_floor.h"
 
 #include <algorithm>
 #include <barrier>

@@ -1,9 +1,7 @@
-// What was traced of a demo's fleet, brought together: one Chrome trace of all processes, and the
-// picture of one update.
+// The picture of one update in one sidecar, drawn from what it traced.
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "shared/base/clock.h"
 #include "shared/base/error.h"
@@ -11,13 +9,6 @@
 #include "shared/weights/version.h"
 
 namespace wsync::cli {
-
-// The processes of a Chrome trace. Errors as trace::read_chrome_trace().
-[[nodiscard]] Result<std::vector<trace::ProcessTrace>> read_traces(const std::string& path);
-// The same of a file with one process. kInternal with another number of them.
-[[nodiscard]] Result<trace::ProcessTrace> read_trace(const std::string& path);
-// "2 cores of AMD EPYC 7B13"
-[[nodiscard]] std::string machine_text();
 
 struct UpdatePicture {
   Version version;
@@ -30,7 +21,7 @@ struct UpdatePicture {
   TimePoint end{};
 };
 // Draws the pipeline's lanes of one sidecar while its engines were paused between `begin` and
-// `end`. kNotFound when they were not.
+// `end`. kNotFound when they were not; errors of writing.
 [[nodiscard]] Result<> write_update_picture(const std::string& path,
                                             const trace::ProcessTrace& sidecar,
                                             const UpdatePicture& picture);

@@ -1,11 +1,9 @@
-#include "deploy/demo/train_trace.h"
+#include "deploy/demo/training_picture.h"
 
 #include <algorithm>
 #include <string_view>
 
-#include "deploy/demo/trace.h"
-#include "shared/base/format.h"
-#include "shared/command/context.h"
+#include "deploy/demo/demo.h"
 #include "shared/observe/trace/text_file.h"
 
 namespace wsync::cli {
