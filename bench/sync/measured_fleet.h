@@ -1,5 +1,7 @@
-// The processes of one case of `wsync bench sync`: a trainer, a sidecar and engines, all real, in a
-// directory of their own.
+// MeasuredFleet: a trainer, a sidecar and engines of a benchmark, all real, in a directory of their
+// own, and what is measured of them.
+//
+// Thread: that of the ChildProcesses, which outlive the fleet.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +13,9 @@
 #include <string_view>
 #include <vector>
 
-#include "bench/harness/child.h"
+#include "bench/harness/children.h"
 #include "bench/sync/floor.h"
+#include "deploy/fleet/fleet.h"
 #include "shared/base/error.h"
 
 namespace wsync::bench {
@@ -24,10 +27,11 @@ enum class Watched : std::uint8_t {
   kAlways,       // as by default, and engines keep spans as `wsync engine --trace` does
 };
 
-struct FleetOptions {
-  std::string executable;  // wsync
-  std::string directory;   // of mode 0700, empty; the owner removes it
-  std::string checkpoint;  // names and shapes for the engines
+struct MeasuredFleetOptions {
+  std::string executable;      // wsync
+  std::string directory;       // of mode 0700, empty; the owner removes it
+  std::string name = "fleet";  // before the names of its processes; fleets of one run must differ
+  std::string checkpoint;      // names and shapes for the engines
   unsigned engines = 1;
   bool adopt = false;
   std::vector<std::uint32_t> gpus;  // of each engine, whose number rules then; empty: host devices
@@ -37,8 +41,8 @@ struct FleetOptions {
       0;             // of each of a separate device's buffers; 0: as the sidecar has it
   bool tcp = false;  // versions are staged over TCP into an arena of the sidecar's own
   Watched watched = Watched::kAsByDefault;
-  // False: the caller is the trainer, with `run` and `state` of the directory. Of the functions
-  // below it may then call verify(), check_steps() and sidecar_memory().
+  // False: the caller is the trainer, with `run` and `state` of the directory. It may then call
+  // verify(), check_steps() and sidecar_memory() only.
   bool has_trainer = true;
 };
 
@@ -81,21 +85,21 @@ struct PeakMemory {
   std::uint64_t engine_bytes = 0;  // of the engine that had most
 };
 
-class Fleet {
+class MeasuredFleet {
  public:
   // Starts everything and waits until the engines are attached.
-  [[nodiscard]] static Result<std::unique_ptr<Fleet>> start(FleetOptions options,
-                                                            const Interrupt& interrupt);
-  Fleet(const Fleet&) = delete;
-  Fleet& operator=(const Fleet&) = delete;
-  ~Fleet();  // stops them in order, and kills what does not stop
+  [[nodiscard]] static Result<std::unique_ptr<MeasuredFleet>> start(MeasuredFleetOptions options,
+                                                                    cli::ChildProcesses& children);
+  MeasuredFleet(const MeasuredFleet&) = delete;
+  MeasuredFleet& operator=(const MeasuredFleet&) = delete;
 
   // Publishes a checkpoint directory. kDigestMismatch or kRefused unless every replica committed.
   // `trace`: a file that the push writes what the fleet has traced of it to (--trace); empty: none.
   [[nodiscard]] Result<Pushed> push(const std::string& checkpoint, const std::string& trace = "");
   // Maps, copies once with each way, and lets go; answers in the order of the ways.
   [[nodiscard]] Result<std::vector<FloorRun>> floor(const std::vector<FloorWay>& ways);
-  // Reads back what the engines hold (`wsync verify`); kDigestMismatch unless all of it matches.
+  // Reads back what the engines hold, as `wsync verify` does; kDigestMismatch unless all of it
+  // matches.
   [[nodiscard]] Result<> verify();
   // Writes what the fleet has traced of its last update (`wsync trace get`).
   [[nodiscard]] Result<> trace(const std::string& path);
@@ -113,26 +117,29 @@ class Fleet {
   [[nodiscard]] unsigned versions_held() const noexcept;
 
  private:
-  struct Engine;
-  Fleet(FleetOptions options, const Interrupt& interrupt);
-  [[nodiscard]] Result<Child> start(const std::string& name, std::vector<std::string> arguments);
+  // An engine's lines that nobody has asked for yet. When it left off serving and when it was told
+  // to go on, since the last push began.
+  struct Engine {
+    std::deque<std::string> lines;
+    std::int64_t paused_ns = 0;
+    std::int64_t resumed_ns = 0;
+  };
   struct Answer {
     nlohmann::json result;
     std::chrono::nanoseconds cpu{0};
   };
+  MeasuredFleet(MeasuredFleetOptions options, cli::ChildProcesses& children);
+  [[nodiscard]] Result<> ask_engine(std::size_t index, const std::string& command) {
+    return fleet_.engine(index).write_line(command);
+  }
+  // A command of wsync that asks the coordinator.
   [[nodiscard]] Result<Answer> run(const std::string& name, std::vector<std::string> arguments);
-  [[nodiscard]] std::vector<std::string> sidecar_arguments() const;
-  [[nodiscard]] std::vector<std::string> engine_arguments(std::size_t index) const;
-  [[nodiscard]] std::vector<std::string> trainer_arguments() const;
-  [[nodiscard]] Result<> settle(std::chrono::milliseconds time);
-  [[nodiscard]] Result<> wait_for_socket(const std::string& path);
-  [[nodiscard]] Result<nlohmann::json> event(Engine& engine, std::string_view name);
+  [[nodiscard]] Result<nlohmann::json> event(std::size_t engine, std::string_view name);
 
-  const FleetOptions options_;
-  const Interrupt& interrupt_;
-  std::unique_ptr<Child> sidecar_;
-  std::vector<std::unique_ptr<Engine>> engines_;
-  std::unique_ptr<Child> trainer_;
+  const MeasuredFleetOptions options_;
+  cli::ChildProcesses& children_;
+  std::vector<Engine> engines_;
+  fleet::Fleet fleet_;  // its processes end first
 };
 
 }  // namespace wsync::bench
