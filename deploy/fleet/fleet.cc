@@ -144,6 +144,13 @@ Result<Child*> Fleet::start_engine(const EngineSpec& engine, ChildOutput output)
   return children_.start(options);
 }
 
+bool Fleet::all_running() const noexcept {
+  const auto runs = [](const Child* child) { return child->running(); };
+  return std::all_of(sidecars_.begin(), sidecars_.end(), runs) &&
+         std::all_of(engines_.begin(), engines_.end(), runs) &&
+         (trainer_ == nullptr || trainer_->running());
+}
+
 Result<> Fleet::restart_engine(std::size_t index) {
   engines_[index] = WSYNC_TRY(start_engine(options_.engines[index], ChildOutput::kFile));
   return {};

@@ -130,6 +130,8 @@ class Fleet {
   [[nodiscard]] const Child& engine(std::size_t index) const noexcept { return *engines_[index]; }
   [[nodiscard]] const Child& sidecar(std::size_t index) const noexcept { return *sidecars_[index]; }
   [[nodiscard]] const Child* trainer() const noexcept { return trainer_; }  // null without one
+  // Whether every process that was started still runs.
+  [[nodiscard]] bool all_running() const noexcept;
   // Starts a new process in place of an engine that has ended; its output goes to a file.
   [[nodiscard]] Result<> restart_engine(std::size_t index);
   // The URLs of engines that serve HTTP and whose output goes to files. kDeadline: one does not

@@ -98,7 +98,7 @@ class TornRun {
     if (done) return std::move(result_);
     Error error = children_->explained(done.error());
     // That a process has ended is more than an internal error here: the replica lost a rank.
-    if (error.code() == ErrorCode::kInternal && has_lost_a_process())
+    if (error.code() == ErrorCode::kInternal && fleet_ && !is_ending_ && !fleet_->all_running())
       error = Error(ErrorCode::kPeerLost, error.message());
     return fail(std::move(error));
   }
@@ -117,13 +117,6 @@ class TornRun {
 
   [[nodiscard]] std::string at(std::string_view name) const {
     return fmt::format("{}/{}", options_.directory, name);
-  }
-
-  [[nodiscard]] bool has_lost_a_process() const {
-    if (!fleet_ || is_ending_ || views_.size() != fleet_->options().engines.size()) return false;
-    for (std::size_t i = 0; i < views_.size(); ++i)
-      if (is_started_ && !fleet_->engine(i).running()) return true;
-    return is_started_ && !fleet_->sidecar(0).running();
   }
 
   // Lets some time pass. kCancelled on a signal, and the first error of a process or client.
@@ -175,7 +168,6 @@ class TornRun {
     fleet_ = std::make_unique<fleet::Fleet>(*children_, std::move(wanted));
     WSYNC_TRY(fleet_->start(
         [this](std::size_t rank, const std::string& line) { views_[rank].handle(line); }));
-    is_started_ = true;
     return until("the port of rank 0", kTornStartDeadline,
                  [&] { return views_.front().port.has_value(); });
   }
@@ -328,7 +320,6 @@ class TornRun {
   std::unique_ptr<cli::ChildProcesses> children_;
   std::vector<RankView> views_;  // by rank
   std::unique_ptr<fleet::Fleet> fleet_;
-  bool is_started_ = false;
   bool is_ending_ = false;  // the ranks have been asked to end
   std::unique_ptr<AlternatingTrainer> trainer_;
   Recomputed recomputed_;  // of what the trainer has
