@@ -61,6 +61,15 @@ struct DemoContext {
 [[nodiscard]] Result<Outcome> run_train_demo(const DemoContext& context);
 [[nodiscard]] Result<Outcome> run_rl_demo(const DemoContext& context);
 
+// What those do: runs a scenario while its processes can still explain an error.
+template <class Scenario>
+[[nodiscard]] Result<Outcome> run_scenario(const DemoContext& context) {
+  Scenario scenario(context);
+  auto outcome = scenario.run();
+  if (!outcome) return fail(context.children.explained(std::move(outcome).error()));
+  return outcome;
+}
+
 // "host0"
 [[nodiscard]] std::string demo_sidecar(std::uint32_t index);
 // A fleet in these directories. Each sidecar has `devices` separate devices; engines are shared out

@@ -15,6 +15,7 @@
 #include "shared/observe/trace/progress.h"
 #include "shared/observe/trace/recorder.h"
 #include "shared/weights/checkpoint_dir.h"
+#include "shared/weights/example/derived_checkpoint.h"
 
 namespace wsync::cli {
 namespace {
@@ -429,10 +430,7 @@ std::string DemoScenario::text() const {
 }  // namespace
 
 Result<Outcome> run_demo_scenario(const DemoContext& context) {
-  DemoScenario scenario(context);
-  auto outcome = scenario.run();
-  if (!outcome) return fail(context.children.explained(std::move(outcome).error()));
-  return outcome;
+  return run_scenario<DemoScenario>(context);
 }
 
 }  // namespace wsync::cli

@@ -235,10 +235,7 @@ Result<> RlScenario::write_picture(const std::string& path) const {
 }  // namespace
 
 Result<Outcome> run_rl_demo(const DemoContext& context) {
-  RlScenario scenario(context);
-  auto outcome = scenario.run();
-  if (!outcome) return fail(context.children.explained(std::move(outcome).error()));
-  return outcome;
+  return run_scenario<RlScenario>(context);
 }
 
 }  // namespace wsync::cli

@@ -169,10 +169,7 @@ Result<Outcome> TrainScenario::report() {
 }  // namespace
 
 Result<Outcome> run_train_demo(const DemoContext& context) {
-  TrainScenario scenario(context);
-  auto outcome = scenario.run();
-  if (!outcome) return fail(context.children.explained(std::move(outcome).error()));
-  return outcome;
+  return run_scenario<TrainScenario>(context);
 }
 
 }  // namespace wsync::cli
