@@ -17,7 +17,7 @@ packages that are installed into build/cuda; where these cannot be had, everythi
                     transformers and the optimizer to torch
   --with-browser    also install Chromium, in which the coordinator's web page is looked at; without one that test is skipped
   --preset NAME     dev (default), release, asan or tsan
-  --label REGEX     only tests with this label: unit, contract, scenario, simulation, gpu
+  --label REGEX     only tests with this label: unit, contract, scenario, simulation, gpu, soak; without it, all but soak
   -h, --help        this text
 
 Exit status: 0 every test passed, 1 build or tests failed, 2 wrong arguments, 3 something is missing on this machine.
@@ -29,7 +29,7 @@ TEXT
 preset=dev
 reference=0
 browser=0
-select=()
+select=(-LE soak)
 while [ $# -gt 0 ]; do
   case $1 in
     --no-install) may_install=0 ;;

@@ -60,7 +60,6 @@ void add_bench(CLI::App& app, Context& context) {
   add_bench_pipeline(*command, context, *run);
   add_bench_scale(*command, context, *run);
   add_bench_schedule(*command, context, *run);
-  add_bench_recovery(*command, context, *run);
   add_bench_control(*command, context, *run);
   add_bench_transport(*command, context, *run);
   add_bench_codecs(*command, context, *run);

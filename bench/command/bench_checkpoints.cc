@@ -5,6 +5,7 @@
 #include "shared/base/format.h"
 #include "shared/config/units.h"
 #include "shared/weights/checkpoint_dir.h"
+#include "shared/weights/example/derived_checkpoint.h"
 #include "shared/weights/example/example_checkpoint.h"
 #include "shared/weights/example/model_checkpoint.h"
 
@@ -29,13 +30,7 @@ Result<BenchCheckpoints> twin_of(const std::string& given, const std::string& di
   const std::string path = std::filesystem::absolute(given).string();
   const auto checkpoint = WSYNC_TRY(open_given(given, fits));
   const std::string twin = directory + "/model2";
-  const TensorSource turned = [&](std::size_t tensor, std::uint64_t offset,
-                                  std::span<std::byte> out) -> Result<> {
-    WSYNC_TRY(checkpoint.read(tensor, offset, out));
-    for (std::byte& byte : out) byte ^= std::byte{1};
-    return {};
-  };
-  WSYNC_TRY(write_checkpoint_directory(twin, checkpoint.manifest(), turned));
+  WSYNC_TRY(write_changed_copy({.from = path, .to = twin}, false));
   return BenchCheckpoints{.directories = {path, twin},
                           .bytes = checkpoint.manifest().total_bytes()};
 }

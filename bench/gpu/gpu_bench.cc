@@ -110,7 +110,7 @@ Result<GpuBenchResult> run_gpu_bench(const GpuBenchOptions& options, const Inter
                                            .gpus = engines,
                                            .checkpoints = options.checkpoints,
                                            .updates = options.updates},
-                                          interrupt, on_progress));
+                                          on_progress));
     result.pauses.push_back(std::move(pause));
   }
   result.stolen = load.since_last().stolen;

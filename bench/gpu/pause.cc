@@ -8,7 +8,7 @@
 
 namespace wsync::bench {
 
-Result<PauseCase> run_pause_case(const PauseCaseOptions& options, const Interrupt& interrupt,
+Result<PauseCase> run_pause_case(const PauseCaseOptions& options,
                                  const OnGpuProgress& on_progress) {
   const std::string label =
       fmt::format("pause of {} on GPUs {}", counted(options.gpus.size(), "engine"),
@@ -21,11 +21,12 @@ Result<PauseCase> run_pause_case(const PauseCaseOptions& options, const Interrup
   // Of its own: two fleets of one run must not meet.
   const std::string directory = fmt::format("{}/pause{}", options.directory, options.gpus.size());
   if (::mkdir(directory.c_str(), 0700) != 0) return fail_errno(directory, errno);
-  auto fleet = Fleet::start({.executable = options.executable,
-                             .directory = directory,
-                             .checkpoint = options.checkpoints.front(),
-                             .gpus = options.gpus},
-                            interrupt);
+  const auto children = WSYNC_TRY(bench_children(directory));
+  auto fleet = MeasuredFleet::start({.executable = options.executable,
+                                     .directory = directory,
+                                     .checkpoint = options.checkpoints.front(),
+                                     .gpus = options.gpus},
+                                    *children);
   if (!fleet) return fail(fleet.error().with_context(label));
   const unsigned warm = static_cast<unsigned>(options.checkpoints.size());
   for (unsigned i = 0; i < warm + options.updates; ++i) {

@@ -7,7 +7,7 @@
 
 #include "bench/gpu/copies.h"
 #include "bench/harness/spread.h"
-#include "bench/sync/fleet.h"
+#include "bench/sync/measured_fleet.h"
 #include "shared/base/error.h"
 
 namespace wsync::bench {
@@ -31,7 +31,6 @@ struct PauseCaseOptions {
 // verify` reads back what the engines hold. kDigestMismatch unless every byte was loaded and is
 // right.
 [[nodiscard]] Result<PauseCase> run_pause_case(const PauseCaseOptions& options,
-                                               const Interrupt& interrupt,
                                                const OnGpuProgress& on_progress);
 
 }  // namespace wsync::bench

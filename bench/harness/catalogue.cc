@@ -83,23 +83,6 @@ constexpr std::array kScheduleCases{
              "times", true, "what the simulator predicts"},
 };
 
-constexpr std::array kRecoveryCases{
-    CaseText{"loss seen", "From SIGKILL of a rank until the launcher tells the loss", "ms", false,
-             ""},
-    CaseText{"all can go on", "From SIGKILL until all ranks have agreed on the step to go on with",
-             "ms", false, "start from a checkpoint"},
-    CaseText{"first step has ended", "From SIGKILL to the end of the first step after it", "ms",
-             false, "start from a checkpoint"},
-};
-
-constexpr std::array kTornCases{
-    CaseText{"torn steps", "Forward steps that were computed with two versions; there may be none",
-             "steps", false, ""},
-    CaseText{"steps", "Forward steps of the replica while its weights change", "1/s", true, ""},
-    CaseText{"paused under load", "Time that the replica stands still for a switch", "ms", false,
-             ""},
-};
-
 constexpr std::array kGpuCases{
     CaseText{"H2D", "Host memory that is staged is copied to the GPU", "GB/s", true,
              "cuMemcpyHtoDAsync, pinned by the driver"},
@@ -284,12 +267,6 @@ constexpr std::array kSuites{
     SuiteText{"schedule", "wsync bench schedule",
               "what is it worth to overlap communication with computation in a training step?",
               kScheduleCases},
-    SuiteText{"recovery", "wsync bench recovery",
-              "a rank of a training run is killed: how soon does it go on, with the same weights?",
-              kRecoveryCases},
-    SuiteText{"torn", "wsync bench recovery --torn",
-              "is a token ever computed with two versions, or by ranks that have different ones?",
-              kTornCases},
     SuiteText{"gpu", "wsync bench gpu",
               "how close do copies, digests and updates of GPUs come to the driver's plain calls?",
               kGpuCases},

@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
-#include <ctime>
 #include <fcntl.h>
 #include <filesystem>
 #include <fstream>
@@ -18,7 +17,6 @@
 #include <unistd.h>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
 
 namespace wsync::bench {
 namespace {
@@ -36,6 +34,12 @@ struct Pair {
   UniqueFd childs;
 };
 
+sigset_t blocked_signals() {
+  sigset_t set = stop_signals();
+  ::sigaddset(&set, SIGCHLD);
+  return set;
+}
+
 // Sockets, not pipes: writing to one whose reader is gone can be told not to raise SIGPIPE.
 Result<Pair> make_pair() {
   std::array<int, 2> fds{};
@@ -50,7 +54,7 @@ Result<Pair> make_pair() {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(127);
   ::setpgid(0, 0);
-  const sigset_t set = stop_signals();
+  const sigset_t set = blocked_signals();
   ::sigprocmask(SIG_UNBLOCK, &set, nullptr);
   const int log = ::open(log_file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   if (log < 0 || ::dup2(in, STDIN_FILENO) < 0 || ::dup2(out, STDOUT_FILENO) < 0 ||
@@ -85,7 +89,8 @@ std::vector<char*> pointers_to(std::vector<std::string>& words) {
 
 Result<Interrupt> Interrupt::create() {
   const sigset_t set = stop_signals();
-  if (const int error = ::pthread_sigmask(SIG_BLOCK, &set, nullptr); error != 0)
+  const sigset_t blocked = blocked_signals();
+  if (const int error = ::pthread_sigmask(SIG_BLOCK, &blocked, nullptr); error != 0)
     return fail_errno("block SIGINT and SIGTERM", error);
   UniqueFd fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd.valid()) return fail_errno("signalfd", errno);
@@ -98,7 +103,7 @@ Interrupt::~Interrupt() {
   signalfd_siginfo info{};
   while (::read(fd_.get(), &info, sizeof info) > 0) {
   }
-  const sigset_t set = stop_signals();
+  const sigset_t set = blocked_signals();
   ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
 }
 
@@ -140,23 +145,6 @@ Child::~Child() {
   if (pid_ < 0) return;
   ::kill(pid_, SIGKILL);
   (void)reap();
-}
-
-Result<std::chrono::nanoseconds> Child::cpu_time() const {
-  clockid_t clock{};
-  timespec time{};
-  if (const int error = ::clock_getcpuclockid(pid_, &clock); error != 0)
-    return fail_errno(fmt::format("the processor time of process {}", pid_), error);
-  if (::clock_gettime(clock, &time) != 0)
-    return fail_errno(fmt::format("the processor time of process {}", pid_), errno);
-  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
-}
-
-std::uint64_t Child::peak_bytes() const {
-  std::ifstream file(fmt::format("/proc/{}/status", pid_));
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("VmHWM:")) return std::stoull(line.substr(6)) * limits::kKiB;
-  return 0;
 }
 
 Child::End Child::reap() {

@@ -14,7 +14,9 @@
 namespace wsync::bench {
 
 // SIGINT and SIGTERM as a descriptor, from construction to destruction, so that a wait ends with
-// them. Thread: make it before any other thread is started.
+// them. SIGCHLD is blocked as well: ChildProcesses reads it from a descriptor of its own, and a
+// thread that does not block it could take it away. Thread: make it before any other thread is
+// started.
 class Interrupt {
  public:
   [[nodiscard]] static Result<Interrupt> create();
@@ -45,11 +47,6 @@ class Child {
   ~Child();  // kills what still runs
 
   [[nodiscard]] pid_t pid() const noexcept { return pid_; }
-  // Processor time of all its threads, those that have ended included. kIo when it has ended.
-  [[nodiscard]] Result<std::chrono::nanoseconds> cpu_time() const;
-  // The most memory that it ever had mapped and resident at once, shared pages included; 0 where
-  // the kernel does not say.
-  [[nodiscard]] std::uint64_t peak_bytes() const;
   // Readable when it has said something, or has ended. Until wait() or stop().
   [[nodiscard]] int output_fd() const noexcept { return output_.get(); }
   // Writes a line to its standard input.

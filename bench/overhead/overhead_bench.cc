@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "bench/harness/memory.h"
-#include "bench/sync/fleet.h"
+#include "bench/sync/measured_fleet.h"
 #include "bench/sync/scrape.h"
 #include "shared/base/check.h"
 #include "shared/base/format.h"
@@ -49,6 +49,7 @@ class OverheadRun {
         .machine = this_machine(), .bytes = options_.bytes, .engines = options_.engines};
     const auto busy = WSYNC_TRY(busy_with_others(interrupt_));
     result.others_busy = busy;
+    children_ = WSYNC_TRY(bench_children(options_.directory));
     CpuLoad load;
     for (unsigned round = 0; round < options_.rounds; ++round) {
       if (round % options_.rounds_of_fleets == 0) WSYNC_TRY(start_fleets());
@@ -64,7 +65,7 @@ class OverheadRun {
 
  private:
   struct Side {
-    std::unique_ptr<Fleet> fleet;
+    std::unique_ptr<MeasuredFleet> fleet;
     unsigned pushes = 0;
   };
 
@@ -72,12 +73,13 @@ class OverheadRun {
     const std::string directory = fmt::format("{}/{}{}", options_.directory, name, started_);
     std::filesystem::create_directory(directory);
     std::filesystem::permissions(directory, std::filesystem::perms::owner_all);
-    auto fleet = WSYNC_TRY(Fleet::start({.executable = options_.executable,
-                                         .directory = directory,
-                                         .checkpoint = options_.checkpoints.front(),
-                                         .engines = options_.engines,
-                                         .watched = watched},
-                                        interrupt_));
+    auto fleet = WSYNC_TRY(MeasuredFleet::start({.executable = options_.executable,
+                                                 .directory = directory,
+                                                 .name = fmt::format("{}{}", name, started_),
+                                                 .checkpoint = options_.checkpoints.front(),
+                                                 .engines = options_.engines,
+                                                 .watched = watched},
+                                                *children_));
     side = {.fleet = std::move(fleet)};
     for (unsigned i = 0; i < kOverheadWarmUps; ++i) WSYNC_TRY(push(side));
     return {};
@@ -173,6 +175,7 @@ class OverheadRun {
   const OverheadBenchOptions& options_;
   const Interrupt& interrupt_;
   const std::function<void(std::string_view)> on_step_;
+  std::unique_ptr<cli::ChildProcesses> children_;  // the fleets' processes end first
   Side watched_, other_;
   unsigned started_ = 0;  // pairs of fleets
   trace::Recorder ring_{limits::kTraceRingSpans, trace::WhenFull::kDropOldest};

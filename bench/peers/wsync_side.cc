@@ -44,12 +44,13 @@ Result<std::unique_ptr<WsyncSide>> WsyncSide::start(const WsyncSideOptions& opti
                                       .environment = {},
                                       .set = {"run_dir=" + options.directory + "/run",
                                               "state_dir=" + options.directory + "/state"}}));
-  side->fleet_ = WSYNC_TRY(Fleet::start({.executable = options.executable,
-                                         .directory = options.directory,
-                                         .checkpoint = options.checkpoint,
-                                         .engines = options.engines,
-                                         .has_trainer = false},
-                                        interrupt));
+  side->children_ = WSYNC_TRY(bench_children(options.directory));
+  side->fleet_ = WSYNC_TRY(MeasuredFleet::start({.executable = options.executable,
+                                                 .directory = options.directory,
+                                                 .checkpoint = options.checkpoint,
+                                                 .engines = options.engines,
+                                                 .has_trainer = false},
+                                                *side->children_));
   side->trainer_ = WSYNC_TRY(plugin::Trainer::create({.config = std::move(config)}));
   WSYNC_TRY(side->trainer_->start());
   return side;

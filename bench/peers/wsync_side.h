@@ -10,7 +10,7 @@
 
 #include "bench/harness/child.h"
 #include "bench/peers/model_source.h"
-#include "bench/sync/fleet.h"
+#include "bench/sync/measured_fleet.h"
 #include "shared/base/bytes.h"
 #include "trainer_side/plugin/trainer.h"
 
@@ -27,7 +27,8 @@ struct WsyncSideOptions {
 class WsyncSide {
  public:
   // The calling process becomes the trainer: it reads every model of the source into its memory.
-  // `source` and `interrupt` are borrowed. Errors as Fleet::start() and plugin::Trainer::start().
+  // `source` and `interrupt` are borrowed. Errors as MeasuredFleet::start() and
+  // plugin::Trainer::start().
   [[nodiscard]] static Result<std::unique_ptr<WsyncSide>> start(const WsyncSideOptions& options,
                                                                 const ModelSource& source,
                                                                 const Interrupt& interrupt);
@@ -39,7 +40,8 @@ class WsyncSide {
   // Publishes a model and waits until every engine has committed it. The version's content digest
   // is the model's own, or kDigestMismatch. kRefused with the reason when it did not come to all.
   [[nodiscard]] Result<Published> transfer(std::size_t model);
-  // Reads back what engines hold (`wsync verify`): kDigestMismatch unless all of it matches.
+  // Reads back what engines hold (as `wsync verify` does): kDigestMismatch unless all of it
+  // matches.
   [[nodiscard]] Result<> verify() { return fleet_->verify(); }
 
  private:
@@ -49,12 +51,13 @@ class WsyncSide {
 
   const ModelSource& source_;
   const Interrupt& interrupt_;
+  std::unique_ptr<cli::ChildProcesses> children_;  // the fleet's processes end first
   unsigned engines_ = 0;
   std::vector<Bytes> models_;
   std::vector<plugin::RankTensors> tensors_;  // of each model; they point into it
   std::vector<Digest> contents_;              // of each model, as versions have it
   std::unique_ptr<plugin::Trainer> trainer_;  // before what it reads
-  std::unique_ptr<Fleet> fleet_;
+  std::unique_ptr<MeasuredFleet> fleet_;
   std::uint64_t step_ = 0;
 };
 

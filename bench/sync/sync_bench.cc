@@ -60,8 +60,12 @@ CopiesPerByte by_bytes(const CopiedBytes& copied, const SyncCase& done) {
 class Case {
  public:
   Case(const SyncBenchOptions& options, unsigned engines, std::uint64_t buffer_bytes,
-       const Interrupt& interrupt, std::function<void(std::string_view)> on_step)
-      : options_(options), interrupt_(interrupt), on_step_(std::move(on_step)) {
+       const Interrupt& interrupt, cli::ChildProcesses& children,
+       std::function<void(std::string_view)> on_step)
+      : options_(options),
+        interrupt_(interrupt),
+        children_(children),
+        on_step_(std::move(on_step)) {
     result_.engines = engines;
     result_.adopt = options.adopt;
     result_.devices = options.devices;
@@ -82,15 +86,17 @@ class Case {
                     result_.buffer_bytes);
     std::filesystem::create_directory(directory);
     std::filesystem::permissions(directory, std::filesystem::perms::owner_all);
-    auto fleet = Fleet::start({.executable = options_.executable,
-                               .directory = directory,
-                               .checkpoint = options_.checkpoints.front(),
-                               .engines = result_.engines,
-                               .adopt = result_.adopt,
-                               .devices = result_.devices,
-                               .buffer_bytes = result_.buffer_bytes,
-                               .tcp = result_.tcp},
-                              interrupt_);
+    auto fleet =
+        MeasuredFleet::start({.executable = options_.executable,
+                              .directory = directory,
+                              .name = fmt::format("{}-{}", result_.engines, result_.buffer_bytes),
+                              .checkpoint = options_.checkpoints.front(),
+                              .engines = result_.engines,
+                              .adopt = result_.adopt,
+                              .devices = result_.devices,
+                              .buffer_bytes = result_.buffer_bytes,
+                              .tcp = result_.tcp},
+                             children_);
     if (!fleet) return fail(fleet.error());
     fleet_ = std::move(*fleet);
     on_step_("starting");
@@ -202,9 +208,10 @@ class Case {
 
   const SyncBenchOptions& options_;
   const Interrupt& interrupt_;
+  cli::ChildProcesses& children_;
   const std::function<void(std::string_view)> on_step_;
   CpuLoad load_;
-  std::unique_ptr<Fleet> fleet_;
+  std::unique_ptr<MeasuredFleet> fleet_;
   unsigned pushes_ = 0;
   SyncCase result_;
 };
@@ -253,11 +260,13 @@ Result<SyncBenchResult> run_sync_bench(const SyncBenchOptions& options, const In
     for (const std::uint64_t bytes : options.buffers) cases.emplace_back(engines, bytes);
   }
   const auto total = static_cast<unsigned>(cases.size()) * Case::steps(options);
+  const auto children = WSYNC_TRY(bench_children(options.directory));
   for (const auto& [count, buffer_bytes] : cases) {
     const unsigned engines = count;
-    Case one(options, engines, buffer_bytes, interrupt, [&, engines](std::string_view what) {
-      on_progress(fmt::format("{}: {}", counted(engines, "engine"), what), ++done, total);
-    });
+    Case one(options, engines, buffer_bytes, interrupt, *children,
+             [&, engines](std::string_view what) {
+               on_progress(fmt::format("{}: {}", counted(engines, "engine"), what), ++done, total);
+             });
     try {
       auto measured = one.run(result.machine, result.copy_rate);
       if (!measured) return fail(measured.error().with_context(fmt::format("{} engines", engines)));

@@ -42,8 +42,8 @@
 #include "bench/harness/child.h"
 #include "bench/harness/machine.h"
 #include "bench/harness/spread.h"
-#include "bench/sync/fleet.h"
 #include "bench/sync/floor.h"
+#include "bench/sync/measured_fleet.h"
 #include "shared/base/error.h"
 
 namespace wsync::bench {
@@ -60,11 +60,11 @@ struct SyncBenchOptions {
   std::vector<unsigned> engines = {1, 2, 4};  // one case each
   unsigned rounds = 15;
   bool adopt = false;  // engines that map the version instead of copying it
-  // Separate host devices (see FleetOptions), and one case for each size of their buffers; none:
-  // the sidecar's own choice.
+  // Separate host devices (see MeasuredFleetOptions), and one case for each size of their buffers;
+  // none: the sidecar's own choice.
   unsigned devices = 0;
   std::vector<std::uint64_t> buffers;
-  bool tcp = false;   // versions are staged over TCP, not mapped (FleetOptions)
+  bool tcp = false;   // versions are staged over TCP, not mapped (MeasuredFleetOptions)
   std::string trace;  // the last case's last update, as a Chrome trace; empty: none
 };
 

@@ -1,4 +1,6 @@
 // `wsync demo`: a whole fleet on this machine, for a minute.
+#include "deploy/demo/demo.h"
+
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
@@ -6,9 +8,6 @@
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
-#include "deploy/demo/rl.h"
-#include "deploy/demo/story.h"
-#include "deploy/demo/train.h"
 #include "shared/base/format.h"
 #include "shared/command/fleet_trace.h"
 #include "shared/command/programs.h"
@@ -22,18 +21,19 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint64_t kSizeMin = 16 * limits::kMiB;  // enough buckets to be killed between
+constexpr std::uint32_t kRlSteps = 300;                // that train on generated answers
+constexpr std::uint32_t kTrainEngines = 2;             // with --train and --rl
 constexpr std::size_t kTemporaryPathMax = 40;          // sockets' paths have room for 108 bytes
 
 struct DemoCommand {
   DemoOptions demo;
-  TrainDemoOptions training;
-  RlDemoOptions rl;
   bool train = false;
   bool reinforce = false;
   bool no_sync = false;
-  std::uint32_t steps = 0;
-  std::string size = "256MiB";
+  bool engines_given = false;
+  bool steps_given = false;
   bool size_given = false;
+  std::string size = "256MiB";
   std::string work;
   std::string output;
   std::string trace;  // a copy of trace.json; empty: none
@@ -121,16 +121,14 @@ class DemoFolders {
 };
 
 // This process's, without what would configure the fleet otherwise.
-std::vector<std::string> fleet_environment(const DemoFolders& folders) {
+std::vector<std::string> fleet_environment() {
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry)
     if (!std::string_view(*entry).starts_with("WSYNC_")) environment.emplace_back(*entry);
-  environment.push_back("WSYNC_RUN_DIR=" + folders.run());
-  environment.push_back("WSYNC_STATE_DIR=" + folders.state());
   return environment;
 }
 
-Result<> check(DemoCommand& command) {
+Result<> check_checkpoint(DemoCommand& command) {
   if (!command.demo.checkpoint.empty()) {
     if (command.size_given)
       return fail(ErrorCode::kInvalidInput,
@@ -154,79 +152,55 @@ Result<> check(DemoCommand& command) {
   return {};
 }
 
-using Say = std::function<void(const std::string&)>;
-
-Result<Outcome> publish_checkpoints(Children& children, DemoCommand& command, DemoFolders& folders,
-                                    const Say& say) {
-  DemoOptions& options = command.demo;
-  options.run_dir = folders.run();
-  options.work_dir = folders.work();
-  options.trace_dir = folders.trace();
-  const auto report =
-      WSYNC_TRY(tell_demo(children, options, [&folders] { return folders.output(); }, say));
-  return Outcome{.result = demo_json(report, options),
-                 .text = demo_text(report, options),
-                 .exit_code = report.torn() == 0 ? kExitOk : kExitFailed};
-}
-
-Result<Outcome> train(Children& children, DemoCommand& command, DemoFolders& folders,
-                      const Say& say) {
-  TrainDemoOptions& options = command.training;
-  options.run_dir = folders.run();
-  options.state_dir = folders.state();
-  options.work_dir = folders.work();
-  options.trace_dir = folders.trace();
-  const auto report =
-      WSYNC_TRY(tell_train_demo(children, options, [&folders] { return folders.output(); }, say));
-  return Outcome{.result = train_demo_json(report),
-                 .text = train_demo_text(report),
-                 .exit_code = report.torn() == 0 ? kExitOk : kExitFailed};
-}
-
-Result<Outcome> reinforce(Children& children, DemoCommand& command, DemoFolders& folders,
-                          const Say& say) {
-  RlDemoOptions& options = command.rl;
-  options.sync = !command.no_sync;
-  options.run_dir = folders.run();
-  options.state_dir = folders.state();
-  options.work_dir = folders.work();
-  options.trace_dir = folders.trace();
-  const auto report =
-      WSYNC_TRY(tell_rl_demo(children, options, [&folders] { return folders.output(); }, say));
-  return Outcome{.result = rl_demo_json(report, options),
-                 .text = rl_demo_text(report, options),
-                 .exit_code = report.torn() == 0 ? kExitOk : kExitFailed};
+// Options that hold for one scenario only have their values here.
+Result<> settle_options(DemoCommand& command) {
+  DemoOptions& demo = command.demo;
+  const bool trains = command.train || command.reinforce;
+  if (command.steps_given && !trains)
+    return fail(ErrorCode::kInvalidInput, "--steps: of --train or --rl, and neither is given");
+  if (command.train && demo.steps > kTrainStepsMax)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("--steps {}: with --train at most {}", demo.steps, kTrainStepsMax));
+  if (command.reinforce && !command.steps_given) demo.steps = kRlSteps;
+  if (trains && !command.engines_given) demo.engines = kTrainEngines;
+  demo.sync = !command.no_sync;
+  return trains ? Result<>() : check_checkpoint(command);
 }
 
 Result<Outcome> run_demo(DemoCommand command, bool json) {
   const TimePoint begin = now();
-  if (command.steps != 0 && !command.reinforce && !command.train)
-    return fail(ErrorCode::kInvalidInput, "--steps: of --train or --rl, and neither is given");
-  if (command.train && command.steps > kTrainDemoStepsMost)
-    return fail(ErrorCode::kInvalidInput, fmt::format("--steps {}: with --train at most {}",
-                                                      command.steps, kTrainDemoStepsMost));
-  const auto tell = command.reinforce ? reinforce : command.train ? train : publish_checkpoints;
-  if (tell == publish_checkpoints) WSYNC_TRY(check(command));
+  WSYNC_TRY(settle_options(command));
   if (!command.trace.empty()) WSYNC_TRY(check_trace_file(command.trace));
   // What it starts later: without them, a child's end would be all that is seen.
   WSYNC_TRY(find_wsync_program("wsync-engine"));
   if (command.train || command.reinforce) WSYNC_TRY(find_wsync_program("wsync-train"));
   DemoFolders folders;
   WSYNC_TRY(folders.create(command));
-  const Say say = [&](const std::string& line) {
-    print_line(json ? stderr : stdout, fmt::format("{:5.1f} s  {}", seconds(now() - begin), line));
-  };
-  auto children = WSYNC_TRY(Children::create(folders.log(), fleet_environment(folders),
-                                             [&folders] { folders.remove(); }));
-  if (command.keep)
-    say(fmt::format("everything stays in {} and {}", folders.base(), folders.work()));
-  auto told = tell(*children, command, folders, say);
-  if (!told || command.trace.empty()) return told;
+  command.demo.run_dir = folders.run();
+  command.demo.state_dir = folders.state();
+  command.demo.work_dir = folders.work();
+  command.demo.trace_dir = folders.trace();
+  const auto children = WSYNC_TRY(
+      ChildProcesses::create(folders.log(), fleet_environment(), [&folders] { folders.remove(); }));
+  const DemoContext context{.children = *children,
+                            .options = command.demo,
+                            .output = [&folders] { return folders.output(); },
+                            .on_line =
+                                [&](const std::string& line) {
+                                  print_line(
+                                      json ? stderr : stdout,
+                                      fmt::format("{:5.1f} s  {}", seconds(now() - begin), line));
+                                }};
+  if (command.keep) context.say("everything stays in {} and {}", folders.base(), folders.work());
+  auto outcome = command.reinforce ? run_rl_demo(context)
+                 : command.train   ? run_train_demo(context)
+                                   : run_demo_scenario(context);
+  if (!outcome || command.trace.empty()) return outcome;
   std::error_code error;
-  fs::copy_file(told->result.at("trace").get<std::string>(), command.trace,
+  fs::copy_file(outcome->result.at("trace").get<std::string>(), command.trace,
                 fs::copy_options::overwrite_existing, error);
   if (error) return fail_errno("--trace " + command.trace, error.value());
-  return told;
+  return outcome;
 }
 
 }  // namespace
@@ -252,25 +226,25 @@ void add_demo(CLI::App& app, Context& context) {
   train->excludes(reinforce);
   CLI::Option* steps =
       command
-          ->add_option("--steps", options->steps,
+          ->add_option("--steps", options->demo.steps,
                        fmt::format("Training steps (default: {}; with --rl those on the engines' "
                                    "answers, {})",
-                                   options->training.steps, options->rl.steps))
-          ->check(CLI::Range(kTrainDemoStepsMin, kRlDemoStepsMost));
+                                   options->demo.steps, kRlSteps))
+          ->check(CLI::Range(kTrainStepsMin, kRlStepsMax));
   command
-      ->add_option("--warm-start", options->rl.warm_start_steps,
+      ->add_option("--warm-start", options->demo.warm_start_steps,
                    fmt::format("--rl: steps on right answers before (default: {})",
-                               options->rl.warm_start_steps))
-      ->check(CLI::Range(1U, kRlDemoStepsMost))
+                               options->demo.warm_start_steps))
+      ->check(CLI::Range(1U, kRlStepsMax))
       ->needs(reinforce);
   command
-      ->add_option("--max-staleness", options->rl.max_staleness,
+      ->add_option("--max-staleness", options->demo.max_staleness,
                    "--rl: steps that the weights of an answer may be older than those it trains; 0 "
                    "waits for each step's answers, 1 and more go on beside training (default: 0)")
       ->check(CLI::Range(0, 1000))
       ->needs(reinforce);
   command
-      ->add_option("--seed", options->rl.seed,
+      ->add_option("--seed", options->demo.seed,
                    "--rl: of weights, problems and answers (default: 1)")
       ->needs(reinforce);
   command
@@ -314,9 +288,8 @@ void add_demo(CLI::App& app, Context& context) {
   command->add_flag("--keep", options->keep, "Remove neither checkpoints nor logs at the end");
   command->callback([&context, options, size, engines, steps] {
     options->size_given = size->count() > 0;
-    if (engines->count() > 0)
-      options->training.engines = options->rl.engines = options->demo.engines;
-    if (steps->count() > 0) options->training.steps = options->rl.steps = options->steps;
+    options->engines_given = engines->count() > 0;
+    options->steps_given = steps->count() > 0;
     context.run("demo", [&] { return run_demo(*options, context.options.json); });
   });
 }

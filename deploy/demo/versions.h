@@ -1,8 +1,7 @@
 // What `wsync demo` publishes: made-up checkpoints, or a given one and copies of it with other
-// bytes; and one with a wrong shape that no engine may take.
+// bytes.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -22,11 +21,11 @@ struct VersionMakerOptions {
 // Thread: that of `children`. Outlives: `children` and `say` outlive it.
 class VersionMaker {
  public:
-  VersionMaker(Children& children, VersionMakerOptions options,
+  VersionMaker(ChildProcesses& children, VersionMakerOptions options,
                const std::function<void(const std::string&)>& say)
       : children_(children), options_(std::move(options)), say_(say) {}
   // The directory of version 1, 2, ... (at most 9), each with other bytes in every tensor. A given
-  // checkpoint is version 1 itself; it is only read. Errors as Children::run and in_thread.
+  // checkpoint is version 1 itself; it is only read. Errors as ChildProcesses::run and in_thread.
   [[nodiscard]] Result<std::string> make(unsigned number);
   // Removes a directory that was made here, unless it is the first one.
   void done_with(const std::string& directory) const;
@@ -34,27 +33,11 @@ class VersionMaker {
   [[nodiscard]] bool same_bytes() const noexcept { return same_bytes_; }
 
  private:
-  Children& children_;
+  ChildProcesses& children_;
   const VersionMakerOptions options_;
   const std::function<void(const std::string&)>& say_;
   std::string first_;
   bool same_bytes_ = false;
 };
-
-// Writes a copy of checkpoint `from` to `to`, in which one bit (`bit`, 0 to 7) of the first byte of
-// every tensor and of each 4096th after it is flipped. Errors of reading and writing; kCancelled
-// soon after `cancelled` is set. Nothing is left at `to` then.
-[[nodiscard]] Result<> write_changed_copy(const std::string& from, const std::string& to,
-                                          unsigned bit, const std::atomic<bool>& cancelled);
-
-struct WrongShape {
-  std::string tensor;
-  std::string expected;  // "[128, 64]"
-  std::string found;
-};
-// Makes a directory `to` that looks like checkpoint `from` but for the shape of one tensor (a
-// transposed matrix where there is one). It takes next to no disk: other files are links, and the
-// changed one has a header but no bytes behind it. kInvalidInput without a tensor to change.
-[[nodiscard]] Result<WrongShape> write_wrong_shape(const std::string& from, const std::string& to);
 
 }  // namespace wsync::cli

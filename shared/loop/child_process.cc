@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <fstream>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -50,6 +51,23 @@ Result<UniqueFd> open_append(const std::string& path) {
   return fd;
 }
 
+std::chrono::nanoseconds duration_of(const timeval& time) {
+  return std::chrono::seconds(time.tv_sec) + std::chrono::microseconds(time.tv_usec);
+}
+
+// `given`, and those of `common` whose names are not among them.
+std::vector<std::string> merged(const std::vector<std::string>& given,
+                                const std::vector<std::string>& common) {
+  std::vector<std::string> all = given;
+  for (const std::string& entry : common) {
+    const std::string beginning = entry.substr(0, entry.find('=') + 1);
+    if (std::none_of(given.begin(), given.end(),
+                     [&](const std::string& other) { return other.starts_with(beginning); }))
+      all.push_back(entry);
+  }
+  return all;
+}
+
 std::vector<char*> pointers(std::vector<std::string>& texts) {
   std::vector<char*> out;
   for (std::string& text : texts) out.push_back(text.data());
@@ -58,7 +76,7 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 }
 
 // What becomes of the copy of this process: only calls that are safe after fork().
-struct Birth {
+struct ExecPlan {
   const char* executable;
   char** arguments;
   char** environment;
@@ -68,22 +86,22 @@ struct Birth {
   const std::vector<int>* keep;
   pid_t parent;
 };
-[[noreturn]] void become(const Birth& birth) {
+[[noreturn]] void exec_child(const ExecPlan& plan) {
   constexpr int kCannotRun = 127;
   // A Ctrl-C on the terminal reaches the parent alone, which then ends its children in order.
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != birth.parent) ::_exit(kCannotRun);
+  if (::getppid() != plan.parent) ::_exit(kCannotRun);
   sigset_t none;
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
   ::signal(SIGPIPE, SIG_DFL);
-  if (::dup2(birth.input, STDIN_FILENO) < 0 || ::dup2(birth.output, STDOUT_FILENO) < 0 ||
-      ::dup2(birth.errors, STDERR_FILENO) < 0)
+  if (::dup2(plan.input, STDIN_FILENO) < 0 || ::dup2(plan.output, STDOUT_FILENO) < 0 ||
+      ::dup2(plan.errors, STDERR_FILENO) < 0)
     ::_exit(kCannotRun);
-  for (const int fd : *birth.keep)
+  for (const int fd : *plan.keep)
     if (::fcntl(fd, F_SETFD, 0) != 0) ::_exit(kCannotRun);
-  ::execve(birth.executable, birth.arguments, birth.environment);
+  ::execve(plan.executable, plan.arguments, plan.environment);
   ::_exit(kCannotRun);
 }
 
@@ -96,6 +114,14 @@ void Child::send(int signal) const noexcept {
 }
 
 bool Child::killed() const noexcept { return !running_ && WIFSIGNALED(status_); }
+
+Result<> Child::write_line(const std::string& line) {
+  const std::string text = line + "\n";
+  // Short, and the buffer is empty: it is taken as a whole.
+  if (::send(input_.get(), text.data(), text.size(), MSG_NOSIGNAL) < 0 && errno != EPIPE)
+    return fail_errno("write to a child", errno);
+  return {};
+}
 
 void Child::narrow_output() noexcept {
   ::setsockopt(write_end_.get(), SOL_SOCKET, SO_SNDBUF, &kNarrowBytes, sizeof kNarrowBytes);
@@ -123,10 +149,10 @@ void Child::drain_lines() {
 
 // ---- all of them ----
 
-Result<std::unique_ptr<Children>> Children::create(std::string log_directory,
-                                                   std::vector<std::string> environment,
-                                                   std::function<void()> on_abandon) {
-  std::unique_ptr<Children> children(new Children());
+Result<std::unique_ptr<ChildProcesses>> ChildProcesses::create(std::string log_directory,
+                                                               std::vector<std::string> environment,
+                                                               std::function<void()> on_abandon) {
+  std::unique_ptr<ChildProcesses> children(new ChildProcesses());
   children->log_directory_ = std::move(log_directory);
   children->environment_ = std::move(environment);
   children->on_abandon_ = std::move(on_abandon);
@@ -139,20 +165,20 @@ Result<std::unique_ptr<Children>> Children::create(std::string log_directory,
   return children;
 }
 
-Result<> Children::open_signals() {
+Result<> ChildProcesses::open_signals() {
   const sigset_t set = watched_signals();
   ::pthread_sigmask(SIG_BLOCK, &set, &former_mask_);
   masked_ = true;
   former_pipe_ = ::signal(SIGPIPE, SIG_IGN);
   signal_fd_.reset(::signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC));
   if (!signal_fd_.valid()) return fail_errno("signalfd", errno);
-  signal_watcher_ =
-      WSYNC_TRY(FdWatcher::create(*loop_, signal_fd_.get(), [this](FdEvents) { on_signals(); }));
+  signal_watcher_ = WSYNC_TRY(
+      FdWatcher::create(*loop_, signal_fd_.get(), [this](FdEvents) { handle_signals(); }));
   signal_watcher_->watch({.readable = true});
   return {};
 }
 
-Children::~Children() {
+ChildProcesses::~ChildProcesses() {
   kill_all();
   for (const auto& child : children_)
     if (child->running_) ::waitpid(child->pid_, nullptr, 0);
@@ -161,11 +187,11 @@ Children::~Children() {
   ::pthread_sigmask(SIG_SETMASK, &former_mask_, nullptr);
 }
 
-void Children::kill_all() noexcept {
+void ChildProcesses::kill_all() noexcept {
   for (const auto& child : children_) child->send(SIGKILL);
 }
 
-void Children::on_signals() {
+void ChildProcesses::handle_signals() {
   signalfd_siginfo info{};
   bool child_changed = false;
   while (::read(signal_fd_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
@@ -174,24 +200,26 @@ void Children::on_signals() {
     else
       ++signals_;
   }
-  if (signals_ > 1) {
+  if (signals_ > 1 && on_abandon_) {
     kill_all();
-    if (on_abandon_) on_abandon_();
+    on_abandon_();
     ::_exit(kInterrupted);
   }
   if (child_changed) reap();
   loop_->stop();
 }
 
-void Children::reap() {
+void ChildProcesses::reap() {
   for (const auto& child : children_) {
     int status = 0;
+    rusage used{};
     while (child->running_ &&
-           ::waitpid(child->pid_, &status, WNOHANG | WUNTRACED | WCONTINUED) == child->pid_) {
+           ::wait4(child->pid_, &status, WNOHANG | WUNTRACED | WCONTINUED, &used) == child->pid_) {
       child->stopped_ = WIFSTOPPED(status);
       if (!WIFEXITED(status) && !WIFSIGNALED(status)) continue;
       child->running_ = false;
       child->status_ = status;
+      child->ended_cpu_ = duration_of(used.ru_utime) + duration_of(used.ru_stime);
       child->ending_ = WIFEXITED(status) ? fmt::format("exited with {}", WEXITSTATUS(status))
                                          : fmt::format("was killed by signal {}", WTERMSIG(status));
       child->watcher_.reset();
@@ -202,7 +230,7 @@ void Children::reap() {
   }
 }
 
-Result<Child*> Children::start(const ChildOptions& options) {
+Result<Child*> ChildProcesses::start(const ChildOptions& options) {
   auto child = std::make_unique<Child>();
   child->name_ = options.name;
   UniqueFd log;
@@ -211,7 +239,17 @@ Result<Child*> Children::start(const ChildOptions& options) {
     log = WSYNC_TRY(open_append(log_path(options.name)));
     errors = log.get();
   }
-  const UniqueFd input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  UniqueFd input;
+  if (options.input == ChildInput::kLines) {
+    // Sockets, not pipes: a write to one whose reader is gone can be told to raise no SIGPIPE.
+    std::array<int, 2> ends{};
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
+      return fail_errno("socketpair", errno);
+    child->input_.reset(ends[0]);
+    input.reset(ends[1]);
+  } else {
+    input.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  }
   UniqueFd file;
   int output = errors;
   if (options.output == ChildOutput::kFile) {
@@ -231,50 +269,51 @@ Result<Child*> Children::start(const ChildOptions& options) {
         }));
     child->watcher_->watch({.readable = true});
   }
-  std::vector<std::string> arguments{executable_};
+  std::vector<std::string> arguments{options.executable.empty() ? executable_ : options.executable};
   arguments.insert(arguments.end(), options.arguments.begin(), options.arguments.end());
   std::vector<char*> argument_pointers = pointers(arguments);
-  std::vector<char*> environment_pointers = pointers(environment_);
-  const Birth birth{.executable = executable_.c_str(),
-                    .arguments = argument_pointers.data(),
-                    .environment = environment_pointers.data(),
-                    .input = input.get(),
-                    .output = output,
-                    .errors = errors,
-                    .keep = &options.keep,
-                    .parent = ::getpid()};
+  std::vector<std::string> environment = merged(options.environment, environment_);
+  std::vector<char*> environment_pointers = pointers(environment);
+  const ExecPlan plan{.executable = arguments.front().c_str(),
+                      .arguments = argument_pointers.data(),
+                      .environment = environment_pointers.data(),
+                      .input = input.get(),
+                      .output = output,
+                      .errors = errors,
+                      .keep = &options.keep,
+                      .parent = ::getpid()};
   child->pid_ = ::fork();
   if (child->pid_ < 0) return fail_errno("fork", errno);
-  if (child->pid_ == 0) become(birth);
+  if (child->pid_ == 0) exec_child(plan);
   children_.push_back(std::move(child));
   return children_.back().get();
 }
 
-Result<> Children::check_alive() const {
+Result<> ChildProcesses::check_alive() const {
   for (const auto& child : children_)
     if (!child->running_ && !child->may_end_) return fail(failure_of(*child));
   return {};
 }
 
-Error Children::explained(Error error) {
+Error ChildProcesses::explained(Error error) {
   if (error.code() == ErrorCode::kCancelled) return error;
   const auto passed = pass_time(kEndIsTold);
   return passed || passed.error().code() == ErrorCode::kCancelled ? error : passed.error();
 }
 
-Error Children::failure_of(const Child& child) const {
+Error ChildProcesses::failure_of(const Child& child) const {
   return Error(ErrorCode::kInternal,
                fmt::format("{} (pid {}) {}; the end of its log:{}", child.name(), child.pid(),
                            child.ending(), tail_of(log_path(child.name()))));
 }
 
-Result<> Children::until(const std::string& what, std::chrono::milliseconds deadline,
-                         const std::function<bool()>& holds) {
-  return turn_until(what, deadline, holds, false);
+Result<> ChildProcesses::until(const std::string& what, std::chrono::milliseconds deadline,
+                               const std::function<bool()>& holds) {
+  return run_until(what, deadline, holds, false);
 }
 
-Result<> Children::turn_until(const std::string& what, std::chrono::milliseconds deadline,
-                              const std::function<bool()>& holds, bool ending) {
+Result<> ChildProcesses::run_until(const std::string& what, std::chrono::milliseconds deadline,
+                                   const std::function<bool()>& holds, bool ending) {
   bool late = false;
   Timer timer(*loop_, [&] {
     late = true;
@@ -293,8 +332,9 @@ Result<> Children::turn_until(const std::string& what, std::chrono::milliseconds
   }
 }
 
-Result<> Children::in_thread(const std::string& what, std::chrono::milliseconds deadline,
-                             std::function<Result<>(const std::atomic<bool>& cancelled)> work) {
+Result<> ChildProcesses::in_thread(
+    const std::string& what, std::chrono::milliseconds deadline,
+    std::function<Result<>(const std::atomic<bool>& cancelled)> work) {
   Result<> outcome;
   std::atomic<bool> cancelled = false;
   bool done = false;
@@ -308,30 +348,31 @@ Result<> Children::in_thread(const std::string& what, std::chrono::milliseconds 
   const Result<> waited = until(what, deadline, [&done] { return done; });
   if (!waited) {
     cancelled = true;
-    (void)turn_until(what, deadline, [&done] { return done; }, true);
+    (void)run_until(what, deadline, [&done] { return done; }, true);
   }
   thread.join();
   WSYNC_TRY(waited);
   return outcome;
 }
 
-Result<> Children::pass_time(std::chrono::milliseconds time) {
+Result<> ChildProcesses::pass_time(std::chrono::milliseconds time) {
   const Result<> passed = until("time", time, [] { return false; });
   if (!passed && passed.error().code() != ErrorCode::kDeadline) return passed;
   return {};
 }
 
-void Children::stop(Child& child, std::chrono::milliseconds patience) {
+void ChildProcesses::stop(Child& child, std::chrono::milliseconds patience) {
   child.may_end();
   const auto ended = [&child] { return !child.running(); };
+  child.input_.reset();  // to one that reads its commands, their end is a reason to end as well
   child.send(SIGTERM);
   child.send(SIGCONT);
-  if (turn_until("its end", patience, ended, true)) return;
+  if (run_until("its end", patience, ended, true)) return;
   child.send(SIGKILL);
-  (void)turn_until("its end", patience, ended, true);
+  (void)run_until("its end", patience, ended, true);
 }
 
-Result<> Children::run(const ChildOptions& options, std::chrono::milliseconds deadline) {
+Result<> ChildProcesses::run(const ChildOptions& options, std::chrono::milliseconds deadline) {
   const auto child = WSYNC_TRY(start(options));
   child->may_end();
   WSYNC_TRY(until("the end of " + options.name, deadline, [&] { return !child->running(); }));
@@ -339,10 +380,10 @@ Result<> Children::run(const ChildOptions& options, std::chrono::milliseconds de
   return fail(failure_of(*child));
 }
 
-std::string Children::log_path(const std::string& name) const {
+std::string ChildProcesses::log_path(const std::string& name) const {
   return log_directory_ + "/" + name + ".log";
 }
-std::string Children::output_path(const std::string& name) const {
+std::string ChildProcesses::output_path(const std::string& name) const {
   return log_directory_ + "/" + name + ".out";
 }
 

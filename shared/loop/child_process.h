@@ -1,10 +1,11 @@
 // Processes of this executable that a command (`wsync demo`, `wsync trainer` with several ranks)
-// starts, watches and ends. One loop, which runs only inside until(): the story around it reads
+// starts, watches and ends. One loop, which runs only inside until(): the code around it reads
 // from top to bottom.
 //
 // SIGINT, SIGTERM and SIGHUP: the first one makes until() fail with kCancelled, so that the caller
 // ends its processes in order; the second kills them, removes what `on_abandon` removes, and ends
-// this process with status 130. Children die with this process, however it ends.
+// this process with status 130. Without an `on_abandon` the second one changes nothing. They die
+// with this process, however it ends.
 //
 // Thread: the one that called create(); it must live as long as the children.
 #pragma once
@@ -33,6 +34,12 @@ enum class ChildOutput : std::uint8_t {
   kLines,  // to Child::on_line, line by line
 };
 
+// What its standard input is.
+enum class ChildInput : std::uint8_t {
+  kNone,   // /dev/null
+  kLines,  // what Child::write_line() writes
+};
+
 // Where its standard error goes.
 enum class ChildErrors : std::uint8_t {
   kLog,      // to <logs>/<name>.log
@@ -41,7 +48,11 @@ enum class ChildErrors : std::uint8_t {
 
 struct ChildOptions {
   std::string name;                    // without '/'; a second child of a name appends to its files
-  std::vector<std::string> arguments;  // for this executable
+  std::vector<std::string> arguments;  // without the executable's own name
+  std::string executable;              // its path; empty: this process's
+  // "NAME=value", in place of those of the same names that every child has.
+  std::vector<std::string> environment;
+  ChildInput input = ChildInput::kNone;
   ChildOutput output = ChildOutput::kLog;
   ChildErrors errors = ChildErrors::kLog;
   std::vector<int> keep;  // descriptors that it has under the same numbers; borrowed
@@ -60,6 +71,11 @@ class Child {
   // Its end is no failure from here on.
   void may_end() noexcept { may_end_ = true; }
   void send(int signal) const noexcept;
+  // Processor time of all its threads; known only when it has ended.
+  [[nodiscard]] std::chrono::nanoseconds ended_cpu() const noexcept { return ended_cpu_; }
+  // ChildInput::kLines: writes a short line to its standard input. A process that has ended is no
+  // error: until() tells of it.
+  [[nodiscard]] Result<> write_line(const std::string& line);
 
   // kLines: called inside until() and drain_lines(), without the line end.
   std::function<void(const std::string& line)> on_line;
@@ -72,7 +88,7 @@ class Child {
   void drain_lines();
 
  private:
-  friend class Children;
+  friend class ChildProcesses;
   std::string name_;
   pid_t pid_ = 0;
   bool running_ = true;
@@ -80,6 +96,8 @@ class Child {
   bool may_end_ = false;
   int status_ = 0;
   std::string ending_;
+  std::chrono::nanoseconds ended_cpu_{0};
+  UniqueFd input_;
   UniqueFd read_end_;
   UniqueFd write_end_;  // of the same socket as the child's standard output
   std::string partial_;
@@ -87,18 +105,18 @@ class Child {
   std::unique_ptr<FdWatcher> watcher_;  // before read_end_ goes
 };
 
-class Children {
+class ChildProcesses {
  public:
   // `environment`: "NAME=value" of every child. Files go to `log_directory`, which may be empty
   // when there are none. At most one at a time in a process. `on_abandon` runs on a second signal,
   // before the end of this process.
-  [[nodiscard]] static Result<std::unique_ptr<Children>> create(
+  [[nodiscard]] static Result<std::unique_ptr<ChildProcesses>> create(
       std::string log_directory, std::vector<std::string> environment,
       std::function<void()> on_abandon);
   // Kills what still runs.
-  ~Children();
-  Children(const Children&) = delete;
-  Children& operator=(const Children&) = delete;
+  ~ChildProcesses();
+  ChildProcesses(const ChildProcesses&) = delete;
+  ChildProcesses& operator=(const ChildProcesses&) = delete;
 
   // The child lives in this object, until its end.
   [[nodiscard]] Result<Child*> start(const ChildOptions& options);
@@ -108,9 +126,9 @@ class Children {
                                const std::function<bool()>& holds);
   // As until(), for the end of a command: goes on in spite of a first signal, and of children that
   // have ended.
-  [[nodiscard]] Result<> wind_up(const std::string& what, std::chrono::milliseconds deadline,
-                                 const std::function<bool()>& holds) {
-    return turn_until(what, deadline, holds, true);
+  [[nodiscard]] Result<> shutdown(const std::string& what, std::chrono::milliseconds deadline,
+                                  const std::function<bool()>& holds) {
+    return run_until(what, deadline, holds, true);
   }
   // Runs the loop for that long; errors as until().
   [[nodiscard]] Result<> pass_time(std::chrono::milliseconds time);
@@ -137,14 +155,14 @@ class Children {
   [[nodiscard]] std::string output_path(const std::string& name) const;
 
  private:
-  Children() = default;
+  ChildProcesses() = default;
   [[nodiscard]] Result<> open_signals();
-  void on_signals();
+  void handle_signals();
   void reap();
   void kill_all() noexcept;
   [[nodiscard]] Result<> check_alive() const;
-  [[nodiscard]] Result<> turn_until(const std::string& what, std::chrono::milliseconds deadline,
-                                    const std::function<bool()>& holds, bool ending);
+  [[nodiscard]] Result<> run_until(const std::string& what, std::chrono::milliseconds deadline,
+                                   const std::function<bool()>& holds, bool ending);
 
   std::string log_directory_;
   std::vector<std::string> environment_;

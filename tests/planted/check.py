@@ -28,7 +28,7 @@ ENVIRONMENT = {"WSYNC_SIM_RUNS": "200"}
 
 class Case(NamedTuple):
     fault: str
-    executable: str  # a GoogleTest executable of the build, or a file of tests/scenario
+    executable: str  # a GoogleTest executable of the build, or a file of tests/scenario or tests/soak
     test: str  # the filter, or the name for unittest
     says: str  # what the failing check prints
     bug: str  # for people
@@ -70,8 +70,11 @@ def check_list(cases: List[Case]) -> int:
 
 def command_of(case: Case, build: pathlib.Path) -> List[str]:
     if case.executable.endswith(".py"):
-        scenario = ROOT / "tests" / "scenario" / case.executable
-        return [sys.executable, "-B", str(scenario), case.test, str(build / "deploy" / "cli" / "wsync")]
+        wsync = str(build / "deploy" / "cli" / "wsync")
+        soak = ROOT / "tests" / "soak" / case.executable
+        if soak.is_file():
+            return [sys.executable, "-B", str(soak), case.test, wsync, str(build / "tests" / "soak" / "wsync_soak")]
+        return [sys.executable, "-B", str(ROOT / "tests" / "scenario" / case.executable), case.test, wsync]
     built = [str(path) for path in build.glob(f"tests/**/{case.executable}") if path.is_file()]
     return [*built, f"--gtest_filter={case.test}"] if built else []
 

@@ -13,7 +13,7 @@ WSYNC = DemoCase.wsync = sys.argv.pop()
 
 
 class Demo(DemoCase):
-    def check_story(self, result, size, engines):
+    def check_scenario(self, result, size, engines):
         self.assertEqual([v["version"] for v in result["versions"]], ["1.1", "1.2", "1.3"])
         for version in result["versions"]:
             self.assertEqual(version["bytes"], result["bytes"])
@@ -58,7 +58,7 @@ class Demo(DemoCase):
 
     def test_a_made_up_checkpoint(self):
         result = self.run_demo("--size", "16MiB")
-        self.check_story(result, 16 << 20, 4)
+        self.check_scenario(result, 16 << 20, 4)
         self.check_files(result, 4)
         self.assertEqual(len({v["content_digest"] for v in result["versions"]}), 3)
         self.assertEqual(sorted(os.listdir(self.output)), ["timeline.svg", "trace.json"])
@@ -69,7 +69,7 @@ class Demo(DemoCase):
         before = {name: os.stat(os.path.join(given, name)).st_mtime_ns for name in os.listdir(given)}
         work = os.path.join(self.directory.name, "work")
         result = self.run_demo("--checkpoint", given, "--work", work, "--engines", "3", "--devices", "2")
-        self.check_story(result, 24 << 20, 3)
+        self.check_scenario(result, 24 << 20, 3)
         self.check_files(result, 2)
         self.assertFalse(result["same_bytes"])
         self.assertEqual(len({v["content_digest"] for v in result["versions"]}), 3)

@@ -37,8 +37,9 @@ MAY_INCLUDE = {
     "shared/moe": ("shared/base",),
     "trainer_side": ("shared",),
     "inference_side": ("shared",),
-    "bench": ("shared", "trainer_side", "inference_side"),
-    "deploy": ("shared", "trainer_side", "inference_side", "bench"),
+    "bench": ("shared", "trainer_side", "inference_side", "deploy/fleet"),
+    "deploy/fleet": ("shared",),
+    "deploy": ("shared", "trainer_side", "inference_side", "bench", "deploy/fleet"),
     "tests": TOP_FOLDERS,
 }
 
@@ -58,7 +59,7 @@ LIBRARIES = (
     Library("spdlog", re.compile(r"spdlog/"), ("shared/base",), 'include "shared/base/log.h"'),
     Library("xxHash", re.compile(r"xxhash\.h|xxh3\.h"), ("shared/base", "bench/peers/scripts"), 'include "shared/base/digest.h"'),
     Library("tl::expected", re.compile(r"tl/expected\.hpp"), ("shared/base",), 'include "shared/base/error.h"'),
-    Library("nlohmann-json", re.compile(r"nlohmann/"), ("shared/weights", "shared/observe/trace", "shared/observe/status", "shared/moe", "shared/command", "inference_side/reference_engine", "trainer_side/coordinator/page", "trainer_side/rollout", "trainer_side/run", "deploy/cli", "deploy/demo", "bench", "tests")),
+    Library("nlohmann-json", re.compile(r"nlohmann/"), ("shared/weights", "shared/observe/trace", "shared/observe/status", "shared/moe", "shared/command", "inference_side/reference_engine", "trainer_side/coordinator/page", "trainer_side/rollout", "trainer_side/run", "deploy/cli", "deploy/demo", "deploy/fleet", "bench", "tests")),
     Library("libuv", re.compile(r"uv\.h|uv/"), ("shared/loop", "shared/transport/tcp"), 'include "shared/loop/..."'),
     Library("ZeroMQ", re.compile(r"zmq\.hpp|zmq\.h|zmq_addon\.hpp"), ("shared/control/zmq", "bench/baseline")),
     Library("yaml-cpp", re.compile(r"yaml-cpp/"), ("shared/config",), 'include "shared/config/..."'),

@@ -60,7 +60,7 @@ struct Generation {
 class Launch {
  public:
   Launch(const config::TrainConfig& config, const std::vector<std::string>& arguments,
-         std::unique_ptr<Children> children, bool prints_events)
+         std::unique_ptr<ChildProcesses> children, bool prints_events)
       : config_(config),
         arguments_(arguments),
         report_(prints_events),
@@ -84,15 +84,15 @@ class Launch {
       log_info("stopping after this step; a second interrupt ends all ranks at once");
       is_stopping_ = true;
       pass_stop_on();
-      WSYNC_TRY(children_->wind_up("the end", kNoDeadline, [this] { return is_over(); }));
+      WSYNC_TRY(children_->shutdown("the end", kNoDeadline, [this] { return is_over(); }));
     }
     if (!failure_) return report_.outcome();
     // They have been told, and wake up.
     const auto patience = config_.heartbeat.deadline + kToldPatience;
-    (void)children_->wind_up("the end", patience, [this] { return all_ended(); });
+    (void)children_->shutdown("the end", patience, [this] { return all_ended(); });
     for (const Seat& seat : seats_)
       if (seat.child != nullptr) seat.child->send(SIGKILL);
-    (void)children_->wind_up("the end", patience, [this] { return all_ended(); });
+    (void)children_->shutdown("the end", patience, [this] { return all_ended(); });
     return fail(*failure_);
   }
 
@@ -394,7 +394,7 @@ class Launch {
   bool is_stopping_ = false;
   bool is_told_ = false;
   std::deque<Generation> generations_;
-  std::unique_ptr<Children> children_;  // its processes end before the segments
+  std::unique_ptr<ChildProcesses> children_;  // its processes end before the segments
   std::vector<Seat> seats_;
 };
 
@@ -409,7 +409,7 @@ std::vector<std::string> own_environment() {
 
 Result<Outcome> launch_training(const config::TrainConfig& config,
                                 const std::vector<std::string>& arguments, bool prints_events) {
-  auto children = WSYNC_TRY(Children::create("", own_environment(), [] {}));
+  auto children = WSYNC_TRY(ChildProcesses::create("", own_environment(), [] {}));
   Launch launch(config, arguments, std::move(children), prints_events);
   return launch.run();
 }

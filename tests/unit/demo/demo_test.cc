@@ -1,18 +1,16 @@
 // Parts of `wsync demo` that need no fleet; tests/scenario/demo_test.py runs the whole.
+#include "deploy/demo/demo.h"
+
 #include <filesystem>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "deploy/cli/commands.h"
-#include "deploy/demo/floor.h"
-#include "deploy/demo/trace.h"
-#include "deploy/demo/train.h"
-#include "deploy/demo/train_trace.h"
-#include "deploy/demo/versions.h"
+#include "deploy/demo/copy_floor.h"
+#include "deploy/demo/train_report.h"
+#include "deploy/demo/training_picture.h"
 #include "shared/observe/trace/text_file.h"
 #include "shared/observe/trace/timeline.h"
-#include "shared/weights/checkpoint_dir.h"
-#include "shared/weights/example/example_checkpoint.h"
 #include "tests/support/run_command.h"
 
 namespace wsync::cli {
@@ -22,62 +20,6 @@ using test::run_command;
 using test::TemporaryDirectory;
 
 const std::atomic<bool> kGoOn = false;
-
-std::vector<std::byte> bytes_of(const CheckpointDirectory& checkpoint, std::size_t tensor) {
-  std::vector<std::byte> bytes(*checkpoint.manifest().tensor(tensor).byte_size());
-  EXPECT_TRUE(checkpoint.read(tensor, 0, bytes));
-  return bytes;
-}
-
-class Derived : public testing::Test {
- protected:
-  void SetUp() override {
-    ASSERT_TRUE(make_demo_checkpoint({.directory = from_, .bytes = 4ULL << 20U}));
-  }
-  TemporaryDirectory directory_;
-  const std::string from_ = directory_.path() + "/from";
-  const std::string to_ = directory_.path() + "/to";
-};
-
-TEST_F(Derived, AChangedCopyHasTheLayoutAndOtherBytesInEveryTensor) {
-  ASSERT_TRUE(write_changed_copy(from_, to_, 1, kGoOn));
-  const auto before = CheckpointDirectory::open(from_);
-  const auto after = CheckpointDirectory::open(to_);
-  ASSERT_TRUE(before && after) << after.error().message();
-  ASSERT_EQ(before->manifest().layout_digest(), after->manifest().layout_digest());
-  for (std::size_t t = 0; t < before->manifest().size(); ++t) {
-    const auto old_bytes = bytes_of(*before, t);
-    const auto new_bytes = bytes_of(*after, t);
-    for (std::size_t at = 0; at < old_bytes.size(); ++at)
-      ASSERT_EQ(old_bytes[at] ^ new_bytes[at], at % 4096 == 0 ? std::byte{2} : std::byte{0})
-          << before->manifest().tensor(t).name << " byte " << at;
-  }
-}
-
-TEST_F(Derived, ACopyThatIsStoppedLeavesNothing) {
-  const std::atomic<bool> cancelled = true;
-  const auto copied = write_changed_copy(from_, to_, 0, cancelled);
-  ASSERT_FALSE(copied);
-  EXPECT_EQ(copied.error().code(), ErrorCode::kCancelled);
-  const std::filesystem::directory_iterator entries(directory_.path());
-  EXPECT_EQ(std::distance(begin(entries), end(entries)), 1) << "only the original";
-}
-
-TEST_F(Derived, AWrongShapeIsWrongInOneTensorOnly) {
-  const auto wrong = write_wrong_shape(from_, to_);
-  ASSERT_TRUE(wrong) << wrong.error().message();
-  const auto before = CheckpointDirectory::open(from_);
-  const auto after = CheckpointDirectory::open(to_);
-  ASSERT_TRUE(before && after) << after.error().message();
-  ASSERT_EQ(before->manifest().size(), after->manifest().size());
-  std::vector<std::string> differ;
-  for (std::size_t t = 0; t < before->manifest().size(); ++t)
-    if (before->manifest().tensor(t).shape != after->manifest().tensor(t).shape)
-      differ.push_back(before->manifest().tensor(t).name);
-  EXPECT_EQ(differ, std::vector<std::string>{wrong->tensor});
-  EXPECT_NE(wrong->tensor.find("q_proj"), std::string::npos);
-  EXPECT_NE(wrong->expected, wrong->found);
-}
 
 TEST(CopyFloor, IsTheMedianOfAllRounds) {
   CopyFloor floor;
@@ -120,8 +62,10 @@ TEST(DemoTrace, ReadsBackWhatASidecarHasWritten) {
                           .args = {}};
   ASSERT_TRUE(trace::write_chrome_trace(
       path, {{.name = "sidecar s", .pid = 7, .spans = {pause, broadcast}}}));
-  const auto read = read_trace(path);
-  ASSERT_TRUE(read) << read.error().message();
+  const auto processes = read_traces(directory.path(), {"t"});
+  ASSERT_TRUE(processes) << processes.error().message();
+  ASSERT_EQ(processes->size(), 1U);
+  const trace::ProcessTrace* read = &processes->front();
   EXPECT_EQ(read->name, "sidecar s");
   EXPECT_EQ(read->pid, 7U);
   ASSERT_EQ(read->spans.size(), 2U);
@@ -132,9 +76,9 @@ TEST(DemoTrace, ReadsBackWhatASidecarHasWritten) {
   EXPECT_EQ(read->spans[1].begin, broadcast.begin);
   EXPECT_EQ(read->spans[1].end, broadcast.end);
   EXPECT_EQ(read->spans[1].label, "3");
-  EXPECT_FALSE(read_trace(directory.path() + "/none"));
+  EXPECT_FALSE(read_traces(directory.path(), {"t", "none"}));
   ASSERT_TRUE(trace::write_text_file(path, "{}"));
-  EXPECT_FALSE(read_trace(path));
+  EXPECT_FALSE(read_traces(directory.path(), {"t"}));
 }
 
 trace::Span span(std::string name, std::string lane, trace::Category category, std::int64_t begin,
@@ -178,7 +122,7 @@ TEST(DemoTrace, ReadsEveryProcessOfAFileWithItsOwnLanes) {
   const TemporaryDirectory directory;
   const std::string path = directory.path() + "/t.json";
   ASSERT_TRUE(trace::write_chrome_trace(path, {rank_trace(0, 2), sidecar_trace()}));
-  const auto read = read_traces(path);
+  const auto read = read_traces(directory.path(), {"t"});
   ASSERT_TRUE(read) << read.error().message();
   ASSERT_EQ(read->size(), 2U);
   EXPECT_EQ((*read)[0].name, "trainer rank 0");
@@ -190,11 +134,10 @@ TEST(DemoTrace, ReadsEveryProcessOfAFileWithItsOwnLanes) {
   EXPECT_EQ((*read)[0].spans[1].category, trace::Category::kForward);
   EXPECT_EQ((*read)[1].pid, 99U);
   EXPECT_EQ((*read)[1].spans[0].lane, "staging");
-  EXPECT_FALSE(read_trace(path)) << "one process was asked for";
   ASSERT_TRUE(trace::write_text_file(
       path, R"({"traceEvents":[{"ph":"X","name":"a","cat":"h2d","pid":1,"tid":7,"ts":1,"dur":1,)"
             R"("args":{}}]})"));
-  const auto unnamed = read_traces(path);
+  const auto unnamed = read_traces(directory.path(), {"t"});
   ASSERT_TRUE(unnamed) << unnamed.error().message();
   EXPECT_EQ((*unnamed)[0].spans[0].lane, "thread 7");
 }
@@ -259,14 +202,14 @@ TEST(TrainDemo, PutsStepsAndTheirPublishesTogether) {
   result["publishes"].erase(4);
   const auto steps = trained_steps(result);
   ASSERT_TRUE(steps) << steps.error().message();
-  TrainDemoReport report;
+  TrainReport report;
   report.steps = *steps;
   ASSERT_EQ(report.steps.size(), 5U);
   EXPECT_EQ(report.steps[1].version, "1.2");
   EXPECT_EQ(report.steps[1].content_digest, "d2");
   EXPECT_EQ(report.steps[4].state, "") << "it was never published";
   EXPECT_EQ(report.committed(), 3U);
-  EXPECT_DOUBLE_EQ(report.paused_seconds_most(), 0.5);
+  EXPECT_DOUBLE_EQ(report.paused_seconds_max(), 0.5);
   EXPECT_DOUBLE_EQ(report.waited_share(), 0.01);
   result["steps"][0].erase("loss");
   EXPECT_EQ(trained_steps(result).error().code(), ErrorCode::kInternal);
@@ -274,19 +217,19 @@ TEST(TrainDemo, PutsStepsAndTheirPublishesTogether) {
 }
 
 TEST(TrainDemo, TheTableHasTwelveRowsFromTheFirstStepToTheLast) {
-  TrainDemoReport report;
+  TrainReport report;
   report.steps = *trained_steps(trained(100));
   report.engines = {{.replica = "a", .steps = 70, .torn = 0, .steps_by_version = {}},
                     {.replica = "b", .steps = 30, .torn = 1, .steps_by_version = {}}};
-  const std::string text = train_demo_text(report);
+  const std::string text = train_text(report);
   std::size_t rows = 0;
   for (std::size_t at = 0; (at = text.find("\n ", at)) != std::string::npos; ++at) ++rows;
   EXPECT_EQ(rows, 13U) << "with the head: " << text;
   EXPECT_NE(text.find("1.1 "), std::string::npos);
   EXPECT_NE(text.find("1.100 "), std::string::npos);
   EXPECT_NE(text.find("torn steps: 1 of 100"), std::string::npos) << text;
-  EXPECT_NE(train_demo_text({}).find("torn steps: 0 of 0"), std::string::npos) << "no step at all";
-  const auto object = train_demo_json(report);
+  EXPECT_NE(train_text({}).find("torn steps: 0 of 0"), std::string::npos) << "no step at all";
+  const auto object = train_json(report);
   EXPECT_EQ(object.at("last").at("version"), "1.100");
   EXPECT_EQ(object.at("torn"), 1);
 }

@@ -1,0 +1,142 @@
+#include "deploy/demo/training_picture.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "deploy/demo/demo.h"
+#include "shared/observe/trace/text_file.h"
+
+namespace wsync::cli {
+namespace {
+
+using trace::Category;
+using trace::ProcessTrace;
+using trace::Span;
+using trace::TimelineGroup;
+
+constexpr std::string_view kRankProcess = "trainer rank ";
+constexpr std::string_view kSidecarProcess = "sidecar ";
+constexpr std::string_view kCoordinatorProcess = "coordinator";
+constexpr std::string_view kReplicaLane = "replica ";
+constexpr std::size_t kStepsPictured = 2;
+constexpr unsigned kPictureWidth = 1440;
+constexpr unsigned kRowHeight = 16;
+
+std::vector<Span> steps_of(const ProcessTrace& rank) {
+  std::vector<Span> steps;
+  std::copy_if(rank.spans.begin(), rank.spans.end(), std::back_inserter(steps),
+               [](const Span& span) { return span.lane == "steps"; });
+  std::sort(steps.begin(), steps.end(),
+            [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  return steps;
+}
+
+// What follows the last space: "1.40" of "staging of 1.40".
+std::string last_word(const std::string& text) { return text.substr(text.rfind(' ') + 1); }
+
+std::string milliseconds_text(const Span& span) {
+  return fmt::format("{:.1f} ms", static_cast<double>((span.end - span.begin).count()) * 1e-6);
+}
+
+// The run as a whole: steps with their updates, and the snapshots of their weights.
+TimelineGroup run_group(const ProcessTrace& rank, const ProcessTrace* coordinator) {
+  TimelineGroup group{.title = "training", .lanes = {"steps"}, .spans = steps_of(rank)};
+  for (Span& step : group.spans) step.label = step.name;
+  for (Span span : rank.spans)
+    if (span.lane == "update") {
+      span.lane = "steps";
+      group.spans.push_back(std::move(span));
+    }
+  if (coordinator == nullptr) return group;
+  group.lanes.emplace_back("snapshot");
+  for (Span span : coordinator->spans)
+    if (span.lane == "snapshot") {
+      span.label = last_word(span.name);
+      group.spans.push_back(std::move(span));
+    }
+  return group;
+}
+
+// Lanes of engines: the time that each is paused, and in it what it reloads.
+TimelineGroup sidecar_group(const ProcessTrace& sidecar) {
+  TimelineGroup group{.title = sidecar.name, .lanes = {"staging"}, .spans = {}};
+  std::vector<std::string> engines;
+  for (Span span : sidecar.spans) {
+    if (span.lane == "staging") {
+      span.label = last_word(span.name);
+    } else if (span.category == Category::kPause && span.lane.starts_with(kReplicaLane)) {
+      span.lane = "engine " + span.lane.substr(kReplicaLane.size());
+      span.label = milliseconds_text(span);
+      if (std::find(engines.begin(), engines.end(), span.lane) == engines.end())
+        engines.push_back(span.lane);
+    }
+    group.spans.push_back(std::move(span));
+  }
+  std::sort(engines.begin(), engines.end());
+  group.lanes.insert(group.lanes.end(), engines.begin(), engines.end());
+  // What is drawn later lies above.
+  std::stable_partition(group.spans.begin(), group.spans.end(),
+                        [](const Span& span) { return span.category == Category::kPause; });
+  return group;
+}
+
+const ProcessTrace* named(const std::vector<ProcessTrace>& processes, std::string_view beginning) {
+  const auto found = std::find_if(processes.begin(), processes.end(), [&](const ProcessTrace& p) {
+    return p.name.starts_with(beginning);
+  });
+  return found == processes.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+Result<trace::TimeRange> pictured_steps(const ProcessTrace& rank) {
+  const std::vector<Span> steps = steps_of(rank);
+  if (steps.size() <= kStepsPictured)
+    return fail(ErrorCode::kNotFound,
+                fmt::format("the trace of {} shows {}, a picture needs {}", rank.name,
+                            counted(steps.size(), "step"), kStepsPictured + 1));
+  return trace::TimeRange{.begin = steps[steps.size() - 1 - kStepsPictured].begin,
+                          .end = steps.back().begin};
+}
+
+std::vector<TimelineGroup> training_groups(const std::vector<ProcessTrace>& processes) {
+  std::vector<TimelineGroup> groups;
+  if (const ProcessTrace* rank = named(processes, kRankProcess))
+    groups.push_back(run_group(*rank, named(processes, kCoordinatorProcess)));
+  for (const ProcessTrace& process : processes)
+    if (process.name.starts_with(kRankProcess))
+      groups.push_back({.title = process.name,
+                        .lanes = {"computation", "communication", "copy"},
+                        .spans = process.spans});
+  for (const ProcessTrace& process : processes)
+    if (process.name.starts_with(kSidecarProcess)) groups.push_back(sidecar_group(process));
+  return groups;
+}
+
+Result<> write_training_picture(const std::string& path, const std::vector<ProcessTrace>& processes,
+                                const TrainingPicture& picture) {
+  const ProcessTrace* rank = named(processes, kRankProcess);
+  if (rank == nullptr)
+    return fail(ErrorCode::kNotFound, "no trainer rank is in the trace for the picture");
+  const auto range = WSYNC_TRY(pictured_steps(*rank));
+  std::vector<TimePoint> marks;
+  for (const Span& step : steps_of(*rank)) marks.push_back(step.begin);
+  return trace::write_text_file(
+      path,
+      trace::grouped_timeline_svg(
+          training_groups(processes),
+          {.title = fmt::format("Two training steps as measured: {} of weights to {} after "
+                                "each, while the next one is computed",
+                                human_bytes(picture.bytes), counted(picture.engines, "engine")),
+           .subtitle = fmt::format(
+               "overlapped interleaved schedule, pp 2, vpp 2, dp 2, ep 2; loss {:.2f} to "
+               "{:.2f} in the run; all processes share {}",
+               picture.loss_before, picture.loss_after, machine_text()),
+           .lanes = {},
+           .width_px = kPictureWidth,
+           .row_px = kRowHeight,
+           .range = range,
+           .marks = std::move(marks)}));
+}
+
+}  // namespace wsync::cli
