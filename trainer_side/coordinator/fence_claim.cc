@@ -260,7 +260,7 @@ void FenceClaim::handle_stored(CoordinatorContext& context, const CoordinatorRec
   deadline_ = context.now + context.options.hello;
   for (auto& [name, member] : context.roster.members()) {
     member.joined = false;
-    member.delivery = {};  // it was one of the fence before
+    member.delivery.forget();  // it was one of the fence before
     welcome(context, member, 0);
   }
 }

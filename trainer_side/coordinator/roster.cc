@@ -10,6 +10,12 @@ bool contains(const std::vector<Version>& versions, const Version& version) noex
 
 bool Member::holds(const Version& version) const { return contains(report.staged, version); }
 
+void Member::forget_delivery() {
+  joined = false;
+  delivery.forget();
+  staged_bytes = 0;
+}
+
 std::uint32_t whole_replicas(const Member& member) noexcept {
   return static_cast<std::uint32_t>(std::count_if(
       member.report.replicas.begin(), member.report.replicas.end(),

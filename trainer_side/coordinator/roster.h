@@ -11,30 +11,9 @@
 
 #include "shared/base/clock.h"
 #include "shared/control/messages.h"
+#include "trainer_side/coordinator/delivery.h"
 
 namespace wsync::publish {
-
-// How far a version is on its way to one sidecar.
-enum class DeliveryPhase : std::uint8_t {
-  kNone,
-  kAnnounced,
-  kAccepted,
-  kStaging,
-  kStaged,
-  kFailed
-};
-
-// One version on its way to one sidecar, inside a round or to catch up.
-struct Delivery {
-  DeliveryPhase phase = DeliveryPhase::kNone;
-  Version version;
-  std::uint64_t round = 0;  // of its messages
-  control::TransportKind transport = control::TransportKind::kMemfd;
-  std::string source;          // last one named in a Stage
-  std::uint32_t attempts = 0;  // Stages sent
-  TimePoint deadline{};
-  std::string failure;
-};
 
 // One sidecar, known by its name. It stays known when it is lost, and is forgotten when it leaves.
 struct Member {
@@ -72,6 +51,8 @@ struct Member {
   control::SidecarReport report;
 
   [[nodiscard]] bool holds(const Version& version) const;
+  // Its connection or its process is gone: nothing is on its way to it any more.
+  void forget_delivery();
 };
 
 class Roster {

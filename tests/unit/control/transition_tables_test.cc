@@ -12,7 +12,9 @@
 #include "shared/base/transitions.h"
 #include "tests/unit/weights/weights_files.h"
 #include "trainer_side/coordinator/decision_log.h"
+#include "trainer_side/coordinator/delivery.h"
 #include "trainer_side/coordinator/fence_claim.h"
+#include "trainer_side/coordinator/update_round.h"
 
 namespace wsync {
 namespace {
@@ -24,6 +26,7 @@ constexpr std::string_view kEnd = "<!-- transition tables: end -->\n";
 // In the order of an update: the trainer first.
 std::vector<TransitionTable> all_tables() {
   return {publish::fence_claim_transitions(), publish::decision_log_transitions(),
+          publish::round_transitions(), publish::delivery_transitions(),
           reload::buffer_transitions()};
 }
 
