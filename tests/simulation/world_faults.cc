@@ -34,12 +34,12 @@ bool World::publish(std::size_t c) {
   const std::uint64_t request = ++requests_;
   process.publishes[request] = schedule_.now();
   coordinator_step(c, {.now = schedule_.now(),
-                       .what = publish::PublishRequested{.request = request,
-                                                         .version = *version,
-                                                         .layout_digest = {.low = 5},
-                                                         .content_digest = content,
-                                                         .bucket_bytes = 1,
-                                                         .arena_bytes = 1}});
+                       .what = coordinator::PublishRequested{.request = request,
+                                                             .version = *version,
+                                                             .layout_digest = {.low = 5},
+                                                             .content_digest = content,
+                                                             .bucket_bytes = 1,
+                                                             .arena_bytes = 1}});
   return true;
 }
 
@@ -51,9 +51,9 @@ void World::cancel(std::size_t c) {
     version = std::next(contents_.begin(),
                         static_cast<std::ptrdiff_t>(schedule_.pick(0, contents_.size() - 1)))
                   ->first;
-  coordinator_step(c,
-                   {.now = schedule_.now(),
-                    .what = publish::CancelRequested{.request = ++requests_, .version = version}});
+  coordinator_step(
+      c, {.now = schedule_.now(),
+          .what = coordinator::CancelRequested{.request = ++requests_, .version = version}});
   if (coordinators_[c].machine &&
       statistics_.cancelled + statistics_.cancels_refused != answered + 1)
     violate("a request to cancel was not answered in its step");
@@ -76,7 +76,7 @@ void World::client() {
   const std::uint64_t request = ++requests_;
   coordinators_[c].rollbacks[request] = schedule_.now();
   coordinator_step(
-      c, {.now = schedule_.now(), .what = publish::RollbackRequested{.request = request}});
+      c, {.now = schedule_.now(), .what = coordinator::RollbackRequested{.request = request}});
 }
 
 void World::inject() {
@@ -117,8 +117,8 @@ void World::inject() {
       return;
     case 8:  // the coordinator takes it for lost; it does not notice
       if (sidecars_[s].home)
-        coordinator_step(*sidecars_[s].home,
-                         {.now = schedule_.now(), .what = publish::PeerLost{peer_of(s), "silent"}});
+        coordinator_step(*sidecars_[s].home, {.now = schedule_.now(),
+                                              .what = coordinator::PeerLost{peer_of(s), "silent"}});
       return;
     default:
       group.stall(schedule_.micros(50'000, 900'000));
@@ -142,8 +142,8 @@ void World::inject_stranger(std::size_t s, std::size_t c) {
                                           .target = {.epoch = 9, .step = 9},
                                           .origin = decision}),
           control::Message(control::Heartbeat{.target = {.epoch = 9, .step = 9}})})
-      coordinator_step(
-          c, {.now = schedule_.now(), .what = publish::PeerMessage{"stranger", envelope, message}});
+      coordinator_step(c, {.now = schedule_.now(),
+                           .what = coordinator::PeerMessage{"stranger", envelope, message}});
     if (coordinators_[c].machine &&
         (coordinators_[c].machine->fence() != before ||
          coordinators_[c].machine->stopped().has_value() != had_stopped))
@@ -165,7 +165,7 @@ void World::heal() {
   faults_on_ = client_on_ = false;
   for (std::size_t c = 1; c < coordinators_.size(); ++c) crash_coordinator(c);
   if (coordinators_[0].machine &&
-      coordinators_[0].machine->phase() == publish::CoordinatorPhase::kStopped)
+      coordinators_[0].machine->phase() == coordinator::CoordinatorPhase::kStopped)
     crash_coordinator(0);
   start_coordinator(0);
   for (std::size_t s = 0; s < sidecars_.size(); ++s) {
@@ -201,7 +201,7 @@ bool World::run() {
     while (violations_.empty() && schedule_.run_one(until)) {
     }
     if (!coordinators_[0].machine ||
-        coordinators_[0].machine->phase() == publish::CoordinatorPhase::kStopped) {
+        coordinators_[0].machine->phase() == coordinator::CoordinatorPhase::kStopped) {
       crash_coordinator(0);  // a wandering message stopped it: it is started again
       start_coordinator(0);
     } else if (last_ok_ <= requests_before) {
@@ -278,10 +278,10 @@ void World::check_origin(std::size_t s, const staging::SidecarRecord& before) {
 // Before anything new is published: every joined sidecar has the coordinator's newest decision, and
 // no sidecar's target differs from the coordinator's.
 std::string World::unmet_obligation() const {
-  const publish::Coordinator& coordinator = *coordinators_[0].machine;
-  if (coordinator.phase() != publish::CoordinatorPhase::kReady)
-    return fmt::format("the coordinator is {}", publish::phase_name(coordinator.phase()));
-  const publish::CoordinatorRecord& record = coordinator.record();
+  const coordinator::Coordinator& coordinator = *coordinators_[0].machine;
+  if (coordinator.phase() != coordinator::CoordinatorPhase::kReady)
+    return fmt::format("the coordinator is {}", coordinator::phase_name(coordinator.phase()));
+  const coordinator::CoordinatorRecord& record = coordinator.record();
   for (std::size_t s = 0; s < sidecars_.size(); ++s) {
     const staging::SidecarRecord& disc = sidecars_[s].disc;
     const auto member = coordinator.roster().members().find(fmt::format("s{}", s));
@@ -336,7 +336,7 @@ void World::check_may_run(std::size_t s, const EngineGroup& group, const Version
 
 bool World::converged() const {
   const CoordinatorProcess& process = coordinators_[0];
-  if (!process.machine || process.machine->phase() != publish::CoordinatorPhase::kReady)
+  if (!process.machine || process.machine->phase() != coordinator::CoordinatorPhase::kReady)
     return false;
   const Version target = process.machine->target();
   for (const SidecarProcess& sidecar : sidecars_) {
@@ -352,7 +352,7 @@ std::string World::where() const {
   std::string text;
   if (coordinators_[0].machine)
     text += fmt::format("coordinator {}, target {}",
-                        publish::phase_name(coordinators_[0].machine->phase()),
+                        coordinator::phase_name(coordinators_[0].machine->phase()),
                         coordinators_[0].machine->target().to_string());
   for (std::size_t s = 0; s < sidecars_.size(); ++s) {
     const control::Heartbeat beat = sidecars_[s].machine->heartbeat(schedule_.now());

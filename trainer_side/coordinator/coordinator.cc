@@ -10,7 +10,7 @@
 #include "shared/control/codec.h"
 #include "trainer_side/coordinator/decision_obligations.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 namespace {
 
 // Messages that wait while a decision is being stored: some seconds of a large fleet.
@@ -502,4 +502,4 @@ Result<> Coordinator::invariants() const {
   return {};
 }
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

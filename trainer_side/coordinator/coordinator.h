@@ -12,7 +12,8 @@
 // Keep one timer at next_wake() and send CoordinatorTick when it fires. Heartbeats that a sidecar
 // sends are given in as messages; the port sends ours, and says when a peer is lost.
 //
-// More than 25 methods: a dozen of them are views of one line for the agent, metrics and pages.
+// More than 25 methods and 350 lines: a dozen methods are views for the agent, metrics and pages,
+// and each event has one of its own; what decides is in the parts.
 //
 // Thread: one. No I/O. Nothing here blocks or throws.
 #pragma once
@@ -35,7 +36,7 @@
 #include "trainer_side/coordinator/round_scheduler.h"
 #include "trainer_side/coordinator/version_names.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
 // What the coordinator does, for people and metrics.
 enum class CoordinatorPhase : std::uint8_t {
@@ -118,4 +119,4 @@ class Coordinator {
   std::deque<CoordinatorEvent> queue_;  // wait for what is being stored
 };
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

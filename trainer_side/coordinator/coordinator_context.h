@@ -12,7 +12,7 @@
 #include "trainer_side/coordinator/coordinator_options.h"
 #include "trainer_side/coordinator/roster.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
 struct CoordinatorContext {
   CoordinatorOptions options;
@@ -32,4 +32,4 @@ struct CoordinatorContext {
   void send_refusal(const std::string& peer, std::string reason);
 };
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

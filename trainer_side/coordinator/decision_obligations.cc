@@ -7,7 +7,7 @@
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 namespace {
 
 constexpr std::chrono::milliseconds kAskAgain{1'000};
@@ -182,4 +182,4 @@ void judge(CoordinatorContext& context, const CoordinatorRecord& record, Member&
   }
 }
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

@@ -7,7 +7,7 @@
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 namespace {
 
 constexpr std::uint32_t kStageAttempts = 8;
@@ -179,4 +179,4 @@ Result<> Delivery::invariants() const {
   return {};
 }
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

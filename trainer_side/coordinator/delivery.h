@@ -13,7 +13,7 @@
 #include "trainer_side/coordinator/coordinator_events.h"
 #include "trainer_side/coordinator/coordinator_options.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
 enum class DeliveryState : std::uint8_t {
   kNone,
@@ -91,4 +91,4 @@ class Delivery {
   std::string failure_;
 };
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

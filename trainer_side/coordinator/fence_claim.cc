@@ -9,7 +9,7 @@
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 namespace {
 
 constexpr std::array<Transition<FenceClaimState>, 14> kClaimTransitions = {{
@@ -328,4 +328,4 @@ Result<> FenceClaim::invariants() const {
   return {};
 }
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

@@ -8,7 +8,7 @@
 
 #include "trainer_side/coordinator/coordinator_context.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
 class HeldVersions {
  public:
@@ -32,4 +32,4 @@ class HeldVersions {
   std::vector<PublishRequested> held_;
 };
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
 bool contains(const std::vector<Version>& versions, const Version& version) noexcept {
   return std::find(versions.begin(), versions.end(), version) != versions.end();
@@ -63,4 +63,4 @@ std::optional<Version> Roster::rollback_target(const Version& target,
   return best;
 }
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

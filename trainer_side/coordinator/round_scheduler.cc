@@ -10,7 +10,7 @@
 #include "trainer_side/coordinator/decision_obligations.h"
 #include "trainer_side/coordinator/sidecar_delivery.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 namespace {
 
 constexpr std::chrono::milliseconds kCatchUpRetry{1'000};
@@ -142,11 +142,12 @@ void RoundScheduler::handle(CoordinatorContext& context, DecisionLog& log, Membe
                      handle_staged(context, log, member, staged);
                  },
                  [&](const control::Decided& decided) {
-                   const bool current = publish::handle(context, log.record(), member, decided);
+                   const bool current = coordinator::handle(context, log.record(), member, decided);
                    if (current && decided.refused && is_in_round(member)) advance(context, log);
                  },
                  [&](const control::Switched& switched) {
-                   const bool current = publish::handle(context, log.record(), member, switched);
+                   const bool current =
+                       coordinator::handle(context, log.record(), member, switched);
                    if (current && is_in_round(member)) advance(context, log);
                  },
                  [&](const control::Heartbeat& heartbeat) {
@@ -169,13 +170,13 @@ void RoundScheduler::handle_refuse(CoordinatorContext& context, DecisionLog& log
                                    const control::Refuse& refuse) {
   if (!refuse.layout_unknown && is_in_round(member)) round_->add_problems(refuse.problems);
   const Result<> repeated =
-      publish::handle_refuse(context, member, refuse, held_.find(member.delivery.version()));
+      coordinator::handle_refuse(context, member, refuse, held_.find(member.delivery.version()));
   if (!repeated) fail_delivery(context, log, member, repeated.error().message());
 }
 
 void RoundScheduler::handle_staged(CoordinatorContext& context, DecisionLog& log, Member& member,
                                    const control::Staged& staged) {
-  const Result<bool> complete = publish::handle_staged(
+  const Result<bool> complete = coordinator::handle_staged(
       context, member, staged, held_.find(staged.version), chain_source(context, member));
   if (!complete) return fail_delivery(context, log, member, complete.error().message());
   if (!*complete) return;
@@ -187,7 +188,7 @@ void RoundScheduler::handle_staged(CoordinatorContext& context, DecisionLog& log
 
 void RoundScheduler::handle_heartbeat(CoordinatorContext& context, DecisionLog& log, Member& member,
                                       const control::Heartbeat& heartbeat) {
-  publish::handle(context, log.record(), member, heartbeat);
+  coordinator::handle(context, log.record(), member, heartbeat);
   const bool in_round = is_in_round(member);
   if (in_round && round_->state() == RoundState::kStaging) advance(context, log);
   if (!round_ || round_->state() != RoundState::kSwitching) return;
@@ -240,7 +241,7 @@ std::string RoundScheduler::chain_source(const CoordinatorContext& context,
 }
 
 void RoundScheduler::stage(CoordinatorContext& context, DecisionLog& log, Member& member) {
-  const Result<> staging = publish::stage(context, member, chain_source(context, member));
+  const Result<> staging = coordinator::stage(context, member, chain_source(context, member));
   if (!staging) fail_delivery(context, log, member, staging.error().message());
 }
 
@@ -473,4 +474,4 @@ Result<> RoundScheduler::invariants(const CoordinatorContext& context,
   return {};
 }
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

@@ -5,8 +5,9 @@
 // A newer publish takes the place of the one that waits. A rollback waits for nothing: it is
 // refused while a round runs.
 //
-// More than 25 methods: a failed delivery can end a round, and the end of a round begins the next
-// one and new deliveries. Dividing them would only turn these calls into call-backs.
+// More than 25 methods and 350 lines: a failed delivery can end a round, and the end of a round
+// begins the next one and new deliveries. Dividing them would only turn these calls into
+// call-backs.
 //
 // Thread: one. No I/O. All but the views are called only once the fence is claimed, and while
 // nothing is being stored, unless they say otherwise.
@@ -21,7 +22,7 @@
 #include "trainer_side/coordinator/held_versions.h"
 #include "trainer_side/coordinator/update_round.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
 // The end of a publish that never became a round, or no longer can.
 enum class PublishRefusal : std::uint8_t { kFailed, kSuperseded, kCancelled };
@@ -30,7 +31,7 @@ void refuse_publish(CoordinatorContext& context, const PublishRequested& publish
 // The end of a rollback that was not decided.
 void refuse_rollback(CoordinatorContext& context, const CoordinatorRecord& record,
                      const RollbackRequested& rollback, const std::string& why);
-// What the reply of somebody says whose request to cancel ends a publish.
+// The reason in the reply of a publish that a request to cancel has ended.
 inline constexpr std::string_view kCancelledReason =
     "cancelled on request; the engines keep the version they serve";
 
@@ -130,4 +131,4 @@ class RoundScheduler {
   bool ending_ = false;  // in end_all(): nothing new begins
 };
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

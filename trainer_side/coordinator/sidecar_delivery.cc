@@ -5,7 +5,7 @@
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 namespace {
 
 void send_announce(CoordinatorContext& context, Member& member, const PublishRequested& publish,
@@ -91,4 +91,4 @@ Result<bool> handle_staged(CoordinatorContext& context, Member& member,
   return true;
 }
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

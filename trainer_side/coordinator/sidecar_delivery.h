@@ -9,7 +9,7 @@
 
 #include "trainer_side/coordinator/coordinator_context.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
 // Offers the version. The layout goes along unless the sidecar knows it.
 void announce(CoordinatorContext& context, Member& member, const PublishRequested& publish);
@@ -27,4 +27,4 @@ void announce(CoordinatorContext& context, Member& member, const PublishRequeste
                                          const PublishRequested* snapshot,
                                          const std::string& chain_source);
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

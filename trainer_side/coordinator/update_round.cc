@@ -9,7 +9,7 @@
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 namespace {
 
 constexpr std::array<Transition<RoundState>, 8> kRoundTransitions = {{
@@ -371,4 +371,4 @@ Result<> UpdateRound::invariants() const {
   return {};
 }
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

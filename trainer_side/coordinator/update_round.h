@@ -14,7 +14,7 @@
 #include "shared/base/transitions.h"
 #include "trainer_side/coordinator/coordinator_context.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
 enum class RoundState : std::uint8_t {
   kAnnouncing,  // waits for Accept or Refuse
@@ -117,4 +117,4 @@ class UpdateRound {
   bool lacks_replicas_ = false;  // all have staged; the deadline is that of `attach`
 };
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

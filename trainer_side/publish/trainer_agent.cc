@@ -21,8 +21,8 @@ constexpr std::chrono::milliseconds kProgressInterval{100};
 // After so long it is said that a publish waits for sidecars; a fleet that starts takes less.
 constexpr std::chrono::seconds kTellWhy{5};
 
-CoordinatorOptions coordinator_options(const config::TrainerConfig& config) {
-  CoordinatorOptions options;
+coordinator::CoordinatorOptions coordinator_options(const config::TrainerConfig& config) {
+  coordinator::CoordinatorOptions options;
   std::random_device random;
   const auto word = [&random] { return (static_cast<std::uint64_t>(random()) << 32U) | random(); };
   for (std::uint64_t& half : options.run_id) half = word();
@@ -48,7 +48,7 @@ CoordinatorOptions coordinator_options(const config::TrainerConfig& config) {
 }
 
 // Said at once: who is missing may not come for a long time.
-void log_record(const CoordinatorRecord& record, std::chrono::milliseconds gather) {
+void log_record(const coordinator::CoordinatorRecord& record, std::chrono::milliseconds gather) {
   log_info("going on from epoch {} of fleet {}, target {}{}", record.fence.epoch,
            record.fence.fleet.to_string(),
            record.target.none() ? "none" : record.target.to_string(),
@@ -67,12 +67,12 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
   WSYNC_TRY(make_private_directory(config.state_dir));
   const std::filesystem::path state = std::filesystem::path(config.state_dir) / config.fleet;
   WSYNC_TRY(make_private_directory(state.string()));
-  CoordinatorOptions options = coordinator_options(config);
-  auto store = std::make_unique<FileDecisionStore>(
+  coordinator::CoordinatorOptions options = coordinator_options(config);
+  auto store = std::make_unique<coordinator::FileDecisionStore>(
       state, config.take_over ? Claim::kTakeOver : Claim::kIfFree);
   auto record = WSYNC_TRY(store->read());
   options.record = std::move(record);
-  const std::optional<CoordinatorRecord> before = options.record;
+  const std::optional<coordinator::CoordinatorRecord> before = options.record;
   if (!config.fleet_id.empty()) {
     const auto id = control::FleetId::parse(config.fleet_id);
     if (!id) return fail(id.error().with_context("fleet_id"));
@@ -113,8 +113,8 @@ Result<std::unique_ptr<TrainerAgent>> TrainerAgent::create(Loop& loop,
 }
 
 TrainerAgent::TrainerAgent(Loop& loop, const config::TrainerConfig& config,
-                           TrainerAgentCallbacks callbacks, CoordinatorOptions options,
-                           std::unique_ptr<DecisionStore> store)
+                           TrainerAgentCallbacks callbacks, coordinator::CoordinatorOptions options,
+                           std::unique_ptr<coordinator::DecisionStore> store)
     : loop_(loop),
       config_(config),
       callbacks_(std::move(callbacks)),
@@ -122,7 +122,7 @@ TrainerAgent::TrainerAgent(Loop& loop, const config::TrainerConfig& config,
       store_(std::move(store)),
       snapshotter_(std::make_shared<Snapshotter>(SnapshotterOptions{.arenas = config.arenas})),
       trace_(config.trace_file, config.trace_spans),
-      timer_(loop, [this] { step(CoordinatorTick{}); }),
+      timer_(loop, [this] { step(coordinator::CoordinatorTick{}); }),
       progress_timer_(loop, [this] { report_progress(); }),
       worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "snapshot"})),
       store_worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "decisions"})),
@@ -146,7 +146,7 @@ Result<> TrainerAgent::listen() {
       log_warning("sidecar {} lost: {}", name, error.message());
       journal_.incident(fmt::format("sidecar {} lost: {}", name, error.message()), now());
     }
-    step(PeerLost{.peer = peer, .reason = error.message()});
+    step(coordinator::PeerLost{.peer = peer, .reason = error.message()});
     questions_.lost(peer, error.message());
   };
   callbacks.on_bad_message = [](const std::string& peer, const Error& error) {
@@ -159,7 +159,9 @@ Result<> TrainerAgent::listen() {
     heartbeat.target = coordinator_.target();
     return std::pair(std::move(envelope), std::move(heartbeat));
   };
-  callbacks.on_address_taken = [this](const std::string& by) { step(Replaced{.by = by}); };
+  callbacks.on_address_taken = [this](const std::string& by) {
+    step(coordinator::Replaced{.by = by});
+  };
   auto router = control::listen_zmq(loop_,
                                     {.address = config_.listen,
                                      .times = {.heartbeat_interval = config_.heartbeat.interval,
@@ -182,10 +184,10 @@ Result<> TrainerAgent::open_pages() {
   if (config_.http_address.empty()) return {};
   metrics::StatusFacts facts;
   facts.readings = [this] {
-    return fleet_readings(coordinator_, {.queued = queued_.size(),
-                                         .arena_bytes = snapshotter_->arena_bytes(),
-                                         .wire_bytes = tcp_wire_bytes(),
-                                         .min_replicas = config_.min_replicas});
+    return coordinator::fleet_readings(coordinator_, {.queued = queued_.size(),
+                                                      .arena_bytes = snapshotter_->arena_bytes(),
+                                                      .wire_bytes = tcp_wire_bytes(),
+                                                      .min_replicas = config_.min_replicas});
   };
   facts.readiness = [this] { return readiness(); };
   const auto shown = [this]() -> page::PageFacts {
@@ -226,8 +228,9 @@ std::string TrainerAgent::sidecar_of(const std::string& peer) const {
   return {};
 }
 
-void TrainerAgent::step(decltype(CoordinatorEvent::what) what) {
-  for (CoordinatorCommand& command : coordinator_.step({.now = now(), .what = std::move(what)}))
+void TrainerAgent::step(decltype(coordinator::CoordinatorEvent::what) what) {
+  for (coordinator::CoordinatorCommand& command :
+       coordinator_.step({.now = now(), .what = std::move(what)}))
     carry_out(std::move(command));
   arm_timer();
   pump_jobs();
@@ -240,8 +243,9 @@ void TrainerAgent::arm_timer() {
     timer_.stop();
 }
 
-void TrainerAgent::store(const Store& command) {
-  auto stored = std::make_shared<Stored>(Stored{.token = command.token, .record = {}});
+void TrainerAgent::store(const coordinator::Store& command) {
+  auto stored = std::make_shared<coordinator::Stored>(
+      coordinator::Stored{.token = command.token, .record = {}});
   const auto submitted = store_worker_->submit(
       [store = store_, stored, record = command.record] { stored->record = store->write(record); },
       [this, alive = alive_, stored] {
@@ -260,13 +264,13 @@ void TrainerAgent::incident(const std::string& text) {
 }
 
 std::optional<Error> TrainerAgent::why_stopped() const {
-  const std::optional<Stopped>& stopped = coordinator_.stopped();
+  const std::optional<coordinator::Stopped>& stopped = coordinator_.stopped();
   if (!stopped) return std::nullopt;
   return Error(stopped->code, "this coordinator has stopped: " + stopped->reason);
 }
 
-void TrainerAgent::carry_out(CoordinatorCommand command) {
-  if (auto* sent = std::get_if<SendTo>(&command)) {
+void TrainerAgent::carry_out(coordinator::CoordinatorCommand command) {
+  if (auto* sent = std::get_if<coordinator::SendTo>(&command)) {
     if (const std::string name = sidecar_of(sent->peer); !name.empty())
       trace_.sent(name, sent->message, now());
     if (const auto result = router_->send(sent->peer, sent->envelope, sent->message); !result) {
@@ -275,16 +279,16 @@ void TrainerAgent::carry_out(CoordinatorCommand command) {
       else
         log_debug("send to {}: {}", sent->peer, result.error().message());
     }
-  } else if (auto* record = std::get_if<Store>(&command)) {
+  } else if (auto* record = std::get_if<coordinator::Store>(&command)) {
     store(*record);
-  } else if (auto* told = std::get_if<Incident>(&command)) {
+  } else if (auto* told = std::get_if<coordinator::Incident>(&command)) {
     incident(told->text);
     if (told->refusal) complaint_ = told->text;
-  } else if (auto* ready = std::get_if<Ready>(&command)) {
+  } else if (auto* ready = std::get_if<coordinator::Ready>(&command)) {
     log_info("fleet {}: fence epoch {} claimed; target {}", ready->fence.fleet.to_string(),
              ready->fence.epoch, ready->target.none() ? "none yet" : ready->target.to_string());
     loop_.post([this, target = ready->target] { callbacks_.on_ready(target); });
-  } else if (auto* phase = std::get_if<PhaseEntered>(&command)) {
+  } else if (auto* phase = std::get_if<coordinator::PhaseEntered>(&command)) {
     const auto it = running_.find(phase->request);
     if (it == running_.end()) return;
     it->second->progress.phase = phase->phase;
@@ -293,20 +297,20 @@ void TrainerAgent::carry_out(CoordinatorCommand command) {
     history_.entered(phase->request, phase->phase, now());
     metrics_.entered(phase->request, phase->phase, now());
     if (it->second->job.on_phase) it->second->job.on_phase(phase->phase);
-  } else if (auto* done = std::get_if<RoundDone>(&command)) {
+  } else if (auto* done = std::get_if<coordinator::RoundDone>(&command)) {
     end_round(*done);
-  } else if (auto* began = std::get_if<RollbackBegan>(&command)) {
+  } else if (auto* began = std::get_if<coordinator::RollbackBegan>(&command)) {
     journal_.rollback_began(began->request, began->to, now());
     history_.rollback_began(began->request, began->to, now());
-  } else if (auto* back = std::get_if<RollbackDone>(&command)) {
+  } else if (auto* back = std::get_if<coordinator::RollbackDone>(&command)) {
     end_rollback(std::move(*back));
-  } else if (auto* cancel = std::get_if<CancelDone>(&command)) {
+  } else if (auto* cancel = std::get_if<coordinator::CancelDone>(&command)) {
     cancelled_ = std::move(cancel->reply);
-  } else if (auto* drop = std::get_if<DropVersion>(&command)) {
+  } else if (auto* drop = std::get_if<coordinator::DropVersion>(&command)) {
     memfd_source_->withdraw(drop->version, "the coordinator has dropped this version");
     if (tcp_source_)
       tcp_source_->withdraw(drop->version, "the coordinator has dropped this version");
-  } else if (auto* stopped = std::get_if<Stopped>(&command)) {
+  } else if (auto* stopped = std::get_if<coordinator::Stopped>(&command)) {
     log_error("{}", stopped->reason);
     loop_.post([this, alive = alive_, code = stopped->code, reason = stopped->reason] {
       if (!*alive) return;
@@ -317,7 +321,7 @@ void TrainerAgent::carry_out(CoordinatorCommand command) {
   }
 }
 
-void TrainerAgent::end_round(const RoundDone& done) {
+void TrainerAgent::end_round(const coordinator::RoundDone& done) {
   const auto it = running_.find(done.request);
   if (it == running_.end()) return;
   const std::shared_ptr<Active> active = it->second;
@@ -340,7 +344,7 @@ void TrainerAgent::end_round(const RoundDone& done) {
   if (active->job.on_done) active->job.on_done(std::move(result));
 }
 
-void TrainerAgent::end_rollback(RollbackDone done) {
+void TrainerAgent::end_rollback(coordinator::RollbackDone done) {
   journal_.rollback_ended(done.request, done.reply, now());
   history_.ended(done.request,
                  done.reply.ok        ? "served"
@@ -412,7 +416,9 @@ void TrainerAgent::pump_jobs() {
 std::string TrainerAgent::why_not_ready() const {
   const std::size_t joined = coordinator_.roster().joined_count();
   const std::uint32_t needed = std::max(1U, config_.min_sidecars);  // they have the fence
-  if (coordinator_.phase() >= CoordinatorPhase::kReady && joined >= config_.min_sidecars) return {};
+  if (coordinator_.phase() >= coordinator::CoordinatorPhase::kReady &&
+      joined >= config_.min_sidecars)
+    return {};
   std::string why =
       fmt::format("{} of at least {} sidecars have joined {}", joined, needed, address());
   if (const std::vector<std::string> names = coordinator_.awaited(); !names.empty())
@@ -500,15 +506,15 @@ void TrainerAgent::on_snapshot(const std::shared_ptr<Active>& active,
   running_[active->request] = active;
   journal_.snapshot_taken(active->request, taken.version(), taken.plan()->arena_bytes());
   history_.snapshot_taken(active->request, taken.version(), at);
-  step(PublishRequested{.request = active->request,
-                        .version = taken.version(),
-                        .layout_digest = taken.manifest()->layout_digest(),
-                        .content_digest = taken.identity().content,
-                        .layout = std::move(layout).take(),
-                        .bucket_bytes = taken.plan()->bucket_bytes(),
-                        .arena_bytes = taken.plan()->arena_bytes(),
-                        .snapshot_ns = active->snapshot_ns,
-                        .deadline = active->deadline});
+  step(coordinator::PublishRequested{.request = active->request,
+                                     .version = taken.version(),
+                                     .layout_digest = taken.manifest()->layout_digest(),
+                                     .content_digest = taken.identity().content,
+                                     .layout = std::move(layout).take(),
+                                     .bucket_bytes = taken.plan()->bucket_bytes(),
+                                     .arena_bytes = taken.plan()->arena_bytes(),
+                                     .snapshot_ns = active->snapshot_ns,
+                                     .deadline = active->deadline});
   active->snapshot.reset();  // the offers hold it from here on
 }
 

@@ -109,15 +109,16 @@ class TrainerAgent {
  private:
   struct Active;  // one publish from its job to its end
   TrainerAgent(Loop& loop, const config::TrainerConfig& config, TrainerAgentCallbacks callbacks,
-               CoordinatorOptions options, std::unique_ptr<DecisionStore> store);
+               coordinator::CoordinatorOptions options,
+               std::unique_ptr<coordinator::DecisionStore> store);
   [[nodiscard]] Result<> listen();
   [[nodiscard]] Result<> open_pages();
   [[nodiscard]] metrics::Readiness readiness() const;
   // Of a publish that is ending: into what is told of it.
   void record_end(std::uint64_t request, UpdateEnd end, const control::PushReply& reply);
-  void step(decltype(CoordinatorEvent::what) what);
-  void carry_out(CoordinatorCommand command);
-  void store(const Store& command);
+  void step(decltype(coordinator::CoordinatorEvent::what) what);
+  void carry_out(coordinator::CoordinatorCommand command);
+  void store(const coordinator::Store& command);
   void incident(const std::string& text);
   [[nodiscard]] std::optional<Error> why_stopped() const;
   void arm_timer();
@@ -139,8 +140,8 @@ class TrainerAgent {
                    Result<std::shared_ptr<const Snapshot>> snapshot);
   [[nodiscard]] control::CancelReply cancel_job(const Version& version);
   [[nodiscard]] PhaseBytes moved_bytes() const;
-  void end_round(const RoundDone& done);
-  void end_rollback(RollbackDone done);
+  void end_round(const coordinator::RoundDone& done);
+  void end_rollback(coordinator::RollbackDone done);
   void fail_job(const std::shared_ptr<Active>& active, const Error& why);
   void offer(const std::shared_ptr<const Snapshot>& snapshot);
   void report_progress();
@@ -148,16 +149,16 @@ class TrainerAgent {
   Loop& loop_;
   const config::TrainerConfig config_;
   TrainerAgentCallbacks callbacks_;
-  Coordinator coordinator_;
+  coordinator::Coordinator coordinator_;
   std::optional<LockFile> state_lock_;
-  std::shared_ptr<DecisionStore> store_;
+  std::shared_ptr<coordinator::DecisionStore> store_;
   std::shared_ptr<Snapshotter> snapshotter_;
   std::unique_ptr<transport::tcp::UvThread> bulk_thread_;
   std::unique_ptr<transport::memfd::MemfdSource> memfd_source_;
   std::unique_ptr<transport::tcp::TcpSource> tcp_source_;
   std::unique_ptr<control::RouterPort> router_;
   RoundTrace trace_;
-  RoundMetrics metrics_;
+  coordinator::RoundMetrics metrics_;
   Timer timer_;
   Timer progress_timer_;
   std::unique_ptr<Worker> worker_;

@@ -67,10 +67,10 @@ void TrainerAgent::on_message(const std::string& peer, control::Envelope envelop
       log_info("sidecar {} has left: it has stopped, and no engine is attached to it", name);
     const auto* hello = std::get_if<control::Hello>(&message);
     const bool gone = hello != nullptr && predecessor_is_gone(*hello);
-    step(PeerMessage{.peer = peer,
-                     .envelope = std::move(envelope),
-                     .message = std::move(message),
-                     .predecessor_gone = gone});
+    step(coordinator::PeerMessage{.peer = peer,
+                                  .envelope = std::move(envelope),
+                                  .message = std::move(message),
+                                  .predecessor_gone = gone});
     if (leaves) questions_.lost(peer, "it left");
   }
 }
@@ -81,7 +81,7 @@ bool TrainerAgent::predecessor_is_gone(const control::Hello& hello) const {
   const auto& members = coordinator_.roster().members();
   const auto known = members.find(hello.name);
   if (known == members.end()) return false;
-  const Member& before = known->second;
+  const coordinator::Member& before = known->second;
   const std::uint64_t own = pid_namespace();
   return own != 0 && before.pid_namespace == own && !before.boot_id.empty() &&
          before.boot_id == boot_id() && process_is_gone(before.report.pid);
@@ -131,7 +131,7 @@ void TrainerAgent::roll_back(const Version& to,
   if (const auto stopped = why_stopped()) return on_done(fail(*stopped));
   const std::uint64_t request = next_request_++;
   rollbacks_[request] = std::move(on_done);
-  step(RollbackRequested{.request = request, .to = to});
+  step(coordinator::RollbackRequested{.request = request, .to = to});
 }
 
 void TrainerAgent::on_verify(const std::string& peer, const control::Envelope& envelope) {

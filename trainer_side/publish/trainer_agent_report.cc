@@ -32,7 +32,7 @@ control::StatusReply TrainerAgent::status() const {
 }
 
 metrics::Readiness TrainerAgent::readiness() const {
-  return fleet_readiness(coordinator_, config_.min_replicas);
+  return coordinator::fleet_readiness(coordinator_, config_.min_replicas);
 }
 
 void TrainerAgent::record_end(std::uint64_t request, UpdateEnd end,
@@ -47,7 +47,7 @@ PhaseBytes TrainerAgent::moved_bytes() const {
     return {.done = snapshotting_->snapshot_bytes.load(std::memory_order_relaxed),
             .total = snapshotting_->model_bytes.load(std::memory_order_relaxed)};
   if (coordinator_.has_update({})) {
-    const Coordinator::Moved moved = coordinator_.moved_bytes();
+    const coordinator::Coordinator::Moved moved = coordinator_.moved_bytes();
     return {.done = moved.done, .total = moved.total};
   }
   return {};
@@ -59,7 +59,7 @@ control::CancelReply TrainerAgent::cancel(const Version& version) {
   if (!coordinator_.has_update(version))
     if (control::CancelReply reply = cancel_job(version); reply.ok) return reply;
   cancelled_.reset();
-  step(CancelRequested{.request = next_request_++, .version = version});
+  step(coordinator::CancelRequested{.request = next_request_++, .version = version});
   WSYNC_CHECK(cancelled_.has_value(), "each request to cancel is answered in its step");
   if (cancelled_->ok) log_info("{} was cancelled on request", cancelled_->version.to_string());
   return *std::exchange(cancelled_, std::nullopt);
@@ -90,7 +90,7 @@ void TrainerAgent::report_progress() {
         snapshotting_->model_bytes.load(std::memory_order_relaxed);
     snapshotting_->job.on_progress(snapshotting_->progress);
   }
-  const Coordinator::Moved moved = coordinator_.moved_bytes();
+  const coordinator::Coordinator::Moved moved = coordinator_.moved_bytes();
   for (const auto& [request, active] : running_) {
     if (!active->job.on_progress) continue;
     // One that waits for the round before it is still where its snapshot has ended.

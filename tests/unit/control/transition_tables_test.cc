@@ -25,8 +25,8 @@ constexpr std::string_view kEnd = "<!-- transition tables: end -->\n";
 
 // In the order of an update: the trainer first.
 std::vector<TransitionTable> all_tables() {
-  return {publish::fence_claim_transitions(), publish::decision_log_transitions(),
-          publish::round_transitions(), publish::delivery_transitions(),
+  return {coordinator::fence_claim_transitions(), coordinator::decision_log_transitions(),
+          coordinator::round_transitions(), coordinator::delivery_transitions(),
           reload::buffer_transitions()};
 }
 
