@@ -11,8 +11,8 @@
 namespace wsync::bench {
 namespace {
 
-using publish::CoordinatorEvent;
-using publish::PeerMessage;
+using coordinator::CoordinatorEvent;
+using coordinator::PeerMessage;
 
 constexpr TimePoint kRoundTime{1'000'000'000};  // it stands still: no deadline comes
 constexpr std::uint64_t kRoundModelBytes = 1ULL << 30U;
@@ -37,13 +37,13 @@ CoordinatorEvent from_peer(const std::string& peer, const control::Envelope& env
 }  // namespace
 
 Result<RoundDriver> RoundDriver::create(unsigned sidecars) {
-  RoundDriver driver(publish::CoordinatorOptions{.run_id = {7, 7},
-                                                 .fleet_id = {.high = 1, .low = 1},
-                                                 .min_sidecars = sidecars,
-                                                 .min_replicas = sidecars,
-                                                 .boot_id = "boot",
-                                                 .host_socket = "/run/host.sock",
-                                                 .data_address = "tcp://127.0.0.1:1"});
+  RoundDriver driver(coordinator::CoordinatorOptions{.run_id = {7, 7},
+                                                     .fleet_id = {.high = 1, .low = 1},
+                                                     .min_sidecars = sidecars,
+                                                     .min_replicas = sidecars,
+                                                     .boot_id = "boot",
+                                                     .host_socket = "/run/host.sock",
+                                                     .data_address = "tcp://127.0.0.1:1"});
   for (unsigned i = 0; i < sidecars; ++i) driver.names_.push_back(fmt::format("host{:04}", i));
   std::shuffle(driver.names_.begin(), driver.names_.end(), std::mt19937(kOrderSeed));
   std::vector<CoordinatorEvent> hellos;
@@ -55,7 +55,7 @@ Result<RoundDriver> RoundDriver::create(unsigned sidecars) {
     hellos.push_back(
         from_peer(name, {.fence = driver.coordinator_.fence(), .replica = {}}, round_hello(name)));
   driver.give(hellos);
-  if (driver.coordinator_.phase() != publish::CoordinatorPhase::kReady)
+  if (driver.coordinator_.phase() != coordinator::CoordinatorPhase::kReady)
     return fail(ErrorCode::kInternal,
                 fmt::format("the coordinator is {} after the Hellos of {} sidecars",
                             phase_name(driver.coordinator_.phase()), sidecars));
@@ -63,17 +63,17 @@ Result<RoundDriver> RoundDriver::create(unsigned sidecars) {
 }
 
 void RoundDriver::give(const std::vector<CoordinatorEvent>& events) {
-  std::vector<std::vector<publish::CoordinatorCommand>> told;
+  std::vector<std::vector<coordinator::CoordinatorCommand>> told;
   told.reserve(events.size());
   const TimePoint begin = now();
   for (const CoordinatorEvent& event : events) told.push_back(coordinator_.step(event));
   // The store answers at once: what it costs is no time of the coordinator's.
   for (std::size_t i = 0; i < told.size(); ++i)
     for (std::size_t k = 0; k < told[i].size(); ++k)
-      if (const auto* write = std::get_if<publish::Store>(&told[i][k]))
+      if (const auto* write = std::get_if<coordinator::Store>(&told[i][k]))
         told.push_back(coordinator_.step(
             {.now = kRoundTime,
-             .what = publish::Stored{.token = write->token, .record = write->record}}));
+             .what = coordinator::Stored{.token = write->token, .record = write->record}}));
   taken_ += now() - begin;
   for (auto& some : told)
     commands_.insert(commands_.end(), std::move_iterator(some.begin()),
@@ -82,8 +82,8 @@ void RoundDriver::give(const std::vector<CoordinatorEvent>& events) {
 
 Result<> RoundDriver::read_announces() {
   rounds_.clear();
-  for (const publish::CoordinatorCommand& command : commands_)
-    if (const auto* sent = std::get_if<publish::SendTo>(&command))
+  for (const coordinator::CoordinatorCommand& command : commands_)
+    if (const auto* sent = std::get_if<coordinator::SendTo>(&command))
       if (std::holds_alternative<control::Announce>(sent->message))
         rounds_[sent->peer] = sent->envelope.round;
   if (rounds_.size() == names_.size()) return {};
@@ -92,15 +92,15 @@ Result<> RoundDriver::read_announces() {
 }
 
 Result<std::uint64_t> RoundDriver::decided() const {
-  for (const publish::CoordinatorCommand& command : commands_)
-    if (const auto* sent = std::get_if<publish::SendTo>(&command))
+  for (const coordinator::CoordinatorCommand& command : commands_)
+    if (const auto* sent = std::get_if<coordinator::SendTo>(&command))
       if (const auto* decide = std::get_if<control::Decide>(&sent->message)) return decide->number;
   return fail(ErrorCode::kInternal, "the round was not decided");
 }
 
 Result<> RoundDriver::check_done() const {
-  for (const publish::CoordinatorCommand& command : commands_)
-    if (const auto* done = std::get_if<publish::RoundDone>(&command)) {
+  for (const coordinator::CoordinatorCommand& command : commands_)
+    if (const auto* done = std::get_if<coordinator::RoundDone>(&command)) {
       if (done->request == request_ && done->reply.ok &&
           done->reply.outcomes.size() == names_.size())
         return {};
@@ -143,13 +143,13 @@ Result<std::chrono::nanoseconds> RoundDriver::run_round() {
   const auto version = WSYNC_TRY(coordinator_.next_version());
   const Digest content{.low = 2, .high = version.step};
   give({{.now = kRoundTime,
-         .what = publish::PublishRequested{.request = ++request_,
-                                           .version = version,
-                                           .layout_digest = {.low = 1, .high = 1},
-                                           .content_digest = content,
-                                           .layout = Bytes(4),
-                                           .bucket_bytes = 1ULL << 26U,
-                                           .arena_bytes = kRoundModelBytes}}});
+         .what = coordinator::PublishRequested{.request = ++request_,
+                                               .version = version,
+                                               .layout_digest = {.low = 1, .high = 1},
+                                               .content_digest = content,
+                                               .layout = Bytes(4),
+                                               .bucket_bytes = 1ULL << 26U,
+                                               .arena_bytes = kRoundModelBytes}}});
   WSYNC_TRY(read_announces());
   give(from_all(control::Accept{.version = version}));
   control::Staged staged;

@@ -24,12 +24,14 @@ class RoundDriver {
   [[nodiscard]] Result<std::chrono::nanoseconds> run_round();
 
  private:
-  explicit RoundDriver(publish::CoordinatorOptions options) : coordinator_(std::move(options)) {}
-  void give(const std::vector<publish::CoordinatorEvent>& events);
+  explicit RoundDriver(coordinator::CoordinatorOptions options)
+      : coordinator_(std::move(options)) {}
+  void give(const std::vector<coordinator::CoordinatorEvent>& events);
   // From every sidecar, each under the round of its own Announce.
-  [[nodiscard]] std::vector<publish::CoordinatorEvent> from_all(const control::Message& message);
-  [[nodiscard]] std::vector<publish::CoordinatorEvent> switched(std::uint64_t number,
-                                                                const Version& version);
+  [[nodiscard]] std::vector<coordinator::CoordinatorEvent> from_all(
+      const control::Message& message);
+  [[nodiscard]] std::vector<coordinator::CoordinatorEvent> switched(std::uint64_t number,
+                                                                    const Version& version);
   // kInternal unless every sidecar was announced the version; keeps the rounds.
   [[nodiscard]] Result<> read_announces();
   // The number of the decision; kInternal when there was none.
@@ -37,10 +39,10 @@ class RoundDriver {
   // kInternal unless the round has ended well on every replica.
   [[nodiscard]] Result<> check_done() const;
 
-  publish::Coordinator coordinator_;
+  coordinator::Coordinator coordinator_;
   std::vector<std::string> names_;  // of sidecars, in the order in which they answer
-  std::vector<publish::CoordinatorCommand> commands_;  // of the round so far
-  std::map<std::string, std::uint64_t> rounds_;        // of each sidecar's Announce
+  std::vector<coordinator::CoordinatorCommand> commands_;  // of the round so far
+  std::map<std::string, std::uint64_t> rounds_;            // of each sidecar's Announce
   std::chrono::nanoseconds taken_{};
   std::uint64_t request_ = 0;
 };

@@ -55,8 +55,8 @@ class CoordinatorRun {
     control::Fence fence;
   };
 
-  static publish::CoordinatorOptions options(unsigned choice) {
-    publish::CoordinatorOptions options;
+  static coordinator::CoordinatorOptions options(unsigned choice) {
+    coordinator::CoordinatorOptions options;
     options.run_id = {1, 1};
     options.new_fleet_id = kFleets[1];
     options.take_over = (choice & 1U) != 0;
@@ -81,17 +81,17 @@ class CoordinatorRun {
     return options;
   }
 
-  void step(decltype(publish::CoordinatorEvent::what) what) {
+  void step(decltype(coordinator::CoordinatorEvent::what) what) {
     auto commands = machine_.step({.now = clock_.now(), .what = std::move(what)});
-    for (publish::CoordinatorCommand& command : commands)
+    for (coordinator::CoordinatorCommand& command : commands)
       std::visit(Overloaded{
-                     [&](publish::SendTo& one) {
+                     [&](coordinator::SendTo& one) {
                        must_encode(one.envelope, one.message);
                        sent_.push_back(std::move(one));
                      },
-                     [&](publish::Store& one) { stores_.push_back(std::move(one)); },
-                     [&](publish::RoundDone& one) { ended(one.request); },
-                     [&](publish::RollbackDone& one) { ended(one.request); },
+                     [&](coordinator::Store& one) { stores_.push_back(std::move(one)); },
+                     [&](coordinator::RoundDone& one) { ended(one.request); },
+                     [&](coordinator::RollbackDone& one) { ended(one.request); },
                      [](auto&) {},
                  },
                  command);
@@ -134,21 +134,21 @@ class CoordinatorRun {
       case 11:
         return publish();
       case 12: {
-        publish::RollbackRequested rollback{.request = ++request_};
+        coordinator::RollbackRequested rollback{.request = ++request_};
         Pooled(in_, {}).version("", rollback.to);
         open_[request_] = true;
         return step(rollback);
       }
       case 13: {
-        publish::CancelRequested cancel{.request = ++request_};
+        coordinator::CancelRequested cancel{.request = ++request_};
         if (in_.one_in(2)) Pooled(in_, {}).version("", cancel.version);
         return step(cancel);
       }
       case 14:
         return clock_.pass(in_, machine_, stepper());
       default:
-        if (in_.one_in(16)) return step(publish::Replaced{.by = "another"});
-        return step(publish::PeerLost{.peer = some_peer(), .reason = "silence"});
+        if (in_.one_in(16)) return step(coordinator::Replaced{.by = "another"});
+        return step(coordinator::PeerLost{.peer = some_peer(), .reason = "silence"});
     }
   }
 
@@ -174,10 +174,10 @@ class CoordinatorRun {
     spoil(in_, machine_.fence(), envelope, what);
     auto arrived = over_the_wire(envelope, what);
     if (!arrived) return;
-    step(publish::PeerMessage{.peer = from,
-                              .envelope = std::move(arrived->envelope),
-                              .message = std::move(arrived->message),
-                              .predecessor_gone = in_.one_in(4)});
+    step(coordinator::PeerMessage{.peer = from,
+                                  .envelope = std::move(arrived->envelope),
+                                  .message = std::move(arrived->message),
+                                  .predecessor_gone = in_.one_in(4)});
   }
 
   void hello(const std::string& from, const control::Fence& fence, std::uint64_t request) {
@@ -185,7 +185,7 @@ class CoordinatorRun {
   }
 
   // What a sidecar says to it; it is not taken from the list, so that it can be said twice.
-  void answer(const publish::SendTo& sent) {
+  void answer(const coordinator::SendTo& sent) {
     const std::string from = sent.peer;
     const control::Envelope envelope = sent.envelope;
     const control::Message question = sent.message;
@@ -243,8 +243,8 @@ class CoordinatorRun {
 
   void stored() {
     if (stores_.empty()) return;
-    const publish::Store& store = in_.recent(stores_);
-    publish::Stored answer{.token = store.token, .record = store.record};
+    const coordinator::Store& store = in_.recent(stores_);
+    coordinator::Stored answer{.token = store.token, .record = store.record};
     if (in_.one_in(8)) {
       const bool fenced = in_.one_in(4);
       answer.record = fail(fenced ? ErrorCode::kFenced : ErrorCode::kIo, "the disc is full");
@@ -253,7 +253,7 @@ class CoordinatorRun {
   }
 
   void publish() {
-    publish::PublishRequested publish{.request = ++request_, .arena_bytes = 64};
+    coordinator::PublishRequested publish{.request = ++request_, .arena_bytes = 64};
     if (const auto version = machine_.next_version(in_.below(8)); version)
       publish.version = *version;
     else
@@ -266,12 +266,12 @@ class CoordinatorRun {
   }
 
   Input& in_;
-  publish::Coordinator machine_;
-  Clock<publish::Coordinator, publish::CoordinatorTick> clock_;
+  coordinator::Coordinator machine_;
+  Clock<coordinator::Coordinator, coordinator::CoordinatorTick> clock_;
   std::map<std::string, Peer> peers_;
   std::map<Version, Digest> digests_;
-  std::vector<publish::SendTo> sent_;
-  std::vector<publish::Store> stores_;
+  std::vector<coordinator::SendTo> sent_;
+  std::vector<coordinator::Store> stores_;
   std::uint64_t request_ = 0;
   std::map<std::uint64_t, bool> open_;  // publishes and rollbacks that have not ended
 };

@@ -12,10 +12,10 @@ using std::chrono::milliseconds;
 
 namespace {
 
-publish::CoordinatorOptions coordinator_options(std::size_t c, std::uint64_t life,
-                                                std::optional<publish::CoordinatorRecord> record,
-                                                std::uint64_t run_id) {
-  publish::CoordinatorOptions options;
+coordinator::CoordinatorOptions coordinator_options(
+    std::size_t c, std::uint64_t life, std::optional<coordinator::CoordinatorRecord> record,
+    std::uint64_t run_id) {
+  coordinator::CoordinatorOptions options;
   options.run_id = {run_id, life};
   options.record = std::move(record);
   options.new_fleet_id = {.high = 1 + c, .low = run_id};
@@ -119,7 +119,7 @@ void World::start_coordinator(std::size_t c) {
   const bool settled = std::ranges::all_of(
       sidecars_, [](const SidecarProcess& sidecar) { return !sidecar.disc.fence.fleet.none(); });
   process.store = settled && schedule_.chance(0.25) ? 1 : 0;
-  publish::CoordinatorOptions options =
+  coordinator::CoordinatorOptions options =
       coordinator_options(c, process.life, stores_[process.store], schedule_.pick(1, 1'000'000));
   options.take_over = schedule_.chance(0.4);
   const std::uint64_t policy = options_.seed % 4;
@@ -127,7 +127,7 @@ void World::start_coordinator(std::size_t c) {
     options.commit = {.rule = CommitRule::kQuorum,
                       .quorum = std::min(2U, options_.sidecars * options_.replicas)};
   if (policy == 3) options.commit = {.rule = CommitRule::kEach};
-  process.machine = std::make_unique<publish::Coordinator>(std::move(options));
+  process.machine = std::make_unique<coordinator::Coordinator>(std::move(options));
   start_queue(c);
 }
 
@@ -168,7 +168,7 @@ void World::crash_sidecar(std::size_t s) {
   if (process.home) {
     const std::size_t c = *process.home;
     schedule_.after(schedule_.micros(100, 200'000), [this, c, peer] {
-      coordinator_step(c, {.now = schedule_.now(), .what = publish::PeerLost{peer, "silent"}});
+      coordinator_step(c, {.now = schedule_.now(), .what = coordinator::PeerLost{peer, "silent"}});
     });
   }
   process.home.reset();
@@ -208,7 +208,7 @@ void World::break_link(std::size_t s) {
   ++process.connection;
   if (schedule_.chance(0.7))
     schedule_.after(schedule_.micros(10, 150'000), [this, c, peer = peer_of(s)] {
-      coordinator_step(c, {.now = schedule_.now(), .what = publish::PeerLost{peer, "hung up"}});
+      coordinator_step(c, {.now = schedule_.now(), .what = coordinator::PeerLost{peer, "hung up"}});
     });
   else
     lose_late(s, c, peer_of(s));
@@ -222,7 +222,7 @@ void World::lose_late(std::size_t s, std::size_t c, const std::string& peer) {
   schedule_.after(milliseconds(900), [this, s, c, peer, life = coordinators_[c].life] {
     const bool speaks = sidecars_[s].home == c && peer_of(s) == peer;
     if (!speaks && coordinators_[c].life == life)
-      coordinator_step(c, {.now = schedule_.now(), .what = publish::PeerLost{peer, "silent"}});
+      coordinator_step(c, {.now = schedule_.now(), .what = coordinator::PeerLost{peer, "silent"}});
   });
 }
 
@@ -264,8 +264,8 @@ void World::to_coordinator(std::size_t s, control::Envelope envelope, control::M
       // On one host the coordinator sees that a process has ended.
       const bool gone = s == 0 && peer == peer_of(s);
       if (wanders) lose_late(s, c, peer);  // nothing may follow from there
-      coordinator_step(
-          c, {.now = schedule_.now(), .what = publish::PeerMessage{peer, envelope, message, gone}});
+      coordinator_step(c, {.now = schedule_.now(),
+                           .what = coordinator::PeerMessage{peer, envelope, message, gone}});
     });
   }
   // Not at once: the machine that sends is inside its step.
@@ -289,7 +289,7 @@ void World::heartbeat(std::size_t s) {
 
 // ---- the machines ----
 
-void World::coordinator_step(std::size_t c, publish::CoordinatorEvent event) {
+void World::coordinator_step(std::size_t c, coordinator::CoordinatorEvent event) {
   CoordinatorProcess& process = coordinators_[c];
   if (!process.machine) return;
   ++statistics_.events;
@@ -297,7 +297,7 @@ void World::coordinator_step(std::size_t c, publish::CoordinatorEvent event) {
   const auto commands = process.machine->step(event);
   if (const Result<> holds = process.machine->invariants(); !holds)
     violate(fmt::format("coordinator {}: {}", c, holds.error().message()));
-  for (const publish::CoordinatorCommand& command : commands) {
+  for (const coordinator::CoordinatorCommand& command : commands) {
     if (!process.machine || process.life != life) return;
     carry_out(c, command);
   }
@@ -312,35 +312,35 @@ void World::arm_coordinator(std::size_t c) {
   if (!wake) return;
   schedule_.at(*wake, [this, c, timer, life = coordinators_[c].life] {
     if (coordinators_[c].life != life || coordinators_[c].timer != timer) return;
-    coordinator_step(c, {.now = schedule_.now(), .what = publish::CoordinatorTick{}});
+    coordinator_step(c, {.now = schedule_.now(), .what = coordinator::CoordinatorTick{}});
   });
 }
 
-void World::carry_out(std::size_t c, const publish::CoordinatorCommand& command) {
+void World::carry_out(std::size_t c, const coordinator::CoordinatorCommand& command) {
   CoordinatorProcess& process = coordinators_[c];
-  if (const auto* send = std::get_if<publish::SendTo>(&command)) {
+  if (const auto* send = std::get_if<coordinator::SendTo>(&command)) {
     to_sidecar(c, send->peer, send->envelope, send->message);
-  } else if (const auto* write = std::get_if<publish::Store>(&command)) {
+  } else if (const auto* write = std::get_if<coordinator::Store>(&command)) {
     store(c, *write);
-  } else if (const auto* phase = std::get_if<publish::PhaseEntered>(&command)) {
+  } else if (const auto* phase = std::get_if<coordinator::PhaseEntered>(&command)) {
     if (const auto entered = process.queue->phase_entered(phase->request, phase->phase); !entered)
       violate(entered.error().message());
-  } else if (const auto* done = std::get_if<publish::RoundDone>(&command)) {
+  } else if (const auto* done = std::get_if<coordinator::RoundDone>(&command)) {
     execute(c, process.queue->round_ended(done->request, {.superseded = done->superseded,
                                                           .cancelled = done->cancelled,
                                                           .reply = done->reply}));
-  } else if (const auto* back = std::get_if<publish::RollbackDone>(&command)) {
+  } else if (const auto* back = std::get_if<coordinator::RollbackDone>(&command)) {
     if (process.rollbacks.erase(back->request) != 1) violate("a rollback ended twice");
     if (!back->reply.ok) ++statistics_.reasons["rollback: " + back->reply.reason];
     if (!back->reply.ok) return;
     ++statistics_.rollbacks_ok;
     std::set<std::string>& told = gone_for_good_[back->reply.from];
     for (const auto& [name, member] : process.machine->roster().members()) told.insert(name);
-  } else if (const auto* cancel = std::get_if<publish::CancelDone>(&command)) {
+  } else if (const auto* cancel = std::get_if<coordinator::CancelDone>(&command)) {
     ++(cancel->reply.ok ? statistics_.cancelled : statistics_.cancels_refused);
     if (cancel->reply.ok && !cancelled_.contains(cancel->reply.version))
       violate("a cancelled publish has not ended");
-  } else if (const auto* drop = std::get_if<publish::DropVersion>(&command)) {
+  } else if (const auto* drop = std::get_if<coordinator::DropVersion>(&command)) {
     process.snapshots.erase(drop->version);
   }
 }
@@ -431,8 +431,8 @@ void World::persist(std::size_t s, const staging::Persist& command) {
 
 // The rule of decision_store.h. Writes of one process go one after the other; a crash between a
 // write and its answer leaves the new record.
-void World::store(std::size_t c, const publish::Store& command) {
-  const publish::CoordinatorRecord& record = command.record;
+void World::store(std::size_t c, const coordinator::Store& command) {
+  const coordinator::CoordinatorRecord& record = command.record;
   const control::Decision own{.fence = record.fence, .number = record.number};
   if (record.origin == own && record.kind == control::DecisionKind::kRollback)
     rollbacks_decided_.insert(own);
@@ -443,16 +443,16 @@ void World::store(std::size_t c, const publish::Store& command) {
   coordinators_[c].store_free_at = at;
   schedule_.at(at, [=, this] {
     if (coordinators_[c].life != life) return;
-    std::optional<publish::CoordinatorRecord>& disc = stores_[coordinators_[c].store];
-    publish::Stored stored{.token = command.token, .record = command.record};
-    const auto may = publish::check_replaces(command.record, disc);
+    std::optional<coordinator::CoordinatorRecord>& disc = stores_[coordinators_[c].store];
+    coordinator::Stored stored{.token = command.token, .record = command.record};
+    const auto may = coordinator::check_replaces(command.record, disc);
     if (full) {
       stored.record = fail(ErrorCode::kResourceExhausted, "no space left");
     } else if (!may) {
       stored.record = fail(may.error());
     } else {
       if (disc && disc->fence != command.record.fence)
-        stored.record = publish::after_claim(command.record, *disc);
+        stored.record = coordinator::after_claim(command.record, *disc);
       disc = *stored.record;
     }
     schedule_.after(schedule_.micros(10, 1'000), [=, this] {

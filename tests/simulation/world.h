@@ -69,7 +69,7 @@ class World {
     bool weights_read = false;
   };
   struct CoordinatorProcess {
-    std::unique_ptr<publish::Coordinator> machine;  // null: down
+    std::unique_ptr<coordinator::Coordinator> machine;  // null: down
     std::unique_ptr<Facts> facts;
     std::unique_ptr<publish::PublishQueue> queue;
     std::chrono::milliseconds publish_deadline{};
@@ -112,14 +112,14 @@ class World {
   void heartbeat(std::size_t s);
   [[nodiscard]] std::string peer_of(std::size_t s) const;
   // machines
-  void coordinator_step(std::size_t c, publish::CoordinatorEvent event);
+  void coordinator_step(std::size_t c, coordinator::CoordinatorEvent event);
   void sidecar_step(std::size_t s, staging::SidecarEvent event);
   void arm_coordinator(std::size_t c);
   void arm_sidecar(std::size_t s);
-  void carry_out(std::size_t c, const publish::CoordinatorCommand& command);
+  void carry_out(std::size_t c, const coordinator::CoordinatorCommand& command);
   void carry_out(std::size_t s, const staging::SidecarCommand& command);
   void persist(std::size_t s, const staging::Persist& command);
-  void store(std::size_t c, const publish::Store& command);
+  void store(std::size_t c, const coordinator::Store& command);
   void lose_late(std::size_t s, std::size_t c, const std::string& peer);
   void stage(std::size_t s, const staging::StartStaging& command);
   void for_replica(std::size_t s, const staging::ForReplica& command);
@@ -162,7 +162,7 @@ class World {
   std::map<Version, Digest> contents_;       // what each name stands for
   std::map<Version, std::size_t> named_by_;  // store of the coordinator that first used a name
   // Of the host that the coordinators share, and of another one, where nothing is stored at first.
-  std::array<std::optional<publish::CoordinatorRecord>, 2> stores_;
+  std::array<std::optional<coordinator::CoordinatorRecord>, 2> stores_;
   // What was really decided anew to go back: every other decision goes forward, or repeats one.
   std::set<control::Decision> rollbacks_decided_;
   Version given_;  // the version of the newest snapshot that has ended

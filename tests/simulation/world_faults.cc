@@ -37,7 +37,7 @@ void World::client() {
   const std::uint64_t request = ++requests_;
   coordinators_[c].rollbacks[request] = schedule_.now();
   coordinator_step(
-      c, {.now = schedule_.now(), .what = publish::RollbackRequested{.request = request}});
+      c, {.now = schedule_.now(), .what = coordinator::RollbackRequested{.request = request}});
 }
 
 void World::inject() {
@@ -78,8 +78,8 @@ void World::inject() {
       return;
     case 8:  // the coordinator takes it for lost; it does not notice
       if (sidecars_[s].home)
-        coordinator_step(*sidecars_[s].home,
-                         {.now = schedule_.now(), .what = publish::PeerLost{peer_of(s), "silent"}});
+        coordinator_step(*sidecars_[s].home, {.now = schedule_.now(),
+                                              .what = coordinator::PeerLost{peer_of(s), "silent"}});
       return;
     default:
       group.stall(schedule_.micros(50'000, 900'000));
@@ -103,8 +103,8 @@ void World::inject_stranger(std::size_t s, std::size_t c) {
                                           .target = {.epoch = 9, .step = 9},
                                           .origin = decision}),
           control::Message(control::Heartbeat{.target = {.epoch = 9, .step = 9}})})
-      coordinator_step(
-          c, {.now = schedule_.now(), .what = publish::PeerMessage{"stranger", envelope, message}});
+      coordinator_step(c, {.now = schedule_.now(),
+                           .what = coordinator::PeerMessage{"stranger", envelope, message}});
     if (coordinators_[c].machine &&
         (coordinators_[c].machine->fence() != before ||
          coordinators_[c].machine->stopped().has_value() != had_stopped))
@@ -126,7 +126,7 @@ void World::heal() {
   faults_on_ = client_on_ = false;
   for (std::size_t c = 1; c < coordinators_.size(); ++c) crash_coordinator(c);
   if (coordinators_[0].machine &&
-      coordinators_[0].machine->phase() == publish::CoordinatorPhase::kStopped)
+      coordinators_[0].machine->phase() == coordinator::CoordinatorPhase::kStopped)
     crash_coordinator(0);
   start_coordinator(0);
   for (std::size_t s = 0; s < sidecars_.size(); ++s) {
@@ -162,7 +162,7 @@ bool World::run() {
     while (violations_.empty() && schedule_.run_one(until)) {
     }
     if (!coordinators_[0].machine ||
-        coordinators_[0].machine->phase() == publish::CoordinatorPhase::kStopped) {
+        coordinators_[0].machine->phase() == coordinator::CoordinatorPhase::kStopped) {
       crash_coordinator(0);  // a wandering message stopped it: it is started again
       start_coordinator(0);
     } else if (last_ok_ <= requests_before) {
@@ -240,10 +240,10 @@ void World::check_origin(std::size_t s, const staging::SidecarRecord& before) {
 // Before anything new is published: every joined sidecar has the coordinator's newest decision, and
 // no sidecar's target differs from the coordinator's.
 std::string World::unmet_obligation() const {
-  const publish::Coordinator& coordinator = *coordinators_[0].machine;
-  if (coordinator.phase() != publish::CoordinatorPhase::kReady)
-    return fmt::format("the coordinator is {}", publish::phase_name(coordinator.phase()));
-  const publish::CoordinatorRecord& record = coordinator.record();
+  const coordinator::Coordinator& coordinator = *coordinators_[0].machine;
+  if (coordinator.phase() != coordinator::CoordinatorPhase::kReady)
+    return fmt::format("the coordinator is {}", coordinator::phase_name(coordinator.phase()));
+  const coordinator::CoordinatorRecord& record = coordinator.record();
   for (std::size_t s = 0; s < sidecars_.size(); ++s) {
     const staging::SidecarRecord& disc = sidecars_[s].disc;
     const auto member = coordinator.roster().members().find(fmt::format("s{}", s));
@@ -298,7 +298,7 @@ void World::check_may_run(std::size_t s, const EngineGroup& group, const Version
 
 bool World::converged() const {
   const CoordinatorProcess& process = coordinators_[0];
-  if (!process.machine || process.machine->phase() != publish::CoordinatorPhase::kReady)
+  if (!process.machine || process.machine->phase() != coordinator::CoordinatorPhase::kReady)
     return false;
   const Version target = process.machine->target();
   for (const SidecarProcess& sidecar : sidecars_) {
@@ -314,7 +314,7 @@ std::string World::where() const {
   std::string text;
   if (coordinators_[0].machine)
     text += fmt::format("coordinator {}, target {}",
-                        publish::phase_name(coordinators_[0].machine->phase()),
+                        coordinator::phase_name(coordinators_[0].machine->phase()),
                         coordinators_[0].machine->target().to_string());
   for (std::size_t s = 0; s < sidecars_.size(); ++s) {
     const control::Heartbeat beat = sidecars_[s].machine->heartbeat(schedule_.now());

@@ -27,7 +27,7 @@ class World::Facts final : public publish::CoordinatorFacts {
     return Error(stopped->code, "this coordinator has stopped: " + stopped->reason);
   }
   [[nodiscard]] std::optional<std::string> why_not_ready() const override {
-    if (machine().phase() >= publish::CoordinatorPhase::kReady) return std::nullopt;
+    if (machine().phase() >= coordinator::CoordinatorPhase::kReady) return std::nullopt;
     return std::string("no sidecar has joined");
   }
   // Coordinators that share no record can claim one epoch unknown to each other. Their digests keep
@@ -44,7 +44,7 @@ class World::Facts final : public publish::CoordinatorFacts {
   }
 
  private:
-  [[nodiscard]] const publish::Coordinator& machine() const {
+  [[nodiscard]] const coordinator::Coordinator& machine() const {
     return *world_.coordinators_[c_].machine;
   }
   World& world_;
@@ -157,13 +157,13 @@ void World::request_round(std::size_t c, const publish::RequestRound& command) {
   if (coordinators_[c].stopping.contains(command.request))
     violate("a publish goes on that was cancelled during its snapshot");
   coordinator_step(c, {.now = schedule_.now(),
-                       .what = publish::PublishRequested{.request = command.request,
-                                                         .version = given_,
-                                                         .layout_digest = {.low = 5},
-                                                         .content_digest = contents_.at(given_),
-                                                         .bucket_bytes = 1,
-                                                         .arena_bytes = 1,
-                                                         .deadline = command.deadline}});
+                       .what = coordinator::PublishRequested{.request = command.request,
+                                                             .version = given_,
+                                                             .layout_digest = {.low = 5},
+                                                             .content_digest = contents_.at(given_),
+                                                             .bucket_bytes = 1,
+                                                             .arena_bytes = 1,
+                                                             .deadline = command.deadline}});
 }
 
 void World::end_publish(std::size_t c, const publish::EndPublish& end) {
@@ -225,7 +225,7 @@ void World::cancel(std::size_t c) {
   } else {
     coordinator_step(
         c, {.now = schedule_.now(),
-            .what = publish::CancelRequested{.request = ++requests_, .version = version}});
+            .what = coordinator::CancelRequested{.request = ++requests_, .version = version}});
   }
   if (coordinators_[c].machine &&
       statistics_.cancelled + statistics_.cancels_refused != answered + 1)

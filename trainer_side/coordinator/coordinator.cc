@@ -1,27 +1,65 @@
 #include "trainer_side/coordinator/coordinator.h"
 
 #include <algorithm>
+#include <utility>
+#include <variant>
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 #include "shared/control/codec.h"
-#include "shared/control/withdrawn.h"
+#include "trainer_side/coordinator/decision_obligations.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 namespace {
-
-template <class... Ts>
-struct Overloaded : Ts... {
-  using Ts::operator()...;
-};
-template <class... Ts>
-Overloaded(Ts...) -> Overloaded<Ts...>;
 
 // Messages that wait while a decision is being stored: some seconds of a large fleet.
 constexpr std::size_t kQueueCount = 16 * limits::kSidecarCount;
 
+CoordinatorPhase phase_of(RoundState state) noexcept {
+  switch (state) {
+    case RoundState::kAnnouncing:
+      return CoordinatorPhase::kAnnouncing;
+    case RoundState::kStaging:
+    case RoundState::kDeciding:
+      return CoordinatorPhase::kStaging;
+    case RoundState::kSwitching:
+      return CoordinatorPhase::kSwitching;
+    case RoundState::kFinished:
+      break;
+  }
+  return CoordinatorPhase::kReady;
+}
+
+// A publish of this version that waits in the queue.
+auto find_publish(auto& queue, const Version& version) {
+  return std::ranges::find_if(queue, [&](const CoordinatorEvent& event) {
+    const auto* publish = std::get_if<PublishRequested>(&event.what);
+    return publish != nullptr && publish->version == version;
+  });
+}
+
 }  // namespace
+
+std::string_view phase_name(CoordinatorPhase phase) noexcept {
+  switch (phase) {
+    case CoordinatorPhase::kGathering:
+      return "gathering";
+    case CoordinatorPhase::kClaiming:
+      return "claiming";
+    case CoordinatorPhase::kReady:
+      return "idle";
+    case CoordinatorPhase::kAnnouncing:
+      return "announcing";
+    case CoordinatorPhase::kStaging:
+      return "staging";
+    case CoordinatorPhase::kSwitching:
+      return "switching";
+    case CoordinatorPhase::kStopped:
+      return "stopped";
+  }
+  return "unknown";
+}
 
 Coordinator::Coordinator(CoordinatorOptions options)
     : context_{.options = std::move(options)},
@@ -32,11 +70,13 @@ Coordinator::Coordinator(CoordinatorOptions options)
   names_.note_seen(context_.options.record->target);
 }
 
+// ---- events ----
+
 std::vector<CoordinatorCommand> Coordinator::step(const CoordinatorEvent& event) {
   context_.now = event.now;
-  claim_.note_event(context_.now);
+  claim_.note_event(event.now);
   context_.commands.clear();
-  if (!waits_for_store(event)) {
+  if (!must_wait(event)) {
     apply(event);
   } else if (std::holds_alternative<PeerMessage>(event.what) && queue_.size() >= kQueueCount) {
     ++context_.dropped;  // as if the network had lost it
@@ -52,93 +92,245 @@ std::vector<CoordinatorCommand> Coordinator::step(const CoordinatorEvent& event)
   return std::exchange(context_.commands, {});
 }
 
+bool Coordinator::must_wait(const CoordinatorEvent& event) const {
+  if (!log_.is_storing()) return false;
+  // A request to cancel is answered at once: what is being stored cannot be stopped any more.
+  return !std::holds_alternative<Stored>(event.what) &&
+         !std::holds_alternative<CoordinatorTick>(event.what) &&
+         !std::holds_alternative<CancelRequested>(event.what);
+}
+
 void Coordinator::apply(const CoordinatorEvent& event) {
-  if (claim_.state() == FenceClaimState::kStopped) {
-    const std::string why = "this coordinator has stopped: " + claim_.stopped()->reason;
-    if (const auto* publish = std::get_if<PublishRequested>(&event.what))
-      refuse_publish(*publish, why);
-    else if (const auto* rollback = std::get_if<RollbackRequested>(&event.what))
-      refuse_rollback(*rollback, why);
-    else if (const auto* cancel = std::get_if<CancelRequested>(&event.what))
-      context_.emit(CancelDone{.request = cancel->request, .reply = {.reason = why}});
-    else
-      ++context_.dropped;
-    return;
-  }
-  std::visit([this](const auto& what) { on(what); }, event.what);
+  if (claim_.stopped()) return refuse_stopped(event);
+  std::visit([this](const auto& what) { handle(what); }, event.what);
   context_.roster.forget(
-      [this](const Member& member) { return member.has_left && !in_round(member); });
+      [this](const Member& member) { return member.has_left && !rounds_.is_in_round(member); });
   const Result<> holds = invariants();
   WSYNC_CHECK(holds.has_value(), holds.error().message());
 }
 
-void Coordinator::on(const PeerMessage& event) {
-  // Nothing above it can be claimed, and no version can be named under it.
-  if (const std::uint64_t epoch = event.envelope.fence.epoch; epoch > limits::kEpochMax) {
+void Coordinator::refuse_stopped(const CoordinatorEvent& event) {
+  const std::string why = "this coordinator has stopped: " + claim_.stopped()->reason;
+  if (const auto* publish = std::get_if<PublishRequested>(&event.what))
+    refuse_publish(context_, *publish, why);
+  else if (const auto* rollback = std::get_if<RollbackRequested>(&event.what))
+    refuse_rollback(context_, record(), *rollback, why);
+  else if (const auto* cancel = std::get_if<CancelRequested>(&event.what))
+    context_.emit(CancelDone{.request = cancel->request, .reply = {.reason = why}});
+  else
     ++context_.dropped;
-    if (std::holds_alternative<control::ErrorReply>(event.message)) return;  // no end of answers
+}
+
+void Coordinator::handle(const PeerMessage& event) {
+  const control::Fence& fence = event.envelope.fence;
+  // No epoch above it can be claimed, and no version can be named under it.
+  if (fence.epoch > limits::kEpochMax) {
+    ++context_.dropped;
+    // An answer to an error would be answered with an error again, without end.
+    if (std::holds_alternative<control::ErrorReply>(event.message)) return;
     context_.send_refusal(
         event.peer,
         fmt::format("{} from '{}' carries fence epoch {}, at most {} is allowed: what that "
                     "process has stored is damaged; stop it and remove its record from "
                     "its state_dir",
-                    control::message_name(control::type_of(event.message)), event.peer, epoch,
+                    control::message_name(control::type_of(event.message)), event.peer, fence.epoch,
                     limits::kEpochMax));
     return;
   }
   const auto* hello = std::get_if<control::Hello>(&event.message);
-  if (claim_.is_foreign(event.envelope.fence)) {
+  if (claim_.is_foreign(fence)) {
     if (hello != nullptr)
-      foreign_hello(event, *hello);
+      handle_foreign_hello(event, *hello);
     else
       ++context_.dropped;
     return;
   }
-  if (hello != nullptr) {
-    on_hello(event, *hello);
-    return;
-  }
+  if (hello != nullptr) return handle_hello(event, *hello);
   Member* member = context_.roster.by_peer(event.peer);
-  if (event.envelope.fence > record().fence && member != nullptr &&
-      claim_.state() != FenceClaimState::kGathering) {
-    higher_fence(event.envelope.fence, member->name);
-    return;
-  }
-  if (member != nullptr && std::holds_alternative<control::Leave>(event.message)) {
-    leave(*member);  // whatever it has heard of this coordinator
-    return;
-  }
-  const bool current =
-      event.envelope.fence == record().fence || planted("coordinator_ignores_fence");
+  if (fence > record().fence && member != nullptr && claim_.state() != FenceClaimState::kGathering)
+    return handle_higher_fence(fence, member->name);
+  // A Leave counts whatever its sender has heard of this coordinator.
+  if (member != nullptr && std::holds_alternative<control::Leave>(event.message))
+    return leave(*member);
+  const bool current = fence == record().fence || planted("coordinator_ignores_fence");
   if (member == nullptr || !member->joined || !current) {
     ++context_.dropped;
     claim_.welcome_back(context_, event);
     return;
   }
-  on_member(*member, event.envelope, event.message);
+  rounds_.handle(context_, log_, *member, event.envelope, event.message);
 }
 
-void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello) {
-  if (const Result<> may = claim_.check_hello(context_, record(), event, hello); !may) {
-    claim_.refuse(context_, event.peer,
-                  fmt::format("sidecar '{}' cannot join: {}", hello.name, may.error().message()));
+void Coordinator::handle(const PeerLost& event) {
+  Member* member = context_.roster.by_peer(event.peer);
+  if (member == nullptr) {
+    ++context_.dropped;
     return;
   }
+  member->peer.clear();
+  rounds_.handle_lost(context_, log_, *member);
+  member->report.connected = false;
+  // It may have been the last one that the claim waited for.
+  const bool all_here = std::ranges::all_of(context_.roster.members(), [](const auto& entry) {
+    return entry.second.joined || entry.second.peer.empty();
+  });
+  if (claim_.state() == FenceClaimState::kWelcoming && context_.roster.joined_count() > 0 &&
+      all_here)
+    finish_claim();
+}
+
+void Coordinator::handle(const PublishRequested& event) {
+  if (!claim_.is_claimed())
+    return refuse_publish(context_, event,
+                          fmt::format("the coordinator is {}", phase_name(phase())));
+  const Result<Version> name = next_version(event.version.step);
+  if (!name) return refuse_publish(context_, event, name.error().message());
+  if (*name != event.version)
+    return refuse_publish(context_, event,
+                          fmt::format("version {} is not of this coordinator's epoch {}",
+                                      event.version.to_string(), record().fence.epoch));
+  names_.note_used(event.version.step);
+  rounds_.publish(context_, event);
+}
+
+void Coordinator::handle(const RollbackRequested& event) {
+  if (claim_.is_claimed()) return rounds_.roll_back(context_, log_, event);
+  refuse_rollback(
+      context_, record(), event,
+      fmt::format("the coordinator is {}; try again when it is idle", phase_name(phase())));
+}
+
+void Coordinator::handle(const CancelRequested& event) {
+  control::CancelReply reply;
+  if (const auto queued = find_publish(queue_, event.version); queued != queue_.end()) {
+    const PublishRequested publish = std::get<PublishRequested>(queued->what);
+    queue_.erase(queued);
+    refuse_publish(context_, publish, std::string(kCancelledReason), PublishRefusal::kCancelled);
+    reply = {.ok = true, .version = event.version, .phase = control::ProgressPhase::kSnapshot};
+  } else {
+    reply = rounds_.cancel(context_, log_, event.version);
+  }
+  context_.emit(CancelDone{.request = event.request, .reply = std::move(reply)});
+}
+
+void Coordinator::handle(const Replaced& event) {
+  stop(Error(ErrorCode::kFenced,
+             fmt::format("this coordinator was replaced: {} has taken over its control address",
+                         event.by)));
+}
+
+void Coordinator::handle(const CoordinatorTick&) {
+  rounds_.expire_waiting(context_);
+  if (log_.is_storing()) {
+    if (const Result<> in_time = log_.check_deadline(context_.now); !in_time) stop(in_time.error());
+    return;
+  }
+  if (claim_.deadline() && context_.now >= *claim_.deadline()) {
+    if (claim_.state() == FenceClaimState::kGathering)
+      gather();
+    else
+      finish_claim();
+  }
+  if (claim_.is_claimed()) rounds_.handle_tick(context_, log_);
+}
+
+void Coordinator::handle(const Stored& event) {
+  const StoreOutcome outcome = log_.handle(context_, event);
+  if (outcome.failure) return handle_not_stored(outcome);
+  switch (outcome.ended) {
+    case StoreOutcome::Ended::kNothing:
+      return;
+    case StoreOutcome::Ended::kClaim:
+      names_.note_seen(record().target);
+      claim_.handle_stored(context_, record());
+      return;
+    case StoreOutcome::Ended::kDecision:
+      rounds_.handle_stored(context_, log_, outcome.rollback);
+      return;
+  }
+}
+
+void Coordinator::handle_not_stored(const StoreOutcome& outcome) {
+  const std::string& why = outcome.failure->message();
+  if (outcome.rollback) refuse_rollback(context_, record(), *outcome.rollback, why);
+  if (outcome.failure->code() == ErrorCode::kFenced || outcome.ended == StoreOutcome::Ended::kClaim)
+    return stop(*outcome.failure);
+  if (!outcome.rollback) rounds_.handle_not_stored(context_, log_, why);
+}
+
+// ---- the claim ----
+
+// A sidecar that has taken no decision may follow this coordinator into its fleet.
+void Coordinator::handle_foreign_hello(const PeerMessage& event, const control::Hello& hello) {
+  if (hello.decision.none()) {
+    PeerMessage unbound = event;
+    unbound.envelope.fence = {};
+    return handle_hello(unbound, hello);
+  }
+  const control::Fence& fence = event.envelope.fence;
+  if (!claim_.may_change_fleet(log_))
+    return claim_.refuse(
+        context_, event.peer,
+        fmt::format(
+            "sidecar '{}' cannot join: it belongs to fleet {}, this coordinator leads fleet "
+            "{}; point it at its own coordinator, or, to move it here for good, stop it and "
+            "remove its record from its state_dir",
+            hello.name, fence.fleet.to_string(), claim_.fleet().to_string()));
+  const std::string why =
+      fmt::format("sidecar '{}' has named the fleet that this coordinator leads: {}", hello.name,
+                  fence.fleet.to_string());
+  context_.emit(Incident{.text = why});
+  claim_.change_fleet(record().fence, fence);
+  if (claim_.state() != FenceClaimState::kGathering) {
+    rounds_.end_all(context_, log_, why);
+    begin_claim();
+  }
+  handle_hello(event, hello);
+}
+
+void Coordinator::handle_hello(const PeerMessage& event, const control::Hello& hello) {
+  const control::Fence& fence = event.envelope.fence;
+  if (const Result<> may = claim_.check_hello(context_, record(), event, hello); !may)
+    return claim_.refuse(
+        context_, event.peer,
+        fmt::format("sidecar '{}' cannot join: {}", hello.name, may.error().message()));
   // (A claim that begins with this very Hello goes above its fence.)
   if (claim_.state() != FenceClaimState::kGathering && !log_.is_storing() &&
-      event.envelope.fence > record().fence) {
-    higher_fence(event.envelope.fence, hello.name);
-    if (claim_.state() == FenceClaimState::kStopped) return;
+      fence > record().fence) {
+    handle_higher_fence(fence, hello.name);
+    if (claim_.stopped()) return;
   }
+  const UpdateRound* round = rounds_.round();
+  const auto known = context_.roster.members().find(hello.name);
+  // While it switches it stays in the round: it is here, and is asked again.
+  const bool in_switch = round != nullptr && round->state() == RoundState::kSwitching &&
+                         known != context_.roster.members().end() && round->has(known->second);
+  Member& member = register_sidecar(event, hello, in_switch);
+  if (claim_.state() == FenceClaimState::kGathering) {
+    claim_.note_hello(context_.now, fence, hello);
+    return gather();
+  }
+  if (log_.is_storing()) {
+    // A claim: all are welcomed when it is stored. A decision, which the loss of its last process
+    // has brought about: the Hello is handled after it.
+    if (log_.state() == DecisionLogState::kStoringDecision)
+      queue_.push_front({.now = context_.now, .what = event});
+    return;
+  }
+  claim_.welcome(context_, member, event.envelope.request);
+  // It has to store our fence first; what it says before that chooses nothing.
+  if (fence == record().fence) join(member, hello, in_switch);
+}
+
+Member& Coordinator::register_sidecar(const PeerMessage& event, const control::Hello& hello,
+                                      bool in_switch) {
   Member& member = context_.roster.add(hello.name);
   const bool is_new_process = member.last_peer != event.peer;
-  // In the switch it stays in the round: it is here, and is asked again.
-  const bool in_switch = phase_ == CoordinatorPhase::kSwitching && in_round(member);
   if (in_switch) {
-    forget_delivery(member);
+    member.forget_delivery();
     resume_switch(record(), member, hello, is_new_process);
   } else if (member.joined) {
-    lose(member);
+    rounds_.handle_lost(context_, log_, member);
   }
   if (is_new_process) member.handover_failure.clear();
   member.peer = member.last_peer = event.peer;
@@ -160,22 +352,10 @@ void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello
   for (const Version& version : hello.staged) names_.note_seen(version);
   names_.note_seen(hello.target);
   for (const Version& version : hello.withdrawn) names_.note_seen(version);
+  return member;
+}
 
-  if (claim_.state() == FenceClaimState::kGathering) {
-    claim_.note_hello(context_.now, event.envelope.fence, hello);
-    gather_more();
-    return;
-  }
-  if (log_.is_storing()) {
-    // A claim: all are welcomed when it is stored. A decision, which its loss has brought about:
-    // the Hello comes after it.
-    if (log_.state() == DecisionLogState::kStoringDecision)
-      queue_.push_front({.now = context_.now, .what = event});
-    return;
-  }
-  claim_.welcome(context_, member, event.envelope.request);
-  // It has to store our fence first; what it says before that chooses nothing.
-  if (event.envelope.fence != record().fence) return;
+void Coordinator::join(Member& member, const control::Hello& hello, bool in_switch) {
   member.joined = true;
   member.decided = hello.decision.fence == record().fence ? hello.decision.number : 0;
   member.asked = member.decided;
@@ -183,197 +363,143 @@ void Coordinator::on_hello(const PeerMessage& event, const control::Hello& hello
   log_.learn_withdrawn(context_.roster, hello.withdrawn);
   log_.add_member(context_.roster, hello.name);
   judge(context_, record(), member);
-  if (claim_.state() == FenceClaimState::kWelcoming) {
+  if (!claim_.is_claimed()) {
     if (context_.roster.joined_count() == context_.roster.members().size()) finish_claim();
   } else if (in_switch) {
-    if (!announce_target(member)) send_decide(context_, record(), member);
-  } else if (!follow_newest()) {  // else all are told when that is stored
-    catch_up(member);
+    rounds_.resume_switch(context_, log_, member);
+  } else if (!rounds_.follow_newest(context_, log_)) {  // else all are told when that is stored
+    rounds_.catch_up(context_, log_, member);
   }
-}
-
-void Coordinator::higher_fence(const control::Fence& seen, const std::string& who) {
-  const std::string reason = fmt::format(
-      "sidecar '{}' has seen fence epoch {}, above this coordinator's {}: another coordinator is "
-      "newer; start with --take-over to claim the fleet",
-      who, seen.epoch, record().fence.epoch);
-  if (!context_.options.take_over) return stop(Error(ErrorCode::kFenced, reason));
-  end_rounds(reason);
-  claim_.note_epoch(seen.epoch);
-  names_.begin_epoch();
-  claim();
-}
-
-void Coordinator::on(const Replaced& event) {
-  stop(Error(ErrorCode::kFenced,
-             fmt::format("this coordinator was replaced: {} has taken over its control address",
-                         event.by)));
-}
-
-void Coordinator::end_rounds(const std::string& why) {
-  ending_ = true;
-  if (log_.pending_rollback() != nullptr) refuse_rollback(*log_.pending_rollback(), why);
-  // What waits goes first: it must not begin when the round that it waits for ends.
-  if (waiting_) refuse_publish(*std::exchange(waiting_, std::nullopt), why);
-  if (round_ && round_->is_rollback) finish_rollback();
-  if (round_) abort_round(why);
-  ending_ = false;
-}
-
-void Coordinator::stop(const Error& why) {
-  end_rounds(why.message());
-  log_.abandon();
-  claim_.stop(context_, why);
-}
-
-void Coordinator::on_member(Member& member, const control::Envelope& envelope,
-                            const control::Message& message) {
-  std::visit(Overloaded{
-                 [&](const control::Accept& accept) {
-                   if (is_delivery(member, envelope, accept.version, DeliveryPhase::kAnnounced))
-                     on_accept(member);
-                 },
-                 [&](const control::Refuse& refuse) {
-                   if (is_delivery(member, envelope, refuse.version, DeliveryPhase::kAnnounced))
-                     on_refuse(member, refuse);
-                 },
-                 [&](const control::Staged& staged) {
-                   if (is_delivery(member, envelope, staged.version, DeliveryPhase::kStaging))
-                     on_staged(member, staged);
-                 },
-                 [&](const control::Decided& decided) { on_decided(member, decided); },
-                 [&](const control::Switched& switched) { on_switched(member, switched); },
-                 [&](const control::Heartbeat& heartbeat) { on_heartbeat(member, heartbeat); },
-                 [&](const auto&) { ++context_.dropped; },
-             },
-             message);
 }
 
 // Its name goes from the record first: what its loss decides is stored without it.
 void Coordinator::leave(Member& member) {
   log_.remove_member(member.name);
   member.has_left = true;
-  on(PeerLost{.peer = member.peer, .reason = "it left"});
+  handle(PeerLost{.peer = member.peer, .reason = "it left"});
 }
 
-bool Coordinator::is_delivery(const Member& member, const control::Envelope& envelope,
-                              const Version& version, DeliveryPhase phase) {
-  const bool same_round =
-      envelope.round == member.delivery.round || planted("coordinator_ignores_round");
-  if (same_round && version == member.delivery.version && member.delivery.phase == phase)
-    return true;
-  ++context_.dropped;
-  return false;
+void Coordinator::handle_higher_fence(const control::Fence& seen, const std::string& who) {
+  const std::string reason = fmt::format(
+      "sidecar '{}' has seen fence epoch {}, above this coordinator's {}: another coordinator is "
+      "newer; start with --take-over to claim the fleet",
+      who, seen.epoch, record().fence.epoch);
+  if (!context_.options.take_over) return stop(Error(ErrorCode::kFenced, reason));
+  rounds_.end_all(context_, log_, reason);
+  claim_.note_epoch(seen.epoch);
+  names_.begin_epoch();
+  begin_claim();
 }
 
-void Coordinator::on(const PeerLost& event) {
-  Member* member = context_.roster.by_peer(event.peer);
-  if (member == nullptr) {
-    ++context_.dropped;
+void Coordinator::gather() {
+  if (claim_.gather(context_)) begin_claim();
+}
+
+void Coordinator::begin_claim() {
+  if (const Result<> begun = claim_.begin(context_, log_); !begun) stop(begun.error());
+}
+
+void Coordinator::finish_claim() {
+  if (!claim_.finish(context_)) return;
+  if (rounds_.follow_newest(context_, log_)) {
+    context_.emit(Ready{.fence = record().fence, .target = log_.pending()->target});
     return;
   }
-  member->peer.clear();
-  lose(*member);
-  member->report.connected = false;
-  if (claim_.state() == FenceClaimState::kWelcoming && context_.roster.joined_count() > 0 &&
-      std::all_of(
-          context_.roster.members().begin(), context_.roster.members().end(),
-          [](const auto& entry) { return entry.second.joined || entry.second.peer.empty(); }))
-    finish_claim();
+  context_.emit(Ready{.fence = record().fence, .target = record().target});
+  for (auto& [name, member] : context_.roster.members()) rounds_.catch_up(context_, log_, member);
 }
 
-void Coordinator::forget_delivery(Member& member) {
-  member.joined = false;
-  member.delivery = {};
-  member.staged_bytes = 0;
+void Coordinator::stop(const Error& why) {
+  rounds_.end_all(context_, log_, why.message());
+  log_.abandon();
+  claim_.stop(context_, why);
 }
 
-void Coordinator::lose(Member& member) {
-  forget_delivery(member);
-  for (control::ReplicaReport& replica : member.report.replicas) {
-    replica.ready = false;
-    replica.reason = "its sidecar is not connected";
+// ---- views ----
+
+CoordinatorPhase Coordinator::phase() const noexcept {
+  switch (claim_.state()) {
+    case FenceClaimState::kGathering:
+      return CoordinatorPhase::kGathering;
+    case FenceClaimState::kStoring:
+    case FenceClaimState::kWelcoming:
+      return CoordinatorPhase::kClaiming;
+    case FenceClaimState::kClaimed:
+      return rounds_.round() == nullptr ? CoordinatorPhase::kReady
+                                        : phase_of(rounds_.round()->state());
+    case FenceClaimState::kStopped:
+      break;
   }
-  if (!in_round(member)) return;
-  if (phase_ == CoordinatorPhase::kSwitching) {
-    advance_round();
-    return;
-  }
-  leave_round(member);
-  bridge(member);
-  advance_round();
+  return CoordinatorPhase::kStopped;
 }
 
-void Coordinator::on(const CoordinatorTick&) {
-  if (waiting_ && waiting_->deadline && context_.now >= *waiting_->deadline)
-    refuse_publish(
-        *std::exchange(waiting_, std::nullopt),
-        fmt::format("its deadline (deadlines.publish) came while the round before it was "
-                    "{}",
-                    phase_name(phase_)));
-  if (log_.is_storing()) {
-    if (const Result<> in_time = log_.check_deadline(context_.now); !in_time) stop(in_time.error());
-    return;
-  }
-  if (claim_.deadline() && context_.now >= *claim_.deadline()) claim_deadline();
-  if (deadline_ && context_.now >= *deadline_) phase_deadline();
-  if (!claim_.is_claimed()) return;
-  if (log_.take_follow_due(context_.now) && follow_newest()) return;
-  for (auto& [name, member] : context_.roster.members()) {
-    if (!log_.is_storing() && is_owed(record(), member) && context_.now >= member.ask_again)
-      send_decide(context_, record(), member);
-    Delivery& delivery = member.delivery;
-    if (!member.joined || in_round(member) || delivery.phase == DeliveryPhase::kNone ||
-        delivery.phase == DeliveryPhase::kStaged || context_.now < delivery.deadline)
-      continue;
-    if (delivery.phase == DeliveryPhase::kFailed) {
-      delivery = {};
-      catch_up(member);
-    } else {
-      delivery_failed(member, "no answer before the deadline");
-    }
-  }
+std::optional<TimePoint> Coordinator::next_wake() const {
+  std::optional<TimePoint> wake = rounds_.waiting_deadline();
+  const auto by = [&wake](const std::optional<TimePoint>& at) {
+    if (at && (!wake || *at < *wake)) wake = at;
+  };
+  if (!log_.is_storing()) by(claim_.deadline());
+  if (log_.is_storing() || claim_.is_claimed()) by(log_.next_wake());
+  if (!log_.is_storing() && claim_.is_claimed()) by(rounds_.next_wake(context_, log_));
+  return wake;
 }
 
-void Coordinator::phase_deadline() {
-  if (phase_ == CoordinatorPhase::kSwitching)
-    finish_round();
-  else
-    fail_late();
+Result<Version> Coordinator::next_version(std::uint64_t step) const {
+  if (!claim_.is_claimed())
+    return fail(ErrorCode::kBusy, fmt::format("the coordinator is {}; no sidecar has joined it yet",
+                                              phase_name(phase())));
+  return names_.next(static_cast<std::uint32_t>(record().fence.epoch), step);
 }
 
-// The first failure may end the round and begin the one that waits, or take it on to staging:
-// whoever else was late was so in a phase that is over.
-void Coordinator::fail_late() {
-  const CoordinatorPhase phase = phase_;
-  const Version version = round_->publish.version;
-  if (round_->publish.deadline && context_.now >= *round_->publish.deadline)
-    return abort_round(
-        fmt::format("the deadline of the whole publish (deadlines.publish) came "
-                    "while {} {}",
-                    phase_name(phase), version.to_string()));
-  if (round_->lacks_replicas && staged_replicas() == 0)
-    return abort_round(
-        fmt::format("no engine is attached to a sidecar that has staged {}: attach one, and "
-                    "publish again",
-                    version.to_string()));
-  if (round_->lacks_replicas)
-    return abort_round(
-        fmt::format("{} whole replicas have staged {}; the round needs {}: attach more "
-                    "ranks, or lower {}",
-                    staged_replicas(), version.to_string(), needed_replicas(),
-                    needed_replicas() > context_.options.min_replicas ? "the quorum of `commit`"
-                                                                      : "`min_replicas`"));
-  const std::string why = fmt::format("no answer before the deadline while {}", phase_name(phase));
-  const std::vector<std::string> names = round_->members;
-  for (const std::string& name : names) {
-    if (phase_ != phase || round_->publish.version != version) return;
-    Member& member = context_.roster.add(name);
-    const bool late = phase == CoordinatorPhase::kAnnouncing
-                          ? member.delivery.phase == DeliveryPhase::kAnnounced
-                          : member.delivery.phase != DeliveryPhase::kStaged;
-    if (in_round(member) && late) delivery_failed(member, why);
+Coordinator::Moved Coordinator::moved_bytes() const {
+  return rounds_.round() == nullptr ? Moved{} : rounds_.round()->moved(context_);
+}
+
+bool Coordinator::has_update(const Version& version) const noexcept {
+  return rounds_.has_update(version) || find_publish(queue_, version) != queue_.end();
+}
+
+control::StatusReply Coordinator::status() const {
+  control::StatusReply reply;
+  reply.role = "coordinator";
+  reply.fence = record().fence;
+  reply.decision = record().number;
+  reply.target = record().target;
+  reply.withdrawn = record().withdrawn;
+  if (const auto to = context_.roster.rollback_target(record().target, record().withdrawn)) {
+    reply.can_roll_back = true;
+    reply.rollback_target = *to;
   }
+  reply.activity = phase_name(phase());
+  if (const std::vector<std::string> names = awaited(); !names.empty())
+    reply.activity += fmt::format("; waits for sidecars of its record: {}", fmt::join(names, ", "));
+  if (log_.is_storing()) reply.activity += "; its record is being stored";
+  if (const UpdateRound* round = rounds_.round(); round != nullptr)
+    reply.activity +=
+        fmt::format(" {}{}", round->is_rollback() ? "back to " : "", round->version().to_string());
+  for (const auto& [name, member] : context_.roster.members()) {
+    reply.sidecars.push_back(member.report);
+    reply.sidecars.back().staged_bytes = member.staged_bytes;
+  }
+  return reply;
 }
 
-}  // namespace wsync::publish
+Result<> Coordinator::invariants() const {
+  const auto broken = [](std::string rule) { return fail(ErrorCode::kInternal, std::move(rule)); };
+  WSYNC_TRY(claim_.invariants());
+  WSYNC_TRY(log_.invariants());
+  WSYNC_TRY(rounds_.invariants(context_, log_));
+  if (context_.fence != record().fence) return broken("messages go out under another fence");
+  if (rounds_.round() != nullptr && !claim_.is_claimed())
+    return broken("a round runs under a fence that is not claimed");
+  if ((claim_.state() == FenceClaimState::kStoring) !=
+      (log_.state() == DecisionLogState::kStoringClaim))
+    return broken("the claim and the log disagree on whether a claim is being stored");
+  const Version& target = record().target;
+  if (phase() == CoordinatorPhase::kReady && !target.none() &&
+      contains(record().withdrawn, target) && !log_.leaves_target())
+    return broken(fmt::format("the target {} is withdrawn", target.to_string()));
+  return {};
+}
+
+}  // namespace wsync::coordinator

@@ -1,46 +1,50 @@
-// The coordinator as a pure state machine: it claims a fence, recovers the target, runs update
-// rounds (announce, stage, decide), rolls back, and brings late sidecars up to date.
+// The coordinator of a fleet as a pure state machine: it claims a fence, goes on from the newest
+// decision, runs update rounds and rollbacks, and brings late sidecars up to date.
+//
+// This class takes the events in and asks the parts that decide: FenceClaim, DecisionLog,
+// RoundScheduler with its UpdateRound, and the Delivery of each sidecar. README.md of this folder
+// says what each is for.
 //
 // Nothing is told to a sidecar that a crash could make this fleet forget: a claim and each decision
 // are stored first (Store), and while one is being stored every other event waits in a queue.
 //
-// Driving it: give every event to step() with the current time and carry out the commands in
-// order. Keep one timer at next_wake() and send Tick when it fires. Heartbeats that a sidecar
-// sends are given in as messages; sending ours, and telling that a peer is lost, is the port's job.
+// Driving it: give every event to step() with the current time, and execute the commands in order.
+// Keep one timer at next_wake() and send CoordinatorTick when it fires. Heartbeats that a sidecar
+// sends are given in as messages; the port sends ours, and says when a peer is lost.
+//
+// More than 25 methods and 350 lines: a dozen methods are views for the agent, metrics and pages,
+// and each event has one of its own; what decides is in the parts.
 //
 // Thread: one. No I/O. Nothing here blocks or throws.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <optional>
-#include <set>
 #include <string>
-#include <variant>
+#include <string_view>
 #include <vector>
 
 #include "shared/base/clock.h"
-#include "shared/base/kinds.h"
-#include "shared/base/limits.h"
 #include "shared/control/messages.h"
+#include "trainer_side/coordinator/coordinator_context.h"
 #include "trainer_side/coordinator/coordinator_events.h"
 #include "trainer_side/coordinator/coordinator_options.h"
-#include "trainer_side/coordinator/coordinator_record.h"
 #include "trainer_side/coordinator/decision_log.h"
-#include "trainer_side/coordinator/decision_obligations.h"
 #include "trainer_side/coordinator/fence_claim.h"
 #include "trainer_side/coordinator/roster.h"
+#include "trainer_side/coordinator/round_scheduler.h"
 #include "trainer_side/coordinator/version_names.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
+// What the coordinator does, for people and metrics.
 enum class CoordinatorPhase : std::uint8_t {
   kGathering,   // collects Hellos
   kClaiming,    // fence chosen; waits for Hellos under it
   kReady,       // no round
   kAnnouncing,  // a round: waits for accept or refuse
-  kStaging,     // a round: bytes are moving
+  kStaging,     // a round: bytes are moving, or its decision is being stored
   kSwitching,   // decided; waits for the sidecars' outcomes
   kStopped,
 };
@@ -48,6 +52,8 @@ enum class CoordinatorPhase : std::uint8_t {
 
 class Coordinator {
  public:
+  using Moved = MovedBytes;
+
   explicit Coordinator(CoordinatorOptions options);
 
   [[nodiscard]] std::vector<CoordinatorCommand> step(const CoordinatorEvent& event);
@@ -55,25 +61,19 @@ class Coordinator {
   [[nodiscard]] std::optional<TimePoint> next_wake() const;
   [[nodiscard]] CoordinatorPhase phase() const noexcept;
   // The claim that is stored; epoch 0 before there is one.
-  [[nodiscard]] const control::Fence& fence() const noexcept { return log_.record().fence; }
-  [[nodiscard]] const Version& target() const noexcept { return log_.record().target; }
+  [[nodiscard]] const control::Fence& fence() const noexcept { return record().fence; }
+  [[nodiscard]] const Version& target() const noexcept { return record().target; }
   [[nodiscard]] const CoordinatorRecord& record() const noexcept { return log_.record(); }
   // Names of the record whose sidecars have not come, while it waits for them; else empty.
   [[nodiscard]] std::vector<std::string> awaited() const { return claim_.awaited(context_); }
-  // Why it has stopped; empty while it has not.
+  // Why it has stopped; nothing while it has not.
   [[nodiscard]] const std::optional<Stopped>& stopped() const noexcept { return claim_.stopped(); }
   [[nodiscard]] const Roster& roster() const noexcept { return context_.roster; }
   // The name for the next snapshot: (fence epoch, one step above all that were used); with a step
   // given, that one. kInvalidInput when the step was used or is no step, kBusy before the claim.
   [[nodiscard]] Result<Version> next_version(std::uint64_t step = 0) const;
   [[nodiscard]] control::StatusReply status() const;
-  // What has moved in the round that runs, summed over its sidecars, or over their replicas once it
-  // is decided; `total` is what will have moved. Both 0 without a round and before it stages. What
-  // a rollback loads is not known here: its total is 0.
-  struct Moved {
-    std::uint64_t done = 0;
-    std::uint64_t total = 0;
-  };
+  // What has moved in the round that runs (UpdateRound::moved); both 0 without a round.
   [[nodiscard]] Moved moved_bytes() const;
   // Whether CancelRequested with this version is about an update that this machine has, decided or
   // not; with 0.0, whether a round runs.
@@ -84,108 +84,39 @@ class Coordinator {
   [[nodiscard]] Result<> invariants() const;
 
  private:
-  struct Round {
-    PublishRequested publish;
-    std::vector<std::string> members;  // names, in chain order
-    TimePoint started{};
-    TimePoint decided{};
-    bool is_rollback = false;
-    std::uint64_t rollback_request = 0;
-    Version from;
-    std::vector<control::Problem> problems;
-    bool lacks_replicas = false;  // all have staged; deadline_ is that of `attach`
-    bool cancelled = false;
-  };
-
-  // What arrives.
-  void on(const PeerMessage& event);
-  void on(const PeerLost& event);
-  void on(const PublishRequested& event);
-  void on(const RollbackRequested& event);
-  void on(const CancelRequested& event);
-  void on(const Replaced& event);
-  void on(const CoordinatorTick& event);
-  void on(const Stored& event);
-  [[nodiscard]] bool waits_for_store(const CoordinatorEvent& event) const;
+  // ---- events ----
+  [[nodiscard]] bool must_wait(const CoordinatorEvent& event) const;
   void apply(const CoordinatorEvent& event);
-  void on_hello(const PeerMessage& event, const control::Hello& hello);
-  void on_member(Member& member, const control::Envelope& envelope,
-                 const control::Message& message);
-  void on_accept(Member& member);
-  void on_refuse(Member& member, const control::Refuse& refuse);
-  void on_staged(Member& member, const control::Staged& staged);
-  void on_decided(Member& member, const control::Decided& decided);
-  void on_switched(Member& member, const control::Switched& switched);
-  void on_heartbeat(Member& member, const control::Heartbeat& heartbeat);
-  void higher_fence(const control::Fence& seen, const std::string& who);
-  void end_rounds(const std::string& why);
-  void stop(const Error& why);
-  // What is stored.
-  void decision_stored(const std::optional<RollbackRequested>& rollback);
-  void not_stored(const StoreOutcome& outcome);
-  // The claim.
-  void foreign_hello(const PeerMessage& event, const control::Hello& hello);
+  void refuse_stopped(const CoordinatorEvent& event);
+  void handle(const PeerMessage& event);
+  void handle(const PeerLost& event);
+  void handle(const PublishRequested& event);
+  void handle(const RollbackRequested& event);
+  void handle(const CancelRequested& event);
+  void handle(const Replaced& event);
+  void handle(const CoordinatorTick& event);
+  void handle(const Stored& event);
+  void handle_hello(const PeerMessage& event, const control::Hello& hello);
+  void handle_foreign_hello(const PeerMessage& event, const control::Hello& hello);
+  void handle_higher_fence(const control::Fence& seen, const std::string& who);
+  void handle_not_stored(const StoreOutcome& outcome);
+
+  // ---- the claim ----
+  // Takes over what the Hello says. `in_switch`: it stays a member of the round that switches.
+  Member& register_sidecar(const PeerMessage& event, const control::Hello& hello, bool in_switch);
+  void join(Member& member, const control::Hello& hello, bool in_switch);
   void leave(Member& member);
-  void gather_more();
-  void claim();
-  void claim_deadline();
+  void gather();
+  void begin_claim();
   void finish_claim();
-  // Decides what the newest decision of all known ones has chosen, if that is not the target here;
-  // true when it did.
-  bool follow_newest();
-  // Deliveries, of a round and to catch up.
-  void announce(Member& member, const PublishRequested& publish);
-  void stage(Member& member);
-  void bridge(const Member& lost);
-  void lose(Member& member);
-  void forget_delivery(Member& member);
-  [[nodiscard]] std::string chain_source(const Member& member) const;
-  void staging_failed(Member& member, const control::Staged& staged);
-  void delivery_failed(Member& member, const std::string& why);
-  void catch_up(Member& member);
-  [[nodiscard]] bool announce_target(Member& member);
-  // The round.
-  void start_round(const PublishRequested& publish);
-  void advance_round();
-  void enter_staging();
-  void decide(const DecisionChoice& choice,
-              std::optional<RollbackRequested> rollback = std::nullopt);
-  void abort_round(const std::string& why);
-  void finish_round();
-  void finish_publish();
-  void finish_rollback();
-  void start_waiting();
-  void drop_unneeded();
-  [[nodiscard]] bool in_round(const Member& member) const;
-  void leave_round(const Member& member);
-  void phase_deadline();
-  void fail_late();
-  [[nodiscard]] TimePoint in_time(std::chrono::milliseconds phase) const;
-  void on_layout_unknown(Member& member);
-  void refuse_rollback(const RollbackRequested& event, const std::string& why);
-  [[nodiscard]] bool is_delivery(const Member& member, const control::Envelope& envelope,
-                                 const Version& version, DeliveryPhase phase);
-  [[nodiscard]] std::uint32_t staged_replicas() const;
-  [[nodiscard]] std::uint32_t needed_replicas() const;
-  [[nodiscard]] bool enough_staged() const;
-  [[nodiscard]] const PublishRequested* snapshot_of(const Version& version) const;
-  enum class Refusal : std::uint8_t { kFailed, kSuperseded, kCancelled };
-  void refuse_publish(const PublishRequested& publish, const std::string& why,
-                      Refusal kind = Refusal::kFailed);
-  [[nodiscard]] std::string why_not_cancelled(const Version& version) const;
+  void stop(const Error& why);
 
   CoordinatorContext context_;
   DecisionLog log_;
   FenceClaim claim_;
+  RoundScheduler rounds_;
   VersionNames names_;
-  CoordinatorPhase phase_ = CoordinatorPhase::kReady;  // once the fence is claimed
-  std::deque<CoordinatorEvent> queue_;
-  bool ending_ = false;  // rounds end because this coordinator stops or claims anew
-  std::optional<Round> round_;
-  std::optional<PublishRequested> waiting_;
-  std::vector<PublishRequested> held_;  // versions whose snapshots are here
-  std::uint64_t next_round_ = 0;
-  std::optional<TimePoint> deadline_;  // of the phase
+  std::deque<CoordinatorEvent> queue_;  // wait for what is being stored
 };
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
 void CoordinatorContext::send(const Member& member, control::Message message, std::uint64_t round,
                               std::uint64_t request) {
@@ -23,4 +23,4 @@ void CoordinatorContext::send_refusal(const std::string& peer, std::string reaso
                                              .message = std::move(reason)}});
 }
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

@@ -12,7 +12,7 @@
 #include "trainer_side/coordinator/coordinator_options.h"
 #include "trainer_side/coordinator/roster.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
 struct CoordinatorContext {
   CoordinatorOptions options;
@@ -20,7 +20,8 @@ struct CoordinatorContext {
   control::Fence fence;  // in the envelope of everything that is sent: the claim that is stored
   TimePoint now{};       // when the event came that is being handled
   std::vector<CoordinatorCommand> commands;  // of this step, in order
-  std::uint64_t dropped = 0;  // messages that were late, of another round, or of a lower fence
+  std::uint64_t last_round = 0;  // of the newest Announce; each one has a round of its own
+  std::uint64_t dropped = 0;     // messages that were late, of another round, or of a lower fence
 
   void emit(CoordinatorCommand command) { commands.push_back(std::move(command)); }
   // Does nothing when the sidecar is not connected. `request`: of the message that this answers; 0
@@ -31,4 +32,4 @@ struct CoordinatorContext {
   void send_refusal(const std::string& peer, std::string reason);
 };
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

@@ -10,7 +10,7 @@
 #include "shared/control/messages.h"
 #include "trainer_side/coordinator/coordinator_record.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
 // ---- events ----
 
@@ -19,7 +19,7 @@ struct PeerMessage {
   std::string peer;
   control::Envelope envelope;
   control::Message message;
-  // Of a Hello: the process that was known by this name is known to have ended.
+  // With a Hello: the process that had this name before has certainly ended.
   bool predecessor_gone = false;
 };
 struct PeerLost {
@@ -36,19 +36,19 @@ struct PublishRequested {
   std::uint64_t bucket_bytes = 0;
   std::uint64_t arena_bytes = 0;
   std::uint64_t snapshot_ns = 0;
-  // When it has ended, well or not, whatever it waits for; none = its phases' deadlines alone.
+  // By when the publish has ended, whatever it waits for; nothing: only the phases have deadlines.
   std::optional<TimePoint> deadline = {};
 };
 struct RollbackRequested {
   std::uint64_t request = 0;
   Version to;  // 0.0 = the previous one
 };
-// Ends the update that runs, or the one of this version, if it has not been decided.
+// Ends the update that runs, or the one of this version, unless it has been decided.
 struct CancelRequested {
   std::uint64_t request = 0;
   Version version;  // 0.0 = the one that runs
 };
-// Another process has taken the control address over: sidecars that come will come to it.
+// Another process has taken over the control address: new sidecars connect to that process.
 struct Replaced {
   std::string by;
 };
@@ -84,9 +84,9 @@ struct Store {
 // Something that the people who run this fleet should know.
 struct Incident {
   std::string text;
-  bool refusal = false;  // of a sidecar: why it does not join
+  bool refusal = false;  // the text says why a sidecar may not join
 };
-// The claim is over: rounds may begin.
+// The fence is claimed: rounds may begin.
 struct Ready {
   control::Fence fence;
   Version target;  // recovered from the sidecars; 0.0 = none
@@ -115,7 +115,7 @@ struct RollbackDone {
   std::uint64_t request = 0;
   control::RollbackReply reply;
 };
-// No sidecar will be sent this version any more: its snapshot may go.
+// No sidecar will be sent this version any more: its snapshot may be freed.
 struct DropVersion {
   Version version;
 };
@@ -129,4 +129,4 @@ using CoordinatorCommand =
     std::variant<SendTo, Store, Incident, Ready, PhaseEntered, RoundDone, RollbackBegan,
                  RollbackDone, CancelDone, DropVersion, Stopped>;
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

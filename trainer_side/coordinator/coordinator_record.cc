@@ -3,7 +3,7 @@
 #include "shared/base/format.h"
 #include "shared/control/record_parts.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x44524343;  // "CCRD"
@@ -34,9 +34,8 @@ Bytes encode(const CoordinatorRecord& record) {
 }
 
 Result<CoordinatorRecord> decode_coordinator_record(std::span<const std::byte> bytes) {
-  const auto body = control::open_record(bytes, kWhat);
-  if (!body) return fail(body.error());
-  ByteReader in(*body);
+  const auto body = WSYNC_TRY(control::open_record(bytes, kWhat));
+  ByteReader in(body);
   if (in.get<std::uint32_t>("magic") != kMagic) in.violate("magic", "is not a record's");
   if (in.get<std::uint16_t>("format") != kFormat)
     in.violate("format", "is of another version of wsync");
@@ -58,4 +57,4 @@ Result<CoordinatorRecord> decode_coordinator_record(std::span<const std::byte> b
   return record;
 }
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

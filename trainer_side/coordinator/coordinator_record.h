@@ -14,7 +14,7 @@
 #include "shared/base/limits.h"
 #include "shared/control/messages.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
 // The most bytes that an encoded record can have: every list at its limit.
 inline constexpr std::uint64_t kCoordinatorRecordBytesMax = 1 * limits::kMiB;
@@ -37,4 +37,4 @@ struct CoordinatorRecord {
 // kInvalidInput, in one sentence, when the bytes are not exactly what encode() made.
 [[nodiscard]] Result<CoordinatorRecord> decode_coordinator_record(std::span<const std::byte> bytes);
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

@@ -10,7 +10,7 @@
 #include "shared/base/planted.h"
 #include "shared/control/withdrawn.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 namespace {
 
 constexpr std::array<Transition<DecisionLogState>, 9> kLogTransitions = {{
@@ -335,4 +335,4 @@ Result<> DecisionLog::invariants() const {
   return {};
 }
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

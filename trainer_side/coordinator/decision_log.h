@@ -16,7 +16,7 @@
 #include "shared/base/transitions.h"
 #include "trainer_side/coordinator/coordinator_context.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
 enum class DecisionLogState : std::uint8_t {
   kIdle,             // what is in force is stored
@@ -134,4 +134,4 @@ class DecisionLog {
   std::optional<TimePoint> follow_again_;   // after a decision without a round was not stored
 };
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

@@ -7,7 +7,7 @@
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 namespace {
 
 constexpr std::chrono::milliseconds kAskAgain{1'000};
@@ -42,10 +42,8 @@ bool is_owed(const CoordinatorRecord& record, const Member& member) {
   if (!member.joined || record.number == 0 || member.decided >= record.number ||
       knows_newer(record, member) || planted("decided_once"))
     return false;
-  const bool on_its_way = member.delivery.version == record.target &&
-                          (member.delivery.phase == DeliveryPhase::kAnnounced ||
-                           member.delivery.phase == DeliveryPhase::kAccepted ||
-                           member.delivery.phase == DeliveryPhase::kStaging);
+  const bool on_its_way =
+      member.delivery.version() == record.target && member.delivery.is_under_way();
   return !on_its_way;
 }
 
@@ -67,7 +65,7 @@ void send_decide(CoordinatorContext& context, const CoordinatorRecord& record, M
                    .load_deadline_ms = static_cast<std::uint32_t>(context.options.load.count()),
                    .content_digest = record.content,
                    .origin = record.origin},
-               member.delivery.round);
+               member.delivery.round());
 }
 
 void begin_decision(CoordinatorContext& context, const CoordinatorRecord& record, Member& member) {
@@ -184,4 +182,4 @@ void judge(CoordinatorContext& context, const CoordinatorRecord& record, Member&
   }
 }
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

@@ -7,7 +7,7 @@
 
 #include "trainer_side/coordinator/coordinator_context.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
 // Whether the sidecar has a newer decision than this coordinator. That becomes the target as soon
 // as no round runs. Until then the sidecar is told nothing.
@@ -40,4 +40,4 @@ void resume_switch(const CoordinatorRecord& record, Member& member, const contro
 // Marks replicas that must not be routed to as not ready, whatever their sidecar says of them.
 void judge(CoordinatorContext& context, const CoordinatorRecord& record, Member& member);
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

@@ -10,7 +10,7 @@
 #include "shared/control/withdrawn.h"
 #include "trainer_side/coordinator/roster.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
 Result<> check_replaces(const CoordinatorRecord& next,
                         const std::optional<CoordinatorRecord>& stored) {
@@ -57,10 +57,10 @@ FileDecisionStore::FileDecisionStore(const std::filesystem::path& directory, Cla
     : path_(directory / "coordinator.decisions"), claims_(claims) {}
 
 Result<std::optional<CoordinatorRecord>> FileDecisionStore::read() {
-  const Result<Bytes> bytes = read_small_file(path_, kCoordinatorRecordBytesMax);
-  if (!bytes && bytes.error().code() == ErrorCode::kNotFound) return std::nullopt;
-  if (!bytes) return fail(bytes.error());
-  auto record = decode_coordinator_record(*bytes);
+  Result<Bytes> file = read_small_file(path_, kCoordinatorRecordBytesMax);
+  if (!file && file.error().code() == ErrorCode::kNotFound) return std::nullopt;
+  const Bytes bytes = WSYNC_TRY(std::move(file));
+  auto record = decode_coordinator_record(bytes);
   if (!record)
     return fail(record.error().with_context(
         path_.string() +
@@ -72,14 +72,13 @@ Result<CoordinatorRecord> FileDecisionStore::write(const CoordinatorRecord& next
   const bool claims = next.number == 0;
   CoordinatorRecord written = next;
   const auto content = [&]() -> Result<Bytes> {
-    const auto stored = read();
-    if (!stored) return fail(stored.error());
-    WSYNC_TRY(check_replaces(next, *stored));
-    if (claims && *stored && (*stored)->fence != next.fence) written = after_claim(next, **stored);
+    const std::optional<CoordinatorRecord> stored = WSYNC_TRY(read());
+    WSYNC_TRY(check_replaces(next, stored));
+    if (claims && stored && stored->fence != next.fence) written = after_claim(next, *stored);
     return encode(written);
   };
   WSYNC_TRY(write_durably(path_, content, claims ? claims_ : Claim::kIfFree));
   return written;
 }
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

@@ -13,7 +13,7 @@
 #include "shared/base/unix_socket.h"
 #include "trainer_side/coordinator/coordinator_record.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
 // Why `next` may not replace `stored`; success when it may. Pure: the rule of every store.
 // kFenced: another coordinator of this store has claimed the fleet meanwhile; kRefused: the stored
@@ -54,4 +54,4 @@ class FileDecisionStore final : public DecisionStore {
   Claim claims_;
 };
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

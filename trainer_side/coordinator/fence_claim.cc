@@ -9,7 +9,7 @@
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 namespace {
 
 constexpr std::array<Transition<FenceClaimState>, 14> kClaimTransitions = {{
@@ -260,7 +260,7 @@ void FenceClaim::handle_stored(CoordinatorContext& context, const CoordinatorRec
   deadline_ = context.now + context.options.hello;
   for (auto& [name, member] : context.roster.members()) {
     member.joined = false;
-    member.delivery = {};  // it was one of the fence before
+    member.delivery.forget();  // it was one of the fence before
     welcome(context, member, 0);
   }
 }
@@ -328,4 +328,4 @@ Result<> FenceClaim::invariants() const {
   return {};
 }
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

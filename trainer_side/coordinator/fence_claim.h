@@ -15,7 +15,7 @@
 #include "trainer_side/coordinator/coordinator_context.h"
 #include "trainer_side/coordinator/decision_log.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
 enum class FenceClaimState : std::uint8_t {
   kGathering,  // collects Hellos
@@ -102,4 +102,4 @@ class FenceClaim {
   std::optional<Stopped> stopped_;
 };
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

@@ -2,13 +2,19 @@
 
 #include <algorithm>
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
 bool contains(const std::vector<Version>& versions, const Version& version) noexcept {
   return std::find(versions.begin(), versions.end(), version) != versions.end();
 }
 
 bool Member::holds(const Version& version) const { return contains(report.staged, version); }
+
+void Member::forget_delivery() {
+  joined = false;
+  delivery.forget();
+  staged_bytes = 0;
+}
 
 std::uint32_t whole_replicas(const Member& member) noexcept {
   return static_cast<std::uint32_t>(std::count_if(
@@ -57,4 +63,4 @@ std::optional<Version> Roster::rollback_target(const Version& target,
   return best;
 }
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

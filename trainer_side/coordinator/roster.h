@@ -11,30 +11,9 @@
 
 #include "shared/base/clock.h"
 #include "shared/control/messages.h"
+#include "trainer_side/coordinator/delivery.h"
 
-namespace wsync::publish {
-
-// How far a version is on its way to one sidecar.
-enum class DeliveryPhase : std::uint8_t {
-  kNone,
-  kAnnounced,
-  kAccepted,
-  kStaging,
-  kStaged,
-  kFailed
-};
-
-// One version on its way to one sidecar, inside a round or to catch up.
-struct Delivery {
-  DeliveryPhase phase = DeliveryPhase::kNone;
-  Version version;
-  std::uint64_t round = 0;  // of its messages
-  control::TransportKind transport = control::TransportKind::kMemfd;
-  std::string source;          // last one named in a Stage
-  std::uint32_t attempts = 0;  // Stages sent
-  TimePoint deadline{};
-  std::string failure;
-};
+namespace wsync::coordinator {
 
 // One sidecar, known by its name. It stays known when it is lost, and is forgotten when it leaves.
 struct Member {
@@ -43,18 +22,18 @@ struct Member {
   std::string last_peer;  // the same, kept when it is lost
   TimePoint welcomed{};   // when the last Welcome was sent to it
   bool joined = false;    // its Hello under this coordinator's fence has come, and it was not lost
-  bool has_left = false;  // it said so; known only until the round it is in has ended
+  bool has_left = false;  // it has said Leave; it stays known until its round has ended
   std::string boot_id;
   std::uint64_t pid_namespace = 0;
   std::string data_address;
-  Digest layout;           // the one it knows
-  control::FleetId fleet;  // that it has named; none: it belongs to no fleet yet
-  control::Decision decision;
-  control::Decision origin;  // of the target it has persisted
-  Digest target_content;     // of that target
-  bool told_conflict = false;
+  Digest layout;               // digest of the layout that the sidecar knows
+  control::FleetId fleet;      // that it has named; none: it belongs to no fleet yet
+  control::Decision decision;  // the newest one that it has stored
+  control::Decision origin;    // of the target it has persisted
+  Digest target_content;       // of that target
+  bool told_conflict = false;  // the people of the fleet know that it holds other bytes
   Delivery delivery;
-  // Why this process could not take an arena over by memfd; empty = it was not tried, or it could.
+  // Why the hand-over of an arena by memfd to this process has failed; empty: it has not.
   std::string handover_failure;
   std::uint64_t decided = 0;                      // number it has acknowledged on disc
   std::uint64_t asked = 0;                        // number last sent to it
@@ -72,6 +51,8 @@ struct Member {
   control::SidecarReport report;
 
   [[nodiscard]] bool holds(const Version& version) const;
+  // Its connection or its process is gone: nothing is on its way to it any more.
+  void forget_delivery();
 };
 
 class Roster {
@@ -83,7 +64,7 @@ class Roster {
     std::erase_if(members_, [&](const auto& entry) { return predicate(entry.second); });
   }
   [[nodiscard]] Member* by_peer(const std::string& peer);
-  // Also one that was lost.
+  // Also finds a member that was lost, by its last address.
   [[nodiscard]] Member* by_last_peer(const std::string& peer);
   [[nodiscard]] std::map<std::string, Member>& members() noexcept { return members_; }
   [[nodiscard]] const std::map<std::string, Member>& members() const noexcept { return members_; }
@@ -100,4 +81,4 @@ class Roster {
 // Replicas of a sidecar with every rank attached.
 [[nodiscard]] std::uint32_t whole_replicas(const Member& member) noexcept;
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

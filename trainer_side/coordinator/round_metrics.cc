@@ -9,7 +9,7 @@
 #include "shared/observe/metrics/catalog.h"
 #include "shared/observe/metrics/failures.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 namespace {
 
 using control::ProgressPhase;
@@ -148,4 +148,4 @@ metrics::Readiness fleet_readiness(const Coordinator& coordinator, std::uint32_t
                                 serving, count.known, min_replicas)};
 }
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

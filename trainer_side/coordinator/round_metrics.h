@@ -14,7 +14,7 @@
 #include "shared/observe/metrics/status_pages.h"
 #include "trainer_side/coordinator/coordinator.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
 class RoundMetrics {
  public:
@@ -63,4 +63,4 @@ struct PublishFacts {
 [[nodiscard]] metrics::Readiness fleet_readiness(const Coordinator& coordinator,
                                                  std::uint32_t min_replicas);
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

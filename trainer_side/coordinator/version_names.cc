@@ -5,7 +5,7 @@
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
 void VersionNames::note_seen(const Version& version) noexcept {
   seen_step_ = std::max(seen_step_, version.step);
@@ -32,4 +32,4 @@ Result<Version> VersionNames::next(std::uint32_t epoch, std::uint64_t step) cons
   return Version{epoch, step};
 }
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

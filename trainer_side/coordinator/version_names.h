@@ -8,7 +8,7 @@
 #include "shared/base/error.h"
 #include "shared/control/messages.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
 class VersionNames {
  public:
@@ -27,4 +27,4 @@ class VersionNames {
   std::uint64_t used_step_ = 0;  // the highest under this epoch
 };
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

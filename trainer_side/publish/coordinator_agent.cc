@@ -16,8 +16,8 @@
 namespace wsync::publish {
 namespace {
 
-CoordinatorOptions coordinator_options(const config::TrainerConfig& config) {
-  CoordinatorOptions options;
+coordinator::CoordinatorOptions coordinator_options(const config::TrainerConfig& config) {
+  coordinator::CoordinatorOptions options;
   std::random_device random;
   const auto word = [&random] { return (static_cast<std::uint64_t>(random()) << 32U) | random(); };
   for (std::uint64_t& half : options.run_id) half = word();
@@ -47,7 +47,7 @@ std::filesystem::path state_folder(const config::TrainerConfig& config) {
 }
 
 // Logged at the start: a sidecar that is missing may not come for a long time.
-void log_record(const CoordinatorRecord& record, std::chrono::milliseconds gather) {
+void log_record(const coordinator::CoordinatorRecord& record, std::chrono::milliseconds gather) {
   log_info("going on from epoch {} of fleet {}, target {}{}", record.fence.epoch,
            record.fence.fleet.to_string(),
            record.target.none() ? "none" : record.target.to_string(),
@@ -58,7 +58,7 @@ void log_record(const CoordinatorRecord& record, std::chrono::milliseconds gathe
 }
 
 // The name of the sidecar that is connected as this peer; none for a peer that is no sidecar.
-std::optional<std::string> sidecar_of(const Roster& roster, const std::string& peer) {
+std::optional<std::string> sidecar_of(const coordinator::Roster& roster, const std::string& peer) {
   for (const auto& [name, member] : roster.members())
     if (member.peer == peer) return name;
   return std::nullopt;
@@ -67,10 +67,10 @@ std::optional<std::string> sidecar_of(const Roster& roster, const std::string& p
 // A sidecar of this host that was killed and started anew gets its name back at once, and not only
 // when its silence has been noticed. On another host or in another pid namespace the process id
 // says nothing.
-bool predecessor_is_gone(const Roster& roster, const control::Hello& hello) {
+bool predecessor_is_gone(const coordinator::Roster& roster, const control::Hello& hello) {
   const auto known = roster.members().find(hello.name);
   if (known == roster.members().end()) return false;
-  const Member& before = known->second;
+  const coordinator::Member& before = known->second;
   const std::uint64_t own = pid_namespace();
   return own != 0 && before.pid_namespace == own && !before.boot_id.empty() &&
          before.boot_id == boot_id() && process_is_gone(before.report.pid);
@@ -85,9 +85,9 @@ control::ErrorReply error_reply(const Error& error) {
 Result<std::unique_ptr<CoordinatorAgent>> CoordinatorAgent::create(
     Loop& loop, const config::TrainerConfig& config, std::string data_address,
     CoordinatorAgentCallbacks callbacks) {
-  CoordinatorOptions options = coordinator_options(config);
+  coordinator::CoordinatorOptions options = coordinator_options(config);
   options.data_address = std::move(data_address);
-  auto store = std::make_unique<FileDecisionStore>(
+  auto store = std::make_unique<coordinator::FileDecisionStore>(
       state_folder(config), config.take_over ? Claim::kTakeOver : Claim::kIfFree);
   options.record = WSYNC_TRY(store->read());
   if (!config.fleet_id.empty()) {
@@ -108,8 +108,9 @@ Result<std::unique_ptr<CoordinatorAgent>> CoordinatorAgent::create(
 }
 
 CoordinatorAgent::CoordinatorAgent(Loop& loop, const config::TrainerConfig& config,
-                                   CoordinatorAgentCallbacks callbacks, CoordinatorOptions options,
-                                   std::unique_ptr<DecisionStore> store)
+                                   CoordinatorAgentCallbacks callbacks,
+                                   coordinator::CoordinatorOptions options,
+                                   std::unique_ptr<coordinator::DecisionStore> store)
     : loop_(loop),
       config_(config),
       callbacks_(std::move(callbacks)),
@@ -117,7 +118,7 @@ CoordinatorAgent::CoordinatorAgent(Loop& loop, const config::TrainerConfig& conf
       record_before_(options.record),
       store_(std::move(store)),
       recorder_(config.trace_file, config.trace_spans),
-      timer_(loop, [this] { step(CoordinatorTick{}); }),
+      timer_(loop, [this] { step(coordinator::CoordinatorTick{}); }),
       // A worker of its own: a decision must not wait for a snapshot.
       store_worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "decisions"})),
       commands_(
@@ -138,7 +139,7 @@ Result<> CoordinatorAgent::listen() {
   callbacks.on_lost = [this](const std::string& peer, const Error& error) {
     if (const auto name = sidecar_of(coordinator_.roster(), peer))
       recorder_.incident(fmt::format("sidecar {} lost: {}", *name, error.message()), now());
-    step(PeerLost{.peer = peer, .reason = error.message()});
+    step(coordinator::PeerLost{.peer = peer, .reason = error.message()});
     commands_.lost(peer, error.message());
   };
   callbacks.on_bad_message = [](const std::string& peer, const Error& error) {
@@ -151,7 +152,9 @@ Result<> CoordinatorAgent::listen() {
     heartbeat.target = coordinator_.target();
     return std::pair(std::move(envelope), std::move(heartbeat));
   };
-  callbacks.on_address_taken = [this](const std::string& by) { step(Replaced{.by = by}); };
+  callbacks.on_address_taken = [this](const std::string& by) {
+    step(coordinator::Replaced{.by = by});
+  };
   auto router = control::listen_zmq(loop_,
                                     {.address = config_.listen,
                                      .times = {.heartbeat_interval = config_.heartbeat.interval,
@@ -173,9 +176,13 @@ Result<> CoordinatorAgent::open() {
   if (record_before_) log_record(*record_before_, config_.deadlines.gather);
   record_before_.reset();
   if (config_.http_address.empty()) return {};
-  const auto readiness = [this] { return fleet_readiness(coordinator_, config_.min_replicas); };
+  const auto readiness = [this] {
+    return coordinator::fleet_readiness(coordinator_, config_.min_replicas);
+  };
   metrics::StatusFacts facts;
-  facts.readings = [this] { return fleet_readings(coordinator_, callbacks_.publish_facts()); };
+  facts.readings = [this] {
+    return coordinator::fleet_readings(coordinator_, callbacks_.publish_facts());
+  };
   facts.readiness = readiness;
   const auto shown = [this, readiness]() -> page::PageFacts {
     const metrics::Readiness ready = readiness();
@@ -212,8 +219,9 @@ CoordinatorAgent::~CoordinatorAgent() {
 
 // ---- the coordinator ----
 
-void CoordinatorAgent::step(decltype(CoordinatorEvent::what) what) {
-  for (CoordinatorCommand& command : coordinator_.step({.now = now(), .what = std::move(what)}))
+void CoordinatorAgent::step(decltype(coordinator::CoordinatorEvent::what) what) {
+  for (coordinator::CoordinatorCommand& command :
+       coordinator_.step({.now = now(), .what = std::move(what)}))
     execute(std::move(command));
   if (const auto wake = coordinator_.next_wake(); wake)
     timer_.start_at(*wake);
@@ -222,8 +230,9 @@ void CoordinatorAgent::step(decltype(CoordinatorEvent::what) what) {
   callbacks_.on_step();
 }
 
-void CoordinatorAgent::store(const Store& command) {
-  auto stored = std::make_shared<Stored>(Stored{.token = command.token, .record = {}});
+void CoordinatorAgent::store(const coordinator::Store& command) {
+  auto stored = std::make_shared<coordinator::Stored>(
+      coordinator::Stored{.token = command.token, .record = {}});
   const auto answer = [this, alive = alive_, stored] {
     if (*alive) step(std::move(*stored));
   };
@@ -235,8 +244,8 @@ void CoordinatorAgent::store(const Store& command) {
   loop_.post(answer);  // not at once: the coordinator is inside its step
 }
 
-void CoordinatorAgent::execute(CoordinatorCommand command) {
-  if (auto* sent = std::get_if<SendTo>(&command)) {
+void CoordinatorAgent::execute(coordinator::CoordinatorCommand command) {
+  if (auto* sent = std::get_if<coordinator::SendTo>(&command)) {
     if (const auto name = sidecar_of(coordinator_.roster(), sent->peer))
       recorder_.sent(*name, sent->message, now());
     if (const auto result = router_->send(sent->peer, sent->envelope, sent->message); !result) {
@@ -245,32 +254,32 @@ void CoordinatorAgent::execute(CoordinatorCommand command) {
       else
         log_debug("send to {}: {}", sent->peer, result.error().message());
     }
-  } else if (auto* record = std::get_if<Store>(&command)) {
+  } else if (auto* record = std::get_if<coordinator::Store>(&command)) {
     store(*record);
-  } else if (auto* reported = std::get_if<Incident>(&command)) {
+  } else if (auto* reported = std::get_if<coordinator::Incident>(&command)) {
     recorder_.incident(reported->text, now());
     if (reported->refusal) complaint_ = reported->text;
-  } else if (auto* ready = std::get_if<Ready>(&command)) {
+  } else if (auto* ready = std::get_if<coordinator::Ready>(&command)) {
     log_info("fleet {}: fence epoch {} claimed; target {}", ready->fence.fleet.to_string(),
              ready->fence.epoch, ready->target.none() ? "none yet" : ready->target.to_string());
     loop_.post([this, alive = alive_, target = ready->target] {
       if (*alive) callbacks_.on_ready(target);
     });
-  } else if (auto* phase = std::get_if<PhaseEntered>(&command)) {
+  } else if (auto* phase = std::get_if<coordinator::PhaseEntered>(&command)) {
     recorder_.phase_entered(phase->request, phase->phase, now());
     callbacks_.on_phase(*phase);
-  } else if (auto* done = std::get_if<RoundDone>(&command)) {
+  } else if (auto* done = std::get_if<coordinator::RoundDone>(&command)) {
     recorder_.round_ended(*done, now());
     callbacks_.on_round_done(*done);
-  } else if (auto* began = std::get_if<RollbackBegan>(&command)) {
+  } else if (auto* began = std::get_if<coordinator::RollbackBegan>(&command)) {
     recorder_.rollback_began(began->request, began->to, now());
-  } else if (auto* back = std::get_if<RollbackDone>(&command)) {
+  } else if (auto* back = std::get_if<coordinator::RollbackDone>(&command)) {
     end_rollback(std::move(*back));
-  } else if (auto* cancel = std::get_if<CancelDone>(&command)) {
+  } else if (auto* cancel = std::get_if<coordinator::CancelDone>(&command)) {
     cancelled_ = std::move(cancel->reply);
-  } else if (auto* drop = std::get_if<DropVersion>(&command)) {
+  } else if (auto* drop = std::get_if<coordinator::DropVersion>(&command)) {
     callbacks_.on_drop(drop->version);
-  } else if (auto* stopped = std::get_if<Stopped>(&command)) {
+  } else if (auto* stopped = std::get_if<coordinator::Stopped>(&command)) {
     log_error("{}", stopped->reason);
     loop_.post([this, alive = alive_, code = stopped->code, reason = stopped->reason] {
       if (!*alive) return;
@@ -281,7 +290,7 @@ void CoordinatorAgent::execute(CoordinatorCommand command) {
   }
 }
 
-void CoordinatorAgent::end_rollback(RollbackDone done) {
+void CoordinatorAgent::end_rollback(coordinator::RollbackDone done) {
   recorder_.rollback_ended(done.request, done.reply, now());
   if (done.reply.ok)
     log_info("rolled back from {} to {}", done.reply.from.to_string(), done.reply.to.to_string());
@@ -341,10 +350,10 @@ void CoordinatorAgent::handle_sidecar(const std::string& peer, control::Envelope
   }
   const auto* hello = std::get_if<control::Hello>(&message);
   const bool is_gone = hello != nullptr && predecessor_is_gone(coordinator_.roster(), *hello);
-  step(PeerMessage{.peer = peer,
-                   .envelope = std::move(envelope),
-                   .message = std::move(message),
-                   .predecessor_gone = is_gone});
+  step(coordinator::PeerMessage{.peer = peer,
+                                .envelope = std::move(envelope),
+                                .message = std::move(message),
+                                .predecessor_gone = is_gone});
   if (leaves) commands_.lost(peer, "it left");
 }
 
@@ -371,12 +380,12 @@ void CoordinatorAgent::roll_back(const Version& to,
   if (const auto stopped = why_stopped()) return on_done(fail(*stopped));
   const std::uint64_t request = recorder_.next_request();
   rollbacks_[request] = std::move(on_done);
-  step(RollbackRequested{.request = request, .to = to});
+  step(coordinator::RollbackRequested{.request = request, .to = to});
 }
 
 control::CancelReply CoordinatorAgent::cancel(const Version& version) {
   cancelled_.reset();
-  step(CancelRequested{.request = recorder_.next_request(), .version = version});
+  step(coordinator::CancelRequested{.request = recorder_.next_request(), .version = version});
   WSYNC_CHECK(cancelled_.has_value(), "each request to cancel is answered in its step");
   return *std::exchange(cancelled_, std::nullopt);
 }
@@ -395,7 +404,7 @@ control::StatusReply CoordinatorAgent::status() const {
 // ---- facts ----
 
 std::optional<Error> CoordinatorAgent::why_stopped() const {
-  const std::optional<Stopped>& stopped = coordinator_.stopped();
+  const std::optional<coordinator::Stopped>& stopped = coordinator_.stopped();
   if (!stopped) return std::nullopt;
   return Error(stopped->code, "this coordinator has stopped: " + stopped->reason);
 }
@@ -403,7 +412,8 @@ std::optional<Error> CoordinatorAgent::why_stopped() const {
 std::optional<std::string> CoordinatorAgent::why_not_ready() const {
   const std::size_t joined = coordinator_.roster().joined_count();
   const std::uint32_t needed = std::max(1U, config_.min_sidecars);  // one brings the fence
-  if (coordinator_.phase() >= CoordinatorPhase::kReady && joined >= config_.min_sidecars)
+  if (coordinator_.phase() >= coordinator::CoordinatorPhase::kReady &&
+      joined >= config_.min_sidecars)
     return std::nullopt;
   std::string why =
       fmt::format("{} of at least {} sidecars have joined {}", joined, needed, address());
@@ -417,7 +427,7 @@ std::optional<std::string> CoordinatorAgent::why_not_ready() const {
 }
 
 PhaseBytes CoordinatorAgent::moved_bytes() const {
-  const Coordinator::Moved moved = coordinator_.moved_bytes();
+  const coordinator::MovedBytes moved = coordinator_.moved_bytes();
   return {.done = moved.done, .total = moved.total};
 }
 

@@ -22,8 +22,8 @@
 #include "shared/loop/timer.h"
 #include "shared/loop/worker.h"
 #include "shared/observe/metrics/status_pages.h"
-#include "trainer_side/coordinator/decision_store.h"
 #include "trainer_side/coordinator/coordinator.h"
+#include "trainer_side/coordinator/decision_store.h"
 #include "trainer_side/publish/fleet_commands.h"
 #include "trainer_side/publish/publish_queue.h"
 #include "trainer_side/publish/update_recorder.h"
@@ -36,8 +36,10 @@ struct CoordinatorAgentCallbacks {
   std::function<void(const Error& reason)> on_stopped = [](const Error&) {};
   std::function<void(const Version& target)> on_ready = [](const Version&) {};
   // The round of a publish. Each publish that was requested has one on_round_done.
-  std::function<void(const PhaseEntered&)> on_phase = [](const PhaseEntered&) {};
-  std::function<void(const RoundDone&)> on_round_done = [](const RoundDone&) {};
+  std::function<void(const coordinator::PhaseEntered&)> on_phase =
+      [](const coordinator::PhaseEntered&) {};
+  std::function<void(const coordinator::RoundDone&)> on_round_done =
+      [](const coordinator::RoundDone&) {};
   // No sidecar will be sent this version any more.
   std::function<void(const Version&)> on_drop = [](const Version&) {};
   // After each step of the coordinator: what waits for it may begin.
@@ -54,7 +56,9 @@ struct CoordinatorAgentCallbacks {
   // when there is no such snapshot; and what a scrape reads of the publishing side.
   std::function<std::optional<PhaseBytes>(std::uint64_t request)> snapshot_bytes =
       [](std::uint64_t) { return std::nullopt; };
-  std::function<PublishFacts()> publish_facts = [] { return PublishFacts{}; };
+  std::function<coordinator::PublishFacts()> publish_facts = [] {
+    return coordinator::PublishFacts{};
+  };
 };
 
 class CoordinatorAgent final : public CoordinatorFacts {
@@ -74,7 +78,7 @@ class CoordinatorAgent final : public CoordinatorFacts {
   [[nodiscard]] Result<> open();
 
   // Begins the round of a snapshot, or lets it wait for the round that runs.
-  void request_round(PublishRequested publish) { step(std::move(publish)); }
+  void request_round(coordinator::PublishRequested publish) { step(std::move(publish)); }
   // See TrainerAgent::roll_back().
   void roll_back(const Version& to, std::function<void(Result<control::RollbackReply>)> on_done);
   // Ends the update of this version (0.0: the one that runs) if it has not been decided.
@@ -109,13 +113,13 @@ class CoordinatorAgent final : public CoordinatorFacts {
 
  private:
   CoordinatorAgent(Loop& loop, const config::TrainerConfig& config,
-                   CoordinatorAgentCallbacks callbacks, CoordinatorOptions options,
-                   std::unique_ptr<DecisionStore> store);
+                   CoordinatorAgentCallbacks callbacks, coordinator::CoordinatorOptions options,
+                   std::unique_ptr<coordinator::DecisionStore> store);
   [[nodiscard]] Result<> listen();
-  void step(decltype(CoordinatorEvent::what) what);
-  void execute(CoordinatorCommand command);
-  void store(const Store& command);
-  void end_rollback(RollbackDone done);
+  void step(decltype(coordinator::CoordinatorEvent::what) what);
+  void execute(coordinator::CoordinatorCommand command);
+  void store(const coordinator::Store& command);
+  void end_rollback(coordinator::RollbackDone done);
   void handle_message(const std::string& peer, control::Envelope envelope,
                       control::Message message);
   void handle_sidecar(const std::string& peer, control::Envelope envelope,
@@ -124,10 +128,10 @@ class CoordinatorAgent final : public CoordinatorFacts {
   Loop& loop_;
   const config::TrainerConfig config_;
   CoordinatorAgentCallbacks callbacks_;
-  Coordinator coordinator_;
-  std::optional<CoordinatorRecord> record_before_;  // what the store had at the start
+  coordinator::Coordinator coordinator_;
+  std::optional<coordinator::CoordinatorRecord> record_before_;  // what the store had at the start
   std::optional<LockFile> state_lock_;
-  std::shared_ptr<DecisionStore> store_;  // shared with the store worker's tasks
+  std::shared_ptr<coordinator::DecisionStore> store_;  // shared with the store worker's tasks
   UpdateRecorder recorder_;
   std::unique_ptr<control::RouterPort> router_;
   Timer timer_;

@@ -19,7 +19,7 @@ namespace wsync::publish {
 class FleetCommands {
  public:
   // `roster`: whom to ask. `own_spans`: what this process has traced. `send`: see FleetQuestions.
-  FleetCommands(Loop& loop, const Roster& roster, const trace::Recorder& own_spans,
+  FleetCommands(Loop& loop, const coordinator::Roster& roster, const trace::Recorder& own_spans,
                 FleetQuestions::Send send)
       : roster_(roster), own_spans_(own_spans), questions_(loop, std::move(send)) {}
 
@@ -42,7 +42,7 @@ class FleetCommands {
   [[nodiscard]] control::TraceProcess own_trace(const control::TraceQuestion& question,
                                                 TimePoint received) const;
 
-  const Roster& roster_;
+  const coordinator::Roster& roster_;
   const trace::Recorder& own_spans_;
   FleetQuestions questions_;
   std::uint64_t next_question_ = 1;

@@ -2,7 +2,7 @@
 
 namespace wsync::publish {
 
-void FleetQuestions::ask(const Roster& roster, std::uint64_t request,
+void FleetQuestions::ask(const coordinator::Roster& roster, std::uint64_t request,
                          const control::Message& question, std::chrono::milliseconds deadline,
                          OnDone on_done) {
   Pending& pending = pending_[request];

@@ -36,8 +36,8 @@ class FleetQuestions {
   // Asks every sidecar that is known. `request` marks the question and its answers, and is used
   // once. `on_done` gets one answer for each sidecar, in the order of their names when the question
   // was asked. It may be called before this returns.
-  void ask(const Roster& roster, std::uint64_t request, const control::Message& question,
-           std::chrono::milliseconds deadline, OnDone on_done);
+  void ask(const coordinator::Roster& roster, std::uint64_t request,
+           const control::Message& question, std::chrono::milliseconds deadline, OnDone on_done);
   // False: `peer` was asked nothing under this request, or has answered already.
   bool answered(const std::string& peer, std::uint64_t request, control::Message message);
   // `peer` will not answer any more; `why` says how it was lost.

@@ -54,8 +54,8 @@ CoordinatorAgentCallbacks TrainerAgent::coordinator_callbacks(TrainerAgentCallba
   CoordinatorAgentCallbacks own;
   own.on_stopped = std::move(callbacks.on_stopped);
   own.on_ready = std::move(callbacks.on_ready);
-  own.on_phase = [this](const PhaseEntered& phase) { enter_phase(phase); };
-  own.on_round_done = [this](const RoundDone& done) {
+  own.on_phase = [this](const coordinator::PhaseEntered& phase) { enter_phase(phase); };
+  own.on_round_done = [this](const coordinator::RoundDone& done) {
     execute(queue_->round_ended(
         done.request,
         {.superseded = done.superseded, .cancelled = done.cancelled, .reply = done.reply}));
@@ -75,10 +75,10 @@ CoordinatorAgentCallbacks TrainerAgent::coordinator_callbacks(TrainerAgentCallba
                       .total = snapshot.total.load(std::memory_order_relaxed)};
   };
   own.publish_facts = [this] {
-    return PublishFacts{.queued = queue_->queued(),
-                        .arena_bytes = publisher_->arena_bytes(),
-                        .wire_bytes = tcp_wire_bytes(),
-                        .min_replicas = config_.min_replicas};
+    return coordinator::PublishFacts{.queued = queue_->queued(),
+                                     .arena_bytes = publisher_->arena_bytes(),
+                                     .wire_bytes = tcp_wire_bytes(),
+                                     .min_replicas = config_.min_replicas};
   };
   return own;
 }
@@ -240,7 +240,7 @@ void TrainerAgent::apply(const ReportWait& command) {
 
 // ---- progress ----
 
-void TrainerAgent::enter_phase(const PhaseEntered& phase) {
+void TrainerAgent::enter_phase(const coordinator::PhaseEntered& phase) {
   if (const auto entered = queue_->phase_entered(phase.request, phase.phase); !entered)
     return log_refused(entered.error());
   Job& job = jobs_.at(phase.request);

@@ -123,7 +123,7 @@ class TrainerAgent {
   void apply(const ReportWait& command);
   void end_snapshot(std::uint64_t request, Result<std::shared_ptr<const Snapshot>> snapshot,
                     std::chrono::nanoseconds took);
-  void enter_phase(const PhaseEntered& phase);
+  void enter_phase(const coordinator::PhaseEntered& phase);
   void report_progress();
 
   const config::TrainerConfig config_;

@@ -62,7 +62,7 @@ void UpdateRecorder::end(std::uint64_t request, UpdateEnd end, const control::Pu
   history_.ended(request, end_name(end), reply.reason, reply.outcomes, at);
 }
 
-void UpdateRecorder::round_ended(const RoundDone& done, TimePoint at) {
+void UpdateRecorder::round_ended(const coordinator::RoundDone& done, TimePoint at) {
   trace_.ended(done.request, at);
   UpdateEnd how = done.reply.ok ? UpdateEnd::kCommitted : UpdateEnd::kFailed;
   if (done.superseded) how = UpdateEnd::kSuperseded;

@@ -36,7 +36,7 @@ class UpdateRecorder {
   void snapshot_taken(std::uint64_t request, const Snapshot& snapshot,
                       std::chrono::nanoseconds took, TimePoint at);
   void phase_entered(std::uint64_t request, control::ProgressPhase phase, TimePoint at);
-  void round_ended(const RoundDone& done, TimePoint at);
+  void round_ended(const coordinator::RoundDone& done, TimePoint at);
   // It has ended before the coordinator had heard of it.
   void failed(std::uint64_t request, const Error& why, TimePoint at);
 
@@ -74,7 +74,7 @@ class UpdateRecorder {
   UpdateJournal journal_;
   RoundTrace trace_;
   page::RoundHistory history_;
-  RoundMetrics metrics_;
+  coordinator::RoundMetrics metrics_;
 };
 
 }  // namespace wsync::publish

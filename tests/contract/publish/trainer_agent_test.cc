@@ -108,7 +108,8 @@ class Agent : public testing::Test {
 
 TEST_F(Agent, AStoredEpochAboveTheLimitIsRefusedWithItsFile) {
   ASSERT_TRUE(make_private_directory(directory_ + "/state/default").has_value());
-  const Bytes record = encode(CoordinatorRecord{.fence = {.epoch = limits::kEpochMax + 1}});
+  const Bytes record =
+      encode(coordinator::CoordinatorRecord{.fence = {.epoch = limits::kEpochMax + 1}});
   ASSERT_TRUE(
       write_durably(directory_ + "/state/default/coordinator.decisions", record).has_value());
   const Result<> started = start();

@@ -15,7 +15,9 @@
 #include "shared/base/transitions.h"
 #include "tests/unit/weights/weights_files.h"
 #include "trainer_side/coordinator/decision_log.h"
+#include "trainer_side/coordinator/delivery.h"
 #include "trainer_side/coordinator/fence_claim.h"
+#include "trainer_side/coordinator/update_round.h"
 #include "trainer_side/publish/publish_queue.h"
 
 namespace wsync {
@@ -27,10 +29,16 @@ constexpr std::string_view kEnd = "<!-- transition tables: end -->\n";
 
 // In the order of an update: the trainer first.
 std::vector<TransitionTable> all_tables() {
-  return {publish::fence_claim_transitions(), publish::decision_log_transitions(),
-          publish::publish_transitions(),     reload::buffer_transitions(),
-          agent::load_transitions(),          agent::buffers_transitions(),
-          agent::mapping_transitions(),       agent::group_transitions(),
+  return {publish::publish_transitions(),
+          coordinator::fence_claim_transitions(),
+          coordinator::decision_log_transitions(),
+          coordinator::round_transitions(),
+          coordinator::delivery_transitions(),
+          agent::load_transitions(),
+          agent::buffers_transitions(),
+          agent::mapping_transitions(),
+          agent::group_transitions(),
+          reload::buffer_transitions(),
           engine::rank_transitions()};
 }
 

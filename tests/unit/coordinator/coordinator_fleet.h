@@ -12,7 +12,7 @@
 
 #include "trainer_side/coordinator/coordinator.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 
 using control::Message;
 
@@ -209,4 +209,4 @@ class Fleet {
   std::vector<Store> held_stores;
 };
 
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

@@ -9,7 +9,7 @@
 #include "tests/unit/coordinator/coordinator_fleet.h"
 #include "trainer_side/coordinator/decision_store.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 namespace {
 
 using ::testing::ElementsAre;
@@ -643,4 +643,4 @@ TEST_F(FileStore, ADamagedFileIsNamedAndNotReplaced) {
 }
 
 }  // namespace
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

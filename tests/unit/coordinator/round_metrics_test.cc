@@ -7,7 +7,7 @@
 #include "shared/observe/metrics/catalog.h"
 #include "tests/unit/coordinator/coordinator_fleet.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 namespace {
 
 using control::ProgressPhase;
@@ -152,4 +152,4 @@ TEST(FleetReadings, CountTheFleetAsItIs) {
 }
 
 }  // namespace
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

@@ -4,7 +4,7 @@
 
 #include "tests/unit/coordinator/coordinator_fleet.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 namespace {
 
 using control::ProgressPhase;
@@ -214,4 +214,4 @@ TEST(Moved, BytesOfEverySidecarAndReplica) {
 }
 
 }  // namespace
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

@@ -4,7 +4,7 @@
 
 #include "tests/unit/coordinator/coordinator_fleet.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 namespace {
 
 TEST(Coordinator, EveryWaitEndsAtItsDeadline) {
@@ -425,4 +425,4 @@ TEST(Coordinator, APublishThatWaitsForARoundEndsAtItsOwnDeadline) {
 }
 
 }  // namespace
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

@@ -5,7 +5,7 @@
 #include "tests/unit/coordinator/coordinator_fleet.h"
 #include "trainer_side/coordinator/coordinator.h"
 
-namespace wsync::publish {
+namespace wsync::coordinator {
 namespace {
 
 TEST(Coordinator, ClaimsAboveEveryFenceThatItHearsOf) {
@@ -477,4 +477,4 @@ TEST(Coordinator, WithdrawnVersionsAreBoundedAndTheTargetsOfTheFleetStay) {
 }
 
 }  // namespace
-}  // namespace wsync::publish
+}  // namespace wsync::coordinator

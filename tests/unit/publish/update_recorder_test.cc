@@ -43,13 +43,13 @@ TEST(UpdateRecorder, APublishThatIsServed) {
 
 TEST(UpdateRecorder, EachEndHasItsName) {
   struct Case {
-    RoundDone done;
+    coordinator::RoundDone done;
     std::string_view result;
   };
   for (const Case& ended : {Case{{.cancelled = true}, "cancelled"},
                             Case{{.superseded = true}, "superseded"}, Case{{}, "failed"}}) {
     UpdateRecorder recorder("", 0);
-    RoundDone done = ended.done;
+    coordinator::RoundDone done = ended.done;
     done.request = recorder.next_request();
     done.reply.reason = "why";
     recorder.snapshot_began(done.request, {1, 1}, kRecorded);

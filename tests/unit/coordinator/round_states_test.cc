@@ -1,0 +1,190 @@
+// A round alone: its states, its deadlines and what it asks for. (update_round_test.cc drives
+// whole rounds through the Coordinator.)
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "trainer_side/coordinator/update_round.h"
+
+namespace wsync::coordinator {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+class RoundTest : public testing::Test {
+ protected:
+  RoundTest() {
+    context_.now = TimePoint{1'000'000'000};
+    context_.options.data_address = "tcp://trainer:1";
+    for (const char* name : {"a", "b"}) {
+      Member& member = context_.roster.add(name);
+      member.joined = true;
+      member.peer = name;
+      member.data_address = std::string("tcp://") + name + ":1";
+      member.report.replicas = {{.replica = "r", .world_size = 1, .ranks_attached = 1}};
+    }
+    (void)context_.roster.add("lost");
+  }
+  UpdateRound begin(std::optional<TimePoint> deadline = std::nullopt) {
+    return UpdateRound::begin_publish(
+        context_, {.request = 4, .version = {1, 2}, .arena_bytes = 100, .deadline = deadline});
+  }
+  Delivery& of(const std::string& name) { return context_.roster.add(name).delivery; }
+  void announce_all() {
+    for (const char* name : {"a", "b"})
+      (void)of(name).announce({.version = {1, 2}}, true, ++context_.last_round, context_.now);
+  }
+  void stage(const std::string& name) {
+    of(name).accept();
+    (void)of(name).stage({.transport = control::TransportKind::kTcp, .address = "tcp://trainer:1"},
+                         context_.now);
+  }
+  void stage_all(UpdateRound& round) {
+    announce_all();
+    round.begin_staging(context_);
+    stage("a");
+    stage("b");
+  }
+
+  CoordinatorContext context_;
+};
+
+TEST_F(RoundTest, APublishGoesThroughItsStates) {
+  UpdateRound round = begin();
+  EXPECT_THAT(round.members(), ElementsAre("a", "b")) << "those that have joined";
+  announce_all();
+  of("a").accept();
+  EXPECT_EQ(round.advance(context_, 0), RoundStep::kWait);
+  of("b").accept();
+  EXPECT_EQ(round.advance(context_, 0), RoundStep::kStage);
+  round.begin_staging(context_);
+  for (const char* name : {"a", "b"}) {
+    EXPECT_EQ(round.advance(context_, 0), RoundStep::kWait);
+    (void)of(name).stage({.transport = control::TransportKind::kTcp, .address = "tcp://trainer:1"},
+                         context_.now);
+    of(name).complete();
+  }
+  EXPECT_EQ(round.advance(context_, 0), RoundStep::kDecide);
+  EXPECT_TRUE(round.check_cancel(nullptr).has_value());
+  round.begin_deciding();
+  EXPECT_EQ(round.advance(context_, 0), RoundStep::kWait);
+  EXPECT_EQ(round.activity(), "staging");
+  EXPECT_FALSE(round.check_cancel(nullptr).has_value()) << "it may be on disc already";
+  round.begin_switching(context_);
+  EXPECT_EQ(round.advance(context_, 1), RoundStep::kWait);
+  context_.roster.add("a").switched = 1;
+  context_.roster.add("b").refused = "its disc is full";
+  EXPECT_EQ(round.advance(context_, 1), RoundStep::kFinish);
+  const RoundDone done = round.finish_publish(context_, 1);
+  EXPECT_EQ(round.state(), RoundState::kFinished);
+  EXPECT_EQ(done.request, 4U);
+  EXPECT_EQ(done.reply.reason, "sidecar 'b': it refused the decision: its disc is full");
+}
+
+TEST_F(RoundTest, EachDeadlineIsThatOfItsStateAndNeverAfterThatOfThePublish) {
+  UpdateRound round = begin();
+  EXPECT_EQ(round.deadline(), context_.now + context_.options.announce);
+  round.begin_staging(context_);
+  EXPECT_EQ(round.deadline(), context_.now + context_.options.stage);
+  const TimePoint soon = context_.now + milliseconds(1);
+  UpdateRound bounded = begin(soon);
+  EXPECT_EQ(bounded.deadline(), soon);
+  bounded.begin_staging(context_);
+  EXPECT_EQ(bounded.deadline(), soon);
+  context_.now = soon;
+  const auto over = bounded.why_over(context_);
+  ASSERT_TRUE(over.has_value());
+  EXPECT_THAT(*over, HasSubstr("deadlines.publish"));
+}
+
+TEST_F(RoundTest, OnlyThoseThatOweAnAnswerAreLate) {
+  UpdateRound round = begin();
+  announce_all();
+  of("a").accept();
+  EXPECT_FALSE(round.why_over(context_).has_value());
+  EXPECT_FALSE(round.is_late(context_.roster.add("a")));
+  EXPECT_TRUE(round.is_late(context_.roster.add("b")));
+  EXPECT_FALSE(round.is_late(context_.roster.add("lost"))) << "it is no member";
+}
+
+TEST_F(RoundTest, ReplicasThatLackAreWaitedForOnce) {
+  context_.options.min_replicas = 3;
+  UpdateRound round = begin();
+  stage_all(round);
+  of("a").complete();
+  of("b").complete();
+  EXPECT_EQ(round.advance(context_, 0), RoundStep::kWait);
+  const TimePoint until = context_.now + context_.options.attach;
+  EXPECT_EQ(round.deadline(), until);
+  context_.now = context_.now + milliseconds(1);
+  EXPECT_EQ(round.advance(context_, 0), RoundStep::kWait);
+  EXPECT_EQ(round.deadline(), until) << "a heartbeat does not prolong it";
+  EXPECT_THAT(round.why_over(context_).value_or(""),
+              StartsWith("2 whole replicas have staged 1.2; the round needs 3"));
+  context_.roster.add("a").report.replicas.push_back(
+      {.replica = "s", .world_size = 1, .ranks_attached = 1});
+  EXPECT_EQ(round.advance(context_, 0), RoundStep::kDecide);
+}
+
+TEST_F(RoundTest, AQuorumAndEachNeedNotWaitForAll) {
+  for (const CommitRule rule : {CommitRule::kAll, CommitRule::kQuorum, CommitRule::kEach}) {
+    context_.options.commit = {.rule = rule, .quorum = 1};
+    UpdateRound round = begin();
+    stage_all(round);
+    of("b").complete();
+    EXPECT_EQ(round.advance(context_, 0),
+              rule == CommitRule::kAll ? RoundStep::kWait : RoundStep::kDecide);
+  }
+}
+
+TEST_F(RoundTest, WithoutMembersItEnds) {
+  UpdateRound round = begin();
+  round.leave(context_.roster.add("a"));
+  round.leave(context_.roster.add("b"));
+  EXPECT_EQ(round.advance(context_, 0), RoundStep::kAbort);
+  const RoundDone done = round.abort("every sidecar of the round was lost", false);
+  EXPECT_FALSE(done.reply.ok);
+  EXPECT_EQ(round.state(), RoundState::kFinished);
+}
+
+TEST_F(RoundTest, AMemberReadsFromTheNearestOneBeforeItThatRelays) {
+  UpdateRound round = begin();
+  stage_all(round);
+  EXPECT_EQ(round.chain_source(context_, context_.roster.add("a")), "tcp://trainer:1");
+  EXPECT_EQ(round.chain_source(context_, context_.roster.add("b")), "tcp://a:1");
+  context_.roster.add("a").joined = false;
+  EXPECT_EQ(round.chain_source(context_, context_.roster.add("b")), "tcp://trainer:1");
+}
+
+TEST_F(RoundTest, MovedBytesAreThoseOfMembersThenOfReplicas) {
+  UpdateRound round = begin();
+  announce_all();
+  EXPECT_EQ(round.moved(context_).total, 0U) << "nothing moves yet";
+  stage_all(round);
+  context_.roster.add("a").staged_bytes = 30;
+  of("b").complete();
+  EXPECT_EQ(round.moved(context_).done, 130U);
+  EXPECT_EQ(round.moved(context_).total, 200U);
+}
+
+TEST_F(RoundTest, ARollbackBeginsDecidedAndCannotBeCancelled) {
+  UpdateRound round = UpdateRound::begin_rollback(context_, 6, {1, 2}, {1, 1});
+  EXPECT_EQ(round.state(), RoundState::kSwitching);
+  EXPECT_FALSE(round.check_cancel(nullptr).has_value());
+  EXPECT_TRUE(round.invariants().has_value());
+  CoordinatorRecord record;
+  record.number = 3;
+  record.target = {1, 1};
+  record.members = {"a", "b", "never"};
+  context_.roster.add("a").switched = 3;
+  const RollbackDone done = round.finish_rollback(context_, record);
+  EXPECT_EQ(done.request, 6U);
+  EXPECT_TRUE(done.reply.partial);
+  EXPECT_THAT(done.reply.reason, StartsWith("1.2 is withdrawn, but these have not gone back yet"));
+  EXPECT_THAT(done.reply.reason, HasSubstr("'never' (it has not come to this coordinator)"));
+}
+
+}  // namespace
+}  // namespace wsync::coordinator

@@ -1,0 +1,94 @@
+// Delivery: one version on its way to one sidecar, inside a round or so that the sidecar catches
+// up. Thread: one. No I/O: it makes the messages, and its caller sends them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "shared/base/clock.h"
+#include "shared/base/transitions.h"
+#include "shared/control/messages.h"
+#include "trainer_side/coordinator/coordinator_events.h"
+#include "trainer_side/coordinator/coordinator_options.h"
+
+namespace wsync::coordinator {
+
+enum class DeliveryState : std::uint8_t {
+  kNone,
+  kAnnounced,
+  kAccepted,
+  kStaging,
+  kStaged,
+  kFailed
+};
+[[nodiscard]] std::string_view delivery_state_name(DeliveryState state) noexcept;
+// For the page of the protocol.
+[[nodiscard]] TransitionTable delivery_transitions();
+
+// Where a sidecar reads a version from.
+struct DeliverySource {
+  control::TransportKind transport = control::TransportKind::kMemfd;
+  std::string address;  // empty: there is none
+};
+// By memfd from this host, if the sidecar is on it and no hand-over to it has failed, else by TCP
+// from `chain_source`; `transport` of the configuration may demand memfd. `boot_id`: of the
+// sidecar's host.
+[[nodiscard]] DeliverySource choose_source(const CoordinatorOptions& options,
+                                           const std::string& boot_id, bool handover_failed,
+                                           const std::string& chain_source);
+
+class Delivery {
+ public:
+  [[nodiscard]] DeliveryState state() const noexcept { return state_; }
+  [[nodiscard]] const Version& version() const noexcept { return version_; }
+  // In the envelopes of its messages; each Announce has a round of its own.
+  [[nodiscard]] std::uint64_t round() const noexcept { return round_; }
+  [[nodiscard]] control::TransportKind transport() const noexcept { return source_.transport; }
+  // Why it has failed; empty while it has not.
+  [[nodiscard]] const std::string& failure() const noexcept { return failure_; }
+  // When an answer must have come, or when a failed delivery is tried again; nothing while nothing
+  // is waited for.
+  [[nodiscard]] std::optional<TimePoint> deadline() const;
+  [[nodiscard]] bool is_under_way() const noexcept;  // announced, accepted or staging
+  // Whether other sidecars may read the version from this one.
+  [[nodiscard]] bool relays() const noexcept;
+  // Whether the sidecar is reading the version from this address by TCP.
+  [[nodiscard]] bool reads_from(const std::string& address) const;
+  // Whether a message of this round and version is the answer that this state waits for.
+  [[nodiscard]] bool is_answer(std::uint64_t round, const Version& version,
+                               DeliveryState state) const;
+
+  // Offers a version instead of what was on its way.
+  [[nodiscard]] control::Announce announce(const PublishRequested& publish, bool with_layout,
+                                           std::uint64_t round, TimePoint deadline);
+  // The same again after the sidecar did not know the layout. Only once: see may_repeat().
+  [[nodiscard]] control::Announce repeat(const PublishRequested& publish, std::uint64_t round,
+                                         TimePoint deadline);
+  [[nodiscard]] bool may_repeat() const noexcept { return attempts_ == 0; }
+  void accept();
+  // The sidecar reads, or reads on from another source. kNotFound: there is no source; kPeerLost:
+  // its source was lost too often.
+  [[nodiscard]] Result<control::Stage> stage(const DeliverySource& source, TimePoint deadline);
+  void complete();
+  void fail(std::string why, TimePoint retry);
+  // Nothing is on its way any more.
+  void forget();
+
+  // kInternal with the first broken rule.
+  [[nodiscard]] Result<> invariants() const;
+
+ private:
+  void move(DeliveryState to);
+
+  DeliveryState state_ = DeliveryState::kNone;
+  Version version_;
+  std::uint64_t round_ = 0;
+  DeliverySource source_;       // named in the last Stage
+  std::uint32_t attempts_ = 0;  // Stages sent; a repeated Announce counts as one
+  TimePoint deadline_{};
+  std::string failure_;
+};
+
+}  // namespace wsync::coordinator

@@ -1,0 +1,35 @@
+// HeldVersions: the versions whose snapshots are in this process, so that sidecars can read them.
+// Thread: one.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "trainer_side/coordinator/coordinator_context.h"
+
+namespace wsync::coordinator {
+
+class HeldVersions {
+ public:
+  void add(PublishRequested publish) { held_.push_back(std::move(publish)); }
+  // Null when its snapshot is not here.
+  [[nodiscard]] const PublishRequested* find(const Version& version) const {
+    const auto found = std::ranges::find(held_, version, &PublishRequested::version);
+    return found == held_.end() ? nullptr : &*found;
+  }
+  // Gives back the snapshots of all others.
+  template <class Predicate>
+  void keep_only(CoordinatorContext& context, Predicate is_needed) {
+    std::erase_if(held_, [&](const PublishRequested& held) {
+      const bool needed = is_needed(held.version);
+      if (!needed) context.emit(DropVersion{held.version});
+      return !needed;
+    });
+  }
+
+ private:
+  std::vector<PublishRequested> held_;
+};
+
+}  // namespace wsync::coordinator

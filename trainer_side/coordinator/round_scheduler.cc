@@ -1,0 +1,477 @@
+#include "trainer_side/coordinator/round_scheduler.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+#include <variant>
+
+#include "shared/base/format.h"
+#include "shared/base/planted.h"
+#include "trainer_side/coordinator/decision_obligations.h"
+#include "trainer_side/coordinator/sidecar_delivery.h"
+
+namespace wsync::coordinator {
+namespace {
+
+constexpr std::chrono::milliseconds kCatchUpRetry{1'000};
+
+template <class... Ts>
+struct Overloaded : Ts... {
+  using Ts::operator()...;
+};
+template <class... Ts>
+Overloaded(Ts...) -> Overloaded<Ts...>;
+
+control::ProgressPhase progress_of(RoundState state) {
+  return state == RoundState::kStaging || state == RoundState::kDeciding
+             ? control::ProgressPhase::kStage
+             : control::ProgressPhase::kAnnounce;
+}
+
+}  // namespace
+
+void refuse_publish(CoordinatorContext& context, const PublishRequested& publish,
+                    const std::string& why, PublishRefusal kind) {
+  control::PushReply reply;
+  reply.reason = why;
+  reply.version = publish.version;
+  reply.content_digest = publish.content_digest;
+  reply.bytes = publish.arena_bytes;
+  reply.snapshot_ns = publish.snapshot_ns;
+  context.emit(RoundDone{.request = publish.request,
+                         .superseded = kind == PublishRefusal::kSuperseded,
+                         .cancelled = kind == PublishRefusal::kCancelled,
+                         .reply = std::move(reply)});
+  context.emit(DropVersion{publish.version});
+}
+
+void refuse_rollback(CoordinatorContext& context, const CoordinatorRecord& record,
+                     const RollbackRequested& rollback, const std::string& why) {
+  control::RollbackReply reply;
+  reply.reason = why;
+  reply.from = record.target;
+  reply.to = rollback.to;
+  context.emit(RollbackDone{.request = rollback.request, .reply = std::move(reply)});
+}
+
+// ---- requests ----
+
+void RoundScheduler::publish(CoordinatorContext& context, const PublishRequested& event) {
+  if (!round_) return start(context, event);
+  if (waiting_)
+    refuse_publish(context, *waiting_, fmt::format("superseded by {}", event.version.to_string()),
+                   PublishRefusal::kSuperseded);
+  waiting_ = event;
+}
+
+void RoundScheduler::start(CoordinatorContext& context, const PublishRequested& publish) {
+  if (context.roster.joined_count() == 0)
+    return refuse_publish(context, publish, "no sidecar is connected to this coordinator");
+  if (publish.deadline && context.now >= *publish.deadline)
+    return refuse_publish(context, publish,
+                          "its deadline (deadlines.publish) came before its round began");
+  round_.emplace(UpdateRound::begin_publish(context, publish));
+  held_.add(publish);
+  for (auto& [name, member] : context.roster.members())
+    if (member.joined) announce(context, member, publish);
+}
+
+void RoundScheduler::roll_back(CoordinatorContext& context, DecisionLog& log,
+                               const RollbackRequested& event) {
+  if (round_)
+    return refuse_rollback(
+        context, log.record(), event,
+        fmt::format("the coordinator is {}; try again when it is idle", round_->activity()));
+  const Result<Version> to = log.choose_rollback(context.roster, event.to);
+  if (!to) return refuse_rollback(context, log.record(), event, to.error().message());
+  decide(context, log, {.kind = control::DecisionKind::kRollback, .target = *to}, event);
+}
+
+control::CancelReply RoundScheduler::cancel(CoordinatorContext& context, DecisionLog& log,
+                                            const Version& version) {
+  if (waiting_ && waiting_->version == version) {
+    refuse_publish(context, *std::exchange(waiting_, std::nullopt), std::string(kCancelledReason),
+                   PublishRefusal::kCancelled);
+    return {.ok = true, .version = version, .phase = control::ProgressPhase::kSnapshot};
+  }
+  const std::string name = version.none() ? "no update" : "no update of " + version.to_string();
+  if (!round_) return {.reason = fmt::format("nothing to cancel: {} is running", name)};
+  if (!version.none() && version != round_->version())
+    return {.reason = fmt::format("nothing to cancel: {} is running; that of {} is", name,
+                                  round_->version().to_string())};
+  const Result<> may = round_->check_cancel(waiting_ ? &waiting_->version : nullptr);
+  if (!may) return {.reason = may.error().message()};
+  const control::CancelReply reply{
+      .ok = true, .version = round_->version(), .phase = progress_of(round_->state())};
+  abort(context, log, std::string(kCancelledReason), true);
+  return reply;
+}
+
+void RoundScheduler::end_all(CoordinatorContext& context, DecisionLog& log,
+                             const std::string& why) {
+  ending_ = true;
+  if (log.pending_rollback() != nullptr)
+    refuse_rollback(context, log.record(), *log.pending_rollback(), why);
+  // Refuse the queued publish first; otherwise the end of the current round would start it.
+  if (waiting_) refuse_publish(context, *std::exchange(waiting_, std::nullopt), why);
+  if (round_ && round_->is_rollback()) finish(context, log);
+  if (round_) abort(context, log, why);
+  ending_ = false;
+}
+
+// ---- sidecars ----
+
+void RoundScheduler::handle(CoordinatorContext& context, DecisionLog& log, Member& member,
+                            const control::Envelope& envelope, const control::Message& message) {
+  const auto answers = [&](const Version& version, DeliveryState state) {
+    const bool is_answer = member.delivery.is_answer(envelope.round, version, state);
+    if (!is_answer) ++context.dropped;
+    return is_answer;
+  };
+  std::visit(Overloaded{
+                 [&](const control::Accept& accept) {
+                   if (answers(accept.version, DeliveryState::kAnnounced))
+                     handle_accept(context, log, member);
+                 },
+                 [&](const control::Refuse& refuse) {
+                   if (answers(refuse.version, DeliveryState::kAnnounced))
+                     handle_refuse(context, log, member, refuse);
+                 },
+                 [&](const control::Staged& staged) {
+                   if (answers(staged.version, DeliveryState::kStaging))
+                     handle_staged(context, log, member, staged);
+                 },
+                 [&](const control::Decided& decided) {
+                   const bool current = coordinator::handle(context, log.record(), member, decided);
+                   if (current && decided.refused && is_in_round(member)) advance(context, log);
+                 },
+                 [&](const control::Switched& switched) {
+                   const bool current =
+                       coordinator::handle(context, log.record(), member, switched);
+                   if (current && is_in_round(member)) advance(context, log);
+                 },
+                 [&](const control::Heartbeat& heartbeat) {
+                   handle_heartbeat(context, log, member, heartbeat);
+                 },
+                 [&](const auto&) { ++context.dropped; },
+             },
+             message);
+}
+
+void RoundScheduler::handle_accept(CoordinatorContext& context, DecisionLog& log, Member& member) {
+  member.delivery.accept();
+  if (is_in_round(member) && round_->state() == RoundState::kAnnouncing)
+    advance(context, log);
+  else
+    stage(context, log, member);
+}
+
+void RoundScheduler::handle_refuse(CoordinatorContext& context, DecisionLog& log, Member& member,
+                                   const control::Refuse& refuse) {
+  if (!refuse.layout_unknown && is_in_round(member)) round_->add_problems(refuse.problems);
+  const Result<> repeated =
+      coordinator::handle_refuse(context, member, refuse, held_.find(member.delivery.version()));
+  if (!repeated) fail_delivery(context, log, member, repeated.error().message());
+}
+
+void RoundScheduler::handle_staged(CoordinatorContext& context, DecisionLog& log, Member& member,
+                                   const control::Staged& staged) {
+  const Result<bool> complete = coordinator::handle_staged(
+      context, member, staged, held_.find(staged.version), chain_source(context, member));
+  if (!complete) return fail_delivery(context, log, member, complete.error().message());
+  if (!*complete) return;
+  if (is_in_round(member) && round_->state() != RoundState::kSwitching)
+    advance(context, log);
+  else if (staged.version == log.record().target)
+    send_decide(context, log.record(), member);
+}
+
+void RoundScheduler::handle_heartbeat(CoordinatorContext& context, DecisionLog& log, Member& member,
+                                      const control::Heartbeat& heartbeat) {
+  coordinator::handle(context, log.record(), member, heartbeat);
+  const bool in_round = is_in_round(member);
+  if (in_round && round_->state() == RoundState::kStaging) advance(context, log);
+  if (!round_ || round_->state() != RoundState::kSwitching) return;
+  if (recover_outcomes(log.record(), member) && in_round) advance(context, log);
+}
+
+void RoundScheduler::handle_lost(CoordinatorContext& context, DecisionLog& log, Member& member) {
+  member.forget_delivery();
+  for (control::ReplicaReport& replica : member.report.replicas) {
+    replica.ready = false;
+    replica.reason = "its sidecar is not connected";
+  }
+  if (!is_in_round(member)) return;
+  if (round_->state() != RoundState::kSwitching) {
+    round_->leave(member);
+    bridge(context, log, member);
+  }
+  advance(context, log);
+}
+
+void RoundScheduler::resume_switch(CoordinatorContext& context, const DecisionLog& log,
+                                   Member& member) {
+  if (!announce_target(context, log, member)) send_decide(context, log.record(), member);
+}
+
+void RoundScheduler::catch_up(CoordinatorContext& context, const DecisionLog& log, Member& member) {
+  const CoordinatorRecord& record = log.record();
+  if (!member.joined || record.target.none() || is_in_round(member) || log.is_storing() || ending_)
+    return;
+  const DeliveryState state = member.delivery.state();
+  if (state != DeliveryState::kNone && state != DeliveryState::kStaged) return;
+  if (announce_target(context, log, member)) return;
+  // Without a snapshot here it still has to learn what the target is and what was withdrawn.
+  if (member.decided < record.number && member.asked < record.number)
+    send_decide(context, record, member);
+}
+
+bool RoundScheduler::announce_target(CoordinatorContext& context, const DecisionLog& log,
+                                     Member& member) {
+  const Version& target = log.record().target;
+  const PublishRequested* snapshot = member.holds(target) ? nullptr : held_.find(target);
+  if (snapshot == nullptr) return false;
+  announce(context, member, *snapshot);
+  return true;
+}
+
+std::string RoundScheduler::chain_source(const CoordinatorContext& context,
+                                         const Member& member) const {
+  return is_in_round(member) ? round_->chain_source(context, member) : context.options.data_address;
+}
+
+void RoundScheduler::stage(CoordinatorContext& context, DecisionLog& log, Member& member) {
+  const Result<> staging = coordinator::stage(context, member, chain_source(context, member));
+  if (!staging) fail_delivery(context, log, member, staging.error().message());
+}
+
+void RoundScheduler::fail_delivery(CoordinatorContext& context, DecisionLog& log, Member& member,
+                                   const std::string& why) {
+  member.delivery.fail(why, context.now + kCatchUpRetry);
+  if (!is_in_round(member) || round_->is_rollback()) return;
+  if (round_->state() != RoundState::kSwitching) {
+    if (context.options.commit.rule == CommitRule::kAll)
+      return abort(context, log, fmt::format("sidecar '{}': {}", member.name, why));
+    round_->leave(member);
+  }
+  bridge(context, log, member);
+  advance(context, log);
+}
+
+void RoundScheduler::bridge(CoordinatorContext& context, DecisionLog& log, const Member& lost) {
+  if (!round_ || lost.data_address.empty()) return;
+  const std::vector<std::string> names = round_->members();  // a failure changes the list
+  for (const std::string& name : names)
+    if (Member& member = context.roster.add(name); member.delivery.reads_from(lost.data_address))
+      stage(context, log, member);
+}
+
+// ---- the round ----
+
+void RoundScheduler::advance(CoordinatorContext& context, DecisionLog& log) {
+  if (!round_) return;
+  switch (round_->advance(context, log.record().number)) {
+    case RoundStep::kWait:
+      return;
+    case RoundStep::kStage:
+      return stage_all(context, log);
+    case RoundStep::kDecide:
+      round_->begin_deciding();
+      return decide(context, log, {.target = round_->version()});
+    case RoundStep::kFinish:
+      return finish(context, log);
+    case RoundStep::kAbort:
+      return abort(context, log, "every sidecar of the round was lost");
+  }
+}
+
+void RoundScheduler::stage_all(CoordinatorContext& context, DecisionLog& log) {
+  round_->begin_staging(context);
+  const std::vector<std::string> names = round_->members();
+  for (const std::string& name : names) {
+    // A delivery that fails at once may end this round and begin another one.
+    if (!round_ || round_->state() != RoundState::kStaging) return;
+    Member& member = context.roster.add(name);
+    if (round_->has(member)) stage(context, log, member);
+  }
+}
+
+void RoundScheduler::decide(CoordinatorContext& context, DecisionLog& log,
+                            const DecisionChoice& choice,
+                            std::optional<RollbackRequested> rollback) {
+  log.decide(context, choice, held_.find(choice.target), std::move(rollback));
+}
+
+bool RoundScheduler::follow_newest(CoordinatorContext& context, DecisionLog& log) {
+  if (round_ || log.is_storing() || ending_) return false;
+  const std::optional<DecisionChoice> choice = log.newest(context);
+  if (choice) decide(context, log, *choice);
+  return choice.has_value();
+}
+
+void RoundScheduler::abort(CoordinatorContext& context, DecisionLog& log, const std::string& why,
+                           bool cancelled) {
+  UpdateRound round = *std::exchange(round_, std::nullopt);
+  for (auto& [name, member] : context.roster.members()) {
+    // What is being stored may come into force: its copies must stay.
+    if (log.is_storing() || !member.joined || member.delivery.version() != round.version())
+      continue;
+    context.send(member, control::Abort{.version = round.version(), .reason = why},
+                 member.delivery.round());
+    std::erase(member.report.staged, round.version());
+    member.delivery.forget();
+  }
+  context.emit(round.abort(why, cancelled));
+  conclude(context, log);
+}
+
+void RoundScheduler::finish(CoordinatorContext& context, DecisionLog& log) {
+  UpdateRound round = *std::exchange(round_, std::nullopt);
+  if (round.is_rollback())
+    context.emit(round.finish_rollback(context, log.record()));
+  else
+    context.emit(round.finish_publish(context, log.record().number));
+  conclude(context, log);
+}
+
+void RoundScheduler::conclude(CoordinatorContext& context, DecisionLog& log) {
+  if (!follow_newest(context, log)) settle(context, log);  // else when that is stored
+}
+
+// A sidecar that still lacked the target when the round began has dropped it for the version of the
+// round. It catches up before the next round begins.
+void RoundScheduler::settle(CoordinatorContext& context, const DecisionLog& log) {
+  drop_unneeded(context, log);
+  for (auto& [name, member] : context.roster.members()) catch_up(context, log, member);
+  start_waiting(context, log);
+}
+
+void RoundScheduler::start_waiting(CoordinatorContext& context, const DecisionLog& log) {
+  if (waiting_ && !log.is_storing() && !round_)
+    start(context, *std::exchange(waiting_, std::nullopt));
+}
+
+void RoundScheduler::drop_unneeded(CoordinatorContext& context, const DecisionLog& log) {
+  held_.keep_only(context, [&](const Version& version) {
+    return version == log.record().target || version == log.previous_target() ||
+           (round_ && round_->version() == version);
+  });
+}
+
+// ---- the store and the clock ----
+
+void RoundScheduler::handle_stored(CoordinatorContext& context, DecisionLog& log,
+                                   const std::optional<RollbackRequested>& rollback) {
+  const CoordinatorRecord& record = log.record();
+  if (rollback)
+    round_.emplace(UpdateRound::begin_rollback(context, rollback->request, log.rollback_from(),
+                                               record.target));
+  else if (round_)
+    round_->begin_switching(context);
+  for (auto& [name, member] : context.roster.members()) {
+    begin_decision(context, record, member);
+    if (!member.joined) continue;
+    const bool has_staged =
+        !round_ || round_->is_rollback() ||
+        (is_in_round(member) && (member.delivery.state() == DeliveryState::kStaged ||
+                                 planted("decide_before_all_staged")));
+    if (has_staged) send_decide(context, record, member);
+  }
+  if (round_)
+    advance(context, log);  // every sidecar may have been lost while the decision was being stored
+  else
+    settle(context, log);
+}
+
+void RoundScheduler::handle_not_stored(CoordinatorContext& context, DecisionLog& log,
+                                       const std::string& why) {
+  if (round_) return abort(context, log, why);
+  context.emit(Incident{.text = why});
+  log.follow_later(context.now);
+  drop_unneeded(context, log);
+  start_waiting(context, log);
+}
+
+void RoundScheduler::expire_waiting(CoordinatorContext& context) {
+  if (!waiting_ || !waiting_->deadline || context.now < *waiting_->deadline) return;
+  refuse_publish(
+      context, *std::exchange(waiting_, std::nullopt),
+      fmt::format("its deadline (deadlines.publish) came while the round before it was {}",
+                  round_ ? round_->activity() : "idle"));
+}
+
+void RoundScheduler::handle_tick(CoordinatorContext& context, DecisionLog& log) {
+  if (round_ && context.now >= round_->deadline()) handle_deadline(context, log);
+  if (log.take_follow_due(context.now) && follow_newest(context, log)) return;
+  for (auto& [name, member] : context.roster.members()) {
+    if (!log.is_storing() && is_owed(log.record(), member) && context.now >= member.ask_again)
+      send_decide(context, log.record(), member);
+    const std::optional<TimePoint> deadline = member.delivery.deadline();
+    if (!member.joined || is_in_round(member) || !deadline || context.now < *deadline) continue;
+    if (member.delivery.state() == DeliveryState::kFailed) {
+      member.delivery.forget();
+      catch_up(context, log, member);
+    } else {
+      fail_delivery(context, log, member, "no answer before the deadline");
+    }
+  }
+}
+
+void RoundScheduler::handle_deadline(CoordinatorContext& context, DecisionLog& log) {
+  const RoundState state = round_->state();
+  if (state == RoundState::kSwitching) return finish(context, log);
+  if (const auto why = round_->why_over(context)) return abort(context, log, *why);
+  const Version version = round_->version();
+  const std::string why = fmt::format("no answer before the deadline while {}", round_->activity());
+  const std::vector<std::string> names = round_->members();
+  for (const std::string& name : names) {
+    // The first failure may end the round and begin the one that waits, or take it on to staging.
+    // The others were late in a phase that is over then.
+    if (!round_ || round_->state() != state || round_->version() != version) return;
+    Member& member = context.roster.add(name);
+    if (round_->is_late(member)) fail_delivery(context, log, member, why);
+  }
+}
+
+// ---- views ----
+
+bool RoundScheduler::has_update(const Version& version) const noexcept {
+  if (waiting_ && waiting_->version == version) return true;
+  return round_ && (version.none() || version == round_->version());
+}
+
+std::optional<TimePoint> RoundScheduler::waiting_deadline() const {
+  return waiting_ ? waiting_->deadline : std::nullopt;
+}
+
+std::optional<TimePoint> RoundScheduler::next_wake(const CoordinatorContext& context,
+                                                   const DecisionLog& log) const {
+  std::optional<TimePoint> wake;
+  const auto by = [&wake](const std::optional<TimePoint>& at) {
+    if (at && (!wake || *at < *wake)) wake = at;
+  };
+  if (round_) by(round_->deadline());
+  for (const auto& [name, member] : context.roster.members()) {
+    if (is_owed(log.record(), member)) by(member.ask_again);
+    if (member.joined && !is_in_round(member)) by(member.delivery.deadline());
+  }
+  return wake;
+}
+
+Result<> RoundScheduler::invariants(const CoordinatorContext& context,
+                                    const DecisionLog& log) const {
+  const auto broken = [](std::string rule) { return fail(ErrorCode::kInternal, std::move(rule)); };
+  if (round_) WSYNC_TRY(round_->invariants());
+  const bool is_deciding = round_ && round_->state() == RoundState::kDeciding;
+  if (is_deciding && log.state() != DecisionLogState::kStoringDecision)
+    return broken("a round is being decided and nothing is being stored");
+  for (const auto& [name, member] : context.roster.members()) {
+    WSYNC_TRY(member.delivery.invariants());
+    if (member.decided > log.record().number && member.joined)
+      return broken(fmt::format("sidecar '{}' acknowledged decision {} of {}", name, member.decided,
+                                log.record().number));
+  }
+  return {};
+}
+
+}  // namespace wsync::coordinator

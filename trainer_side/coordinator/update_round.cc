@@ -1,0 +1,374 @@
+#include "trainer_side/coordinator/update_round.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <utility>
+
+#include "shared/base/check.h"
+#include "shared/base/format.h"
+#include "shared/base/planted.h"
+
+namespace wsync::coordinator {
+namespace {
+
+constexpr std::array<Transition<RoundState>, 8> kRoundTransitions = {{
+    {RoundState::kAnnouncing, "every member has accepted", RoundState::kStaging, "Stage"},
+    {RoundState::kStaging, "all have staged, but replicas are lacking", RoundState::kStaging,
+     "wait for heartbeats of more replicas"},
+    {RoundState::kStaging, "enough have staged (`commit`)", RoundState::kDeciding, "Store"},
+    {RoundState::kDeciding, "the decision is stored", RoundState::kSwitching,
+     "Decide to the members that have staged"},
+    {RoundState::kAnnouncing, "a cancel, a failure (`commit`) or a deadline", RoundState::kFinished,
+     "Abort"},
+    {RoundState::kStaging, "a cancel, a failure (`commit`) or a deadline", RoundState::kFinished,
+     "Abort"},
+    {RoundState::kDeciding, "the decision cannot be stored", RoundState::kFinished, "Abort"},
+    {RoundState::kSwitching, "every member has reported, refused or failed, or the deadline passes",
+     RoundState::kFinished, "report the outcomes"},
+}};
+
+constexpr std::chrono::milliseconds kReportMargin{limits::kReportMarginMs};
+
+std::uint64_t nanoseconds(std::chrono::nanoseconds d) {
+  return d.count() < 0 ? 0 : static_cast<std::uint64_t>(d.count());
+}
+
+const Member& member_of(const CoordinatorContext& context, const std::string& name) {
+  return context.roster.members().at(name);
+}
+
+std::uint32_t needed_replicas(const CoordinatorOptions& options) {
+  const bool quorum = options.commit.rule == CommitRule::kQuorum;
+  return std::max(options.min_replicas, quorum ? options.commit.quorum : 0);
+}
+
+// Why a member has not reported the outcomes of a decision.
+std::string why_unreported(const Member& member) {
+  if (!member.joined) return "it was lost during the switch";
+  if (!member.delivery.failure().empty()) return member.delivery.failure();
+  if (!member.refused.empty()) return "it refused the decision: " + member.refused;
+  return "it did not report before the deadline";
+}
+
+control::PushReply reply_of(const PublishRequested& publish) {
+  control::PushReply reply;
+  reply.version = publish.version;
+  reply.content_digest = publish.content_digest;
+  reply.bytes = publish.arena_bytes;
+  reply.snapshot_ns = publish.snapshot_ns;
+  return reply;
+}
+
+}  // namespace
+
+std::string_view round_state_name(RoundState state) noexcept {
+  switch (state) {
+    case RoundState::kAnnouncing:
+      return "announcing";
+    case RoundState::kStaging:
+      return "staging";
+    case RoundState::kDeciding:
+      return "deciding";
+    case RoundState::kSwitching:
+      return "switching";
+    case RoundState::kFinished:
+      return "finished";
+  }
+  return "unknown";
+}
+
+TransitionTable round_transitions() {
+  return describe<RoundState>("UpdateRound",
+                              "One attempt to bring the fleet to a version. A publish begins as "
+                              "announcing, a rollback as switching.",
+                              kRoundTransitions, round_state_name);
+}
+
+UpdateRound::UpdateRound(const CoordinatorContext& context, RoundState state, bool is_rollback)
+    : state_(state), is_rollback_(is_rollback), started_(context.now), decided_(context.now) {
+  for (const auto& [name, member] : context.roster.members())
+    if (member.joined) members_.push_back(name);
+}
+
+UpdateRound UpdateRound::begin_publish(CoordinatorContext& context,
+                                       const PublishRequested& publish) {
+  UpdateRound round(context, RoundState::kAnnouncing, false);
+  round.publish_ = publish;
+  round.deadline_ = round.in_time(context, context.options.announce);
+  context.emit(
+      PhaseEntered{.request = publish.request, .phase = control::ProgressPhase::kAnnounce});
+  return round;
+}
+
+UpdateRound UpdateRound::begin_rollback(CoordinatorContext& context, std::uint64_t request,
+                                        const Version& from, const Version& to) {
+  UpdateRound round(context, RoundState::kSwitching, true);
+  round.publish_ = {.request = request, .version = to};
+  round.from_ = from;
+  round.deadline_ = round.in_time(context, context.options.whole_switch + kReportMargin);
+  context.emit(RollbackBegan{.request = request, .to = to});
+  return round;
+}
+
+void UpdateRound::move(RoundState to) {
+  WSYNC_CHECK(allows<RoundState>(kRoundTransitions, state_, to),
+              fmt::format("the round of {} cannot go from {} to {}", publish_.version.to_string(),
+                          round_state_name(state_), round_state_name(to)));
+  state_ = to;
+}
+
+bool UpdateRound::has(const Member& member) const {
+  return std::ranges::find(members_, member.name) != members_.end();
+}
+
+std::string_view UpdateRound::activity() const noexcept {
+  return round_state_name(state_ == RoundState::kDeciding ? RoundState::kStaging : state_);
+}
+
+// No round outlives its publish.
+TimePoint UpdateRound::in_time(const CoordinatorContext& context,
+                               std::chrono::milliseconds phase) const {
+  const TimePoint end = context.now + phase;
+  return publish_.deadline ? std::min(end, *publish_.deadline) : end;
+}
+
+// ---- progress ----
+
+void UpdateRound::leave(const Member& member) { std::erase(members_, member.name); }
+
+void UpdateRound::add_problems(const std::vector<control::Problem>& problems) {
+  problems_.insert(problems_.end(), problems.begin(), problems.end());
+}
+
+std::uint32_t UpdateRound::staged_replicas(const CoordinatorContext& context) const {
+  std::uint32_t replicas = 0;
+  for (const std::string& name : members_)
+    if (const Member& member = member_of(context, name);
+        member.delivery.state() == DeliveryState::kStaged)
+      replicas += whole_replicas(member);
+  return replicas;
+}
+
+bool UpdateRound::enough_staged(const CoordinatorContext& context) const {
+  if (planted("decide_before_all_staged") && !members_.empty()) return true;
+  const auto has_staged = [&](const std::string& name) {
+    return member_of(context, name).delivery.state() == DeliveryState::kStaged;
+  };
+  const bool enough = context.options.commit.rule == CommitRule::kAll
+                          ? std::ranges::all_of(members_, has_staged)
+                          : std::ranges::any_of(members_, has_staged);
+  return enough && staged_replicas(context) >= needed_replicas(context.options);
+}
+
+RoundStep UpdateRound::advance(const CoordinatorContext& context, std::uint64_t number) {
+  const auto all = [&](auto predicate) {
+    return std::ranges::all_of(
+        members_, [&](const std::string& name) { return predicate(member_of(context, name)); });
+  };
+  const auto all_are = [&](DeliveryState state) {
+    return all([state](const Member& member) { return member.delivery.state() == state; });
+  };
+  if (state_ == RoundState::kDeciding || state_ == RoundState::kFinished) return RoundStep::kWait;
+  if (state_ == RoundState::kSwitching) {
+    const bool over = all([number](const Member& member) {
+      return member.peer.empty() || member.switched == number || !member.refused.empty() ||
+             member.delivery.state() == DeliveryState::kFailed;
+    });
+    return over ? RoundStep::kFinish : RoundStep::kWait;
+  }
+  if (members_.empty()) return RoundStep::kAbort;
+  if (state_ == RoundState::kAnnouncing)
+    return all_are(DeliveryState::kAccepted) ? RoundStep::kStage : RoundStep::kWait;
+  if (enough_staged(context)) return RoundStep::kDecide;
+  // An engine that has just attached is told of by the next heartbeat of its sidecar.
+  if (all_are(DeliveryState::kStaged) && !std::exchange(lacks_replicas_, true))
+    deadline_ = in_time(context, context.options.attach);
+  return RoundStep::kWait;
+}
+
+void UpdateRound::begin_staging(CoordinatorContext& context) {
+  move(RoundState::kStaging);
+  deadline_ = in_time(context, context.options.stage);
+  context.emit(PhaseEntered{.request = publish_.request, .phase = control::ProgressPhase::kStage});
+}
+
+void UpdateRound::begin_deciding() { move(RoundState::kDeciding); }
+
+void UpdateRound::begin_switching(CoordinatorContext& context) {
+  move(RoundState::kSwitching);
+  decided_ = context.now;
+  deadline_ = in_time(context, context.options.whole_switch + kReportMargin);
+  context.emit(PhaseEntered{.request = publish_.request, .phase = control::ProgressPhase::kSwitch});
+}
+
+// ---- its end ----
+
+std::optional<std::string> UpdateRound::why_over(const CoordinatorContext& context) const {
+  const std::string version = publish_.version.to_string();
+  if (state_ == RoundState::kSwitching) return std::nullopt;
+  if (publish_.deadline && context.now >= *publish_.deadline)
+    return fmt::format("the deadline of the whole publish (deadlines.publish) came while {} {}",
+                       activity(), version);
+  if (!lacks_replicas_) return std::nullopt;
+  const std::uint32_t staged = staged_replicas(context);
+  if (staged == 0)
+    return fmt::format(
+        "no engine is attached to a sidecar that has staged {}: attach one, and publish again",
+        version);
+  const std::uint32_t needed = needed_replicas(context.options);
+  return fmt::format(
+      "{} whole replicas have staged {}; the round needs {}: attach more ranks, or lower {}",
+      staged, version, needed,
+      needed > context.options.min_replicas ? "the quorum of `commit`" : "`min_replicas`");
+}
+
+bool UpdateRound::is_late(const Member& member) const {
+  if (!has(member)) return false;
+  return state_ == RoundState::kAnnouncing ? member.delivery.state() == DeliveryState::kAnnounced
+                                           : member.delivery.state() != DeliveryState::kStaged;
+}
+
+Result<> UpdateRound::check_cancel(const Version* waiting) const {
+  if (is_rollback_)
+    return fail(
+        ErrorCode::kRefused,
+        fmt::format(
+            "the rollback to {} has been decided and goes on: replicas may have gone back already",
+            publish_.version.to_string()));
+  const bool decided = state_ == RoundState::kDeciding || state_ == RoundState::kSwitching;
+  if (!decided || planted("cancel_after_the_decision")) return {};
+  return fail(
+      ErrorCode::kRefused,
+      fmt::format(
+          "{} has been decided and its switch goes on: replicas may serve it already; `wsync "
+          "rollback` goes back to the version before it{}",
+          publish_.version.to_string(),
+          waiting != nullptr
+              ? fmt::format("; {} waits behind it: name it with --version to cancel that one",
+                            waiting->to_string())
+              : ""));
+}
+
+RoundDone UpdateRound::abort(const std::string& why, bool cancelled) {
+  move(RoundState::kFinished);
+  control::PushReply reply = reply_of(publish_);
+  reply.reason = why;
+  reply.problems = problems_;
+  return {.request = publish_.request, .cancelled = cancelled, .reply = std::move(reply)};
+}
+
+RoundDone UpdateRound::finish_publish(const CoordinatorContext& context, std::uint64_t number) {
+  move(RoundState::kFinished);
+  control::PushReply reply = reply_of(publish_);
+  reply.staged_ns = nanoseconds(decided_ - started_);
+  reply.switch_ns = nanoseconds(context.now - decided_);
+  std::size_t committed = 0;
+  for (const std::string& name : members_) {
+    const Member& member = member_of(context, name);
+    if (member.switched != number) {
+      if (reply.reason.empty())
+        reply.reason = fmt::format("sidecar '{}': {}", name, why_unreported(member));
+      continue;
+    }
+    for (const control::ReplicaOutcome& outcome : member.outcomes) {
+      if (outcome.outcome == control::SwitchOutcome::kCommitted)
+        ++committed;
+      else if (reply.reason.empty())
+        reply.reason = fmt::format("replica '{}': {}", outcome.replica, outcome.reason);
+      reply.outcomes.push_back(outcome);
+    }
+  }
+  if (committed == 0 && reply.reason.empty()) reply.reason = "no replica has switched";
+  reply.ok = reply.reason.empty();
+  return {.request = publish_.request, .reply = std::move(reply)};
+}
+
+RollbackDone UpdateRound::finish_rollback(const CoordinatorContext& context,
+                                          const CoordinatorRecord& record) {
+  move(RoundState::kFinished);
+  control::RollbackReply reply;
+  reply.from = from_;
+  reply.to = record.target;
+  std::string missing;
+  const auto lacks = [&missing](const std::string& who) {
+    missing += (missing.empty() ? "" : ", ") + who;
+  };
+  for (const auto& [name, member] : context.roster.members()) {
+    if (member.switched != record.number) {
+      lacks(fmt::format("sidecar '{}'{}", name,
+                        member.refused.empty() ? "" : " (" + member.refused + ")"));
+      continue;
+    }
+    for (const control::ReplicaOutcome& outcome : member.outcomes) {
+      reply.outcomes.push_back(outcome);
+      if (outcome.version != record.target)
+        lacks(fmt::format("replica '{}' ({})", outcome.replica, outcome.reason));
+    }
+  }
+  for (const std::string& name : record.members)
+    if (!context.roster.members().contains(name))
+      lacks(fmt::format("sidecar '{}' (it has not come to this coordinator)", name));
+  reply.partial = !missing.empty();
+  reply.ok = missing.empty();
+  if (reply.partial)
+    reply.reason =
+        from_.none()
+            ? fmt::format("these have not gone back to {} yet: {}", reply.to.to_string(), missing)
+            : fmt::format("{} is withdrawn, but these have not gone back yet: {}",
+                          from_.to_string(), missing);
+  return {.request = publish_.request, .reply = std::move(reply)};
+}
+
+// ---- views ----
+
+std::string UpdateRound::chain_source(const CoordinatorContext& context,
+                                      const Member& member) const {
+  std::string source = context.options.data_address;
+  for (const std::string& name : members_) {
+    if (name == member.name) break;
+    const Member& before = member_of(context, name);
+    if (before.joined && before.delivery.relays() && !before.data_address.empty())
+      source = before.data_address;
+  }
+  return source;
+}
+
+MovedBytes UpdateRound::moved(const CoordinatorContext& context) const {
+  MovedBytes moved;
+  if (is_rollback_ || state_ == RoundState::kAnnouncing) return moved;
+  const std::uint64_t model = publish_.arena_bytes;
+  for (const auto& [name, member] : context.roster.members()) {
+    if (!has(member)) continue;
+    if (state_ != RoundState::kSwitching) {
+      moved.total += model;
+      moved.done += member.delivery.state() == DeliveryState::kStaged
+                        ? model
+                        : std::min(member.staged_bytes, model);
+      continue;
+    }
+    for (const control::ReplicaReport& replica : member.report.replicas) {
+      if (replica.state == control::ReplicaState::kAbsent) continue;
+      moved.total += model;
+      moved.done +=
+          replica.version == publish_.version ? model : std::min(replica.loaded_bytes, model);
+    }
+  }
+  return moved;
+}
+
+Result<> UpdateRound::invariants() const {
+  const auto broken = [this](std::string_view rule) {
+    return fail(ErrorCode::kInternal,
+                fmt::format("the round of {} is {} {}", publish_.version.to_string(),
+                            round_state_name(state_), rule));
+  };
+  if (is_rollback_ && state_ != RoundState::kSwitching && state_ != RoundState::kFinished)
+    return broken("and a rollback");
+  if (lacks_replicas_ && state_ == RoundState::kAnnouncing) return broken("and lacks replicas");
+  if (publish_.deadline && deadline_ > *publish_.deadline)
+    return broken("and outlives its publish");
+  return {};
+}
+
+}  // namespace wsync::coordinator
