@@ -8,6 +8,9 @@
 #include <vector>
 
 #include "inference_side/reload/buffer_state.h"
+#include "inference_side/reload/pending_outcome.h"
+#include "inference_side/reload/rank_table.h"
+#include "inference_side/reload/switch_phase.h"
 #include "shared/base/format.h"
 #include "shared/base/transitions.h"
 #include "tests/unit/weights/weights_files.h"
@@ -20,7 +23,10 @@ constexpr std::string_view kBegin = "<!-- transition tables: begin -->\n";
 constexpr std::string_view kEnd = "<!-- transition tables: end -->\n";
 
 // In the order of an update: the trainer first.
-std::vector<TransitionTable> all_tables() { return {reload::buffer_transitions()}; }
+std::vector<TransitionTable> all_tables() {
+  return {reload::switch_transitions(), reload::rank_transitions(), reload::debt_transitions(),
+          reload::buffer_transitions()};
+}
 
 std::string markdown(const TransitionTable& table) {
   std::string text =
