@@ -1,5 +1,5 @@
 // SidecarAgent: the inference-side agent of one host. It joins the sidecar's state machine
-// (receive_round.h) to the control port, the store and its transports, and the engines.
+// (staging/sidecar.h) to the control port, the store and its transports, and the engines.
 //
 // Thread: the loop's.
 // Outlives: the loop outlives the agent.
@@ -14,7 +14,7 @@
 #include "inference_side/sidecar/engine_hub.h"
 #include "inference_side/sidecar/sidecar_metrics.h"
 #include "inference_side/sidecar/switch_trace.h"
-#include "inference_side/staging/receive_round.h"
+#include "inference_side/staging/sidecar.h"
 #include "inference_side/staging/store.h"
 #include "shared/base/unix_socket.h"
 #include "shared/config/config.h"

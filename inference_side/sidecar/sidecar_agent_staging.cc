@@ -32,7 +32,7 @@ Result<> SidecarAgent::begin_staging(const staging::StartStaging& command) {
   const bool tcp = command.stage.transport == control::TransportKind::kTcp;
   if (tcp && !tcp_sink_)
     return fail(ErrorCode::kRefused, "this sidecar takes weights by memfd only (transport: memfd)");
-  if (!command.go_on || !same || arriving_->held || arriving_->own != tcp) {
+  if (!command.resume || !same || arriving_->held || arriving_->own != tcp) {
     if (arriving_) relay_withdraw(arriving_->version, "the version comes another way now");
     drop_arriving();
     arriving_.emplace(Arriving{.attempt = command.attempt,

@@ -1,7 +1,7 @@
 // What a sidecar's configuration means for its state machine.
 #pragma once
 
-#include "inference_side/staging/receive_round.h"
+#include "inference_side/staging/sidecar.h"
 #include "shared/config/config.h"
 
 namespace wsync::agent {

@@ -11,6 +11,11 @@
 #include "inference_side/reload/pending_outcome.h"
 #include "inference_side/reload/rank_table.h"
 #include "inference_side/reload/switch_phase.h"
+#include "inference_side/staging/decision_record.h"
+#include "inference_side/staging/held_versions.h"
+#include "inference_side/staging/receive_round.h"
+#include "inference_side/staging/registration.h"
+#include "inference_side/staging/replica_set.h"
 #include "shared/base/format.h"
 #include "shared/base/transitions.h"
 #include "tests/unit/weights/weights_files.h"
@@ -24,7 +29,10 @@ constexpr std::string_view kEnd = "<!-- transition tables: end -->\n";
 
 // In the order of an update: the trainer first.
 std::vector<TransitionTable> all_tables() {
-  return {reload::switch_transitions(), reload::rank_transitions(), reload::debt_transitions(),
+  return {staging::registration_transitions(), staging::receive_transitions(),
+          staging::copy_transitions(),         staging::record_transitions(),
+          staging::outcome_transitions(),      reload::switch_transitions(),
+          reload::rank_transitions(),          reload::debt_transitions(),
           reload::buffer_transitions()};
 }
 
