@@ -17,9 +17,9 @@
 // rank that loses its group pauses, and says so with request 0. LOAD is accepted only while not
 // serving, COMMIT only when loaded. A rank never resumes by itself.
 //
-// It has more than 25 methods because each of the eleven events has an overload, and each step of a
-// switch a method of its own. To divide them would spread the moves between the phases over several
-// classes, which would have to share one phase.
+// It has more than 25 methods, and some 450 lines, because each of the eleven events has an
+// overload, and each step of a switch a method of its own. To divide them would spread the moves
+// between the phases over several classes that share one phase.
 //
 // Thread: one. No I/O. Nothing here blocks or throws.
 #pragma once

@@ -14,8 +14,8 @@ constexpr std::array<Transition<CopyState>, 5> kCopyTransitions = {{
     {CopyState::kAbsent, "its bytes are staged and verified", CopyState::kHeld, "Staged"},
     {CopyState::kHeld, "two loads of it failed", CopyState::kChecking, "CheckCopy"},
     {CopyState::kChecking, "its bytes have not changed", CopyState::kHeld, ""},
-    {CopyState::kHeld, "it is not needed, and room is", CopyState::kAbsent,
-     "ReleaseVersion; heartbeat"},
+    {CopyState::kHeld, "another version needs its room, or it was never decided",
+     CopyState::kAbsent, "ReleaseVersion; heartbeat"},
     {CopyState::kChecking, "its bytes have changed, or it is released", CopyState::kAbsent,
      "ReleaseVersion; Hello, or heartbeat"},
 }};

@@ -3,25 +3,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "inference_side/staging/sidecar_replies.h"
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
 
 namespace wsync::staging {
-namespace {
-
-// A coordinator sends these also to sidecars that are not its own, and nobody answers them.
-bool is_notice(const control::Message& message) {
-  return std::holds_alternative<control::Heartbeat>(message) ||
-         std::holds_alternative<control::ErrorReply>(message);
-}
-
-control::ErrorReply error_reply(ErrorCode code, std::string message) {
-  return {.code = static_cast<std::uint8_t>(code), .message = std::move(message)};
-}
-
-}  // namespace
-
 Sidecar::Sidecar(SidecarOptions options, SidecarRecord record, std::vector<HeldCopy> held)
     : options_(std::move(options)),
       registration_(options_.hello_retry),
@@ -86,7 +73,8 @@ void Sidecar::apply(const CoordinatorMessage& event) {
   const FenceCheck check = record_.check(envelope.fence);
   if (check == FenceCheck::kOtherFleet || check == FenceCheck::kLower) {
     ++dropped_;
-    refuse_fence(event, check);
+    if (auto refusal = fence_refusal(options_.name, fence(), event, check))
+      reply(envelope.round, envelope.request, std::move(*refusal));
     return;
   }
   // Notices also reach a sidecar that their sender does not lead: they do not make it follow.
@@ -110,28 +98,6 @@ void Sidecar::apply(const CoordinatorMessage& event) {
       event.message);
 }
 
-void Sidecar::refuse_fence(const CoordinatorMessage& event, FenceCheck check) {
-  const control::Fence& theirs = event.envelope.fence;
-  if (check == FenceCheck::kOtherFleet) {
-    // Two sides that answered each other's notices would never stop.
-    if (is_notice(event.message)) return;
-    reply(event.envelope.round, event.envelope.request,
-          error_reply(
-              ErrorCode::kRefused,
-              fmt::format("sidecar '{}' belongs to fleet {} and obeys no coordinator of fleet {}; "
-                          "point it at its own coordinator, or, to move it for good, stop it and "
-                          "remove its record from its state_dir",
-                          options_.name, fence().fleet.to_string(), theirs.fleet.to_string())));
-    return;
-  }
-  if (std::holds_alternative<control::Heartbeat>(event.message)) return;
-  // The fence in the envelope of this reply tells the sender that it has been replaced.
-  reply(event.envelope.round, event.envelope.request,
-        error_reply(ErrorCode::kFenced,
-                    fmt::format("sidecar '{}' obeys fence epoch {}; this is epoch {}",
-                                options_.name, fence().epoch, theirs.epoch)));
-}
-
 void Sidecar::handle(const Persisted& event) {
   const std::optional<FinishedWrite> finished = record_.finish(event);
   if (!finished) {
@@ -141,7 +107,8 @@ void Sidecar::handle(const Persisted& event) {
   const CoordinatorMessage& cause = finished->cause;
   switch (finished->effect) {
     case WriteEffect::kFailed:
-      refuse_write(cause, event.failure);
+      reply(cause.envelope.round, cause.envelope.request,
+            write_refusal(options_.name, cause, event.failure));
       break;
     case WriteEffect::kDecided:
       apply_decision(cause.envelope, std::get<control::Decide>(cause.message));
@@ -162,21 +129,6 @@ void Sidecar::handle(const Persisted& event) {
   while (const auto next = record_.next_deferred()) apply(*next);
 }
 
-void Sidecar::refuse_write(const CoordinatorMessage& cause, const std::string& failure) {
-  if (const auto* decide = std::get_if<control::Decide>(&cause.message)) {
-    reply(cause.envelope.round, cause.envelope.request,
-          control::Decided{.number = decide->number,
-                           .refused = true,
-                           .reason = fmt::format("its record could not be written: {}", failure)});
-    return;
-  }
-  reply(cause.envelope.round, cause.envelope.request,
-        error_reply(ErrorCode::kIo,
-                    fmt::format("sidecar '{}' cannot obey fence epoch {}: its record could "
-                                "not be written: {}",
-                                options_.name, cause.envelope.fence.epoch, failure)));
-}
-
 void Sidecar::apply(const control::Envelope& envelope, const control::Welcome& message) {
   const bool again = registration_.welcome(envelope.request, fence());
   out_.emplace_back(Welcomed{message});
@@ -188,20 +140,10 @@ void Sidecar::apply(const control::Envelope& /*envelope*/, const control::Leave&
 }
 
 void Sidecar::send_hello() {
-  control::Hello hello{.name = options_.name,
-                       .host = options_.host,
-                       .pid = options_.pid,
-                       .boot_id = options_.boot_id,
-                       .data_address = options_.data_address,
-                       .decision = record().decision,
-                       .target = record().target,
-                       .withdrawn = record().withdrawn,
-                       .staged = held_.versions(),
-                       .replicas = reports(now_),
-                       .layout = layout_,
-                       .target_content = record().content,
-                       .origin = record().origin,
-                       .pid_namespace = options_.pid_namespace};
+  control::Hello hello = hello_of(options_, record());
+  hello.staged = held_.versions();
+  hello.replicas = reports(now_);
+  hello.layout = layout_;
   reply(0, registration_.send(fence(), now_), std::move(hello));
 }
 
@@ -259,14 +201,10 @@ void Sidecar::handle(const LayoutChecked& event) {
     return;
   }
   const Version version = round_.version();
-  if (event.layout_unknown || !event.problems.empty() || !event.reason.empty()) {
-    const std::string reason = !event.reason.empty() ? event.reason
-                               : event.layout_unknown
-                                   ? "its layout is not known here"
-                                   : fmt::format("{} tensors do not fit", event.problems.size());
+  if (auto reason = layout_refusal(event)) {
     reply(round_.round(), round_.request(),
           control::Refuse{.version = version,
-                          .reason = reason,
+                          .reason = std::move(*reason),
                           .layout_unknown = event.layout_unknown,
                           .problems = event.problems});
     round_.close();

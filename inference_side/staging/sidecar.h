@@ -14,8 +14,8 @@
 // Without a coordinator it works on: engines are accepted, and brought to the target from the
 // copies that are held.
 //
-// It has more than 25 methods because each of the ten events and of the six messages that it
-// handles has an overload; each is short.
+// It has more than 25 methods, and some 400 lines, because each of the ten events and of the six
+// messages that it handles has an overload. They are short, and keep no state of their own.
 //
 // Thread: one. No I/O. Nothing here blocks or throws.
 #pragma once
@@ -94,8 +94,6 @@ class Sidecar {
   void apply(const control::Envelope& envelope, const control::Decide& message);
   void apply(const control::Envelope& envelope, const control::Leave& message);
 
-  void refuse_fence(const CoordinatorMessage& event, FenceCheck check);
-  void refuse_write(const CoordinatorMessage& cause, const std::string& failure);
   void apply_decision(const control::Envelope& envelope, const control::Decide& decide);
   [[nodiscard]] TargetFacts facts_of(const Version& target) const;
   [[nodiscard]] std::optional<std::string> offer_refusal(const control::Announce& announce) const;
