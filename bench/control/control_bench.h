@@ -6,7 +6,7 @@
 //   round trip, port: a command's Cancel and its CancelReply, from loop to loop over the
 //     product's ZeroMQ port; the mean of --messages of them, one after the other. Beside bare
 //     ZeroMQ.
-//   round trip, engine link: an engine's BucketDone and the sidecar's BucketReady over their
+//   round trip, engine link: an engine's BucketAck and the sidecar's BucketReady over their
 //     Unix socket. Beside a bare Unix socket.
 //   round trip, bare ZeroMQ: as many bytes, DEALER to ROUTER, each with a context of its own,
 //     threads that wait in recv. Beside a bare Unix socket, which is a pair of stream sockets.

@@ -176,7 +176,7 @@ void answer_engine(EngineAnswers& answers, Loop& loop, UniqueFd socket) {
       loop, std::move(socket),
       {.on_frame =
            [&answers](const control::Frame& frame) {
-             const auto* question = std::get_if<control::BucketDone>(&frame.message);
+             const auto* question = std::get_if<control::BucketAck>(&frame.message);
              if (question == nullptr || !answers.state.takes(question->bucket)) return;
              std::ignore =
                  answers.stream->send(frame.envelope, engine_answer(question->bucket).message);
@@ -246,7 +246,7 @@ Decoded port_answer(std::uint64_t i) {
                                           .phase = control::ProgressPhase::kStage});
 }
 Decoded engine_question(std::uint64_t i) {
-  return numbered(i, control::BucketDone{.bucket = i, .failure = {}});
+  return numbered(i, control::BucketAck{.bucket = i, .failure = {}});
 }
 Decoded engine_answer(std::uint64_t i) {
   return numbered(i, control::BucketReady{.bucket = i, .slot = 1});

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "shared/base/error.h"
-#include "trainer_side/coordinator/update_round.h"
+#include "trainer_side/coordinator/coordinator.h"
 
 namespace wsync::bench {
 

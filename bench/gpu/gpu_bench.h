@@ -19,8 +19,8 @@
 // Updates (pipelines.h): the sidecar's pipeline with a process for each device that maps the IPC
 // buffers and copies each bucket out as it is told. Each stage is also measured alone with every
 // bucket, on all devices at once (stages.h): a broadcast has its digests in it, a reload the
-// messages to the processes. The ratio is of the whole update, first copy to last acknowledgement,
-// to the longest of its stages alone.
+// messages to the processes. The ratio is of the whole update, first copy to last bucket
+// acknowledgement, to the longest of its stages alone.
 //
 // Pause (pause.h): a fleet as of `wsync bench sync`, for an engine on the first GPU and one on
 // each.

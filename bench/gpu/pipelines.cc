@@ -59,7 +59,7 @@ class BenchEngine {
         queue_.pop_front();
       }
       if (const auto copied = copy(ready); copied)
-        runner_.bucket_done(ready.engine, ready.bucket);
+        runner_.handle_bucket_ack(ready.engine, ready.bucket);
       else
         runner_.engine_lost(ready.engine, copied.error());
     }

@@ -379,7 +379,7 @@ Result<Taken> HostPipeline::run(Stages stages, std::uint64_t most) {
          .offset = p.offset(ready.bucket),
          .done = [&runner, ready, expected](std::uint64_t found) {
            if (found == expected)
-             runner.bucket_done(ready.engine, ready.bucket);
+             runner.handle_bucket_ack(ready.engine, ready.bucket);
            else
              runner.engine_lost(
                  ready.engine,

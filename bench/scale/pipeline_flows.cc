@@ -12,11 +12,11 @@ namespace wsync::bench {
 namespace {
 
 using reload::BroadcastDone;
+using reload::BucketAck;
 using reload::DeviceIndex;
 using reload::EngineId;
 using reload::H2DDone;
 using reload::PipelinePhase;
-using reload::ReloadDone;
 using reload::StartBroadcast;
 using reload::StartH2D;
 using reload::StartReload;
@@ -77,7 +77,7 @@ class PipelineDriver {
     auto& queue = engines_[o.engine];
     queue.pop_front();
     if (!queue.empty()) start(queue.front());
-    carry_out(pipeline_.step(ReloadDone{.engine = o.engine, .bucket = o.bucket}, clock()));
+    carry_out(pipeline_.step(BucketAck{.engine = o.engine, .bucket = o.bucket}, clock()));
   }
 
   reload::WeightPipeline pipeline_;

@@ -63,8 +63,8 @@ Result<T> run_once(
   }));
   std::unique_ptr<publish::TrainerAgent> agent;
   Timer no_sidecar(*loop, [&] {
-    if (!agent->complaint().empty())
-      return stop_with(Error(ErrorCode::kRefused, agent->complaint()));
+    if (agent->complaint())
+      return stop_with(Error(ErrorCode::kRefused, *agent->complaint()));
     stop_with(Error(
         ErrorCode::kPeerLost,
         fmt::format("no coordinator and no sidecar at {} within {} s; start `wsync sidecar`, or "

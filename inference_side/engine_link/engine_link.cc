@@ -1,11 +1,6 @@
 #include "inference_side/engine_link/engine_link.h"
 
-#include <algorithm>
-#include <array>
-#include <cerrno>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <sys/timerfd.h>
+#include <chrono>
 #include <unistd.h>
 
 #include "shared/base/format.h"
@@ -18,19 +13,22 @@ namespace wsync::engine {
 
 namespace {
 
-constexpr std::size_t kReceiveBytes = 256 * limits::kKiB;
+using control::RankState;
 
-Result<> watch(int epoll, int fd, std::uint32_t events, int operation) {
-  epoll_event event{};
-  event.events = events;
-  event.data.fd = fd;
-  if (::epoll_ctl(epoll, operation, fd, &event) != 0)
-    return fail_errno("engine link: epoll_ctl", errno);
-  return {};
-}
+// The part of one poll() that reads tensors back. It is short beside a step of the engine, and long
+// enough that an engine which polls once for each step has read all tensors while the sidecar
+// waits.
+constexpr std::chrono::milliseconds kReadBack{2};
 
-// Assembling whole tensors would take a second place for them there, and nothing of a GPU can be
-// adopted: the buffers are the sidecar's.
+template <class... Ts>
+struct Overloaded : Ts... {
+  using Ts::operator()...;
+};
+template <class... Ts>
+Overloaded(Ts...) -> Overloaded<Ts...>;
+
+// Weights on a GPU are copied as pieces only. Whole tensors would need a second place for them
+// there, and nothing can be adopted, because the buffers there are the sidecar's.
 Result<> check_gpu(const EngineDescription& description) {
   if (description.gpu == nullptr) return {};
   if (description.gpu->kind() != DeviceKind::kCuda)
@@ -46,13 +44,18 @@ Result<> check_gpu(const EngineDescription& description) {
   return {};
 }
 
-void drain(int fd) {
-  std::uint64_t count = 0;
-  while (::read(fd, &count, sizeof count) > 0) {
-  }
-}
-
 }  // namespace
+
+EngineLink::EngineLink(EngineDescription description, Engine& engine)
+    : description_(std::move(description)),
+      engine_(engine),
+      machine_({.replica = description_.replica,
+                .rank = description_.rank,
+                .leader = description_.leader,
+                .adopts = description_.take == control::TakeMode::kAdopt,
+                .serving = description_.serving}) {
+  status_.state = machine_.state();
+}
 
 Result<std::unique_ptr<EngineLink>> EngineLink::create(EngineDescription description,
                                                        std::string socket_path, Engine& engine) {
@@ -70,28 +73,10 @@ Result<std::unique_ptr<EngineLink>> EngineLink::create(EngineDescription descrip
                 fmt::format("{} tensors, at most {} are allowed", description.tensors.size(),
                             limits::kTensorCount));
   WSYNC_TRY(check_gpu(description));
-  WSYNC_TRY(check_socket_path(socket_path));
-  std::unique_ptr<EngineLink> link(
-      new EngineLink(std::move(description), std::move(socket_path), engine));
-  if (device::Device* const gpu = link->description_.gpu; gpu != nullptr) {
-    link->weights_ = WSYNC_TRY(DeviceWeights::create(*gpu, link->description_.tensors));
-  }
-  WSYNC_TRY(link->make_descriptors());
-  if (link->description_.serving) link->state_ = control::RankState::kServing;
-  link->status_.state = link->state_;
-  link->arm_timer(0);
+  std::unique_ptr<EngineLink> link(new EngineLink(std::move(description), engine));
+  link->connection_ = WSYNC_TRY(LinkConnection::create(std::move(socket_path), *link));
+  link->loader_ = WSYNC_TRY(VersionLoader::create(link->description_, engine));
   return link;
-}
-
-Result<> EngineLink::make_descriptors() {
-  epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
-  if (!epoll_.valid()) return fail_errno("engine link: epoll_create1", errno);
-  wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake_.valid()) return fail_errno("engine link: eventfd", errno);
-  timer_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
-  if (!timer_.valid()) return fail_errno("engine link: timerfd_create", errno);
-  WSYNC_TRY(watch(epoll_.get(), wake_.get(), EPOLLIN, EPOLL_CTL_ADD));
-  return watch(epoll_.get(), timer_.get(), EPOLLIN, EPOLL_CTL_ADD);
 }
 
 EngineLink::~EngineLink() { stop(); }
@@ -125,232 +110,225 @@ void EngineLink::stop() {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  wake();
+  // Null when create() has failed half way.
+  if (connection_) connection_->wake();
   if (thread_.joinable()) thread_.join();
 }
 
-void EngineLink::wake() noexcept {
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const auto written = ::write(wake_.get(), &one, sizeof one);
-}
-
-void EngineLink::arm_timer(std::int64_t delay_ms) {
-  itimerspec spec{};
-  spec.it_value.tv_sec = delay_ms / 1000;
-  spec.it_value.tv_nsec = delay_ms % 1000 * 1'000'000 + 1;  // all zero would disarm it
-  ::timerfd_settime(timer_.get(), 0, &spec, nullptr);
-}
-
 Result<> EngineLink::poll(int timeout_ms) {
-  std::array<epoll_event, 4> events{};
-  const int count =
-      ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
-  if (count < 0 && errno != EINTR) return fail_errno("engine link: epoll_wait", errno);
-  for (int i = 0; i < count; ++i) {
-    const auto& event = events.at(static_cast<std::size_t>(i));
-    if (event.data.fd == wake_.get()) {
-      drain(wake_.get());
-      on_reports();
-    } else if (event.data.fd == timer_.get()) {
-      drain(timer_.get());
-      on_timer();
-    } else if (event.data.fd == socket_.get()) {
-      // What this rank reported came before what the sidecar says now.
-      on_reports();
-      if (socket_.valid() && (event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) on_readable();
-    }
-  }
+  WSYNC_TRY(connection_->poll(timeout_ms));
   if (reading_) read_tensors();
-  flush();
+  connection_->flush();
   return {};
 }
 
-void EngineLink::on_timer() {
-  if (!socket_.valid())
-    try_connect();
-  else if (!welcomed_)
-    lose(fmt::format("no welcome within {} ms", limits::kHelloDeadlineMs));
-}
+// ---- what the engine reports ----
 
-void EngineLink::try_connect() {
-  auto socket = connect_unix(path_, TimePoint{0});
-  if (!socket) {
-    note_error(socket.error().message());
-    lose({});
-    return;
-  }
-  socket_ = std::move(*socket);
-  reader_ = control::FrameReader();
-  writer_ = control::FrameWriter();
-  welcomed_ = false;
-  refused_ = false;
-  want_write_ = false;
-  if (auto watched = watch(epoll_.get(), socket_.get(), EPOLLIN, EPOLL_CTL_ADD); !watched) {
-    lose(watched.error().message());
-    return;
-  }
-  arm_timer(limits::kHelloDeadlineMs);
-  send_hello();
-}
-
-void EngineLink::send_hello() {
-  control::EngineHello hello{.world_size = description_.world_size,
-                             .leader = description_.leader,
-                             .device = description_.device,
-                             .pid = static_cast<std::uint32_t>(::getpid()),
-                             .take = description_.take,
-                             .state = state_,
-                             .active = active_,
-                             .step = step_};
-  hello.tensors.reserve(description_.tensors.size());
-  if (description_.gpu != nullptr) hello.gpu = description_.gpu->uuid();
-  for (const auto& tensor : description_.tensors) hello.tensors.push_back(tensor.description);
-  send({}, std::move(hello));
-}
-
-void EngineLink::lose(const std::string& why) {
-  if (welcomed_)
-    note_error(fmt::format("the sidecar is lost ({})", why));
-  else if (!why.empty() && !refused_)
-    note_error(why);
-  welcomed_ = false;
-  pending_pause_.reset();
-  // Nobody will release these leases now, and a trainer must not wait for them.
-  prepared_.clear();
-  session_.reset();
-  reading_.reset();
-  if (state_ != control::RankState::kLoaded || description_.take != control::TakeMode::kAdopt)
-    loading_hold_.reset();
-  // Its session is over, so nothing reads them. A sidecar that lives on frees them when it sees
-  // this end of the socket closed.
-  buffers_.reset();
-  socket_.reset();
-  if (planted("engine_resumes_alone") && state_ == control::RankState::kPaused) {
-    (void)engine_->resume();
-    set_state(control::RankState::kServing);
-  }
-  backoff_ms_ = std::clamp(backoff_ms_ * 2, limits::kReconnectMinMs, limits::kReconnectMaxMs);
-  arm_timer(backoff_ms_);
-  const std::lock_guard lock(mutex_);
-  status_.attached = false;
-}
-
-void EngineLink::on_readable() {
-  std::vector<std::byte> buffer(kReceiveBytes);
-  while (socket_.valid()) {
-    std::vector<UniqueFd> fds;
-    const auto received = receive_some(socket_.get(), buffer, fds);
-    if (!received) return lose(received.error().message());
-    if (*received == 0) return;
-    if (auto fed = reader_.feed(std::span(buffer).first(*received), std::move(fds)); !fed)
-      return lose(fed.error().message());
-    while (socket_.valid()) {
-      auto frame = reader_.next();
-      if (!frame) {
-        {
-          const std::lock_guard lock(mutex_);
-          ++status_.refusals;
-        }
-        if (reader_.refused())
-          refuse(*reader_.refused(), frame.error().code(), frame.error().message());
-        flush();
-        return lose(frame.error().message());
-      }
-      if (!*frame) break;
-      handle(std::move(**frame));
-    }
-  }
-}
-
-void EngineLink::flush() {
-  if (!socket_.valid()) return;
-  const auto done = writer_.flush(socket_.get());
-  if (!done) return lose(done.error().message());
-  if (want_write_ == *done) {
-    want_write_ = !*done;
-    const std::uint32_t events = want_write_ ? EPOLLIN | EPOLLOUT : EPOLLIN;
-    if (auto watched = watch(epoll_.get(), socket_.get(), events, EPOLL_CTL_MOD); !watched)
-      lose(watched.error().message());
-  }
-}
-
-void EngineLink::send(const control::Envelope& request, control::Message message) {
-  if (!socket_.valid()) return;
-  const control::Envelope envelope{.fence = fence_,
-                                   .round = request.round,
-                                   .request = request.request,
-                                   .replica = description_.replica,
-                                   .rank = description_.rank};
-  if (auto pushed = writer_.push(envelope, message); !pushed) return lose(pushed.error().message());
-  flush();
-}
-
-void EngineLink::note_error(const std::string& sentence) {
-  const std::lock_guard lock(mutex_);
-  // Said once, however often it is tried again.
-  if (std::exchange(status_.last_error, sentence) != sentence)
-    log_warning("{} rank {}: {}; trying again", description_.replica, description_.rank, sentence);
-}
-
-void EngineLink::report(Report report) {
+void EngineLink::report(RankReport report) {
   {
     const std::lock_guard lock(mutex_);
     reports_.push_back(report);
   }
-  wake();
+  connection_->wake();
 }
 
 void EngineLink::report_paused(std::uint64_t step) {
-  report({.what = Report::What::kPaused, .step = step});
+  report({.what = RankReport::What::kPaused, .step = step});
 }
 void EngineLink::report_stopped(std::uint64_t step) {
-  report({.what = Report::What::kStopped, .step = step});
+  report({.what = RankReport::What::kStopped, .step = step});
 }
 void EngineLink::report_running(std::uint64_t step) {
-  report({.what = Report::What::kRunning, .step = step});
+  report({.what = RankReport::What::kRunning, .step = step});
 }
 
-void EngineLink::on_reports() {
-  std::deque<Report> reports;
+void EngineLink::handle_wake() {
+  // The lock is not held while reports are handled: an answer calls the engine, which may report.
+  std::deque<RankReport> reports;
   {
     const std::lock_guard lock(mutex_);
     reports.swap(reports_);
   }
-  for (const Report& report : reports) {
-    step_ = report.step;
-    if (report.what == Report::What::kRunning) {
-      if (state_ == control::RankState::kPaused) set_state(control::RankState::kServing);
-      continue;
-    }
-    if (state_ == control::RankState::kServing) set_state(control::RankState::kPaused);
-    if (report.what == Report::What::kStopped) {
-      send({}, control::Paused{.step = step_});
-      continue;
-    }
-    send(pending_pause_.value_or(control::Envelope{}), control::Paused{.step = step_});
-    pending_pause_.reset();
-  }
-}
-
-// A pause that came to its end before the resume that overtook it is answered first and under its
-// own request: told later, and under none, it would say that a rank which serves has stopped.
-void EngineLink::answer_overtaken_pause() {
-  bool ended = false;
-  {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(reports_, [&](const Report& report) {
-      if (report.what != Report::What::kPaused) return false;
-      step_ = report.step;
-      return ended = true;
-    });
-  }
-  const control::Envelope pause = *std::exchange(pending_pause_, std::nullopt);
-  if (ended) send(pause, control::Paused{.step = step_});
+  for (const RankReport& report : reports) execute(machine_.handle_report(report));
 }
 
 LinkStatus EngineLink::status() const {
   const std::lock_guard lock(mutex_);
   return status_;
+}
+
+void EngineLink::publish_status() {
+  const std::lock_guard lock(mutex_);
+  status_.state = machine_.state();
+  status_.active = machine_.active();
+  status_.copied_bytes = loader_->copied_bytes();
+}
+
+void EngineLink::note_error(const std::string& sentence) {
+  const std::lock_guard lock(mutex_);
+  // Logged once, however often the attempt is repeated.
+  if (std::exchange(status_.last_error, sentence) != sentence)
+    log_warning("{} rank {}: {}; trying again", description_.replica, description_.rank, sentence);
+}
+
+// ---- what the connection brings ----
+
+std::pair<control::Envelope, control::EngineHello> EngineLink::make_hello() {
+  control::EngineHello hello{.world_size = description_.world_size,
+                             .leader = description_.leader,
+                             .device = description_.device,
+                             .pid = static_cast<std::uint32_t>(::getpid()),
+                             .take = description_.take,
+                             .state = machine_.state(),
+                             .active = machine_.active(),
+                             .step = machine_.step()};
+  hello.tensors.reserve(description_.tensors.size());
+  if (description_.gpu != nullptr) hello.gpu = description_.gpu->uuid();
+  for (const auto& tensor : description_.tensors) hello.tensors.push_back(tensor.description);
+  return {machine_.answer_to({}), std::move(hello)};
+}
+
+void EngineLink::handle_frame(control::Frame frame) {
+  execute(machine_.handle(frame.envelope, frame.message), frame.fds);
+}
+
+void EngineLink::handle_malformed(const std::optional<control::Envelope>& envelope,
+                                  const Error& error) {
+  {
+    const std::lock_guard lock(mutex_);
+    ++status_.refusals;
+  }
+  if (envelope)
+    execute({SendRefusal{.request = *envelope, .code = error.code(), .why = error.message()}});
+}
+
+void EngineLink::handle_loss(const std::string& why) {
+  execute(machine_.handle_loss(why));
+  reading_.reset();
+  loader_->release(machine_.state() == RankState::kLoaded);
+  if (planted("engine_resumes_alone") && machine_.state() == RankState::kPaused) {
+    (void)engine_.resume();
+    execute(machine_.handle_report({.what = RankReport::What::kRunning, .step = machine_.step()}));
+  }
+  const std::lock_guard lock(mutex_);
+  status_.attached = false;
+}
+
+// ---- what the machine decides ----
+
+void EngineLink::execute(const RankActions& actions, std::span<const UniqueFd> fds) {
+  // First, so that nobody who has an answer sees the state before it.
+  publish_status();
+  const auto execute_one = Overloaded{
+      [&](const SendReply& a) { connection_->send(machine_.answer_to(a.request), a.message); },
+      [&](const SendRefusal& a) {
+        {
+          const std::lock_guard lock(mutex_);
+          ++status_.refusals;
+          status_.last_error = a.why;
+        }
+        log_warning("{} rank {}: refused: {}", description_.replica, description_.rank, a.why);
+        connection_->send(
+            machine_.answer_to(a.request),
+            control::ErrorReply{.code = static_cast<std::uint8_t>(a.code), .message = a.why});
+      },
+      [&](const NoteError& a) { note_error(a.sentence); },
+      [&](const AcceptWelcome& a) { accept_welcome(a, fds); },
+      [&](const PrepareVersion& a) {
+        const auto prepared = loader_->prepare(*a.message, fds);
+        execute(machine_.handle_prepared(a.request, a.message->version, prepared));
+      },
+      [&](const NotifyPrepared& a) { engine_.on_prepared(a.version); },
+      [&](const ForgetVersion& a) { loader_->forget(a.version); },
+      [&](const PauseEngine& a) {
+        if (auto paused = engine_.pause(a.mode, a.deadline_ms); !paused)
+          execute(machine_.handle_pause_failed(a.request, paused.error()));
+      },
+      [&](const MapBuffers& a) {
+        const auto mapped = loader_->buffers().map(*a.message);
+        execute(machine_.handle_buffers_mapped(a.request, *a.message, mapped, now()));
+      },
+      [&](const StartLoad& a) {
+        if (const auto ended = loader_->start_load(a.version, a.deadline, a.copy_threads))
+          end_load(*ended);
+      },
+      [&](const CancelLoad&) {
+        end_load(loader_->end_load(fail(ErrorCode::kCancelled, "the load was cancelled")));
+      },
+      [&](const TakeBucket& a) { take_bucket(a); },
+      [&](const NotifyLoaded& a) { engine_.on_loaded(a.version, a.bytes); },
+      [&](const CommitEngine& a) {
+        execute(machine_.handle_committed(a.request, a.version, engine_.commit(a.version)));
+      },
+      [&](const ActivateLoaded&) { loader_->activate(); },
+      [&](const ResumeEngine& a) { resume_engine(a); },
+      [&](const ReadTensors& a) { reading_.emplace(a.request, a.version); },
+  };
+  for (const RankAction& action : actions) std::visit(execute_one, action);
+}
+
+void EngineLink::accept_welcome(const AcceptWelcome& action, std::span<const UniqueFd> fds) {
+  if (const auto mapped = loader_->buffers().map(*action.message, fds); !mapped) {
+    execute({SendRefusal{.request = action.request,
+                         .code = mapped.error().code(),
+                         .why = mapped.error().message()}});
+    return connection_->disconnect(mapped.error().message());
+  }
+  machine_.handle_welcomed();
+  connection_->confirm();
+  {
+    const std::lock_guard lock(mutex_);
+    status_.attached = true;
+    status_.last_error.clear();
+  }
+  engine_.on_attached();
+}
+
+void EngineLink::take_bucket(const TakeBucket& action) {
+  const bool early = planted("engine_ack_before_copy");
+  if (early) execute(machine_.handle_bucket_taken(action.request, action.bucket, {}));
+  if (!machine_.loading()) return;
+  const auto outcome = loader_->take_bucket(action.bucket, action.slot);
+  if (!early) execute(machine_.handle_bucket_taken(action.request, action.bucket, outcome.result));
+  // The bucket acknowledgement may have found the sidecar lost, which ends the load.
+  if (outcome.ends_load && machine_.loading()) end_load(loader_->end_load(outcome.result));
+}
+
+void EngineLink::resume_engine(const ResumeEngine& action) {
+  const auto resumed = engine_.resume();
+  // The engine may have paused after all, just before it resumed. That report still waits in the
+  // queue and belongs to the pause that is overtaken: handled later, it would look like a new stop.
+  std::optional<std::uint64_t> paused_at;
+  if (resumed && action.overtakes_pause) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(reports_, [&](const RankReport& report) {
+      if (report.what != RankReport::What::kPaused) return false;
+      paused_at = report.step;
+      return true;
+    });
+  }
+  execute(machine_.handle_resumed(action.request, resumed, paused_at));
+}
+
+// More than one tensor for each poll(): an engine that polls once for each of its steps would need
+// as many steps as it has tensors, and the sidecar does not wait that long.
+void EngineLink::read_tensors() {
+  const TimePoint until = now() + kReadBack;
+  do {
+    Result<> outcome = machine_.check_readable(reading_->version());
+    bool complete = false;
+    if (outcome) {
+      const auto read = reading_->read_some(loader_->held());
+      complete = read.value_or(false);
+      if (!read) outcome = fail(read.error());
+    }
+    if (complete || !outcome) {
+      ReadBack done = *std::exchange(reading_, std::nullopt);
+      return connection_->send(machine_.answer_to(done.request()), std::move(done).finish(outcome));
+    }
+  } while (now() < until && !connection_->has_event());
+  // The rest is read by the next poll(), which must not wait.
+  connection_->wake();
 }
 
 }  // namespace wsync::engine

@@ -58,7 +58,33 @@ std::uint64_t LoadSession::sum_of(std::size_t group, std::uint64_t computed) con
   return skipped ? prepared_->checksums[group] : computed;
 }
 
-Result<> LoadSession::take_arena(std::span<const std::byte> arena, ThreadPool* helpers) {
+Result<> LoadSession::load_arena(ThreadPool* helpers) {
+  switch (description_->take) {
+    case TakeMode::kPieces:
+      return copy_pieces(helpers);
+    case TakeMode::kAdopt:
+      return adopt();
+    case TakeMode::kWhole:
+      break;
+  }
+  return copy_whole();
+}
+
+// Bucket by bucket, so that whole tensors are assembled a layer at a time and no second copy of the
+// model is in memory.
+Result<> LoadSession::copy_whole() {
+  const reload::LoadPlan& plan = prepared_->layout->plan;
+  std::vector<std::span<const std::byte>> buckets;
+  for (std::uint64_t bucket = 0; bucket < plan.bucket_count(); ++bucket)
+    buckets.push_back(plan.bucket_of(prepared_->arena->data(), bucket));
+  HostTaker taker(std::move(buckets));
+  for (std::uint32_t bucket = 0; bucket < taker.slots(); ++bucket)
+    WSYNC_TRY(take_bucket(bucket, taker, bucket));
+  return {};
+}
+
+// All destinations exist from the beginning, so several threads may copy at once.
+Result<> LoadSession::copy_pieces(ThreadPool* helpers) {
   const reload::LoadPlan& plan = prepared_->layout->plan;
   std::vector<std::span<std::byte>> destinations;
   destinations.reserve(description_->tensors.size());
@@ -71,7 +97,7 @@ Result<> LoadSession::take_arena(std::span<const std::byte> arena, ThreadPool* h
       WSYNC_TRY(end_bucket(bucket));
     return {};
   };
-  ArenaCopy copy(plan, arena, std::move(destinations));
+  ArenaCopy copy(plan, prepared_->arena->data(), std::move(destinations));
   const auto on_group = [&](std::size_t g, std::uint64_t sum) -> Result<> {
     WSYNC_TRY(take_group(g, sum_of(g, sum)));
     return end_buckets(g + 1);

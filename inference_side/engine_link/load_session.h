@@ -25,11 +25,9 @@ class LoadSession {
   // does nothing. kDigestMismatch when a checksum differs, kDeadline when the time is up, else the
   // engine's or the taker's own error.
   [[nodiscard]] Result<> take_bucket(std::uint64_t bucket, BucketTaker& taker, std::uint32_t slot);
-  // The same for every bucket of a mapped arena, with the threads of `helpers` (may be null) beside
-  // this one. kPieces only: their destinations are all there from the beginning.
-  [[nodiscard]] Result<> take_arena(std::span<const std::byte> arena, ThreadPool* helpers);
-  // kAdopt: hands over the layers where they lie in the arena.
-  [[nodiscard]] Result<> adopt();
+  // The same for every bucket of the version's mapped arena. `helpers` (may be null): threads that
+  // copy beside this one with TakeMode::kPieces. Adopting hands over the layers where they lie.
+  [[nodiscard]] Result<> load_arena(ThreadPool* helpers);
   // Every bucket of the plan has been taken.
   [[nodiscard]] bool all_buckets() const noexcept;
   // The proof; kInternal naming what is missing.
@@ -42,6 +40,9 @@ class LoadSession {
   [[nodiscard]] std::chrono::nanoseconds copy_time() const noexcept { return copy_time_; }
 
  private:
+  [[nodiscard]] Result<> copy_pieces(ThreadPool* helpers);
+  [[nodiscard]] Result<> copy_whole();
+  [[nodiscard]] Result<> adopt();
   [[nodiscard]] std::span<std::byte> destination_of(std::uint32_t tensor);
   [[nodiscard]] Result<> take_group(std::size_t index, std::uint64_t checksum);
   [[nodiscard]] std::uint64_t sum_of(std::size_t group, std::uint64_t computed) const;

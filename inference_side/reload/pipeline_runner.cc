@@ -24,9 +24,9 @@ struct PipelineRunner::Run {
   TimePoint next_check{};
   std::uint64_t bytes = 0;
   std::map<std::uint64_t, std::uint64_t> bucket_bytes;  // of buckets that are being copied or sent
-  std::map<EngineId, TimePoint> heard;                  // newest acknowledgement
-  std::chrono::nanoseconds ack_deadline{};  // the shorter one of the options' and the job's
-  std::deque<Posted> at_once;               // ends of operations that take no time
+  std::map<EngineId, TimePoint> heard;                  // newest bucket acknowledgement
+  std::chrono::nanoseconds bucket_ack_deadline{};  // the shorter one of the options' and the job's
+  std::deque<Posted> at_once;                      // ends of operations that take no time
 };
 
 namespace {
@@ -45,7 +45,7 @@ Result<> connect_gpus(DeviceGroup& group) {
 }  // namespace
 
 Result<std::unique_ptr<PipelineRunner>> PipelineRunner::create(PipelineOptions options) {
-  if (options.ack_deadline.count() <= 0)
+  if (options.bucket_ack_deadline.count() <= 0)
     return fail(ErrorCode::kInvalidInput, "the acknowledgement deadline must be more than 0");
   auto group = WSYNC_TRY(DeviceGroup::create({.devices = std::move(options.devices),
                                               .buffer_bytes = options.buffer_bytes,
@@ -108,13 +108,13 @@ Result<> PipelineRunner::start(PipelineJob job, PipelineListener& listener) {
   return {};
 }
 
-void PipelineRunner::bucket_done(EngineId engine, std::uint64_t bucket) {
+void PipelineRunner::handle_bucket_ack(EngineId engine, std::uint64_t bucket) {
   {
     const std::lock_guard lock(mutex_);
     // An engine answers in order, so the acknowledgements of a failed run come first.
     if (owed_.erase({engine, bucket}) == 0) {
       if (!running_) return;
-      events_.push_back({.event = ReloadDone{.engine = engine, .bucket = bucket}, .at = now()});
+      events_.push_back({.event = BucketAck{.engine = engine, .bucket = bucket}, .at = now()});
     }
   }
   changed_.notify_all();
@@ -193,7 +193,7 @@ void PipelineRunner::drive(PipelineJob job, PipelineListener& listener, WeightPi
       .bucket_bytes = {},
       .heard = {},
       .at_once = {}};
-  run.ack_deadline = std::min(options_.ack_deadline, run.job.ack_deadline);
+  run.bucket_ack_deadline = std::min(options_.bucket_ack_deadline, run.job.bucket_ack_deadline);
   auto ready = settle_debts(run);
   if (ready)
     ready = group_->connect(std::min(
@@ -211,7 +211,7 @@ Result<> PipelineRunner::settle_debts(Run& run) {
   std::set<EngineId> silent;
   {
     std::unique_lock lock(mutex_);
-    const TimePoint until = std::min(run.job.deadline, now() + run.ack_deadline);
+    const TimePoint until = std::min(run.job.deadline, now() + run.bucket_ack_deadline);
     changed_.wait_until(lock, steady_time(until), [&] { return owed_.empty() || abort_; });
     if (abort_) return fail(*abort_);
     for (const Owed& owed : owed_) silent.insert(owed.first);
@@ -253,7 +253,7 @@ void PipelineRunner::step(Run& run, const Event& event, TimePoint at) {
     const auto found = run.bucket_bytes.find(bucket);
     return found == run.bucket_bytes.end() ? 0 : found->second;
   };
-  if (const auto* done = std::get_if<ReloadDone>(&event)) run.heard[done->engine] = at;
+  if (const auto* ack = std::get_if<BucketAck>(&event)) run.heard[ack->engine] = at;
   if (const auto* copied = std::get_if<H2DDone>(&event)) bytes = bytes_of(copied->bucket);
   if (const auto* sent = std::get_if<BroadcastDone>(&event)) bytes = bytes_of(sent->bucket);
   if (!group_->unified()) {
@@ -339,14 +339,15 @@ void PipelineRunner::check_clock(Run& run, TimePoint at) {
     const auto heard = run.heard.find(open.engine);
     const TimePoint since =
         heard == run.heard.end() ? open.since : std::max(open.since, heard->second);
-    if (at - since >= run.ack_deadline) silent.emplace(open.engine, open.bucket);
+    if (at - since >= run.bucket_ack_deadline) silent.emplace(open.engine, open.bucket);
   }
   for (const auto& [engine, bucket] : silent)
     drop(run, engine,
          {ErrorCode::kDeadline,
-          fmt::format(
-              "engine {} has not acknowledged bucket {} within {} ms", number(engine), bucket,
-              std::chrono::duration_cast<std::chrono::milliseconds>(run.ack_deadline).count())});
+          fmt::format("engine {} has not acknowledged bucket {} within {} ms", number(engine),
+                      bucket,
+                      std::chrono::duration_cast<std::chrono::milliseconds>(run.bucket_ack_deadline)
+                          .count())});
 }
 
 void PipelineRunner::drop(Run& run, EngineId engine, Error reason) {
@@ -381,10 +382,11 @@ void PipelineRunner::finish(Run& run) {
   {
     const std::lock_guard lock(mutex_);
     for (const auto& open : run.pipeline.outstanding()) owed_.insert({open.engine, open.bucket});
-    // Events that came after the end: acknowledgements count, because the next run waits for them.
+    // Events that came after the end: bucket acknowledgements count, because the next run waits for
+    // them.
     for (const Posted& posted : std::exchange(events_, {})) {
-      if (const auto* done = std::get_if<ReloadDone>(&posted.event))
-        owed_.erase({done->engine, done->bucket});
+      if (const auto* ack = std::get_if<BucketAck>(&posted.event))
+        owed_.erase({ack->engine, ack->bucket});
       if (const auto* lost = std::get_if<EngineLost>(&posted.event))
         std::erase_if(owed_, [&](const Owed& owed) { return owed.first == lost->engine; });
     }
@@ -396,7 +398,7 @@ void PipelineRunner::finish(Run& run) {
                               .begin = run.begin,
                               .end = now(),
                               .lost = lost_,
-                              .stray_acknowledgements = run.pipeline.stray_acknowledgements(),
+                              .stray_bucket_acks = run.pipeline.stray_bucket_acks(),
                               .overlapped_rounds = run.pipeline.overlapped_rounds(),
                               .stages = choice_.decided(),
                               .timings = choice_.timings()};

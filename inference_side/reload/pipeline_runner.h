@@ -1,9 +1,9 @@
 // The weight pipeline on real devices: executes the commands of WeightPipeline, notifies engines of
-// their buckets, and receives their acknowledgements.
+// their buckets, and receives their bucket acknowledgements.
 //
 // Thread: every public function may be called from any thread. Each run has one driver thread; the
-// listener is called on it, and may call bucket_done(), engine_lost() and abort(), but neither
-// start() nor the destructor.
+// listener is called on it, and may call handle_bucket_ack(), engine_lost() and abort(), but
+// neither start() nor the destructor.
 #pragma once
 
 #include <atomic>
@@ -30,8 +30,8 @@
 namespace wsync::reload {
 
 // An engine may copy this bucket out of this IPC buffer of its device. On unified devices it copies
-// from the staged version, and the slot has no meaning. Every notice is answered by bucket_done()
-// or engine_lost(), also after the run has failed.
+// from the staged version, and the slot has no meaning. Every notice is answered by
+// handle_bucket_ack() or engine_lost(), also after the run has failed.
 struct BucketReady {
   EngineId engine{};
   DeviceIndex device{};
@@ -52,7 +52,7 @@ struct PipelineReport {
   TimePoint begin{};
   TimePoint end{};
   std::vector<LostEngine> lost;  // the others have every bucket
-  std::uint64_t stray_acknowledgements = 0;
+  std::uint64_t stray_bucket_acks = 0;
   std::uint64_t overlapped_rounds = 0;  // rounds run in three-stage form
   std::optional<Stages> stages;         // the form that is kept; no value while measuring
   StageTimings timings;
@@ -82,7 +82,8 @@ struct PipelineOptions {
   std::uint64_t buffer_bytes = 0;  // at least the largest bucket; 0: choose_buffer_bytes()
   Stages stages = Stages::kAuto;
   // An engine that holds buckets and acknowledges none for this long is dropped.
-  std::chrono::nanoseconds ack_deadline = std::chrono::milliseconds(limits::kBucketAckDeadlineMs);
+  std::chrono::nanoseconds bucket_ack_deadline =
+      std::chrono::milliseconds(limits::kBucketAckDeadlineMs);
   trace::Recorder* trace = nullptr;  // may be null; outlives the runner
   bool keep_buffers = true;          // see DeviceGroupOptions
   std::optional<collective::GroupKind> collective = std::nullopt;
@@ -104,7 +105,7 @@ struct PipelineJob {
   std::vector<std::uint64_t> bucket_offsets = {};
   TimePoint deadline{};
   // Replaces the deadline of the options where it is shorter.
-  std::chrono::nanoseconds ack_deadline = std::chrono::nanoseconds::max();
+  std::chrono::nanoseconds bucket_ack_deadline = std::chrono::nanoseconds::max();
 };
 
 class PipelineRunner {
@@ -120,11 +121,11 @@ class PipelineRunner {
   // Begins a run and returns. `listener` outlives the run. kBusy while another run is in progress;
   // kInvalidInput for an engine on a device that does not exist, or when the numbers of digests and
   // buckets differ; kRefused without buffers. A run after a failed one first waits for the missing
-  // acknowledgements, because engines may still read the buffers.
+  // bucket acknowledgements, because engines may still read the buffers.
   [[nodiscard]] Result<> start(PipelineJob job, PipelineListener& listener);
-  // The engine has copied the bucket out and synchronised its device: the buffer may be
-  // overwritten.
-  void bucket_done(EngineId engine, std::uint64_t bucket);
+  // Bucket acknowledgement: the engine has copied the bucket out and synchronised its device, so
+  // the buffer may be overwritten.
+  void handle_bucket_ack(EngineId engine, std::uint64_t bucket);
   // The engine is gone or has failed: it reads no buffer any more, and is not waited for.
   void engine_lost(EngineId engine, const Error& reason);
   // Ends the run in progress as soon as its copies have stopped; without a run it does nothing.

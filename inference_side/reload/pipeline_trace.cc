@@ -44,8 +44,8 @@ void PipelineTrace::ended(const Event& event, TimePoint at, std::uint64_t bytes)
     copy_ended(*copy, at, bytes);
   } else if (const auto* broadcast = std::get_if<BroadcastDone>(&event)) {
     broadcast_ended(*broadcast, at, bytes);
-  } else if (const auto* reload = std::get_if<ReloadDone>(&event)) {
-    reload_ended(reload->engine, reload->bucket, at);
+  } else if (const auto* ack = std::get_if<BucketAck>(&event)) {
+    reload_ended(ack->engine, ack->bucket, at);
   } else if (const auto* lost = std::get_if<EngineLost>(&event)) {
     std::vector<std::uint64_t> open;
     for (const auto& [bucket, state] : buckets_)

@@ -93,7 +93,7 @@ void WeightPipeline::on(const BroadcastDone& event, TimePoint at) {
   if (--slots_[index_of(slot)].broadcasts_left == 0) broadcast_ended(event.bucket, at);
 }
 
-void WeightPipeline::on(const ReloadDone& event, TimePoint) {
+void WeightPipeline::on(const BucketAck& event, TimePoint) {
   const SlotIndex slot = slot_of(event.bucket);
   Slot& held = slots_[index_of(slot)];
   const auto reader = std::find_if(held.readers.begin(), held.readers.end(),
@@ -105,7 +105,7 @@ void WeightPipeline::on(const ReloadDone& event, TimePoint) {
   const Reader ended = *reader;
   held.readers.erase(reader);
   reader_ended(slot, ended);
-  if (planted("pipeline_first_acknowledgement_frees")) {
+  if (planted("pipeline_first_bucket_ack_frees")) {
     for (const Reader& other : std::exchange(held.readers, {})) reader_ended(slot, other);
   }
   count_if_done(slot);

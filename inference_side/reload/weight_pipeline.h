@@ -6,7 +6,8 @@
 //   - bucket b is owned by device b % N, which copies it from host memory into its H2D buffer;
 //   - broadcasts run one after the other in bucket order, so the source walks over the devices; b
 //     goes to IPC slot b % slots of every device;
-//   - a slot is broadcast into only when it is free on every device: every engine has acknowledged;
+//   - a slot is broadcast into only when it is free on every device: every bucket acknowledgement
+//     for it has come;
 //   - two stages: H2D never overlaps a broadcast: a round's H2D starts after the last broadcast of
 //     the round before, its broadcasts after its last H2D; three stages: a device's next H2D starts
 //     as soon as its own broadcast turn is over.
@@ -75,8 +76,8 @@ struct BroadcastDone {
   DeviceIndex device{};
   std::uint64_t bucket = 0;
 };
-// The engine has copied the bucket out and synchronised its device.
-struct ReloadDone {
+// Bucket acknowledgement: the engine has copied the bucket out and synchronised its device.
+struct BucketAck {
   EngineId engine{};
   std::uint64_t bucket = 0;
 };
@@ -87,7 +88,7 @@ struct EngineLost {
 struct Failed {
   Error error;
 };
-using Event = std::variant<Begin, H2DDone, BroadcastDone, ReloadDone, EngineLost, Failed>;
+using Event = std::variant<Begin, H2DDone, BroadcastDone, BucketAck, EngineLost, Failed>;
 
 enum class PipelinePhase : std::uint8_t { kIdle, kRunning, kFinished, kFailed };
 
@@ -98,9 +99,9 @@ class WeightPipeline {
   // there, or two engines of one id.
   [[nodiscard]] static Result<WeightPipeline> create(PipelineShape shape, StageChoice choice);
 
-  // The operations to start now. An acknowledgement that is not awaited is counted as stray, and
-  // changes nothing. An operation that ends without having been started fails the pipeline, as does
-  // the loss of the last engine (kPeerLost). After the end every event is ignored.
+  // The operations to start now. A bucket acknowledgement that is not awaited is counted as stray,
+  // and changes nothing. An operation that ends without having been started fails the pipeline, as
+  // does the loss of the last engine (kPeerLost). After the end every event is ignored.
   [[nodiscard]] std::vector<Command> step(const Event& event, TimePoint at);
 
   [[nodiscard]] PipelinePhase phase() const noexcept { return phase_; }
@@ -118,7 +119,7 @@ class WeightPipeline {
   [[nodiscard]] std::vector<Outstanding> outstanding() const;
   // Buckets that every engine has acknowledged.
   [[nodiscard]] std::uint64_t buckets_done() const noexcept { return done_; }
-  [[nodiscard]] std::uint64_t stray_acknowledgements() const noexcept { return stray_; }
+  [[nodiscard]] std::uint64_t stray_bucket_acks() const noexcept { return stray_; }
   [[nodiscard]] const StageChoice& choice() const noexcept { return choice_; }
   [[nodiscard]] const PipelineShape& shape() const noexcept { return shape_; }
   // Rounds run in each form: H2D of the following round under their broadcasts, or after them.
@@ -148,7 +149,7 @@ class WeightPipeline {
   void on(const Begin& event, TimePoint at);
   void on(const H2DDone& event, TimePoint at);
   void on(const BroadcastDone& event, TimePoint at);
-  void on(const ReloadDone& event, TimePoint at);
+  void on(const BucketAck& event, TimePoint at);
   void on(const EngineLost& event, TimePoint at);
   void on(const Failed& event, TimePoint at);
 

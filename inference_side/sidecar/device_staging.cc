@@ -12,7 +12,7 @@ double seconds_since(TimePoint begin) {
   return std::chrono::duration<double>(now() - begin).count();
 }
 
-// The bytes stay where they are; a device that cannot pin them copies them all the same.
+// The bytes stay where they are. A device that cannot pin them still copies them, more slowly.
 Result<> register_bytes(const reload::DeviceGroup& group, DeviceVersion& out) {
   const TimePoint begin = now();
   const staging::HeldVersion& version = *out.version;
@@ -56,7 +56,8 @@ Result<> compute(const reload::DeviceGroup& group, ThreadPool* helpers, DeviceVe
   auto buckets = WSYNC_TRY(BucketPlan::create(*out.version->manifest(), group.buffer_bytes()));
   out.buckets = std::make_shared<const BucketPlan>(std::move(buckets));
   WSYNC_TRY(register_bytes(group, out));
-  // On the host an engine's own checksum finds as much; a second pass would cost it the cache.
+  // On host devices the checksum of each engine finds the same errors, and a second pass over the
+  // bytes would evict them from the cache.
   if (group.kind() == DeviceKind::kCuda) compute_digests(helpers, out);
   return {};
 }
@@ -71,7 +72,8 @@ DeviceStaging::DeviceStaging(Loop& loop, const reload::DeviceGroup& group, Threa
 DeviceStaging::~DeviceStaging() {
   *alive_ = false;
   worker_.stop();
-  // What still waits in the loop must not unregister when the devices are gone.
+  // A completion that still waits in the loop would unregister its version after the devices are
+  // gone, so its cell is emptied here.
   for (const auto& [number, cell] : computing_) cell->reset();
 }
 
@@ -85,35 +87,35 @@ void DeviceStaging::add(std::shared_ptr<const staging::HeldVersion> version,
   const auto submitted = worker_.submit(
       [&group = group_, helpers = helpers_, cell] {
         if (const auto made = compute(group, helpers, **cell); !made)
-          (*cell)->failure = made.error().message();
+          (*cell)->usable = fail(made.error());
       },
       [this, alive = alive_, number, on_ready] {
-        if (*alive) on_computed(number, on_ready);
+        if (*alive) computed(number, on_ready);
       });
   if (submitted) return;
-  (*cell)->failure = submitted.error().message();
-  on_computed(number, on_ready);
+  (*cell)->usable = fail(submitted.error());
+  computed(number, on_ready);
 }
 
-void DeviceStaging::on_computed(std::uint64_t number, const std::function<void()>& on_ready) {
+void DeviceStaging::computed(std::uint64_t number, const std::function<void()>& on_ready) {
   auto computing = computing_.extract(number);
-  std::shared_ptr<const DeviceVersion> computed = std::move(*computing.mapped());
-  const auto entry = entries_.find(computed->version->version());
+  std::shared_ptr<const DeviceVersion> version = std::move(*computing.mapped());
+  const auto entry = entries_.find(version->version->version());
   if (entry == entries_.end() || entry->second.number != number) {
-    let_go(std::move(computed));
+    release(std::move(version));
     return;
   }
-  entry->second.ready = std::move(computed);
+  entry->second.ready = std::move(version);
   on_ready();
 }
 
 void DeviceStaging::remove(const Version& version) {
   auto entry = entries_.extract(version);
-  if (entry && entry.mapped().ready) let_go(std::move(entry.mapped().ready));
+  if (entry && entry.mapped().ready) release(std::move(entry.mapped().ready));
 }
 
-// Unregistering takes a while.
-void DeviceStaging::let_go(std::shared_ptr<const DeviceVersion> version) {
+// Unregistering takes long, so the last pointer is dropped on the worker thread.
+void DeviceStaging::release(std::shared_ptr<const DeviceVersion> version) {
   auto last = std::make_shared<std::shared_ptr<const DeviceVersion>>(std::move(version));
   (void)worker_.submit([last] { last->reset(); });
 }

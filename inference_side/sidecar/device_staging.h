@@ -1,6 +1,6 @@
-// DeviceStaging: what devices need of a version before a pause may begin, made while engines still
-// serve the one before: its bytes registered with every device (pinned), and for GPUs the digest of
-// each bucket, which is compared after each broadcast.
+// DeviceStaging: makes the devices ready for a version while engines still serve an older one, so
+// that the pause is short. The version's bytes are registered with every device (pinned). For GPUs
+// the digest of each bucket is computed as well: it is compared after each broadcast.
 //
 // Thread: the loop's; callbacks come on the loop.
 // Outlives: loop and group outlive it.
@@ -21,27 +21,28 @@
 
 namespace wsync::agent {
 
-// A version as devices take it. Keeps the version, and its registrations while it lives.
+// A version as devices read it. It keeps the version and its registrations alive.
 struct DeviceVersion {
   std::shared_ptr<const staging::HeldVersion> version;
   std::shared_ptr<const BucketPlan> buckets;  // of the devices' buffers, not of the transfer
   std::shared_ptr<const std::vector<device::PieceDigest>> digests;  // null: host devices
   std::vector<std::unique_ptr<device::HostRegistration>> registrations;
-  std::string failure;  // not empty: it cannot be loaded
+  Result<> usable;  // or why it cannot be loaded
 };
 
 class DeviceStaging {
  public:
-  // `helpers` compute digests beside its own thread; may be null, otherwise outlives it.
+  // `helpers` compute digests beside its own thread; may be null, otherwise outlives this object.
   DeviceStaging(Loop& loop, const reload::DeviceGroup& group, ThreadPool* helpers);
-  // Waits for what is being computed.
+  // Waits for the computation in progress.
   ~DeviceStaging();
   DeviceStaging(const DeviceStaging&) = delete;
   DeviceStaging& operator=(const DeviceStaging&) = delete;
 
-  // `on_ready` when find() has it, with its failure if there is one; at once when too much waits.
+  // `on_ready` comes when find() has the version, usable or not. When too many versions wait it
+  // comes inside this call, and the version is not usable.
   void add(std::shared_ptr<const staging::HeldVersion> version, std::function<void()> on_ready);
-  // It is unregistered when nobody has a pointer to it any more.
+  // The version is unregistered when the last pointer to it has gone.
   void remove(const Version& version);
   // Null until it is ready.
   [[nodiscard]] std::shared_ptr<const DeviceVersion> find(const Version& version) const;
@@ -51,9 +52,9 @@ class DeviceStaging {
     std::uint64_t number = 0;
     std::shared_ptr<const DeviceVersion> ready;
   };
-  using Cell = std::shared_ptr<DeviceVersion>;  // shared by a computation and what follows it
-  void on_computed(std::uint64_t number, const std::function<void()>& on_ready);
-  void let_go(std::shared_ptr<const DeviceVersion> version);
+  using Cell = std::shared_ptr<DeviceVersion>;  // shared by a computation and its completion
+  void computed(std::uint64_t number, const std::function<void()>& on_ready);
+  void release(std::shared_ptr<const DeviceVersion> version);
 
   const reload::DeviceGroup& group_;
   ThreadPool* helpers_;
@@ -61,7 +62,7 @@ class DeviceStaging {
   std::map<Version, Entry> entries_;
   std::map<std::uint64_t, std::shared_ptr<Cell>> computing_;  // by number
   std::uint64_t next_ = 1;
-  Worker worker_;  // last: it ends before what its work uses
+  Worker worker_;  // declared last, so that it ends before what its work uses
 };
 
 }  // namespace wsync::agent

@@ -2,19 +2,16 @@
 
 #include <algorithm>
 #include <fcntl.h>
-#include <set>
-#include <string_view>
 #include <utility>
 
-#include "inference_side/reload/layout_check.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 
 namespace wsync::agent {
 namespace {
 
+// A refused engine has this long to read the refusal before its connection is closed.
 constexpr std::chrono::milliseconds kFinishDeadline{1'000};
-constexpr std::chrono::milliseconds kPrepareDeadline{5'000};
 
 template <class... Ts>
 struct Overloaded : Ts... {
@@ -24,6 +21,8 @@ template <class... Ts>
 Overloaded(Ts...) -> Overloaded<Ts...>;
 
 }  // namespace
+
+// ---- beginning and end ----
 
 Result<std::unique_ptr<EngineHub>> EngineHub::create(Loop& loop, EngineHubOptions options,
                                                      OnRank on_rank) {
@@ -37,54 +36,91 @@ EngineHub::EngineHub(Loop& loop, EngineHubOptions options, OnRank on_rank)
     : loop_(loop),
       options_(std::move(options)),
       on_rank_(std::move(on_rank)),
-      worker_(std::make_unique<Worker>(
-          loop, WorkerOptions{.name = "load-plans", .max_queued = limits::kReplicaCount})),
-      readback_worker_(std::make_unique<Worker>(
-          loop, WorkerOptions{.name = "readback", .max_queued = limits::kReplicaCount})),
-      readback_(std::make_unique<Readback>(loop, *readback_worker_, on_gpus())) {}
+      readback_worker_(loop,
+                       WorkerOptions{.name = "readback", .max_queued = limits::kReplicaCount}),
+      readback_(loop, readback_worker_, options_.devices.kind == DeviceKind::kCuda) {}
 
 EngineHub::~EngineHub() {
   *alive_ = false;
-  worker_->stop();
-  readback_worker_->stop();
-  if (!runner_) return;
-  // The staged bytes are unregistered when no copy reads them any more, and with the devices there.
-  runner_->abort({ErrorCode::kCancelled, "the sidecar ends"});
-  (void)runner_->wait();
-  device_staging_.reset();
-  buffers_worker_->stop();
-  wait_for_unmapping();
-  runner_.reset();
+  readback_worker_.stop();
+  if (!devices_) return;
+  // The staged bytes are unregistered when no copy reads them any more, and while the devices still
+  // exist.
+  devices_->stop_runs();
+  preparation_.reset();
+  listener_.reset();
+  for (const auto& rank : std::exchange(ranks_, {})) {
+    rank->stream.reset();
+    devices_->disconnected(*rank);
+  }
+  devices_->shutdown();
 }
 
 Result<> EngineHub::open() {
-  WSYNC_TRY(open_devices());
+  if (options_.devices.kind != DeviceKind::kUnified) WSYNC_TRY(open_devices());
+  registry_ =
+      std::make_unique<EngineRegistry>(devices_ ? devices_->registry_devices() : RegistryDevices{});
+  preparation_ = std::make_unique<VersionPreparation>(
+      loop_, devices_ ? &devices_->group() : nullptr,
+      VersionPreparation::Callbacks{
+          .on_rank_prepared = [this](const std::string& replica) { loads_->advance(replica); },
+          .on_devices_ready = [this] { loads_->advance_all(); }});
+  loads_ = std::make_unique<LoadDriver>(
+      loop_,
+      LoadDriverOptions{.registry = registry_.get(),
+                        .preparation = preparation_.get(),
+                        .devices = devices_.get(),
+                        .find = [this](reload::EngineId id) { return find(id); },
+                        .notify = [this](const std::string& replica,
+                                         RankEvent event) { notify(replica, std::move(event)); }});
   auto listener = control::UnixListener::create(
       loop_, options_.socket,
-      [this](UniqueFd socket, PeerCredentials) { on_connection(std::move(socket)); });
+      [this](UniqueFd socket, PeerCredentials) { accept(std::move(socket)); });
   if (!listener) return fail(listener.error().with_context("engine socket"));
   listener_ = std::move(*listener);
   return {};
 }
 
+Result<> EngineHub::open_devices() {
+  EngineDevicesCallbacks callbacks;
+  callbacks.on_bucket_ready = [this](const auto& ready) { loads_->bucket_ready(ready); };
+  callbacks.on_engine_dropped = [this](const reload::LostEngine& dropped) {
+    if (const auto rank = find(dropped.engine))
+      disconnect(rank, dropped.reason.with_context("dropped from the pipeline"));
+  };
+  callbacks.on_run_finished = [this](const auto& result) { loads_->run_finished(result); };
+  callbacks.on_connected = [this](const Result<>& outcome) { loads_->connect_finished(outcome); };
+  callbacks.on_allocated = [this](const Result<>& outcome) { loads_->allocate_finished(outcome); };
+  callbacks.on_freed = [this] { loads_->advance_all(); };
+  callbacks.on_unmapped = [this] { loads_->free_unused_buffers(); };
+  devices_ = WSYNC_TRY(EngineDevices::open(loop_,
+                                           {.config = options_.devices,
+                                            .stages = options_.stages,
+                                            .generation = options_.generation,
+                                            .trace = options_.trace},
+                                           std::move(callbacks)));
+  return {};
+}
+
 // ---- connections ----
 
-void EngineHub::on_connection(UniqueFd socket) {
-  auto rank = std::make_shared<Rank>();
+void EngineHub::accept(UniqueFd socket) {
+  auto rank = std::make_shared<EngineRank>();
   rank->id = reload::EngineId{next_engine_++};
   rank->fence = &fence_;
-  if (on_gpus()) rank->hangup = UniqueFd(::fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
-  const std::weak_ptr<Rank> weak = rank;
+  if (devices_ && devices_->on_gpus())
+    rank->hangup = UniqueFd(::fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
+  const std::weak_ptr<EngineRank> weak = rank;
   auto stream = control::UnixStream::adopt(loop_, std::move(socket),
                                            {.on_frame =
                                                 [this, weak](control::Frame frame) {
                                                   if (const auto self = weak.lock())
-                                                    on_frame(self, std::move(frame));
+                                                    handle(self, std::move(frame));
                                                 },
                                             .on_close =
                                                 [this, weak](Error error) {
                                                   if (const auto self = weak.lock())
-                                                    on_close(self, error);
+                                                    disconnect(self, error);
                                                 }});
   if (!stream) {
     log_warning("engine connection dropped: {}", stream.error().message());
@@ -93,101 +129,155 @@ void EngineHub::on_connection(UniqueFd socket) {
   rank->stream = std::move(*stream);
   rank->hello_deadline = std::make_unique<Timer>(loop_, [this, weak] {
     if (const auto self = weak.lock())
-      refuse(self, fmt::format("no EngineHello within {} ms", limits::kHelloDeadlineMs));
+      refuse(*self, {.reason = fmt::format("no EngineHello within {} ms", limits::kHelloDeadlineMs),
+                     .problems = {}});
   });
   rank->hello_deadline->start(std::chrono::milliseconds(limits::kHelloDeadlineMs));
   ranks_.push_back(std::move(rank));
 }
 
-void EngineHub::on_close(const std::shared_ptr<Rank>& rank, const Error& error) {
+void EngineHub::disconnect(const std::shared_ptr<EngineRank>& rank, const Error& error) {
   if (std::erase(ranks_, rank) == 0) return;
   rank->stream.reset();
-  if (runner_)
-    runner_->engine_lost(rank->id, Error(ErrorCode::kPeerLost, "its connection has ended"));
-  unmapped_when_closed(*rank);
-  readback_->lost(rank, error);
-  if (!std::exchange(rank->attached, false)) return;
-  prepared_or_gone(rank, nullptr);
+  if (devices_) {
+    devices_->engine_lost(rank->id, Error(ErrorCode::kPeerLost, "its connection has ended"));
+    devices_->disconnected(*rank);
+  }
+  readback_.lost(rank, error);
+  const auto detached = registry_->detach(rank->id);
+  if (!detached) return;
+  rank->attached = false;
+  loads_->engine_lost(rank->replica, rank->id);
+  preparation_->detached(rank);
   log_info("engine {} rank {} is gone: {}", rank->replica, rank->rank, error.message());
-  tell(*rank, reload::RankDetached{.rank = rank->rank});
+  notify(rank->replica, reload::RankDetached{.rank = rank->rank});
 }
 
-void EngineHub::refuse(const std::shared_ptr<Rank>& rank, const std::string& why,
-                       std::vector<control::Problem> problems) {
-  log_warning("engine refused: {}", why);
-  rank->send(0, control::Refuse{.reason = why, .problems = std::move(problems)});
-  if (rank->stream) rank->stream->finish(kFinishDeadline);
+void EngineHub::refuse(EngineRank& rank, Refusal refusal) {
+  log_warning("engine refused: {}", refusal.reason);
+  rank.send(0, control::Refuse{.reason = std::move(refusal.reason),
+                               .problems = std::move(refusal.problems)});
+  if (rank.stream) rank.stream->finish(kFinishDeadline);
 }
 
-void EngineHub::on_frame(const std::shared_ptr<Rank>& rank, control::Frame frame) {
-  if (auto* hello = std::get_if<control::EngineHello>(&frame.message)) {
-    on_hello(rank, frame.envelope, std::move(*hello));
-    return;
-  }
-  if (!rank->attached) {
-    refuse(rank, "the first message of an engine must be EngineHello");
-    return;
-  }
+void EngineHub::handle(const std::shared_ptr<EngineRank>& rank, control::Frame frame) {
+  if (auto* hello = std::get_if<control::EngineHello>(&frame.message))
+    return handle_hello(rank, frame.envelope, std::move(*hello));
+  if (!rank->attached)
+    return refuse(*rank,
+                  {.reason = "the first message of an engine must be EngineHello", .problems = {}});
   const std::uint64_t request = frame.envelope.request;
   std::visit(
       Overloaded{
-          [&](const control::Prepared& prepared) { on_prepared(rank, prepared); },
+          [&](const control::Prepared& prepared) { preparation_->handle(rank, prepared); },
           [&](const control::Paused&) {
-            tell(*rank, reload::RankPaused{.rank = rank->rank, .request = request});
+            notify(rank->replica, reload::RankPaused{.rank = rank->rank, .request = request});
           },
-          [&](const control::BucketDone& done) {
-            // Of an earlier load: the buffer may belong to another bucket by now.
-            const auto load = loads_.find(rank->replica);
-            if (!runner_ || load == loads_.end() || load->second.request != request) return;
-            if (done.failure.empty())
-              runner_->bucket_done(rank->id, done.bucket);
-            else
-              runner_->engine_lost(rank->id, Error(ErrorCode::kDigestMismatch, done.failure));
-          },
-          [&](const control::Loaded& loaded) { on_loaded(rank, frame.envelope, loaded); },
+          [&](const control::BucketAck& ack) { loads_->handle_bucket_ack(*rank, request, ack); },
+          [&](const control::Loaded& loaded) { handle_loaded(*rank, request, loaded); },
           [&](const control::Committed& committed) {
-            tell(*rank, reload::RankCommitted{.rank = rank->rank,
-                                              .request = request,
-                                              .version = committed.version,
-                                              .failure = committed.failure});
+            notify(rank->replica, reload::RankCommitted{.rank = rank->rank,
+                                                        .request = request,
+                                                        .version = committed.version,
+                                                        .failure = committed.failure});
           },
           [&](const control::Resumed&) {
-            tell(*rank, reload::RankResumed{.rank = rank->rank, .request = request});
+            notify(rank->replica, reload::RankResumed{.rank = rank->rank, .request = request});
           },
           [&](control::Digests& digests) {
-            const auto held = versions_.find(digests.version);
-            readback_->answered(rank, std::move(digests),
-                                held == versions_.end() ? nullptr : held->second);
+            const auto held = preparation_->find(digests.version);
+            readback_.answered(rank, std::move(digests), held);
           },
           [&](const control::ErrorReply& error) {
             log_warning("engine {} rank {}: {}", rank->replica, rank->rank, error.message);
           },
           [&](const auto&) {
-            refuse(rank, fmt::format("{} is not for a sidecar",
-                                     control::message_name(control::type_of(frame.message))));
+            refuse(*rank,
+                   {.reason = fmt::format("{} is not for a sidecar",
+                                          control::message_name(control::type_of(frame.message))),
+                    .problems = {}});
           },
       },
       frame.message);
 }
 
-std::shared_ptr<EngineHub::Rank> EngineHub::find(const std::string& replica,
-                                                 std::uint32_t rank) const {
-  for (const auto& candidate : ranks_)
-    if (candidate->attached && candidate->replica == replica && candidate->rank == rank)
-      return candidate;
-  return nullptr;
+void EngineHub::handle_hello(const std::shared_ptr<EngineRank>& rank,
+                             const control::Envelope& envelope, control::EngineHello hello) {
+  if (rank->attached)
+    return refuse(*rank, {.reason = "a second EngineHello on one connection", .problems = {}});
+  // Set before a refusal as well: an engine accepts only messages that name it.
+  rank->replica = envelope.replica;
+  rank->rank = envelope.rank;
+  if (auto refusal = registry_->refusal_of(envelope, hello, fence_, preparation_->newest_layout()))
+    return refuse(*rank, std::move(*refusal));
+  control::EngineWelcome welcome{.generation = options_.generation};
+  std::vector<UniqueFd> fds;
+  if (devices_) {
+    welcome.device_kind = options_.devices.kind;
+    welcome.buffer_bytes = devices_->group().buffer_bytes();
+    if (devices_->keeps_buffers()) {
+      auto buffers = devices_->export_buffers(*rank, hello.device, std::nullopt);
+      if (!buffers) return refuse(*rank, {.reason = buffers.error().message(), .problems = {}});
+      fds = std::move(buffers->fds);
+      welcome.buffers = std::move(buffers->handles);
+    }
+  }
+  rank->attached = true;
+  rank->hello_deadline.reset();
+  rank->tensors =
+      std::make_shared<const std::vector<control::EngineTensor>>(std::move(hello.tensors));
+  rank->tensors_key = tensors_key(*rank->tensors);
+  registry_->attach({.id = rank->id,
+                     .replica = rank->replica,
+                     .rank = rank->rank,
+                     .world_size = hello.world_size,
+                     .device = hello.device,
+                     .tensors = rank->tensors});
+  rank->send(envelope.request, welcome, std::move(fds));
+  log_info("engine {} rank {}/{} attached (pid {}, version {})", rank->replica, rank->rank,
+           hello.world_size, hello.pid, hello.active.to_string());
+  preparation_->attached(rank);
+  notify(rank->replica, reload::RankAttached{.rank = rank->rank,
+                                             .leader = hello.leader,
+                                             .state = hello.state,
+                                             .active = hello.active});
 }
 
-std::vector<std::shared_ptr<EngineHub::Rank>> EngineHub::ranks_of(
-    const std::string& replica) const {
-  std::vector<std::shared_ptr<Rank>> found;
-  for (const auto& rank : ranks_)
-    if (rank->attached && rank->replica == replica) found.push_back(rank);
-  return found;
+void EngineHub::handle_loaded(const EngineRank& rank, std::uint64_t request,
+                              const control::Loaded& loaded) {
+  loads_->answered(rank, request, loaded);
+  if (!loaded.failure.empty())
+    log_warning("engine {} rank {} did not load {}: {}", rank.replica, rank.rank,
+                loaded.version.to_string(), loaded.failure);
+  notify(rank.replica, reload::RankLoaded{.rank = rank.rank,
+                                          .request = request,
+                                          .version = loaded.version,
+                                          .bytes = loaded.bytes,
+                                          .failure = loaded.failure});
 }
 
-void EngineHub::tell(const Rank& rank, RankEvent event) {
-  loop_.post([this, alive = alive_, replica = rank.replica, world = rank.world_size,
+std::shared_ptr<EngineRank> EngineHub::find(reload::EngineId id) const {
+  const auto found = std::ranges::find_if(
+      ranks_, [&](const auto& rank) { return rank->attached && rank->id == id; });
+  return found == ranks_.end() ? nullptr : *found;
+}
+
+std::shared_ptr<EngineRank> EngineHub::find(const std::string& replica, std::uint32_t rank) const {
+  const AttachedRank* attached = registry_->find(replica, rank);
+  return attached == nullptr ? nullptr : find(attached->id);
+}
+
+EngineHub::Ranks EngineHub::attached() const {
+  Ranks attached;
+  std::ranges::copy_if(ranks_, std::back_inserter(attached), &EngineRank::attached);
+  return attached;
+}
+
+// Posted, because the receiver may answer with commands: those must not come inside a call that is
+// still going through the ranks.
+void EngineHub::notify(const std::string& replica, RankEvent event) {
+  const auto ranks = registry_->ranks_of(replica);
+  loop_.post([this, alive = alive_, replica, world = ranks.empty() ? 1U : ranks.front().world_size,
               event = std::move(event)] {
     if (*alive) on_rank_(replica, world, event);
   });
@@ -195,155 +285,39 @@ void EngineHub::tell(const Rank& rank, RankEvent event) {
 
 // ---- versions ----
 
-std::uint32_t EngineHub::replica_count() const {
-  std::set<std::string_view> names;
-  for (const auto& rank : ranks_)
-    if (rank->attached) names.insert(rank->replica);
-  return static_cast<std::uint32_t>(names.size());
-}
-
-std::vector<control::Problem> EngineHub::check_layout(const Manifest& manifest) const {
-  std::vector<control::Problem> problems;
-  std::map<std::string, std::vector<std::span<const control::EngineTensor>>> replicas;
-  for (const auto& rank : ranks_) {
-    if (!rank->attached) continue;
-    auto& parts = replicas[rank->replica];
-    parts.emplace_back(*rank->tensors);
-    if (parts.size() > 1 && rank->world_size == 1) continue;
-    for (control::Problem& problem : reload::check_layout(manifest, *rank->tensors)) {
-      problem.detail = fmt::format("replica '{}': {}", rank->replica, problem.detail);
-      problems.push_back(std::move(problem));
-    }
-  }
-  for (const auto& [replica, parts] : replicas) {
-    if (parts.size() < ranks_of(replica).front()->world_size) continue;
-    for (control::Problem& problem : reload::check_replica_coverage(manifest, parts)) {
-      problem.detail = fmt::format("replica '{}': {}", replica, problem.detail);
-      problems.push_back(std::move(problem));
-    }
-  }
-  return problems;
-}
-
-void EngineHub::add_version(std::shared_ptr<const staging::HeldVersion> version,
+void EngineHub::add_version(const std::shared_ptr<const staging::HeldVersion>& version,
                             std::function<void()> on_ready) {
-  const Version name = version->version();
-  versions_[name] = version;
-  auto preparation = std::make_unique<Preparation>();
-  preparation->on_ready = std::move(on_ready);
-  for (const auto& rank : ranks_)
-    if (rank->attached) preparation->waiting.push_back(rank);
-  const std::vector<std::shared_ptr<Rank>> ranks = preparation->waiting;
-  preparation->deadline = std::make_unique<Timer>(loop_, [this, name] { give_up_silent(name); });
-  preparation->deadline->start(kPrepareDeadline);
-  preparation->devices_ready = device_staging_ == nullptr;
-  preparing_[name] = std::move(preparation);
-  connect_devices();
-  if (device_staging_) device_staging_->add(version, [this, name] { devices_ready(name); });
-  for (const auto& rank : ranks) prepare(rank, version);
-  prepared_or_gone(nullptr, &name);
-}
-
-// A rank that was told, and does not answer. One whose plan is still being computed here was not.
-void EngineHub::give_up_silent(const Version& version) {
-  const auto it = preparing_.find(version);
-  if (it == preparing_.end()) return;
-  auto& waiting = it->second->waiting;
-  std::erase_if(waiting, [&](const auto& rank) { return rank->prepared.contains(version); });
-  if (!waiting.empty()) it->second->deadline->start(kPrepareDeadline);
-  prepared_or_gone(nullptr, &version);
-}
-
-void EngineHub::devices_ready(const Version& version) {
-  if (const auto staged = device_staging_->find(version); !staged->failure.empty())
-    log_warning("version {} cannot be brought to the devices: {}", version.to_string(),
-                staged->failure);
-  if (const auto it = preparing_.find(version); it != preparing_.end())
-    it->second->devices_ready = true;
-  prepared_or_gone(nullptr, &version);
-  pump_loads();
-}
-
-void EngineHub::prepared_or_gone(const std::shared_ptr<Rank>& rank, const Version* version) {
-  std::vector<Version> finished;
-  for (auto& [name, preparation] : preparing_) {
-    if (version != nullptr && name != *version) continue;
-    if (rank) std::erase(preparation->waiting, rank);
-    if (preparation->waiting.empty() && preparation->devices_ready) finished.push_back(name);
-  }
-  for (const Version& name : finished) {
-    auto entry = preparing_.extract(name);
-    loop_.post([alive = alive_, ready = std::move(entry.mapped()->on_ready)] {
-      if (*alive) ready();
-    });
-  }
+  if (devices_) devices_->connect();
+  preparation_->add(version, attached(), std::move(on_ready));
 }
 
 void EngineHub::remove_version(const Version& version) {
-  if (versions_.erase(version) == 0) return;
-  preparing_.erase(version);
-  cache_->forget(version);
-  if (device_staging_) device_staging_->remove(version);
-  for (const auto& rank : ranks_) {
-    if (!rank->attached || rank->prepared.erase(version) == 0) continue;
-    rank->send(0, control::Release{version});
-  }
+  if (preparation_->remove(version, attached())) loads_->release(version);
 }
 
-void EngineHub::prepare(const std::shared_ptr<Rank>& rank,
-                        const std::shared_ptr<const staging::HeldVersion>& version) {
-  const std::uint64_t bucket_bytes =
-      runner_ ? runner_->group().buffer_bytes() : version->plan()->bucket_bytes();
-  cache_->request(
-      *worker_, version, bucket_bytes, rank->tensors, rank->tensors_key,
-      [this, alive = alive_, rank, version](Result<std::shared_ptr<const PreparedLoad>> load) {
-        if (!*alive || !rank->attached || !versions_.contains(version->version())) return;
-        const Version name = version->version();
-        if (load)
-          send_prepare(rank, version, *load);
-        else
-          rank->prepared[name] = load.error().message();
-        if (!rank->prepared[name].empty()) prepared_or_gone(rank, &name);
-        pump_load(rank->replica);
-      });
+// ---- commands of the switches ----
+
+void EngineHub::send(const std::string& replica, const reload::SendPause& command) {
+  if (const auto rank = find(replica, command.rank))
+    rank->send(command.request,
+               control::Pause{.mode = command.mode, .deadline_ms = command.deadline_ms});
 }
 
-void EngineHub::send_prepare(const std::shared_ptr<Rank>& rank,
-                             const std::shared_ptr<const staging::HeldVersion>& version,
-                             const std::shared_ptr<const PreparedLoad>& load) {
-  std::vector<UniqueFd> fds;
-  if (!runner_) {
-    auto fd = version->share();
-    if (!fd) {
-      rank->prepared[version->version()] = fd.error().message();
-      return;
-    }
-    fds.push_back(std::move(*fd));
-  }
-  control::Prepare message;
-  message.version = version->version();
-  message.layout_digest = version->identity().layout;
-  if (rank->layout_sent != message.layout_digest) {
-    ByteWriter layout;
-    version->manifest()->encode(layout);
-    message.layout = std::move(layout).take();
-    rank->layout_sent = message.layout_digest;
-  }
-  message.bucket_bytes = load->buckets->bucket_bytes();
-  message.arena_bytes = version->data().size();
-  message.checksums = load->checksums;
-  rank->bytes = load->plan.bytes();
-  rank->prepared[version->version()] = {};
-  rank->send(0, message, std::move(fds));
+void EngineHub::send(const std::string& replica, const reload::SendCommit& command) {
+  if (const auto rank = find(replica, command.rank))
+    rank->send(command.request, control::Commit{command.version});
 }
 
-void EngineHub::on_prepared(const std::shared_ptr<Rank>& rank, const control::Prepared& prepared) {
-  prepared_or_gone(rank, &prepared.version);
-  if (prepared.failure.empty()) return;
-  log_warning("engine {} rank {} cannot take {}: {}", rank->replica, rank->rank,
-              prepared.version.to_string(), prepared.failure);
-  if (const auto it = rank->prepared.find(prepared.version); it != rank->prepared.end())
-    it->second = prepared.failure;
+void EngineHub::send(const std::string& replica, const reload::SendResume& command) {
+  if (const auto rank = find(replica, command.rank)) rank->send(command.request, control::Resume{});
+}
+
+void EngineHub::send(const std::string& replica, const reload::BeginLoad& command) {
+  loads_->begin(replica, command);
+}
+
+void EngineHub::send(const std::string& replica, const reload::CancelLoad& command) {
+  loads_->cancel(replica, command.request);
 }
 
 }  // namespace wsync::agent

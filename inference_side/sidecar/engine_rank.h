@@ -1,4 +1,5 @@
-// EngineRank: one connection of the sidecar's engine socket; a rank of a replica from its hello on.
+// EngineRank: one connection of the sidecar's engine socket. It is a rank of a replica once its
+// hello has been accepted.
 //
 // Thread: the loop's.
 #pragma once
@@ -6,11 +7,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "inference_side/reload/pipeline_runner.h"
+#include "inference_side/reload/weight_pipeline.h"
+#include "shared/base/error.h"
 #include "shared/control/unix_stream.h"
 #include "shared/loop/timer.h"
 
@@ -24,22 +25,17 @@ struct EngineRank {
   bool attached = false;
   std::string replica;
   std::uint32_t rank = 0;
-  std::uint32_t world_size = 1;
-  std::uint32_t device = 0;
-  // GPUs: whether it may have IPC buffers mapped. A second descriptor of its socket tells when its
-  // end is closed, also after this one's is: the buffers are unmapped by then.
-  bool mapped = false;
+  // GPUs: a second descriptor of its socket. It shows when the engine's process has closed its end,
+  // also after `stream` is closed: the process has unmapped the IPC buffers by then.
   UniqueFd hangup;
-  std::optional<std::uint64_t> load_due;  // request of the Load that brought it buffers
   std::shared_ptr<const std::vector<control::EngineTensor>> tensors;
   Digest tensors_key;
   Digest layout_sent;
-  // Versions it has been told of; the failure it answered, empty while all is well.
-  std::map<Version, std::string> prepared;
-  std::uint64_t bytes = 0;  // of its last load plan
+  // Versions that it was sent Prepare for, or that it cannot take, with the reason.
+  std::map<Version, Result<>> prepared;
 
-  // Sends to it; nothing when the connection has ended. What cannot be sent is logged: the end of
-  // the connection tells the rest.
+  // Sends a message; does nothing when the connection has ended. A message that cannot be sent is
+  // only logged: the end of the connection is reported by the stream itself.
   void send(std::uint64_t request, const control::Message& message, std::vector<UniqueFd> fds = {});
 };
 

@@ -1,5 +1,7 @@
 #include "inference_side/sidecar/plan_answer.h"
 
+#include "inference_side/sidecar/offered_layouts.h"
+
 namespace wsync::agent {
 namespace {
 
@@ -24,13 +26,15 @@ Result<std::vector<control::GpuPlan>> gpu_plans(const reload::DeviceGroup& devic
 
 control::SidecarPlan answer_plan(const control::Plan& plan, const EngineHub& hub,
                                  const staging::Store& store, const config::SidecarConfig& config) {
-  control::SidecarPlan answer{
-      .name = config.name, .replicas = hub.replica_count(), .versions_held = config.versions_held};
-  if (const reload::DeviceGroup* devices = hub.devices(); devices != nullptr) {
-    answer.devices = devices->size();
-    answer.buffer_bytes = devices->buffer_bytes();
-    if (devices->kind() == DeviceKind::kCuda) {
-      const auto gpus = gpu_plans(*devices);
+  control::SidecarPlan answer{.name = config.name,
+                              .replicas = hub.registry().replica_count(),
+                              .versions_held = config.versions_held};
+  if (hub.devices() != nullptr) {
+    const reload::DeviceGroup& devices = hub.devices()->group();
+    answer.devices = devices.size();
+    answer.buffer_bytes = devices.buffer_bytes();
+    if (devices.kind() == DeviceKind::kCuda) {
+      const auto gpus = gpu_plans(devices);
       if (!gpus) {
         answer.failure = "its GPUs cannot be asked: " + gpus.error().message();
         return answer;
@@ -38,15 +42,12 @@ control::SidecarPlan answer_plan(const control::Plan& plan, const EngineHub& hub
       answer.gpus = *gpus;
     }
   }
-  ByteReader reader(plan.layout);
-  auto manifest = Manifest::decode(reader);
-  if (manifest && !reader.finish("layout"))
-    manifest = fail(ErrorCode::kInvalidInput, "bytes left over");
+  const auto manifest = read_layout(plan.layout);
   if (!manifest) {
-    answer.failure = "the layout cannot be read: " + manifest.error().message();
+    answer.failure = manifest.error().message();
     return answer;
   }
-  answer.problems = hub.check_layout(*manifest);
+  answer.problems = hub.registry().check_layout(*manifest);
   if (const auto fits = store.check_budget(plan.arena_bytes, config.versions_held); !fits)
     answer.problems.push_back(
         {.kind = control::ProblemKind::kMemory, .detail = fits.error().message()});

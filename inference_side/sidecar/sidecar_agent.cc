@@ -84,35 +84,27 @@ SidecarAgent::~SidecarAgent() {
   *alive_ = false;
   pages_.reset();
   dealer_.reset();
-  if (memfd_sink_) memfd_sink_->cancel();
-  if (tcp_sink_) tcp_sink_->cancel();
+  if (receiver_) receiver_->stop();
   worker_->stop();
   hub_.reset();
-  store_.reset();
-  write_trace();
+  receiver_.reset();
+  write_trace();  // when no thread of the store records any more
 }
 
 Result<> SidecarAgent::open() {
-  const transport::Post post = [this](std::function<void()> task, std::source_location made) {
-    loop_.post(std::move(task), made);
+  VersionReceiverOptions receiver;
+  receiver.config = &config_;
+  receiver.layouts = &layouts_;
+  receiver.trace = &switch_trace_;
+  receiver.metrics = &metrics_;
+  receiver.fence = [this]() -> const control::Fence& { return sidecar_->fence(); };
+  receiver.step = [this](auto what) { step(std::move(what)); };
+  receiver.prepare = [this](const auto& version, std::function<void()> on_ready) {
+    hub_->add_version(version, std::move(on_ready));
   };
-  staging::StoreOptions store;
-  store.name = "wsync-" + config_.name;
-  store.memory_bytes = config_.host_memory;
-  store_ = std::make_unique<staging::Store>(store, post);
-  bulk_thread_ = WSYNC_TRY(transport::tcp::UvThread::start());
-  if (config_.transport != TransportPolicy::kMemfd) {
-    auto relay = transport::tcp::TcpSource::listen(*bulk_thread_, {.listen = config_.data_address});
-    if (!relay) return fail(relay.error().with_context("data_address"));
-    relay_ = std::move(*relay);
-    options_.data_address = relay_->address();
-    tcp_sink_ = std::make_unique<transport::tcp::TcpSink>(*bulk_thread_, post);
-  }
-  memfd_sink_ = WSYNC_TRY(transport::memfd::MemfdSink::create(
-      post, {.on_lost = [this](const Error& why) {
-        log_info("the trainer's host socket has hung up: {}", why.message());
-        step(staging::CoordinatorLost{});
-      }}));
+  receiver.forget = [this](const Version& version) { hub_->remove_version(version); };
+  receiver_ = WSYNC_TRY(VersionReceiver::create(loop_, std::move(receiver)));
+  options_.data_address = receiver_->data_address();
   sidecar_.emplace(options_, record_);
   auto hub = EngineHub::create(
       loop_,
@@ -122,24 +114,18 @@ Result<> SidecarAgent::open() {
        .generation = random_generation(),
        .trace = trace_.wanted() ? &trace_ : nullptr},
       [this](const std::string& replica, std::uint32_t world_size, RankEvent event) {
-        if (std::holds_alternative<reload::RankDetached>(event)) metrics_.lost(replica);
-        const auto* loaded = std::get_if<reload::RankLoaded>(&event);
-        if (loaded != nullptr && loaded->failure.empty()) metrics_.loaded(loaded->bytes);
-        if (hub_->devices() != nullptr || loaded == nullptr)
-          switch_trace_.heard(replica, world_size, event, 0, now());
-        else if (const auto version = store_->find(loaded->version))
-          switch_trace_.heard(replica, world_size, event, version->data().size(), now());
-        step(staging::ReplicaEvent{
-            .replica = replica, .world_size = world_size, .what = std::move(event)});
+        handle_rank(replica, world_size, std::move(event));
       });
   if (!hub) return fail(hub.error());
   hub_ = std::move(*hub);
-  if (const auto node = hub_->numa_node(); node && has_numa_nodes()) {
-    log_info("own arenas are taken from NUMA node {}, where the GPUs are", *node);
-    store_->prefer_node(node);
-  }
-  if (hub_->devices() != nullptr) buffer_bytes_ = hub_->devices()->buffer_bytes();
   hub_->set_fence(sidecar_->fence());
+  if (const EngineDevices* devices = hub_->devices(); devices != nullptr) {
+    buffer_bytes_ = devices->group().buffer_bytes();
+    if (const auto node = devices->numa_node(); node && has_numa_nodes()) {
+      log_info("own arenas are taken from NUMA node {}, where the GPUs are", *node);
+      receiver_->store().prefer_node(node);
+    }
+  }
   return {};
 }
 
@@ -148,14 +134,16 @@ Result<> SidecarAgent::connect() {
                                  .silence_deadline = config_.heartbeat.deadline};
   control::RouterCallbacks commands;
   commands.on_message = [this](const std::string& peer, control::Envelope envelope,
-                               control::Message message) { on_command(peer, envelope, message); };
+                               control::Message message) {
+    handle_command(peer, envelope, message);
+  };
   router_ = WSYNC_TRY(control::listen_zmq(
       loop_, {.address = sidecar_address(config_.run_dir, config_.name), .times = times},
       std::move(commands)));
 
   control::DealerCallbacks callbacks;
   callbacks.on_message = [this](control::Envelope envelope, control::Message message) {
-    on_message(std::move(envelope), std::move(message));
+    handle(std::move(envelope), std::move(message));
   };
   callbacks.on_connected = [this] {
     log_info("connected to the coordinator at {}", config_.coordinator);
@@ -182,12 +170,14 @@ Result<> SidecarAgent::open_pages() {
   if (config_.http_address.empty()) return {};
   metrics::StatusFacts facts;
   facts.readings = [this] {
-    return sidecar_readings(*sidecar_,
-                            {.staged_bytes = arriving_ ? store_->verified_bytes() : 0,
-                             .arena_bytes = store_->bytes(),
-                             .received_bytes = received_bytes_,
-                             .device_copies = hub_->device_copies()},
-                            now());
+    return sidecar_readings(
+        *sidecar_,
+        {.staged_bytes = receiver_->staged_bytes(),
+         .arena_bytes = receiver_->store().bytes(),
+         .received_bytes = receiver_->received_bytes(),
+         .device_copies =
+             hub_->devices() == nullptr ? reload::DeviceCopies{} : hub_->devices()->copies()},
+        now());
   };
   facts.readiness = [this] { return sidecar_readiness(replica_facts(*sidecar_, metrics_, now())); };
   pages_ = WSYNC_TRY(
@@ -201,7 +191,7 @@ std::pair<control::Envelope, control::Heartbeat> SidecarAgent::heartbeat() {
   envelope.fence = sidecar_->fence();
   control::Heartbeat heartbeat = sidecar_->heartbeat(now());
   heartbeat.sequence = ++heartbeats_;
-  heartbeat.staged_bytes = arriving_ ? store_->verified_bytes() : 0;
+  heartbeat.staged_bytes = receiver_->staged_bytes();
   return {std::move(envelope), std::move(heartbeat)};
 }
 
@@ -211,7 +201,7 @@ void SidecarAgent::step(decltype(staging::SidecarEvent::what) what) {
   auto commands = sidecar_->step({.now = now(), .what = std::move(what)});
   hub_->set_fence(sidecar_->fence());
   for (staging::SidecarCommand& command : commands)
-    std::visit([this](auto& one) { carry_out(one); }, command);
+    std::visit([this](auto& one) { execute(one); }, command);
   if (const auto wake = sidecar_->next_wake())
     timer_.start_at(*wake);
   else
@@ -222,7 +212,7 @@ void SidecarAgent::step(decltype(staging::SidecarEvent::what) what) {
   }));
 }
 
-void SidecarAgent::carry_out(const staging::Reply& command) {
+void SidecarAgent::execute(const staging::Reply& command) {
   if (const auto* switched = std::get_if<control::Switched>(&command.message))
     metrics_.reported(command.envelope.fence, *switched);
   if (!dealer_) return;
@@ -231,101 +221,72 @@ void SidecarAgent::carry_out(const staging::Reply& command) {
 }
 
 bool SidecarAgent::leave() {
-  if (!dealer_ || hub_->replica_count() != 0) return false;
+  if (!dealer_ || hub_->registry().replica_count() != 0) return false;
   return dealer_->send({.fence = sidecar_->fence()}, control::Leave{}).has_value();
 }
 
-void SidecarAgent::carry_out(const staging::BeatNow& /*command*/) {
+void SidecarAgent::execute(const staging::BeatNow& /*command*/) {
   auto [envelope, beat] = heartbeat();
-  carry_out(staging::Reply{.envelope = std::move(envelope), .message = std::move(beat)});
+  execute(staging::Reply{.envelope = std::move(envelope), .message = std::move(beat)});
 }
 
-void SidecarAgent::carry_out(const staging::Persist& command) {
-  auto failure = std::make_shared<std::string>();
+void SidecarAgent::execute(const staging::Persist& command) {
+  auto written = std::make_shared<Result<>>();
   const std::uint64_t token = command.token;
-  const auto submitted = worker_->submit(
-      [file = record_file_, bytes = staging::encode(command.record), failure] {
-        if (const auto written = write_durably(file, bytes); !written)
-          *failure = written.error().message();
-      },
-      [this, alive = alive_, token, failure] {
-        if (!*alive) return;
-        if (!failure->empty()) log_error("the record could not be written: {}", *failure);
-        step(staging::Persisted{.token = token, .failure = *failure});
-      });
+  const auto submitted =
+      worker_->submit([file = record_file_, bytes = staging::encode(command.record),
+                       written] { *written = write_durably(file, bytes); },
+                      [this, alive = alive_, token, written] {
+                        if (!*alive) return;
+                        const std::string failure = *written ? "" : written->error().message();
+                        if (!*written) log_error("the record could not be written: {}", failure);
+                        step(staging::Persisted{.token = token, .failure = failure});
+                      });
   if (submitted) return;
   loop_.post([this, alive = alive_, token, why = submitted.error().message()] {
     if (*alive) step(staging::Persisted{.token = token, .failure = why});
   });
 }
 
-void SidecarAgent::carry_out(const staging::Welcomed& command) {
-  if (config_.transport == TransportPolicy::kTcp || command.welcome.host_socket.empty()) return;
-  // Another coordinator: the process at the other end of the old link may only stand still.
-  if (std::exchange(host_link_fence_, sidecar_->fence()) != sidecar_->fence())
-    memfd_sink_->disconnect();
-  if (const auto connected = memfd_sink_->connect(command.welcome.host_socket); !connected)
-    log_debug("no host link to the trainer: {}", connected.error().message());
+void SidecarAgent::execute(const staging::Welcomed& command) {
+  receiver_->connect_host(command.welcome.host_socket);
 }
 
-void SidecarAgent::carry_out(const staging::CheckLayout& command) {
-  loop_.post([this, alive = alive_, verdict = check(command)] {
+// Posted, because the answer must not come inside the step that has asked.
+void SidecarAgent::execute(const staging::CheckLayout& command) {
+  loop_.post([this, alive = alive_,
+              verdict = layouts_.check(command, hub_->registry(), receiver_->store(),
+                                       config_.versions_held)] {
     if (*alive) step(verdict);
   });
 }
 
-staging::LayoutChecked SidecarAgent::check(const staging::CheckLayout& command) {
-  staging::LayoutChecked verdict{.round = command.round};
-  const control::Announce& announce = command.announce;
-  Layout& known = layouts_[announce.layout_digest];
-  if (!known.manifest) {
-    if (announce.layout.empty()) {
-      verdict.layout_unknown = true;
-      verdict.reason = "the layout is not known here";
-      return verdict;
-    }
-    ByteReader reader(announce.layout);
-    auto manifest = Manifest::decode(reader);
-    if (manifest && !reader.finish("layout"))
-      manifest = fail(ErrorCode::kInvalidInput, "bytes left over");
-    if (!manifest || manifest->layout_digest() != announce.layout_digest) {
-      verdict.reason = manifest ? "the layout is not that of its digest"
-                                : "the layout cannot be read: " + manifest.error().message();
-      return verdict;
-    }
-    known.manifest = std::make_shared<const Manifest>(std::move(*manifest));
-  }
-  if (!known.plan || known.plan->bucket_bytes() != announce.bucket_bytes) {
-    auto plan = BucketPlan::create(*known.manifest, announce.bucket_bytes);
-    if (!plan) {
-      verdict.reason = plan.error().message();
-      return verdict;
-    }
-    known.plan = std::make_shared<const BucketPlan>(std::move(*plan));
-  }
-  if (known.plan->arena_bytes() != announce.arena_bytes) {
-    verdict.reason = fmt::format("an arena of {} bytes is announced; this layout takes {}",
-                                 announce.arena_bytes, known.plan->arena_bytes());
-    return verdict;
-  }
-  verdict.problems = hub_->check_layout(*known.manifest);
-  if (!verdict.problems.empty()) {
-    const control::Problem& first = verdict.problems.front();
-    verdict.reason = fmt::format(
-        "it does not fit the engines: {} ({}){}{}", first.tensor, first.detail,
-        first.nearest.empty() ? "" : "; nearest: " + first.nearest,
-        verdict.problems.size() > 1 ? fmt::format("; and {} more", verdict.problems.size() - 1)
-                                    : "");
-    return verdict;
-  }
-  if (const auto fits = store_->check_budget(announce.arena_bytes, config_.versions_held); !fits)
-    verdict.reason = fits.error().message();
-  return verdict;
-}
+void SidecarAgent::execute(const staging::StartStaging& command) { receiver_->start(command); }
+void SidecarAgent::execute(const staging::CancelStaging& command) { receiver_->cancel(command); }
+void SidecarAgent::execute(const staging::ReleaseVersion& command) { receiver_->release(command); }
+void SidecarAgent::execute(const staging::CheckCopy& command) { receiver_->check_copy(command); }
 
 // ---- replicas ----
 
-void SidecarAgent::carry_out(const staging::ForReplica& command) {
+void SidecarAgent::handle_rank(const std::string& replica, std::uint32_t world_size,
+                               RankEvent event) {
+  if (std::holds_alternative<reload::RankDetached>(event)) metrics_.lost(replica);
+  const auto* loaded = std::get_if<reload::RankLoaded>(&event);
+  if (loaded != nullptr && loaded->failure.empty()) metrics_.loaded(loaded->bytes);
+  // On devices the pipeline traces each bucket by itself.
+  std::uint64_t arena_bytes = 0;
+  bool traced = true;
+  if (hub_->devices() == nullptr && loaded != nullptr) {
+    const auto version = receiver_->store().find(loaded->version);
+    traced = version != nullptr;
+    if (traced) arena_bytes = version->data().size();
+  }
+  if (traced) switch_trace_.heard(replica, world_size, event, arena_bytes, now());
+  step(staging::ReplicaEvent{
+      .replica = replica, .world_size = world_size, .what = std::move(event)});
+}
+
+void SidecarAgent::execute(const staging::ForReplica& command) {
   std::visit(
       [&](const auto& what) {
         using What = std::remove_cvref_t<decltype(what)>;
@@ -340,7 +301,7 @@ void SidecarAgent::carry_out(const staging::ForReplica& command) {
 
 // ---- messages that the state machine does not take ----
 
-void SidecarAgent::on_message(control::Envelope envelope, control::Message message) {
+void SidecarAgent::handle(control::Envelope envelope, control::Message message) {
   if (const auto* question = std::get_if<control::TraceQuestion>(&message)) {
     const TimePoint received = now();
     control::Envelope reply;
@@ -368,7 +329,8 @@ void SidecarAgent::on_message(control::Envelope envelope, control::Message messa
     control::Envelope reply;
     reply.fence = sidecar_->fence();
     reply.request = envelope.request;
-    const control::PlanReply answer{.sidecars = {answer_plan(*plan, *hub_, *store_, config_)}};
+    const control::PlanReply answer{
+        .sidecars = {answer_plan(*plan, *hub_, receiver_->store(), config_)}};
     if (const auto sent = dealer_->send(reply, answer); !sent)
       log_debug("plan reply: {}", sent.error().message());
     return;
@@ -378,8 +340,8 @@ void SidecarAgent::on_message(control::Envelope envelope, control::Message messa
   step(staging::CoordinatorMessage{.envelope = std::move(envelope), .message = std::move(message)});
 }
 
-void SidecarAgent::on_command(const std::string& peer, const control::Envelope& envelope,
-                              const control::Message& message) {
+void SidecarAgent::handle_command(const std::string& peer, const control::Envelope& envelope,
+                                  const control::Message& message) {
   control::Envelope reply;
   reply.fence = sidecar_->fence();
   reply.request = envelope.request;
@@ -389,8 +351,8 @@ void SidecarAgent::on_command(const std::string& peer, const control::Envelope& 
   };
   if (std::holds_alternative<control::Status>(message)) {
     control::StatusReply status = sidecar_->status(now());
-    status.sidecars.front().staged_bytes = arriving_ ? store_->verified_bytes() : 0;
-    if (store_->makes_memory()) status.activity += ": memory for it is being made ready";
+    status.sidecars.front().staged_bytes = receiver_->staged_bytes();
+    if (receiver_->store().makes_memory()) status.activity += ": memory for it is being made ready";
     answer(std::move(status));
   } else if (std::holds_alternative<control::Verify>(message)) {
     hub_->verify(kVerifyDeadline,
@@ -399,7 +361,8 @@ void SidecarAgent::on_command(const std::string& peer, const control::Envelope& 
                    answer(control::VerifyReply{.ranks = std::move(ranks)});
                  });
   } else if (const auto* plan = std::get_if<control::Plan>(&message)) {
-    answer(control::PlanReply{.sidecars = {answer_plan(*plan, *hub_, *store_, config_)}});
+    answer(
+        control::PlanReply{.sidecars = {answer_plan(*plan, *hub_, receiver_->store(), config_)}});
   } else if (const auto* question = std::get_if<control::TraceQuestion>(&message)) {
     answer(trace_answer(*question, now()));
   } else if (!std::holds_alternative<control::Heartbeat>(message)) {

@@ -283,7 +283,7 @@ std::string_view message_name(MessageType type) noexcept {
       "Leave",         "Error",         "Push",        "PushReply", "Progress",    "Rollback",
       "RollbackReply", "Verify",        "VerifyReply", "Status",    "StatusReply", "EngineHello",
       "EngineWelcome", "Prepare",       "Prepared",    "Release",   "Pause",       "Paused",
-      "Load",          "BucketReady",   "BucketDone",  "Loaded",    "Commit",      "Committed",
+      "Load",          "BucketReady",   "BucketAck",   "Loaded",    "Commit",      "Committed",
       "Resume",        "Resumed",       "ReadDigests", "Digests",   "RankHello",   "RankShards",
       "Snapshotted",   "PublishStatus", "Plan",        "PlanReply", "Cancel",      "CancelReply",
       "TraceQuestion", "TraceAnswer"};

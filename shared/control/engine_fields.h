@@ -109,7 +109,7 @@ void fields(V& v, M& m) {
 }
 
 template <class V, class M>
-  requires Is<M, BucketDone>
+  requires Is<M, BucketAck>
 void fields(V& v, M& m) {
   v.number("bucket", m.bucket);
   v.sentence("failure", m.failure);

@@ -108,9 +108,10 @@ struct BucketReady {
   std::uint64_t bucket = 0;
   std::uint32_t slot = 0;  // which IPC buffer
 };
-// Sent after the copy out of the bucket is complete: the buffer may be overwritten.
-struct BucketDone {
-  static constexpr MessageType kType = MessageType::kBucketDone;
+// Bucket acknowledgement. Sent after the copy out of the bucket is complete: the buffer may be
+// overwritten.
+struct BucketAck {
+  static constexpr MessageType kType = MessageType::kBucketAck;
   std::uint64_t bucket = 0;
   std::string failure;  // not empty: a checksum differed, or the callback failed
 };

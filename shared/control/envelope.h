@@ -67,7 +67,7 @@ enum class MessageType : std::uint16_t {
   kPaused,
   kLoad,
   kBucketReady,
-  kBucketDone,
+  kBucketAck,
   kLoaded,
   kCommit,
   kCommitted,

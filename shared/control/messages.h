@@ -8,7 +8,7 @@
 //    answers Verify, Plan, TraceQuestion and Status as well)
 //  * coordinator to command: Progress, PushReply, CancelReply, RollbackReply, VerifyReply,
 //    PlanReply, TraceAnswer, StatusReply, Error
-//  * engine rank to sidecar: EngineHello, Prepared, Paused, BucketDone, Loaded, Committed, Resumed,
+//  * engine rank to sidecar: EngineHello, Prepared, Paused, BucketAck, Loaded, Committed, Resumed,
 //    Digests, Error
 //  * sidecar to engine rank: EngineWelcome, Refuse, Prepare, Release, Pause, Load, BucketReady,
 //    Commit, Resume, ReadDigests, Abort
@@ -35,7 +35,7 @@ using Message =
                  Abort, Heartbeat, Leave, ErrorReply, Push, PushReply, Progress, Rollback,
                  RollbackReply, Verify, VerifyReply, Status, StatusReply, EngineHello,
                  EngineWelcome, Prepare, Prepared, Release, Pause, Paused, Load, BucketReady,
-                 BucketDone, Loaded, Commit, Committed, Resume, Resumed, ReadDigests, Digests,
+                 BucketAck, Loaded, Commit, Committed, Resume, Resumed, ReadDigests, Digests,
                  RankHello, RankShards, Snapshotted, PublishStatus, Plan, PlanReply, Cancel,
                  CancelReply, TraceQuestion, TraceAnswer>;
 

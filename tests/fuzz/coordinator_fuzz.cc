@@ -14,7 +14,7 @@
 #include "shared/base/check.h"
 #include "tests/fuzz/driven_machine.h"
 #include "tests/fuzz/pooled_message.h"
-#include "trainer_side/coordinator/update_round.h"
+#include "trainer_side/coordinator/coordinator.h"
 
 namespace {
 
@@ -246,8 +246,8 @@ class CoordinatorRun {
     const publish::Store& store = in_.recent(stores_);
     publish::Stored answer{.token = store.token, .record = store.record};
     if (in_.one_in(8)) {
-      answer.failure = "the disc is full";
-      answer.fenced = in_.one_in(4);
+      const bool fenced = in_.one_in(4);
+      answer.record = fail(fenced ? ErrorCode::kFenced : ErrorCode::kIo, "the disc is full");
     }
     step(std::move(answer));
   }

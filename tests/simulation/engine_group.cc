@@ -31,6 +31,8 @@ void EngineGroup::crash(std::uint32_t index) {
   if (!rank.up) return;
   const bool was_attached = rank.attached;
   rank.up = rank.attached = false;
+  rank.taking.reset();
+  rank.mapped_link = 0;
   ++rank.life;
   ++rank.link;
   break_group();
@@ -42,6 +44,8 @@ void EngineGroup::sidecar_lost() {
     rank.attached = false;
     ++rank.link;
     ++rank.load;  // the copy's source is gone; what was written stays as it is
+    rank.taking.reset();
+    rank.mapped_link = 0;
   }
   pauses_.clear();
 }
@@ -52,6 +56,23 @@ void EngineGroup::attach_all() {
       const Rank& rank = ranks_[index];
       if (rank.up && rank.life == life && !rank.attached && hooks_.sidecar_up()) attach(index);
     });
+}
+
+void EngineGroup::drop_link(std::uint32_t index) {
+  Rank& rank = ranks_[index];
+  rank.attached = false;
+  ++rank.link;
+  schedule_.after(schedule_.micros(100, 20'000), [this, index, life = rank.life, link = rank.link] {
+    Rank& same = ranks_[index];
+    if (same.life != life || same.link != link) return;
+    ++same.load;
+    same.taking.reset();
+    same.mapped_link = 0;
+    schedule_.after(schedule_.micros(500, 40'000), [this, index, life, link] {
+      const Rank& later = ranks_[index];
+      if (later.life == life && later.link == link && hooks_.sidecar_up()) attach(index);
+    });
+  });
 }
 
 void EngineGroup::attach(std::uint32_t index) {
@@ -223,35 +244,71 @@ void EngineGroup::pause(std::uint32_t index, std::uint64_t request) {
   });
 }
 
-void EngineGroup::load(std::uint32_t index, std::uint64_t request, Version version, Digest bytes,
-                       bool spoiled) {
-  deliver(index, [this, index, request, version, bytes, spoiled] {
+void EngineGroup::load(std::uint32_t index, const LoadOrder& order) {
+  deliver(index, [this, index, order] {
     Rank& rank = ranks_[index];
     if (rank.in_step || rank.state == RankState::kServing) {
-      say(index, control::Loaded{.version = version, .failure = "it is serving"}, request);
+      say(index, control::Loaded{.version = order.version, .failure = "it is serving"},
+          order.request);
       return;
     }
     rank.state = RankState::kTainted;  // before the first byte changes
     rank.active = {};
     rank.memory = {};
+    rank.taking = order;
+    rank.taken = 0;
+    if (order.brings_buffers) rank.mapped_link = rank.link;
     const std::uint64_t load = ++rank.load;
-    schedule_.after(schedule_.micros(2'000, 40'000), [=, this, life = rank.life] {
-      Rank& same = ranks_[index];
-      if (same.life != life || same.load != load) return;
-      if (spoiled) {
-        say(index, control::Loaded{.version = version, .failure = "checksum"}, request);
-        return;
-      }
-      same.memory = bytes;
-      same.loaded = version;
-      same.state = RankState::kLoaded;
-      say(index, control::Loaded{.version = version, .bytes = 1}, request);
+    if (order.buckets > 0) return;
+    schedule_.after(schedule_.micros(2'000, 40'000), [this, index, load, life = rank.life] {
+      if (ranks_[index].life == life && ranks_[index].load == load) end_load(index, "");
     });
   });
 }
 
-void EngineGroup::cancel_load(std::uint32_t index) {
-  deliver(index, [this, index] { ++ranks_[index].load; });
+// A bucket lies in the device's buffer: it is copied out, and then acknowledged.
+void EngineGroup::bucket_ready(std::uint32_t index, std::uint64_t request, std::uint64_t bucket) {
+  deliver(index, [this, index, request, bucket] {
+    const Rank& rank = ranks_[index];
+    if (!rank.taking || rank.taking->request != request) return;
+    schedule_.after(schedule_.micros(200, 4'000),
+                    [this, index, request, bucket, life = rank.life, load = rank.load] {
+                      Rank& same = ranks_[index];
+                      if (same.life != life || same.load != load || !same.taking) return;
+                      say(index, control::BucketAck{.bucket = bucket}, request);
+                      if (++same.taken == same.taking->buckets) end_load(index, "");
+                    });
+  });
+}
+
+// Every byte is here, or the load is given up. The rank unmaps before it answers.
+void EngineGroup::end_load(std::uint32_t index, const std::string& failure) {
+  Rank& rank = ranks_[index];
+  const LoadOrder order = *std::exchange(rank.taking, std::nullopt);
+  if (order.brings_buffers) rank.mapped_link = 0;
+  if (!failure.empty() || order.spoiled) {
+    say(index,
+        control::Loaded{.version = order.version,
+                        .failure = failure.empty() ? "checksum" : failure},
+        order.request);
+    return;
+  }
+  rank.memory = order.bytes;
+  rank.loaded = order.version;
+  rank.state = RankState::kLoaded;
+  say(index, control::Loaded{.version = order.version, .bytes = 1}, order.request);
+}
+
+void EngineGroup::cancel_load(std::uint32_t index, const Version& version) {
+  deliver(index, [this, index, version] {
+    Rank& rank = ranks_[index];
+    if (!rank.taking || rank.taking->version != version) return;
+    ++rank.load;
+    if (rank.taking->brings_buffers)
+      end_load(index, "the load was cancelled");
+    else
+      rank.taking.reset();
+  });
 }
 
 void EngineGroup::commit(std::uint32_t index, std::uint64_t request, Version version) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,16 @@ struct GroupHooks {
   std::function<void(const std::string&)> violation;
 };
 
+// A Load as it comes to one rank.
+struct LoadOrder {
+  std::uint64_t request = 0;
+  Version version;
+  Digest bytes;                 // of the staged copy
+  bool spoiled = false;         // the rank finds a wrong checksum
+  std::uint64_t buckets = 0;    // that come by bucket_ready(); 0: the rank copies all by itself
+  bool brings_buffers = false;  // with handles of device buffers, which the rank maps
+};
+
 class EngineGroup {
  public:
   EngineGroup(Schedule& schedule, std::string name, std::uint32_t ranks, GroupHooks hooks);
@@ -39,17 +50,21 @@ class EngineGroup {
     Digest memory;  // what its bytes are; zero = no version's
     bool in_step = false;
     Version step_version;
-    std::deque<Version> headers;  // of a follower, not yet followed; 0.0 = stop
-    std::uint64_t life = 0;       // of the process
-    std::uint64_t link = 0;       // of its connection
-    std::uint64_t load = 0;       // of the copy that is going on
-    TimePoint link_free{};        // messages keep their order
+    std::deque<Version> headers;      // of a follower, not yet followed; 0.0 = stop
+    std::uint64_t life = 0;           // of the process
+    std::uint64_t link = 0;           // of its connection
+    std::uint64_t load = 0;           // of the copy that is going on
+    std::optional<LoadOrder> taking;  // a load whose buckets are coming
+    std::uint64_t taken = 0;          // of its buckets
+    std::uint64_t mapped_link = 0;    // link whose device buffers it has mapped; 0: none
+    TimePoint link_free{};            // messages keep their order
   };
 
   // What the sidecar sends; it arrives after a while, in order, unless the link breaks.
   void pause(std::uint32_t rank, std::uint64_t request);
-  void load(std::uint32_t rank, std::uint64_t request, Version version, Digest bytes, bool spoiled);
-  void cancel_load(std::uint32_t rank);
+  void load(std::uint32_t rank, const LoadOrder& order);
+  void bucket_ready(std::uint32_t rank, std::uint64_t request, std::uint64_t bucket);
+  void cancel_load(std::uint32_t rank, const Version& version);
   void commit(std::uint32_t rank, std::uint64_t request, Version version);
   void resume(std::uint32_t rank, std::uint64_t request);
 
@@ -57,6 +72,10 @@ class EngineGroup {
   void crash(std::uint32_t rank);
   void sidecar_lost();
   void attach_all();
+  // The sidecar has ended the rank's connection. The rank finds out later, and attaches again.
+  void drop_link(std::uint32_t rank);
+  // The rank's welcome has brought device buffers: it has them mapped while its link lasts.
+  void map_buffers(std::uint32_t rank) { ranks_[rank].mapped_link = ranks_[rank].link; }
   // The leader's running step takes this much longer (an engine that hangs).
   void stall(std::chrono::nanoseconds time) { stalled_until_ = schedule_.now() + time; }
 
@@ -68,6 +87,7 @@ class EngineGroup {
   void deliver(std::uint32_t rank, std::function<void()> action);
   void say(std::uint32_t rank, control::Message message, std::uint64_t request);
   void attach(std::uint32_t rank);
+  void end_load(std::uint32_t rank, const std::string& failure);
   void break_group();
   void form_group();
   void lead();

@@ -61,6 +61,7 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
     options.sidecars = static_cast<std::uint32_t>(1 + seed % 3);
     options.replicas = static_cast<std::uint32_t>(1 + seed / 3 % 2);
     options.ranks = static_cast<std::uint32_t>(1 + seed / 5 % 3);
+    options.devices = static_cast<HubDevices>(seed / 7 % 3);
     const WorldStatistics run = run_seed(options);
     if (HasFailure()) break;
     total.events += run.events;
@@ -68,43 +69,75 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
     total.rounds_ok += run.rounds_ok;
     total.rounds_failed += run.rounds_failed;
     total.rollbacks_ok += run.rollbacks_ok;
+    total.superseded += run.superseded;
     total.cancelled += run.cancelled;
     total.steps += run.steps;
     total.dropped += run.dropped;
+    total.hubs.add(run.hubs);
   }
   std::printf(
-      "%llu seeds: %llu events, %llu crashes, rounds %llu ok, %llu failed and %llu cancelled, %llu "
-      "rollbacks, %llu serving steps, %llu messages dropped\n",
+      "%llu seeds: %llu events, %llu crashes, rounds %llu ok, %llu failed, %llu superseded and "
+      "%llu cancelled, %llu rollbacks, %llu serving steps, %llu messages dropped\n",
       static_cast<unsigned long long>(seed - first), static_cast<unsigned long long>(total.events),
       static_cast<unsigned long long>(total.crashes),
       static_cast<unsigned long long>(total.rounds_ok),
       static_cast<unsigned long long>(total.rounds_failed),
+      static_cast<unsigned long long>(total.superseded),
       static_cast<unsigned long long>(total.cancelled),
       static_cast<unsigned long long>(total.rollbacks_ok),
       static_cast<unsigned long long>(total.steps), static_cast<unsigned long long>(total.dropped));
+  std::printf(
+      "pipeline: %llu runs, %llu failed; %llu engines dropped; buffers allocated %llu times, freed "
+      "%llu times; devices connected anew %llu times; %llu loads not begun\n",
+      static_cast<unsigned long long>(total.hubs.runs),
+      static_cast<unsigned long long>(total.hubs.runs_failed),
+      static_cast<unsigned long long>(total.hubs.drops),
+      static_cast<unsigned long long>(total.hubs.allocations),
+      static_cast<unsigned long long>(total.hubs.frees),
+      static_cast<unsigned long long>(total.hubs.connects),
+      static_cast<unsigned long long>(total.hubs.not_begun));
+  // Enough seeds to reach every decision about loads and buffers.
+  if (runs >= 500 && !HasFailure()) {
+    EXPECT_GT(total.hubs.runs_failed, 0U);
+    EXPECT_GT(total.hubs.drops, 0U);
+    EXPECT_GT(total.hubs.frees, 0U);
+    EXPECT_GT(total.hubs.connects, 0U);
+    EXPECT_GT(total.hubs.not_begun, 0U);
+  }
   if (runs == 0 && !HasFailure()) {
     EXPECT_GT(total.rounds_ok, 0U);
     EXPECT_GT(total.rounds_failed, 0U);
     EXPECT_GT(total.rollbacks_ok, 0U);
+    EXPECT_GT(total.superseded, 0U);
     EXPECT_GT(total.cancelled, 0U);
     EXPECT_GT(total.steps, 0U);
   }
 }
 
 TEST(Simulation, WithoutFaultsEveryRoundIsGood) {
-  WorldOptions options{.seed = 4};  // commit: all
-  options.faults = false;
-  options.coordinators = 1;
-  const WorldStatistics run = run_seed(options);
-  EXPECT_GT(run.rounds_ok, 3U);
+  for (const HubDevices devices :
+       {HubDevices::kUnified, HubDevices::kKeptBuffers, HubDevices::kFreedBuffers}) {
+    WorldOptions options{.seed = 4};  // commit: all
+    options.devices = devices;
+    options.faults = false;
+    options.coordinators = 1;
+    const WorldStatistics run = run_seed(options);
+    EXPECT_GT(run.rounds_ok, 3U);
+    EXPECT_EQ(run.hubs.runs == 0, devices == HubDevices::kUnified);
+    EXPECT_EQ(run.hubs.frees == 0, devices != HubDevices::kFreedBuffers);
+    EXPECT_EQ(run.hubs.runs_failed, 0U);
+    EXPECT_EQ(run.hubs.not_begun, 0U);
+  }
 }
 
 TEST(Simulation, TheSameSeedIsTheSameRun) {
-  const WorldStatistics once = run_seed({.seed = 7});
-  const WorldStatistics again = run_seed({.seed = 7});
+  const WorldOptions options{.seed = 7, .devices = HubDevices::kFreedBuffers};
+  const WorldStatistics once = run_seed(options);
+  const WorldStatistics again = run_seed(options);
   EXPECT_EQ(once.events, again.events);
   EXPECT_EQ(once.steps, again.steps);
   EXPECT_EQ(once.dropped, again.dropped);
+  EXPECT_EQ(once.hubs.runs, again.hubs.runs);
 }
 
 }  // namespace

@@ -56,36 +56,44 @@ World::World(WorldOptions options)
       coordinators_(options.coordinators),
       sidecars_(options.sidecars) {
   intensity_ = 0.1 + 0.3 * static_cast<double>(schedule_.pick(0, 9));
-  for (std::size_t s = 0; s < sidecars_.size(); ++s) make_groups(s);
+  for (std::size_t s = 0; s < sidecars_.size(); ++s) {
+    make_hub(s);
+    make_groups(s);
+  }
 }
 
 World::~World() = default;
 
+void World::make_hub(std::size_t s) {
+  HubHooks hooks;
+  hooks.notify = [this, s](const std::string& replica, staging::RankEvent what) {
+    sidecar_step(s,
+                 {.now = schedule_.now(),
+                  .what = staging::ReplicaEvent{
+                      .replica = replica, .world_size = options_.ranks, .what = std::move(what)}});
+  };
+  hooks.fault = [this](double probability) {
+    return faults_on_ && schedule_.chance(probability * intensity_);
+  };
+  hooks.violation = [this](const std::string& what) { violate(what); };
+  sidecars_[s].hub = std::make_unique<SimulatedHub>(
+      schedule_, options_.devices, options_.replicas * options_.ranks, std::move(hooks));
+}
+
 void World::make_groups(std::size_t s) {
   for (std::uint32_t r = 0; r < options_.replicas; ++r) {
     const std::string name = fmt::format("r{}.{}", s, r);
-    const auto event = [this, s, name](staging::RankEvent what) {
-      sidecar_step(s, {.now = schedule_.now(),
-                       .what = staging::ReplicaEvent{
-                           .replica = name, .world_size = options_.ranks, .what = what}});
-    };
+    const auto group = [this, s, r]() -> EngineGroup& { return *sidecars_[s].groups[r]; };
     GroupHooks hooks;
-    hooks.attached = [event](std::uint32_t, reload::RankAttached what) { event(what); };
-    hooks.detached = [event](std::uint32_t rank) { event(reload::RankDetached{.rank = rank}); };
-    hooks.say = [event](std::uint32_t rank, const control::Message& message, std::uint64_t q) {
-      if (std::holds_alternative<control::Paused>(message))
-        event(reload::RankPaused{.rank = rank, .request = q});
-      else if (const auto* m = std::get_if<control::Loaded>(&message))
-        event(reload::RankLoaded{.rank = rank,
-                                 .request = q,
-                                 .version = m->version,
-                                 .bytes = m->bytes,
-                                 .failure = m->failure});
-      else if (const auto* n = std::get_if<control::Committed>(&message))
-        event(reload::RankCommitted{
-            .rank = rank, .request = q, .version = n->version, .failure = n->failure});
-      else
-        event(reload::RankResumed{.rank = rank, .request = q});
+    hooks.attached = [this, s, r, group](std::uint32_t rank, const reload::RankAttached& what) {
+      sidecars_[s].hub->attached(group(), r * options_.ranks + rank, what);
+    };
+    hooks.detached = [this, s, group](std::uint32_t rank) {
+      sidecars_[s].hub->detached(group(), rank);
+    };
+    hooks.say = [this, s, group](std::uint32_t rank, const control::Message& message,
+                                 std::uint64_t request) {
+      sidecars_[s].hub->handle(group(), rank, message, request);
     };
     hooks.sidecar_up = [this, s] { return sidecars_[s].machine != nullptr; };
     hooks.content_of = [this](const Version& version) {
@@ -120,6 +128,7 @@ void World::start_coordinator(std::size_t c) {
                       .quorum = std::min(2U, options_.sidecars * options_.replicas)};
   if (policy == 3) options.commit = {.rule = CommitRule::kEach};
   process.machine = std::make_unique<publish::Coordinator>(std::move(options));
+  start_queue(c);
 }
 
 void World::crash_coordinator(std::size_t c) {
@@ -127,6 +136,7 @@ void World::crash_coordinator(std::size_t c) {
   if (!process.machine) return;
   ++statistics_.crashes;
   statistics_.dropped += process.machine->dropped();
+  process.queue.reset();
   process.machine.reset();
   ++process.life;
   process.publishes.clear();
@@ -163,6 +173,7 @@ void World::crash_sidecar(std::size_t s) {
   }
   process.home.reset();
   ++process.connection;
+  process.hub->restart();
   for (const auto& group : process.groups) group->sidecar_lost();
 }
 
@@ -284,13 +295,15 @@ void World::coordinator_step(std::size_t c, publish::CoordinatorEvent event) {
   ++statistics_.events;
   const std::uint64_t life = process.life;
   const auto commands = process.machine->step(event);
-  if (const std::string broken = process.machine->invariants(); !broken.empty())
-    violate(fmt::format("coordinator {}: {}", c, broken));
+  if (const Result<> holds = process.machine->invariants(); !holds)
+    violate(fmt::format("coordinator {}: {}", c, holds.error().message()));
   for (const publish::CoordinatorCommand& command : commands) {
     if (!process.machine || process.life != life) return;
     carry_out(c, command);
   }
-  if (process.machine && process.life == life) arm_coordinator(c);
+  if (!process.machine || process.life != life) return;
+  arm_coordinator(c);
+  execute(c, process.queue->advance(schedule_.now()));
 }
 
 void World::arm_coordinator(std::size_t c) {
@@ -309,13 +322,13 @@ void World::carry_out(std::size_t c, const publish::CoordinatorCommand& command)
     to_sidecar(c, send->peer, send->envelope, send->message);
   } else if (const auto* write = std::get_if<publish::Store>(&command)) {
     store(c, *write);
+  } else if (const auto* phase = std::get_if<publish::PhaseEntered>(&command)) {
+    if (const auto entered = process.queue->phase_entered(phase->request, phase->phase); !entered)
+      violate(entered.error().message());
   } else if (const auto* done = std::get_if<publish::RoundDone>(&command)) {
-    if (process.publishes.erase(done->request) != 1) violate("a publish ended twice");
-    if (!done->cancelled) ++(done->reply.ok ? statistics_.rounds_ok : statistics_.rounds_failed);
-    if (done->cancelled && !cancelled_.insert(done->reply.version).second)
-      violate("a publish was cancelled twice");
-    if (done->reply.ok) last_ok_ = std::max(last_ok_, done->request);
-    if (!done->reply.ok) ++statistics_.reasons[done->reply.reason];
+    execute(c, process.queue->round_ended(done->request, {.superseded = done->superseded,
+                                                          .cancelled = done->cancelled,
+                                                          .reply = done->reply}));
   } else if (const auto* back = std::get_if<publish::RollbackDone>(&command)) {
     if (process.rollbacks.erase(back->request) != 1) violate("a rollback ended twice");
     if (!back->reply.ok) ++statistics_.reasons["rollback: " + back->reply.reason];
@@ -348,6 +361,9 @@ void World::sidecar_step(std::size_t s, staging::SidecarEvent event) {
     carry_out(s, command);
   }
   if (process.machine && process.life == life) {
+    process.hub->expect_more(std::ranges::any_of(process.machine->replicas(), [](const auto& one) {
+      return one.second.phase() == reload::SwitchPhase::kPausing;
+    }));
     check_reports(s);
     arm_sidecar(s);
   }
@@ -382,6 +398,7 @@ void World::carry_out(std::size_t s, const staging::SidecarCommand& command) {
     stage(s, *start);
   } else if (const auto* release = std::get_if<staging::ReleaseVersion>(&command)) {
     process.store.erase(release->version);
+    process.hub->remove_version(release->version);
   } else if (std::holds_alternative<staging::BeatNow>(command)) {
     control::Envelope envelope;
     envelope.fence = process.machine->fence();
@@ -429,13 +446,14 @@ void World::store(std::size_t c, const publish::Store& command) {
     std::optional<publish::CoordinatorRecord>& disc = stores_[coordinators_[c].store];
     publish::Stored stored{.token = command.token, .record = command.record};
     const auto may = publish::check_replaces(command.record, disc);
-    if (full || !may) {
-      stored.failure = full ? "no space left" : may.error().message();
-      stored.fenced = !full;
+    if (full) {
+      stored.record = fail(ErrorCode::kResourceExhausted, "no space left");
+    } else if (!may) {
+      stored.record = fail(may.error());
     } else {
       if (disc && disc->fence != command.record.fence)
         stored.record = publish::after_claim(command.record, *disc);
-      disc = stored.record;
+      disc = *stored.record;
     }
     schedule_.after(schedule_.micros(10, 1'000), [=, this] {
       if (coordinators_[c].life != life) return;
@@ -477,11 +495,14 @@ void World::stage(std::size_t s, const staging::StartStaging& command) {
       return;
     }
     const std::size_t held = process.machine->held().size();
+    process.hub->add_version(command.announce.version);
     sidecar_step(s, {.now = schedule_.now(),
                      .what = staging::StagingDone{
                          .attempt = command.attempt, .content_digest = *bytes, .bytes = 1}});
     if (process.machine && process.machine->held().size() > held)
       process.store[command.announce.version] = *bytes;
+    else
+      process.hub->remove_version(command.announce.version);
   });
 }
 
@@ -504,11 +525,10 @@ void World::for_replica(std::size_t s, const staging::ForReplica& command) {
       copy->second = Digest{.low = 4};
     const bool changed = stored && copy->second != contents_[load->version];
     const bool spoiled = changed || (faults_on_ && schedule_.chance(0.02 * intensity_));
-    for (std::uint32_t rank = 0; rank < options_.ranks; ++rank)
-      group.load(rank, load->request, load->version,
-                 stored ? copy->second : contents_[load->version], spoiled && rank == 0);
-  } else if (std::holds_alternative<reload::CancelLoad>(command.command)) {
-    for (std::uint32_t rank = 0; rank < options_.ranks; ++rank) group.cancel_load(rank);
+    process.hub->begin(command.replica, *load, stored ? copy->second : contents_[load->version],
+                       spoiled);
+  } else if (const auto* cancel = std::get_if<reload::CancelLoad>(&command.command)) {
+    process.hub->cancel(command.replica, cancel->request);
   } else if (const auto* commit = std::get_if<reload::SendCommit>(&command.command)) {
     check_may_run(s, group, commit->version);
     group.commit(commit->rank, commit->request, commit->version);

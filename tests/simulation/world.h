@@ -1,6 +1,6 @@
-// A fleet in virtual time: the real Coordinator, Sidecar and ReplicaSwitch machines, joined by a
-// network that loses, repeats, delays and reorders, discs that fail, and processes that crash.
-// What must never happen is checked after every step.
+// A fleet in virtual time: the real PublishQueue, Coordinator, Sidecar and ReplicaSwitch machines,
+// joined by a network that loses, repeats, delays and reorders, discs that fail, and processes that
+// crash. What must never happen is checked after every step.
 #pragma once
 
 #include <array>
@@ -15,8 +15,10 @@
 #include "inference_side/staging/sidecar.h"
 #include "tests/simulation/engine_group.h"
 #include "tests/simulation/schedule.h"
+#include "tests/simulation/simulated_hub.h"
+#include "trainer_side/coordinator/coordinator.h"
 #include "trainer_side/coordinator/decision_store.h"
-#include "trainer_side/coordinator/update_round.h"
+#include "trainer_side/publish/publish_queue.h"
 
 namespace wsync::simulation {
 
@@ -24,8 +26,9 @@ struct WorldOptions {
   std::uint64_t seed = 1;
   std::uint32_t coordinators = 2;  // slots; the second one starts now and then beside the first
   std::uint32_t sidecars = 3;
-  std::uint32_t replicas = 2;  // of each sidecar
-  std::uint32_t ranks = 2;     // of each replica
+  std::uint32_t replicas = 2;                 // of each sidecar
+  std::uint32_t ranks = 2;                    // of each replica
+  HubDevices devices = HubDevices::kUnified;  // of each sidecar
   bool faults = true;
   std::chrono::milliseconds faulty{6'000};
   std::chrono::milliseconds calm{40'000};
@@ -37,11 +40,13 @@ struct WorldStatistics {
   std::uint64_t rounds_ok = 0;
   std::uint64_t rounds_failed = 0;
   std::uint64_t rollbacks_ok = 0;
+  std::uint64_t superseded = 0;                  // publishes
   std::uint64_t cancelled = 0;                   // publishes
   std::uint64_t cancels_refused = 0;             // decided already, or nothing was running
   std::uint64_t steps = 0;                       // serving steps of the engines
   std::uint64_t dropped = 0;                     // messages that the machines dropped
   std::map<std::string, std::uint64_t> reasons;  // why rounds and rollbacks failed
+  HubStatistics hubs;
 };
 
 class World {
@@ -56,13 +61,26 @@ class World {
   [[nodiscard]] const WorldStatistics& statistics() const noexcept { return statistics_; }
 
  private:
+  class Facts;  // what a PublishQueue asks of its coordinator
+  // One snapshot that is being taken.
+  struct SnapshotRun {
+    publish::BeginSnapshot what;
+    bool stopped = false;
+    bool weights_read = false;
+  };
   struct CoordinatorProcess {
     std::unique_ptr<publish::Coordinator> machine;  // null: down
+    std::unique_ptr<Facts> facts;
+    std::unique_ptr<publish::PublishQueue> queue;
+    std::chrono::milliseconds publish_deadline{};
+    std::size_t arenas = 0;
+    std::optional<SnapshotRun> snapshot;
+    std::set<std::uint64_t> stopping;  // told as cancelled while their snapshots were taken
     std::uint64_t life = 0;
     std::uint64_t timer = 0;
-    std::size_t store = 0;      // that its record is in
-    TimePoint store_free_at{};  // its writes go one after the other
-    std::map<Version, Digest> snapshots;
+    std::size_t store = 0;                         // that its record is in
+    TimePoint store_free_at{};                     // its writes go one after the other
+    std::map<Version, Digest> snapshots;           // offered; each has an arena
     std::map<std::uint64_t, TimePoint> publishes;  // not answered yet
     std::map<std::uint64_t, TimePoint> rollbacks;
   };
@@ -75,6 +93,7 @@ class World {
     std::optional<std::size_t> home;  // the coordinator it is connected to
     std::uint64_t connection = 0;
     std::vector<std::unique_ptr<EngineGroup>> groups;
+    std::unique_ptr<SimulatedHub> hub;
   };
 
   // processes
@@ -83,6 +102,7 @@ class World {
   void start_sidecar(std::size_t s);
   void crash_sidecar(std::size_t s);
   void make_groups(std::size_t s);
+  void make_hub(std::size_t s);
   // the control network
   void connect(std::size_t s);
   void break_link(std::size_t s);
@@ -104,10 +124,20 @@ class World {
   void stage(std::size_t s, const staging::StartStaging& command);
   void for_replica(std::size_t s, const staging::ForReplica& command);
   [[nodiscard]] std::optional<Digest> fetch(const control::Stage& stage);
+  // the trainer around a coordinator
+  void start_queue(std::size_t c);
+  void poll_queue(std::size_t c);
+  void execute(std::size_t c, const Result<publish::PublishQueue::Commands>& commands);
+  void execute(std::size_t c, const publish::QueueCommand& command);
+  void take_snapshot(std::size_t c);
+  void end_snapshot(std::size_t c, const std::optional<Error>& failure);
+  void request_round(std::size_t c, const publish::RequestRound& command);
+  void end_publish(std::size_t c, const publish::EndPublish& end);
+  bool publish(std::size_t c);
+  void give_up(std::size_t c);
+  void cancel(std::size_t c);
   // client and faults
   void client();
-  bool publish(std::size_t c);
-  void cancel(std::size_t c);
   void inject();
   void inject_stranger(std::size_t s, std::size_t c);
   void heal();
@@ -135,6 +165,7 @@ class World {
   std::array<std::optional<publish::CoordinatorRecord>, 2> stores_;
   // What was really decided anew to go back: every other decision goes forward, or repeats one.
   std::set<control::Decision> rollbacks_decided_;
+  Version given_;  // the version of the newest snapshot that has ended
   std::uint64_t published_ = 0;
   std::uint64_t requests_ = 0;
   std::uint64_t last_ok_ = 0;  // the newest publish that was good

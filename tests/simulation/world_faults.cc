@@ -16,49 +16,6 @@ constexpr std::chrono::seconds kBound{25};  // for a publish or rollback, waitin
 
 // ---- client and faults ----
 
-bool World::publish(std::size_t c) {
-  CoordinatorProcess& process = coordinators_[c];
-  if (!process.machine) return false;
-  // Coordinators that share no record can claim one epoch unknown to each other. Their digests keep
-  // the bytes apart, which is tested elsewhere: here a name stands for one content.
-  Result<Version> version = process.machine->next_version();
-  while (version && named_by_.emplace(*version, process.store).first->second != process.store)
-    version = process.machine->next_version(version->step + 1);
-  if (!version) return false;
-  const Digest content{.low = ++published_, .high = 77};
-  if (!contents_.emplace(*version, content).second) {
-    violate(fmt::format("version {} is given to two byte strings", version->to_string()));
-    return false;
-  }
-  process.snapshots[*version] = content;
-  const std::uint64_t request = ++requests_;
-  process.publishes[request] = schedule_.now();
-  coordinator_step(c, {.now = schedule_.now(),
-                       .what = publish::PublishRequested{.request = request,
-                                                         .version = *version,
-                                                         .layout_digest = {.low = 5},
-                                                         .content_digest = content,
-                                                         .bucket_bytes = 1,
-                                                         .arena_bytes = 1}});
-  return true;
-}
-
-// Of the update that runs, or of one that may wait, have ended or have been of another coordinator.
-void World::cancel(std::size_t c) {
-  const std::uint64_t answered = statistics_.cancelled + statistics_.cancels_refused;
-  Version version;
-  if (!contents_.empty() && schedule_.chance(0.5))
-    version = std::next(contents_.begin(),
-                        static_cast<std::ptrdiff_t>(schedule_.pick(0, contents_.size() - 1)))
-                  ->first;
-  coordinator_step(c,
-                   {.now = schedule_.now(),
-                    .what = publish::CancelRequested{.request = ++requests_, .version = version}});
-  if (coordinators_[c].machine &&
-      statistics_.cancelled + statistics_.cancels_refused != answered + 1)
-    violate("a request to cancel was not answered in its step");
-}
-
 void World::client() {
   if (!client_on_) return;
   schedule_.after(schedule_.micros(50'000, 500'000), [this] { client(); });
@@ -71,6 +28,10 @@ void World::client() {
   }
   if (schedule_.chance(0.5)) {
     cancel(c);
+    return;
+  }
+  if (schedule_.chance(0.2)) {
+    give_up(c);
     return;
   }
   const std::uint64_t request = ++requests_;
@@ -224,6 +185,7 @@ bool World::run() {
   for (const SidecarProcess& process : sidecars_) {
     if (process.machine) statistics_.dropped += process.machine->dropped();
     for (const auto& group : process.groups) statistics_.steps += group->steps();
+    statistics_.hubs.add(process.hub->statistics());
   }
   return violations_.empty();
 }

@@ -12,7 +12,7 @@
 #include "shared/control/messages.h"
 #include "shared/observe/metrics/registry.h"
 #include "shared/observe/metrics/status_pages.h"
-#include "trainer_side/coordinator/update_round.h"
+#include "trainer_side/coordinator/coordinator.h"
 
 namespace wsync::publish {
 

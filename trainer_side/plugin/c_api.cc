@@ -1,4 +1,4 @@
-// The C API over Trainer: argument checks, and callbacks as tensors.
+// The C API (wsync/trainer.h) over Trainer: checks the arguments, and turns callbacks into tensors.
 #include <algorithm>
 #include <cstring>
 #include <exception>
@@ -32,7 +32,7 @@ thread_local std::string last_error;
 
 wsync_code code_of(ErrorCode code) { return static_cast<wsync_code>(static_cast<int>(code) + 1); }
 
-// Runs `body`, a function that returns a Result<>; no exception passes.
+// Runs `body`, a function that returns a Result<>. No exception leaves it: the caller may be C.
 template <class Body>
 wsync_code run(Body body) {
   try {
@@ -49,7 +49,7 @@ wsync_code run(Body body) {
   }
 }
 
-// -1: none of the caller's.
+// None for -1: the caller sets no limit.
 Result<std::optional<std::chrono::milliseconds>> time_of(int timeout_ms) {
   if (timeout_ms >= 0) return std::chrono::milliseconds(timeout_ms);
   if (timeout_ms == -1) return std::nullopt;
@@ -121,7 +121,7 @@ void fill(wsync_publish_status& out, const wsync::plugin::PublishView& view) {
   std::memcpy(out.reason, status.reason.data(), n);
 }
 
-// What a wait for `state` says about a publish that has come this far.
+// The result of a wait that has ended with this status.
 Result<> judge(const wsync::control::PublishStatus& status) {
   if (status.state == PublishState::kFailed)
     return wsync::fail(static_cast<ErrorCode>(status.code), status.reason);
@@ -148,8 +148,8 @@ struct wsync_trainer {
 
 namespace {
 
-// Before anything of the handle is touched: in a child its locks may be held by threads that are
-// not there.
+// Called before anything else of the handle is used: in a forked child its locks may be held by
+// threads that do not exist there.
 Result<> check(const wsync_trainer* trainer) {
   if (trainer == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "trainer is NULL");
   return trainer->home.check("wsync_trainer");
@@ -158,8 +158,8 @@ Result<> check(const wsync_trainer* trainer) {
 }  // namespace
 
 wsync_code wsync_trainer_create(const wsync_trainer_options* options, wsync_trainer** trainer) {
-  // From the first handle on: a program that has none, such as one that starts processes of its own
-  // with their descriptors, forks as it likes.
+  // Installed with the first handle only: a program without handles, for instance one that passes
+  // descriptors to processes of its own, forks as it likes.
   wsync::close_descriptors_in_children();
   if (trainer != nullptr) *trainer = nullptr;
   return run([&]() -> Result<> {

@@ -1,4 +1,4 @@
-// PublishBoard: how far every publish of this trainer has come, for callers on any thread.
+// PublishBoard: the status of every publish of this trainer, for callers on any thread.
 #pragma once
 
 #include <condition_variable>
@@ -15,7 +15,7 @@
 
 namespace wsync::plugin {
 
-// `done_bytes` of `total_bytes` of the phase that runs; both 0 when there is nothing to count.
+// `done_bytes` of `total_bytes` of the current phase; both 0 when the phase counts nothing.
 struct PublishView {
   control::PublishStatus status;
   control::ProgressPhase phase = control::ProgressPhase::kSnapshot;
@@ -27,21 +27,21 @@ struct PublishView {
   return state >= control::PublishState::kCommitted;
 }
 
-// What a publish of a step says of those of the same step before it.
+// How the weights of a publish compare to those of an earlier publish of the same step.
 enum class Weights : std::uint8_t {
   kNew,
-  kSame,  // the very same bytes: after ranks were lost, all of them publish a step once more
+  kSame,  // the same bytes: after a rank was lost, all ranks publish the step again
 };
 
 // Thread: any. Remembers limits::kPublishesRemembered publishes that have ended.
 class PublishBoard {
  public:
-  // A new publish, pending; its number. kInvalidInput while one of the same step (0 aside) has not
-  // ended, what is told about a step must have one meaning; unless it is the same weights once
-  // more.
+  // Adds a publish, which is pending, and returns its number. kInvalidInput while another publish
+  // of the same step has not ended, because a report about a step must have one meaning. That does
+  // not hold for step 0 and for the same weights.
   [[nodiscard]] Result<std::uint64_t> open(std::uint64_t step, Weights weights = Weights::kNew);
-  // Takes the status over. A publish never goes back to an earlier state, and never leaves a final
-  // one: such an update is dropped.
+  // Sets the status. A publish never goes back to an earlier state, and never leaves a final one:
+  // such an update is dropped.
   void update(std::uint64_t id, const control::PublishStatus& status);
   void progress(std::uint64_t id, control::ProgressPhase phase, std::uint64_t done_bytes,
                 std::uint64_t total_bytes);
@@ -49,8 +49,8 @@ class PublishBoard {
   void fail_all(const Error& why);
   // kNotFound: there is no such publish, or it has been forgotten.
   [[nodiscard]] Result<PublishView> look(std::uint64_t id) const;
-  // Waits until the publish is in `state` or a later one, or has ended. kDeadline otherwise;
-  // without a deadline the publish's own end is the end of it.
+  // Waits until the publish is in `state` or a later one, or has ended. kDeadline when that does
+  // not come in time; without a deadline the end of the publish ends the wait.
   [[nodiscard]] Result<PublishView> wait(std::uint64_t id, control::PublishState state,
                                          std::optional<TimePoint> deadline) const;
 

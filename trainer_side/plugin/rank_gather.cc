@@ -15,7 +15,8 @@ namespace {
 
 using publish::RankTensor;
 
-// All shards as one model. Holds what rank 0 reads of the others.
+// All shards as one model. Holds the views of the arenas, and with them their read leases, for as
+// long as the snapshot reads the shards.
 class GatheredWeights final : public publish::WeightSource {
  public:
   GatheredWeights(std::vector<ArenaView> views, publish::GatheredSource source)
@@ -39,8 +40,9 @@ bool same_layout(const std::vector<RankTensor>& one, const std::vector<RankTenso
   });
 }
 
-// Maps a rank's arena and says where in it each of its tensors lies.
-Result<ArenaView> map_shards(const control::Snapshotted& said, int arena,
+// Maps the arena of a rank and sets where in it each of its tensors lies. The arena has to be of
+// the reported step and content: a rank cannot change it after its report.
+Result<ArenaView> map_shards(const control::Snapshotted& snapshotted, int arena,
                              std::vector<RankTensor>& tensors) {
   std::vector<TensorInfo> infos;
   for (const RankTensor& tensor : tensors) {
@@ -49,9 +51,9 @@ Result<ArenaView> map_shards(const control::Snapshotted& said, int arena,
   }
   const auto manifest = WSYNC_TRY(Manifest::create(std::move(infos)));
   const auto plan = WSYNC_TRY(BucketPlan::create(manifest, limits::kBucketBytesDefault));
-  auto view = ArenaView::open(arena, {.version = std::pair(std::uint64_t{0}, said.step),
+  auto view = ArenaView::open(arena, {.version = std::pair(std::uint64_t{0}, snapshotted.step),
                                       .layout = manifest.layout_digest(),
-                                      .content = said.content_digest,
+                                      .content = snapshotted.content_digest,
                                       .data_bytes = plan.arena_bytes()});
   if (!view) return view;
   for (RankTensor& tensor : tensors) {
@@ -117,7 +119,7 @@ bool is_lost(const control::PublishStatus& status) noexcept {
          status.code == static_cast<std::uint8_t>(ErrorCode::kPeerLost);
 }
 
-// ---- what the ranks say ----
+// ---- what the ranks report ----
 
 Result<> RankGather::join(const control::RankHello& hello) {
   if (hello.world_size != world_size_)
@@ -166,73 +168,74 @@ Result<> RankGather::describe(const RankProcess& process, const control::RankSha
   return {};
 }
 
-Result<> RankGather::report(const RankProcess& process, const control::Snapshotted& said,
+Result<> RankGather::report(const RankProcess& process, const control::Snapshotted& snapshotted,
                             UniqueFd arena) {
   const std::lock_guard lock(mutex_);
   WSYNC_TRY(check_process(process));
-  // What the process before it had reported was the same, and is being published.
+  // The process that this one replaces had reported the same content, which is being published.
   if (const Rank& from = ranks_[process.rank];
-      said.step == over_ && said.step == from.gathered_step && from.pid != from.gathered_pid &&
-      said.failure.empty() && said.content_digest == from.gathered_digest)
+      snapshotted.step == over_ && snapshotted.step == from.gathered_step &&
+      from.pid != from.gathered_pid && snapshotted.failure.empty() &&
+      snapshotted.content_digest == from.gathered_digest)
     return {};
-  if (said.step <= over_ && collecting_ != said.step)
-    return fail(ErrorCode::kRefused,
-                said.step == over_
-                    ? fmt::format("rank 0 is through with step {}: {}", said.step, over_reason_)
-                    : fmt::format("rank 0 has gone on to step {}", over_));
+  if (snapshotted.step <= over_ && collecting_ != snapshotted.step)
+    return fail(ErrorCode::kRefused, snapshotted.step == over_
+                                         ? fmt::format("rank 0 is through with step {}: {}",
+                                                       snapshotted.step, over_reason_)
+                                         : fmt::format("rank 0 has gone on to step {}", over_));
   const std::uint32_t rank = process.rank;
   Rank& from = ranks_[rank];
   if (!from.tensors)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("rank {} reports step {} before it has described its tensors", rank,
-                            said.step));
-  if (said.failure.empty() && !arena.valid())
+                            snapshotted.step));
+  if (snapshotted.failure.empty() && !arena.valid())
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("rank {} reports step {} without its arena", rank, said.step));
-  Report report{.said = said,
+                fmt::format("rank {} reports step {} without its arena", rank, snapshotted.step));
+  Report report{.snapshotted = snapshotted,
                 .tensors = from.tensors,
                 .arena = std::move(arena),
                 .pid = from.pid,
                 .connection = from.connection};
-  const auto at = std::ranges::lower_bound(from.reports, said.step, {},
-                                           [](const Report& r) { return r.said.step; });
-  if (at != from.reports.end() && at->said.step == said.step)
+  const auto at = std::ranges::lower_bound(from.reports, snapshotted.step, {},
+                                           [](const Report& r) { return r.snapshotted.step; });
+  if (at != from.reports.end() && at->snapshotted.step == snapshotted.step)
     return report_again(rank, *at, std::move(report));
-  if (said.step <= from.last_step && !from.reports.empty())
+  if (snapshotted.step <= from.last_step && !from.reports.empty())
     return fail(ErrorCode::kRefused, fmt::format("rank {} reports step {} after step {}", rank,
-                                                 said.step, from.last_step));
+                                                 snapshotted.step, from.last_step));
   if (from.reports.size() >= limits::kRankReportCount)
     return fail(ErrorCode::kBusy,
                 fmt::format("rank {} has {} steps waiting for rank 0, at most {} are kept", rank,
                             from.reports.size(), limits::kRankReportCount));
-  from.last_step = said.step;
+  from.last_step = snapshotted.step;
   from.reports.insert(at, std::move(report));
   changed_.notify_all();
   return {};
 }
 
-// A step that waits is said again: what was reported first is committed, so it has to be the same.
+// A second report of a step that waits. The first one is committed, so the content has to be equal.
 Result<> RankGather::report_again(std::uint32_t rank, Report& waiting, Report again) {
-  if (!again.said.failure.empty() && waiting.said.failure.empty()) return {};
-  const bool same = again.said.content_digest == waiting.said.content_digest &&
+  if (!again.snapshotted.failure.empty() && waiting.snapshotted.failure.empty()) return {};
+  const bool same = again.snapshotted.content_digest == waiting.snapshotted.content_digest &&
                     same_layout(*again.tensors, *waiting.tensors);
-  if (!waiting.is_disputed && (same || !waiting.said.failure.empty())) {
+  if (!waiting.is_disputed && (same || !waiting.snapshotted.failure.empty())) {
     waiting = std::move(again);
     changed_.notify_all();
     return {};
   }
   if (!waiting.is_disputed) {
     waiting.is_disputed = true;
-    waiting.said.failure = fmt::format(
+    waiting.snapshotted.failure = fmt::format(
         "two contents of step {}: process {} has reported digest {}, process {} reports {}{}; "
         "neither is published",
-        waiting.said.step, waiting.pid, waiting.said.content_digest.to_string(), again.pid,
-        again.said.content_digest.to_string(),
+        waiting.snapshotted.step, waiting.pid, waiting.snapshotted.content_digest.to_string(),
+        again.pid, again.snapshotted.content_digest.to_string(),
         same_layout(*again.tensors, *waiting.tensors) ? "" : " of other tensors");
     waiting.arena = UniqueFd();
     changed_.notify_all();
   }
-  return fail(ErrorCode::kRefused, fmt::format("rank {}: {}", rank, waiting.said.failure));
+  return fail(ErrorCode::kRefused, fmt::format("rank {}: {}", rank, waiting.snapshotted.failure));
 }
 
 void RankGather::leave(const RankProcess& process) {
@@ -253,10 +256,10 @@ void RankGather::lose(std::uint32_t rank, std::string_view how) {
 // ---- the wait for all of them ----
 
 bool RankGather::has_reported(const Rank& from, std::uint64_t step) {
-  return !from.reports.empty() && from.reports.front().said.step == step;
+  return !from.reports.empty() && from.reports.front().snapshotted.step == step;
 }
 
-// Whether every rank has reported the step; an error when one never will.
+// Whether every rank has reported the step; an error when one of them never will.
 Result<bool> RankGather::complete(std::uint64_t step) {
   if (is_cancelled_) return fail(ErrorCode::kCancelled, "the trainer is being destroyed");
   bool is_complete = true;
@@ -265,14 +268,15 @@ Result<bool> RankGather::complete(std::uint64_t step) {
     if (!has_reported(from, step)) is_complete = false;
     if (from.reports.empty()) continue;
     const Report& first = from.reports.front();
-    // What is ahead may be left from before the rank was lost; this process comes to the step yet.
-    if (first.said.step != step && first.connection != from.connection) continue;
-    if (first.said.step != step)
+    // A report of a later step may come from before the rank was lost. The new process will still
+    // report this step.
+    if (first.snapshotted.step != step && first.connection != from.connection) continue;
+    if (first.snapshotted.step != step)
       return fail(ErrorCode::kRefused,
                   fmt::format("rank {} has snapshotted step {}, rank 0 publishes step {}", rank,
-                              first.said.step, step));
-    if (!first.said.failure.empty())
-      return fail(ErrorCode::kRefused, fmt::format("rank {}: {}", rank, first.said.failure));
+                              first.snapshotted.step, step));
+    if (!first.snapshotted.failure.empty())
+      return fail(ErrorCode::kRefused, fmt::format("rank {}: {}", rank, first.snapshotted.failure));
   }
   if (is_complete) return true;
   if (lost_) return fail(*lost_);
@@ -299,7 +303,8 @@ std::string RankGather::missing(std::uint64_t step) const {
 
 void RankGather::end_step(std::uint64_t step, const std::string& reason) {
   for (auto& [rank, from] : ranks_)
-    std::erase_if(from.reports, [&](const Report& report) { return report.said.step <= step; });
+    std::erase_if(from.reports,
+                  [&](const Report& report) { return report.snapshotted.step <= step; });
   if (step < over_) return;
   over_ = step;
   over_reason_ = reason;
@@ -362,7 +367,7 @@ Result<std::unique_ptr<publish::WeightSource>> RankGather::collect(
         Rank& from = ranks_[rank];
         from.gathered_step = step;
         from.gathered_pid = from.reports.front().pid;
-        from.gathered_digest = from.reports.front().said.content_digest;
+        from.gathered_digest = from.reports.front().snapshotted.content_digest;
         reports.push_back(std::move(from.reports.front()));
       }
     if (!done && done.error().code() == ErrorCode::kPeerLost)
@@ -375,7 +380,7 @@ Result<std::unique_ptr<publish::WeightSource>> RankGather::collect(
   std::vector<ArenaView> views;
   for (std::size_t i = 0; i < reports.size(); ++i) {
     ranks.push_back(*reports[i].tensors);
-    auto view = map_shards(reports[i].said, reports[i].arena.get(), ranks.back());
+    auto view = map_shards(reports[i].snapshotted, reports[i].arena.get(), ranks.back());
     if (!view) return fail(view.error().with_context(fmt::format("the shards of rank {}", i + 1)));
     views.push_back(std::move(*view));
   }

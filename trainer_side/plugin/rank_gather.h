@@ -1,14 +1,13 @@
-// RankGather: what the other ranks of a trainer have told rank 0, and the wait for all of them. A
-// version exists only when every rank has reported `snapshotted` for the same step; this is the
-// place that says so.
+// RankGather: the reports of the other ranks to rank 0, and the wait for all of them. It decides
+// whether a version exists: only when every rank has reported `snapshotted` for the same step.
 //
-// Steps only grow. A report of a step above the one that is gathered waits for its turn; one of a
-// step that is over (gathered, failed, or passed) is refused, and the rank is told.
+// Steps only grow. A report of a step above the one that is being gathered waits for its turn. A
+// report of a step that is over (gathered, failed, or passed) is refused.
 //
-// What has been reported is there for good: the arena is held here, whatever becomes of its
-// process. So a step that was lost with one rank is not over: the reports of the others wait for it
-// to be published once more, and one that is said again (by the process that took the place of the
-// lost one, too) has to be of the same bytes.
+// A report is committed data: rank 0 holds the arena, so the bytes stay good when the process of
+// the rank ends. For that reason a step that failed because a rank was lost is not over. The
+// reports of the other ranks are kept until the step is published again. A second report of the
+// same step, by the same process or by the one that has replaced it, has to have the same content.
 //
 // Thread: every function may be called from any thread; collect() blocks, one at a time.
 #pragma once
@@ -32,55 +31,56 @@
 
 namespace wsync::plugin {
 
-// One process of a rank. The one with the highest incarnation that was heard of is the rank.
+// One process of a rank. The process with the highest known incarnation is the rank.
 struct RankProcess {
   std::uint32_t rank = 0;
   std::uint32_t incarnation = 0;
 };
 
-// The publish failed because a rank was lost before it had reported: no version came of it, and all
-// ranks may publish the step once more.
+// Whether the publish failed because a rank was lost before it had reported. No version exists
+// then, and all ranks may publish the step again.
 [[nodiscard]] bool is_lost(const control::PublishStatus& status) noexcept;
 
 class RankGather {
  public:
   explicit RankGather(std::uint32_t world_size) : world_size_(world_size) {}
 
-  // Rank 0 and its world; the ranks that are expected are 1 .. world_size - 1.
+  // The number of ranks. Reports are expected of ranks 1 to world_size - 1.
   [[nodiscard]] std::uint32_t world_size() const noexcept { return world_size_; }
 
-  // A rank has connected. A higher incarnation than that of the process which is this rank takes
-  // its place, connected or not. kInvalidInput when it is no rank of this trainer or has another
-  // world size; kBusy while another process of this incarnation is that rank; kFenced, naming both,
-  // when one of a higher incarnation is, or was.
+  // A rank has connected. A process with a higher incarnation replaces the process that is this
+  // rank, connected or not. kInvalidInput: it is no rank of this trainer, or has another world
+  // size. kBusy: another process of this incarnation is that rank. kFenced, naming both: a process
+  // of a higher incarnation is or was that rank.
   [[nodiscard]] Result<> join(const control::RankHello& hello);
-  // What the rank has of the model, for the reports that follow. kInvalidInput, naming the tensor;
-  // kFenced as join().
+  // The part of the model that the rank holds, for the reports that follow. kInvalidInput, naming
+  // the tensor; kFenced as join().
   [[nodiscard]] Result<> describe(const RankProcess& process, const control::RankShards& shards);
-  // The rank has a snapshot (or failed). `arena` is its arena. A step that waits with the same
-  // content and layout is taken once, out of the newer arena; with others it fails on all ranks.
-  // kRefused for that, and when the step is over; kBusy when too many of its steps wait; kFenced as
-  // join().
-  [[nodiscard]] Result<> report(const RankProcess& process, const control::Snapshotted& said,
+  // The rank has a snapshot, or has failed to take one. `arena` is its arena. When a report of the
+  // same step waits already, with the same content and layout, the newer arena replaces the older
+  // one; with another content the step fails on all ranks. kRefused: another content, or the step
+  // is over. kBusy: too many steps of this rank wait. kFenced as join().
+  [[nodiscard]] Result<> report(const RankProcess& process, const control::Snapshotted& snapshotted,
                                 UniqueFd arena);
-  // The rank is gone; what it has reported stays good. Nothing happens when another process is that
+  // The rank has disconnected. Its reports stay good. Nothing happens when another process is that
   // rank by now.
   void leave(const RankProcess& process);
 
-  // Waits until every other rank has reported `step`, then gives all shards as one model. `own` are
-  // rank 0's, borrowed until the source is gone; the source holds read leases on the others'
-  // arenas. kDeadline: which ranks are missing; kPeerLost: a rank went away meanwhile; kRefused: a
-  // rank reports another step, two contents, or that it failed; kInvalidInput: the shards are not
-  // one model, with rank and tensor; kCancelled after cancel(). The step is over after a failure,
-  // except for kPeerLost: it may be collected again, and reports of it are taken all the time.
+  // Waits until every other rank has reported `step`, then returns all shards as one model. `own`
+  // are the shards of rank 0, borrowed until the source is destroyed; the source holds read leases
+  // on the arenas of the others. kDeadline: names the missing ranks. kPeerLost: a rank was lost
+  // meanwhile. kRefused: a rank reports another step, two contents, or a failure. kInvalidInput:
+  // the shards are not one model; names rank and tensor. kCancelled: after cancel(). After a
+  // failure the step is over, except after kPeerLost: then it may be collected again and accepts
+  // reports.
   [[nodiscard]] Result<std::unique_ptr<publish::WeightSource>> collect(
       std::uint64_t step, const std::vector<publish::RankTensor>& own, TimePoint deadline);
-  // Steps up to this one are over: reports of them are dropped and refused, with this reason.
+  // Steps up to this one are over: their reports are dropped, and refused with this reason.
   void give_up(std::uint64_t step, const std::string& reason);
-  // This step is about to be collected once more: reports of it are taken again if it is over.
+  // This step will be collected again: reports of it are accepted even if it is over.
   void expect(std::uint64_t step);
-  // A rank was lost: collect() of this step, now or later, does not wait for reports that have not
-  // come (kPeerLost). Until expect().
+  // A rank was lost: collect() of this step, now or later, fails with kPeerLost instead of waiting
+  // for missing reports. Holds until expect().
   void no_more(std::uint64_t step);
   // Ends collect(), now and later.
   void cancel();
@@ -88,22 +88,22 @@ class RankGather {
  private:
   using Tensors = std::shared_ptr<const std::vector<publish::RankTensor>>;  // without bytes
   struct Report {
-    control::Snapshotted said;
+    control::Snapshotted snapshotted;
     Tensors tensors;
     UniqueFd arena;
     std::uint32_t pid = 0;
     std::uint64_t connection = 0;
-    bool is_disputed = false;  // two contents were reported; `said` has the sentence
+    bool is_disputed = false;  // two contents were reported; `snapshotted.failure` says which
   };
   struct Rank {
     bool joined = false;
     std::uint32_t pid = 0;
     std::uint32_t incarnation = 0;
-    std::uint64_t connection = 0;  // counts them
+    std::uint64_t connection = 0;  // counts connections
     Tensors tensors;
     std::uint64_t last_step = 0;  // on this connection
     std::deque<Report> reports;   // in the order of steps
-    // What was gathered of it last, by which process.
+    // The step that was gathered of it last, and the process that had reported it.
     std::uint64_t gathered_step = 0;
     std::uint32_t gathered_pid = 0;
     Digest gathered_digest;
@@ -123,17 +123,17 @@ class RankGather {
   std::condition_variable changed_;
   std::map<std::uint32_t, Rank> ranks_;
   std::optional<std::uint64_t> collecting_;
-  std::optional<Error> lost_;  // a rank went away while its report was awaited
+  std::optional<Error> lost_;  // a rank was lost while its report was awaited
   std::optional<std::uint64_t> no_more_;
   std::uint64_t over_ = 0;   // highest step that is over
   std::string over_reason_;  // of that step
   bool is_cancelled_ = false;
 };
 
-// The shards of one rank as tensors of their own: what its arena holds, in the order of a manifest.
+// The shard of one rank as a tensor of its own, as it lies in the arena of that rank.
 // kInvalidInput, naming the tensor, when a range is outside of it or not in whole bytes.
 [[nodiscard]] Result<TensorInfo> shard_info(const publish::RankTensor& tensor);
-// As it travels, and back.
+// The description of a shard as a message, and back; without its bytes.
 [[nodiscard]] control::EngineTensor to_message(const publish::RankTensor& tensor);
 [[nodiscard]] Result<publish::RankTensor> from_message(const control::EngineTensor& tensor);
 

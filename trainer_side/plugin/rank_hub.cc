@@ -27,14 +27,14 @@ Result<std::unique_ptr<RankHub>> RankHub::listen(Loop& loop, const std::string& 
 }
 
 void RankHub::accept(UniqueFd socket, const PeerCredentials& peer) {
-  // Room for every rank, and for as many that come back before their old end is seen to be gone.
+  // A rank may come back before the end of its old connection is noticed: room for two of each.
   if (peers_.size() >= 2 * std::size_t{gather_.world_size()}) {
     log_warning("rank link: {} connections, process {} is turned away", peers_.size(), peer.pid);
     return;
   }
   const std::uint64_t id = next_peer_++;
   control::StreamCallbacks callbacks;
-  callbacks.on_frame = [this, id](control::Frame frame) { on_frame(id, std::move(frame)); };
+  callbacks.on_frame = [this, id](control::Frame frame) { handle_frame(id, std::move(frame)); };
   callbacks.on_close = [this, id](const Error& error) { drop(id, error); };
   auto stream = control::UnixStream::adopt(loop_, std::move(socket), std::move(callbacks));
   if (!stream) {
@@ -49,10 +49,10 @@ void RankHub::accept(UniqueFd socket, const PeerCredentials& peer) {
   added.hello->start(std::chrono::milliseconds(limits::kHelloDeadlineMs));
 }
 
-void RankHub::on_frame(std::uint64_t id, control::Frame frame) {
+void RankHub::handle_frame(std::uint64_t id, control::Frame frame) {
   const auto found = peers_.find(id);
   if (found == peers_.end()) return;
-  if (const Result<> taken = take(id, found->second, frame); !taken) refuse(id, taken.error());
+  if (const Result<> taken = handle(id, found->second, frame); !taken) refuse(id, taken.error());
 }
 
 Result<> RankHub::greet(std::uint64_t id, Peer& peer, const control::RankHello& hello) {
@@ -74,7 +74,7 @@ Result<> RankHub::greet(std::uint64_t id, Peer& peer, const control::RankHello& 
   return {};
 }
 
-Result<> RankHub::take(std::uint64_t id, Peer& peer, control::Frame& frame) {
+Result<> RankHub::handle(std::uint64_t id, Peer& peer, control::Frame& frame) {
   if (const auto* hello = std::get_if<control::RankHello>(&frame.message))
     return greet(id, peer, *hello);
   if (!peer.process)
@@ -83,21 +83,21 @@ Result<> RankHub::take(std::uint64_t id, Peer& peer, control::Frame& frame) {
                             control::message_name(control::type_of(frame.message))));
   if (const auto* shards = std::get_if<control::RankShards>(&frame.message))
     return gather_.describe(*peer.process, *shards);
-  const auto* said = std::get_if<control::Snapshotted>(&frame.message);
-  if (said == nullptr)
+  const auto* snapshotted = std::get_if<control::Snapshotted>(&frame.message);
+  if (snapshotted == nullptr)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("a rank does not send {}",
                             control::message_name(control::type_of(frame.message))));
   UniqueFd arena = frame.fds.empty() ? UniqueFd() : std::move(frame.fds.front());
-  const Result<> reported = gather_.report(*peer.process, *said, std::move(arena));
-  // A step that rank 0 has spoken of already: the process before this one has reported it.
-  if (reported && told_.step == said->step && !told_.version.none())
-    return peer.stream->send({}, told_);
+  const Result<> reported = gather_.report(*peer.process, *snapshotted, std::move(arena));
+  // Rank 0 has sent the status of this step already, to the process that this one replaces.
+  if (reported && notified_.step == snapshotted->step && !notified_.version.none())
+    return peer.stream->send({}, notified_);
   if (reported) return {};
   const ErrorCode code = reported.error().code();
   if (code != ErrorCode::kRefused && code != ErrorCode::kBusy) return reported;
-  // Only this step is refused; the rank may go on with the next one.
-  return peer.stream->send({}, control::PublishStatus{.step = said->step,
+  // Only this step is refused; the rank may continue with the next one.
+  return peer.stream->send({}, control::PublishStatus{.step = snapshotted->step,
                                                       .state = control::PublishState::kFailed,
                                                       .code = static_cast<std::uint8_t>(code),
                                                       .reason = reported.error().message()});
@@ -128,8 +128,8 @@ void RankHub::drop(std::uint64_t id, const Error& error) {
   peers_.erase(found);
 }
 
-void RankHub::tell(const control::PublishStatus& status) {
-  if (status.step >= told_.step) told_ = status;
+void RankHub::notify(const control::PublishStatus& status) {
+  if (status.step >= notified_.step) notified_ = status;
   for (auto& [id, peer] : peers_) {
     if (!peer.process) continue;
     if (const auto sent = peer.stream->send({}, status); !sent)

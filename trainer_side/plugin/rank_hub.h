@@ -1,5 +1,5 @@
-// RankHub: rank 0's end of the rank links. Feeds a RankGather with what the ranks say, and tells
-// them how far a version has come.
+// RankHub: the end of rank 0 of the links to the other ranks. It passes their reports to a
+// RankGather, and notifies them of the status of each publish.
 //
 // Thread: the loop's.
 // Outlives: the loop and the gather outlive the hub.
@@ -24,8 +24,8 @@ class RankHub {
   [[nodiscard]] static Result<std::unique_ptr<RankHub>> listen(Loop& loop, const std::string& path,
                                                                RankGather& gather,
                                                                Claim how = Claim::kIfFree);
-  // To every rank that is connected.
-  void tell(const control::PublishStatus& status);
+  // Sends the status to every connected rank.
+  void notify(const control::PublishStatus& status);
 
  private:
   struct Peer {
@@ -35,8 +35,8 @@ class RankHub {
   };
   RankHub(Loop& loop, RankGather& gather) : loop_(loop), gather_(gather) {}
   void accept(UniqueFd socket, const PeerCredentials& peer);
-  void on_frame(std::uint64_t id, control::Frame frame);
-  [[nodiscard]] Result<> take(std::uint64_t id, Peer& peer, control::Frame& frame);
+  void handle_frame(std::uint64_t id, control::Frame frame);
+  [[nodiscard]] Result<> handle(std::uint64_t id, Peer& peer, control::Frame& frame);
   [[nodiscard]] Result<> greet(std::uint64_t id, Peer& peer, const control::RankHello& hello);
   void refuse(std::uint64_t id, const Error& error);
   void drop(std::uint64_t id, const Error& error);
@@ -45,7 +45,7 @@ class RankHub {
   RankGather& gather_;
   std::map<std::uint64_t, Peer> peers_;
   std::uint64_t next_peer_ = 1;
-  control::PublishStatus told_;  // of the newest step
+  control::PublishStatus notified_;  // of the newest step
   std::unique_ptr<control::UnixListener> listener_;
 };
 

@@ -1,7 +1,7 @@
-// RankRole: what one rank of a trainer does on its loop. Rank 0 coordinates (LeadRank), the others
-// hand their snapshots to it (FollowRank).
+// RankRole: the work of one rank of a trainer on its loop. Rank 0 publishes (LeaderRank); the other
+// ranks give their snapshots to rank 0 (FollowerRank).
 //
-// Thread: the loop's. Destruction waits for the callbacks of tensors that run.
+// Thread: the loop's. The destructor waits for callbacks of tensors that are running.
 #pragma once
 
 #include <functional>
@@ -28,8 +28,8 @@ struct RankSettings {
   std::uint32_t rank = 0;
   std::uint32_t world_size = 1;
   std::uint32_t incarnation = 0;  // how often the process of this rank was replaced
-  // This rank publishes nothing any more: a newer coordinator has the fleet, another process is
-  // this rank now (kFenced both), or its epoch could not be stored. Called on the loop.
+  // This rank publishes nothing any more: a newer coordinator has the fleet (kFenced), another
+  // process is this rank now (kFenced), or the epoch could not be stored. Called on the loop.
   std::function<void(const Error& reason)> on_stopped;
 };
 
@@ -45,15 +45,15 @@ class RankRole {
                          std::function<void(Result<control::RollbackReply>)> on_done) = 0;
 };
 
-// Both need the board for as long as they live. Errors: kBusy, kIo as TrainerAgent::create() and
+// The board outlives both. Errors: kBusy and kIo as TrainerAgent::create() and
 // UnixListener::create().
-[[nodiscard]] Result<std::unique_ptr<RankRole>> make_lead_rank(Loop& loop,
-                                                               const RankSettings& settings,
-                                                               PublishBoard& board);
-[[nodiscard]] Result<std::unique_ptr<RankRole>> make_follow_rank(Loop& loop,
+[[nodiscard]] Result<std::unique_ptr<RankRole>> make_leader_rank(Loop& loop,
                                                                  const RankSettings& settings,
                                                                  PublishBoard& board);
-// Where the ranks of a trainer meet.
+[[nodiscard]] Result<std::unique_ptr<RankRole>> make_follower_rank(Loop& loop,
+                                                                   const RankSettings& settings,
+                                                                   PublishBoard& board);
+// The path of the socket at which rank 0 listens for the others.
 [[nodiscard]] std::string rank_socket(const config::TrainerConfig& config);
 
 }  // namespace wsync::plugin

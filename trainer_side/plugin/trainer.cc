@@ -33,8 +33,8 @@ Result<> Trainer::start() {
   if (thread_.joinable())
     return fail(ErrorCode::kInvalidInput, "the trainer has been started already");
   started_.reset();
-  // The new thread inherits the mask: signals go to the caller's threads, and a peer that hangs up
-  // is an error code, never a SIGPIPE.
+  // The new thread inherits the mask, so that signals go to the threads of the caller, and a peer
+  // that hangs up is an error code and no SIGPIPE.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -67,8 +67,8 @@ void Trainer::run() {
                           const std::lock_guard lock(mutex_);
                           stopped_ = reason;
                         }};
-  auto role = options_.rank == 0 ? make_lead_rank(**loop, settings, board_)
-                                 : make_follow_rank(**loop, settings, board_);
+  auto role = options_.rank == 0 ? make_leader_rank(**loop, settings, board_)
+                                 : make_follower_rank(**loop, settings, board_);
   if (!role) return begin(fail(std::move(role).error()), nullptr, nullptr);
   begin({}, loop->get(), role->get());
   (*loop)->run();
@@ -113,7 +113,8 @@ Result<> Trainer::give_up(std::uint64_t step) {
 }
 
 Result<> Trainer::expect(std::uint64_t step) {
-  // Before this returns, for other ranks may report as soon as they are told to publish.
+  // Not posted: the caller tells the other ranks to publish when this has returned, and their
+  // reports may arrive before a posted task has run.
   const std::lock_guard lock(mutex_);
   if (role_ == nullptr) return fail(ErrorCode::kInvalidInput, "the trainer has not been started");
   role_->expect(step);
@@ -121,13 +122,13 @@ Result<> Trainer::expect(std::uint64_t step) {
 }
 
 Result<> Trainer::no_more(std::uint64_t step) {
-  // Behind the publish that it is about.
+  // Posted, so that it comes after the publish of that step, which is posted too.
   return post([step](RankRole& role) { role.no_more(step); });
 }
 
 Result<control::RollbackReply> Trainer::roll_back(const Version& to,
                                                   std::optional<std::chrono::milliseconds> time) {
-  // The coordinator answers by then; this bound holds whatever becomes of it.
+  // The coordinator answers within this time. The bound also holds when its loop ends meanwhile.
   const config::TrainerConfig& config = options_.config;
   const auto longest = config.deadlines.pause + config.deadlines.load + config.deadlines.commit +
                        2 * std::chrono::milliseconds(limits::kReportMarginMs);

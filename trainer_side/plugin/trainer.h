@@ -1,8 +1,7 @@
-// Trainer: one rank of a trainer that publishes its weights. What the C API (wsync/trainer.h)
-// wraps.
+// Trainer: one rank of a trainer that publishes its weights. The C API (wsync/trainer.h) wraps it.
 //
-// Thread: every function may be called from any thread; a thread of its own runs the loop. That
-// thread blocks every signal, so the caller's handlers stay the caller's.
+// Thread: every function may be called from any thread. A thread of its own runs the loop; it
+// blocks every signal, so that signals are delivered to the threads of the caller.
 #pragma once
 
 #include <condition_variable>
@@ -22,9 +21,8 @@ struct TrainerOptions {
   config::TrainerConfig config;
   std::uint32_t rank = 0;
   std::uint32_t world_size = 1;
-  // 0: the first process of this rank; one that takes the place of a process that was lost, and may
-  // only stand still, has a higher one. Rank 0 takes no notice of it: see `take_over` of its
-  // config.
+  // Counts the processes of this rank, from 0. A process that replaces another one, which may hang
+  // and not have ended, has a higher number. Rank 0 ignores it: see `take_over` of its config.
   std::uint32_t incarnation = 0;
 };
 
@@ -34,29 +32,31 @@ class Trainer {
   [[nodiscard]] static Result<std::unique_ptr<Trainer>> create(TrainerOptions options);
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
-  // Waits for a callback of a tensor that runs; publishes that have not ended fail (kCancelled).
+  // Waits for callbacks of tensors that are running. Publishes that have not ended fail
+  // (kCancelled).
   ~Trainer();
 
-  // Rank 0: binds its addresses (errors as TrainerAgent::create). Others: begin to look for rank 0.
+  // Rank 0 binds its addresses; errors as TrainerAgent::create(). The others begin to connect to
+  // rank 0.
   [[nodiscard]] Result<> start();
-  // Begins a publish of these tensors; its number. Memory and callbacks of the tensors are read
-  // until the publish is snapshotted or has ended. `step` 0: the next free one, with one rank only.
-  // kInvalidInput: several ranks and no step, or a publish of this step has not ended. The latter
-  // is no error for a rank above 0 that publishes the same weights once more: this publish then has
-  // the end of the one before, or takes its place when rank 0 has failed to make a version of it.
+  // Begins a publish of these tensors and returns its number. Memory and callbacks of the tensors
+  // are read until the publish is snapshotted or has ended. `step` 0: the next free one, with one
+  // rank only. kInvalidInput: several ranks and no step, or a publish of this step has not ended.
+  // The latter is no error for a rank above 0 that publishes the same weights again: this publish
+  // then ends as the one before, or takes its place when rank 0 has made no version of it.
   [[nodiscard]] Result<std::uint64_t> publish_async(RankTensors tensors, std::uint64_t step,
                                                     Weights weights = Weights::kNew);
   [[nodiscard]] Result<PublishView> look(std::uint64_t publish) const {
     return board_.look(publish);
   }
   // Rank 0: the publish of this step fails if none of its weights has been read yet, because it
-  // waits for sidecars or for a free arena; otherwise it goes on. The board tells which it was.
+  // waits for sidecars or for a free arena. Otherwise it continues. The board shows which it was.
   [[nodiscard]] Result<> give_up(std::uint64_t step);
-  // Rank 0: all ranks are about to publish this step once more: from now on it takes their reports,
-  // whatever it said of the step before.
+  // Rank 0: all ranks will publish this step again. From now on reports of it are accepted, even if
+  // the step was over.
   [[nodiscard]] Result<> expect(std::uint64_t step);
-  // Rank 0: a rank was lost. A publish of this step that lacks the reports of ranks, now or when
-  // its turn comes, fails (kPeerLost) instead of waiting for them. Until expect().
+  // Rank 0: a rank was lost. A publish of this step that lacks reports, now or when its turn comes,
+  // fails (kPeerLost) instead of waiting for them. Holds until expect().
   [[nodiscard]] Result<> no_more(std::uint64_t step);
   // As PublishBoard::wait().
   [[nodiscard]] Result<PublishView> wait(std::uint64_t publish, control::PublishState state,
@@ -64,11 +64,11 @@ class Trainer {
     return board_.wait(publish, state, deadline);
   }
   // Rank 0: brings the fleet back to `to` (0.0: the previous version). Waits `time`, but no longer
-  // than a switch may take. kDeadline: not done in time, and it goes on.
+  // than a switch may take. kDeadline: not done in time; the rollback continues.
   [[nodiscard]] Result<control::RollbackReply> roll_back(
       const Version& to, std::optional<std::chrono::milliseconds> time);
-  // Why nothing will be published any more: kFenced when a newer coordinator has the fleet, or when
-  // a newer process is this rank.
+  // An error when nothing will be published any more: kFenced when a newer coordinator has the
+  // fleet, or when a newer process is this rank.
   [[nodiscard]] Result<> check() const;
 
  private:

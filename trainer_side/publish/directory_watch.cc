@@ -17,7 +17,8 @@ struct Found {
   std::uint64_t step = 0;
 };
 
-// The lowest step above `last` whose directory is complete.
+// The lowest step above `last` whose directory is complete. A directory that is still being written
+// is tried again at the next look.
 std::optional<Found> next_complete(const std::filesystem::path& parent, std::uint64_t last) {
   std::map<std::uint64_t, std::filesystem::path> steps;
   std::error_code error;
@@ -57,6 +58,7 @@ DirectoryWatch::DirectoryWatch(Loop& loop, const std::filesystem::path& checkpoi
 }
 
 DirectoryWatch::~DirectoryWatch() {
+  // The worker still posts the end of a look that runs; it must find nobody.
   *alive_ = false;
   worker_->stop();
 }

@@ -31,7 +31,7 @@ bool FleetQuestions::answered(const std::string& peer, std::uint64_t request,
   auto place = it->second.waiting.extract(peer);
   if (place.empty()) return false;
   FleetAnswer& answer = it->second.answers[place.mapped()];
-  answer.failure.clear();
+  answer.failure.reset();
   answer.message = std::move(message);
   if (it->second.waiting.empty()) finish(request);
   return true;

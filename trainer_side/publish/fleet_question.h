@@ -1,10 +1,13 @@
-// A question of a command that every sidecar is asked and answers for itself (verify, plan): the
-// answers are gathered until each has come or its sidecar is lost, or the deadline has passed.
+// FleetQuestions: questions of a command that each sidecar answers for itself (verify, plan,
+// trace). Answers are gathered until each has come or its sidecar is lost, or until the deadline.
+//
+// Thread: the loop's.
 #pragma once
 
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,7 +20,8 @@ namespace wsync::publish {
 
 struct FleetAnswer {
   std::string sidecar;
-  std::string failure;  // not empty: "is not connected" and the like; no `message` then
+  // Why there is no answer, such as "is not connected"; `message` then has no meaning.
+  std::optional<std::string> failure;
   control::Message message;
 };
 
@@ -29,14 +33,14 @@ class FleetQuestions {
   // `loop` outlives this. `send` says at once whether the peer could be written to.
   FleetQuestions(Loop& loop, Send send) : loop_(loop), send_(std::move(send)) {}
 
-  // Asks every sidecar that is known. `request` marks the question and its answers and is used
-  // once. `on_done` has one answer for each sidecar, in the order of their names when the question
-  // was asked, and may be called before this returns.
+  // Asks every sidecar that is known. `request` marks the question and its answers, and is used
+  // once. `on_done` gets one answer for each sidecar, in the order of their names when the question
+  // was asked. It may be called before this returns.
   void ask(const Roster& roster, std::uint64_t request, const control::Message& question,
            std::chrono::milliseconds deadline, OnDone on_done);
-  // False: `peer` was asked nothing under this request, or has answered.
+  // False: `peer` was asked nothing under this request, or has answered already.
   bool answered(const std::string& peer, std::uint64_t request, control::Message message);
-  // `peer` will not answer what it has been asked: it was lost, `why` says how.
+  // `peer` will not answer any more; `why` says how it was lost.
   void lost(const std::string& peer, const std::string& why);
 
  private:

@@ -1,4 +1,4 @@
-// How a coordinator puts the traces of its sidecars on its own clock.
+// Puts the traces of the sidecars on the clock of their coordinator. Pure.
 #pragma once
 
 #include <string>
@@ -10,13 +10,14 @@
 
 namespace wsync::publish {
 
-// Fills in how far the process's clock is from this one, from the times of the exchange whose
-// answer was heard now.
+// Fills in how far the process's clock is from this one, out of the times of one exchange. `heard`
+// is when its answer arrived here.
 void measure_clock(control::TraceProcess& process, TimePoint heard);
 
-// One answer of a fleet: `own`, then a process for each sidecar. The answers of `probes` carried no
-// spans, and know the clocks better; they are matched by the sidecar's name. A sidecar that did not
-// answer the second time is there with its failure.
+// The answer of a whole fleet: `own` first, then one process for each of `answers`. The answers in
+// `probes` carried no spans, so they were short on their way and measure the clocks better; they
+// are matched by the name of the sidecar. A sidecar without an answer is there with its failure.
+// `own_boot_id`: processes of the same boot share one clock.
 [[nodiscard]] control::TraceAnswer gathered_trace(control::TraceProcess own,
                                                   const std::vector<FleetAnswer>& probes,
                                                   std::vector<FleetAnswer> answers,

@@ -1,4 +1,4 @@
-// GatheredSource: one model out of the shards of several trainer ranks.
+// GatheredSource: one model, assembled out of the shards of several trainer ranks.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace wsync::publish {
 
-// The part of a tensor that a rank has: [begin, begin + length) of dimension `dim`.
+// The part of a tensor that a rank holds: [begin, begin + length) of dimension `dim`.
 struct ShardRange {
   std::uint32_t dim = 0;
   std::uint64_t begin = 0;
@@ -21,10 +21,10 @@ struct ShardRange {
   friend bool operator==(const ShardRange&, const ShardRange&) = default;
 };
 
-// What one rank has of one tensor, row-major in the shape of its shard.
+// What one rank holds of one tensor, row-major in the shape of its shard.
 struct RankTensor {
   TensorInfo info;                                             // of the whole tensor
-  std::optional<ShardRange> range;                             // none: this rank has all of it
+  std::optional<ShardRange> range;                             // none: this rank holds all of it
   std::variant<std::span<const std::byte>, ReadTensor> bytes;  // the span is borrowed
 };
 

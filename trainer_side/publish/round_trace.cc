@@ -11,6 +11,7 @@
 #include "shared/observe/trace/update_flows.h"
 
 namespace wsync::publish {
+
 void RoundTrace::close(const std::string& lane, const Phase& phase, TimePoint at) {
   if (!recorder_.wanted()) return;
   const std::string version = phase.version.to_string();
@@ -71,12 +72,13 @@ void RoundTrace::sent(const std::string& sidecar, const control::Message& messag
     phase = {.phase = control::ProgressPhase::kStage, .version = stage->version, .begin = at};
   else if (const auto* decide = std::get_if<control::Decide>(&message))
     phase = {.phase = control::ProgressPhase::kSwitch, .version = decide->target, .begin = at};
-  if (phase) asked_[sidecar] = *phase;  // what was open has got no answer
+  // What the sidecar was asked before has got no answer, and makes no span.
+  if (phase) asked_[sidecar] = *phase;
 }
 
-std::optional<RoundTrace::Answered> RoundTrace::heard(const std::string& sidecar,
-                                                      const control::Message& message,
-                                                      TimePoint at) {
+std::optional<RoundTrace::Answered> RoundTrace::received(const std::string& sidecar,
+                                                         const control::Message& message,
+                                                         TimePoint at) {
   const auto open = asked_.find(sidecar);
   if (open == asked_.end()) return std::nullopt;
   const control::ProgressPhase asked = open->second.phase;

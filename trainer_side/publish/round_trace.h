@@ -1,5 +1,5 @@
-// What a coordinator's trace shows: the snapshot of each version, bucket by bucket, the phases of
-// its round, and what each sidecar was asked and how long it took.
+// RoundTrace: the spans of a coordinator. They show the snapshot of each version, bucket by bucket,
+// the phases of its round, and what each sidecar was asked and how long it took to answer.
 //
 // Thread: the loop's.
 #pragma once
@@ -18,7 +18,8 @@ namespace wsync::publish {
 
 class RoundTrace {
  public:
-  // Keeps the latest `spans`; none is made for 0. write() does nothing when `path` is empty.
+  // Keeps the latest `spans` spans; with 0 it makes none. write() does nothing when `path` is
+  // empty.
   explicit RoundTrace(std::string path, std::uint64_t spans = limits::kTraceRingSpans)
       : path_(std::move(path)), recorder_(spans, trace::WhenFull::kDropOldest) {}
 
@@ -27,20 +28,21 @@ class RoundTrace {
   void entered(std::uint64_t request, const Version& version, control::ProgressPhase phase,
                TimePoint at);
   void ended(std::uint64_t request, TimePoint at);
-  // A message to a sidecar, or from one: Announce, Stage and Decide begin something that Accept or
-  // Refuse, Staged and Switched end. Others are passed over.
+  // A message to a sidecar. Announce, Stage and Decide each begin a span of that sidecar; other
+  // messages are ignored.
   void sent(const std::string& sidecar, const control::Message& message, TimePoint at);
-  // What the message has ended, if anything; also of a recorder that wants no spans.
+  // A message from a sidecar. Accept or Refuse, Staged, and Switched end those spans. The answer
+  // says what has ended, if anything, even when no spans are made.
   struct Answered {
     std::string_view stage;  // "announce", "stage", "switch"
     Version version;
     TimePoint begin{};
   };
-  std::optional<Answered> heard(const std::string& sidecar, const control::Message& message,
-                                TimePoint at);
+  std::optional<Answered> received(const std::string& sidecar, const control::Message& message,
+                                   TimePoint at);
 
   [[nodiscard]] const trace::Recorder& recorder() const noexcept { return recorder_; }
-  // Writes <path>.json, a Chrome trace. Says in the log when it cannot.
+  // Writes <path>.json, a Chrome trace. A failure is logged.
   void write() const;
 
  private:

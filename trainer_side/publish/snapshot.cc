@@ -16,15 +16,16 @@
 namespace wsync::publish {
 namespace {
 
-constexpr std::chrono::seconds kTellWait{2};  // for an arena, before it is worth a line of log
-constexpr std::chrono::milliseconds kLeaseRetry{2};  // the kernel does not tell when a lock is free
+constexpr std::chrono::seconds kLogWaitAfter{2};     // for an arena
+constexpr std::chrono::milliseconds kLeaseRetry{2};  // the kernel does not notify of a free lock
 
 Version version_of(const ArenaIdentity& identity) {
   return {.epoch = static_cast<std::uint32_t>(identity.version_epoch),
           .step = identity.version_step};
 }
 
-// Copies pieces, leaf by leaf, each digested while it is in the cache. Several threads run it.
+// Copies pieces, leaf by leaf. Each leaf is digested right after its copy, while it is in the
+// cache. Several threads run it; no two of them get the same leaf.
 class Copier {
  public:
   Copier(WeightSource& source, const BucketPlan& plan, std::span<std::byte> data,
@@ -77,19 +78,19 @@ class Copier {
   };
 
   void copy_leaves() {
-    // Runs of leaves, so that a thread reads its source in order.
+    // A thread takes several leaves at a time, so that it reads its source in order.
     constexpr std::size_t kRun = 4;
     for (;;) {
       const std::size_t first = next_.fetch_add(kRun);
       if (first >= leaves_.size() || is_over_) return;
       for (std::size_t i = first; i < std::min(first + kRun, leaves_.size()); ++i) {
-        auto copied = may_go_on().and_then([&] { return copy_leaf(leaves_[i]); });
+        auto copied = may_continue().and_then([&] { return copy_leaf(leaves_[i]); });
         if (!copied) return end_with(std::move(copied).error());
       }
     }
   }
 
-  Result<> may_go_on() const {
+  Result<> may_continue() const {
     if (request_.stop.stop_requested())
       return fail(ErrorCode::kCancelled, "the snapshot was stopped");
     if (request_.copy_deadline && now() >= *request_.copy_deadline)
@@ -122,7 +123,7 @@ class Copier {
   const std::span<std::byte> data_;
   const SnapshotRequest& request_;
   std::vector<Leaf> leaves_;
-  ContentDigester digester_;         // no two threads have the same leaf
+  ContentDigester digester_;         // needs no lock: each leaf has its own place in it
   std::vector<BucketClock> clocks_;  // of each bucket
   std::atomic<std::size_t> next_ = 0;
   std::atomic<bool> is_over_ = false;
@@ -188,6 +189,8 @@ Result<std::shared_ptr<const Snapshot>> Snapshotter::take(WeightSource& source,
     return fail(digests.error().with_context("snapshot of version " + request.version.to_string()));
   times.copy = now() - begun;
   std::move(writable->lease).complete(digests->root);
+  // The write lease is over now, and only this thread takes write leases: nobody can write the
+  // arena before the read lease of the snapshot is there.
   auto lease = WSYNC_TRY(writable->arena->try_read_lease());
   return std::make_shared<const Snapshot>(writable->arena, std::move(lease), manifest, plan_,
                                           std::move(*digests), times, copier.bucket_times());
@@ -198,7 +201,7 @@ Result<Snapshotter::Writable> Snapshotter::wait_for_arena(std::uint64_t arena_by
                                                           const SnapshotRequest& request,
                                                           Snapshot::Times& times) {
   const TimePoint begun = now();
-  bool told = false;
+  bool is_logged = false;
   std::mutex mutex;
   std::condition_variable_any stopped;
   for (;;) {
@@ -207,8 +210,8 @@ Result<Snapshotter::Writable> Snapshotter::wait_for_arena(std::uint64_t arena_by
       times.wait = now() - begun - times.setup;
       return writable;
     }
-    if (!told && now() - begun > kTellWait) {
-      told = true;
+    if (!is_logged && now() - begun > kLogWaitAfter) {
+      is_logged = true;
       log_warning("version {} waits for a free arena: all {} are read: {}",
                   request.version.to_string(), arenas_.size(), who_reads());
     }
@@ -222,11 +225,13 @@ Result<Snapshotter::Writable> Snapshotter::wait_for_arena(std::uint64_t arena_by
   }
 }
 
-// An arena of the right size that nobody reads; else a new one while there are fewer than allowed.
+// An arena of the right size that nobody reads, else a new one while there are fewer than allowed,
+// else kBusy. To ask for the write lease is the only test: an arena that was seen to be free may be
+// read a moment later.
 Result<Snapshotter::Writable> Snapshotter::try_arena(std::uint64_t arena_bytes,
                                                      const ArenaIdentity& identity,
                                                      Snapshot::Times& times) {
-  // Arenas of an earlier layout go when nobody reads them.
+  // Arenas of an earlier layout are freed as soon as nobody reads them.
   std::erase_if(arenas_, [&](const auto& arena) {
     return arena->data_bytes() != arena_bytes && arena->try_write_lease({}).has_value();
   });

@@ -1,6 +1,9 @@
-// Snapshotter: copies the trainer's weights into a sealed arena, so that training may go on while
-// the version travels. Several arenas take turns; one that anybody still reads is never
-// overwritten.
+// Snapshotter: copies the trainer's weights into a sealed arena, so that training may continue
+// while the version travels. Several arenas take turns.
+//
+// An arena that anybody still reads is never overwritten. The kernel decides that: readers hold
+// read locks on the arena, and the write lock is only granted when there is none. The locks of a
+// killed process are released by the kernel, so no message can get lost that would free an arena.
 #pragma once
 
 #include <atomic>
@@ -25,13 +28,13 @@
 
 namespace wsync::publish {
 
-// A complete version in an arena. Immutable; the arena is not written while anyone has a pointer to
-// this, or a lease in another process.
+// A complete version in an arena. Immutable: the arena is not written while a pointer to this, or a
+// read lease in another process, exists. Thread: any.
 class Snapshot {
  public:
   struct Times {
     std::chrono::nanoseconds wait{};   // for an arena that nobody reads
-    std::chrono::nanoseconds setup{};  // to make one, the first times
+    std::chrono::nanoseconds setup{};  // to create an arena, until there are enough
     std::chrono::nanoseconds copy{};   // weights to arena, digests included
   };
   // When the first byte of a bucket was read and its last one digested.
@@ -51,7 +54,7 @@ class Snapshot {
   [[nodiscard]] const std::shared_ptr<const BucketPlan>& plan() const noexcept { return plan_; }
   [[nodiscard]] const ContentDigests& digests() const noexcept { return digests_; }
   [[nodiscard]] const Times& times() const noexcept { return times_; }
-  // Of each bucket of the plan.
+  // One for each bucket of the plan.
   [[nodiscard]] const std::vector<BucketTime>& bucket_times() const noexcept {
     return bucket_times_;
   }
@@ -83,10 +86,10 @@ struct SnapshotRequest {
   Version version;
   std::uint64_t bucket_bytes = limits::kBucketBytesDefault;
   TimePoint deadline{};                               // for a free arena
-  std::optional<TimePoint> copy_deadline;             // for the copy; none = it takes its time
+  std::optional<TimePoint> copy_deadline;             // for the copy; none = no limit
   std::stop_token stop;                               // ends it with kCancelled
-  std::atomic<std::uint64_t>* done_bytes = nullptr;   // told while copying; may be null
-  std::atomic<std::uint64_t>* total_bytes = nullptr;  // told before the copy; may be null
+  std::atomic<std::uint64_t>* done_bytes = nullptr;   // counts while copying; may be null
+  std::atomic<std::uint64_t>* total_bytes = nullptr;  // set before the copy; may be null
 };
 
 // Thread: one take() or reserve() at a time, on any thread; they block. Snapshots may be dropped on
@@ -95,18 +98,19 @@ class Snapshotter {
  public:
   explicit Snapshotter(SnapshotterOptions options);
 
-  // Makes `count` arenas for this model now, so that the first versions do not wait for memory.
+  // Creates `count` arenas for this model now, so that the first versions do not wait for memory.
   [[nodiscard]] Result<> reserve(const Manifest& manifest, std::uint64_t bucket_bytes,
                                  std::uint32_t count);
 
   // Copies every tensor of the source into an arena and digests it on the way. When it returns, the
-  // weights may change. kBusy at the deadline, naming who reads each arena; kResourceExhausted when
-  // the memory for an arena is not there; kDeadline when the copy is not complete at its deadline
-  // (a read of the source that is under way is waited for); else the source's error.
+  // weights may change. Errors: kBusy at the deadline, naming who reads each arena;
+  // kResourceExhausted when there is no memory for an arena; kDeadline when the copy is not
+  // complete at its deadline, after the read of the source that is under way; kCancelled when it
+  // was stopped; else the error of the source.
   [[nodiscard]] Result<std::shared_ptr<const Snapshot>> take(WeightSource& source,
                                                              const SnapshotRequest& request);
 
-  // Of all arenas. Thread: any.
+  // Total size of all arenas. Thread: any.
   [[nodiscard]] std::uint64_t arena_bytes() const noexcept { return arena_bytes_.load(); }
 
  private:

@@ -1,36 +1,26 @@
-// TrainerAgent: the trainer-side agent of rank 0. It joins the coordinator (update_round.h) to the
-// control port, the snapshotter, and the sources that serve buckets.
+// TrainerAgent: what rank 0 of a trainer runs. It joins the decisions of a PublishQueue to the
+// Publisher, which copies and serves weights, and to the CoordinatorAgent, which brings a version
+// to the fleet. It decides nothing itself.
 //
 // Thread: the loop's; callbacks come on the loop.
 // Outlives: the loop outlives the agent.
 #pragma once
 
-#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
-#include "shared/base/unix_socket.h"
 #include "shared/config/config.h"
-#include "shared/control/port.h"
+#include "shared/control/messages.h"
 #include "shared/loop/loop.h"
 #include "shared/loop/timer.h"
-#include "shared/loop/worker.h"
-#include "shared/observe/metrics/status_pages.h"
-#include "shared/transport/memfd/memfd_source.h"
-#include "shared/transport/tcp/tcp_source.h"
-#include "trainer_side/coordinator/decision_store.h"
-#include "trainer_side/coordinator/page/round_history.h"
-#include "trainer_side/coordinator/round_metrics.h"
-#include "trainer_side/coordinator/update_round.h"
-#include "trainer_side/publish/fleet_question.h"
-#include "trainer_side/publish/round_trace.h"
-#include "trainer_side/publish/snapshot.h"
-#include "trainer_side/publish/update_journal.h"
+#include "trainer_side/publish/coordinator_agent.h"
+#include "trainer_side/publish/publish_queue.h"
+#include "trainer_side/publish/publisher.h"
 
 namespace wsync::publish {
 
@@ -99,81 +89,48 @@ class TrainerAgent {
   // within seconds; the clock of each sidecar is measured first, by questions of their own.
   void collect_trace(const control::TraceQuestion& question,
                      std::function<void(control::TraceAnswer)> on_done);
-  [[nodiscard]] control::StatusReply status() const;
-  [[nodiscard]] const std::string& address() const noexcept { return router_->address(); }
-  // The last error that a sidecar has told of, why it does not join for instance; empty when none.
-  [[nodiscard]] const std::string& complaint() const noexcept { return complaint_; }
+  [[nodiscard]] control::StatusReply status() const { return coordinator_->status(); }
+  // Of the control port, as sidecars and commands connect to it.
+  [[nodiscard]] const std::string& address() const noexcept { return coordinator_->address(); }
+  // The last error that a sidecar has reported, for instance why it does not join.
+  [[nodiscard]] const std::optional<std::string>& complaint() const noexcept {
+    return coordinator_->complaint();
+  }
   // Bytes that the TCP source has put on the wire; 0 without one.
-  [[nodiscard]] std::uint64_t tcp_wire_bytes() const;
+  [[nodiscard]] std::uint64_t tcp_wire_bytes() const { return publisher_->tcp_wire_bytes(); }
 
  private:
-  struct Active;  // one publish from its job to its end
-  TrainerAgent(Loop& loop, const config::TrainerConfig& config, TrainerAgentCallbacks callbacks,
-               CoordinatorOptions options, std::unique_ptr<DecisionStore> store);
-  [[nodiscard]] Result<> listen();
-  [[nodiscard]] Result<> open_pages();
-  [[nodiscard]] metrics::Readiness readiness() const;
-  // Of a publish that is ending: into what is told of it.
-  void record_end(std::uint64_t request, UpdateEnd end, const control::PushReply& reply);
-  void step(decltype(CoordinatorEvent::what) what);
-  void carry_out(CoordinatorCommand command);
-  void store(const Store& command);
-  void incident(const std::string& text);
-  [[nodiscard]] std::optional<Error> why_stopped() const;
-  void arm_timer();
-  void on_message(const std::string& peer, control::Envelope envelope, control::Message message);
-  void on_push(const std::string& peer, const control::Envelope& envelope,
-               const control::Push& push);
-  void on_verify(const std::string& peer, const control::Envelope& envelope);
-  void on_plan(const std::string& peer, const control::Envelope& envelope, control::Plan plan);
-  [[nodiscard]] bool predecessor_is_gone(const control::Hello& hello) const;
-  [[nodiscard]] std::string sidecar_of(const std::string& peer) const;  // empty: of none
-  [[nodiscard]] control::TraceProcess own_trace(const control::TraceQuestion& question,
-                                                TimePoint received) const;
-  void reply(const std::string& peer, std::uint64_t request, control::Message message);
-  void pump_jobs();
-  // What keeps every job waiting; empty when nothing does.
-  [[nodiscard]] std::string why_not_ready() const;
-  void take_snapshot(const std::shared_ptr<Active>& active, const Version& version);
-  void on_snapshot(const std::shared_ptr<Active>& active,
-                   Result<std::shared_ptr<const Snapshot>> snapshot);
-  [[nodiscard]] control::CancelReply cancel_job(const Version& version);
-  [[nodiscard]] PhaseBytes moved_bytes() const;
-  void end_round(const RoundDone& done);
-  void end_rollback(RollbackDone done);
-  void fail_job(const std::shared_ptr<Active>& active, const Error& why);
-  void offer(const std::shared_ptr<const Snapshot>& snapshot);
+  // What the agent keeps of a publish while the queue knows it.
+  struct Job {
+    PublishJob job;
+    PublishProgress progress;
+    std::shared_ptr<SnapshotProgress> snapshot = std::make_shared<SnapshotProgress>();
+    std::stop_source stop;
+    // From the end of its snapshot until its round has been requested.
+    std::shared_ptr<const Snapshot> taken;
+    std::chrono::nanoseconds snapshot_time{};
+  };
+  TrainerAgent(Loop& loop, const config::TrainerConfig& config);
+  [[nodiscard]] CoordinatorAgentCallbacks coordinator_callbacks(TrainerAgentCallbacks callbacks);
+  void handle_push(const std::string& peer, std::uint64_t request, const control::Push& push);
+  void advance();
+  void execute(Result<PublishQueue::Commands> commands);
+  void apply(const BeginSnapshot& command);
+  void apply(const StopSnapshot& command);
+  void apply(const RequestRound& command);
+  void apply(EndPublish command);
+  void apply(const ReportWait& command);
+  void end_snapshot(std::uint64_t request, Result<std::shared_ptr<const Snapshot>> snapshot,
+                    std::chrono::nanoseconds took);
+  void enter_phase(const PhaseEntered& phase);
   void report_progress();
 
-  Loop& loop_;
   const config::TrainerConfig config_;
-  TrainerAgentCallbacks callbacks_;
-  Coordinator coordinator_;
-  std::optional<LockFile> state_lock_;
-  std::shared_ptr<DecisionStore> store_;
-  std::shared_ptr<Snapshotter> snapshotter_;
-  std::unique_ptr<transport::tcp::UvThread> bulk_thread_;
-  std::unique_ptr<transport::memfd::MemfdSource> memfd_source_;
-  std::unique_ptr<transport::tcp::TcpSource> tcp_source_;
-  std::unique_ptr<control::RouterPort> router_;
-  RoundTrace trace_;
-  RoundMetrics metrics_;
-  Timer timer_;
+  std::unique_ptr<Publisher> publisher_;
+  std::unique_ptr<CoordinatorAgent> coordinator_;
+  std::optional<PublishQueue> queue_;  // once there is a coordinator
+  std::map<std::uint64_t, Job> jobs_;  // by request
   Timer progress_timer_;
-  std::unique_ptr<Worker> worker_;
-  std::unique_ptr<Worker> store_worker_;  // writes records, which must not wait for a snapshot
-  std::vector<std::shared_ptr<Active>> queued_;  // wait for their snapshot
-  std::shared_ptr<Active> snapshotting_;
-  std::map<std::uint64_t, std::shared_ptr<Active>> running_;  // with the coordinator
-  std::map<std::uint64_t, std::function<void(Result<control::RollbackReply>)>> rollbacks_;
-  std::optional<control::CancelReply> cancelled_;  // of the step that has just been made
-  UpdateJournal journal_;
-  page::RoundHistory history_;
-  FleetQuestions questions_;
-  std::uint64_t next_request_ = 1;
-  std::string complaint_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what comes back by posts
-  std::unique_ptr<metrics::StatusPages> pages_;                 // null: http.address is none
 };
 
 }  // namespace wsync::publish

@@ -12,7 +12,8 @@ namespace {
 
 using control::ProgressPhase;
 
-constexpr double kRemainingMostS = 365.0 * 86'400;  // a rate of a byte a minute tells nothing
+// A longer estimate comes from a rate that is close to zero, and means nothing.
+constexpr double kRemainingMaxS = 365.0 * 86'400;
 
 std::uint64_t journal_ns(TimePoint from, TimePoint to) {
   const std::chrono::nanoseconds passed = to - from;
@@ -134,8 +135,7 @@ std::optional<double> UpdateJournal::remaining_s(const Running& running, const P
     case ProgressPhase::kSnapshot:
       if (!phase || !paced) return std::nullopt;
       return *phase + staged + switched;
-    // What has taken longer than all of it takes otherwise waits for somebody: nobody knows how
-    // long.
+    // A phase that has lasted longer than a whole update waits for somebody, for an unknown time.
     case ProgressPhase::kAnnounce:
       if (!paced || passed > staged + switched) return std::nullopt;
       return staged + switched;
@@ -157,8 +157,8 @@ void UpdateJournal::report(const PhaseBytes& moved, TimePoint now,
   if (!last_.version.none() || !last_.reason.empty())
     out.last.ended_ago_ns = journal_ns(last_ended_, now);
   out.updates = counters_;
-  for (const Told& told : incidents_)
-    out.incidents.push_back({.ago_ns = journal_ns(told.at, now), .text = told.text});
+  for (const Incident& kept : incidents_)
+    out.incidents.push_back({.ago_ns = journal_ns(kept.at, now), .text = kept.text});
   const auto found = running_.find(shown());
   if (found == running_.end()) return;
   const Running& running = found->second;
@@ -173,7 +173,7 @@ void UpdateJournal::report(const PhaseBytes& moved, TimePoint now,
   if (progress.phase_ns > 0)
     progress.bytes_per_s = static_cast<std::uint64_t>(static_cast<double>(moved.done) * 1e9 /
                                                       static_cast<double>(progress.phase_ns));
-  if (const auto left = remaining_s(running, moved, now); left && *left < kRemainingMostS) {
+  if (const auto left = remaining_s(running, moved, now); left && *left < kRemainingMaxS) {
     progress.remaining_known = true;
     progress.remaining_ns = static_cast<std::uint64_t>(std::llround(*left * 1e9));
   }

@@ -1,9 +1,9 @@
-// UpdateJournal: what a coordinator remembers of its updates to report them: how far the one that
-// runs has come and when it will be done, how the last one ended, counts, and what went wrong.
+// UpdateJournal: what a coordinator reports of its updates: how far the running one has come and
+// how long it will take, how the last one ended, counts, and incidents.
 //
 // An update begins with its snapshot, or with the decision of a rollback, under a request number
-// that is used once and ends once. A publish may end before it has begun; anything else that is
-// told of a number that does not run is passed over.
+// that is used once and ends once. A publish may end before it has begun. Any other event of a
+// number that does not run is ignored.
 //
 // Thread: one. Pure: the clock comes with each call.
 #pragma once
@@ -30,29 +30,29 @@ struct PhaseBytes {
 
 class UpdateJournal {
  public:
-  // The snapshot of a version is being taken from now on.
+  // The snapshot of this version begins.
   void began(std::uint64_t request, const Version& version, TimePoint at);
   // A rollback to `to` has been decided.
   void rollback_began(std::uint64_t request, const Version& to, TimePoint at);
-  // Its snapshot is there; its round begins when no other runs.
+  // Its snapshot is complete. Its round begins when no other runs.
   void snapshot_taken(std::uint64_t request, const Version& version, std::uint64_t model_bytes);
-  // Its round is in this phase from now on.
+  // Its round enters this phase.
   void entered(std::uint64_t request, control::ProgressPhase phase, TimePoint at);
-  // `reply` holds its times, of a failure also why. A failure becomes an incident.
+  // `reply` holds its times, and the reason of a failure. A failure becomes an incident.
   void ended(std::uint64_t request, UpdateEnd end, const control::PushReply& reply, TimePoint at);
   void rollback_ended(std::uint64_t request, const control::RollbackReply& reply, TimePoint at);
-  // Something to tell the operator of, one sentence; the oldest gives way.
+  // One sentence for the operator. The newest limits::kIncidentCount are kept.
   void incident(std::string text, TimePoint at);
 
-  // The request whose progress report() tells of: the one in a round, else the oldest; 0 = none.
+  // The request whose progress report() reports: the one in a round, else the oldest; 0 = none.
   [[nodiscard]] std::uint64_t shown() const noexcept;
-  // Fills in running, last, updates and incidents. `moved`: of the request shown().
+  // Fills in running, last, updates and incidents. `moved`: bytes of the request shown().
   //
-  // What remains is (total - done) / rate of this phase, plus, for each later phase, what it took
-  // in the newest good update, scaled by the bytes of the models. In a switch that has told of no
-  // bytes it is what the newest good one took, less what has passed. Without such an update it is
-  // known while staging alone, and is the time until all is staged. Not known of a phase that tells
-  // of no bytes and has lasted longer than staging and switching did.
+  // The remaining time is (total - done) / rate of the current phase, plus the time that each later
+  // phase took in the newest good update, scaled by the bytes of the two models. In a phase that
+  // reports no bytes it is what that update took, less the time that has passed; it is not known
+  // once the phase has lasted longer than staging and switching took together. Before the first
+  // good update it is known only while staging, and is the time until everything is staged.
   void report(const PhaseBytes& moved, TimePoint now, control::StatusReply& out) const;
 
  private:
@@ -79,11 +79,11 @@ class UpdateJournal {
   control::UpdateOutcome last_;
   TimePoint last_ended_{};
   control::UpdateCounters counters_;
-  struct Told {
+  struct Incident {
     TimePoint at{};
     std::string text;
   };
-  std::deque<Told> incidents_;  // the newest first
+  std::deque<Incident> incidents_;  // the newest first
 };
 
 }  // namespace wsync::publish

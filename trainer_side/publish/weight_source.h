@@ -1,4 +1,4 @@
-// Where a trainer's weights come from.
+// WeightSource: where the weights of a trainer come from.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct MemoryTensor {
   std::variant<std::span<const std::byte>, ReadTensor> bytes;  // the span is borrowed
 };
 
-// Tensors of a running trainer.
+// The tensors of a running trainer. Thread: see WeightSource.
 class MemorySource final : public WeightSource {
  public:
   // kInvalidInput as Manifest::create, and when a span has another size than its tensor.

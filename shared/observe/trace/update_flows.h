@@ -1,5 +1,5 @@
 // Which spans of an update follow each other, bucket by bucket: from the trainer's snapshot to the
-// acknowledgement of each engine.
+// bucket acknowledgement of each engine.
 //
 // The spans of an update say what they are by arguments: "stage" (below), "version", and where they
 // are about a part of the weights "bucket", "offset" and "bytes" (of the version's arena); those of
@@ -25,7 +25,7 @@ enum class Stage : std::uint8_t {
   kDigest,     // verified by a sidecar
   kH2D,        // separate devices and GPUs: copied to one
   kBroadcast,  // and to the others
-  kReload,     // an engine copied it out and acknowledged it
+  kReload,     // an engine copied it out and sent its bucket acknowledgement
   kLoad,       // unified devices: an engine copied all of a version
 };
 inline constexpr Stage kLastStage = Stage::kLoad;

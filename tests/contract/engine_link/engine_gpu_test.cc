@@ -63,18 +63,18 @@ struct GpuRank {
     return message;
   }
   // A bucket, and its acknowledgement, after which the buffer is overwritten.
-  control::BucketDone give(GpuSidecar& sidecar, const SharedArena& arena, std::uint64_t bucket,
-                           std::optional<std::size_t> flipped = {}) {
+  control::BucketAck give(GpuSidecar& sidecar, const SharedArena& arena, std::uint64_t bucket,
+                          std::optional<std::size_t> flipped = {}) {
     const auto bytes =
         arena.data().subspan(model.plan.bucket_offset(bucket), model.plan.bucket_size(bucket));
     std::vector<std::byte> source(bytes.begin(), bytes.end());
     if (flipped) source[*flipped] ^= std::byte{1};
     const auto slot = static_cast<std::uint32_t>(bucket % 2);
     sidecar.put(slot, source);
-    const auto done =
-        peer.ask<control::BucketDone>(control::BucketReady{.bucket = bucket, .slot = slot});
+    const auto ack =
+        peer.ask<control::BucketAck>(control::BucketReady{.bucket = bucket, .slot = slot});
     sidecar.scribble(slot, source.size());
-    return done;
+    return ack;
   }
   // A whole load, and its commit.
   void load(GpuSidecar& sidecar, const SharedArena& arena, Version version,
@@ -198,8 +198,8 @@ TEST(EngineOnGpu, WrongBytesTaintTheRankUntilACompleteLoad) {
   const SharedArena arena = model.arena(kFirst);
   EXPECT_EQ(rank.peer.ask<control::Prepared>(rank.prepare(arena, kFirst)).failure, "");
   rank.peer.send(control::Load{.version = kFirst});
-  const auto done = rank.give(sidecar, arena, 0, 100'000);
-  EXPECT_THAT(done.failure,
+  const auto ack = rank.give(sidecar, arena, 0, 100'000);
+  EXPECT_THAT(ack.failure,
               AllOf(HasSubstr("tensor model.embed_tokens.weight"), HasSubstr("checksum")));
   EXPECT_THAT(rank.peer.expect<control::Loaded>().failure, HasSubstr("checksum"));
   EXPECT_EQ(rank.link->status().state, RankState::kTainted);
@@ -337,8 +337,8 @@ TEST(EngineOnGpu, ASidecarThatIsLostInsideABucketLeavesTheRankTaintedAndAnotherO
   }
   EXPECT_EQ(rank.peer.accept().state, RankState::kTainted);
   rank.peer.send(rank.welcome(another.handles()));
-  EXPECT_NE(
-      rank.peer.ask<control::BucketDone>(control::BucketReady{.bucket = 1, .slot = 1}).failure, "");
+  EXPECT_NE(rank.peer.ask<control::BucketAck>(control::BucketReady{.bucket = 1, .slot = 1}).failure,
+            "");
   rank.load(another, arena, kFirst);
   rank.commit(kFirst);
   rank.expect_holds(arena);
@@ -379,10 +379,10 @@ TEST(EngineOnFailingGpu, DISABLED_ABucketFailsAndTheLinkStays) {
   EXPECT_EQ(rank.peer.ask<control::Prepared>(rank.prepare(arena, kFirst)).failure, "");
   for (int turn = 0; turn < 2; ++turn) {
     rank.peer.send(control::Load{.version = kFirst});
-    const auto done = rank.give(sidecar, arena, 0);
-    EXPECT_THAT(done.failure,
+    const auto ack = rank.give(sidecar, arena, 0);
+    EXPECT_THAT(ack.failure,
                 AllOf(HasSubstr("bucket 0"), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS")));
-    EXPECT_EQ(rank.peer.expect<control::Loaded>().failure, done.failure);
+    EXPECT_EQ(rank.peer.expect<control::Loaded>().failure, ack.failure);
     EXPECT_EQ(rank.link->status().state, RankState::kTainted);
   }
   EXPECT_THAT(rank.peer.ask<control::Digests>(control::ReadDigests{}).failure,

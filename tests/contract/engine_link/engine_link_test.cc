@@ -386,12 +386,12 @@ struct SeparateRank : Rank {
         control::BucketReady{.bucket = bucket, .slot = static_cast<std::uint32_t>(bucket % 2)});
   }
   // The same with its acknowledgement, after which the buffer is overwritten.
-  control::BucketDone give(const Model& model, const SharedArena& arena, std::uint64_t bucket) {
+  control::BucketAck give(const Model& model, const SharedArena& arena, std::uint64_t bucket) {
     put(model, arena, bucket);
-    const auto done = peer.expect<control::BucketDone>();
+    const auto ack = peer.expect<control::BucketAck>();
     EXPECT_EQ(peer.last_envelope.request, peer.envelope.request);
     buffers[bucket % 2].scribble();
-    return done;
+    return ack;
   }
   std::vector<IpcBuffer> buffers;
 };
@@ -437,7 +437,7 @@ TEST(EngineLink, ABucketIsAcknowledgedAfterItsCopyAndNotBefore) {
   for (std::uint64_t bucket = 0; bucket < model.plan.bucket_count(); ++bucket) {
     rank.put(model, arena, bucket);
     ASSERT_TRUE(copied.try_acquire_for(std::chrono::seconds(20)));  // nothing is read before
-    EXPECT_EQ(rank.peer.expect<control::BucketDone>().failure, "");
+    EXPECT_EQ(rank.peer.expect<control::BucketAck>().failure, "");
   }
   EXPECT_EQ(early, 0U) << "acknowledgements that were there before the copy was complete";
 }
@@ -466,7 +466,7 @@ TEST(EngineLink, LosingTheSidecarInsideALoadLeavesTheRankTainted) {
   rank.peer.hang_up();
   EXPECT_EQ(rank.peer.accept().state, RankState::kTainted);
   rank.welcome(model);
-  EXPECT_NE(rank.peer.ask<control::BucketDone>(control::BucketReady{.bucket = 1}).failure, "");
+  EXPECT_NE(rank.peer.ask<control::BucketAck>(control::BucketReady{.bucket = 1}).failure, "");
   rank.peer.ask<control::Prepared>(prepare_of(model, rank.engine, arena, kFirst, false));
   rank.peer.send(control::Load{.version = kFirst});
   for (std::uint64_t bucket = 0; bucket < model.plan.bucket_count(); ++bucket)

@@ -98,9 +98,9 @@ TEST_F(ReferenceEngineOnGpu, ServesItsCheckpointAndThenTheNextVersion) {
   for (std::uint64_t bucket = 0; bucket < plan.bucket_count(); ++bucket) {
     const auto slot = static_cast<std::uint32_t>(bucket % 2);
     sidecar.put(slot, plan.bucket_of(arena.data(), bucket));
-    EXPECT_EQ(peer_.ask<control::BucketDone>(control::BucketReady{.bucket = bucket, .slot = slot})
-                  .failure,
-              "");
+    EXPECT_EQ(
+        peer_.ask<control::BucketAck>(control::BucketReady{.bucket = bucket, .slot = slot}).failure,
+        "");
   }
   EXPECT_EQ(peer_.expect<control::Loaded>().failure, "");
   EXPECT_EQ(peer_.ask<control::Committed>(control::Commit{.version = kNext}).failure, "");

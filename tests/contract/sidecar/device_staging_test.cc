@@ -48,7 +48,7 @@ TEST_F(DeviceStagingTest, AVersionIsFoundWhenItIsRegisteredWithEveryDeviceUntilI
   ASSERT_TRUE(bench_.until([&] { return ready; }));
   const auto found = staging.find(kV1);
   ASSERT_NE(found, nullptr);
-  EXPECT_EQ(found->failure, "");
+  EXPECT_TRUE(found->usable.has_value());
   EXPECT_EQ(found->version, held);
   EXPECT_EQ(found->registrations.size(), 2U);
   EXPECT_EQ(found->buckets->bucket_bytes(), group_->buffer_bytes());

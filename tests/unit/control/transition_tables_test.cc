@@ -7,10 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "inference_side/engine_link/rank_machine.h"
 #include "inference_side/reload/buffer_state.h"
 #include "inference_side/reload/pending_outcome.h"
 #include "inference_side/reload/rank_table.h"
 #include "inference_side/reload/switch_phase.h"
+#include "inference_side/sidecar/device_buffers.h"
+#include "inference_side/sidecar/load_queue.h"
 #include "inference_side/staging/decision_record.h"
 #include "inference_side/staging/held_versions.h"
 #include "inference_side/staging/receive_round.h"
@@ -19,6 +22,9 @@
 #include "shared/base/format.h"
 #include "shared/base/transitions.h"
 #include "tests/unit/weights/weights_files.h"
+#include "trainer_side/coordinator/decision_log.h"
+#include "trainer_side/coordinator/fence_claim.h"
+#include "trainer_side/publish/publish_queue.h"
 
 namespace wsync {
 namespace {
@@ -29,11 +35,15 @@ constexpr std::string_view kEnd = "<!-- transition tables: end -->\n";
 
 // In the order of an update: the trainer first.
 std::vector<TransitionTable> all_tables() {
-  return {staging::registration_transitions(), staging::receive_transitions(),
-          staging::copy_transitions(),         staging::record_transitions(),
-          staging::outcome_transitions(),      reload::switch_transitions(),
-          reload::rank_transitions(),          reload::debt_transitions(),
-          reload::buffer_transitions()};
+  return {publish::fence_claim_transitions(), publish::decision_log_transitions(),
+          publish::publish_transitions(),     staging::registration_transitions(),
+          staging::receive_transitions(),     staging::copy_transitions(),
+          staging::record_transitions(),      staging::outcome_transitions(),
+          reload::switch_transitions(),       reload::rank_transitions(),
+          reload::debt_transitions(),         reload::buffer_transitions(),
+          agent::load_transitions(),          agent::buffers_transitions(),
+          agent::mapping_transitions(),       agent::group_transitions(),
+          engine::rank_transitions()};
 }
 
 std::string markdown(const TransitionTable& table) {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "trainer_side/coordinator/update_round.h"
+#include "trainer_side/coordinator/coordinator.h"
 
 namespace wsync::publish {
 
@@ -68,9 +68,13 @@ class Fleet {
   }
   // Answers a Store, well or not.
   void stored(const Store& store, const std::string& failure = {}, bool fenced = false) {
-    if (failure.empty()) record = store.record;
-    step(
-        Stored{.token = store.token, .record = store.record, .failure = failure, .fenced = fenced});
+    if (failure.empty()) {
+      record = store.record;
+      step(Stored{.token = store.token, .record = store.record});
+      return;
+    }
+    step(Stored{.token = store.token,
+                .record = fail(fenced ? ErrorCode::kFenced : ErrorCode::kIo, failure)});
   }
   // Answers the first one that was held back.
   void answer_store(const std::string& failure = {}, bool fenced = false) {

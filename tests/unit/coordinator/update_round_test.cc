@@ -1,10 +1,9 @@
-#include "trainer_side/coordinator/update_round.h"
-
 #include <chrono>
 #include <gtest/gtest.h>
 #include <random>
 
 #include "tests/unit/coordinator/coordinator_fleet.h"
+#include "trainer_side/coordinator/coordinator.h"
 
 namespace wsync::publish {
 namespace {

@@ -99,13 +99,13 @@ class RankLink : public testing::Test {
     Follower& follower = *followers_.back();
     on_loop([&] {
       follower.role =
-          make_follow_rank(*loop_,
-                           {.config = config_,
-                            .rank = rank,
-                            .world_size = world_size,
-                            .incarnation = incarnation,
-                            .on_stopped = [&](const Error& e) { follower.stopped.set_value(e); }},
-                           follower.board)
+          make_follower_rank(*loop_,
+                             {.config = config_,
+                              .rank = rank,
+                              .world_size = world_size,
+                              .incarnation = incarnation,
+                              .on_stopped = [&](const Error& e) { follower.stopped.set_value(e); }},
+                             follower.board)
               .value();
     });
     return follower;
@@ -119,7 +119,7 @@ class RankLink : public testing::Test {
     return *id;
   }
   void tell(Hub& hub, const control::PublishStatus& status) {
-    on_loop([&] { hub.hub->tell(status); });
+    on_loop([&] { hub.hub->notify(status); });
   }
   // Rank 0 has the same tensor, so that whatever the others have is a model.
   std::string collect(Hub& hub, std::uint64_t step) {

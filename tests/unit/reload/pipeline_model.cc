@@ -103,7 +103,7 @@ class Model {
         break;
       case Activity::kReload:
         start_next(entry.engine);
-        execute(pipeline_.step(ReloadDone{.engine = entry.engine, .bucket = entry.bucket}, now_));
+        execute(pipeline_.step(BucketAck{.engine = entry.engine, .bucket = entry.bucket}, now_));
         break;
     }
   }

@@ -44,11 +44,11 @@ class Version {
 
 std::unique_ptr<PipelineRunner> make_runner(
     DeviceKind kind, std::uint32_t devices, Stages stages, trace::Recorder* recorder = nullptr,
-    std::chrono::nanoseconds ack_deadline = std::chrono::seconds(60)) {
+    std::chrono::nanoseconds bucket_ack_deadline = std::chrono::seconds(60)) {
   PipelineOptions options{.devices = {},
                           .buffer_bytes = kBufferBytes,
                           .stages = stages,
-                          .ack_deadline = ack_deadline,
+                          .bucket_ack_deadline = bucket_ack_deadline,
                           .trace = recorder};
   for (std::uint32_t d = 0; d < devices; ++d)
     options.devices.push_back(
@@ -111,7 +111,7 @@ class TestEngine {
                                        : ipc_[static_cast<std::size_t>(ready.slot)]->host_view();
         std::memcpy(held_.data() + ready.bucket * kBufferBytes, from.data(), ready.bytes);
       }
-      runner_.bucket_done(seat_.engine, ready.bucket);
+      runner_.handle_bucket_ack(seat_.engine, ready.bucket);
     }
   }
 
@@ -181,7 +181,7 @@ TEST_P(PipelineRunnerKinds, EveryEngineGetsEveryByteOnceAndAgainInTheNextRun) {
     const auto report = runner->wait();
     ASSERT_TRUE(report.has_value()) << report.error().message();
     EXPECT_EQ(report->bytes, version.bytes().size());
-    EXPECT_EQ(report->stray_acknowledgements, 0U);
+    EXPECT_EQ(report->stray_bucket_acks, 0U);
     EXPECT_TRUE(report->lost.empty());
     EXPECT_EQ(fleet.listener.finished, 1);
     for (auto& engine : fleet.engines) engine->check();
@@ -296,12 +296,12 @@ TEST(PipelineRunner, ADeadlineNamesWhoIsWaitedForAndTheNextRunWaitsForThatAnswer
     return true;
   };
   ASSERT_TRUE(runner->start(job_of(next, seats), fleet.listener));
-  runner->bucket_done(EngineId{7}, 1);
+  runner->handle_bucket_ack(EngineId{7}, 1);
   answered = true;
-  runner->bucket_done(EngineId{7}, 0);
+  runner->handle_bucket_ack(EngineId{7}, 0);
   const auto second = runner->wait();
   ASSERT_TRUE(second.has_value()) << second.error().message();
-  EXPECT_EQ(second->stray_acknowledgements, 0U);
+  EXPECT_EQ(second->stray_bucket_acks, 0U);
   fleet.engines[0]->check();
 }
 
@@ -415,7 +415,7 @@ TEST(PipelineRunner, OnUnifiedDevicesEveryBucketIsHandedOverWithoutWaiting) {
   listener.hook = [&](const BucketReady& ready) {
     told.push_back(ready.bucket);
     if (told.size() == version.buckets())  // no acknowledgement before the last bucket
-      for (const std::uint64_t bucket : told) runner->bucket_done(ready.engine, bucket);
+      for (const std::uint64_t bucket : told) runner->handle_bucket_ack(ready.engine, bucket);
     return false;
   };
   ASSERT_TRUE(runner->start(job_of(version, {{.engine = EngineId{1}, .device = DeviceIndex{1}}}),

@@ -117,7 +117,7 @@ class World {
     ASSERT_EQ((ipc_[{raw(c.device), raw(c.slot)}]), c.bucket) << "torn while it was read";
     reading_[c.engine].erase(raw(c.slot));
     ASSERT_TRUE(reloaded_[c.engine].insert(c.bucket).second) << "a bucket was reloaded twice";
-    take(pipeline_.step(ReloadDone{.engine = c.engine, .bucket = c.bucket}, at(now_)));
+    take(pipeline_.step(BucketAck{.engine = c.engine, .bucket = c.bucket}, at(now_)));
   }
   void lose_one() {
     auto victim = alive_.begin();
@@ -133,7 +133,7 @@ class World {
       EXPECT_EQ(reloaded_[engine].size(), shape_.buckets)
           << "engine " << static_cast<std::uint32_t>(engine);
     EXPECT_TRUE(pipeline_.outstanding().empty());
-    EXPECT_EQ(pipeline_.stray_acknowledgements(), 0U);
+    EXPECT_EQ(pipeline_.stray_bucket_acks(), 0U);
   }
 
   PipelineShape shape_;
@@ -193,25 +193,25 @@ void broadcast_first(WeightPipeline& pipeline) {
 TEST(WeightPipeline, TheLastAcknowledgementCountsAsMuchAsAnyOther) {
   auto pipeline = make(one_device(1, 2));
   broadcast_first(pipeline);
-  (void)pipeline.step(ReloadDone{.engine = EngineId{0}, .bucket = 0}, at(3));
+  (void)pipeline.step(BucketAck{.engine = EngineId{0}, .bucket = 0}, at(3));
   EXPECT_EQ(pipeline.phase(), PipelinePhase::kRunning);
   ASSERT_EQ(pipeline.outstanding().size(), 1U);
   EXPECT_EQ(pipeline.outstanding()[0].engine, EngineId{1});
   EXPECT_EQ(pipeline.outstanding()[0].since, at(2));
-  (void)pipeline.step(ReloadDone{.engine = EngineId{1}, .bucket = 0}, at(4));
+  (void)pipeline.step(BucketAck{.engine = EngineId{1}, .bucket = 0}, at(4));
   EXPECT_EQ(pipeline.phase(), PipelinePhase::kFinished);
 }
 
 TEST(WeightPipeline, StrayAcknowledgementsChangeNothing) {
   auto pipeline = make(one_device(4, 2));
   broadcast_first(pipeline);
-  (void)pipeline.step(ReloadDone{.engine = EngineId{0}, .bucket = 0}, at(3));
-  for (const ReloadDone& stray : {ReloadDone{.engine = EngineId{0}, .bucket = 0},    // twice
-                                  ReloadDone{.engine = EngineId{7}, .bucket = 0},    // unknown
-                                  ReloadDone{.engine = EngineId{1}, .bucket = 1},    // not yet
-                                  ReloadDone{.engine = EngineId{1}, .bucket = 99}})  // nonsense
+  (void)pipeline.step(BucketAck{.engine = EngineId{0}, .bucket = 0}, at(3));
+  for (const BucketAck& stray : {BucketAck{.engine = EngineId{0}, .bucket = 0},    // twice
+                                 BucketAck{.engine = EngineId{7}, .bucket = 0},    // unknown
+                                 BucketAck{.engine = EngineId{1}, .bucket = 1},    // not yet
+                                 BucketAck{.engine = EngineId{1}, .bucket = 99}})  // nonsense
     EXPECT_TRUE(pipeline.step(stray, at(4)).empty());
-  EXPECT_EQ(pipeline.stray_acknowledgements(), 4U);
+  EXPECT_EQ(pipeline.stray_bucket_acks(), 4U);
   EXPECT_EQ(pipeline.buckets_done(), 0U);
   EXPECT_TRUE(pipeline.invariants().has_value());
 }

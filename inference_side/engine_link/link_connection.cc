@@ -1,0 +1,173 @@
+#include "inference_side/engine_link/link_connection.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/base/unix_socket.h"
+
+namespace wsync::engine {
+namespace {
+
+constexpr std::size_t kReceiveBytes = 256 * limits::kKiB;
+
+Result<> watch(int epoll, int fd, std::uint32_t events, int operation) {
+  epoll_event event{};
+  event.events = events;
+  event.data.fd = fd;
+  if (::epoll_ctl(epoll, operation, fd, &event) != 0)
+    return fail_errno("engine link: epoll_ctl", errno);
+  return {};
+}
+
+void drain(int fd) {
+  std::uint64_t count = 0;
+  while (::read(fd, &count, sizeof count) > 0) {
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<LinkConnection>> LinkConnection::create(std::string path,
+                                                               LinkHandler& handler) {
+  WSYNC_TRY(check_socket_path(path));
+  std::unique_ptr<LinkConnection> connection(new LinkConnection(std::move(path), handler));
+  WSYNC_TRY(connection->make_descriptors());
+  connection->arm_timer(0);
+  return connection;
+}
+
+Result<> LinkConnection::make_descriptors() {
+  epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll_.valid()) return fail_errno("engine link: epoll_create1", errno);
+  wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_.valid()) return fail_errno("engine link: eventfd", errno);
+  timer_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  if (!timer_.valid()) return fail_errno("engine link: timerfd_create", errno);
+  WSYNC_TRY(watch(epoll_.get(), wake_.get(), EPOLLIN, EPOLL_CTL_ADD));
+  return watch(epoll_.get(), timer_.get(), EPOLLIN, EPOLL_CTL_ADD);
+}
+
+void LinkConnection::wake() noexcept {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = ::write(wake_.get(), &one, sizeof one);
+}
+
+bool LinkConnection::has_event() const {
+  pollfd events{.fd = epoll_.get(), .events = POLLIN, .revents = 0};
+  return ::poll(&events, 1, 0) > 0;
+}
+
+void LinkConnection::arm_timer(std::int64_t delay_ms) {
+  itimerspec spec{};
+  spec.it_value.tv_sec = delay_ms / 1000;
+  spec.it_value.tv_nsec = delay_ms % 1000 * 1'000'000 + 1;  // all zero would disarm it
+  ::timerfd_settime(timer_.get(), 0, &spec, nullptr);
+}
+
+Result<> LinkConnection::poll(int timeout_ms) {
+  std::array<epoll_event, 4> events{};
+  const int count =
+      ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
+  if (count < 0 && errno != EINTR) return fail_errno("engine link: epoll_wait", errno);
+  for (int i = 0; i < count; ++i) {
+    const auto& event = events.at(static_cast<std::size_t>(i));
+    if (event.data.fd == wake_.get()) {
+      drain(wake_.get());
+      handler_.handle_wake();
+    } else if (event.data.fd == timer_.get()) {
+      drain(timer_.get());
+      handle_timer();
+    } else if (event.data.fd == socket_.get()) {
+      handler_.handle_wake();
+      // An answer to a report may have ended the connection.
+      if (socket_.valid() && (event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) receive();
+    }
+  }
+  return {};
+}
+
+void LinkConnection::handle_timer() {
+  if (!socket_.valid())
+    connect();
+  else if (!confirmed_)
+    disconnect(fmt::format("no welcome within {} ms", limits::kHelloDeadlineMs));
+}
+
+void LinkConnection::connect() {
+  auto socket = connect_unix(path_, TimePoint{0});
+  if (!socket) return disconnect(socket.error().message());
+  socket_ = std::move(*socket);
+  reader_ = control::FrameReader();
+  writer_ = control::FrameWriter();
+  confirmed_ = false;
+  want_write_ = false;
+  if (auto watched = watch(epoll_.get(), socket_.get(), EPOLLIN, EPOLL_CTL_ADD); !watched)
+    return disconnect(watched.error().message());
+  arm_timer(limits::kHelloDeadlineMs);
+  auto [envelope, hello] = handler_.make_hello();
+  send(envelope, std::move(hello));
+}
+
+void LinkConnection::confirm() noexcept {
+  confirmed_ = true;
+  backoff_ms_ = 0;
+}
+
+void LinkConnection::disconnect(const std::string& why) {
+  handler_.handle_loss(why);
+  socket_.reset();
+  backoff_ms_ = std::clamp(backoff_ms_ * 2, limits::kReconnectMinMs, limits::kReconnectMaxMs);
+  arm_timer(backoff_ms_);
+}
+
+void LinkConnection::receive() {
+  std::vector<std::byte> buffer(kReceiveBytes);
+  while (socket_.valid()) {
+    std::vector<UniqueFd> fds;
+    const auto received = receive_some(socket_.get(), buffer, fds);
+    if (!received) return disconnect(received.error().message());
+    if (*received == 0) return;
+    if (auto fed = reader_.feed(std::span(buffer).first(*received), std::move(fds)); !fed)
+      return disconnect(fed.error().message());
+    // Handling a frame may end the connection, and the frames behind it then mean nothing.
+    while (socket_.valid()) {
+      auto frame = reader_.next();
+      if (!frame) {
+        handler_.handle_malformed(reader_.refused(), frame.error());
+        flush();
+        return disconnect(frame.error().message());
+      }
+      if (!*frame) break;
+      handler_.handle_frame(std::move(**frame));
+    }
+  }
+}
+
+void LinkConnection::flush() {
+  if (!socket_.valid()) return;
+  const auto done = writer_.flush(socket_.get());
+  if (!done) return disconnect(done.error().message());
+  if (want_write_ == *done) {
+    want_write_ = !*done;
+    const std::uint32_t events = want_write_ ? EPOLLIN | EPOLLOUT : EPOLLIN;
+    if (auto watched = watch(epoll_.get(), socket_.get(), events, EPOLL_CTL_MOD); !watched)
+      disconnect(watched.error().message());
+  }
+}
+
+void LinkConnection::send(const control::Envelope& envelope, const control::Message& message) {
+  if (!socket_.valid()) return;
+  if (auto pushed = writer_.push(envelope, message); !pushed)
+    return disconnect(pushed.error().message());
+  flush();
+}
+
+}  // namespace wsync::engine

@@ -1,0 +1,109 @@
+#include "inference_side/engine_link/version_loader.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "shared/base/check.h"
+#include "shared/base/format.h"
+#include "shared/base/planted.h"
+
+namespace wsync::engine {
+
+using control::TakeMode;
+
+Result<std::unique_ptr<VersionLoader>> VersionLoader::create(const EngineDescription& description,
+                                                             Engine& engine) {
+  std::unique_ptr<DeviceWeights> weights;
+  if (description.gpu != nullptr)
+    weights = WSYNC_TRY(DeviceWeights::create(*description.gpu, description.tensors));
+  return std::unique_ptr<VersionLoader>(new VersionLoader(description, engine, std::move(weights)));
+}
+
+Result<> VersionLoader::prepare(const control::Prepare& message, std::span<const UniqueFd> fds) {
+  const std::size_t needed = buffers_.needs_arenas() ? 1 : 0;
+  if (fds.size() != needed)
+    return fail(
+        ErrorCode::kRefused,
+        fmt::format("{} descriptors came with the version, {} are needed", fds.size(), needed));
+  prepared_[message.version] =
+      WSYNC_TRY(preparer_.prepare(message, needed == 1 ? fds.front().get() : -1));
+  return {};
+}
+
+std::optional<LoadOutcome> VersionLoader::start_load(const Version& version, TimePoint deadline,
+                                                     std::uint32_t copy_threads) {
+  const auto found = prepared_.find(version);
+  WSYNC_CHECK(found != prepared_.end(),
+              fmt::format("version {} is loaded and was not prepared", version.to_string()));
+  session_.reset();  // it borrows from loading_
+  loading_ = found->second;
+  session_ = std::make_unique<LoadSession>(description_, *loading_, engine_, deadline);
+  if (auto begun = engine_.load_begin(version); !begun) return end_load(std::move(begun));
+  if (loading_->arena) {
+    ThreadPool* const helpers =
+        description_.take == TakeMode::kPieces ? copiers(copy_threads) : nullptr;
+    return end_load(session_->load_arena(helpers));
+  }
+  if (session_->all_buckets()) return end_load({});
+  return std::nullopt;
+}
+
+// The threads that copy beside the link's own.
+ThreadPool* VersionLoader::copiers(std::uint32_t threads) {
+  const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
+  const unsigned helpers = std::clamp(threads, 1U, cores) - 1;
+  if (helpers == 0)
+    copiers_.reset();
+  else if (!copiers_ || copiers_->size() != helpers)
+    copiers_ = std::make_unique<ThreadPool>(helpers);
+  return copiers_.get();
+}
+
+VersionLoader::BucketOutcome VersionLoader::take_bucket(std::uint64_t bucket, std::uint32_t slot) {
+  BucketTaker* const taker = buffers_.taker();
+  if (taker == nullptr || slot >= taker->slots())
+    return {.result =
+                fail(ErrorCode::kInvalidInput, fmt::format("there is no IPC buffer {}", slot))};
+  auto taken = session_->take_bucket(bucket, *taker, slot);
+  const bool ends_load = !taken || session_->all_buckets();
+  return {.result = std::move(taken), .ends_load = ends_load};
+}
+
+LoadOutcome VersionLoader::end_load(Result<> result) {
+  if (result) result = session_->finish();
+  const LoadOutcome outcome{.bytes = session_->bytes(),
+                            .copy_ns = static_cast<std::uint64_t>(session_->copy_time().count()),
+                            .result = std::move(result)};
+  copied_bytes_ += session_->copied_bytes();
+  session_.reset();
+  // Before the answer is sent: the sidecar frees the buffers of a load when it has every answer.
+  buffers_.end_load();
+  return outcome;
+}
+
+void VersionLoader::activate() {
+  // An adopting engine reads the mapped arena until another version is committed. The lease has to
+  // outlive Release and the sidecar, or a trainer would write into what the engine serves from.
+  if (description_.take == TakeMode::kAdopt && !planted("adopted_lease_let_go"))
+    adopted_ = loading_;
+  loading_.reset();
+}
+
+void VersionLoader::release(bool keep_loaded) {
+  // Nobody is left who would release these leases, and a trainer must not wait for them.
+  prepared_.clear();
+  session_.reset();
+  // An adopting engine has the loaded version's pointers already, and may still be told to commit.
+  if (!keep_loaded || description_.take != TakeMode::kAdopt) loading_.reset();
+  buffers_.release();
+}
+
+HeldWeights VersionLoader::held() const {
+  return {.description = &description_,
+          .engine = &engine_,
+          .on_gpu = weights_.get(),
+          .adopted = adopted_.get()};
+}
+
+}  // namespace wsync::engine

@@ -1,0 +1,89 @@
+// VersionLoader: the versions of the sidecar that a rank holds, and the loads of them. It has the
+// prepared versions with their mapped arenas, the mapped device buffers, the load in progress, and
+// the version that an adopting engine serves from. Which of its functions may be called when is
+// decided by RankMachine.
+//
+// Thread: confined to the thread that serves the link.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "inference_side/engine_link/device_weights.h"
+#include "inference_side/engine_link/engine.h"
+#include "inference_side/engine_link/ipc_buffers.h"
+#include "inference_side/engine_link/load_session.h"
+#include "inference_side/engine_link/prepared_version.h"
+#include "inference_side/engine_link/rank_machine.h"
+#include "inference_side/engine_link/read_back.h"
+#include "shared/base/clock.h"
+#include "shared/base/thread_pool.h"
+#include "shared/base/unique_fd.h"
+
+namespace wsync::engine {
+
+class VersionLoader {
+ public:
+  // Borrows the rank's weights where they are on a GPU. `description` and `engine` are borrowed
+  // too, and outlive the loader. Errors as DeviceWeights::create().
+  [[nodiscard]] static Result<std::unique_ptr<VersionLoader>> create(
+      const EngineDescription& description, Engine& engine);
+
+  [[nodiscard]] IpcBuffers& buffers() noexcept { return buffers_; }
+  // Maps and plans the version, in place of one of the same name. `fds`: those of the frame.
+  // kRefused for a wrong number of them; else errors as Preparer::prepare().
+  [[nodiscard]] Result<> prepare(const control::Prepare& message, std::span<const UniqueFd> fds);
+  // Unmaps a prepared version; one that is loaded, or adopted, stays mapped.
+  void forget(const Version& version) { prepared_.erase(version); }
+
+  // Starts to load a prepared version, in place of a load that may be in progress. The outcome when
+  // it is over already: where an arena is mapped, or on an error of the engine.
+  [[nodiscard]] std::optional<LoadOutcome> start_load(const Version& version, TimePoint deadline,
+                                                      std::uint32_t copy_threads);
+  struct BucketOutcome {
+    Result<> result;
+    bool ends_load = false;  // end_load(result) is due: it was the last one, or the copy failed
+  };
+  // Copies one bucket of the load in progress. kInvalidInput when there is no such buffer, which
+  // does not end the load.
+  [[nodiscard]] BucketOutcome take_bucket(std::uint64_t bucket, std::uint32_t slot);
+  // Ends the load in progress: proves that nothing is missing unless `result` is an error, and
+  // unmaps the buffers that came with it.
+  [[nodiscard]] LoadOutcome end_load(Result<> result);
+  // The loaded version has been committed.
+  void activate();
+  // The sidecar is lost. `keep_loaded`: the rank has loaded a version and not committed it.
+  void release(bool keep_loaded);
+
+  // What `wsync verify` reads.
+  [[nodiscard]] HeldWeights held() const;
+  // Bytes of weights that all ended loads have copied.
+  [[nodiscard]] std::uint64_t copied_bytes() const noexcept { return copied_bytes_; }
+
+ private:
+  VersionLoader(const EngineDescription& description, Engine& engine,
+                std::unique_ptr<DeviceWeights> weights)
+      : description_(description),
+        engine_(engine),
+        weights_(std::move(weights)),
+        preparer_(description),
+        buffers_(weights_.get(), description.device) {}
+  [[nodiscard]] ThreadPool* copiers(std::uint32_t threads);
+
+  const EngineDescription& description_;
+  Engine& engine_;
+  const std::unique_ptr<DeviceWeights> weights_;  // null: in host memory
+  Preparer preparer_;
+  IpcBuffers buffers_;
+  std::map<Version, std::shared_ptr<const PreparedVersion>> prepared_;
+  std::shared_ptr<const PreparedVersion> loading_;  // of session_, or of the load that has ended
+  std::shared_ptr<const PreparedVersion> adopted_;  // TakeMode::kAdopt: what the engine serves from
+  std::unique_ptr<LoadSession> session_;            // the load in progress
+  std::unique_ptr<ThreadPool> copiers_;             // kept for the next load
+  std::uint64_t copied_bytes_ = 0;
+};
+
+}  // namespace wsync::engine

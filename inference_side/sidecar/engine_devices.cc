@@ -1,0 +1,324 @@
+#include "inference_side/sidecar/engine_devices.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <utility>
+
+#include "shared/base/check.h"
+#include "shared/base/format.h"
+#include "shared/base/log.h"
+#include "shared/device/cuda_library.h"
+
+namespace wsync::agent {
+namespace {
+
+// An orderly end waits this long for engines to unmap.
+constexpr std::chrono::milliseconds kUnmapDeadline{1'000};
+// No event tells when a peer has closed its end after this side has: it is asked for.
+constexpr std::chrono::milliseconds kHangupPoll{100};
+
+std::optional<collective::GroupKind> group_kind(Collective collective) {
+  switch (collective) {
+    case Collective::kAuto:
+      return std::nullopt;
+    case Collective::kNccl:
+      return collective::GroupKind::kNccl;
+    case Collective::kLocal:
+      return collective::GroupKind::kLocal;
+  }
+  return std::nullopt;
+}
+
+double mib(std::uint64_t bytes) {
+  return static_cast<double>(bytes) / static_cast<double>(limits::kMiB);
+}
+
+bool hung_up(int fd) {
+  pollfd peer{.fd = fd, .events = 0, .revents = 0};
+  return ::poll(&peer, 1, 0) > 0 && (peer.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0;
+}
+
+bool keep_buffers(const config::DevicesConfig& config) {
+  return config.kind != DeviceKind::kCuda || config.keep_buffers;
+}
+
+}  // namespace
+
+// Brings the runner's callbacks, which come on its own thread, to the loop.
+class EngineDevices::Events final : public reload::PipelineListener {
+ public:
+  explicit Events(EngineDevices& devices)
+      : devices_(devices), loop_(devices.loop_), alive_(devices.alive_) {}
+  void on_bucket_ready(const reload::BucketReady& ready) override {
+    post([ready](EngineDevices& devices) { devices.callbacks_.on_bucket_ready(ready); });
+  }
+  void on_engine_dropped(const reload::LostEngine& dropped) override {
+    post([dropped](EngineDevices& devices) { devices.callbacks_.on_engine_dropped(dropped); });
+  }
+  void on_finished(const Result<reload::PipelineReport>& result) override {
+    post([result](EngineDevices& devices) { devices.callbacks_.on_run_finished(result); });
+  }
+
+ private:
+  void post(std::function<void(EngineDevices&)> task) {
+    loop_.post([devices = &devices_, alive = alive_, task = std::move(task)] {
+      if (*alive) task(*devices);
+    });
+  }
+  EngineDevices& devices_;
+  Loop& loop_;
+  std::shared_ptr<bool> alive_;
+};
+
+Result<std::unique_ptr<EngineDevices>> EngineDevices::open(Loop& loop, EngineDevicesOptions options,
+                                                           EngineDevicesCallbacks callbacks) {
+  auto devices = std::unique_ptr<EngineDevices>(
+      new EngineDevices(loop, std::move(options), std::move(callbacks)));
+  WSYNC_TRY(devices->open_runner());
+  return devices;
+}
+
+EngineDevices::EngineDevices(Loop& loop, EngineDevicesOptions options,
+                             EngineDevicesCallbacks callbacks)
+    : loop_(loop),
+      options_(std::move(options)),
+      callbacks_(std::move(callbacks)),
+      buffers_(keep_buffers(options_.config)),
+      hangup_timer_(loop, [this] { watch_departing(); }),
+      events_(std::make_unique<Events>(*this)),
+      worker_(loop, WorkerOptions{.name = "device-buffers"}) {}
+
+EngineDevices::~EngineDevices() {
+  *alive_ = false;
+  worker_.stop();
+}
+
+bool EngineDevices::on_gpus() const noexcept { return options_.config.kind == DeviceKind::kCuda; }
+
+Result<> EngineDevices::open_runner() {
+  const config::DevicesConfig& config = options_.config;
+  reload::PipelineOptions pipeline;
+  for (std::uint32_t i = 0; i < config.count; ++i) {
+    auto device = device::make_device({.kind = config.kind,
+                                       .index = static_cast<device::DeviceIndex>(i),
+                                       .gpu = on_gpus() ? config.gpus.at(i) : 0});
+    if (!device) return fail(device.error().with_context(fmt::format("device {}", i)));
+    pipeline.devices.push_back(std::move(*device));
+  }
+  pipeline.buffer_bytes = config.buffer_bytes;
+  pipeline.keep_buffers = buffers_.kept();
+  pipeline.collective = group_kind(config.collective);
+  pipeline.stages = options_.stages;
+  pipeline.trace = options_.trace;
+  runner_ = WSYNC_TRY(reload::PipelineRunner::create(std::move(pipeline)));
+  log_devices();
+  return {};
+}
+
+std::optional<std::uint32_t> EngineDevices::numa_node() const {
+  if (!on_gpus()) return std::nullopt;
+  const auto backend = device::cuda_backend();
+  const Result<device::CudaFacts> facts =
+      backend ? (*backend)->facts() : Result<device::CudaFacts>(fail(backend.error()));
+  if (!facts) return std::nullopt;
+  std::vector<std::string> uuids;
+  for (std::uint32_t d = 0; d < group().size(); ++d)
+    uuids.push_back(group().device(reload::DeviceIndex{d}).uuid());
+  return device::common_numa_node(facts->gpus, uuids);
+}
+
+RegistryDevices EngineDevices::registry_devices() const {
+  RegistryDevices devices{.kind = options_.config.kind, .devices = {}};
+  for (std::uint32_t d = 0; d < group().size(); ++d) {
+    const device::Device& device = group().device(reload::DeviceIndex{d});
+    devices.devices.push_back(
+        {.uuid = on_gpus() ? device.uuid() : std::string(), .name = device.name()});
+  }
+  return devices;
+}
+
+void EngineDevices::log_devices() const {
+  if (!on_gpus()) return;
+  std::string passing;
+  if (group().size() > 1) {
+    const collective::FittingGroup& chosen = group().collective();
+    passing = fmt::format(", broadcasts: {}", collective::group_kind_name(chosen.kind));
+    if (!chosen.why_not_nccl.empty() && options_.config.collective == Collective::kAuto)
+      passing += fmt::format(" (not by NCCL: {})", chosen.why_not_nccl);
+  }
+  log_info("{} on GPUs, each with {} buffers of {} bytes, {}{}",
+           group().size() == 1 ? "1 device" : fmt::format("{} devices", group().size()),
+           reload::kBuffersPerDevice, group().buffer_bytes(),
+           group().keeps_buffers() ? "kept between updates" : "allocated for each update", passing);
+  const auto rooms = group().rooms();
+  if (!rooms) return log_warning("free memory is not known: {}", rooms.error().message());
+  for (const reload::DeviceRoom& room : *rooms) {
+    log_info(
+        "{} {}: {} of the devices, buffers take {:.0f} MiB, streams and communicators {:.0f} ({}), "
+        "the context at most {:.0f}; {:.0f} of {:.0f} MiB are free now",
+        room.name, room.uuid, room.devices, mib(room.peak_bytes), mib(room.streams_bytes),
+        room.streams_measured ? "measured" : "estimated", mib(room.context_bytes),
+        mib(room.free_bytes), mib(room.total_bytes));
+  }
+}
+
+// A move that the tables do not allow is a defect of this class or of its user. Going on could free
+// memory that an engine has mapped.
+void EngineDevices::check(const Result<>& moved) const {
+  WSYNC_CHECK(moved.has_value(), moved.error().message());
+  const Result<> rules = buffers_.invariants();
+  WSYNC_CHECK(rules.has_value(), rules.error().message());
+}
+
+// ---- runs ----
+
+Result<> EngineDevices::start_run(reload::PipelineJob job) {
+  return runner_->start(std::move(job), *events_);
+}
+
+// ---- streams and communicators ----
+
+bool EngineDevices::connected() const noexcept {
+  // The group is asked as well: a run that fails takes it down before its end is reported.
+  return !on_gpus() || (buffers_.connected() && group().connected());
+}
+
+void EngineDevices::connect() {
+  if (!on_gpus()) return;
+  if (!buffers_.connecting()) check(buffers_.run_finished(group().connected()));
+  if (!buffers_.begin_connect(runner_->running())) return;
+  auto outcome = std::make_shared<Result<>>();
+  const auto submitted = worker_.submit([this, outcome] { *outcome = runner_->connect(); },
+                                        [this, alive = alive_, outcome] {
+                                          if (*alive) connect_finished(*outcome);
+                                        });
+  if (!submitted) check(buffers_.connect_finished(false));
+}
+
+void EngineDevices::connect_finished(const Result<>& outcome) {
+  check(buffers_.connect_finished(outcome.has_value()));
+  if (outcome) {
+    log_info("the devices are connected anew");
+    connect_failure_.clear();
+  } else if (std::exchange(connect_failure_, outcome.error().message()) !=
+             outcome.error().message()) {
+    log_warning("no load can begin: {}", outcome.error().message());
+  }
+  callbacks_.on_connected(outcome);
+}
+
+// ---- buffers that are not kept ----
+
+void EngineDevices::allocate() {
+  if (!buffers_.begin_allocate()) return;
+  auto outcome = std::make_shared<Result<>>();
+  const auto submitted = worker_.submit([this, outcome] { *outcome = runner_->hold_buffers(); },
+                                        [this, alive = alive_, outcome] {
+                                          if (*alive) allocate_finished(*outcome);
+                                        });
+  // Posted: the caller is about to note that its load waits for this.
+  if (!submitted)
+    loop_.post([this, alive = alive_, error = submitted.error()] {
+      if (*alive) allocate_finished(fail(error));
+    });
+}
+
+void EngineDevices::allocate_finished(const Result<>& outcome) {
+  check(buffers_.allocated(outcome.has_value()));
+  if (!outcome) log_warning("no load can begin: {}", outcome.error().message());
+  callbacks_.on_allocated(outcome);
+}
+
+void EngineDevices::free_unused(bool in_use) {
+  note_closed_ends();
+  if (!buffers_.begin_free(in_use || runner_->running())) return;
+  auto outcome = std::make_shared<Result<>>();
+  const auto submitted = worker_.submit([this, outcome] { *outcome = runner_->free_buffers(); },
+                                        [this, alive = alive_, outcome] {
+                                          if (*alive) free_finished(*outcome);
+                                        });
+  if (!submitted) check(buffers_.freed(false));
+}
+
+void EngineDevices::free_finished(const Result<>& outcome) {
+  if (!outcome) log_warning("buffers are not freed: {}", outcome.error().message());
+  check(buffers_.freed(outcome.has_value()));
+  callbacks_.on_freed();
+}
+
+Result<EngineDevices::Exported> EngineDevices::export_buffers(
+    const EngineRank& rank, std::uint32_t device, std::optional<std::uint64_t> request) {
+  Exported exported;
+  for (std::uint32_t slot = 0; slot < reload::kIpcSlots; ++slot) {
+    auto handle =
+        WSYNC_TRY(group().ipc_handle(reload::DeviceIndex{device}, reload::SlotIndex{slot}));
+    if (on_gpus())
+      exported.handles.push_back(
+          {.opaque = std::move(handle.opaque), .generation = options_.generation});
+    else
+      exported.fds.push_back(std::move(handle.fd));
+  }
+  // Host memory is freed safely while another process has it mapped, so only GPUs keep account.
+  if (on_gpus()) check(buffers_.exported(rank.id, request));
+  return exported;
+}
+
+void EngineDevices::answered(reload::EngineId engine, std::uint64_t request) {
+  buffers_.answered(engine, request);
+}
+
+void EngineDevices::disconnected(EngineRank& rank) {
+  UniqueFd hangup = std::move(rank.hangup);
+  if (buffers_.mapping_of(rank.id) != MappingState::kMapped) return;
+  // The process sees the end of the stream, unmaps, and closes its own end after that.
+  if (hangup.valid()) (void)::shutdown(hangup.get(), SHUT_WR);
+  const bool closed = !hangup.valid() || hung_up(hangup.get());
+  buffers_.disconnected(rank.id, closed);
+  check({});
+  if (!closed) {
+    hangups_[rank.id] = std::move(hangup);
+    hangup_timer_.start(kHangupPoll);
+  }
+  loop_.post([this, alive = alive_] {
+    if (*alive) callbacks_.on_unmapped();
+  });
+}
+
+void EngineDevices::note_closed_ends() {
+  std::erase_if(hangups_, [this](const auto& entry) {
+    if (!hung_up(entry.second.get())) return false;
+    buffers_.closed(entry.first);
+    return true;
+  });
+}
+
+void EngineDevices::watch_departing() {
+  note_closed_ends();
+  if (!hangups_.empty()) hangup_timer_.start(kHangupPoll);
+  callbacks_.on_unmapped();
+}
+
+// ---- the end ----
+
+void EngineDevices::stop_runs() {
+  runner_->abort({ErrorCode::kCancelled, "the sidecar ends"});
+  (void)runner_->wait();
+}
+
+// Memory that is freed while another process has it mapped is undefined to CUDA.
+void EngineDevices::shutdown() {
+  worker_.stop();
+  const TimePoint deadline = now() + kUnmapDeadline;
+  note_closed_ends();
+  while (!hangups_.empty()) {
+    pollfd first{.fd = hangups_.begin()->second.get(), .events = 0, .revents = 0};
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - now());
+    if (left.count() <= 0 || ::poll(&first, 1, static_cast<int>(left.count())) == 0) break;
+    note_closed_ends();
+  }
+  if (!hangups_.empty())
+    log_warning("{} engines have not unmapped their buffers within {} ms", hangups_.size(),
+                kUnmapDeadline.count());
+}
+
+}  // namespace wsync::agent

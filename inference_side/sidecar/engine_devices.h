@@ -1,0 +1,140 @@
+// EngineDevices: the separate devices or GPUs of a sidecar. It opens them, runs the weight pipeline
+// on them, and executes what DeviceBuffers decides: allocating, exporting and freeing the IPC
+// buffers, and connecting GPUs whose streams and communicators a failed run has taken down.
+//
+// Thread: the loop's. Work that blocks runs on a thread of its own; callbacks come on the loop,
+// never inside a call.
+// Outlives: the loop outlives it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "inference_side/reload/pipeline_runner.h"
+#include "inference_side/sidecar/device_buffers.h"
+#include "inference_side/sidecar/engine_rank.h"
+#include "inference_side/sidecar/engine_registry.h"
+#include "shared/config/config.h"
+#include "shared/loop/loop.h"
+#include "shared/loop/timer.h"
+#include "shared/loop/worker.h"
+#include "shared/observe/trace/recorder.h"
+
+namespace wsync::agent {
+
+struct EngineDevicesOptions {
+  config::DevicesConfig config;
+  Stages stages = Stages::kAuto;
+  std::uint64_t generation = 0;      // of this sidecar process; stands in each GPU buffer handle
+  trace::Recorder* trace = nullptr;  // may be null; outlives the devices
+};
+
+// All are required.
+struct EngineDevicesCallbacks {
+  std::function<void(const reload::BucketReady&)> on_bucket_ready;
+  std::function<void(const reload::LostEngine&)> on_engine_dropped;
+  std::function<void(const Result<reload::PipelineReport>&)> on_run_finished;
+  std::function<void(const Result<>&)> on_connected;
+  std::function<void(const Result<>&)> on_allocated;
+  // An attempt to free the buffers has ended. A load may have asked for them meanwhile.
+  std::function<void()> on_freed;
+  // An engine has unmapped its buffers: call free_unused().
+  std::function<void()> on_unmapped;
+};
+
+class EngineDevices {
+ public:
+  // Opens the devices and makes their buffers, unless they are not kept. Errors as
+  // PipelineRunner::create.
+  [[nodiscard]] static Result<std::unique_ptr<EngineDevices>> open(
+      Loop& loop, EngineDevicesOptions options, EngineDevicesCallbacks callbacks);
+  // After shutdown().
+  ~EngineDevices();
+  EngineDevices(const EngineDevices&) = delete;
+  EngineDevices& operator=(const EngineDevices&) = delete;
+
+  [[nodiscard]] bool on_gpus() const noexcept;
+  [[nodiscard]] const reload::DeviceGroup& group() const noexcept { return runner_->group(); }
+  [[nodiscard]] reload::DeviceCopies copies() const noexcept { return runner_->copies(); }
+  // NUMA node shared by all GPUs; nothing if they span nodes, on host devices, or if unknown.
+  [[nodiscard]] std::optional<std::uint32_t> numa_node() const;
+  [[nodiscard]] RegistryDevices registry_devices() const;
+
+  // ---- runs ----
+
+  // Begins a run, and names why it cannot. on_run_finished follows only after a success.
+  [[nodiscard]] Result<> start_run(reload::PipelineJob job);
+  void handle_bucket_ack(reload::EngineId engine, std::uint64_t bucket) {
+    runner_->handle_bucket_ack(engine, bucket);
+  }
+  void engine_lost(reload::EngineId engine, const Error& reason) {
+    runner_->engine_lost(engine, reason);
+  }
+
+  // ---- streams, communicators and buffers ----
+
+  // Host devices are connected by each run, so they count as connected always.
+  [[nodiscard]] bool connected() const noexcept;
+  [[nodiscard]] bool connecting() const noexcept { return buffers_.connecting(); }
+  // Connects GPUs that a failed run has taken down: to be called after each run, and whenever they
+  // are needed. Does nothing when they are connected, and while a run is in progress.
+  void connect();
+  [[nodiscard]] bool buffers_held() const noexcept { return buffers_.held(); }
+  // Allocates buffers that are not kept; does nothing unless there are none.
+  void allocate();
+  // Frees buffers that are not kept, once no engine has them mapped. `in_use`: a load needs them.
+  void free_unused(bool in_use);
+  [[nodiscard]] bool keeps_buffers() const noexcept { return buffers_.kept(); }
+
+  // The IPC buffers of a rank's device: descriptors of separate devices, handles of GPUs.
+  // `request`: of the Load that brings them; none for a welcome.
+  struct Exported {
+    std::vector<UniqueFd> fds;
+    std::vector<control::BufferHandle> handles;
+  };
+  [[nodiscard]] Result<Exported> export_buffers(const EngineRank& rank, std::uint32_t device,
+                                                std::optional<std::uint64_t> request);
+  // The rank has answered the Load of this request: it has unmapped the buffers of that load.
+  void answered(reload::EngineId engine, std::uint64_t request);
+  // The rank's connection has ended on this side.
+  void disconnected(EngineRank& rank);
+
+  // ---- the end of the sidecar, in this order ----
+
+  // Ends the run in progress and waits for it; nothing reads the staged bytes afterwards.
+  void stop_runs();
+  // Waits up to a second until the processes of disconnected engines have closed their ends.
+  void shutdown();
+
+ private:
+  class Events;
+  EngineDevices(Loop& loop, EngineDevicesOptions options, EngineDevicesCallbacks callbacks);
+  [[nodiscard]] Result<> open_runner();
+  void log_devices() const;
+  void connect_finished(const Result<>& outcome);
+  void allocate_finished(const Result<>& outcome);
+  void free_finished(const Result<>& outcome);
+  void note_closed_ends();
+  void watch_departing();
+  void check(const Result<>& moved) const;
+
+  Loop& loop_;
+  const EngineDevicesOptions options_;
+  const EngineDevicesCallbacks callbacks_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  DeviceBuffers buffers_;
+  std::string connect_failure_;  // already logged
+  // Second descriptors of engines that are departing.
+  std::map<reload::EngineId, UniqueFd> hangups_;
+  Timer hangup_timer_;
+  std::unique_ptr<reload::PipelineListener> events_;
+  std::unique_ptr<reload::PipelineRunner> runner_;
+  Worker worker_;  // allocates, frees and connects, one after the other
+};
+
+}  // namespace wsync::agent

@@ -1,0 +1,182 @@
+#include "inference_side/sidecar/engine_registry.h"
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "inference_side/reload/layout_check.h"
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+
+namespace wsync::agent {
+
+// ---- hello ----
+
+std::optional<Refusal> EngineRegistry::refusal_of(const control::Envelope& envelope,
+                                                  const control::EngineHello& hello,
+                                                  const control::Fence& fence,
+                                                  const Manifest* served) const {
+  if (envelope.replica.empty())
+    return Refusal{.reason = "an EngineHello without a replica name", .problems = {}};
+  if (auto problem = rank_problem(envelope, hello, fence))
+    return Refusal{.reason = std::move(*problem), .problems = {}};
+  if (auto problem = device_problem(hello))
+    return Refusal{.reason = std::move(*problem), .problems = {}};
+  if (served == nullptr) return std::nullopt;
+  std::vector<control::Problem> problems = reload::check_layout(*served, hello.tensors);
+  if (problems.empty()) return std::nullopt;
+  std::string reason = fmt::format(
+      "replica '{}' rank {} does not fit the model that is served: {} ({})", envelope.replica,
+      envelope.rank, problems.front().tensor, problems.front().detail);
+  return Refusal{.reason = std::move(reason), .problems = std::move(problems)};
+}
+
+std::optional<std::string> EngineRegistry::rank_problem(const control::Envelope& envelope,
+                                                        const control::EngineHello& hello,
+                                                        const control::Fence& fence) const {
+  if (envelope.fence > fence)
+    return fmt::format(
+        "replica '{}' rank {} obeys fence epoch {}, this sidecar knows epoch {}; it is taken when "
+        "a "
+        "coordinator has raised that, or when the engine is started anew",
+        envelope.replica, envelope.rank, envelope.fence.epoch, fence.epoch);
+  if (hello.world_size == 0 || hello.world_size > limits::kReplicaRankCount ||
+      envelope.rank >= hello.world_size)
+    return fmt::format("rank {} of a replica of {} ranks", envelope.rank, hello.world_size);
+  for (const AttachedRank& other : ranks_) {
+    if (other.replica != envelope.replica) continue;
+    if (other.rank == envelope.rank)
+      return fmt::format("replica '{}' rank {} is attached already", envelope.replica,
+                         envelope.rank);
+    if (other.world_size != hello.world_size)
+      return fmt::format("replica '{}' has {} ranks, not {}", envelope.replica, other.world_size,
+                         hello.world_size);
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> EngineRegistry::device_problem(const control::EngineHello& hello) const {
+  const bool unified = devices_.kind == DeviceKind::kUnified;
+  if (!hello.gpu.empty() && !on_gpus())
+    return fmt::format(
+        "its weights are on {}, and this sidecar's devices are {} host devices: set devices.kind: "
+        "cuda for the sidecar, or start the engine with --device host",
+        hello.gpu, unified ? "unified" : "separate");
+  if (unified) return std::nullopt;
+  if (hello.device >= devices_.devices.size())
+    return fmt::format(
+        "device {}; this sidecar drives {} devices, so the engine's --device-index must be below "
+        "{}",
+        hello.device, devices_.devices.size(), devices_.devices.size());
+  if (hello.take == control::TakeMode::kAdopt)
+    return fmt::format("{} cannot be adopted: take pieces or whole tensors",
+                       on_gpus() ? "buffers of GPUs" : "separate devices");
+  return on_gpus() ? gpu_problem(hello) : std::nullopt;
+}
+
+std::optional<std::string> EngineRegistry::gpu_problem(const control::EngineHello& hello) const {
+  if (hello.gpu.empty())
+    return "its weights are in host memory, and this sidecar's devices are GPUs: start the engine "
+           "with --device cuda, or set devices.kind: separate or unified for the sidecar";
+  const RegistryDevices::Device& device = devices_.devices[hello.device];
+  if (device.uuid != hello.gpu) {
+    std::string right;
+    for (std::size_t d = 0; d < devices_.devices.size(); ++d)
+      if (devices_.devices[d].uuid == hello.gpu)
+        right += fmt::format("{}{}", right.empty() ? "" : " or ", d);
+    return fmt::format(
+        "it says {}, device {} of this sidecar is {} ({}): {}", hello.gpu, hello.device,
+        device.uuid, device.name,
+        right.empty()
+            ? std::string("add that GPU to devices.gpus of the sidecar, or let the engine see the "
+                          "sidecar's GPUs (CUDA_VISIBLE_DEVICES)")
+            : fmt::format("start the engine with --device-index {}", right));
+  }
+  for (const AttachedRank& other : ranks_)
+    if (other.device == hello.device)
+      return fmt::format(
+          "device {} of this sidecar serves replica '{}' rank {} already: one engine rank for each "
+          "device; name the GPU once more in devices.gpus, or give the engine another "
+          "--device-index",
+          hello.device, other.replica, other.rank);
+  return std::nullopt;
+}
+
+// ---- attached ranks ----
+
+void EngineRegistry::attach(AttachedRank rank) { ranks_.push_back(std::move(rank)); }
+
+std::optional<AttachedRank> EngineRegistry::detach(reload::EngineId id) {
+  const auto found =
+      std::ranges::find_if(ranks_, [&](const AttachedRank& rank) { return rank.id == id; });
+  if (found == ranks_.end()) return std::nullopt;
+  AttachedRank rank = std::move(*found);
+  ranks_.erase(found);
+  return rank;
+}
+
+const AttachedRank* EngineRegistry::find(const std::string& replica, std::uint32_t rank) const {
+  const auto found = std::ranges::find_if(ranks_, [&](const AttachedRank& candidate) {
+    return candidate.replica == replica && candidate.rank == rank;
+  });
+  return found == ranks_.end() ? nullptr : &*found;
+}
+
+std::vector<AttachedRank> EngineRegistry::ranks_of(const std::string& replica) const {
+  std::vector<AttachedRank> found;
+  for (const AttachedRank& rank : ranks_)
+    if (rank.replica == replica) found.push_back(rank);
+  return found;
+}
+
+bool EngineRegistry::whole(const std::string& replica) const {
+  const std::vector<AttachedRank> ranks = ranks_of(replica);
+  return !ranks.empty() && ranks.size() >= ranks.front().world_size;
+}
+
+std::uint32_t EngineRegistry::replica_count() const {
+  std::set<std::string_view> names;
+  for (const AttachedRank& rank : ranks_) names.insert(rank.replica);
+  return static_cast<std::uint32_t>(names.size());
+}
+
+std::vector<control::Problem> EngineRegistry::check_layout(const Manifest& manifest) const {
+  std::vector<control::Problem> problems;
+  const auto add = [&problems](const std::string& replica, std::vector<control::Problem> found) {
+    for (control::Problem& problem : found) {
+      problem.detail = fmt::format("replica '{}': {}", replica, problem.detail);
+      problems.push_back(std::move(problem));
+    }
+  };
+  std::map<std::string, std::vector<std::span<const control::EngineTensor>>> replicas;
+  for (const AttachedRank& rank : ranks_) {
+    replicas[rank.replica].emplace_back(*rank.tensors);
+    add(rank.replica, reload::check_layout(manifest, *rank.tensors));
+  }
+  for (const auto& [replica, parts] : replicas)
+    if (whole(replica)) add(replica, reload::check_replica_coverage(manifest, parts));
+  return problems;
+}
+
+Result<> EngineRegistry::invariants() const {
+  std::set<reload::EngineId> ids;
+  std::set<std::uint32_t> devices;
+  std::map<std::string, std::map<std::uint32_t, std::uint32_t>> replicas;  // rank -> world size
+  for (const AttachedRank& rank : ranks_) {
+    const auto broken = [&rank](std::string_view rule) {
+      return fail(ErrorCode::kInternal,
+                  fmt::format("replica '{}' rank {} {}", rank.replica, rank.rank, rule));
+    };
+    if (!ids.insert(rank.id).second) return broken("shares its connection with another rank");
+    if (rank.rank >= rank.world_size) return broken("is not below its world size");
+    auto& others = replicas[rank.replica];
+    if (!others.emplace(rank.rank, rank.world_size).second) return broken("is attached twice");
+    if (others.begin()->second != rank.world_size) return broken("names another world size");
+    if (on_gpus() && !devices.insert(rank.device).second)
+      return broken("shares its GPU device with another rank");
+  }
+  return {};
+}
+
+}  // namespace wsync::agent

@@ -1,0 +1,246 @@
+#include "inference_side/sidecar/load_driver.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "inference_side/sidecar/switch_trace.h"
+#include "shared/base/check.h"
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/base/log.h"
+
+namespace wsync::agent {
+namespace {
+
+// The replicas of one decision load at the same time, so each rank gets its share of the cores.
+std::uint32_t copy_threads(std::size_t ranks) {
+  const std::uint64_t share = std::thread::hardware_concurrency() / std::max<std::size_t>(1, ranks);
+  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(share, 1, limits::kCopyThreadCount));
+}
+
+}  // namespace
+
+LoadDriver::LoadDriver(Loop& loop, LoadDriverOptions options)
+    : loop_(loop), options_(std::move(options)), queue_(options_.devices != nullptr) {}
+
+// ---- from the switches and the engines ----
+
+void LoadDriver::begin(const std::string& replica, const reload::BeginLoad& load) {
+  execute(queue_.begin(replica, load));
+  advance(replica);
+}
+
+void LoadDriver::cancel(const std::string& replica, std::uint64_t request) {
+  execute(queue_.cancel(replica, request));
+  free_unused_buffers();
+}
+
+void LoadDriver::expect_more(bool expected) {
+  queue_.expect_more(expected);
+  start_run();
+}
+
+void LoadDriver::engine_lost(const std::string& replica, reload::EngineId engine) {
+  queue_.engine_lost(replica, engine);
+}
+
+void LoadDriver::answered(const EngineRank& rank, std::uint64_t request,
+                          const control::Loaded& loaded) {
+  if (options_.devices != nullptr) options_.devices->answered(rank.id, request);
+  if (loaded.failure.empty()) queue_.loaded(rank.replica, request, rank.rank);
+  free_unused_buffers();
+}
+
+void LoadDriver::handle_bucket_ack(const EngineRank& rank, std::uint64_t request,
+                                   const control::BucketAck& ack) {
+  // A stale acknowledgement: the buffer may belong to another bucket by now.
+  if (options_.devices == nullptr || !queue_.is_current(rank.replica, request)) return;
+  if (ack.failure.empty())
+    options_.devices->handle_bucket_ack(rank.id, ack.bucket);
+  else
+    options_.devices->engine_lost(rank.id, Error(ErrorCode::kDigestMismatch, ack.failure));
+}
+
+void LoadDriver::release(const Version& version) { execute(queue_.release(version)); }
+
+// ---- from the preparation and the devices ----
+
+LoadNeeds LoadDriver::needs_of(const std::string& replica, const Version& version) const {
+  LoadNeeds needs;
+  needs.staged = options_.preparation->find(version) != nullptr;
+  needs.whole = options_.registry->whole(replica);
+  for (const AttachedRank& attached : options_.registry->ranks_of(replica)) {
+    LoadNeeds::Rank rank{.rank = {.engine = attached.id,
+                                  .rank = attached.rank,
+                                  .device = reload::DeviceIndex{attached.device}},
+                         .prepared = std::nullopt};
+    const auto connection = options_.find(attached.id);
+    if (const auto found = connection->prepared.find(version); found != connection->prepared.end())
+      rank.prepared = found->second;
+    needs.ranks.push_back(std::move(rank));
+  }
+  needs.devices = options_.preparation->devices_ready(version);
+  if (options_.devices == nullptr) return needs;
+  needs.connected = options_.devices->connected();
+  needs.buffers = options_.devices->buffers_held();
+  return needs;
+}
+
+void LoadDriver::advance(const std::string& replica) {
+  if (const auto version = queue_.waiting_for(replica))
+    execute(queue_.advance(replica, needs_of(replica, *version)));
+}
+
+void LoadDriver::advance_all() {
+  for (const std::string& replica : queue_.waiting()) advance(replica);
+}
+
+void LoadDriver::bucket_ready(const reload::BucketReady& ready) {
+  const auto seat = queue_.seat_of(ready.engine);
+  const auto rank = options_.find(ready.engine);
+  if (!seat || !rank)
+    return options_.devices->engine_lost(ready.engine, Error(ErrorCode::kPeerLost, "it is gone"));
+  rank->send(seat->request, control::BucketReady{.bucket = ready.bucket,
+                                                 .slot = static_cast<std::uint32_t>(ready.slot)});
+}
+
+void LoadDriver::run_finished(const Result<reload::PipelineReport>& result) {
+  if (!result) {
+    log_warning("weight pipeline: {}", result.error().message());
+    execute(queue_.run_finished(fail(result.error())));
+  } else {
+    LoadQueue::LostEngines lost;
+    for (const reload::LostEngine& engine : result->lost)
+      lost.emplace_back(engine.engine, engine.reason);
+    execute(queue_.run_finished(lost));
+  }
+  // A failed run has taken the devices down. The next run must not begin before they are back.
+  options_.devices->connect();
+  start_run();
+  free_unused_buffers();
+}
+
+void LoadDriver::connect_finished(const Result<>& outcome) {
+  execute(queue_.connect_finished(outcome));
+  advance_all();
+  start_run();
+}
+
+void LoadDriver::allocate_finished(const Result<>& outcome) {
+  execute(queue_.allocate_finished(outcome));
+  advance_all();
+  free_unused_buffers();
+}
+
+void LoadDriver::free_unused_buffers() {
+  if (options_.devices != nullptr) options_.devices->free_unused(queue_.needs_buffers());
+}
+
+void LoadDriver::start_run() {
+  if (options_.devices != nullptr && !options_.devices->connecting())
+    execute(queue_.start_run(now()));
+}
+
+// ---- commands of the queue ----
+
+void LoadDriver::execute(const LoadCommands& commands) {
+  for (const LoadCommand& command : commands)
+    std::visit([this](const auto& one) { execute(one); }, command);
+  // A queue that breaks its rules could load a replica twice at once, or leave it waiting for ever.
+  const Result<> rules = queue_.invariants();
+  WSYNC_CHECK(rules.has_value(), rules.error().message());
+}
+
+void LoadDriver::execute(const SendLoad& command) {
+  for (const LoadRank& seat : command.ranks)
+    if (const auto sent = send_load(command, seat); !sent)
+      execute(ReportLoadFailed{.replica = command.replica,
+                               .rank = seat.rank,
+                               .request = command.request,
+                               .version = command.version,
+                               .why = sent.error().message()});
+  // Not at once: other replicas of the same decision are about to join the run.
+  loop_.post([this, alive = alive_] {
+    if (*alive) start_run();
+  });
+}
+
+Result<> LoadDriver::send_load(const SendLoad& load, const LoadRank& seat) {
+  const auto rank = options_.find(seat.engine);
+  control::Load message{.version = load.version,
+                        .deadline_ms = load.deadline_ms,
+                        .copy_threads = copy_threads(options_.registry->ranks().size())};
+  // The handles of kept buffers came with the welcome.
+  if (options_.devices != nullptr && !options_.devices->keeps_buffers()) {
+    const auto device = static_cast<std::uint32_t>(reload::index_of(seat.device));
+    message.buffers =
+        WSYNC_TRY(options_.devices->export_buffers(*rank, device, load.request)).handles;
+  }
+  rank->send(load.request, message);
+  return {};
+}
+
+void LoadDriver::execute(const SendAbort& command) {
+  for (const AttachedRank& attached : options_.registry->ranks_of(command.replica)) {
+    const auto rank = options_.find(attached.id);
+    rank->send(command.request,
+               control::Abort{.version = command.version, .reason = "the load was cancelled"});
+    options_.preparation->renew(rank, command.version);
+  }
+}
+
+void LoadDriver::execute(const ReportLoadFailed& command) {
+  // The switch knows of a rank that is gone.
+  if (options_.registry->find(command.replica, command.rank) == nullptr) return;
+  options_.notify(command.replica, reload::RankLoaded{.rank = command.rank,
+                                                      .request = command.request,
+                                                      .version = command.version,
+                                                      .failure = command.why});
+}
+
+void LoadDriver::execute(const ReportLoadNotBegun& command) {
+  options_.notify(command.replica,
+                  reload::LoadNotBegun{.request = command.request, .why = command.why});
+}
+
+void LoadDriver::execute(const LeaveRun& command) {
+  options_.devices->engine_lost(command.engine, command.reason);
+}
+
+void LoadDriver::execute(const ConnectDevices& /*command*/) { options_.devices->connect(); }
+
+void LoadDriver::execute(const AllocateBuffers& /*command*/) { options_.devices->allocate(); }
+
+void LoadDriver::execute(const StartRun& command) {
+  if (const auto started = start_pipeline(command); !started) run_finished(fail(started.error()));
+}
+
+Result<> LoadDriver::start_pipeline(const StartRun& run) {
+  // The devices were ready for the version before its loads were sent, and it is still held.
+  const auto staged = options_.preparation->on_devices(run.version);
+  if (!staged)
+    return fail(ErrorCode::kInternal,
+                fmt::format("version {} is not ready on the devices", run.version.to_string()));
+  reload::PipelineJob job;
+  job.buckets = staged->buckets->bucket_count();
+  job.bucket_bytes = [staged](std::uint64_t bucket) -> Result<std::span<const std::byte>> {
+    return staged->version->data().subspan(staged->buckets->bucket_offset(bucket),
+                                           staged->buckets->bucket_size(bucket));
+  };
+  job.digests = staged->digests;
+  for (const RunSeat& seat : run.seats) {
+    job.engines.push_back({.engine = seat.rank.engine, .device = seat.rank.device});
+    const AttachedRank* rank = options_.registry->find(seat.replica, seat.rank.rank);
+    job.engine_names[seat.rank.engine] =
+        traced_name(seat.replica, rank == nullptr ? 1 : rank->world_size, seat.rank.rank);
+  }
+  job.version = run.version.to_string();
+  for (std::size_t i = 0; i < job.buckets; ++i)
+    job.bucket_offsets.push_back(staged->buckets->bucket_offset(i));
+  job.deadline = run.deadline;
+  job.bucket_ack_deadline = run.bucket_ack_deadline;
+  return options_.devices->start_run(std::move(job));
+}
+
+}  // namespace wsync::agent

@@ -1,0 +1,89 @@
+// LoadDriver: drives the LoadQueue of a sidecar. It collects what each load needs from the
+// registry, the preparation and the devices, and executes the queue's commands on them.
+//
+// Thread: the loop's.
+// Outlives: everything that its options name outlives the driver.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "inference_side/reload/pipeline_runner.h"
+#include "inference_side/sidecar/engine_devices.h"
+#include "inference_side/sidecar/engine_rank.h"
+#include "inference_side/sidecar/engine_registry.h"
+#include "inference_side/sidecar/load_queue.h"
+#include "inference_side/sidecar/version_preparation.h"
+#include "inference_side/staging/sidecar.h"
+#include "shared/loop/loop.h"
+
+namespace wsync::agent {
+
+struct LoadDriverOptions {
+  const EngineRegistry* registry = nullptr;
+  VersionPreparation* preparation = nullptr;
+  EngineDevices* devices = nullptr;  // null: unified
+  // The connection of an attached rank; null when it has ended.
+  std::function<std::shared_ptr<EngineRank>(reload::EngineId)> find;
+  // Reports an event of a replica to its switch, later.
+  std::function<void(const std::string& replica, staging::RankEvent)> notify;
+};
+
+class LoadDriver {
+ public:
+  LoadDriver(Loop& loop, LoadDriverOptions options);
+  ~LoadDriver() { *alive_ = false; }
+  LoadDriver(const LoadDriver&) = delete;
+  LoadDriver& operator=(const LoadDriver&) = delete;
+
+  // ---- from the switches and the engines ----
+
+  void begin(const std::string& replica, const reload::BeginLoad& load);
+  void cancel(const std::string& replica, std::uint64_t request);
+  // See LoadQueue::expect_more.
+  void expect_more(bool expected);
+  // A rank has been detached from the registry.
+  void engine_lost(const std::string& replica, reload::EngineId engine);
+  // A rank has answered the Load of this request.
+  void answered(const EngineRank& rank, std::uint64_t request, const control::Loaded& loaded);
+  void handle_bucket_ack(const EngineRank& rank, std::uint64_t request,
+                         const control::BucketAck& ack);
+  // The version is gone from the preparation.
+  void release(const Version& version);
+
+  // ---- from the preparation and the devices ----
+
+  // Something that the load of this replica, or of every replica, waits for may have changed.
+  void advance(const std::string& replica);
+  void advance_all();
+  void bucket_ready(const reload::BucketReady& ready);
+  void run_finished(const Result<reload::PipelineReport>& result);
+  void connect_finished(const Result<>& outcome);
+  void allocate_finished(const Result<>& outcome);
+  // Frees the device buffers if nothing needs them.
+  void free_unused_buffers();
+
+ private:
+  [[nodiscard]] LoadNeeds needs_of(const std::string& replica, const Version& version) const;
+  void start_run();
+  void execute(const LoadCommands& commands);
+  void execute(const SendLoad& command);
+  void execute(const SendAbort& command);
+  void execute(const ReportLoadFailed& command);
+  void execute(const ReportLoadNotBegun& command);
+  void execute(const LeaveRun& command);
+  void execute(const ConnectDevices& command);
+  void execute(const AllocateBuffers& command);
+  void execute(const StartRun& command);
+  [[nodiscard]] Result<> send_load(const SendLoad& load, const LoadRank& seat);
+  [[nodiscard]] Result<> start_pipeline(const StartRun& run);
+
+  Loop& loop_;
+  const LoadDriverOptions options_;
+  LoadQueue queue_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace wsync::agent

@@ -1,0 +1,66 @@
+#include "inference_side/sidecar/offered_layouts.h"
+
+#include <utility>
+
+#include "shared/base/format.h"
+
+namespace wsync::agent {
+
+Result<Manifest> read_layout(const Bytes& layout) {
+  ByteReader reader(layout);
+  auto manifest = Manifest::decode(reader);
+  if (manifest && !reader.finish("layout"))
+    return fail(ErrorCode::kInvalidInput, "the layout cannot be read: bytes left over");
+  if (!manifest)
+    return fail(ErrorCode::kInvalidInput,
+                "the layout cannot be read: " + manifest.error().message());
+  return manifest;
+}
+
+// kNotFound: the trainer has to send the layout itself.
+Result<const OfferedLayout*> OfferedLayouts::find_or_read(const control::Announce& announce) {
+  OfferedLayout& known = layouts_[announce.layout_digest];
+  if (!known.manifest) {
+    if (announce.layout.empty()) return fail(ErrorCode::kNotFound, "the layout is not known here");
+    auto manifest = WSYNC_TRY(read_layout(announce.layout));
+    if (manifest.layout_digest() != announce.layout_digest)
+      return fail(ErrorCode::kInvalidInput, "the layout is not that of its digest");
+    known.manifest = std::make_shared<const Manifest>(std::move(manifest));
+  }
+  if (!known.plan || known.plan->bucket_bytes() != announce.bucket_bytes)
+    known.plan = std::make_shared<const BucketPlan>(
+        WSYNC_TRY(BucketPlan::create(*known.manifest, announce.bucket_bytes)));
+  if (known.plan->arena_bytes() != announce.arena_bytes)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("an arena of {} bytes is announced; this layout takes {}",
+                            announce.arena_bytes, known.plan->arena_bytes()));
+  return &known;
+}
+
+staging::LayoutChecked OfferedLayouts::check(const staging::CheckLayout& command,
+                                             const EngineRegistry& registry,
+                                             const staging::Store& store,
+                                             std::uint64_t versions_held) {
+  staging::LayoutChecked verdict{.round = command.round};
+  const auto known = find_or_read(command.announce);
+  if (!known) {
+    verdict.layout_unknown = known.error().code() == ErrorCode::kNotFound;
+    verdict.reason = known.error().message();
+    return verdict;
+  }
+  verdict.problems = registry.check_layout(*(*known)->manifest);
+  if (!verdict.problems.empty()) {
+    const control::Problem& first = verdict.problems.front();
+    verdict.reason = fmt::format(
+        "it does not fit the engines: {} ({}){}{}", first.tensor, first.detail,
+        first.nearest.empty() ? "" : "; nearest: " + first.nearest,
+        verdict.problems.size() > 1 ? fmt::format("; and {} more", verdict.problems.size() - 1)
+                                    : "");
+    return verdict;
+  }
+  if (const auto fits = store.check_budget(command.announce.arena_bytes, versions_held); !fits)
+    verdict.reason = fits.error().message();
+  return verdict;
+}
+
+}  // namespace wsync::agent

@@ -1,0 +1,46 @@
+// OfferedLayouts: the layouts that a trainer has offered to this sidecar, and whether an offer fits
+// the engines and the memory of this host.
+//
+// Thread: the loop's.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "inference_side/sidecar/engine_registry.h"
+#include "inference_side/staging/sidecar.h"
+#include "inference_side/staging/store.h"
+#include "shared/base/digest.h"
+#include "shared/base/error.h"
+#include "shared/control/messages.h"
+#include "shared/weights/bucket_plan.h"
+#include "shared/weights/manifest.h"
+
+namespace wsync::agent {
+
+// Reads a layout as messages carry it. kInvalidInput, naming what is wrong.
+[[nodiscard]] Result<Manifest> read_layout(const Bytes& layout);
+
+struct OfferedLayout {
+  std::shared_ptr<const Manifest> manifest;
+  std::shared_ptr<const BucketPlan> plan;  // of the latest offer's transfer buckets
+};
+
+class OfferedLayouts {
+ public:
+  // What the state machine asks: does the offer fit the engines, and does the memory suffice for
+  // `versions_held` versions of it? An offer may leave its layout out when it was made before.
+  [[nodiscard]] staging::LayoutChecked check(const staging::CheckLayout& command,
+                                             const EngineRegistry& registry,
+                                             const staging::Store& store,
+                                             std::uint64_t versions_held);
+  // Of an offer that was checked and fits.
+  [[nodiscard]] const OfferedLayout& at(const Digest& layout) const { return layouts_.at(layout); }
+
+ private:
+  [[nodiscard]] Result<const OfferedLayout*> find_or_read(const control::Announce& announce);
+  std::map<Digest, OfferedLayout> layouts_;
+};
+
+}  // namespace wsync::agent

@@ -1,0 +1,193 @@
+#include "inference_side/sidecar/version_preparation.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "shared/base/log.h"
+
+namespace wsync::agent {
+namespace {
+
+// How long a rank may be silent after it was sent Prepare.
+constexpr std::chrono::milliseconds kPrepareDeadline{5'000};
+// Beside the thread that asks; of low priority, like the threads that verify.
+constexpr unsigned kDigestThreads = 4;
+constexpr int kDigestNice = 10;
+
+bool are_gpus(const reload::DeviceGroup* devices) {
+  return devices != nullptr && devices->kind() == DeviceKind::kCuda;
+}
+
+std::unique_ptr<ThreadPool> digest_threads(const reload::DeviceGroup* devices) {
+  if (!are_gpus(devices)) return nullptr;
+  return std::make_unique<ThreadPool>(
+      std::clamp(std::thread::hardware_concurrency(), 1U, kDigestThreads), kDigestNice);
+}
+
+}  // namespace
+
+VersionPreparation::VersionPreparation(Loop& loop, const reload::DeviceGroup* devices,
+                                       Callbacks callbacks)
+    : loop_(loop),
+      devices_(devices),
+      callbacks_(std::move(callbacks)),
+      digest_threads_(digest_threads(devices)),
+      cache_(std::make_shared<LoadCache>(
+          are_gpus(devices) ? GroupSum::kPieceDigest : GroupSum::kStreamed, digest_threads_.get())),
+      worker_(loop, WorkerOptions{.name = "load-plans", .max_queued = limits::kReplicaCount}),
+      device_staging_(devices == nullptr ? nullptr
+                                         : std::make_unique<DeviceStaging>(
+                                               loop, *devices, digest_threads_.get())) {}
+
+VersionPreparation::~VersionPreparation() {
+  *alive_ = false;
+  worker_.stop();
+}
+
+void VersionPreparation::add(const std::shared_ptr<const staging::HeldVersion>& version,
+                             const Ranks& ranks, std::function<void()> on_ready) {
+  const Version name = version->version();
+  versions_[name] = version;
+  Waiting waiting;
+  waiting.ranks = ranks;
+  waiting.devices_ready = device_staging_ == nullptr;
+  waiting.on_ready = std::move(on_ready);
+  waiting.deadline = std::make_unique<Timer>(loop_, [this, name] { pass_over_silent(name); });
+  waiting.deadline->start(kPrepareDeadline);
+  waiting_[name] = std::move(waiting);
+  if (device_staging_) device_staging_->add(version, [this, name] { devices_staged(name); });
+  for (const auto& rank : ranks) request_plan(rank, version);
+  answered(nullptr, &name);
+}
+
+bool VersionPreparation::remove(const Version& version, const Ranks& ranks) {
+  if (versions_.erase(version) == 0) return false;
+  waiting_.erase(version);
+  cache_->forget(version);
+  if (device_staging_) device_staging_->remove(version);
+  for (const auto& rank : ranks)
+    if (rank->prepared.erase(version) != 0) rank->send(0, control::Release{version});
+  return true;
+}
+
+void VersionPreparation::attached(const std::shared_ptr<EngineRank>& rank) {
+  for (const auto& [name, version] : versions_) request_plan(rank, version);
+}
+
+void VersionPreparation::renew(const std::shared_ptr<EngineRank>& rank, const Version& version) {
+  rank->prepared.erase(version);
+  if (const auto held = find(version)) request_plan(rank, held);
+}
+
+// ---- ranks ----
+
+void VersionPreparation::request_plan(const std::shared_ptr<EngineRank>& rank,
+                                      const std::shared_ptr<const staging::HeldVersion>& version) {
+  const std::uint64_t bucket_bytes =
+      devices_ != nullptr ? devices_->buffer_bytes() : version->plan()->bucket_bytes();
+  cache_->request(
+      worker_, version, bucket_bytes, rank->tensors, rank->tensors_key,
+      [this, alive = alive_, rank, version](Result<std::shared_ptr<const PreparedLoad>> load) {
+        const Version name = version->version();
+        if (!*alive || !rank->attached || !versions_.contains(name)) return;
+        const Result<> sent =
+            load ? send_prepare(*rank, *version, **load) : Result<>(fail(load.error()));
+        rank->prepared[name] = sent;
+        if (!sent) answered(rank, &name);
+        callbacks_.on_rank_prepared(rank->replica);
+      });
+}
+
+Result<> VersionPreparation::send_prepare(EngineRank& rank, const staging::HeldVersion& version,
+                                          const PreparedLoad& load) const {
+  std::vector<UniqueFd> fds;
+  // On unified devices the rank maps the version itself.
+  if (devices_ == nullptr) fds.push_back(WSYNC_TRY(version.share()));
+  control::Prepare message;
+  message.version = version.version();
+  message.layout_digest = version.identity().layout;
+  // A layout is large, and equal for most versions.
+  if (rank.layout_sent != message.layout_digest) {
+    ByteWriter layout;
+    version.manifest()->encode(layout);
+    message.layout = std::move(layout).take();
+    rank.layout_sent = message.layout_digest;
+  }
+  message.bucket_bytes = load.buckets->bucket_bytes();
+  message.arena_bytes = version.data().size();
+  message.checksums = load.checksums;
+  rank.send(0, message, std::move(fds));
+  return {};
+}
+
+void VersionPreparation::handle(const std::shared_ptr<EngineRank>& rank,
+                                const control::Prepared& prepared) {
+  answered(rank, &prepared.version);
+  if (prepared.failure.empty()) return;
+  log_warning("engine {} rank {} cannot take {}: {}", rank->replica, rank->rank,
+              prepared.version.to_string(), prepared.failure);
+  if (const auto found = rank->prepared.find(prepared.version); found != rank->prepared.end())
+    found->second = fail(ErrorCode::kRefused, prepared.failure);
+}
+
+// A rank whose plan is still being computed was not sent Prepare, so it is not silent.
+void VersionPreparation::pass_over_silent(const Version& version) {
+  const auto found = waiting_.find(version);
+  if (found == waiting_.end()) return;
+  Waiting& waiting = found->second;
+  std::erase_if(waiting.ranks, [&](const auto& rank) { return rank->prepared.contains(version); });
+  if (!waiting.ranks.empty()) waiting.deadline->start(kPrepareDeadline);
+  answered(nullptr, &version);
+}
+
+// `rank` may be null: only look whether nobody is waited for. `version` null: every version.
+void VersionPreparation::answered(const std::shared_ptr<EngineRank>& rank, const Version* version) {
+  std::vector<Version> finished;
+  for (auto& [name, waiting] : waiting_) {
+    if (version != nullptr && name != *version) continue;
+    if (rank) std::erase(waiting.ranks, rank);
+    if (waiting.ranks.empty() && waiting.devices_ready) finished.push_back(name);
+  }
+  for (const Version& name : finished) {
+    auto entry = waiting_.extract(name);
+    loop_.post([alive = alive_, ready = std::move(entry.mapped().on_ready)] {
+      if (*alive) ready();
+    });
+  }
+}
+
+// ---- devices ----
+
+void VersionPreparation::devices_staged(const Version& version) {
+  if (const auto staged = device_staging_->find(version); !staged->usable)
+    log_warning("version {} cannot be brought to the devices: {}", version.to_string(),
+                staged->usable.error().message());
+  if (const auto found = waiting_.find(version); found != waiting_.end())
+    found->second.devices_ready = true;
+  answered(nullptr, &version);
+  callbacks_.on_devices_ready();
+}
+
+std::optional<Result<>> VersionPreparation::devices_ready(const Version& version) const {
+  if (!device_staging_) return Result<>{};
+  const auto staged = device_staging_->find(version);
+  return staged ? std::optional<Result<>>(staged->usable) : std::nullopt;
+}
+
+std::shared_ptr<const DeviceVersion> VersionPreparation::on_devices(const Version& version) const {
+  return device_staging_ ? device_staging_->find(version) : nullptr;
+}
+
+// ---- versions ----
+
+std::shared_ptr<const staging::HeldVersion> VersionPreparation::find(const Version& version) const {
+  const auto found = versions_.find(version);
+  return found == versions_.end() ? nullptr : found->second;
+}
+
+const Manifest* VersionPreparation::newest_layout() const {
+  return versions_.empty() ? nullptr : versions_.rbegin()->second->manifest().get();
+}
+
+}  // namespace wsync::agent

@@ -1,0 +1,235 @@
+// What the trainer around each coordinator does: the real PublishQueue, snapshots that take time
+// and an arena each, and the client's requests to publish, give up and cancel.
+#include <algorithm>
+#include <utility>
+
+#include "shared/base/format.h"
+#include "tests/simulation/world.h"
+
+namespace wsync::simulation {
+
+using std::chrono::milliseconds;
+
+namespace {
+
+constexpr milliseconds kPoll{100};        // as the agent does
+constexpr milliseconds kArenaRetry{2};    // as the snapshotter does
+constexpr milliseconds kLateness{1'000};  // of an answer, after the deadline of its publish
+
+}  // namespace
+
+class World::Facts final : public publish::CoordinatorFacts {
+ public:
+  Facts(World& world, std::size_t c) : world_(world), c_(c) {}
+  [[nodiscard]] std::optional<Error> why_stopped() const override {
+    const auto& stopped = machine().stopped();
+    if (!stopped) return std::nullopt;
+    return Error(stopped->code, "this coordinator has stopped: " + stopped->reason);
+  }
+  [[nodiscard]] std::optional<std::string> why_not_ready() const override {
+    if (machine().phase() >= publish::CoordinatorPhase::kReady) return std::nullopt;
+    return std::string("no sidecar has joined");
+  }
+  // Coordinators that share no record can claim one epoch unknown to each other. Their digests keep
+  // the bytes apart, which is tested elsewhere: here a name stands for one content.
+  [[nodiscard]] Result<Version> next_version(std::uint64_t step) const override {
+    const std::size_t store = world_.coordinators_[c_].store;
+    Result<Version> version = machine().next_version(step);
+    while (version && world_.named_by_.emplace(*version, store).first->second != store)
+      version = machine().next_version(version->step + 1);
+    return version;
+  }
+  [[nodiscard]] bool has_update(const Version& version) const override {
+    return machine().has_update(version);
+  }
+
+ private:
+  [[nodiscard]] const publish::Coordinator& machine() const {
+    return *world_.coordinators_[c_].machine;
+  }
+  World& world_;
+  std::size_t c_;
+};
+
+void World::start_queue(std::size_t c) {
+  CoordinatorProcess& process = coordinators_[c];
+  process.snapshot.reset();
+  process.stopping.clear();
+  process.arenas = schedule_.pick(3, 5);
+  process.publish_deadline = milliseconds(schedule_.pick(2'000, 10'000));
+  process.facts = std::make_unique<Facts>(*this, c);
+  process.queue = std::make_unique<publish::PublishQueue>(*process.facts, process.publish_deadline);
+  poll_queue(c);
+}
+
+void World::poll_queue(std::size_t c) {
+  schedule_.after(kPoll, [this, c, life = coordinators_[c].life] {
+    CoordinatorProcess& process = coordinators_[c];
+    if (!process.machine || process.life != life) return;
+    execute(c, process.queue->advance(schedule_.now()));
+    poll_queue(c);
+  });
+}
+
+void World::execute(std::size_t c, const Result<publish::PublishQueue::Commands>& commands) {
+  CoordinatorProcess& process = coordinators_[c];
+  if (!commands) return violate(commands.error().message());
+  if (const auto hold = process.queue->invariants(); !hold)
+    violate(fmt::format("the queue of coordinator {}: {}", c, hold.error().message()));
+  const std::uint64_t life = process.life;
+  for (const publish::QueueCommand& command : *commands)
+    if (process.life == life) execute(c, command);
+}
+
+void World::execute(std::size_t c, const publish::QueueCommand& command) {
+  CoordinatorProcess& process = coordinators_[c];
+  if (const auto* begin = std::get_if<publish::BeginSnapshot>(&command)) {
+    if (process.snapshot) violate("two snapshots are taken at once");
+    process.snapshot = SnapshotRun{.what = *begin};
+    take_snapshot(c);
+  } else if (const auto* stop = std::get_if<publish::StopSnapshot>(&command)) {
+    if (process.snapshot && process.snapshot->what.request == stop->request)
+      process.snapshot->stopped = true;
+    else
+      violate("a snapshot is stopped that is not taken");
+  } else if (const auto* round = std::get_if<publish::RequestRound>(&command)) {
+    request_round(c, *round);
+  } else if (const auto* end = std::get_if<publish::EndPublish>(&command)) {
+    end_publish(c, *end);
+  }
+}
+
+// Waits for an arena, then copies. Arenas are those of the versions that are still offered: the
+// leases of a sidecar that reads a version which is not offered any more are not modelled.
+void World::take_snapshot(std::size_t c) {
+  CoordinatorProcess& process = coordinators_[c];
+  SnapshotRun& run = *process.snapshot;
+  const auto later = [this, c, life = process.life](std::chrono::nanoseconds delay, auto action) {
+    schedule_.after(delay, [this, c, life, action] {
+      if (coordinators_[c].life == life) action();
+    });
+  };
+  if (run.stopped) {
+    end_snapshot(c, Error(ErrorCode::kCancelled, "stopped while waiting for a free arena"));
+  } else if (process.snapshots.size() < process.arenas) {
+    run.weights_read = true;
+    later(schedule_.micros(100, 40'000), [this, c] {
+      const SnapshotRun& copied = *coordinators_[c].snapshot;
+      if (copied.stopped && schedule_.chance(0.5))  // else it was complete before it could see it
+        end_snapshot(c, Error(ErrorCode::kCancelled, "the snapshot was stopped"));
+      else if (faults_on_ && schedule_.chance(0.02))
+        end_snapshot(c, Error(ErrorCode::kIo, "the source cannot be read"));
+      else
+        end_snapshot(c, std::nullopt);
+    });
+  } else if (schedule_.now() >= run.what.deadline) {
+    end_snapshot(c, Error(ErrorCode::kBusy, "all arenas are still being read"));
+  } else {
+    later(kArenaRetry, [this, c] { take_snapshot(c); });
+  }
+}
+
+void World::end_snapshot(std::size_t c, const std::optional<Error>& failure) {
+  CoordinatorProcess& process = coordinators_[c];
+  const std::uint64_t request = process.snapshot->what.request;
+  const Version version = process.snapshot->what.version;
+  process.snapshot.reset();
+  auto commands = process.queue->snapshot_ended(request, failure);
+  // A version comes into being when it is given to the coordinator.
+  const bool is_given =
+      commands && std::ranges::any_of(*commands, [](const publish::QueueCommand& command) {
+        return std::holds_alternative<publish::RequestRound>(command);
+      });
+  if (is_given) {
+    if (failure) violate("a version is made of a snapshot that has failed");
+    const Digest content{.low = ++published_, .high = 77};
+    if (!contents_.emplace(version, content).second)
+      return violate(fmt::format("version {} is given to two byte strings", version.to_string()));
+    process.snapshots[version] = content;
+  }
+  const std::uint64_t life = process.life;
+  given_ = version;
+  execute(c, commands);
+  if (process.machine && process.life == life) execute(c, process.queue->advance(schedule_.now()));
+}
+
+void World::request_round(std::size_t c, const publish::RequestRound& command) {
+  if (coordinators_[c].stopping.contains(command.request))
+    violate("a publish goes on that was cancelled during its snapshot");
+  coordinator_step(c, {.now = schedule_.now(),
+                       .what = publish::PublishRequested{.request = command.request,
+                                                         .version = given_,
+                                                         .layout_digest = {.low = 5},
+                                                         .content_digest = contents_.at(given_),
+                                                         .bucket_bytes = 1,
+                                                         .arena_bytes = 1,
+                                                         .deadline = command.deadline}});
+}
+
+void World::end_publish(std::size_t c, const publish::EndPublish& end) {
+  CoordinatorProcess& process = coordinators_[c];
+  const auto asked = process.publishes.extract(end.request);
+  if (asked.empty()) return violate("a publish ended twice");
+  if (schedule_.now() > asked.mapped() + process.publish_deadline + kLateness)
+    violate(fmt::format("publish {} was {} after its deadline", end.request,
+                        publish::job_state_name(end.end)));
+  const bool was_cancelled = process.stopping.erase(end.request) > 0;
+  if (was_cancelled && !end.error) violate("a publish was cancelled and is served");
+  if (end.end == publish::JobState::kSuperseded) ++statistics_.superseded;
+  if (!end.reply.ok) ++statistics_.reasons[end.reply.reason];
+  if (end.reply.ok) last_ok_ = std::max(last_ok_, end.request);
+  if (!end.had_round) return;
+  const bool is_cancelled = end.end == publish::JobState::kCancelled;
+  if (!is_cancelled) ++(end.reply.ok ? statistics_.rounds_ok : statistics_.rounds_failed);
+  if (is_cancelled && !cancelled_.insert(end.reply.version).second)
+    violate("a publish was cancelled twice");
+}
+
+// ---- what a client asks ----
+
+bool World::publish(std::size_t c) {
+  CoordinatorProcess& process = coordinators_[c];
+  if (!process.machine) return false;
+  const std::uint64_t request = ++requests_;
+  process.publishes[request] = schedule_.now();
+  if (const auto added = process.queue->publish(request, 0, schedule_.now()); !added)
+    violate(added.error().message());
+  execute(c, process.queue->advance(schedule_.now()));
+  return true;
+}
+
+void World::give_up(std::size_t c) {
+  CoordinatorProcess& process = coordinators_[c];
+  const bool weights_read = process.snapshot && process.snapshot->weights_read;
+  execute(c, process.queue->give_up(0, weights_read));
+}
+
+// Of the update that runs, or of one that may wait, have ended or have been of another coordinator.
+void World::cancel(std::size_t c) {
+  CoordinatorProcess& process = coordinators_[c];
+  if (!process.machine) return;
+  const std::uint64_t answered = statistics_.cancelled + statistics_.cancels_refused;
+  Version version;
+  if (!contents_.empty() && schedule_.chance(0.5))
+    version = std::next(contents_.begin(),
+                        static_cast<std::ptrdiff_t>(schedule_.pick(0, contents_.size() - 1)))
+                  ->first;
+  const auto snapshotting = process.queue->snapshotting();
+  auto cancelled = process.queue->cancel(version);
+  if (!cancelled) return violate(cancelled.error().message());
+  if (cancelled->reply) {
+    ++(cancelled->reply->ok ? statistics_.cancelled : statistics_.cancels_refused);
+    if (cancelled->reply->ok && !cancelled->reply->version.none())
+      process.stopping.insert(*snapshotting);
+    execute(c, cancelled->commands);
+  } else {
+    coordinator_step(
+        c, {.now = schedule_.now(),
+            .what = publish::CancelRequested{.request = ++requests_, .version = version}});
+  }
+  if (coordinators_[c].machine &&
+      statistics_.cancelled + statistics_.cancels_refused != answered + 1)
+    violate("a request to cancel was not answered in its step");
+}
+
+}  // namespace wsync::simulation

@@ -1,0 +1,469 @@
+// Every row of the transition table of a publish, and the moves that have none.
+#include "trainer_side/publish/publish_queue.h"
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "shared/base/format.h"
+
+namespace wsync::publish {
+namespace {
+
+using control::ProgressPhase;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::HasSubstr;
+
+constexpr TimePoint kStart{1'000'000'000};
+constexpr milliseconds kPublishDeadline{60'000};
+
+// A coordinator that says what a test wants.
+class FakeCoordinator final : public CoordinatorFacts {
+ public:
+  [[nodiscard]] std::optional<Error> why_stopped() const override { return stopped; }
+  [[nodiscard]] std::optional<std::string> why_not_ready() const override { return not_ready; }
+  [[nodiscard]] Result<Version> next_version(std::uint64_t step) const override {
+    if (step != 0 && step <= used) return fail(ErrorCode::kInvalidInput, "that step was used");
+    return Version{.epoch = epoch, .step = step == 0 ? used + 1 : step};
+  }
+  [[nodiscard]] bool has_update(const Version& version) const override {
+    return update && (version.none() || version == *update);
+  }
+
+  std::optional<Error> stopped;
+  std::optional<std::string> not_ready;
+  std::optional<Version> update;
+  std::uint32_t epoch = 1;
+  std::uint64_t used = 0;
+};
+
+// A queue whose commands are kept. Each function fails the test when the queue breaks an invariant.
+class PublishQueueTest : public testing::Test {
+ protected:
+  void add(std::uint64_t request, std::uint64_t step = 0) {
+    ASSERT_TRUE(queue_->publish(request, step, at_).has_value());
+    advance();
+  }
+  void advance() { execute(queue_->advance(at_)); }
+  void snapshot_ended(std::uint64_t request, std::optional<Error> failure = {}) {
+    execute(queue_->snapshot_ended(request, failure));
+  }
+  void enter(std::uint64_t request, ProgressPhase phase) {
+    const auto entered = queue_->phase_entered(request, phase);
+    EXPECT_TRUE(entered.has_value()) << entered.error().message();
+    check();
+  }
+  void round_ended(std::uint64_t request, RoundEnd end) {
+    execute(queue_->round_ended(request, std::move(end)));
+  }
+  std::optional<control::CancelReply> cancel(const Version& version = {}) {
+    auto cancelled = queue_->cancel(version);
+    EXPECT_TRUE(cancelled.has_value());
+    execute(std::move(cancelled->commands));
+    return cancelled->reply;
+  }
+  void execute(Result<PublishQueue::Commands> commands) {
+    ASSERT_TRUE(commands.has_value()) << commands.error().message();
+    for (QueueCommand& command : *commands) commands_.push_back(std::move(command));
+    check();
+  }
+  void check() {
+    const auto hold = queue_->invariants();
+    EXPECT_TRUE(hold.has_value()) << hold.error().message();
+  }
+  template <class Command>
+  [[nodiscard]] std::vector<Command> all() const {
+    std::vector<Command> found;
+    for (const QueueCommand& command : commands_)
+      if (const auto* wanted = std::get_if<Command>(&command)) found.push_back(*wanted);
+    return found;
+  }
+  [[nodiscard]] EndPublish last_end() const {
+    const auto ends = all<EndPublish>();
+    return ends.empty() ? EndPublish{} : ends.back();
+  }
+  // Brings a first publish, request 1, to this state.
+  void bring_to(JobState state) {
+    add(1);
+    if (state == JobState::kQueued) FAIL() << "it has begun";
+    if (state == JobState::kSnapshotting) return;
+    if (state == JobState::kStopping) {
+      cancel();
+      return;
+    }
+    snapshot_ended(1);
+    for (const auto& [phase, reached] : {std::pair(ProgressPhase::kAnnounce, JobState::kAnnouncing),
+                                         std::pair(ProgressPhase::kStage, JobState::kStaging),
+                                         std::pair(ProgressPhase::kSwitch, JobState::kSwitching)})
+      if (state >= reached) enter(1, phase);
+    ASSERT_EQ(queue_->state(1), state);
+  }
+
+  void start_anew() { queue_.emplace(coordinator_, kPublishDeadline); }
+
+  FakeCoordinator coordinator_;
+  std::optional<PublishQueue> queue_{std::in_place, coordinator_, kPublishDeadline};
+  TimePoint at_ = kStart;
+  std::vector<QueueCommand> commands_;
+};
+
+// ---- until the snapshot ----
+
+TEST_F(PublishQueueTest, TheNextSnapshotBeginsAtOnceAndOneAtATime) {
+  add(1);
+  add(2);
+  ASSERT_EQ(all<BeginSnapshot>().size(), 1U);
+  EXPECT_EQ(all<BeginSnapshot>()[0].request, 1U);
+  EXPECT_EQ(all<BeginSnapshot>()[0].version, (Version{1, 1}));
+  EXPECT_EQ(all<BeginSnapshot>()[0].deadline, kStart + kPublishDeadline);
+  EXPECT_EQ(queue_->snapshotting(), 1U);
+  EXPECT_EQ(queue_->state(2), JobState::kQueued);
+  EXPECT_EQ(queue_->queued(), 1U);
+  snapshot_ended(1);
+  advance();
+  EXPECT_EQ(queue_->snapshotting(), 2U);
+}
+
+TEST_F(PublishQueueTest, ItWaitsForTheCoordinatorAndReportsItOnce) {
+  coordinator_.not_ready = "0 of at least 2 sidecars have joined";
+  add(1);
+  at_ = kStart + seconds(4);
+  advance();
+  EXPECT_TRUE(commands_.empty());
+  at_ = kStart + seconds(5);
+  advance();
+  advance();
+  ASSERT_EQ(commands_.size(), 1U);
+  EXPECT_EQ(all<ReportWait>()[0].text,
+            "a publish waits, 60 s at most (deadlines.publish): 0 of at least 2 sidecars have "
+            "joined");
+  coordinator_.not_ready.reset();
+  advance();
+  EXPECT_EQ(queue_->state(1), JobState::kSnapshotting);
+}
+
+TEST_F(PublishQueueTest, ItsDeadlineEndsTheWaitForTheCoordinator) {
+  coordinator_.not_ready = "nobody has joined";
+  add(1);
+  at_ = kStart + seconds(1);
+  add(2);
+  at_ = kStart + kPublishDeadline;
+  advance();
+  ASSERT_EQ(all<EndPublish>().size(), 1U) << "the second one has another second";
+  EXPECT_EQ(last_end().request, 1U);
+  EXPECT_EQ(last_end().end, JobState::kFailed);
+  EXPECT_FALSE(last_end().had_round);
+  EXPECT_EQ(last_end().error->code(), ErrorCode::kDeadline);
+  EXPECT_EQ(last_end().reply.reason, "after 60 s (deadlines.publish) nobody has joined");
+  EXPECT_EQ(queue_->state(1), std::nullopt);
+}
+
+TEST_F(PublishQueueTest, ItsDeadlineMayPassDuringTheSnapshotBeforeIt) {
+  add(1);
+  add(2);
+  at_ = kStart + kPublishDeadline;
+  snapshot_ended(1);
+  advance();
+  EXPECT_EQ(last_end().request, 2U);
+  EXPECT_EQ(last_end().reply.reason,
+            "its deadline (deadlines.publish) came while the snapshot before it was taken");
+}
+
+TEST_F(PublishQueueTest, AStepThatWasUsedFails) {
+  coordinator_.used = 7;
+  add(1, 7);
+  EXPECT_EQ(last_end().end, JobState::kFailed);
+  EXPECT_EQ(last_end().error->code(), ErrorCode::kInvalidInput);
+  add(2, 9);
+  EXPECT_EQ(all<BeginSnapshot>()[0].version, (Version{1, 9}));
+}
+
+// A coordinator that stores a decision keeps the publish for later and counts its step as free.
+TEST_F(PublishQueueTest, AVersionThatTheCoordinatorHasIsNotNamedAgain) {
+  bring_to(JobState::kWaiting);
+  ASSERT_EQ(coordinator_.used, 0U);
+  add(2);
+  EXPECT_EQ(all<BeginSnapshot>().back().version, (Version{1, 2}));
+  snapshot_ended(2);
+  add(3, 2);
+  EXPECT_THAT(last_end().reply.reason,
+              HasSubstr("step 2 was used or passed under epoch 1 (last: 2)"));
+  coordinator_.epoch = 2;  // it has claimed anew
+  add(4);
+  EXPECT_EQ(all<BeginSnapshot>().back().version, (Version{2, 1}));
+}
+
+TEST_F(PublishQueueTest, WhatIsQueuedFailsWhenTheCoordinatorStops) {
+  add(1);
+  add(2);
+  add(3);
+  coordinator_.stopped =
+      Error(ErrorCode::kFenced, "this coordinator has stopped: another is newer");
+  snapshot_ended(1);
+  advance();
+  ASSERT_EQ(all<EndPublish>().size(), 3U);
+  for (const EndPublish& end : all<EndPublish>()) {
+    EXPECT_EQ(end.end, JobState::kFailed);
+    EXPECT_EQ(end.error->code(), ErrorCode::kFenced);
+    EXPECT_EQ(end.reply.reason, "this coordinator has stopped: another is newer");
+  }
+  EXPECT_FALSE(cancel()->ok);
+  EXPECT_EQ(cancel()->reason, "this coordinator has stopped: another is newer");
+}
+
+// ---- given up ----
+
+TEST_F(PublishQueueTest, AQueuedPublishIsGivenUpWithWhatItWaitsFor) {
+  coordinator_.not_ready = "nobody has joined";
+  add(1, 5);
+  add(2, 6);
+  execute(queue_->give_up(6, false));
+  EXPECT_EQ(last_end().request, 2U);
+  EXPECT_EQ(last_end().error->code(), ErrorCode::kDeadline);
+  EXPECT_EQ(last_end().reply.reason, "nobody has joined");
+  execute(queue_->give_up(6, false));
+  EXPECT_EQ(all<EndPublish>().size(), 1U) << "it has ended";
+  coordinator_.not_ready.reset();
+  advance();
+  add(3, 7);
+  execute(queue_->give_up(7, false));
+  EXPECT_EQ(last_end().reply.reason, "the snapshot before it is still being taken");
+}
+
+TEST_F(PublishQueueTest, ASnapshotIsGivenUpUnlessAWeightWasRead) {
+  add(1, 5);
+  execute(queue_->give_up(5, true));
+  execute(queue_->give_up(6, false));
+  EXPECT_TRUE(all<StopSnapshot>().empty());
+  execute(queue_->give_up(5, false));
+  ASSERT_EQ(all<StopSnapshot>().size(), 1U);
+  EXPECT_EQ(queue_->state(1), JobState::kSnapshotting);
+  snapshot_ended(1, Error(ErrorCode::kCancelled, "stopped while waiting for a free arena"));
+  EXPECT_EQ(last_end().end, JobState::kCancelled);
+}
+
+TEST_F(PublishQueueTest, ASnapshotThatWasCompleteWhenItWasGivenUpGoesOn) {
+  add(1, 5);
+  execute(queue_->give_up(5, false));
+  snapshot_ended(1);
+  EXPECT_EQ(queue_->state(1), JobState::kWaiting);
+}
+
+// ---- the snapshot ----
+
+TEST_F(PublishQueueTest, ACompleteSnapshotIsGivenToTheCoordinator) {
+  bring_to(JobState::kWaiting);
+  ASSERT_EQ(all<RequestRound>().size(), 1U);
+  EXPECT_EQ(all<RequestRound>()[0].request, 1U);
+  EXPECT_EQ(all<RequestRound>()[0].deadline, kStart + kPublishDeadline);
+}
+
+TEST_F(PublishQueueTest, AFailedSnapshotFreesItsName) {
+  add(1);
+  snapshot_ended(1, Error(ErrorCode::kIo, "the source cannot be read"));
+  EXPECT_EQ(last_end().end, JobState::kFailed);
+  EXPECT_EQ(last_end().reply.reason, "the source cannot be read");
+  EXPECT_TRUE(last_end().reply.version.none());
+  add(2);
+  EXPECT_EQ(all<BeginSnapshot>().back().version, (Version{1, 1}));
+}
+
+// ---- cancelled ----
+
+TEST_F(PublishQueueTest, NothingIsCancelledWhereNothingRuns) {
+  EXPECT_EQ(cancel(), std::nullopt) << "the coordinator says so";
+  add(1);
+  EXPECT_EQ(cancel({1, 9}), std::nullopt);
+}
+
+TEST_F(PublishQueueTest, AQueuedPublishIsCancelledWithoutAName) {
+  coordinator_.not_ready = "nobody has joined";
+  add(1);
+  add(2);
+  const auto reply = cancel();
+  ASSERT_TRUE(reply && reply->ok);
+  EXPECT_TRUE(reply->version.none());
+  EXPECT_EQ(last_end().request, 1U);
+  EXPECT_EQ(last_end().end, JobState::kCancelled);
+  EXPECT_EQ(last_end().reply.reason,
+            "the publish was cancelled on request before its snapshot began");
+}
+
+TEST_F(PublishQueueTest, ASnapshotIsCancelledWhateverItsEnd) {
+  for (const bool fails : {false, true}) {
+    const std::uint64_t request = fails ? 2 : 1;
+    add(request);
+    const auto reply = cancel(fails ? Version{1, 1} : Version{});
+    ASSERT_TRUE(reply && reply->ok);
+    EXPECT_EQ(reply->version, (Version{1, 1}));
+    EXPECT_EQ(all<StopSnapshot>().back().request, request);
+    EXPECT_EQ(queue_->state(request), JobState::kStopping);
+    EXPECT_TRUE(cancel()->ok) << "asked again";
+    if (fails)
+      snapshot_ended(request, Error(ErrorCode::kIo, "the source cannot be read"));
+    else
+      snapshot_ended(request);
+    EXPECT_EQ(last_end().end, JobState::kCancelled);
+    EXPECT_EQ(last_end().reply.reason, "1.1 was cancelled on request while its snapshot was taken");
+    EXPECT_TRUE(all<RequestRound>().empty());
+  }
+}
+
+TEST_F(PublishQueueTest, AStoppedCoordinatorIsTheReasonOfACancelledSnapshot) {
+  bring_to(JobState::kStopping);
+  coordinator_.stopped = Error(ErrorCode::kIo, "this coordinator has stopped");
+  snapshot_ended(1);
+  EXPECT_EQ(last_end().end, JobState::kFailed);
+  EXPECT_EQ(last_end().error->code(), ErrorCode::kIo);
+}
+
+TEST_F(PublishQueueTest, TheCoordinatorCancelsWhatItHasFirst) {
+  bring_to(JobState::kAnnouncing);
+  coordinator_.update = Version{1, 1};
+  coordinator_.used = 1;
+  add(2);
+  EXPECT_EQ(cancel(), std::nullopt);
+  EXPECT_EQ(cancel({1, 1}), std::nullopt);
+  EXPECT_EQ(queue_->state(2), JobState::kSnapshotting);
+  EXPECT_EQ(cancel({1, 2})->version, (Version{1, 2}));
+  EXPECT_EQ(queue_->state(2), JobState::kStopping);
+}
+
+TEST_F(PublishQueueTest, TheCoordinatorReportsACancelFromEachStateBeforeTheDecision) {
+  for (const JobState state : {JobState::kWaiting, JobState::kAnnouncing, JobState::kStaging}) {
+    start_anew();
+    bring_to(state);
+    round_ended(1, {.cancelled = true,
+                    .reply = {.reason = "cancelled on request; and so on", .version = {1, 1}}});
+    EXPECT_EQ(last_end().end, JobState::kCancelled) << job_state_name(state);
+    EXPECT_TRUE(last_end().had_round);
+    EXPECT_EQ(last_end().error->code(), ErrorCode::kCancelled);
+    EXPECT_EQ(last_end().error->message(), "1.1 was cancelled on request; and so on");
+  }
+}
+
+// ---- the round ----
+
+TEST_F(PublishQueueTest, ARoundGoesThroughItsPhasesAndIsServed) {
+  bring_to(JobState::kSwitching);
+  round_ended(1, {.reply = {.ok = true, .version = {1, 1}}});
+  EXPECT_EQ(last_end().end, JobState::kServed);
+  EXPECT_EQ(last_end().error, std::nullopt);
+  EXPECT_TRUE(last_end().reply.ok);
+  EXPECT_EQ(queue_->state(1), std::nullopt);
+}
+
+TEST_F(PublishQueueTest, ANewerPublishTakesThePlaceOfOneThatWaits) {
+  bring_to(JobState::kAnnouncing);
+  add(2);
+  snapshot_ended(2);
+  add(3);
+  snapshot_ended(3);
+  round_ended(2, {.superseded = true, .reply = {.reason = "superseded by 1.3"}});
+  EXPECT_EQ(last_end().end, JobState::kSuperseded);
+  EXPECT_EQ(last_end().error, std::nullopt);
+  EXPECT_EQ(queue_->state(3), JobState::kWaiting);
+}
+
+TEST_F(PublishQueueTest, ARoundFailsInEachOfItsStates) {
+  for (const JobState state :
+       {JobState::kWaiting, JobState::kAnnouncing, JobState::kStaging, JobState::kSwitching}) {
+    start_anew();
+    bring_to(state);
+    round_ended(1, {.reply = {.reason = "every sidecar of the round was lost"}});
+    EXPECT_EQ(last_end().end, JobState::kFailed) << job_state_name(state);
+    EXPECT_EQ(last_end().error, std::nullopt) << "its reply says why";
+    EXPECT_EQ(last_end().reply.reason, "every sidecar of the round was lost");
+  }
+}
+
+// ---- what has no row ----
+
+TEST_F(PublishQueueTest, RequestsGrow) {
+  ASSERT_TRUE(queue_->publish(4, 0, at_).has_value());
+  const auto refused = queue_->publish(4, 0, at_);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kInternal);
+  EXPECT_FALSE(queue_->publish(3, 0, at_).has_value());
+  EXPECT_EQ(queue_->queued(), 1U);
+}
+
+TEST_F(PublishQueueTest, WhatNobodyHasAskedForIsRefused) {
+  EXPECT_EQ(queue_->snapshot_ended(9, {}).error().message(), "publish 9 does not run");
+  EXPECT_FALSE(queue_->phase_entered(9, ProgressPhase::kAnnounce).has_value());
+  EXPECT_FALSE(queue_->round_ended(9, {}).has_value());
+}
+
+// Each event in each state: it is taken where the table has a row, and changes nothing elsewhere.
+TEST_F(PublishQueueTest, EventsWithoutARowAreRefusedAndChangeNothing) {
+  struct Event {
+    std::string name;
+    std::function<bool(PublishQueue&)> happen;
+    std::vector<JobState> allowed;
+  };
+  const auto phase = [](ProgressPhase entered) {
+    return [entered](PublishQueue& queue) { return queue.phase_entered(1, entered).has_value(); };
+  };
+  const auto end = [](RoundEnd how) {
+    return [how](PublishQueue& queue) { return queue.round_ended(1, how).has_value(); };
+  };
+  using enum JobState;
+  const std::vector<Event> events = {
+      {"the snapshot ends",
+       [](PublishQueue& queue) { return queue.snapshot_ended(1, {}).has_value(); },
+       {kSnapshotting, kStopping}},
+      {"a snapshot phase", phase(ProgressPhase::kSnapshot), {}},
+      {"announce", phase(ProgressPhase::kAnnounce), {kWaiting}},
+      {"stage", phase(ProgressPhase::kStage), {kAnnouncing}},
+      {"switch", phase(ProgressPhase::kSwitch), {kStaging}},
+      {"served", end({.reply = {.ok = true}}), {kSwitching}},
+      {"failed", end({}), {kWaiting, kAnnouncing, kStaging, kSwitching}},
+      {"superseded", end({.superseded = true}), {kWaiting}},
+      {"cancelled", end({.cancelled = true}), {kWaiting, kAnnouncing, kStaging}},
+  };
+  for (const JobState state :
+       {kQueued, kSnapshotting, kStopping, kWaiting, kAnnouncing, kStaging, kSwitching})
+    for (const Event& event : events) {
+      SCOPED_TRACE(fmt::format("{} while it is {}", event.name, job_state_name(state)));
+      start_anew();
+      if (state == kQueued) {
+        ASSERT_TRUE(queue_->publish(1, 0, at_).has_value());
+      } else {
+        bring_to(state);
+      }
+      const bool is_allowed = std::ranges::find(event.allowed, state) != event.allowed.end();
+      EXPECT_EQ(event.happen(*queue_), is_allowed);
+      if (!is_allowed) {
+        EXPECT_EQ(queue_->state(1), state);
+      }
+      check();
+    }
+}
+
+TEST(PublishTable, HasNoWayBackAndNoEndThatGoesOn) {
+  using enum JobState;
+  constexpr std::array kAll = {kQueued,     kSnapshotting, kStopping,  kWaiting,
+                               kAnnouncing, kStaging,      kSwitching, kServed,
+                               kFailed,     kCancelled,    kSuperseded};
+  for (const JobState from : kAll)
+    for (const JobState to : kAll) {
+      SCOPED_TRACE(fmt::format("{} -> {}", job_state_name(from), job_state_name(to)));
+      if (has_ended(from) || to < from) {
+        EXPECT_FALSE(is_legal(from, to));
+      }
+    }
+  EXPECT_TRUE(is_legal(kSwitching, kServed));
+  EXPECT_FALSE(is_legal(kStaging, kServed)) << "nothing is served without a decision";
+  EXPECT_FALSE(is_legal(kSwitching, kCancelled)) << "what was decided goes on";
+  EXPECT_FALSE(is_legal(kAnnouncing, kSuperseded)) << "only one that waits gives way";
+  EXPECT_FALSE(is_legal(kStopping, kWaiting));
+}
+
+}  // namespace
+}  // namespace wsync::publish

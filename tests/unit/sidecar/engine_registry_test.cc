@@ -1,0 +1,192 @@
+// Which ranks may attach, and what is known of those that have.
+#include "inference_side/sidecar/engine_registry.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "shared/base/limits.h"
+
+namespace wsync::agent {
+namespace {
+
+using reload::EngineId;
+using testing::HasSubstr;
+
+const std::string kGpu0 = "GPU-00000000-0000-0000-0000-000000000000";
+const std::string kGpu1 = "GPU-00000000-0000-0000-0000-000000000001";
+
+Manifest model() {
+  return Manifest::create({{.name = "a", .dtype = DType::kU8, .shape = {64}},
+                           {.name = "b", .dtype = DType::kF32, .shape = {10, 3}}})
+      .value();
+}
+
+std::vector<control::EngineTensor> tensors(const Manifest& manifest) {
+  std::vector<control::EngineTensor> out;
+  for (std::size_t i = 0; i < manifest.size(); ++i)
+    out.push_back({.name = manifest.tensor(i).name,
+                   .dtype = static_cast<std::uint8_t>(manifest.tensor(i).dtype),
+                   .shape = manifest.tensor(i).shape});
+  return out;
+}
+
+class EngineRegistryTest : public testing::Test {
+ protected:
+  [[nodiscard]] static control::Envelope from(const std::string& replica, std::uint32_t rank = 0,
+                                              std::uint64_t fence_epoch = 0) {
+    control::Envelope envelope;
+    envelope.replica = replica;
+    envelope.rank = rank;
+    envelope.fence.epoch = fence_epoch;
+    return envelope;
+  }
+  void attach(const std::string& replica, std::uint32_t rank, std::uint32_t world_size = 1,
+              std::uint32_t device = 0) {
+    registry_.attach(
+        {.id = EngineId{++next_},
+         .replica = replica,
+         .rank = rank,
+         .world_size = world_size,
+         .device = device,
+         .tensors = std::make_shared<const std::vector<control::EngineTensor>>(tensors(model()))});
+  }
+  [[nodiscard]] std::string reason(const control::Envelope& envelope,
+                                   const control::EngineHello& hello) const {
+    const auto refusal = registry_.refusal_of(envelope, hello, fence_, nullptr);
+    return refusal ? refusal->reason : "";
+  }
+  control::Fence fence_{.epoch = 5};
+  EngineRegistry registry_{RegistryDevices{}};
+  std::uint32_t next_ = 0;
+};
+
+TEST_F(EngineRegistryTest, ARankOfAGoodHelloMayAttach) {
+  EXPECT_FALSE(registry_.refusal_of(from("a", 1, 5), {.world_size = 2}, fence_, nullptr));
+}
+
+TEST_F(EngineRegistryTest, ReplicasAndRanksMustAddUp) {
+  EXPECT_EQ(reason(from(""), {}), "an EngineHello without a replica name");
+  EXPECT_THAT(reason(from("a", 0, 6), {}),
+              HasSubstr("obeys fence epoch 6, this sidecar knows epoch 5"));
+  EXPECT_EQ(reason(from("a", 2), {.world_size = 2}), "rank 2 of a replica of 2 ranks");
+  EXPECT_EQ(reason(from("a"), {.world_size = 0}), "rank 0 of a replica of 0 ranks");
+  EXPECT_EQ(reason(from("a"), {.world_size = limits::kReplicaRankCount + 1}),
+            "rank 0 of a replica of 257 ranks");
+  attach("a", 0, 2);
+  EXPECT_EQ(reason(from("a", 0), {.world_size = 2}), "replica 'a' rank 0 is attached already");
+  EXPECT_EQ(reason(from("a", 1), {.world_size = 3}), "replica 'a' has 2 ranks, not 3");
+  EXPECT_EQ(reason(from("a", 1), {.world_size = 2}), "");
+  EXPECT_EQ(reason(from("b", 0), {.world_size = 3}), "");
+}
+
+TEST_F(EngineRegistryTest, AnEngineOfAnotherModelThanIsServedIsToldWhichTensorDoesNotFit) {
+  const Manifest served = model();
+  control::EngineHello hello;
+  hello.tensors = tensors(served);
+  EXPECT_FALSE(registry_.refusal_of(from("a"), hello, fence_, &served));
+  hello.tensors[1].shape[0] = 11;
+  const auto refusal = registry_.refusal_of(from("a"), hello, fence_, &served);
+  ASSERT_TRUE(refusal);
+  EXPECT_THAT(refusal->reason,
+              HasSubstr("replica 'a' rank 0 does not fit the model that is served: b ("));
+  ASSERT_EQ(refusal->problems.size(), 1U);
+  EXPECT_EQ(refusal->problems[0].tensor, "b");
+}
+
+TEST_F(EngineRegistryTest, AReplicaIsWholeWhenEveryRankIsAttached) {
+  EXPECT_FALSE(registry_.whole("a"));
+  attach("a", 1, 2);
+  EXPECT_FALSE(registry_.whole("a"));
+  attach("b", 0);
+  attach("a", 0, 2);
+  EXPECT_TRUE(registry_.whole("a"));
+  EXPECT_TRUE(registry_.whole("b"));
+  EXPECT_EQ(registry_.replica_count(), 2U);
+  EXPECT_EQ(registry_.ranks_of("a").size(), 2U);
+  ASSERT_NE(registry_.find("a", 1), nullptr);
+  EXPECT_EQ(registry_.find("a", 1)->id, EngineId{1});
+  EXPECT_EQ(registry_.find("a", 2), nullptr);
+  const auto gone = registry_.detach(EngineId{1});
+  ASSERT_TRUE(gone);
+  EXPECT_EQ(gone->rank, 1U);
+  EXPECT_FALSE(registry_.detach(EngineId{1}));
+  EXPECT_FALSE(registry_.whole("a"));
+  EXPECT_TRUE(registry_.invariants().has_value());
+}
+
+TEST_F(EngineRegistryTest, ALayoutIsComparedWithEveryRankAndItsCoverageWithWholeReplicas) {
+  const Manifest larger = Manifest::create({{.name = "a", .dtype = DType::kU8, .shape = {64}},
+                                            {.name = "b", .dtype = DType::kF32, .shape = {10, 3}},
+                                            {.name = "c", .dtype = DType::kU8, .shape = {1}}})
+                              .value();
+  attach("half", 0, 2);
+  EXPECT_TRUE(registry_.check_layout(model()).empty());
+  EXPECT_TRUE(registry_.check_layout(larger).empty()) << "the other rank may take tensor c";
+  attach("full", 0);
+  const auto problems = registry_.check_layout(larger);
+  ASSERT_EQ(problems.size(), 1U);
+  EXPECT_EQ(problems[0].tensor, "c");
+  EXPECT_THAT(problems[0].detail, HasSubstr("replica 'full': "));
+}
+
+TEST_F(EngineRegistryTest, ItsRulesNameWhatIsBroken) {
+  attach("a", 0);
+  attach("a", 0);
+  ASSERT_FALSE(registry_.invariants());
+  EXPECT_EQ(registry_.invariants().error().message(), "replica 'a' rank 0 is attached twice");
+  (void)registry_.detach(EngineId{2});
+  attach("a", 1, 2);
+  EXPECT_EQ(registry_.invariants().error().message(),
+            "replica 'a' rank 1 names another world size");
+  (void)registry_.detach(EngineId{3});
+  attach("b", 4, 3);
+  EXPECT_EQ(registry_.invariants().error().message(),
+            "replica 'b' rank 4 is not below its world size");
+}
+
+// ---- GPUs ----
+
+class GpuRegistryTest : public EngineRegistryTest {
+ protected:
+  GpuRegistryTest() : gpus_({.kind = DeviceKind::kCuda, .devices = {}}) {
+    gpus_ = {.kind = DeviceKind::kCuda,
+             .devices = {{.uuid = kGpu0, .name = "GPU 0"}, {.uuid = kGpu1, .name = "GPU 1"}}};
+  }
+  [[nodiscard]] std::string gpu_reason(const control::EngineHello& hello) const {
+    EngineRegistry registry(gpus_);
+    registry.attach({.id = EngineId{1}, .replica = "x", .rank = 3, .device = 0, .tensors = {}});
+    const auto refusal = registry.refusal_of(from("a"), hello, fence_, nullptr);
+    return refusal ? refusal->reason : "";
+  }
+  RegistryDevices gpus_;
+};
+
+TEST_F(GpuRegistryTest, AnEngineIsToldWhichDeviceItsGpuIs) {
+  EXPECT_EQ(gpu_reason({.device = 1, .gpu = kGpu1}), "");
+  EXPECT_THAT(gpu_reason({.device = 1}), HasSubstr("its weights are in host memory"));
+  EXPECT_THAT(gpu_reason({.device = 2, .gpu = kGpu1}), HasSubstr("drives 2 devices"));
+  EXPECT_EQ(gpu_reason({.device = 0, .gpu = kGpu1}),
+            "it says " + kGpu1 + ", device 0 of this sidecar is " + kGpu0 +
+                " (GPU 0): start the engine with --device-index 1");
+  EXPECT_THAT(gpu_reason({.device = 0, .gpu = "GPU-other"}),
+              HasSubstr("add that GPU to devices.gpus of the sidecar"));
+  EXPECT_EQ(gpu_reason({.device = 1, .take = control::TakeMode::kAdopt, .gpu = kGpu1}),
+            "buffers of GPUs cannot be adopted: take pieces or whole tensors");
+}
+
+TEST_F(GpuRegistryTest, ADeviceServesOneRank) {
+  EXPECT_THAT(gpu_reason({.device = 0, .gpu = kGpu0}),
+              HasSubstr("device 0 of this sidecar serves replica 'x' rank 3 already"));
+  EngineRegistry registry(gpus_);
+  for (const std::uint32_t id : {1U, 2U})
+    registry.attach({.id = EngineId{id},
+                     .replica = id == 1 ? "a" : "b",
+                     .rank = 0,
+                     .device = 1,
+                     .tensors = {}});
+  ASSERT_FALSE(registry.invariants());
+  EXPECT_THAT(registry.invariants().error().message(), HasSubstr("shares its GPU device"));
+}
+
+}  // namespace
+}  // namespace wsync::agent

@@ -1,0 +1,26 @@
+#include "trainer_side/coordinator/coordinator_context.h"
+
+#include <utility>
+
+namespace wsync::publish {
+
+void CoordinatorContext::send(const Member& member, control::Message message, std::uint64_t round,
+                              std::uint64_t request) {
+  if (member.peer.empty()) return;
+  control::Envelope envelope;
+  envelope.fence = fence;
+  envelope.round = round;
+  envelope.request = request;
+  emit(SendTo{.peer = member.peer, .envelope = std::move(envelope), .message = std::move(message)});
+}
+
+void CoordinatorContext::send_refusal(const std::string& peer, std::string reason) {
+  control::Envelope envelope;
+  envelope.fence = fence;
+  emit(SendTo{.peer = peer,
+              .envelope = std::move(envelope),
+              .message = control::ErrorReply{.code = static_cast<std::uint8_t>(ErrorCode::kRefused),
+                                             .message = std::move(reason)}});
+}
+
+}  // namespace wsync::publish

@@ -1,0 +1,35 @@
+#include "trainer_side/coordinator/version_names.h"
+
+#include <algorithm>
+
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+
+namespace wsync::publish {
+
+void VersionNames::note_seen(const Version& version) noexcept {
+  seen_step_ = std::max(seen_step_, version.step);
+}
+
+void VersionNames::note_used(std::uint64_t step) noexcept {
+  used_step_ = step;
+  seen_step_ = std::max(seen_step_, used_step_);
+}
+
+Result<Version> VersionNames::next(std::uint32_t epoch, std::uint64_t step) const {
+  const std::uint64_t last = std::max(seen_step_, used_step_);
+  if (step > limits::kStepMax || (step == 0 && last == limits::kStepMax))
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("step {}: a step is 1 to {}; name one below it with --step",
+                            step == 0 ? last + 1 : step, limits::kStepMax));
+  if (step == 0) return Version{epoch, last + 1};
+  // A step below one that was seen may be used again: the epoch makes it another name.
+  if (step <= used_step_)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("step {} was used or passed under epoch {} (last: {}); a version never "
+                            "names two different byte strings",
+                            step, epoch, used_step_));
+  return Version{epoch, step};
+}
+
+}  // namespace wsync::publish

@@ -1,0 +1,456 @@
+// FollowerRank: ranks 1 and up. Each copies its shards into arenas of its own, gives them to rank
+// 0, and receives the status of the version from rank 0.
+#include <algorithm>
+#include <chrono>
+#include <list>
+#include <optional>
+#include <stop_token>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <utility>
+
+#include "shared/base/format.h"
+#include "shared/base/log.h"
+#include "shared/control/unix_stream.h"
+#include "shared/loop/timer.h"
+#include "shared/loop/worker.h"
+#include "trainer_side/plugin/rank_gather.h"
+#include "trainer_side/plugin/rank_role.h"
+#include "trainer_side/publish/snapshot.h"
+
+namespace wsync::plugin {
+namespace {
+
+using control::PublishState;
+
+// One arena is read by rank 0 while the next one is written.
+constexpr std::uint32_t kArenas = 2;
+
+Result<publish::MemorySource> shard_source(const std::vector<publish::RankTensor>& tensors) {
+  std::vector<publish::MemoryTensor> shards;
+  shards.reserve(tensors.size());
+  for (const publish::RankTensor& tensor : tensors) {
+    auto info = WSYNC_TRY(shard_info(tensor));
+    shards.push_back({.info = std::move(info), .bytes = tensor.bytes});
+  }
+  return publish::MemorySource::create(std::move(shards));
+}
+
+// The identity of the file at a path; none when there is no file. It tells a socket from the one
+// that has replaced it under the same path.
+using FileIdentity = std::pair<dev_t, ino_t>;
+std::optional<FileIdentity> file_at(const std::string& path) {
+  struct stat status{};
+  if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
+  return FileIdentity(status.st_dev, status.st_ino);
+}
+
+class FollowerRank final : public RankRole {
+ public:
+  FollowerRank(Loop& loop, const RankSettings& settings, PublishBoard& board)
+      : loop_(loop),
+        settings_(settings),
+        board_(board),
+        path_(rank_socket(settings.config)),
+        snapshotter_(std::make_shared<publish::Snapshotter>(publish::SnapshotterOptions{
+            .name = fmt::format("wsync-rank{}", settings.rank), .arenas = kArenas})),
+        reconnect_(loop, [this] { connect(); }),
+        deadline_(loop, [this] { check_deadlines(); }),
+        look_(loop, [this] { leave_replaced_leader(); }),
+        worker_(std::make_unique<Worker>(
+            loop, WorkerOptions{.name = "snapshot", .max_queued = limits::kPublishesRemembered})) {
+    look_.start_repeating(std::chrono::milliseconds(limits::kRankReconnectMaxMs));
+    connect();
+  }
+  ~FollowerRank() override {
+    stop_.request_stop();
+    worker_->stop();
+  }
+  FollowerRank(const FollowerRank&) = delete;
+  FollowerRank& operator=(const FollowerRank&) = delete;
+
+  void publish(PublishOrder order) override;
+  void give_up(std::uint64_t /*step*/) override {}  // its snapshots do not wait
+  void roll_back(const Version& /*to*/,
+                 std::function<void(Result<control::RollbackReply>)> on_done) override {
+    on_done(fail(ErrorCode::kInvalidInput,
+                 fmt::format("rank {} cannot roll back: rank 0 does", settings_.rank)));
+  }
+
+ private:
+  using Taken = Result<std::shared_ptr<const publish::Snapshot>>;
+  // One publish, from its snapshot until rank 0 reports its end.
+  struct Pending {
+    PublishOrder order;
+    // A second publish of the same weights while the end of `order` is not known. It ends as
+    // `order` does, or takes its place when `order` fails.
+    std::optional<PublishOrder> again;
+    control::PublishStatus status;
+    control::Snapshotted report;
+    std::shared_ptr<const publish::Snapshot> snapshot;  // until rank 0 has made a version of it
+    bool is_snapshotted = false;                        // or has failed to be
+    bool is_sent = false;
+    bool is_heard = false;  // rank 0 has made a version of this step
+    // It has failed because another rank was lost. Rank 0 keeps the report, and this rank the
+    // snapshot, for the case that the step is published again.
+    bool is_kept = false;
+    std::optional<TimePoint> deadline;  // none while the weights are read
+  };
+  using PendingList = std::list<Pending>;
+
+  [[nodiscard]] static Taken take(publish::Snapshotter& snapshotter, const PublishOrder& order,
+                                  TimePoint deadline, std::stop_token stop);
+  void handle_snapshot(std::uint64_t id, Taken taken);
+  [[nodiscard]] bool join_unended(const PublishOrder& order);
+  [[nodiscard]] bool take_over_kept(Pending& pending);
+  void connect();
+  void leave_replaced_leader();
+  void handle_frame(const control::Frame& frame);
+  void handle_status(const control::PublishStatus& status);
+  void apply_status(PendingList::iterator pending, const control::PublishStatus& status);
+  void handle_close(const Error& error);
+  void stop(const Error& why);
+  void send_reports();
+  [[nodiscard]] Result<> send_report(Pending& pending);
+  void notify(const Pending& pending);
+  void fail_order(const PublishOrder& order, ErrorCode code, const std::string& reason,
+                  control::PublishStatus status = {});
+  void end(PendingList::iterator pending, ErrorCode code, const std::string& reason);
+  void fail_or_try_again(PendingList::iterator pending, ErrorCode code, const std::string& reason);
+  void check_deadlines();
+  void arm_deadline();
+
+  Loop& loop_;
+  const RankSettings settings_;
+  PublishBoard& board_;
+  const std::string path_;
+  std::shared_ptr<publish::Snapshotter> snapshotter_;
+  std::unique_ptr<control::UnixStream> stream_;
+  std::optional<FileIdentity> leader_;  // the socket that stream_ is connected to
+  std::optional<Error> refusal_;        // why rank 0 closes this connection, as rank 0 says
+  std::optional<Error> stopped_;        // another process is this rank
+  std::string problem_;                 // of the last connection, for error sentences
+  RankTensors described_;               // the description that was sent on this connection
+  std::chrono::milliseconds pause_{limits::kReconnectMinMs};
+  PendingList pending_;  // in the order of their publishes
+  Timer reconnect_;
+  Timer deadline_;
+  Timer look_;
+  std::stop_source stop_;
+  std::unique_ptr<Worker> worker_;
+};
+
+void FollowerRank::publish(PublishOrder order) {
+  if (stopped_) return fail_order(order, stopped_->code(), stopped_->message());
+  leave_replaced_leader();
+  if (join_unended(order)) return;
+  Pending& added = pending_.emplace_back();
+  added.order = order;
+  added.status.step = order.step;
+  const TimePoint deadline = now() + settings_.config.deadlines.gather;
+  auto taken = std::make_shared<Taken>();
+  const auto submitted = worker_->submit(
+      [taken, order, deadline, snapshotter = snapshotter_, stop = stop_.get_token()] {
+        *taken = take(*snapshotter, order, deadline, stop);
+      },
+      [this, taken, id = order.id] { handle_snapshot(id, std::move(*taken)); });
+  if (!submitted)
+    end(std::prev(pending_.end()), submitted.error().code(), submitted.error().message());
+  arm_deadline();
+}
+
+bool FollowerRank::join_unended(const PublishOrder& order) {
+  const auto before = std::ranges::find_if(pending_, [&](const Pending& p) {
+    return p.order.step == order.step && !p.is_kept && !is_final(p.status.state);
+  });
+  if (before == pending_.end()) return false;
+  if (before->again)
+    fail_order(*before->again, ErrorCode::kCancelled,
+               fmt::format("step {} is published once more", order.step));
+  before->again = order;
+  notify(*before);
+  return true;
+}
+
+FollowerRank::Taken FollowerRank::take(publish::Snapshotter& snapshotter, const PublishOrder& order,
+                                       TimePoint deadline, std::stop_token stop) {
+  auto source = WSYNC_TRY(shard_source(*order.tensors));
+  publish::SnapshotRequest request;
+  request.version = {.epoch = 0, .step = order.step};
+  request.deadline = deadline;
+  request.stop = std::move(stop);
+  return snapshotter.take(source, request);
+}
+
+void FollowerRank::handle_snapshot(std::uint64_t id, Taken taken) {
+  const auto found = std::ranges::find(pending_, id, [](const Pending& p) { return p.order.id; });
+  if (found == pending_.end()) return;
+  if (stopped_) return end(found, stopped_->code(), stopped_->message());
+  Pending& pending = *found;
+  pending.is_snapshotted = true;
+  pending.report.step = pending.order.step;
+  if (taken) {
+    pending.snapshot = std::move(*taken);
+    const publish::Snapshot& snapshot = *pending.snapshot;
+    pending.report.content_digest = snapshot.identity().content;
+    pending.status.state = PublishState::kSnapshotted;
+    pending.status.snapshot_ns = static_cast<std::uint64_t>(snapshot.times().copy.count());
+  } else {
+    pending.report.failure = taken.error().message();
+    pending.status.state = PublishState::kFailed;
+    pending.status.code = static_cast<std::uint8_t>(taken.error().code());
+    pending.status.reason = taken.error().message();
+  }
+  // Rank 0 waits this long for the report. A failure is reported too, so that it need not wait.
+  pending.deadline = now() + settings_.config.deadlines.gather;
+  notify(pending);
+  if (take_over_kept(pending) && is_final(pending.status.state)) pending_.erase(found);
+  send_reports();
+  arm_deadline();
+}
+
+// True when rank 0 already holds a report of this step with the same content, which then counts for
+// this publish too: nothing is left to be reported.
+bool FollowerRank::take_over_kept(Pending& pending) {
+  const auto kept = std::ranges::find_if(
+      pending_, [&](const Pending& p) { return p.is_kept && p.order.step == pending.order.step; });
+  if (kept == pending_.end()) return false;
+  const bool same = pending.snapshot && kept->order.tensors == pending.order.tensors &&
+                    kept->report.content_digest == pending.report.content_digest;
+  if (same) {
+    pending.is_sent = true;
+    pending.is_heard = kept->is_heard;
+    pending.snapshot = kept->snapshot;
+    pending.deadline =
+        now() + settings_.config.deadlines.gather + settings_.config.deadlines.publish;
+    if (kept->is_heard) {
+      const std::uint64_t own_copy_ns = pending.status.snapshot_ns;
+      pending.status = kept->status;
+      pending.status.snapshot_ns = own_copy_ns;
+      notify(pending);
+    }
+  }
+  pending_.erase(kept);
+  return same;
+}
+
+// ---- the link ----
+
+void FollowerRank::connect() {
+  control::StreamCallbacks callbacks;
+  callbacks.on_frame = [this](const control::Frame& frame) { handle_frame(frame); };
+  callbacks.on_close = [this](const Error& error) { handle_close(error); };
+  leader_ = file_at(path_);
+  auto stream = control::UnixStream::connect(loop_, path_, std::move(callbacks));
+  if (stream && file_at(path_) != leader_)
+    stream = fail(ErrorCode::kPeerLost, "rank 0 is being replaced");
+  if (!stream) {
+    problem_ = stream.error().message();
+    reconnect_.start(pause_);
+    pause_ = std::min(2 * pause_, std::chrono::milliseconds(limits::kRankReconnectMaxMs));
+    return;
+  }
+  stream_ = std::move(*stream);
+  described_.reset();
+  refusal_.reset();
+  const control::RankHello hello{.rank = settings_.rank,
+                                 .world_size = settings_.world_size,
+                                 .pid = static_cast<std::uint32_t>(::getpid()),
+                                 .incarnation = settings_.incarnation};
+  if (const auto sent = stream_->send({}, hello); !sent) return;  // on_close follows
+  send_reports();
+}
+
+void FollowerRank::handle_frame(const control::Frame& frame) {
+  pause_ = std::chrono::milliseconds(limits::kReconnectMinMs);
+  if (const auto* status = std::get_if<control::PublishStatus>(&frame.message))
+    handle_status(*status);
+  else if (const auto* error = std::get_if<control::ErrorReply>(&frame.message))
+    refusal_.emplace(static_cast<ErrorCode>(error->code), error->message);
+  else
+    log_warning("rank {}: rank 0 sent {}, which is dropped", settings_.rank,
+                control::message_name(control::type_of(frame.message)));
+}
+
+// A rank 0 that hangs keeps its connections, so their end does not show that it was replaced. Its
+// successor has a new socket at the same path.
+void FollowerRank::leave_replaced_leader() {
+  if (!stream_) return;
+  const auto there = file_at(path_);
+  if (!there || there == leader_) return;
+  handle_close(Error(ErrorCode::kPeerLost,
+                     fmt::format("another process is rank 0 now: it has taken over {}", path_)));
+}
+
+void FollowerRank::handle_close(const Error& error) {
+  stream_.reset();
+  if (refusal_ && refusal_->code() == ErrorCode::kFenced) return stop(*refusal_);
+  problem_ = refusal_ ? refusal_->message() : error.message();
+  log_info("rank {}: rank 0 has gone: {}", settings_.rank, problem_);
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    const auto next = std::next(it);
+    if (it->is_kept)
+      pending_.erase(it);
+    else if (it->is_sent)
+      fail_or_try_again(it, refusal_ ? ErrorCode::kRefused : ErrorCode::kPeerLost,
+                        fmt::format("rank 0 has gone before it told the end of step {}: {}",
+                                    it->order.step, problem_));
+    it = next;
+  }
+  arm_deadline();
+  reconnect_.start(pause_);
+  pause_ = std::min(2 * pause_, std::chrono::milliseconds(limits::kRankReconnectMaxMs));
+}
+
+void FollowerRank::stop(const Error& why) {
+  log_error("rank {} stops: {}", settings_.rank, why.message());
+  stopped_ = why;
+  look_.stop();
+  settings_.on_stopped(why);
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    const auto next = std::next(it);
+    if (it->is_snapshotted)
+      end(it, why.code(), why.message());  // one that is being copied ends in handle_snapshot()
+    it = next;
+  }
+  arm_deadline();
+}
+
+// In the order of the publishes, because rank 0 only accepts steps that grow.
+void FollowerRank::send_reports() {
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    const auto next = std::next(it);
+    if (!it->is_snapshotted) return;
+    if (!it->is_sent) {
+      if (!stream_) return;
+      if (const auto sent = send_report(*it); !sent) {
+        if (sent.error().code() == ErrorCode::kPeerLost) return;  // on_close follows
+        end(it, sent.error().code(), sent.error().message());
+      } else if (it->status.state == PublishState::kFailed) {
+        pending_.erase(it);
+      }
+    }
+    it = next;
+  }
+}
+
+Result<> FollowerRank::send_report(Pending& pending) {
+  if (described_ != pending.order.tensors) {
+    control::RankShards shards;
+    for (const publish::RankTensor& tensor : *pending.order.tensors)
+      shards.tensors.push_back(to_message(tensor));
+    WSYNC_TRY(stream_->send({}, shards));
+    described_ = pending.order.tensors;
+  }
+  std::vector<UniqueFd> fds;
+  if (pending.snapshot) {
+    auto arena = WSYNC_TRY(pending.snapshot->share());
+    fds.push_back(std::move(arena));
+  }
+  WSYNC_TRY(stream_->send({}, pending.report, std::move(fds)));
+  pending.is_sent = true;
+  pending.deadline = now() + settings_.config.deadlines.gather + settings_.config.deadlines.publish;
+  return {};
+}
+
+void FollowerRank::handle_status(const control::PublishStatus& status) {
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    const auto next = std::next(it);
+    const std::uint64_t step = it->order.step;
+    if (step < status.step && it->is_sent && (it->is_kept || !it->is_heard))
+      end(it, ErrorCode::kRefused,
+          fmt::format("rank 0 publishes step {} and not step {}", status.step, step));
+    else if (step == status.step && it->is_sent)
+      apply_status(it, status);
+    it = next;
+  }
+  send_reports();
+  arm_deadline();
+}
+
+void FollowerRank::apply_status(PendingList::iterator pending,
+                                const control::PublishStatus& status) {
+  if (is_lost(status)) {  // rank 0 keeps the report
+    if (pending->is_kept) return;
+    fail_order(pending->order, ErrorCode::kPeerLost, status.reason, pending->status);
+    pending->is_kept = !pending->again;
+    if (pending->again) pending->order = *std::exchange(pending->again, std::nullopt);
+    pending->deadline =
+        now() + settings_.config.deadlines.gather + settings_.config.deadlines.publish;
+    return;
+  }
+  if (status.state == PublishState::kFailed && status.version.none())
+    return fail_or_try_again(pending, static_cast<ErrorCode>(status.code), status.reason);
+  pending->is_heard = true;
+  pending->snapshot.reset();
+  const std::uint64_t own_copy_ns = pending->status.snapshot_ns;
+  pending->status = status;
+  pending->status.snapshot_ns = own_copy_ns;
+  if (pending->is_kept) return;  // kept for the publish that takes it over
+  notify(*pending);
+  if (is_final(status.state)) pending_.erase(pending);
+}
+
+// ---- how a publish ends here ----
+
+void FollowerRank::notify(const Pending& pending) {
+  board_.update(pending.order.id, pending.status);
+  if (pending.again) board_.update(pending.again->id, pending.status);
+}
+
+void FollowerRank::fail_order(const PublishOrder& order, ErrorCode code, const std::string& reason,
+                              control::PublishStatus status) {
+  status.step = order.step;
+  status.state = PublishState::kFailed;
+  status.code = static_cast<std::uint8_t>(code);
+  status.reason = reason;
+  board_.update(order.id, status);
+}
+
+void FollowerRank::end(PendingList::iterator pending, ErrorCode code, const std::string& reason) {
+  fail_order(pending->order, code, reason, pending->status);
+  if (pending->again) fail_order(*pending->again, code, reason, pending->status);
+  pending_.erase(pending);
+}
+
+// Rank 0 has made no version of its report. A second publish of the same weights takes its place
+// with the same snapshot.
+void FollowerRank::fail_or_try_again(PendingList::iterator pending, ErrorCode code,
+                                     const std::string& reason) {
+  if (!pending->again || !pending->snapshot) return end(pending, code, reason);
+  fail_order(pending->order, code, reason, pending->status);
+  pending->order = *std::exchange(pending->again, std::nullopt);
+  pending->is_sent = false;
+  pending->deadline = now() + settings_.config.deadlines.gather;
+}
+
+void FollowerRank::check_deadlines() {
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    const auto next = std::next(it);
+    if (it->deadline && *it->deadline <= now())
+      end(it, ErrorCode::kDeadline,
+          it->is_sent ? fmt::format("rank 0 has not told the end of step {} before the deadline",
+                                    it->order.step)
+                      : fmt::format("step {} could not be reported to rank 0 at {}: {}",
+                                    it->order.step, path_, problem_));
+    it = next;
+  }
+  arm_deadline();
+}
+
+void FollowerRank::arm_deadline() {
+  std::optional<TimePoint> first;
+  for (const Pending& pending : pending_)
+    if (pending.deadline) first = std::min(first.value_or(*pending.deadline), *pending.deadline);
+  if (!first) return deadline_.stop();
+  deadline_.start_at(*first);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RankRole>> make_follower_rank(Loop& loop, const RankSettings& settings,
+                                                     PublishBoard& board) {
+  return std::make_unique<FollowerRank>(loop, settings, board);
+}
+
+}  // namespace wsync::plugin

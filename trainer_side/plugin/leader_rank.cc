@@ -1,0 +1,138 @@
+// LeaderRank: rank 0. Owns the TrainerAgent, and gathers the shards of the other ranks into its
+// snapshot.
+#include <algorithm>
+#include <utility>
+
+#include "shared/base/format.h"
+#include "shared/base/log.h"
+#include "trainer_side/plugin/rank_gather.h"
+#include "trainer_side/plugin/rank_hub.h"
+#include "trainer_side/plugin/rank_role.h"
+#include "trainer_side/publish/trainer_agent.h"
+
+namespace wsync::plugin {
+namespace {
+
+using control::PublishState;
+
+class LeaderRank final : public RankRole {
+ public:
+  LeaderRank(const RankSettings& settings, PublishBoard& board)
+      : config_(settings.config), board_(board), gather_(settings.world_size) {}
+  ~LeaderRank() override {
+    // First: the agent waits for the snapshot that is being taken, which may wait for reports.
+    gather_.cancel();
+    agent_.reset();
+  }
+
+  [[nodiscard]] Result<> start(Loop& loop, const RankSettings& settings) {
+    publish::TrainerAgentCallbacks callbacks;
+    callbacks.on_stopped = settings.on_stopped;
+    agent_ = WSYNC_TRY(publish::TrainerAgent::create(loop, config_, std::move(callbacks)));
+    log_info("coordinator listens at {}", agent_->address());
+    if (gather_.world_size() == 1) return {};
+    hub_ = WSYNC_TRY(RankHub::listen(loop, rank_socket(config_), gather_,
+                                     config_.take_over ? Claim::kTakeOver : Claim::kIfFree));
+    return {};
+  }
+
+  void publish(PublishOrder order) override {
+    gather_.expect(order.step);
+    publish::PublishJob job;
+    job.step = order.step;
+    job.open = [this, order, deadline = now() + config_.deadlines.publish] {
+      return open_weights(order, deadline);
+    };
+    auto status = std::make_shared<control::PublishStatus>();
+    status->step = order.step;
+    job.on_progress = [this, id = order.id](const publish::PublishProgress& progress) {
+      board_.progress(id, progress.phase, progress.done_bytes, progress.total_bytes);
+    };
+    job.on_snapshotted = [this, id = order.id, status](const Version& version,
+                                                       std::chrono::nanoseconds time) {
+      status->state = PublishState::kSnapshotted;
+      status->version = version;
+      status->snapshot_ns = static_cast<std::uint64_t>(time.count());
+      notify(id, *status);
+    };
+    job.on_phase = [this, id = order.id, status](control::ProgressPhase phase) {
+      if (phase != control::ProgressPhase::kSwitch) return;
+      status->state = PublishState::kStaged;
+      notify(id, *status);
+    };
+    job.on_done = [this, id = order.id, status](const publish::PublishResult& result) {
+      finish(*status, result);
+      notify(id, *status);
+    };
+    agent_->publish(std::move(job));
+  }
+
+  void give_up(std::uint64_t step) override { agent_->give_up(step); }
+  void expect(std::uint64_t step) override { gather_.expect(step); }
+  void no_more(std::uint64_t step) override { gather_.no_more(step); }
+
+  void roll_back(const Version& to,
+                 std::function<void(Result<control::RollbackReply>)> on_done) override {
+    agent_->roll_back(to, std::move(on_done));
+  }
+
+ private:
+  // On the agent's worker thread.
+  [[nodiscard]] Result<std::unique_ptr<publish::WeightSource>> open_weights(
+      const PublishOrder& order, TimePoint deadline) {
+    if (gather_.world_size() > 1)
+      return gather_.collect(order.step, *order.tensors,
+                             std::min(now() + config_.deadlines.gather, deadline));
+    auto source = WSYNC_TRY(publish::GatheredSource::create({*order.tensors}));
+    return std::make_unique<publish::GatheredSource>(std::move(source));
+  }
+
+  static void finish(control::PublishStatus& status, const publish::PublishResult& result) {
+    const control::PushReply& reply = result.reply;
+    status.state = PublishState::kFailed;
+    if (reply.ok) status.state = PublishState::kCommitted;
+    if (result.superseded) status.state = PublishState::kSuperseded;
+    status.content_digest = reply.content_digest;
+    status.bytes = reply.bytes;
+    status.staged_ns = reply.staged_ns;
+    status.reason = reply.ok ? std::string() : reply.reason;
+    if (status.state == PublishState::kFailed)
+      status.code =
+          static_cast<std::uint8_t>(result.error ? result.error->code() : ErrorCode::kRefused);
+    for (const control::ReplicaOutcome& outcome : reply.outcomes) {
+      if (outcome.outcome == control::SwitchOutcome::kCommitted) ++status.replicas;
+      status.paused_ns = std::max(status.paused_ns, outcome.paused_ns);
+    }
+  }
+
+  // The board last: a caller that sees a failure there may publish the step again at once, and that
+  // must find the gather and the other ranks informed.
+  void notify(std::uint64_t id, const control::PublishStatus& status) {
+    // After the loss of a rank the reports of the others are kept for the next attempt.
+    if (status.state == PublishState::kFailed && status.version.none() && !is_lost(status))
+      gather_.give_up(status.step, status.reason);
+    if (hub_) hub_->notify(status);
+    board_.update(id, status);
+  }
+
+  const config::TrainerConfig config_;
+  PublishBoard& board_;
+  RankGather gather_;
+  std::unique_ptr<RankHub> hub_;
+  std::unique_ptr<publish::TrainerAgent> agent_;
+};
+
+}  // namespace
+
+std::string rank_socket(const config::TrainerConfig& config) {
+  return config.run_dir + "/trainer-ranks.sock";
+}
+
+Result<std::unique_ptr<RankRole>> make_leader_rank(Loop& loop, const RankSettings& settings,
+                                                   PublishBoard& board) {
+  auto role = std::make_unique<LeaderRank>(settings, board);
+  WSYNC_TRY(role->start(loop, settings));
+  return role;
+}
+
+}  // namespace wsync::plugin

@@ -1,0 +1,424 @@
+#include "trainer_side/publish/coordinator_agent.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <random>
+#include <utility>
+
+#include "shared/base/check.h"
+#include "shared/base/format.h"
+#include "shared/base/host.h"
+#include "shared/base/log.h"
+#include "shared/control/codec.h"
+#include "shared/control/zmq/ports.h"
+#include "trainer_side/coordinator/page/page_routes.h"
+
+namespace wsync::publish {
+namespace {
+
+CoordinatorOptions coordinator_options(const config::TrainerConfig& config) {
+  CoordinatorOptions options;
+  std::random_device random;
+  const auto word = [&random] { return (static_cast<std::uint64_t>(random()) << 32U) | random(); };
+  for (std::uint64_t& half : options.run_id) half = word();
+  options.new_fleet_id = {.high = word(), .low = word()};
+  options.take_over = config.take_over;
+  options.min_sidecars = config.min_sidecars;
+  options.min_replicas = config.min_replicas;
+  options.commit = config.commit;
+  options.transport = config.transport;
+  options.pause_mode = config.pause_mode;
+  options.boot_id = boot_id();
+  options.host_socket = config.run_dir + "/trainer-host.sock";
+  options.gather_recorded = config.deadlines.gather;
+  options.attach = config.heartbeat.deadline;
+  options.announce = config.deadlines.announce;
+  options.stage = config.deadlines.stage;
+  options.pause = config.deadlines.pause;
+  options.load = config.deadlines.load;
+  options.whole_switch = std::max<std::chrono::milliseconds>(
+      config.deadlines.pause + config.deadlines.load + config.deadlines.commit,
+      std::chrono::milliseconds(1));
+  return options;
+}
+
+std::filesystem::path state_folder(const config::TrainerConfig& config) {
+  return std::filesystem::path(config.state_dir) / config.fleet;
+}
+
+// Logged at the start: a sidecar that is missing may not come for a long time.
+void log_record(const CoordinatorRecord& record, std::chrono::milliseconds gather) {
+  log_info("going on from epoch {} of fleet {}, target {}{}", record.fence.epoch,
+           record.fence.fleet.to_string(),
+           record.target.none() ? "none" : record.target.to_string(),
+           record.members.empty()
+               ? std::string()
+               : fmt::format("; waiting {} s at most (deadlines.gather) for sidecars {}",
+                             gather.count() / 1000, fmt::join(record.members, ", ")));
+}
+
+// The name of the sidecar that is connected as this peer; none for a peer that is no sidecar.
+std::optional<std::string> sidecar_of(const Roster& roster, const std::string& peer) {
+  for (const auto& [name, member] : roster.members())
+    if (member.peer == peer) return name;
+  return std::nullopt;
+}
+
+// A sidecar of this host that was killed and started anew gets its name back at once, and not only
+// when its silence has been noticed. On another host or in another pid namespace the process id
+// says nothing.
+bool predecessor_is_gone(const Roster& roster, const control::Hello& hello) {
+  const auto known = roster.members().find(hello.name);
+  if (known == roster.members().end()) return false;
+  const Member& before = known->second;
+  const std::uint64_t own = pid_namespace();
+  return own != 0 && before.pid_namespace == own && !before.boot_id.empty() &&
+         before.boot_id == boot_id() && process_is_gone(before.report.pid);
+}
+
+control::ErrorReply error_reply(const Error& error) {
+  return {.code = static_cast<std::uint8_t>(error.code()), .message = error.message()};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CoordinatorAgent>> CoordinatorAgent::create(
+    Loop& loop, const config::TrainerConfig& config, std::string data_address,
+    CoordinatorAgentCallbacks callbacks) {
+  CoordinatorOptions options = coordinator_options(config);
+  options.data_address = std::move(data_address);
+  auto store = std::make_unique<FileDecisionStore>(
+      state_folder(config), config.take_over ? Claim::kTakeOver : Claim::kIfFree);
+  options.record = WSYNC_TRY(store->read());
+  if (!config.fleet_id.empty()) {
+    const auto id = control::FleetId::parse(config.fleet_id);
+    if (!id) return fail(id.error().with_context("fleet_id"));
+    options.fleet_id = *id;
+  }
+  if (options.record && !options.fleet_id.none() && options.record->fence.fleet != options.fleet_id)
+    return fail(ErrorCode::kInvalidInput,
+                fmt::format("{} is of fleet {}, fleet_id names {}: name another folder with "
+                            "`fleet`, or leave fleet_id out",
+                            store->path().string(), options.record->fence.fleet.to_string(),
+                            options.fleet_id.to_string()));
+  auto agent = std::unique_ptr<CoordinatorAgent>(new CoordinatorAgent(
+      loop, config, std::move(callbacks), std::move(options), std::move(store)));
+  WSYNC_TRY(agent->listen());
+  return agent;
+}
+
+CoordinatorAgent::CoordinatorAgent(Loop& loop, const config::TrainerConfig& config,
+                                   CoordinatorAgentCallbacks callbacks, CoordinatorOptions options,
+                                   std::unique_ptr<DecisionStore> store)
+    : loop_(loop),
+      config_(config),
+      callbacks_(std::move(callbacks)),
+      coordinator_(options),
+      record_before_(options.record),
+      store_(std::move(store)),
+      recorder_(config.trace_file, config.trace_spans),
+      timer_(loop, [this] { step(CoordinatorTick{}); }),
+      // A worker of its own: a decision must not wait for a snapshot.
+      store_worker_(std::make_unique<Worker>(loop, WorkerOptions{.name = "decisions"})),
+      commands_(
+          loop, coordinator_.roster(), recorder_.spans(),
+          [this](const std::string& peer, std::uint64_t request, const control::Message& question) {
+            control::Envelope envelope;
+            envelope.fence = coordinator_.fence();
+            envelope.request = request;
+            return router_->send(peer, envelope, question);
+          }) {}
+
+Result<> CoordinatorAgent::listen() {
+  control::RouterCallbacks callbacks;
+  callbacks.on_message = [this](const std::string& peer, control::Envelope envelope,
+                                control::Message message) {
+    handle_message(peer, std::move(envelope), std::move(message));
+  };
+  callbacks.on_lost = [this](const std::string& peer, const Error& error) {
+    if (const auto name = sidecar_of(coordinator_.roster(), peer))
+      recorder_.incident(fmt::format("sidecar {} lost: {}", *name, error.message()), now());
+    step(PeerLost{.peer = peer, .reason = error.message()});
+    commands_.lost(peer, error.message());
+  };
+  callbacks.on_bad_message = [](const std::string& peer, const Error& error) {
+    log_warning("message from {} dropped: {}", peer, error.message());
+  };
+  callbacks.heartbeat = [this] {
+    control::Envelope envelope;
+    envelope.fence = coordinator_.fence();
+    control::Heartbeat heartbeat;
+    heartbeat.target = coordinator_.target();
+    return std::pair(std::move(envelope), std::move(heartbeat));
+  };
+  callbacks.on_address_taken = [this](const std::string& by) { step(Replaced{.by = by}); };
+  auto router = control::listen_zmq(loop_,
+                                    {.address = config_.listen,
+                                     .times = {.heartbeat_interval = config_.heartbeat.interval,
+                                               .silence_deadline = config_.heartbeat.deadline},
+                                     .take_over = config_.take_over},
+                                    std::move(callbacks));
+  if (!router) return fail(router.error().with_context("coordinator address " + config_.listen));
+  router_ = std::move(*router);
+  return {};
+}
+
+Result<> CoordinatorAgent::open() {
+  // One coordinator for each folder: a second one would end the first at its next decision. The
+  // lock is taken after the address, because people know a coordinator by its address.
+  const std::string path = (state_folder(config_) / "coordinator.lock").string();
+  auto lock = config_.take_over ? LockFile::seize(path) : LockFile::acquire(path);
+  if (!lock) return fail(lock.error().with_context("the state of fleet '" + config_.fleet + "'"));
+  state_lock_.emplace(std::move(*lock));
+  if (record_before_) log_record(*record_before_, config_.deadlines.gather);
+  record_before_.reset();
+  if (config_.http_address.empty()) return {};
+  const auto readiness = [this] { return fleet_readiness(coordinator_, config_.min_replicas); };
+  metrics::StatusFacts facts;
+  facts.readings = [this] { return fleet_readings(coordinator_, callbacks_.publish_facts()); };
+  facts.readiness = readiness;
+  const auto shown = [this, readiness]() -> page::PageFacts {
+    const metrics::Readiness ready = readiness();
+    const TimePoint at = now();
+    return {.status = status(),
+            .ready = ready.ready,
+            .not_ready = ready.reason,
+            .rounds = recorder_.rounds(at),
+            .at = at};
+  };
+  auto pages = metrics::StatusPages::create(
+      loop_,
+      {.address = config_.http_address, .take_over = config_.take_over, .role = "coordinator"},
+      recorder_.metrics(), std::move(facts),
+      [shown](Asker& asker) { return page::page_routes(asker, shown); });
+  if (pages) {
+    pages_ = std::move(*pages);
+    return {};
+  }
+  // With --take-over the fleet is this coordinator's already: to end for want of the pages would
+  // leave the fleet without any coordinator.
+  if (!config_.take_over) return fail(std::move(pages).error());
+  log_warning("no /metrics, /healthz, /readyz and page: {}", pages.error().message());
+  return {};
+}
+
+CoordinatorAgent::~CoordinatorAgent() {
+  pages_.reset();
+  // The store worker still posts the end of a write that runs; it must find nobody.
+  *alive_ = false;
+  store_worker_->stop();
+  recorder_.write_trace();
+}
+
+// ---- the coordinator ----
+
+void CoordinatorAgent::step(decltype(CoordinatorEvent::what) what) {
+  for (CoordinatorCommand& command : coordinator_.step({.now = now(), .what = std::move(what)}))
+    execute(std::move(command));
+  if (const auto wake = coordinator_.next_wake(); wake)
+    timer_.start_at(*wake);
+  else
+    timer_.stop();
+  callbacks_.on_step();
+}
+
+void CoordinatorAgent::store(const Store& command) {
+  auto stored = std::make_shared<Stored>(Stored{.token = command.token, .record = {}});
+  const auto answer = [this, alive = alive_, stored] {
+    if (*alive) step(std::move(*stored));
+  };
+  const auto submitted = store_worker_->submit(
+      [store = store_, stored, record = command.record] { stored->record = store->write(record); },
+      answer);
+  if (submitted) return;
+  stored->record = fail(submitted.error());
+  loop_.post(answer);  // not at once: the coordinator is inside its step
+}
+
+void CoordinatorAgent::execute(CoordinatorCommand command) {
+  if (auto* sent = std::get_if<SendTo>(&command)) {
+    if (const auto name = sidecar_of(coordinator_.roster(), sent->peer))
+      recorder_.sent(*name, sent->message, now());
+    if (const auto result = router_->send(sent->peer, sent->envelope, sent->message); !result) {
+      if (result.error().code() == ErrorCode::kInvalidInput)  // ours: it cannot be encoded
+        log_error("send to {}: {}", sent->peer, result.error().message());
+      else
+        log_debug("send to {}: {}", sent->peer, result.error().message());
+    }
+  } else if (auto* record = std::get_if<Store>(&command)) {
+    store(*record);
+  } else if (auto* reported = std::get_if<Incident>(&command)) {
+    recorder_.incident(reported->text, now());
+    if (reported->refusal) complaint_ = reported->text;
+  } else if (auto* ready = std::get_if<Ready>(&command)) {
+    log_info("fleet {}: fence epoch {} claimed; target {}", ready->fence.fleet.to_string(),
+             ready->fence.epoch, ready->target.none() ? "none yet" : ready->target.to_string());
+    loop_.post([this, alive = alive_, target = ready->target] {
+      if (*alive) callbacks_.on_ready(target);
+    });
+  } else if (auto* phase = std::get_if<PhaseEntered>(&command)) {
+    recorder_.phase_entered(phase->request, phase->phase, now());
+    callbacks_.on_phase(*phase);
+  } else if (auto* done = std::get_if<RoundDone>(&command)) {
+    recorder_.round_ended(*done, now());
+    callbacks_.on_round_done(*done);
+  } else if (auto* began = std::get_if<RollbackBegan>(&command)) {
+    recorder_.rollback_began(began->request, began->to, now());
+  } else if (auto* back = std::get_if<RollbackDone>(&command)) {
+    end_rollback(std::move(*back));
+  } else if (auto* cancel = std::get_if<CancelDone>(&command)) {
+    cancelled_ = std::move(cancel->reply);
+  } else if (auto* drop = std::get_if<DropVersion>(&command)) {
+    callbacks_.on_drop(drop->version);
+  } else if (auto* stopped = std::get_if<Stopped>(&command)) {
+    log_error("{}", stopped->reason);
+    loop_.post([this, alive = alive_, code = stopped->code, reason = stopped->reason] {
+      if (!*alive) return;
+      // What it knows of the fleet does not change any more, and its successor may want the port.
+      pages_.reset();
+      callbacks_.on_stopped(Error(code, reason));
+    });
+  }
+}
+
+void CoordinatorAgent::end_rollback(RollbackDone done) {
+  recorder_.rollback_ended(done.request, done.reply, now());
+  if (done.reply.ok)
+    log_info("rolled back from {} to {}", done.reply.from.to_string(), done.reply.to.to_string());
+  else
+    log_warning("rollback: {}", done.reply.reason);
+  if (auto entry = rollbacks_.extract(done.request); !entry.empty())
+    entry.mapped()(std::move(done.reply));
+}
+
+// ---- what arrives ----
+
+void CoordinatorAgent::handle_message(const std::string& peer, control::Envelope envelope,
+                                      control::Message message) {
+  const auto answer = [this, peer, request = envelope.request](auto reply_message) {
+    reply(peer, request, std::move(reply_message));
+  };
+  if (const auto* push = std::get_if<control::Push>(&message)) {
+    log_info("push of {} asked for", push->directory);
+    callbacks_.on_push(peer, envelope.request, *push);
+  } else if (const auto* rollback = std::get_if<control::Rollback>(&message)) {
+    roll_back(rollback->to, [answer](Result<control::RollbackReply> back) {
+      if (back)
+        answer(std::move(*back));
+      else
+        answer(error_reply(back.error()));
+    });
+  } else if (std::holds_alternative<control::Status>(message)) {
+    answer(status());
+  } else if (const auto* stop = std::get_if<control::Cancel>(&message)) {
+    answer(callbacks_.on_cancel(stop->version));
+  } else if (std::holds_alternative<control::Verify>(message)) {
+    commands_.verify(answer);
+  } else if (auto* plan = std::get_if<control::Plan>(&message)) {
+    commands_.plan(std::move(*plan), answer);
+  } else if (const auto* question = std::get_if<control::TraceQuestion>(&message)) {
+    commands_.collect_trace(*question, answer);
+  } else if (std::holds_alternative<control::TraceAnswer>(message) ||
+             std::holds_alternative<control::VerifyReply>(message) ||
+             std::holds_alternative<control::PlanReply>(message)) {
+    commands_.answered(peer, envelope.request, std::move(message), now());
+  } else {
+    handle_sidecar(peer, std::move(envelope), std::move(message));
+  }
+}
+
+void CoordinatorAgent::handle_sidecar(const std::string& peer, control::Envelope envelope,
+                                      control::Message message) {
+  if (const auto* error = std::get_if<control::ErrorReply>(&message)) {
+    log_warning("{}: {}", peer, error->message);
+    complaint_ = error->message;
+  }
+  const bool leaves = std::holds_alternative<control::Leave>(message);
+  if (const auto name = sidecar_of(coordinator_.roster(), peer)) {
+    recorder_.received(*name, message, now());
+    if (leaves)
+      log_info("sidecar {} has left: it has stopped, and no engine is attached to it", *name);
+  }
+  const auto* hello = std::get_if<control::Hello>(&message);
+  const bool is_gone = hello != nullptr && predecessor_is_gone(coordinator_.roster(), *hello);
+  step(PeerMessage{.peer = peer,
+                   .envelope = std::move(envelope),
+                   .message = std::move(message),
+                   .predecessor_gone = is_gone});
+  if (leaves) commands_.lost(peer, "it left");
+}
+
+void CoordinatorAgent::reply(const std::string& peer, std::uint64_t request,
+                             control::Message message) {
+  control::Envelope envelope;
+  envelope.fence = coordinator_.fence();
+  envelope.request = request;
+  Result<> sent = router_->send(peer, envelope, message);
+  if (!sent && sent.error().code() == ErrorCode::kInvalidInput) {
+    // It cannot be encoded. Who has asked is told so, and need not wait for the deadline.
+    const Error why = sent.error().with_context(
+        fmt::format("the {} cannot be sent", control::message_name(control::type_of(message))));
+    log_warning("reply to {}: {}", peer, why.message());
+    sent = router_->send(peer, envelope, error_reply(why));
+  }
+  if (!sent) log_debug("reply to {}: {}", peer, sent.error().message());
+}
+
+// ---- commands ----
+
+void CoordinatorAgent::roll_back(const Version& to,
+                                 std::function<void(Result<control::RollbackReply>)> on_done) {
+  if (const auto stopped = why_stopped()) return on_done(fail(*stopped));
+  const std::uint64_t request = recorder_.next_request();
+  rollbacks_[request] = std::move(on_done);
+  step(RollbackRequested{.request = request, .to = to});
+}
+
+control::CancelReply CoordinatorAgent::cancel(const Version& version) {
+  cancelled_.reset();
+  step(CancelRequested{.request = recorder_.next_request(), .version = version});
+  WSYNC_CHECK(cancelled_.has_value(), "each request to cancel is answered in its step");
+  return *std::exchange(cancelled_, std::nullopt);
+}
+
+control::StatusReply CoordinatorAgent::status() const {
+  control::StatusReply reply = coordinator_.status();
+  PhaseBytes moved;
+  if (const auto bytes = callbacks_.snapshot_bytes(recorder_.shown()))
+    moved = *bytes;
+  else if (coordinator_.has_update({}))
+    moved = moved_bytes();
+  recorder_.report(moved, now(), reply);
+  return reply;
+}
+
+// ---- facts ----
+
+std::optional<Error> CoordinatorAgent::why_stopped() const {
+  const std::optional<Stopped>& stopped = coordinator_.stopped();
+  if (!stopped) return std::nullopt;
+  return Error(stopped->code, "this coordinator has stopped: " + stopped->reason);
+}
+
+std::optional<std::string> CoordinatorAgent::why_not_ready() const {
+  const std::size_t joined = coordinator_.roster().joined_count();
+  const std::uint32_t needed = std::max(1U, config_.min_sidecars);  // one brings the fence
+  if (coordinator_.phase() >= CoordinatorPhase::kReady && joined >= config_.min_sidecars)
+    return std::nullopt;
+  std::string why =
+      fmt::format("{} of at least {} sidecars have joined {}", joined, needed, address());
+  if (const std::vector<std::string> names = coordinator_.awaited(); !names.empty())
+    why += fmt::format(
+        "; the record names sidecars that have not come, for which it waits {} s at "
+        "most (deadlines.gather): {}",
+        config_.deadlines.gather.count() / 1000, fmt::join(names, ", "));
+  if (complaint_) why += "; " + *complaint_;
+  return why;
+}
+
+PhaseBytes CoordinatorAgent::moved_bytes() const {
+  const Coordinator::Moved moved = coordinator_.moved_bytes();
+  return {.done = moved.done, .total = moved.total};
+}
+
+}  // namespace wsync::publish

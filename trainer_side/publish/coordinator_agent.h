@@ -1,0 +1,143 @@
+// CoordinatorAgent: drives the pure Coordinator. It owns the control port with its connections, the
+// store of decisions, the timers, the status pages, and answers the commands of people (status,
+// cancel, rollback, verify, plan, trace). It knows nothing of weights: a publish reaches it as a
+// PublishRequested, and what its rounds do goes to whoever publishes by callbacks. So it can become
+// a process of its own.
+//
+// Thread: the loop's; callbacks come on the loop.
+// Outlives: the loop outlives the agent.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "shared/base/unix_socket.h"
+#include "shared/config/config.h"
+#include "shared/control/port.h"
+#include "shared/loop/loop.h"
+#include "shared/loop/timer.h"
+#include "shared/loop/worker.h"
+#include "shared/observe/metrics/status_pages.h"
+#include "trainer_side/coordinator/decision_store.h"
+#include "trainer_side/coordinator/coordinator.h"
+#include "trainer_side/publish/fleet_commands.h"
+#include "trainer_side/publish/publish_queue.h"
+#include "trainer_side/publish/update_recorder.h"
+
+namespace wsync::publish {
+
+// What the coordinator tells to, and asks of, the one who publishes.
+struct CoordinatorAgentCallbacks {
+  // See TrainerAgentCallbacks. Both are posted: nothing of the agent is on the stack.
+  std::function<void(const Error& reason)> on_stopped = [](const Error&) {};
+  std::function<void(const Version& target)> on_ready = [](const Version&) {};
+  // The round of a publish. Each publish that was requested has one on_round_done.
+  std::function<void(const PhaseEntered&)> on_phase = [](const PhaseEntered&) {};
+  std::function<void(const RoundDone&)> on_round_done = [](const RoundDone&) {};
+  // No sidecar will be sent this version any more.
+  std::function<void(const Version&)> on_drop = [](const Version&) {};
+  // After each step of the coordinator: what waits for it may begin.
+  std::function<void()> on_step = [] {};
+  // A person asks for a publish; the answers go to reply() with this peer and request.
+  std::function<void(const std::string& peer, std::uint64_t request, const control::Push&)>
+      on_push = [](const std::string&, std::uint64_t, const control::Push&) {};
+  // A person asks to cancel. Whoever publishes is asked first, because it knows of publishes that
+  // the coordinator has not heard of.
+  std::function<control::CancelReply(const Version&)> on_cancel = [](const Version&) {
+    return control::CancelReply{};
+  };
+  // For status and metrics: the bytes of the snapshot that is being taken for this request, none
+  // when there is no such snapshot; and what a scrape reads of the publishing side.
+  std::function<std::optional<PhaseBytes>(std::uint64_t request)> snapshot_bytes =
+      [](std::uint64_t) { return std::nullopt; };
+  std::function<PublishFacts()> publish_facts = [] { return PublishFacts{}; };
+};
+
+class CoordinatorAgent final : public CoordinatorFacts {
+ public:
+  // Reads what the coordinator before it has stored, and binds the control address. Errors as
+  // TrainerAgent::create(). `data_address`: told to sidecars of other hosts; empty = none.
+  [[nodiscard]] static Result<std::unique_ptr<CoordinatorAgent>> create(
+      Loop& loop, const config::TrainerConfig& config, std::string data_address,
+      CoordinatorAgentCallbacks callbacks);
+  CoordinatorAgent(const CoordinatorAgent&) = delete;
+  CoordinatorAgent& operator=(const CoordinatorAgent&) = delete;
+  // Waits for the record that is being stored. Rollbacks in flight get no on_done.
+  ~CoordinatorAgent() override;
+
+  // Takes the lock of the fleet's folder and binds http.address: kBusy when another process holds
+  // one of them. Call it once, after create() and before the loop runs.
+  [[nodiscard]] Result<> open();
+
+  // Begins the round of a snapshot, or lets it wait for the round that runs.
+  void request_round(PublishRequested publish) { step(std::move(publish)); }
+  // See TrainerAgent::roll_back().
+  void roll_back(const Version& to, std::function<void(Result<control::RollbackReply>)> on_done);
+  // Ends the update of this version (0.0: the one that runs) if it has not been decided.
+  [[nodiscard]] control::CancelReply cancel(const Version& version);
+  // See TrainerAgent::collect_trace().
+  void collect_trace(const control::TraceQuestion& question,
+                     std::function<void(control::TraceAnswer)> on_done) {
+    commands_.collect_trace(question, std::move(on_done));
+  }
+  // Answers a peer's message. A reply that cannot be sent is dropped: the peer has a deadline.
+  void reply(const std::string& peer, std::uint64_t request, control::Message message);
+  [[nodiscard]] control::StatusReply status() const;
+
+  // CoordinatorFacts:
+  [[nodiscard]] std::optional<Error> why_stopped() const override;
+  [[nodiscard]] std::optional<std::string> why_not_ready() const override;
+  [[nodiscard]] Result<Version> next_version(std::uint64_t step) const override {
+    return coordinator_.next_version(step);
+  }
+  [[nodiscard]] bool has_update(const Version& version) const override {
+    return coordinator_.has_update(version);
+  }
+
+  [[nodiscard]] const control::Fence& fence() const noexcept { return coordinator_.fence(); }
+  // What has moved in the round that runs.
+  [[nodiscard]] PhaseBytes moved_bytes() const;
+  [[nodiscard]] const std::string& address() const noexcept { return router_->address(); }
+  // The last error that a sidecar has reported, for instance why it does not join.
+  [[nodiscard]] const std::optional<std::string>& complaint() const noexcept { return complaint_; }
+  // Numbers the updates. The publishing side records its part of an update here.
+  [[nodiscard]] UpdateRecorder& recorder() noexcept { return recorder_; }
+
+ private:
+  CoordinatorAgent(Loop& loop, const config::TrainerConfig& config,
+                   CoordinatorAgentCallbacks callbacks, CoordinatorOptions options,
+                   std::unique_ptr<DecisionStore> store);
+  [[nodiscard]] Result<> listen();
+  void step(decltype(CoordinatorEvent::what) what);
+  void execute(CoordinatorCommand command);
+  void store(const Store& command);
+  void end_rollback(RollbackDone done);
+  void handle_message(const std::string& peer, control::Envelope envelope,
+                      control::Message message);
+  void handle_sidecar(const std::string& peer, control::Envelope envelope,
+                      control::Message message);
+
+  Loop& loop_;
+  const config::TrainerConfig config_;
+  CoordinatorAgentCallbacks callbacks_;
+  Coordinator coordinator_;
+  std::optional<CoordinatorRecord> record_before_;  // what the store had at the start
+  std::optional<LockFile> state_lock_;
+  std::shared_ptr<DecisionStore> store_;  // shared with the store worker's tasks
+  UpdateRecorder recorder_;
+  std::unique_ptr<control::RouterPort> router_;
+  Timer timer_;
+  std::unique_ptr<Worker> store_worker_;
+  FleetCommands commands_;
+  std::map<std::uint64_t, std::function<void(Result<control::RollbackReply>)>> rollbacks_;
+  std::optional<control::CancelReply> cancelled_;  // of the step that has just been made
+  std::optional<std::string> complaint_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what comes back by posts
+  std::unique_ptr<metrics::StatusPages> pages_;                 // null: http.address is none
+};
+
+}  // namespace wsync::publish

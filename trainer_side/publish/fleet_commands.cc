@@ -1,0 +1,113 @@
+#include "trainer_side/publish/fleet_commands.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <memory>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include "shared/base/host.h"
+#include "shared/base/limits.h"
+#include "shared/observe/trace/span_codec.h"
+#include "trainer_side/publish/fleet_trace.h"
+
+namespace wsync::publish {
+namespace {
+
+constexpr std::chrono::milliseconds kVerifyDeadline{120'000};  // it reads every byte of a model
+constexpr std::chrono::milliseconds kPlanDeadline{10'000};
+constexpr std::chrono::milliseconds kProbeDeadline{1'000};
+constexpr std::chrono::milliseconds kTraceDeadline{5'000};
+
+}  // namespace
+
+void FleetCommands::verify(std::function<void(control::VerifyReply)> on_done) {
+  questions_.ask(
+      roster_, next_question_++, control::Verify{}, kVerifyDeadline,
+      [on_done = std::move(on_done)](std::vector<FleetAnswer> answers) {
+        control::VerifyReply gathered;
+        for (FleetAnswer& answer : answers) {
+          auto* verified = std::get_if<control::VerifyReply>(&answer.message);
+          if (answer.failure || verified == nullptr)
+            gathered.ranks.push_back({.replica = answer.sidecar,
+                                      .failure = "its sidecar " + answer.failure.value_or("")});
+          else
+            std::ranges::move(verified->ranks, std::back_inserter(gathered.ranks));
+        }
+        on_done(std::move(gathered));
+      });
+}
+
+void FleetCommands::plan(control::Plan plan, std::function<void(control::PlanReply)> on_done) {
+  questions_.ask(roster_, next_question_++, std::move(plan), kPlanDeadline,
+                 [on_done = std::move(on_done)](std::vector<FleetAnswer> answers) {
+                   control::PlanReply gathered;
+                   for (FleetAnswer& answer : answers) {
+                     auto* planned = std::get_if<control::PlanReply>(&answer.message);
+                     if (answer.failure || planned == nullptr)
+                       gathered.sidecars.push_back(
+                           {.name = answer.sidecar, .failure = answer.failure.value_or("")});
+                     else
+                       std::ranges::move(planned->sidecars, std::back_inserter(gathered.sidecars));
+                   }
+                   on_done(std::move(gathered));
+                 });
+}
+
+void FleetCommands::answered(const std::string& peer, std::uint64_t request,
+                             control::Message message, TimePoint at) {
+  if (auto* traced = std::get_if<control::TraceAnswer>(&message))
+    for (control::TraceProcess& process : traced->processes) measure_clock(process, at);
+  questions_.answered(peer, request, std::move(message));
+}
+
+control::TraceProcess FleetCommands::own_trace(const control::TraceQuestion& question,
+                                               TimePoint received) const {
+  control::TraceProcess own{.name = "coordinator",
+                            .host = host_name(),
+                            .pid = static_cast<std::uint32_t>(::getpid()),
+                            .boot_id = boot_id(),
+                            .asked_ns = question.asked_ns,
+                            .received_ns = static_cast<std::int64_t>(received),
+                            .answered_ns = static_cast<std::int64_t>(received)};
+  trace::EncodedSpans encoded = trace::answer_spans(
+      own_spans_, std::chrono::nanoseconds(question.age_ns), question.max_bytes, received);
+  own.dropped = encoded.left_out;
+  own.spans = std::move(encoded.bytes);
+  return own;
+}
+
+void FleetCommands::ask_traces(control::TraceQuestion question, FleetQuestions::OnDone on_done) {
+  question.asked_ns = static_cast<std::int64_t>(now());
+  questions_.ask(roster_, next_question_++, question,
+                 question.max_bytes == 0 ? kProbeDeadline : kTraceDeadline, std::move(on_done));
+}
+
+void FleetCommands::collect_trace(const control::TraceQuestion& question,
+                                  std::function<void(control::TraceAnswer)> on_done) {
+  const TimePoint received = now();
+  control::TraceQuestion share = question;
+  share.max_bytes =
+      std::min(question.max_bytes, limits::kTraceAnswerBytes) / (roster_.members().size() + 1);
+  auto probes = std::make_shared<std::vector<FleetAnswer>>();
+  const auto finish = [this, probes, share, received,
+                       on_done = std::move(on_done)](std::vector<FleetAnswer> answers) {
+    on_done(gathered_trace(own_trace(share, received), *probes, std::move(answers), boot_id()));
+  };
+  const auto keep = [probes](std::vector<FleetAnswer>& answers) {
+    std::ranges::move(answers, std::back_inserter(*probes));
+  };
+  // One after the other: a probe that waits behind the spans of another answer would measure the
+  // transfer of those spans, and not the clock.
+  ask_traces({}, [this, keep, finish, share](std::vector<FleetAnswer> first) {
+    keep(first);
+    ask_traces({}, [this, keep, finish, share](std::vector<FleetAnswer> second) {
+      keep(second);
+      ask_traces(share, finish);
+    });
+  });
+}
+
+}  // namespace wsync::publish

@@ -1,0 +1,51 @@
+// FleetCommands: commands that every sidecar of the fleet has to answer: verify, plan, and the
+// trace.
+//
+// Thread: the loop's. Each on_done is called once, on the loop, within seconds (verify: two
+// minutes), and may be called before the function returns.
+// Outlives: the loop, the roster and the spans outlive this.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "shared/control/messages.h"
+#include "shared/observe/trace/recorder.h"
+#include "trainer_side/publish/fleet_question.h"
+
+namespace wsync::publish {
+
+class FleetCommands {
+ public:
+  // `roster`: whom to ask. `own_spans`: what this process has traced. `send`: see FleetQuestions.
+  FleetCommands(Loop& loop, const Roster& roster, const trace::Recorder& own_spans,
+                FleetQuestions::Send send)
+      : roster_(roster), own_spans_(own_spans), questions_(loop, std::move(send)) {}
+
+  // The bytes that each replica serves. A sidecar that does not answer is there as its failure.
+  void verify(std::function<void(control::VerifyReply)> on_done);
+  void plan(control::Plan plan, std::function<void(control::PlanReply)> on_done);
+  // What this process and the sidecars that answer have traced. The clock of each sidecar is
+  // measured first, by questions of their own.
+  void collect_trace(const control::TraceQuestion& question,
+                     std::function<void(control::TraceAnswer)> on_done);
+
+  // An answer of a sidecar to one of these questions, at the time `at`.
+  void answered(const std::string& peer, std::uint64_t request, control::Message message,
+                TimePoint at);
+  // `peer` will not answer any more; `why` says how it was lost.
+  void lost(const std::string& peer, const std::string& why) { questions_.lost(peer, why); }
+
+ private:
+  void ask_traces(control::TraceQuestion question, FleetQuestions::OnDone on_done);
+  [[nodiscard]] control::TraceProcess own_trace(const control::TraceQuestion& question,
+                                                TimePoint received) const;
+
+  const Roster& roster_;
+  const trace::Recorder& own_spans_;
+  FleetQuestions questions_;
+  std::uint64_t next_question_ = 1;
+};
+
+}  // namespace wsync::publish

@@ -1,0 +1,359 @@
+#include "trainer_side/publish/publish_queue.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "shared/base/format.h"
+
+namespace wsync::publish {
+namespace {
+
+// A publish that waits longer than this is reported. A fleet that starts takes less.
+constexpr std::chrono::seconds kReportWaitAfter{5};
+
+constexpr std::array<Transition<JobState>, 24> kTransitions = {{
+    {JobState::kQueued, "its turn has come and the coordinator is ready", JobState::kSnapshotting,
+     "name the version, begin the snapshot"},
+    {JobState::kQueued,
+     "its deadline, a step that was used, given up, or the coordinator has stopped",
+     JobState::kFailed, "answer with the reason"},
+    {JobState::kQueued, "cancelled on request", JobState::kCancelled, "answer"},
+    {JobState::kSnapshotting, "the snapshot is complete", JobState::kWaiting,
+     "give it to the coordinator"},
+    {JobState::kSnapshotting, "cancelled on request", JobState::kStopping, "stop the snapshot"},
+    {JobState::kSnapshotting, "the snapshot has failed, or the coordinator has stopped",
+     JobState::kFailed, "answer with the reason"},
+    {JobState::kSnapshotting, "given up before a weight was read, and it has stopped",
+     JobState::kCancelled, "answer"},
+    {JobState::kStopping, "the snapshot has returned, complete or not", JobState::kCancelled,
+     "answer"},
+    {JobState::kStopping, "the snapshot has returned after the coordinator has stopped",
+     JobState::kFailed, "answer with the reason"},
+    {JobState::kWaiting, "its round begins", JobState::kAnnouncing, ""},
+    {JobState::kWaiting, "a newer publish waits in its place", JobState::kSuperseded, "answer"},
+    {JobState::kWaiting, "the coordinator refuses it, or its deadline", JobState::kFailed,
+     "answer with the reason"},
+    {JobState::kWaiting, "cancelled on request", JobState::kCancelled, "answer"},
+    {JobState::kAnnouncing, "every sidecar of the round has accepted", JobState::kStaging, ""},
+    {JobState::kAnnouncing, "the round is aborted", JobState::kFailed, "answer with the reason"},
+    {JobState::kAnnouncing, "cancelled on request", JobState::kCancelled, "answer"},
+    {JobState::kStaging, "the decision is stored", JobState::kSwitching, ""},
+    {JobState::kStaging, "the round is aborted", JobState::kFailed, "answer with the reason"},
+    {JobState::kStaging, "cancelled on request", JobState::kCancelled, "answer"},
+    {JobState::kSwitching, "every replica serves it", JobState::kServed, "answer"},
+    {JobState::kSwitching, "a replica does not serve it, or the coordinator has stopped",
+     JobState::kFailed, "answer with the reason"},
+    // Events that change no state.
+    {JobState::kQueued, "the coordinator is not ready", JobState::kQueued,
+     "report it once, after 5 s"},
+    {JobState::kSnapshotting, "given up before a weight was read", JobState::kSnapshotting,
+     "stop the snapshot"},
+    {JobState::kStopping, "cancelled on request again", JobState::kStopping, "answer as before"},
+}};
+
+bool is_snapshotting(JobState state) noexcept {
+  return state == JobState::kSnapshotting || state == JobState::kStopping;
+}
+
+bool is_in_round(JobState state) noexcept {
+  return state == JobState::kAnnouncing || state == JobState::kStaging ||
+         state == JobState::kSwitching;
+}
+
+JobState state_of(control::ProgressPhase phase) noexcept {
+  switch (phase) {
+    case control::ProgressPhase::kAnnounce:
+      return JobState::kAnnouncing;
+    case control::ProgressPhase::kStage:
+      return JobState::kStaging;
+    case control::ProgressPhase::kSwitch:
+      return JobState::kSwitching;
+    case control::ProgressPhase::kSnapshot:
+      break;
+  }
+  return JobState::kWaiting;  // no phase of a round: no row leads there from a round
+}
+
+}  // namespace
+
+std::string_view job_state_name(JobState state) noexcept {
+  switch (state) {
+    case JobState::kQueued:
+      return "queued";
+    case JobState::kSnapshotting:
+      return "snapshotting";
+    case JobState::kStopping:
+      return "stopping";
+    case JobState::kWaiting:
+      return "waiting";
+    case JobState::kAnnouncing:
+      return "announcing";
+    case JobState::kStaging:
+      return "staging";
+    case JobState::kSwitching:
+      return "switching";
+    case JobState::kServed:
+      return "served";
+    case JobState::kFailed:
+      return "failed";
+    case JobState::kCancelled:
+      return "cancelled";
+    case JobState::kSuperseded:
+      return "superseded";
+  }
+  return "unknown";
+}
+
+bool is_legal(JobState from, JobState to) noexcept {
+  return allows<JobState>(kTransitions, from, to);
+}
+
+TransitionTable publish_transitions() {
+  return describe<JobState>("PublishQueue", "One publish, from the request to its answer.",
+                            kTransitions, job_state_name);
+}
+
+// ---- states ----
+
+Result<PublishQueue::Jobs::iterator> PublishQueue::find(std::uint64_t request) {
+  const auto job = jobs_.find(request);
+  if (job == jobs_.end())
+    return fail(ErrorCode::kInternal, fmt::format("publish {} does not run", request));
+  return job;
+}
+
+PublishQueue::Jobs::iterator PublishQueue::first_queued() {
+  return std::ranges::find(jobs_, JobState::kQueued,
+                           [](const auto& entry) { return entry.second.state; });
+}
+
+Result<> PublishQueue::move(Jobs::iterator job, JobState to) {
+  const JobState from = job->second.state;
+  if (!is_legal(from, to))
+    return fail(ErrorCode::kInternal, fmt::format("publish {} cannot go from {} to {}", job->first,
+                                                  job_state_name(from), job_state_name(to)));
+  job->second.state = to;
+  return {};
+}
+
+// Of a publish that the coordinator has not heard of.
+Result<> PublishQueue::fail_job(Jobs::iterator job, const Error& why, Commands& out) {
+  const JobState end =
+      why.code() == ErrorCode::kCancelled ? JobState::kCancelled : JobState::kFailed;
+  WSYNC_TRY(move(job, end));
+  EndPublish ended{.request = job->first, .end = end, .error = why, .reply = {}};
+  ended.reply.reason = why.message();
+  out.emplace_back(std::move(ended));
+  jobs_.erase(job);
+  return {};
+}
+
+// ---- until the snapshot begins ----
+
+Result<> PublishQueue::publish(std::uint64_t request, std::uint64_t step, TimePoint now) {
+  if (!jobs_.empty() && request <= jobs_.rbegin()->first)
+    return fail(ErrorCode::kInternal,
+                fmt::format("publish {} comes after publish {}", request, jobs_.rbegin()->first));
+  jobs_[request] = {.step = step, .begun = now, .deadline = now + deadline_};
+  return {};
+}
+
+Result<PublishQueue::Commands> PublishQueue::advance(TimePoint now) {
+  Commands out;
+  while (!snapshotting()) {
+    const auto job = first_queued();
+    if (job == jobs_.end() || !WSYNC_TRY(advance_one(job, now, out))) break;
+  }
+  return out;
+}
+
+// Whether the publish has left the queue.
+Result<bool> PublishQueue::advance_one(Jobs::iterator job, TimePoint now, Commands& out) {
+  const auto refuse = [&](const Error& why) -> Result<bool> {
+    WSYNC_TRY(fail_job(job, why, out));
+    return true;
+  };
+  if (const auto stopped = facts_.why_stopped()) return refuse(*stopped);
+  const bool is_late = now >= job->second.deadline;
+  const std::int64_t seconds = deadline_.count() / 1000;
+  if (const auto reason = facts_.why_not_ready()) {
+    if (is_late)
+      return refuse(Error(ErrorCode::kDeadline,
+                          fmt::format("after {} s (deadlines.publish) {}", seconds, *reason)));
+    if (now >= job->second.begun + kReportWaitAfter &&
+        !std::exchange(job->second.wait_reported, true))
+      out.emplace_back(ReportWait{
+          fmt::format("a publish waits, {} s at most (deadlines.publish): {}", seconds, *reason)});
+    return false;
+  }
+  if (is_late)
+    return refuse(Error(ErrorCode::kDeadline,
+                        "its deadline (deadlines.publish) came while the snapshot before it was "
+                        "taken"));
+  const Result<Version> version = name_version(job->second.step);
+  if (!version) return refuse(version.error());
+  WSYNC_TRY(move(job, JobState::kSnapshotting));
+  job->second.version = *version;
+  out.emplace_back(
+      BeginSnapshot{.request = job->first, .version = *version, .deadline = job->second.deadline});
+  return true;
+}
+
+// While the coordinator stores a decision it keeps a new publish for later, and does not count its
+// step as used yet. The next snapshot must not get the same name: the sources would serve its bytes
+// in place of the other's.
+Result<Version> PublishQueue::name_version(std::uint64_t step) const {
+  const auto version = WSYNC_TRY(facts_.next_version(step));
+  if (version.epoch != requested_.epoch || version.step > requested_.step) return version;
+  if (step == 0) return facts_.next_version(requested_.step + 1);
+  return fail(ErrorCode::kInvalidInput,
+              fmt::format("step {} was used or passed under epoch {} (last: {}); a version never "
+                          "names two different byte strings",
+                          step, version.epoch, requested_.step));
+}
+
+Result<PublishQueue::Commands> PublishQueue::give_up(std::uint64_t step, bool weights_read) {
+  Commands out;
+  for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
+    if (job->second.state != JobState::kQueued || job->second.step != step) continue;
+    const auto reason = facts_.why_not_ready();
+    WSYNC_TRY(fail_job(
+        job,
+        Error(ErrorCode::kDeadline, reason.value_or("the snapshot before it is still being taken")),
+        out));
+    return out;
+  }
+  // Its end is that of its snapshot, which may be complete already.
+  if (const auto request = snapshotting();
+      request && jobs_.at(*request).step == step && !weights_read)
+    out.emplace_back(StopSnapshot{.request = *request});
+  return out;
+}
+
+Result<PublishQueue::Cancelled> PublishQueue::cancel(const Version& version) {
+  Cancelled cancelled;
+  if (const auto stopped = facts_.why_stopped()) {
+    cancelled.reply = control::CancelReply{.reason = stopped->message()};
+    return cancelled;
+  }
+  if (facts_.has_update(version)) return cancelled;
+  if (const auto request = snapshotting();
+      request && (version.none() || jobs_.at(*request).version == version)) {
+    const auto job = jobs_.find(*request);
+    WSYNC_TRY(move(job, JobState::kStopping));
+    cancelled.commands.emplace_back(StopSnapshot{.request = *request});
+    cancelled.reply = control::CancelReply{.ok = true, .version = job->second.version};
+    return cancelled;
+  }
+  const auto next = first_queued();
+  if (!version.none() || next == jobs_.end()) return cancelled;
+  WSYNC_TRY(fail_job(next,
+                     Error(ErrorCode::kCancelled,
+                           "the publish was cancelled on request before its snapshot began"),
+                     cancelled.commands));
+  cancelled.reply = control::CancelReply{.ok = true};
+  return cancelled;
+}
+
+// ---- from the snapshot on ----
+
+Result<PublishQueue::Commands> PublishQueue::snapshot_ended(std::uint64_t request,
+                                                            const std::optional<Error>& failure) {
+  const auto job = WSYNC_TRY(find(request));
+  if (!is_snapshotting(job->second.state))
+    return fail(ErrorCode::kInternal, fmt::format("the snapshot of publish {} ends while it is {}",
+                                                  request, job_state_name(job->second.state)));
+  Commands out;
+  std::optional<Error> why = failure;
+  if (job->second.state == JobState::kStopping)
+    why = Error(ErrorCode::kCancelled,
+                fmt::format("{} was cancelled on request while its snapshot was taken",
+                            job->second.version.to_string()));
+  if (const auto stopped = facts_.why_stopped()) why = *stopped;
+  if (why) {
+    WSYNC_TRY(fail_job(job, *why, out));
+    return out;
+  }
+  WSYNC_TRY(move(job, JobState::kWaiting));
+  requested_ = job->second.version;
+  out.emplace_back(RequestRound{.request = request, .deadline = job->second.deadline});
+  return out;
+}
+
+Result<> PublishQueue::phase_entered(std::uint64_t request, control::ProgressPhase phase) {
+  const auto job = WSYNC_TRY(find(request));
+  if (phase == control::ProgressPhase::kSnapshot)
+    return fail(ErrorCode::kInternal,
+                fmt::format("publish {} enters a round by its snapshot", request));
+  return move(job, state_of(phase));
+}
+
+Result<PublishQueue::Commands> PublishQueue::round_ended(std::uint64_t request, RoundEnd end) {
+  const auto job = WSYNC_TRY(find(request));
+  JobState to = end.reply.ok ? JobState::kServed : JobState::kFailed;
+  if (end.superseded) to = JobState::kSuperseded;
+  if (end.cancelled) to = JobState::kCancelled;
+  const JobState from = job->second.state;
+  // Until its snapshot is there the coordinator has not heard of it.
+  if (from < JobState::kWaiting)
+    return fail(ErrorCode::kInternal, fmt::format("the round of publish {} ends while it is {}",
+                                                  request, job_state_name(from)));
+  WSYNC_TRY(move(job, to));
+  EndPublish ended{.request = request, .end = to, .error = {}, .reply = {}, .had_round = true};
+  if (end.cancelled)
+    ended.error = Error(ErrorCode::kCancelled,
+                        fmt::format("{} was {}", end.reply.version.to_string(), end.reply.reason));
+  ended.reply = std::move(end.reply);
+  jobs_.erase(job);
+  return Commands{std::move(ended)};
+}
+
+// ---- what it knows ----
+
+std::optional<JobState> PublishQueue::state(std::uint64_t request) const {
+  const auto job = jobs_.find(request);
+  if (job == jobs_.end()) return std::nullopt;
+  return job->second.state;
+}
+
+std::optional<std::uint64_t> PublishQueue::snapshotting() const {
+  for (const auto& [request, job] : jobs_)
+    if (is_snapshotting(job.state)) return request;
+  return std::nullopt;
+}
+
+std::size_t PublishQueue::queued() const noexcept {
+  return static_cast<std::size_t>(std::ranges::count(
+      jobs_, JobState::kQueued, [](const auto& entry) { return entry.second.state; }));
+}
+
+Result<> PublishQueue::invariants() const {
+  const auto broken = [](std::uint64_t request, std::string_view what) {
+    return fail(ErrorCode::kInternal, fmt::format("publish {} {}", request, what));
+  };
+  std::optional<std::uint64_t> snapshot;
+  std::optional<std::uint64_t> round;
+  bool is_any_waiting = false;
+  Version newest;
+  for (const auto& [request, job] : jobs_) {
+    if (has_ended(job.state)) return broken(request, "has ended and is kept");
+    if (job.version.none() != (job.state == JobState::kQueued))
+      return broken(request, fmt::format("is {} and its version is {}", job_state_name(job.state),
+                                         job.version.to_string()));
+    if (!job.version.none() && job.version <= newest)
+      return broken(request, fmt::format("is {}, an older one is {}", job.version.to_string(),
+                                         newest.to_string()));
+    newest = std::max(newest, job.version);
+    if (is_snapshotting(job.state) && std::exchange(snapshot, request))
+      return broken(request, "takes a snapshot while another one does");
+    if (is_in_round(job.state)) {
+      if (std::exchange(round, request)) return broken(request, "has a round beside another one");
+      if (is_any_waiting) return broken(request, "has a round while an older one waits");
+    }
+    is_any_waiting = is_any_waiting || job.state == JobState::kWaiting;
+  }
+  return {};
+}
+
+}  // namespace wsync::publish
