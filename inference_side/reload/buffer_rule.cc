@@ -11,7 +11,7 @@ namespace {
 // Memory for exported allocations is handed out in blocks of this size.
 constexpr std::uint64_t kGpuBlockBytes = 2 * limits::kMiB;
 
-// What the driver takes of the memory for one buffer of a device of that kind.
+// Memory that the driver allocates for one buffer of a device of that kind.
 std::uint64_t buffer_takes(DeviceKind kind, std::uint64_t buffer_bytes) {
   if (kind != DeviceKind::kCuda) return buffer_bytes;
   return (buffer_bytes + kGpuBlockBytes - 1) / kGpuBlockBytes * kGpuBlockBytes;
@@ -22,7 +22,7 @@ std::uint64_t usable(const BufferRoom& room) {
   return share - std::min(share, room.reserved_bytes);
 }
 
-// The largest buffer of which those of all devices fit; whole MiB.
+// The largest buffer size, in whole MiB, with which the buffers of all devices fit.
 std::uint64_t largest_buffer(DeviceKind kind, const BufferRoom& room) {
   const std::uint64_t each = usable(room) / (kBuffersPerDevice * room.devices);
   const std::uint64_t unit = kind == DeviceKind::kCuda ? kGpuBlockBytes : limits::kMiB;

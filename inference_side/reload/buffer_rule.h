@@ -1,4 +1,4 @@
-// How large the buffers of a group of devices are, and what they take of each memory. Pure.
+// How large the buffers of a group of devices are, and how much of each memory they need. Pure.
 #pragma once
 
 #include <cstdint>
@@ -15,31 +15,32 @@ namespace wsync::reload {
 // One H2D buffer and the IPC buffers.
 inline constexpr std::uint64_t kBuffersPerDevice = 1 + limits::kIpcBufferCount;
 
-// What a GPU gives beside the buffers; measured where that can be, else these. A context cannot be
-// measured by the driver's own calls, which need one to say how much is free.
+// Memory of a GPU that is used beside the buffers: measured where that is possible, otherwise these
+// estimates. The driver cannot measure a context: its calls that report free memory need one.
 inline constexpr std::uint64_t kContextBytes = 512 * limits::kMiB;  // of each GPU and process
 inline constexpr std::uint64_t kNcclBytes = 384 * limits::kMiB;     // of each communicator
 inline constexpr std::uint64_t kTablesBytes = 4 * limits::kMiB;     // of each device's streams
-// What the group takes of a GPU beside buffers and context: tables of streams, and communicators.
+// Memory of a GPU that the group uses beside buffers and context: tables of streams, communicators.
 [[nodiscard]] std::uint64_t streams_take(DeviceKind kind, std::uint32_t devices, bool nccl);
 
-// A memory that some of the group's devices share: a GPU's, or the host's.
+// A memory that some devices of the group share: the memory of a GPU, or of the host.
 struct BufferRoom {
   std::string name;           // for sentences
-  std::uint32_t devices = 1;  // of the group, that have their buffers in it
+  std::uint32_t devices = 1;  // of the group, with their buffers in it
   std::uint64_t free_bytes = 0;
-  std::uint64_t reserved_bytes = 0;  // of them: streams_take(), and contexts that are still to come
+  std::uint64_t reserved_bytes = 0;  // of them: streams_take(), and contexts that do not exist yet
 };
 
-// What all buffers of `devices` devices take of the memory.
+// Memory that all buffers of `devices` devices need.
 [[nodiscard]] std::uint64_t buffers_take(DeviceKind kind, std::uint32_t devices,
                                          std::uint64_t buffer_bytes);
 
-// The size of each buffer. `wanted`: named by the user, 0 for auto: limits::kHostBufferBytesDefault
-// on host devices; on GPUs what fits into the room that has the least, at most
-// limits::kGpuBufferBytesDefault. What fits is limits::kDeviceMemoryPercent of the free bytes, less
-// what is reserved. kResourceExhausted when that does not fit, or less than limits::kBucketBytesMin
-// would: says how much is free and what to do; `setting` is where the user named `wanted`.
+// The size of each buffer. `wanted` is the size that the user has set, or 0 for auto. Auto is
+// limits::kHostBufferBytesDefault on host devices. On GPUs it is the largest size that fits into
+// the smallest room, at most limits::kGpuBufferBytesDefault. Buffers may use
+// limits::kDeviceMemoryPercent of the free bytes, less the reserved ones. kResourceExhausted when
+// the size does not fit, or when only a size below limits::kBucketBytesMin would; the error says
+// how much is free and what to do. `setting` names the key with which the user has set `wanted`.
 [[nodiscard]] Result<std::uint64_t> choose_buffer_bytes(
     DeviceKind kind, std::span<const BufferRoom> rooms, std::uint64_t wanted,
     std::string_view setting = "devices.buffer_bytes");

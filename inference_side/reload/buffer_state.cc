@@ -8,7 +8,7 @@
 namespace wsync::reload {
 namespace {
 
-constexpr std::array<Transition<BufferState>, 4> kTransitions = {{
+constexpr std::array<Transition<BufferState>, 4> kBufferTransitions = {{
     {BufferState::kFree, "a bucket begins to arrive", BufferState::kFilling, "note the bucket"},
     {BufferState::kFilling, "every byte of the bucket is in place", BufferState::kReady, ""},
     {BufferState::kReady, "the readers are notified", BufferState::kReloading, "count them"},
@@ -33,13 +33,13 @@ std::string_view buffer_state_name(BufferState state) noexcept {
 }
 
 bool is_legal(BufferState from, BufferState to) noexcept {
-  return allows<BufferState>(kTransitions, from, to);
+  return allows<BufferState>(kBufferTransitions, from, to);
 }
 
 TransitionTable buffer_transitions() {
   return describe<BufferState>("BufferTable",
                                "One H2D buffer or IPC buffer of a device during a switch.",
-                               kTransitions, buffer_state_name);
+                               kBufferTransitions, buffer_state_name);
 }
 
 std::string to_string(const BufferId& id) {
@@ -112,49 +112,54 @@ bool BufferTable::slot_free(SlotIndex slot) const noexcept {
   return true;
 }
 
-std::string BufferTable::check_buffer(const BufferId& id) const {
+Result<> BufferTable::check_buffer(const BufferId& id) const {
   const Buffer& buffer = at(id);
   const bool is_free = buffer.state == BufferState::kFree;
   if (is_free != (buffer.bucket == kNoBucket))
-    return fmt::format("{} is {} and its bucket is {}", to_string(id),
-                       buffer_state_name(buffer.state), buffer.bucket);
+    return fail(ErrorCode::kInternal, fmt::format("{} is {} and its bucket is {}", to_string(id),
+                                                  buffer_state_name(buffer.state), buffer.bucket));
   if ((buffer.state == BufferState::kReloading) != (buffer.readers > 0))
-    return fmt::format("{} is {} and has {} readers", to_string(id),
-                       buffer_state_name(buffer.state), buffer.readers);
+    return fail(ErrorCode::kInternal, fmt::format("{} is {} and has {} readers", to_string(id),
+                                                  buffer_state_name(buffer.state), buffer.readers));
   if (is_free) return {};
   const bool own = id.kind == BufferKind::kH2D ? buffer.bucket % devices_ == index_of(id.device)
                                                : buffer.bucket % ipc_slots_ == index_of(id.slot);
-  if (!own) return fmt::format("{} holds bucket {}, not its own", to_string(id), buffer.bucket);
+  if (!own)
+    return fail(ErrorCode::kInternal,
+                fmt::format("{} holds bucket {}, not its own", to_string(id), buffer.bucket));
   return {};
 }
 
-std::string BufferTable::invariants_of(SlotIndex slot) const {
+Result<> BufferTable::invariants_of(SlotIndex slot) const {
   std::uint64_t bucket = kNoBucket;
   for (std::uint32_t d = 0; d < devices_; ++d) {
     const BufferId h2d{.kind = BufferKind::kH2D, .device = DeviceIndex{d}};
-    if (auto broken = check_buffer(h2d); !broken.empty()) return broken;
+    WSYNC_TRY(check_buffer(h2d));
     const BufferId ipc{.kind = BufferKind::kIpc, .device = DeviceIndex{d}, .slot = slot};
-    if (auto broken = check_buffer(ipc); !broken.empty()) return broken;
+    WSYNC_TRY(check_buffer(ipc));
     const std::uint64_t held = at(ipc).bucket;
     if (held == kNoBucket) continue;
     if (bucket == kNoBucket) bucket = held;
     if (bucket != held)
-      return fmt::format("{} holds bucket {} while another device holds bucket {} in this slot",
-                         to_string(ipc), held, bucket);
+      return fail(
+          ErrorCode::kInternal,
+          fmt::format("{} holds bucket {} while another device holds bucket {} in this slot",
+                      to_string(ipc), held, bucket));
   }
   return {};
 }
 
-std::string BufferTable::invariants() const {
+Result<> BufferTable::invariants() const {
   std::uint64_t filling = kNoBucket;
   for (std::uint32_t s = 0; s < ipc_slots_; ++s) {
-    if (auto broken = invariants_of(SlotIndex{s}); !broken.empty()) return broken;
+    WSYNC_TRY(invariants_of(SlotIndex{s}));
     for (std::uint32_t d = 0; d < devices_; ++d) {
       const Buffer& buffer = ipc_[static_cast<std::size_t>(s) * devices_ + d];
       if (buffer.state != BufferState::kFilling) continue;
       if (filling == kNoBucket) filling = buffer.bucket;
       if (filling != buffer.bucket)
-        return fmt::format("buckets {} and {} are broadcast at once", filling, buffer.bucket);
+        return fail(ErrorCode::kInternal,
+                    fmt::format("buckets {} and {} are broadcast at once", filling, buffer.bucket));
     }
   }
   return {};

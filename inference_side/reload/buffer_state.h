@@ -3,8 +3,8 @@
 //   free -> filling -> ready -> reloading -> free
 //
 // An H2D buffer is filled from host memory and drained by its device's turn as broadcast source; an
-// IPC buffer is filled by a broadcast and drained by the engines of its device. Both are buffers of
-// this table; `reloading` means "somebody reads it".
+// IPC buffer is filled by a broadcast and drained by the engines of its device. Both kinds are
+// buffers of this table; `reloading` means that somebody reads the buffer.
 #pragma once
 
 #include <cstdint>
@@ -63,7 +63,7 @@ class BufferTable {
   [[nodiscard]] Result<> fill(const BufferId& id, std::uint64_t bucket);
   // filling -> ready: every byte of the bucket is in place.
   [[nodiscard]] Result<> filled(const BufferId& id);
-  // ready -> reloading: `readers` readers have been told; with none the buffer is free at once.
+  // ready -> reloading: `readers` readers were notified; without a reader it is free at once.
   [[nodiscard]] Result<> begin_reload(const BufferId& id, std::uint32_t readers);
   // One reader has finished with the buffer; the last one makes it free (reloading -> free).
   [[nodiscard]] Result<> reader_done(const BufferId& id);
@@ -74,13 +74,13 @@ class BufferTable {
   // Whether a slot is free on every device: only then may a broadcast be started into it.
   [[nodiscard]] bool slot_free(SlotIndex slot) const noexcept;
 
-  // The first broken rule, in words; empty when all hold. Rules: a free buffer holds no bucket and
-  // has no reader, a reloading one has at least one; an H2D buffer holds only its own device's
-  // buckets; a slot holds one bucket on all devices where it is not free, and only buckets of that
-  // slot; buffers of one slot at most are being filled.
-  [[nodiscard]] std::string invariants() const;
+  // kInternal with the first broken rule. A free buffer holds no bucket and has no reader; a
+  // reloading buffer has at least one reader. An H2D buffer holds only buckets of its own device. A
+  // slot holds one bucket on all devices where it is not free, and only buckets of that slot.
+  // Buffers of one slot at most are being filled.
+  [[nodiscard]] Result<> invariants() const;
   // The same rules for one slot and the H2D buffers only: cheap enough to run after every move.
-  [[nodiscard]] std::string invariants_of(SlotIndex slot) const;
+  [[nodiscard]] Result<> invariants_of(SlotIndex slot) const;
 
   [[nodiscard]] std::uint32_t devices() const noexcept { return devices_; }
   [[nodiscard]] std::uint32_t ipc_slots() const noexcept { return ipc_slots_; }
@@ -94,7 +94,7 @@ class BufferTable {
   [[nodiscard]] Buffer& at(const BufferId& id) noexcept;
   [[nodiscard]] const Buffer& at(const BufferId& id) const noexcept;
   [[nodiscard]] Result<> move(const BufferId& id, BufferState to);
-  [[nodiscard]] std::string check_buffer(const BufferId& id) const;
+  [[nodiscard]] Result<> check_buffer(const BufferId& id) const;
 
   std::uint32_t devices_;
   std::uint32_t ipc_slots_;

@@ -12,7 +12,7 @@ namespace wsync::reload {
 namespace {
 
 constexpr std::uint64_t kWarmUpBytes = 4 * limits::kMiB;
-constexpr std::uint64_t kMeasuredMost = 4;  // times the estimate
+constexpr std::uint64_t kMeasuredMax = 4;  // times the estimate
 
 static_assert(kBuffersPerDevice == 1 + kIpcSlots);
 
@@ -29,7 +29,7 @@ Result<> check_devices(const std::vector<std::unique_ptr<device::Device>>& devic
   return {};
 }
 
-// NCCL is asked for by name: what keeps it from being used is said now.
+// The user has asked for NCCL by name: what prevents its use is an error.
 Result<> check_nccl(const std::vector<std::unique_ptr<device::Device>>& devices) {
   std::map<std::string, std::string> names;  // of GPUs
   for (const auto& device : devices) {
@@ -97,7 +97,8 @@ Result<std::unique_ptr<DeviceGroup>> DeviceGroup::create(DeviceGroupOptions opti
                     .devices = room.devices,
                     .free_bytes = room.free_bytes,
                     .reserved_bytes = streams_take(group->kind(), room.devices, group->by_nccl())});
-    // All that is taken of an empty GPU is the context's, of a shared one not more than that.
+    // On an empty GPU everything in use belongs to the context; on a shared GPU the context has no
+    // more than that.
     group->measured_.push_back(
         {.uuid = room.uuid,
          .free_at_start = room.free_bytes,
@@ -113,7 +114,7 @@ Result<std::unique_ptr<DeviceGroup>> DeviceGroup::create(DeviceGroupOptions opti
 Result<std::vector<DeviceRoom>> DeviceGroup::rooms() const {
   std::vector<DeviceRoom> rooms;
   for (const Member& member : members_) {
-    const std::string uuid = member.device->uuid();  // one and the same for all host devices
+    const std::string uuid = member.device->uuid();  // the same for all host devices
     const auto same = std::ranges::find(rooms, uuid, &DeviceRoom::uuid);
     if (same != rooms.end()) {
       ++same->devices;
@@ -141,7 +142,7 @@ Result<std::vector<DeviceRoom>> DeviceGroup::rooms() const {
   return rooms;
 }
 
-// Engines may have taken what was free when the buffers were chosen.
+// Asked again, because engines may have allocated memory since the size was chosen.
 Result<> DeviceGroup::check_room() const {
   if (kind() != DeviceKind::kCuda) return {};
   const auto now = WSYNC_TRY(rooms());
@@ -234,8 +235,8 @@ Result<> DeviceGroup::connect_measured(TimePoint deadline) {
   return measure(before);
 }
 
-// The driver tells of all processes together: what is far above the estimate is an engine's, and
-// the estimate stays.
+// The driver reports the memory of all processes together. A difference far above the estimate was
+// allocated by an engine meanwhile, so the estimate is kept.
 Result<> DeviceGroup::measure(const std::vector<DeviceRoom>& before) {
   const auto after = WSYNC_TRY(rooms());
   for (std::size_t i = 0; i < after.size(); ++i) {
@@ -243,7 +244,7 @@ Result<> DeviceGroup::measure(const std::vector<DeviceRoom>& before) {
     const std::uint64_t estimate = streams_take(kind(), room.devices, by_nccl());
     const std::uint64_t was = before[i].free_bytes;
     const std::uint64_t taken = was - std::min(was, room.free_bytes);
-    if (taken > kMeasuredMost * estimate) continue;
+    if (taken > kMeasuredMax * estimate) continue;
     const std::lock_guard lock(measured_mutex_);
     Measured& measured = measured_[i];
     measured.streams_bytes = taken;
@@ -259,8 +260,9 @@ Result<> DeviceGroup::measure(const std::vector<DeviceRoom>& before) {
   return {};
 }
 
-// NCCL connects its ranks at their first broadcast, root by root, and takes memory for that: not in
-// a pause, and not while the pipeline measures.
+// NCCL connects its ranks at their first broadcast from each root, and allocates memory for that.
+// It happens here, because in a pause it would lengthen the pause and spoil the measurement of
+// stages.
 Result<> DeviceGroup::warm_up(TimePoint deadline) {
   for (std::uint32_t source = 0; source < size(); ++source) {
     for (std::uint32_t d = 0; d < size(); ++d)

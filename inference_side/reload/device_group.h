@@ -1,4 +1,4 @@
-// What the pipeline works with on its devices: buffers, streams and communicators.
+// The buffers, streams and communicators that the pipeline uses on its devices.
 #pragma once
 
 #include <array>
@@ -20,43 +20,48 @@ namespace wsync::reload {
 
 inline constexpr auto kIpcSlots = static_cast<std::uint32_t>(limits::kIpcBufferCount);
 
-// One rank's part of a broadcast as an update does it, enqueued on `stream`: the bytes are passed
-// on, read again into `found` (null: they are not; else it stays valid until the work is complete,
-// and is for finish_digest()), and published to engines that acquire() the destination.
+// Enqueues on `stream` the part of one rank in a broadcast of an update. The bytes are passed on,
+// then read again into `found`, then published to engines that acquire() the destination. `found`
+// is for finish_digest() and stays valid until the work is complete; null: the bytes are not read
+// again.
 [[nodiscard]] Result<> pass_on(collective::Communicator& communicator,
                                const collective::Broadcast& broadcast, device::Stream& stream,
                                device::PieceDigest* found);
 
 struct DeviceGroupOptions {
   std::vector<std::unique_ptr<device::Device>> devices;  // of one kind; their order is their index
-  std::uint64_t buffer_bytes = 0;                        // 0: choose_buffer_bytes()
-  bool keep_buffers = true;  // false: there are none until hold_buffers()
-  std::optional<collective::GroupKind> collective = std::nullopt;  // nothing: what fits
+  std::uint64_t buffer_bytes = 0;                        // 0: chosen by choose_buffer_bytes()
+  bool keep_buffers = true;                              // false: no buffers until hold_buffers()
+  std::optional<collective::GroupKind> collective = std::nullopt;  // no value: chosen
 };
 
-// A GPU of the group, or the memory that its host devices share, and what the buffers take of it.
+// A GPU of the group, or the memory that its host devices share, and how much of it the buffers
+// use.
 struct DeviceRoom {
   std::string name;           // "GPU 0 (NVIDIA H200)", "host memory"
   std::string uuid;           // of a GPU
-  std::uint32_t devices = 0;  // of the group, on it
+  std::uint32_t devices = 0;  // of the group, in this memory
   std::uint64_t total_bytes = 0;
   std::uint64_t free_bytes = 0;  // now
-  std::uint64_t peak_bytes = 0;  // all buffers on it, while there are any
-  // GPUs: what the group takes beside them, and never more than all three together.
+  std::uint64_t peak_bytes = 0;  // of all buffers in it, while they exist
+  // GPUs: memory that the group uses beside the buffers; the sum of all three is never exceeded.
   std::uint64_t streams_bytes = 0;  // tables and communicators
-  bool streams_measured = false;    // when they were made; else as streams_take() has it
+  bool streams_measured =
+      false;  // measured when they were made; otherwise the estimate of streams_take()
   std::uint64_t context_bytes = 0;  // at most
 };
 
 // Devices of one kind. Separate devices and GPUs: one H2D buffer and two IPC buffers on each, kept
-// for the life of the group, so that engines map them once, or made for each load. Unified devices:
-// no buffer at all.
-// Thread: the pipeline's driver; ipc_handle(), rooms() and what describes the group from any
-// thread. hold_buffers(), free_buffers() and connect(): never beside anything but those.
+// for the life of the group, so that engines map them once, or made for each load. Unified devices
+// have no buffers.
+// Thread: the pipeline's driver. ipc_handle(), rooms() and the functions that describe the group
+// may be called from any thread. hold_buffers(), free_buffers() and connect() may run beside these
+// only.
 class DeviceGroup {
  public:
-  // kInvalidInput for no device, too many, or devices of several kinds; kResourceExhausted as
-  // choose_buffer_bytes(); kRefused for NCCL without GPUs that are all different, or without NCCL.
+  // kInvalidInput for no device, too many devices, or devices of several kinds; kResourceExhausted
+  // as choose_buffer_bytes(); kRefused when NCCL is asked for and the devices are not GPUs that all
+  // differ, or when NCCL is not installed.
   [[nodiscard]] static Result<std::unique_ptr<DeviceGroup>> create(DeviceGroupOptions options);
 
   [[nodiscard]] std::uint32_t size() const noexcept {
@@ -66,16 +71,16 @@ class DeviceGroup {
   [[nodiscard]] bool unified() const noexcept { return kind() == DeviceKind::kUnified; }
   [[nodiscard]] std::uint64_t buffer_bytes() const noexcept { return buffer_bytes_; }
   [[nodiscard]] bool keeps_buffers() const noexcept { return keep_buffers_; }
-  // How broadcasts are done, and why not by NCCL where nobody chose.
+  // How broadcasts are done, and why NCCL was not chosen.
   [[nodiscard]] const collective::FittingGroup& collective() const noexcept { return collective_; }
   [[nodiscard]] device::Device& device(DeviceIndex device) const { return *at(device).device; }
-  // Each memory once, in the order of the devices.
+  // Each memory, once, in the order of the devices.
   [[nodiscard]] Result<std::vector<DeviceRoom>> rooms() const;
 
-  // Allocates the buffers, unless they are there. kResourceExhausted, naming the device and how
-  // much is free, before anything is taken of a GPU that has too little; then there are none.
+  // Allocates the buffers, unless they exist. kResourceExhausted, naming the device and how much is
+  // free, before anything is allocated on a GPU that has too little; no buffer exists then.
   [[nodiscard]] Result<> hold_buffers();
-  // Frees them. No engine has them mapped any more, and nothing runs.
+  // Frees the buffers. The caller knows that no engine has them mapped, and that nothing runs.
   void free_buffers();
   [[nodiscard]] bool holds_buffers() const noexcept { return holds_buffers_; }
 
@@ -83,17 +88,17 @@ class DeviceGroup {
   // and while there are no buffers.
   [[nodiscard]] Result<device::MemoryHandle> ipc_handle(DeviceIndex device, SlotIndex slot) const;
 
-  // Makes streams and communicators, unless they are there: before each run. GPUs that have their
-  // buffers then pass some bytes on, once from each, and what all that took of their memory is
-  // measured. kResourceExhausted when it does not fit beside the buffers into what
-  // choose_buffer_bytes() found; then there are none.
+  // Makes streams and communicators, unless they exist; called before each run. GPUs that have
+  // their buffers then broadcast some bytes, once from each GPU, and the memory that all this needs
+  // is measured. kResourceExhausted when it does not fit beside the buffers into the memory that
+  // choose_buffer_bytes() found; no stream and no communicator exists then.
   [[nodiscard]] Result<> connect(TimePoint deadline);
-  // Whether they are there. Any thread. Unified devices have none, and need none.
+  // Whether they exist. Any thread. Unified devices need none.
   [[nodiscard]] bool connected() const noexcept { return unified() || connected_; }
-  // Ends everything that runs and takes streams and communicators down. When it returns nothing
-  // reads or writes the buffers any more, engines aside, and every callback has been called.
+  // Ends everything that runs, and destroys streams and communicators. When it returns, only
+  // engines may still read the buffers, and every callback has been called.
   void break_up(const Error& reason);
-  // The first error of a stream or communicator that may not have reached a callback.
+  // The first error of a stream or communicator; no callback may have reported it.
   [[nodiscard]] Result<> health() const;
 
   // Copies into the device's H2D buffer; `done` as Stream::notify.
@@ -107,15 +112,15 @@ class DeviceGroup {
     std::uint64_t bucket = 0;  // for sentences
     std::uint64_t bytes = 0;
     TimePoint deadline{};
-    // What the bytes must be when they are in the IPC buffer; nothing: they are not read again.
+    // The digest that the bytes must have in the IPC buffer; no value: they are not read again.
     std::optional<device::PieceDigest> expected = std::nullopt;
   };
-  // `done` comes when the bytes are there, are right (kDigestMismatch otherwise) and engines that
-  // acquire() the buffer read them.
+  // `done` is called when the bytes have arrived and engines that acquire() the buffer read them;
+  // with kDigestMismatch when they are not the expected ones.
   [[nodiscard]] Result<> broadcast(const Share& share, device::StreamCallback done);
 
  private:
-  // Streams are destroyed before what their work uses.
+  // Streams are destroyed before the memory that their work uses.
   struct Member {
     std::unique_ptr<device::Device> device;
     std::unique_ptr<device::Memory> h2d;
@@ -125,7 +130,7 @@ class DeviceGroup {
     std::unique_ptr<device::Stream> h2d_stream;
     std::unique_ptr<device::Stream> broadcast_stream;
   };
-  // A GPU's memory.
+  // The memory of a GPU.
   struct Measured {
     std::string uuid;
     std::uint64_t free_at_start = 0;  // when the buffers were chosen
@@ -144,13 +149,13 @@ class DeviceGroup {
   [[nodiscard]] Result<> warm_up(TimePoint deadline);
   [[nodiscard]] const Member& at(DeviceIndex device) const;
 
-  std::vector<Member> members_;  // as many and where they are, from create() on
+  std::vector<Member> members_;  // neither grows nor moves after create()
   std::uint64_t buffer_bytes_ = 0;
   bool keep_buffers_ = true;
   std::atomic<bool> holds_buffers_ = false;
   std::atomic<bool> connected_ = false;
   mutable std::mutex measured_mutex_;
-  std::vector<Measured> measured_;  // GPUs, once each
+  std::vector<Measured> measured_;  // each GPU once
   collective::FittingGroup collective_;
 };
 

@@ -1,6 +1,7 @@
 #include "inference_side/reload/layout_check.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <unordered_map>
 
@@ -16,7 +17,7 @@ using control::EngineTensor;
 using control::Problem;
 using control::ProblemKind;
 
-// Looking for a near name reads every other name: done for the first problems only.
+// The search for a near name reads every other name, so only the first problems get one.
 constexpr std::size_t kNearestNames = 64;
 // Ranks that cut a tensor into more uncovered blocks than this do not cover it.
 constexpr std::size_t kUncoveredBoxes = 4096;
@@ -43,7 +44,7 @@ class Problems {
   std::size_t dropped_ = 0;
 };
 
-// Levenshtein distance, given up (returning limit + 1) once it must pass `limit`.
+// Levenshtein distance. Returns limit + 1 as soon as the distance must be greater than `limit`.
 std::size_t edit_distance(std::string_view a, std::string_view b, std::size_t limit) {
   const auto common = std::ranges::mismatch(a, b).in1 - a.begin();
   a.remove_prefix(static_cast<std::size_t>(common));
@@ -77,7 +78,7 @@ std::vector<std::string_view> names_of(const Manifest& manifest) {
 // A block of a tensor: begin and end of each dimension.
 using Box = std::vector<Shard::Interval>;
 
-// What is left of `from` without `taken`: at most two boxes for each dimension.
+// The part of `from` outside of `taken`: at most two boxes for each dimension.
 void subtract(const Box& from, const Box& taken, std::vector<Box>& left) {
   for (std::size_t d = 0; d < from.size(); ++d) {
     if (taken[d].begin >= from[d].end || taken[d].end <= from[d].begin) {
@@ -111,9 +112,10 @@ bool fits(const TensorInfo& info, const EngineTensor& tensor) {
          Shard::make(dtype_bits(info.dtype), info.shape, tensor.ranges).has_value();
 }
 
-// The first element that no taker covers, as "[0, 4096)" for each dimension; empty when all are
-// covered.
-std::string find_hole(const TensorInfo& info, const std::vector<const EngineTensor*>& takers) {
+// The first block that no taker covers, as "[0, 4096)" for each dimension; no value when the takers
+// cover the tensor.
+std::optional<std::string> find_hole(const TensorInfo& info,
+                                     const std::vector<const EngineTensor*>& takers) {
   std::vector<Box> open;
   if (std::ranges::find(info.shape, 0U) == info.shape.end()) open.push_back(whole_box(info));
   for (const EngineTensor* taker : takers) {
@@ -125,7 +127,7 @@ std::string find_hole(const TensorInfo& info, const std::vector<const EngineTens
     open = std::move(left);
     if (open.size() > kUncoveredBoxes) return "(more holes than are worth counting)";
   }
-  if (open.empty()) return {};
+  if (open.empty()) return std::nullopt;
   std::string text;
   for (const auto& side : open.front()) text += fmt::format("[{}, {})", side.begin, side.end);
   return text;
@@ -208,16 +210,16 @@ std::vector<Problem> check_replica_coverage(const Manifest& manifest,
     const TensorInfo& info = manifest.tensor(i);
     if (takers[i].empty()) {
       if (std::ranges::binary_search(wanted, std::string_view(info.name)))
-        continue;  // check_layout tells why
+        continue;  // check_layout reports it
       problems.add({.kind = ProblemKind::kExtra,
                     .tensor = info.name,
                     .detail = "the checkpoint has it, no rank of the replica takes it",
                     .nearest = problems.many() ? std::string() : nearest_name(info.name, wanted)});
-    } else if (const std::string hole = find_hole(info, takers[i]); !hole.empty()) {
+    } else if (const auto hole = find_hole(info, takers[i])) {
       problems.add({.kind = ProblemKind::kRange,
                     .tensor = info.name,
                     .detail = fmt::format("no rank of the replica takes its elements {} of [{}]",
-                                          hole, fmt::join(info.shape, ", "))});
+                                          *hole, fmt::join(info.shape, ", "))});
     }
   }
   return std::move(problems).take();

@@ -33,8 +33,8 @@ void gather(const Shard& shard, std::uint64_t at, std::span<const std::byte> ten
   }
 }
 
-// The bytes of one chunk of a group: where they lie when they are one run, gathered in the scratch
-// otherwise. `at` is their place in the rank's tensor.
+// The bytes of one chunk of a group: in their place when they are one run, otherwise gathered in
+// the scratch. `at` is their offset in the tensor of the rank.
 std::span<const std::byte> chunk_bytes(const LoadPlan& plan, const CopyGroup& group,
                                        std::uint64_t at, std::span<const std::byte> bucket,
                                        CopyScratch& scratch) {

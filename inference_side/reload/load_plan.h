@@ -1,12 +1,13 @@
-// Load plan: which bytes of the arena go where in the memory of one rank of a replica. Computed
-// from the manifest, the bucket plan and the rank's tensors alone, so the sidecar (which knows the
-// bytes while staging) and the engine (which copies them while paused) hold the same list of copy
-// groups and agree on the checksum of each.
+// LoadPlan: which bytes of the arena go where in the memory of one rank of a replica. It is
+// computed only from the manifest, the bucket plan and the tensors of the rank. So the sidecar,
+// which knows the bytes while staging, and the engine, which copies them while paused, have the
+// same list of copy groups, and agree on the checksum of each.
 //
-// A copy group is what one bucket brings of one tensor of the rank. Its bytes are consecutive in
-// the rank's own tensor (row-major, dense) and may be strided in the bucket. Its checksum is a
-// function of those bytes and of nothing else. A group is copied in chunks of CopyScratch::kBytes
-// (the last one is shorter), in any order and by any threads; its checksum is made of theirs.
+// A copy group is the part of one tensor of the rank that lies in one bucket. Its bytes are
+// consecutive in the rank's own tensor (row-major, dense) and may be strided in the bucket. Its
+// checksum is a function of those bytes and of nothing else. A group is copied in chunks of
+// CopyScratch::kBytes (the last one is shorter), in any order and by any threads; its checksum is
+// computed from theirs.
 //
 // Thread: a LoadPlan is immutable; any number of threads may execute its chunks, each with a
 // CopyScratch of its own.
@@ -42,20 +43,20 @@ struct CopyGroup {
   friend bool operator==(const CopyGroup&, const CopyGroup&) = default;
 };
 
-// Rows of a group, for a device that copies many at once: equal stretches of the bucket, `stride`
-// bytes apart, that lie one behind the other in the rank's tensor.
+// Rows of a group, for a device that copies many rows at once: ranges of equal length, `stride`
+// bytes apart in the bucket, that are consecutive in the tensor of the rank.
 struct GroupRows {
   std::uint64_t to = 0;    // first byte, in the rank's own tensor
   std::uint64_t from = 0;  // in the bucket
   std::uint64_t row_bytes = 0;
   std::uint64_t rows = 1;
-  std::uint64_t stride = 0;  // 0 where there is one row
+  std::uint64_t stride = 0;  // 0 for a single row
   [[nodiscard]] std::uint64_t bytes() const noexcept { return row_bytes * rows; }
   friend bool operator==(const GroupRows&, const GroupRows&) = default;
 };
 
-// Where strided pieces are gathered before the streaming copy; stays in the cache. Takes memory
-// when it is first used.
+// Gathers strided pieces before the streaming copy; small enough to stay in the cache. It allocates
+// its memory when it is first used.
 class CopyScratch {
  public:
   [[nodiscard]] std::span<std::byte> window();
@@ -68,8 +69,8 @@ class CopyScratch {
 class LoadPlan {
  public:
   LoadPlan() = default;
-  // kInvalidInput, naming the tensor, when `tensors` does not fit the manifest (check_layout says
-  // it in full) or when `plan` is not a plan of this manifest. No tensors make an empty plan.
+  // kInvalidInput, naming the tensor, when `tensors` does not fit the manifest (check_layout has
+  // the full list), or when `plan` is not a plan of this manifest. No tensors give an empty plan.
   [[nodiscard]] static Result<LoadPlan> make(const Manifest& manifest, const BucketPlan& plan,
                                              std::span<const control::EngineTensor> tensors);
 
@@ -79,7 +80,7 @@ class LoadPlan {
   // The groups of one bucket: their indices are [first_group(bucket), first_group(bucket + 1)).
   [[nodiscard]] std::size_t first_group(std::uint64_t bucket) const { return first_group_[bucket]; }
   [[nodiscard]] std::uint64_t bucket_count() const noexcept { return bucket_offsets_.size(); }
-  // Of the rank's tensors together.
+  // Total size of the rank's tensors.
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] std::uint64_t bucket_offset(std::uint64_t bucket) const {
     return bucket_offsets_[bucket];
@@ -87,7 +88,7 @@ class LoadPlan {
   [[nodiscard]] std::uint64_t bucket_bytes(std::uint64_t bucket) const {
     return bucket_sizes_[bucket];
   }
-  // The bytes that an arena of this version has.
+  // Size of an arena of this version.
   [[nodiscard]] std::uint64_t arena_bytes() const noexcept { return arena_bytes_; }
 
   // Copies a group out of its bucket with streaming stores and returns its checksum. `bucket` holds
@@ -95,8 +96,8 @@ class LoadPlan {
   // long. The bytes are visible to other threads when it returns.
   [[nodiscard]] std::uint64_t execute(const CopyGroup& group, std::span<const std::byte> bucket,
                                       std::span<std::byte> destination, CopyScratch& scratch) const;
-  // One chunk of it: index below chunk_count(group). `chunk_sums` of all of them, in order, make
-  // the group's checksum.
+  // The same for one chunk of the group; its index is below chunk_count(group). The checksum of the
+  // group is computed from `chunk_sums` of all chunks in their order.
   [[nodiscard]] std::uint64_t execute_chunk(const CopyGroup& group, std::uint64_t index,
                                             std::span<const std::byte> bucket,
                                             std::span<std::byte> destination,
@@ -106,7 +107,7 @@ class LoadPlan {
   }
   [[nodiscard]] static std::uint64_t group_checksum(
       const CopyGroup& group, std::span<const std::uint64_t> chunk_sums) noexcept;
-  // The same checksum, without copying.
+  // The checksum of a group, without copying.
   [[nodiscard]] std::uint64_t checksum(const CopyGroup& group, std::span<const std::byte> bucket,
                                        CopyScratch& scratch) const;
   // The rows that make up a group, in the order of the rank's bytes.
@@ -137,23 +138,23 @@ class LoadPlan {
 // The same as a GPU computes them: Prepare.checksums of kind cuda.
 [[nodiscard]] std::vector<std::uint64_t> expected_piece_checksums(const LoadPlan& plan,
                                                                   std::span<const std::byte> arena);
-// One of them, of `bytes` bytes whose granules have this sum.
+// The checksum of one group of `bytes` bytes whose granules have this sum.
 [[nodiscard]] std::uint64_t folded_sum(const device::PieceDigest& sum,
                                        std::uint64_t bytes) noexcept;
 
-// Content digest of the bytes that a rank holds of one tensor, computed from the arena: what an
-// engine's Digests message should say. Leaves of limits::kLeafBytes over the shard's row-major
+// Content digest of the bytes that a rank holds of one tensor, computed from the arena. The Digests
+// message of an engine has to match it. Leaves of limits::kLeafBytes over the shard's row-major
 // bytes; for a whole tensor it equals the tensor's content digest.
 [[nodiscard]] Digest expected_digest(const LoadTensor& tensor, std::span<const std::byte> arena);
 
-// The same as an engine on a GPU says it: the PieceDigest of those bytes, dense.
+// The same for an engine on a GPU: the PieceDigest of those bytes, dense.
 [[nodiscard]] Digest expected_piece_digest(const LoadTensor& tensor,
                                            std::span<const std::byte> arena);
-// A PieceDigest as Digests carries it.
+// A PieceDigest in the form that Digests has.
 [[nodiscard]] Digest as_digest(const device::PieceDigest& digest) noexcept;
 
-// Proves that a load was complete before it may be committed: every group executed and its checksum
-// right. Thread: confined to one.
+// Proves that a load is complete before it may be committed: every group was executed, and its
+// checksum is the expected one. Thread: confined to one.
 class LoadCoverage {
  public:
   LoadCoverage() = default;

@@ -10,7 +10,7 @@
 namespace wsync::reload {
 namespace {
 
-// How often deadlines and errors without a callback are looked for.
+// How often deadlines, and errors that no callback reports, are checked.
 constexpr std::chrono::milliseconds kPoll{50};
 
 }  // namespace
@@ -23,15 +23,15 @@ struct PipelineRunner::Run {
   TimePoint begin{};
   TimePoint next_check{};
   std::uint64_t bytes = 0;
-  std::map<std::uint64_t, std::uint64_t> bucket_bytes;  // of buckets on their way
+  std::map<std::uint64_t, std::uint64_t> bucket_bytes;  // of buckets that are being copied or sent
   std::map<EngineId, TimePoint> heard;                  // newest bucket acknowledgement
-  std::chrono::nanoseconds bucket_ack_deadline{};       // the shorter of the options' and the job's
-  std::deque<Posted> at_once;                           // ends of operations that cost nothing
+  std::chrono::nanoseconds bucket_ack_deadline{};  // the shorter one of the options' and the job's
+  std::deque<Posted> at_once;                      // ends of operations that take no time
 };
 
 namespace {
 
-// With buffers, so that they are warmed up. Ones that are not kept may find no room now.
+// With buffers, so that they are warmed up. Buffers that are not kept may not fit at present.
 Result<> connect_gpus(DeviceGroup& group) {
   if (group.kind() != DeviceKind::kCuda || group.connected()) return {};
   const bool held = group.holds_buffers();
@@ -111,7 +111,7 @@ Result<> PipelineRunner::start(PipelineJob job, PipelineListener& listener) {
 void PipelineRunner::handle_bucket_ack(EngineId engine, std::uint64_t bucket) {
   {
     const std::lock_guard lock(mutex_);
-    // An engine answers in order, so what it owes from a failed run comes first.
+    // An engine answers in order, so the acknowledgements of a failed run come first.
     if (owed_.erase({engine, bucket}) == 0) {
       if (!running_) return;
       events_.push_back({.event = BucketAck{.engine = engine, .bucket = bucket}, .at = now()});
@@ -143,7 +143,7 @@ void PipelineRunner::abort(const Error& reason) {
 Result<PipelineReport> PipelineRunner::wait() {
   std::unique_lock lock(mutex_);
   // Bounded by the deadline of the run's job.
-  changed_.wait(lock, [&] { return !running_ && !telling_; });
+  changed_.wait(lock, [&] { return !running_ && !notifying_; });
   if (!result_) return fail(ErrorCode::kNotFound, "the weight pipeline has not been run");
   return *result_;
 }
@@ -239,7 +239,7 @@ void PipelineRunner::loop(Run& run) {
   }
 }
 
-// Everything that has been posted; waits for the first of it, but not past `until`.
+// All events that were posted. Waits for the first one, until `until` at the latest.
 std::deque<PipelineRunner::Posted> PipelineRunner::next_events(TimePoint until) {
   std::unique_lock lock(mutex_);
   changed_.wait_until(lock, steady_time(until), [&] { return !events_.empty() || abort_; });
@@ -263,14 +263,14 @@ void PipelineRunner::step(Run& run, const Event& event, TimePoint at) {
   const auto commands = run.pipeline.step(event, at);
   for (const Command& command : commands) run.trace.started(command, now());
   run.trace.ended(event, at, bytes);
-  for (const Command& command : commands) carry_out(run, command);
+  for (const Command& command : commands) execute(run, command);
 }
 
-void PipelineRunner::carry_out(Run& run, const Command& command) {
-  std::visit([&](const auto& c) { carry_out(run, c); }, command);
+void PipelineRunner::execute(Run& run, const Command& command) {
+  std::visit([&](const auto& c) { execute(run, c); }, command);
 }
 
-void PipelineRunner::carry_out(Run& run, const StartH2D& command) {
+void PipelineRunner::execute(Run& run, const StartH2D& command) {
   const auto bytes = run.job.bucket_bytes(command.bucket);
   Result<> started;
   if (!bytes) {
@@ -294,7 +294,7 @@ void PipelineRunner::carry_out(Run& run, const StartH2D& command) {
   if (!started) run.at_once.push_front({.event = Failed{started.error()}, .at = now()});
 }
 
-void PipelineRunner::carry_out(Run& run, const StartBroadcast& command) {
+void PipelineRunner::execute(Run& run, const StartBroadcast& command) {
   std::optional<device::PieceDigest> expected;
   if (run.job.digests) expected = (*run.job.digests)[command.bucket];
   for (std::uint32_t d = 0; d < group_->size(); ++d) {
@@ -321,7 +321,7 @@ void PipelineRunner::carry_out(Run& run, const StartBroadcast& command) {
   }
 }
 
-void PipelineRunner::carry_out(Run& run, const StartReload& command) {
+void PipelineRunner::execute(Run& run, const StartReload& command) {
   run.listener.on_bucket_ready({.engine = command.engine,
                                 .device = command.device,
                                 .bucket = command.bucket,
@@ -382,8 +382,8 @@ void PipelineRunner::finish(Run& run) {
   {
     const std::lock_guard lock(mutex_);
     for (const auto& open : run.pipeline.outstanding()) owed_.insert({open.engine, open.bucket});
-    // Of the events that came after the end, bucket acknowledgements count and ends of copies do
-    // not.
+    // Events that came after the end: bucket acknowledgements count, because the next run waits for
+    // them.
     for (const Posted& posted : std::exchange(events_, {})) {
       if (const auto* ack = std::get_if<BucketAck>(&posted.event))
         owed_.erase({ack->engine, ack->bucket});
@@ -404,12 +404,12 @@ void PipelineRunner::finish(Run& run) {
                               .timings = choice_.timings()};
     result_ = result;
     running_ = false;
-    telling_ = true;
+    notifying_ = true;
   }
   run.listener.on_finished(result);
   {
     const std::lock_guard lock(mutex_);
-    telling_ = false;
+    notifying_ = false;
   }
   changed_.notify_all();
 }

@@ -1,5 +1,5 @@
-// The weight pipeline on real devices: carries out what WeightPipeline decides, tells engines of
-// their buckets and handles their bucket acknowledgements.
+// The weight pipeline on real devices: executes the commands of WeightPipeline, notifies engines of
+// their buckets, and receives their bucket acknowledgements.
 //
 // Thread: every public function may be called from any thread. Each run has one driver thread; the
 // listener is called on it, and may call handle_bucket_ack(), engine_lost() and abort(), but
@@ -29,9 +29,9 @@
 
 namespace wsync::reload {
 
-// An engine may copy this bucket out of this IPC buffer of its device (unified devices: out of the
-// staged version; the slot then means nothing). Every one is answered by handle_bucket_ack() or
-// engine_lost(), also after the run has failed.
+// An engine may copy this bucket out of this IPC buffer of its device. On unified devices it copies
+// from the staged version, and the slot has no meaning. Every notice is answered by
+// handle_bucket_ack() or engine_lost(), also after the run has failed.
 struct BucketReady {
   EngineId engine{};
   DeviceIndex device{};
@@ -45,7 +45,7 @@ struct LostEngine {
   Error reason;
 };
 
-// How a run went.
+// The result of a run.
 struct PipelineReport {
   std::uint64_t buckets = 0;
   std::uint64_t bytes = 0;  // of one model
@@ -54,22 +54,23 @@ struct PipelineReport {
   std::vector<LostEngine> lost;  // the others have every bucket
   std::uint64_t stray_bucket_acks = 0;
   std::uint64_t overlapped_rounds = 0;  // rounds run in three-stage form
-  std::optional<Stages> stages;         // the form that is kept; nothing while measuring
+  std::optional<Stages> stages;         // the form that is kept; no value while measuring
   StageTimings timings;
 };
 
-// Bytes that were copied by all runs since the runner was made; none on unified devices.
+// Bytes copied by all runs since the runner was made; 0 on unified devices.
 struct DeviceCopies {
   std::uint64_t h2d_bytes = 0;
-  std::uint64_t broadcast_bytes = 0;  // into each device's IPC buffer by itself
+  std::uint64_t broadcast_bytes = 0;  // counted for each device's IPC buffer
 };
 
 class PipelineListener {
  public:
   virtual ~PipelineListener() = default;
   virtual void on_bucket_ready(const BucketReady& ready) = 0;
-  // The runner gave up on an engine that stayed silent. It must not be counted as loaded, whatever
-  // it says later: its IPC buffers may have been overwritten under it.
+  // The runner has given up an engine that did not answer. The engine must not be counted as
+  // loaded, whatever it reports later: its IPC buffers may have been overwritten while it read
+  // them.
   virtual void on_engine_dropped(const LostEngine& dropped) = 0;
   // Last call of a run. On success every engine that is not in `lost` has acknowledged every
   // bucket. Otherwise the error says why; no device work runs any more.
@@ -88,22 +89,22 @@ struct PipelineOptions {
   std::optional<collective::GroupKind> collective = std::nullopt;
 };
 
-// One version to be brought into the engines.
+// One version to load into the engines.
 struct PipelineJob {
   std::uint64_t buckets = 0;
   // The staged bytes of a bucket; called on the driver thread, once each. They stay valid until
   // on_finished. An error fails the run.
   std::function<Result<std::span<const std::byte>>(std::uint64_t bucket)> bucket_bytes;
-  // What each bucket's bytes must be after its broadcast; null: they are not read again.
+  // The digest that each bucket must have after its broadcast; null: buckets are not read again.
   std::shared_ptr<const std::vector<device::PieceDigest>> digests = nullptr;
-  std::vector<EngineSeat> engines;               // ids stay with their engine from run to run
+  std::vector<EngineSeat> engines;               // an engine keeps its id from run to run
   std::map<EngineId, std::string> engine_names;  // for the trace; may be empty
-  // For the trace as well: the version, and where in its arena each bucket begins. Without them its
-  // spans are no part of an update.
+  // Also for the trace: the version, and where each bucket begins in its arena. Without them the
+  // spans belong to no update.
   std::string version = {};
   std::vector<std::uint64_t> bucket_offsets = {};
   TimePoint deadline{};
-  // Rules over the options' one where it is shorter.
+  // Replaces the deadline of the options where it is shorter.
   std::chrono::nanoseconds bucket_ack_deadline = std::chrono::nanoseconds::max();
 };
 
@@ -117,17 +118,17 @@ class PipelineRunner {
   PipelineRunner(const PipelineRunner&) = delete;
   PipelineRunner& operator=(const PipelineRunner&) = delete;
 
-  // Begins a run and returns. `listener` outlives it. kBusy while another one is in progress;
-  // kInvalidInput for engines on devices that are not there, and for as many digests as there are
-  // not buckets; kRefused without buffers. A run after a failed one first waits
-  // for the bucket acknowledgements that are still owed, since engines may still read the buffers.
+  // Begins a run and returns. `listener` outlives the run. kBusy while another run is in progress;
+  // kInvalidInput for an engine on a device that does not exist, or when the numbers of digests and
+  // buckets differ; kRefused without buffers. A run after a failed one first waits for the missing
+  // bucket acknowledgements, because engines may still read the buffers.
   [[nodiscard]] Result<> start(PipelineJob job, PipelineListener& listener);
   // Bucket acknowledgement: the engine has copied the bucket out and synchronised its device, so
   // the buffer may be overwritten.
   void handle_bucket_ack(EngineId engine, std::uint64_t bucket);
-  // The engine is gone, or failed: it reads no buffer any more and is not waited for.
+  // The engine is gone or has failed: it reads no buffer any more, and is not waited for.
   void engine_lost(EngineId engine, const Error& reason);
-  // Ends the run in progress as soon as its copies have stopped; nothing happens without one.
+  // Ends the run in progress as soon as its copies have stopped; without a run it does nothing.
   void abort(const Error& reason);
   // Waits until the newest run has ended and on_finished has returned; its result. kNotFound when
   // there was none. Not from the listener.
@@ -137,8 +138,8 @@ class PipelineRunner {
   // As DeviceGroup's, between runs: kBusy during one. They block; not from the listener.
   [[nodiscard]] Result<> hold_buffers();
   [[nodiscard]] Result<> free_buffers();
-  // The same on GPUs for streams and communicators, which a failed run has taken down: makes them
-  // anew, so that the next run does not have to. Nothing where they are there, and on host devices.
+  // The same for streams and communicators on GPUs, which a failed run has destroyed: makes them
+  // anew, so that the next run is not delayed. Does nothing when they exist, and on host devices.
   [[nodiscard]] Result<> connect();
   // Devices, buffers and their handles.
   [[nodiscard]] const DeviceGroup& group() const noexcept { return *group_; }
@@ -163,10 +164,10 @@ class PipelineRunner {
   void loop(Run& run);
   [[nodiscard]] std::deque<Posted> next_events(TimePoint until);
   void step(Run& run, const Event& event, TimePoint at);
-  void carry_out(Run& run, const Command& command);
-  void carry_out(Run& run, const StartH2D& command);
-  void carry_out(Run& run, const StartBroadcast& command);
-  void carry_out(Run& run, const StartReload& command);
+  void execute(Run& run, const Command& command);
+  void execute(Run& run, const StartH2D& command);
+  void execute(Run& run, const StartBroadcast& command);
+  void execute(Run& run, const StartReload& command);
   void check_clock(Run& run, TimePoint at);
   void drop(Run& run, EngineId engine, Error reason);
   [[nodiscard]] Error deadline_error(const Run& run) const;
@@ -182,10 +183,10 @@ class PipelineRunner {
   std::condition_variable changed_;
   std::deque<Posted> events_;
   std::vector<LostEngine> lost_;  // of the run in progress
-  std::set<Owed> owed_;           // by engines of a failed run
+  std::set<Owed> owed_;           // acknowledgements that engines owe from a failed run
   std::optional<Error> abort_;
   bool running_ = false;
-  bool telling_ = false;  // on_finished is being called
+  bool notifying_ = false;  // on_finished is being called
   std::optional<Result<PipelineReport>> result_;
   std::mutex driver_mutex_;  // guards driver_
   std::jthread driver_;

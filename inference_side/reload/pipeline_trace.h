@@ -1,4 +1,4 @@
-// Turns what a pipeline starts and ends into spans, for the trace and the picture.
+// Turns the operations of a pipeline into spans, for the trace and for the picture.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace wsync::reload {
 
-// What the spans say of the run beside what its events do.
+// Facts of the run that its events do not have.
 struct PipelineTraceJob {
   std::map<EngineId, std::string> names = {};
   std::string version = {};
@@ -22,8 +22,8 @@ struct PipelineTraceJob {
 };
 
 // Lanes: "H2D <device>", "IPC <slot>" (broadcast, then reload until the last engine of all devices
-// has acknowledged) and "engine <name>", or its id where it has no name. Unified devices have only
-// the last kind.
+// has acknowledged), and "engine <name>", or the id of an engine without a name. Unified devices
+// have only the last kind.
 // Thread: confined to its driver.
 class PipelineTrace {
  public:
@@ -32,9 +32,9 @@ class PipelineTrace {
                 PipelineTraceJob job = {})
       : recorder_(recorder), devices_(devices), unified_(unified), job_(std::move(job)) {}
 
-  // The commands that an event led to are told before its ended().
+  // The commands that an event causes are reported before its ended().
   void started(const Command& command, TimePoint at);
-  // `bytes`: of the event's bucket.
+  // `bytes`: size of the event's bucket.
   void ended(const Event& event, TimePoint at, std::uint64_t bytes);
 
   // The lanes of the chart, from the top: every H2D lane, then the IPC lanes.
@@ -63,7 +63,7 @@ class PipelineTrace {
   bool unified_;
   PipelineTraceJob job_;
   std::map<DeviceIndex, TimePoint> copies_;
-  std::map<std::uint64_t, Bucket> buckets_;       // open ones
+  std::map<std::uint64_t, Bucket> buckets_;       // without an end yet
   std::map<EngineId, TimePoint> engine_free_at_;  // an engine takes one bucket at a time
 };
 

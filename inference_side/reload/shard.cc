@@ -8,7 +8,7 @@ namespace wsync::reload {
 
 namespace {
 
-// The range of each dimension, whole where none is given.
+// The range of each dimension; the whole dimension where none is given.
 Result<std::vector<control::DimRange>> complete_ranges(std::span<const std::uint64_t> shape,
                                                        std::span<const control::DimRange> ranges) {
   std::vector<control::DimRange> whole(shape.size());
@@ -40,10 +40,10 @@ Result<Shard> Shard::make(std::uint64_t element_bits, std::span<const std::uint6
                           std::span<const control::DimRange> ranges) {
   auto whole = WSYNC_TRY(complete_ranges(shape, ranges));
   std::uint64_t full_bits =
-      element_bits;  // of one index step of the dimension at hand, in the tensor
+      element_bits;  // of one index step of the current dimension, in the tensor
   std::uint64_t begin_bits = 0;
   std::uint64_t run_bits = element_bits;
-  bool one_run = true;  // everything inside the dimension at hand is one stretch
+  bool one_run = true;  // everything inside the current dimension is one range
   std::uint64_t run_count = 1;
   std::vector<Level> levels;  // innermost first; stride still in bits
   for (std::size_t d = shape.size(); d-- > 0;) {
@@ -104,13 +104,13 @@ Shard::Run Shard::run_at(std::uint64_t at) const noexcept {
   return run;
 }
 
-Shard::Rows Shard::rows_at(std::uint64_t at, std::uint64_t most) const noexcept {
+Shard::Rows Shard::rows_at(std::uint64_t at, std::uint64_t max) const noexcept {
   const Run run = run_at(at);
-  if (run.bytes < run_bytes_ || most < 2 * run_bytes_ || levels_.empty())
-    return {.offset = run.offset, .row_bytes = std::min(run.bytes, most)};
+  if (run.bytes < run_bytes_ || max < 2 * run_bytes_ || levels_.empty())
+    return {.offset = run.offset, .row_bytes = std::min(run.bytes, max)};
   const Level& inner = levels_.back();
   const std::uint64_t left = inner.count - at / run_bytes_ % inner.count;
-  const std::uint64_t rows = std::min(left, most / run_bytes_);
+  const std::uint64_t rows = std::min(left, max / run_bytes_);
   return {.offset = run.offset,
           .row_bytes = run_bytes_,
           .rows = rows,

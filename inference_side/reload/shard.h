@@ -1,6 +1,6 @@
-// Shard: where the block of a tensor that one rank takes lies in the bytes of the whole tensor.
-// Described by nested strides, so that a column range of a matrix with a million rows costs a few
-// numbers, not a million segments. Pure; any thread.
+// Shard: where the block of a tensor that one rank takes lies in the bytes of the whole tensor. It
+// is described by nested strides, so that a column range of a matrix with a million rows needs a
+// few numbers instead of a million segments. Pure; any thread.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 namespace wsync::reload {
 
 // The rank's own bytes ("shard bytes") are the block in row-major order, dense. They come from
-// `run_count()` runs of `run_bytes()` consecutive bytes of the tensor; later runs lie behind
-// earlier ones, so any interval of the tensor's bytes corresponds to one interval of shard bytes.
+// `run_count()` runs of `run_bytes()` consecutive bytes of the tensor. The runs are in ascending
+// order, so any interval of the tensor's bytes corresponds to one interval of shard bytes.
 class Shard {
  public:
   // A half-open interval of bytes.
@@ -24,7 +24,7 @@ class Shard {
     [[nodiscard]] std::uint64_t bytes() const noexcept { return end - begin; }
     friend bool operator==(const Interval&, const Interval&) = default;
   };
-  // A stretch of consecutive bytes of the tensor.
+  // A range of consecutive bytes of the tensor.
   struct Run {
     std::uint64_t offset = 0;  // inside the tensor
     std::uint64_t bytes = 0;   // to the end of the run
@@ -42,21 +42,21 @@ class Shard {
   [[nodiscard]] std::uint64_t tensor_bytes() const noexcept { return tensor_bytes_; }
   [[nodiscard]] std::uint64_t run_bytes() const noexcept { return run_bytes_; }
   [[nodiscard]] std::uint64_t run_count() const noexcept { return run_count_; }
-  // Whether the shard is one stretch of the tensor (an empty one is).
+  // Whether the shard is one range of the tensor; true for an empty shard.
   [[nodiscard]] bool contiguous() const noexcept { return run_count_ <= 1; }
-  // Equal stretches of the tensor, the same number of bytes apart.
+  // Ranges of equal length in the tensor, the same number of bytes apart.
   struct Rows {
     std::uint64_t offset = 0;  // of the first, inside the tensor
     std::uint64_t row_bytes = 0;
     std::uint64_t rows = 1;
-    std::uint64_t stride = 0;  // 0 where there is one row
+    std::uint64_t stride = 0;  // 0 for a single row
     [[nodiscard]] std::uint64_t bytes() const noexcept { return row_bytes * rows; }
   };
-  // The stretch of the tensor that starts at shard byte `at`, which is below bytes().
+  // The range of the tensor that starts at shard byte `at`, which is below bytes().
   [[nodiscard]] Run run_at(std::uint64_t at) const noexcept;
-  // As much as can be said as rows of the `most` shard bytes from `at` on: whole runs, or a part of
-  // one. `most` is not 0, at + most at most bytes().
-  [[nodiscard]] Rows rows_at(std::uint64_t at, std::uint64_t most) const noexcept;
+  // Rows for as many as possible of the `max` shard bytes from `at` on: whole runs, or a part of
+  // one run. `max` is not 0, and at + max is not greater than bytes().
+  [[nodiscard]] Rows rows_at(std::uint64_t at, std::uint64_t max) const noexcept;
   // How many shard bytes lie in the tensor before byte `offset` of it.
   [[nodiscard]] std::uint64_t bytes_before(std::uint64_t offset) const noexcept;
   // The shard bytes inside the tensor bytes [begin, end).

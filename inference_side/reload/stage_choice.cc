@@ -28,7 +28,7 @@ Result<Stages> parse_stages(std::string_view text) {
 StageChoice::StageChoice(Stages wanted, std::uint32_t devices) noexcept
     : wanted_(wanted), devices_(devices) {
   if (wanted != Stages::kAuto) settled_ = wanted;
-  // With one device there is no broadcast left to hide an H2D copy under: both forms are the same.
+  // With one device no broadcast remains that an H2D copy could run under: both forms are the same.
   else if (devices == 1)
     settled_ = Stages::kTwo;
 }
@@ -50,8 +50,9 @@ void StageChoice::broadcast_took(std::chrono::nanoseconds t, bool together) noex
   settle();
 }
 
-// A round takes h + N*b in two stages; in three stages the chain takes N*b' and each buffer is busy
-// for h' + b', whichever is longer.
+// h, b: times of an H2D copy and a broadcast alone; h', b': when both kinds run together; N
+// devices. A round takes h + N*b in two stages. In three stages the broadcasts take N*b' one after
+// the other, and each H2D buffer is busy for h' + b'; the longer of the two is the time of a round.
 void StageChoice::settle() noexcept {
   const StageTimings& t = timings_;
   if (!t.h2d_alone.known() || !t.broadcast_alone.known() || !t.h2d_together.known() ||

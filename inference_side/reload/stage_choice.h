@@ -1,6 +1,6 @@
-// Two-stage or three-stage: by order, or by measurement. Three stages run the next round's H2D
-// copies under the remaining broadcasts; where both share one fabric they slow each other down and
-// two stages are faster.
+// Two-stage or three-stage form: as configured, or by measurement. Three stages run the next
+// round's H2D copies under the remaining broadcasts; where both share one fabric they slow each
+// other down and two stages are faster.
 #pragma once
 
 #include <chrono>
@@ -17,7 +17,7 @@ namespace wsync::reload {
 // "auto", "2" or "3"; anything else is kInvalidInput naming the choices.
 [[nodiscard]] Result<Stages> parse_stages(std::string_view text);
 
-// The mean of what was measured.
+// The mean of the measured times.
 class MeanTime {
  public:
   void add(std::chrono::nanoseconds t) noexcept {
@@ -34,7 +34,7 @@ class MeanTime {
   std::int64_t count_ = 0;
 };
 
-// Times of one bucket: each operation alone, and beside the other kind.
+// Times of one bucket: of each operation alone, and while the other kind runs.
 struct StageTimings {
   MeanTime h2d_alone;
   MeanTime broadcast_alone;
@@ -44,11 +44,12 @@ struct StageTimings {
 
 // Decides, round after round, whether H2D may run under broadcasts. With `auto` the first round is
 // run in two stages (each operation alone), the next in three (both together); then the form with
-// the shorter round is kept. A value: copy it out of one update and into the next, so that a
+// the shorter round is kept. It is a value: copy it from one update to the next, so that the
 // measurement is made once.
 class StageChoice {
  public:
-  // devices >= 1: a round is one H2D beside the others and `devices` broadcasts in a row.
+  // devices >= 1. A round has one H2D copy on each device, all at once, and then `devices`
+  // broadcasts one after the other.
   StageChoice(Stages wanted, std::uint32_t devices) noexcept;
 
   // Whether the next round's H2D may start under the broadcasts of the round that begins now.
@@ -57,7 +58,7 @@ class StageChoice {
   void h2d_took(std::chrono::nanoseconds t, bool together) noexcept;
   void broadcast_took(std::chrono::nanoseconds t, bool together) noexcept;
 
-  // The form in use: kTwo or kThree, or nothing while `auto` is still measuring.
+  // The form in use: kTwo or kThree; no value while `auto` still measures.
   [[nodiscard]] std::optional<Stages> decided() const noexcept { return settled_; }
   [[nodiscard]] Stages wanted() const noexcept { return wanted_; }
   [[nodiscard]] const StageTimings& timings() const noexcept { return timings_; }

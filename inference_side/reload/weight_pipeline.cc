@@ -74,7 +74,7 @@ void WeightPipeline::on(const H2DDone& event, TimePoint at) {
                      event.bucket, device)});
   moved(buffers_.filled(h2d_buffer(event.device)), slot_of(event.bucket));
   const Running copy = *std::exchange(copying_[device], std::nullopt);
-  // The last bucket is seldom full: its times would flatter.
+  // The last bucket is seldom full: its times would be too short.
   if (copy.company != Company::kMixed && event.bucket + 1 != shape_.buckets)
     choice_.h2d_took(at - copy.since, copy.company == Company::kTogether);
 }
@@ -242,27 +242,30 @@ void WeightPipeline::fail_with(Error error) {
 // Events are checked before they move a buffer, so a refused move is a defect of this file.
 void WeightPipeline::moved(const Result<>& result, SlotIndex slot) {
   WSYNC_CHECK(result.has_value(), result.error().message());
-  const std::string broken = buffers_.invariants_of(slot);
-  WSYNC_CHECK(broken.empty(), broken);
+  const Result<> holds = buffers_.invariants_of(slot);
+  WSYNC_CHECK(holds.has_value(), holds.error().message());
 }
 
-std::string WeightPipeline::invariants() const {
-  if (auto broken = buffers_.invariants(); !broken.empty()) return broken;
+Result<> WeightPipeline::invariants() const {
+  const auto broken = [](std::string rule) { return fail(ErrorCode::kInternal, std::move(rule)); };
+  WSYNC_TRY(buffers_.invariants());
   if (done_ > next_broadcast_)
-    return fmt::format("{} buckets are done and only {} were broadcast", done_, next_broadcast_);
+    return broken(
+        fmt::format("{} buckets are done and only {} were broadcast", done_, next_broadcast_));
   for (std::uint32_t s = 0; s < shape_.ipc_slots; ++s) {
     const Slot& held = slots_[s];
     if (held.bucket == kNoBucket && !buffers_.slot_free(SlotIndex{s}))
-      return fmt::format("slot {} counts as done and is not free", s);
+      return broken(fmt::format("slot {} counts as done and is not free", s));
     for (const Reader& reader : held.readers) {
       const BufferId id = ipc_buffer(reader.device, SlotIndex{s});
       if (buffers_.state(id) != BufferState::kReloading || buffers_.bucket(id) != held.bucket)
-        return fmt::format("engine {} reads bucket {} from {}, which is {}", number(reader.engine),
-                           held.bucket, to_string(id), buffer_state_name(buffers_.state(id)));
+        return broken(fmt::format("engine {} reads bucket {} from {}, which is {}",
+                                  number(reader.engine), held.bucket, to_string(id),
+                                  buffer_state_name(buffers_.state(id))));
     }
   }
   if (phase_ == PipelinePhase::kFinished && next_broadcast_ != shape_.buckets)
-    return fmt::format("finished after {} of {} buckets", next_broadcast_, shape_.buckets);
+    return broken(fmt::format("finished after {} of {} buckets", next_broadcast_, shape_.buckets));
   return {};
 }
 

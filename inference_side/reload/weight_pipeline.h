@@ -1,6 +1,6 @@
 // The weight pipeline as a pure state machine: which copy, broadcast and reload may start when.
-// Nothing runs here; a driver carries the commands out and reports what has ended, with the time.
-// The real driver is PipelineRunner; tests have one with a virtual clock, predict_timeline().
+// Nothing runs here: a driver executes the commands, and reports what has ended and when. The
+// driver for devices is PipelineRunner; tests have one with a virtual clock.
 //
 // Rules (README.md has the chart):
 //   - bucket b is owned by device b % N, which copies it from host memory into its H2D buffer;
@@ -28,7 +28,7 @@ namespace wsync::reload {
 
 // An engine rank attached to the group; chosen by the caller, unique in the pipeline.
 enum class EngineId : std::uint32_t {};
-// For sentences.
+// The number of an engine, for messages.
 [[nodiscard]] constexpr std::uint32_t number(EngineId engine) noexcept {
   return static_cast<std::uint32_t>(engine);
 }
@@ -99,18 +99,18 @@ class WeightPipeline {
   // there, or two engines of one id.
   [[nodiscard]] static Result<WeightPipeline> create(PipelineShape shape, StageChoice choice);
 
-  // What is to be started now. A bucket acknowledgement that nobody waits for is counted as stray
-  // and changes nothing; an operation that ends without having been started fails the pipeline, as
+  // The operations to start now. A bucket acknowledgement that is not awaited is counted as stray,
+  // and changes nothing. An operation that ends without having been started fails the pipeline, as
   // does the loss of the last engine (kPeerLost). After the end every event is ignored.
   [[nodiscard]] std::vector<Command> step(const Event& event, TimePoint at);
 
   [[nodiscard]] PipelinePhase phase() const noexcept { return phase_; }
   // Why it failed; only in kFailed.
   [[nodiscard]] const Error& error() const { return *error_; }
-  // The first broken invariant in words; empty when all hold. Checked (in part) after every move.
-  [[nodiscard]] std::string invariants() const;
+  // kInternal with the first broken rule. A part of the rules is checked after every move.
+  [[nodiscard]] Result<> invariants() const;
 
-  // Reloads that have been started and not acknowledged.
+  // Reloads that were started and are not acknowledged yet.
   struct Outstanding {
     EngineId engine{};
     std::uint64_t bucket = 0;
@@ -126,8 +126,9 @@ class WeightPipeline {
   [[nodiscard]] std::uint64_t overlapped_rounds() const noexcept { return overlapped_rounds_; }
 
  private:
-  // An operation in progress, for the measurement. Only a copy that began under a broadcast says
-  // how both run together; one that merely met the next broadcast says nothing.
+  // An operation in progress, for the measurement. Only a copy that began during a broadcast shows
+  // how both run together. A copy that only overlaps the begin of the next broadcast does not
+  // count.
   enum class Company : std::uint8_t { kAlone, kTogether, kMixed };
   struct Running {
     TimePoint since{};

@@ -28,7 +28,7 @@
 #include "inference_side/sidecar/load_driver.h"
 #include "inference_side/sidecar/readback.h"
 #include "inference_side/sidecar/version_preparation.h"
-#include "inference_side/staging/receive_round.h"
+#include "inference_side/staging/sidecar.h"
 #include "inference_side/staging/store.h"
 #include "shared/config/config.h"
 #include "shared/control/unix_stream.h"

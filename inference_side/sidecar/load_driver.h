@@ -16,7 +16,7 @@
 #include "inference_side/sidecar/engine_registry.h"
 #include "inference_side/sidecar/load_queue.h"
 #include "inference_side/sidecar/version_preparation.h"
-#include "inference_side/staging/receive_round.h"
+#include "inference_side/staging/sidecar.h"
 #include "shared/loop/loop.h"
 
 namespace wsync::agent {

@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "inference_side/sidecar/engine_registry.h"
-#include "inference_side/staging/receive_round.h"
+#include "inference_side/staging/sidecar.h"
 #include "inference_side/staging/store.h"
 #include "shared/base/digest.h"
 #include "shared/base/error.h"

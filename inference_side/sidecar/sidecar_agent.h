@@ -1,5 +1,5 @@
 // SidecarAgent: the inference-side agent of one host. It joins the sidecar's state machine
-// (receive_round.h) to the coordinator's port, to the versions that arrive (VersionReceiver), to
+// (staging/sidecar.h) to the coordinator's port, to the versions that arrive (VersionReceiver), to
 // the engines (EngineHub), and to commands, metrics and the trace.
 //
 // Thread: the loop's.
@@ -18,7 +18,7 @@
 #include "inference_side/sidecar/sidecar_metrics.h"
 #include "inference_side/sidecar/switch_trace.h"
 #include "inference_side/sidecar/version_receiver.h"
-#include "inference_side/staging/receive_round.h"
+#include "inference_side/staging/sidecar.h"
 #include "shared/base/unix_socket.h"
 #include "shared/config/config.h"
 #include "shared/control/port.h"

@@ -14,7 +14,7 @@
 
 #include "inference_side/reload/pipeline_runner.h"
 #include "inference_side/reload/replica_switch.h"
-#include "inference_side/staging/receive_round.h"
+#include "inference_side/staging/sidecar.h"
 #include "shared/control/messages.h"
 #include "shared/observe/metrics/registry.h"
 #include "shared/observe/metrics/status_pages.h"

@@ -1,7 +1,7 @@
 // The options of the state machine that follow from a sidecar's configuration.
 #pragma once
 
-#include "inference_side/staging/receive_round.h"
+#include "inference_side/staging/sidecar.h"
 #include "shared/config/config.h"
 
 namespace wsync::agent {

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "inference_side/reload/replica_switch.h"
-#include "inference_side/staging/receive_round.h"
+#include "inference_side/staging/sidecar.h"
 #include "shared/observe/trace/recorder.h"
 #include "shared/observe/trace/update_flows.h"
 

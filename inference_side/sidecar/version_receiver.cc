@@ -97,7 +97,7 @@ Result<> VersionReceiver::begin(const staging::StartStaging& command) {
   const bool tcp = command.stage.transport == control::TransportKind::kTcp;
   if (tcp && !tcp_sink_)
     return fail(ErrorCode::kRefused, "this sidecar takes weights by memfd only (transport: memfd)");
-  if (!command.go_on || !same || arriving_->held || arriving_->own != tcp)
+  if (!command.resume || !same || arriving_->held || arriving_->own != tcp)
     WSYNC_TRY(begin_job(command, tcp));
   arriving_->attempt = command.attempt;
   if (!arriving_->waiting) return receive(command);

@@ -19,7 +19,7 @@
 #include "inference_side/sidecar/offered_layouts.h"
 #include "inference_side/sidecar/sidecar_metrics.h"
 #include "inference_side/sidecar/switch_trace.h"
-#include "inference_side/staging/receive_round.h"
+#include "inference_side/staging/sidecar.h"
 #include "inference_side/staging/store.h"
 #include "shared/config/config.h"
 #include "shared/loop/loop.h"

@@ -1,5 +1,5 @@
-// What a sidecar keeps on disc: written together, durably, before any of it is acted on.
-// Pure; the agent writes the bytes (temporary file, fsync, rename, fsync of the directory).
+// What a sidecar keeps on disc. It is written as a whole, durably, before any part of it is acted
+// on. Pure; the agent writes the bytes (temporary file, fsync, rename, fsync of the directory).
 #pragma once
 
 #include <cstddef>
@@ -14,19 +14,19 @@
 namespace wsync::staging {
 
 struct SidecarRecord {
-  // Highest seen, with the fleet's id; nothing below it and nothing of another fleet changes
-  // anything.
+  // The highest fence seen, with the id of the fleet. Messages under a lower fence, or of another
+  // fleet, change nothing.
   control::Fence fence;
-  control::Decision decision;  // newest taken
+  control::Decision decision;  // the newest one that was stored
   control::Decision origin;    // of its target (see control::Decide)
   control::DecisionKind kind = control::DecisionKind::kSwitch;
   Version target;  // of that decision
-  Digest content;  // of the target; zero = not told
+  Digest content;  // of the target; zero = unknown
   std::vector<Version> withdrawn;
   friend bool operator==(const SidecarRecord&, const SidecarRecord&) = default;
 };
 
-// With a digest at its end.
+// The bytes of the record, with a digest at their end.
 [[nodiscard]] Bytes encode(const SidecarRecord& record);
 // kInvalidInput when the bytes are not exactly what encode() made.
 [[nodiscard]] Result<SidecarRecord> decode_record(std::span<const std::byte> bytes);

@@ -33,15 +33,16 @@ HeldVersion::HeldVersion(const StagingJob& job, ContentDigests digests, Memory m
 std::shared_ptr<const HeldVersion> HeldVersion::make(const StagingJob& job, ContentDigests digests,
                                                      Memory memory,
                                                      const std::shared_ptr<ThreadPool>& unmapper) {
-  const auto let_go = [unmapper = std::weak_ptr(unmapper)](HeldVersion* held) {
+  const auto unmap = [unmapper = std::weak_ptr(unmapper)](HeldVersion* held) {
     const std::unique_ptr<HeldVersion> owned(held);
     auto* view = std::get_if<ArenaView>(&owned->memory_);
     const auto pool = unmapper.lock();
     if (view == nullptr || !pool) return;
-    // Copyable, as work has to be; unmaps when the work, done or dropped, is destroyed.
+    // A shared pointer, because work has to be copyable. The arena is unmapped when the work is
+    // destroyed, whether it was done or dropped.
     pool->post([mapping = std::make_shared<MappedRegion>(std::move(*view).end())] {});
   };
-  return {new HeldVersion(job, std::move(digests), std::move(memory)), let_go};
+  return {new HeldVersion(job, std::move(digests), std::move(memory)), unmap};
 }
 
 Version HeldVersion::version() const noexcept { return version_of(identity_); }
@@ -51,7 +52,7 @@ Result<UniqueFd> HeldVersion::share() const {
   return std::get<std::shared_ptr<OwnArena>>(memory_)->arena.share();
 }
 
-// What the thread for memory gives back.
+// The result of an allocation by the thread for memory.
 struct Store::Making {
   Result<SharedArena> arena = fail(ErrorCode::kCancelled, "not made");
   std::optional<Error> unplaced;
@@ -60,7 +61,7 @@ struct Store::Making {
 Store::Store(StoreOptions options, Post post)
     : options_(std::move(options)),
       post_(std::move(post)),
-      teller_(std::make_unique<ThreadPool>(1)),
+      notifier_(std::make_unique<ThreadPool>(1)),
       pool_(std::make_shared<ThreadPool>(options_.verify_threads, options_.verify_nice)),
       memory_(std::make_shared<ThreadPool>(1)),
       alive_(std::make_shared<bool>(true)) {}
@@ -70,10 +71,10 @@ Store::~Store() {
   abort();
 }
 
-// Destroys it on the thread for memory: unmapping, freeing and the wait for a verifier take a
-// while.
+// Destroys it on the thread for memory, because unmapping, freeing and the wait for a verifier
+// would block the loop.
 template <class T>
-void Store::let_go(T what) {
+void Store::destroy_later(T what) {
   memory_->post([last = std::make_shared<T>(std::move(what))] {});
 }
 
@@ -123,7 +124,8 @@ Result<> Store::begin_own(StagingJob job, OnMemory on_memory, OnStaged on_staged
   ++generation_;
   arriving_.emplace(Arriving{
       .job = std::move(job), .on_staged = std::move(on_staged), .on_memory = std::move(on_memory)});
-  // What was let go before is free, and its arena can be used again, when this comes back.
+  // When this has passed through the thread for memory, everything released before is free, and its
+  // arena can be reused.
   memory_->post([this, post = post_, alive = alive_, generation = generation_] {
     post([this, alive, generation] {
       if (*alive && arriving_ && generation == generation_) find_own_arena();
@@ -147,8 +149,8 @@ void Store::find_own_arena() {
   make_own_arena(arena_bytes);
 }
 
-// Whether nobody in this process points to it, and no engine holds a read lease: then the version
-// that is arriving has it.
+// Takes the arena for the version that is being staged, if nobody in this process points to it and
+// no engine holds a read lease. Returns whether it did.
 bool Store::take_own_arena(const std::shared_ptr<OwnArena>& own) {
   const StagingJob& job = arriving_->job;
   if (own.use_count() != 1 || own->arena.data_bytes() != job.plan->arena_bytes()) return false;
@@ -158,8 +160,8 @@ bool Store::take_own_arena(const std::shared_ptr<OwnArena>& own) {
   own->lease.emplace<WriteLease>(std::move(*lease));
   arriving_->own = own;
   start_verifier(own->arena.data());
-  const OnMemory tell = std::exchange(arriving_->on_memory, {});
-  tell(Destination{.data = std::get<WriteLease>(own->lease).data(), .hold = own});
+  const OnMemory on_memory = std::exchange(arriving_->on_memory, {});
+  on_memory(Destination{.data = std::get<WriteLease>(own->lease).data(), .hold = own});
   return true;
 }
 
@@ -194,7 +196,7 @@ void Store::own_arena_made(Making& making, std::uint64_t generation) {
     if (is_wanted) no_memory(making.arena.error());
     return;
   }
-  // Also one that was given up just after it was made: it is free for the next version.
+  // An arena that nobody wants any more is kept as well: it is free for the next version.
   own_.push_back(
       std::make_shared<OwnArena>(OwnArena{.arena = std::move(*making.arena), .lease = {}}));
   if (is_wanted && !take_own_arena(own_.back()))
@@ -215,21 +217,21 @@ void Store::not_placed(const Error& why) {
       why.message());
 }
 
-// Free arenas of another size belong to an earlier model.
+// Free arenas of another size were made for an earlier model, and would never be reused.
 void Store::drop_unused_arenas(std::uint64_t except_bytes) {
   const auto unused = std::ranges::partition(own_, [&](const auto& own) {
     return own.use_count() != 1 || own->arena.data_bytes() == except_bytes;
   });
-  for (auto& own : unused) let_go(std::move(own));
+  for (auto& own : unused) destroy_later(std::move(own));
   own_.erase(unused.begin(), unused.end());
 }
 
 std::shared_ptr<Verifier> Store::make_verifier(VerifierJob job, Verifier::OnFinished on_finished) {
-  const Post tell = [teller = teller_.get(), post = post_](std::function<void()> work,
-                                                           std::source_location made) {
-    teller->post([post, work = std::move(work), made] { post(work, made); });
+  const Post notify = [notifier = notifier_.get(), post = post_](std::function<void()> work,
+                                                                 std::source_location made) {
+    notifier->post([post, work = std::move(work), made] { post(work, made); });
   };
-  return std::make_shared<Verifier>(*pool_, tell, std::move(job), std::move(on_finished));
+  return std::make_shared<Verifier>(*pool_, notify, std::move(job), std::move(on_finished));
 }
 
 void Store::verify_all(const std::shared_ptr<Verifier>& verifier, std::uint64_t buckets) {
@@ -282,19 +284,19 @@ void Store::view_arrived(ArenaView view) {
 void Store::finish(Result<ContentDigests> verdict) {
   Arriving arrived = std::move(*arriving_);
   arriving_.reset();
-  let_go(std::move(arrived.verifier));
+  destroy_later(std::move(arrived.verifier));
   const Version version = version_of(arrived.job.identity);
   if (verdict && arrived.own) {
     std::get<WriteLease>(std::move(arrived.own->lease)).complete(verdict->root);
     if (auto lease = arrived.own->arena.try_read_lease())
       arrived.own->lease.emplace<ReadLease>(std::move(*lease));
     else
-      verdict = fail(lease.error());  // it takes a descriptor
+      verdict = fail(lease.error());  // a lease needs a descriptor
   }
   if (!verdict) {
     if (arrived.own) arrived.own->lease = std::monostate{};
     arrived.own.reset();
-    if (arrived.view) let_go(std::move(*arrived.view).end());
+    if (arrived.view) destroy_later(std::move(*arrived.view).end());
     return arrived.on_staged(
         fail(verdict.error().with_context("stage version " + version.to_string())));
   }
@@ -310,11 +312,11 @@ void Store::abort() {
   if (!arriving_) return;
   Arriving given_up = std::move(*std::exchange(arriving_, std::nullopt));
   given_up.making.request_stop();
-  given_up.on_staged = {};  // what they hold is the loop's
+  given_up.on_staged = {};  // destroyed here: what they hold belongs to the loop's thread
   given_up.on_memory = {};
   if (given_up.verifier) given_up.verifier->stop();
   if (given_up.own) given_up.own->lease = std::monostate{};
-  let_go(std::move(given_up));
+  destroy_later(std::move(given_up));
 }
 
 std::optional<Version> Store::arriving() const {
@@ -357,7 +359,7 @@ Result<> Store::recheck(Version version, std::function<void(Result<>)> on_checke
                      on_checked = std::move(on_checked)](const Result<ContentDigests>& verdict) {
                       const auto checked = weak.lock();
                       if (!*alive || !checked || checked != find(version)) return;
-                      let_go(std::move(rechecks_.extract(version).mapped()));
+                      destroy_later(std::move(rechecks_.extract(version).mapped()));
                       on_checked(verdict ? Result<>{} : fail(verdict.error()));
                     });
   verify_all(verifier, held->plan()->bucket_count());
@@ -366,10 +368,10 @@ Result<> Store::recheck(Version version, std::function<void(Result<>)> on_checke
 }
 
 void Store::release(Version version) {
-  // First: its mapping goes after it, on the same thread.
+  // The check goes first: the mapping that it reads is destroyed after it, on the same thread.
   if (auto recheck = rechecks_.extract(version)) {
     recheck.mapped().verifier->stop();
-    let_go(std::move(recheck.mapped()));
+    destroy_later(std::move(recheck.mapped()));
   }
   held_.erase(version);
 }

@@ -1,11 +1,11 @@
-// Store: the versions that a sidecar holds in host memory, and the one that is arriving.
+// Store: the versions that a sidecar holds in host memory, and the one that is being staged.
 //
-// A version's memory is either an arena of a trainer on this host (mapped, nothing copied) or an
-// arena of the store's own, which is touched when it is made and used again for later versions.
-// Every byte is verified while it arrives (Verifier), by threads of low priority. Memory is made
-// and let go by a thread of its own, for that takes seconds for a few GiB.
+// The memory of a version is either an arena of a trainer on this host (mapped, nothing is copied),
+// or an arena of the store, which is touched when it is made and reused for later versions. Every
+// byte is verified while it arrives (Verifier), by threads of low priority. A separate thread
+// allocates and frees memory, because that takes seconds for a few GiB.
 //
-// Thread: the owner's loop thread calls everything; callbacks come on it through Post.
+// Thread: the owner's loop thread calls every function; callbacks come on it through Post.
 #pragma once
 
 #include <cstdint>
@@ -27,21 +27,21 @@
 namespace wsync::staging {
 
 struct StoreOptions {
-  std::string name = "wsync-staging";  // of own arenas, as /proc shows them
-  std::uint64_t memory_bytes = 0;      // for all versions together, mapped ones too; 0 = no limit
+  std::string name = "wsync-staging";  // of own arenas, as shown by /proc
+  std::uint64_t memory_bytes = 0;      // of all versions, including mapped ones; 0 = no limit
   bool huge_pages = false;
-  std::optional<std::uint32_t> numa_node = std::nullopt;  // of own arenas, where it can be had
+  std::optional<std::uint32_t> numa_node = std::nullopt;  // of own arenas, if possible
   unsigned verify_threads = 2;
   int verify_nice = 10;
 };
 
-// An arena of the store's own, with the lease that it holds at the moment.
+// An arena of the store, with the lease that it holds at present.
 struct OwnArena {
   SharedArena arena;
   std::variant<std::monostate, WriteLease, ReadLease> lease;
 };
 
-// A version that shall arrive.
+// A version to be staged.
 struct StagingJob {
   ArenaIdentity identity;  // fence, version, layout, content as announced, bucket_bytes
   std::shared_ptr<const Manifest> manifest;
@@ -51,12 +51,12 @@ struct StagingJob {
   std::function<void(std::uint64_t bucket, TimePoint begin, TimePoint end)> digested = {};
 };
 
-// A complete, verified version. Immutable; its memory stays as it is while anyone has a pointer.
+// A complete, verified version. Immutable; its memory does not change while anyone has a pointer.
 class HeldVersion {
  public:
   using Memory = std::variant<ArenaView, std::shared_ptr<OwnArena>>;
-  // `unmapper` may be null. Otherwise a thread of it unmaps another process's arena when the last
-  // pointer has gone; the lease ends with the pointer, in the thread that lets it go.
+  // `unmapper` may be null. Otherwise its thread unmaps the arena of another process when the last
+  // pointer is gone. The lease ends with the last pointer, in the thread that drops it.
   static std::shared_ptr<const HeldVersion> make(const StagingJob& job, ContentDigests digests,
                                                  Memory memory,
                                                  const std::shared_ptr<ThreadPool>& unmapper);
@@ -70,7 +70,7 @@ class HeldVersion {
   // Content digests, of each tensor and of the whole, computed over the bytes held here.
   [[nodiscard]] const ContentDigests& digests() const noexcept { return digests_; }
   [[nodiscard]] std::span<const std::byte> data() const noexcept { return data_; }
-  // Keeps an own arena from being used again; null for another process's.
+  // Prevents the reuse of an own arena; null for an arena of another process.
   [[nodiscard]] std::shared_ptr<const void> hold() const {
     return is_mapped() ? nullptr : std::get<std::shared_ptr<OwnArena>>(memory_);
   }
@@ -89,10 +89,10 @@ class HeldVersion {
   std::span<const std::byte> data_;
 };
 
-// Where the buckets of a version go.
+// Where the buckets of a version are written.
 struct Destination {
   std::span<std::byte> data;
-  std::shared_ptr<const void> hold;  // keeps the memory, also after an abort
+  std::shared_ptr<const void> hold;  // keeps the memory alive, also after an abort
 };
 
 class Store {
@@ -103,41 +103,42 @@ class Store {
   ~Store();
 
   // kResourceExhausted, naming the bytes needed, unless `versions` of that size fit memory_bytes.
-  // What the machine has is asked when an own arena is made: mapped arenas take none of it.
+  // The memory of the machine is checked when an own arena is made: mapped arenas need none.
   [[nodiscard]] Result<> check_budget(std::uint64_t arena_bytes, std::uint64_t versions) const;
 
-  // Begins to stage a version that arrives as a mapped arena. kBusy while another is arriving;
-  // kRefused when the version is held already; kResourceExhausted when it does not fit beside the
-  // versions held: release one first.
+  // Begins to stage a version that arrives as a mapped arena. kBusy while another version is being
+  // staged; kRefused when the version is held already; kResourceExhausted when it does not fit
+  // beside the versions held: release one first.
   [[nodiscard]] Result<> begin(StagingJob job, OnStaged on_staged);
   // The same for a version that arrives bucket by bucket, into an own arena that no engine uses.
-  // `on_memory` comes with it, never inside this call; or with kResourceExhausted, when one has to
-  // be made and host_memory or the machine has no room: then nothing is arriving any more. Neither
-  // callback comes after abort(), which also ends the making.
+  // `on_memory` is called with the arena, never inside this call. It is called with
+  // kResourceExhausted when an arena has to be made, and host_memory or the machine has no room:
+  // staging has ended then. No callback comes after abort(), which also stops the allocation.
   [[nodiscard]] Result<> begin_own(StagingJob job, OnMemory on_memory, OnStaged on_staged);
-  // What the transport reports of the version that is arriving; without one it is ignored.
+  // Reports of the transport about the version that is being staged; ignored when there is none.
   void bucket_arrived(std::uint64_t bucket);
   void all_arrived();                 // own arena: on_staged comes when all is verified
   void view_arrived(ArenaView view);  // mapped arena: likewise
-  // Drops the version that is arriving; on_staged does not come. The transport has been told first.
+  // Drops the version that is being staged; on_staged does not come. The transport is stopped
+  // before.
   void abort();
 
   [[nodiscard]] std::optional<Version> arriving() const;
-  // Whether the version that is arriving waits for its own arena.
+  // Whether the version that is being staged waits for its own arena.
   [[nodiscard]] bool makes_memory() const { return arriving_ && arriving_->on_memory; }
-  [[nodiscard]] std::uint64_t verified_bytes() const;  // of the version that is arriving
+  [[nodiscard]] std::uint64_t verified_bytes() const;  // of the version that is being staged
   [[nodiscard]] std::vector<Version> versions_held() const;
   [[nodiscard]] std::shared_ptr<const HeldVersion> find(Version version) const;
-  // Bytes of everything that is held, is arriving or is kept to be used again.
+  // Bytes of all memory that is held, is being filled, or is kept to be reused.
   [[nodiscard]] std::uint64_t bytes() const;
-  // Computes the content digest of a version that is held anew. `on_checked`: success when it is
-  // what it was; kDigestMismatch. Not called when the version is released first. kNotFound when it
-  // is not held, kBusy while it is being checked.
+  // Computes the content digest of a held version again. `on_checked` gets success when the digest
+  // has not changed, else kDigestMismatch; it is not called when the version is released first.
+  // kNotFound when the version is not held, kBusy while it is being checked.
   [[nodiscard]] Result<> recheck(Version version, std::function<void(Result<>)> on_checked);
-  // Lets a version go. Its memory is free when the last pointer to it has gone; an own arena is
+  // Releases a version. Its memory is free when the last pointer to it is gone; an own arena is
   // kept for the next version.
   void release(Version version);
-  // Own arenas that are made from now on. Mapped ones are where their trainer put them.
+  // For own arenas that are made from now on. Mapped arenas stay where their trainer made them.
   void prefer_node(std::optional<std::uint32_t> node) { options_.numa_node = node; }
 
  private:
@@ -149,7 +150,7 @@ class Store {
     std::stop_source making = {};
     std::shared_ptr<OwnArena> own = {};  // null: a mapped arena, or none yet
     std::optional<ArenaView> view = {};
-    std::shared_ptr<Verifier> verifier = {};  // last: it stops reading before its memory goes
+    std::shared_ptr<Verifier> verifier = {};  // last: it stops reading before its memory is freed
   };
   struct Making;
   struct Recheck {
@@ -166,7 +167,7 @@ class Store {
   void not_placed(const Error& why);
   void drop_unused_arenas(std::uint64_t except_bytes);
   template <class T>
-  void let_go(T what);
+  void destroy_later(T what);
   [[nodiscard]] std::shared_ptr<Verifier> make_verifier(VerifierJob job,
                                                         Verifier::OnFinished on_finished);
   void verify_all(const std::shared_ptr<Verifier>& verifier, std::uint64_t buckets);
@@ -176,19 +177,20 @@ class Store {
   StoreOptions options_;
   bool said_not_placed_ = false;
   const Post post_;
-  // A verifier's threads have low priority: beside busy processes one that is interrupted while it
-  // has a lock keeps the lock for long. So they share none with the loop: it tells them by the
-  // thread for memory, and they tell it by this one.
-  std::unique_ptr<ThreadPool> teller_;
+  // The threads of a verifier have low priority: on a busy host a thread that is interrupted while
+  // it holds a lock keeps that lock for long. So they share no lock with the loop: the loop reaches
+  // them through the thread for memory, and they reach the loop through this thread.
+  std::unique_ptr<ThreadPool> notifier_;
   std::shared_ptr<ThreadPool> pool_;
-  // One thread, so that what was let go before is free when memory is made. Of normal priority: the
-  // process cannot map anything while it is interrupted in the middle of that.
+  // One thread, so that memory released earlier is free when memory is allocated. Of normal
+  // priority: the process cannot map anything else while this thread is interrupted in the middle
+  // of a call that holds the kernel's lock on the address space.
   std::shared_ptr<ThreadPool> memory_;
   std::shared_ptr<bool> alive_;
   std::map<Version, std::shared_ptr<const HeldVersion>> held_;
   std::map<Version, Recheck> rechecks_;
-  std::vector<std::shared_ptr<OwnArena>> own_;  // used by a version or free
-  std::uint64_t generation_ = 0;                // of arriving versions
+  std::vector<std::shared_ptr<OwnArena>> own_;  // in use by a version, or free
+  std::uint64_t generation_ = 0;                // of versions being staged
   std::optional<Arriving> arriving_;
 };
 

@@ -1,4 +1,4 @@
-// Verifier: proves, while a version arrives, that its bytes are the announced ones.
+// Verifier: proves that the bytes of a version are the announced ones, while they arrive.
 #pragma once
 
 #include <atomic>
@@ -22,35 +22,37 @@ namespace wsync::staging {
 struct VerifierJob {
   std::shared_ptr<const Manifest> manifest;
   std::shared_ptr<const BucketPlan> plan;
-  std::span<const std::byte> data;  // of the arena; a bucket is only read once it has arrived
+  std::span<const std::byte> data;  // of the arena; a bucket is read only after it has arrived
   Digest expected;                  // content digest of the whole version
-  // Called on a worker thread for each bucket whose leaves have been digested, with its bytes:
-  // the place to compute what else has to be known of them. Several threads at a time.
+  // Called for each bucket whose leaves are digested, with its bytes, so that other sums of them
+  // can be computed. On worker threads, several at a time.
   std::function<void(std::uint64_t bucket, std::span<const std::byte> bytes)> also;
-  // The same, when all of it is done: when its digesting began and ended. Not of one that differs.
+  // Called after `also`, with the times at which the digesting of the bucket began and ended. Not
+  // called for a bucket whose bytes differ.
   std::function<void(std::uint64_t bucket, TimePoint begin, TimePoint end)> digested = {};
 };
 
-// Thread: stop() and verified_bytes() any; the others by one at a time; the work is done by the
-// pool. `on_finished` comes through `post`, once, unless cancelled. The pool outlives the verifier.
+// Thread: stop() and verified_bytes() may be called from any thread, the other functions by one
+// thread at a time. The pool does the work, and outlives the verifier. `on_finished` comes through
+// `post`, once, unless the verifier was cancelled.
 class Verifier {
  public:
   using OnFinished = std::function<void(Result<ContentDigests>)>;
   Verifier(ThreadPool& pool, Post post, VerifierJob job, OnFinished on_finished);
   ~Verifier();
 
-  // The bucket's bytes are all there. A bucket that is told again is ignored.
+  // All bytes of the bucket have arrived. A repetition is ignored.
   void bucket_arrived(std::uint64_t bucket);
-  // No bucket will follow. When the work is done: success when every byte of every tensor arrived
-  // exactly once and the content digest is the expected one, else kDigestMismatch.
+  // No other bucket will follow. When the work is done, on_finished gets success if every byte of
+  // every tensor has arrived exactly once and the content digest is the expected one, else
+  // kDigestMismatch.
   void all_arrived();
-  // No more is read, and on_finished does not come; returns at once.
+  // Stops reading; on_finished does not come. Returns at once, while a leaf may still be read.
   void stop() noexcept;
-  // The same, and waits for the leaf that each worker is busy with: nothing reads the data any
-  // more. The workers' priority is low, so a loop's thread leaves this, and the destructor, to
-  // another.
+  // The same, and waits for the leaf that each worker reads: afterwards nothing reads the data. The
+  // workers have low priority, so a loop calls this, and the destructor, on another thread.
   void cancel();
-  // Of tensors, padding left out.
+  // Bytes of tensors, without padding.
   [[nodiscard]] std::uint64_t verified_bytes() const noexcept;
 
  private:

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "inference_side/reload/replica_switch.h"
-#include "inference_side/staging/receive_round.h"
+#include "inference_side/staging/sidecar.h"
 #include "tests/fuzz/driven_machine.h"
 #include "tests/fuzz/pooled_message.h"
 

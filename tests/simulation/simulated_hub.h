@@ -18,7 +18,7 @@
 #include "inference_side/sidecar/device_buffers.h"
 #include "inference_side/sidecar/engine_registry.h"
 #include "inference_side/sidecar/load_queue.h"
-#include "inference_side/staging/receive_round.h"
+#include "inference_side/staging/sidecar.h"
 #include "shared/base/digest.h"
 #include "tests/simulation/engine_group.h"
 #include "tests/simulation/schedule.h"

@@ -515,10 +515,7 @@ void World::for_replica(std::size_t s, const staging::ForReplica& command) {
     group.pause(pause->rank, pause->request);
   } else if (const auto* load = std::get_if<reload::BeginLoad>(&command.command)) {
     const auto copy = process.store.find(load->version);
-    const bool held = std::ranges::any_of(process.machine->held(), [&](const auto& held_copy) {
-      return held_copy.version == load->version;
-    });
-    if (!held)
+    if (process.machine->held().find(load->version) == nullptr)
       violate(
           fmt::format("{} loads {}, which is not held", group.name(), load->version.to_string()));
     // A bit of the copy flips, or an engine cannot load for reasons of its own. A copy that is

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "inference_side/staging/receive_round.h"
+#include "inference_side/staging/sidecar.h"
 #include "tests/simulation/engine_group.h"
 #include "tests/simulation/schedule.h"
 #include "tests/simulation/simulated_hub.h"

@@ -9,8 +9,16 @@
 
 #include "inference_side/engine_link/rank_machine.h"
 #include "inference_side/reload/buffer_state.h"
+#include "inference_side/reload/pending_outcome.h"
+#include "inference_side/reload/rank_table.h"
+#include "inference_side/reload/switch_phase.h"
 #include "inference_side/sidecar/device_buffers.h"
 #include "inference_side/sidecar/load_queue.h"
+#include "inference_side/staging/decision_record.h"
+#include "inference_side/staging/held_versions.h"
+#include "inference_side/staging/receive_round.h"
+#include "inference_side/staging/registration.h"
+#include "inference_side/staging/replica_set.h"
 #include "shared/base/format.h"
 #include "shared/base/transitions.h"
 #include "tests/unit/weights/weights_files.h"
@@ -34,11 +42,19 @@ std::vector<TransitionTable> all_tables() {
           coordinator::decision_log_transitions(),
           coordinator::round_transitions(),
           coordinator::delivery_transitions(),
+          staging::registration_transitions(),
+          staging::receive_transitions(),
+          staging::copy_transitions(),
+          staging::record_transitions(),
+          staging::outcome_transitions(),
+          reload::switch_transitions(),
+          reload::rank_transitions(),
+          reload::debt_transitions(),
+          reload::buffer_transitions(),
           agent::load_transitions(),
           agent::buffers_transitions(),
           agent::mapping_transitions(),
           agent::group_transitions(),
-          reload::buffer_transitions(),
           engine::rank_transitions()};
 }
 

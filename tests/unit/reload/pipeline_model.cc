@@ -21,7 +21,7 @@ class Model {
       : pipeline_(std::move(pipeline)), costs_(costs) {}
 
   Result<PredictedTimeline> run() {
-    carry_out(pipeline_.step(Begin{}, now_));
+    execute(pipeline_.step(Begin{}, now_));
     while (!running_.empty()) {
       advance();
       if (pipeline_.phase() == PipelinePhase::kFailed) return fail(pipeline_.error());
@@ -33,7 +33,7 @@ class Model {
   }
 
  private:
-  void carry_out(const std::vector<Command>& commands) {
+  void execute(const std::vector<Command>& commands) {
     for (const Command& command : commands) std::visit([&](const auto& c) { begin(c); }, command);
   }
   void begin(const StartH2D& c) {
@@ -69,7 +69,7 @@ class Model {
                        [&](const Operation& o) { return o.entry.activity == activity; });
   }
 
-  // Goes to the first end, and tells the pipeline of everything that ends there.
+  // Advances the clock to the first end, and reports everything that ends then to the pipeline.
   void advance() {
     const bool contended = runs(Activity::kH2D) && runs(Activity::kBroadcast);
     std::int64_t first = -1;
@@ -94,16 +94,16 @@ class Model {
     entries_.push_back(entry);
     switch (entry.activity) {
       case Activity::kH2D:
-        carry_out(pipeline_.step(H2DDone{.device = entry.device, .bucket = entry.bucket}, now_));
+        execute(pipeline_.step(H2DDone{.device = entry.device, .bucket = entry.bucket}, now_));
         break;
       case Activity::kBroadcast:
         for (std::uint32_t d = 0; d < pipeline_.shape().devices; ++d)
-          carry_out(pipeline_.step(BroadcastDone{.device = DeviceIndex{d}, .bucket = entry.bucket},
-                                   now_));
+          execute(pipeline_.step(BroadcastDone{.device = DeviceIndex{d}, .bucket = entry.bucket},
+                                 now_));
         break;
       case Activity::kReload:
         start_next(entry.engine);
-        carry_out(pipeline_.step(BucketAck{.engine = entry.engine, .bucket = entry.bucket}, now_));
+        execute(pipeline_.step(BucketAck{.engine = entry.engine, .bucket = entry.bucket}, now_));
         break;
     }
   }

@@ -1,5 +1,5 @@
-// The weight pipeline under a virtual clock: the same WeightPipeline, with costs in the place of
-// devices. Predicts how long an update takes, and draws the chart of README.md.
+// The weight pipeline under a virtual clock: the same WeightPipeline, with costs instead of
+// devices. Predicts how long an update takes, and when each operation runs.
 #pragma once
 
 #include <chrono>

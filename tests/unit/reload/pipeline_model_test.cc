@@ -1,12 +1,12 @@
 // The chart of the design, cell by cell, and both closed forms, from the pipeline under a virtual
 // clock.
+#include "tests/unit/reload/pipeline_model.h"
+
 #include <gtest/gtest.h>
 #include <map>
 #include <random>
 #include <string>
 #include <tuple>
-
-#include "tests/unit/reload/pipeline_model.h"
 
 namespace wsync::reload {
 namespace {

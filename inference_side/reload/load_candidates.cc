@@ -1,0 +1,79 @@
+#include "inference_side/reload/load_candidates.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "shared/base/format.h"
+#include "shared/base/planted.h"
+
+namespace wsync::reload {
+namespace {
+
+bool contains(const std::vector<Version>& set, const Version& version) {
+  return std::ranges::find(set, version) != set.end();
+}
+
+}  // namespace
+
+bool LoadCandidates::withdrawn(const Version& version) const {
+  return contains(withdrawn_, version) && !planted("withdrawn_ignored");
+}
+
+bool LoadCandidates::loadable(const Version& version) const {
+  return !version.none() && contains(staged_, version) && !withdrawn(version) &&
+         std::ranges::find(put_off_, version, &PutOff::version) == put_off_.end();
+}
+
+std::optional<TimePoint> LoadCandidates::next_wake() const {
+  std::optional<TimePoint> wake;
+  for (const PutOff& one : put_off_)
+    if (!wake || one.until < *wake) wake = one.until;
+  return wake;
+}
+
+void LoadCandidates::set_staged(std::vector<Version> versions) {
+  // A copy that leaves the set, or was not in it when its load failed, is another copy when it
+  // comes back.
+  std::erase_if(put_off_, [&](const PutOff& one) {
+    return !contains(versions, one.version) || !contains(staged_, one.version);
+  });
+  staged_ = std::move(versions);
+}
+
+void LoadCandidates::reset(bool changed) {
+  put_off_.clear();
+  if (!changed) return;
+  failures_ = 0;
+  wait_ = retry_;
+}
+
+void LoadCandidates::expire(TimePoint now) {
+  std::erase_if(put_off_, [now](const PutOff& one) { return now >= one.until; });
+}
+
+void LoadCandidates::begin(const Version& version) {
+  if (version != attempted_) failures_ = 0;
+  attempted_ = version;
+}
+
+void LoadCandidates::put_off(const Version& version, TimePoint now) {
+  failures_ = 0;
+  put_off_.push_back({.version = version, .until = now + wait_});
+  wait_ = std::min(2 * wait_, retry_max_);
+}
+
+void LoadCandidates::succeed(bool target) {
+  failures_ = 0;
+  if (target) wait_ = retry_;
+}
+
+Result<> LoadCandidates::invariants() const {
+  if (failures_ >= 2) return fail(ErrorCode::kInternal, "a version has failed twice and is tried");
+  for (const PutOff& one : put_off_)
+    if (std::ranges::count(put_off_, one.version, &PutOff::version) != 1)
+      return fail(ErrorCode::kInternal,
+                  fmt::format("version {} is put off twice", one.version.to_string()));
+  return {};
+}
+
+}  // namespace wsync::reload

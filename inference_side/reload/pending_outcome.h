@@ -1,0 +1,70 @@
+// PendingOutcome: the outcome that the coordinator is owed for a decision, when it is due, and how
+// long the parts of the switch took.
+//
+// Thread: one. Pure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "inference_side/reload/switch_events.h"
+#include "shared/base/clock.h"
+#include "shared/base/error.h"
+#include "shared/base/transitions.h"
+
+namespace wsync::reload {
+
+enum class DebtState : std::uint8_t {
+  kNone,  // no outcome is owed
+  kOwed,  // the coordinator waits for the outcome of the newest decision
+};
+
+[[nodiscard]] std::string_view debt_state_name(DebtState state) noexcept;
+// For the page of the protocol.
+[[nodiscard]] TransitionTable debt_transitions();
+
+class PendingOutcome {
+ public:
+  [[nodiscard]] bool owed() const noexcept { return state_ == DebtState::kOwed; }
+  // When the outcome is due whatever the switch does; none while none is owed.
+  [[nodiscard]] const std::optional<TimePoint>& deadline() const noexcept { return deadline_; }
+  [[nodiscard]] bool is_due(TimePoint now) const { return deadline_ && now >= *deadline_; }
+
+  // A decision was made. No value: the replica catches up, and owes nothing.
+  void owe(std::optional<TimePoint> deadline);
+  // The outcome is known. Makes the Done of `decision`, with what was measured; nothing when none
+  // is owed.
+  [[nodiscard]] std::optional<Done> settle(const control::Decision& decision,
+                                           control::SwitchOutcome outcome, std::string reason);
+
+  // The parts of a switch, in their order.
+  void pause_sent(TimePoint now);
+  void paused(TimePoint now);      // only the first call after pause_sent() counts
+  void not_paused(TimePoint now);  // the replica stands already, and nothing is loaded
+  void load_sent(TimePoint now);
+  void load_void() { load_sent_.reset(); }  // the load could not begin
+  void add_bytes(std::uint64_t bytes) { bytes_ += bytes; }
+  void loaded(TimePoint now) { loaded_ = now; }
+  void resumed(TimePoint now) { resumed_ = now; }
+
+  // Loaded in this switch.
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  // From the last pause to the resume, of the last switch that ended well.
+  [[nodiscard]] std::uint64_t last_paused_ns() const noexcept { return last_paused_ns_; }
+
+  // kInternal unless there is a deadline exactly while an outcome is owed.
+  [[nodiscard]] Result<> invariants() const;
+
+ private:
+  void move(DebtState to);
+
+  DebtState state_ = DebtState::kNone;
+  std::optional<TimePoint> deadline_;
+  std::optional<TimePoint> pause_sent_, paused_, load_sent_, loaded_, resumed_;
+  std::uint64_t bytes_ = 0;
+  std::uint64_t last_paused_ns_ = 0;
+};
+
+}  // namespace wsync::reload

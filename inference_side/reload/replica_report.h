@@ -1,0 +1,29 @@
+// How a replica is reported: its state, whether requests may be routed to it, and why not.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "inference_side/reload/switch_phase.h"
+#include "shared/control/messages.h"
+
+namespace wsync::reload {
+
+// What the report of a replica depends on.
+struct ReplicaFacts {
+  SwitchPhase phase = SwitchPhase::kIdle;
+  std::optional<std::string> missing;  // which rank is not attached; none when all are
+  std::optional<Version> version;      // whole on every rank
+  bool written = false;                // the bytes of a rank may be of two versions
+  bool quiesced = false;               // no rank can be inside a step
+  bool serving = false;
+  bool version_withdrawn = false;
+  bool stale = false;  // behind the target for longer than allowed
+  Version target;
+  std::string last_failure;  // empty: none
+};
+
+// Fills in `state`, `ready` and `reason`.
+void report_state(const ReplicaFacts& facts, control::ReplicaReport& out);
+
+}  // namespace wsync::reload

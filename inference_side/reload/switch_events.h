@@ -1,0 +1,141 @@
+// What a ReplicaSwitch is told (events), what it wants done (commands), and its options.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "shared/base/clock.h"
+#include "shared/base/limits.h"
+#include "shared/control/messages.h"
+
+namespace wsync::reload {
+
+struct SwitchOptions {
+  std::string replica;
+  std::uint32_t world_size = 1;
+  std::chrono::nanoseconds rank_return = std::chrono::milliseconds(limits::kRankReturnDeadlineMs);
+  std::chrono::nanoseconds commit = std::chrono::milliseconds(limits::kCommitDeadlineMs);
+  std::chrono::nanoseconds retry = std::chrono::milliseconds(limits::kSwitchRetryMs);
+  // A version that this replica could not load is tried again after `retry`. Each failure doubles
+  // the wait, up to this.
+  std::chrono::nanoseconds retry_max = std::chrono::milliseconds(limits::kSwitchRetryMaxMs);
+  // A replica that has been behind for longer is not ready. 0: a replica that is behind stays
+  // ready.
+  std::chrono::nanoseconds max_staleness = std::chrono::milliseconds(limits::kMaxStalenessMs);
+  PauseMode fallback_mode = PauseMode::kAbort;  // after a pause deadline
+};
+
+// ---- events ----
+
+// The hello of a rank. A rank that was attached already counts as lost and attached again.
+struct RankAttached {
+  std::uint32_t rank = 0;
+  bool leader = false;
+  control::RankState state = control::RankState::kLoading;
+  Version active;
+};
+struct RankDetached {
+  std::uint32_t rank = 0;
+};
+struct RankPaused {
+  std::uint32_t rank = 0;
+  std::uint64_t request = 0;  // 0: not asked to; the rank has lost its group
+};
+struct RankLoaded {
+  std::uint32_t rank = 0;
+  std::uint64_t request = 0;
+  Version version;
+  std::uint64_t bytes = 0;
+  std::string failure;  // not empty: the bytes of this rank match no version
+};
+// The load of this request could not begin. No rank was told to load, and each holds the bytes that
+// it held before.
+struct LoadNotBegun {
+  std::uint64_t request = 0;
+  std::string why;
+};
+struct RankCommitted {
+  std::uint32_t rank = 0;
+  std::uint64_t request = 0;
+  Version version;
+  std::string failure;
+};
+struct RankResumed {
+  std::uint32_t rank = 0;
+  std::uint64_t request = 0;
+};
+// A decision that was stored. A newer decision replaces an older one in every phase. The outcome is
+// due when the deadlines of pause, load and commit have passed one after the other.
+struct TargetSet {
+  control::Decision decision;
+  Version target;
+  std::vector<Version> withdrawn;
+  PauseMode mode = PauseMode::kAbort;
+  std::chrono::nanoseconds pause_deadline = std::chrono::milliseconds(limits::kPauseDeadlineMs);
+  std::chrono::nanoseconds load_deadline = std::chrono::milliseconds(limits::kLoadDeadlineMs);
+  bool owed = true;  // false: the replica catches up, and no Done is due
+};
+// Versions that must not be activated, without a decision of a new target. The target may be one of
+// them: then no version is left to switch to, and a replica that serves the target is not ready.
+struct WithdrawnSet {
+  std::vector<Version> versions;
+};
+// The complete and verified versions that can be loaded now.
+struct StagedSet {
+  std::vector<Version> versions;
+};
+struct Tick {};
+
+struct SwitchEvent {
+  TimePoint now{};
+  std::variant<RankAttached, RankDetached, RankPaused, RankLoaded, LoadNotBegun, RankCommitted,
+               RankResumed, TargetSet, WithdrawnSet, StagedSet, Tick>
+      what;
+};
+
+// ---- commands ----
+
+struct SendPause {
+  std::uint32_t rank = 0;  // the leader
+  std::uint64_t request = 0;
+  PauseMode mode = PauseMode::kAbort;
+  std::uint32_t deadline_ms = 0;
+};
+// Load `version` into every rank: by a Load to each rank (unified devices), or by the pipeline of
+// the device group (separate devices). The answer is a RankLoaded of each rank with this request,
+// or one LoadNotBegun for all. An earlier load that was cancelled is brought to its end first.
+struct BeginLoad {
+  std::uint64_t request = 0;
+  Version version;
+  std::uint32_t deadline_ms = 0;
+};
+// The load of this request is given up; answers to it are dropped.
+struct CancelLoad {
+  std::uint64_t request = 0;
+};
+struct SendCommit {
+  std::uint32_t rank = 0;
+  std::uint64_t request = 0;
+  Version version;
+};
+struct SendResume {
+  std::uint32_t rank = 0;  // the leader
+  std::uint64_t request = 0;
+};
+// The outcome of `decision`, for the coordinator.
+struct Done {
+  control::Decision decision;
+  control::ReplicaOutcome outcome;
+};
+// Two loads of `version` failed here, whatever the reason: its copy is to be verified again. A copy
+// that has changed leaves the staged set; an intact one needs no answer.
+struct CopySuspect {
+  Version version;
+};
+using SwitchCommand =
+    std::variant<SendPause, BeginLoad, CancelLoad, SendCommit, SendResume, Done, CopySuspect>;
+
+}  // namespace wsync::reload

@@ -1,0 +1,213 @@
+#include "inference_side/staging/replica_set.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "shared/base/check.h"
+#include "shared/base/format.h"
+
+namespace wsync::staging {
+namespace {
+
+constexpr std::array<Transition<OutcomeState>, 5> kOutcomeTransitions = {{
+    {OutcomeState::kIdle, "a decision is stored", OutcomeState::kCollecting,
+     "Decided; every replica switches"},
+    {OutcomeState::kCollecting, "a newer decision is stored", OutcomeState::kCollecting,
+     "Decided; what was collected is void"},
+    {OutcomeState::kCollecting, "no replica owes an outcome", OutcomeState::kReported, "Switched"},
+    {OutcomeState::kReported, "the decision comes again", OutcomeState::kReported,
+     "Decided and Switched again"},
+    {OutcomeState::kReported, "a newer decision is stored", OutcomeState::kCollecting,
+     "Decided; every replica switches"},
+}};
+
+}  // namespace
+
+std::string_view outcome_state_name(OutcomeState state) noexcept {
+  switch (state) {
+    case OutcomeState::kIdle:
+      return "idle";
+    case OutcomeState::kCollecting:
+      return "collecting";
+    case OutcomeState::kReported:
+      return "reported";
+  }
+  return "unknown";
+}
+
+TransitionTable outcome_transitions() {
+  return describe<OutcomeState>("ReplicaSet",
+                                "The outcomes that a sidecar owes the coordinator for a decision.",
+                                kOutcomeTransitions, outcome_state_name);
+}
+
+ReplicaSet::ReplicaSet(const SidecarOptions& options)
+    : options_(options.replica), pause_(options.pause), load_(options.load) {}
+
+void ReplicaSet::move(OutcomeState to) {
+  WSYNC_CHECK(allows<OutcomeState>(kOutcomeTransitions, state_, to),
+              fmt::format("the outcomes of a decision cannot go from {} to {}",
+                          outcome_state_name(state_), outcome_state_name(to)));
+  state_ = to;
+}
+
+std::vector<std::string> ReplicaSet::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, replica] : replicas_) names.push_back(name);
+  return names;
+}
+
+std::optional<TimePoint> ReplicaSet::next_wake() const {
+  std::optional<TimePoint> wake;
+  for (const auto& [name, replica] : replicas_) {
+    const std::optional<TimePoint> other = replica.next_wake();
+    if (other && (!wake || *other < *wake)) wake = other;
+  }
+  return wake;
+}
+
+bool ReplicaSet::needs(const Version& version) const {
+  return std::ranges::any_of(replicas_,
+                             [&](const auto& entry) { return entry.second.needs(version); });
+}
+
+std::optional<std::string> ReplicaSet::activity() const {
+  std::optional<std::string> activity;
+  for (const auto& [name, replica] : replicas_)
+    if (replica.phase() != reload::SwitchPhase::kIdle)
+      activity = fmt::format("replica '{}': {}", name, reload::phase_name(replica.phase()));
+  return activity;
+}
+
+std::optional<ReplicaSet::Commands> ReplicaSet::handle(const ReplicaEvent& event,
+                                                       const SidecarRecord& record,
+                                                       const std::vector<Version>& staged,
+                                                       TimePoint now) {
+  const auto* attached = std::get_if<reload::RankAttached>(&event.what);
+  auto found = replicas_.find(event.replica);
+  const bool other_size = found != replicas_.end() && attached != nullptr &&
+                          found->second.world_size() != event.world_size;
+  if (other_size && found->second.attached() == 0 && !found->second.owes()) {
+    replicas_.erase(found);  // it was started again with another number of ranks
+    found = replicas_.end();
+  } else if (other_size || (found == replicas_.end() && attached == nullptr)) {
+    return std::nullopt;
+  }
+  Commands out;
+  if (found == replicas_.end()) {
+    reload::SwitchOptions options = options_;
+    options.replica = event.replica;
+    options.world_size = event.world_size;
+    replicas_.emplace(event.replica, reload::ReplicaSwitch(std::move(options)));
+    step(event.replica, {.now = now, .what = reload::StagedSet{staged}}, record, out);
+    step(event.replica, {.now = now, .what = reload::WithdrawnSet{record.withdrawn}}, record, out);
+    // Not owed: the coordinator counts on the replicas that were here when it decided.
+    if (!record.target.none())
+      step(event.replica, {.now = now, .what = target_event(record, false)}, record, out);
+  }
+  std::visit(
+      [&](const auto& what) { step(event.replica, {.now = now, .what = what}, record, out); },
+      event.what);
+  return out;
+}
+
+ReplicaSet::Commands ReplicaSet::tick(const SidecarRecord& record, TimePoint now) {
+  Commands out;
+  for (const std::string& name : names()) {
+    const std::optional<TimePoint> wake = replicas_.at(name).next_wake();
+    if (wake && *wake <= now) step(name, {.now = now, .what = reload::Tick{}}, record, out);
+  }
+  return out;
+}
+
+ReplicaSet::Commands ReplicaSet::notify_staged(const std::vector<Version>& staged,
+                                               const SidecarRecord& record, TimePoint now) {
+  Commands out;
+  for (const std::string& name : names())
+    step(name, {.now = now, .what = reload::StagedSet{staged}}, record, out);
+  return out;
+}
+
+ReplicaSet::Commands ReplicaSet::notify_withdrawn(const SidecarRecord& record, TimePoint now) {
+  Commands out;
+  for (const std::string& name : names())
+    step(name, {.now = now, .what = reload::WithdrawnSet{record.withdrawn}}, record, out);
+  return out;
+}
+
+ReplicaSet::Commands ReplicaSet::decide(const control::Envelope& envelope,
+                                        const control::Decide& decide, const SidecarRecord& record,
+                                        TimePoint now) {
+  move(OutcomeState::kCollecting);
+  envelope_ = envelope;
+  decide_ = decide;
+  switched_ = {.number = decide.number, .target = decide.target, .outcomes = {}};
+  Commands out;
+  for (const std::string& name : names()) {
+    // A replica whose engines are all gone owes no outcome of a switch: nobody routes to it. A
+    // rollback asks every replica, because one that comes back must not serve what is withdrawn.
+    const bool owed =
+        replicas_.at(name).attached() > 0 || decide.kind == control::DecisionKind::kRollback;
+    step(name, {.now = now, .what = target_event(record, owed)}, record, out);
+  }
+  return out;
+}
+
+reload::TargetSet ReplicaSet::target_event(const SidecarRecord& record, bool owed) const {
+  reload::TargetSet event{.decision = record.decision,
+                          .target = record.target,
+                          .withdrawn = record.withdrawn,
+                          .mode = decide_.mode,
+                          .pause_deadline = pause_,
+                          .load_deadline = load_,
+                          .owed = owed};
+  if (decide_.pause_deadline_ms != 0)
+    event.pause_deadline = std::chrono::milliseconds(decide_.pause_deadline_ms);
+  if (decide_.load_deadline_ms != 0)
+    event.load_deadline = std::chrono::milliseconds(decide_.load_deadline_ms);
+  return event;
+}
+
+void ReplicaSet::step(const std::string& name, const reload::SwitchEvent& event,
+                      const SidecarRecord& record, Commands& out) {
+  for (reload::SwitchCommand& command : replicas_.at(name).step(event)) {
+    if (const auto* done = std::get_if<reload::Done>(&command)) {
+      // An outcome of an older decision answers nobody: the newer one asks for another.
+      if (state_ == OutcomeState::kCollecting && done->decision == record.decision)
+        switched_.outcomes.push_back(done->outcome);
+    } else if (const auto* suspect = std::get_if<reload::CopySuspect>(&command)) {
+      out.emplace_back(*suspect);
+    } else {
+      out.emplace_back(ForReplica{.replica = name, .command = std::move(command)});
+    }
+  }
+}
+
+std::optional<OutcomeReport> ReplicaSet::take_report() {
+  if (state_ != OutcomeState::kCollecting) return std::nullopt;
+  for (const auto& [name, replica] : replicas_)
+    if (replica.owes()) return std::nullopt;
+  move(OutcomeState::kReported);
+  return OutcomeReport{
+      .round = envelope_.round, .request = envelope_.request, .switched = switched_};
+}
+
+const control::Switched* ReplicaSet::reported(std::uint64_t number) const {
+  const bool last = state_ == OutcomeState::kReported && switched_.number == number;
+  return last ? &switched_ : nullptr;
+}
+
+Result<> ReplicaSet::invariants(const SidecarRecord& record) const {
+  // The target may have been withdrawn since it was decided, with nothing in its place: a replica
+  // that came later has no target then.
+  const bool withdrawn =
+      std::ranges::find(record.withdrawn, record.target) != record.withdrawn.end();
+  for (const auto& [name, replica] : replicas_)
+    if (replica.target() != record.target && !withdrawn)
+      return fail(ErrorCode::kInternal,
+                  fmt::format("replica '{}' works towards another version than the target", name));
+  return {};
+}
+
+}  // namespace wsync::staging

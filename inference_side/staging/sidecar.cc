@@ -1,0 +1,495 @@
+#include "inference_side/staging/sidecar.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "inference_side/staging/sidecar_replies.h"
+#include "shared/base/check.h"
+#include "shared/base/format.h"
+#include "shared/base/planted.h"
+
+namespace wsync::staging {
+Sidecar::Sidecar(SidecarOptions options, SidecarRecord record, std::vector<HeldCopy> held)
+    : options_(std::move(options)),
+      registration_(options_.hello_retry),
+      record_(std::move(record)),
+      held_(options_.versions_held, std::move(held)),
+      replicas_(options_) {
+  WSYNC_CHECK(options_.versions_held >= limits::kVersionsHeldMin,
+              "a sidecar holds at least the target and the next one");
+}
+
+std::vector<SidecarCommand> Sidecar::step(const SidecarEvent& event) {
+  now_ = event.now;
+  out_.clear();
+  std::visit([this](const auto& what) { handle(what); }, event.what);
+  // Any event may have freed the copy that stood in the way: a switch that ended, a decision.
+  if (round_.state() == ReceiveState::kWaiting && (round_.begun() || make_room()))
+    out_.emplace_back(round_.start());
+  while (std::exchange(notify_replicas_, false)) notify_staged();
+  // The heartbeat goes before a report that ends a round, because the next round may begin at once.
+  if (std::exchange(released_, false) && welcomed()) out_.emplace_back(BeatNow{});
+  if (auto report = replicas_.take_report())
+    reply(report->round, report->request, std::move(report->switched));
+  // A Hello takes this sidecar out of its round, so it waits until the round has its outcomes.
+  if (registration_.hello_requested() && welcomed() &&
+      replicas_.outcome_state() != OutcomeState::kCollecting)
+    send_hello();
+  const Result<> holds = invariants();
+  WSYNC_CHECK(holds.has_value(), holds.error().message());
+  return std::exchange(out_, {});
+}
+
+std::optional<TimePoint> Sidecar::next_wake() const {
+  std::optional<TimePoint> wake = registration_.next_wake();
+  const std::optional<TimePoint> replica = replicas_.next_wake();
+  if (replica && (!wake || *replica < *wake)) wake = replica;
+  return wake;
+}
+
+// ---- the coordinator's link ----
+
+void Sidecar::handle(const LinkUp& /*event*/) {
+  registration_.connect();
+  send_hello();
+}
+
+void Sidecar::handle(const CoordinatorLost& /*event*/) { registration_.lose(now_); }
+
+void Sidecar::handle(const reload::Tick& /*event*/) {
+  if (registration_.is_due(now_)) send_hello();
+  forward(replicas_.tick(record(), now_));
+}
+
+void Sidecar::handle(const CoordinatorMessage& event) {
+  if (record_.state() == RecordState::kStored)
+    apply(event);
+  else if (!record_.defer(event))
+    ++dropped_;
+}
+
+void Sidecar::apply(const CoordinatorMessage& event) {
+  const control::Envelope& envelope = event.envelope;
+  const FenceCheck check = record_.check(envelope.fence);
+  if (check == FenceCheck::kOtherFleet || check == FenceCheck::kLower) {
+    ++dropped_;
+    if (auto refusal = fence_refusal(options_.name, fence(), event, check))
+      reply(envelope.round, envelope.request, std::move(*refusal));
+    return;
+  }
+  // Notices also reach a sidecar that their sender does not lead: they do not make it follow.
+  if (is_notice(event.message) && envelope.fence != fence()) {
+    ++dropped_;
+    return;
+  }
+  if (check == FenceCheck::kHigher) {
+    SidecarRecord next = record();
+    next.fence = envelope.fence;
+    out_.emplace_back(record_.write(std::move(next), event));
+    return;
+  }
+  std::visit(
+      [&](const auto& message) {
+        if constexpr (requires { apply(envelope, message); })
+          apply(envelope, message);
+        else if constexpr (!std::is_same_v<decltype(message), const control::Heartbeat&>)
+          ++dropped_;
+      },
+      event.message);
+}
+
+void Sidecar::handle(const Persisted& event) {
+  const std::optional<FinishedWrite> finished = record_.finish(event);
+  if (!finished) {
+    ++dropped_;
+    return;
+  }
+  const CoordinatorMessage& cause = finished->cause;
+  switch (finished->effect) {
+    case WriteEffect::kFailed:
+      reply(cause.envelope.round, cause.envelope.request,
+            write_refusal(options_.name, cause, event.failure));
+      break;
+    case WriteEffect::kDecided:
+      apply_decision(cause.envelope, std::get<control::Decide>(cause.message));
+      break;
+    case WriteEffect::kWithdrawn:
+      forward(replicas_.notify_withdrawn(record(), now_));
+      apply(cause);
+      break;
+    case WriteEffect::kFence:
+      // What the lower fence had begun is void. A complete copy stays: it may be the target
+      // elsewhere, and the only bytes of it that are left.
+      if (round_.state() == ReceiveState::kStaged) round_.close();
+      drop_incoming();
+      round_.forget_rounds();
+      apply(cause);
+      break;
+  }
+  while (const auto next = record_.next_deferred()) apply(*next);
+}
+
+void Sidecar::apply(const control::Envelope& envelope, const control::Welcome& message) {
+  const bool again = registration_.welcome(envelope.request, fence());
+  out_.emplace_back(Welcomed{message});
+  if (again) send_hello();
+}
+
+void Sidecar::apply(const control::Envelope& /*envelope*/, const control::Leave& /*message*/) {
+  registration_.lose(now_);
+}
+
+void Sidecar::send_hello() {
+  control::Hello hello = hello_of(options_, record());
+  hello.staged = held_.versions();
+  hello.replicas = reports(now_);
+  hello.layout = layout_;
+  reply(0, registration_.send(fence(), now_), std::move(hello));
+}
+
+void Sidecar::reply(std::uint64_t round, std::uint64_t request, control::Message message) {
+  out_.emplace_back(
+      Reply{.envelope = {.fence = fence(), .round = round, .request = request, .replica = {}},
+            .message = std::move(message)});
+}
+
+// ---- the version on its way in ----
+
+void Sidecar::apply(const control::Envelope& envelope, const control::Announce& message) {
+  const Version& version = message.version;
+  if (round_.is(envelope.round, version)) {  // a repetition
+    ++dropped_;
+    if (round_.state() != ReceiveState::kChecking)
+      reply(envelope.round, envelope.request, control::Accept{.version = version});
+    return;
+  }
+  if (!round_.raise_round(envelope.round)) {
+    ++dropped_;
+    return;
+  }
+  if (const auto reason = offer_refusal(message)) {
+    reply(envelope.round, envelope.request, control::Refuse{.version = version, .reason = *reason});
+    return;
+  }
+  const bool held = held_.find(version) != nullptr;
+  if (held && round_.state() != ReceiveState::kIdle && round_.version() == version)
+    round_.close();  // offered again in a newer round: the copy stays
+  drop_incoming();   // one version is on its way in: the newer one
+  round_.open(envelope, message, held);
+  if (held)
+    reply(envelope.round, envelope.request, control::Accept{.version = version});
+  else
+    out_.emplace_back(CheckLayout{.round = envelope.round, .announce = message});
+}
+
+std::optional<std::string> Sidecar::offer_refusal(const control::Announce& announce) const {
+  const Version& version = announce.version;
+  if (record_.is_withdrawn(version))
+    return fmt::format("version {} was withdrawn", version.to_string());
+  const HeldCopy* copy = held_.find(version);
+  const bool other_target = version == record().target && record().content != Digest{} &&
+                            record().content != announce.content_digest;
+  if (other_target || (copy != nullptr && copy->content != announce.content_digest))
+    return fmt::format("version {} names other bytes here; a version is never used twice",
+                       version.to_string());
+  return std::nullopt;
+}
+
+void Sidecar::handle(const LayoutChecked& event) {
+  if (round_.state() != ReceiveState::kChecking || round_.round() != event.round) {
+    ++dropped_;
+    return;
+  }
+  const Version version = round_.version();
+  if (auto reason = layout_refusal(event)) {
+    reply(round_.round(), round_.request(),
+          control::Refuse{.version = version,
+                          .reason = std::move(*reason),
+                          .layout_unknown = event.layout_unknown,
+                          .problems = event.problems});
+    round_.close();
+    return;
+  }
+  layout_ = round_.announce().layout_digest;
+  round_.accept();
+  reply(round_.round(), round_.request(), control::Accept{.version = version});
+}
+
+void Sidecar::apply(const control::Envelope& envelope, const control::Stage& message) {
+  if (!round_.is(envelope.round, message.version) || round_.state() == ReceiveState::kChecking) {
+    ++dropped_;
+    return;
+  }
+  const bool begins = round_.assign(envelope.request, message);  // step() starts it
+  if (round_.state() == ReceiveState::kStaged)
+    reply_staged("", false);
+  else if (!begins)
+    ++dropped_;
+}
+
+void Sidecar::handle(const StagingDone& event) {
+  if (!round_.stages(event.attempt)) {
+    ++dropped_;
+    return;
+  }
+  const Version version = round_.version();
+  const Digest expected = round_.announce().content_digest;
+  if (event.content_digest != expected) {
+    out_.emplace_back(ReleaseVersion{version});
+    reply_staged(fmt::format("content digest {}, expected {}", event.content_digest.to_string(),
+                             expected.to_string()),
+                 false);
+    round_.close();
+    return;
+  }
+  held_.add({.version = version,
+             .content = event.content_digest,
+             .bytes = event.bytes,
+             .was_target = version == record().target});
+  round_.complete();
+  reply(round_.round(), round_.request(),
+        control::Staged{.version = version,
+                        .content_digest = event.content_digest,
+                        .bytes = event.bytes,
+                        .staging_ns = event.staging_ns});
+  notify_staged();
+}
+
+void Sidecar::handle(const StagingFailed& event) {
+  if (!round_.stages(event.attempt)) {
+    ++dropped_;
+    return;
+  }
+  reply_staged(event.reason.empty() ? "its source was lost" : event.reason, event.source_lost);
+  if (event.source_lost)
+    round_.stall();
+  else
+    round_.close();
+}
+
+void Sidecar::reply_staged(const std::string& failure, bool source_lost) {
+  const HeldCopy* copy = held_.find(round_.version());
+  control::Staged staged{
+      .version = round_.version(), .failure = failure, .source_lost = source_lost};
+  if (failure.empty() && copy != nullptr) {
+    staged.content_digest = copy->content;
+    staged.bytes = copy->bytes;
+  }
+  reply(round_.round(), round_.request(), std::move(staged));
+}
+
+void Sidecar::apply(const control::Envelope& envelope, const control::Abort& message) {
+  if (round_.is(envelope.round, message.version))
+    drop_incoming();
+  else
+    ++dropped_;
+}
+
+void Sidecar::drop_incoming() {
+  if (round_.state() == ReceiveState::kIdle) return;
+  const Version version = round_.version();
+  const bool staged = round_.state() == ReceiveState::kStaged;
+  const bool begun = round_.begun();
+  round_.close();
+  if (begun && !staged)
+    out_.emplace_back(CancelStaging{version});
+  else if (begun && !needed(version))
+    release(version);  // staged, and never decided
+}
+
+// ---- the copies that are held ----
+
+// Whether a copy must stay: the target, one that a switch reads, or one that is decided but not yet
+// stored.
+bool Sidecar::needed(const Version& version) const {
+  return record_.targets(version) || replicas_.needs(version);
+}
+
+// Releases old copies until one more fits; false while all of them are needed.
+bool Sidecar::make_room() {
+  while (held_.full()) {
+    const std::vector<Version> held = held_.oldest_first();
+    const auto old =
+        std::ranges::find_if(held, [this](const Version& version) { return !needed(version); });
+    if (old == held.end()) return false;
+    release(*old);
+  }
+  return true;
+}
+
+void Sidecar::release(const Version& version) {
+  if (!held_.remove(version)) return;
+  released_ = true;
+  notify_staged();  // first, so that no switch begins to read a copy that goes
+  out_.emplace_back(ReleaseVersion{version});
+}
+
+// A copy that was staged and then never decided, because its publish failed or was cancelled while
+// this sidecar was cut off, is no version to roll back to.
+void Sidecar::release_undecided() {
+  held_.mark_decided(record().target);
+  std::vector<Version> undecided = held_.never_decided();
+  std::erase_if(undecided, [this](const Version& version) {
+    const bool comes = round_.state() != ReceiveState::kIdle && round_.version() == version;
+    return comes || needed(version);
+  });
+  for (const Version& version : undecided) release(version);
+}
+
+void Sidecar::handle(const CopyChecked& event) {
+  const std::optional<Version> version = held_.checked_by(event.check);
+  if (!version) {
+    ++dropped_;
+    return;
+  }
+  if (event.intact) {
+    held_.confirm(*version);
+    return;
+  }
+  // The copy has changed: release it, and ask the coordinator for it again.
+  (void)held_.remove(*version);
+  out_.emplace_back(ReleaseVersion{*version});
+  registration_.request_hello();
+  notify_replicas_ = true;
+  if (round_.state() != ReceiveState::kIdle && round_.version() == *version) round_.close();
+}
+
+// ---- decisions ----
+
+TargetFacts Sidecar::facts_of(const Version& target) const {
+  TargetFacts facts;
+  if (const HeldCopy* copy = held_.find(target)) facts.held = copy->content;
+  if (round_.state() != ReceiveState::kIdle && round_.version() == target)
+    facts.announced = round_.announce().content_digest;
+  facts.in_use = held_.versions();
+  for (const auto& [name, replica] : replicas_.all())
+    facts.in_use.push_back(replica.report(now_).version);
+  return facts;
+}
+
+void Sidecar::apply(const control::Envelope& envelope, const control::Decide& message) {
+  Judgement judgement = record_.judge(envelope.fence, message, facts_of(message.target));
+  if (judgement.other_bytes) record_.set_other_bytes(message.target);
+  const CoordinatorMessage cause{.envelope = envelope, .message = message};
+  switch (judgement.verdict) {
+    case DecisionVerdict::kRefused:
+      reply(
+          envelope.round, envelope.request,
+          control::Decided{.number = message.number, .refused = true, .reason = judgement.reason});
+      return;
+    case DecisionVerdict::kRepeated:  // the answers may have been lost
+      ++dropped_;
+      reply(envelope.round, envelope.request, control::Decided{.number = message.number});
+      if (const control::Switched* switched = replicas_.reported(message.number))
+        reply(envelope.round, envelope.request, *switched);
+      return;
+    case DecisionVerdict::kOutdated:
+      ++dropped_;
+      return;
+    case DecisionVerdict::kWithdraws:
+    case DecisionVerdict::kDecides:
+      break;
+  }
+  Persist persist = record_.write(std::move(judgement.next), cause);
+  if (judgement.verdict == DecisionVerdict::kDecides && planted("decision_not_persisted")) {
+    (void)record_.finish({.token = persist.token, .failure = {}});
+    apply_decision(envelope, message);
+    return;
+  }
+  out_.emplace_back(std::move(persist));
+}
+
+// The decision is on disc: now it is acted on.
+void Sidecar::apply_decision(const control::Envelope& envelope, const control::Decide& decide) {
+  release_undecided();
+  if (round_.state() == ReceiveState::kStaged && round_.version() == decide.target) round_.close();
+  reply(envelope.round, envelope.request, control::Decided{.number = decide.number});
+  forward(replicas_.decide(envelope, decide, record(), now_));
+}
+
+// ---- replicas ----
+
+void Sidecar::handle(const ReplicaEvent& event) {
+  auto commands = replicas_.handle(event, record(), held_.versions(), now_);
+  if (commands)
+    forward(std::move(*commands));
+  else
+    ++dropped_;
+}
+
+void Sidecar::notify_staged() {
+  forward(replicas_.notify_staged(held_.versions(), record(), now_));
+}
+
+void Sidecar::forward(ReplicaSet::Commands commands) {
+  for (ReplicaCommand& command : commands) {
+    if (auto* to_replica = std::get_if<ForReplica>(&command)) {
+      out_.emplace_back(std::move(*to_replica));
+    } else if (auto check = held_.check(std::get<reload::CopySuspect>(command).version)) {
+      // The engines may be at fault as well: only a copy that has changed is released.
+      out_.emplace_back(*check);
+    }
+  }
+}
+
+// ---- what it reports ----
+
+control::Heartbeat Sidecar::heartbeat(TimePoint now) const {
+  return {.target = record().target, .staged = held_.versions(), .replicas = reports(now)};
+}
+
+std::vector<control::ReplicaReport> Sidecar::reports(TimePoint now) const {
+  std::vector<control::ReplicaReport> all;
+  for (const auto& [name, replica] : replicas()) all.push_back(report(replica, now));
+  return all;
+}
+
+control::ReplicaReport Sidecar::report(const reload::ReplicaSwitch& replica, TimePoint now) const {
+  control::ReplicaReport report = replica.report(now);
+  if (!report.ready) return report;
+  if (auto reason = record_.unready_reason(report.version)) {
+    report.ready = false;
+    report.reason = std::move(*reason);
+  }
+  return report;
+}
+
+control::StatusReply Sidecar::status(TimePoint now) const {
+  control::StatusReply reply{.role = "sidecar",
+                             .fence = fence(),
+                             .decision = record().decision.number,
+                             .target = record().target,
+                             .withdrawn = record().withdrawn};
+  if (const auto older = held_.rollback_target(record().target, record().withdrawn)) {
+    reply.can_roll_back = true;
+    reply.rollback_target = *older;
+  }
+  reply.activity = replicas_.activity().value_or("idle");
+  if (round_.state() == ReceiveState::kStaging)
+    reply.activity = fmt::format("staging {}", round_.version().to_string());
+  control::SidecarReport self{.name = options_.name,
+                              .host = options_.host,
+                              .pid = options_.pid,
+                              .connected = welcomed(),
+                              .target = record().target,
+                              .staged = held_.versions()};
+  self.replicas = reports(now);
+  reply.sidecars.push_back(std::move(self));
+  return reply;
+}
+
+Result<> Sidecar::invariants() const {
+  WSYNC_TRY(record_.invariants());
+  WSYNC_TRY(held_.invariants());
+  WSYNC_TRY(round_.invariants());
+  WSYNC_TRY(registration_.invariants());
+  const HeldCopy* target = held_.find(record().target);
+  if (target != nullptr && record().content != Digest{} && target->content != record().content)
+    return fail(ErrorCode::kInternal,
+                fmt::format("the copy of {} is not what was decided", record().target.to_string()));
+  if (round_.state() == ReceiveState::kStaged && held_.find(round_.version()) == nullptr)
+    return fail(ErrorCode::kInternal, "a staged version is not held");
+  return replicas_.invariants(record());
+}
+
+}  // namespace wsync::staging

@@ -1,0 +1,125 @@
+// Sidecar: the core of an inference host as a pure state machine. It joins
+//   - Registration: its place with the coordinator (registration.h),
+//   - DecisionRecord: what is stored before it is acted on (decision_record.h),
+//   - ReceiveRound: the version on its way in (receive_round.h),
+//   - HeldVersions: the verified copies (held_versions.h),
+//   - ReplicaSet: the switches of its replicas, and their outcomes (replica_set.h).
+// Each of these has its states, its transition table and its invariants. The sidecar itself only
+// dispatches events to them, and turns what has changed into commands.
+//
+// Driving it: give every event to step() with the current time, and execute the commands in order.
+// Keep one timer at next_wake() and send Tick when it fires. The port watches for silence
+// (CoordinatorLost) and sends heartbeat(); everything else that is sent comes as a Reply.
+//
+// Without a coordinator it works on: engines are accepted, and brought to the target from the
+// copies that are held.
+//
+// It has more than 25 methods, and some 400 lines, because each of the ten events and of the six
+// messages that it handles has an overload. They are short, and keep no state of their own.
+//
+// Thread: one. No I/O. Nothing here blocks or throws.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "inference_side/reload/replica_switch.h"
+#include "inference_side/staging/decision_record.h"
+#include "inference_side/staging/held_versions.h"
+#include "inference_side/staging/receive_round.h"
+#include "inference_side/staging/registration.h"
+#include "inference_side/staging/replica_set.h"
+#include "inference_side/staging/sidecar_events.h"
+#include "inference_side/staging/sidecar_record.h"
+#include "shared/base/clock.h"
+#include "shared/base/error.h"
+#include "shared/control/messages.h"
+
+namespace wsync::staging {
+
+class Sidecar {
+ public:
+  // `record`: what was on disc, or a default record. `held`: copies that outlived a restart (none
+  // when they were in anonymous memory).
+  explicit Sidecar(SidecarOptions options, SidecarRecord record = {},
+                   std::vector<HeldCopy> held = {});
+
+  // Aborts the process when an invariant breaks.
+  [[nodiscard]] std::vector<SidecarCommand> step(const SidecarEvent& event);
+
+  // When the next Tick is due; none while nothing is waited for.
+  [[nodiscard]] std::optional<TimePoint> next_wake() const;
+  // For the coordinator; the agent fills in sequence and staged_bytes. Its envelope carries
+  // fence().
+  [[nodiscard]] control::Heartbeat heartbeat(TimePoint now) const;
+  [[nodiscard]] control::StatusReply status(TimePoint now) const;
+  [[nodiscard]] const SidecarRecord& record() const noexcept { return record_.stored(); }
+  [[nodiscard]] const control::Fence& fence() const noexcept { return record_.stored().fence; }
+  [[nodiscard]] bool welcomed() const noexcept { return registration_.welcomed(); }
+  [[nodiscard]] const HeldVersions& held() const noexcept { return held_; }
+  [[nodiscard]] const std::map<std::string, reload::ReplicaSwitch>& replicas() const noexcept {
+    return replicas_.all();
+  }
+  // The report of one replica and of every one, as heartbeats, status and metrics show it.
+  [[nodiscard]] control::ReplicaReport report(const reload::ReplicaSwitch& replica,
+                                              TimePoint now) const;
+  [[nodiscard]] std::vector<control::ReplicaReport> reports(TimePoint now) const;
+  // The version that is offered or being staged; none = 0.0.
+  [[nodiscard]] Version incoming() const { return round_.version(); }
+  // Messages that were late, duplicate, of another round or of a lower fence.
+  [[nodiscard]] std::uint64_t dropped() const noexcept { return dropped_; }
+  // kInternal with the first broken rule of its parts, or of their agreement: the copy of the
+  // target is what was decided, a staged version is held, every replica works towards the target.
+  [[nodiscard]] Result<> invariants() const;
+
+ private:
+  void handle(const LinkUp& event);
+  void handle(const CoordinatorLost& event);
+  void handle(const CoordinatorMessage& event);
+  void handle(const Persisted& event);
+  void handle(const LayoutChecked& event);
+  void handle(const StagingDone& event);
+  void handle(const StagingFailed& event);
+  void handle(const CopyChecked& event);
+  void handle(const ReplicaEvent& event);
+  void handle(const reload::Tick& event);
+
+  void apply(const CoordinatorMessage& event);
+  void apply(const control::Envelope& envelope, const control::Welcome& message);
+  void apply(const control::Envelope& envelope, const control::Announce& message);
+  void apply(const control::Envelope& envelope, const control::Stage& message);
+  void apply(const control::Envelope& envelope, const control::Abort& message);
+  void apply(const control::Envelope& envelope, const control::Decide& message);
+  void apply(const control::Envelope& envelope, const control::Leave& message);
+
+  void apply_decision(const control::Envelope& envelope, const control::Decide& decide);
+  [[nodiscard]] TargetFacts facts_of(const Version& target) const;
+  [[nodiscard]] std::optional<std::string> offer_refusal(const control::Announce& announce) const;
+  [[nodiscard]] bool needed(const Version& version) const;
+  [[nodiscard]] bool make_room();
+  void reply_staged(const std::string& failure, bool source_lost);
+  void drop_incoming();
+  void release(const Version& version);
+  void release_undecided();
+  void notify_staged();
+  void forward(ReplicaSet::Commands commands);
+  void send_hello();
+  void reply(std::uint64_t round, std::uint64_t request, control::Message message);
+
+  SidecarOptions options_;
+  Registration registration_;
+  DecisionRecord record_;
+  HeldVersions held_;
+  ReceiveRound round_;
+  ReplicaSet replicas_;
+  Digest layout_;                 // the last one accepted
+  bool released_ = false;         // since the last BeatNow
+  bool notify_replicas_ = false;  // the held versions have changed
+  std::uint64_t dropped_ = 0;
+  TimePoint now_{};
+  std::vector<SidecarCommand> out_;
+};
+
+}  // namespace wsync::staging

@@ -1,0 +1,144 @@
+// What a Sidecar is told (events), what it wants done (commands), and its options.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "inference_side/reload/switch_events.h"
+#include "inference_side/staging/sidecar_record.h"
+#include "shared/base/clock.h"
+#include "shared/base/limits.h"
+#include "shared/control/messages.h"
+
+namespace wsync::staging {
+
+struct SidecarOptions {
+  std::string name;
+  std::string host;
+  std::uint32_t pid = 0;
+  std::string boot_id;
+  std::uint64_t pid_namespace = 0;
+  std::string data_address;                                    // of its relay; empty = no relay
+  std::uint64_t versions_held = limits::kVersionsHeldDefault;  // at least 2
+  // Deadlines of a switch for which the coordinator sets none, and of catching up after a restart.
+  std::chrono::milliseconds pause{limits::kPauseDeadlineMs};
+  std::chrono::milliseconds load{limits::kLoadDeadlineMs};
+  reload::SwitchOptions replica;  // of every replica; name and world size come from its ranks
+  // Time between two Hellos while no coordinator welcomes this sidecar. It also bounds how long a
+  // restarted sidecar waits for its name once the process that had it is known to be gone.
+  std::chrono::milliseconds hello_retry{limits::kHelloRetryMs};
+};
+
+// ---- events ----
+
+// The port has connected, for the first time or again: a Hello is due.
+struct LinkUp {};
+// The port has lost the coordinator.
+struct CoordinatorLost {};
+struct CoordinatorMessage {
+  control::Envelope envelope;
+  control::Message message;
+};
+// The answer to Persist.
+struct Persisted {
+  std::uint64_t token = 0;
+  std::string failure;  // not empty: the record on disc is still the old one
+};
+// The answer to CheckLayout. The layout is accepted when no problem and no reason is named.
+struct LayoutChecked {
+  std::uint64_t round = 0;
+  bool layout_unknown = false;
+  std::string reason;
+  std::vector<control::Problem> problems;
+};
+// The answers to StartStaging. An answer to an attempt that was cancelled is dropped.
+struct StagingDone {
+  std::uint64_t attempt = 0;
+  Digest content_digest;  // computed over the bytes held
+  std::uint64_t bytes = 0;
+  std::uint64_t staging_ns = 0;
+};
+struct StagingFailed {
+  std::uint64_t attempt = 0;
+  std::string reason;
+  bool source_lost = false;  // the buckets that have arrived are kept; a new source sends the rest
+};
+// The answer to CheckCopy. An answer about a copy that was released is dropped.
+struct CopyChecked {
+  std::uint64_t check = 0;
+  bool intact = false;  // the bytes still have their content digest
+};
+using RankEvent =
+    std::variant<reload::RankAttached, reload::RankDetached, reload::RankPaused, reload::RankLoaded,
+                 reload::LoadNotBegun, reload::RankCommitted, reload::RankResumed>;
+// An event of one rank. A RankAttached makes its replica known; only then is world_size read.
+struct ReplicaEvent {
+  std::string replica;
+  std::uint32_t world_size = 1;
+  RankEvent what;
+};
+
+struct SidecarEvent {
+  TimePoint now{};
+  std::variant<LinkUp, CoordinatorLost, CoordinatorMessage, Persisted, LayoutChecked, StagingDone,
+               StagingFailed, CopyChecked, ReplicaEvent, reload::Tick>
+      what;
+};
+
+// ---- commands ----
+
+// To the coordinator.
+struct Reply {
+  control::Envelope envelope;
+  control::Message message;
+};
+// Write the record durably, then give Persisted. Until then no message of the coordinator is
+// handled.
+struct Persist {
+  std::uint64_t token = 0;
+  SidecarRecord record;
+};
+// The coordinator's sockets are known; a hand-over on the same host may be tried.
+struct Welcomed {
+  control::Welcome welcome;
+};
+// Compare the offered layout with the layouts of the engines, and the memory with what it needs.
+struct CheckLayout {
+  std::uint64_t round = 0;
+  control::Announce announce;
+};
+struct StartStaging {
+  std::uint64_t attempt = 0;
+  control::Announce announce;  // its layout may be empty: then the known layout is meant
+  control::Stage stage;
+  bool resume = false;  // buckets of an earlier attempt are here: fetch the missing ones
+};
+// Give up the version that is being staged; none of its bytes are kept.
+struct CancelStaging {
+  Version version;
+};
+// The store releases this version.
+struct ReleaseVersion {
+  Version version;
+};
+// A version was released: send heartbeat() now, so that the coordinator does not choose a copy that
+// is no longer here.
+struct BeatNow {};
+// A replica could not load this version: compute the content digest of the copy again.
+struct CheckCopy {
+  std::uint64_t check = 0;
+  Version version;
+};
+// A command of a replica's switch. Done and CopySuspect never reach the caller: the sidecar
+// handles them.
+struct ForReplica {
+  std::string replica;
+  reload::SwitchCommand command;
+};
+using SidecarCommand = std::variant<Reply, Persist, Welcomed, CheckLayout, StartStaging,
+                                    CancelStaging, ReleaseVersion, BeatNow, CheckCopy, ForReplica>;
+
+}  // namespace wsync::staging

@@ -1,0 +1,109 @@
+// What the ranks of a replica hold and do.
+#include "inference_side/reload/rank_table.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/versions.h"
+
+namespace wsync::reload {
+namespace {
+
+using control::RankState;
+
+RankTable serving(std::uint32_t world_size) {
+  RankTable ranks(world_size);
+  for (std::uint32_t rank = 0; rank < world_size; ++rank)
+    ranks.attach({.rank = rank, .leader = rank == 1, .state = RankState::kServing, .active = kV1});
+  return ranks;
+}
+
+TEST(RankTable, IsCompleteWhenEveryRankIsAttached) {
+  RankTable ranks(2);
+  EXPECT_EQ(ranks.missing(), "rank 0 is not attached");
+  ranks.attach({.rank = 0, .state = RankState::kLoading, .active = {}});
+  EXPECT_EQ(ranks.attached(), 1U);
+  EXPECT_FALSE(ranks.complete());
+  EXPECT_FALSE(ranks.is_attached(1));
+  EXPECT_FALSE(ranks.is_attached(9));
+  ranks.attach({.rank = 1, .leader = true, .state = RankState::kLoading, .active = {}});
+  EXPECT_TRUE(ranks.complete());
+  EXPECT_EQ(ranks.leader(), 1U);
+  EXPECT_TRUE(ranks.is_leader(1));
+  ranks.detach(1);
+  EXPECT_FALSE(ranks.is_leader(1));
+  EXPECT_EQ(ranks.leader(), 0U);
+  EXPECT_TRUE(ranks.invariants().has_value());
+}
+
+TEST(RankTable, AHelloSaysWhatTheRankHolds) {
+  struct Case {
+    RankState state;
+    Version active;
+    std::optional<Version> whole;
+    bool written;
+  };
+  for (const Case& one :
+       {Case{RankState::kServing, kV1, kV1, false}, Case{RankState::kPaused, kV1, kV1, false},
+        Case{RankState::kPaused, {}, std::nullopt, false},
+        Case{RankState::kLoading, kV1, std::nullopt, false},
+        Case{RankState::kLoaded, kV1, std::nullopt, true},
+        Case{RankState::kTainted, kV1, std::nullopt, true}}) {
+    RankTable ranks(1);
+    ranks.attach({.rank = 0, .state = one.state, .active = one.active});
+    EXPECT_EQ(ranks.uniform(), one.whole);
+    EXPECT_EQ(ranks.any_written(), one.written);
+    EXPECT_TRUE(ranks.invariants().has_value());
+  }
+}
+
+TEST(RankTable, ALoadWritesEveryRankUntilItCommits) {
+  RankTable ranks = serving(2);
+  EXPECT_EQ(ranks.uniform(), kV1);
+  ranks.begin_load();
+  EXPECT_FALSE(ranks.uniform());
+  EXPECT_TRUE(ranks.any_written());
+  EXPECT_TRUE(ranks.awaits(0));
+  ranks.set_answered(0);
+  EXPECT_FALSE(ranks.awaits(0));
+  EXPECT_FALSE(ranks.all_answered());
+  ranks.set_answered(1);
+  EXPECT_TRUE(ranks.all_answered());
+  ranks.expect_answers();
+  ranks.commit(0, kV2);
+  EXPECT_FALSE(ranks.uniform());
+  ranks.commit(1, kV2);
+  EXPECT_EQ(ranks.uniform(), kV2);
+  EXPECT_TRUE(ranks.all_answered());
+}
+
+TEST(RankTable, ALoadThatCouldNotBeginChangesNothing) {
+  RankTable ranks(3);
+  ranks.attach({.rank = 0, .leader = true, .state = RankState::kPaused, .active = kV1});
+  ranks.attach({.rank = 1, .state = RankState::kLoading, .active = {}});
+  ranks.attach({.rank = 2, .state = RankState::kTainted, .active = {}});
+  ranks.begin_load();
+  ranks.revert_load();
+  EXPECT_TRUE(ranks.any_written());
+  ranks.detach(2);
+  EXPECT_FALSE(ranks.any_written()) << "only rank 2 was";
+}
+
+TEST(RankTable, WhileTheLeaderServesEveryWholeRankMay) {
+  RankTable ranks = serving(2);
+  ranks.set_serving(0, false);
+  EXPECT_FALSE(ranks.quiesced());
+  EXPECT_TRUE(ranks.leader_serves());
+  ranks.assume_serving();
+  ranks.set_serving(1, false);
+  EXPECT_FALSE(ranks.quiesced()) << "rank 0 may be inside a step";
+  ranks.set_serving(0, false);
+  EXPECT_TRUE(ranks.quiesced());
+}
+
+TEST(RankTableDeathTest, AMoveWithoutARowAborts) {
+  RankTable ranks = serving(1);
+  EXPECT_DEATH(ranks.commit(0, kV2), "a rank cannot go from whole to whole");
+}
+
+}  // namespace
+}  // namespace wsync::reload

@@ -1,0 +1,78 @@
+// The copies that a sidecar holds, and the checks of copies that could not be loaded.
+#include "inference_side/staging/held_versions.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/versions.h"
+
+namespace wsync::staging {
+namespace {
+
+HeldCopy copy_of(const Version& version) {
+  return {.version = version, .content = {.low = version.step}, .bytes = 8};
+}
+
+TEST(HeldVersions, KeepsTheOrderInWhichCopiesCame) {
+  HeldVersions held(2, {});
+  EXPECT_TRUE(held.empty());
+  held.add(copy_of(kV3));
+  EXPECT_FALSE(held.full());
+  held.add(copy_of(kV1));
+  EXPECT_TRUE(held.full());
+  EXPECT_EQ(held.oldest_first(), (std::vector{kV3, kV1}));
+  EXPECT_EQ(held.versions(), (std::vector{kV1, kV3}));
+  ASSERT_NE(held.find(kV3), nullptr);
+  EXPECT_EQ(held.find(kV3)->content.low, 3U);
+  EXPECT_EQ(held.find(kV2), nullptr);
+  EXPECT_TRUE(held.remove(kV3));
+  EXPECT_FALSE(held.remove(kV3));
+  EXPECT_EQ(held.size(), 1U);
+}
+
+TEST(HeldVersions, NamesWhatWasNeverDecided) {
+  HeldVersions held(3, {copy_of(kV1), copy_of(kV2)});
+  held.mark_decided(kV1);
+  held.mark_decided(kV3);  // not held
+  EXPECT_EQ(held.never_decided(), std::vector{kV2});
+}
+
+TEST(HeldVersions, GoesBackToTheGreatestVersionBelowTheTarget) {
+  const HeldVersions held(4, {copy_of(kV2), copy_of(kV1), copy_of(kV3)});
+  EXPECT_EQ(held.rollback_target(kV3, {}), kV2);
+  EXPECT_EQ(held.rollback_target(kV3, std::vector{kV2}), kV1);
+  EXPECT_EQ(held.rollback_target(kV1, {}), std::nullopt);
+}
+
+TEST(HeldVersions, ACheckIsVoidOnceItsCopyIsReleased) {
+  HeldVersions held(2, {copy_of(kV1)});
+  EXPECT_FALSE(held.check(kV2));
+  const auto first = held.check(kV1);
+  ASSERT_TRUE(first);
+  EXPECT_FALSE(held.check(kV1)) << "it is being checked";
+  EXPECT_EQ(held.checked_by(first->check), kV1);
+  held.confirm(kV1);
+  EXPECT_FALSE(held.checked_by(first->check)) << "the check is over";
+  const auto second = held.check(kV1);
+  ASSERT_TRUE(second);
+  EXPECT_NE(second->check, first->check);
+  EXPECT_TRUE(held.remove(kV1));
+  held.add(copy_of(kV1));
+  EXPECT_FALSE(held.checked_by(second->check)) << "that was another copy";
+}
+
+TEST(HeldVersions, InvariantsNameWhatIsTooMuchOrHeldTwice) {
+  HeldVersions many(1, {copy_of(kV1), copy_of(kV2)});
+  ASSERT_FALSE(many.invariants().has_value());
+  EXPECT_EQ(many.invariants().error().message(), "2 versions held, at most 1 allowed");
+  HeldVersions twice(2, {copy_of(kV1), copy_of(kV1)});
+  ASSERT_FALSE(twice.invariants().has_value());
+  EXPECT_EQ(twice.invariants().error().message(), "version 1.1 is held twice");
+}
+
+TEST(HeldVersionsDeathTest, AMoveWithoutARowAborts) {
+  HeldVersions held(1, {copy_of(kV1)});
+  EXPECT_DEATH(held.confirm(kV1), "the copy of 1.1 cannot go from held to held");
+}
+
+}  // namespace
+}  // namespace wsync::staging

@@ -1,0 +1,103 @@
+// The replicas of a sidecar: who is known, and the outcomes that a decision is owed.
+#include "inference_side/staging/replica_set.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/versions.h"
+
+namespace wsync::staging {
+namespace {
+
+class ReplicaSetTest : public testing::Test {
+ protected:
+  [[nodiscard]] static ReplicaEvent hello(const std::string& name, std::uint32_t world_size = 1) {
+    return {.replica = name,
+            .world_size = world_size,
+            .what = reload::RankAttached{
+                .rank = 0, .leader = true, .state = control::RankState::kServing, .active = kV1}};
+  }
+  [[nodiscard]] static ReplicaEvent lost(const std::string& name) {
+    return {.replica = name, .what = reload::RankDetached{.rank = 0}};
+  }
+  bool handle(const ReplicaEvent& event) {
+    return replicas.handle(event, record, {kV1, kV2}, now).has_value();
+  }
+  ReplicaSet::Commands decide(const Version& target) {
+    record.decision.number += 1;
+    record.target = target;
+    const control::Decide message{.number = record.decision.number, .target = target};
+    control::Envelope envelope;
+    envelope.round = 7;
+    return replicas.decide(envelope, message, record, now);
+  }
+
+  ReplicaSet replicas{SidecarOptions{}};
+  SidecarRecord record;
+  TimePoint now{1};
+};
+
+TEST_F(ReplicaSetTest, ARankThatAttachesMakesItsReplicaKnown) {
+  EXPECT_FALSE(handle(lost("r")));
+  EXPECT_TRUE(handle(hello("r")));
+  EXPECT_FALSE(handle(hello("r", 2))) << "a replica in use has one number of ranks";
+  EXPECT_TRUE(handle(lost("r")));
+  EXPECT_TRUE(handle(hello("r", 2)));
+  EXPECT_EQ(replicas.all().at("r").world_size(), 2U);
+}
+
+TEST_F(ReplicaSetTest, ReportsOnceWhenNoReplicaOwesAnOutcome) {
+  EXPECT_FALSE(replicas.take_report()) << "nothing was decided";
+  ASSERT_TRUE(handle(hello("r")));
+  const ReplicaSet::Commands commands = decide(kV2);
+  ASSERT_EQ(commands.size(), 1U);
+  const auto& pause = std::get<ForReplica>(commands[0]);
+  EXPECT_EQ(pause.replica, "r");
+  EXPECT_TRUE(std::holds_alternative<reload::SendPause>(pause.command));
+  EXPECT_TRUE(replicas.needs(kV2));
+  EXPECT_EQ(replicas.activity(), "replica 'r': pausing");
+  EXPECT_EQ(replicas.outcome_state(), OutcomeState::kCollecting);
+  EXPECT_FALSE(replicas.take_report());
+  EXPECT_EQ(replicas.reported(1), nullptr);
+  while (replicas.outcome_state() == OutcomeState::kCollecting) {  // nobody answers the pause
+    ASSERT_TRUE(replicas.next_wake());
+    now = *replicas.next_wake();
+    (void)replicas.tick(record, now);
+    if (const auto report = replicas.take_report()) {
+      EXPECT_EQ(report->round, 7U);
+      EXPECT_EQ(report->switched.outcomes.size(), 1U);
+    }
+  }
+  EXPECT_FALSE(replicas.take_report()) << "once";
+  ASSERT_NE(replicas.reported(1), nullptr);
+  EXPECT_EQ(replicas.reported(2), nullptr);
+}
+
+TEST_F(ReplicaSetTest, ANewerDecisionStartsTheOutcomesAnew) {
+  ASSERT_TRUE(handle(hello("r")));
+  (void)decide(kV2);
+  (void)decide(kV1);  // which the replica serves still
+  EXPECT_TRUE(replicas.invariants(record).has_value());
+  EXPECT_EQ(replicas.outcome_state(), OutcomeState::kCollecting);
+}
+
+TEST_F(ReplicaSetTest, AReplicaWithoutEnginesOwesNoOutcomeOfASwitch) {
+  ASSERT_TRUE(handle(hello("r")));
+  ASSERT_TRUE(handle(lost("r")));
+  (void)decide(kV2);
+  const auto report = replicas.take_report();
+  ASSERT_TRUE(report);
+  EXPECT_TRUE(report->switched.outcomes.empty());
+}
+
+TEST_F(ReplicaSetTest, InvariantsNameAReplicaWithAnotherTarget) {
+  ASSERT_TRUE(handle(hello("r")));
+  record.target = kV2;
+  ASSERT_FALSE(replicas.invariants(record).has_value());
+  EXPECT_EQ(replicas.invariants(record).error().message(),
+            "replica 'r' works towards another version than the target");
+  record.withdrawn = {kV2};
+  EXPECT_TRUE(replicas.invariants(record).has_value()) << "nothing is left to work towards";
+}
+
+}  // namespace
+}  // namespace wsync::staging

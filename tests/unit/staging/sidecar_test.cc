@@ -1,0 +1,767 @@
+// The core of a sidecar: what it stores before it acts, what it refuses, and what it brings to its
+// replicas.
+#include "inference_side/staging/sidecar.h"
+
+#include <algorithm>
+#include <functional>
+#include <gtest/gtest.h>
+
+#include "tests/support/versions.h"
+
+namespace wsync::staging {
+namespace {
+
+using control::Envelope;
+using control::Fence;
+
+const Fence kOld{.epoch = 1};
+const Fence kNow{.epoch = 2};
+const Fence kNext{.epoch = 3};
+
+Digest content_of(const Version& version) { return {.low = version.step, .high = 9}; }
+
+class SidecarTest : public testing::Test {
+ protected:
+  template <class T>
+  void step(T what) {
+    now = now + std::chrono::milliseconds(1);
+    last = sidecar.step({.now = now, .what = std::move(what)});
+  }
+  void message(const Fence& fence, std::uint64_t round, control::Message m) {
+    Envelope envelope;
+    envelope.fence = fence;
+    envelope.round = round;
+    step(CoordinatorMessage{.envelope = envelope, .message = std::move(m)});
+  }
+  template <class T>
+  [[nodiscard]] const T* command() const {
+    for (const SidecarCommand& c : last)
+      if (const T* found = std::get_if<T>(&c)) return found;
+    return nullptr;
+  }
+  template <class T>
+  [[nodiscard]] const T* replied() const {
+    for (const SidecarCommand& c : last)
+      if (const auto* r = std::get_if<Reply>(&c))
+        if (const T* found = std::get_if<T>(&r->message)) return found;
+    return nullptr;
+  }
+  template <class T>
+  [[nodiscard]] const T* to_replica() const {
+    for (const SidecarCommand& c : last)
+      if (const auto* r = std::get_if<ForReplica>(&c))
+        if (const T* found = std::get_if<T>(&r->command)) return found;
+    return nullptr;
+  }
+  void persisted(std::string failure = "") {
+    const auto* persist = command<Persist>();
+    ASSERT_NE(persist, nullptr);
+    step(Persisted{.token = persist->token, .failure = std::move(failure)});
+  }
+  void welcome(const Fence& fence) {
+    message(fence, 0, control::Welcome{});
+    if (command<Persist>() != nullptr) persisted();
+  }
+  void announce(std::uint64_t round, const Version& version) {
+    message(kNow, round,
+            control::Announce{.version = version,
+                              .layout_digest = {.low = 1},
+                              .content_digest = content_of(version)});
+  }
+  void stage(std::uint64_t round, const Version& version) {
+    announce(round, version);
+    step(LayoutChecked{.round = round});
+    message(kNow, round, control::Stage{.version = version, .source = "a"});
+    if (const auto* start = command<StartStaging>())
+      step(StagingDone{.attempt = start->attempt, .content_digest = content_of(version)});
+  }
+  void decide(std::uint64_t number, const Version& version, std::vector<Version> withdrawn = {}) {
+    message(kNow, 7,
+            control::Decide{.number = number,
+                            .kind = withdrawn.empty() ? control::DecisionKind::kSwitch
+                                                      : control::DecisionKind::kRollback,
+                            .target = version,
+                            .withdrawn = std::move(withdrawn),
+                            .content_digest = content_of(version)});
+  }
+  // One replica of one rank that serves `version`.
+  void engine(const Version& version) {
+    step(ReplicaEvent{
+        .replica = "r",
+        .world_size = 1,
+        .what = reload::RankAttached{
+            .rank = 0,
+            .leader = true,
+            .state = version.none() ? control::RankState::kLoading : control::RankState::kServing,
+            .active = version}});
+  }
+  // Answers what the replica is asked until nothing is asked.
+  void run_switch() {
+    for (int i = 0; i < 20; ++i) {
+      RankEvent answer;
+      if (const auto* pause = to_replica<reload::SendPause>())
+        answer = reload::RankPaused{.rank = 0, .request = pause->request};
+      else if (const auto* load = to_replica<reload::BeginLoad>())
+        answer = reload::RankLoaded{
+            .rank = 0, .request = load->request, .version = load->version, .bytes = 1};
+      else if (const auto* commit = to_replica<reload::SendCommit>())
+        answer = reload::RankCommitted{
+            .rank = 0, .request = commit->request, .version = commit->version};
+      else if (const auto* resume = to_replica<reload::SendResume>())
+        answer = reload::RankResumed{.rank = 0, .request = resume->request};
+      else
+        return;
+      step(ReplicaEvent{.replica = "r", .what = answer});
+    }
+  }
+  void serve(const Version& version) {
+    welcome(kNow);
+    stage(1, version);
+    decide(1, version);
+    persisted();
+    engine({});
+    run_switch();
+  }
+
+  // Serves V1 and is to switch to V2; two loads of it fail. The check that is asked for.
+  std::uint64_t fail_to_load_v2() {
+    serve(kV1);
+    stage(2, kV2);
+    decide(2, kV2);
+    persisted();
+    std::uint64_t check = 0;
+    const auto* pause = to_replica<reload::SendPause>();
+    if (pause == nullptr) return check;
+    step(ReplicaEvent{.replica = "r",
+                      .what = reload::RankPaused{.rank = 0, .request = pause->request}});
+    for (int i = 0; i < 2; ++i) {
+      const auto* load = to_replica<reload::BeginLoad>();
+      EXPECT_EQ(load->version, kV2);
+      step(ReplicaEvent{
+          .replica = "r",
+          .what = reload::RankLoaded{.rank = 0, .request = load->request, .failure = "no memory"}});
+      EXPECT_EQ(command<ReleaseVersion>(), nullptr);
+    }
+    if (const auto* asked = command<CheckCopy>()) check = asked->check;
+    EXPECT_NE(check, 0U);
+    return check;
+  }
+
+  Sidecar sidecar{{.name = "s"}};
+  TimePoint now{1};
+  std::vector<SidecarCommand> last;
+};
+
+TEST_F(SidecarTest, StoresAHigherFenceBeforeItAnswersAndSaysHelloAgain) {
+  step(LinkUp{});
+  ASSERT_NE(replied<control::Hello>(), nullptr);
+  message(kNow, 0, control::Welcome{});
+  ASSERT_NE(command<Persist>(), nullptr);
+  EXPECT_EQ(command<Persist>()->record.fence, kNow);
+  EXPECT_EQ(replied<control::Hello>(), nullptr);
+  EXPECT_EQ(sidecar.fence(), Fence{});
+  persisted();
+  EXPECT_EQ(sidecar.fence(), kNow);
+  ASSERT_NE(replied<control::Hello>(), nullptr);
+  EXPECT_NE(command<Welcomed>(), nullptr);
+}
+
+TEST_F(SidecarTest, AHelloUnderTheCoordinatorsFenceIsSaidOnceWhenItIsAnswered) {
+  welcome(kNow);
+  step(CoordinatorLost{});
+  step(LinkUp{});
+  EXPECT_FALSE(sidecar.welcomed());
+  const auto* said = command<Reply>();
+  ASSERT_NE(said, nullptr);
+  ASSERT_NE(replied<control::Hello>(), nullptr);
+  const CoordinatorMessage answer{.envelope = {.fence = kNow, .request = said->envelope.request},
+                                  .message = control::Welcome{}};
+  step(answer);
+  EXPECT_TRUE(sidecar.welcomed());
+  EXPECT_NE(command<Welcomed>(), nullptr);
+  EXPECT_EQ(replied<control::Hello>(), nullptr) << "it would throw us out of the round";
+  for (int i = 0; i < 3; ++i) {
+    now = now + std::chrono::seconds(10);
+    step(reload::Tick{});
+    EXPECT_EQ(replied<control::Hello>(), nullptr);
+  }
+  // One that answers nothing asks for a Hello.
+  message(kNow, 0, control::Welcome{});
+  EXPECT_NE(replied<control::Hello>(), nullptr);
+}
+
+TEST_F(SidecarTest, ALowerFenceChangesNothingAndIsTold) {
+  serve(kV1);
+  const SidecarRecord before = sidecar.record();
+  const control::Message messages[] = {
+      control::Welcome{}, control::Announce{.version = kV2}, control::Stage{.version = kV2},
+      control::Abort{.version = kV1}, control::Decide{.number = 99, .target = kV2}};
+  for (const control::Message& m : messages) {
+    message(kOld, 50, m);
+    EXPECT_EQ(sidecar.record(), before);
+    ASSERT_EQ(last.size(), 1U);
+    const auto* error = replied<control::ErrorReply>();
+    ASSERT_NE(error, nullptr);
+    EXPECT_EQ(error->code, static_cast<std::uint8_t>(ErrorCode::kFenced));
+    EXPECT_EQ(std::get<Reply>(last[0]).envelope.fence, kNow);
+  }
+}
+
+TEST_F(SidecarTest, OffersChecksAcceptsStagesAndReports) {
+  welcome(kNow);
+  announce(1, kV1);
+  ASSERT_NE(command<CheckLayout>(), nullptr);
+  EXPECT_EQ(replied<control::Accept>(), nullptr);
+  message(kNow, 1, control::Stage{.version = kV1});
+  EXPECT_EQ(command<StartStaging>(), nullptr) << "not accepted yet";
+  step(LayoutChecked{.round = 1});
+  ASSERT_NE(replied<control::Accept>(), nullptr);
+  message(kNow, 1, control::Stage{.version = kV1, .source = "a"});
+  const auto* start = command<StartStaging>();
+  ASSERT_NE(start, nullptr);
+  EXPECT_FALSE(start->resume);
+  step(StagingDone{
+      .attempt = start->attempt, .content_digest = content_of(kV1), .bytes = 5, .staging_ns = 6});
+  const auto* staged = replied<control::Staged>();
+  ASSERT_NE(staged, nullptr);
+  EXPECT_EQ(staged->content_digest, content_of(kV1));
+  EXPECT_TRUE(staged->failure.empty());
+  message(kNow, 1, control::Stage{.version = kV1, .source = "a"});
+  EXPECT_NE(replied<control::Staged>(), nullptr) << "idempotent";
+}
+
+TEST_F(SidecarTest, RefusesWhatDoesNotFitAndADecisionForIt) {
+  welcome(kNow);
+  announce(1, kV1);
+  step(LayoutChecked{.round = 1, .problems = {{.tensor = "w"}}});
+  ASSERT_NE(replied<control::Refuse>(), nullptr);
+  EXPECT_EQ(replied<control::Refuse>()->problems.size(), 1U);
+  // A decision is an obligation all the same: the engines then are behind, and told of as such.
+  decide(1, kV1);
+  ASSERT_NE(command<Persist>(), nullptr);
+  persisted();
+  ASSERT_NE(replied<control::Decided>(), nullptr);
+  EXPECT_FALSE(replied<control::Decided>()->refused);
+  EXPECT_EQ(sidecar.record().target, kV1);
+}
+
+TEST_F(SidecarTest, ALostSourceIsGoneOnFromAndWrongBytesAreRefused) {
+  welcome(kNow);
+  announce(1, kV1);
+  step(LayoutChecked{.round = 1});
+  message(kNow, 1, control::Stage{.version = kV1, .source = "a"});
+  const std::uint64_t first = command<StartStaging>()->attempt;
+  step(StagingFailed{.attempt = first, .reason = "gone", .source_lost = true});
+  ASSERT_NE(replied<control::Staged>(), nullptr);
+  EXPECT_TRUE(replied<control::Staged>()->source_lost);
+  message(kNow, 1, control::Stage{.version = kV1, .source = "b"});
+  ASSERT_NE(command<StartStaging>(), nullptr);
+  EXPECT_TRUE(command<StartStaging>()->resume);
+  step(StagingDone{.attempt = first, .content_digest = content_of(kV1)});
+  EXPECT_TRUE(last.empty()) << "of the attempt that was given up";
+  step(StagingDone{.attempt = first + 1, .content_digest = content_of(kV2)});
+  ASSERT_NE(replied<control::Staged>(), nullptr);
+  EXPECT_FALSE(replied<control::Staged>()->failure.empty());
+  EXPECT_NE(command<ReleaseVersion>(), nullptr);
+  EXPECT_TRUE(sidecar.held().empty());
+}
+
+TEST_F(SidecarTest, ADecisionIsStoredBeforeItIsActedOn) {
+  welcome(kNow);
+  engine(kV1);
+  stage(1, kV2);
+  decide(1, kV2);
+  ASSERT_NE(command<Persist>(), nullptr);
+  EXPECT_EQ(command<Persist>()->record.target, kV2);
+  EXPECT_EQ(to_replica<reload::SendPause>(), nullptr);
+  EXPECT_EQ(replied<control::Decided>(), nullptr);
+  persisted();
+  ASSERT_NE(replied<control::Decided>(), nullptr);
+  ASSERT_NE(to_replica<reload::SendPause>(), nullptr);
+  run_switch();
+  const auto* switched = replied<control::Switched>();
+  ASSERT_NE(switched, nullptr);
+  ASSERT_EQ(switched->outcomes.size(), 1U);
+  EXPECT_EQ(switched->outcomes[0].outcome, control::SwitchOutcome::kCommitted);
+  decide(1, kV2);
+  EXPECT_NE(replied<control::Decided>(), nullptr);
+  EXPECT_NE(replied<control::Switched>(), nullptr) << "the answers once more";
+  EXPECT_EQ(command<Persist>(), nullptr);
+}
+
+// It may not be acted on, but what it withdraws must not be routed to meanwhile.
+TEST_F(SidecarTest, AReplicaWhoseRollbackCouldNotBeStoredIsNotReadyUntilItIs) {
+  serve(kV1);
+  stage(2, kV2);
+  decide(2, kV2);
+  persisted();
+  run_switch();
+  ASSERT_TRUE(sidecar.heartbeat(now).replicas.at(0).ready);
+  decide(3, kV1, {kV2});
+  persisted("no space left on device");
+  const control::ReplicaReport owes = sidecar.heartbeat(now).replicas.at(0);
+  EXPECT_EQ(owes.version, kV2) << "nothing was acted on";
+  EXPECT_FALSE(owes.ready);
+  EXPECT_NE(owes.reason.find("no space left on device"), std::string::npos) << owes.reason;
+  EXPECT_FALSE(sidecar.status(now).sidecars.at(0).replicas.at(0).ready);
+  decide(3, kV1, {kV2});  // sent again
+  persisted();
+  run_switch();
+  EXPECT_TRUE(sidecar.heartbeat(now).replicas.at(0).ready);
+  EXPECT_EQ(sidecar.heartbeat(now).replicas.at(0).version, kV1);
+}
+
+// Nobody knows a version that may be served: what is withdrawn is stored and told all the same.
+TEST_F(SidecarTest, ADecisionWithoutATargetWithdrawsAndKeepsTheTarget) {
+  serve(kV1);
+  message(
+      kNow, 7,
+      control::Decide{.number = 2, .kind = control::DecisionKind::kRollback, .withdrawn = {kV1}});
+  persisted();
+  ASSERT_NE(replied<control::Decided>(), nullptr);
+  EXPECT_FALSE(replied<control::Decided>()->refused);
+  EXPECT_EQ(sidecar.record().target, kV1);
+  EXPECT_EQ(sidecar.record().decision.number, 2U);
+  const control::ReplicaReport report = sidecar.heartbeat(now).replicas.at(0);
+  EXPECT_EQ(report.version, kV1);
+  EXPECT_FALSE(report.ready);
+  EXPECT_NE(report.reason.find("was withdrawn"), std::string::npos) << report.reason;
+  // It stays so over a restart, and ends with the next version.
+  sidecar = Sidecar({.name = "s"}, sidecar.record());
+  welcome(kNow);
+  engine(kV1);
+  EXPECT_FALSE(sidecar.heartbeat(now).replicas.at(0).ready);
+  stage(9, kV2);
+  decide(3, kV2, {kV1});
+  persisted();
+  run_switch();
+  EXPECT_TRUE(sidecar.heartbeat(now).replicas.at(0).ready);
+}
+
+TEST_F(SidecarTest, WhatARefusedDecisionWithdrawsIsStored) {
+  serve(kV1);
+  stage(2, kV2);
+  decide(2, kV2);
+  persisted();
+  run_switch();
+  message(kNow, 7,
+          control::Decide{.number = 3,
+                          .kind = control::DecisionKind::kRollback,
+                          .target = kV1,
+                          .withdrawn = {kV2},
+                          .content_digest = content_of(kV3)});  // other bytes than are held
+  persisted();
+  ASSERT_NE(replied<control::Decided>(), nullptr);
+  EXPECT_TRUE(replied<control::Decided>()->refused);
+  EXPECT_EQ(sidecar.record().target, kV2);
+  EXPECT_EQ(sidecar.record().withdrawn, std::vector<Version>{kV2});
+  EXPECT_FALSE(sidecar.heartbeat(now).replicas.at(0).ready);
+}
+
+// It has repeated its Hello while the fence was being stored, and both are answered.
+TEST_F(SidecarTest, TheAnswerToAnEarlierHelloAsksForNoOther) {
+  step(LinkUp{});
+  ASSERT_NE(replied<control::Hello>(), nullptr);
+  message(kNow, 0, control::Welcome{});  // asks for one under its fence
+  const auto* persist = command<Persist>();
+  ASSERT_NE(persist, nullptr);
+  const std::uint64_t token = persist->token;
+  now = now + std::chrono::seconds(5);
+  step(reload::Tick{});
+  ASSERT_NE(replied<control::Hello>(), nullptr) << "nobody has welcomed it yet";
+  Envelope second;
+  second.fence = kNow;
+  second.request = 2;
+  step(CoordinatorMessage{.envelope = second, .message = control::Welcome{}});  // waits as well
+  step(Persisted{.token = token});
+  const auto said = std::count_if(last.begin(), last.end(), [](const SidecarCommand& c) {
+    const auto* reply = std::get_if<Reply>(&c);
+    return reply != nullptr && std::holds_alternative<control::Hello>(reply->message);
+  });
+  EXPECT_EQ(said, 1);
+}
+
+// A message can name any digest: that is refused, and aborts nobody.
+TEST_F(SidecarTest, ADecisionWithOtherBytesThanWereAnnouncedIsRefused) {
+  welcome(kNow);
+  announce(1, kV1);
+  step(LayoutChecked{.round = 1});
+  message(kNow, 1, control::Stage{.version = kV1, .source = "a"});
+  const std::uint64_t attempt = command<StartStaging>()->attempt;
+  message(kNow, 1, control::Decide{.number = 1, .target = kV1, .content_digest = content_of(kV2)});
+  ASSERT_NE(replied<control::Decided>(), nullptr);
+  EXPECT_TRUE(replied<control::Decided>()->refused);
+  EXPECT_NE(replied<control::Decided>()->reason.find("announced with other bytes"),
+            std::string::npos);
+  step(StagingDone{.attempt = attempt, .content_digest = content_of(kV1)});
+  EXPECT_EQ(sidecar.held().size(), 1U);
+}
+
+TEST_F(SidecarTest, ADecisionWithoutANumberOrOlderThanItsOriginIsRefused) {
+  welcome(kNow);
+  for (const std::uint64_t number : {std::uint64_t{0}, std::uint64_t{4}}) {
+    message(
+        kNow, 1,
+        control::Decide{.number = number, .target = kV1, .origin = {.fence = kNow, .number = 5}});
+    ASSERT_NE(replied<control::Decided>(), nullptr);
+    EXPECT_TRUE(replied<control::Decided>()->refused);
+    EXPECT_EQ(command<Persist>(), nullptr);
+  }
+}
+
+// A coordinator that has not heard of this sidecar's decision repeats an older one.
+TEST_F(SidecarTest, AnOlderDecisionIsRepeatedInVainUnlessTheNewerOneWasWithdrawn) {
+  serve(kV1);
+  stage(2, kV2);
+  decide(2, kV2);
+  persisted();
+  EXPECT_EQ(sidecar.record().origin, (control::Decision{.fence = kNow, .number = 2}));
+  welcome(kNext);
+  control::Decide older{.number = 1,
+                        .target = kV1,
+                        .content_digest = content_of(kV1),
+                        .origin = {.fence = kNow, .number = 1}};
+  message(kNext, 1, older);
+  ASSERT_NE(replied<control::Decided>(), nullptr);
+  EXPECT_TRUE(replied<control::Decided>()->refused);
+  EXPECT_EQ(command<Persist>(), nullptr);
+  older.number = 2;
+  older.withdrawn = {kV2};
+  message(kNext, 1, older);
+  persisted();
+  EXPECT_EQ(sidecar.record().target, kV1);
+  EXPECT_EQ(sidecar.record().origin, (control::Decision{.fence = kNow, .number = 1}));
+}
+
+TEST_F(SidecarTest, ACoordinatorOfAnotherFleetChangesNothing) {
+  const Fence ours{.epoch = 2, .run_id = {}, .fleet = {.high = 1, .low = 1}};
+  const Fence theirs{.epoch = 900, .run_id = {}, .fleet = {.high = 2, .low = 2}};
+  welcome({.epoch = 7, .run_id = {}, .fleet = {.high = 3, .low = 3}});
+  welcome(ours);  // it has decided nothing yet: the fleet is the one that welcomes it
+  EXPECT_EQ(sidecar.record().fence, ours);
+  message(ours, 1, control::Decide{.number = 1, .target = kV1, .content_digest = content_of(kV1)});
+  persisted();
+  const SidecarRecord before = sidecar.record();
+  for (const Fence& fence : {theirs, Fence{.epoch = 900}})
+    for (const control::Message& said :
+         {control::Message(control::Welcome{}),
+          control::Message(control::Decide{.number = 1, .target = kV3}),
+          control::Message(control::Announce{.version = kV3})}) {
+      message(fence, 50, said);
+      EXPECT_EQ(command<Persist>(), nullptr);
+      ASSERT_NE(replied<control::ErrorReply>(), nullptr);
+      EXPECT_NE(replied<control::ErrorReply>()->message.find("belongs to fleet"),
+                std::string::npos);
+      EXPECT_EQ(sidecar.record(), before);
+    }
+  message(theirs, 50, control::ErrorReply{});
+  EXPECT_TRUE(last.empty()) << "errors are not answered with errors";
+}
+
+TEST_F(SidecarTest, AWriteThatFailsRefusesTheDecision) {
+  serve(kV1);
+  stage(2, kV2);
+  decide(2, kV2);
+  persisted("no space left on device");
+  ASSERT_NE(replied<control::Decided>(), nullptr);
+  EXPECT_TRUE(replied<control::Decided>()->refused);
+  EXPECT_EQ(sidecar.record().target, kV1);
+  EXPECT_EQ(to_replica<reload::SendPause>(), nullptr);
+}
+
+TEST_F(SidecarTest, AWithdrawnVersionIsRefusedUnderAnyFence) {
+  serve(kV1);
+  stage(2, kV2);
+  decide(2, kV2);
+  persisted();
+  run_switch();
+  decide(3, kV1, {kV2});
+  persisted();
+  run_switch();
+  EXPECT_EQ(sidecar.replicas().at("r").report(now).version, kV1);
+  welcome(kNext);
+  message(kNext, 1, control::Decide{.number = 1, .target = kV2});
+  ASSERT_NE(replied<control::Decided>(), nullptr);
+  EXPECT_TRUE(replied<control::Decided>()->refused);
+  message(kNext, 2, control::Announce{.version = kV2, .content_digest = content_of(kV2)});
+  EXPECT_NE(replied<control::Refuse>(), nullptr);
+}
+
+TEST_F(SidecarTest, OlderDecisionsAndOlderRoundsAreDropped) {
+  serve(kV1);
+  stage(5, kV2);
+  decide(5, kV2);
+  persisted();
+  run_switch();
+  const std::uint64_t before = sidecar.dropped();
+  decide(4, kV1);
+  EXPECT_TRUE(last.empty());
+  announce(3, kV3);
+  EXPECT_TRUE(last.empty());
+  message(kNow, 3, control::Abort{.version = kV2});
+  EXPECT_TRUE(last.empty());
+  EXPECT_EQ(sidecar.dropped(), before + 3);
+  EXPECT_EQ(sidecar.record().target, kV2);
+}
+
+TEST_F(SidecarTest, AVersionNeverNamesOtherBytes) {
+  serve(kV1);
+  message(kNow, 9, control::Announce{.version = kV1, .content_digest = content_of(kV3)});
+  EXPECT_NE(replied<control::Refuse>(), nullptr);
+  message(kNow, 9, control::Decide{.number = 9, .target = kV1, .content_digest = content_of(kV3)});
+  ASSERT_NE(replied<control::Decided>(), nullptr);
+  EXPECT_TRUE(replied<control::Decided>()->refused);
+}
+
+TEST_F(SidecarTest, TheTargetStaysAndTheOldestGoesWhenRoomIsNeeded) {
+  serve(kV1);
+  stage(2, kV2);
+  EXPECT_EQ(sidecar.held().size(), 2U);
+  stage(3, kV3);  // replaces V2, which was never decided
+  ASSERT_EQ(sidecar.held().size(), 2U);
+  EXPECT_EQ(sidecar.held().oldest_first()[0], kV1);
+  EXPECT_EQ(sidecar.held().oldest_first()[1], kV3);
+  message(kNow, 3, control::Abort{.version = kV3});
+  ASSERT_NE(command<ReleaseVersion>(), nullptr);
+  EXPECT_EQ(sidecar.held().size(), 1U);
+  EXPECT_EQ(sidecar.replicas().at("r").report(now).version, kV1);
+}
+
+// A rollback may be asked for right after a push: what went to make room must not be chosen.
+TEST_F(SidecarTest, WhatIsLetGoIsToldAtOnce) {
+  serve(kV1);
+  stage(2, kV2);
+  announce(3, kV3);  // replaces V2, which was never decided
+  ASSERT_NE(command<ReleaseVersion>(), nullptr);
+  EXPECT_EQ(command<ReleaseVersion>()->version, kV2);
+  EXPECT_NE(command<BeatNow>(), nullptr);
+  EXPECT_EQ(sidecar.heartbeat(now).staged, std::vector{kV1});
+  step(reload::Tick{});
+  EXPECT_EQ(command<BeatNow>(), nullptr) << "once";
+}
+
+TEST_F(SidecarTest, NothingIsReleasedThatASwitchMayGoBackTo) {
+  serve(kV1);
+  stage(2, kV2);
+  decide(2, kV2);
+  persisted();  // the switch is pausing: V1 is where it may go back to
+  announce(3, kV3);
+  step(LayoutChecked{.round = 3});
+  message(kNow, 3, control::Stage{.version = kV3, .source = "a"});
+  EXPECT_EQ(command<StartStaging>(), nullptr) << "it waits for room";
+  EXPECT_EQ(command<ReleaseVersion>(), nullptr);
+  EXPECT_EQ(sidecar.held().size(), 2U);
+}
+
+TEST_F(SidecarTest, AnEngineThatRestartsCatchesUpWithoutACoordinator) {
+  serve(kV1);
+  step(CoordinatorLost{});
+  step(ReplicaEvent{.replica = "r", .what = reload::RankDetached{.rank = 0}});
+  engine({});
+  run_switch();
+  EXPECT_TRUE(sidecar.replicas().at("r").report(now).ready);
+  EXPECT_EQ(sidecar.replicas().at("r").report(now).version, kV1);
+}
+
+TEST_F(SidecarTest, WithdrawnVersionsAreBoundedAndThoseInUseAreNotForgotten) {
+  serve(kV1);
+  stage(2, kV2);
+  std::vector<Version> many{kV1};
+  for (std::uint64_t i = 1; i < limits::kWithdrawnCount; ++i)
+    many.push_back({.epoch = 2, .step = i});
+  decide(2, kV2, many);
+  persisted();
+  EXPECT_EQ(sidecar.record().withdrawn.size(), limits::kWithdrawnCount);
+  std::vector<Version> more;
+  for (std::uint64_t i = 1; i < 100; ++i) more.push_back({.epoch = 3, .step = i});
+  decide(3, kV2, more);
+  persisted();
+  const Result<SidecarRecord> read = decode_record(encode(sidecar.record()));
+  ASSERT_TRUE(read.has_value()) << read.error().message();
+  const auto has = [&](const Version& version) {
+    return std::ranges::find(read->withdrawn, version) != read->withdrawn.end();
+  };
+  EXPECT_TRUE(has(kV1)) << "it is held here: it could be loaded again";
+  EXPECT_TRUE(has(more.back()) && has(many.back()));
+  EXPECT_FALSE(has(many[1]));
+}
+
+TEST_F(SidecarTest, DeadlinesOfTheDecisionRuleAndItsOwnAreForCatchingUp) {
+  sidecar = Sidecar({.name = "s", .pause = std::chrono::milliseconds(11)});
+  serve(kV1);
+  stage(2, kV2);
+  message(kNow, 7, control::Decide{.number = 2, .target = kV2, .pause_deadline_ms = 22});
+  persisted();
+  ASSERT_NE(to_replica<reload::SendPause>(), nullptr);
+  EXPECT_EQ(to_replica<reload::SendPause>()->deadline_ms, 22U);
+  sidecar = Sidecar({.name = "s", .pause = std::chrono::milliseconds(11)}, sidecar.record());
+  engine(kV1);
+  message(kNow, 0, control::Welcome{});
+  stage(3, kV2);
+  ASSERT_NE(to_replica<reload::SendPause>(), nullptr);
+  EXPECT_EQ(to_replica<reload::SendPause>()->deadline_ms, 11U);
+}
+
+TEST_F(SidecarTest, ACopyThatHasChangedIsLetGoAndAskedForAgain) {
+  const std::uint64_t check = fail_to_load_v2();
+  run_switch();  // back to V1
+  step(CopyChecked{.check = check, .intact = false});
+  ASSERT_NE(command<ReleaseVersion>(), nullptr);
+  EXPECT_EQ(command<ReleaseVersion>()->version, kV2);
+  ASSERT_NE(replied<control::Hello>(), nullptr);
+  EXPECT_EQ(replied<control::Hello>()->staged, std::vector<Version>{kV1});
+  EXPECT_EQ(sidecar.replicas().at("r").report(now).version, kV1);
+  stage(3, kV2);
+  run_switch();
+  EXPECT_EQ(sidecar.replicas().at("r").report(now).version, kV2);
+}
+
+TEST_F(SidecarTest, ACopyThatIsGoodStaysWhateverAnEngineSays) {
+  const std::uint64_t check = fail_to_load_v2();
+  run_switch();  // back to V1
+  step(CopyChecked{.check = check, .intact = true});
+  EXPECT_TRUE(last.empty());
+  EXPECT_EQ(sidecar.held().size(), 2U);
+  now = *sidecar.next_wake();
+  step(reload::Tick{});
+  ASSERT_NE(to_replica<reload::SendPause>(), nullptr) << "it is tried again";
+  run_switch();
+  EXPECT_EQ(sidecar.replicas().at("r").report(now).version, kV2);
+  step(CopyChecked{.check = check, .intact = false});
+  EXPECT_TRUE(last.empty()) << "that check is over";
+  EXPECT_EQ(sidecar.held().size(), 2U);
+}
+
+TEST_F(SidecarTest, ACheckOfACopyThatWasReleasedIsVoid) {
+  const std::uint64_t check = fail_to_load_v2();
+  run_switch();
+  decide(3, kV1, {kV2});
+  persisted();
+  stage(3, kV3);  // takes its place
+  ASSERT_EQ(sidecar.held().size(), 2U);
+  step(CopyChecked{.check = check, .intact = false});
+  EXPECT_TRUE(last.empty());
+}
+
+TEST_F(SidecarTest, ARestartedSidecarKeepsItsRecordAndReportsWhatItsEnginesServe) {
+  serve(kV1);
+  const Result<SidecarRecord> read = decode_record(encode(sidecar.record()));
+  ASSERT_TRUE(read.has_value());
+  sidecar = Sidecar({.name = "s"}, *read);
+  engine(kV1);
+  EXPECT_TRUE(last.empty());
+  EXPECT_TRUE(sidecar.heartbeat(now).replicas.at(0).ready);
+  step(LinkUp{});
+  ASSERT_NE(replied<control::Hello>(), nullptr);
+  EXPECT_EQ(replied<control::Hello>()->target, kV1);
+  EXPECT_TRUE(replied<control::Hello>()->staged.empty());
+}
+
+// Every event in every state: no invariant breaks (step() aborts if one does).
+TEST_F(SidecarTest, EveryEventInEveryState) {
+  const std::vector<std::function<void()>> states = {
+      [&] {},
+      [&] { message(kNow, 0, control::Welcome{}); },  // writing
+      [&] { welcome(kNow); },
+      [&] {
+        welcome(kNow);
+        announce(1, kV1);
+      },
+      [&] {
+        welcome(kNow);
+        announce(1, kV1);
+        step(LayoutChecked{.round = 1});
+      },
+      [&] {
+        welcome(kNow);
+        announce(1, kV1);
+        step(LayoutChecked{.round = 1});
+        message(kNow, 1, control::Stage{.version = kV1, .source = "a"});
+      },
+      [&] {
+        welcome(kNow);
+        announce(1, kV1);
+        step(LayoutChecked{.round = 1});
+        message(kNow, 1, control::Stage{.version = kV1, .source = "a"});
+        step(StagingFailed{.attempt = 1, .source_lost = true});
+      },
+      [&] {
+        welcome(kNow);
+        stage(1, kV1);
+      },
+      [&] {
+        welcome(kNow);
+        stage(1, kV1);
+        decide(1, kV1);  // being written
+      },
+      [&] { serve(kV1); },
+      [&] {
+        serve(kV1);
+        stage(2, kV2);
+        decide(2, kV2);
+        persisted();
+      },
+      [&] { fail_to_load_v2(); }};
+  for (std::size_t s = 0; s < states.size(); ++s) {
+    for (std::size_t e = 0;; ++e) {
+      sidecar = Sidecar({.name = "s"});
+      states[s]();
+      std::vector<decltype(SidecarEvent::what)> events = {
+          LinkUp{},
+          CoordinatorLost{},
+          Persisted{.token = 1},
+          Persisted{.token = 2, .failure = "disc"},
+          Persisted{.token = 99},
+          LayoutChecked{.round = 1},
+          LayoutChecked{.round = 1, .layout_unknown = true},
+          LayoutChecked{.round = 1, .reason = "memory"},
+          LayoutChecked{.round = 99},
+          StagingDone{.attempt = 1, .content_digest = content_of(kV1)},
+          StagingDone{.attempt = 1, .content_digest = content_of(kV2)},
+          StagingDone{.attempt = 99},
+          StagingFailed{.attempt = 1},
+          StagingFailed{.attempt = 1, .source_lost = true},
+          CopyChecked{.check = 1},
+          CopyChecked{.check = 1, .intact = true},
+          ReplicaEvent{.replica = "r", .what = reload::RankDetached{.rank = 0}},
+          ReplicaEvent{.replica = "unknown", .what = reload::RankPaused{.rank = 0}},
+          ReplicaEvent{.replica = "r", .world_size = 2, .what = reload::RankAttached{.rank = 1}},
+          ReplicaEvent{.replica = "new", .what = reload::RankAttached{.rank = 0, .leader = true}},
+          reload::Tick{}};
+      const control::Message messages[] = {
+          control::Welcome{},
+          control::Announce{.version = kV1, .content_digest = content_of(kV1)},
+          control::Announce{.version = kV2, .content_digest = content_of(kV2)},
+          control::Announce{.version = kV1, .content_digest = content_of(kV3)},
+          control::Stage{.version = kV1, .source = "a"},
+          control::Stage{.version = kV1, .source = "b"},
+          control::Stage{.version = kV3},
+          control::Abort{.version = kV1},
+          control::Abort{.version = kV2},
+          control::Decide{.number = 1, .target = kV1},
+          control::Decide{.number = 9, .target = kV2},
+          control::Decide{.number = 9, .target = kV1, .withdrawn = {kV2}},
+          control::Decide{.number = 9, .target = kV1, .withdrawn = {kV1}},
+          control::Decide{.number = 9},
+          control::Heartbeat{},
+          control::Leave{},
+          control::Hello{},
+          control::Push{}};
+      for (const control::Message& m : messages)
+        for (const Fence& fence : {kOld, kNow, kNext})
+          for (const std::uint64_t round : {std::uint64_t{1}, std::uint64_t{99}}) {
+            Envelope envelope;
+            envelope.fence = fence;
+            envelope.round = round;
+            events.emplace_back(CoordinatorMessage{.envelope = envelope, .message = m});
+          }
+      if (e == events.size()) break;
+      last = sidecar.step({.now = now, .what = events[e]});
+      EXPECT_TRUE(sidecar.invariants().has_value()) << s << " " << e;
+      if (command<Persist>() != nullptr) persisted();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace wsync::staging
