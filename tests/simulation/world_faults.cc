@@ -202,6 +202,7 @@ void World::check_sidecar(std::size_t s, const staging::SidecarEvent& event,
                           const staging::SidecarRecord& before, std::size_t acts) {
   const staging::SidecarRecord& after = sidecars_[s].machine->record();
   const staging::SidecarRecord& disc = sidecars_[s].disc;
+  // Before its first decision a sidecar may follow another fleet, whose epochs are not comparable.
   const bool moved = after.fence.fleet != before.fence.fleet && before.decision.none();
   if (after.fence < before.fence && !moved)
     violate(fmt::format("s{} goes back to a lower fence", s));
@@ -211,7 +212,11 @@ void World::check_sidecar(std::size_t s, const staging::SidecarEvent& event,
   if (after.fence > disc.fence || after.decision > disc.decision)
     violate(fmt::format("s{} acts on what it has not stored", s));
   const auto* message = std::get_if<staging::CoordinatorMessage>(&event.what);
-  if (message != nullptr && message->envelope.fence < before.fence && !moved &&
+  // It stores the other fence first. Until then its record is the old one, and only the message is
+  // of the other fleet.
+  const bool moves = message != nullptr && before.decision.none() &&
+                     message->envelope.fence.fleet != before.fence.fleet;
+  if (message != nullptr && message->envelope.fence < before.fence && !moved && !moves &&
       (acts != 0 || after != before))
     violate(fmt::format("s{} obeys a lower fence", s));
   check_origin(s, before);
