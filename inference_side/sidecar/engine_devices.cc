@@ -42,6 +42,30 @@ bool keep_buffers(const config::DevicesConfig& config) {
   return config.kind != DeviceKind::kCuda || config.keep_buffers;
 }
 
+void log_gpus(const reload::DeviceGroup& group, Collective wanted) {
+  std::string passing;
+  if (group.size() > 1) {
+    const collective::FittingGroup& chosen = group.collective();
+    passing = fmt::format(", broadcasts: {}", collective::group_kind_name(chosen.kind));
+    if (!chosen.why_not_nccl.empty() && wanted == Collective::kAuto)
+      passing += fmt::format(" (not by NCCL: {})", chosen.why_not_nccl);
+  }
+  log_info("{} on GPUs, each with {} buffers of {} bytes, {}{}",
+           group.size() == 1 ? "1 device" : fmt::format("{} devices", group.size()),
+           reload::kBuffersPerDevice, group.buffer_bytes(),
+           group.keeps_buffers() ? "kept between updates" : "allocated for each update", passing);
+  const auto rooms = group.rooms();
+  if (!rooms) return log_warning("free memory is not known: {}", rooms.error().message());
+  for (const reload::DeviceRoom& room : *rooms) {
+    log_info(
+        "{} {}: {} of the devices, buffers take {:.0f} MiB, streams and communicators {:.0f} ({}), "
+        "the context at most {:.0f}; {:.0f} of {:.0f} MiB are free now",
+        room.name, room.uuid, room.devices, mib(room.peak_bytes), mib(room.streams_bytes),
+        room.streams_measured ? "measured" : "estimated", mib(room.context_bytes),
+        mib(room.free_bytes), mib(room.total_bytes));
+  }
+}
+
 }  // namespace
 
 // Brings the runner's callbacks, which come on its own thread, to the loop.
@@ -111,7 +135,7 @@ Result<> EngineDevices::open_runner() {
   pipeline.stages = options_.stages;
   pipeline.trace = options_.trace;
   runner_ = WSYNC_TRY(reload::PipelineRunner::create(std::move(pipeline)));
-  log_devices();
+  if (on_gpus()) log_gpus(group(), config.collective);
   return {};
 }
 
@@ -135,31 +159,6 @@ RegistryDevices EngineDevices::registry_devices() const {
         {.uuid = on_gpus() ? device.uuid() : std::string(), .name = device.name()});
   }
   return devices;
-}
-
-void EngineDevices::log_devices() const {
-  if (!on_gpus()) return;
-  std::string passing;
-  if (group().size() > 1) {
-    const collective::FittingGroup& chosen = group().collective();
-    passing = fmt::format(", broadcasts: {}", collective::group_kind_name(chosen.kind));
-    if (!chosen.why_not_nccl.empty() && options_.config.collective == Collective::kAuto)
-      passing += fmt::format(" (not by NCCL: {})", chosen.why_not_nccl);
-  }
-  log_info("{} on GPUs, each with {} buffers of {} bytes, {}{}",
-           group().size() == 1 ? "1 device" : fmt::format("{} devices", group().size()),
-           reload::kBuffersPerDevice, group().buffer_bytes(),
-           group().keeps_buffers() ? "kept between updates" : "allocated for each update", passing);
-  const auto rooms = group().rooms();
-  if (!rooms) return log_warning("free memory is not known: {}", rooms.error().message());
-  for (const reload::DeviceRoom& room : *rooms) {
-    log_info(
-        "{} {}: {} of the devices, buffers take {:.0f} MiB, streams and communicators {:.0f} ({}), "
-        "the context at most {:.0f}; {:.0f} of {:.0f} MiB are free now",
-        room.name, room.uuid, room.devices, mib(room.peak_bytes), mib(room.streams_bytes),
-        room.streams_measured ? "measured" : "estimated", mib(room.context_bytes),
-        mib(room.free_bytes), mib(room.total_bytes));
-  }
 }
 
 // A move that the tables do not allow is a defect of this class or of its user. Going on could free

@@ -115,7 +115,6 @@ class EngineDevices {
   class Events;
   EngineDevices(Loop& loop, EngineDevicesOptions options, EngineDevicesCallbacks callbacks);
   [[nodiscard]] Result<> open_runner();
-  void log_devices() const;
   void connect_finished(const Result<>& outcome);
   void allocate_finished(const Result<>& outcome);
   void free_finished(const Result<>& outcome);

@@ -13,6 +13,13 @@
 namespace wsync::agent {
 namespace {
 
+template <class... Ts>
+struct CommandVisitor : Ts... {
+  using Ts::operator()...;
+};
+template <class... Ts>
+CommandVisitor(Ts...) -> CommandVisitor<Ts...>;
+
 // The replicas of one decision load at the same time, so each rank gets its share of the cores.
 std::uint32_t copy_threads(std::size_t ranks) {
   const std::uint64_t share = std::thread::hardware_concurrency() / std::max<std::size_t>(1, ranks);
@@ -122,13 +129,13 @@ void LoadDriver::run_finished(const Result<reload::PipelineReport>& result) {
 }
 
 void LoadDriver::connect_finished(const Result<>& outcome) {
-  execute(queue_.connect_finished(outcome));
+  execute(queue_.made(DeviceNeed::kConnection, outcome));
   advance_all();
   start_run();
 }
 
 void LoadDriver::allocate_finished(const Result<>& outcome) {
-  execute(queue_.allocate_finished(outcome));
+  execute(queue_.made(DeviceNeed::kBuffers, outcome));
   advance_all();
   free_unused_buffers();
 }
@@ -146,7 +153,18 @@ void LoadDriver::start_run() {
 
 void LoadDriver::execute(const LoadCommands& commands) {
   for (const LoadCommand& command : commands)
-    std::visit([this](const auto& one) { execute(one); }, command);
+    std::visit(
+        CommandVisitor{
+            [this](const LeaveRun& one) { options_.devices->engine_lost(one.engine, one.reason); },
+            [this](const ConnectDevices&) { options_.devices->connect(); },
+            [this](const AllocateBuffers&) { options_.devices->allocate(); },
+            [this](const ReportLoadNotBegun& one) {
+              options_.notify(one.replica,
+                              reload::LoadNotBegun{.request = one.request, .why = one.why});
+            },
+            [this](const auto& one) { execute(one); },
+        },
+        command);
   // A queue that breaks its rules could load a replica twice at once, or leave it waiting for ever.
   const Result<> rules = queue_.invariants();
   WSYNC_CHECK(rules.has_value(), rules.error().message());
@@ -198,19 +216,6 @@ void LoadDriver::execute(const ReportLoadFailed& command) {
                                                       .version = command.version,
                                                       .failure = command.why});
 }
-
-void LoadDriver::execute(const ReportLoadNotBegun& command) {
-  options_.notify(command.replica,
-                  reload::LoadNotBegun{.request = command.request, .why = command.why});
-}
-
-void LoadDriver::execute(const LeaveRun& command) {
-  options_.devices->engine_lost(command.engine, command.reason);
-}
-
-void LoadDriver::execute(const ConnectDevices& /*command*/) { options_.devices->connect(); }
-
-void LoadDriver::execute(const AllocateBuffers& /*command*/) { options_.devices->allocate(); }
 
 void LoadDriver::execute(const StartRun& command) {
   if (const auto started = start_pipeline(command); !started) run_finished(fail(started.error()));

@@ -72,10 +72,6 @@ class LoadDriver {
   void execute(const SendLoad& command);
   void execute(const SendAbort& command);
   void execute(const ReportLoadFailed& command);
-  void execute(const ReportLoadNotBegun& command);
-  void execute(const LeaveRun& command);
-  void execute(const ConnectDevices& command);
-  void execute(const AllocateBuffers& command);
   void execute(const StartRun& command);
   [[nodiscard]] Result<> send_load(const SendLoad& load, const LoadRank& seat);
   [[nodiscard]] Result<> start_pipeline(const StartRun& run);

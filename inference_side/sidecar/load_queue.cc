@@ -73,7 +73,7 @@ TransitionTable load_transitions() {
                              load_state_name);
 }
 
-// The only place where a state changes.
+// The only place where a state changes. A load that has ended is erased: `load` is invalid then.
 void LoadQueue::move(const std::string& replica, Load& load, LoadState to) {
   if (!is_legal(load.state, to)) {
     if (!illegal_move_)
@@ -86,12 +86,7 @@ void LoadQueue::move(const std::string& replica, Load& load, LoadState to) {
   if (load.state == LoadState::kQueued && to != LoadState::kQueued) std::erase(order_, replica);
   if (load.state != LoadState::kQueued && to == LoadState::kQueued) order_.push_back(replica);
   load.state = to;
-}
-
-void LoadQueue::forget(const std::string& replica) {
-  const auto found = loads_.find(replica);
-  move(replica, found->second, LoadState::kEnded);
-  loads_.erase(found);
+  if (to == LoadState::kEnded) loads_.erase(loads_.find(replica));
 }
 
 // A failed run may still be owed acknowledgements by these ranks, and the next run would wait for
@@ -109,7 +104,7 @@ LoadCommands LoadQueue::begin(const std::string& replica, const reload::BeginLoa
     // The run in progress would wait for acknowledgements that carry the new request.
     if (old->second.state == LoadState::kRunning || old->second.state == LoadState::kFailed)
       leave_run(old->second, Error(ErrorCode::kCancelled, "its load was replaced"), out);
-    forget(replica);
+    move(replica, old->second, LoadState::kEnded);
   }
   loads_[replica] = {
       .request = begin.request, .version = begin.version, .deadline_ms = begin.deadline_ms};
@@ -123,7 +118,7 @@ LoadCommands LoadQueue::cancel(const std::string& replica, std::uint64_t request
   out.emplace_back(
       SendAbort{.replica = replica, .request = request, .version = found->second.version});
   leave_run(found->second, Error(ErrorCode::kCancelled, "its load was cancelled"), out);
-  forget(replica);
+  move(replica, found->second, LoadState::kEnded);
   return out;
 }
 
@@ -152,9 +147,9 @@ void LoadQueue::fail_ranks(const std::string& replica, Load& load, const std::st
 }
 
 void LoadQueue::not_begun(const std::string& replica, const std::string& why, LoadCommands& out) {
-  out.emplace_back(
-      ReportLoadNotBegun{.replica = replica, .request = loads_.at(replica).request, .why = why});
-  forget(replica);
+  Load& load = loads_.at(replica);
+  out.emplace_back(ReportLoadNotBegun{.replica = replica, .request = load.request, .why = why});
+  move(replica, load, LoadState::kEnded);
 }
 
 // A rank that cannot be prepared does not hold the others back: their Load is sent, and the switch
@@ -194,13 +189,13 @@ LoadCommands LoadQueue::advance(const std::string& replica, const LoadNeeds& nee
   }
   // The connection comes first: what the buffers may take of a GPU depends on it.
   if (!needs.connected) {
-    load.waits_for_devices = true;
+    load.waits_for = DeviceNeed::kConnection;
     move(replica, load, LoadState::kWaiting);
     out.emplace_back(ConnectDevices{});
     return out;
   }
   if (!needs.buffers) {
-    load.waits_for_buffers = true;
+    load.waits_for = DeviceNeed::kBuffers;
     move(replica, load, LoadState::kWaiting);
     out.emplace_back(AllocateBuffers{});
     return out;
@@ -215,19 +210,14 @@ LoadCommands LoadQueue::advance(const std::string& replica, const LoadNeeds& nee
   return out;
 }
 
-LoadCommands LoadQueue::connect_finished(const Result<>& outcome) {
+LoadCommands LoadQueue::made(DeviceNeed need, const Result<>& outcome) {
   LoadCommands out;
-  for (const std::string& replica : waiting())
-    if (std::exchange(loads_.at(replica).waits_for_devices, false) && !outcome)
-      not_begun(replica, outcome.error().message(), out);
-  return out;
-}
-
-LoadCommands LoadQueue::allocate_finished(const Result<>& outcome) {
-  LoadCommands out;
-  for (const std::string& replica : waiting())
-    if (std::exchange(loads_.at(replica).waits_for_buffers, false) && !outcome)
-      not_begun(replica, outcome.error().message(), out);
+  for (const std::string& replica : waiting()) {
+    Load& load = loads_.at(replica);
+    if (load.waits_for != need) continue;
+    load.waits_for.reset();
+    if (!outcome) not_begun(replica, outcome.error().message(), out);
+  }
   return out;
 }
 
@@ -243,7 +233,8 @@ void LoadQueue::loaded(const std::string& replica, std::uint64_t request, std::u
   if (found == loads_.end() || found->second.request != request) return;
   Load& load = found->second;
   load.loaded.insert(rank);
-  if (load.state == LoadState::kSent && load.loaded.size() == load.ranks.size()) forget(replica);
+  if (load.state == LoadState::kSent && load.loaded.size() == load.ranks.size())
+    move(replica, load, LoadState::kEnded);
 }
 
 LoadCommands LoadQueue::release(const Version& version) {
@@ -279,13 +270,6 @@ LoadCommands LoadQueue::start_run(TimePoint now) {
   return {std::move(start)};
 }
 
-LoadQueue::Load* LoadQueue::in_run(const RunSeat& seat) {
-  const auto found = loads_.find(seat.replica);
-  // The replica may have got another load since the run has started.
-  const bool same = found != loads_.end() && found->second.request == seat.request;
-  return same && found->second.state == LoadState::kRunning ? &found->second : nullptr;
-}
-
 LoadCommands LoadQueue::run_finished(const Result<LostEngines>& outcome) {
   LoadCommands out;
   if (!run_) {
@@ -294,6 +278,12 @@ LoadCommands LoadQueue::run_finished(const Result<LostEngines>& outcome) {
     return out;
   }
   const Run run = *std::exchange(run_, std::nullopt);
+  // The replica may have got another load since the run has started.
+  const auto in_run = [this](const RunSeat& seat) -> Load* {
+    const auto found = loads_.find(seat.replica);
+    const bool same = found != loads_.end() && found->second.request == seat.request;
+    return same && found->second.state == LoadState::kRunning ? &found->second : nullptr;
+  };
   const auto reason_of = [&](reload::EngineId engine) -> const Error* {
     if (!outcome) return &outcome.error();
     for (const auto& [lost, reason] : *outcome)
@@ -315,11 +305,13 @@ LoadCommands LoadQueue::run_finished(const Result<LostEngines>& outcome) {
   for (const RunSeat& seat : run.seats) {
     Load* load = in_run(seat);
     if (load == nullptr) continue;
-    move(seat.replica, *load,
-         failed.contains(seat.replica) ? LoadState::kFailed : LoadState::kSent);
+    if (failed.contains(seat.replica)) {
+      move(seat.replica, *load, LoadState::kFailed);
+      continue;
+    }
+    move(seat.replica, *load, LoadState::kSent);
     // The ranks may have answered before the end of the run was reported.
-    if (load->state == LoadState::kSent && load->loaded.size() == load->ranks.size())
-      forget(seat.replica);
+    if (load->loaded.size() == load->ranks.size()) move(seat.replica, *load, LoadState::kEnded);
   }
   return out;
 }

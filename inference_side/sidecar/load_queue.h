@@ -53,6 +53,9 @@ struct LoadRank {
   reload::DeviceIndex device{};
 };
 
+// What the queue asks for when a load needs it.
+enum class DeviceNeed : std::uint8_t { kConnection, kBuffers };
+
 // What a load needs, as it is at the moment of the call.
 struct LoadNeeds {
   struct Rank {
@@ -107,9 +110,9 @@ struct LeaveRun {
   reload::EngineId engine{};
   Error reason;
 };
-// Give the devices their streams and communicators, then call connect_finished().
+// Give the devices their streams and communicators, then call made().
 struct ConnectDevices {};
-// Give the devices their buffers, then call allocate_finished().
+// Give the devices their buffers, then call made().
 struct AllocateBuffers {};
 // A rank in a run.
 struct RunSeat {
@@ -155,10 +158,9 @@ class LoadQueue {
   [[nodiscard]] std::optional<Version> waiting_for(const std::string& replica) const;
   // Replicas whose load is waiting.
   [[nodiscard]] std::vector<std::string> waiting() const;
-  // Answers to ConnectDevices and AllocateBuffers. After a failure the loads that waited for it are
-  // given up.
-  [[nodiscard]] LoadCommands connect_finished(const Result<>& outcome);
-  [[nodiscard]] LoadCommands allocate_finished(const Result<>& outcome);
+  // The answer to ConnectDevices or AllocateBuffers. After a failure the loads that waited for it
+  // are given up; after a success call advance() for the others.
+  [[nodiscard]] LoadCommands made(DeviceNeed need, const Result<>& outcome);
   // An attached engine is gone: the load of its replica cannot succeed any more. The switch hears
   // of the lost rank by other means and cancels the load.
   void engine_lost(const std::string& replica, reload::EngineId engine);
@@ -173,7 +175,6 @@ class LoadQueue {
   [[nodiscard]] LoadCommands start_run(TimePoint now);
   // The run in progress has ended, or could not start.
   [[nodiscard]] LoadCommands run_finished(const Result<LostEngines>& outcome);
-  [[nodiscard]] bool running() const noexcept { return run_.has_value(); }
   // The seat of an engine in the run in progress; nothing when it has none, or has left it.
   [[nodiscard]] std::optional<RunSeat> seat_of(reload::EngineId engine) const;
 
@@ -196,8 +197,7 @@ class LoadQueue {
     Version version;
     std::uint32_t deadline_ms = 0;
     LoadState state = LoadState::kWaiting;
-    bool waits_for_devices = false;
-    bool waits_for_buffers = false;
+    std::optional<DeviceNeed> waits_for;     // it has asked for it
     std::vector<LoadRank> ranks;             // once it is sent
     std::set<reload::EngineId> left;         // of these, the ones that no run waits for
     std::set<std::uint32_t> cannot_prepare;  // reported already
@@ -208,14 +208,12 @@ class LoadQueue {
     std::vector<RunSeat> seats;
   };
   void move(const std::string& replica, Load& load, LoadState to);
-  void forget(const std::string& replica);
   void leave_run(Load& load, const Error& reason, LoadCommands& out);
   void not_begun(const std::string& replica, const std::string& why, LoadCommands& out);
   void fail_ranks(const std::string& replica, Load& load, const std::string& why,
                   LoadCommands& out);
   [[nodiscard]] bool ranks_prepared(const std::string& replica, Load& load, const LoadNeeds& needs,
                                     LoadCommands& out);
-  [[nodiscard]] Load* in_run(const RunSeat& seat);
   [[nodiscard]] Result<> check_run() const;
 
   const bool runs_;

@@ -340,8 +340,9 @@ void SimulatedHub::execute(const AllocateBuffers& /*command*/) {
   const bool ok = !hooks_.fault(0.05);
   later(schedule_.micros(1'000, 20'000), [this, ok] {
     check(buffers_->allocated(ok));
-    execute(queue_->allocate_finished(
-        ok ? Result<>{} : fail(ErrorCode::kResourceExhausted, "too little is free")));
+    execute(
+        queue_->made(DeviceNeed::kBuffers,
+                     ok ? Result<>{} : fail(ErrorCode::kResourceExhausted, "too little is free")));
     advance_all();
     free_unused();
   });
@@ -434,7 +435,8 @@ void SimulatedHub::connect() {
   const bool ok = !hooks_.fault(0.1);
   later(schedule_.micros(2'000, 40'000), [this, ok] {
     check(buffers_->connect_finished(ok));
-    execute(queue_->connect_finished(
+    execute(queue_->made(
+        DeviceNeed::kConnection,
         ok ? Result<>{} : fail(ErrorCode::kResourceExhausted, "the devices cannot be connected")));
     advance_all();
     start_run();

@@ -28,6 +28,7 @@ namespace wsync::simulation {
 using agent::AllocateBuffers;
 using agent::ConnectDevices;
 using agent::DeviceBuffers;
+using agent::DeviceNeed;
 using agent::EngineRegistry;
 using agent::LeaveRun;
 using agent::LoadCommand;

@@ -131,13 +131,15 @@ TEST(Simulation, WithoutFaultsEveryRoundIsGood) {
 }
 
 TEST(Simulation, TheSameSeedIsTheSameRun) {
-  const WorldOptions options{.seed = 7, .devices = HubDevices::kFreedBuffers};
-  const WorldStatistics once = run_seed(options);
-  const WorldStatistics again = run_seed(options);
-  EXPECT_EQ(once.events, again.events);
-  EXPECT_EQ(once.steps, again.steps);
-  EXPECT_EQ(once.dropped, again.dropped);
-  EXPECT_EQ(once.hubs.runs, again.hubs.runs);
+  for (const HubDevices devices : {HubDevices::kUnified, HubDevices::kFreedBuffers}) {
+    const WorldOptions options{.seed = 7, .devices = devices};
+    const WorldStatistics once = run_seed(options);
+    const WorldStatistics again = run_seed(options);
+    EXPECT_EQ(once.events, again.events);
+    EXPECT_EQ(once.steps, again.steps);
+    EXPECT_EQ(once.dropped, again.dropped);
+    EXPECT_EQ(once.hubs.runs, again.hubs.runs);
+  }
 }
 
 }  // namespace

@@ -164,13 +164,15 @@ TEST_F(LoadQueueTest, WhatCannotBeConnectedOrAllocatedEndsTheLoadsThatWaitForItA
     (connect ? needs.connected : needs.buffers) = false;
     EXPECT_FALSE(queue_.advance("a", needs).empty());
     const Result<> failure = fail(ErrorCode::kResourceExhausted, "too little is free");
-    const auto ended = all_of<ReportLoadNotBegun>(connect ? queue_.connect_finished(failure)
-                                                          : queue_.allocate_finished(failure));
+    const DeviceNeed need = connect ? DeviceNeed::kConnection : DeviceNeed::kBuffers;
+    EXPECT_TRUE(
+        queue_.made(connect ? DeviceNeed::kBuffers : DeviceNeed::kConnection, failure).empty());
+    const auto ended = all_of<ReportLoadNotBegun>(queue_.made(need, failure));
     ASSERT_EQ(ended.size(), 1U);
     EXPECT_EQ(ended[0].replica, "a");
     EXPECT_EQ(ended[0].why, "too little is free");
     EXPECT_THAT(queue_.waiting(), ElementsAre("b"));
-    EXPECT_TRUE((connect ? queue_.connect_finished({}) : queue_.allocate_finished({})).empty());
+    EXPECT_TRUE(queue_.made(need, {}).empty());
   }
 }
 
@@ -179,8 +181,9 @@ TEST_F(LoadQueueTest, AnAttemptThatHasSucceededIsNotHeldAgainstALoadLater) {
   LoadNeeds needs = ready("a");
   needs.connected = false;
   (void)queue_.advance("a", needs);
-  EXPECT_TRUE(queue_.connect_finished({}).empty());
-  EXPECT_TRUE(queue_.connect_finished(fail(lost())).empty()) << "it did not wait for this one";
+  EXPECT_TRUE(queue_.made(DeviceNeed::kConnection, {}).empty());
+  EXPECT_TRUE(queue_.made(DeviceNeed::kConnection, fail(lost())).empty())
+      << "it did not wait for this one";
   EXPECT_EQ(state("a"), LoadState::kWaiting);
 }
 
@@ -241,7 +244,6 @@ TEST_F(LoadQueueTest, LoadsOfOneVersionShareARunAndOthersWaitInTheirOrder) {
   EXPECT_EQ(started[0].seats.size(), 4U);
   EXPECT_EQ(started[0].deadline, kNow + std::chrono::milliseconds(1'000));
   EXPECT_EQ(started[0].bucket_ack_deadline, std::chrono::milliseconds(500));
-  EXPECT_TRUE(queue_.running());
   EXPECT_EQ(state("a"), LoadState::kRunning);
   EXPECT_EQ(state("b"), LoadState::kQueued);
   EXPECT_EQ(state("c"), LoadState::kRunning);
@@ -341,7 +343,7 @@ TEST_F(LoadQueueTest, ACancelledLoadIsForgottenInEveryStateAndItsRanksLeaveTheRu
   EXPECT_EQ(left[0].reason.code(), ErrorCode::kCancelled);
   EXPECT_EQ(left[0].reason.message(), "its load was cancelled");
   EXPECT_FALSE(queue_.seat_of(engine("c", 0)));
-  EXPECT_TRUE(queue_.running()) << "it ends by itself";
+  EXPECT_TRUE(queue_.needs_buffers()) << "the run ends by itself";
   EXPECT_TRUE(queue_.run_finished(fail(lost())).empty()) << "there is nobody to tell";
   send("d", 4);
   (void)queue_.start_run(kNow);
