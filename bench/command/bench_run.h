@@ -9,6 +9,7 @@
 #include "bench/harness/child.h"
 #include "bench/harness/result.h"
 #include "shared/command/context.h"
+#include "shared/command/outcome.h"
 
 namespace wsync::cli {
 

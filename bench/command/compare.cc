@@ -1,13 +1,16 @@
 // `wsync bench list` and `wsync bench compare`.
 #include "bench/compare/compare.h"
 
+#include <CLI/CLI.hpp>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "bench/command/bench_command.h"
 #include "bench/command/bench_run.h"
 #include "bench/harness/catalogue.h"
 #include "bench/harness/read_result.h"
 #include "shared/base/format.h"
+#include "shared/command/outcome.h"
 
 namespace wsync::cli {
 namespace {

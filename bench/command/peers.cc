@@ -1,4 +1,5 @@
 // `wsync bench peers`: the same job by wsync and by what else is used for it.
+#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
 
@@ -10,6 +11,7 @@
 #include "bench/peers/report.h"
 #include "bench/peers/scripts.h"
 #include "shared/base/format.h"
+#include "shared/command/outcome.h"
 #include "shared/command/programs.h"
 #include "shared/config/units.h"
 #include "shared/observe/trace/progress.h"

@@ -1,5 +1,6 @@
 // `wsync bench recovery`: what must hold while ranks of a trainer are lost, and while weights
 // change under load.
+#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "bench/command/bench_command.h"

@@ -1,7 +1,9 @@
 // `wsync bench report`: result files as a page.
+#include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "bench/command/bench_command.h"
 #include "bench/command/bench_run.h"
@@ -10,6 +12,7 @@
 #include "bench/page/picture_files.h"
 #include "bench/page/plots.h"
 #include "shared/base/format.h"
+#include "shared/command/outcome.h"
 #include "shared/observe/trace/progress.h"
 #include "shared/observe/trace/text_file.h"
 

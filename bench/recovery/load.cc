@@ -10,6 +10,7 @@
 
 #include "bench/recovery/answer.h"
 #include "shared/base/format.h"
+#include "shared/base/units.h"
 #include "trainer_side/rollout/http_exchange.h"
 
 namespace wsync::bench {

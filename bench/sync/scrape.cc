@@ -4,7 +4,7 @@
 #include <charconv>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 #include "shared/base/unix_socket.h"
 
 namespace wsync::bench {

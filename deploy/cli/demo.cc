@@ -1,4 +1,5 @@
 // `wsync demo`: a whole fleet on this machine, for a minute.
+#include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
@@ -10,7 +11,9 @@
 #include "deploy/demo/story.h"
 #include "deploy/demo/train.h"
 #include "shared/base/format.h"
+#include "shared/base/units.h"
 #include "shared/command/fleet_trace.h"
+#include "shared/command/outcome.h"
 #include "shared/command/programs.h"
 #include "shared/config/units.h"
 

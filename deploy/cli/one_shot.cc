@@ -6,8 +6,11 @@
 
 #include "shared/base/digest.h"
 #include "shared/base/format.h"
-#include "shared/config/config.h"
+#include "shared/base/liveness.h"
+#include "shared/config/sources.h"
+#include "shared/config/trainer_config.h"
 #include "shared/loop/signals.h"
+#include "shared/observe/trace/limits.h"
 #include "trainer_side/publish/checkpoint_source.h"
 #include "trainer_side/publish/trainer_agent.h"
 
@@ -58,7 +61,7 @@ Result<T> run_once(
     if (!failure) failure = why;
     loop->stop();
   };
-  WSYNC_TRY(Signals::create(*loop, [&](int) {
+  const auto signals = WSYNC_TRY(Signals::create(*loop, [&](int) {
     stop_with(Error(ErrorCode::kCancelled, "interrupted; the engines keep the version they serve"));
   }));
   std::unique_ptr<publish::TrainerAgent> agent;

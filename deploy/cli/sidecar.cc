@@ -1,10 +1,14 @@
 // `wsync sidecar`: the inference-side agent of this host.
+#include <CLI/CLI.hpp>
+
 #include "deploy/cli/commands.h"
 #include "inference_side/sidecar/sidecar_agent.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/command/fleet_trace.h"
-#include "shared/config/config.h"
+#include "shared/command/outcome.h"
+#include "shared/config/sidecar_config.h"
+#include "shared/config/sources.h"
 #include "shared/loop/signals.h"
 
 namespace wsync::cli {
@@ -27,7 +31,7 @@ Result<Outcome> run_sidecar(Context& context, const SidecarOptions& options) {
   context.configure_log("sidecar " + config.name, config.log);
   auto loop = Loop::create();
   if (!loop) return fail(loop.error());
-  WSYNC_TRY(Signals::create(**loop, [&loop](int) { (*loop)->stop(); }));
+  const auto signals = WSYNC_TRY(Signals::create(**loop, [&loop](int) { (*loop)->stop(); }));
   auto agent = WSYNC_TRY(agent::SidecarAgent::create(**loop, config));
   log_info("engines attach at {}; coordinator {}", agent->engine_socket(), config.coordinator);
   (*loop)->run();

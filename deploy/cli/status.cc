@@ -1,4 +1,5 @@
 // `wsync status`: what a coordinator or a sidecar says of itself, once or again and again.
+#include <CLI/CLI.hpp>
 #include <ctime>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include "deploy/cli/terminal.h"
 #include "deploy/cli/watch_options.h"
 #include "shared/command/ask.h"
+#include "shared/command/outcome.h"
 #include "shared/loop/signals.h"
 
 namespace wsync::cli {
@@ -64,7 +66,7 @@ class BlockPrinter {
 
 Result<Outcome> watch_status(const StatusOptions& options, std::chrono::milliseconds interval) {
   auto loop = WSYNC_TRY(Loop::create());
-  WSYNC_TRY(Signals::create(*loop, [&](int) { loop->stop(); }));
+  const auto signals = WSYNC_TRY(Signals::create(*loop, [&](int) { loop->stop(); }));
   BlockPrinter printer;
   auto watch = FleetWatch::create(*loop, options.address, interval, [&](const FleetView& view) {
     if (!options.json) return printer.print(block_text(view));

@@ -1,4 +1,5 @@
 // `wsync top`: a live view of a fleet.
+#include <CLI/CLI.hpp>
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
@@ -7,6 +8,7 @@
 #include "deploy/cli/top_frame.h"
 #include "deploy/cli/watch_options.h"
 #include "shared/command/ask.h"
+#include "shared/command/outcome.h"
 #include "shared/loop/signals.h"
 
 namespace wsync::cli {
@@ -103,7 +105,7 @@ Result<Outcome> top(const TopOptions& options) {
   if (options.once || options.json || !is_terminal(STDIN_FILENO, STDOUT_FILENO))
     return top_once(options);
   auto loop = WSYNC_TRY(Loop::create());
-  WSYNC_TRY(Signals::create(*loop, [&](int) { loop->stop(); }));
+  const auto signals = WSYNC_TRY(Signals::create(*loop, [&](int) { loop->stop(); }));
   TopScreen screen(*loop);
   WSYNC_TRY(screen.open(options, interval));
   loop->run();

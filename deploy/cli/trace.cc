@@ -1,12 +1,15 @@
 // `wsync trace`: what a running fleet has traced as a file, and any trace as a picture.
+#include <CLI/CLI.hpp>
 #include <chrono>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "deploy/cli/commands.h"
 #include "deploy/cli/remote.h"
 #include "deploy/cli/trace_draw.h"
 #include "shared/base/format.h"
 #include "shared/command/fleet_trace.h"
+#include "shared/command/outcome.h"
 #include "shared/observe/trace/chrome_trace_reader.h"
 #include "shared/observe/trace/text_file.h"
 #include "shared/weights/version.h"

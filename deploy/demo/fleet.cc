@@ -6,6 +6,7 @@
 
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
+#include "shared/base/round_deadlines.h"
 #include "shared/config/units.h"
 #include "shared/control/zmq/request.h"
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/base/units.h"
 #include "shared/weights/version.h"
 
 namespace wsync::cli {

@@ -1,6 +1,7 @@
 // The report of `wsync demo --rl`: a table and a picture for people, an object for --json.
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "deploy/demo/rl.h"

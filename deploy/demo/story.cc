@@ -11,6 +11,7 @@
 #include "deploy/demo/victim.h"
 #include "shared/base/format.h"
 #include "shared/base/memory_limit.h"
+#include "shared/base/units.h"
 #include "shared/command/context.h"
 #include "shared/observe/trace/chrome_trace.h"
 #include "shared/observe/trace/progress.h"

@@ -3,14 +3,16 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "deploy/demo/trace.h"
 #include "deploy/demo/train_trace.h"
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 #include "shared/command/context.h"
+#include "shared/command/outcome.h"
 #include "shared/observe/trace/chrome_trace.h"
 #include "shared/observe/trace/update_flows.h"
 

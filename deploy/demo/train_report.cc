@@ -1,5 +1,6 @@
 // The report of `wsync demo --train`: a table for people, an object for --json.
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "deploy/demo/train.h"

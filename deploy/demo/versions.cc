@@ -8,8 +8,10 @@
 #include <optional>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
+#include "shared/base/weight_limits.h"
 #include "shared/command/context.h"
+#include "shared/command/outcome.h"
 #include "shared/config/units.h"
 #include "shared/weights/checkpoint_dir.h"
 

@@ -6,6 +6,8 @@
 #include "shared/base/limits.h"
 #include "shared/base/log.h"
 #include "shared/base/planted.h"
+#include "shared/base/switch_deadlines.h"
+#include "shared/base/weight_limits.h"
 
 namespace wsync::engine {
 

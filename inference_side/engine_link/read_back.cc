@@ -3,7 +3,7 @@
 
 #include "inference_side/engine_link/engine_link.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 #include "shared/weights/content_digest.h"
 
 namespace wsync::engine {

@@ -1,9 +1,11 @@
 // `wsync engine`: one rank of the reference engine as a process.
 #include "inference_side/reference_engine/engine_command.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "inference_side/reference_engine/engine_trace.h"
 #include "inference_side/reference_engine/http/http_server.h"
@@ -11,6 +13,7 @@
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/command/fleet_trace.h"
+#include "shared/command/outcome.h"
 #include "shared/config/units.h"
 #include "shared/loop/signals.h"
 #include "shared/loop/timer.h"
@@ -146,7 +149,7 @@ Result<Outcome> run_engine(EngineOptions options, bool as_json) {
   if (auto* service = (*engine)->service(); service != nullptr) {
     server = WSYNC_TRY(engine::http::HttpServer::create(options.http, *service));
   }
-  WSYNC_TRY(Signals::create(*loop, [&](int) { loop->stop(); }));
+  const auto signals = WSYNC_TRY(Signals::create(*loop, [&](int) { loop->stop(); }));
   Timer stats(*loop, [&] { (*engine)->report_stats(); });
   if (options.stats_ms > 0) stats.start_repeating(std::chrono::milliseconds(options.stats_ms));
 

@@ -5,6 +5,7 @@
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 #include "shared/base/planted.h"
 
 namespace wsync::reload {

@@ -8,6 +8,8 @@
 
 #include "inference_side/reload/layout_check.h"
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/base/liveness.h"
 #include "shared/base/log.h"
 
 namespace wsync::agent {

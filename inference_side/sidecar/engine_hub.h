@@ -29,7 +29,7 @@
 #include "inference_side/sidecar/readback.h"
 #include "inference_side/staging/receive_round.h"
 #include "inference_side/staging/store.h"
-#include "shared/config/config.h"
+#include "shared/config/devices_config.h"
 #include "shared/control/unix_stream.h"
 #include "shared/loop/loop.h"
 #include "shared/loop/timer.h"

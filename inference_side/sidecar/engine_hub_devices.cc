@@ -8,6 +8,7 @@
 #include "inference_side/sidecar/engine_hub.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/base/units.h"
 #include "shared/device/cuda_library.h"
 
 namespace wsync::agent {

@@ -5,6 +5,7 @@
 #include "inference_side/reload/layout_check.h"
 #include "inference_side/sidecar/engine_hub.h"
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 #include "shared/base/log.h"
 
 namespace wsync::agent {

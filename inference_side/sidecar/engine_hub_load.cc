@@ -7,6 +7,7 @@
 #include "inference_side/sidecar/engine_hub.h"
 #include "inference_side/sidecar/switch_trace.h"
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 #include "shared/base/log.h"
 
 namespace wsync::agent {

@@ -13,6 +13,8 @@
 #include "shared/base/host.h"
 #include "shared/base/log.h"
 #include "shared/base/numa.h"
+#include "shared/base/units.h"
+#include "shared/config/sidecar_config.h"
 #include "shared/control/zmq/ports.h"
 #include "shared/observe/trace/chrome_trace.h"
 #include "shared/observe/trace/span_codec.h"

@@ -7,6 +7,7 @@
 #include "shared/base/error.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
+#include "shared/config/limits.h"
 #include "shared/control/withdrawn.h"
 
 namespace wsync::staging {
@@ -19,7 +20,7 @@ constexpr std::size_t kQueueCount = 256;  // coordinator messages behind one wri
 
 Sidecar::Sidecar(SidecarOptions options, SidecarRecord record, std::vector<HeldCopy> held)
     : options_(std::move(options)), record_(std::move(record)), held_(std::move(held)) {
-  WSYNC_CHECK(options_.versions_held >= limits::kVersionsHeldMin,
+  WSYNC_CHECK(options_.versions_held >= config::kVersionsHeldMin,
               "a sidecar holds at least the target and the next one");
 }
 

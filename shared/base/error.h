@@ -70,9 +70,10 @@ using Result = tl::expected<T, Error>;
 }  // namespace wsync
 
 namespace wsync::detail {
-// The value of a Result that has one; nothing of a Result<void>.
+// The value of a Result that has one; nothing of a Result<void>. A value that is not used may be a
+// guard whose work ends at once, so Clang's builds refuse to drop it.
 template <class Value>
-constexpr Value take_value(Result<Value>&& result) {
+[[nodiscard]] constexpr Value take_value(Result<Value>&& result) {
   return *std::move(result);
 }
 constexpr void take_value(Result<void>&&) {}

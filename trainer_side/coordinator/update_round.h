@@ -22,7 +22,9 @@
 
 #include "shared/base/clock.h"
 #include "shared/base/kinds.h"
-#include "shared/base/limits.h"
+#include "shared/base/liveness.h"
+#include "shared/base/round_deadlines.h"
+#include "shared/base/switch_deadlines.h"
 #include "shared/control/messages.h"
 #include "trainer_side/coordinator/coordinator_record.h"
 #include "trainer_side/coordinator/roster.h"

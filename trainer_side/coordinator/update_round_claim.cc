@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 #include "shared/base/planted.h"
 #include "trainer_side/coordinator/update_round.h"
 

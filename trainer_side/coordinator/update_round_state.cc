@@ -3,6 +3,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
+#include "shared/base/weight_limits.h"
 #include "trainer_side/coordinator/update_round.h"
 
 namespace wsync::publish {

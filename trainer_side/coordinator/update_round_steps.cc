@@ -5,6 +5,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
+#include "shared/base/round_deadlines.h"
 #include "trainer_side/coordinator/update_round.h"
 
 namespace wsync::publish {

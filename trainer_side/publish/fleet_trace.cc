@@ -8,6 +8,7 @@
 
 #include "shared/base/host.h"
 #include "shared/observe/trace/clock_offset.h"
+#include "shared/observe/trace/limits.h"
 #include "shared/observe/trace/span_codec.h"
 #include "trainer_side/publish/trainer_agent.h"
 

@@ -10,6 +10,7 @@
 #include "shared/base/host.h"
 #include "shared/base/log.h"
 #include "shared/base/unix_socket.h"
+#include "shared/config/trainer_config.h"
 #include "shared/control/zmq/ports.h"
 #include "trainer_side/coordinator/page/page_routes.h"
 #include "trainer_side/publish/active_publish.h"

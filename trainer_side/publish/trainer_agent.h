@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "shared/base/unix_socket.h"
-#include "shared/config/config.h"
+#include "shared/config/trainer_config.h"
 #include "shared/control/port.h"
 #include "shared/loop/loop.h"
 #include "shared/loop/timer.h"

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/base/units.h"
 #include "shared/weights/json_text.h"
 
 namespace wsync::rollout {

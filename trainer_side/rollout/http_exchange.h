@@ -11,7 +11,7 @@
 
 #include "shared/base/clock.h"
 #include "shared/base/error.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 #include "trainer_side/rollout/dial.h"
 
 namespace wsync::rollout {

@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "shared/base/error.h"
-#include "shared/base/limits.h"
 #include "shared/observe/trace/chrome_trace.h"
+#include "shared/observe/trace/limits.h"
 
 namespace wsync::trace {
 

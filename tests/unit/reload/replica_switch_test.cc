@@ -5,6 +5,8 @@
 #include <functional>
 #include <gtest/gtest.h>
 
+#include "shared/base/switch_deadlines.h"
+
 namespace wsync::reload {
 namespace {
 

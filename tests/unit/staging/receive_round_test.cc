@@ -6,6 +6,8 @@
 #include <functional>
 #include <gtest/gtest.h>
 
+#include "shared/base/limits.h"
+
 namespace wsync::staging {
 namespace {
 
