@@ -10,7 +10,7 @@
 #include "bench/harness/memory.h"
 #include "bench/harness/report.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 #include "shared/observe/trace/progress.h"
 
 namespace wsync::bench {

@@ -3,7 +3,7 @@
 #include "bench/gpu/gpu_bench.h"
 #include "bench/gpu/stages.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 
 namespace wsync::bench {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "bench/baseline/sockets.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 
 namespace wsync::bench {
 namespace {

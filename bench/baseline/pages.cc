@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 
 namespace wsync::bench {
 namespace {

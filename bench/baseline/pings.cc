@@ -16,6 +16,7 @@
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/unique_fd.h"
+#include "shared/base/units.h"
 
 namespace wsync::bench {
 namespace {

@@ -12,7 +12,6 @@
 #include "shared/base/clock.h"
 #include "shared/base/digest.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
 #include "shared/base/stream_copy.h"
 #include "shared/device/piece_digest.h"
 #include "shared/moe/bf16.h"

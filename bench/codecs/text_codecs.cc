@@ -6,7 +6,7 @@
 #include "bench/harness/repeat.h"
 #include "shared/base/check.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 #include "shared/transport/frame.h"
 #include "shared/weights/checkpoint_index.h"
 #include "shared/weights/example/model_shape.h"

@@ -1,4 +1,5 @@
 // `wsync bench baseline`: what this machine can do at all.
+#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "bench/baseline/baseline_bench.h"
@@ -7,6 +8,7 @@
 #include "bench/harness/directory.h"
 #include "bench/harness/report.h"
 #include "shared/base/format.h"
+#include "shared/command/outcome.h"
 #include "shared/config/units.h"
 #include "shared/observe/trace/progress.h"
 

@@ -1,10 +1,12 @@
 // `wsync bench`: measurements with a baseline.
+#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "bench/command/bench_command.h"
 #include "bench/command/bench_run.h"
 #include "bench/sync/bench_engine.h"
 #include "inference_side/reference_engine/engine_trace.h"
+#include "shared/command/outcome.h"
 
 namespace wsync::cli {
 namespace {

@@ -1,5 +1,6 @@
 #include "bench/command/bench_checkpoints.h"
 
+#include <CLI/CLI.hpp>
 #include <filesystem>
 
 #include "shared/base/format.h"

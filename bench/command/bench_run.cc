@@ -1,10 +1,12 @@
 #include "bench/command/bench_run.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 
 #include "bench/harness/report.h"
 #include "shared/base/format.h"
+#include "shared/command/outcome.h"
 #include "shared/observe/trace/text_file.h"
 
 namespace wsync::cli {

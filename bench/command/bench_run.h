@@ -10,6 +10,7 @@
 #include "bench/harness/paired.h"
 #include "bench/harness/result.h"
 #include "shared/command/context.h"
+#include "shared/command/outcome.h"
 #include "shared/observe/trace/progress.h"
 
 namespace wsync::cli {

@@ -1,6 +1,8 @@
 // `wsync bench list` and `wsync bench compare`.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "bench/command/bench_command.h"
 #include "bench/command/bench_run.h"
@@ -8,6 +10,7 @@
 #include "bench/harness/catalogue.h"
 #include "bench/harness/read_result.h"
 #include "shared/base/format.h"
+#include "shared/command/outcome.h"
 
 namespace wsync::cli {
 namespace {

@@ -1,4 +1,5 @@
 // `wsync bench gpu`: GPUs against what they can do.
+#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "bench/command/bench_command.h"
@@ -8,7 +9,9 @@
 #include "bench/gpu/report.h"
 #include "bench/harness/directory.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
+#include "shared/base/weight_limits.h"
+#include "shared/command/outcome.h"
 #include "shared/command/programs.h"
 #include "shared/config/units.h"
 #include "shared/observe/trace/progress.h"

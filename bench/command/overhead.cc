@@ -1,4 +1,5 @@
 // `wsync bench overhead`: what watching an update costs.
+#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "bench/command/bench_checkpoints.h"

@@ -1,4 +1,5 @@
 // `wsync bench control`, `transport` and `codecs`: parts of the product by themselves.
+#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "bench/codecs/codecs_bench.h"
@@ -9,6 +10,7 @@
 #include "bench/harness/report.h"
 #include "bench/transport/transport_bench.h"
 #include "shared/base/format.h"
+#include "shared/command/outcome.h"
 #include "shared/config/units.h"
 #include "shared/observe/trace/progress.h"
 

@@ -1,4 +1,5 @@
 // `wsync bench peers`: the same job by wsync and by what else is used for it.
+#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
 
@@ -11,6 +12,7 @@
 #include "bench/peers/report.h"
 #include "bench/peers/scripts.h"
 #include "shared/base/format.h"
+#include "shared/command/outcome.h"
 #include "shared/command/programs.h"
 #include "shared/config/units.h"
 #include "shared/observe/trace/progress.h"

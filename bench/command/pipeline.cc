@@ -1,4 +1,5 @@
 // `wsync bench pipeline`: whole updates on host devices, against what their stages alone predict.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 
@@ -8,6 +9,8 @@
 #include "bench/pipeline/report.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/base/units.h"
+#include "shared/base/weight_limits.h"
 #include "shared/config/units.h"
 #include "shared/observe/trace/progress.h"
 

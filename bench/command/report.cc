@@ -1,6 +1,8 @@
 // `wsync bench report`: result files as a page.
+#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "bench/command/bench_command.h"
 #include "bench/command/bench_run.h"
@@ -9,6 +11,7 @@
 #include "bench/harness/directory.h"
 #include "bench/harness/read_result.h"
 #include "shared/base/format.h"
+#include "shared/command/outcome.h"
 #include "shared/observe/trace/progress.h"
 #include "shared/observe/trace/text_file.h"
 

@@ -1,4 +1,5 @@
 // `wsync bench scale`: updates on clusters, on paper.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 
@@ -9,6 +10,8 @@
 #include "bench/scale/scale_bench.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/base/units.h"
+#include "shared/base/weight_limits.h"
 #include "shared/config/units.h"
 
 namespace wsync::cli {

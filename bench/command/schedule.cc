@@ -1,4 +1,5 @@
 // `wsync bench schedule`: a training step with overlap and without, against the simulator.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 

@@ -1,4 +1,5 @@
 // `wsync bench sync`: how long engines stand still for an update.
+#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
 

@@ -5,7 +5,8 @@
 
 #include "bench/harness/repeat.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
+#include "shared/config/defaults.h"
 #include "shared/weights/example/model_shape.h"
 #include "shared/weights/manifest.h"
 
@@ -50,7 +51,7 @@ Result<control::Announce> large_announce() {
   announce.version = {.epoch = 3, .step = 1201};
   announce.layout_digest = manifest.layout_digest();
   announce.layout = std::move(writer).take();
-  announce.bucket_bytes = limits::kBucketBytesDefault;
+  announce.bucket_bytes = config::kBucketBytesDefault;
   announce.arena_bytes = manifest.total_bytes();
   return announce;
 }

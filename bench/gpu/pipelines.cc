@@ -13,9 +13,9 @@
 #include "bench/gpu/timing.h"
 #include "inference_side/reload/pipeline_runner.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
 #include "shared/base/memory_limit.h"
 #include "shared/base/shared_memory.h"
+#include "shared/base/units.h"
 
 namespace wsync::bench {
 namespace {

@@ -9,7 +9,6 @@
 #include "bench/gpu/batch.h"
 #include "bench/gpu/timing.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
 
 namespace wsync::bench {
 namespace {

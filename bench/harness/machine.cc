@@ -13,8 +13,8 @@
 
 #include "bench/harness/child.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
 #include "shared/base/stream_copy.h"
+#include "shared/base/units.h"
 
 namespace wsync::bench {
 namespace {

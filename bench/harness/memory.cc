@@ -1,8 +1,8 @@
 #include "bench/harness/memory.h"
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
 #include "shared/base/memory_limit.h"
+#include "shared/base/units.h"
 #include "shared/observe/trace/progress.h"
 
 namespace wsync::bench {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 
 namespace wsync::bench {
 

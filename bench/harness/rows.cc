@@ -8,7 +8,7 @@
 #include "shared/base/check.h"
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 
 namespace wsync::bench {
 namespace {

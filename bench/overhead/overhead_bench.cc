@@ -11,7 +11,7 @@
 #include "bench/sync/scrape.h"
 #include "shared/base/check.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/config/defaults.h"
 #include "shared/observe/trace/chrome_trace_reader.h"
 
 namespace wsync::bench {
@@ -178,7 +178,7 @@ class OverheadRun {
   std::unique_ptr<cli::ChildProcesses> children_;  // the fleets' processes end first
   Side watched_, other_;
   unsigned started_ = 0;  // pairs of fleets
-  trace::Recorder ring_{limits::kTraceRingSpans, trace::WhenFull::kDropOldest};
+  trace::Recorder ring_{config::kTraceSpansDefault, trace::WhenFull::kDropOldest};
 };
 
 }  // namespace

@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
 #include "shared/base/unique_fd.h"
+#include "shared/base/units.h"
 #include "shared/observe/trace/text_file.h"
 #include "shared/weights/checkpoint_dir.h"
 

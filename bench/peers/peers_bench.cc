@@ -8,8 +8,8 @@
 #include "bench/peers/members.h"
 #include "bench/peers/wsync_side.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
 #include "shared/base/stream_copy.h"
+#include "shared/base/units.h"
 #include "shared/base/unix_socket.h"
 
 namespace wsync::bench {

@@ -1,7 +1,7 @@
 #include "bench/peers/wsync_side.h"
 
 #include "shared/base/format.h"
-#include "shared/config/config.h"
+#include "shared/config/trainer_config.h"
 #include "shared/weights/content_digest.h"
 
 namespace wsync::bench {

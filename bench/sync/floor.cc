@@ -7,7 +7,8 @@
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
+#include "shared/config/defaults.h"
 #include "shared/weights/bucket_plan.h"
 
 namespace wsync::bench {
@@ -47,7 +48,7 @@ Result<std::unique_ptr<FloorCopy>> FloorCopy::map(const Manifest& manifest,
   auto arena = WSYNC_TRY(find_arena(version));
   std::unique_ptr<FloorCopy> floor(new FloorCopy(std::move(arena)));
   // Where a tensor lies in the arena does not depend on the size of buckets.
-  const auto plan = WSYNC_TRY(BucketPlan::create(manifest, limits::kBucketBytesDefault));
+  const auto plan = WSYNC_TRY(BucketPlan::create(manifest, config::kBucketBytesDefault));
   for (std::uint32_t t = 0; t < manifest.size(); ++t) {
     const auto tensor = plan.tensor_pieces(t);
     if (tensor.empty()) continue;

@@ -6,7 +6,7 @@
 #include "bench/harness/process_usage.h"
 #include "bench/sync/scrape.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 
 namespace wsync::bench {
 namespace {

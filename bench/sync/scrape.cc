@@ -3,7 +3,7 @@
 #include <charconv>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 #include "shared/observe/http/http_client.h"
 
 namespace wsync::bench {

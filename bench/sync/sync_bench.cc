@@ -6,7 +6,8 @@
 
 #include "bench/harness/memory.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
+#include "shared/base/weight_limits.h"
 
 namespace wsync::bench {
 namespace {

@@ -10,7 +10,9 @@
 #include "bench/transport/transfers.h"
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
+#include "shared/base/weight_limits.h"
+#include "shared/transport/limits.h"
 
 namespace wsync::bench {
 namespace {

@@ -1,9 +1,11 @@
 // `wsync bundle`: one archive with what is needed to understand what happened on this host.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <unistd.h>
 
@@ -16,7 +18,11 @@
 #include "shared/base/durable_file.h"
 #include "shared/base/format.h"
 #include "shared/base/host.h"
-#include "shared/config/config.h"
+#include "shared/base/units.h"
+#include "shared/command/outcome.h"
+#include "shared/config/directories.h"
+#include "shared/config/limits.h"
+#include "shared/config/sources.h"
 #include "shared/control/zmq/request.h"
 
 namespace wsync::cli {
@@ -74,7 +80,7 @@ class Bundle {
  private:
   Result<> configs() {
     for (const std::string& path : options_.configs) {
-      const Result<Bytes> bytes = read_small_file(path, limits::kConfigBytes);
+      const Result<Bytes> bytes = read_small_file(path, config::kConfigBytesMax);
       if (!bytes) {
         files_.missing(path, bytes.error().message());
         continue;

@@ -7,9 +7,10 @@
 
 #include "shared/base/format.h"
 #include "shared/config/binder.h"
-#include "shared/config/config.h"
 #include "shared/config/document.h"
+#include "shared/config/sidecar_config.h"
 #include "shared/config/train_config.h"
+#include "shared/config/trainer_config.h"
 
 namespace wsync::cli {
 namespace {

@@ -1,5 +1,7 @@
 #include "deploy/cli/commands.h"
 
+#include <CLI/CLI.hpp>
+
 namespace wsync::cli {
 
 ProgramSpec service_program() {

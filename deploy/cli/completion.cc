@@ -1,5 +1,6 @@
 #include "deploy/cli/completion.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -9,6 +10,7 @@
 
 #include "deploy/cli/commands.h"
 #include "shared/base/format.h"
+#include "shared/command/outcome.h"
 #include "shared/command/programs.h"
 
 namespace wsync::cli {

@@ -1,6 +1,7 @@
 // `wsync demo`: a whole fleet on this machine, for a minute.
 #include "deploy/demo/demo.h"
 
+#include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
@@ -9,7 +10,9 @@
 
 #include "deploy/cli/commands.h"
 #include "shared/base/format.h"
+#include "shared/base/units.h"
 #include "shared/command/fleet_trace.h"
+#include "shared/command/outcome.h"
 #include "shared/command/programs.h"
 #include "shared/config/units.h"
 

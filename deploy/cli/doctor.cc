@@ -1,8 +1,13 @@
 // `wsync doctor`: is this host ready for a configuration?
+#include <CLI/CLI.hpp>
+
 #include "deploy/cli/commands.h"
 #include "deploy/cli/doctor_checks.h"
 #include "shared/base/format.h"
-#include "shared/config/config.h"
+#include "shared/command/outcome.h"
+#include "shared/config/sidecar_config.h"
+#include "shared/config/sources.h"
+#include "shared/config/trainer_config.h"
 
 namespace wsync::cli {
 namespace {

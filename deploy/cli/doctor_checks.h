@@ -10,7 +10,6 @@
 
 #include "shared/base/error.h"
 #include "shared/broadcast/nccl_library.h"
-#include "shared/config/config.h"
 #include "shared/device/cuda_library.h"
 
 namespace wsync::cli {

@@ -1,5 +1,6 @@
 // What `wsync doctor` says of GPUs, the driver and NCCL.
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <sys/resource.h>
 
 #include "deploy/cli/doctor_checks.h"

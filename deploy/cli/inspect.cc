@@ -1,10 +1,13 @@
 // `wsync inspect`: what is in a checkpoint directory, and what is wrong with it.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "deploy/cli/commands.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
+#include "shared/command/outcome.h"
 #include "shared/weights/checkpoint_dir.h"
 #include "shared/weights/content_digest.h"
 

@@ -1,8 +1,10 @@
 // `wsync make-checkpoint`: a made-up checkpoint for trying things out.
+#include <CLI/CLI.hpp>
 #include <utility>
 
 #include "deploy/cli/commands.h"
 #include "shared/base/format.h"
+#include "shared/command/outcome.h"
 #include "shared/config/units.h"
 #include "shared/weights/example/example_checkpoint.h"
 #include "shared/weights/example/model_checkpoint.h"

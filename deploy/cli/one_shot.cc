@@ -6,8 +6,11 @@
 
 #include "shared/base/digest.h"
 #include "shared/base/format.h"
-#include "shared/config/config.h"
+#include "shared/base/liveness.h"
+#include "shared/config/sources.h"
+#include "shared/config/trainer_config.h"
 #include "shared/loop/signals.h"
+#include "shared/observe/trace/limits.h"
 #include "trainer_side/publish/checkpoint_source.h"
 #include "trainer_side/publish/trainer_agent.h"
 
@@ -63,8 +66,7 @@ Result<T> run_once(
   }));
   std::unique_ptr<publish::TrainerAgent> agent;
   Timer no_sidecar(*loop, [&] {
-    if (agent->complaint())
-      return stop_with(Error(ErrorCode::kRefused, *agent->complaint()));
+    if (agent->complaint()) return stop_with(Error(ErrorCode::kRefused, *agent->complaint()));
     stop_with(Error(
         ErrorCode::kPeerLost,
         fmt::format("no coordinator and no sidecar at {} within {} s; start `wsync sidecar`, or "

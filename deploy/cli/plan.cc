@@ -1,16 +1,22 @@
 // `wsync plan`: what a publish of a checkpoint would do and need. Changes nothing.
+#include <CLI/CLI.hpp>
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "deploy/cli/commands.h"
 #include "deploy/cli/remote.h"
 #include "deploy/cli/report.h"
+#include "inference_side/reload/buffer_limits.h"
 #include "inference_side/reload/buffer_rule.h"
 #include "inference_side/reload/layout_check.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/memory_limit.h"
-#include "shared/config/config.h"
+#include "shared/base/weight_limits.h"
+#include "shared/command/outcome.h"
+#include "shared/config/defaults.h"
+#include "shared/config/limits.h"
 #include "shared/config/units.h"
 #include "shared/control/zmq/request.h"
 #include "shared/weights/bucket_plan.h"
@@ -24,7 +30,7 @@ constexpr std::string_view kAuto = "auto";
 
 struct PlanOptions {
   std::string directory;
-  std::string bucket = config::format_size(limits::kBucketBytesDefault);
+  std::string bucket = config::format_size(config::kBucketBytesDefault);
   // The fleet that runs, or the one that the rest describes.
   std::string coordinator;
   bool ask_fleet = true;
@@ -34,7 +40,7 @@ struct PlanOptions {
   std::string device_kind = "separate";
   std::string gpu_memory;                // free, of each; empty: not known
   std::optional<std::uint32_t> engines;  // host devices; nothing: one
-  std::uint32_t versions_held = limits::kVersionsHeldDefault;
+  std::uint32_t versions_held = config::kVersionsHeldDefault;
 };
 
 // Bytes that one host needs at the highest, trainer, sidecars and engines all on it.
@@ -388,7 +394,7 @@ void add_plan(CLI::App& app, Context& context) {
       command
           ->add_option("--versions-held", options->versions_held,
                        "Ask no fleet: versions held (default: 2)")
-          ->check(CLI::Range(limits::kVersionsHeldMin, limits::kConfigVersionsHeld))};
+          ->check(CLI::Range(config::kVersionsHeldMin, config::kVersionsHeldMax))};
   for (CLI::Option* option : described) option->excludes(coordinator);
   command->callback([&context, options, described] {
     options->ask_fleet =

@@ -1,6 +1,7 @@
 // Commands that ask a running fleet: push, cancel, verify, rollback.
 #include "deploy/cli/remote.h"
 
+#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <optional>
 
@@ -8,10 +9,14 @@
 #include "deploy/cli/one_shot.h"
 #include "deploy/cli/report.h"
 #include "shared/base/format.h"
+#include "shared/base/weight_limits.h"
 #include "shared/command/ask.h"
 #include "shared/command/fleet_trace.h"
+#include "shared/command/outcome.h"
 #include "shared/config/address.h"
-#include "shared/config/config.h"
+#include "shared/config/directories.h"
+#include "shared/config/limits.h"
+#include "shared/config/sources.h"
 #include "shared/control/progress_phase.h"
 #include "shared/observe/trace/progress.h"
 
@@ -21,7 +26,7 @@ namespace {
 // Where standard error is no terminal: a push that takes long still tells how far it is.
 constexpr std::chrono::nanoseconds kPlainLinesEvery = std::chrono::seconds(5);
 constexpr std::chrono::nanoseconds kNoPlainLines{0};
-constexpr double kTimeoutMostS = limits::kConfigDurationMs / 1000.0;
+constexpr double kTimeoutMostS = config::kDurationMsMax / 1000.0;
 
 struct RemoteOptions : AskOptions {
   std::string directory;

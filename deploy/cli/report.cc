@@ -1,6 +1,7 @@
 #include "deploy/cli/report.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <span>
 
 #include "shared/base/format.h"

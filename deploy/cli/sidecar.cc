@@ -1,10 +1,14 @@
 // `wsync sidecar`: the inference-side agent of this host.
+#include <CLI/CLI.hpp>
+
 #include "deploy/cli/commands.h"
 #include "inference_side/sidecar/sidecar_agent.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/command/fleet_trace.h"
-#include "shared/config/config.h"
+#include "shared/command/outcome.h"
+#include "shared/config/sidecar_config.h"
+#include "shared/config/sources.h"
 #include "shared/loop/signals.h"
 
 namespace wsync::cli {

@@ -1,4 +1,5 @@
 // `wsync status`: what a coordinator or a sidecar says of itself, once or again and again.
+#include <CLI/CLI.hpp>
 #include <ctime>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include "deploy/cli/terminal.h"
 #include "deploy/cli/watch_options.h"
 #include "shared/command/ask.h"
+#include "shared/command/outcome.h"
 #include "shared/loop/signals.h"
 
 namespace wsync::cli {

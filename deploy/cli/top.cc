@@ -1,4 +1,5 @@
 // `wsync top`: a live view of a fleet.
+#include <CLI/CLI.hpp>
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
@@ -7,6 +8,7 @@
 #include "deploy/cli/top_frame.h"
 #include "deploy/cli/watch_options.h"
 #include "shared/command/ask.h"
+#include "shared/command/outcome.h"
 #include "shared/loop/signals.h"
 
 namespace wsync::cli {

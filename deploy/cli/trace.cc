@@ -1,10 +1,13 @@
 // `wsync trace`: writes what a running fleet has traced to a file.
+#include <CLI/CLI.hpp>
 #include <chrono>
+#include <nlohmann/json.hpp>
 
 #include "deploy/cli/commands.h"
 #include "deploy/cli/remote.h"
 #include "shared/base/format.h"
 #include "shared/command/fleet_trace.h"
+#include "shared/command/outcome.h"
 
 namespace wsync::cli {
 namespace {

@@ -1,5 +1,6 @@
 // `wsync trainer`: a trainer as a process of its own, publishing checkpoint directories through the
 // C API that trainers use. With a training configuration it becomes `wsync-train`.
+#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <list>
 #include <optional>
@@ -10,10 +11,12 @@
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/command/fleet_trace.h"
+#include "shared/command/outcome.h"
 #include "shared/command/programs.h"
-#include "shared/config/config.h"
 #include "shared/config/role.h"
+#include "shared/config/sources.h"
 #include "shared/config/train_config.h"
+#include "shared/config/trainer_config.h"
 #include "shared/loop/signals.h"
 #include "shared/loop/timer.h"
 #include "shared/loop/worker.h"

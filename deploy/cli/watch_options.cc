@@ -1,5 +1,7 @@
 #include "deploy/cli/watch_options.h"
 
+#include <CLI/CLI.hpp>
+
 #include "shared/base/format.h"
 #include "shared/config/units.h"
 

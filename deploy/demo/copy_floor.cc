@@ -9,12 +9,12 @@
 #include <unistd.h>
 
 #include "shared/base/clock.h"
-#include "shared/base/limits.h"
 #include "shared/base/memory_limit.h"
 #include "shared/base/private_memory.h"
 #include "shared/base/shared_memory.h"
 #include "shared/base/stream_copy.h"
 #include "shared/base/unique_fd.h"
+#include "shared/base/units.h"
 
 namespace wsync::cli {
 namespace {

@@ -11,6 +11,7 @@
 #include "deploy/fleet/fleet.h"
 #include "shared/base/error.h"
 #include "shared/base/format.h"
+#include "shared/base/units.h"
 #include "shared/command/context.h"
 #include "shared/observe/trace/chrome_trace.h"
 

@@ -3,6 +3,7 @@
 // of these.
 #include <algorithm>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <unistd.h>
 
@@ -12,6 +13,8 @@
 #include "deploy/demo/update_picture.h"
 #include "deploy/demo/versions.h"
 #include "shared/base/memory_limit.h"
+#include "shared/base/units.h"
+#include "shared/command/outcome.h"
 #include "shared/observe/trace/progress.h"
 #include "shared/observe/trace/recorder.h"
 #include "shared/weights/checkpoint_dir.h"

@@ -2,8 +2,10 @@
 // trainer processes learn from what the answers are worth, and each step's weights generate the
 // next answers.
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "deploy/demo/training_scenario.h"
+#include "shared/command/outcome.h"
 #include "shared/observe/trace/chart.h"
 
 namespace wsync::cli {

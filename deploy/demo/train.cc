@@ -2,10 +2,12 @@
 // step's weights while the next one is computed, and what they hold at the end is what the trainer
 // has saved.
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "deploy/demo/train_report.h"
 #include "deploy/demo/training_picture.h"
+#include "shared/command/outcome.h"
 
 namespace wsync::cli {
 namespace {

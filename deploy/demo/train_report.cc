@@ -1,6 +1,7 @@
 #include "deploy/demo/train_report.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 namespace wsync::cli {
 namespace {

@@ -1,7 +1,10 @@
 #include "deploy/demo/training_scenario.h"
 
 #include <map>
+#include <nlohmann/json.hpp>
 #include <utility>
+
+#include "shared/command/outcome.h"
 
 namespace wsync::cli {
 namespace {

@@ -3,8 +3,10 @@
 #include <filesystem>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
+#include "shared/base/weight_limits.h"
 #include "shared/command/context.h"
+#include "shared/command/outcome.h"
 #include "shared/config/units.h"
 #include "shared/weights/checkpoint_dir.h"
 #include "shared/weights/example/derived_checkpoint.h"

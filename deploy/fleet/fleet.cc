@@ -7,6 +7,7 @@
 
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
+#include "shared/base/round_deadlines.h"
 #include "shared/control/zmq/request.h"
 
 namespace wsync::fleet {

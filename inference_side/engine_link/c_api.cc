@@ -14,6 +14,7 @@
 #include "shared/base/fork_guard.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 
 namespace {
 

@@ -5,9 +5,12 @@
 
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/base/liveness.h"
 #include "shared/base/log.h"
 #include "shared/base/planted.h"
+#include "shared/base/units.h"
 #include "shared/base/unix_socket.h"
+#include "shared/base/weight_limits.h"
 
 namespace wsync::engine {
 

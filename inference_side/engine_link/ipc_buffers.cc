@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 
 namespace wsync::engine {
 namespace {

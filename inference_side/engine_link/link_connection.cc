@@ -10,7 +10,8 @@
 #include <unistd.h>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/liveness.h"
+#include "shared/base/units.h"
 #include "shared/base/unix_socket.h"
 
 namespace wsync::engine {

@@ -7,6 +7,7 @@
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/base/planted.h"
+#include "shared/base/switch_deadlines.h"
 #include "shared/control/codec.h"
 
 namespace wsync::engine {

@@ -5,7 +5,7 @@
 
 #include "inference_side/reload/shard.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 #include "shared/weights/content_digest.h"
 
 namespace wsync::engine {

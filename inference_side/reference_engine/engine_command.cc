@@ -1,9 +1,11 @@
 // `wsync engine`: one rank of the reference engine as a process.
 #include "inference_side/reference_engine/engine_command.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "inference_side/reference_engine/engine_trace.h"
 #include "inference_side/reference_engine/http/completion_server.h"
@@ -11,6 +13,7 @@
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
 #include "shared/command/fleet_trace.h"
+#include "shared/command/outcome.h"
 #include "shared/config/units.h"
 #include "shared/loop/signals.h"
 #include "shared/loop/timer.h"

@@ -7,6 +7,7 @@
 
 #include "inference_side/reference_engine/reference_engine.h"
 #include "shared/base/error.h"
+#include "shared/config/defaults.h"
 #include "shared/observe/trace/recorder.h"
 
 namespace wsync::cli {
@@ -25,7 +26,7 @@ class EngineTrace {
   void end(const std::string& lane, trace::Category category, std::string name,
            std::vector<trace::Arg> args, TimePoint at);
 
-  trace::Recorder recorder_{limits::kTraceRingSpans, trace::WhenFull::kDropOldest};
+  trace::Recorder recorder_{config::kTraceSpansDefault, trace::WhenFull::kDropOldest};
   std::map<std::string, TimePoint> begun_;  // by lane
 };
 

@@ -5,8 +5,8 @@
 
 #include "shared/base/digest.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
 #include "shared/base/planted.h"
+#include "shared/base/units.h"
 
 namespace wsync::engine::reference {
 

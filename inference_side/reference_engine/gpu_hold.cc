@@ -6,6 +6,7 @@
 #include "shared/base/check.h"
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
+#include "shared/base/weight_limits.h"
 
 namespace wsync::engine::reference {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "shared/base/error.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 #include "shared/control/messages.h"
 #include "shared/device/device.h"
 

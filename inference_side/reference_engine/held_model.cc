@@ -10,7 +10,6 @@
 #include "inference_side/reload/shard.h"
 #include "shared/base/check.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
 #include "shared/base/memory_limit.h"
 #include "shared/base/stream_copy.h"
 

@@ -11,6 +11,7 @@
 #include "shared/base/limits.h"
 #include "shared/base/log.h"
 #include "shared/base/planted.h"
+#include "shared/base/units.h"
 
 namespace wsync::engine::reference {
 

@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include <utility>
 
+#include "inference_side/reference_engine/step_limits.h"
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"

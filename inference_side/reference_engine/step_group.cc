@@ -5,9 +5,11 @@
 #include <numeric>
 #include <poll.h>
 
+#include "inference_side/reference_engine/step_limits.h"
 #include "shared/base/check.h"
 #include "shared/base/digest.h"
 #include "shared/base/format.h"
+#include "shared/base/liveness.h"
 #include "shared/base/log.h"
 
 namespace wsync::engine::reference {

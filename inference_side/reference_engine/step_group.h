@@ -19,9 +19,9 @@
 #include <vector>
 
 #include "inference_side/reference_engine/peer_watch.h"
+#include "inference_side/reference_engine/step_limits.h"
 #include "inference_side/reference_engine/step_protocol.h"
 #include "shared/base/clock.h"
-#include "shared/base/limits.h"
 #include "shared/base/unix_socket.h"
 #include "shared/process_group/collectives.h"
 #include "shared/process_group/memory/host_segment.h"

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 
+#include "inference_side/reload/buffer_limits.h"
 #include "shared/base/format.h"
+#include "shared/base/units.h"
+#include "shared/base/weight_limits.h"
 #include "shared/observe/trace/progress.h"
 
 namespace wsync::reload {

@@ -8,6 +8,7 @@
 
 #include "shared/base/error.h"
 #include "shared/base/limits.h"
+#include "shared/base/units.h"
 #include "shared/device/device.h"
 
 namespace wsync::reload {

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <map>
 
+#include "inference_side/reload/buffer_limits.h"
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/base/units.h"
 #include "shared/broadcast/nccl_library.h"
 
 namespace wsync::reload {

@@ -7,7 +7,7 @@
 
 #include "inference_side/reload/shard.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 
 namespace wsync::reload {
 

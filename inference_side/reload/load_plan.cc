@@ -9,6 +9,7 @@
 #include "shared/base/limits.h"
 #include "shared/base/planted.h"
 #include "shared/base/stream_copy.h"
+#include "shared/base/weight_limits.h"
 #include "shared/weights/content_digest.h"
 
 namespace wsync::reload {

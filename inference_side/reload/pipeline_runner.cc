@@ -6,6 +6,7 @@
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/base/switch_deadlines.h"
 
 namespace wsync::reload {
 namespace {

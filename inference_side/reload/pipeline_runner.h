@@ -25,7 +25,7 @@
 #include "inference_side/reload/device_group.h"
 #include "inference_side/reload/pipeline_trace.h"
 #include "inference_side/reload/weight_pipeline.h"
-#include "shared/base/limits.h"
+#include "shared/base/switch_deadlines.h"
 
 namespace wsync::reload {
 

@@ -6,6 +6,7 @@
 #include "inference_side/reload/replica_report.h"
 #include "shared/base/check.h"
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 #include "shared/base/planted.h"
 
 namespace wsync::reload {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "shared/base/clock.h"
-#include "shared/base/limits.h"
+#include "shared/base/switch_deadlines.h"
 #include "shared/control/messages.h"
 
 namespace wsync::reload {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 #include "shared/base/log.h"
 
 namespace wsync::agent {

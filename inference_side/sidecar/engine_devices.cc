@@ -7,6 +7,8 @@
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/base/units.h"
+#include "shared/config/devices_config.h"
 #include "shared/device/cuda_library.h"
 
 namespace wsync::agent {

@@ -19,7 +19,7 @@
 #include "inference_side/sidecar/device_buffers.h"
 #include "inference_side/sidecar/engine_rank.h"
 #include "inference_side/sidecar/engine_registry.h"
-#include "shared/config/config.h"
+#include "shared/config/devices_config.h"
 #include "shared/loop/loop.h"
 #include "shared/loop/timer.h"
 #include "shared/loop/worker.h"

@@ -30,7 +30,7 @@
 #include "inference_side/sidecar/version_preparation.h"
 #include "inference_side/staging/sidecar.h"
 #include "inference_side/staging/store.h"
-#include "shared/config/config.h"
+#include "shared/config/devices_config.h"
 #include "shared/control/unix_stream.h"
 #include "shared/loop/loop.h"
 #include "shared/loop/worker.h"

@@ -1,6 +1,7 @@
 #include "inference_side/sidecar/plan_answer.h"
 
 #include "inference_side/sidecar/offered_layouts.h"
+#include "shared/config/sidecar_config.h"
 
 namespace wsync::agent {
 namespace {

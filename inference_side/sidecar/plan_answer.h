@@ -4,7 +4,7 @@
 
 #include "inference_side/sidecar/engine_hub.h"
 #include "inference_side/staging/store.h"
-#include "shared/config/config.h"
+#include "shared/config/sidecar_config.h"
 #include "shared/control/messages.h"
 
 namespace wsync::agent {

@@ -11,6 +11,8 @@
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/base/numa.h"
+#include "shared/base/units.h"
+#include "shared/config/sidecar_config.h"
 #include "shared/control/zmq/ports.h"
 
 namespace wsync::agent {

@@ -20,7 +20,7 @@
 #include "inference_side/sidecar/version_receiver.h"
 #include "inference_side/staging/sidecar.h"
 #include "shared/base/unix_socket.h"
-#include "shared/config/config.h"
+#include "shared/config/sidecar_config.h"
 #include "shared/control/port.h"
 #include "shared/loop/loop.h"
 #include "shared/loop/timer.h"

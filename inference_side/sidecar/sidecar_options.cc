@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "shared/base/host.h"
+#include "shared/config/sidecar_config.h"
 
 namespace wsync::agent {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "inference_side/staging/sidecar.h"
-#include "shared/config/config.h"
+#include "shared/config/sidecar_config.h"
 
 namespace wsync::agent {
 

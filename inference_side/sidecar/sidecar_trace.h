@@ -6,7 +6,7 @@
 #include <string>
 
 #include "shared/base/clock.h"
-#include "shared/config/config.h"
+#include "shared/config/sidecar_config.h"
 #include "shared/control/messages.h"
 #include "shared/observe/trace/recorder.h"
 

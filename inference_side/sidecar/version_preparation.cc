@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "shared/base/limits.h"
 #include "shared/base/log.h"
 
 namespace wsync::agent {

@@ -5,6 +5,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/config/sidecar_config.h"
 
 namespace wsync::agent {
 

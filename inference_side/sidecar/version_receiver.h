@@ -21,7 +21,7 @@
 #include "inference_side/sidecar/switch_trace.h"
 #include "inference_side/staging/sidecar.h"
 #include "inference_side/staging/store.h"
-#include "shared/config/config.h"
+#include "shared/config/sidecar_config.h"
 #include "shared/loop/loop.h"
 #include "shared/transport/memfd/memfd_sink.h"
 #include "shared/transport/tcp/tcp_sink.h"

@@ -7,6 +7,7 @@
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
+#include "shared/config/limits.h"
 
 namespace wsync::staging {
 Sidecar::Sidecar(SidecarOptions options, SidecarRecord record, std::vector<HeldCopy> held)
@@ -15,7 +16,7 @@ Sidecar::Sidecar(SidecarOptions options, SidecarRecord record, std::vector<HeldC
       record_(std::move(record)),
       held_(options_.versions_held, std::move(held)),
       replicas_(options_) {
-  WSYNC_CHECK(options_.versions_held >= limits::kVersionsHeldMin,
+  WSYNC_CHECK(options_.versions_held >= config::kVersionsHeldMin,
               "a sidecar holds at least the target and the next one");
 }
 

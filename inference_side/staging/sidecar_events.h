@@ -10,7 +10,9 @@
 #include "inference_side/reload/switch_events.h"
 #include "inference_side/staging/sidecar_record.h"
 #include "shared/base/clock.h"
-#include "shared/base/limits.h"
+#include "shared/base/liveness.h"
+#include "shared/base/switch_deadlines.h"
+#include "shared/config/defaults.h"
 #include "shared/control/messages.h"
 
 namespace wsync::staging {
@@ -22,7 +24,7 @@ struct SidecarOptions {
   std::string boot_id;
   std::uint64_t pid_namespace = 0;
   std::string data_address;                                    // of its relay; empty = no relay
-  std::uint64_t versions_held = limits::kVersionsHeldDefault;  // at least 2
+  std::uint64_t versions_held = config::kVersionsHeldDefault;  // at least 2
   // Deadlines of a switch for which the coordinator sets none, and of catching up after a restart.
   std::chrono::milliseconds pause{limits::kPauseDeadlineMs};
   std::chrono::milliseconds load{limits::kLoadDeadlineMs};

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
 #include "shared/base/planted.h"
+#include "shared/base/weight_limits.h"
 
 namespace wsync::staging {
 

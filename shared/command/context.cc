@@ -1,11 +1,16 @@
 #include "shared/command/context.h"
 
+#include <CLI/CLI.hpp>
 #include <array>
 #include <cstdio>
 #include <exception>
+#include <nlohmann/json.hpp>
 
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/command/outcome.h"
+#include "shared/config/log_config.h"
+#include "shared/config/sources.h"
 
 namespace wsync::cli {
 namespace {

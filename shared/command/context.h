@@ -1,39 +1,29 @@
 // What every command shares: common options, how an outcome is printed, exit codes.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <functional>
 #include <initializer_list>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "shared/base/error.h"
-#include "shared/config/config.h"
+#include "shared/command/exit_code.h"
+#include "shared/config/log_config.h"
+
+namespace CLI {
+class App;
+}
+namespace wsync::config {
+struct LogConfig;
+}
 
 namespace wsync::cli {
 
-// Exit codes, documented in deploy/cli/README.md.
-enum ExitCode : int {
-  kExitOk = 0,
-  kExitFailed = 1,       // a check, a verification or an update failed; refused
-  kExitBadInput = 2,     // arguments, config or checkpoint break a rule
-  kExitUnreachable = 3,  // no peer, or no answer before the deadline
-  kExitInterrupted = 130,
-};
-[[nodiscard]] ExitCode exit_code_of(ErrorCode code) noexcept;
-
-// What a command found: `text` is printed for people, `result` with --json. A command that did its
-// work and found something wrong (a mismatch) has an exit code of its own beside its result.
-struct Outcome {
-  nlohmann::json result = nlohmann::json::object();
-  std::string text;
-  std::string complaint;  // for standard error, not with --json
-  ExitCode exit_code = kExitOk;
-};
+struct Outcome;  // outcome.h
 
 // Options that every command takes.
 struct CommonOptions {

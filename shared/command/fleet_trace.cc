@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
 #include "shared/control/zmq/request.h"
+#include "shared/observe/trace/limits.h"
 #include "shared/observe/trace/progress.h"
 #include "shared/observe/trace/span_codec.h"
 #include "shared/observe/trace/text_file.h"

@@ -1,5 +1,6 @@
 #include "shared/command/program.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <string>

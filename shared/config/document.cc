@@ -9,7 +9,6 @@
 #include <yaml-cpp/yaml.h>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
 
 namespace wsync::config {
 namespace {
@@ -86,8 +85,8 @@ class Flattener final : public YAML::EventHandler {
       refuse(mark, fmt::format("a tag ({}) is not allowed", tag));
     if (list_) refuse(mark, fmt::format("'{}': a section inside a list", path()));
     if (!levels_.empty() && levels_.back().expects_key) refuse(mark, "a key must be a plain word");
-    if (levels_.size() >= limits::kConfigDepth)
-      refuse(mark, fmt::format("nested deeper than {} levels", limits::kConfigDepth));
+    if (levels_.size() >= kConfigDepthMax)
+      refuse(mark, fmt::format("nested deeper than {} levels", kConfigDepthMax));
     levels_.push_back({});
   }
   void OnMapEnd() override {
@@ -146,9 +145,9 @@ class Flattener final : public YAML::EventHandler {
 
 Result<std::vector<Entry>> parse_document(std::string_view text, std::string_view name,
                                           const std::set<std::string>& lists) {
-  if (text.size() > limits::kConfigBytes)
+  if (text.size() > kConfigBytesMax)
     return fail(ErrorCode::kInvalidInput, fmt::format("{}: {} bytes; a config has at most {}", name,
-                                                      text.size(), limits::kConfigBytes));
+                                                      text.size(), kConfigBytesMax));
   try {
     std::istringstream stream{fmt::format("{}\n{}\n", text, kEndMark)};
     YAML::Parser parser(stream);

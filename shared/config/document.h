@@ -23,7 +23,7 @@ struct Entry {
 // Entries in the order of the text. `name` is the file's name in error sentences, `lists` the keys
 // that may have a list. kInvalidInput, with file and line: no YAML, more than one document, any
 // other list, a list with anything but single values in it, an anchor, alias or tag, a key twice,
-// deeper than limits::kConfigDepth, longer than limits::kConfigBytes. A key with no value
+// deeper than kConfigDepthMax, longer than kConfigBytesMax. A key with no value
 // ("a:") has none here: it is refused too. An empty text gives no entries.
 [[nodiscard]] Result<std::vector<Entry>> parse_document(std::string_view text,
                                                         std::string_view name,

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "shared/base/format.h"
+#include "shared/base/weight_limits.h"
 #include "shared/config/binder.h"
 #include "shared/config/role.h"
 
@@ -56,7 +57,7 @@ void bind_data(Binder& binder, DataConfig& c) {
 
 void bind_parallel(Binder& binder, ParallelConfig& c) {
   binder.count("parallel.pp", c.pp, {1, kTrainRanks});
-  binder.count("parallel.vpp", c.vpp, {1, static_cast<std::uint32_t>(limits::kVirtualChunkCount)});
+  binder.count("parallel.vpp", c.vpp, {1, kTrainVirtualChunks});
   binder.count("parallel.ep", c.ep, {1, kTrainRanks});
   binder.count("parallel.dp", c.dp, {1, kTrainRanks});
   if (c.dp % c.ep != 0)
@@ -88,12 +89,11 @@ void check_cut(Binder& binder, const TrainConfig& c) {
 }
 
 void bind_schedule(Binder& binder, const ParallelConfig& parallel, ScheduleConfig& c) {
-  constexpr auto kMicrobatches = static_cast<std::uint32_t>(limits::kMicrobatchCount);
   binder.choice(
       "schedule.order", c.order,
       {{"interleaved", "interleaved"}, {"1f1b", "1f1b"}, {"zb-h1", "zb-h1"}, {"gpipe", "gpipe"}});
-  binder.count("schedule.microbatches", c.microbatches, {1, kMicrobatches});
-  binder.count_or_auto("schedule.group", c.group, {1, kMicrobatches});
+  binder.count("schedule.microbatches", c.microbatches, {1, kTrainMicrobatches});
+  binder.count_or_auto("schedule.group", c.group, {1, kTrainMicrobatches});
   binder.flag("schedule.overlap", c.overlap);
   binder.count_or_auto("schedule.extra_warmup", c.extra_warmup, {0, 1});
   binder.flag("schedule.delay_wgrad", c.delay_wgrad);

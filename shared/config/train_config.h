@@ -11,7 +11,10 @@
 #include <vector>
 
 #include "shared/base/error.h"
-#include "shared/config/config.h"
+#include "shared/config/heartbeat_config.h"
+#include "shared/config/log_config.h"
+#include "shared/config/sources.h"
+#include "shared/config/trainer_config.h"
 
 namespace wsync::config {
 
@@ -25,7 +28,9 @@ inline constexpr std::uint32_t kTaskAnswers = 128;  // what an engine gives to o
 inline constexpr std::uint32_t kTrainStaleness = 1'000;
 inline constexpr std::uint32_t kTrainRequests = 256;
 inline constexpr std::uint32_t kTrainAttempts = 1'000;
-inline constexpr std::uint32_t kByteValues = 256;  // the tokens of byte-level text
+inline constexpr std::uint32_t kTrainVirtualChunks = 64;     // of one rank
+inline constexpr std::uint32_t kTrainMicrobatches = 65'536;  // of one step
+inline constexpr std::uint32_t kByteValues = 256;            // the tokens of byte-level text
 
 struct ModelConfig {
   // Hugging Face directory to begin from; its config.json has the sizes, and those here mean

@@ -8,7 +8,13 @@
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 #include "shared/control/fields.h"
+
+static_assert(wsync::limits::kTensorCount * (wsync::limits::kTensorNameBytes / 4) <=
+                  wsync::limits::kMessageBytes,
+              "a layout of typical names fits in a message");
 
 namespace wsync::control {
 namespace {
@@ -272,6 +278,10 @@ static_assert(kDecoders.size() == static_cast<std::size_t>(kLastMessageType));
 
 }  // namespace
 
+std::uint64_t encoded_bytes_max() noexcept {
+  return kEnvelopeBytes + limits::kReplicaNameBytes + limits::kMessageBytes;
+}
+
 MessageType type_of(const Message& message) noexcept {
   return static_cast<MessageType>(message.index() + 1);
 }
@@ -331,9 +341,9 @@ Result<Bytes> encode(const Envelope& envelope, const Message& message) {
 }
 
 Result<Decoded> decode(std::span<const std::byte> bytes) {
-  if (bytes.size() > kEncodedBytesMax)
+  if (bytes.size() > encoded_bytes_max())
     return fail(ErrorCode::kInvalidInput, fmt::format("message: {} bytes, at most {} allowed",
-                                                      bytes.size(), kEncodedBytesMax));
+                                                      bytes.size(), encoded_bytes_max()));
   ByteReader reader(bytes);
   auto header = WSYNC_TRY(read_header(reader));
   if (header.type == 0 || header.type > kDecoders.size())

@@ -24,15 +24,13 @@
 
 #include "shared/base/bytes.h"
 #include "shared/base/error.h"
-#include "shared/base/limits.h"
 #include "shared/control/messages.h"
 
 namespace wsync::control {
 
 inline constexpr std::size_t kEnvelopeBytes = 80;
-// The most that one encoded message can take.
-inline constexpr std::uint64_t kEncodedBytesMax =
-    kEnvelopeBytes + limits::kReplicaNameBytes + limits::kMessageBytes;
+// The largest size of one encoded message, in bytes.
+[[nodiscard]] std::uint64_t encoded_bytes_max() noexcept;
 
 struct Decoded {
   Envelope envelope;

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 #include "shared/control/envelope.h"
 
 namespace wsync::control {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 #include "shared/base/unix_socket.h"
 
 namespace wsync::control {
@@ -83,6 +84,8 @@ Result<std::optional<Frame>> FrameReader::read_next() {
   }
   return frame;
 }
+
+FrameWriter::FrameWriter() : FrameWriter(limits::kSendQueueBytes) {}
 
 Result<> FrameWriter::push(const Envelope& envelope, const Message& message,
                            std::vector<UniqueFd> fds) {

@@ -1,7 +1,7 @@
 // Frames: messages with descriptors on a Unix stream socket.
 //
 //   offset  bytes  field
-//        0      4  length of the encoded message, kEnvelopeBytes to kEncodedBytesMax
+//        0      4  length of the encoded message, kEnvelopeBytes to encoded_bytes_max()
 //        4      4  descriptors that come with the frame's first byte, at most kFdsPerFrame
 //        8      n  the encoded message (codec.h)
 //
@@ -17,7 +17,6 @@
 
 #include "shared/base/bytes.h"
 #include "shared/base/error.h"
-#include "shared/base/limits.h"
 #include "shared/base/unique_fd.h"
 #include "shared/control/codec.h"
 
@@ -37,7 +36,7 @@ class FrameReader {
  public:
   // `max_message_bytes` bounds one encoded message, and with it the memory taken: memory grows with
   // the bytes that have arrived, never with the length that a peer announces.
-  explicit FrameReader(std::uint64_t max_message_bytes = kEncodedBytesMax)
+  explicit FrameReader(std::uint64_t max_message_bytes = encoded_bytes_max())
       : max_message_bytes_(max_message_bytes) {}
 
   // Takes what one receive call returned. kInvalidInput when more descriptors wait than a frame may
@@ -64,8 +63,9 @@ class FrameReader {
 // Queues frames and sends them as the socket takes them.
 class FrameWriter {
  public:
-  explicit FrameWriter(std::uint64_t max_queued_bytes = limits::kSendQueueBytes)
-      : max_queued_bytes_(max_queued_bytes) {}
+  // Queues at most limits::kSendQueueBytes.
+  FrameWriter();
+  explicit FrameWriter(std::uint64_t max_queued_bytes) : max_queued_bytes_(max_queued_bytes) {}
 
   // Queues one frame; the descriptors are closed once sent. kBusy when the queue would exceed its
   // limit; kInvalidInput as encode(), and for more than limits::kFdsPerFrame descriptors.

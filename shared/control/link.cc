@@ -3,6 +3,8 @@
 #include <sys/socket.h>
 #include <utility>
 
+#include "shared/base/units.h"
+
 namespace wsync::control {
 namespace {
 constexpr std::size_t kReceiveBytes = 64 * limits::kKiB;

@@ -19,7 +19,7 @@
 #include <utility>
 
 #include "shared/base/error.h"
-#include "shared/base/limits.h"
+#include "shared/base/liveness.h"
 #include "shared/control/messages.h"
 
 namespace wsync::control {

@@ -3,6 +3,7 @@
 
 #include "shared/base/error.h"
 #include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 #include "shared/control/envelope_fields.h"
 #include "shared/control/rank_messages.h"
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 #include "shared/control/envelope_fields.h"
 #include "shared/control/sidecar_messages.h"
 

@@ -5,6 +5,7 @@
 
 #include "shared/base/check.h"
 #include "shared/base/log.h"
+#include "shared/base/units.h"
 #include "shared/loop/fd_watcher.h"
 #include "shared/loop/timer.h"
 

@@ -6,7 +6,7 @@
 
 #include "shared/base/durable_file.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 
 namespace wsync::moe {
 namespace {

@@ -4,6 +4,8 @@
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
+#include "shared/base/weight_limits.h"
+#include "shared/transport/limits.h"
 
 namespace wsync::transport {
 

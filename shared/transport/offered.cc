@@ -2,6 +2,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
+#include "shared/transport/limits.h"
 
 namespace wsync::transport {
 

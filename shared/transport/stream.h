@@ -20,10 +20,10 @@
 
 #include "shared/base/digest.h"
 #include "shared/base/error.h"
-#include "shared/base/limits.h"
 #include "shared/base/shared_memory.h"
 #include "shared/base/thread_pool.h"
 #include "shared/base/unique_fd.h"
+#include "shared/transport/limits.h"
 #include "shared/weights/version.h"
 
 namespace wsync::transport {

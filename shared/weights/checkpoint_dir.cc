@@ -8,8 +8,8 @@
 #include <unordered_map>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
 #include "shared/base/unique_fd.h"
+#include "shared/base/weight_limits.h"
 #include "shared/weights/checkpoint_index.h"
 #include "shared/weights/json_text.h"
 

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 #include "shared/weights/json_text.h"
 
 namespace wsync {

@@ -4,7 +4,7 @@
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 
 namespace wsync {
 

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 #include "shared/weights/layer_order.h"
 
 namespace wsync {

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 #include "shared/weights/json_text.h"
 #include "shared/weights/safetensors.h"
 

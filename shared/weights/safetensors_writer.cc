@@ -2,7 +2,8 @@
 #include <numeric>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
+#include "shared/base/weight_limits.h"
 #include "shared/weights/json_text.h"
 #include "shared/weights/output_file.h"
 #include "shared/weights/safetensors.h"

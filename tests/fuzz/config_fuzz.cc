@@ -4,8 +4,9 @@
 #include <string_view>
 
 #include "shared/base/check.h"
-#include "shared/config/config.h"
+#include "shared/config/sidecar_config.h"
 #include "shared/config/train_config.h"
+#include "shared/config/trainer_config.h"
 
 namespace {
 

@@ -15,6 +15,8 @@
 
 #include "shared/base/check.h"
 #include "shared/base/clock.h"
+#include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 #include "shared/control/codec.h"
 #include "shared/control/fields.h"
 

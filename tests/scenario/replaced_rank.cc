@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "shared/base/log.h"
+#include "shared/config/sources.h"
+#include "shared/config/trainer_config.h"
 #include "tests/scenario/rank_part.h"
 #include "trainer_side/plugin/trainer.h"
 

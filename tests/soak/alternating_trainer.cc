@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
-#include "shared/config/config.h"
+#include "shared/config/trainer_config.h"
 #include "trainer_side/training/checkpoint.h"
 #include "trainer_side/training/parameters.h"
 

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "shared/base/format.h"
+#include "shared/base/units.h"
 #include "shared/observe/http/http_client.h"
 #include "tests/soak/answer.h"
 

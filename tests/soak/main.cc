@@ -1,11 +1,13 @@
 // `wsync_soak`: what must hold while ranks of a trainer are killed (`kills`), and while weights
 // change under load (`torn`). The tests of this folder run it; by hand it runs for as long as one
 // likes.
+#include <CLI/CLI.hpp>
 #include <csignal>
 #include <memory>
 
 #include "bench/harness/directory.h"
 #include "shared/base/format.h"
+#include "shared/command/outcome.h"
 #include "shared/command/program.h"
 #include "shared/observe/trace/progress.h"
 #include "tests/soak/kill_report.h"

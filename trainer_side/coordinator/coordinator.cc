@@ -6,6 +6,7 @@
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 #include "shared/base/planted.h"
 #include "shared/control/codec.h"
 #include "trainer_side/coordinator/decision_obligations.h"

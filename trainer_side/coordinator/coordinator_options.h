@@ -8,7 +8,9 @@
 #include <string>
 
 #include "shared/base/kinds.h"
-#include "shared/base/limits.h"
+#include "shared/base/liveness.h"
+#include "shared/base/round_deadlines.h"
+#include "shared/base/switch_deadlines.h"
 #include "shared/control/messages.h"
 #include "trainer_side/coordinator/coordinator_record.h"
 

@@ -1,6 +1,8 @@
 #include "trainer_side/coordinator/coordinator_record.h"
 
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/base/units.h"
 #include "shared/control/record_parts.h"
 
 namespace wsync::coordinator {

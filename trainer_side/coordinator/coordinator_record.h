@@ -11,7 +11,7 @@
 #include "shared/base/bytes.h"
 #include "shared/base/digest.h"
 #include "shared/base/error.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 #include "shared/control/messages.h"
 
 namespace wsync::coordinator {

@@ -7,6 +7,7 @@
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 #include "shared/base/planted.h"
 #include "shared/control/withdrawn.h"
 

@@ -6,6 +6,7 @@
 
 #include "shared/base/durable_file.h"
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 #include "shared/base/planted.h"
 #include "shared/control/withdrawn.h"
 #include "trainer_side/coordinator/roster.h"

@@ -7,7 +7,10 @@
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/base/liveness.h"
 #include "shared/base/planted.h"
+#include "shared/base/weight_limits.h"
 
 namespace wsync::coordinator {
 namespace {

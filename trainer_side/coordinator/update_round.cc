@@ -8,6 +8,7 @@
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
+#include "shared/base/round_deadlines.h"
 
 namespace wsync::coordinator {
 namespace {

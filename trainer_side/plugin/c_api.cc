@@ -9,8 +9,10 @@
 
 #include "shared/base/fork_guard.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
 #include "shared/base/log.h"
+#include "shared/base/weight_limits.h"
+#include "shared/config/sources.h"
+#include "shared/config/trainer_config.h"
 #include "trainer_side/plugin/rank_gather.h"
 #include "trainer_side/plugin/trainer.h"
 #include "trainer_side/plugin/wsync/trainer.h"

@@ -10,6 +10,8 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/base/liveness.h"
 #include "shared/base/log.h"
 #include "shared/control/unix_stream.h"
 #include "shared/loop/timer.h"

@@ -5,6 +5,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/config/trainer_config.h"
 #include "trainer_side/plugin/rank_gather.h"
 #include "trainer_side/plugin/rank_hub.h"
 #include "trainer_side/plugin/rank_role.h"

@@ -7,6 +7,7 @@
 #include "shared/base/limits.h"
 #include "shared/base/planted.h"
 #include "shared/base/shared_memory.h"
+#include "shared/config/defaults.h"
 #include "shared/weights/bucket_plan.h"
 #include "shared/weights/dtype.h"
 
@@ -50,7 +51,7 @@ Result<ArenaView> map_shards(const control::Snapshotted& snapshotted, int arena,
     infos.push_back(std::move(info));
   }
   const auto manifest = WSYNC_TRY(Manifest::create(std::move(infos)));
-  const auto plan = WSYNC_TRY(BucketPlan::create(manifest, limits::kBucketBytesDefault));
+  const auto plan = WSYNC_TRY(BucketPlan::create(manifest, config::kBucketBytesDefault));
   auto view = ArenaView::open(arena, {.version = std::pair(std::uint64_t{0}, snapshotted.step),
                                       .layout = manifest.layout_digest(),
                                       .content = snapshotted.content_digest,

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/liveness.h"
 #include "shared/base/log.h"
 
 namespace wsync::plugin {

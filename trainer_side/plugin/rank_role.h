@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "shared/config/config.h"
+#include "shared/config/trainer_config.h"
 #include "shared/loop/loop.h"
 #include "trainer_side/plugin/publish_board.h"
 #include "trainer_side/publish/gathered_source.h"

@@ -6,6 +6,8 @@
 
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/base/round_deadlines.h"
+#include "shared/config/trainer_config.h"
 
 namespace wsync::plugin {
 

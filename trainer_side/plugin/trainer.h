@@ -12,6 +12,7 @@
 #include <optional>
 #include <thread>
 
+#include "shared/config/trainer_config.h"
 #include "trainer_side/plugin/publish_board.h"
 #include "trainer_side/plugin/rank_role.h"
 

@@ -9,6 +9,7 @@
 #include "shared/base/format.h"
 #include "shared/base/host.h"
 #include "shared/base/log.h"
+#include "shared/config/trainer_config.h"
 #include "shared/control/codec.h"
 #include "shared/control/zmq/ports.h"
 #include "trainer_side/coordinator/page/page_routes.h"

@@ -16,7 +16,7 @@
 #include <string>
 
 #include "shared/base/unix_socket.h"
-#include "shared/config/config.h"
+#include "shared/config/trainer_config.h"
 #include "shared/control/port.h"
 #include "shared/loop/loop.h"
 #include "shared/loop/timer.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "shared/base/host.h"
-#include "shared/base/limits.h"
+#include "shared/observe/trace/limits.h"
 #include "shared/observe/trace/span_codec.h"
 #include "trainer_side/publish/fleet_trace.h"
 

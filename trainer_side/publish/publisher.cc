@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "shared/config/trainer_config.h"
+
 namespace wsync::publish {
 
 Result<std::unique_ptr<Publisher>> Publisher::create(Loop& loop,

@@ -15,7 +15,7 @@
 #include <stop_token>
 #include <string>
 
-#include "shared/config/config.h"
+#include "shared/config/trainer_config.h"
 #include "shared/control/messages.h"
 #include "shared/loop/loop.h"
 #include "shared/loop/worker.h"

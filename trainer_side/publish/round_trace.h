@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "shared/config/defaults.h"
 #include "shared/control/messages.h"
 #include "shared/observe/trace/recorder.h"
 #include "trainer_side/publish/snapshot.h"
@@ -20,7 +21,7 @@ class RoundTrace {
  public:
   // Keeps the latest `spans` spans; with 0 it makes none. write() does nothing when `path` is
   // empty.
-  explicit RoundTrace(std::string path, std::uint64_t spans = limits::kTraceRingSpans)
+  explicit RoundTrace(std::string path, std::uint64_t spans = config::kTraceSpansDefault)
       : path_(std::move(path)), recorder_(spans, trace::WhenFull::kDropOldest) {}
 
   void snapshot_taken(const Snapshot& snapshot, TimePoint begin, TimePoint end);

@@ -12,6 +12,7 @@
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/base/planted.h"
+#include "shared/base/weight_limits.h"
 
 namespace wsync::publish {
 namespace {

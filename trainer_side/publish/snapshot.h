@@ -18,8 +18,8 @@
 
 #include "shared/base/clock.h"
 #include "shared/base/error.h"
-#include "shared/base/limits.h"
 #include "shared/base/shared_memory.h"
+#include "shared/config/defaults.h"
 #include "shared/weights/bucket_plan.h"
 #include "shared/weights/content_digest.h"
 #include "shared/weights/manifest.h"
@@ -84,7 +84,7 @@ struct SnapshotRequest {
   std::uint64_t fence_epoch = 0;
   std::array<std::uint64_t, 2> fence_run_id{};
   Version version;
-  std::uint64_t bucket_bytes = limits::kBucketBytesDefault;
+  std::uint64_t bucket_bytes = config::kBucketBytesDefault;
   TimePoint deadline{};                               // for a free arena
   std::optional<TimePoint> copy_deadline;             // for the copy; none = no limit
   std::stop_token stop;                               // ends it with kCancelled

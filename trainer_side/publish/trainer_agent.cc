@@ -7,6 +7,7 @@
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/base/unix_socket.h"
+#include "shared/config/trainer_config.h"
 #include "trainer_side/publish/checkpoint_source.h"
 
 namespace wsync::publish {

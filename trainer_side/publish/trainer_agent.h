@@ -14,7 +14,7 @@
 #include <optional>
 #include <string>
 
-#include "shared/config/config.h"
+#include "shared/config/trainer_config.h"
 #include "shared/control/messages.h"
 #include "shared/loop/loop.h"
 #include "shared/loop/timer.h"

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/base/weight_limits.h"
 #include "shared/weights/json_text.h"
 
 namespace wsync::rollout {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 #include "trainer_side/rollout/completion_client.h"
 
 namespace wsync::rollout {

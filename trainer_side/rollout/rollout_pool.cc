@@ -15,7 +15,7 @@
 #include "shared/base/check.h"
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/config/limits.h"
 #include "shared/weights/json_text.h"
 #include "trainer_side/rollout/completion_client.h"
 #include "trainer_side/training/random.h"
@@ -60,9 +60,9 @@ Result<> check_number(std::string_view name, std::uint64_t found, std::uint64_t 
 }
 
 Result<> check_time(std::string_view name, std::chrono::milliseconds found) {
-  if (found.count() >= 1 && found.count() <= limits::kConfigDurationMs) return {};
+  if (found.count() >= 1 && found.count() <= config::kDurationMsMax) return {};
   return wrong_option(name, fmt::format("{} ms", found.count()),
-                      fmt::format("1 to {} ms", limits::kConfigDurationMs));
+                      fmt::format("1 to {} ms", config::kDurationMsMax));
 }
 
 Result<> check_options(const PoolOptions& options) {
@@ -368,7 +368,7 @@ Error RolloutPool::State::not_in_time(std::uint64_t step, double seconds_waited)
 Result<Harvest> RolloutPool::State::harvest(std::uint64_t step,
                                             std::chrono::milliseconds patience) {
   const TimePoint start = now();
-  const std::chrono::milliseconds most(limits::kConfigDurationMs);
+  const std::chrono::milliseconds most(config::kDurationMsMax);
   std::unique_lock lock(mutex);
   WSYNC_CHECK(beginnings > 0 && step == next, "steps are harvested one after the other");
   const bool in_time = changed.wait_until(lock, steady_time(start + std::min(patience, most)), [&] {

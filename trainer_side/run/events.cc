@@ -1,10 +1,12 @@
 #include "trainer_side/run/events.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/command/outcome.h"
 
 namespace wsync::cli {
 namespace {

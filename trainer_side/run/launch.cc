@@ -5,6 +5,7 @@
 #include <chrono>
 #include <deque>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/base/unix_socket.h"
+#include "shared/command/outcome.h"
 #include "shared/loop/child_process.h"
 #include "shared/loop/timer.h"
 #include "shared/observe/trace/progress.h"

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <csignal>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <unistd.h>
 

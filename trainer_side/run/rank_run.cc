@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "shared/base/fail_point.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/command/outcome.h"
 #include "trainer_side/run/membership.h"
 #include "trainer_side/run/progress.h"
 #include "trainer_side/run/publish_steps.h"

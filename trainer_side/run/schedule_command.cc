@@ -1,15 +1,17 @@
 // `wsync schedule`: the training schedule planned, checked, timed and drawn.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <vector>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/command/outcome.h"
 #include "trainer_side/run/schedule_options.h"
 #include "trainer_side/run/train_command.h"
 #include "trainer_side/schedule/validate.h"

@@ -1,8 +1,10 @@
 // `wsync train`: a training run on this host, or one rank of a run on several.
 #include "trainer_side/run/train_command.h"
 
+#include <CLI/CLI.hpp>
 #include <cerrno>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -11,7 +13,9 @@
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/command/fleet_trace.h"
+#include "shared/command/outcome.h"
 #include "shared/config/role.h"
+#include "shared/config/sources.h"
 #include "shared/config/train_config.h"
 #include "trainer_side/run/launch.h"
 #include "trainer_side/run/progress.h"

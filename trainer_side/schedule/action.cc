@@ -4,7 +4,7 @@
 #include <charconv>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "trainer_side/schedule/limits.h"
 
 namespace wsync::schedule {
 namespace {

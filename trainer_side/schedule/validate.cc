@@ -6,7 +6,7 @@
 
 #include "shared/base/check.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "trainer_side/schedule/limits.h"
 
 namespace wsync::schedule {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "inference_side/reference_engine/http/openai.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 #include "shared/weights/json_text.h"
 
 namespace wsync::engine::http {

@@ -9,6 +9,7 @@
 #include "shared/base/check.h"
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 #include "shared/control/codec.h"
 #include "shared/control/zmq/ports.h"
 #include "shared/control/zmq/socket.h"

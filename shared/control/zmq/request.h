@@ -6,7 +6,8 @@
 #include <string>
 
 #include "shared/base/error.h"
-#include "shared/base/limits.h"
+#include "shared/base/liveness.h"
+#include "shared/base/round_deadlines.h"
 #include "shared/control/codec.h"
 #include "shared/control/port.h"
 

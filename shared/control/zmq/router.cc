@@ -8,6 +8,7 @@
 #include "shared/base/check.h"
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 #include "shared/base/unix_socket.h"
 #include "shared/control/codec.h"
 #include "shared/control/zmq/ports.h"

@@ -7,6 +7,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/base/liveness.h"
 #include "shared/control/codec.h"
 
 namespace wsync::control {
@@ -65,7 +66,7 @@ Result<std::unique_ptr<Socket>> Socket::create(int type, const std::string& iden
   void* raw = socket->socket_.get();
   const int queue = static_cast<int>(limits::kPortQueueCount);
   bool ok = set(raw, ZMQ_LINGER, 0) && set(raw, ZMQ_SNDHWM, queue) && set(raw, ZMQ_RCVHWM, queue) &&
-            set(raw, ZMQ_MAXMSGSIZE, static_cast<std::int64_t>(kEncodedBytesMax)) &&
+            set(raw, ZMQ_MAXMSGSIZE, static_cast<std::int64_t>(encoded_bytes_max())) &&
             set(raw, ZMQ_RECONNECT_IVL, static_cast<int>(limits::kReconnectMinMs)) &&
             set(raw, ZMQ_RECONNECT_IVL_MAX, static_cast<int>(limits::kReconnectMaxMs)) &&
             set(raw, ZMQ_HANDSHAKE_IVL, static_cast<int>(limits::kHelloDeadlineMs));

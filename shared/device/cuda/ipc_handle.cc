@@ -7,6 +7,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 
 namespace wsync::device::cuda {
 namespace {

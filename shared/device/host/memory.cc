@@ -6,8 +6,8 @@
 #include <sys/stat.h>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
 #include "shared/base/memory_limit.h"
+#include "shared/base/weight_limits.h"
 
 namespace wsync::device::host {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 
 namespace wsync::device::host {
 namespace {

@@ -8,8 +8,8 @@
 #include <string_view>
 
 #include "shared/base/clock.h"
-#include "shared/base/limits.h"
 #include "shared/base/unique_fd.h"
+#include "shared/base/units.h"
 #include "shared/observe/http/request_head.h"
 
 namespace wsync::http {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/base/units.h"
 #include "shared/observe/http/chunked_body.h"
 #include "shared/observe/http/http_message.h"
 #include "shared/weights/json_text.h"

@@ -8,7 +8,7 @@
 
 #include "shared/base/clock.h"
 #include "shared/base/error.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 #include "shared/observe/http/dial.h"
 
 namespace wsync::http {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "shared/base/error.h"
-#include "shared/base/limits.h"
 #include "shared/observe/trace/chrome_trace.h"
+#include "shared/observe/trace/limits.h"
 
 namespace wsync::trace {
 

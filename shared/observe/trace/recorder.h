@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "shared/base/clock.h"
-#include "shared/base/limits.h"
+#include "shared/observe/trace/limits.h"
 
 namespace wsync::trace {
 

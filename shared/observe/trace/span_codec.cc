@@ -4,6 +4,10 @@
 #include <string_view>
 
 #include "shared/base/limits.h"
+#include "shared/observe/trace/limits.h"
+
+static_assert(2 * wsync::limits::kTraceAnswerBytes <= wsync::limits::kMessageBytes,
+              "an answer fits in a message");
 
 namespace wsync::trace {
 namespace {

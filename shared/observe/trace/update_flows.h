@@ -13,8 +13,8 @@
 #include <string_view>
 #include <vector>
 
-#include "shared/base/limits.h"
 #include "shared/observe/trace/chrome_trace.h"
+#include "shared/observe/trace/limits.h"
 
 namespace wsync::trace {
 

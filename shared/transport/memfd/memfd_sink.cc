@@ -11,6 +11,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/transport/limits.h"
 #include "shared/transport/memfd/packet.h"
 
 namespace wsync::transport::memfd {

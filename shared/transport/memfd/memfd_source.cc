@@ -14,7 +14,9 @@
 
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 #include "shared/base/log.h"
+#include "shared/transport/limits.h"
 #include "shared/transport/memfd/packet.h"
 #include "shared/transport/offered.h"
 

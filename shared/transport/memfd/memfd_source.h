@@ -7,6 +7,7 @@
 #include <string>
 
 #include "shared/base/unix_socket.h"
+#include "shared/transport/limits.h"
 #include "shared/transport/stream.h"
 
 namespace wsync::transport::memfd {

@@ -7,6 +7,7 @@
 #include <sys/un.h>
 
 #include "shared/base/format.h"
+#include "shared/transport/limits.h"
 
 namespace wsync::transport::memfd {
 namespace {

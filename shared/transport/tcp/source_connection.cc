@@ -5,6 +5,7 @@
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/log.h"
+#include "shared/transport/limits.h"
 
 namespace wsync::transport::tcp {
 namespace {

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "shared/base/format.h"
+#include "shared/base/weight_limits.h"
+#include "shared/transport/limits.h"
 #include "shared/transport/tcp/transfer.h"
 
 namespace wsync::transport::tcp {

@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "shared/transport/limits.h"
 #include "shared/transport/stream.h"
 #include "shared/transport/tcp/uv_thread.h"
 

@@ -9,6 +9,7 @@
 #include "shared/base/format.h"
 #include "shared/base/log.h"
 #include "shared/base/unique_fd.h"
+#include "shared/transport/limits.h"
 #include "shared/transport/tcp/source_connection.h"
 
 namespace wsync::transport::tcp {

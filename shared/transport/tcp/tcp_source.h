@@ -5,6 +5,7 @@
 #include <string>
 
 #include "shared/transport/address.h"
+#include "shared/transport/limits.h"
 #include "shared/transport/stream.h"
 #include "shared/transport/tcp/uv_thread.h"
 

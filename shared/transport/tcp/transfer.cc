@@ -6,6 +6,7 @@
 #include "shared/base/check.h"
 #include "shared/base/format.h"
 #include "shared/base/planted.h"
+#include "shared/transport/limits.h"
 #include "shared/transport/tcp/uv_thread.h"
 
 namespace wsync::transport::tcp {

@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 #include "shared/weights/checkpoint_dir.h"
 
 namespace wsync::cli {

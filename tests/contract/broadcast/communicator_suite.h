@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 #include "shared/broadcast/communicator.h"
 #include "shared/broadcast/nccl_library.h"
 #include "shared/device/cuda_library.h"

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <gtest/gtest.h>
 
+#include "shared/base/units.h"
 #include "tests/contract/device/child_process.h"
 #include "tests/contract/device/device_suite.h"
 #include "tests/contract/device/pieces_suite.h"

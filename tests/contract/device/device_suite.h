@@ -8,7 +8,8 @@
 #include <memory>
 #include <vector>
 
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
+#include "shared/base/weight_limits.h"
 #include "shared/device/device.h"
 #include "tests/contract/device/helpers.h"
 

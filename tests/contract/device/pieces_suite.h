@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "shared/base/units.h"
 #include "tests/contract/device/device_suite.h"
 
 namespace wsync::device {

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <wsync/engine.h>
 
+#include "shared/base/weight_limits.h"
 #include "tests/contract/engine_link/sidecar_peer.h"
 
 namespace wsync::engine::test {

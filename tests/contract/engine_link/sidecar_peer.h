@@ -15,6 +15,7 @@
 #include "inference_side/reload/load_plan.h"
 #include "shared/base/shared_memory.h"
 #include "shared/base/unix_socket.h"
+#include "shared/base/weight_limits.h"
 #include "shared/control/link.h"
 #include "shared/weights/bucket_plan.h"
 #include "shared/weights/content_digest.h"

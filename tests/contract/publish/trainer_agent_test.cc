@@ -11,6 +11,9 @@
 
 #include "shared/base/durable_file.h"
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
+#include "shared/config/trainer_config.h"
 #include "shared/control/zmq/ports.h"
 #include "trainer_side/coordinator/coordinator_record.h"
 

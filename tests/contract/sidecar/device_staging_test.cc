@@ -3,6 +3,7 @@
 
 #include "inference_side/sidecar/engine_hub.h"
 #include "inference_side/sidecar/load_cache.h"
+#include "shared/base/weight_limits.h"
 #include "tests/contract/sidecar/sidecar_fixture.h"
 #include "tests/support/owner_loop.h"
 #include "tests/support/versions.h"

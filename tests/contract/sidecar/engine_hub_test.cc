@@ -1,6 +1,7 @@
 // The sidecar's side of its engine links, between a state machine and engines that the test plays.
 #include "inference_side/sidecar/engine_hub.h"
 
+#include "shared/base/weight_limits.h"
 #include "tests/contract/sidecar/sidecar_fixture.h"
 #include "tests/support/owner_loop.h"
 #include "tests/support/versions.h"

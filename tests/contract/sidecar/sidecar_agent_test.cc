@@ -9,6 +9,7 @@
 
 #include "inference_side/sidecar/sidecar_options.h"
 #include "shared/base/unique_fd.h"
+#include "shared/config/sidecar_config.h"
 #include "shared/control/zmq/ports.h"
 #include "shared/transport/frame.h"
 #include "shared/transport/memfd/memfd_source.h"

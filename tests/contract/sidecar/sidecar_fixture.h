@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "shared/base/shared_memory.h"
+#include "shared/base/units.h"
+#include "shared/base/weight_limits.h"
 #include "shared/control/unix_stream.h"
 #include "shared/loop/loop.h"
 #include "shared/loop/timer.h"

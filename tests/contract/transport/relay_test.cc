@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <utility>
 
+#include "shared/base/units.h"
 #include "shared/transport/tcp/tcp_sink.h"
 #include "shared/transport/tcp/tcp_source.h"
 #include "tests/contract/transport/stream_fixture.h"

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "shared/base/shared_memory.h"
+#include "shared/base/units.h"
 #include "shared/transport/stream.h"
 #include "tests/support/owner_loop.h"
 

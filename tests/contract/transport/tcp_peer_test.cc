@@ -7,7 +7,9 @@
 #include <thread>
 
 #include "shared/base/clock.h"
+#include "shared/base/units.h"
 #include "shared/transport/frame.h"
+#include "shared/transport/limits.h"
 #include "shared/transport/tcp/tcp_sink.h"
 #include "shared/transport/tcp/tcp_source.h"
 #include "tests/contract/transport/stream_fixture.h"

@@ -11,8 +11,8 @@
 #include "shared/base/digest.h"
 #include "shared/base/error.h"
 #include "shared/base/fail_point.h"
-#include "shared/base/limits.h"
 #include "shared/base/log.h"
+#include "shared/base/weight_limits.h"
 
 namespace wsync {
 namespace {

@@ -12,9 +12,10 @@
 #include <unistd.h>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
 #include "shared/base/memory_limit.h"
 #include "shared/base/numa.h"
+#include "shared/base/units.h"
+#include "shared/base/weight_limits.h"
 
 namespace wsync {
 namespace {

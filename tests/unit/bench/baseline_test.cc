@@ -11,7 +11,7 @@
 #include "bench/baseline/memory.h"
 #include "bench/baseline/pages.h"
 #include "bench/harness/directory.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 
 namespace wsync::bench {
 namespace {

@@ -6,7 +6,7 @@
 #include "bench/gpu/batch.h"
 #include "bench/gpu/report.h"
 #include "bench/gpu/stages.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 
 namespace wsync::bench {
 namespace {

@@ -20,6 +20,7 @@
 #include "bench/transport/transfers.h"
 #include "bench/transport/transport_bench.h"
 #include "shared/base/limits.h"
+#include "shared/base/units.h"
 #include "shared/weights/safetensors.h"
 
 namespace wsync::bench {

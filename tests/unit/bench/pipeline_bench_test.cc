@@ -6,6 +6,7 @@
 
 #include "bench/pipeline/report.h"
 #include "shared/base/limits.h"
+#include "shared/base/units.h"
 
 namespace wsync::bench {
 namespace {

@@ -5,7 +5,6 @@
 
 #include "bench/scale/report.h"
 #include "bench/scale/scale_bench.h"
-#include "shared/base/limits.h"
 
 namespace wsync::bench {
 namespace {

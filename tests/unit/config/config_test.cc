@@ -1,11 +1,15 @@
-#include "shared/config/config.h"
 
 #include <fstream>
 #include <gtest/gtest.h>
 #include <iterator>
 #include <stdlib.h>
 
+#include "shared/base/units.h"
+#include "shared/config/devices_config.h"
 #include "shared/config/document.h"
+#include "shared/config/sidecar_config.h"
+#include "shared/config/sources.h"
+#include "shared/config/trainer_config.h"
 
 namespace wsync::config {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "shared/base/limits.h"
+#include "shared/config/limits.h"
 #include "shared/config/units.h"
 
 namespace wsync::config {
@@ -71,11 +71,11 @@ TEST(Document, AListIsTakenWhereAKeyMayHaveOne) {
 
 TEST(Document, BoundsDepthAndSize) {
   std::string deep;
-  for (std::uint64_t i = 0; i < limits::kConfigDepth; ++i) deep += "{a: ";
-  EXPECT_EQ(refusal(deep + "1" + std::string(limits::kConfigDepth, '}')), "accepted");
-  EXPECT_EQ(refusal("{a: " + deep + "1" + std::string(limits::kConfigDepth + 1, '}')),
+  for (std::uint64_t i = 0; i < kConfigDepthMax; ++i) deep += "{a: ";
+  EXPECT_EQ(refusal(deep + "1" + std::string(kConfigDepthMax, '}')), "accepted");
+  EXPECT_EQ(refusal("{a: " + deep + "1" + std::string(kConfigDepthMax + 1, '}')),
             "f:1: nested deeper than 8 levels");
-  EXPECT_EQ(refusal(std::string(limits::kConfigBytes + 1, '#')),
+  EXPECT_EQ(refusal(std::string(kConfigBytesMax + 1, '#')),
             "f: 262145 bytes; a config has at most 262144");
 }
 

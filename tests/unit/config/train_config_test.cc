@@ -7,6 +7,10 @@
 #include <stdlib.h>
 
 #include "shared/config/document.h"
+#include "shared/config/heartbeat_config.h"
+#include "shared/config/log_config.h"
+#include "shared/config/sources.h"
+#include "shared/config/trainer_config.h"
 #include "trainer_side/schedule/order.h"
 
 namespace wsync::config {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
 #include "tests/unit/control/random_message.h"
 
 namespace wsync::control {

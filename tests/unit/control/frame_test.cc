@@ -10,6 +10,8 @@
 #include <thread>
 
 #include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/base/units.h"
 #include "shared/control/link.h"
 #include "tests/unit/control/random_message.h"
 

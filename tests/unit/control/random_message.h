@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "shared/base/limits.h"
 #include "shared/control/fields.h"
 #include "shared/control/messages.h"
 

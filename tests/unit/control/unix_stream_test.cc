@@ -8,6 +8,7 @@
 #include <optional>
 #include <sys/mman.h>
 
+#include "shared/base/units.h"
 #include "shared/loop/timer.h"
 
 namespace wsync::control {

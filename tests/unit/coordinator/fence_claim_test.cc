@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 #include "trainer_side/coordinator/version_names.h"
 
 namespace wsync::coordinator {

@@ -2,6 +2,8 @@
 #include <chrono>
 #include <gtest/gtest.h>
 
+#include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 #include "tests/unit/coordinator/coordinator_fleet.h"
 
 namespace wsync::coordinator {

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <random>
 
+#include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 #include "tests/unit/coordinator/coordinator_fleet.h"
 #include "trainer_side/coordinator/coordinator.h"
 

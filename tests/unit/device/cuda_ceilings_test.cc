@@ -1,7 +1,7 @@
 // The ceilings of a GPU, on the emulated driver: what they do and refuse. Their speed is a GPU's.
 #include <gtest/gtest.h>
 
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 #include "shared/device/cuda/ceilings.h"
 
 namespace wsync::device::cuda {

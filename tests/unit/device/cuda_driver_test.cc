@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 #include "shared/device/cuda/context.h"
 #include "shared/device/cuda/driver.h"
 #include "shared/device/cuda/facts.h"

@@ -10,7 +10,8 @@
 #include <sys/mman.h>
 
 #include "shared/base/clock.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
+#include "shared/base/weight_limits.h"
 #include "shared/device/cuda/device.h"
 #include "shared/device/cuda/driver.h"
 #include "shared/device/cuda/memory.h"

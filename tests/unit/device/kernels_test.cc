@@ -7,7 +7,8 @@
 #include <random>
 #include <vector>
 
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
+#include "shared/base/weight_limits.h"
 #include "shared/device/cuda/kernel_table.h"
 #include "shared/device/cuda/kernels_body.h"
 #include "shared/device/device.h"

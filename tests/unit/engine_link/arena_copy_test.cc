@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 #include <random>
 
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 
 namespace wsync::engine {
 namespace {

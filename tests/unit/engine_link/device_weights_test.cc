@@ -8,7 +8,7 @@
 #include <optional>
 #include <random>
 
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 #include "shared/weights/content_digest.h"
 
 namespace wsync::engine {

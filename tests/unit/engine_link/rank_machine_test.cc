@@ -7,6 +7,7 @@
 
 #include "shared/base/format.h"
 #include "shared/base/limits.h"
+#include "shared/base/switch_deadlines.h"
 #include "tests/unit/engine_link/driven_rank.h"
 
 namespace wsync::engine::test {

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "shared/base/limits.h"
 #include "trainer_side/publish/snapshot.h"
 
 namespace wsync::plugin {

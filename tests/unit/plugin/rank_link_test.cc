@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "shared/base/format.h"
+#include "shared/config/trainer_config.h"
 #include "trainer_side/plugin/rank_gather.h"
 #include "trainer_side/plugin/rank_hub.h"
 #include "trainer_side/plugin/rank_role.h"

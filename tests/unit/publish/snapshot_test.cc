@@ -6,6 +6,9 @@
 #include <random>
 #include <thread>
 
+#include "shared/base/units.h"
+#include "shared/base/weight_limits.h"
+
 namespace wsync::publish {
 namespace {
 

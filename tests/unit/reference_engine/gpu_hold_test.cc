@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "inference_side/reference_engine/held_model.h"
+#include "shared/base/weight_limits.h"
 #include "shared/weights/checkpoint_dir.h"
 #include "tests/support/versions.h"
 #include "tests/unit/weights/weights_files.h"

@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 #include <vector>
 
+#include "inference_side/reload/buffer_limits.h"
+#include "shared/base/units.h"
+
 namespace wsync::reload {
 namespace {
 

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "inference_side/reload/layout_check.h"
-#include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 #include "shared/weights/content_digest.h"
 
 namespace wsync::reload {

@@ -11,6 +11,7 @@
 
 #include "shared/base/bytes.h"
 #include "shared/base/format.h"
+#include "shared/base/units.h"
 
 namespace wsync::reload {
 namespace {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <gtest/gtest.h>
 
+#include "shared/base/switch_deadlines.h"
 #include "tests/support/versions.h"
 
 namespace wsync::reload {

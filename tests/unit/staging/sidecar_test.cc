@@ -6,6 +6,7 @@
 #include <functional>
 #include <gtest/gtest.h>
 
+#include "shared/base/limits.h"
 #include "tests/support/versions.h"
 
 namespace wsync::staging {

@@ -14,7 +14,8 @@
 
 #include "shared/base/clock.h"
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
+#include "shared/base/weight_limits.h"
 #include "tests/support/owner_loop.h"
 
 namespace wsync::staging {

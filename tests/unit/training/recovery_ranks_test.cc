@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "shared/base/format.h"
-#include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 #include "tests/unit/training/recovery_fleet.h"
 #include "trainer_side/training/reference_trainer.h"
 

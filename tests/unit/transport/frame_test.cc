@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <random>
 
+#include "shared/transport/limits.h"
 #include "shared/transport/offered.h"
 #include "shared/transport/tcp/frame_reader.h"
 

@@ -6,7 +6,7 @@
 #include <random>
 #include <thread>
 
-#include "shared/base/limits.h"
+#include "shared/base/weight_limits.h"
 
 namespace wsync {
 namespace {

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 #include "tests/unit/weights/weights_files.h"
 
 namespace wsync {

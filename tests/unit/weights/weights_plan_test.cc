@@ -4,7 +4,8 @@
 #include <gtest/gtest.h>
 #include <random>
 
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
+#include "shared/base/weight_limits.h"
 #include "shared/weights/bucket_plan.h"
 #include "shared/weights/layer_order.h"
 #include "shared/weights/manifest.h"

@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "shared/base/limits.h"
 #include "shared/broadcast/nccl/handle.h"
 #include "shared/broadcast/nccl/members.h"
 

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "shared/base/format.h"
+#include "shared/observe/trace/limits.h"
 #include "shared/observe/trace/span_codec.h"
 
 namespace wsync::trace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "shared/base/limits.h"
+#include "shared/base/units.h"
 
 namespace wsync::bench {
 namespace {

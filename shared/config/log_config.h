@@ -1,0 +1,14 @@
+// What a program logs: the keys log.*.
+#pragma once
+
+#include "shared/base/log.h"
+
+namespace wsync::config {
+
+struct LogConfig {
+  LogLevel level = LogLevel::kInfo;
+  LogFormat format = LogFormat::kHuman;
+  friend bool operator==(const LogConfig&, const LogConfig&) = default;
+};
+
+}  // namespace wsync::config

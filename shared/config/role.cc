@@ -1,0 +1,144 @@
+#include "shared/config/role.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "shared/base/format.h"
+#include "shared/base/unique_fd.h"
+#include "shared/config/address.h"
+#include "shared/config/limits.h"
+
+namespace wsync::config {
+namespace {
+
+constexpr std::string_view kAutoText = "auto";
+constexpr std::size_t kFleetNameBytes = 64;
+
+}  // namespace
+
+Result<std::string> read_config_file(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  // Not there or not to be read: bad input, not a failure of the system.
+  const auto cannot_read = [&path](int error) {
+    const Error found = fail_errno("cannot read config file " + path, error).value();
+    const bool missing = found.code() == ErrorCode::kNotFound;
+    return fail(missing ? ErrorCode::kNotFound : ErrorCode::kInvalidInput, found.message());
+  };
+  if (!fd.valid()) return cannot_read(errno);
+  struct stat info{};
+  if (::fstat(fd.get(), &info) != 0) return cannot_read(errno);
+  if (!S_ISREG(info.st_mode))
+    return fail(ErrorCode::kInvalidInput, path + ": expected a file of YAML, found something else");
+  std::string text;
+  char block[4096];
+  for (;;) {
+    const ssize_t n = ::read(fd.get(), block, sizeof block);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return cannot_read(errno);
+    // One byte over the limit is enough for the parser to refuse it.
+    if (n == 0 || text.size() > kConfigBytesMax) return text;
+    text.append(block, static_cast<std::size_t>(n));
+  }
+}
+
+void text_or_auto(Binder& binder, std::string_view key, std::string& out) {
+  binder.text(key, out);
+  if (out == kAutoText) out.clear();
+}
+
+void bind_address(Binder& binder, std::string_view key, std::string& out,
+                  Result<> (*check)(std::string_view)) {
+  text_or_auto(binder, key, out);
+  if (out.empty()) return;
+  if (const Result<> checked = check(out); !checked) binder.refuse(key, checked.error().message());
+}
+
+void bind_directory(Binder& binder, std::string_view key, std::string& out,
+                    const std::string& otherwise, std::size_t most_bytes) {
+  text_or_auto(binder, key, out);
+  if (out.empty()) out = otherwise;
+  if (out.front() != '/')
+    binder.refuse(key, fmt::format("expected an absolute path, found '{}'", out));
+  else if (out.size() > most_bytes)
+    binder.refuse(key,
+                  fmt::format("expected a path of at most {} bytes (socket names are limited), "
+                              "found {} bytes: '{}'",
+                              most_bytes, out.size(), out));
+}
+
+void bind_pause_mode(Binder& binder, std::string_view key, PauseMode& out) {
+  binder.choice(
+      key, out,
+      {{"abort", PauseMode::kAbort}, {"wait", PauseMode::kWait}, {"keep", PauseMode::kKeep}});
+}
+
+void bind_transport(Binder& binder, TransportPolicy& transport, std::string& data_address) {
+  binder.choice("transport", transport,
+                {{"auto", TransportPolicy::kAuto},
+                 {"memfd", TransportPolicy::kMemfd},
+                 {"tcp", TransportPolicy::kTcp}});
+  bind_address(binder, "data_address", data_address, check_data_address);
+}
+
+void bind_http(Binder& binder, std::string& out, const std::string& run_dir,
+               const std::string& name) {
+  constexpr std::string_view kKey = "http.address";
+  text_or_auto(binder, kKey, out);
+  if (out.empty())
+    out = fmt::format("ipc://{}/{}.http", run_dir, name);
+  else if (out == "none")
+    out.clear();
+  else if (const Result<> checked = check_control_address(out); !checked)
+    binder.refuse(kKey, checked.error().message());
+}
+
+void bind_trace(Binder& binder, std::string& file, std::uint32_t& spans) {
+  binder.text("trace_file", file);
+  binder.count("trace_spans", spans, {0, kTraceSpansMax});
+  if (spans == 0 && !file.empty())
+    binder.refuse("trace_spans",
+                  "expected 1 or more with trace_file, found 0: nothing would be kept "
+                  "to be written");
+}
+
+void bind_fleet(Binder& binder, std::string& out) {
+  const std::optional<Entry> entry = binder.take("fleet");
+  if (!entry) return;
+  const bool good = !entry->value.empty() && entry->value.size() <= kFleetNameBytes &&
+                    entry->value[0] != '.' &&
+                    std::all_of(entry->value.begin(), entry->value.end(), [](unsigned char c) {
+                      return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.';
+                    });
+  if (!good)
+    return binder.refuse(*entry,
+                         fmt::format("expected 1 to {} letters, digits, '-', '_' and '.', not "
+                                     "beginning with a '.', found '{}'",
+                                     kFleetNameBytes, entry->value));
+  out = entry->value;
+}
+
+void bind_log(Binder& binder, LogConfig& log) {
+  binder.choice("log.level", log.level,
+                {{"debug", LogLevel::kDebug},
+                 {"info", LogLevel::kInfo},
+                 {"warning", LogLevel::kWarning},
+                 {"error", LogLevel::kError},
+                 {"off", LogLevel::kOff}});
+  binder.choice("log.format", log.format,
+                {{"human", LogFormat::kHuman}, {"json", LogFormat::kJson}});
+}
+
+void bind_heartbeat(Binder& binder, HeartbeatConfig& heartbeat) {
+  binder.duration("heartbeat.interval", heartbeat.interval, kDeadline);
+  binder.duration("heartbeat.deadline", heartbeat.deadline, kDeadline);
+  if (heartbeat.deadline < 2 * heartbeat.interval)
+    binder.refuse("heartbeat.deadline",
+                  fmt::format("expected at least twice heartbeat.interval ({} ms), found {} ms",
+                              heartbeat.interval.count(), heartbeat.deadline.count()));
+}
+
+}  // namespace wsync::config

@@ -1,0 +1,120 @@
+#include "shared/config/trainer_config.h"
+
+#include <charconv>
+
+#include "shared/base/digest.h"
+#include "shared/base/format.h"
+#include "shared/base/limits.h"
+#include "shared/base/round_deadlines.h"
+#include "shared/base/switch_deadlines.h"
+#include "shared/base/weight_limits.h"
+#include "shared/config/address.h"
+#include "shared/config/binder.h"
+#include "shared/config/directories.h"
+#include "shared/config/limits.h"
+#include "shared/config/role.h"
+
+static_assert(wsync::limits::kPublishDeadlineMs >=
+                  wsync::limits::kAnnounceDeadlineMs + wsync::limits::kStageDeadlineMs +
+                      wsync::limits::kSwitchDeadlineMs + wsync::limits::kReportMarginMs,
+              "a publish has time for all of its phases");
+
+namespace wsync::config {
+namespace {
+
+void bind_fleet_id(Binder& binder, std::string& out) {
+  const std::optional<Entry> entry = binder.take("fleet_id");
+  if (!entry) return;
+  if (entry->value == "auto") {
+    out.clear();
+  } else if (const auto id = Digest::parse(entry->value); !id || *id == Digest{}) {
+    binder.refuse(*entry, fmt::format("expected auto or 32 hex digits that are not all zero, found "
+                                      "'{}'; `wsync status --json` shows the id of a fleet",
+                                      entry->value));
+  } else {
+    out = entry->value;
+  }
+}
+
+void bind_commit(Binder& binder, CommitPolicy& out) {
+  const std::optional<Entry> entry = binder.take("commit");
+  if (!entry) return;
+  const Result<CommitPolicy> policy = parse_commit_policy(entry->value);
+  if (policy)
+    out = *policy;
+  else
+    binder.refuse(*entry, policy.error().message());
+}
+
+void bind_trainer(Binder& binder, TrainerConfig& c) {
+  binder.text("checkpoint", c.checkpoint);
+  binder.flag("watch", c.watch);
+  bind_publisher(binder, c);
+  bind_log(binder, c.log);
+  bind_trace(binder, c.trace_file, c.trace_spans);
+}
+
+}  // namespace
+
+void bind_publisher(Binder& binder, TrainerConfig& c) {
+  bind_address(binder, "listen", c.listen, check_control_address);
+  bind_directory(binder, "run_dir", c.run_dir, default_run_dir(), kRunDirBytesMax);
+  bind_directory(binder, "state_dir", c.state_dir, default_state_dir(), kConfigPathBytesMax);
+  bind_fleet(binder, c.fleet);
+  bind_fleet_id(binder, c.fleet_id);
+  if (c.listen.empty()) c.listen = "ipc://" + c.run_dir + "/control";
+  bind_commit(binder, c.commit);
+  binder.count("min_replicas", c.min_replicas, {1, limits::kReplicaCount});
+  binder.count("min_sidecars", c.min_sidecars, {0, limits::kSidecarCount});
+  binder.size("bucket_bytes", c.bucket_bytes, {limits::kBucketBytesMin, limits::kBucketBytesMax});
+  if (c.bucket_bytes % limits::kLeafBytes != 0)
+    binder.refuse("bucket_bytes", fmt::format("expected a multiple of {} bytes, found {}",
+                                              limits::kLeafBytes, c.bucket_bytes));
+  binder.count("arenas", c.arenas, {kArenasMin, kArenasMax});
+  bind_transport(binder, c.transport, c.data_address);
+  if (c.transport != TransportPolicy::kTcp && c.arenas < kArenasOfSharingHostMin)
+    binder.refuse("arenas",
+                  fmt::format("expected {} or more, found {}: sidecars of this host map the target "
+                              "and the version before it while the next one is made (fewer need "
+                              "transport: tcp)",
+                              kArenasOfSharingHostMin, c.arenas));
+  bind_pause_mode(binder, "pause_mode", c.pause_mode);
+  bind_heartbeat(binder, c.heartbeat);
+  binder.duration("deadlines.gather", c.deadlines.gather, kDeadline);
+  binder.duration("deadlines.announce", c.deadlines.announce, kDeadline);
+  binder.duration("deadlines.stage", c.deadlines.stage, kDeadline);
+  binder.duration("deadlines.pause", c.deadlines.pause, kDeadline);
+  binder.duration("deadlines.load", c.deadlines.load, kDeadline);
+  binder.duration("deadlines.commit", c.deadlines.commit, kDeadline);
+  binder.duration("deadlines.publish", c.deadlines.publish, kDeadline);
+  binder.flag("take_over", c.take_over);
+  bind_http(binder, c.http_address, c.run_dir, "control");
+}
+
+Result<TrainerConfig> load_trainer(const Sources& sources) {
+  return load_role(bind_trainer, sources);
+}
+Result<TrainerConfig> parse_trainer(std::string_view text, std::string_view name,
+                                    const Sources& sources) {
+  return parse_role(bind_trainer, text, name, sources);
+}
+std::vector<std::string> trainer_keys() { return keys_of_role(bind_trainer); }
+
+Result<CommitPolicy> parse_commit_policy(std::string_view text) {
+  constexpr std::string_view kQuorum = "quorum:";
+  if (text == "all") return CommitPolicy{};
+  if (text == "each") return CommitPolicy{.rule = CommitRule::kEach};
+  if (text.starts_with(kQuorum)) {
+    const std::string_view number = text.substr(kQuorum.size());
+    std::uint32_t quorum = 0;
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), quorum);
+    if (error == std::errc{} && end == number.data() + number.size() && quorum >= 1 &&
+        quorum <= limits::kReplicaCount)
+      return CommitPolicy{.rule = CommitRule::kQuorum, .quorum = quorum};
+  }
+  return fail(ErrorCode::kInvalidInput,
+              fmt::format("expected all, each or quorum:N (N from 1 to {}), found '{}'",
+                          limits::kReplicaCount, text));
+}
+
+}  // namespace wsync::config
