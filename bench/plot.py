@@ -60,8 +60,7 @@ def require(modules: dict[str, str], purpose: str) -> None:
                              f"{sys.executable} does not have; on Debian: apt-get install {packages}")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Result files
+# ---- Result files
 
 
 @dataclasses.dataclass
@@ -133,8 +132,7 @@ def read_run(path: str) -> Run:
     return Run(os.path.basename(path), data["date"], data["wsync_version"], data["machine"], suites)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Statistics
+# ---- Statistics
 
 
 def median(values: Sequence[float]) -> float:
@@ -215,8 +213,7 @@ def adjust_by_holm(chances: Sequence[float], least: Sequence[float]) -> tuple[li
     return adjusted, lowest
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Comparison of two result files
+# ---- Comparison of two result files
 
 CHANCE_MAX = 0.05  # of any false alarm in a comparison
 JUDGED_SAMPLES_MIN = 5  # of each side
@@ -314,8 +311,8 @@ def judge_together(pairs: list[Judged]) -> None:
     for pair in pairs:
         pair.chance, pair.least = rank_sum_chance(pair.of_a, pair.of_b), least_chance(pair.of_a, pair.of_b)
     adjusted, least = adjust_by_holm([pair.chance for pair in family], [pair.least for pair in family])
-    for pair, pair.chance_among_all, pair.least_among_all in zip(family, adjusted, least):
-        pass
+    for index, pair in enumerate(family):
+        pair.chance_among_all, pair.least_among_all = adjusted[index], least[index]
 
 
 def compact(value: Any) -> str:
@@ -389,8 +386,7 @@ def comparison_text(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Text
+# ---- Text
 
 
 def plain(text: str) -> str:
@@ -454,8 +450,7 @@ def id_text(text: str) -> str:
     return re.sub("[^a-z0-9]+", "-", text[:64].lower()).strip("-")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Drawing
+# ---- Drawing
 
 # Readers who confuse red and green can tell them apart (after Okabe and Ito, 2008); used in this order.
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#b5629a", "#8a7a00", "#808080"]
@@ -725,8 +720,7 @@ def svg_of(figure: Figure, plot_id: str, title: str) -> str:
     return text.replace("<svg ", f'<svg role="img" aria-label="{escaped(title)}" ', 1)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Plots of the suites
+# ---- Plots of the suites
 
 
 def suites_named(runs: Sequence[Run], name: str) -> list[tuple[int, Suite]]:
@@ -880,7 +874,7 @@ def peers_of(suite: Suite, of: str) -> list[Plot]:
         colour = COLOURS[0] if name == "wsync" else COLOURS[1] if whole.ratios else FLOOR_COLOUR
         bars = [bar_of(whole.samples, "s", colour)]
         for part in parts:
-            bars.append(dataclasses.replace(bar_of(part.samples, "s", COLOURS[5])))
+            bars.append(bar_of(part.samples, "s", COLOURS[5]))
             bars[-1].text += " " + split_name(part.name)[0]
         seconds.append(Row(name, bars))
         if whole.ratios:
@@ -1022,8 +1016,7 @@ def make_plots(runs: Sequence[Run]) -> list[Plot]:
     return plots
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The picture of one suite, for --svg
+# ---- The picture of one suite, for --svg
 
 
 def peers_picture(suite: Suite) -> Optional[Figure]:
@@ -1076,57 +1069,36 @@ def scale_picture(suite: Suite) -> Optional[Figure]:
 PICTURES = {"peers": peers_picture, "scale": scale_picture}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The page
+# ---- The page
 
 PAGE_STYLE = """
 :root{--paper:#fff;--ink:#1b1f24;--dim:#57606a;--line:#d5dae0;--field:#f6f8fa;--good:#00664a;--bad:#a33200;--accent:#0b5c94}
 @media screen and (prefers-color-scheme:dark){:root{--paper:#14181d;--ink:#e3e7ec;--dim:#9aa4af;--line:#363d46;--field:#1b2027;--good:#4fcf9f;--bad:#ff9a6b;--accent:#6db8ea}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
-main{max-width:1240px;margin:0 auto;padding:24px 20px 48px}
-h1{font-size:1.7rem;margin:0 0 4px}
-h2{font-size:1.3rem;margin:40px 0 8px;padding-top:12px;border-top:1px solid var(--line)}
-h3{font-size:1rem;margin:20px 0 6px}
-p{margin:6px 0;max-width:80ch}
-a{color:var(--accent)}
-nav ul{list-style:none;margin:8px 0;padding:0}
-nav li{display:inline-block;margin:0 16px 4px 0}
-.dim,.what,dt{color:var(--dim)}
-.what{font-size:.84rem;max-width:52ch}
+*{box-sizing:border-box}body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
+main{max-width:1240px;margin:0 auto;padding:24px 20px 48px}h1{font-size:1.7rem;margin:0 0 4px}
+h2{font-size:1.3rem;margin:40px 0 8px;padding-top:12px;border-top:1px solid var(--line)}h3{font-size:1rem;margin:20px 0 6px}
+p{margin:6px 0;max-width:80ch}a{color:var(--accent)}nav ul{list-style:none;margin:8px 0;padding:0}
+nav li{display:inline-block;margin:0 16px 4px 0}.dim,.what,dt{color:var(--dim)}.what{font-size:.84rem;max-width:52ch}
 code{font:.9em/1.4 ui-monospace,monospace;background:var(--field);border:1px solid var(--line);border-radius:4px;padding:0 4px;overflow-wrap:anywhere}
 table{border-collapse:collapse;width:100%;margin:10px 0;font-size:.93rem}
 th,td{text-align:left;vertical-align:top;padding:6px 14px 6px 0;border-bottom:1px solid var(--line);overflow-wrap:anywhere}
 th{font-weight:600;color:var(--dim);overflow-wrap:normal}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;overflow-wrap:normal;white-space:nowrap}
-.cases td:first-child{font-weight:600}.cases .what{font-weight:400}
-.met{color:var(--good);font-weight:600}
+.cases td:first-child{font-weight:600}.cases .what{font-weight:400}.met{color:var(--good);font-weight:600}
 .missed{color:var(--bad);font-weight:600}
 dl{display:grid;grid-template-columns:minmax(9em,max-content) 1fr;gap:2px 16px;margin:8px 0;font-size:.93rem}
 dd{margin:0;overflow-wrap:anywhere}
 .notes{margin:8px 0;padding:8px 12px 8px 30px;background:var(--field);border-left:3px solid var(--bad);overflow-wrap:anywhere}
 .plots{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,520px),1fr));gap:20px;align-items:start}
 figure{margin:0;padding:8px 10px 12px;background:#fff;border:1px solid var(--line);border-radius:6px;break-inside:avoid}
-figure.wide{grid-column:1/-1}
-figure svg{display:block;width:100%;height:auto;max-width:600px;margin:0 auto}
-figure.wide svg{max-width:1160px}
-figcaption{font-size:.84rem;padding:0 6px;color:#57606a}
-@media (max-width:700px){
-main{padding:16px 12px 32px}
-thead{position:absolute;left:-9999px}
-table,tbody,tr,td{display:block}
-tr{padding:8px 0;border-bottom:1px solid var(--line)}
-td,td.n{border:0;padding:1px 0;text-align:left;white-space:normal}
-td:empty{display:none}
-td.n.m,td.u{display:inline-block;margin-right:.4em}
-td[data-is]::before{content:attr(data-is) ": ";color:var(--dim)}
-dl{grid-template-columns:8em 1fr}
-figure{padding:6px 2px 10px}
-}
-@media print{
-body{font-size:11px}main{max-width:none;padding:0}h2{break-after:avoid}tr{break-inside:avoid}
-.plots{grid-template-columns:1fr 1fr}nav{display:none}
-}
+figure.wide{grid-column:1/-1}figure svg{display:block;width:100%;height:auto;max-width:600px;margin:0 auto}
+figure.wide svg{max-width:1160px}figcaption{font-size:.84rem;padding:0 6px;color:#57606a}@media (max-width:700px){
+main{padding:16px 12px 32px}thead{position:absolute;left:-9999px}table,tbody,tr,td{display:block}
+tr{padding:8px 0;border-bottom:1px solid var(--line)}td,td.n{border:0;padding:1px 0;text-align:left;white-space:normal}
+td:empty{display:none}td.n.m,td.u{display:inline-block;margin-right:.4em}
+td[data-is]::before{content:attr(data-is) ": ";color:var(--dim)}dl{grid-template-columns:8em 1fr}figure{padding:6px 2px 10px}}
+@media print{body{font-size:11px}main{max-width:none;padding:0}h2{break-after:avoid}tr{break-inside:avoid}
+.plots{grid-template-columns:1fr 1fr}nav{display:none}}
 """
 
 
@@ -1201,7 +1173,8 @@ def plots_part(plots: Sequence[Plot]) -> str:
         if plot.figure is None:
             left_out += f"<li>{escaped(plot.title)}: <code>{escaped(plot.command)}</code></li>\n"
             continue
-        drawn += f'<figure id="plot-{plot.id}"{" class=" + chr(34) + "wide" + chr(34) if plot.wide else ""}>\n'
+        wide = ' class="wide"' if plot.wide else ""
+        drawn += f'<figure id="plot-{plot.id}"{wide}>\n'
         drawn += svg_of(plot.figure, plot.id, plot.title)
         drawn += (element("figcaption", plot.note) if plot.note else "") + "</figure>\n"
     text = '<h2 id="plots">Plots</h2>\n'
@@ -1286,8 +1259,7 @@ def report_page(runs: Sequence[Run], plots: Sequence[Plot], known: dict[str, dic
     return text + "</main>\n</body>\n</html>\n"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Commands
+# ---- Commands
 
 DRAWING = {"matplotlib.figure": "python3-matplotlib"}
 STATISTICS = {"numpy": "python3-numpy", "scipy.stats": "python3-scipy"}
