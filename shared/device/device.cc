@@ -31,13 +31,6 @@ std::string_view stream_role_name(StreamRole role) noexcept {
   return "stream";
 }
 
-Result<DeviceKind> parse_device_kind(std::string_view text) {
-  for (const auto kind : {DeviceKind::kUnified, DeviceKind::kSeparate, DeviceKind::kCuda})
-    if (text == device_kind_name(kind)) return kind;
-  return fail(ErrorCode::kInvalidInput,
-              fmt::format("device kind '{}' is unknown, expected unified, separate or cuda", text));
-}
-
 Result<std::unique_ptr<Device>> make_device(const DeviceOptions& options) {
   const auto index = static_cast<std::uint32_t>(options.index);
   if (index >= limits::kDeviceCount)

@@ -29,9 +29,8 @@ namespace wsync::device {
 // Index of a device among those that one sidecar drives.
 enum class DeviceIndex : std::uint32_t {};
 
+// "unified", "separate" or "cuda".
 [[nodiscard]] std::string_view device_kind_name(DeviceKind kind) noexcept;
-// "unified", "separate" or "cuda"; anything else is kInvalidInput naming the choices.
-[[nodiscard]] Result<DeviceKind> parse_device_kind(std::string_view text);
 
 // What another process needs to map a device's memory. Host: a sealed memfd. CUDA: the IPC handles
 // of the memory and of the event behind Stream::publish(), with the GPU's UUID and the exporting

@@ -74,16 +74,6 @@ std::span<const Piece> BucketPlan::tensor_pieces(std::uint32_t tensor) const {
                                     first_piece_[tensor + 1] - first_piece_[tensor]);
 }
 
-const Piece* BucketPlan::find_piece(std::uint32_t tensor, std::uint64_t offset) const {
-  const std::span<const Piece> pieces = tensor_pieces(tensor);
-  const auto after = std::upper_bound(
-      pieces.begin(), pieces.end(), offset,
-      [](std::uint64_t byte, const Piece& piece) { return byte < piece.tensor_offset; });
-  if (after == pieces.begin()) return nullptr;
-  const Piece& piece = *(after - 1);
-  return offset - piece.tensor_offset < piece.bytes ? &piece : nullptr;
-}
-
 void Coverage::mark(std::uint32_t tensor, std::uint64_t offset, std::uint64_t bytes) {
   if (bytes == 0) return;
   // A range past 2^64 can only be wrong; saturated, it is reported as past the tensor's end.

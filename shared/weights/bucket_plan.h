@@ -50,8 +50,6 @@ class BucketPlan {
   [[nodiscard]] std::span<const Piece> pieces() const noexcept { return pieces_; }
   // The pieces of one tensor, in order of their bytes; empty for a zero-size tensor.
   [[nodiscard]] std::span<const Piece> tensor_pieces(std::uint32_t tensor) const;
-  // The piece that holds byte `offset` of a tensor; null when the tensor has no such byte.
-  [[nodiscard]] const Piece* find_piece(std::uint32_t tensor, std::uint64_t offset) const;
 
   // The arena: the tensors one after the other, each at a multiple of limits::kPieceAlignBytes,
   // those of limits::kPageAlignedTensorBytes or more at one of kPageAlignBytes. A bucket is a

@@ -78,7 +78,6 @@ class Pipeline {
                                       RankGradients& gradients,
                                       const std::function<void()>& on_backward = {});
   [[nodiscard]] const SlotPool& device_pool() const noexcept { return device_; }
-  [[nodiscard]] const SlotPool& host_pool() const noexcept { return host_; }
 
  private:
   class Work;

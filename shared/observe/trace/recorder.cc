@@ -95,12 +95,6 @@ std::vector<Span> Recorder::take() {
   return by_begin({std::make_move_iterator(taken.begin()), std::make_move_iterator(taken.end())});
 }
 
-void Recorder::keep_newest(std::uint64_t count) {
-  const std::lock_guard lock(mutex_);
-  if (spans_.size() <= count) return;
-  spans_.erase(spans_.begin(), spans_.end() - static_cast<std::ptrdiff_t>(count));
-}
-
 std::uint64_t Recorder::dropped() const {
   const std::lock_guard lock(mutex_);
   return dropped_;

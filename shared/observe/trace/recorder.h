@@ -73,8 +73,6 @@ class Recorder {
   [[nodiscard]] std::vector<Span> spans(TimePoint since = kEver) const;
   // The same, and forgets it.
   [[nodiscard]] std::vector<Span> take();
-  // Forgets all but the `count` spans recorded last, so that there is room for what comes.
-  void keep_newest(std::uint64_t count);
   [[nodiscard]] std::uint64_t dropped() const;
 
  private:

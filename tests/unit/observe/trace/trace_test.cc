@@ -95,20 +95,6 @@ TEST(Recorder, CountsWhatItDropsAtItsLimit) {
   EXPECT_EQ(recorder.dropped(), 3U);
 }
 
-TEST(Recorder, KeepsTheNewestAndHasRoomAgain) {
-  Recorder recorder(3);
-  for (int i = 0; i < 3; ++i) recorder.record(span("lane", Category::kOther, i, i + 1, ""));
-  recorder.keep_newest(1);
-  recorder.record(span("lane", Category::kOther, 3, 4, ""));
-  const auto kept = recorder.spans();
-  ASSERT_EQ(kept.size(), 2U);
-  EXPECT_EQ(kept[0].begin, ms(2));
-  EXPECT_EQ(kept[1].begin, ms(3));
-  EXPECT_EQ(recorder.dropped(), 0U);
-  recorder.keep_newest(5);
-  EXPECT_EQ(recorder.spans().size(), 2U);
-}
-
 TEST(ChromeTrace, IsJsonWithLanesAsThreads) {
   auto spans = chart();
   spans[1].name = "quote \" backslash \\ line\n";
