@@ -11,6 +11,7 @@ inline constexpr std::uint64_t kSafetensorsHeaderBytes =
     100'000'000;                                          // the reference reader's own limit
 inline constexpr std::uint64_t kJsonDepth = 32;           // of values that a lenient reader ignores
 inline constexpr std::uint64_t kTensorCount = 1U << 20U;  // Kimi-K2 has 138,240
+inline constexpr std::uint64_t kProblemCount = 2 * kTensorCount;  // all missing and all extra
 inline constexpr std::uint64_t kTensorNameBytes = 1024;
 inline constexpr std::uint64_t kTensorRank = 8;
 inline constexpr std::uint64_t kCheckpointFileCount = 100'000;

@@ -9,6 +9,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include "shared/base/format.h"
+#include "shared/config/limits.h"
 
 namespace wsync::config {
 namespace {

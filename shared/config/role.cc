@@ -15,7 +15,6 @@
 namespace wsync::config {
 namespace {
 
-constexpr std::string_view kAutoText = "auto";
 constexpr std::size_t kFleetNameBytes = 64;
 
 }  // namespace

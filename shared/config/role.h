@@ -24,6 +24,9 @@ inline constexpr Range<Milliseconds> kDeadline{Milliseconds(1), Milliseconds(kDu
 // path.
 inline constexpr std::size_t kRunDirBytesMax = 72;
 
+// The value that means the same as a key that is left out.
+inline constexpr std::string_view kAutoText = "auto";
+
 // The one key that takes a YAML list.
 inline constexpr std::string_view kListKey = "devices.gpus";
 

@@ -18,7 +18,6 @@ namespace wsync::config {
 namespace {
 
 constexpr Range<Milliseconds> kStaleness{Milliseconds(0), Milliseconds(kDurationMsMax)};
-constexpr std::string_view kAutoText = "auto";
 
 void bind_name(Binder& binder, std::string& name) {
   text_or_auto(binder, "name", name);
