@@ -157,7 +157,7 @@ void UpdateJournal::report(const PhaseBytes& moved, TimePoint now,
   if (!last_.version.none() || !last_.reason.empty())
     out.last.ended_ago_ns = journal_ns(last_ended_, now);
   out.updates = counters_;
-  for (const coordinator::Incident& kept : incidents_)
+  for (const Incident& kept : incidents_)
     out.incidents.push_back({.ago_ns = journal_ns(kept.at, now), .text = kept.text});
   const auto found = running_.find(shown());
   if (found == running_.end()) return;

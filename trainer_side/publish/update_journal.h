@@ -79,11 +79,11 @@ class UpdateJournal {
   control::UpdateOutcome last_;
   TimePoint last_ended_{};
   control::UpdateCounters counters_;
-  struct coordinator::Incident {
+  struct Incident {
     TimePoint at{};
     std::string text;
   };
-  std::deque<coordinator::Incident> incidents_;  // the newest first
+  std::deque<Incident> incidents_;  // the newest first
 };
 
 }  // namespace wsync::publish
