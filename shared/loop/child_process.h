@@ -1,11 +1,11 @@
-// Processes of this executable that a command (`wsync demo`, `wsync trainer` with several ranks)
-// starts, watches and ends. One loop, which runs only inside until(): the code around it reads
-// from top to bottom.
+// ChildProcesses: processes of this or another executable that a command (`wsync demo`, a training
+// run with several ranks, a benchmark) starts, watches and ends. Their one loop runs only inside
+// until(), so that the code around it reads from top to bottom.
 //
 // SIGINT, SIGTERM and SIGHUP: the first one makes until() fail with kCancelled, so that the caller
 // ends its processes in order; the second kills them, removes what `on_abandon` removes, and ends
-// this process with status 130. Without an `on_abandon` the second one changes nothing. They die
-// with this process, however it ends.
+// this process with status 130. Without an `on_abandon` the second one changes nothing. The
+// processes die with this one, however it ends.
 //
 // Thread: the one that called create(); it must live as long as the children.
 #pragma once
