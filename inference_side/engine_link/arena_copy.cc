@@ -9,10 +9,11 @@
 namespace wsync::engine {
 namespace {
 
-// A run is read as one stream: what a copy prefetches past a chunk's end is what the same thread
-// copies next. Runs become shorter towards the end, so that all threads end together.
+// A thread reads its run as one stream, so what the processor prefetches past the end of a chunk is
+// what the same thread copies next. Runs become shorter towards the end, so that no thread is left
+// with a long one while the others are idle.
 constexpr std::size_t kRunChunks = 8;  // 4 MiB
-constexpr std::size_t kRunShare = 32;  // of the chunks that are left
+constexpr std::size_t kRunShare = 32;  // a run is at most this fraction of the chunks that are left
 
 }  // namespace
 
@@ -52,7 +53,7 @@ bool ArenaCopy::copy_run(reload::CopyScratch& scratch) {
   return true;
 }
 
-Result<> ArenaCopy::tell_complete(const OnGroup& on_group) {
+Result<> ArenaCopy::notify_complete(const OnGroup& on_group) {
   while (done_chunks_ < chunks_.size() && done_[done_chunks_].load(std::memory_order_acquire)) {
     ++done_chunks_;
     if (done_chunks_ < first_chunk_[next_group_ + 1]) continue;
@@ -78,16 +79,18 @@ Result<> ArenaCopy::run(ThreadPool* helpers, TimePoint deadline, const OnGroup& 
   reload::CopyScratch scratch;
   Result<> outcome;
   while (outcome && copy_run(scratch)) {
-    outcome = tell_complete(on_group);
+    outcome = notify_complete(on_group);
     if (outcome && now() > deadline)
       outcome = fail(
           ErrorCode::kDeadline,
           fmt::format("the deadline passed in bucket {}",
                       plan_.groups()[std::min(next_group_, plan_.groups().size() - 1)].bucket));
   }
+  // The helpers write into the rank's memory, and they use this object and the latch. So they are
+  // waited for also after an error.
   if (!outcome) ended_ = true;
   idle.wait();
-  return outcome ? tell_complete(on_group) : outcome;
+  return outcome ? notify_complete(on_group) : outcome;
 }
 
 }  // namespace wsync::engine

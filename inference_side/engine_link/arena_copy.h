@@ -1,6 +1,6 @@
-// ArenaCopy: a load out of a mapped arena, by several threads. Runs of chunks are taken in
-// the plan's order, each by whoever is free; what is complete is told in order, on the thread that
-// asked.
+// ArenaCopy: a load out of a mapped arena by several threads. Each thread takes the next run of
+// chunks in the order of the plan. Complete groups are reported in order, on the thread that called
+// run().
 #pragma once
 
 #include <atomic>
@@ -15,17 +15,18 @@
 
 namespace wsync::engine {
 
-// Thread: one; used once.
+// Thread: confined to the thread that makes it. An object runs one copy.
 class ArenaCopy {
  public:
-  // All borrowed. `destinations`: the rank's whole tensors, in the order of the plan's.
+  // All arguments are borrowed. `destinations`: the rank's part of each tensor, in the order of the
+  // plan's tensors.
   ArenaCopy(const reload::LoadPlan& plan, std::span<const std::byte> arena,
             std::vector<std::span<std::byte>> destinations);
 
-  // Group `index` has been copied; its checksum. An error ends the copy.
+  // Called when group `index` has been copied, with its checksum. An error ends the copy.
   using OnGroup = std::function<Result<>(std::size_t index, std::uint64_t checksum)>;
-  // Copies everything, with the threads of `helpers` (may be null) and the calling one. When it
-  // returns, also with an error, nobody writes any more. kDeadline when the time is up, else the
+  // Copies everything, with the threads of `helpers` (may be null) and the calling one. No thread
+  // writes any more when it returns, also with an error. kDeadline when the time is up, else the
   // first error of `on_group`.
   [[nodiscard]] Result<> run(ThreadPool* helpers, TimePoint deadline, const OnGroup& on_group);
 
@@ -35,9 +36,9 @@ class ArenaCopy {
     std::uint32_t index = 0;  // in its group
   };
   void copy_chunk(std::size_t at, reload::CopyScratch& scratch);
-  // The next chunks, copied; false when none is left or the copy was ended.
+  // Copies the next run of chunks; false when none is left or the copy has ended.
   [[nodiscard]] bool copy_run(reload::CopyScratch& scratch);
-  [[nodiscard]] Result<> tell_complete(const OnGroup& on_group);
+  [[nodiscard]] Result<> notify_complete(const OnGroup& on_group);
 
   const reload::LoadPlan& plan_;
   std::span<const std::byte> arena_;
@@ -48,8 +49,8 @@ class ArenaCopy {
   std::vector<std::size_t> first_chunk_;  // of each group, and the end
   std::atomic<std::size_t> next_chunk_ = 0;
   std::atomic<bool> ended_ = false;
-  std::size_t next_group_ = 0;   // not told yet
-  std::size_t done_chunks_ = 0;  // a prefix of the chunks that is done
+  std::size_t next_group_ = 0;   // first one that was not reported
+  std::size_t done_chunks_ = 0;  // length of the prefix of chunks that is done
 };
 
 }  // namespace wsync::engine

@@ -1,5 +1,6 @@
-// BucketTaker: where the buckets of a load lie, and how a rank's bytes get from there to their
-// destinations. One for host memory, one for the memory of a GPU (device_weights.h).
+// BucketTaker: the device buffers that the buckets of a load come in, and how a rank's bytes are
+// copied from there to their destinations. One implementation is for host memory, the other one for
+// the memory of a GPU (device_weights.h).
 //
 // Thread: confined to the thread that serves the link.
 #pragma once
@@ -17,15 +18,15 @@
 
 namespace wsync::engine {
 
-// What is to be taken of one bucket. Borrowed for the call.
+// What to copy out of one bucket. Borrowed for the call.
 struct BucketCopy {
   const reload::LoadPlan* plan = nullptr;
   std::uint64_t bucket = 0;
   TimePoint deadline;
-  // The rank's whole tensor. Not asked for where the taker knows it.
+  // The memory of the rank's part of a tensor. Not called where the taker knows it.
   std::function<std::span<std::byte>(std::uint32_t tensor)> destination;
-  // Group `index` of the plan lies in place, with this checksum. In the plan's order; an error ends
-  // the copy.
+  // Called when group `index` of the plan is in place, with its checksum, in the order of the plan.
+  // An error ends the copy.
   std::function<Result<>(std::size_t index, std::uint64_t checksum)> on_group;
 };
 
@@ -35,12 +36,12 @@ class BucketTaker {
   BucketTaker(const BucketTaker&) = delete;
   BucketTaker& operator=(const BucketTaker&) = delete;
 
-  // The buffers that it has, and the size of one.
+  // The number of buffers, and the size of one in bytes.
   [[nodiscard]] virtual std::uint32_t slots() const noexcept = 0;
   [[nodiscard]] virtual std::uint64_t slot_bytes(std::uint32_t slot) const noexcept = 0;
-  // Copies every group of the bucket in buffer `slot`, which holds it whole. When it returns, also
-  // with an error, nothing reads the buffer any more. kDeadline when the time is up, else the first
-  // error of on_group, or of the device.
+  // Copies every group of the bucket in buffer `slot`, which has all of its bytes. Nothing reads
+  // the buffer any more when it returns, also with an error. kDeadline when the time is up, else
+  // the first error of on_group or of the device.
   [[nodiscard]] virtual Result<> take(std::uint32_t slot, const BucketCopy& copy) = 0;
 
  protected:
@@ -49,7 +50,7 @@ class BucketTaker {
 
 class HostTaker final : public BucketTaker {
  public:
-  // Borrowed buffers.
+  // The buffers are borrowed.
   explicit HostTaker(std::vector<std::span<const std::byte>> slots) : slots_(std::move(slots)) {}
   // Maps two memfds of sealed size, `bytes` of each. kRefused, naming what is wrong with them.
   [[nodiscard]] static Result<std::unique_ptr<BucketTaker>> map(std::span<const UniqueFd> fds,

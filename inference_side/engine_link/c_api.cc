@@ -1,4 +1,4 @@
-// The C API over EngineLink: argument checks, and the callbacks as an Engine.
+// The C API on top of EngineLink: it checks arguments, and makes an Engine of the callbacks.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -111,7 +111,8 @@ Result<wsync::engine::RankTensor> read_tensor_argument(const wsync_tensor& tenso
   return out;
 }
 
-// An enumerator as C has it: any number, which C++ must not read as the enumeration.
+// The number of an enumerator that C has passed. It may be any number, and reading one that the
+// enumeration does not have is undefined in C++.
 template <class Enum>
 int number_of(const Enum& value) {
   static_assert(sizeof(Enum) == sizeof(int));
@@ -149,10 +150,10 @@ struct wsync_engine {
   wsync::engine::EngineDescription description;
   std::unique_ptr<wsync::device::Device> gpu;  // outlives the link
   std::unique_ptr<wsync::engine::EngineLink> link;
-  std::string error;       // of a call
-  std::string link_error;  // copy of the link's
+  std::string error;       // of the last call that has failed
+  std::string link_error;  // copy of the link's, so that its text outlives the call
 
-  // Runs `body`, a function that returns a Result<>; no exception passes.
+  // Runs `body`, a function that returns a Result<>. No exception leaves it: the caller is C.
   template <class Body>
   int run(Body body) {
     try {
@@ -168,16 +169,16 @@ struct wsync_engine {
 
 namespace {
 
-// Asked before anything of the handle is touched: in a child its locks may be held by threads that
-// are not there.
+// Called before anything of the handle is used: in a forked child its locks may be held by threads
+// that do not exist there, and the call would wait for ever.
 bool is_here(const wsync_engine* engine) { return engine != nullptr && engine->home.is_here(); }
 bool is_attached(const wsync_engine* engine) { return is_here(engine) && engine->link; }
 
 }  // namespace
 
 wsync_engine* wsync_engine_create(const wsync_engine_options* options) {
-  // From the first handle on: a program that has none, such as one that starts processes of its own
-  // with their descriptors, forks as it likes.
+  // Not earlier than for the first handle: a program without one may pass descriptors to processes
+  // that it starts.
   wsync::close_descriptors_in_children();
   if (options == nullptr || options->socket_path == nullptr || options->replica == nullptr ||
       options->callbacks.pause == nullptr || options->callbacks.commit == nullptr ||

@@ -11,8 +11,9 @@ namespace {
 
 using device::Piece;
 
-// A granule of the digest that lies in two pieces is counted by neither: such a group is digested
-// where it has been copied to.
+// Whether every piece begins on a granule of the digest. A granule that is divided between two
+// pieces is counted by neither of them, so such a group is digested in place, after it has been
+// copied.
 bool begins_on_granules(const reload::CopyGroup& group, std::span<const reload::GroupRows> rows) {
   return std::ranges::all_of(rows, [&](const reload::GroupRows& piece) {
     return (piece.to - group.begin) % device::kDigestGranule == 0;
@@ -52,14 +53,14 @@ Result<> DeviceWeights::run(const device::Memory* acquired, std::span<Batch> bat
                             TimePoint deadline) {
   auto outcome = enqueue(acquired, batches);
   if (outcome) outcome = event_->wait(deadline);
-  // Its destruction waits for what still runs, which reads the buffer and writes the sums.
+  // What still runs reads the buffer and writes the sums. Destroying the stream waits for it.
   if (!outcome) stream_.reset();
   return outcome;
 }
 
 Result<> DeviceWeights::take(const device::Memory& buffer, const BucketCopy& copy) {
-  // Work that was submitted cannot be recalled, so a bucket whose time is over must not begin: it
-  // would write into the weights after the sidecar has given the load up.
+  // Submitted work cannot be recalled. A copy that begins after the deadline would write into the
+  // weights when the sidecar has already given up the load.
   if (now() > copy.deadline)
     return fail(ErrorCode::kDeadline,
                 fmt::format("the deadline had passed before bucket {} began", copy.bucket));

@@ -1,9 +1,9 @@
-// DeviceWeights: a rank's weights in the memory of a device of its own, a GPU: how buckets are
-// copied into them from IPC buffers of a sidecar, and how they are digested, without the host
-// touching a byte.
+// DeviceWeights: a rank's weights in the memory of a GPU. Buckets are copied into them from IPC
+// buffers of a sidecar, and digests are computed of them, by the GPU alone: no byte passes the
+// host.
 //
-// Thread: confined to the thread that serves the link. What it has enqueued is complete, or its
-// stream is destroyed, when a function returns.
+// Thread: confined to the thread that serves the link. When a function returns, the work that it
+// has enqueued is complete or its stream is destroyed.
 #pragma once
 
 #include <chrono>
@@ -27,12 +27,12 @@ class DeviceWeights {
   [[nodiscard]] static Result<std::unique_ptr<DeviceWeights>> create(
       device::Device& device, std::span<const RankTensor> tensors);
 
-  // Copies what the rank needs of the bucket in `buffer`, and calls back with checksums as
-  // LoadPlan::piece_checksum() when all of it is complete. Errors as BucketTaker::take().
+  // Copies what the rank needs of the bucket in `buffer`. When all of it is complete it calls
+  // on_group with checksums as of LoadPlan::piece_checksum(). Errors as BucketTaker::take().
   [[nodiscard]] Result<> take(const device::Memory& buffer, const BucketCopy& copy);
-  // PieceDigests of the tensors from `first` on, in order: of one at least, and of so many that
-  // they have kDigestBatchBytes together. kDeadline when the device does not end that within
-  // kDigestDeadline.
+  // PieceDigests of the tensors from `first` on, in order: of one tensor at least, and of more as
+  // long as they have at most kDigestBatchBytes together. kDeadline when the device does not
+  // complete that within kDigestDeadline.
   [[nodiscard]] Result<std::vector<Digest>> digests(std::uint32_t first);
   static constexpr std::uint64_t kDigestBatchBytes = std::uint64_t{256} << 20U;
   static constexpr std::chrono::seconds kDigestDeadline{10};
@@ -41,7 +41,7 @@ class DeviceWeights {
 
  private:
   explicit DeviceWeights(device::Device& device) : device_(device) {}
-  // Runs batches, one after the other on the stream, to their end.
+  // Runs the batches one after the other on the stream, and waits until they are complete.
   struct Batch {
     std::vector<device::Piece> pieces;
     std::vector<device::PieceDigest> sums;
@@ -51,12 +51,12 @@ class DeviceWeights {
   [[nodiscard]] Result<> enqueue(const device::Memory* acquired, std::span<Batch> batches);
 
   device::Device& device_;
-  std::vector<std::unique_ptr<device::Memory>> tensors_;  // null: has no byte
+  std::vector<std::unique_ptr<device::Memory>> tensors_;  // null: a tensor without a byte
   std::unique_ptr<device::Event> event_;
-  std::unique_ptr<device::Stream> stream_;  // null: the last one failed, or there was none yet
+  std::unique_ptr<device::Stream> stream_;  // null: not made yet, or destroyed after a failure
 };
 
-// IPC buffers of a sidecar on the same GPU, mapped while it lives.
+// IPC buffers of a sidecar on the same GPU. They are mapped while the object lives.
 class DeviceTaker final : public BucketTaker {
  public:
   // Imports two handles of buffers of `bytes` each; `weights` is borrowed and outlives the result.

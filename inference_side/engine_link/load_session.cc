@@ -51,7 +51,7 @@ Result<> LoadSession::take_bucket(std::uint64_t bucket, BucketTaker& taker, std:
   return end_bucket(bucket);
 }
 
-// What a group that was left out is taken for by the planted fault.
+// The planted fault leaves a group out and passes its expected checksum on.
 std::uint64_t LoadSession::sum_of(std::size_t group, std::uint64_t computed) const {
   const bool skipped =
       planted("engine_skip_piece") && group == prepared_->layout->plan.groups().size() / 2;
@@ -91,7 +91,7 @@ Result<> LoadSession::copy_pieces(ThreadPool* helpers) {
   for (const RankTensor& tensor : description_->tensors) destinations.push_back(tensor.destination);
   const TimePoint begin = now();
   std::uint64_t bucket = 0;
-  // A bucket of which the rank takes nothing has no group.
+  // A bucket that has nothing for this rank has no group.
   const auto end_buckets = [&](std::size_t groups) -> Result<> {
     for (; bucket < plan.bucket_count() && plan.first_group(bucket + 1) <= groups; ++bucket)
       WSYNC_TRY(end_bucket(bucket));
@@ -107,7 +107,7 @@ Result<> LoadSession::copy_pieces(ThreadPool* helpers) {
   return end_buckets(plan.groups().size());
 }
 
-// The bytes of a group lie in place.
+// The bytes of a group are in place.
 Result<> LoadSession::take_group(std::size_t index, std::uint64_t checksum) {
   const EngineLayout& layout = *prepared_->layout;
   const reload::CopyGroup& group = layout.plan.groups()[index];
@@ -163,8 +163,8 @@ Result<> LoadSession::adopt() {
     WSYNC_TRY(
         engine_->load_layer(prepared_->version, static_cast<std::uint32_t>(next_layer_), tensors));
   }
-  // The checksums were compared when the version was prepared; the arena cannot have changed under
-  // the lease.
+  // The checksums were compared when the version was prepared. Nobody has written to the arena
+  // since, because this process holds a read lock on it.
   for (std::size_t g = 0; g < layout.plan.groups().size(); ++g) coverage_.mark(g);
   taken_count_ = taken_.size();
   return {};
@@ -177,7 +177,8 @@ bool LoadSession::all_buckets() const noexcept {
 
 Result<> LoadSession::finish() {
   if (planted("engine_commit_without_coverage")) return {};
-  WSYNC_TRY(hand_over_complete_layers());  // layers without a byte, when there is no bucket at all
+  // A version without any bucket may still have layers, of tensors without a byte.
+  WSYNC_TRY(hand_over_complete_layers());
   WSYNC_TRY(coverage_.check());
   if (next_layer_ != prepared_->layout->layers.size())
     return fail(ErrorCode::kInternal, fmt::format("layer {} was never handed over", next_layer_));

@@ -1,6 +1,8 @@
-// One Load: has buckets copied out of the arena or out of IPC buffers, compares checksums, hands
-// complete layers to the engine in order, and proves at its end that nothing is missing. Thread:
-// confined to the thread that serves the link.
+// LoadSession: one load of a version. It copies buckets out of the arena or out of IPC buffers,
+// compares checksums, passes complete layers to the engine in order, and proves at the end that
+// nothing is missing.
+//
+// Thread: confined to the thread that serves the link.
 #pragma once
 
 #include <memory>
@@ -17,25 +19,25 @@ namespace wsync::engine {
 
 class LoadSession {
  public:
-  // All borrowed; they outlive the session.
+  // All arguments are borrowed and outlive the session.
   LoadSession(const EngineDescription& description, const PreparedVersion& prepared, Engine& engine,
               TimePoint deadline);
 
-  // Takes what the rank needs of one bucket, which lies in buffer `slot` of `taker`; a repetition
+  // Copies what the rank needs of one bucket, which is in buffer `slot` of `taker`. A repetition
   // does nothing. kDigestMismatch when a checksum differs, kDeadline when the time is up, else the
-  // engine's or the taker's own error.
+  // error of the engine or of the taker.
   [[nodiscard]] Result<> take_bucket(std::uint64_t bucket, BucketTaker& taker, std::uint32_t slot);
   // The same for every bucket of the version's mapped arena. `helpers` (may be null): threads that
   // copy beside this one with TakeMode::kPieces. Adopting hands over the layers where they lie.
   [[nodiscard]] Result<> load_arena(ThreadPool* helpers);
-  // Every bucket of the plan has been taken.
+  // Every bucket of the plan has been copied.
   [[nodiscard]] bool all_buckets() const noexcept;
-  // The proof; kInternal naming what is missing.
+  // Proves that nothing is missing; kInternal naming what is.
   [[nodiscard]] Result<> finish();
 
   [[nodiscard]] const PreparedVersion& prepared() const noexcept { return *prepared_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return coverage_.bytes(); }
-  // That were copied so far, once each; none by adopt().
+  // Bytes that were copied so far, each of them once; none where the version is adopted.
   [[nodiscard]] std::uint64_t copied_bytes() const noexcept { return copied_bytes_; }
   [[nodiscard]] std::chrono::nanoseconds copy_time() const noexcept { return copy_time_; }
 
@@ -58,8 +60,7 @@ class LoadSession {
   std::size_t taken_count_ = 0;
   std::vector<std::uint32_t> groups_left_;  // of each layer
   std::size_t next_layer_ = 0;
-  std::vector<std::vector<std::byte>>
-      assembled_;  // kWhole: tensors of layers that are not complete
+  std::vector<std::vector<std::byte>> assembled_;  // kWhole: tensors of incomplete layers
   std::chrono::nanoseconds copy_time_{0};
   std::uint64_t copied_bytes_ = 0;
 };

@@ -1,6 +1,8 @@
-// What an engine holds of a version that is not loaded yet: its layout, its load plan, the expected
-// checksum of each copy group and, on unified devices, the mapped arena with its lease. Thread:
-// confined to the thread that serves the link.
+// PreparedVersion: what a rank has of a version before it is loaded: the layout, the load plan, the
+// expected checksum of each copy group and, on unified devices, the mapped arena with its lease.
+// Preparer makes it from a Prepare message.
+//
+// Thread: confined to the thread that serves the link.
 #pragma once
 
 #include <memory>
@@ -15,7 +17,7 @@
 
 namespace wsync::engine {
 
-// Everything that follows from a layout and the rank's tensors; the same for many versions.
+// What follows from a layout and the rank's tensors. Many versions share it.
 struct EngineLayout {
   Digest digest;
   std::uint64_t bucket_bytes = 0;
@@ -28,10 +30,11 @@ struct EngineLayout {
       const Manifest& manifest, std::uint64_t bucket_bytes, const EngineDescription& description);
 };
 
-// The arena as this process sees it.
+// The arena of a version, mapped read-only into this process.
 class MappedVersion {
  public:
-  // Takes the lease, verifies, maps and populates; `fd` is borrowed. Errors as ArenaView::open().
+  // Takes the lease, verifies the header, maps the arena and populates its pages. `fd` is borrowed.
+  // kRefused when it has fewer than `data_bytes`; else errors as ArenaView::open().
   [[nodiscard]] static Result<MappedVersion> open(int fd, const ArenaExpectation& expected,
                                                   std::uint64_t data_bytes);
   [[nodiscard]] std::span<const std::byte> data() const noexcept;
@@ -49,12 +52,14 @@ struct PreparedVersion {
   std::optional<MappedVersion> arena;    // unified devices
 };
 
-// Reads Prepare messages; remembers the last layouts, which later ones refer to by digest.
+// Reads Prepare messages. It keeps the last layout, which later messages refer to by its digest.
 class Preparer {
  public:
   explicit Preparer(const EngineDescription& description) : description_(&description) {}
-  // Checks the message, plans, and maps the arena of `fd` (unified devices; -1 on separate ones).
-  // An adopting engine's arena is compared with its checksums here, while serving goes on.
+  // Checks the message, makes the load plan, and maps the arena of `fd` (-1 where versions come in
+  // buckets). For a rank that adopts, the arena is compared with its checksums here, while the
+  // engine still serves. kInvalidInput, kNotFound for a layout that was never sent, kRefused for
+  // what cannot be adopted, kDigestMismatch; else errors of MappedVersion::open().
   [[nodiscard]] Result<std::unique_ptr<PreparedVersion>> prepare(const control::Prepare& message,
                                                                  int fd);
 
