@@ -8,6 +8,7 @@
 namespace wsync::simulation {
 
 using control::RankState;
+using engine::RankReport;
 
 EngineGroup::EngineGroup(Schedule& schedule, std::string name, std::uint32_t ranks,
                          GroupHooks hooks)
@@ -18,7 +19,12 @@ EngineGroup::EngineGroup(Schedule& schedule, std::string name, std::uint32_t ran
 void EngineGroup::start(std::uint32_t index) {
   Rank& rank = ranks_[index];
   if (rank.up) return;
-  rank = Rank{.up = true, .life = rank.life + 1, .link = rank.link, .load = rank.load + 1};
+  rank =
+      Rank{.up = true,
+           .machine = engine::RankMachine({.replica = name_, .rank = index, .leader = index == 0}),
+           .life = rank.life + 1,
+           .link = rank.link,
+           .load = rank.load + 1};
   if (hooks_.sidecar_up()) attach(index);
   if (std::ranges::all_of(ranks_, &Rank::up))
     schedule_.after(schedule_.micros(1'000, 30'000), [this, group = group_] {
@@ -38,12 +44,14 @@ void EngineGroup::crash(std::uint32_t index) {
 }
 
 void EngineGroup::sidecar_lost() {
-  for (Rank& rank : ranks_) {
+  for (std::uint32_t index = 0; index < ranks_.size(); ++index) {
+    Rank& rank = ranks_[index];
     rank.attached = false;
     ++rank.link;
     ++rank.load;  // the copy's source is gone; what was written stays as it is
+    execute(index, rank.machine.handle_loss("the sidecar has ended"));
   }
-  pauses_.clear();
+  pause_requested_ = false;
 }
 
 void EngineGroup::attach_all() {
@@ -59,8 +67,9 @@ void EngineGroup::attach(std::uint32_t index) {
   rank.attached = true;
   ++rank.link;
   rank.link_free = schedule_.now();
+  handle(index, control::EngineWelcome{}, 0);
   hooks_.attached(
-      index, {.rank = index, .leader = index == 0, .state = rank.state, .active = rank.active});
+      index, {.rank = index, .leader = index == 0, .state = rank.state(), .active = rank.active()});
 }
 
 // Both directions of a link keep their order; what is on the way when it breaks is lost.
@@ -94,10 +103,8 @@ void EngineGroup::break_group() {
     Rank& rank = ranks_[index];
     rank.headers.clear();
     if (rank.in_step) leave(index);
-    if (rank.up && rank.state == RankState::kServing) {
-      rank.state = RankState::kPaused;
-      if (index != 0 || pauses_.empty()) say(index, control::Paused{}, 0);
-    }
+    if (rank.up && rank.state() == RankState::kServing && (index != 0 || !pause_requested_))
+      report(index, RankReport::What::kStopped);
   }
   if (ranks_[0].up) pause_leader();
   leading_ = false;
@@ -106,7 +113,7 @@ void EngineGroup::break_group() {
 // ---- led steps ----
 
 void EngineGroup::lead() {
-  if (leading_ || ranks_[0].state != RankState::kServing) return;
+  if (leading_ || ranks_[0].state() != RankState::kServing) return;
   leading_ = true;
   TimePoint begin = schedule_.now() + schedule_.micros(200, 4'000);
   if (stalled_until_ > begin) begin = stalled_until_;
@@ -119,18 +126,17 @@ void EngineGroup::lead() {
 void EngineGroup::open_step() {
   leading_ = false;
   Rank& leader = ranks_[0];
-  if (!pauses_.empty()) {
+  if (pause_requested_) {
     pause_leader();
     return;
   }
-  if (leader.state != RankState::kServing) return;
+  if (leader.state() != RankState::kServing) return;
   if (!formed_) {  // its header reaches nobody
-    leader.state = RankState::kPaused;
-    say(0, control::Paused{}, 0);
+    report(0, RankReport::What::kStopped);
     return;
   }
   leading_ = true;
-  const Version version = leader.active;
+  const Version version = leader.active();
   enter(0, version);
   for (std::uint32_t index = 1; index < ranks_.size(); ++index)
     schedule_.after(schedule_.micros(10, 800), [this, index, version, group = group_] {
@@ -149,9 +155,7 @@ void EngineGroup::open_step() {
 
 // PAUSE at the leader: one header `stop` to all, between two steps.
 void EngineGroup::pause_leader() {
-  Rank& leader = ranks_[0];
-  if (leader.state == RankState::kServing) leader.state = RankState::kPaused;
-  for (const std::uint64_t request : std::exchange(pauses_, {})) say(0, control::Paused{}, request);
+  if (std::exchange(pause_requested_, false)) report(0, RankReport::What::kPaused);
   if (!formed_) return;
   for (std::uint32_t index = 1; index < ranks_.size(); ++index)
     schedule_.after(schedule_.micros(800, 1'500), [this, index, group = group_] {
@@ -167,17 +171,16 @@ void EngineGroup::follow(std::uint32_t index) {
   const Version version = rank.headers.front();
   rank.headers.pop_front();
   if (version.none()) {
-    if (rank.state == RankState::kServing) rank.state = RankState::kPaused;
-    say(index, control::Paused{}, 0);
+    report(index, RankReport::What::kPaused);
     follow(index);
     return;
   }
-  const bool may = rank.state == RankState::kServing || rank.state == RankState::kPaused;
-  if (!may || rank.active != version) {
+  const bool may = rank.state() == RankState::kServing || rank.state() == RankState::kPaused;
+  if (!may || rank.active() != version) {
     refuse_step();
     return;
   }
-  rank.state = RankState::kServing;
+  report(index, RankReport::What::kRunning);
   enter(index, version);
   schedule_.after(schedule_.micros(500, 3'000), [this, index, life = rank.life, group = group_] {
     if (ranks_[index].life != life || group != group_ || !ranks_[index].in_step) return;
@@ -191,8 +194,7 @@ void EngineGroup::refuse_step() {
   if (!ranks_[0].in_step) return;
   leave(0);
   leading_ = false;
-  ranks_[0].state = RankState::kPaused;
-  if (pauses_.empty()) say(0, control::Paused{}, 0);
+  if (!pause_requested_) report(0, RankReport::What::kStopped);
   pause_leader();
 }
 
@@ -209,44 +211,87 @@ void EngineGroup::leave(std::uint32_t index) {
 
 void EngineGroup::check(std::uint32_t index, const char* when) {
   const Rank& rank = ranks_[index];
-  if (rank.memory != hooks_.content_of(rank.step_version) || rank.active != rank.step_version)
+  if (rank.memory != hooks_.content_of(rank.step_version) || rank.active() != rank.step_version)
     hooks_.violation(fmt::format("torn: rank {} of '{}' runs a step of {} on other bytes {} of it",
                                  index, name_, rank.step_version.to_string(), when));
 }
 
 // ---- what the sidecar asks ----
 
+void EngineGroup::handle(std::uint32_t index, const control::Message& message,
+                         std::uint64_t request) {
+  execute(index, ranks_[index].machine.handle({.request = request, .replica = name_, .rank = index},
+                                              message));
+}
+
+void EngineGroup::report(std::uint32_t index, RankReport::What what) {
+  execute(index, ranks_[index].machine.handle_report({.what = what, .step = steps_}));
+}
+
+// What EngineLink does with an engine and mapped memory. Versions are always prepared.
+void EngineGroup::execute(std::uint32_t index, const engine::RankActions& actions) {
+  Rank& rank = ranks_[index];
+  engine::RankMachine& machine = rank.machine;
+  if (auto holds = machine.invariants(); !holds) hooks_.violation(holds.error().message());
+  for (const engine::RankAction& action : actions) {
+    if (const auto* reply = std::get_if<engine::SendReply>(&action)) {
+      if (!std::holds_alternative<control::Prepared>(reply->message))
+        say(index, reply->message, reply->request.request);
+    } else if (std::holds_alternative<engine::AcceptWelcome>(action)) {
+      machine.handle_welcomed();
+    } else if (const auto* prepare = std::get_if<engine::PrepareVersion>(&action)) {
+      execute(index, machine.handle_prepared(prepare->request, prepare->message->version, {}));
+    } else if (std::holds_alternative<engine::PauseEngine>(action)) {
+      pause_requested_ = true;
+      if (!leading_ || !formed_) pause_leader();
+    } else if (const auto* map = std::get_if<engine::MapBuffers>(&action)) {
+      execute(index,
+              machine.handle_buffers_mapped(map->request, *map->message, {}, schedule_.now()));
+    } else if (std::holds_alternative<engine::StartLoad>(action)) {
+      copy(index);
+    } else if (const auto* commit = std::get_if<engine::CommitEngine>(&action)) {
+      execute(index, machine.handle_committed(commit->request, commit->version, {}));
+    } else if (const auto* resume = std::get_if<engine::ResumeEngine>(&action)) {
+      pause_requested_ = false;
+      execute(index, machine.handle_resumed(resume->request, {}, {}));
+      lead();
+    }
+  }
+}
+
+void EngineGroup::copy(std::uint32_t index) {
+  Rank& rank = ranks_[index];
+  rank.memory = {};
+  schedule_.after(schedule_.micros(2'000, 40'000),
+                  [this, index, load = ++rank.load, life = rank.life] {
+                    Rank& same = ranks_[index];
+                    if (same.life != life || same.load != load) return;
+                    engine::LoadOutcome outcome{.bytes = 1};
+                    if (same.spoiled)
+                      outcome.result = fail(ErrorCode::kDigestMismatch, "checksum");
+                    else
+                      same.memory = same.arriving;
+                    execute(index, same.machine.handle_load_ended(outcome));
+                  });
+}
+
 void EngineGroup::pause(std::uint32_t index, std::uint64_t request) {
-  deliver(index, [this, request] {
-    pauses_.push_back(request);
-    if (!leading_ || !formed_) pause_leader();
+  deliver(index, [this, index, request] {
+    const bool serving = ranks_[index].state() == RankState::kServing;
+    handle(index, control::Pause{}, request);
+    // What replica_switch.h expects: the header `stop` is opened also by a leader that has stopped.
+    // (EngineLink answers for such a leader, and does not ask the engine.)
+    if (!serving) pause_leader();
   });
 }
 
 void EngineGroup::load(std::uint32_t index, std::uint64_t request, Version version, Digest bytes,
                        bool spoiled) {
   deliver(index, [this, index, request, version, bytes, spoiled] {
-    Rank& rank = ranks_[index];
-    if (rank.in_step || rank.state == RankState::kServing) {
-      say(index, control::Loaded{.version = version, .failure = "it is serving"}, request);
-      return;
-    }
-    rank.state = RankState::kTainted;  // before the first byte changes
-    rank.active = {};
-    rank.memory = {};
-    const std::uint64_t load = ++rank.load;
-    schedule_.after(schedule_.micros(2'000, 40'000), [=, this, life = rank.life] {
-      Rank& same = ranks_[index];
-      if (same.life != life || same.load != load) return;
-      if (spoiled) {
-        say(index, control::Loaded{.version = version, .failure = "checksum"}, request);
-        return;
-      }
-      same.memory = bytes;
-      same.loaded = version;
-      same.state = RankState::kLoaded;
-      say(index, control::Loaded{.version = version, .bytes = 1}, request);
-    });
+    ranks_[index].arriving = bytes;
+    ranks_[index].spoiled = spoiled;
+    handle(index, control::Prepare{.version = version}, 0);
+    handle(index, control::Load{.version = version}, request);
   });
 }
 
@@ -256,26 +301,12 @@ void EngineGroup::cancel_load(std::uint32_t index) {
 
 void EngineGroup::commit(std::uint32_t index, std::uint64_t request, Version version) {
   deliver(index, [this, index, request, version] {
-    Rank& rank = ranks_[index];
-    if (rank.state != RankState::kLoaded || rank.loaded != version) {
-      say(index, control::Committed{.version = version, .failure = "it is not loaded"}, request);
-      return;
-    }
-    rank.state = RankState::kPaused;
-    rank.active = version;
-    say(index, control::Committed{.version = version}, request);
+    handle(index, control::Commit{.version = version}, request);
   });
 }
 
 void EngineGroup::resume(std::uint32_t index, std::uint64_t request) {
-  deliver(index, [this, index, request] {
-    Rank& rank = ranks_[index];
-    const bool whole = rank.state == RankState::kPaused || rank.state == RankState::kServing;
-    if (!whole || rank.active.none()) return;
-    rank.state = RankState::kServing;
-    say(index, control::Resumed{}, request);
-    lead();
-  });
+  deliver(index, [this, index, request] { handle(index, control::Resume{}, request); });
 }
 
 }  // namespace wsync::simulation

@@ -1,6 +1,6 @@
-// The engine processes of one replica, as far as the protocol can tell: ranks with memory, a leader
-// that opens steps by headers, a link of each rank to its sidecar, crashes. Every step checks the
-// bytes that it reads.
+// The engine processes of one replica, as far as the protocol can tell. Each rank is a real
+// RankMachine with a memory. The leader opens steps by headers, each rank has a link to its
+// sidecar, and processes crash. Every step checks the bytes that it reads.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "inference_side/engine_link/rank_machine.h"
 #include "inference_side/reload/replica_switch.h"
 #include "shared/base/digest.h"
 #include "shared/control/messages.h"
@@ -33,17 +34,20 @@ class EngineGroup {
   struct Rank {
     bool up = false;
     bool attached = false;
-    control::RankState state = control::RankState::kLoading;
-    Version active;
-    Version loaded;
-    Digest memory;  // what its bytes are; zero = no version's
+    engine::RankMachine machine{
+        engine::RankIdentity{}};  // the product's; this file is its engine and its memory
+    Digest memory;                // what its bytes are; zero = no version's
     bool in_step = false;
     Version step_version;
     std::deque<Version> headers;  // of a follower, not yet followed; 0.0 = stop
     std::uint64_t life = 0;       // of the process
     std::uint64_t link = 0;       // of its connection
     std::uint64_t load = 0;       // of the copy that is going on
+    Digest arriving;              // what that copy brings
+    bool spoiled = false;         // and whether its checksums will differ
     TimePoint link_free{};        // messages keep their order
+    [[nodiscard]] control::RankState state() const noexcept { return machine.state(); }
+    [[nodiscard]] const Version& active() const noexcept { return machine.active(); }
   };
 
   // What the sidecar sends; it arrives after a while, in order, unless the link breaks.
@@ -67,6 +71,10 @@ class EngineGroup {
  private:
   void deliver(std::uint32_t rank, std::function<void()> action);
   void say(std::uint32_t rank, control::Message message, std::uint64_t request);
+  void handle(std::uint32_t rank, const control::Message& message, std::uint64_t request);
+  void report(std::uint32_t rank, engine::RankReport::What what);
+  void execute(std::uint32_t rank, const engine::RankActions& actions);
+  void copy(std::uint32_t rank);
   void attach(std::uint32_t rank);
   void break_group();
   void form_group();
@@ -84,9 +92,9 @@ class EngineGroup {
   std::vector<Rank> ranks_;
   GroupHooks hooks_;
   bool formed_ = false;
-  std::uint64_t group_ = 0;            // generation; headers of another one are void
-  std::vector<std::uint64_t> pauses_;  // requests that the leader has not answered
-  bool leading_ = false;               // a step is scheduled or open
+  std::uint64_t group_ = 0;       // generation; headers of another one are void
+  bool pause_requested_ = false;  // of the leader; it has not stopped for it yet
+  bool leading_ = false;          // a step is scheduled or open
   std::uint64_t steps_ = 0;
   TimePoint stalled_until_{};
 };

@@ -516,7 +516,7 @@ void World::for_replica(std::size_t s, const staging::ForReplica& command) {
     check_may_run(s, group, commit->version);
     group.commit(commit->rank, commit->request, commit->version);
   } else if (const auto* resume = std::get_if<reload::SendResume>(&command.command)) {
-    check_may_run(s, group, group.ranks()[resume->rank].active);
+    check_may_run(s, group, group.ranks()[resume->rank].active());
     group.resume(resume->rank, resume->request);
   }
 }

@@ -310,7 +310,7 @@ void World::check_reports(std::size_t s) {
       if (group->name() != report.replica) continue;
       for (const EngineGroup::Rank& rank : group->ranks())
         if (rank.attached &&
-            (rank.active != report.version || rank.memory != contents_[report.version]))
+            (rank.active() != report.version || rank.memory != contents_[report.version]))
           violate(fmt::format("lie: '{}' is reported to hold {}", report.replica,
                               report.version.to_string()));
     }
