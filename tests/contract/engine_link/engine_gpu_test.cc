@@ -380,8 +380,7 @@ TEST(EngineOnFailingGpu, DISABLED_ABucketFailsAndTheLinkStays) {
   for (int turn = 0; turn < 2; ++turn) {
     rank.peer.send(control::Load{.version = kFirst});
     const auto ack = rank.give(sidecar, arena, 0);
-    EXPECT_THAT(ack.failure,
-                AllOf(HasSubstr("bucket 0"), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS")));
+    EXPECT_THAT(ack.failure, AllOf(HasSubstr("bucket 0"), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS")));
     EXPECT_EQ(rank.peer.expect<control::Loaded>().failure, ack.failure);
     EXPECT_EQ(rank.link->status().state, RankState::kTainted);
   }
