@@ -13,6 +13,7 @@
 #include "shared/base/format.h"
 #include "shared/base/units.h"
 #include "shared/command/context.h"
+#include "shared/command/outcome.h"
 #include "shared/observe/trace/chrome_trace.h"
 
 namespace wsync::cli {
