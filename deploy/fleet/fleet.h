@@ -65,6 +65,7 @@ struct EngineResult {
 // The last line of a file; empty when it has none.
 [[nodiscard]] std::string last_line_of(const std::string& path);
 
+// It has more than 25 methods: it starts, asks, awaits and stops each kind of process.
 class Fleet {
  public:
   Fleet(ChildProcesses& children, FleetOptions options);

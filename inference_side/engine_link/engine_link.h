@@ -37,6 +37,8 @@ struct LinkStatus {
   std::uint64_t copied_bytes = 0;  // of weights, by all loads so far; none by kAdopt
 };
 
+// It has more than 25 methods: the calls of the engine, the callbacks of the connection and the
+// actions of RankMachine meet here.
 class EngineLink final : private LinkHandler {
  public:
   // Checks the description (replica name, world size, destinations on a GPU) and makes the

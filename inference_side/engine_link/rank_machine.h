@@ -157,6 +157,8 @@ using RankAction =
                  NotifyLoaded, CommitEngine, ActivateLoaded, ResumeEngine, ReadTensors>;
 using RankActions = std::vector<RankAction>;
 
+// It has more than 25 methods: each of the twelve messages of a sidecar has an overload of
+// handle_command().
 class RankMachine {
  public:
   explicit RankMachine(RankIdentity identity);

@@ -74,6 +74,7 @@ struct EngineEvent {
 };
 using EventSink = std::function<void(const EngineEvent&)>;
 
+// It has more than 25 methods: it implements every callback that an engine gives to its link.
 class ReferenceEngine final : private Engine {
  public:
   // Opens the checkpoint, allocates and touches the memory, reads the weights if asked to, binds

@@ -57,6 +57,8 @@ struct DeviceRoom {
 // Thread: the pipeline's driver. ipc_handle(), rooms() and the functions that describe the group
 // may be called from any thread. hold_buffers(), free_buffers() and connect() may run beside these
 // only.
+// It has more than 25 methods: it describes the group for plans, metrics and refusals, beside
+// what it does.
 class DeviceGroup {
  public:
   // kInvalidInput for no device, too many devices, or devices of several kinds; kResourceExhausted

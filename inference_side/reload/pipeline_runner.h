@@ -108,6 +108,8 @@ struct PipelineJob {
   std::chrono::nanoseconds bucket_ack_deadline = std::chrono::nanoseconds::max();
 };
 
+// It has more than 25 methods: callers on two threads, each command of WeightPipeline and each
+// callback have methods of their own.
 class PipelineRunner {
  public:
   // Allocates the buffers, unless they are not kept; on GPUs also connects them, which takes NCCL

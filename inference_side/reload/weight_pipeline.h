@@ -93,6 +93,8 @@ using Event = std::variant<Begin, H2DDone, BroadcastDone, BucketAck, EngineLost,
 enum class PipelinePhase : std::uint8_t { kIdle, kRunning, kFinished, kFailed };
 
 // Thread: confined to its driver.
+// It has more than 25 methods: each event has an overload, and each stage has a method that
+// starts it.
 class WeightPipeline {
  public:
   // kInvalidInput for no device, more than limits::kDeviceCount, an engine on a device that is not

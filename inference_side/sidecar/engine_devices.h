@@ -47,6 +47,8 @@ struct EngineDevicesCallbacks {
   std::function<void()> on_unmapped;
 };
 
+// It has more than 25 methods: each callback of the pipeline and each command of DeviceBuffers
+// has a method of its own.
 class EngineDevices {
  public:
   // Opens the devices and makes their buffers, unless they are not kept. Errors as

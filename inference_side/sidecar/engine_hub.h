@@ -48,6 +48,8 @@ struct EngineHubOptions {
   trace::Recorder* trace = nullptr;  // may be null; outlives the hub
 };
 
+// It has more than 25 methods: it passes every command of the agent on to the part that it
+// belongs to.
 class EngineHub {
  public:
   using OnRank =

@@ -31,6 +31,8 @@ struct LoadDriverOptions {
   std::function<void(const std::string& replica, staging::RankEvent)> notify;
 };
 
+// It has more than 25 methods: each command of LoadQueue and each event of the devices has a
+// method of its own.
 class LoadDriver {
  public:
   LoadDriver(Loop& loop, LoadDriverOptions options);

@@ -34,6 +34,7 @@ namespace wsync::agent {
 [[nodiscard]] std::string engine_socket_path(const std::string& run_dir, const std::string& name);
 [[nodiscard]] std::string sidecar_address(const std::string& run_dir, const std::string& name);
 
+// It has more than 25 methods: each command of Sidecar has an overload of execute().
 class SidecarAgent {
  public:
   // Reads the record of an earlier run and begins to connect to the coordinator. kBusy: another

@@ -46,6 +46,7 @@ struct VersionReceiverOptions {
   std::function<void(const Version&)> forget;
 };
 
+// It has more than 25 methods: each transport and each end of a transfer has a method of its own.
 class VersionReceiver {
  public:
   // Opens the transports that the configuration allows. Errors as TcpSource::listen.

@@ -95,6 +95,8 @@ struct Destination {
   std::shared_ptr<const void> hold;  // keeps the memory alive, also after an abort
 };
 
+// It has more than 25 methods: an arriving version, a held one and memory that is free again are
+// kept under one budget.
 class Store {
  public:
   using OnStaged = std::function<void(Result<std::shared_ptr<const HeldVersion>>)>;

@@ -17,6 +17,8 @@ constexpr std::string_view kMetadataKey = "__metadata__";
 
 // Receives the header's JSON. Every callback returns false after the first violation, which ends
 // the parse; the parser itself does not recurse.
+// It has more than 25 methods: the parser calls a method for each kind of JSON value, and each
+// state of the header has its own.
 class HeaderHandler {
  public:
   explicit HeaderHandler(SafetensorsRules rules) : strict_(rules == SafetensorsRules::kStrict) {}

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks which way includes point, and that each third-party library is included from its one folder.
+"""Checks which way includes point, that each third-party library is included from its one folder, that large classes say why,
+and that the words of the tree are used.
 
 Usage: check_source.py [ROOT]
 
@@ -16,6 +17,14 @@ TOP_FOLDERS = ("shared", "trainer_side", "inference_side", "bench", "tests", "de
 SUFFIXES = (".h", ".cc", ".c", ".cu", ".h.in")
 FILE_LINES = 500
 FUNCTION_LINES = 70
+CLASS_METHODS = 25
+CLASS_LINES = 350  # of methods that are defined outside of the class
+# A class over a limit says so and why, in a comment of the file that declares it.
+CLASS_REASON = re.compile(r"more than (25 methods|350 lines)", re.IGNORECASE)
+# Words that the table in shared/README.md has replaced, as identifiers of the code.
+OLD_WORDS = re.compile(
+    r"\b(carry_out|let_go|wind_up|tell|tell_\w+|\w*[hH]arvest\w*|\w*[pP]atience\w*|lead_rank|follow_rank|Victim|Story|Children|Wanted"
+    r"|BucketDone|bucket_done|k\w*(?:Most|Least)(?![a-z])\w*|most_(?!likely)\w+|\w+_most|least_\w+|(?!at_least)\w+_least)\b")
 
 # Which folders a folder may include, beside itself. The longest matching prefix of a file's path rules.
 MAY_INCLUDE = {
@@ -177,6 +186,74 @@ def long_functions(path: str, text: str) -> Iterator[Finding]:
             head += char
 
 
+def code_of(text: str) -> str:
+    """The same lines, comments and strings blanked."""
+    return NOT_CODE.sub(lambda m: re.sub(r"[^\n]", " ", m.group(0)), DIGIT_SEPARATOR.sub("", text))
+
+
+def old_words(path: str, text: str) -> Iterator[Finding]:
+    for number, line in enumerate(code_of(text).split("\n"), start=1):
+        if line.lstrip().startswith("#"):
+            continue
+        for match in OLD_WORDS.finditer(line):
+            yield Finding(path, number, f"'{match.group(0)}' is an old word; rule: the table of words in shared/README.md")
+
+
+CLASS_HEAD = re.compile(r"\b(?:class|struct)\s+([\w:]+)(?:\s+final)?\s*(?::[^{;]*)?\{")
+METHOD = re.compile(r"(?:^|[\s*&~])(?:\w+|operator\S+)\s*\(")
+NO_METHOD = re.compile(r"\s*(?:using|typedef|friend|static_assert)\b|.*=\s*default|.*std::function<", re.DOTALL)
+DEFINITION = re.compile(r"^(?:[\w:<>,&*\[\] ]+\s)?(\w+)::~?\w+\(", re.MULTILINE)
+
+
+def body_end(code: str, at: int) -> int:
+    """Where the braces end whose first one is before `at`."""
+    depth = 1
+    while depth and at < len(code):
+        depth += (code[at] == "{") - (code[at] == "}")
+        at += 1
+    return at
+
+
+def declared_methods(code: str) -> Iterator[tuple]:
+    """(class, line, number of methods) of each class; what stands in the bodies of methods is skipped."""
+    for head in CLASS_HEAD.finditer(code):
+        end = body_end(code, head.end())
+        flat, depth = [], 0
+        for char in code[head.end() : end - 1]:
+            depth -= char == "}"
+            if depth == 0:
+                flat.append(";" if char in "{}" else char)
+            depth += char == "{"
+        parts = "".join(flat).split(";")
+        count = sum(1 for part in parts if METHOD.search(part) and not NO_METHOD.match(part))
+        yield head.group(1).split("::")[-1], code.count("\n", 0, head.start()) + 1, count
+
+
+def defined_lines(code: str) -> Iterator[tuple]:
+    """(class, lines) of each method that is defined outside of its class."""
+    for match in DEFINITION.finditer(code):
+        brace, semicolon = code.find("{", match.end()), code.find(";", match.end())
+        if brace >= 0 and not 0 <= semicolon < brace:
+            yield match.group(1), code.count("\n", match.start(), body_end(code, brace + 1)) + 1
+
+
+def large_classes(texts: dict) -> Iterator[Finding]:
+    """Classes over a limit without a reason. Classes of one name in several folders are counted by folder."""
+    lines: dict = {}
+    for path, text in texts.items():
+        for name, count in defined_lines(code_of(text)):
+            key = (path.rsplit("/", 1)[0], name)
+            lines[key] = lines.get(key, 0) + count
+    for path, text in texts.items():
+        if CLASS_REASON.search(text):
+            continue
+        for name, line, methods in declared_methods(code_of(text)):
+            total = lines.get((path.rsplit("/", 1)[0], name), 0)
+            if methods > CLASS_METHODS or total > CLASS_LINES:
+                yield Finding(path, line, f"class {name} has {methods} methods and {total} lines of them; rule: at most "
+                              f"{CLASS_METHODS} and {CLASS_LINES}, or a comment with 'more than {CLASS_METHODS} methods' and why")
+
+
 def sources(root: pathlib.Path) -> Iterator[str]:
     for top in TOP_FOLDERS:
         for path in sorted((root / top).rglob("*")):
@@ -188,14 +265,19 @@ def sources(root: pathlib.Path) -> Iterator[str]:
 def check_tree(root: pathlib.Path) -> tuple:
     """(broken rules, long files and functions, number of files read)"""
     broken, listed, count = [], [], 0
+    production = {}
     for path in sources(root):
         text = (root / path).read_text(encoding="utf-8")
         count += 1
         broken.extend(check_includes(root, path, text))
+        broken.extend(old_words(path, text))
+        if not path.startswith(("tests/", "bench/")):
+            production[path] = text
         lines = text.count("\n")
         if lines > FILE_LINES:
             listed.append(Finding(path, 1, f"a file of {lines} lines (more than {FILE_LINES})"))
         listed.extend(long_functions(path, text))
+    broken.extend(large_classes(production))
     return broken, listed, count
 
 

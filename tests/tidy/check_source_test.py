@@ -102,6 +102,34 @@ class CheckSource(unittest.TestCase):
             ],
         )
 
+    def test_large_classes_say_why(self):
+        many = "".join(f"  void f{i}();\n" for i in range(26))
+        self.add("shared/loop/many.h", f"class Many {{\n{many}}};\n")
+        self.add("shared/loop/said.h", f"// It has more than 25 methods: one for each event.\nclass Said {{\n{many}}};\n")
+        self.add("shared/loop/few.h", "class Few {\n  void f() { if (a(1)) b(2); }\n  using F = void();\n};\n")
+        self.add("shared/loop/long.h", "class Long {\n  void f();\n};\n")
+        self.add("shared/loop/long.cc", "void Long::f() {\n" + "  a();\n" * 350 + "}\n")
+        self.add("tests/many.h", f"class Fixture {{\n{many}}};\n")
+        rule = "rule: at most 25 and 350, or a comment with 'more than 25 methods' and why"
+        self.assertEqual(
+            self.broken(),
+            [
+                f"shared/loop/long.h:1: class Long has 1 methods and 352 lines of them; {rule}",
+                f"shared/loop/many.h:1: class Many has 26 methods and 0 lines of them; {rule}",
+            ],
+        )
+
+    def test_old_words_are_refused_in_code_alone(self):
+        self.add("shared/loop/words.cc", "// tell_peers\nvoid f() { g(\"patience\", at_least, most_likely); }\n")
+        self.add("trainer_side/old.cc", "int kRowsMost;\nvoid carry_out(int least_rank);\n")
+        self.assertEqual(
+            self.broken(),
+            [
+                f"trainer_side/old.cc:{line}: '{word}' is an old word; rule: the table of words in shared/README.md"
+                for line, word in ((1, "kRowsMost"), (2, "carry_out"), (2, "least_rank"))
+            ],
+        )
+
     def test_the_exit_status_says_it(self):
         def run():
             command = [sys.executable, str(HERE / "check_source.py"), str(self.root)]

@@ -44,6 +44,8 @@ struct StoreOutcome {
   std::optional<Error> failure;
 };
 
+// It has more than 25 methods: half of them are views of the record for the other parts of the
+// coordinator.
 class DecisionLog {
  public:
   // Begins with the target, origin and withdrawn versions of the record that was stored last.

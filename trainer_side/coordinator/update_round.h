@@ -36,6 +36,8 @@ struct MovedBytes {
   std::uint64_t total = 0;
 };
 
+// It has more than 25 methods: half of them are views of one field for the coordinator, its tests
+// and its pages.
 class UpdateRound {
  public:
   // A round of all sidecars that have joined. Tells the phase that it enters.

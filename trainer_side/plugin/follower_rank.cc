@@ -47,6 +47,8 @@ std::optional<FileIdentity> file_at(const std::string& path) {
   return FileIdentity(status.st_dev, status.st_ino);
 }
 
+// It has more than 25 methods: each command of a rank and each message of the leader has a method
+// of its own.
 class FollowerRank final : public RankRole {
  public:
   FollowerRank(Loop& loop, const RankSettings& settings, PublishBoard& board)

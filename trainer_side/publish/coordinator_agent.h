@@ -61,6 +61,7 @@ struct CoordinatorAgentCallbacks {
   };
 };
 
+// It has more than 25 methods: each kind of request that a person or a trainer makes has its own.
 class CoordinatorAgent final : public CoordinatorFacts {
  public:
   // Reads what the coordinator before it has stored, and binds the control address. Errors as

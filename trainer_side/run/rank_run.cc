@@ -26,6 +26,8 @@ namespace {
 
 using nlohmann::json;
 
+// It has more than 25 methods: each stage of a run, and each thing that a step publishes or
+// saves, has a method of its own.
 class RankRun {
  public:
   RankRun(const RankStart& start, Membership& membership)

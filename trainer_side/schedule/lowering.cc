@@ -65,6 +65,7 @@ std::vector<std::vector<Message>> messages_of(
 }
 
 // Writes the program of one rank, action by action.
+// It has more than 25 methods: each kind of action of a schedule has a method of its own.
 class RankLowering {
  public:
   RankLowering(const Schedule& schedule, const LoweringOptions& options, std::uint32_t rank)

@@ -57,6 +57,8 @@ std::uint64_t blocks_that_hold(std::uint64_t tokens, std::uint32_t block_tokens)
 
 }  // namespace
 
+// It has more than 25 methods: each stage of a step has a method, so that the tests can show them
+// one by one.
 class Scheduler::Impl {
  public:
   explicit Impl(const SchedulerOptions& options) : options_(options), pool_(options.blocks) {
