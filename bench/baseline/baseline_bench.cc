@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::uint64_t kCopiesHeld = 5;  // source, target, two files in memory, one just touched
 constexpr std::uint64_t kQuickBytes = 32 * limits::kMiB;
-constexpr std::uint64_t kQuickBytesMost = 512 * limits::kMiB;
+constexpr std::uint64_t kQuickBytesMax = 512 * limits::kMiB;
 constexpr std::uint64_t kRoundUpBytes = 4096;
 
 Result<> check_size(std::uint64_t bytes, unsigned cores) {
@@ -37,7 +37,7 @@ std::string turn_name(const BaselineRow& row) {
 }  // namespace
 
 std::uint64_t quick_baseline_bytes(std::uint64_t cache_bytes) noexcept {
-  return std::clamp(2 * std::min(cache_bytes, kQuickBytesMost), kQuickBytes, kQuickBytesMost);
+  return std::clamp(2 * std::min(cache_bytes, kQuickBytesMax), kQuickBytes, kQuickBytesMax);
 }
 
 std::string cache_note(std::uint64_t bytes, std::uint64_t cache_bytes) {

@@ -57,18 +57,18 @@ void add_bench_model(CLI::App& command, BenchModel& model) {
       ->excludes(name);
 }
 
-void tell_model(const BenchModel& model, SuiteOutcome& outcome) {
-  const auto tell = [&outcome](const char* name, const std::string& value,
-                               const std::string& text) {
+void notify_model(const BenchModel& model, SuiteOutcome& outcome) {
+  const auto notify = [&outcome](const char* name, const std::string& value,
+                                 const std::string& text) {
     outcome.suite.parameters[name] = value;
     outcome.outcome.text = text + "\n" + outcome.outcome.text;
   };
   if (!model.model.empty())
-    tell("model", model.model,
-         fmt::format("tensors of {}, made smaller to {}", model.model, model.size));
+    notify("model", model.model,
+           fmt::format("tensors of {}, made smaller to {}", model.model, model.size));
   if (!model.checkpoint.empty()) {
     const std::string path = std::filesystem::absolute(model.checkpoint).string();
-    tell("checkpoint", path, "checkpoint: " + path);
+    notify("checkpoint", path, "checkpoint: " + path);
   }
 }
 

@@ -21,7 +21,7 @@ void add_bench_model(CLI::App& command, BenchModel& model);
 
 // Which --model or --checkpoint was given: a line before the outcome's text, and a parameter that
 // results are compared by.
-void tell_model(const BenchModel& model, SuiteOutcome& outcome);
+void notify_model(const BenchModel& model, SuiteOutcome& outcome);
 
 // What make_bench_checkpoints() would refuse, before anything is made.
 [[nodiscard]] Result<> check_bench_model(const BenchModel& model,

@@ -41,7 +41,7 @@ Result<SuiteOutcome> bench_overhead(const OverheadArguments& arguments,
                                            .rounds = arguments.rounds};
   const auto result = WSYNC_TRY(bench::run_overhead_bench(wanted, interrupt, show_turns(line)));
   SuiteOutcome made = suite_outcome(result);
-  tell_model(arguments.model, made);
+  notify_model(arguments.model, made);
   return made;
 }
 

@@ -97,7 +97,7 @@ Result<SuiteOutcome> bench_peers(const PeersArguments& arguments,
   const auto result = WSYNC_TRY(bench::run_peers_bench(options, interrupt, show_turns(line)));
   SuiteOutcome made = suite_outcome(result);
   WSYNC_TRY(write_picture(arguments.svg, made.suite, interrupt));
-  tell_model(arguments.model, made);
+  notify_model(arguments.model, made);
   for (const std::string& note : notes) {
     made.outcome.text += "note: --install: " + note + "\n";
     made.suite.notes.push_back("--install: " + note);

@@ -69,7 +69,7 @@ Result<SuiteOutcome> bench_sync(const SyncOptions& options, const bench::Interru
   wanted.checkpoints = std::move(checkpoints.directories);
   const auto result = WSYNC_TRY(bench::run_sync_bench(wanted, interrupt, show_turns(line)));
   SuiteOutcome made = suite_outcome(result);
-  tell_model(options.model, made);
+  notify_model(options.model, made);
   return made;
 }
 

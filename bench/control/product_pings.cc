@@ -19,7 +19,7 @@ using control::Envelope;
 using control::Message;
 using std::chrono::nanoseconds;
 
-constexpr std::chrono::seconds kPatience{kStallSeconds};
+constexpr std::chrono::seconds kWaitLimit{kStallSeconds};
 constexpr std::uint64_t kFirst = 1;  // question of a call
 
 Decoded numbered(std::uint64_t i, Message message) {
@@ -92,7 +92,7 @@ class PortPings final : public Pings {
     loop_ = WSYNC_TRY(Loop::create());
     guard_ = std::make_unique<Timer>(*loop_, [this] {
       end(fail(ErrorCode::kDeadline,
-               fmt::format("the port's other end has not answered for {} s", kPatience.count())));
+               fmt::format("the port's other end has not answered for {} s", kWaitLimit.count())));
     });
     auto dealer = control::connect_zmq(
         *loop_, {.address = address, .name = "bench", .times = {}},
@@ -104,7 +104,7 @@ class PortPings final : public Pings {
          .heartbeat = {}});
     if (!dealer) return fail(std::move(dealer).error());
     dealer_ = std::move(*dealer);
-    guard_->start(kPatience);
+    guard_->start(kWaitLimit);
     loop_->run();
     guard_->stop();
     return outcome_;
@@ -116,7 +116,7 @@ class PortPings final : public Pings {
     answer_every_ = answer_every;
     asked_ = 0;
     outcome_ = {};
-    guard_->start(kPatience);
+    guard_->start(kWaitLimit);
     const TimePoint begin = now();
     ask();
     loop_->run();
@@ -201,7 +201,7 @@ class EnginePings final : public Pings {
       return LoopThread::Guest(std::move(made));
     });
     if (!thread) return fail(std::move(thread).error());
-    auto link = WSYNC_TRY(control::Link::connect(path, now() + kPatience));
+    auto link = WSYNC_TRY(control::Link::connect(path, now() + kWaitLimit));
     return std::unique_ptr<Pings>(
         new EnginePings(std::move(*thread), &answers->state, std::move(link)));
   }
@@ -216,7 +216,7 @@ class EnginePings final : public Pings {
   Result<nanoseconds> call(unsigned count, unsigned answer_every) {
     thread_->run([&] { *answering_ = {.answer_every = answer_every}; });
     const TimePoint begin = now();
-    const TimePoint deadline = begin + kPatience;
+    const TimePoint deadline = begin + kWaitLimit;
     for (std::uint64_t i = kFirst; i <= count; ++i) {
       const Decoded question = engine_question(i);
       WSYNC_TRY(link_.send(question.envelope, question.message, {}, deadline));

@@ -31,14 +31,14 @@ double rate_of(const Contest& contest, nanoseconds taken) {
 
 // So many copies that the faster of the two takes about the wanted time; both are warm then.
 Result<> choose_times(Contest& contest, double wanted) {
-  double least = 1e9;
+  double min = 1e9;
   for (const Sample* sample : {&contest.ceiling, &contest.ours}) {
     WSYNC_TRY((*sample)(1));
     const auto taken = WSYNC_TRY((*sample)(1));
-    least = std::min(least, std::max(seconds(taken), 1e-6));
+    min = std::min(min, std::max(seconds(taken), 1e-6));
   }
   contest.result.times =
-      static_cast<unsigned>(std::clamp(std::ceil(wanted / least), 1.0, double{kTimesMax}));
+      static_cast<unsigned>(std::clamp(std::ceil(wanted / min), 1.0, double{kTimesMax}));
   return {};
 }
 
@@ -230,7 +230,7 @@ Result<std::vector<CopyCase>> run_copies(const CopyOptions& options,
   for (unsigned round = 0; round < options.rounds; ++round) {
     on_progress(fmt::format("GPU {}: copies and digests", options.gpu), round, options.rounds);
     for (Contest& contest : contests) {
-      WSYNC_TRY(go_on(interrupt));
+      WSYNC_TRY(resume(interrupt));
       WSYNC_TRY(run_round(contest, round % 2 == 0));
     }
   }

@@ -310,7 +310,7 @@ Result<PipelineCase> run_pipeline_case(const PipelineCaseOptions& options,
   PipelineCase result = made.result();
   // The first one warms everything and is not counted.
   for (unsigned number = 0; number <= options.rounds; ++number) {
-    WSYNC_TRY(go_on(interrupt));
+    WSYNC_TRY(resume(interrupt));
     on_progress(label, number, options.rounds + 1);
     const auto round = made.round(number);
     if (!round) return fail(round.error().with_context(label));

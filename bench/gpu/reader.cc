@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kHandleHexMax = 8192;
 constexpr std::chrono::minutes kReaderDeadline{3};
-constexpr std::chrono::seconds kStopPatience{10};
+constexpr std::chrono::seconds kStopWaitLimit{10};
 constexpr unsigned kCopiesMax = 100'000;
 
 std::string hex_of(const Bytes& bytes) {
@@ -137,7 +137,7 @@ Result<Reader> Reader::start(const std::string& executable, const std::string& l
 }
 
 Reader::~Reader() {
-  if (child_) child_->stop(kStopPatience);
+  if (child_) child_->stop(kStopWaitLimit);
 }
 
 Result<std::string> Reader::answer(const std::string& verb) {

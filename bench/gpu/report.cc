@@ -23,7 +23,7 @@ json gpu_json(const device::GpuFacts& gpu) {
           {"total_bytes", gpu.total_bytes},
           {"numa_node", gpu.numa_node ? json(*gpu.numa_node) : json()},
           {"pcie_now", gpu.pcie_now},
-          {"pcie_most", gpu.pcie_most},
+          {"pcie_most", gpu.pcie_max},
           {"peers", gpu.peers}};
 }
 
@@ -207,7 +207,7 @@ std::string to_text(const GpuBenchResult& result) {
   for (const auto& gpu : result.cuda.gpus)
     text += fmt::format("GPU {}: {}, {}, compute {}, {}, {} at most, NUMA node {}\n", gpu.gpu,
                         gpu.name, trace::format_bytes(gpu.total_bytes), device::compute_text(gpu),
-                        device::pcie_text(gpu), gpu.pcie_most.empty() ? "not said" : gpu.pcie_most,
+                        device::pcie_text(gpu), gpu.pcie_max.empty() ? "not said" : gpu.pcie_max,
                         device::numa_node_text(gpu));
   text += fmt::format("driver {}, CUDA {}; medians, every byte checked\n\n",
                       result.cuda.driver_release.empty() ? "not said" : result.cuda.driver_release,

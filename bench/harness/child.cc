@@ -107,7 +107,7 @@ Interrupt::~Interrupt() {
   ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
 }
 
-Result<> go_on(const Interrupt& interrupt) {
+Result<> resume(const Interrupt& interrupt) {
   pollfd fd{.fd = interrupt.fd(), .events = POLLIN, .revents = 0};
   if (::poll(&fd, 1, 0) > 0) return fail(ErrorCode::kCancelled, "interrupted");
   return {};
@@ -226,11 +226,11 @@ Result<Child::End> Child::wait(const Interrupt& interrupt, TimePoint deadline) {
   return end;
 }
 
-void Child::stop(std::chrono::milliseconds patience) {
+void Child::stop(std::chrono::milliseconds wait_limit) {
   if (pid_ < 0) return;
   input_.reset();
   ::kill(pid_, SIGTERM);
-  const TimePoint deadline = now() + patience;
+  const TimePoint deadline = now() + wait_limit;
   // Its output ends when it does; what it still says is thrown away.
   for (;;) {
     pollfd fd{.fd = output_.get(), .events = POLLIN, .revents = 0};

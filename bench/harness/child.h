@@ -30,7 +30,7 @@ class Interrupt {
   UniqueFd fd_;
 };
 // kCancelled when a signal has come.
-[[nodiscard]] Result<> go_on(const Interrupt& interrupt);
+[[nodiscard]] Result<> resume(const Interrupt& interrupt);
 
 struct ChildOptions {
   std::vector<std::string> command;  // argv; the executable's path first
@@ -62,7 +62,7 @@ class Child {
   };
   [[nodiscard]] Result<End> wait(const Interrupt& interrupt, TimePoint deadline);
   // Closes its input and asks it to stop; kills it at the deadline. Does not heed signals.
-  void stop(std::chrono::milliseconds patience);
+  void stop(std::chrono::milliseconds wait_limit);
 
  private:
   Child() = default;

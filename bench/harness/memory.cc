@@ -10,15 +10,15 @@ namespace wsync::bench {
 Result<> require_copies(std::uint64_t copies, std::uint64_t bytes, std::string_view whom) {
   constexpr std::uint64_t kAll = ~std::uint64_t{0};
   const auto available = WSYNC_TRY(available_memory());
-  const std::uint64_t most = available.bytes / copies;
-  if (bytes <= most) return {};
+  const std::uint64_t max = available.bytes / copies;
+  if (bytes <= max) return {};
   const std::uint64_t needed = bytes > kAll / copies ? kAll : copies * bytes;
   return fail(
       ErrorCode::kResourceExhausted,
       fmt::format("{} copies of {}, {} in all, are needed {}, and {} of memory are available "
                   "({}): choose {}MiB at most",
                   copies, trace::format_bytes(bytes), trace::format_bytes(needed), whom,
-                  trace::format_bytes(available.bytes), available.limited_by, most / limits::kMiB));
+                  trace::format_bytes(available.bytes), available.limited_by, max / limits::kMiB));
 }
 
 }  // namespace wsync::bench

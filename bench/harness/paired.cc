@@ -15,7 +15,7 @@ Result<std::vector<std::vector<double>>> measure_in_turns(std::span<const Conten
   for (unsigned round = 0; round < rounds; ++round) {
     for (std::size_t turn = 0; turn < contenders.size(); ++turn) {
       const std::size_t at = round % 2 == 0 ? turn : contenders.size() - 1 - turn;
-      WSYNC_TRY(go_on(interrupt));
+      WSYNC_TRY(resume(interrupt));
       on_turn(contenders[at].name, done++, total);
       const Result<double> sample = contenders[at].sample();
       if (!sample) return fail(sample.error().with_context(contenders[at].name));

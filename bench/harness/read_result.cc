@@ -86,10 +86,10 @@ class Place {
     return found->get<double>();
   }
   // The parts of a list of objects.
-  [[nodiscard]] Result<std::vector<Place>> list(const char* key, std::size_t most) const {
+  [[nodiscard]] Result<std::vector<Place>> list(const char* key, std::size_t max) const {
     const auto found = WSYNC_TRY(at(key, json::value_t::array));
-    if (found.value_.size() > most)
-      return bad(found.path_, fmt::format("at most {}", most),
+    if (found.value_.size() > max)
+      return bad(found.path_, fmt::format("at most {}", max),
                  fmt::format("{}", found.value_.size()));
     std::vector<Place> parts;
     for (std::size_t i = 0; i < found.value_.size(); ++i)
@@ -135,7 +135,7 @@ Result<Target> read_target(const Place& parent) {
   const auto object = WSYNC_TRY(parent.at("target", json::value_t::object));
   const auto of = WSYNC_TRY(object.text("of"));
   const auto value = WSYNC_TRY(object.number("value"));
-  for (const auto known : {Target::Of::kRatio, Target::Of::kMedian, Target::Of::kMost})
+  for (const auto known : {Target::Of::kRatio, Target::Of::kMedian, Target::Of::kMax})
     if (of == target_name(known)) return Target{.of = known, .value = value};
   return bad(object.path() + ".of", "ratio, median or most", "'" + of + "'");
 }

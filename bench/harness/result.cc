@@ -71,7 +71,7 @@ bool CaseResult::met() const {
       const double median = spread_of(samples).median;
       return higher_is_better ? median >= target->value : median <= target->value;
     }
-    case Target::Of::kMost:
+    case Target::Of::kMax:
       return spread_of(samples).max <= target->value;
   }
   return false;
@@ -83,7 +83,7 @@ std::string_view target_name(Target::Of of) noexcept {
       return "ratio";
     case Target::Of::kMedian:
       return "median";
-    case Target::Of::kMost:
+    case Target::Of::kMax:
       return "most";
   }
   return "";

@@ -29,7 +29,7 @@ struct Target {
   enum class Of : std::uint8_t {
     kRatio,   // the median of the ratios, at least
     kMedian,  // of the samples: at least where higher is better, at most otherwise
-    kMost,    // all samples, at most
+    kMax,     // all samples, at most
   };
   Of of = Of::kRatio;
   double value = 0;

@@ -13,7 +13,7 @@ namespace wsync::bench {
 namespace {
 
 constexpr std::chrono::milliseconds kLookAtMembers{100};
-constexpr std::chrono::milliseconds kMemberPatience{5'000};
+constexpr std::chrono::milliseconds kMemberWaitLimit{5'000};
 constexpr std::chrono::milliseconds kOneWord{2};
 constexpr std::chrono::milliseconds kLastWords{1'000};
 
@@ -50,7 +50,7 @@ Result<std::unique_ptr<Members>> Members::start(MembersOptions options, const Mo
 
 Members::~Members() {
   connections_.clear();  // which is what tells them
-  for (Child& child : children_) child.stop(kMemberPatience);
+  for (Child& child : children_) child.stop(kMemberWaitLimit);
 }
 
 Result<> Members::write_job(const std::string& socket) const {

@@ -49,7 +49,7 @@ class PeersRun {
     for (unsigned round = 0; round < options_.rounds; ++round)
       for (unsigned turn = 0; turn < contenders; ++turn) {
         const unsigned at = round % 2 == 0 ? turn : contenders - 1 - turn;
-        WSYNC_TRY(go_on(interrupt_));
+        WSYNC_TRY(resume(interrupt_));
         on_turn_(name_of(at), done++, contenders * options_.rounds);
         WSYNC_TRY(turn_of(at, round));
       }

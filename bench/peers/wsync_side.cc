@@ -63,7 +63,7 @@ Result<WsyncSide::Published> WsyncSide::transfer(std::size_t model) {
     const auto view = trainer_->wait(publish, PublishState::kCommitted, now() + kLookAtPublish);
     const TimePoint end = now();
     if (!view && view.error().code() == ErrorCode::kDeadline) {
-      WSYNC_TRY(go_on(interrupt_));
+      WSYNC_TRY(resume(interrupt_));
       if (end - begin > kPublishDeadline) return fail(view.error());
       continue;
     }

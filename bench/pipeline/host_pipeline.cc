@@ -362,14 +362,14 @@ class EngineListener final : public reload::PipelineListener {
 }  // namespace
 
 // One run of a runner; `most` bytes of each bucket.
-Result<Taken> HostPipeline::run(Stages stages, std::uint64_t most) {
+Result<Taken> HostPipeline::run(Stages stages, std::uint64_t max) {
   Parts& p = *parts_;
   Parts::Runner& use = stages == Stages::kThree ? p.three : p.two;
   reload::PipelineRunner& runner = *use.runner;
-  const auto bytes_of = [&p, most](std::uint64_t b) {
-    return p.bucket(b).first(std::min<std::uint64_t>(most, p.bucket(b).size()));
+  const auto bytes_of = [&p, max](std::uint64_t b) {
+    return p.bucket(b).first(std::min<std::uint64_t>(max, p.bucket(b).size()));
   };
-  const bool whole = most == p.options.buffer_bytes;
+  const bool whole = max == p.options.buffer_bytes;
   EngineListener listener([&](const reload::BucketReady& ready) {
     const auto d = reload::index_of(ready.device);
     const std::uint64_t expected =

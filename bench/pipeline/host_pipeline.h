@@ -62,7 +62,7 @@ class HostPipeline {
  private:
   struct Parts;
   explicit HostPipeline(std::unique_ptr<Parts> parts);
-  [[nodiscard]] Result<Taken> run(Stages stages, std::uint64_t most);
+  [[nodiscard]] Result<Taken> run(Stages stages, std::uint64_t max);
   std::unique_ptr<Parts> parts_;
 };
 

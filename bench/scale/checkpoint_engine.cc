@@ -161,10 +161,10 @@ Result<Prediction> simulate_checkpoint_engine(const ModelBytes& model, const Clu
   }
   PeerHost host(cluster, options);
   for (std::size_t round = 0; round < rounds; ++round) {
-    std::uint64_t most = 0;
+    std::uint64_t max = 0;
     for (const BucketsOfRank& rank : ranks)
-      if (round < rank.size()) most = std::max(most, rank[round].bytes);
-    host.copy_in(most);
+      if (round < rank.size()) max = std::max(max, rank[round].bytes);
+    host.copy_in(max);
     for (const BucketsOfRank& rank : ranks) {
       if (round >= rank.size()) continue;
       host.broadcast(rank[round]);

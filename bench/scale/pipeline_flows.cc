@@ -27,7 +27,7 @@ class PipelineDriver {
       : pipeline_(std::move(pipeline)), flows_(flows), links_(std::move(links)) {}
 
   Result<PipelinePrediction> run() {
-    carry_out(pipeline_.step(reload::Begin{}, clock()));
+    execute(pipeline_.step(reload::Begin{}, clock()));
     while (pipeline_.phase() == PipelinePhase::kRunning) {
       const auto ended = links_.advance();
       WSYNC_CHECK(!ended.empty(), "nothing runs and the pipeline waits");
@@ -44,7 +44,7 @@ class PipelineDriver {
   using Operation = std::variant<StartH2D, StartBroadcast, StartReload>;
 
   TimePoint clock() const { return TimePoint{static_cast<std::int64_t>(links_.now_s() * 1e9)}; }
-  void carry_out(const std::vector<reload::Command>& commands) {
+  void execute(const std::vector<reload::Command>& commands) {
     for (const auto& command : commands) std::visit([&](const auto& c) { begin(c); }, command);
   }
   void begin(const StartH2D& c) {
@@ -66,18 +66,17 @@ class PipelineDriver {
     std::visit([&](const auto& o) { done(o); }, operation);
   }
   void done(const StartH2D& o) {
-    carry_out(pipeline_.step(H2DDone{.device = o.device, .bucket = o.bucket}, clock()));
+    execute(pipeline_.step(H2DDone{.device = o.device, .bucket = o.bucket}, clock()));
   }
   void done(const StartBroadcast& o) {
     for (std::uint32_t d = 0; d < pipeline_.shape().devices; ++d)
-      carry_out(
-          pipeline_.step(BroadcastDone{.device = DeviceIndex{d}, .bucket = o.bucket}, clock()));
+      execute(pipeline_.step(BroadcastDone{.device = DeviceIndex{d}, .bucket = o.bucket}, clock()));
   }
   void done(const StartReload& o) {
     auto& queue = engines_[o.engine];
     queue.pop_front();
     if (!queue.empty()) start(queue.front());
-    carry_out(pipeline_.step(BucketAck{.engine = o.engine, .bucket = o.bucket}, clock()));
+    execute(pipeline_.step(BucketAck{.engine = o.engine, .bucket = o.bucket}, clock()));
   }
 
   reload::WeightPipeline pipeline_;

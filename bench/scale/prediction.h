@@ -25,10 +25,10 @@ struct Prediction {
   std::vector<LinkUse> use;  // of each link; on one host, for all are alike
   // The link that is busiest; the others wait for it.
   [[nodiscard]] LinkUse bottleneck() const {
-    LinkUse most;
+    LinkUse max;
     for (const LinkUse& link : use)
-      if (link.seconds > most.seconds) most = link;
-    return most;
+      if (link.seconds > max.seconds) max = link;
+    return max;
   }
 };
 

@@ -55,7 +55,7 @@ constexpr std::array<PublishedRow, 6> kRows = {{
      .seconds = 16.04},
 }};
 constexpr std::size_t kFittedRow = 2;
-constexpr double kTensorSecondsMost = 1e-3;
+constexpr double kTensorSecondsMax = 1e-3;
 constexpr int kFitSteps = 40;  // halvings: 1e-3 s to a femtosecond
 constexpr std::array<std::uint64_t, 6> kBuffersMiB = {64, 128, 256, 512, 1024, 2048};
 
@@ -250,14 +250,14 @@ Result<Prediction> predict_row(const PublishedRow& row, double tensor_s, bool gp
 // More seconds for a tensor never make an update shorter, so halving finds the constant.
 Result<double> fit_tensor_seconds(bool gpu_takes_turns) {
   auto model = WSYNC_TRY(model_of(fitted_row(), gpu_takes_turns));
-  double least = 0;
-  double most = kTensorSecondsMost;
+  double min = 0;
+  double max = kTensorSecondsMax;
   for (int step = 0; step < kFitSteps; ++step) {
-    const double middle = (least + most) / 2;
+    const double middle = (min + max) / 2;
     const auto predicted = WSYNC_TRY(predict(model, middle));
-    (predicted.seconds > fitted_row().seconds ? most : least) = middle;
+    (predicted.seconds > fitted_row().seconds ? max : min) = middle;
   }
-  return least;
+  return min;
 }
 
 Result<ScaleResult> run_scale_bench(const ScaleOptions& options) {

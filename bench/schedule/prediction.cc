@@ -50,7 +50,7 @@ class Calibration {
   }
 
   [[nodiscard]] double computation(std::uint32_t pipeline, std::uint32_t operation) const {
-    return most(pipeline, operation, &Run::whole);
+    return max(pipeline, operation, &Run::whole);
   }
 
   [[nodiscard]] double communication(std::uint32_t pipeline, std::uint32_t operation) const {
@@ -69,13 +69,13 @@ class Calibration {
   }
 
   [[nodiscard]] double processor(std::uint32_t pipeline, std::uint32_t operation) const {
-    return most(pipeline, operation, &Run::processor);
+    return max(pipeline, operation, &Run::processor);
   }
 
  private:
   // Of the replica that has most of it: the others wait for that one.
-  [[nodiscard]] double most(std::uint32_t pipeline, std::uint32_t operation,
-                            double Run::* of) const {
+  [[nodiscard]] double max(std::uint32_t pipeline, std::uint32_t operation,
+                           double Run::* of) const {
     return over_steps([&](std::size_t step) {
       double value = 0;
       for (std::uint32_t replica = 0; replica < sizes_.dp; ++replica)
@@ -193,13 +193,13 @@ double step_time(const CaseSamples& samples, std::size_t step) {
 
 double exposed_time(const Program& program, const ParallelSizes& sizes, const CaseSamples& samples,
                     std::size_t step) {
-  double most = 0;
+  double max = 0;
   for (std::uint32_t replica = 0; replica < sizes.dp; ++replica) {
     const auto times = timings_of(sizes, samples, step, replica);
     for (std::uint32_t pipeline = 0; pipeline < sizes.pp; ++pipeline)
-      most = std::max(most, rank_report(program, program.ranks[pipeline], times[pipeline]).exposed);
+      max = std::max(max, rank_report(program, program.ranks[pipeline], times[pipeline]).exposed);
   }
-  return most;
+  return max;
 }
 
 }  // namespace wsync::bench

@@ -118,7 +118,7 @@ class Rank {
             .program = one.program,
             .tokens = options.sequences * options.sequence,
             .sequence = options.sequence,
-            .device_slots = training::most_activations(one.program->ranks[place_.pipeline]),
+            .device_slots = training::max_activations(one.program->ranks[place_.pipeline]),
             .host_slots = 0,
             .group = &group,
             .deadline = options.deadline},
@@ -201,13 +201,13 @@ class Rank {
     parts.reserve(ranks.size());
     for (WarmUp& rank : ranks) parts.push_back(std::as_writable_bytes(std::span(&rank, 1)));
     WSYNC_TRY(collective::all_gather(team(), parts, deadline()));
-    WarmUp most = ranks.front();
+    WarmUp max = ranks.front();
     for (const WarmUp& rank : ranks) {
-      most.attention = std::max(most.attention, rank.attention);
-      most.dispatch.bytes = std::max(most.dispatch.bytes, rank.dispatch.bytes);
+      max.attention = std::max(max.attention, rank.attention);
+      max.dispatch.bytes = std::max(max.dispatch.bytes, rank.dispatch.bytes);
     }
     const auto bandwidth = WSYNC_TRY(
-        bandwidth_for(most.dispatch, speed.latency, most.attention, task_.link.dispatch_share));
+        bandwidth_for(max.dispatch, speed.latency, max.attention, task_.link.dispatch_share));
     speed.bytes_per_second = bandwidth;
     return speed;
   }

@@ -71,7 +71,7 @@ Result<> check_memory(const ScheduleBenchOptions& options) {
     const auto program = WSYNC_TRY(
         training::plan_training(training_of(options, overlaps(static_cast<CaseKind>(i)))));
     for (const schedule::RankProgram& rank : program.ranks)
-      bytes += training::most_activations(rank) * layer * options.sizes.dp;
+      bytes += training::max_activations(rank) * layer * options.sizes.dp;
   }
   return require_memory(bytes, fmt::format("activations of {} processes", options.sizes.ranks()));
 }

@@ -54,12 +54,12 @@ class Commands {
     std::istringstream words(line);
     std::string verb;
     words >> verb;
-    const Result<json> answer = carry_out(verb, words);
+    const Result<json> answer = execute(verb, words);
     mouth_.say(answer ? *answer : json{{"event", "failed"}, {"why", answer.error().message()}});
   }
 
  private:
-  Result<json> carry_out(const std::string& verb, std::istringstream& words) {
+  Result<json> execute(const std::string& verb, std::istringstream& words) {
     if (verb == "map") {
       Version version;
       {

@@ -189,7 +189,7 @@ void add_sync_cases(const SyncCase& done, double copy_rate, std::vector<CaseResu
   paused.bytes = load.bytes = done.adopt ? 0 : done.expected_bytes;
   if (done.adopt) {
     paused.target =
-        Target{.of = Target::Of::kMost, .value = static_cast<double>(kAdoptTargetNs) / kNsOfMs};
+        Target{.of = Target::Of::kMax, .value = static_cast<double>(kAdoptTargetNs) / kNsOfMs};
   } else if (done.has_floor()) {
     set_baseline_of("sync", "paused", paused, floor);
     set_baseline_of("sync", "load", load, floor);

@@ -232,12 +232,12 @@ Result<> check_sync_bench(const SyncBenchOptions& options, std::uint64_t bytes) 
     if (buffer < limits::kBucketBytesMin || buffer > limits::kBucketBytesMax)
       return fail(ErrorCode::kInvalidInput,
                   fmt::format("--buffer is {} bytes, expected 1MiB to 8GiB", buffer));
-  const unsigned most = *std::max_element(options.engines.begin(), options.engines.end());
+  const unsigned max = *std::max_element(options.engines.begin(), options.engines.end());
   // Snapshots, and the engines' own memory; what else there is fits into the last one.
   // Over TCP the sidecar has arenas of its own besides.
-  const std::uint64_t versions = (options.adopt ? 4 : 3) + (options.adopt ? 0 : most) + 1 +
+  const std::uint64_t versions = (options.adopt ? 4 : 3) + (options.adopt ? 0 : max) + 1 +
                                  (options.tcp ? (options.adopt ? 3 : 2) : 0);
-  return require_copies(versions, bytes, fmt::format("for {}", counted(most, "engine")));
+  return require_copies(versions, bytes, fmt::format("for {}", counted(max, "engine")));
 }
 
 bool SyncCase::speed_met() const {

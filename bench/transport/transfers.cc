@@ -15,7 +15,7 @@ namespace {
 using transport::BucketWindow;
 using transport::StreamKey;
 
-constexpr std::chrono::seconds kTransferPatience{kStallSeconds};
+constexpr std::chrono::seconds kTransferWaitLimit{kStallSeconds};
 
 // The right to write an arena of this key goes with it.
 ArenaIdentity identity_of_key(const StreamKey& key, std::uint64_t bucket_bytes) {
@@ -37,7 +37,7 @@ Result<std::unique_ptr<TransferLoop>> TransferLoop::create() {
   made->loop_ = WSYNC_TRY(Loop::create());
   made->guard_ = std::make_unique<Timer>(*made->loop_, [self = made.get()] {
     self->fail_with(Error(ErrorCode::kDeadline, fmt::format("the transfer is not done after {} s",
-                                                            kTransferPatience.count())));
+                                                            kTransferWaitLimit.count())));
   });
   return made;
 }
@@ -62,7 +62,7 @@ void TransferLoop::end(Result<std::optional<ArenaView>> outcome) {
 }
 
 Result<std::optional<ArenaView>> TransferLoop::wait() {
-  guard_->start(kTransferPatience);
+  guard_->start(kTransferWaitLimit);
   while (!outcome_) loop_->run();
   guard_->stop();
   return std::move(*std::exchange(outcome_, std::nullopt));
@@ -101,8 +101,9 @@ TcpTransfers::~TcpTransfers() {
   relay_source_.reset();
 }
 
-transport::Wanted TcpTransfers::wanted(const transport::BucketSource& source, const StreamKey& key,
-                                       const Shape& shape, std::span<std::byte> into) const {
+transport::FetchRequest TcpTransfers::wanted(const transport::BucketSource& source,
+                                             const StreamKey& key, const Shape& shape,
+                                             std::span<std::byte> into) const {
   return {.source = source.address(),
           .key = key,
           .content = {},
@@ -123,7 +124,7 @@ StreamKey TcpTransfers::offer(const Shape& shape) {
   return key;
 }
 
-Result<> TcpTransfers::let_go(Version version) {
+Result<> TcpTransfers::release(Version version) {
   for (auto* source : {source_.get(), relay_source_.get()})
     source->withdraw(version, "the measurement is over");
   // Nobody reads the bytes any more when these have run.
@@ -140,7 +141,7 @@ Result<Spent> TcpTransfers::pass(const Shape& shape) {
   const auto arrived = loop_.wait();
   const Spent spent = watch.stop();
   if (!arrived) return fail(arrived.error());
-  WSYNC_TRY(let_go(key.version));
+  WSYNC_TRY(release(key.version));
   return spent;
 }
 
@@ -174,7 +175,7 @@ Result<Spent> TcpTransfers::relay(const Shape& shape) {
   const auto arrived = loop_.wait();
   const Spent spent = watch.stop();
   if (!arrived) return fail(arrived.error());
-  WSYNC_TRY(let_go(key.version));
+  WSYNC_TRY(release(key.version));
   return spent;
 }
 
@@ -208,14 +209,14 @@ Result<StreamKey> MemfdTransfers::offer(std::uint64_t bucket_bytes) {
 
 Result<MemfdTransfers::Times> MemfdTransfers::pass(std::uint64_t bucket_bytes) {
   const auto key = WSYNC_TRY(offer(bucket_bytes));
-  transport::Wanted wanted{.source = source_->address(),
-                           .key = key,
-                           .content = digest_of(bench_.source()),
-                           .data_bytes = bench_.bytes(),
-                           .buckets = buckets_of(bench_.bytes(), bucket_bytes),
-                           .have = {},
-                           .into = {},
-                           .hold = nullptr};
+  transport::FetchRequest wanted{.source = source_->address(),
+                                 .key = key,
+                                 .content = digest_of(bench_.source()),
+                                 .data_bytes = bench_.bytes(),
+                                 .buckets = buckets_of(bench_.bytes(), bucket_bytes),
+                                 .have = {},
+                                 .into = {},
+                                 .hold = nullptr};
   const Stopwatch watch;
   WSYNC_TRY(sink_->receive(std::move(wanted), loop_.callbacks()));
   auto arrived = loop_.wait();

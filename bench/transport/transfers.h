@@ -76,11 +76,11 @@ class TcpTransfers {
 
  private:
   TcpTransfers(Ground& bench, TransferLoop& loop) : bench_(bench), loop_(loop) {}
-  [[nodiscard]] transport::Wanted wanted(const transport::BucketSource& source,
-                                         const transport::StreamKey& key, const Shape& shape,
-                                         std::span<std::byte> into) const;
+  [[nodiscard]] transport::FetchRequest wanted(const transport::BucketSource& source,
+                                               const transport::StreamKey& key, const Shape& shape,
+                                               std::span<std::byte> into) const;
   [[nodiscard]] transport::StreamKey offer(const Shape& shape);
-  [[nodiscard]] Result<> let_go(Version version);
+  [[nodiscard]] Result<> release(Version version);
 
   Ground& bench_;
   TransferLoop& loop_;

@@ -31,9 +31,9 @@ namespace {
 using TooLong = BundleFiles::TooLong;
 
 constexpr int kBundleSchema = 1;
-constexpr std::uint64_t kLogMost = 16 * limits::kMiB;
-constexpr std::uint64_t kTraceMost = 128 * limits::kMiB;
-constexpr std::uint64_t kRecordMost = limits::kMiB;
+constexpr std::uint64_t kLogMax = 16 * limits::kMiB;
+constexpr std::uint64_t kTraceMax = 128 * limits::kMiB;
+constexpr std::uint64_t kRecordMax = limits::kMiB;
 constexpr std::chrono::milliseconds kConnectDeadline{1'000};
 constexpr std::chrono::milliseconds kReplyDeadline{3'000};
 
@@ -210,15 +210,15 @@ class Bundle {
           "state/" +
               file_name_of(
                   std::filesystem::path(path).lexically_relative(places_.state_dir).string()),
-          path, kRecordMost, TooLong::kLeaveOut));
+          path, kRecordMax, TooLong::kLeaveOut));
     return {};
   }
 
   Result<> logs_and_traces() {
     for (const std::string& path : options_.logs)
-      WSYNC_TRY(files_.add_file(numbered("log", path), path, kLogMost, TooLong::kEndOnly));
+      WSYNC_TRY(files_.add_file(numbered("log", path), path, kLogMax, TooLong::kEndOnly));
     for (const std::string& path : places_.traces)
-      WSYNC_TRY(files_.add_file(numbered("trace", path), path, kTraceMost, TooLong::kLeaveOut));
+      WSYNC_TRY(files_.add_file(numbered("trace", path), path, kTraceMax, TooLong::kLeaveOut));
     return {};
   }
 

@@ -15,8 +15,8 @@
 namespace wsync::cli {
 namespace {
 
-constexpr std::size_t kNameMost = 80;  // ustar takes 100 after its last '/'
-constexpr std::size_t kListedMost = 1000;
+constexpr std::size_t kNameMax = 80;  // ustar takes 100 after its last '/'
+constexpr std::size_t kListedMax = 1000;
 
 struct FileEnd {
   std::string bytes;
@@ -26,14 +26,14 @@ struct FileEnd {
 std::string errno_text(int number) { return std::strerror(number); }
 
 // The last `most` bytes of a regular file; or the reason why not.
-Result<FileEnd> read_end(const std::string& path, std::uint64_t most) {
+Result<FileEnd> read_end(const std::string& path, std::uint64_t max) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) return fail(ErrorCode::kIo, errno_text(errno));
   struct stat status{};
   if (::fstat(fd.get(), &status) != 0) return fail(ErrorCode::kIo, errno_text(errno));
   if (!S_ISREG(status.st_mode)) return fail(ErrorCode::kIo, "it is no regular file");
   const auto size = static_cast<std::uint64_t>(status.st_size);
-  FileEnd end{.bytes = {}, .left_out = size - std::min(size, most)};
+  FileEnd end{.bytes = {}, .left_out = size - std::min(size, max)};
   end.bytes.resize(static_cast<std::size_t>(size - end.left_out));
   std::size_t got = 0;
   while (got < end.bytes.size()) {
@@ -60,7 +60,7 @@ std::string_view kind_of(const struct stat& status) {
 
 std::string file_name_of(std::string_view text) {
   std::string name;
-  for (const char c : text.substr(0, kNameMost)) {
+  for (const char c : text.substr(0, kNameMax)) {
     const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
                        c == '.' || c == '-' || c == '_';
     name += plain ? c : '_';
@@ -91,16 +91,16 @@ Result<> BundleFiles::add_json(const std::string& name, const nlohmann::json& ob
              from, 0);
 }
 
-Result<> BundleFiles::add_file(const std::string& name, const std::string& path, std::uint64_t most,
+Result<> BundleFiles::add_file(const std::string& name, const std::string& path, std::uint64_t max,
                                TooLong rule) {
-  const Result<FileEnd> end = read_end(path, rule == TooLong::kLeaveOut ? most + 1 : most);
+  const Result<FileEnd> end = read_end(path, rule == TooLong::kLeaveOut ? max + 1 : max);
   if (!end) {
     missing(path, end.error().message());
     return {};
   }
-  if (rule == TooLong::kLeaveOut && end->bytes.size() > most) {
+  if (rule == TooLong::kLeaveOut && end->bytes.size() > max) {
     missing(path, fmt::format("it has {} bytes, and {} at most are taken",
-                              end->left_out + end->bytes.size(), most));
+                              end->left_out + end->bytes.size(), max));
     return {};
   }
   return add(name, end->bytes, path, end->left_out);
@@ -111,7 +111,7 @@ Result<> BundleFiles::add_listing(const std::string& name, const std::string& di
   std::vector<std::string> names;
   for (std::filesystem::directory_iterator it(directory, error), end; !error && it != end;
        it.increment(error)) {
-    if (names.size() == kListedMost) break;
+    if (names.size() == kListedMax) break;
     names.push_back(it->path().filename().string());
   }
   if (error) {
@@ -127,8 +127,8 @@ Result<> BundleFiles::add_listing(const std::string& name, const std::string& di
                         status.st_mode & 07777U, status.st_size,
                         std::time(nullptr) - status.st_mtime, entry);
   }
-  if (names.size() == kListedMost)
-    text += fmt::format("(the first {} that were found)\n", kListedMost);
+  if (names.size() == kListedMax)
+    text += fmt::format("(the first {} that were found)\n", kListedMax);
   return add(name, text, directory, 0);
 }
 

@@ -25,7 +25,7 @@ class BundleFiles {
   enum class TooLong : std::uint8_t { kEndOnly, kLeaveOut };
   // A regular file on this host, at most `most` bytes of it.
   [[nodiscard]] Result<> add_file(const std::string& name, const std::string& path,
-                                  std::uint64_t most, TooLong rule);
+                                  std::uint64_t max, TooLong rule);
   // Names, kinds, sizes, modes and ages of what is in a directory.
   [[nodiscard]] Result<> add_listing(const std::string& name, const std::string& directory);
   void missing(const std::string& what, const std::string& why);

@@ -21,7 +21,7 @@ struct DoctorOptions {
 };
 
 // What of either role's config a host is checked against.
-struct Wanted {
+struct HostConfig {
   std::string run_dir;
   std::string state_dir;
   std::string coordinator;
@@ -30,23 +30,23 @@ struct Wanted {
   CudaWanted cuda;
 };
 
-Result<Wanted> read_config(const DoctorOptions& options) {
+Result<HostConfig> read_config(const DoctorOptions& options) {
   const config::Sources sources{
       .file = options.file, .environment = config::process_environment(), .set = options.set};
   if (options.role == "trainer") {
     const auto c = WSYNC_TRY(config::load_trainer(sources));
-    return Wanted{c.run_dir, c.state_dir, "", c.http_address, 0, {}};
+    return HostConfig{c.run_dir, c.state_dir, "", c.http_address, 0, {}};
   }
   const auto c = WSYNC_TRY(config::load_sidecar(sources));
-  return Wanted{c.run_dir,
-                c.state_dir,
-                c.coordinator,
-                c.http_address,
-                c.host_memory,
-                {.wanted = c.devices.kind == DeviceKind::kCuda,
-                 .gpus = c.devices.gpus,
-                 .named = c.devices.gpus_named,
-                 .collective = c.devices.collective}};
+  return HostConfig{c.run_dir,
+                    c.state_dir,
+                    c.coordinator,
+                    c.http_address,
+                    c.host_memory,
+                    {.wanted = c.devices.kind == DeviceKind::kCuda,
+                     .gpus = c.devices.gpus,
+                     .named = c.devices.gpus_named,
+                     .collective = c.devices.collective}};
 }
 
 Result<Outcome> doctor(const DoctorOptions& options) {

@@ -11,7 +11,7 @@ namespace wsync::cli {
 namespace {
 
 // The kernels are compiled for it and for what came later.
-constexpr std::uint32_t kComputeMajorLeast = 8;
+constexpr std::uint32_t kComputeMajorMin = 8;
 constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
 
 Check cuda_check(const device::CudaFacts& cuda, bool wanted) {
@@ -45,7 +45,7 @@ nlohmann::json gpu_facts(const device::GpuFacts& gpu) {
           {"total_bytes", gpu.total_bytes},
           {"numa_node", std::move(numa)},
           {"pcie_now", gpu.pcie_now},
-          {"pcie_most", gpu.pcie_most},
+          {"pcie_most", gpu.pcie_max},
           {"peers", gpu.peers},
           {"pins_read_only_memory", gpu.reads_registered_read_only}};
 }
@@ -63,16 +63,16 @@ Check gpu_check(const device::GpuFacts& gpu, const CudaWanted& wanted) {
                   gpu.peers.empty() ? "none" : fmt::format("{}", fmt::join(gpu.peers, " ")));
   const bool chosen =
       wanted.wanted && (wanted.gpus.empty() || std::ranges::count(wanted.gpus, gpu.gpu) != 0);
-  if (gpu.compute_major < kComputeMajorLeast) {
+  if (gpu.compute_major < kComputeMajorMin) {
     check.status = chosen ? CheckStatus::kFail : CheckStatus::kWarn;
     check.advice = fmt::format(
-        "compute {}.0 or newer is needed; leave this GPU out of devices.gpus", kComputeMajorLeast);
-  } else if (!gpu.pcie_now.empty() && !gpu.pcie_most.empty() && gpu.pcie_now != gpu.pcie_most) {
+        "compute {}.0 or newer is needed; leave this GPU out of devices.gpus", kComputeMajorMin);
+  } else if (!gpu.pcie_now.empty() && !gpu.pcie_max.empty() && gpu.pcie_now != gpu.pcie_max) {
     check.status = CheckStatus::kWarn;
     check.advice = fmt::format(
         "its PCIe link can do {}; an idle GPU may lower the speed, so look again under load; fewer "
         "lanes are a matter of the slot, its riser or the BIOS",
-        gpu.pcie_most);
+        gpu.pcie_max);
   }
   return check;
 }

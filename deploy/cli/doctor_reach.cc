@@ -72,14 +72,14 @@ int connect_to(const std::string& address, std::chrono::milliseconds deadline, U
 std::string metrics_answer(const UniqueFd& fd, std::chrono::milliseconds deadline) {
   constexpr std::string_view kRequest =
       "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
-  constexpr std::size_t kMostBytes = 256 * 1024;
+  constexpr std::size_t kMaxBytes = 256 * 1024;
   std::string answer;
   if (::send(fd.get(), kRequest.data(), kRequest.size(), MSG_NOSIGNAL) !=
       static_cast<ssize_t>(kRequest.size()))
     return answer;
   const TimePoint end = now() + deadline;
   std::array<char, 4096> piece;
-  while (answer.size() < kMostBytes && now() < end) {
+  while (answer.size() < kMaxBytes && now() < end) {
     pollfd wait{.fd = fd.get(), .events = POLLIN, .revents = 0};
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - now()).count();
     if (::poll(&wait, 1, static_cast<int>(left)) <= 0) break;

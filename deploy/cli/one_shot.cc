@@ -18,7 +18,7 @@ namespace wsync::cli {
 namespace {
 
 // Sidecars that look for a coordinator find a new one within their reconnection pause.
-constexpr std::chrono::milliseconds kSidecarWait{3 * limits::kReconnectMaxMs};
+const std::chrono::milliseconds kSidecarWait{3 * limits::kReconnectMaxMs};
 
 Result<config::TrainerConfig> one_shot_config(const OneShotOptions& options) {
   auto config = config::parse_trainer(

@@ -26,7 +26,7 @@ namespace {
 // Where standard error is no terminal: a push that takes long still tells how far it is.
 constexpr std::chrono::nanoseconds kPlainLinesEvery = std::chrono::seconds(5);
 constexpr std::chrono::nanoseconds kNoPlainLines{0};
-constexpr double kTimeoutMostS = config::kDurationMsMax / 1000.0;
+constexpr double kTimeoutMaxS = config::kDurationMsMax / 1000.0;
 
 struct RemoteOptions : AskOptions {
   std::string directory;
@@ -41,9 +41,8 @@ struct RemoteOptions : AskOptions {
 // CLI11's check: the complaint, or nothing.
 std::string check_seconds(const std::string& text) {
   double seconds = 0;
-  if (CLI::detail::lexical_cast(text, seconds) && seconds > 0 && seconds <= kTimeoutMostS)
-    return {};
-  return fmt::format("expected seconds above 0, {} at most, found '{}'", kTimeoutMostS, text);
+  if (CLI::detail::lexical_cast(text, seconds) && seconds > 0 && seconds <= kTimeoutMaxS) return {};
+  return fmt::format("expected seconds above 0, {} at most, found '{}'", kTimeoutMaxS, text);
 }
 
 void add_trace_option(CLI::App& command, RemoteOptions& options) {
@@ -73,7 +72,7 @@ Outcome outcome_of(const control::VerifyReply& reply) {
 }
 
 // What has been asked of a coordinator is not taken back when nobody waits for the answer any more.
-Error may_go_on(const Error& error, bool asked) {
+Error may_resume(const Error& error, bool asked) {
   if (!asked || error.code() != ErrorCode::kDeadline) return error;
   return Error(
       error.code(),
@@ -137,7 +136,7 @@ Result<Outcome> push(const RemoteOptions& options) {
       ask<control::PushReply>(options, message, on_progress, &asked);
   if (reply) return traced_outcome(*reply, *trace, options);
   if (!options.one_shot || !nobody_there(reply.error(), asked))
-    return fail(may_go_on(reply.error(), asked));
+    return fail(may_resume(reply.error(), asked));
   OneShotOptions once{.address = options.address, .timeout_s = options.timeout_s};
   std::optional<control::TraceAnswer> answer;
   trace_once(once, answer, *trace);
@@ -159,7 +158,7 @@ Result<Outcome> roll_back(const RemoteOptions& options) {
       ask<control::RollbackReply>(options, message, {}, &asked);
   if (reply) return traced_outcome(*reply, trace, options);
   if (!options.one_shot || !nobody_there(reply.error(), asked))
-    return fail(may_go_on(reply.error(), asked));
+    return fail(may_resume(reply.error(), asked));
   OneShotOptions once{.address = options.address, .timeout_s = options.timeout_s};
   std::optional<control::TraceAnswer> answer;
   trace_once(once, answer, trace);

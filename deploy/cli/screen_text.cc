@@ -70,9 +70,9 @@ Character first_character(std::string_view text) {
     if ((byte(i) & 0xc0U) != 0x80U) return {};
     code = (code << 6U) | (byte(i) & 0x3fU);
   }
-  constexpr std::array<char32_t, 5> kLeast = {0, 0, 0x80, 0x800, 0x10000};
+  constexpr std::array<char32_t, 5> kMin = {0, 0, 0x80, 0x800, 0x10000};
   const bool surrogate = code >= 0xd800 && code <= 0xdfff;
-  if (code < kLeast[bytes] || code > 0x10ffff || surrogate) return {};
+  if (code < kMin[bytes] || code > 0x10ffff || surrogate) return {};
   return {.code = code, .bytes = bytes, .valid = true};
 }
 

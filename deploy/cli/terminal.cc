@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::string_view kEnter = "\x1b[?1049h\x1b[?25l\x1b[2J";  // own screen, no cursor
 constexpr std::string_view kLeave = "\x1b[0m\x1b[?25h\x1b[?1049l";
-constexpr std::size_t kSequenceMost = 16;  // bytes of an unfinished one that are kept
+constexpr std::size_t kSequenceMax = 16;  // bytes of an unfinished one that are kept
 
 // What the handler of SIGWINCH may touch. -1: no Terminal lives.
 std::atomic<int> g_resize_fd{-1};
@@ -85,7 +85,7 @@ std::size_t sequence_length(std::string_view text) {
   if (text[1] != '[' && text[1] != 'O') return 1;
   for (std::size_t i = 2; i < text.size(); ++i)
     if (text[i] >= '@' && text[i] <= '~') return i + 1;
-  return text.size() > kSequenceMost ? text.size() : 0;
+  return text.size() > kSequenceMax ? text.size() : 0;
 }
 
 }  // namespace

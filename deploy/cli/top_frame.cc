@@ -16,10 +16,10 @@ using control::ReplicaState;
 using control::SidecarReport;
 using control::StatusReply;
 
-constexpr std::size_t kTableRowsLeast = 3;
-constexpr std::size_t kProblemsMost = 4;
-constexpr std::size_t kNoteCellsLeast = 12;
-constexpr unsigned kBarMost = 30;
+constexpr std::size_t kTableRowsMin = 3;
+constexpr std::size_t kProblemsMax = 4;
+constexpr std::size_t kNoteCellsMin = 12;
+constexpr unsigned kBarMax = 30;
 
 enum class Column : std::uint8_t {
   kReplica,
@@ -38,7 +38,7 @@ constexpr std::array<std::string_view, kColumnCount> kHeadings = {
 constexpr std::array<Column, kColumnCount - 1> kNeeded = {
     Column::kReplica, Column::kVersion, Column::kState, Column::kReady,
     Column::kSidecar, Column::kBehind,  Column::kPaused};
-constexpr std::array<std::size_t, kColumnCount> kWidthMost = {24, 16, 14, 9, 5, 11, 10, 0};
+constexpr std::array<std::size_t, kColumnCount> kWidthMax = {24, 16, 14, 9, 5, 11, 10, 0};
 
 struct TableRow {
   std::array<std::string, kColumnCount> cells;
@@ -111,7 +111,7 @@ ScreenLine running_line(const control::UpdateProgress& running, std::size_t colu
   if (running.waiting > 0) tail += fmt::format("  {} waiting", running.waiting);
   const std::size_t taken = line_width(line) + tail.size() + 4;
   if (share && taken + 8 <= columns) {
-    const auto cells = static_cast<unsigned>(std::min<std::size_t>(kBarMost, columns - taken));
+    const auto cells = static_cast<unsigned>(std::min<std::size_t>(kBarMax, columns - taken));
     line.push_back({.text = "  " + bar_text(*share, cells), .style = Style::kGood});
   }
   line.push_back({.text = tail});
@@ -191,14 +191,14 @@ Layout layout_of(const std::vector<TableRow>& rows, std::size_t columns) {
     const auto c = static_cast<std::size_t>(column);
     std::size_t widest = text_width(kHeadings[c]);
     for (const TableRow& row : rows) widest = std::max(widest, text_width(printable(row.cells[c])));
-    widest = std::min(widest, std::max(kWidthMost[c], text_width(kHeadings[c])));
+    widest = std::min(widest, std::max(kWidthMax[c], text_width(kHeadings[c])));
     const std::size_t gap = taken == 0 ? 0 : 2;
     if (taken == 0) widest = std::min(widest, columns);
     if (taken + gap + widest > columns) break;
     layout.cells[c] = widest;
     taken += gap + widest;
   }
-  if (taken + 2 + kNoteCellsLeast <= columns)
+  if (taken + 2 + kNoteCellsMin <= columns)
     layout.cells[static_cast<std::size_t>(Column::kNote)] = columns - taken - 2;
   return layout;
 }
@@ -218,7 +218,7 @@ std::string row_text(const Layout& layout, const Cells& cells) {
 std::vector<ScreenLine> problems_of(const StatusReply& status) {
   std::vector<ScreenLine> lines;
   for (const control::Incident& incident : status.incidents) {
-    if (lines.size() == kProblemsMost) break;
+    if (lines.size() == kProblemsMax) break;
     lines.push_back({{.text = age_text(incident.ago_ns) + " ago  ", .style = Style::kDim},
                      {.text = incident.text}});
   }
@@ -250,11 +250,11 @@ TopFrame top_frame(const FleetView& view, ScreenSize size, std::size_t scroll, T
   frame.rows = rows.size();
   // What each part may have: the table a heading and three rows, then the heading, then problems.
   const std::size_t height = size.rows - std::min<std::size_t>(size.rows, keys ? 1 : 0);
-  const std::size_t least = std::min(rows.size(), kTableRowsLeast) + (rows.empty() ? 0 : 1);
-  heading.resize(std::min(heading.size(), height > least ? height - least : 0));
+  const std::size_t min = std::min(rows.size(), kTableRowsMin) + (rows.empty() ? 0 : 1);
+  heading.resize(std::min(heading.size(), height > min ? height - min : 0));
   std::size_t left = height - std::min(height, heading.size());
   const bool blank = left > rows.size() + problems.size() + 3;
-  if (left < least + problems.size() + 1) problems.clear();
+  if (left < min + problems.size() + 1) problems.clear();
   if (!problems.empty()) left -= problems.size() + (blank ? 2 : 1);
   frame.rows_shown = std::min(rows.size(), left > 1 ? left - 1 : 0);
   frame.first_row = std::min(scroll, rows.size() - frame.rows_shown);

@@ -8,8 +8,8 @@
 namespace wsync::cli {
 namespace {
 
-constexpr std::chrono::milliseconds kIntervalLeast{100};
-constexpr std::chrono::milliseconds kIntervalMost{3'600'000};
+constexpr std::chrono::milliseconds kIntervalMin{100};
+constexpr std::chrono::milliseconds kIntervalMax{3'600'000};
 
 }  // namespace
 
@@ -22,7 +22,7 @@ void add_watch_interval(CLI::App& command, std::string& interval) {
 Result<std::chrono::milliseconds> parse_watch_interval(const std::string& text) {
   const auto interval = config::parse_duration(text);
   if (!interval) return fail(interval.error().with_context("--interval"));
-  if (*interval >= kIntervalLeast && *interval <= kIntervalMost) return *interval;
+  if (*interval >= kIntervalMin && *interval <= kIntervalMax) return *interval;
   return fail(ErrorCode::kInvalidInput,
               fmt::format("--interval: expected 100ms to 1h, found '{}'", text));
 }

@@ -14,7 +14,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kTrainingDeadline{7'200'000};
 constexpr milliseconds kExportDeadline{60'000};
-constexpr milliseconds kTrainerPatience{20'000};  // a step, its publish and its state on the disk
+constexpr milliseconds kTrainerWaitLimit{20'000};  // a step, its publish and its state on the disk
 
 void read_step(const json& step, TrainedStep& read) {
   read.step = step.at("step");
@@ -66,7 +66,7 @@ Result<std::vector<TrainedStep>> trained_steps(const json& result) {
 TrainingScenario::~TrainingScenario() {
   if (trainer_ == nullptr) return;
   trainer_->on_line = {};  // its handlers are those of a derived class, which is no more
-  if (trainer_->running()) context_.children.stop(*trainer_, kTrainerPatience);
+  if (trainer_->running()) context_.children.stop(*trainer_, kTrainerWaitLimit);
 }
 
 Result<Outcome> TrainingScenario::run() {

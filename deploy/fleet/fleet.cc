@@ -17,7 +17,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kStartDeadline{60'000};
 constexpr milliseconds kReadyDeadline{120'000};
-constexpr milliseconds kEndPatience{10'000};
+constexpr milliseconds kEndWaitLimit{10'000};
 constexpr milliseconds kSocketInterval{5};   // between two looks for a socket
 constexpr milliseconds kStatusInterval{30};  // between two questions for the status
 
@@ -249,14 +249,14 @@ Result<std::vector<std::string>> Fleet::addresses() {
 // ---- the end ----
 
 void Fleet::end_trainer() {
-  if (trainer_ != nullptr && trainer_->running()) children_.stop(*trainer_, kEndPatience);
+  if (trainer_ != nullptr && trainer_->running()) children_.stop(*trainer_, kEndWaitLimit);
 }
 
 void Fleet::shutdown() {
   end_trainer();
   for (const auto* processes : {&engines_, &sidecars_})
     for (Child* child : *processes)
-      if (child->running()) children_.stop(*child, kEndPatience);
+      if (child->running()) children_.stop(*child, kEndWaitLimit);
 }
 
 Result<std::vector<EngineResult>> Fleet::stop() {

@@ -59,7 +59,7 @@ void Generator::close() {
   std::unique_lock lock(mutex_);
   closed_ = true;
   wait_for_step_end(lock);
-  tell(scheduler_.abort_all());
+  notify(scheduler_.abort_all());
 }
 
 // ---- the serving thread ----
@@ -71,7 +71,7 @@ bool Generator::due() {
 
 bool Generator::may_stop(PauseMode mode) {
   const std::lock_guard lock(mutex_);
-  if (mode == PauseMode::kAbort) tell(scheduler_.abort_all());
+  if (mode == PauseMode::kAbort) notify(scheduler_.abort_all());
   switch_holds_ = mode == PauseMode::kWait;
   set_admission();
   // What a client has frozen ends no more: it goes on after both.
@@ -150,7 +150,7 @@ void Generator::ended(bool done, const Version& version, const Reading& total) {
   if (std::exchange(planned_, false)) {
     // Tokens of torn weights are no tokens of any version.
     if (done && !total.torn)
-      tell(scheduler_.take(
+      notify(scheduler_.take(
           version, moe::ConstMatrix(logits_, batch_.logits(), options_.scheduler.vocabulary)));
     else
       scheduler_.drop();
@@ -159,7 +159,7 @@ void Generator::ended(bool done, const Version& version, const Reading& total) {
   changed_.notify_all();
 }
 
-void Generator::tell(std::vector<Progress> progress) {
+void Generator::notify(std::vector<Progress> progress) {
   for (Progress& news : progress) {
     const auto found = listeners_.find(news.id);
     if (found == listeners_.end()) continue;
@@ -224,7 +224,7 @@ Result<> Generator::pause(PauseMode mode, bool clear_cache, std::chrono::millise
   if (mode == PauseMode::kWait && !paused_) WSYNC_TRY(drain(lock, deadline));
   paused_ = true;
   wait_for_step_end(lock);
-  if (mode == PauseMode::kAbort) tell(scheduler_.abort_all());
+  if (mode == PauseMode::kAbort) notify(scheduler_.abort_all());
   if (clear_cache) scheduler_.weights_changed(generation::CachePolicy::kFlush);
   changed_.notify_all();
   return {};
@@ -241,9 +241,9 @@ void Generator::resume() {
 void Generator::abort(const std::vector<RequestId>& ids) {
   std::unique_lock lock(mutex_);
   wait_for_step_end(lock);
-  if (ids.empty()) return tell(scheduler_.abort_all());
+  if (ids.empty()) return notify(scheduler_.abort_all());
   for (const RequestId id : ids)
-    if (auto last = scheduler_.abort(id)) tell({std::move(*last)});
+    if (auto last = scheduler_.abort(id)) notify({std::move(*last)});
   wake_();
 }
 

@@ -81,7 +81,7 @@ class Generator final : public StepWork, public generation::GenerationService {
             const HeldModel& model);
   [[nodiscard]] Result<generation::Batch> share(const collective::Team& team, TimePoint deadline);
   // The next ones: under mutex_.
-  void tell(std::vector<generation::Progress> progress);
+  void notify(std::vector<generation::Progress> progress);
   void set_admission();
   void wait_for_step_end(std::unique_lock<std::mutex>& lock);
   [[nodiscard]] Result<> drain(std::unique_lock<std::mutex>& lock,

@@ -39,7 +39,7 @@ GpuPacking pack_tensors(std::span<const std::uint64_t> bytes, std::uint64_t limi
 Result<std::unique_ptr<GpuHold>> GpuHold::create(device::Device& device,
                                                  std::span<const control::EngineTensor> tensors,
                                                  std::span<const std::uint64_t> bytes,
-                                                 std::size_t most_samples) {
+                                                 std::size_t max_samples) {
   for (std::size_t t = 0; t < tensors.size(); ++t)
     if (bytes[t] > limits::kBucketBytesMax)
       return fail(ErrorCode::kInvalidInput,
@@ -51,7 +51,7 @@ Result<std::unique_ptr<GpuHold>> GpuHold::create(device::Device& device,
   const GpuPacking packing = pack_tensors(bytes, limits::kBucketBytesMax);
   hold->places_ = packing.places;
   WSYNC_TRY(hold->allocate(packing));
-  WSYNC_TRY(hold->make_buffers(most_samples));
+  WSYNC_TRY(hold->make_buffers(max_samples));
   return hold;
 }
 
@@ -77,12 +77,12 @@ Result<> GpuHold::allocate(const GpuPacking& packing) {
   return {};
 }
 
-Result<> GpuHold::make_buffers(std::size_t most_samples) {
+Result<> GpuHold::make_buffers(std::size_t max_samples) {
   for (Lane* lane : {&loading_, &serving_}) {
     auto event = WSYNC_TRY(device_.create_event());
     lane->event = std::move(event);
   }
-  samples_.resize(most_samples * kSampleBytes);
+  samples_.resize(max_samples * kSampleBytes);
   chunk_.resize(kChunkBytes);
   for (const auto* buffer : {&samples_, &chunk_}) {
     if (buffer->empty()) continue;

@@ -39,7 +39,7 @@ class GpuHold {
   // result.
   [[nodiscard]] static Result<std::unique_ptr<GpuHold>> create(
       device::Device& device, std::span<const control::EngineTensor> tensors,
-      std::span<const std::uint64_t> bytes, std::size_t most_samples);
+      std::span<const std::uint64_t> bytes, std::size_t max_samples);
 
   // Addresses on the GPU; empty for a tensor without a byte.
   [[nodiscard]] std::span<std::byte> range(std::size_t tensor) const;
@@ -74,7 +74,7 @@ class GpuHold {
   };
   explicit GpuHold(device::Device& device) : device_(device) {}
   [[nodiscard]] Result<> allocate(const GpuPacking& packing);
-  [[nodiscard]] Result<> make_buffers(std::size_t most_samples);
+  [[nodiscard]] Result<> make_buffers(std::size_t max_samples);
   [[nodiscard]] device::Region region(std::size_t tensor, std::uint64_t offset,
                                       std::uint64_t bytes) const;
   // Enqueues with `work`, and waits until it is complete.

@@ -115,9 +115,9 @@ Result<std::unique_ptr<HeldModel>> HeldModel::create(const Manifest& manifest, s
   model->next_.resize(manifest.size());
   if (mapped) return model;
   if (gpu != nullptr) {
-    std::size_t most = 0;
-    for (const Layer& layer : model->layers_) most = std::max(most, layer.tensors.size());
-    model->gpu_ = WSYNC_TRY(GpuHold::create(*gpu, model->descriptions_, model->part_bytes_, most));
+    std::size_t max = 0;
+    for (const Layer& layer : model->layers_) max = std::max(max, layer.tensors.size());
+    model->gpu_ = WSYNC_TRY(GpuHold::create(*gpu, model->descriptions_, model->part_bytes_, max));
     for (std::size_t t = 0; t < offsets.size(); ++t) model->own_[t] = model->gpu_->range(t);
     return model;
   }

@@ -118,12 +118,13 @@ Result<> Serving::resume() {
   wish_ = Wish::kResume;
   resume_answer_.reset();
   wake();
-  const auto patience = std::chrono::milliseconds(limits::kGroupWholeDeadlineMs);
-  if (answered_.wait_for(lock, patience, [&] { return resume_answer_.has_value(); }))
+  const auto wait_limit = std::chrono::milliseconds(limits::kGroupWholeDeadlineMs);
+  if (answered_.wait_for(lock, wait_limit, [&] { return resume_answer_.has_value(); }))
     return std::move(*resume_answer_);
   wish_ = Wish::kNone;
-  return fail(ErrorCode::kBusy, fmt::format("{} of the replica's {} ranks are there after {} ms",
-                                            joined_, options_.group.world_size, patience.count()));
+  return fail(ErrorCode::kBusy,
+              fmt::format("{} of the replica's {} ranks are there after {} ms", joined_,
+                          options_.group.world_size, wait_limit.count()));
 }
 
 ServingStats Serving::stats() const {

@@ -241,7 +241,7 @@ Result<> GroupLeader::gather(LeaderStep& step) {
       auto message = members_[rank]->receive();
       if (!message)
         return fail(message.error().with_context(fmt::format("rank {} was lost", rank)));
-      if (message->has_value()) WSYNC_TRY(step.on(rank, **message));
+      if (message->has_value()) WSYNC_TRY(step.handle(rank, **message));
     }
     if (step.phase() != phase) return {};
     if (now() >= deadline)
@@ -350,7 +350,7 @@ Result<> GroupFollower::answer(StepMessage message) {
 }
 
 Result<> GroupFollower::act(const StepMessage& message) {
-  const auto action = WSYNC_TRY(follower_.on(message));
+  const auto action = WSYNC_TRY(follower_.handle(message));
   member_ = true;
   const std::uint64_t step = follower_.step();
   switch (action) {

@@ -92,7 +92,7 @@ LeaderStep::LeaderStep(std::uint32_t world_size, StepMessage header)
   advance();
 }
 
-Result<> LeaderStep::on(std::uint32_t rank, const StepMessage& message) {
+Result<> LeaderStep::handle(std::uint32_t rank, const StepMessage& message) {
   const auto out_of_place = [&](std::string_view expected) {
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("rank {} sent {} for step {} inside step {}, expected {}", rank,
@@ -153,7 +153,7 @@ void LeaderStep::advance() {
   }
 }
 
-Result<FollowerAction> FollowerStep::on(const StepMessage& message) {
+Result<FollowerAction> FollowerStep::handle(const StepMessage& message) {
   const auto out_of_place = [&](std::string_view expected) {
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("the leader sent {} for step {} after step {}, expected {}",

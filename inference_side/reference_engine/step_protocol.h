@@ -82,7 +82,7 @@ class LeaderStep {
   [[nodiscard]] const StepMessage& header() const noexcept { return header_; }
   [[nodiscard]] Phase phase() const noexcept { return phase_; }
   // kInvalidInput, naming rank, expected and found, when the message has no place here.
-  [[nodiscard]] Result<> on(std::uint32_t rank, const StepMessage& message);
+  [[nodiscard]] Result<> handle(std::uint32_t rank, const StepMessage& message);
   // The leader's own share; in phase kComputing, once.
   void add_own(const Reading& reading);
   // Over all ranks, in phase kDone.
@@ -117,7 +117,7 @@ class FollowerStep {
  public:
   // kInvalidInput, naming expected and found, when the message has no place here. A header whose
   // step is lower than an earlier one has none.
-  [[nodiscard]] Result<FollowerAction> on(const StepMessage& message);
+  [[nodiscard]] Result<FollowerAction> handle(const StepMessage& message);
   // A new connection: whatever was open is over; the step number is kept.
   void reset() noexcept { phase_ = Phase::kIdle; }
   // The answer to a go that has been sent: inside the step, or refused.

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "shared/base/error.h"
-#include "shared/base/limits.h"
+#include "shared/base/ipc_buffers.h"
 #include "shared/base/units.h"
 #include "shared/device/device.h"
 

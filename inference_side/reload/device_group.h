@@ -12,7 +12,7 @@
 #include "inference_side/reload/buffer_rule.h"
 #include "inference_side/reload/buffer_state.h"
 #include "shared/base/error.h"
-#include "shared/base/limits.h"
+#include "shared/base/ipc_buffers.h"
 #include "shared/broadcast/communicator.h"
 #include "shared/device/device.h"
 

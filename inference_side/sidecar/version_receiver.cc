@@ -162,7 +162,7 @@ void VersionReceiver::memory_ready(Result<staging::Destination> memory) {
 
 Result<> VersionReceiver::receive(const staging::StartStaging& command) {
   const BucketPlan& plan = *options_.layouts->at(command.announce.layout_digest).plan;
-  transport::Wanted wanted;
+  transport::FetchRequest wanted;
   wanted.source = command.stage.source;
   wanted.key = key_of(command.announce);
   wanted.content = command.announce.content_digest;
@@ -177,7 +177,7 @@ Result<> VersionReceiver::receive(const staging::StartStaging& command) {
                         : receive_mapped(std::move(wanted), std::move(callbacks));
 }
 
-Result<> VersionReceiver::receive_mapped(transport::Wanted wanted,
+Result<> VersionReceiver::receive_mapped(transport::FetchRequest wanted,
                                          transport::SinkCallbacks callbacks) {
   callbacks.on_bucket = [](std::uint64_t, const Digest&) {};
   callbacks.on_done = [this, version = arriving_->version, begin = now(),
@@ -192,7 +192,7 @@ Result<> VersionReceiver::receive_mapped(transport::Wanted wanted,
 }
 
 Result<> VersionReceiver::receive_buckets(const staging::StartStaging& command,
-                                          transport::Wanted wanted,
+                                          transport::FetchRequest wanted,
                                           transport::SinkCallbacks callbacks) {
   wanted.have = arriving_->have;
   wanted.into = arriving_->destination.data;

@@ -97,10 +97,10 @@ class VersionReceiver {
   [[nodiscard]] staging::StagingJob make_job(const control::Announce& announce);
   void memory_ready(Result<staging::Destination> memory);
   [[nodiscard]] Result<> receive(const staging::StartStaging& command);
-  [[nodiscard]] Result<> receive_mapped(transport::Wanted wanted,
+  [[nodiscard]] Result<> receive_mapped(transport::FetchRequest wanted,
                                         transport::SinkCallbacks callbacks);
   [[nodiscard]] Result<> receive_buckets(const staging::StartStaging& command,
-                                         transport::Wanted wanted,
+                                         transport::FetchRequest wanted,
                                          transport::SinkCallbacks callbacks);
   void staged(std::uint64_t attempt, Result<std::shared_ptr<const staging::HeldVersion>> held);
   void failed(std::uint64_t attempt, const Error& error);

@@ -13,6 +13,7 @@
 #include "shared/base/liveness.h"
 #include "shared/base/switch_deadlines.h"
 #include "shared/config/defaults.h"
+#include "shared/config/limits.h"
 #include "shared/control/messages.h"
 
 namespace wsync::staging {
@@ -23,8 +24,8 @@ struct SidecarOptions {
   std::uint32_t pid = 0;
   std::string boot_id;
   std::uint64_t pid_namespace = 0;
-  std::string data_address;                                    // of its relay; empty = no relay
-  std::uint64_t versions_held = config::kVersionsHeldDefault;  // at least 2
+  std::string data_address;                                // of its relay; empty = no relay
+  std::uint64_t versions_held = config::kVersionsHeldMin;  // at least 2
   // Deadlines of a switch for which the coordinator sets none, and of catching up after a restart.
   std::chrono::milliseconds pause{limits::kPauseDeadlineMs};
   std::chrono::milliseconds load{limits::kLoadDeadlineMs};

@@ -24,7 +24,6 @@ inline constexpr std::uint64_t kReplicaRankCount = 256;  // ranks of one replica
 inline constexpr std::uint64_t kTrainerRankCount = 4096;
 inline constexpr std::uint64_t kFleetRankCount = 1U << 16U;
 inline constexpr std::uint64_t kDeviceCount = 64;      // of one sidecar
-inline constexpr std::uint64_t kIpcBufferCount = 2;    // of one device
 inline constexpr std::uint64_t kGpuUuidBytes = 64;     // "GPU-" and 36 characters, with room
 inline constexpr std::uint64_t kCopyThreadCount = 64;  // of one rank
 inline constexpr std::uint64_t kWithdrawnCount = 4096;

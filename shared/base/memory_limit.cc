@@ -40,7 +40,7 @@ constexpr GroupFiles kVersion2{"memory.max", "memory.current", "inactive_file"};
 constexpr GroupFiles kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes",
                                "total_inactive_file"};
 
-void apply_group(const std::string& directory, const GroupFiles& names, AvailableMemory& least) {
+void apply_group(const std::string& directory, const GroupFiles& names, AvailableMemory& min) {
   const std::string limit_path = directory + "/" + names.limit;
   const auto limit = read_number(limit_path);
   const auto usage = read_number(directory + "/" + names.usage);
@@ -48,18 +48,18 @@ void apply_group(const std::string& directory, const GroupFiles& names, Availabl
   const std::uint64_t reclaimable = read_stat(directory + "/memory.stat", names.reclaimable);
   const std::uint64_t used = *usage - std::min(*usage, reclaimable);
   const std::uint64_t left = *limit - std::min(*limit, used);
-  if (left < least.bytes) least = {left, limit_path};
+  if (left < min.bytes) min = {left, limit_path};
 }
 
 // The group itself and all above it, up to the root of the mounted tree. Inside a container the
 // path may name a group outside of what is mounted; then only the root applies.
 void apply_groups(const std::string& root, std::string path, const GroupFiles& names,
-                  AvailableMemory& least) {
+                  AvailableMemory& min) {
   while (!path.empty() && path != "/") {
-    apply_group(root + path, names, least);
+    apply_group(root + path, names, min);
     path.resize(path.find_last_of('/') == std::string::npos ? 0 : path.find_last_of('/'));
   }
-  apply_group(root, names, least);
+  apply_group(root, names, min);
 }
 
 bool names_memory(std::string_view controllers) {
@@ -78,13 +78,12 @@ Result<AvailableMemory> available_memory(const MemoryFiles& files) {
   const std::string meminfo = files.proc + "/meminfo";
   std::ifstream file(meminfo);
   std::string line;
-  AvailableMemory least;
-  while (std::getline(file, line) && least.limited_by.empty()) {
+  AvailableMemory min;
+  while (std::getline(file, line) && min.limited_by.empty()) {
     unsigned long long kib = 0;
-    if (std::sscanf(line.c_str(), "MemAvailable: %llu kB", &kib) == 1)
-      least = {kib * 1024, meminfo};
+    if (std::sscanf(line.c_str(), "MemAvailable: %llu kB", &kib) == 1) min = {kib * 1024, meminfo};
   }
-  if (least.limited_by.empty())
+  if (min.limited_by.empty())
     return fail(ErrorCode::kIo,
                 fmt::format("{}: no MemAvailable line; is /proc mounted?", meminfo));
 
@@ -96,11 +95,11 @@ Result<AvailableMemory> available_memory(const MemoryFiles& files) {
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const std::string path = line.substr(second + 1);
     if (controllers.empty())
-      apply_groups(files.cgroup, path, kVersion2, least);
+      apply_groups(files.cgroup, path, kVersion2, min);
     else if (names_memory(controllers))
-      apply_groups(files.cgroup + "/memory", path, kVersion1, least);
+      apply_groups(files.cgroup + "/memory", path, kVersion1, min);
   }
-  return least;
+  return min;
 }
 
 Result<> require_memory(std::uint64_t bytes, const std::string& what, const MemoryFiles& files) {

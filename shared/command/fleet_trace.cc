@@ -23,14 +23,14 @@ constexpr std::string_view kJson = ".json";
 
 trace::ClockReading clock_of(const control::TraceProcess& process) {
   // So that nothing overflows, whatever has come.
-  constexpr auto kMost = std::uint64_t{1} << 60U;
-  if (process.offset_ns > static_cast<std::int64_t>(kMost) ||
-      process.offset_ns < -static_cast<std::int64_t>(kMost))
+  constexpr auto kMax = std::uint64_t{1} << 60U;
+  if (process.offset_ns > static_cast<std::int64_t>(kMax) ||
+      process.offset_ns < -static_cast<std::int64_t>(kMax))
     return {};
   return {.kind = static_cast<trace::ClockKind>(process.clock),
           .offset = std::chrono::nanoseconds(process.offset_ns),
           .uncertainty =
-              std::chrono::nanoseconds(std::min<std::uint64_t>(process.uncertainty_ns, kMost))};
+              std::chrono::nanoseconds(std::min<std::uint64_t>(process.uncertainty_ns, kMax))};
 }
 
 void add_flows(trace::Trace& trace) {

@@ -57,16 +57,16 @@ void bind_address(Binder& binder, std::string_view key, std::string& out,
 }
 
 void bind_directory(Binder& binder, std::string_view key, std::string& out,
-                    const std::string& otherwise, std::size_t most_bytes) {
+                    const std::string& otherwise, std::size_t max_bytes) {
   text_or_auto(binder, key, out);
   if (out.empty()) out = otherwise;
   if (out.front() != '/')
     binder.refuse(key, fmt::format("expected an absolute path, found '{}'", out));
-  else if (out.size() > most_bytes)
+  else if (out.size() > max_bytes)
     binder.refuse(key,
                   fmt::format("expected a path of at most {} bytes (socket names are limited), "
                               "found {} bytes: '{}'",
-                              most_bytes, out.size(), out));
+                              max_bytes, out.size(), out));
 }
 
 void bind_pause_mode(Binder& binder, std::string_view key, PauseMode& out) {

@@ -40,7 +40,7 @@ void bind_address(Binder& binder, std::string_view key, std::string& out,
                   Result<> (*check)(std::string_view));
 // An absolute path of at most `most_bytes`; `otherwise` where the key is left out.
 void bind_directory(Binder& binder, std::string_view key, std::string& out,
-                    const std::string& otherwise, std::size_t most_bytes);
+                    const std::string& otherwise, std::size_t max_bytes);
 void bind_pause_mode(Binder& binder, std::string_view key, PauseMode& out);
 // The keys transport and data_address.
 void bind_transport(Binder& binder, TransportPolicy& transport, std::string& data_address);

@@ -134,8 +134,8 @@ struct RolloutConfig {
   double clip_low = 0.2;
   double clip_high = 0.2;
   double kl = 0;
-  Milliseconds deadline{30'000};   // of one question to an engine
-  Milliseconds patience{300'000};  // for all answers of a step
+  Milliseconds deadline{30'000};     // of one question to an engine
+  Milliseconds wait_limit{300'000};  // for all answers of a step
   friend bool operator==(const RolloutConfig&, const RolloutConfig&) = default;
 };
 

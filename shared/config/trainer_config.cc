@@ -14,11 +14,6 @@
 #include "shared/config/limits.h"
 #include "shared/config/role.h"
 
-static_assert(wsync::limits::kPublishDeadlineMs >=
-                  wsync::limits::kAnnounceDeadlineMs + wsync::limits::kStageDeadlineMs +
-                      wsync::limits::kSwitchDeadlineMs + wsync::limits::kReportMarginMs,
-              "a publish has time for all of its phases");
-
 namespace wsync::config {
 namespace {
 

@@ -1,6 +1,7 @@
 // Fields (fields.h) of messages of the engine link.
 #pragma once
 
+#include "shared/base/ipc_buffers.h"
 #include "shared/base/limits.h"
 #include "shared/base/weight_limits.h"
 #include "shared/control/engine_messages.h"

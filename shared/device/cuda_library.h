@@ -31,7 +31,7 @@ struct GpuFacts {
   std::uint64_t total_bytes = 0;
   std::optional<std::uint32_t> numa_node;   // nothing: the system does not say
   std::string pcie_now;                     // "32.0 GT/s PCIe x16", empty: not said
-  std::string pcie_most;                    // what the slot and card can do
+  std::string pcie_max;                     // what the slot and card can do
   std::vector<std::uint32_t> peers;         // GPUs whose memory it can reach
   bool reads_registered_read_only = false;  // can pin memory that this process may only read
 };

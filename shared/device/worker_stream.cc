@@ -116,12 +116,12 @@ void WorkerStream::serve(const std::stop_token& stop) {
       item = std::move(queue_.front());
       queue_.pop_front();
     }
-    carry_out(std::move(item), stop);
+    execute(std::move(item), stop);
   }
   if (auto settled = settle(); !settled) failed(settled.error());
 }
 
-void WorkerStream::carry_out(Item item, const std::stop_token& stop) {
+void WorkerStream::execute(Item item, const std::stop_token& stop) {
   if (item.always) {
     if (auto settled = settle(); !settled) failed(settled.error());
     item.always(so_far(stop));

@@ -104,7 +104,7 @@ class WorkerStream : public Stream {
   };
   void push(Item item);
   void serve(const std::stop_token& stop);
-  void carry_out(Item item, const std::stop_token& stop);
+  void execute(Item item, const std::stop_token& stop);
   [[nodiscard]] Result<> so_far(const std::stop_token& stop);
   void failed(const Error& error);
 

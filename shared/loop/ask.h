@@ -36,7 +36,7 @@ class Asker {
   // may run it later, for nobody); kCancelled: close() came first.
   template <class Answer>
   [[nodiscard]] Result<Answer> ask(std::function<Answer()> question,
-                                   std::chrono::milliseconds patience,
+                                   std::chrono::milliseconds wait_limit,
                                    std::source_location made = std::source_location::current()) {
     auto answer = std::make_shared<std::optional<Answer>>();
     loop_.post(
@@ -53,13 +53,13 @@ class Asker {
         made);
     std::unique_lock lock(state_->mutex);
     const bool woken = state_->changed.wait_for(
-        lock, patience, [&] { return state_->closed || answer->has_value(); });
+        lock, wait_limit, [&] { return state_->closed || answer->has_value(); });
     if (answer->has_value()) return std::move(**answer);
     if (woken) return fail(ErrorCode::kCancelled, "this process is ending");
     return fail(ErrorCode::kDeadline,
                 fmt::format("the loop of this process has not answered for {} ms: it is stuck or "
                             "overloaded",
-                            patience.count()));
+                            wait_limit.count()));
   }
 
  private:

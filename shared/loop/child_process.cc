@@ -361,15 +361,15 @@ Result<> ChildProcesses::pass_time(std::chrono::milliseconds time) {
   return {};
 }
 
-void ChildProcesses::stop(Child& child, std::chrono::milliseconds patience) {
+void ChildProcesses::stop(Child& child, std::chrono::milliseconds wait_limit) {
   child.may_end();
   const auto ended = [&child] { return !child.running(); };
   child.input_.reset();  // to one that reads its commands, their end is a reason to end as well
   child.send(SIGTERM);
   child.send(SIGCONT);
-  if (run_until("its end", patience, ended, true)) return;
+  if (run_until("its end", wait_limit, ended, true)) return;
   child.send(SIGKILL);
-  (void)run_until("its end", patience, ended, true);
+  (void)run_until("its end", wait_limit, ended, true);
 }
 
 Result<> ChildProcesses::run(const ChildOptions& options, std::chrono::milliseconds deadline) {

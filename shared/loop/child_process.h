@@ -139,7 +139,7 @@ class ChildProcesses {
   [[nodiscard]] Error failure_of(const Child& child) const;
   // Asks a child to end (SIGTERM), and kills it when it has not after `patience`. Goes on in spite
   // of a first signal.
-  void stop(Child& child, std::chrono::milliseconds patience);
+  void stop(Child& child, std::chrono::milliseconds wait_limit);
   // Runs a command of this executable to its end; its output is in the log. kInternal with the end
   // of the log when it fails.
   [[nodiscard]] Result<> run(const ChildOptions& options, std::chrono::milliseconds deadline);

@@ -88,12 +88,12 @@ class ConfigReader {
 // possible by itself.
 Result<> check_whole(const ModelSpec& spec) {
   constexpr std::uint64_t kElements = limits::kModelBytesMax / sizeof(float);
-  const auto too_many = [&](const char* what, std::uint64_t most) {
+  const auto too_many = [&](const char* what, std::uint64_t max) {
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("{} layers with {} experts of {} x {} each, {} heads of {}, and a "
                             "vocabulary of {}: more than {} {}, the limit",
                             spec.layers, spec.experts, spec.hidden, spec.expert_hidden, spec.heads,
-                            spec.head_dim, spec.vocabulary, most, what));
+                            spec.head_dim, spec.vocabulary, max, what));
   };
   if (std::uint64_t{spec.heads} * spec.head_dim > limits::kModelDimension)
     return too_many("elements of all heads", limits::kModelDimension);

@@ -71,9 +71,9 @@ Result<Frame> decode_frame(std::span<const std::byte, kFrameBytes> bytes) {
   frame.key.version.step = reader.get<std::uint64_t>("version step");
   frame.bucket = reader.get<std::uint64_t>("bucket");
   frame.bytes = reader.get<std::uint64_t>("bytes");
-  const std::uint64_t most = bytes_max(frame.type);
-  if (frame.bytes > most)
-    reader.violate("bytes", fmt::format("{}, at most {} allowed", frame.bytes, most));
+  const std::uint64_t max = bytes_max(frame.type);
+  if (frame.bytes > max)
+    reader.violate("bytes", fmt::format("{}, at most {} allowed", frame.bytes, max));
   frame.key.layout.low = reader.get<std::uint64_t>("layout digest");
   frame.key.layout.high = reader.get<std::uint64_t>("layout digest");
   WSYNC_TRY(reader.finish("data frame"));

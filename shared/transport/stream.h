@@ -76,7 +76,7 @@ struct SourceCounters {
 class BucketSource {
  public:
   virtual ~BucketSource() = default;
-  // What a sink is told as Wanted::source.
+  // What a sink is told as FetchRequest::source.
   [[nodiscard]] virtual std::string address() const = 0;
   // Offers a version, in place of an earlier offer of the same version.
   virtual void offer(Offer offer) = 0;
@@ -89,7 +89,7 @@ class BucketSource {
 };
 
 // A version that a sink shall bring over.
-struct Wanted {
+struct FetchRequest {
   std::string source;  // BucketSource::address() of the peer
   StreamKey key;
   Digest content;                     // memfd: what the arena's header must say; zero = any
@@ -122,8 +122,9 @@ class BucketSink {
   virtual ~BucketSink() = default;
   // Begins; an error means that nothing was begun and no callback comes. One transfer at a time:
   // kBusy while another is under way.
-  [[nodiscard]] virtual Result<> receive(Wanted wanted, SinkCallbacks callbacks) = 0;
-  // Ends a transfer without a callback. When it returns, nothing writes to Wanted::into any more.
+  [[nodiscard]] virtual Result<> receive(FetchRequest wanted, SinkCallbacks callbacks) = 0;
+  // Ends a transfer without a callback. When it returns, nothing writes to FetchRequest::into any
+  // more.
   virtual void cancel() = 0;
 };
 

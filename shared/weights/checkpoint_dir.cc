@@ -25,7 +25,7 @@ bool is_model_file(std::string_view name) {
   return name == kSingleFile || (name.starts_with("model-") && name.ends_with(".safetensors"));
 }
 
-Result<std::vector<std::byte>> read_small_file(const std::string& path, std::uint64_t most_bytes) {
+Result<std::vector<std::byte>> read_small_file(const std::string& path, std::uint64_t max_bytes) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) return fail_errno("cannot open " + path, errno);
   std::vector<std::byte> bytes;
@@ -37,9 +37,9 @@ Result<std::vector<std::byte>> read_small_file(const std::string& path, std::uin
     if (n < 0 && errno != EINTR) return fail_errno("cannot read " + path, errno);
     bytes.resize(used + static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
     if (n == 0) return bytes;
-    if (bytes.size() > most_bytes)
+    if (bytes.size() > max_bytes)
       return fail(ErrorCode::kInvalidInput,
-                  fmt::format("{}: more than {} bytes, the limit", path, most_bytes));
+                  fmt::format("{}: more than {} bytes, the limit", path, max_bytes));
   }
 }
 

@@ -8,16 +8,16 @@
 namespace wsync {
 
 std::string quote_text(std::string_view text) {
-  constexpr std::size_t kMost = 200;
+  constexpr std::size_t kMax = 200;
   std::string line = "'";
-  for (const char c : text.substr(0, kMost)) {
+  for (const char c : text.substr(0, kMax)) {
     const auto byte = static_cast<unsigned char>(c);
     if (byte < 0x20 || byte == 0x7f)
       line += fmt::format("\\x{:02x}", byte);
     else
       line += c;
   }
-  return line + (text.size() > kMost ? "...'" : "'");
+  return line + (text.size() > kMax ? "...'" : "'");
 }
 
 Result<std::string> json_string(std::string_view text) {

@@ -134,9 +134,9 @@ CUresult cuCtxGetCurrent(CUcontext* context) {
   });
 }
 
-CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+CUresult cuCtxGetStreamPriorityRange(int* min, int* greatest) {
   return call("cuCtxGetStreamPriorityRange", Needs::kContext, [&]() -> CUresult {
-    if (least != nullptr) *least = kLeastPriority;
+    if (min != nullptr) *min = kLowestPriority;
     if (greatest != nullptr) *greatest = kGreatestPriority;
     return CUDA_SUCCESS;
   });

@@ -26,7 +26,7 @@ Mapped mapped(std::uintptr_t address, std::size_t bytes) {
   std::FILE* file = std::fopen("/proc/self/maps", "re");
   if (file == nullptr) return Mapped::kNo;
   const std::uintptr_t end = address + bytes;
-  Mapped least = Mapped::kWritable;
+  Mapped min = Mapped::kWritable;
   char line[512];
   while (address < end && std::fgets(line, sizeof line, file) != nullptr) {
     char* at = line;
@@ -34,11 +34,11 @@ Mapped mapped(std::uintptr_t address, std::size_t bytes) {
     const std::uintptr_t to = std::strtoull(at + 1, &at, 16);
     if (to <= address) continue;
     if (from > address || at[1] != 'r') break;
-    if (at[2] != 'w') least = Mapped::kReadOnly;
+    if (at[2] != 'w') min = Mapped::kReadOnly;
     address = to;
   }
   std::fclose(file);
-  return address >= end ? least : Mapped::kNo;
+  return address >= end ? min : Mapped::kNo;
 }
 
 CUresult remove_pinned(const char* name, const void* address, bool allocated, CUresult absent) {

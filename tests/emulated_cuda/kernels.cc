@@ -63,8 +63,8 @@ class CopyPiecesRun {
     }
     piece.from = view(piece.from, piece.rows == 1 ? piece.row_bytes : span);
     if (piece.from == 0) return false;
-    most_sum_ =
-        piece.sum == cuda::KernelPiece::kNoSum ? most_sum_ : std::max(most_sum_, piece.sum + 1);
+    max_sum_ =
+        piece.sum == cuda::KernelPiece::kNoSum ? max_sum_ : std::max(max_sum_, piece.sum + 1);
     if (piece.to == 0) return true;
     piece.to = view(piece.to, bytes);
     return piece.to != 0;
@@ -78,9 +78,9 @@ class CopyPiecesRun {
     for (auto& piece : pieces_) {
       if (!translate_piece(piece)) return false;
     }
-    if (most_sum_ == 0) return true;
+    if (max_sum_ == 0) return true;
     sums_ = reinterpret_cast<cuda::KernelSum*>(
-        view(launch_.sums, std::uint64_t{most_sum_} * sizeof(cuda::KernelSum)));
+        view(launch_.sums, std::uint64_t{max_sum_} * sizeof(cuda::KernelSum)));
     return sums_ != nullptr;
   }
 
@@ -88,7 +88,7 @@ class CopyPiecesRun {
   const Context& context_;
   std::vector<cuda::KernelPiece> pieces_;  // with the host's addresses
   cuda::KernelSum* sums_ = nullptr;
-  std::uint32_t most_sum_ = 0;
+  std::uint32_t max_sum_ = 0;
   std::vector<Hold> holds_;
 };
 

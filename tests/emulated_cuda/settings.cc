@@ -12,7 +12,7 @@
 namespace emulated_cuda {
 namespace {
 
-constexpr int kMostGpus = 16;
+constexpr int kMaxGpus = 16;
 
 [[noreturn]] void refuse(const char* variable, std::string_view value, const char* expected) {
   std::fprintf(stderr, "emulated driver: %s is '%.*s'; expected %s\n", variable,
@@ -30,12 +30,12 @@ bool read_number(std::string_view text, std::uint64_t& number) {
   return code == std::errc{} && end == text.data() + text.size();
 }
 
-std::uint64_t number_of(const char* variable, std::uint64_t otherwise, std::uint64_t most) {
+std::uint64_t number_of(const char* variable, std::uint64_t otherwise, std::uint64_t max) {
   const std::string_view text = text_of(variable);
   if (text.empty()) return otherwise;
   std::uint64_t number = 0;
-  if (!read_number(text, number) || number > most)
-    refuse(variable, text, ("a number up to " + std::to_string(most)).c_str());
+  if (!read_number(text, number) || number > max)
+    refuse(variable, text, ("a number up to " + std::to_string(max)).c_str());
   return number;
 }
 
@@ -135,7 +135,7 @@ std::vector<int> read_visible(int gpus) {
 Settings read_settings() {
   Settings all;
   all.mode = read_mode();
-  all.gpus = static_cast<int>(number_of("WSYNC_EMULATED_GPUS", 2, kMostGpus));
+  all.gpus = static_cast<int>(number_of("WSYNC_EMULATED_GPUS", 2, kMaxGpus));
   all.visible = read_visible(all.gpus);
   all.memory_bytes =
       number_of("WSYNC_EMULATED_CUDA_MEMORY", all.memory_bytes, std::uint64_t{1} << 46U);

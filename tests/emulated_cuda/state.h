@@ -53,13 +53,13 @@ class Hold {
 // The first page of the memfd behind an allocation or an interprocess event: what processes share.
 struct SharedPage {
   static constexpr std::size_t kBytes = 4096;
-  static constexpr int kMostImporters = 64;
+  static constexpr int kMaxImporters = 64;
   std::uint64_t id = 0;
   std::uint64_t random = 0;
   std::uint64_t bytes = 0;
-  std::atomic<std::uint32_t> freed = 0;          // by its owner
-  std::atomic<int> importers[kMostImporters]{};  // processes that have it mapped
-  std::atomic<std::uint64_t> recorded = 0;       // of an event: as in EventState
+  std::atomic<std::uint32_t> freed = 0;         // by its owner
+  std::atomic<int> importers[kMaxImporters]{};  // processes that have it mapped
+  std::atomic<std::uint64_t> recorded = 0;      // of an event: as in EventState
   std::atomic<std::uint64_t> completed = 0;
 };
 static_assert(sizeof(SharedPage) <= SharedPage::kBytes);

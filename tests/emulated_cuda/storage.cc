@@ -68,7 +68,7 @@ void Storage::import(bool mapped) {
     if (importer.compare_exchange_strong(before, mapped ? own : 0)) return;
   }
   if (mapped)
-    report("more than " + std::to_string(SharedPage::kMostImporters) + " processes share memory");
+    report("more than " + std::to_string(SharedPage::kMaxImporters) + " processes share memory");
 }
 
 int Storage::importers() const {

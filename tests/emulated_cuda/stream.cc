@@ -77,7 +77,7 @@ void Stream::serve() {
       queue_.pop_front();
       busy_ = true;
       lock.unlock();
-      carry_out(op);
+      execute(op);
     }  // what it holds is let go before the stream is seen to be idle
     lock.lock();
     busy_ = false;
@@ -86,9 +86,9 @@ void Stream::serve() {
   finished_ = true;
 }
 
-void Stream::carry_out(Op& op) {
-  if (const std::uint64_t most = settings().delay_us; most > 0)
-    std::this_thread::sleep_for(std::chrono::microseconds(random_() % (most + 1)));
+void Stream::execute(Op& op) {
+  if (const std::uint64_t max = settings().delay_us; max > 0)
+    std::this_thread::sleep_for(std::chrono::microseconds(random_() % (max + 1)));
   const Injected fault = injected(op.kind, "work");
   while (fault.hang && pause_unless_stopping()) {
   }
@@ -139,7 +139,7 @@ CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned int flags, int pr
     if (flags != CU_STREAM_DEFAULT && flags != CU_STREAM_NON_BLOCKING)
       return misuse(kName, CUDA_ERROR_INVALID_VALUE, "flags " + std::to_string(flags));
     // The driver clamps it; who asks for one outside of the range has not asked for the range.
-    if (priority > kLeastPriority || priority < kGreatestPriority)
+    if (priority > kLowestPriority || priority < kGreatestPriority)
       report(std::string(kName) + ": priority " + std::to_string(priority) + " is out of range");
     auto context = current();
     State& all = state();

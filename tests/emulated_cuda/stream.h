@@ -15,7 +15,7 @@
 
 namespace emulated_cuda {
 
-inline constexpr int kLeastPriority = 0;
+inline constexpr int kLowestPriority = 0;
 inline constexpr int kGreatestPriority = -5;
 
 struct Op {
@@ -45,7 +45,7 @@ class Stream {
 
  private:
   void serve();
-  void carry_out(Op& op);
+  void execute(Op& op);
 
   const std::shared_ptr<Context> context_;
   std::minstd_rand random_;  // of its thread

@@ -77,7 +77,7 @@ Usage::Taken& own_row(Usage& usage) {
     taken = {.process = process, .started = process_of(::getpid()).started, .bytes = {}};
     return taken;
   }
-  std::fprintf(stderr, "emulated driver: more than %d processes\n", Usage::kMostProcesses);
+  std::fprintf(stderr, "emulated driver: more than %d processes\n", Usage::kMaxProcesses);
   std::abort();
 }
 

@@ -8,14 +8,14 @@ namespace emulated_cuda {
 
 // The file's contents: little-endian, and zero at first. Tests read `peak`.
 struct Usage {
-  static constexpr int kMostGpus = 16;
-  static constexpr int kMostProcesses = 256;
-  std::uint64_t peak[kMostGpus];  // the most that was ever taken at once
+  static constexpr int kMaxGpus = 16;
+  static constexpr int kMaxProcesses = 256;
+  std::uint64_t peak[kMaxGpus];  // the most that was ever taken at once
   struct Taken {
     std::uint64_t process;  // 0: nobody
     std::uint64_t started;
-    std::uint64_t bytes[kMostGpus];
-  } of[kMostProcesses];
+    std::uint64_t bytes[kMaxGpus];
+  } of[kMaxProcesses];
 };
 
 // False when there is not so much left on GPU `number` of the machine.

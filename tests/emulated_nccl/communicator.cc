@@ -137,7 +137,7 @@ ncclResult_t Communicator::enqueue() {
 
 CUresult Communicator::run(void* work) {
   const std::unique_ptr<Work> own(static_cast<Work*>(work));
-  const CUresult result = own->communicator->carry_out(*own);
+  const CUresult result = own->communicator->execute(*own);
   own->communicator->work_is_over();
   return result;
 }
@@ -159,7 +159,7 @@ bool Communicator::wait_for(const std::atomic<std::uint64_t>& counter, std::uint
   return true;
 }
 
-CUresult Communicator::carry_out(const Work& work) {
+CUresult Communicator::execute(const Work& work) {
   const Transfer& transfer = work.transfer;
   while (work.hangs && !interrupted()) std::this_thread::sleep_for(kRest);
   if (interrupted()) return CUDA_SUCCESS;

@@ -60,7 +60,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   struct Work;
   static CUresult run(void* work);
   static void skip(void* work);
-  CUresult carry_out(const Work& work);
+  CUresult execute(const Work& work);
   CUresult move(std::byte* from, std::byte* to, const Transfer& transfer);
   bool wait_for(const std::atomic<std::uint64_t>& counter, std::uint64_t value) const;
   bool interrupted() const;

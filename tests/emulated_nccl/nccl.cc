@@ -151,7 +151,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int size, ncclUniqueId id,
   }
   if (config == nullptr || config->blocking != 0)
     return emulated_nccl::refused("ncclCommInitRankConfig: only communicators that do not block");
-  if (size < 1 || size > static_cast<int>(emulated_nccl::kMostRanks) || rank < 0 || rank >= size)
+  if (size < 1 || size > static_cast<int>(emulated_nccl::kMaxRanks) || rank < 0 || rank >= size)
     return emulated_nccl::refused("ncclCommInitRankConfig: a rank out of range");
   auto communicator = std::make_shared<Communicator>(static_cast<std::uint32_t>(rank),
                                                      static_cast<std::uint32_t>(size), device);

@@ -171,7 +171,7 @@ ncclResult_t make_unique_id(ncclUniqueId& id) {
   const int socket = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   if (socket < 0) return ncclSystemError;
   if (::bind(socket, reinterpret_cast<const sockaddr*>(&address.at), address.bytes) != 0 ||
-      ::listen(socket, static_cast<int>(kMostRanks)) != 0) {
+      ::listen(socket, static_cast<int>(kMaxRanks)) != 0) {
     ::close(socket);
     return ncclSystemError;
   }

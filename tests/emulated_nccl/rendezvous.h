@@ -11,14 +11,14 @@
 
 namespace emulated_nccl {
 
-inline constexpr std::uint32_t kMostRanks = 64;
+inline constexpr std::uint32_t kMaxRanks = 64;
 inline constexpr std::size_t kChunkBytes = std::size_t{1} << 20U;
 
 // Shared by the ranks. Chunks of all broadcasts are numbered from 1; a root writes one when every
 // rank has consumed the one before.
 struct Segment {
   std::atomic<std::uint64_t> published;
-  std::array<std::atomic<std::uint64_t>, kMostRanks> consumed;
+  std::array<std::atomic<std::uint64_t>, kMaxRanks> consumed;
   alignas(64) std::array<std::byte, kChunkBytes> data;
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);

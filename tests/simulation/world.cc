@@ -299,7 +299,7 @@ void World::coordinator_step(std::size_t c, coordinator::CoordinatorEvent event)
     violate(fmt::format("coordinator {}: {}", c, holds.error().message()));
   for (const coordinator::CoordinatorCommand& command : commands) {
     if (!process.machine || process.life != life) return;
-    carry_out(c, command);
+    execute(c, command);
   }
   if (!process.machine || process.life != life) return;
   arm_coordinator(c);
@@ -316,7 +316,7 @@ void World::arm_coordinator(std::size_t c) {
   });
 }
 
-void World::carry_out(std::size_t c, const coordinator::CoordinatorCommand& command) {
+void World::execute(std::size_t c, const coordinator::CoordinatorCommand& command) {
   CoordinatorProcess& process = coordinators_[c];
   if (const auto* send = std::get_if<coordinator::SendTo>(&command)) {
     to_sidecar(c, send->peer, send->envelope, send->message);
@@ -358,7 +358,7 @@ void World::sidecar_step(std::size_t s, staging::SidecarEvent event) {
   check_sidecar(s, event, before, acts);
   for (const staging::SidecarCommand& command : commands) {
     if (!process.machine || process.life != life) return;
-    carry_out(s, command);
+    execute(s, command);
   }
   if (process.machine && process.life == life) {
     process.hub->expect_more(std::ranges::any_of(process.machine->replicas(), [](const auto& one) {
@@ -379,7 +379,7 @@ void World::arm_sidecar(std::size_t s) {
   });
 }
 
-void World::carry_out(std::size_t s, const staging::SidecarCommand& command) {
+void World::execute(std::size_t s, const staging::SidecarCommand& command) {
   SidecarProcess& process = sidecars_[s];
   const auto later = [this, s, life = process.life](std::chrono::nanoseconds delay, auto what) {
     schedule_.after(delay, [=, this] {

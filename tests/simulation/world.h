@@ -116,8 +116,8 @@ class World {
   void sidecar_step(std::size_t s, staging::SidecarEvent event);
   void arm_coordinator(std::size_t c);
   void arm_sidecar(std::size_t s);
-  void carry_out(std::size_t c, const coordinator::CoordinatorCommand& command);
-  void carry_out(std::size_t s, const staging::SidecarCommand& command);
+  void execute(std::size_t c, const coordinator::CoordinatorCommand& command);
+  void execute(std::size_t s, const staging::SidecarCommand& command);
   void persist(std::size_t s, const staging::Persist& command);
   void store(std::size_t c, const coordinator::Store& command);
   void lose_late(std::size_t s, std::size_t c, const std::string& peer);

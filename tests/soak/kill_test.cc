@@ -98,13 +98,13 @@ TEST(TrainerEvent, WhatIsNoneSaysWhichMember) {
 // A log, and a clock that is set by hand.
 class ScriptedLog {
  public:
-  Result<> tell(const std::string& line, int after_ms = 0) {
+  Result<> notify(const std::string& line, int after_ms = 0) {
     at_ = at_ + std::chrono::milliseconds(after_ms);
     return log.take(line, at_);
   }
   // Lines that go together.
   void told(const std::string& line, int after_ms = 0) {
-    const Result<> taken = tell(line, after_ms);
+    const Result<> taken = notify(line, after_ms);
     ASSERT_TRUE(taken.has_value()) << taken.error().message();
   }
   void kill(std::uint32_t rank, int after_ms = 0) {
@@ -112,7 +112,7 @@ class ScriptedLog {
     log.killed(rank, at_);
   }
   void expect_refused(const std::string& line, ErrorCode code, const std::string& why) {
-    const Result<> taken = tell(line);
+    const Result<> taken = notify(line);
     ASSERT_FALSE(taken.has_value()) << line;
     EXPECT_EQ(taken.error().code(), code);
     EXPECT_THAT(taken.error().message(), HasSubstr(why));

@@ -88,7 +88,7 @@ Result<> Load::State::ask(HttpClient& client, unsigned number, std::mt19937_64& 
   if (answer && difference) {
     figures.tokens += asked.tokens;
     if (due) figures.recomputed_tokens += asked.tokens;
-    figures.difference_most = std::max(figures.difference_most, *difference);
+    figures.difference_max = std::max(figures.difference_max, *difference);
     figures.newest = std::max(figures.newest, answer->spans.back().version);
     return {};
   }

@@ -32,7 +32,7 @@ struct LoadFigures {
   std::uint64_t wrong = 0;
   std::uint64_t recomputed = 0;         // answers, right or wrong
   std::uint64_t recomputed_tokens = 0;  // of those that are right
-  double difference_most = 0;           // of these: Recomputed::difference()
+  double difference_max = 0;            // of these: Recomputed::difference()
   Version newest;                       // that a right answer names
   std::vector<std::string> faults;      // of the first kFaultsTold wrong ones, one sentence each
 };

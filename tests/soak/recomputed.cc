@@ -29,7 +29,7 @@ Result<double> Recomputed::difference(std::span<const std::uint32_t> prompt, con
         ErrorCode::kInvalidInput,
         fmt::format("token {} is none of the {} of the vocabulary", *strange, spec_.vocabulary));
   const std::lock_guard lock(mutex_);
-  double most = 0;
+  double max = 0;
   for (const AnsweredSpan& span : answer.spans) {
     const training::SequentialModel model(spec_, weights_of_(span.version),
                                           prompt.size() + span.end);
@@ -46,10 +46,10 @@ Result<double> Recomputed::difference(std::span<const std::uint32_t> prompt, con
                     fmt::format("token {} was given with log-probability {:.4f}; by the weights of "
                                 "version {}, which is said to have computed it, it has {:.4f}",
                                 i, answer.log_probabilities[i], span.version.to_string(), own));
-      most = std::max(most, difference);
+      max = std::max(max, difference);
     }
   }
-  return most;
+  return max;
 }
 
 }  // namespace wsync::soak

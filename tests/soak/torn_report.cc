@@ -48,7 +48,7 @@ nlohmann::json to_json(const TornResult& result) {
           {"requests_wrong", result.load.wrong},
           {"requests_recomputed", result.load.recomputed},
           {"tokens_recomputed", result.load.recomputed_tokens},
-          {"difference_most", result.load.difference_most},
+          {"difference_most", result.load.difference_max},
           {"wrong_told", result.load.faults},
           {"others_busy", result.others_busy},
           {"stolen", result.stolen}};
@@ -82,7 +82,7 @@ std::string to_text(const TornResult& result) {
   text += line_of(
       "computed anew", number(result.load.recomputed),
       fmt::format("of {}; a log-probability differs by at most {:.1e}",
-                  counted(result.load.recomputed_tokens, "token"), result.load.difference_most));
+                  counted(result.load.recomputed_tokens, "token"), result.load.difference_max));
   return text + load_notes(result.others_busy, result.stolen);
 }
 

@@ -19,16 +19,16 @@ class EventMembers {
  public:
   explicit EventMembers(const json& event) : event_(event) {}
 
-  std::uint64_t count(const char* name, std::uint64_t least,
-                      std::uint64_t most = std::numeric_limits<std::uint64_t>::max()) {
-    return count_of(name, member(name), least, most);
+  std::uint64_t count(const char* name, std::uint64_t min,
+                      std::uint64_t max = std::numeric_limits<std::uint64_t>::max()) {
+    return count_of(name, member(name), min, max);
   }
-  std::vector<std::uint64_t> counts(const char* name, std::uint64_t least, std::uint64_t most) {
+  std::vector<std::uint64_t> counts(const char* name, std::uint64_t min, std::uint64_t max) {
     const json& list = member(name);
     std::vector<std::uint64_t> found;
     if (!list.is_array()) refuse(name, list, "a list of numbers");
     for (const json& value : list.is_array() ? list : json::array())
-      found.push_back(count_of(name, value, least, most));
+      found.push_back(count_of(name, value, min, max));
     return found;
   }
   double number(const char* name) {
@@ -64,14 +64,14 @@ class EventMembers {
     const auto found = event_.find(name);
     return found == event_.end() ? kNone : *found;
   }
-  std::uint64_t count_of(const char* name, const json& value, std::uint64_t least,
-                         std::uint64_t most) {
+  std::uint64_t count_of(const char* name, const json& value, std::uint64_t min,
+                         std::uint64_t max) {
     if (value.is_number_unsigned()) {
       const auto number = value.get<std::uint64_t>();
-      if (number >= least && number <= most) return number;
+      if (number >= min && number <= max) return number;
     }
-    refuse(name, value, fmt::format("whole numbers from {} to {}", least, most));
-    return least;
+    refuse(name, value, fmt::format("whole numbers from {} to {}", min, max));
+    return min;
   }
   void refuse(const char* name, const json& value, std::string_view expected) {
     if (!fault_)

@@ -12,7 +12,7 @@
 namespace wsync::soak {
 namespace {
 
-constexpr std::chrono::seconds kTrainerPatience{20};
+constexpr std::chrono::seconds kTrainerWaitLimit{20};
 constexpr std::chrono::seconds kTrainerEndDeadline{120};
 constexpr int kStoppedExitCode = 130;
 
@@ -34,7 +34,7 @@ Result<std::unique_ptr<TrainerProcess>> TrainerProcess::start(ChildOptions optio
   return std::unique_ptr<TrainerProcess>(new TrainerProcess(std::move(child), ranks));
 }
 
-TrainerProcess::~TrainerProcess() { child_.stop(kTrainerPatience); }
+TrainerProcess::~TrainerProcess() { child_.stop(kTrainerWaitLimit); }
 
 Result<bool> TrainerProcess::take_event(const Interrupt& interrupt, TimePoint deadline) {
   const auto line = child_.line(interrupt, deadline);

@@ -46,7 +46,7 @@ constexpr std::array<Transition<FenceClaimState>, 14> kClaimTransitions = {{
     {FenceClaimState::kStopped, "any event", FenceClaimState::kStopped, "refuse or drop it"},
 }};
 
-constexpr std::chrono::milliseconds kWelcomeAgain{limits::kHeartbeatDeadlineMs / 2};
+const std::chrono::milliseconds kWelcomeAgain{limits::kHeartbeatDeadlineMs / 2};
 constexpr std::size_t kToldMax = 64;  // refusals that are remembered as told
 
 Result<> check_record(const CoordinatorContext& context, const CoordinatorRecord& record,

@@ -29,7 +29,7 @@ constexpr std::array<Transition<RoundState>, 8> kRoundTransitions = {{
      RoundState::kFinished, "report the outcomes"},
 }};
 
-constexpr std::chrono::milliseconds kReportMargin{limits::kReportMarginMs};
+const std::chrono::milliseconds kReportMargin{limits::kReportMarginMs};
 
 std::uint64_t nanoseconds(std::chrono::nanoseconds d) {
   return d.count() < 0 ? 0 : static_cast<std::uint64_t>(d.count());

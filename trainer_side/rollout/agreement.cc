@@ -22,9 +22,9 @@ std::vector<std::uint64_t> steps_of(std::span<const Group> groups) {
   return steps;
 }
 
-void add(double difference, std::size_t& count, double& most, double& sum) {
+void add(double difference, std::size_t& count, double& max, double& sum) {
   ++count;
-  most = std::max(most, difference);
+  max = std::max(max, difference);
   sum += difference;
 }
 
@@ -83,8 +83,8 @@ Agreement PublishedWeights::compare(std::span<const Group> groups,
     for (std::size_t i = 0; i < generated.size(); ++i) {
       const double difference = std::abs(double{computed[i]} - double{generated[i]});
       if (steps[i] == kept.step)
-        add(difference, agreement.tokens, agreement.mismatch_most, agreement.mismatch_mean);
-      if (newest) add(difference, agreement.all_tokens, agreement.drift_most, agreement.drift_mean);
+        add(difference, agreement.tokens, agreement.mismatch_max, agreement.mismatch_mean);
+      if (newest) add(difference, agreement.all_tokens, agreement.drift_max, agreement.drift_mean);
     }
   }
   if (agreement.tokens > 0) agreement.mismatch_mean /= static_cast<double>(agreement.tokens);

@@ -19,11 +19,11 @@ namespace wsync::rollout {
 
 // Differences are absolute ones, of natural logarithms.
 struct Agreement {
-  std::size_t tokens = 0;    // that were compared with the weights of the version that made them
-  double mismatch_most = 0;  // of these
+  std::size_t tokens = 0;   // that were compared with the weights of the version that made them
+  double mismatch_max = 0;  // of these
   double mismatch_mean = 0;
   std::size_t all_tokens = 0;  // that were compared with the newest weights
-  double drift_most = 0;       // of these: what the policy has moved since, and any mismatch
+  double drift_max = 0;        // of these: what the policy has moved since, and any mismatch
   double drift_mean = 0;
 };
 

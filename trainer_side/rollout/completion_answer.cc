@@ -45,10 +45,10 @@ const json* member(const json& object, const char* key) {
 }
 
 // A whole number up to `most`.
-std::optional<std::uint64_t> whole(const json* value, std::uint64_t most) {
+std::optional<std::uint64_t> whole(const json* value, std::uint64_t max) {
   if (value == nullptr || !value->is_number_unsigned()) return std::nullopt;
   const auto number = value->get<std::uint64_t>();
-  if (number > most) return std::nullopt;
+  if (number > max) return std::nullopt;
   return number;
 }
 
@@ -227,7 +227,7 @@ std::string question_body(const CompletionQuestion& question) {
   return body.dump();
 }
 
-std::uint64_t most_answer_bytes(const CompletionQuestion& question) noexcept {
+std::uint64_t max_answer_bytes(const CompletionQuestion& question) noexcept {
   const std::uint64_t tokens = std::uint64_t{question.answers} * question.max_tokens;
   // Each answer repeats the prompt.
   const std::uint64_t frame =

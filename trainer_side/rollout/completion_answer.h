@@ -22,7 +22,7 @@ inline constexpr double kLogProbabilitySlack = 1e-3;
 // (stop_token_ids); no other does (ignore_eos).
 [[nodiscard]] std::string question_body(const CompletionQuestion& question);
 // What the body of an answer to it may have.
-[[nodiscard]] std::uint64_t most_answer_bytes(const CompletionQuestion& question) noexcept;
+[[nodiscard]] std::uint64_t max_answer_bytes(const CompletionQuestion& question) noexcept;
 
 // The rollouts of an answer, by index; `replica` is written into each. kBusy: the engine has
 // aborted one of them. kInvalidInput, with the place in the answer: no JSON, not as many choices as

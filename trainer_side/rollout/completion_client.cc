@@ -64,7 +64,7 @@ Result<std::unique_ptr<CompletionClient>> CompletionClient::create(
 
 Result<std::vector<Rollout>> CompletionClient::ask(const CompletionQuestion& question) {
   const auto body = state_->ask(kCompletionsPath, question_body(question),
-                                most_answer_bytes(question), now() + state_->deadline);
+                                max_answer_bytes(question), now() + state_->deadline);
   auto rollouts = body ? read_answer(*body, question, state_->url)
                        : Result<std::vector<Rollout>>(fail(body.error()));
   if (!rollouts) return fail(rollouts.error().with_context(state_->url));

@@ -53,10 +53,10 @@ tl::unexpected<Error> wrong_option(std::string_view name, std::string_view found
               fmt::format("{}: expected {}, found {}", name, expected, found));
 }
 
-Result<> check_number(std::string_view name, std::uint64_t found, std::uint64_t least,
-                      std::uint64_t most) {
-  if (found >= least && found <= most) return {};
-  return wrong_option(name, std::to_string(found), fmt::format("{} to {}", least, most));
+Result<> check_number(std::string_view name, std::uint64_t found, std::uint64_t min,
+                      std::uint64_t max) {
+  if (found >= min && found <= max) return {};
+  return wrong_option(name, std::to_string(found), fmt::format("{} to {}", min, max));
 }
 
 Result<> check_time(std::string_view name, std::chrono::milliseconds found) {
@@ -115,9 +115,9 @@ Result<> score(const Reward& reward, Group& group) {
     } catch (...) {
       return wrong("it has thrown something that is no std::exception");
     }
-    if (!(std::abs(rollout.reward) <= kRewardMost))
-      return wrong(fmt::format("expected a number from {} to {}, found {}", -kRewardMost,
-                               kRewardMost, rollout.reward));
+    if (!(std::abs(rollout.reward) <= kRewardMax))
+      return wrong(fmt::format("expected a number from {} to {}, found {}", -kRewardMax, kRewardMax,
+                               rollout.reward));
     rewards.push_back(rollout.reward);
   }
   const std::vector<double> advantages = group_advantages(rewards);
@@ -138,7 +138,8 @@ struct RolloutPool::State {
   [[nodiscard]] Result<> start();
   void cancel() noexcept;
   void begin(std::uint64_t step, std::uint32_t epoch);
-  [[nodiscard]] Result<Harvest> harvest(std::uint64_t step, std::chrono::milliseconds patience);
+  [[nodiscard]] Result<RolloutBatch> collect(std::uint64_t step,
+                                             std::chrono::milliseconds wait_limit);
 
   // Of the threads; with the lock.
   void work(Replica& replica, CompletionClient& client);
@@ -173,7 +174,7 @@ struct RolloutPool::State {
   bool cancelled = false;
   std::uint64_t beginnings = 0;
   std::uint64_t next = 0;  // step to be harvested
-  std::uint32_t least_epoch = 0;
+  std::uint32_t min_epoch = 0;
   std::set<Ticket> waiting;
   std::map<Ticket, Group> complete;
   std::optional<Error> broken;  // by the reward function
@@ -225,7 +226,7 @@ void RolloutPool::State::begin(std::uint64_t step, std::uint32_t epoch) {
   const std::lock_guard lock(mutex);
   ++beginnings;
   next = step;
-  least_epoch = options.versions_count ? epoch : 0;
+  min_epoch = options.versions_count ? epoch : 0;
   for (Replica& replica : replicas) replica.step.reset();
   waiting.clear();
   complete.clear();
@@ -240,8 +241,7 @@ Todo RolloutPool::State::next_for(const Replica& replica) const {
   if (at < replica.not_before) return {.until = replica.not_before};
   // Those after the first need newer weights, if anything.
   const std::uint64_t needed = needed_step(waiting.begin()->first);
-  if ((needed == 0 && least_epoch == 0) || replica.step >= needed)
-    return {.what = Todo::What::kAsk};
+  if ((needed == 0 && min_epoch == 0) || replica.step >= needed) return {.what = Todo::What::kAsk};
   if (replica.looking) return {};
   if (at < replica.look_again) return {.until = replica.look_again};
   return {.what = Todo::What::kLook};
@@ -292,10 +292,10 @@ void RolloutPool::State::saw(Replica& replica, const std::string& url, const Ver
   const std::uint64_t needed = waiting.empty() ? 0 : needed_step(waiting.begin()->first);
   replica.holds_up.clear();
   replica.step.reset();
-  if (served.epoch >= least_epoch) replica.step = served.step;
+  if (served.epoch >= min_epoch) replica.step = served.step;
   if (!replica.step)
     replica.holds_up = fmt::format("{} serves {} of another run; weights of epoch {} are needed",
-                                   url, served.to_string(), least_epoch);
+                                   url, served.to_string(), min_epoch);
   else if (*replica.step < needed)
     replica.holds_up = fmt::format("{} serves {}, and weights of step {} are needed", url,
                                    served.to_string(), needed);
@@ -334,7 +334,7 @@ void RolloutPool::State::ask(Replica& replica, CompletionClient& client,
 }
 
 void RolloutPool::State::take_in(Replica& replica, const Ticket& ticket, Group group) {
-  if (oldest_epoch(group) < least_epoch || oldest_step(group) < needed_step(ticket.first)) {
+  if (oldest_epoch(group) < min_epoch || oldest_step(group) < needed_step(ticket.first)) {
     ++stats.dropped_stale;
     waiting.insert(ticket);
     replica.step.reset();  // it serves something else than it was known to
@@ -365,28 +365,28 @@ Error RolloutPool::State::not_in_time(std::uint64_t step, double seconds_waited)
                       groups_of(step), counted(options.groups, "group"), seconds_waited, why)};
 }
 
-Result<Harvest> RolloutPool::State::harvest(std::uint64_t step,
-                                            std::chrono::milliseconds patience) {
+Result<RolloutBatch> RolloutPool::State::collect(std::uint64_t step,
+                                                 std::chrono::milliseconds wait_limit) {
   const TimePoint start = now();
-  const std::chrono::milliseconds most(config::kDurationMsMax);
+  const std::chrono::milliseconds max(config::kDurationMsMax);
   std::unique_lock lock(mutex);
   WSYNC_CHECK(beginnings > 0 && step == next, "steps are harvested one after the other");
-  const bool in_time = changed.wait_until(lock, steady_time(start + std::min(patience, most)), [&] {
-    return cancelled || broken || groups_of(step) == options.groups;
-  });
+  const bool in_time =
+      changed.wait_until(lock, steady_time(start + std::min(wait_limit, max)),
+                         [&] { return cancelled || broken || groups_of(step) == options.groups; });
   if (cancelled)
     return fail(ErrorCode::kCancelled, fmt::format("rollouts of step {}: cancelled", step));
   if (broken) return fail(*broken);
   const double waited = seconds(now() - start);
   if (!in_time) return fail(not_in_time(step, waited));
-  Harvest harvest{.groups = {}, .waited_seconds = waited, .stats = std::exchange(stats, {})};
+  RolloutBatch batch{.groups = {}, .waited_seconds = waited, .stats = std::exchange(stats, {})};
   const auto end = complete.lower_bound({step + 1, 0});
   for (auto entry = complete.begin(); entry != end; entry = complete.erase(entry))
-    harvest.groups.push_back(std::move(entry->second));
+    batch.groups.push_back(std::move(entry->second));
   ++next;
   open(step + 1 + options.max_staleness);
   changed.notify_all();
-  return harvest;
+  return batch;
 }
 
 RolloutPool::RolloutPool(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -400,12 +400,13 @@ Result<std::unique_ptr<RolloutPool>> RolloutPool::create(PoolOptions options, Ta
   return std::unique_ptr<RolloutPool>(new RolloutPool(std::move(state)));
 }
 
-void RolloutPool::begin(std::uint64_t step, std::uint32_t least_epoch) {
-  state_->begin(step, least_epoch);
+void RolloutPool::begin(std::uint64_t step, std::uint32_t min_epoch) {
+  state_->begin(step, min_epoch);
 }
 
-Result<Harvest> RolloutPool::harvest(std::uint64_t step, std::chrono::milliseconds patience) {
-  return state_->harvest(step, patience);
+Result<RolloutBatch> RolloutPool::collect(std::uint64_t step,
+                                          std::chrono::milliseconds wait_limit) {
+  return state_->collect(step, wait_limit);
 }
 
 void RolloutPool::cancel() noexcept { state_->cancel(); }

@@ -27,7 +27,7 @@ namespace wsync::rollout {
 inline constexpr std::size_t kPoolThreads = 1024;        // replicas times requests
 inline constexpr std::uint64_t kPoolGroups = 1U << 16U;  // of max_staleness + 1 steps
 inline constexpr std::uint32_t kPoolAnswers = 128;       // the most that an engine takes
-inline constexpr double kRewardMost = 1e9;  // up or down: deviations are far from any overflow
+inline constexpr double kRewardMax = 1e9;  // up or down: deviations are far from any overflow
 inline constexpr std::uint64_t kPoolTokens = 1U << 20U;  // of all answers of a group
 // Between two looks at a replica that does not serve yet what is needed.
 inline constexpr std::chrono::milliseconds kVersionLook{20};
@@ -57,7 +57,7 @@ struct PoolStats {
 };
 
 // What a step trains on.
-struct Harvest {
+struct RolloutBatch {
   // As many as PoolOptions::groups, each with all its answers, their rewards and advantages.
   std::vector<Group> groups;
   double waited_seconds = 0;
@@ -77,14 +77,15 @@ class RolloutPool {
   // Steps from `step` on are to be harvested, and weights of step `step` - 1 are those to generate
   // with. Versions of an epoch before `least_epoch` are another run's, whatever their step. Once
   // more: what is there or asked for is forgotten.
-  void begin(std::uint64_t step, std::uint32_t least_epoch = 0);
+  void begin(std::uint64_t step, std::uint32_t min_epoch = 0);
   // The groups of a step, by their problems' numbers; steps are asked for one after the other. From
   // then on the pool generates for the step after it, so far as max_staleness lets it: with 0 it
   // waits until the trainer has published `step`. kDeadline: not all there by then, with the last
   // failure of a replica; the step can be asked for again. kInternal: the reward function has
   // thrown, with what it said, or given what is no number or beyond kRewardMost; begin() is next
   // then. kCancelled.
-  [[nodiscard]] Result<Harvest> harvest(std::uint64_t step, std::chrono::milliseconds patience);
+  [[nodiscard]] Result<RolloutBatch> collect(std::uint64_t step,
+                                             std::chrono::milliseconds wait_limit);
   // Ends a harvest that waits, every later one, and what is asked; from any thread.
   void cancel() noexcept;
 

@@ -175,7 +175,7 @@ std::string TrainReport::rollouts_columns(const json& step) const {
 
 json TrainReport::generating() const {
   if (rollouts_.empty()) return nullptr;
-  const auto most = [&](const char* member) {
+  const auto max = [&](const char* member) {
     double found = 0;
     for (const double value : each(rollouts_, member)) found = std::max(found, value);
     return found;
@@ -192,9 +192,9 @@ json TrainReport::generating() const {
   return {{"steps", rollouts_.size()},
           {"reward_first", mean_reward(0)},
           {"reward_last", mean_reward(rollouts_.size() - std::min(rollouts_.size(), kRewardSteps))},
-          {"staleness_most", most("staleness_most")},
-          {"mismatch_most", most("mismatch_most")},
-          {"drift_most", most("drift_most")},
+          {"staleness_most", max("staleness_most")},
+          {"mismatch_most", max("mismatch_most")},
+          {"drift_most", max("drift_most")},
           {"waited_seconds", waited}};
 }
 
@@ -210,8 +210,8 @@ json TrainReport::publishing() const {
   const bool compares = !beside.empty() && !alone.empty();
   std::vector<json> committed;
   std::copy_if(publishes_.begin(), publishes_.end(), std::back_inserter(committed), is_committed);
-  double most = 0;
-  for (const double paused : each(committed, "paused_seconds")) most = std::max(most, paused);
+  double max = 0;
+  for (const double paused : each(committed, "paused_seconds")) max = std::max(max, paused);
   return {{"published", publishes_.size()},
           {"committed", committed.size()},
           {"bytes_of_version", committed.empty() ? json(nullptr) : committed.back().at("bytes")},
@@ -219,12 +219,12 @@ json TrainReport::publishing() const {
           {"step_seconds_alone", alone.empty() ? json(nullptr) : json(median(alone))},
           {"step_ratio", compares ? json(median(beside) / median(alone)) : json(nullptr)},
           {"staged_seconds_median", median(each(committed, "staged_seconds"))},
-          {"paused_seconds_most", most},
+          {"paused_seconds_most", max},
           // Of the steps: what training waited for the snapshot of the step before.
           {"snapshot_wait_seconds_median", median(each(steps_, "snapshot_wait_seconds"))}};
 }
 
-json TrainReport::device_activations_most() const {
+json TrainReport::device_activations_max() const {
   return end_.is_null() ? json() : end_.value("device_activations_most", json());
 }
 
@@ -284,7 +284,7 @@ Outcome TrainReport::outcome() const {
                     {"saved", saved_},
                     {"losses", losses_},
                     {"recoveries", recoveries_},
-                    {"device_activations_most", device_activations_most()}};
+                    {"device_activations_most", device_activations_max()}};
   if (steps_.empty()) {
     outcome.text = "stopped before a step was over";
   } else {

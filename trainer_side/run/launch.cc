@@ -34,11 +34,11 @@ static_assert(config::kTrainRanks <= collective::memory::kHostRankCount);
 // A run has no end by the clock; its ranks have deadlines for each exchange.
 constexpr std::chrono::hours kNoDeadline{24 * 365};
 // Beside the heartbeat's deadline: for ranks that were told to end.
-constexpr std::chrono::seconds kToldPatience{5};
+constexpr std::chrono::seconds kToldWaitLimit{5};
 // A rank that has broken the group for a reason of its own ends within it.
-constexpr std::chrono::seconds kBrokenPatience{1};
+constexpr std::chrono::seconds kBrokenWaitLimit{1};
 // For a rank that lives and does not come to the newest group: rank 0 may be writing a state.
-constexpr std::chrono::minutes kAwayPatience{40};
+constexpr std::chrono::minutes kAwayWaitLimit{40};
 // Between two looks at the ranks, at most.
 constexpr std::chrono::milliseconds kRanksLook{1000};
 
@@ -90,11 +90,11 @@ class Launch {
     }
     if (!failure_) return report_.outcome();
     // They have been told, and wake up.
-    const auto patience = config_.heartbeat.deadline + kToldPatience;
-    (void)children_->shutdown("the end", patience, [this] { return all_ended(); });
+    const auto wait_limit = config_.heartbeat.deadline + kToldWaitLimit;
+    (void)children_->shutdown("the end", wait_limit, [this] { return all_ended(); });
     for (const Seat& seat : seats_)
       if (seat.child != nullptr) seat.child->send(SIGKILL);
-    (void)children_->shutdown("the end", patience, [this] { return all_ended(); });
+    (void)children_->shutdown("the end", wait_limit, [this] { return all_ended(); });
     return fail(*failure_);
   }
 
@@ -242,7 +242,7 @@ class Launch {
       const auto sign = last_sign(rank);
       const Seat& seat = seats_[rank];
       if (!seat.child->running() || seat.is_lost) continue;
-      if (const auto away = now() - away_since(rank); is_away(rank) && away > kAwayPatience) {
+      if (const auto away = now() - away_since(rank); is_away(rank) && away > kAwayWaitLimit) {
         lose(rank, fmt::format("has not come to the others for {}: it hangs",
                                trace::format_duration(away)));
         continue;
@@ -306,9 +306,9 @@ class Launch {
     const Result<> health = newest().health();
     if (health) return broken_since_.reset();
     if (!broken_since_) broken_since_ = now();
-    if (now() - *broken_since_ < kBrokenPatience) return;
+    if (now() - *broken_since_ < kBrokenWaitLimit) return;
     log_warning("the ranks are connected anew: {}", health.error().message());
-    go_on_without({}, health.error());
+    resume_without({}, health.error());
   }
 
   [[nodiscard]] bool any_succeeded() const {
@@ -344,11 +344,11 @@ class Launch {
     } else {
       seat.child->send(SIGKILL);
     }
-    go_on_without({rank}, error, is_kept);
+    resume_without({rank}, error, is_kept);
   }
 
-  void go_on_without(const std::vector<std::uint32_t>& lost, const Error& why,
-                     bool is_kept = false) {
+  void resume_without(const std::vector<std::uint32_t>& lost, const Error& why,
+                      bool is_kept = false) {
     if (is_done_) {
       for (const std::uint32_t rank : lost) {
         seats_[rank].is_lost = true;
@@ -359,13 +359,13 @@ class Launch {
     // One that lives may have much to do before it comes, and the others wait for it in vain.
     bool waits = false;
     for (std::uint32_t rank = 0; rank < seats_.size(); ++rank) waits = waits || is_away(rank);
-    std::uint32_t most = !lost.empty() ? 0 : waits ? breaks_ : ++breaks_;
-    for (const std::uint32_t rank : lost) most = std::max(most, ++seats_[rank].losses);
-    if (most > config_.recovery.attempts)
+    std::uint32_t max = !lost.empty() ? 0 : waits ? breaks_ : ++breaks_;
+    for (const std::uint32_t rank : lost) max = std::max(max, ++seats_[rank].losses);
+    if (max > config_.recovery.attempts)
       return fail_all(Error(
           why.code(), fmt::format("{}; that was {} times in a row, and no step has ended between "
                                   "them (recovery.attempts is {})",
-                                  why.message(), most, config_.recovery.attempts)));
+                                  why.message(), max, config_.recovery.attempts)));
     if (!lost.empty())
       log_warning("{}; {}a new process takes its place", why.message(),
                   is_kept ? "it is kept as it is, and cut off; " : "");

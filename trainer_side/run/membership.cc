@@ -64,7 +64,7 @@ Result<std::unique_ptr<Membership>> Membership::join(const RankStart& start) {
 Result<> Membership::enter(int segment) {
   auto attached = WSYNC_TRY(collective::memory::attach(segment, start_.rank));
   auto* const entered = attached.get();
-  entered->tell(word_);
+  entered->notify(word_);
   heartbeat_.reset();
   if (renewed_)
     WSYNC_TRY(renewed_->regroup(std::move(attached)));
@@ -91,9 +91,9 @@ Result<bool> Membership::rejoin(const Error& why) {
   }
 }
 
-void Membership::tell(std::uint64_t word) noexcept {
+void Membership::notify(std::uint64_t word) noexcept {
   word_ = word;
-  if (memory_ != nullptr) memory_->tell(word);
+  if (memory_ != nullptr) memory_->notify(word);
 }
 
 std::uint64_t Membership::told(std::uint32_t rank) const noexcept {

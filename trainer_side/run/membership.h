@@ -37,7 +37,7 @@ class Membership {
   // next one because the run fails; kFenced: this rank was replaced.
   [[nodiscard]] Result<bool> rejoin(const Error& why);
   // What the launcher and other ranks see of this rank, and what another one has told.
-  void tell(std::uint64_t word) noexcept;
+  void notify(std::uint64_t word) noexcept;
   [[nodiscard]] std::uint64_t told(std::uint32_t rank) const noexcept;
 
  private:

@@ -33,12 +33,12 @@ std::string_view state_name(PublishState state) {
 
 // For a fleet that is expected: what starts beside this run has joined by then. The other ranks
 // wait for rank 0 at the end of the step, half of their deadline at most.
-constexpr std::chrono::milliseconds kPatience{10'000};
+constexpr std::chrono::milliseconds kWaitLimit{10'000};
 // For one that was given up: each step asks again, and costs no more than this.
-constexpr std::chrono::milliseconds kPatienceOnceLost{50};
+constexpr std::chrono::milliseconds kWaitLimitOnceLost{50};
 // When a run is asked to end: for a snapshot to begin, and for publishes under way.
-constexpr std::chrono::milliseconds kPatienceAtEnd{1'000};
-constexpr std::chrono::milliseconds kEndPatience{5'000};
+constexpr std::chrono::milliseconds kWaitLimitAtEnd{1'000};
+constexpr std::chrono::milliseconds kEndWaitLimit{5'000};
 constexpr std::chrono::milliseconds kLook{50};
 constexpr std::chrono::milliseconds kTellWait{2'000};
 
@@ -58,7 +58,7 @@ StepPublisher::StepPublisher(const config::PublishConfig& config, training::Trai
       on_event_(std::move(on_event)),
       is_stopping_(std::move(is_stopping)),
       tensors_(describe()),
-      patience_(std::min(kPatience, rank.options().deadline / 2)) {}
+      wait_limit_(std::min(kWaitLimit, rank.options().deadline / 2)) {}
 
 Result<std::unique_ptr<StepPublisher>> StepPublisher::create(const config::PublishConfig& config,
                                                              training::TrainingRank& rank,
@@ -162,27 +162,27 @@ void StepPublisher::wait_snapshotted() {
       told = true;
       log_warning("training waits for the fleet to begin with step {}", newest.step);
     }
-    const auto patience = is_stopping_() ? std::min(patience_, kPatienceAtEnd) : patience_;
-    if (now() - begun < patience) continue;
+    const auto wait_limit = is_stopping_() ? std::min(wait_limit_, kWaitLimitAtEnd) : wait_limit_;
+    if (now() - begun < wait_limit) continue;
     given_up = true;
     if (!trainer_->give_up(newest.step)) break;  // its thread has ended, and every publish with it
   } while (!wait_a_little(newest, PublishState::kSnapshotted));
-  // One that has failed or is superseded has let the weights go as well: tell_ended() tells it.
+  // One that has failed or is superseded has let the weights go as well: notify_ended() tells it.
   const auto view = trainer_->look(newest.id);
   const bool read = !given_up || (view && view->status.state != PublishState::kFailed);
-  patience_ = std::min(read ? kPatience : kPatienceOnceLost, rank_.options().deadline / 2);
+  wait_limit_ = std::min(read ? kWaitLimit : kWaitLimitOnceLost, rank_.options().deadline / 2);
 }
 
-void StepPublisher::tell_ended() {
+void StepPublisher::notify_ended() {
   while (!running_.empty()) {
     const auto view = trainer_->look(running_.front().id);
     if (view && !plugin::is_final(view->status.state)) return;
-    if (view) tell(running_.front(), *view);
+    if (view) notify(running_.front(), *view);
     running_.pop_front();
   }
 }
 
-Result<> StepPublisher::wait_served(std::chrono::milliseconds patience) {
+Result<> StepPublisher::wait_served(std::chrono::milliseconds wait_limit) {
   if (rank_.place().rank != 0) return {};
   const TimePoint begun = now();
   bool told = false;
@@ -191,11 +191,11 @@ Result<> StepPublisher::wait_served(std::chrono::milliseconds patience) {
     do_without_the_lost(running_.back());
     if (rank_.group() != nullptr) WSYNC_TRY(rank_.group()->health());
     if (!wait_a_little(front, PublishState::kCommitted)) {
-      if (now() - begun > patience)
+      if (now() - begun > wait_limit)
         return fail(ErrorCode::kDeadline,
                     fmt::format("no engine serves the weights of step {} after {} ms; `wsync "
                                 "status` says which sidecars and engines are there",
-                                front.step, patience.count()));
+                                front.step, wait_limit.count()));
       if (!told && now() - begun > kTellWait) {
         told = true;
         log_warning("waiting for engines to serve the weights of step {}", front.step);
@@ -205,7 +205,7 @@ Result<> StepPublisher::wait_served(std::chrono::milliseconds patience) {
     const auto view = trainer_->look(front.id);
     running_.pop_front();
     if (!view) return fail(view.error());
-    tell(front, *view);
+    notify(front, *view);
     if (running_.empty() && view->status.state != PublishState::kCommitted)
       return fail(ErrorCode::kRefused, fmt::format("the weights of step {} are not served: {}",
                                                    front.step, view->status.reason));
@@ -218,7 +218,7 @@ void StepPublisher::end_all() {
   const TimePoint begun = now();
   std::optional<TimePoint> stopping;
   bool told = rank_.place().rank != 0;
-  for (tell_ended(); !running_.empty(); tell_ended()) {
+  for (notify_ended(); !running_.empty(); notify_ended()) {
     if (wait_a_little(running_.front(), PublishState::kCommitted)) continue;
     if (!told && now() - begun > kTellWait) {
       told = true;
@@ -228,13 +228,13 @@ void StepPublisher::end_all() {
           running_.back().step);
     }
     if (is_stopping_() && !stopping) stopping = now();
-    if (rank_.place().rank == 0 && stopping && now() - *stopping > kEndPatience) break;
+    if (rank_.place().rank == 0 && stopping && now() - *stopping > kEndWaitLimit) break;
   }
   for (const Running& running : std::exchange(running_, {}))
     if (auto view = trainer_->look(running.id)) {
       view->status.state = PublishState::kFailed;
       view->status.reason = "the run was asked to end before the fleet had taken it";
-      tell(running, *view);
+      notify(running, *view);
     }
   if (newest_ && trainer_)
     if (const auto view = trainer_->look(newest_->id))
@@ -243,7 +243,7 @@ void StepPublisher::end_all() {
   trainer_.reset();  // rank 0's word, or its end, is what the others wait for
 }
 
-void StepPublisher::tell(const Running& running, const plugin::PublishView& view) {
+void StepPublisher::notify(const Running& running, const plugin::PublishView& view) {
   const control::PublishStatus& status = view.status;
   if (status.state == PublishState::kCommitted) epoch_ = status.version.epoch;
   if (rank_.place().rank != 0) return;  // rank 0 knows as much

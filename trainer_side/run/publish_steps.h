@@ -51,11 +51,11 @@ class StepPublisher {
   // rank has reported stays good.
   void wait_snapshotted();
   // Tells how publishes have ended.
-  void tell_ended();
+  void notify_ended();
   // Rank 0: waits until the newest publish has ended, or the run is asked to end. The others do not
   // wait. kRefused with the reason: engines do not serve it; kDeadline; what broke the ranks'
   // group.
-  [[nodiscard]] Result<> wait_served(std::chrono::milliseconds patience);
+  [[nodiscard]] Result<> wait_served(std::chrono::milliseconds wait_limit);
   // Of the newest version that was committed, as far as it has been told; 0 before one was.
   [[nodiscard]] std::uint32_t epoch() const noexcept { return epoch_; }
   // Waits until every publish has ended, and tells it; a later publish() begins anew. A run that is
@@ -73,7 +73,7 @@ class StepPublisher {
   [[nodiscard]] Result<> start();
   // Whether the publish has come that far, or has ended.
   [[nodiscard]] bool wait_a_little(const Running& running, control::PublishState state) const;
-  void tell(const Running& running, const plugin::PublishView& view);
+  void notify(const Running& running, const plugin::PublishView& view);
   // Rank 0: when the group is broken, the publish does not wait for what was not reported.
   void do_without_the_lost(const Running& running);
   [[nodiscard]] plugin::RankTensors describe() const;
@@ -89,7 +89,7 @@ class StepPublisher {
   bool snapshotted_ = true;
   bool is_lost_ = false;  // end_all() has found that the newest publish failed with the group
   std::uint32_t epoch_ = 0;
-  std::chrono::milliseconds patience_;
+  std::chrono::milliseconds wait_limit_;
   std::unique_ptr<plugin::Trainer> trainer_;
 };
 

@@ -41,7 +41,7 @@ class RankRun {
     WSYNC_TRY(prepare());
     Stage stage = membership_.is_first() ? Stage::kBegin : Stage::kRecover;
     while (stage != Stage::kOver) {
-      auto next = go_on(stage);
+      auto next = resume(stage);
       if (!next) {
         // Whoever broke the group: the others are there, or come anew.
         if (!membership_.is_renewed() || group_.health()) return fail(std::move(next).error());
@@ -91,13 +91,13 @@ class RankRun {
     }
     json event = begin_event(config_, options, begin, false);
     event["second_holder_bytes"] = second_holder_bytes();
-    tell(event);
+    notify(event);
     text_ = std::move(begin.text);
     if (membership_.is_first()) begin_ = std::move(begin);
     return {};
   }
 
-  [[nodiscard]] Result<Stage> go_on(Stage stage) {
+  [[nodiscard]] Result<Stage> resume(Stage stage) {
     switch (stage) {
       case Stage::kBegin:
         return begin();
@@ -113,7 +113,7 @@ class RankRun {
     return Stage::kOver;
   }
 
-  void tell(const json& event) {
+  void notify(const json& event) {
     if (rank_->place().rank == 0) on_event_(event);
   }
 
@@ -125,8 +125,8 @@ class RankRun {
     return bytes;
   }
 
-  void tell_step(const json& event) {
-    tell(event);
+  void notify_step(const json& event) {
+    notify(event);
     told_ = event.at("step");
   }
 
@@ -165,12 +165,12 @@ class RankRun {
     event["compute_seconds"] = seconds(done.computed - done.begin);
     event["update_seconds"] = seconds(done.end - done.computed) - waited;
     event["snapshot_wait_seconds"] = waited;
-    tell_step(event);
+    notify_step(event);
     const auto flags = WSYNC_TRY(share({}));
     take_stop(flags);
     if (publisher_) {
       if (publishes_after(step)) publish(step);
-      publisher_->tell_ended();
+      publisher_->notify_ended();
     }
     if (saves_after(config_, step)) WSYNC_TRY(save());
     return next_stage();
@@ -183,9 +183,9 @@ class RankRun {
     WSYNC_TRY(wait_for_all(group_, kSaveDeadline));  // however long rank 0 has waited for the fleet
     WSYNC_TRY(traces_->write(&group_));
     if (!std::exchange(told_end_, true)) {
-      if (stopped_) tell({{"event", "stopped"}, {"step", facts_.step}});
-      tell({{"event", "end"},
-            {"device_activations_most", rank_->pipeline().device_pool().most_used()}});
+      if (stopped_) notify({{"event", "stopped"}, {"step", facts_.step}});
+      notify({{"event", "end"},
+              {"device_activations_most", rank_->pipeline().device_pool().max_used()}});
     }
     fail_point("last_barrier");
     // Together: a rank that leaves while another one still exchanges looks like one that was lost.
@@ -211,7 +211,7 @@ class RankRun {
       json event = step_event(facts_.step, *recovered->before, taken);
       event["compute_seconds"] = event["snapshot_wait_seconds"] = 0;
       event["update_seconds"] = taken;
-      tell_step(event);
+      notify_step(event);
     }
     return take_up({{"event", "recovered"},
                     {"step", recovered->step},
@@ -310,17 +310,17 @@ class RankRun {
     take_stop(flags);
     for (const Flags& one : flags) publishes_above_ = std::max(publishes_above_, one.published);
     saved_ = std::max(first_ - 1, flags.front().saved);
-    if (leads && saved >= first_ && saved == step) tell_saved();
+    if (leads && saved >= first_ && saved == step) notify_saved();
     std::uint64_t given = 0;
     for (const Flags& one : flags) given += one.given;
     recovered["bytes"] = given;
-    tell(recovered);
+    notify(recovered);
     is_new_ = false;
     begin_.reset();
     if (flags.front().save_again != 0) WSYNC_TRY(save());
     if (flags.front().publish_again != 0 && publisher_) {
       publish(step);
-      if (generates_) WSYNC_TRY(publisher_->wait_served(config_.rollout->patience));
+      if (generates_) WSYNC_TRY(publisher_->wait_served(config_.rollout->wait_limit));
     }
     return next_stage();
   }
@@ -328,7 +328,7 @@ class RankRun {
   // What is seen of this rank from outside; and where tests let it be killed.
   void come_to(const training::Tag& tag) {
     const training::Tag last = std::exchange(tag_, tag);
-    membership_.tell(training::word_of(tag));
+    membership_.notify(training::word_of(tag));
     if (tag.phase == training::Phase::kBackward) fail_point("backward");
     if (tag.phase == training::Phase::kUpdate) {
       // Another rank has passed the barrier too, so that its step has to end.
@@ -381,7 +381,7 @@ class RankRun {
     if (rollouts_->generates(step) && !std::exchange(generates_, true) && publisher_ &&
         (step == 1 || step - 1 > publishes_above_)) {
       publish(step - 1);
-      WSYNC_TRY(publisher_->wait_served(config_.rollout->patience));
+      WSYNC_TRY(publisher_->wait_served(config_.rollout->wait_limit));
     }
     return rollouts_->batches(step, publisher_ ? publisher_->epoch() : 0);
   }
@@ -406,17 +406,18 @@ class RankRun {
     const auto flags = WSYNC_TRY(share({.save_failed = !done}, kSaveDeadline));
     if (flags.front().save_failed != 0) {
       if (!done)
-        tell({{"event", "save_failed"}, {"step", facts_.step}, {"reason", done.error().message()}});
+        notify(
+            {{"event", "save_failed"}, {"step", facts_.step}, {"reason", done.error().message()}});
       return {};
     }
-    tell_saved();
+    notify_saved();
     saved_ = facts_.step;
     return {};
   }
-  void tell_saved() {
-    tell({{"event", "saved"},
-          {"step", facts_.step},
-          {"directory", training::state_directory(config_.save.directory, facts_.step)}});
+  void notify_saved() {
+    notify({{"event", "saved"},
+            {"step", facts_.step},
+            {"directory", training::state_directory(config_.save.directory, facts_.step)}});
   }
 
   const config::TrainConfig& config_;

@@ -87,7 +87,7 @@ Result<std::unique_ptr<StepRollouts>> StepRollouts::create(const config::TrainCo
 }
 
 Result<std::optional<std::vector<MicroBatch>>> StepRollouts::batches(std::uint64_t step,
-                                                                     std::uint32_t least_epoch) {
+                                                                     std::uint32_t min_epoch) {
   if (!generates(step)) {
     auto given = WSYNC_TRY(right_answers(step));
     return own(std::move(given));
@@ -98,7 +98,7 @@ Result<std::optional<std::vector<MicroBatch>>> StepRollouts::batches(std::uint64
   if (told.front() == std::byte{0}) {
     auto weights = WSYNC_TRY(training::gather_weights(rank_, &group_));
     if (weights) {
-      const auto made = WSYNC_TRY(generate(step, least_epoch, std::move(*weights)));
+      const auto made = WSYNC_TRY(generate(step, min_epoch, std::move(*weights)));
       is_there = made;
     }
   }
@@ -125,30 +125,30 @@ Result<std::vector<MicroBatch>> StepRollouts::right_answers(std::uint64_t step) 
 
 // ---- rank 0 ----
 
-Result<std::optional<rollout::Harvest>> StepRollouts::harvest(std::uint64_t step,
-                                                              std::uint32_t least_epoch) {
-  if (next_ != Asked{step, least_epoch}) pool_->begin(step, least_epoch);
-  next_ = {step, least_epoch};
+Result<std::optional<rollout::RolloutBatch>> StepRollouts::collect(std::uint64_t step,
+                                                                   std::uint32_t min_epoch) {
+  if (next_ != Asked{step, min_epoch}) pool_->begin(step, min_epoch);
+  next_ = {step, min_epoch};
   const TimePoint from = now();
   bool told = false;
   while (!is_stopping_()) {
-    auto harvest = pool_->harvest(step, kStopLook);
-    if (harvest) {
-      next_ = {step + 1, least_epoch};
-      return std::optional(std::move(*harvest));
+    auto batch = pool_->collect(step, kStopLook);
+    if (batch) {
+      next_ = {step + 1, min_epoch};
+      return std::optional(std::move(*batch));
     }
-    if (harvest.error().code() != ErrorCode::kDeadline || now() - from > rollout_.patience)
-      return fail(harvest.error().with_context(fmt::format("step {}: rollouts", step)));
+    if (batch.error().code() != ErrorCode::kDeadline || now() - from > rollout_.wait_limit)
+      return fail(batch.error().with_context(fmt::format("step {}: rollouts", step)));
     WSYNC_TRY(group_.health());
     if (!told && now() - from > kTellAnswersWait) {
       told = true;
-      log_warning("step {} waits for answers: {}", step, harvest.error().message());
+      log_warning("step {} waits for answers: {}", step, batch.error().message());
     }
   }
-  return std::optional<rollout::Harvest>();
+  return std::optional<rollout::RolloutBatch>();
 }
 
-Result<bool> StepRollouts::generate(std::uint64_t step, std::uint32_t least_epoch,
+Result<bool> StepRollouts::generate(std::uint64_t step, std::uint32_t min_epoch,
                                     training::ParameterSet weights) {
   const bool is_first = step == rollout_.warm_start_steps + 1;
   if (loss_.kl != 0 && (is_first || !reference_)) {
@@ -160,28 +160,28 @@ Result<bool> StepRollouts::generate(std::uint64_t step, std::uint32_t least_epoc
     reference_ = weights;
   }
   const TimePoint from = now();
-  const auto harvest = WSYNC_TRY(this->harvest(step, least_epoch));
-  if (!harvest) return false;
+  const auto batch = WSYNC_TRY(this->collect(step, min_epoch));
+  if (!batch) return false;
   const double waited = seconds(now() - from);
-  auto batches = WSYNC_TRY(rollout::policy_batches(harvest->groups, shape_, loss_));
+  auto batches = WSYNC_TRY(rollout::policy_batches(batch->groups, shape_, loss_));
   if (reference_) rollout::refer_to(rank_.options().spec, *reference_, shape_.sequence, batches);
   newest_ = Newest{.step = step, .batches = rollout::encode_batches(batches)};
   published_.keep(step - 1, std::move(weights));
-  tell(step, *harvest, published_.compare(harvest->groups, batches), waited);
+  notify(step, *batch, published_.compare(batch->groups, batches), waited);
   return true;
 }
 
-void StepRollouts::tell(std::uint64_t step, const rollout::Harvest& harvest,
-                        const rollout::Agreement& agreement, double waited) const {
+void StepRollouts::notify(std::uint64_t step, const rollout::RolloutBatch& batch,
+                          const rollout::Agreement& agreement, double waited) const {
   double reward = 0;
   double age_sum = 0;
-  std::uint64_t age_most = 0;
+  std::uint64_t age_max = 0;
   std::size_t answers = 0;
   std::size_t useful = 0;  // groups
-  for (const rollout::Group& group : harvest.groups) {
+  for (const rollout::Group& group : batch.groups) {
     const std::uint64_t age = step - 1 - std::min(step - 1, rollout::oldest_step(group));
     age_sum += static_cast<double>(age);
-    age_most = std::max(age_most, age);
+    age_max = std::max(age_max, age);
     for (const rollout::Rollout& rollout : group.rollouts) reward += rollout.reward;
     answers += group.rollouts.size();
     useful += static_cast<std::size_t>(
@@ -192,19 +192,19 @@ void StepRollouts::tell(std::uint64_t step, const rollout::Harvest& harvest,
              {"step", step},
              {"reward", reward / static_cast<double>(answers)},
              {"answers", answers},
-             {"groups", harvest.groups.size()},
+             {"groups", batch.groups.size()},
              {"groups_with_advantage", useful},
-             {"staleness_mean", age_sum / static_cast<double>(harvest.groups.size())},
-             {"staleness_most", age_most},
-             {"dropped_groups", harvest.stats.dropped_stale},
-             {"failed_questions", harvest.stats.failed},
-             {"last_failure", harvest.stats.last_failure},
+             {"staleness_mean", age_sum / static_cast<double>(batch.groups.size())},
+             {"staleness_most", age_max},
+             {"dropped_groups", batch.stats.dropped_stale},
+             {"failed_questions", batch.stats.failed},
+             {"last_failure", batch.stats.last_failure},
              {"waited_seconds", waited},
              {"tokens", agreement.all_tokens},
              {"mismatch_tokens", agreement.tokens},
-             {"mismatch_most", agreement.mismatch_most},
+             {"mismatch_most", agreement.mismatch_max},
              {"mismatch_mean", agreement.mismatch_mean},
-             {"drift_most", agreement.drift_most},
+             {"drift_most", agreement.drift_max},
              {"drift_mean", agreement.drift_mean}});
 }
 
@@ -213,7 +213,7 @@ Result<Bytes> StepRollouts::share(Bytes bytes) const {
   std::iota(everyone.begin(), everyone.end(), 0U);
   const collective::Team team(&group_, everyone);
   // Rank 0 has waited for the engines before it comes here.
-  const auto deadline = now() + rollout_.patience + rank_.options().deadline;
+  const auto deadline = now() + rollout_.wait_limit + rank_.options().deadline;
   std::uint64_t size = bytes.size();
   const auto gather = [&](std::span<std::byte> of_first) {
     std::vector<std::span<std::byte>> parts(everyone.size());

@@ -53,7 +53,7 @@ class StepRollouts {
   // 0's wait for answers too. After any error the call can be made again, in a group that is whole:
   // answers that have come by then are not asked for a second time.
   [[nodiscard]] Result<std::optional<std::vector<training::MicroBatch>>> batches(
-      std::uint64_t step, std::uint32_t least_epoch = 0);
+      std::uint64_t step, std::uint32_t min_epoch = 0);
 
  private:
   StepRollouts(const config::TrainConfig& config, training::TrainingRank& rank,
@@ -61,12 +61,12 @@ class StepRollouts {
                std::function<bool()> is_stopping, rollout::Task task);
   [[nodiscard]] Result<std::vector<training::MicroBatch>> right_answers(std::uint64_t step) const;
   // Of rank 0. Whether the step's batch is kept now: not when the run was asked to end.
-  [[nodiscard]] Result<bool> generate(std::uint64_t step, std::uint32_t least_epoch,
+  [[nodiscard]] Result<bool> generate(std::uint64_t step, std::uint32_t min_epoch,
                                       training::ParameterSet weights);
-  [[nodiscard]] Result<std::optional<rollout::Harvest>> harvest(std::uint64_t step,
-                                                                std::uint32_t least_epoch);
-  void tell(std::uint64_t step, const rollout::Harvest& harvest,
-            const rollout::Agreement& agreement, double waited) const;
+  [[nodiscard]] Result<std::optional<rollout::RolloutBatch>> collect(std::uint64_t step,
+                                                                     std::uint32_t min_epoch);
+  void notify(std::uint64_t step, const rollout::RolloutBatch& batch,
+              const rollout::Agreement& agreement, double waited) const;
   // What rank 0 has, on every rank, however long it has waited for engines before it comes to this.
   [[nodiscard]] Result<Bytes> share(Bytes bytes) const;
   [[nodiscard]] std::vector<training::MicroBatch> own(std::vector<training::MicroBatch> all) const;
@@ -85,7 +85,7 @@ class StepRollouts {
   std::optional<training::ParameterSet> reference_;
   struct Asked {
     std::uint64_t step = 0;
-    std::uint32_t least_epoch = 0;
+    std::uint32_t min_epoch = 0;
     friend bool operator==(const Asked&, const Asked&) = default;
   };
   std::optional<Asked> next_;  // what the pool generates for

@@ -132,11 +132,10 @@ std::string to_string(const Action& action) {
 }
 
 Result<> check_shape(const Shape& shape) {
-  const auto check = [](std::string_view name, std::uint32_t value,
-                        std::uint64_t most) -> Result<> {
-    if (value >= 1 && value <= most) return {};
+  const auto check = [](std::string_view name, std::uint32_t value, std::uint64_t max) -> Result<> {
+    if (value >= 1 && value <= max) return {};
     return fail(ErrorCode::kInvalidInput,
-                fmt::format("{} is {}; expected 1 to {}", name, value, most));
+                fmt::format("{} is {}; expected 1 to {}", name, value, max));
   };
   WSYNC_TRY(check("the number of pipeline ranks (pp)", shape.pp, limits::kPipelineRankCount));
   WSYNC_TRY(check("the number of chunks of a rank (vpp)", shape.vpp, limits::kVirtualChunkCount));

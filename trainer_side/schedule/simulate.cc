@@ -209,12 +209,12 @@ class Overlaps {
     changes_.emplace_back(begin, 1);
     changes_.emplace_back(end, -1);
   }
-  [[nodiscard]] std::uint32_t most() {
+  [[nodiscard]] std::uint32_t max() {
     std::sort(changes_.begin(), changes_.end());
     std::int64_t now = 0;
-    std::int64_t most = 0;
-    for (const auto& [time, change] : changes_) most = std::max(most, now += change);
-    return static_cast<std::uint32_t>(most);
+    std::int64_t max = 0;
+    for (const auto& [time, change] : changes_) max = std::max(max, now += change);
+    return static_cast<std::uint32_t>(max);
   }
 
  private:
@@ -277,9 +277,9 @@ void count_activations(const Program& program, const RankProgram& rank,
     device.add(std::min(life.onload.begin, turns[life.onload_turn].begin), life.released);
     host.add(life.offload.begin, life.onload.end);
   }
-  report.peak_activations = all.most();
-  report.device_activations = device.most();
-  report.host_activations = host.most();
+  report.peak_activations = all.max();
+  report.device_activations = device.max();
+  report.host_activations = host.max();
 }
 
 double length(const std::vector<Timing>& intervals) {
@@ -443,9 +443,9 @@ Result<OperationCosts> costs_of_cells(double forward, double backward, double we
 }
 
 double Simulation::exposed() const {
-  double most = 0;
-  for (const RankReport& rank : ranks) most = std::max(most, rank.exposed);
-  return most;
+  double max = 0;
+  for (const RankReport& rank : ranks) max = std::max(max, rank.exposed);
+  return max;
 }
 
 Result<Simulation> simulate(const Program& program, const OperationCosts& costs,

@@ -24,7 +24,7 @@ Result<std::span<float>> SlotPool::take() {
                     slots_, floats_ * sizeof(float), name_));
   const std::size_t slot = free_.back();
   free_.pop_back();
-  most_used_ = std::max(most_used_, slots_ - free_.size());
+  max_used_ = std::max(max_used_, slots_ - free_.size());
   return std::span(memory_.get() + slot * floats_, floats_);
 }
 
@@ -33,9 +33,9 @@ void SlotPool::give_back(std::span<float> slot) {
   free_.push_back(static_cast<std::size_t>(slot.data() - memory_.get()) / floats_);
 }
 
-std::size_t SlotPool::most_used() const {
+std::size_t SlotPool::max_used() const {
   const std::lock_guard lock(mutex_);
-  return most_used_;
+  return max_used_;
 }
 
 Result<> Activations::begin() {

@@ -30,7 +30,7 @@ class SlotPool {
   [[nodiscard]] std::size_t slots() const noexcept { return slots_; }
   [[nodiscard]] std::size_t floats() const noexcept { return floats_; }
   // Slots that were in use at one time, at most, so far.
-  [[nodiscard]] std::size_t most_used() const;
+  [[nodiscard]] std::size_t max_used() const;
 
  private:
   const std::string name_;
@@ -39,7 +39,7 @@ class SlotPool {
   const std::unique_ptr<float[]> memory_;
   mutable std::mutex mutex_;
   std::vector<std::size_t> free_;
-  std::size_t most_used_ = 0;
+  std::size_t max_used_ = 0;
 };
 
 // What one micro-batch keeps on one chunk. Thread: one at a time.

@@ -35,16 +35,16 @@ std::size_t slot_floats(const PipelineOptions& options) {
 }
 
 // The most of what `begin` makes and `end` takes away, by the order of a lane.
-std::size_t most_between(const schedule::RankProgram& program, schedule::Lane lane,
-                         OperationKind begin, OperationKind end) {
+std::size_t max_between(const schedule::RankProgram& program, schedule::Lane lane,
+                        OperationKind begin, OperationKind end) {
   std::size_t there = 0;
-  std::size_t most = 0;
+  std::size_t max = 0;
   for (const std::uint32_t index : program.lanes[static_cast<std::size_t>(lane)]) {
     const Operation& operation = program.operations[index];
-    if (operation.kind == begin && operation.layer == 0) most = std::max(most, ++there);
+    if (operation.kind == begin && operation.layer == 0) max = std::max(max, ++there);
     if (operation.kind == end) --there;
   }
-  return most;
+  return max;
 }
 
 }  // namespace
@@ -72,14 +72,14 @@ void RankGradients::clear() {
   if (tied_head) zero(*tied_head);
 }
 
-std::size_t most_activations(const schedule::RankProgram& program) {
-  return most_between(program, schedule::Lane::kComputation, OperationKind::kAttention,
-                      OperationKind::kWeightGradient);
+std::size_t max_activations(const schedule::RankProgram& program) {
+  return max_between(program, schedule::Lane::kComputation, OperationKind::kAttention,
+                     OperationKind::kWeightGradient);
 }
 
-std::size_t most_offloaded(const schedule::RankProgram& program) {
-  return most_between(program, schedule::Lane::kCopy, OperationKind::kOffload,
-                      OperationKind::kOnload);
+std::size_t max_offloaded(const schedule::RankProgram& program) {
+  return max_between(program, schedule::Lane::kCopy, OperationKind::kOffload,
+                     OperationKind::kOnload);
 }
 
 // One step.

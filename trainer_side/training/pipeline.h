@@ -55,8 +55,8 @@ struct PipelineOptions {
 };
 // Chunk activations that a rank has at one time: alive by the order of its computation lane, which
 // are all on the device without offload; and on the host, by the order of its copy lane.
-[[nodiscard]] std::size_t most_activations(const schedule::RankProgram& program);
-[[nodiscard]] std::size_t most_offloaded(const schedule::RankProgram& program);
+[[nodiscard]] std::size_t max_activations(const schedule::RankProgram& program);
+[[nodiscard]] std::size_t max_offloaded(const schedule::RankProgram& program);
 
 // Thread: run_step() from one at a time. `weights` is borrowed and stays as it is meanwhile.
 class Pipeline {

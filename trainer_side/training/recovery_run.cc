@@ -247,8 +247,8 @@ Result<std::uint64_t> give(TrainingRank& rank, collective::ProcessGroup& group,
 }
 
 // What follows the decision.
-Result<Recovered> carry_out(TrainingRank& rank, collective::ProcessGroup& group, Resume resume,
-                            const std::optional<StepResult>& before, std::uint64_t bucket_bytes) {
+Result<Recovered> execute(TrainingRank& rank, collective::ProcessGroup& group, Resume resume,
+                          const std::optional<StepResult>& before, std::uint64_t bucket_bytes) {
   const std::uint32_t own = group.rank();
   if (std::ranges::find(resume.commits, own) != resume.commits.end()) {
     if (!before)
@@ -289,7 +289,7 @@ Result<Recovered> recover(TrainingRank& rank, collective::ProcessGroup& group,
     return fail(std::move(resume).error());
   }
   const std::optional<StepResult> before = result_of(*signs, resume->step - 1);
-  auto recovered = carry_out(rank, group, std::move(*resume), before, bucket_bytes);
+  auto recovered = execute(rank, group, std::move(*resume), before, bucket_bytes);
   if (!recovered) return break_group(recovered.error());
   return recovered;
 }

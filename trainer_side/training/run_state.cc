@@ -159,11 +159,11 @@ std::vector<std::span<float>> arrays_of(TrainingRank& rank) {
   return arrays;
 }
 
-using Wanted = bool (*)(Part::Kind kind);
+using PartFilter = bool (*)(Part::Kind kind);
 using Put = std::function<void(const Part& part, std::span<const float> array)>;
 
 // Gives every rank's wanted arrays to `put` on rank 0, its own first; the others send theirs.
-Result<> gather_parts(TrainingRank& rank, collective::ProcessGroup* group, Wanted wanted,
+Result<> gather_parts(TrainingRank& rank, collective::ProcessGroup* group, PartFilter wanted,
                       const Put& put) {
   const TrainingOptions& options = rank.options();
   const std::vector<std::span<float>> own = arrays_of(rank);

@@ -191,7 +191,7 @@ class Ucx {
     worker.thread_mode = UCS_THREAD_MODE_SINGLE;
     check(ucp_worker_create(context_, &worker, &worker_), "ucp_worker_create");
     if (job.rank > 0)
-      tell_address();
+      notify_address();
     else
       for (int engine = 1; engine <= job.engines; ++engine) endpoints_.push_back(meet(engine));
   }
@@ -228,7 +228,7 @@ class Ucx {
   [[nodiscard]] std::string address_file(int engine) const {
     return job_.directory + "/ucx" + std::to_string(engine);
   }
-  void tell_address() {
+  void notify_address() {
     ucp_address_t* address = nullptr;
     std::size_t bytes = 0;
     check(ucp_worker_get_address(worker_, &address, &bytes), "ucp_worker_get_address");

@@ -365,13 +365,13 @@ Result<std::vector<float>> Shard::forward(const Batch& batch, WeightView& weight
 }
 
 Result<> check_options(const ShardOptions& options) {
-  for (const auto& [what, value, most] :
+  for (const auto& [what, value, max] :
        {std::tuple{"blocks", options.blocks, kMaxBlocks},
         std::tuple{"block_tokens", options.block_tokens, kBlockTokensMax},
         std::tuple{"max_step_tokens", options.max_step_tokens, kStepTokensMax}})
-    if (value < 1 || value > most)
+    if (value < 1 || value > max)
       return fail(ErrorCode::kInvalidInput,
-                  fmt::format("'{}' is {}; expected 1 to {}", what, value, most));
+                  fmt::format("'{}' is {}; expected 1 to {}", what, value, max));
   return moe::check_spec(options.spec);
 }
 

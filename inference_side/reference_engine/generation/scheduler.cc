@@ -210,8 +210,8 @@ bool Scheduler::Impl::hold_blocks(Sequence& sequence, std::size_t spare) {
 void Scheduler::Impl::use_known_prefix(Sequence& sequence) {
   const std::size_t n = options_.block_tokens;
   // The last token is computed in any case: the next one is chosen from its logits.
-  const std::size_t most = (sequence.tokens.size() - 1) / n;
-  while (sequence.known_blocks < most) {
+  const std::size_t max = (sequence.tokens.size() - 1) / n;
+  while (sequence.known_blocks < max) {
     const auto tokens = std::span(sequence.tokens).subspan(sequence.known_blocks * n, n);
     const std::optional<BlockPool::Found> found = pool_.find(sequence.prefix, tokens);
     if (!found) break;

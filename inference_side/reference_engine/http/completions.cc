@@ -109,7 +109,7 @@ Result<std::shared_ptr<Completions::Work>> Completions::begin(const Exchange& ex
   auto request =
       WSYNC_TRY(read_completion(exchange.body, info,
                                 !options_.has_tokenizer && info.vocabulary >= kByteTokens &&
-                                    info.vocabulary <= kByteVocabularyMost));
+                                    info.vocabulary <= kByteVocabularyMax));
   auto place = Place::take(*this);
   if (!place)
     return fail(ErrorCode::kResourceExhausted,

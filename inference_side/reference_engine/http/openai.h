@@ -19,7 +19,7 @@ namespace wsync::engine::http {
 
 inline constexpr std::uint32_t kByteTokens = 256;  // a vocabulary of bytes has as many at least
 // A larger one has other tokens as well: its tokenizer is elsewhere.
-inline constexpr std::uint32_t kByteVocabularyMost = 512;
+inline constexpr std::uint32_t kByteVocabularyMax = 512;
 inline constexpr std::uint32_t kMaxOutputs = 128;  // n
 inline constexpr std::uint64_t kMaxPrompts = 1024;
 inline constexpr std::uint64_t kMaxRequests = 1024;  // of one body: prompts times n

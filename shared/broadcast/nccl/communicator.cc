@@ -74,7 +74,7 @@ class Turn {
 
   // Ends what was begun, and the group, when it fails.
   Result<> run(const Handle::Transfer& transfer) {
-    auto done = carry_out(transfer);
+    auto done = execute(transfer);
     if (done) return done;
     shared_.roster.break_with(done.error());
     shared_.ended(handle_.abort(), gpu_);
@@ -82,7 +82,7 @@ class Turn {
   }
 
  private:
-  Result<> carry_out(const Handle::Transfer& transfer) {
+  Result<> execute(const Handle::Transfer& transfer) {
     WSYNC_TRY(until("the ranks of its group to meet", [&] { return handle_.settled(); }));
     WSYNC_TRY(shared_.roster.arrive(visit_, stop_));
     if (transfer.bytes > 0) {

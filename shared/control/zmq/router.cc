@@ -36,8 +36,8 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
     drain_later();
   }
   void drain_all() {
-    const std::uint64_t most = limits::kPortQueueCount * (peers.size() + 1);
-    for (std::uint64_t i = 0; i < most && take_one(); ++i) {
+    const std::uint64_t max = limits::kPortQueueCount * (peers.size() + 1);
+    for (std::uint64_t i = 0; i < max && take_one(); ++i) {
     }
   }
   void drain_later() {

@@ -136,7 +136,7 @@ Result<GpuFacts> facts_of(const Driver& cuda, std::uint32_t gpu, std::uint32_t c
   const auto folder = root / "sys/bus/pci/devices" / facts.pci;
   facts.numa_node = numa_node(folder);
   facts.pcie_now = link(folder, "current");
-  facts.pcie_most = link(folder, "max");
+  facts.pcie_max = link(folder, "max");
   return facts;
 }
 

@@ -29,16 +29,16 @@ CUdeviceptr device_address(const std::byte* address) {
 
 // Broadcasts hold up all devices of a group, a reload one engine, a copy to the device the next
 // round; only kernels heed it (copies have engines of their own). Lower numbers go first.
-int priority_of(StreamRole role, int least, int greatest) {
+int priority_of(StreamRole role, int min, int greatest) {
   switch (role) {
     case StreamRole::kBroadcast:
       return greatest;
     case StreamRole::kReload:
-      return std::min(greatest + 1, least);
+      return std::min(greatest + 1, min);
     case StreamRole::kHostToDevice:
-      return least;
+      return min;
   }
-  return least;
+  return min;
 }
 
 Result<> is_gpu_memory(const Memory* memory, std::string_view stream) {
@@ -69,14 +69,14 @@ Result<std::unique_ptr<CudaStream>> CudaStream::make(std::shared_ptr<const Gpu> 
   const Driver& cuda = gpu->cuda();
   const ContextGuard guard(*gpu->context());
   WSYNC_TRY(guard.entered());
-  int least = 0;
+  int min = 0;
   int greatest = 0;
-  WSYNC_TRY(check(cuda, cuda.cuCtxGetStreamPriorityRange(&least, &greatest),
+  WSYNC_TRY(check(cuda, cuda.cuCtxGetStreamPriorityRange(&min, &greatest),
                   options.name + ": priorities of streams"));
   CUstream stream = nullptr;
   WSYNC_TRY(check(cuda,
                   cuda.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING,
-                                                  priority_of(options.role, least, greatest)),
+                                                  priority_of(options.role, min, greatest)),
                   options.name + ": no stream"));
   OwnedStream owned(gpu->context(), stream);
   auto made = std::unique_ptr<CudaStream>(

@@ -118,7 +118,7 @@ Result<> StatusPages::serve(Result<http::Listener> listener) {
 }
 
 void StatusPages::metrics(http::Exchange& exchange) {
-  auto readings = asker_.ask<std::vector<Reading>>(facts_.readings, kLoopPatience);
+  auto readings = asker_.ask<std::vector<Reading>>(facts_.readings, kLoopWaitLimit);
   if (!readings) return answer(exchange, 503, readings.error().message());
   readings->push_back({.what = &kBuildInfo, .value = 1, .labels = {WSYNC_VERSION, options_.role}});
   const LoopLag lag = loop_.lag();
@@ -131,13 +131,13 @@ void StatusPages::metrics(http::Exchange& exchange) {
 }
 
 void StatusPages::healthz(http::Exchange& exchange) {
-  const auto alive = asker_.ask<bool>([] { return true; }, kLoopPatience);
+  const auto alive = asker_.ask<bool>([] { return true; }, kLoopWaitLimit);
   if (!alive) return answer(exchange, 503, alive.error().message());
   answer(exchange, 200, "ok");
 }
 
 void StatusPages::readyz(http::Exchange& exchange) {
-  const auto readiness = asker_.ask<Readiness>(facts_.readiness, kLoopPatience);
+  const auto readiness = asker_.ask<Readiness>(facts_.readiness, kLoopWaitLimit);
   if (!readiness) return answer(exchange, 503, readiness.error().message());
   if (readiness->ready) return answer(exchange, 200, "ready");
   answer(exchange, 503, readiness->reason);

@@ -28,7 +28,7 @@
 
 namespace wsync::metrics {
 
-inline constexpr std::chrono::milliseconds kLoopPatience{5'000};
+inline constexpr std::chrono::milliseconds kLoopWaitLimit{5'000};
 inline constexpr std::size_t kPageConnections = 64;  // at once; more of them wait
 
 struct Readiness {

@@ -123,7 +123,7 @@ Extent across(const Chart& chart) {
 }
 
 Extent up(const Panel& panel) {
-  if (panel.least < panel.most) return {panel.least, panel.most};
+  if (panel.min < panel.max) return {panel.min, panel.max};
   Extent extent;
   for (const Series& series : panel.series)
     for (const auto& [x, y] : series.points)

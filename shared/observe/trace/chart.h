@@ -20,8 +20,8 @@ struct Panel {
   std::string title;  // what the vertical axis is, and its unit
   std::vector<Series> series;
   // Ends of the vertical axis. If they are equal, the axis has the range of the values.
-  double least = 0;
-  double most = 0;
+  double min = 0;
+  double max = 0;
   bool logarithmic = false;  // values of 0 and below are left out
 };
 

@@ -16,9 +16,9 @@ std::string_view clock_kind_name(ClockKind kind) noexcept {
 
 ClockReading clock_offset(const ClockExchange& exchange) noexcept {
   // Readings come from other processes: no sum of them may overflow.
-  constexpr std::int64_t kMost = std::int64_t{1} << 61U;
+  constexpr std::int64_t kMax = std::int64_t{1} << 61U;
   for (const TimePoint at : {exchange.asked, exchange.received, exchange.answered, exchange.heard})
-    if (at < TimePoint{0} || at > TimePoint{kMost}) return {};
+    if (at < TimePoint{0} || at > TimePoint{kMax}) return {};
   const std::chrono::nanoseconds ours = exchange.heard - exchange.asked;
   const std::chrono::nanoseconds theirs = exchange.answered - exchange.received;
   if (ours.count() < 0 || theirs.count() < 0 || theirs > ours) return {};

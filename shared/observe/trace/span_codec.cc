@@ -46,8 +46,8 @@ Span decode(ByteReader& reader) {
   span.begin = TimePoint{reader.get<std::int64_t>("begin")};
   span.end = TimePoint{reader.get<std::int64_t>("end")};
   // So that no difference of two times overflows.
-  constexpr std::int64_t kMost = std::int64_t{1} << 61U;
-  if (span.begin < TimePoint{0} || span.end < span.begin || span.end > TimePoint{kMost})
+  constexpr std::int64_t kMax = std::int64_t{1} << 61U;
+  if (span.begin < TimePoint{0} || span.end < span.begin || span.end > TimePoint{kMax})
     reader.violate("end", "a span lasts from a time on the clock to a later one");
   span.label = reader.get_string(limits::kTraceTextBytes, "label");
   const std::uint32_t count = reader.get_count(limits::kTraceArgs, kArgBytesMin, "arguments");

@@ -64,12 +64,12 @@ class Linker {
       for (std::size_t s = 0; s < processes_[p].spans.size(); ++s) index({.process = p, .span = s});
   }
 
-  std::vector<Flow> link(std::uint64_t most, std::uint64_t& left_out) const {
+  std::vector<Flow> link(std::uint64_t max, std::uint64_t& left_out) const {
     std::vector<Flow> flows;
     for (const FlowStep& end : ends_)
       for (const Chain& chain : traced_back(end)) {
         if (chain.steps.size() < 2) continue;
-        if (flows.size() == most) {
+        if (flows.size() == max) {
           ++left_out;
           continue;
         }
@@ -93,9 +93,8 @@ class Linker {
     const std::string_view version = text_arg(s, "version");
     const auto offset = number_arg(s, "offset");
     const auto bytes = number_arg(s, "bytes");
-    constexpr std::int64_t kMost = std::int64_t{1} << 61U;
-    if (!stage || !offset || !bytes || *offset < 0 || *offset > kMost || *bytes < 1 ||
-        *bytes > kMost)
+    constexpr std::int64_t kMax = std::int64_t{1} << 61U;
+    if (!stage || !offset || !bytes || *offset < 0 || *offset > kMax || *bytes < 1 || *bytes > kMax)
       return;
     if (*stage == Stage::kReload || *stage == Stage::kLoad) {
       ends_.push_back(place);
@@ -185,10 +184,10 @@ std::optional<Stage> stage_of(const Span& span) {
   return static_cast<Stage>(found - kStageNames.begin());
 }
 
-std::vector<Flow> update_flows(const std::vector<ProcessTrace>& processes, std::uint64_t most,
+std::vector<Flow> update_flows(const std::vector<ProcessTrace>& processes, std::uint64_t max,
                                std::uint64_t* left_out) {
   std::uint64_t others = 0;
-  std::vector<Flow> flows = Linker(processes).link(most, others);
+  std::vector<Flow> flows = Linker(processes).link(max, others);
   if (left_out != nullptr) *left_out = others;
   return flows;
 }

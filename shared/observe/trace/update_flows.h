@@ -48,7 +48,7 @@ struct PartOfVersion {
 // devices that hold several of the transfer begin one flow for each. At most `most` flows;
 // `left_out` counts others.
 [[nodiscard]] std::vector<Flow> update_flows(const std::vector<ProcessTrace>& processes,
-                                             std::uint64_t most = limits::kTraceFlows,
+                                             std::uint64_t max = limits::kTraceFlows,
                                              std::uint64_t* left_out = nullptr);
 
 }  // namespace wsync::trace

@@ -88,7 +88,7 @@ class GlooGroup final : public ProcessGroup {
   }
   void watch(std::uint32_t peer);
   void break_with(const Error& reason);
-  void tell_peers(const Error& reason);
+  void notify_peers(const Error& reason);
 
   const std::uint32_t rank_;
   std::shared_ptr<::gloo::Context> context_;
@@ -335,7 +335,7 @@ void GlooGroup::break_with(const Error& reason) {
     if (waited_for_ != nullptr) stop_waiting();
   }
   const SignalsBlocked blocked(SignalsBlocked::Which::kPipe);
-  tell_peers(reason);
+  notify_peers(reason);
   try {
     context_->closeConnections();
   } catch (const std::exception&) {
@@ -345,7 +345,7 @@ void GlooGroup::break_with(const Error& reason) {
 
 // Passes the reason on, to whom another rank may not have told it yet as well: they must not see a
 // closed connection before they have heard why.
-void GlooGroup::tell_peers(const Error& reason) {
+void GlooGroup::notify_peers(const Error& reason) {
   Farewell farewell;
   farewell.code = reason.code();
   farewell.bytes =

@@ -90,7 +90,7 @@ class SegmentGroup final : public MemoryGroup {
     segment_->rank(rank_).last_beat.store(static_cast<std::int64_t>(now()),
                                           std::memory_order_relaxed);
   }
-  void tell(std::uint64_t word) noexcept override {
+  void notify(std::uint64_t word) noexcept override {
     segment_->rank(rank_).word.store(word, std::memory_order_release);
   }
   [[nodiscard]] std::uint64_t told(std::uint32_t rank) const noexcept override {

@@ -26,7 +26,7 @@ class MemoryGroup : public ProcessGroup {
   virtual void beat() noexcept = 0;
   // What the launcher and the other ranks see of this rank beside its beat: a word that means what
   // their user wants; 0 at first. Any thread.
-  virtual void tell(std::uint64_t word) noexcept = 0;
+  virtual void notify(std::uint64_t word) noexcept = 0;
   // What a rank of this group has told last.
   [[nodiscard]] virtual std::uint64_t told(std::uint32_t rank) const noexcept = 0;
 };

@@ -24,13 +24,13 @@ struct Session {
 };
 
 struct Pending {
-  Wanted wanted;
+  FetchRequest wanted;
   std::shared_ptr<Session> session;
   TimePoint heard_at;
 };
 
 Result<ArenaView> open_arena(const Pending& pending, int fd, unsigned threads) {
-  const Wanted& wanted = pending.wanted;
+  const FetchRequest& wanted = pending.wanted;
   const Version version = wanted.key.version;
   ArenaExpectation expected{.version = {{version.epoch, version.step}},
                             .layout = wanted.key.layout,
@@ -70,7 +70,7 @@ class MemfdSink::Link {
     const std::lock_guard lock(mutex_);
     return socket_ != nullptr;
   }
-  Result<> receive(Wanted wanted, SinkCallbacks callbacks);
+  Result<> receive(FetchRequest wanted, SinkCallbacks callbacks);
   void cancel();
 
  private:
@@ -81,7 +81,7 @@ class MemfdSink::Link {
   void take(Packet packet);
   void finish(Pending pending, Result<ArenaView> view);
   void lose(const Socket& socket, const Error& error);
-  void let_go(std::shared_ptr<Result<ArenaView>> view);
+  void release(std::shared_ptr<Result<ArenaView>> view);
   void wake() const { (void)eventfd_write(wake_.get(), 1); }
 
   const Post post_;
@@ -94,7 +94,7 @@ class MemfdSink::Link {
   std::string path_;
   Socket socket_;
   std::optional<Pending> pending_;
-  std::vector<std::shared_ptr<Result<ArenaView>>> let_go_;  // mapped for nobody
+  std::vector<std::shared_ptr<Result<ArenaView>>> released_;  // mapped for nobody
   std::jthread thread_;
 };
 
@@ -117,7 +117,7 @@ void MemfdSink::Link::disconnect() {
   wake();
 }
 
-Result<> MemfdSink::Link::receive(Wanted wanted, SinkCallbacks callbacks) {
+Result<> MemfdSink::Link::receive(FetchRequest wanted, SinkCallbacks callbacks) {
   if (session_ && session_->is_active)
     return fail(ErrorCode::kBusy, "a transfer is under way; cancel it first");
   WSYNC_TRY(connect(wanted.source));
@@ -147,14 +147,14 @@ void MemfdSink::Link::run(const std::stop_token& stop) {
   while (!stop.stop_requested()) {
     Socket socket;
     bool is_waiting = false;
-    std::vector<std::shared_ptr<Result<ArenaView>>> let_go;  // here, for unmapping takes a while
+    std::vector<std::shared_ptr<Result<ArenaView>>> release;  // here, for unmapping takes a while
     {
       const std::lock_guard lock(mutex_);
       socket = socket_;
       is_waiting = pending_.has_value();
-      let_go.swap(let_go_);
+      release.swap(released_);
     }
-    let_go.clear();
+    release.clear();
     std::array<pollfd, 2> waiting{
         pollfd{.fd = wake_.get(), .events = POLLIN, .revents = 0},
         pollfd{.fd = socket ? socket->get() : -1, .events = POLLIN, .revents = 0}};
@@ -217,7 +217,7 @@ void MemfdSink::Link::finish(Pending pending, Result<ArenaView> view) {
   post_([this, alive = alive_, session = pending.session, shared, context,
          buckets = pending.wanted.buckets.size()]() mutable {
     if (!session->is_active) {
-      if (*alive) let_go(std::move(shared));
+      if (*alive) release(std::move(shared));
       return;
     }
     if (!*shared) {
@@ -231,9 +231,9 @@ void MemfdSink::Link::finish(Pending pending, Result<ArenaView> view) {
 }
 
 // Of a transfer that was cancelled while its arena was mapped.
-void MemfdSink::Link::let_go(std::shared_ptr<Result<ArenaView>> view) {
+void MemfdSink::Link::release(std::shared_ptr<Result<ArenaView>> view) {
   const std::lock_guard lock(mutex_);
-  let_go_.push_back(std::move(view));
+  released_.push_back(std::move(view));
   wake();
 }
 
@@ -268,7 +268,7 @@ Result<std::unique_ptr<MemfdSink>> MemfdSink::create(Post post, MemfdSinkOptions
 Result<> MemfdSink::connect(const std::string& path) { return link_->connect(path); }
 void MemfdSink::disconnect() { link_->disconnect(); }
 bool MemfdSink::is_connected() const { return link_->is_connected(); }
-Result<> MemfdSink::receive(Wanted wanted, SinkCallbacks callbacks) {
+Result<> MemfdSink::receive(FetchRequest wanted, SinkCallbacks callbacks) {
   return link_->receive(std::move(wanted), std::move(callbacks));
 }
 void MemfdSink::cancel() { link_->cancel(); }

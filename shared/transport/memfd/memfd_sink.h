@@ -31,7 +31,7 @@ class MemfdSink final : public BucketSink {
   void disconnect();
   [[nodiscard]] bool is_connected() const;
 
-  [[nodiscard]] Result<> receive(Wanted wanted, SinkCallbacks callbacks) override;
+  [[nodiscard]] Result<> receive(FetchRequest wanted, SinkCallbacks callbacks) override;
   void cancel() override;
 
  private:

@@ -88,7 +88,7 @@ class MemfdSource::Server {
   void send(Peer& peer, const Frame& frame, std::string_view text, int fd);
   void drop_lost_peers();
   void wake() const { (void)eventfd_write(wake_.get(), 1); }
-  void tell(const std::function<void(int)>& callback, int pid) {
+  void notify(const std::function<void(int)>& callback, int pid) {
     post_([alive = alive_, callback, pid] {
       if (*alive) callback(pid);
     });
@@ -169,7 +169,7 @@ void MemfdSource::Server::accept_peers() {
       continue;
     }
     ++counters_.connections;
-    tell(options_.on_peer, peer->pid);
+    notify(options_.on_peer, peer->pid);
     peers_.push_back({.socket = std::move(socket), .pid = peer->pid});
   }
 }
@@ -238,7 +238,7 @@ void MemfdSource::Server::send(Peer& peer, const Frame& frame, std::string_view 
 
 void MemfdSource::Server::drop_lost_peers() {
   peers_.remove_if([this](const Peer& peer) {
-    if (peer.is_lost) tell(options_.on_peer_lost, peer.pid);
+    if (peer.is_lost) notify(options_.on_peer_lost, peer.pid);
     return peer.is_lost;
   });
 }

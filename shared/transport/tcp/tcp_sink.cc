@@ -11,7 +11,7 @@
 namespace wsync::transport::tcp {
 namespace {
 
-Result<> check_wanted(const Wanted& wanted) {
+Result<> check_wanted(const FetchRequest& wanted) {
   if (wanted.into.size() != wanted.data_bytes)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("the staging arena has {} bytes, the version needs {}",
@@ -39,7 +39,7 @@ TcpSink::TcpSink(UvThread& thread, Post post, const TcpSinkOptions& options)
 
 TcpSink::~TcpSink() { cancel(); }
 
-Result<> TcpSink::receive(Wanted wanted, SinkCallbacks callbacks) {
+Result<> TcpSink::receive(FetchRequest wanted, SinkCallbacks callbacks) {
   if (session_ && session_->is_active)
     return fail(ErrorCode::kBusy, "a transfer is under way; cancel it first");
   auto address = WSYNC_TRY(parse_tcp_address(wanted.source));

@@ -23,7 +23,7 @@ class TcpSink final : public BucketSink {
   TcpSink(UvThread& thread, Post post, const TcpSinkOptions& options = {});
   ~TcpSink() override;
 
-  [[nodiscard]] Result<> receive(Wanted wanted, SinkCallbacks callbacks) override;
+  [[nodiscard]] Result<> receive(FetchRequest wanted, SinkCallbacks callbacks) override;
   void cancel() override;
 
  private:

@@ -22,7 +22,7 @@ struct GetWrite {
 
 }  // namespace
 
-Transfer::Transfer(Wanted wanted, TcpAddress source, TransferEvents events)
+Transfer::Transfer(FetchRequest wanted, TcpAddress source, TransferEvents events)
     : wanted_(std::move(wanted)), source_(std::move(source)), events_(std::move(events)) {
   wanted_.have.resize(wanted_.buckets.size(), false);
   missing_ = static_cast<std::uint64_t>(std::ranges::count(wanted_.have, false));

@@ -27,14 +27,14 @@ struct TransferEvents {
 
 class Transfer : public std::enable_shared_from_this<Transfer> {
  public:
-  Transfer(Wanted wanted, TcpAddress source, TransferEvents events);
+  Transfer(FetchRequest wanted, TcpAddress source, TransferEvents events);
   // Opens the connections. Keeps itself alive until all its handles are closed.
   void start(uv_loop_t* loop, std::uint64_t streams);
   // Ends without an event.
   void stop();
 
   // For the streams:
-  [[nodiscard]] const Wanted& wanted() const noexcept { return wanted_; }
+  [[nodiscard]] const FetchRequest& wanted() const noexcept { return wanted_; }
   // The next bucket that nobody has asked for.
   [[nodiscard]] std::optional<std::uint64_t> next_to_ask();
   [[nodiscard]] std::span<std::byte> destination(std::uint64_t bucket) const;
@@ -45,7 +45,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   void tick();
   void finish();
 
-  Wanted wanted_;
+  FetchRequest wanted_;
   TcpAddress source_;
   TransferEvents events_;
   std::uint64_t cursor_ = 0;   // buckets below it are there or asked for

@@ -22,8 +22,8 @@ std::uint64_t fixed_bytes(ModelShape shape) {
   return totals_of(tensors_of(shape)).bytes;
 }
 
-void halve(std::uint64_t& value, std::uint64_t least = 1) {
-  if (value > 0) value = std::max(least, value / 2);
+void halve(std::uint64_t& value, std::uint64_t min = 1) {
+  if (value > 0) value = std::max(min, value / 2);
 }
 
 void halve_widths(ModelShape& s) {
@@ -72,12 +72,11 @@ Result<ModelShape> scaled(const ModelShape& shape, std::uint64_t bytes) {
       return fail(ErrorCode::kInvalidInput,
                   fmt::format("{} cannot be scaled to {} bytes", shape.name, bytes));
   }
-  const std::uint64_t least = fixed_bytes(with_layers(made, dense, kExpertLayersWanted));
-  const std::uint64_t layer =
-      fixed_bytes(with_layers(made, dense, kExpertLayersWanted + 1)) - least;
-  const std::uint64_t more = (for_layers - least) / layer;
-  const std::uint64_t most = shape.layers - shape.dense_layers;
-  made = with_layers(made, dense, std::min(most, kExpertLayersWanted + more));
+  const std::uint64_t min = fixed_bytes(with_layers(made, dense, kExpertLayersWanted));
+  const std::uint64_t layer = fixed_bytes(with_layers(made, dense, kExpertLayersWanted + 1)) - min;
+  const std::uint64_t more = (for_layers - min) / layer;
+  const std::uint64_t max = shape.layers - shape.dense_layers;
+  made = with_layers(made, dense, std::min(max, kExpertLayersWanted + more));
   made.vocabulary = (bytes - fixed_bytes(made)) / row_bytes(made);
   made.published = {};
   return made;

@@ -219,7 +219,7 @@ TEST_F(CudaDevice, DISABLED_ExportingProcess) {
 
 class CudaProcesses : public CudaDevice {
  protected:
-  static void tell(ChildProcess& child, const Memory& memory) {
+  static void notify(ChildProcess& child, const Memory& memory) {
     const auto handle = memory.export_handle();
     ASSERT_TRUE(handle.has_value()) << handle.error().message();
     ASSERT_TRUE(send_value(child.socket(), handle->bytes) &&
@@ -236,7 +236,7 @@ TEST_F(CudaProcesses, AnotherProcessReadsWhatIsPublished) {
   auto data = pattern(3 * limits::kMiB + 40, 1);
   auto own = filled(data);
   ChildProcess importer("CudaDevice.DISABLED_ImportingProcess");
-  tell(importer, *own);
+  notify(importer, *own);
   expect_read(importer, data);
   auto work = device_->create_stream(StreamRole::kHostToDevice);
   for (unsigned round = 2; round < 5; ++round) {  // through the same mapping
@@ -254,11 +254,11 @@ TEST_F(CudaProcesses, MemoryOfAKilledImporterIsFreedAndUsedAgain) {
   const auto data = pattern(limits::kMiB, 5);
   auto own = filled(data);
   ChildProcess importer("CudaDevice.DISABLED_ImportingProcess");
-  tell(importer, *own);
+  notify(importer, *own);
   expect_read(importer, data);
   EXPECT_TRUE(WIFSIGNALED(importer.end(SIGKILL)));
   ChildProcess next("CudaDevice.DISABLED_ImportingProcess");
-  tell(next, *own);
+  notify(next, *own);
   expect_read(next, data);
   EXPECT_TRUE(WIFSIGNALED(next.end(SIGKILL)));
   own.reset();

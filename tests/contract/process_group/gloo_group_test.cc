@@ -144,21 +144,21 @@ class GlooProcesses : public ::testing::Test {
   // Exit status: the code of the error that exchange() ended with.
   int rank_process(std::uint32_t rank, std::uint32_t size, int there,
                    std::chrono::milliseconds time) {
-    const std::uint32_t victim = size - 1;
+    const std::uint32_t killed = size - 1;
     auto group = gloo::join(options_of(rank, size, directory_), far_off());
     if (!group) return 99;
     Bytes large(kLarge);
-    const TimePoint deadline = rank == victim ? far_off() : in(time);
+    const TimePoint deadline = rank == killed ? far_off() : in(time);
     Result<> done;
     while (done) {
       if (rank == 0)
-        done = (*group)->exchange(std::vector<Send>{{.to = victim, .bytes = large}}, {}, deadline);
-      else if (rank == victim) {
+        done = (*group)->exchange(std::vector<Send>{{.to = killed, .bytes = large}}, {}, deadline);
+      else if (rank == killed) {
         done = (*group)->exchange({}, std::vector<Receive>{{.from = 0, .bytes = large}}, deadline);
         (void)!::write(there, "y", 1);
       } else
         done =
-            (*group)->exchange({}, std::vector<Receive>{{.from = victim, .bytes = {}}}, deadline);
+            (*group)->exchange({}, std::vector<Receive>{{.from = killed, .bytes = {}}}, deadline);
     }
     return static_cast<int>(done.error().code());
   }

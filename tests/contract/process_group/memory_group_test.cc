@@ -104,12 +104,12 @@ TEST_F(RankProcesses, AKilledRankIsToldToTheOthersByTheLauncher) {
     return std::all_of(signs.begin(), signs.end(),
                        [](const auto& sign) { return sign.phase == RankPhase::kThere; });
   });
-  const int victim = segment_->ranks()[2].pid;
-  EXPECT_EQ(victim, pids_[2]);
-  ::kill(victim, SIGKILL);
+  const int killed = segment_->ranks()[2].pid;
+  EXPECT_EQ(killed, pids_[2]);
+  ::kill(killed, SIGKILL);
   EXPECT_EQ(exit_status(2), 1000 + SIGKILL);
   segment_->abort(
-      {ErrorCode::kPeerLost, "rank 2 (pid " + std::to_string(victim) + ") was killed by signal 9"});
+      {ErrorCode::kPeerLost, "rank 2 (pid " + std::to_string(killed) + ") was killed by signal 9"});
   for (const std::uint32_t rank : {0U, 1U, 3U}) EXPECT_EQ(exit_status(rank), 7) << rank;
   EXPECT_EQ(segment_->ranks()[2].phase, RankPhase::kThere) << "it did not leave in order";
   EXPECT_EQ(segment_->ranks()[3].phase, RankPhase::kLeft);
@@ -145,8 +145,8 @@ TEST_F(RankProcesses, WhatARankTellsIsSeenByTheLauncherAndByOthers) {
     if (group.told(1) != 0) return 1;
     (void)barrier(Team(&group, {0, 1}), far_off());
     if (group.rank() == 1) {
-      group.tell(77);
-      group.tell(78);
+      group.notify(77);
+      group.notify(78);
     }
     (void)barrier(Team(&group, {0, 1}), far_off());
     return group.told(1) == 78 && group.told(0) == 0 ? 0 : 2;

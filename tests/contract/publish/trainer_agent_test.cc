@@ -246,12 +246,12 @@ TEST_F(Agent, AnUpdateIsCancelledWhileItsSnapshotIsTaken) {
   sidecar({.name = "s0"});
   loop_->run();  // until it has joined
   std::promise<void> reading;
-  std::promise<void> go_on;
+  std::promise<void> resume;
   std::optional<PublishResult> ended;
   bool snapshotted = false;
   agent_->publish(
       {.open = [&reading,
-                waits = go_on.get_future().share()]() -> Result<std::unique_ptr<WeightSource>> {
+                waits = resume.get_future().share()]() -> Result<std::unique_ptr<WeightSource>> {
          const auto read = [&reading, waits](std::uint64_t offset,
                                              std::span<std::byte> into) -> Result<> {
            if (offset == 0) reading.set_value();
@@ -281,7 +281,7 @@ TEST_F(Agent, AnUpdateIsCancelledWhileItsSnapshotIsTaken) {
   EXPECT_TRUE(reply.ok) << reply.reason;
   EXPECT_EQ(reply.version, status.running.version);
   EXPECT_FALSE(ended.has_value()) << "a piece is still being read";
-  go_on.set_value();
+  resume.set_value();
   loop_->run();
   ASSERT_TRUE(ended.has_value());
   ASSERT_TRUE(ended->error.has_value());

@@ -75,7 +75,7 @@ class MemfdPeer : public ::testing::Test {
 TEST_F(MemfdPeer, NothingIsCopiedAndTheViewHoldsItsLease) {
   source_->offer(version_.offer());
   Receiver receiver(sink(), 0);
-  Wanted wanted = receiver.wanted(version_, path());
+  FetchRequest wanted = receiver.wanted(version_, path());
   wanted.content = digest_of(version_.data());
   ASSERT_TRUE(receiver.receive(std::move(wanted)).has_value());
   ASSERT_TRUE(loop_.run_until([&] { return receiver.is_over(); }));
@@ -90,7 +90,7 @@ TEST_F(MemfdPeer, NothingIsCopiedAndTheViewHoldsItsLease) {
 TEST_F(MemfdPeer, ArenaWithOtherContentThanAnnouncedIsRefused) {
   source_->offer(version_.offer());
   Receiver receiver(sink(), 0);
-  Wanted wanted = receiver.wanted(version_, path());
+  FetchRequest wanted = receiver.wanted(version_, path());
   wanted.content = Digest{.low = 1, .high = 1};
   ASSERT_TRUE(receiver.receive(std::move(wanted)).has_value());
   ASSERT_TRUE(loop_.run_until([&] { return receiver.is_over(); }));
@@ -172,7 +172,7 @@ TEST_F(MemfdPeer, StoppedSourceIsALossAtTheDeadline) {
       listen_at(directory_ / "silent.sock", Claim::kIfFree);  // nobody reads from it
   ASSERT_TRUE(listener.has_value());
   Receiver receiver(sink(), 0);
-  Wanted wanted = receiver.wanted(version_, directory_ / "silent.sock");
+  FetchRequest wanted = receiver.wanted(version_, directory_ / "silent.sock");
   wanted.stall_deadline = kShort;
   ASSERT_TRUE(receiver.receive(std::move(wanted)).has_value());
   ASSERT_TRUE(loop_.run_until([&] { return receiver.is_over(); }));

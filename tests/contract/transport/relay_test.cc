@@ -128,7 +128,7 @@ TEST(Relay, SecondSidecarIsAttachedAgainAtItsFirstMissingBucket) {
 
   const std::uint64_t sent_before = trainer.source->counters().wire_bytes;
   trainer.source->offer(version.offer());
-  Wanted rest = second.receiver.wanted(version, trainer.source->address());
+  FetchRequest rest = second.receiver.wanted(version, trainer.source->address());
   rest.have.assign(version.buckets().size(), false);
   for (const std::uint64_t bucket : second.receiver.buckets) rest.have[bucket] = true;
   second.receiver.failure.reset();

@@ -77,7 +77,7 @@ struct Receiver {
   Receiver(std::unique_ptr<BucketSink> given, std::uint64_t bytes)
       : sink(std::move(given)), memory(std::make_shared<std::vector<std::byte>>(bytes)) {}
 
-  [[nodiscard]] Wanted wanted(const TestVersion& version, const std::string& source) const {
+  [[nodiscard]] FetchRequest wanted(const TestVersion& version, const std::string& source) const {
     return {.source = source,
             .key = version.key(),
             .data_bytes = version.data().size(),
@@ -85,7 +85,7 @@ struct Receiver {
             .into = *memory,
             .hold = memory};
   }
-  [[nodiscard]] Result<> receive(Wanted wanted) {
+  [[nodiscard]] Result<> receive(FetchRequest wanted) {
     SinkCallbacks callbacks{.on_bucket =
                                 [this](std::uint64_t bucket, const Digest& digest) {
                                   buckets.push_back(bucket);

@@ -82,7 +82,9 @@ class Stream : public ::testing::TestWithParam<Named> {
   [[nodiscard]] bool finished() {
     return loop_.run_until([&] { return receiver_.is_over(); });
   }
-  [[nodiscard]] Wanted wanted() const { return receiver_.wanted(version_, source_->address()); }
+  [[nodiscard]] FetchRequest wanted() const {
+    return receiver_.wanted(version_, source_->address());
+  }
 };
 
 TEST_P(Stream, EveryByteArrivesAndEachBucketIsReportedOnce) {
@@ -138,7 +140,7 @@ TEST_P(Stream, UnknownVersionIsRefusedWithItsName) {
 
 TEST_P(Stream, LowerFenceIsRefused) {
   source_->offer(version_.offer());
-  Wanted old = wanted();
+  FetchRequest old = wanted();
   old.key.fence.epoch -= 1;
   ASSERT_TRUE(receiver_.receive(std::move(old)).has_value());
   ASSERT_TRUE(finished());
@@ -149,7 +151,7 @@ TEST_P(Stream, LowerFenceIsRefused) {
 
 TEST_P(Stream, AnotherLayoutIsRefused) {
   source_->offer(version_.offer());
-  Wanted other = wanted();
+  FetchRequest other = wanted();
   other.key.layout.low += 1;
   ASSERT_TRUE(receiver_.receive(std::move(other)).has_value());
   ASSERT_TRUE(finished());

@@ -122,7 +122,7 @@ TEST_F(TcpPeer, PeerThatDoesNotReadIsClosedAndLetsTheMemoryGo) {
 
 TEST_F(TcpPeer, BucketCutDifferentlyIsRefused) {
   source_->offer(version_.offer());
-  Wanted wanted = receiver_.wanted(version_, source_->address());
+  FetchRequest wanted = receiver_.wanted(version_, source_->address());
   wanted.buckets = {{.offset = 0, .bytes = 2 * limits::kMiB}};
   ASSERT_TRUE(receiver_.receive(std::move(wanted)).has_value());
   ASSERT_TRUE(loop_.run_until([&] { return receiver_.is_over(); }));
@@ -184,7 +184,7 @@ TEST_F(TcpPeer, PortInUseIsAnError) {
 }
 
 TEST_F(TcpPeer, WindowsOutsideTheArenaAreRefused) {
-  Wanted wanted = receiver_.wanted(version_, source_->address());
+  FetchRequest wanted = receiver_.wanted(version_, source_->address());
   wanted.buckets.back().offset += 1;
   EXPECT_EQ(receiver_.receive(std::move(wanted)).error().code(), ErrorCode::kInvalidInput);
   wanted = receiver_.wanted(version_, source_->address());
@@ -223,7 +223,7 @@ class FalseSource {
 
 TEST_F(TcpPeer, SilentSourceIsALossAtTheDeadline) {
   const FalseSource silent({});
-  Wanted wanted = receiver_.wanted(version_, silent.address());
+  FetchRequest wanted = receiver_.wanted(version_, silent.address());
   wanted.stall_deadline = kTcpShort;
   ASSERT_TRUE(receiver_.receive(std::move(wanted)).has_value());
   ASSERT_TRUE(loop_.run_until([&] { return receiver_.is_over(); }));

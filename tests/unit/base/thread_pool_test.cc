@@ -38,18 +38,18 @@ TEST(ThreadPool, ThreadsWorkBesideEachOther) {
 
 TEST(ThreadPool, DestructionWaitsForWhatRuns) {
   std::promise<void> begun;
-  std::promise<void> go_on;
+  std::promise<void> resume;
   int finished = 0;
   std::jthread releaser;
   {
     ThreadPool pool(1);
     pool.post([&] {
       begun.set_value();
-      go_on.get_future().wait();
+      resume.get_future().wait();
       ++finished;
     });
     begun.get_future().wait();
-    releaser = std::jthread([&] { go_on.set_value(); });
+    releaser = std::jthread([&] { resume.set_value(); });
   }
   EXPECT_EQ(finished, 1);
 }

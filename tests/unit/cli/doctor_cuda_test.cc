@@ -19,7 +19,7 @@ device::GpuFacts one_gpu(std::uint32_t number) {
           .total_bytes = 141ULL << 30U,
           .numa_node = 1,
           .pcie_now = "32.0 GT/s PCIe x16",
-          .pcie_most = "32.0 GT/s PCIe x16",
+          .pcie_max = "32.0 GT/s PCIe x16",
           .peers = {},
           .reads_registered_read_only = true};
 }
@@ -93,7 +93,7 @@ TEST(DoctorCuda, WhatTheSystemDoesNotSayIsNotGuessed) {
   facts.driver_release = "";
   facts.gpus[0].numa_node.reset();
   facts.gpus[0].pcie_now = "";
-  facts.gpus[0].pcie_most = "";
+  facts.gpus[0].pcie_max = "";
   const auto checks = cuda_checks(facts, kNccl, kWanted);
   EXPECT_EQ(failures(checks), 0);
   const Check& gpu = named(checks, "gpu 0");

@@ -130,7 +130,7 @@ TEST(TrainConfig, ReadsEverySection) {
                                       .clip_high = 0.3,
                                       .kl = 0.01,
                                       .deadline = Milliseconds(2'000),
-                                      .patience = Milliseconds(20'000)}));
+                                      .wait_limit = Milliseconds(20'000)}));
   ASSERT_TRUE(c.publish.has_value());
   EXPECT_EQ(c.publish->every, 8U);
   EXPECT_EQ(c.publish->trainer.listen, "ipc:///run/p/control");

@@ -64,7 +64,7 @@ TEST(RoundMetrics, TimesEachPhaseAndCountsHowRoundsEnd) {
 }
 
 // What the sidecar's heartbeat says of its one replica.
-void tell(Fleet& fleet, ReplicaState state, bool ready, const Version& version) {
+void notify(Fleet& fleet, ReplicaState state, bool ready, const Version& version) {
   fleet.from("a", control::Heartbeat{.target = fleet.coordinator.target(),
                                      .replicas = {{.replica = "r-a",
                                                    .world_size = 1,
@@ -79,7 +79,7 @@ TEST(FleetReadiness, NeedsAClaimAVersionAndReplicasThatMayBeRoutedTo) {
   EXPECT_EQ(fleet_readiness(fleet.coordinator, 1).reason,
             "the coordinator is gathering: 0 sidecars have joined it");
   fleet.join("a");
-  tell(fleet, ReplicaState::kServing, true, {});
+  notify(fleet, ReplicaState::kServing, true, {});
   EXPECT_EQ(fleet_readiness(fleet.coordinator, 1).reason, "no version has been decided on yet");
   fleet.publish();
   fleet.accept("a");
@@ -87,20 +87,20 @@ TEST(FleetReadiness, NeedsAClaimAVersionAndReplicasThatMayBeRoutedTo) {
   const Version version = fleet.coordinator.target();
   ASSERT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kSwitching);
   for (const ReplicaState state : {ReplicaState::kPaused, ReplicaState::kLoading}) {
-    tell(fleet, state, false, {});
+    notify(fleet, state, false, {});
     EXPECT_EQ(fleet_readiness(fleet.coordinator, 1).reason,
               "0 of 1 replicas may be routed to, expected at least 1 (min_replicas)")
         << "it has never served a version";
   }
   fleet.switched("a");
   EXPECT_TRUE(fleet_readiness(fleet.coordinator, 1).ready) << "its outcome says so";
-  tell(fleet, ReplicaState::kPaused, false, version);
+  notify(fleet, ReplicaState::kPaused, false, version);
   EXPECT_EQ(fleet_readiness(fleet.coordinator, 1).reason,
             "0 of 1 replicas may be routed to, expected at least 1 (min_replicas)");
-  tell(fleet, ReplicaState::kServing, true, version);
+  notify(fleet, ReplicaState::kServing, true, version);
   EXPECT_TRUE(fleet_readiness(fleet.coordinator, 1).ready);
   EXPECT_FALSE(fleet_readiness(fleet.coordinator, 2).ready);
-  tell(fleet, ReplicaState::kTainted, false, {});
+  notify(fleet, ReplicaState::kTainted, false, {});
   EXPECT_FALSE(fleet_readiness(fleet.coordinator, 1).ready);
   fleet.from_fence("a", {.epoch = 99}, Fleet::hello("a"));
   ASSERT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kStopped);
@@ -112,16 +112,16 @@ TEST(FleetReadiness, CountsWhatStandsStillForASwitchAndServedBefore) {
   Fleet fleet;
   fleet.join("a");
   fleet.full_round({"a"});
-  tell(fleet, ReplicaState::kServing, true, fleet.coordinator.target());
+  notify(fleet, ReplicaState::kServing, true, fleet.coordinator.target());
   fleet.publish(2);
   fleet.accept("a");
   fleet.staged("a");
   ASSERT_EQ(fleet.coordinator.phase(), CoordinatorPhase::kSwitching);
   for (const ReplicaState state : {ReplicaState::kPaused, ReplicaState::kLoading}) {
-    tell(fleet, state, false, {});  // bytes of both versions are in its memory
+    notify(fleet, state, false, {});  // bytes of both versions are in its memory
     EXPECT_TRUE(fleet_readiness(fleet.coordinator, 1).ready);
   }
-  tell(fleet, ReplicaState::kTainted, false, {});
+  notify(fleet, ReplicaState::kTainted, false, {});
   EXPECT_FALSE(fleet_readiness(fleet.coordinator, 1).ready);
 }
 
@@ -133,7 +133,7 @@ TEST(FleetReadings, CountTheFleetAsItIs) {
     return metrics::Registry().text(fleet_readings(
         fleet.coordinator, {.queued = 2, .arena_bytes = 300, .wire_bytes = 40, .min_replicas = 5}));
   };
-  tell(fleet, ReplicaState::kServing, true, fleet.coordinator.target());
+  notify(fleet, ReplicaState::kServing, true, fleet.coordinator.target());
   EXPECT_THAT(shown(),
               AllOf(HasSubstr("wsync_fleet_sidecars 1\n"), HasSubstr("wsync_fleet_replicas 1\n"),
                     HasSubstr("wsync_fleet_replicas_ready 1\n"),
@@ -143,7 +143,7 @@ TEST(FleetReadings, CountTheFleetAsItIs) {
                     HasSubstr("wsync_arena_bytes 300\n"), HasSubstr("wsync_wire_bytes_total 40\n"),
                     HasSubstr("wsync_coordinator_phase{phase=\"idle\"} 1\n"),
                     HasSubstr("wsync_coordinator_phase{phase=\"staging\"} 0\n")));
-  tell(fleet, ReplicaState::kBehind, true, {1, 0});
+  notify(fleet, ReplicaState::kBehind, true, {1, 0});
   EXPECT_THAT(shown(), AllOf(HasSubstr("wsync_fleet_replicas_ready 1\n"),
                              HasSubstr("wsync_fleet_replicas_current 0\n")));
   fleet.step(PeerLost{.peer = "a", .reason = "gone"});

@@ -235,7 +235,7 @@ TEST_F(CudaFactsTest, WithoutFilesTheirFactsAreEmpty) {
   EXPECT_EQ(all.driver_release, "");
   EXPECT_EQ(all.gpus[0].numa_node, std::nullopt);
   EXPECT_EQ(all.gpus[0].pcie_now, "");
-  EXPECT_EQ(all.gpus[0].pcie_most, "");
+  EXPECT_EQ(all.gpus[0].pcie_max, "");
 }
 
 TEST_F(CudaFactsTest, TheSystemsFilesAreRead) {
@@ -251,7 +251,7 @@ TEST_F(CudaFactsTest, TheSystemsFilesAreRead) {
   EXPECT_EQ(all.driver_release, "580.159.03");
   EXPECT_EQ(all.gpus[0].numa_node, 1U);
   EXPECT_EQ(all.gpus[0].pcie_now, "16.0 GT/s PCIe x8");
-  EXPECT_EQ(all.gpus[0].pcie_most, "32.0 GT/s PCIe x16");
+  EXPECT_EQ(all.gpus[0].pcie_max, "32.0 GT/s PCIe x16");
   EXPECT_EQ(all.built_with, static_cast<std::uint32_t>(CUDA_VERSION));
   EXPECT_EQ(all.gpus[0].gpu, 0U);
   EXPECT_EQ(all.gpus[0].peers, (std::vector<std::uint32_t>{1}));
@@ -269,7 +269,7 @@ TEST_F(CudaFactsTest, FilesThatSayNothingLeaveTheirFactsEmpty) {
   EXPECT_EQ(all.driver_release, "560.35.03");
   EXPECT_EQ(all.gpus[0].numa_node, std::nullopt);
   EXPECT_EQ(all.gpus[0].pcie_now, "");
-  EXPECT_EQ(all.gpus[0].pcie_most, "");
+  EXPECT_EQ(all.gpus[0].pcie_max, "");
   put("sys/module/nvidia/version", "no number . 12 here\n");
   put(folder_ + "/numa_node", "99999999999999999999\n");
   all = facts();

@@ -240,8 +240,8 @@ TEST(KernelSums, CarryOverAllLimbs) {
   }
   EXPECT_EQ(sum_of(sum), expected);
   // The most that kUnitsMax units of 32 lanes can add: limbs that are nearly full, mod 2^128.
-  const std::uint64_t most = 32 * kUnitsMax * 0xffffffffU;
-  sum = {{most, most, most, most}};
+  const std::uint64_t max = 32 * kUnitsMax * 0xffffffffU;
+  sum = {{max, max, max, max}};
   PieceDigest sum_of_all_ones;  // 2^32 * (2^128 - 1) = -2^32
   sum_of_all_ones = {.low = 0 - (std::uint64_t{1} << 32U), .high = ~std::uint64_t{0}};
   EXPECT_EQ(sum_of(sum), sum_of_all_ones);

@@ -119,7 +119,7 @@ class RankLink : public testing::Test {
     });
     return *id;
   }
-  void tell(Hub& hub, const control::PublishStatus& status) {
+  void notify(Hub& hub, const control::PublishStatus& status) {
     on_loop([&] { hub.hub->notify(status); });
   }
   // Rank 0 has the same tensor, so that whatever the others have is a model.
@@ -143,10 +143,10 @@ class RankLink : public testing::Test {
   std::string lose(Hub& hub, std::uint64_t step) {
     hub.gather.no_more(step);
     std::string why = collect(hub, step);
-    tell(hub, {.step = step,
-               .state = PublishState::kFailed,
-               .code = static_cast<std::uint8_t>(ErrorCode::kPeerLost),
-               .reason = why});
+    notify(hub, {.step = step,
+                 .state = PublishState::kFailed,
+                 .code = static_cast<std::uint8_t>(ErrorCode::kPeerLost),
+                 .reason = why});
     hub.gather.expect(step);
     return why;
   }
@@ -182,7 +182,7 @@ TEST_F(RankLink, AProcessThatWasReplacedIsToldAndStops) {
   EXPECT_EQ(refused.reason, why.message());
   const std::uint64_t second = publish(next, 2);
   EXPECT_EQ(collect(hub, 2), "gathered");
-  tell(hub, committed(2));
+  notify(hub, committed(2));
   EXPECT_EQ(next.wait(second, PublishState::kCommitted).state, PublishState::kCommitted);
   // One from before that connects only now.
   EXPECT_EQ(follow(1, 2).stopped.get_future().get().code(), ErrorCode::kFenced);
@@ -200,7 +200,7 @@ TEST_F(RankLink, AStepThatWasLostIsPublishedOnceMoreByAll) {
   const std::uint64_t comes = publish(next, 4);
   const std::uint64_t again = publish(stays, 4, Weights::kSame);
   EXPECT_EQ(collect(hub, 4), "gathered");
-  tell(hub, committed(4));
+  notify(hub, committed(4));
   EXPECT_EQ(stays.wait(again, PublishState::kCommitted).state, PublishState::kCommitted);
   EXPECT_EQ(next.wait(comes, PublishState::kCommitted).state, PublishState::kCommitted);
   EXPECT_EQ(stays.wait(before, PublishState::kFailed).state, PublishState::kFailed);
@@ -212,10 +212,10 @@ TEST_F(RankLink, OtherBytesUnderAStepThatWasLostAreRefusedWithBothDigests) {
   until_connected(hub, 1);
   const std::uint64_t id = publish(stays, 6);
   EXPECT_EQ(stays.wait(id, PublishState::kSnapshotted).state, PublishState::kSnapshotted);
-  tell(hub, {.step = 6,
-             .state = PublishState::kFailed,
-             .code = static_cast<std::uint8_t>(ErrorCode::kPeerLost),
-             .reason = "lost"});
+  notify(hub, {.step = 6,
+               .state = PublishState::kFailed,
+               .code = static_cast<std::uint8_t>(ErrorCode::kPeerLost),
+               .reason = "lost"});
   EXPECT_EQ(stays.wait(id, PublishState::kFailed).reason, "lost");
   stays.values.value = std::byte{2};
   const auto other = stays.wait(publish(stays, 6), PublishState::kFailed);
@@ -234,7 +234,7 @@ TEST_F(RankLink, APublishThatFollowsOneThatHasNotEndedSharesItsEnd) {
   EXPECT_THAT(stays.wait(second, PublishState::kFailed).reason,
               HasSubstr("is published once more"));
   EXPECT_EQ(collect(hub, 4), "gathered");
-  tell(hub, committed(4));
+  notify(hub, committed(4));
   for (const std::uint64_t id : {first, third})
     EXPECT_EQ(stays.wait(id, PublishState::kCommitted).version.to_string(), "1.4");
   EXPECT_EQ(stays.values.reads, 1);
@@ -253,14 +253,14 @@ TEST_F(RankLink, APublishThatFollowsOneThatFailsTakesItsPlace) {
       EXPECT_EQ(collect(hub, step), "gathered");
       hub.gather.expect(step);
     }
-    tell(hub, {.step = step,
-               .state = PublishState::kFailed,
-               .code = static_cast<std::uint8_t>(with),
-               .reason = "failed"});
+    notify(hub, {.step = step,
+                 .state = PublishState::kFailed,
+                 .code = static_cast<std::uint8_t>(with),
+                 .reason = "failed"});
     EXPECT_EQ(code(stays.wait(first, PublishState::kFailed)), with);
     EXPECT_EQ(stays.wait(second, PublishState::kSnapshotted).state, PublishState::kSnapshotted);
     EXPECT_EQ(collect(hub, step), "gathered");
-    tell(hub, committed(step));
+    notify(hub, committed(step));
     EXPECT_EQ(stays.wait(second, PublishState::kCommitted).state, PublishState::kCommitted);
     EXPECT_EQ(stays.values.reads, reads);  // they may have changed long ago
   };
@@ -286,8 +286,8 @@ TEST_F(RankLink, ALeadThatStandsStillIsLeftForTheOneThatTookItsPlace) {
   EXPECT_THAT(lost.reason, HasSubstr("another process is rank 0 now: it has taken over"));
   const std::uint64_t again = publish(stays, 2);
   EXPECT_EQ(collect(next, 2), "gathered");
-  tell(still, committed(2));  // nobody listens to it any more
-  tell(next, {.step = 2, .state = PublishState::kCommitted, .version = {.epoch = 2, .step = 2}});
+  notify(still, committed(2));  // nobody listens to it any more
+  notify(next, {.step = 2, .state = PublishState::kCommitted, .version = {.epoch = 2, .step = 2}});
   EXPECT_EQ(stays.wait(again, PublishState::kCommitted).version.to_string(), "2.2");
 }
 
@@ -299,7 +299,7 @@ TEST_F(RankLink, APublishFollowsToTheNextLeadWithTheSnapshotThatItHas) {
   const std::uint64_t again = publish(stays, 2, Weights::kSame);
   Hub& next = listen(2, Claim::kTakeOver);
   EXPECT_EQ(collect(next, 2), "gathered");
-  tell(next, {.step = 2, .state = PublishState::kCommitted, .version = {.epoch = 2, .step = 2}});
+  notify(next, {.step = 2, .state = PublishState::kCommitted, .version = {.epoch = 2, .step = 2}});
   EXPECT_EQ(stays.wait(again, PublishState::kCommitted).version.to_string(), "2.2");
   EXPECT_EQ(stays.values.reads, 1);
 }

@@ -18,7 +18,7 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 
-constexpr auto kPatience = 20s;  // fails a test that would hang; nothing takes that long
+constexpr auto kWaitLimit = 20s;  // fails a test that would hang; nothing takes that long
 
 class RunDirectory {
  public:
@@ -98,7 +98,7 @@ class FollowerThread {
 };
 
 void form(GroupLeader& leader) {
-  const TimePoint until = now() + kPatience;
+  const TimePoint until = now() + kWaitLimit;
   while (!leader.whole() && now() < until) ASSERT_TRUE(leader.tend(now() + 5ms, -1));
   ASSERT_TRUE(leader.whole());
 }
@@ -211,20 +211,21 @@ TEST(StepGroup, strangers_and_doubles_are_turned_away) {
   ASSERT_TRUE(leader);
   const FollowerThread first(options_of(directory, 1, 2), one);
   form(*leader);
-  auto garbage = connect_unix(directory.socket(), now() + kPatience);
-  auto wrong_size = connect_unix(directory.socket(), now() + kPatience);
-  auto twice = connect_unix(directory.socket(), now() + kPatience);
+  auto garbage = connect_unix(directory.socket(), now() + kWaitLimit);
+  auto wrong_size = connect_unix(directory.socket(), now() + kWaitLimit);
+  auto twice = connect_unix(directory.socket(), now() + kWaitLimit);
   ASSERT_TRUE(garbage && wrong_size && twice);
   ASSERT_TRUE(send_some(garbage->get(), std::vector<std::byte>(64, std::byte{0x5a})));
   StepChannel wrong(std::move(*wrong_size));
   StepChannel twin(std::move(*twice));
-  ASSERT_TRUE(wrong.send({.kind = StepKind::kJoin, .rank = 1, .world_size = 3}, now() + kPatience));
-  ASSERT_TRUE(twin.send({.kind = StepKind::kJoin, .rank = 1, .world_size = 2}, now() + kPatience));
+  ASSERT_TRUE(
+      wrong.send({.kind = StepKind::kJoin, .rank = 1, .world_size = 3}, now() + kWaitLimit));
+  ASSERT_TRUE(twin.send({.kind = StepKind::kJoin, .rank = 1, .world_size = 2}, now() + kWaitLimit));
   const auto closed = [](StepChannel& channel) {
     const auto message = channel.receive();
     return !message && message.error().code() == ErrorCode::kPeerLost;
   };
-  const TimePoint until = now() + kPatience;
+  const TimePoint until = now() + kWaitLimit;
   bool gone[2] = {false, false};
   while (!(gone[0] && gone[1]) && now() < until) {
     ASSERT_TRUE(leader->tend(now() + 5ms, -1));
@@ -244,12 +245,12 @@ TEST(StepGroup, a_silent_rank_breaks_the_group_at_the_deadline) {
   options.step_deadline = 50ms;
   auto leader = GroupLeader::create(options);
   ASSERT_TRUE(leader);
-  auto socket = connect_unix(directory.socket(), now() + kPatience);
+  auto socket = connect_unix(directory.socket(), now() + kWaitLimit);
   ASSERT_TRUE(socket);
   StepChannel silent(std::move(*socket));
   ASSERT_TRUE(
-      silent.send({.kind = StepKind::kJoin, .rank = 1, .world_size = 2}, now() + kPatience));
-  ASSERT_TRUE(silent.send({.kind = StepKind::kStopped, .rank = 1}, now() + kPatience));
+      silent.send({.kind = StepKind::kJoin, .rank = 1, .world_size = 2}, now() + kWaitLimit));
+  ASSERT_TRUE(silent.send({.kind = StepKind::kStopped, .rank = 1}, now() + kWaitLimit));
   form(*leader);
   const auto end = leader->go(kV1, [] { return Reading{}; });
   ASSERT_FALSE(end);
@@ -265,12 +266,12 @@ TEST(StepGroup, a_rank_that_has_another_agreement_is_turned_away) {
   auto leader = GroupLeader::create(options);
   ASSERT_TRUE(leader);
   for (const std::uint64_t agreement : {8U, 7U}) {
-    auto socket = connect_unix(directory.socket(), now() + kPatience);
+    auto socket = connect_unix(directory.socket(), now() + kWaitLimit);
     ASSERT_TRUE(socket);
     StepChannel rank(std::move(*socket));
     ASSERT_TRUE(rank.send({.kind = StepKind::kJoin, .rank = 1, .world_size = 2, .value = agreement},
-                          now() + kPatience));
-    ASSERT_TRUE(rank.send({.kind = StepKind::kStopped, .rank = 1}, now() + kPatience));
+                          now() + kWaitLimit));
+    ASSERT_TRUE(rank.send({.kind = StepKind::kStopped, .rank = 1}, now() + kWaitLimit));
     if (agreement == options.agreement) {
       form(*leader);
       EXPECT_TRUE(leader->whole());
@@ -294,7 +295,7 @@ TEST(StepGroup, a_killed_rank_is_seen_by_the_leader_and_by_the_other_ranks) {
   if (child == 0) {  // a rank of its own, until it is killed
     GatedRole role(StepGate::holding(kV1), 1);
     GroupFollower follower(options_of(directory, 1, 3), role);
-    const TimePoint until = now() + kPatience;
+    const TimePoint until = now() + kWaitLimit;
     while (now() < until) (void)follower.tend(until, -1);
     _exit(0);
   }
@@ -310,7 +311,7 @@ TEST(StepGroup, a_killed_rank_is_seen_by_the_leader_and_by_the_other_ranks) {
   ASSERT_FALSE(end);
   EXPECT_EQ(end.error().code(), ErrorCode::kPeerLost);
   EXPECT_THAT(end.error().message(), HasSubstr("rank 1 was lost"));
-  const TimePoint until = now() + kPatience;
+  const TimePoint until = now() + kWaitLimit;
   while (other.breaks_ == 0 && now() < until) std::this_thread::yield();
   EXPECT_EQ(other.breaks_, 1U);
   EXPECT_EQ(other.gate_.view().phase, GatePhase::kPaused);

@@ -49,23 +49,23 @@ TEST(StepMessage, refuses_bytes_that_are_none) {
 
 TEST(LeaderStep, sums_over_all_ranks) {
   LeaderStep step(3, {.kind = StepKind::kGo, .step = 5, .version = kV1});
-  EXPECT_TRUE(step.on(2, from(2, StepKind::kReady, 5, kV1)));
+  EXPECT_TRUE(step.handle(2, from(2, StepKind::kReady, 5, kV1)));
   EXPECT_EQ(step.phase(), Phase::kAgreeing);
-  EXPECT_TRUE(step.on(1, from(1, StepKind::kReady, 5, kV1)));
+  EXPECT_TRUE(step.handle(1, from(1, StepKind::kReady, 5, kV1)));
   EXPECT_EQ(step.phase(), Phase::kComputing);
-  EXPECT_TRUE(step.on(1, from(1, StepKind::kPartial, 5, {}, 10, true)));
+  EXPECT_TRUE(step.handle(1, from(1, StepKind::kPartial, 5, {}, 10, true)));
   step.add_own({.value = 100, .torn = false});
   EXPECT_EQ(step.phase(), Phase::kComputing);
-  EXPECT_TRUE(step.on(2, from(2, StepKind::kPartial, 5, {}, 1, false)));
+  EXPECT_TRUE(step.handle(2, from(2, StepKind::kPartial, 5, {}, 1, false)));
   EXPECT_EQ(step.phase(), Phase::kDone);
   EXPECT_EQ(step.total(), (Reading{.value = 111, .torn = true}));
 }
 
 TEST(LeaderStep, one_refusal_aborts_the_step_once_all_have_answered) {
   LeaderStep step(3, {.kind = StepKind::kGo, .step = 5, .version = kV2});
-  EXPECT_TRUE(step.on(1, from(1, StepKind::kRefused, 5, kV1)));
+  EXPECT_TRUE(step.handle(1, from(1, StepKind::kRefused, 5, kV1)));
   EXPECT_EQ(step.phase(), Phase::kAgreeing);
-  EXPECT_TRUE(step.on(2, from(2, StepKind::kReady, 5, kV2)));
+  EXPECT_TRUE(step.handle(2, from(2, StepKind::kReady, 5, kV2)));
   EXPECT_EQ(step.phase(), Phase::kAborted);
   ASSERT_TRUE(step.refusal());
   EXPECT_EQ(step.refusal()->rank, 1U);
@@ -74,15 +74,15 @@ TEST(LeaderStep, one_refusal_aborts_the_step_once_all_have_answered) {
 
 TEST(LeaderStep, what_is_out_of_place_is_an_error_that_changes_nothing) {
   LeaderStep step(3, {.kind = StepKind::kGo, .step = 5, .version = kV1});
-  EXPECT_FALSE(step.on(1, from(1, StepKind::kReady, 4, kV1)));      // another step
-  EXPECT_FALSE(step.on(1, from(1, StepKind::kReady, 5, kV2)));      // another version
-  EXPECT_FALSE(step.on(1, from(2, StepKind::kReady, 5, kV1)));      // another rank
-  EXPECT_FALSE(step.on(0, from(0, StepKind::kReady, 5, kV1)));      // the leader itself
-  EXPECT_FALSE(step.on(3, from(3, StepKind::kReady, 5, kV1)));      // no rank
-  EXPECT_FALSE(step.on(1, from(1, StepKind::kStopped, 5)));         // of a stop
-  EXPECT_FALSE(step.on(1, from(1, StepKind::kPartial, 5, {}, 1)));  // too early
-  EXPECT_TRUE(step.on(1, from(1, StepKind::kReady, 5, kV1)));
-  const auto twice = step.on(1, from(1, StepKind::kReady, 5, kV1));
+  EXPECT_FALSE(step.handle(1, from(1, StepKind::kReady, 4, kV1)));      // another step
+  EXPECT_FALSE(step.handle(1, from(1, StepKind::kReady, 5, kV2)));      // another version
+  EXPECT_FALSE(step.handle(1, from(2, StepKind::kReady, 5, kV1)));      // another rank
+  EXPECT_FALSE(step.handle(0, from(0, StepKind::kReady, 5, kV1)));      // the leader itself
+  EXPECT_FALSE(step.handle(3, from(3, StepKind::kReady, 5, kV1)));      // no rank
+  EXPECT_FALSE(step.handle(1, from(1, StepKind::kStopped, 5)));         // of a stop
+  EXPECT_FALSE(step.handle(1, from(1, StepKind::kPartial, 5, {}, 1)));  // too early
+  EXPECT_TRUE(step.handle(1, from(1, StepKind::kReady, 5, kV1)));
+  const auto twice = step.handle(1, from(1, StepKind::kReady, 5, kV1));
   ASSERT_FALSE(twice);
   EXPECT_THAT(twice.error().message(), HasSubstr("rank 1 sent ready for step 5"));
   EXPECT_EQ(step.phase(), Phase::kAgreeing);
@@ -90,8 +90,8 @@ TEST(LeaderStep, what_is_out_of_place_is_an_error_that_changes_nothing) {
 
 TEST(LeaderStep, a_stop_is_done_when_every_follower_has_stopped) {
   LeaderStep step(2, {.kind = StepKind::kStop, .step = 9});
-  EXPECT_FALSE(step.on(1, from(1, StepKind::kReady, 9)));
-  EXPECT_TRUE(step.on(1, from(1, StepKind::kStopped, 9)));
+  EXPECT_FALSE(step.handle(1, from(1, StepKind::kReady, 9)));
+  EXPECT_TRUE(step.handle(1, from(1, StepKind::kStopped, 9)));
   EXPECT_EQ(step.phase(), Phase::kDone);
 }
 
@@ -104,40 +104,42 @@ TEST(LeaderStep, a_leader_alone_agrees_with_itself) {
 
 TEST(FollowerStep, follows_a_step_to_its_end) {
   FollowerStep step;
-  EXPECT_EQ(step.on({.kind = StepKind::kGo, .step = 3, .version = kV1}), FollowerAction::kEnter);
+  EXPECT_EQ(step.handle({.kind = StepKind::kGo, .step = 3, .version = kV1}),
+            FollowerAction::kEnter);
   step.answered(true);
   EXPECT_TRUE(step.inside());
-  EXPECT_EQ(step.on({.kind = StepKind::kProceed, .step = 3}), FollowerAction::kCompute);
-  EXPECT_EQ(step.on({.kind = StepKind::kTotal, .step = 3}), FollowerAction::kFinish);
+  EXPECT_EQ(step.handle({.kind = StepKind::kProceed, .step = 3}), FollowerAction::kCompute);
+  EXPECT_EQ(step.handle({.kind = StepKind::kTotal, .step = 3}), FollowerAction::kFinish);
   EXPECT_FALSE(step.inside());
-  EXPECT_EQ(step.on({.kind = StepKind::kStop, .step = 3}), FollowerAction::kStop);
+  EXPECT_EQ(step.handle({.kind = StepKind::kStop, .step = 3}), FollowerAction::kStop);
   EXPECT_EQ(step.step(), 3U);
 }
 
 TEST(FollowerStep, a_refused_step_ends_with_its_abort) {
   FollowerStep step;
-  EXPECT_EQ(step.on({.kind = StepKind::kGo, .step = 3, .version = kV1}), FollowerAction::kEnter);
+  EXPECT_EQ(step.handle({.kind = StepKind::kGo, .step = 3, .version = kV1}),
+            FollowerAction::kEnter);
   step.answered(false);
   EXPECT_FALSE(step.inside());
   EXPECT_TRUE(step.owed());
-  EXPECT_FALSE(step.on({.kind = StepKind::kProceed, .step = 3}));
-  EXPECT_EQ(step.on({.kind = StepKind::kAborted, .step = 3}), FollowerAction::kLeave);
+  EXPECT_FALSE(step.handle({.kind = StepKind::kProceed, .step = 3}));
+  EXPECT_EQ(step.handle({.kind = StepKind::kAborted, .step = 3}), FollowerAction::kLeave);
   EXPECT_FALSE(step.owed());
 }
 
 TEST(FollowerStep, what_is_out_of_place_is_an_error) {
   FollowerStep step;
-  EXPECT_FALSE(step.on({.kind = StepKind::kProceed, .step = 0}));  // nothing was begun
-  EXPECT_FALSE(step.on({.kind = StepKind::kTotal, .step = 0}));
-  EXPECT_FALSE(step.on({.kind = StepKind::kReady, .step = 1}));  // not a leader's
-  ASSERT_TRUE(step.on({.kind = StepKind::kGo, .step = 3, .version = kV1}));
+  EXPECT_FALSE(step.handle({.kind = StepKind::kProceed, .step = 0}));  // nothing was begun
+  EXPECT_FALSE(step.handle({.kind = StepKind::kTotal, .step = 0}));
+  EXPECT_FALSE(step.handle({.kind = StepKind::kReady, .step = 1}));  // not a leader's
+  ASSERT_TRUE(step.handle({.kind = StepKind::kGo, .step = 3, .version = kV1}));
   step.answered(true);
-  EXPECT_FALSE(step.on({.kind = StepKind::kGo, .step = 4, .version = kV1}));  // still inside
-  EXPECT_FALSE(step.on({.kind = StepKind::kStop, .step = 4}));
-  EXPECT_FALSE(step.on({.kind = StepKind::kProceed, .step = 4}));
+  EXPECT_FALSE(step.handle({.kind = StepKind::kGo, .step = 4, .version = kV1}));  // still inside
+  EXPECT_FALSE(step.handle({.kind = StepKind::kStop, .step = 4}));
+  EXPECT_FALSE(step.handle({.kind = StepKind::kProceed, .step = 4}));
   step.reset();
-  EXPECT_FALSE(step.on({.kind = StepKind::kGo, .step = 2, .version = kV1}));  // an old header
-  EXPECT_TRUE(step.on({.kind = StepKind::kStop, .step = 3}));
+  EXPECT_FALSE(step.handle({.kind = StepKind::kGo, .step = 2, .version = kV1}));  // an old header
+  EXPECT_TRUE(step.handle({.kind = StepKind::kStop, .step = 3}));
 }
 
 TEST(StepGate, a_rank_without_weights_takes_no_part) {

@@ -116,11 +116,11 @@ TEST(PublishedWeights, WhatIsGeneratedWithThemAgreesToTheBit) {
   const Agreement same = published.compare(groups, batches_of(groups));
   EXPECT_EQ(same.tokens, 5U);
   EXPECT_EQ(same.all_tokens, 5U);
-  EXPECT_EQ(same.mismatch_most, 0);
-  EXPECT_EQ(same.drift_most, 0);
+  EXPECT_EQ(same.mismatch_max, 0);
+  EXPECT_EQ(same.drift_max, 0);
   groups[0].rollouts[1].log_probabilities[1] += kOther;
   const Agreement other = published.compare(groups, batches_of(groups));
-  EXPECT_NEAR(other.mismatch_most, kOther, 1e-6);
+  EXPECT_NEAR(other.mismatch_max, kOther, 1e-6);
   EXPECT_NEAR(other.mismatch_mean, kOther / 5, 1e-6);
   EXPECT_EQ(other.drift_mean, other.mismatch_mean);
 }
@@ -138,8 +138,8 @@ TEST(PublishedWeights, EachTokenIsHeldToTheWeightsOfItsVersion) {
   published.keep(8, weights_of(2));
   const Agreement agreement = published.compare(groups, batches_of(groups));
   EXPECT_EQ(agreement.tokens, 5U);
-  EXPECT_EQ(agreement.mismatch_most, 0);
-  EXPECT_THAT(agreement.drift_most, Gt(1e-3));
+  EXPECT_EQ(agreement.mismatch_max, 0);
+  EXPECT_THAT(agreement.drift_max, Gt(1e-3));
   EXPECT_EQ(agreement.all_tokens, 5U);
 }
 
@@ -155,9 +155,9 @@ TEST(PublishedWeights, ATokenOfAnUnknownVersionCountsForTheDriftAlone) {
     published.keep(8, weights_of(2));
     const Agreement agreement = published.compare(groups, batches_of(groups));
     EXPECT_EQ(agreement.tokens, 2U);
-    EXPECT_EQ(agreement.mismatch_most, 0);
+    EXPECT_EQ(agreement.mismatch_max, 0);
     EXPECT_EQ(agreement.all_tokens, 5U);
-    EXPECT_NEAR(agreement.drift_most, kOther, 1e-6);
+    EXPECT_NEAR(agreement.drift_max, kOther, 1e-6);
   }
 }
 
@@ -183,8 +183,8 @@ TEST(PublishedWeights, ARunThatGoesBackForgetsWhatWasAfter) {
   published.keep(7, weights_of(3));
   const Agreement agreement = published.compare(groups, batches_of(groups));
   EXPECT_EQ(agreement.tokens, 3U);
-  EXPECT_EQ(agreement.mismatch_most, 0);
-  EXPECT_EQ(agreement.drift_most, 0);
+  EXPECT_EQ(agreement.mismatch_max, 0);
+  EXPECT_EQ(agreement.drift_max, 0);
 }
 
 }  // namespace

@@ -81,8 +81,8 @@ TEST(QuestionBody, AsksForWhatARolloutNeeds) {
 }
 
 TEST(QuestionBody, AnswersHaveALimitThatTheyFitInto) {
-  EXPECT_GT(most_answer_bytes(question()), answer().dump().size());
-  EXPECT_EQ(most_answer_bytes({.prompt = "a", .answers = ~0U, .max_tokens = ~0U}), kAnswerBytes);
+  EXPECT_GT(max_answer_bytes(question()), answer().dump().size());
+  EXPECT_EQ(max_answer_bytes({.prompt = "a", .answers = ~0U, .max_tokens = ~0U}), kAnswerBytes);
 }
 
 TEST(ReadAnswer, ARolloutForEachChoice) {

@@ -98,9 +98,9 @@ TEST(CompletionClient, TellsWhatIsServed) {
   replica.serve({.epoch = 3, .step = 14});
   const auto client = client_of(replica.url());
   EXPECT_EQ(client->served().value(), (Version{.epoch = 3, .step = 14}));
-  replica.tell_version(R"({"version": null})");
+  replica.notify_version(R"({"version": null})");
   expect_error(client->served(), ErrorCode::kBusy, "has no weights yet");
-  replica.tell_version("{}");
+  replica.notify_version("{}");
   expect_error(client->served(), ErrorCode::kInvalidInput, "expected a version");
   replica.be_ready(503, "rank 1 is missing");
   expect_error(client->served(), ErrorCode::kBusy,

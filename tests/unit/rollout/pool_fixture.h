@@ -15,8 +15,8 @@
 
 namespace wsync::rollout::test {
 
-inline constexpr std::chrono::milliseconds kPatience{60'000};  // more than any test needs
-inline constexpr std::chrono::milliseconds kNever{3'600'000};  // of retry: not in this test
+inline constexpr std::chrono::milliseconds kWaitLimit{60'000};  // more than any test needs
+inline constexpr std::chrono::milliseconds kNever{3'600'000};   // of retry: not in this test
 
 [[nodiscard]] inline Version step(std::uint64_t number) { return {.epoch = 1, .step = number}; }
 
@@ -26,7 +26,7 @@ inline constexpr std::chrono::milliseconds kNever{3'600'000};  // of retry: not 
           .answers = 2,
           .max_tokens = 8,
           .seed = 11,
-          .deadline = kPatience,
+          .deadline = kWaitLimit,
           .retry = std::chrono::milliseconds(1)};
 }
 
@@ -40,10 +40,10 @@ inline constexpr std::chrono::milliseconds kNever{3'600'000};  // of retry: not 
 }
 
 // The groups of a step, which have to come.
-[[nodiscard]] inline Harvest harvested(RolloutPool& pool, std::uint64_t number) {
-  auto harvest = pool.harvest(number, kPatience);
-  EXPECT_TRUE(harvest) << harvest.error().message();
-  return harvest ? std::move(*harvest) : Harvest{};
+[[nodiscard]] inline RolloutBatch collected(RolloutPool& pool, std::uint64_t number) {
+  auto batch = pool.collect(number, kWaitLimit);
+  EXPECT_TRUE(batch) << batch.error().message();
+  return batch ? std::move(*batch) : RolloutBatch{};
 }
 
 // Prompts and sampling seeds of what was asked; sorted, since replicas are asked several at once.
@@ -56,9 +56,9 @@ using Asked = std::vector<std::pair<std::string, std::uint64_t>>;
   return asked;
 }
 
-[[nodiscard]] inline std::vector<std::string> prompts_of(const Harvest& harvest) {
+[[nodiscard]] inline std::vector<std::string> prompts_of(const RolloutBatch& batch) {
   std::vector<std::string> prompts;
-  for (const Group& group : harvest.groups) prompts.push_back(group.problem.prompt);
+  for (const Group& group : batch.groups) prompts.push_back(group.problem.prompt);
   return prompts;
 }
 // Those of the problems with these numbers.

@@ -35,15 +35,15 @@ class RolloutPoolFaults : public testing::Test {
   void expect_all_by_the_good_one(const PoolOptions& options, const std::string& failure) {
     const auto pool = pool_of(options);
     pool->begin(1);
-    const Harvest harvest = harvested(*pool, 1);
-    EXPECT_EQ(prompts_of(harvest), prompts_of(options, 3));
-    for (const Group& group : harvest.groups) {
+    const RolloutBatch batch = collected(*pool, 1);
+    EXPECT_EQ(prompts_of(batch), prompts_of(options, 3));
+    for (const Group& group : batch.groups) {
       EXPECT_EQ(group.rollouts.size(), 2U);
       for (const Rollout& rollout : group.rollouts) EXPECT_EQ(rollout.replica, good_.url());
     }
-    EXPECT_EQ(harvest.stats.failed, 1U);
-    EXPECT_THAT(harvest.stats.last_failure, HasSubstr(bad_.url() + ": "));
-    EXPECT_THAT(harvest.stats.last_failure, HasSubstr(failure));
+    EXPECT_EQ(batch.stats.failed, 1U);
+    EXPECT_THAT(batch.stats.last_failure, HasSubstr(bad_.url() + ": "));
+    EXPECT_THAT(batch.stats.last_failure, HasSubstr(failure));
     EXPECT_EQ(bad_.questions().size(), 1U);
     EXPECT_EQ(good_.questions().size(), 3U);
   }
@@ -64,12 +64,12 @@ TEST_F(RolloutPoolFaults, OneThatHangsIsLate) {
   late.retry = 200ms;
   const auto pool = pool_of(late);
   pool->begin(1);
-  const Harvest harvest = harvested(*pool, 1);
-  EXPECT_EQ(prompts_of(harvest), prompts_of(late, 3));
-  for (const Group& group : harvest.groups)
+  const RolloutBatch batch = collected(*pool, 1);
+  EXPECT_EQ(prompts_of(batch), prompts_of(late, 3));
+  for (const Group& group : batch.groups)
     for (const Rollout& rollout : group.rollouts) EXPECT_EQ(rollout.replica, good_.url());
-  EXPECT_GE(harvest.stats.failed, 1U);
-  EXPECT_THAT(harvest.stats.last_failure, HasSubstr("the time was over"));
+  EXPECT_GE(batch.stats.failed, 1U);
+  EXPECT_THAT(batch.stats.last_failure, HasSubstr("the time was over"));
 }
 
 TEST_F(RolloutPoolFaults, OneThatIsNotReady) {
@@ -108,9 +108,9 @@ TEST_F(RolloutPoolFaults, OneThatIsGone) {
   waits_for_bad_ = false;
   const auto pool = pool_of(with_dead);
   pool->begin(1);
-  const Harvest harvest = harvested(*pool, 1);
-  EXPECT_EQ(harvest.groups.size(), 3U);
-  EXPECT_THAT(harvest.stats.failed, Le(1U));
+  const RolloutBatch batch = collected(*pool, 1);
+  EXPECT_EQ(batch.groups.size(), 3U);
+  EXPECT_THAT(batch.stats.failed, Le(1U));
 }
 
 // It has taken a question, has answered a part of it, and dies.
@@ -136,12 +136,12 @@ TEST_F(RolloutPoolFaults, OneThatIsLostWhileItAnswers) {
     both.retry = kNever;
     const auto pool = pool_of(both);
     pool->begin(1);
-    const Harvest harvest = harvested(*pool, 1);
-    EXPECT_EQ(prompts_of(harvest), prompts_of(both, 3));
-    for (const Group& group : harvest.groups)
+    const RolloutBatch batch = collected(*pool, 1);
+    EXPECT_EQ(prompts_of(batch), prompts_of(both, 3));
+    for (const Group& group : batch.groups)
       for (const Rollout& rollout : group.rollouts) EXPECT_EQ(rollout.replica, good.url());
-    EXPECT_EQ(harvest.stats.failed, 1U);
-    EXPECT_THAT(harvest.stats.last_failure, HasSubstr(dying.url() + ": it hung up while"));
+    EXPECT_EQ(batch.stats.failed, 1U);
+    EXPECT_THAT(batch.stats.last_failure, HasSubstr(dying.url() + ": it hung up while"));
   }
 }
 
@@ -155,18 +155,18 @@ TEST_F(RolloutPoolFaults, OneThatComesBackIsAskedAgain) {
   both.versions_count = false;
   const auto pool = pool_of(both);
   pool->begin(1);
-  (void)harvested(*pool, 1);
+  (void)collected(*pool, 1);
   mortal.reset();
-  (void)harvested(*pool, 2);  // some of it from before
+  (void)collected(*pool, 2);  // some of it from before
   for (std::uint64_t number = 3; number <= 4; ++number) {
-    const Harvest harvest = harvested(*pool, number);
-    EXPECT_EQ(prompts_of(harvest), prompts_of(both, 3 * number));
-    for (const Group& group : harvest.groups)
+    const RolloutBatch batch = collected(*pool, number);
+    EXPECT_EQ(prompts_of(batch), prompts_of(both, 3 * number));
+    for (const Group& group : batch.groups)
       for (const Rollout& rollout : group.rollouts) EXPECT_EQ(rollout.replica, good_.url());
   }
   const ScriptedReplica again(port);
   std::uint64_t number = 5;
-  while (again.questions().empty()) (void)harvested(*pool, number++);
+  while (again.questions().empty()) (void)collected(*pool, number++);
 }
 
 // Everything was asked of it, and none of it is lost.
@@ -178,13 +178,13 @@ TEST_F(RolloutPoolFaults, TheOnlyOneIsAskedAgain) {
   const PoolOptions alone = options_for({bad_.url()});
   const auto pool = pool_of(alone);
   pool->begin(1);
-  const Harvest harvest = harvested(*pool, 1);
-  EXPECT_EQ(prompts_of(harvest), prompts_of(alone, 3));
-  EXPECT_EQ(harvest.stats.failed, 5U);
+  const RolloutBatch batch = collected(*pool, 1);
+  EXPECT_EQ(prompts_of(batch), prompts_of(alone, 3));
+  EXPECT_EQ(batch.stats.failed, 5U);
   EXPECT_EQ(bad_.questions().size(), 8U);
 }
 
-TEST_F(RolloutPoolFaults, AHarvestThatIsLateSaysWhyAndCanBeAskedForAgain) {
+TEST_F(RolloutPoolFaults, ARolloutBatchThatIsLateSaysWhyAndCanBeAskedForAgain) {
   const auto broken = std::make_shared<std::atomic<bool>>(true);
   bad_.script([broken](const nlohmann::json& question) {
     return *broken ? refused_by(400, "temperature: too hot") : answer_by(question, step(0));
@@ -192,20 +192,20 @@ TEST_F(RolloutPoolFaults, AHarvestThatIsLateSaysWhyAndCanBeAskedForAgain) {
   const auto pool = pool_of(options_for({bad_.url()}));
   pool->begin(1);
   bad_.wait_for_questions(2);
-  expect_error(pool->harvest(1, 1ms), ErrorCode::kDeadline, "rollouts of step 1: 0 of 3 groups");
+  expect_error(pool->collect(1, 1ms), ErrorCode::kDeadline, "rollouts of step 1: 0 of 3 groups");
   // The second question comes after a first that has failed.
   bad_.wait_for_questions(bad_.questions().size() + 8);
-  expect_error(pool->harvest(1, 1ms), ErrorCode::kDeadline, "'temperature: too hot'");
+  expect_error(pool->collect(1, 1ms), ErrorCode::kDeadline, "'temperature: too hot'");
   *broken = false;
-  EXPECT_GE(harvested(*pool, 1).stats.failed, 2U);
+  EXPECT_GE(collected(*pool, 1).stats.failed, 2U);
 }
 
-TEST_F(RolloutPoolFaults, AHarvestThatIsLateNamesTheVersionThatIsMissing) {
+TEST_F(RolloutPoolFaults, ARolloutBatchThatIsLateNamesTheVersionThatIsMissing) {
   const auto pool = pool_of(options_for({bad_.url()}));
   pool->begin(1);
-  (void)harvested(*pool, 1);
+  (void)collected(*pool, 1);
   bad_.wait_for_looks(bad_.looks() + 2);
-  expect_error(pool->harvest(2, 1ms), ErrorCode::kDeadline,
+  expect_error(pool->collect(2, 1ms), ErrorCode::kDeadline,
                bad_.url() + " serves 1.0, and weights of step 1 are needed");
 }
 
@@ -217,26 +217,26 @@ TEST_F(RolloutPoolFaults, AReplicaThatIsLostWhileItIsLookedAtCounts) {
   bad_.wait_for_looks(2);
   bad_.serve(step(4));
   bad_.be_ready(200);
-  EXPECT_GE(harvested(*pool, 5).stats.failed, 1U);
+  EXPECT_GE(collected(*pool, 5).stats.failed, 1U);
 }
 
-TEST_F(RolloutPoolFaults, ARewardThatThrowsEndsTheHarvest) {
-  const auto harvest = [this](Reward reward) {
+TEST_F(RolloutPoolFaults, ARewardThatThrowsEndsTheRolloutBatch) {
+  const auto batch = [this](Reward reward) {
     const auto pool = pool_of(options_for({good_.url()}), std::move(reward));
     pool->begin(1);
-    auto first = pool->harvest(1, kPatience);
-    const auto again = pool->harvest(1, kPatience);
+    auto first = pool->collect(1, kWaitLimit);
+    const auto again = pool->collect(1, kWaitLimit);
     EXPECT_FALSE(again) << "not before it begins once more";
     return first;
   };
   waits_for_bad_ = false;
-  expect_error(harvest([](const Problem&, std::string_view) -> double {
+  expect_error(batch([](const Problem&, std::string_view) -> double {
                  throw std::runtime_error("no such key");
                }),
                ErrorCode::kInternal, "it has thrown 'no such key'");
-  expect_error(harvest([](const Problem&, std::string_view) -> double { throw 7; }),
+  expect_error(collect([](const Problem&, std::string_view) -> double { throw 7; }),
                ErrorCode::kInternal, "no std::exception");
-  expect_error(harvest([](const Problem&, std::string_view) {
+  expect_error(collect([](const Problem&, std::string_view) {
                  return std::numeric_limits<double>::quiet_NaN();
                }),
                ErrorCode::kInternal, "the reward function of problem 'reverse ");
@@ -254,21 +254,21 @@ TEST_F(RolloutPoolFaults, ARewardThatThrowsOnceDoesNotEndThePool) {
         return exact_match(problem, completion);
       });
   pool->begin(1);
-  expect_error(pool->harvest(1, kPatience), ErrorCode::kInternal, "'the judge is away'");
+  expect_error(pool->collect(1, kWaitLimit), ErrorCode::kInternal, "'the judge is away'");
   pool->begin(1);
-  const Harvest harvest = harvested(*pool, 1);
-  EXPECT_EQ(prompts_of(harvest), prompts_of(options, 3));
-  EXPECT_EQ(harvest.stats.failed, 0U) << "the engine has done nothing wrong";
+  const RolloutBatch batch = collected(*pool, 1);
+  EXPECT_EQ(prompts_of(batch), prompts_of(options, 3));
+  EXPECT_EQ(batch.stats.failed, 0U) << "the engine has done nothing wrong";
 }
 
 // The square of such a reward would be beyond double, and the advantage 0 without a word.
-TEST_F(RolloutPoolFaults, ARewardThatIsTooLargeEndsTheHarvest) {
+TEST_F(RolloutPoolFaults, ARewardThatIsTooLargeEndsTheRolloutBatch) {
   waits_for_bad_ = false;
   for (const double reward : {-1.7e308, 1.1e9, std::numeric_limits<double>::infinity()}) {
     const auto pool = pool_of(options_for({good_.url()}),
                               [=](const Problem&, std::string_view) { return reward; });
     pool->begin(1);
-    expect_error(pool->harvest(1, kPatience), ErrorCode::kInternal,
+    expect_error(pool->collect(1, kWaitLimit), ErrorCode::kInternal,
                  fmt::format("expected a number from -1000000000 to 1000000000, found {}", reward));
   }
 }
@@ -284,15 +284,15 @@ TEST_F(RolloutPoolFaults, ARewardIsToldTheAnswerWithoutItsEnd) {
                               return 0;
                             });
   pool->begin(1);
-  const Harvest harvest = harvested(*pool, 1);
+  const RolloutBatch batch = collected(*pool, 1);
   EXPECT_EQ(right, 3);
   EXPECT_EQ(wrong, 3);
-  for (const Group& group : harvest.groups)
+  for (const Group& group : batch.groups)
     for (const Rollout& rollout : group.rollouts) EXPECT_EQ(rollout.advantage, 0);
 }
 
 // With a question that runs, and a harvest that waits for it.
-TEST_F(RolloutPoolFaults, CancelEndsAHarvestThatWaits) {
+TEST_F(RolloutPoolFaults, CancelEndsARolloutBatchThatWaits) {
   bad_.script([this](const nlohmann::json& question) {
     bad_.hold();
     return answer_by(question, step(0));
@@ -303,21 +303,21 @@ TEST_F(RolloutPoolFaults, CancelEndsAHarvestThatWaits) {
     bad_.wait_for_held(3);
     pool->cancel();
   });
-  expect_error(pool->harvest(1, kPatience), ErrorCode::kCancelled, "step 1: cancelled");
+  expect_error(pool->collect(1, kWaitLimit), ErrorCode::kCancelled, "step 1: cancelled");
   canceller.join();
   bad_.release();
-  expect_error(pool->harvest(1, kPatience), ErrorCode::kCancelled, "step 1: cancelled");
+  expect_error(pool->collect(1, kWaitLimit), ErrorCode::kCancelled, "step 1: cancelled");
 }
 
-TEST_F(RolloutPoolFaults, CancelEndsAHarvestThatWaitsForAVersion) {
+TEST_F(RolloutPoolFaults, CancelEndsARolloutBatchThatWaitsForAVersion) {
   const auto pool = pool_of(options_for({bad_.url()}));
   pool->begin(1);
-  (void)harvested(*pool, 1);
+  (void)collected(*pool, 1);
   std::thread canceller([&] {
     bad_.wait_for_looks(bad_.looks() + 2);
     pool->cancel();
   });
-  expect_error(pool->harvest(2, kPatience), ErrorCode::kCancelled, "step 2: cancelled");
+  expect_error(pool->collect(2, kWaitLimit), ErrorCode::kCancelled, "step 2: cancelled");
   canceller.join();
 }
 

@@ -18,9 +18,9 @@ TEST(RolloutPool, AStepGetsItsGroupsInOrderScored) {
   const PoolOptions options = options_for({replica.url()});
   const auto pool = pool_of(options);
   pool->begin(1);
-  const Harvest harvest = harvested(*pool, 1);
-  EXPECT_EQ(prompts_of(harvest), prompts_of(options, 3));
-  for (const Group& group : harvest.groups) {
+  const RolloutBatch batch = collected(*pool, 1);
+  EXPECT_EQ(prompts_of(batch), prompts_of(options, 3));
+  for (const Group& group : batch.groups) {
     ASSERT_EQ(group.rollouts.size(), 2U);
     EXPECT_EQ(group.rollouts[0].tokens.size(), 4U) << "three digits and the end";
     EXPECT_EQ(group.rollouts[0].reward, 1);
@@ -30,9 +30,9 @@ TEST(RolloutPool, AStepGetsItsGroupsInOrderScored) {
     EXPECT_EQ(group.rollouts[0].replica, replica.url());
     EXPECT_GE(group.seconds, 0);
   }
-  EXPECT_EQ(harvest.stats.dropped_stale, 0U);
-  EXPECT_EQ(harvest.stats.failed, 0U);
-  EXPECT_EQ(harvest.stats.last_failure, "");
+  EXPECT_EQ(batch.stats.dropped_stale, 0U);
+  EXPECT_EQ(batch.stats.failed, 0U);
+  EXPECT_EQ(batch.stats.last_failure, "");
 }
 
 TEST(RolloutPool, WhatIsAskedIsWhatTheOptionsSay) {
@@ -41,7 +41,7 @@ TEST(RolloutPool, WhatIsAskedIsWhatTheOptionsSay) {
   options.temperature = 0.75;
   const auto pool = pool_of(options);
   pool->begin(1);
-  (void)harvested(*pool, 1);
+  (void)collected(*pool, 1);
   for (const nlohmann::json& question : replica.questions()) {
     EXPECT_EQ(question.at("n"), 2);
     EXPECT_EQ(question.at("max_tokens"), 8);
@@ -60,7 +60,7 @@ TEST(RolloutPool, ARunRepeats) {
     pool->begin(first);
     std::vector<std::string> prompts;
     for (std::uint64_t number = first; number < 4; ++number)
-      for (const std::string& prompt : prompts_of(harvested(*pool, number)))
+      for (const std::string& prompt : prompts_of(collected(*pool, number)))
         prompts.push_back(prompt);
     // The step after it may have been asked for, or not.
     Asked asked = asked_of(replica);
@@ -89,16 +89,16 @@ TEST(RolloutPool, WithoutStalenessNothingIsAskedBeforeTheVersionIsServed) {
       [&](const nlohmann::json& question) { return answer_by(question, replica.served()); });
   const auto pool = pool_of(options_for({replica.url()}));
   pool->begin(1);
-  (void)harvested(*pool, 1);
+  (void)collected(*pool, 1);
   for (std::uint64_t published = 1; published <= 3; ++published) {
     const std::size_t looks = replica.looks();
     replica.wait_for_looks(looks + 3);
     EXPECT_EQ(replica.questions().size(), 3 * published) << "none for the step after it";
     replica.serve(step(published));
-    const Harvest harvest = harvested(*pool, published + 1);
-    ASSERT_EQ(harvest.groups.size(), 3U);
-    for (const Group& group : harvest.groups) EXPECT_EQ(oldest_step(group), published);
-    EXPECT_EQ(harvest.stats.failed + harvest.stats.dropped_stale, 0U);
+    const RolloutBatch batch = collected(*pool, published + 1);
+    ASSERT_EQ(batch.groups.size(), 3U);
+    for (const Group& group : batch.groups) EXPECT_EQ(oldest_step(group), published);
+    EXPECT_EQ(batch.stats.failed + batch.stats.dropped_stale, 0U);
   }
 }
 
@@ -109,17 +109,17 @@ TEST(RolloutPool, AReplicaThatSwitchesIsWaitedFor) {
   options.retry = kNever;
   const auto pool = pool_of(options);
   pool->begin(1);
-  (void)harvested(*pool, 1);
+  (void)collected(*pool, 1);
   replica.be_ready(503, "switching");
   // A look that has found it ready before is over when the next one begins.
   replica.wait_for_looks(replica.looks() + 1);
   replica.serve(step(1));
   replica.wait_for_looks(replica.looks() + 3);
   EXPECT_EQ(replica.questions().size(), 3U);
-  expect_error(pool->harvest(2, std::chrono::milliseconds(1)), ErrorCode::kDeadline,
+  expect_error(pool->collect(2, std::chrono::milliseconds(1)), ErrorCode::kDeadline,
                "/ready is not ready: 'switching'");
   replica.be_ready(200);
-  EXPECT_EQ(harvested(*pool, 2).stats.failed, 0U);
+  EXPECT_EQ(collected(*pool, 2).stats.failed, 0U);
 }
 
 TEST(RolloutPool, AStepAheadIsGeneratedWithTheWeightsThatAreThere) {
@@ -128,12 +128,12 @@ TEST(RolloutPool, AStepAheadIsGeneratedWithTheWeightsThatAreThere) {
   options.max_staleness = 1;
   const auto pool = pool_of(options);
   pool->begin(1);
-  EXPECT_EQ(prompts_of(harvested(*pool, 1)), prompts_of(options, 3));
-  EXPECT_EQ(prompts_of(harvested(*pool, 2)), prompts_of(options, 6));
+  EXPECT_EQ(prompts_of(collected(*pool, 1)), prompts_of(options, 3));
+  EXPECT_EQ(prompts_of(collected(*pool, 2)), prompts_of(options, 6));
   replica.wait_for_looks(replica.looks() + 2);
   EXPECT_EQ(replica.questions().size(), 6U) << "step 3 needs step 1";
   replica.serve(step(1));
-  EXPECT_EQ(prompts_of(harvested(*pool, 3)), prompts_of(options, 9));
+  EXPECT_EQ(prompts_of(collected(*pool, 3)), prompts_of(options, 9));
   replica.wait_for_looks(replica.looks() + 2);
   EXPECT_EQ(replica.questions().size(), 9U) << "step 4 needs step 2";
 }
@@ -147,7 +147,7 @@ TEST(RolloutPool, WithoutVersionsNothingIsWaitedForAndNothingDropped) {
   const auto pool = pool_of(options);
   pool->begin(7);
   for (std::uint64_t number = 7; number < 12; ++number)
-    EXPECT_EQ(prompts_of(harvested(*pool, number)), prompts_of(options, 3 * number));
+    EXPECT_EQ(prompts_of(collected(*pool, number)), prompts_of(options, 3 * number));
   EXPECT_EQ(replica.looks(), 0U);
 }
 
@@ -157,16 +157,16 @@ TEST(RolloutPool, WhatIsTooOldIsDroppedAndGeneratedAnew) {
   ScriptedReplica replica;
   const auto pool = pool_of(options_for({replica.url()}));
   pool->begin(1);
-  (void)harvested(*pool, 1);
+  (void)collected(*pool, 1);
   const Asked first = asked_of(replica);
   replica.script([&](const nlohmann::json& question) {
     return answer_by(question, step(old_ones.fetch_sub(1) > 0 ? 0 : 1));
   });
   replica.serve(step(1));
-  const Harvest harvest = harvested(*pool, 2);
-  EXPECT_EQ(harvest.stats.dropped_stale, 2U);
-  EXPECT_EQ(harvest.stats.failed, 0U);
-  for (const Group& group : harvest.groups) EXPECT_EQ(oldest_step(group), 1U);
+  const RolloutBatch batch = collected(*pool, 2);
+  EXPECT_EQ(batch.stats.dropped_stale, 2U);
+  EXPECT_EQ(batch.stats.failed, 0U);
+  for (const Group& group : batch.groups) EXPECT_EQ(oldest_step(group), 1U);
   Asked asked;
   for (const auto& one : asked_of(replica))
     if (std::find(first.begin(), first.end(), one) == first.end()) asked.push_back(one);
@@ -195,9 +195,9 @@ TEST(RolloutPool, TheOldestTokenIsWhatCounts) {
     });
     replica.serve(step(1));
     pool->begin(2);
-    const Harvest harvest = harvested(*pool, 2);
-    EXPECT_EQ(harvest.stats.dropped_stale, 1 - allowed);
-    EXPECT_EQ(oldest_step(harvest.groups.at(0)), 1 - allowed);
+    const RolloutBatch batch = collected(*pool, 2);
+    EXPECT_EQ(batch.stats.dropped_stale, 1 - allowed);
+    EXPECT_EQ(oldest_step(batch.groups.at(0)), 1 - allowed);
   }
 }
 
@@ -211,19 +211,19 @@ TEST(RolloutPool, VersionsOfAnOlderEpochAreAnotherRuns) {
   pool->begin(2, 2);
   replica.wait_for_looks(3);
   EXPECT_EQ(replica.questions().size(), 0U);
-  expect_error(pool->harvest(2, std::chrono::milliseconds(1)), ErrorCode::kDeadline,
+  expect_error(pool->collect(2, std::chrono::milliseconds(1)), ErrorCode::kDeadline,
                replica.url() + " serves 1.50 of another run; weights of epoch 2 are needed");
   replica.serve({.epoch = 2, .step = 1});
-  const Harvest harvest = harvested(*pool, 2);
-  for (const Group& group : harvest.groups) EXPECT_EQ(oldest_epoch(group), 2U);
-  EXPECT_EQ(harvest.stats.dropped_stale, 0U);
+  const RolloutBatch batch = collected(*pool, 2);
+  for (const Group& group : batch.groups) EXPECT_EQ(oldest_epoch(group), 2U);
+  EXPECT_EQ(batch.stats.dropped_stale, 0U);
 }
 
 // Rank 0 is a new process while an answer is generated: the same step is served under two names.
 TEST(RolloutPool, AnAnswerWithATokenOfAnOlderEpochIsGeneratedAnew) {
   const Version before{.epoch = 1, .step = 4};
   const Version after{.epoch = 2, .step = 4};
-  for (const std::uint32_t least_epoch : {1U, 2U}) {
+  for (const std::uint32_t min_epoch : {1U, 2U}) {
     std::atomic<bool> mixed = true;
     ScriptedReplica replica;
     PoolOptions options = options_for({replica.url()});
@@ -237,10 +237,10 @@ TEST(RolloutPool, AnAnswerWithATokenOfAnOlderEpochIsGeneratedAnew) {
                                .dump()};
     });
     replica.serve(after);
-    pool->begin(5, least_epoch);
-    const Harvest harvest = harvested(*pool, 5);
-    EXPECT_EQ(harvest.stats.dropped_stale, least_epoch - 1);
-    EXPECT_EQ(oldest_epoch(harvest.groups.at(0)), least_epoch);
+    pool->begin(5, min_epoch);
+    const RolloutBatch batch = collected(*pool, 5);
+    EXPECT_EQ(batch.stats.dropped_stale, min_epoch - 1);
+    EXPECT_EQ(oldest_epoch(batch.groups.at(0)), min_epoch);
   }
 }
 
@@ -250,23 +250,23 @@ TEST(RolloutPool, ToBeginWithANewEpochWaitsForIt) {
   replica.serve({.epoch = 1, .step = 4});
   const auto pool = pool_of(options_for({replica.url()}));
   pool->begin(5, 1);
-  (void)harvested(*pool, 5);
+  (void)collected(*pool, 5);
   pool->begin(5, 2);
   replica.wait_for_looks(replica.looks() + 3);
   EXPECT_EQ(replica.questions().size(), 3U);
   replica.serve({.epoch = 2, .step = 4});
-  EXPECT_EQ(harvested(*pool, 5).stats.dropped_stale, 0U);
+  EXPECT_EQ(collected(*pool, 5).stats.dropped_stale, 0U);
   EXPECT_EQ(replica.questions().size(), 6U);
 }
 
 TEST(RolloutPool, AReplicaIsAskedNoMoreAtOnceThanAllowed) {
   std::atomic<int> now_asked = 0;
-  std::atomic<int> most_asked = 0;
+  std::atomic<int> max_asked = 0;
   ScriptedReplica replica;
   replica.script([&](const nlohmann::json& question) {
     const int asked = ++now_asked;
-    int most = most_asked;
-    while (asked > most && !most_asked.compare_exchange_weak(most, asked)) {
+    int max = max_asked;
+    while (asked > max && !max_asked.compare_exchange_weak(max, asked)) {
     }
     replica.hold();
     --now_asked;
@@ -279,8 +279,8 @@ TEST(RolloutPool, AReplicaIsAskedNoMoreAtOnceThanAllowed) {
   pool->begin(1);
   replica.wait_for_held(2);
   replica.release();
-  EXPECT_EQ(harvested(*pool, 1).groups.size(), 8U);
-  EXPECT_EQ(most_asked, 2);
+  EXPECT_EQ(collected(*pool, 1).groups.size(), 8U);
+  EXPECT_EQ(max_asked, 2);
 }
 
 TEST(RolloutPool, ToBeginOnceMoreForgetsWhatWasThere) {
@@ -297,7 +297,7 @@ TEST(RolloutPool, ToBeginOnceMoreForgetsWhatWasThere) {
   replica.wait_for_held(1);
   pool->begin(21);
   replica.release();
-  EXPECT_EQ(prompts_of(harvested(*pool, 21)), prompts_of(options, 63));
+  EXPECT_EQ(prompts_of(collected(*pool, 21)), prompts_of(options, 63));
 }
 
 TEST(RolloutPool, OptionsThatMakeNoSenseAreNamed) {

@@ -136,7 +136,7 @@ class ScriptedReplica {
     ready_ = {.status = status, .body = nlohmann::json{{"reason", reason}}.dump()};
   }
   // /weight_info is answered so, whatever is served.
-  void tell_version(std::string body) {
+  void notify_version(std::string body) {
     const std::lock_guard lock(mutex_);
     told_version_ = std::move(body);
   }

@@ -55,12 +55,12 @@ TEST_F(TrainPublish, AStepOfWhichNoVersionCameIsAskedForAgain) {
   rank->publish(5);
   EXPECT_FALSE(rank->must_publish_again(5));
   rank->wait_snapshotted();
-  rank->tell_ended();
+  rank->notify_ended();
   rank->end_all();
   EXPECT_FALSE(rank->must_publish_again(6));  // of what has ended nothing is asked for
   rank->publish(5);                           // by another rank it may be
   rank->wait_snapshotted();
-  rank->tell_ended();
+  rank->notify_ended();
   ASSERT_EQ(told_.size(), 3U);
   for (const nlohmann::json& event : told_) {
     EXPECT_EQ(event["step"], 5);

@@ -113,17 +113,17 @@ class TrainRollouts : public testing::Test {
   }
 
   // What a rank that fails does: the others are told why.
-  std::vector<Batches> try_step(std::uint64_t step, std::uint32_t least_epoch = 0) {
+  std::vector<Batches> try_step(std::uint64_t step, std::uint32_t min_epoch = 0) {
     return together<Batches>([&](Rank& rank) {
-      Batches batches = rank.rollouts->batches(step, least_epoch);
+      Batches batches = rank.rollouts->batches(step, min_epoch);
       if (!batches) rank.group->abort(batches.error());
       return batches;
     });
   }
   // Of all replicas, one after the other.
-  std::vector<MicroBatch> batches_of(std::uint64_t step, std::uint32_t least_epoch = 0) {
+  std::vector<MicroBatch> batches_of(std::uint64_t step, std::uint32_t min_epoch = 0) {
     std::vector<MicroBatch> all;
-    for (Batches& batches : try_step(step, least_epoch)) {
+    for (Batches& batches : try_step(step, min_epoch)) {
       EXPECT_TRUE(batches) << batches.error().message();
       if (!batches || !*batches) return {};
       all.insert(all.end(), std::make_move_iterator((*batches)->begin()),

@@ -141,7 +141,7 @@ TEST(Lowering, NoLatencyMakesRanksWaitForEachOther) {
         ASSERT_TRUE(machine.run()) << text_of(options) << " queue " << queue << " seed " << seed;
         ASSERT_EQ(machine.misplaced(), "") << text_of(options) << " seed " << seed;
         if (offload) {
-          ASSERT_LE(machine.most_on_device(), 4U) << text_of(options) << " seed " << seed;
+          ASSERT_LE(machine.max_on_device(), 4U) << text_of(options) << " seed " << seed;
         }
       }
     }
@@ -252,7 +252,7 @@ TEST(LoweringOfLayers, MessagesMatchAndNothingWaitsForEver) {
     ASSERT_EQ(machine.misplaced(), "")
         << text_of(options) << ": began before its activations were on the device, seed " << seed;
     if (lowering.offload) {
-      ASSERT_LE(machine.most_on_device(), 4U) << text_of(options) << " seed " << seed;
+      ASSERT_LE(machine.max_on_device(), 4U) << text_of(options) << " seed " << seed;
     }
     ++seed;
   });

@@ -50,10 +50,10 @@ class StrictMachine {
   }
 
   // Chunk activations of one rank at one time, those that are being copied too.
-  [[nodiscard]] std::uint32_t most_on_device() const {
-    std::uint32_t most = 0;
-    for (const RankState& rank : ranks_) most = std::max(most, rank.most_on_device);
-    return most;
+  [[nodiscard]] std::uint32_t max_on_device() const {
+    std::uint32_t max = 0;
+    for (const RankState& rank : ranks_) max = std::max(max, rank.max_on_device);
+    return max;
   }
   // The first operation whose activations were not on the device; "" if there was none.
   [[nodiscard]] const std::string& misplaced() const { return misplaced_; }
@@ -66,7 +66,7 @@ class StrictMachine {
     std::array<Begun, kLaneCount> begun{};
     std::vector<bool> done;
     std::vector<Place> places;  // of each cell's activations
-    std::uint32_t on_device = 0, most_on_device = 0;
+    std::uint32_t on_device = 0, max_on_device = 0;
   };
   struct Event {
     double at = 0;
@@ -178,7 +178,7 @@ class StrictMachine {
         if (!is_send(operation.kind) && !is_receive(operation.kind))
           expect(place, Place::kDevice, operation);
     }
-    state.most_on_device = std::max(state.most_on_device, state.on_device);
+    state.max_on_device = std::max(state.max_on_device, state.on_device);
     state.begun[lane] = Begun::kRunning;
     const double latency = latencies_[lane] * std::exponential_distribution<double>(1)(random_);
     events_.push({now_ + latency, rank, lane});

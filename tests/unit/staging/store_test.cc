@@ -289,7 +289,7 @@ TEST_F(StoreTest, TheMachinesMemoryIsAskedForWhenAnArenaIsMadeAndNotBefore) {
 // ---- while its memory is being made ----
 
 // With a thread for memory that is held up: it waits for the verifier of a version that was
-// aborted, which looks at a bucket until go_on().
+// aborted, which looks at a bucket until resume().
 class StoreHeldUpTest : public StoreTest {
  protected:
   void hold_up(Store& store) {
@@ -309,7 +309,7 @@ class StoreHeldUpTest : public StoreTest {
     memory_.reset();
     store.abort();
   }
-  void go_on() { open_.set_value(); }
+  void resume() { open_.set_value(); }
 
   std::promise<void> open_;
   std::shared_future<void> opened_ = open_.get_future().share();
@@ -332,7 +332,7 @@ TEST_F(StoreHeldUpTest, AnAbortDoesNotWaitAndTheNextVersionGetsTheSameArena) {
   EXPECT_FALSE(store.arriving().has_value());
   EXPECT_FALSE(store.makes_memory());
   ASSERT_TRUE(store.begin_own(model_.job(2), note_memory(), note()).has_value());
-  go_on();
+  resume();
   ASSERT_TRUE(loop_.run_until([&] { return memory_.has_value(); }));
   ASSERT_TRUE((*memory_).has_value()) << memory_->error().message();
   memory_.reset();
@@ -355,7 +355,7 @@ TEST_F(StoreHeldUpTest, AReleasedVersionsArenaIsTheOneThatWasWaitedFor) {
   ASSERT_TRUE(store.begin_own(model_.job(3), note_memory(), note()).has_value());
   const auto* memory = store.find(step(1))->data().data();
   store.release(step(1));
-  go_on();
+  resume();
   ASSERT_TRUE(loop_.run_until([&] { return memory_.has_value(); }));
   ASSERT_TRUE((*memory_).has_value()) << memory_->error().message();
   EXPECT_EQ((*memory_)->data.data(), memory);
@@ -383,7 +383,7 @@ TEST_F(StoreHeldUpTest, AStoreThatGoesWhileItWaitsForMemoryTellsNobody) {
     Store store({}, loop_.post());
     hold_up(store);
     ASSERT_TRUE(store.begin_own(model_.job(1), note_memory(), note()).has_value());
-    go_on();
+    resume();
   }
   loop_.run_posted();
   EXPECT_FALSE(memory_.has_value());

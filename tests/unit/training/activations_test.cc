@@ -29,13 +29,13 @@ TEST(SlotPool, ASlotThatIsNotThereIsAnError) {
       << third.error().message();
   pool.give_back(*first);
   EXPECT_EQ(pool.take().value().data(), first->data());
-  EXPECT_EQ(pool.most_used(), 2U);
+  EXPECT_EQ(pool.max_used(), 2U);
 }
 
 TEST(SlotPool, WithoutSlotsThereIsNone) {
   SlotPool pool("offloaded activations", 0, 8);
   EXPECT_EQ(pool.take().error().code(), ErrorCode::kResourceExhausted);
-  EXPECT_EQ(pool.most_used(), 0U);
+  EXPECT_EQ(pool.max_used(), 0U);
 }
 
 TEST(Activations, PlacesStayWhenTheyGoToTheHostAndComeBack) {
@@ -54,7 +54,7 @@ TEST(Activations, PlacesStayWhenTheyGoToTheHostAndComeBack) {
     Kept noise(other, 4, 4);
     std::fill(noise.values().begin(), noise.values().end(), 77.0F);
     ASSERT_TRUE(cell.onload());
-    EXPECT_EQ(device.most_used(), 2U);
+    EXPECT_EQ(device.max_used(), 2U);
   }
   const std::array<float, 6> expected{1, 2, 3, 4, 5, 6};
   EXPECT_TRUE(same_bits(a.values(), expected));
@@ -194,8 +194,8 @@ TEST(Slots, AreThoseOfTheSimulator) {
               ASSERT_TRUE(simulated.has_value());
               for (std::uint32_t rank = 0; rank < pp; ++rank) {
                 const schedule::RankReport& report = simulated->ranks[rank];
-                EXPECT_EQ(most_activations(program->ranks[rank]), report.peak_activations);
-                EXPECT_EQ(most_offloaded(program->ranks[rank]), report.host_activations);
+                EXPECT_EQ(max_activations(program->ranks[rank]), report.peak_activations);
+                EXPECT_EQ(max_offloaded(program->ranks[rank]), report.host_activations);
                 if (offload) {
                   EXPECT_LE(report.device_activations, 4U);
                 }

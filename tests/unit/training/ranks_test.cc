@@ -126,22 +126,22 @@ TEST(Ranks, OneThatDiesInAStepIsNamedByAllOthers) {
   options.spec.tied_embeddings = true;
   constexpr int kBeforeSteps = 1;  // exchanges
   for (int exchanges = kBeforeSteps + 1; exchanges < 60; exchanges += 3) {
-    const auto victim = static_cast<std::uint32_t>(exchanges) % 4;
+    const auto killed = static_cast<std::uint32_t>(exchanges) % 4;
     std::vector<Result<>> results(4);
     run_as_threads(4, [&](std::uint32_t number, std::unique_ptr<collective::ProcessGroup> group) {
-      if (number == victim) group = std::make_unique<MortalGroup>(std::move(group), exchanges);
+      if (number == killed) group = std::make_unique<MortalGroup>(std::move(group), exchanges);
       const auto rank = TrainingRank::create(options, group.get());
       ASSERT_TRUE(rank.has_value()) << rank.error().message();
       results[number] = run_steps(**rank);
     });
     for (std::uint32_t rank = 0; rank < 4; ++rank) {
       ASSERT_FALSE(results[rank].has_value());
-      if (rank == victim) {
+      if (rank == killed) {
         EXPECT_EQ(message_of(results[rank]), "this rank is dead");
         continue;
       }
       EXPECT_EQ(results[rank].error().code(), ErrorCode::kPeerLost);
-      EXPECT_TRUE(has(results[rank], "rank " + std::to_string(victim) + " has left the group"))
+      EXPECT_TRUE(has(results[rank], "rank " + std::to_string(killed) + " has left the group"))
           << message_of(results[rank]);
     }
   }
@@ -174,7 +174,7 @@ TEST(Ranks, OneWhoseLanesFailIsNamedByAllOthers) {
     RankWeights weights(options.spec, options.sizes, place);
     initialise(weights.dense, kSeed, 0.3);
     initialise(weights.experts, kSeed, 0.3);
-    const std::size_t slots = most_activations(program->ranks[place.pipeline]);
+    const std::size_t slots = max_activations(program->ranks[place.pipeline]);
     Pipeline pipeline({.spec = options.spec,
                        .sizes = options.sizes,
                        .place = place,

@@ -260,7 +260,7 @@ class Fleet {
     std::string error = created ? "" : created.error().message();
     if (created) {
       life.rank = std::move(*created);
-      life.rank->on_phase([&](const Tag& tag) { tell(life, tag); });
+      life.rank->on_phase([&](const Tag& tag) { notify(life, tag); });
       error = live(life, replaces);
       life.rank->on_phase({});
     }
@@ -292,7 +292,7 @@ class Fleet {
       life.rank->begin_at(1);
     }
     for (;;) {
-      Result<bool> done = recovers ? take_up(life, next) : go_on(life, next);
+      Result<bool> done = recovers ? take_up(life, next) : resume(life, next);
       if (done && *done) return "";
       recovers = false;
       if (done) continue;
@@ -303,7 +303,7 @@ class Fleet {
   }
 
   // Whether that was all.
-  Result<bool> go_on(Life& life, std::uint64_t& next) {
+  Result<bool> resume(Life& life, std::uint64_t& next) {
     if (next > kSteps) {
       std::vector<std::uint32_t> everyone;
       for (std::uint32_t rank = 0; rank < size_; ++rank) everyone.push_back(rank);
@@ -352,7 +352,7 @@ class Fleet {
     return false;
   }
 
-  void tell(Life& life, const Tag& tag) {
+  void notify(Life& life, const Tag& tag) {
     {
       const std::lock_guard lock(mutex_);
       tags_[life.number] = tag;

@@ -47,7 +47,7 @@ class Pages : public testing::Test {
         std::move(facts), [](Asker& asker) {
           return std::vector<http::Route>{
               {"GET", "/more", [&asker](http::Exchange& exchange) {
-                 const auto answer = asker.ask<int>([] { return 42; }, kLoopPatience);
+                 const auto answer = asker.ask<int>([] { return 42; }, kLoopWaitLimit);
                  exchange.response.set_content(std::to_string(answer.value()), "text/plain");
                }}};
         });
@@ -252,7 +252,7 @@ TEST_F(Pages, AnAskerThatIsClosedRunsNothing) {
   EXPECT_EQ(late.error().code(), ErrorCode::kDeadline);
   EXPECT_THAT(late.error().message(), HasSubstr("has not answered for 1 ms"));
   asker.close();
-  const auto closed = asker.ask<bool>([] { return true; }, kLoopPatience);
+  const auto closed = asker.ask<bool>([] { return true; }, kLoopWaitLimit);
   ASSERT_FALSE(closed);
   EXPECT_EQ(closed.error().code(), ErrorCode::kCancelled);
   loop_->stop();

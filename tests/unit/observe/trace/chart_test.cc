@@ -25,8 +25,8 @@ TEST(Chart, ASeriesGoesThroughItsPointsInItsPanel) {
   const std::string svg = chart_svg(chart_of(
       {.title = "reward",
        .series = {{.name = "mean", .colour = "#123456", .points = {{0, 0}, {5, 0.5}, {10, 1}}}},
-       .least = 0,
-       .most = 1}));
+       .min = 0,
+       .max = 1}));
   // Left and right edge, bottom and top of the first panel.
   EXPECT_THAT(svg, HasSubstr("M76.0 198.0L506.0 128.0L936.0 58.0\""));
   EXPECT_THAT(svg, HasSubstr("stroke=\"#123456\""));

@@ -36,8 +36,8 @@ class Ways {
   }
 
  private:
-  std::int64_t below(std::int64_t most) {
-    return std::uniform_int_distribution<std::int64_t>(0, most)(random_);
+  std::int64_t below(std::int64_t max) {
+    return std::uniform_int_distribution<std::int64_t>(0, max)(random_);
   }
   std::mt19937_64 random_;
 };
@@ -90,10 +90,10 @@ TEST(ClockOffset, ReadingsThatNoTwoClocksGiveAreUnknown) {
   EXPECT_EQ(kind(100, 500, 499, 200), ClockKind::kUnknown) << "answered before it was received";
   EXPECT_EQ(kind(100, 500, 700, 200), ClockKind::kUnknown) << "longer there than here";
   EXPECT_EQ(kind(-1, 500, 500, 200), ClockKind::kUnknown);
-  constexpr std::int64_t kLeast = std::numeric_limits<std::int64_t>::min();
-  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
-  EXPECT_EQ(kind(kLeast, kMost, kMost, kLeast), ClockKind::kUnknown);
-  EXPECT_EQ(kind(0, kMost, kMost, 1), ClockKind::kUnknown);
+  constexpr std::int64_t kMin = std::numeric_limits<std::int64_t>::min();
+  constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(kind(kMin, kMax, kMax, kMin), ClockKind::kUnknown);
+  EXPECT_EQ(kind(0, kMax, kMax, 1), ClockKind::kUnknown);
 }
 
 TEST(ClockOffset, TheBetterReadingIsTheNarrowerOne) {

@@ -69,8 +69,8 @@ class Load {
   }
 
  private:
-  std::uint32_t up_to(std::uint32_t most) {
-    return static_cast<std::uint32_t>(random_() % (most + 1));
+  std::uint32_t up_to(std::uint32_t max) {
+    return static_cast<std::uint32_t>(random_() % (max + 1));
   }
   bool chance(std::uint32_t percent) { return random_() % 100 < percent; }
 

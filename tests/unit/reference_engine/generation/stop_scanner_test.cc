@@ -61,7 +61,7 @@ TEST(StopScanner, TheFirstThatIsCompleteCounts) {
 TEST(StopScanner, EqualsComparingEveryEndWithEveryStop) {
   std::mt19937_64 random(11);
   std::size_t stopped = 0;
-  std::size_t held_most = 0;
+  std::size_t held_max = 0;
   for (int run = 0; run < 2000; ++run) {
     Stops stops(1 + random() % 3);
     for (std::vector<Token>& stop : stops) {
@@ -87,11 +87,11 @@ TEST(StopScanner, EqualsComparingEveryEndWithEveryStop) {
         break;
       }
       ASSERT_EQ(outcome.held, held) << "run " << run << ", token " << i;
-      held_most = std::max(held_most, held);
+      held_max = std::max(held_max, held);
     }
   }
   EXPECT_GT(stopped, 500U);
-  EXPECT_EQ(held_most, 5U);
+  EXPECT_EQ(held_max, 5U);
 }
 
 }  // namespace
