@@ -234,9 +234,9 @@ TEST_F(RolloutPoolFaults, ARewardThatThrowsEndsTheRolloutBatch) {
                  throw std::runtime_error("no such key");
                }),
                ErrorCode::kInternal, "it has thrown 'no such key'");
-  expect_error(collect([](const Problem&, std::string_view) -> double { throw 7; }),
+  expect_error(batch([](const Problem&, std::string_view) -> double { throw 7; }),
                ErrorCode::kInternal, "no std::exception");
-  expect_error(collect([](const Problem&, std::string_view) {
+  expect_error(batch([](const Problem&, std::string_view) {
                  return std::numeric_limits<double>::quiet_NaN();
                }),
                ErrorCode::kInternal, "the reward function of problem 'reverse ");
