@@ -1,11 +1,14 @@
 // Shell completion, generated from the tree of commands, so that it never lags behind.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <string_view>
 
 #include "shared/base/error.h"
+
+namespace CLI {
+class App;
+}
 
 namespace wsync::cli {
 

@@ -12,7 +12,6 @@
 #include "shared/base/clock.h"
 #include "shared/base/liveness.h"
 #include "shared/base/switch_deadlines.h"
-#include "shared/config/defaults.h"
 #include "shared/config/limits.h"
 #include "shared/control/messages.h"
 

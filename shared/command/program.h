@@ -2,7 +2,6 @@
 // with what could have been meant, and one command runs.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
 #include <string>
 #include <vector>

@@ -1,5 +1,6 @@
 #include "trainer_side/run/schedule_options.h"
 
+#include <CLI/CLI.hpp>
 #include <array>
 #include <cmath>
 #include <utility>

@@ -2,7 +2,6 @@
 // costs, as typed, and as the schedule takes them.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -11,6 +10,10 @@
 #include "shared/base/error.h"
 #include "trainer_side/schedule/order.h"
 #include "trainer_side/schedule/simulate.h"
+
+namespace CLI {
+class App;
+}
 
 namespace wsync::cli {
 
