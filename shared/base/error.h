@@ -82,6 +82,7 @@ constexpr void take_value(Result<void>&&) {}
 // Yields the value of a Result expression, or returns its error from the enclosing function:
 //   const Layout layout = WSYNC_TRY(read_layout(file));
 //   WSYNC_TRY(file.sync());
+//   (void)WSYNC_TRY(check_layout(file));  // a value that is not needed
 // A statement expression of GCC and Clang: standard C++ has no expression that returns from the
 // function around it. __COUNTER__ gives each use a variable of its own, so that one use may stand
 // in the expression of another.

@@ -83,7 +83,7 @@ Result<TensorInfo> shard_info(const RankTensor& tensor) {
                               describe(info), range.begin, range.length, range.dim));
     info.shape[range.dim] = range.length;
   }
-  WSYNC_TRY(info.byte_size());
+  (void)WSYNC_TRY(info.byte_size());
   return info;
 }
 
@@ -111,7 +111,7 @@ Result<RankTensor> from_message(const control::EngineTensor& message) {
     tensor.range = publish::ShardRange{.dim = message.ranges[0].dim,
                                        .begin = message.ranges[0].begin,
                                        .length = message.ranges[0].length};
-  WSYNC_TRY(shard_info(tensor));
+  (void)WSYNC_TRY(shard_info(tensor));
   return tensor;
 }
 

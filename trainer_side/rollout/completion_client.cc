@@ -45,7 +45,7 @@ struct CompletionClient::State {
 
   [[nodiscard]] Result<Version> served() {
     const TimePoint until = now() + deadline;
-    WSYNC_TRY(ask(kReadyPath, {}, kAnswerFrameBytes, until));
+    (void)WSYNC_TRY(ask(kReadyPath, {}, kAnswerFrameBytes, until));
     const auto body = WSYNC_TRY(ask(kVersionPath, {}, kAnswerFrameBytes, until));
     return read_served(body);
   }

@@ -134,7 +134,7 @@ class RankRun {
 
   [[nodiscard]] Result<Stage> begin() {
     if (membership_.is_renewed()) WSYNC_TRY(rank_->compare_options());
-    WSYNC_TRY(share({}));
+    (void)WSYNC_TRY(share({}));
     WSYNC_TRY(set_weights(*begin_));
     begin_.reset();
     rank_->begin_at(first_);

@@ -226,7 +226,7 @@ Result<training::TrainingOptions> training_options(const config::TrainConfig& co
     const bool by_file = !spec_directory(config).empty();
     return fail(by_file ? fits.error().with_context(spec_file(config)) : fits.error());
   }
-  WSYNC_TRY(training::plan_training(options));
+  (void)WSYNC_TRY(training::plan_training(options));
   return options;
 }
 

@@ -168,7 +168,7 @@ Result<Outcome> run_training(Context& context, TrainOptions options) {
     return fail(ErrorCode::kInvalidInput,
                 "ranks.rendezvous is given, so ranks are started one by one: start each with "
                 "--rank, or leave it empty to have all of them on this host");
-  WSYNC_TRY(fail_point_of(config->parallel.pp * config->parallel.dp));
+  (void)WSYNC_TRY(fail_point_of(config->parallel.pp * config->parallel.dp));
   const auto file =
       WSYNC_TRY(options.file.empty() ? Result<std::string>("") : kept_as_it_is(options.file));
   return launch_training(*config, rank_arguments(file, sources.set, *config), options.events);

@@ -395,7 +395,7 @@ Result<std::unique_ptr<ModelShard>> ModelShard::create(const ShardOptions& optio
 }
 
 Result<std::uint64_t> block_bytes(const ShardOptions& options) {
-  WSYNC_TRY(share_of(options.spec, options.rank, options.world_size));
+  (void)WSYNC_TRY(share_of(options.spec, options.rank, options.world_size));
   return cache_shape(options).block_bytes();
 }
 

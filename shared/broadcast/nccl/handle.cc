@@ -106,7 +106,7 @@ Result<bool> Handle::poll() {
 Result<> Handle::look() {
   const std::lock_guard lock(mutex_);
   if (communicator_ == nullptr || state_ == HandleState::kBroken) return {};
-  WSYNC_TRY(poll());
+  (void)WSYNC_TRY(poll());
   return {};
 }
 
