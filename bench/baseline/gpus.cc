@@ -17,7 +17,7 @@ Result<> add_broadcast(Workbench& bench, const std::vector<std::uint32_t>& gpus,
   auto made = WSYNC_TRY(LoneStages::create(gpus, buckets.bucket_bytes));
   const std::shared_ptr<LoneStages> stages = std::move(made);
   // What is broadcast has come from the host once.
-  WSYNC_TRY(stages->copies_in(buckets));
+  (void)WSYNC_TRY(stages->copies_in(buckets));
   rows.rows.push_back({.name = "broadcast",
                        .variant = counted(gpus.size(), "GPU"),
                        .measure = [stages, buckets] { return stages->broadcasts(buckets); }});

@@ -80,7 +80,7 @@ Result<> check_bench_model(const BenchModel& model,
   }
   const auto size = config::parse_size(model.size);
   if (!size) return fail(size.error().with_context("--size"));
-  if (!model.model.empty()) WSYNC_TRY(published_model(model.model, *size));
+  if (!model.model.empty()) (void)WSYNC_TRY(published_model(model.model, *size));
   return fits(*size);
 }
 

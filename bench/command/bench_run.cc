@@ -42,7 +42,7 @@ Result<Outcome> BenchRun::run_suites() {
   for (const Part& part : parts_) {
     auto done = part.suite(interrupt);
     if (!done) {
-      WSYNC_TRY(write(suites));
+      (void)WSYNC_TRY(write(suites));
       return fail(parts_.size() == 1 ? done.error() : done.error().with_context(part.name));
     }
     if (all.exit_code == kExitOk) all.exit_code = done->outcome.exit_code;

@@ -49,7 +49,8 @@ struct CompareArguments {
 };
 
 Result<Outcome> bench_compare(const CompareArguments& arguments) {
-  for (const std::string& path : {arguments.a, arguments.b}) WSYNC_TRY(bench::read_result(path));
+  for (const std::string& path : {arguments.a, arguments.b})
+    (void)WSYNC_TRY(bench::read_result(path));
   const auto interrupt = WSYNC_TRY(bench::Interrupt::create());
   auto printed = WSYNC_TRY(run_plot_program(
       {"compare", "--factor", fmt::format("{}", arguments.factor), "--", arguments.a, arguments.b},

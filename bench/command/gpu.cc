@@ -65,7 +65,7 @@ Result<> make_checkpoints(const GpuArguments& arguments, bench::GpuBenchOptions&
     const DemoCheckpoint checkpoint{.directory = fmt::format("{}/model{}", options.directory, seed),
                                     .bytes = arguments.pause_bytes,
                                     .seed = seed};
-    WSYNC_TRY(make_demo_checkpoint(checkpoint));
+    (void)WSYNC_TRY(make_demo_checkpoint(checkpoint));
     options.checkpoints.push_back(checkpoint.directory);
   }
   return {};

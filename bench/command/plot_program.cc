@@ -115,8 +115,8 @@ Result<> write_picture(const std::string& path, const bench::SuiteResult& suite,
   const auto folder = WSYNC_TRY(bench::TemporaryDirectory::create(""));
   const std::string result = folder.path() + "/result.json";
   WSYNC_TRY(trace::write_text_file(result, to_line(bench::to_json(result_file({suite})))));
-  WSYNC_TRY(run_plot_program({"suite", "--into", folder.path(), "--", result}, interrupt));
-  WSYNC_TRY(copy_made_file(folder.path() + "/picture.svg", path));
+  (void)WSYNC_TRY(run_plot_program({"suite", "--into", folder.path(), "--", result}, interrupt));
+  (void)WSYNC_TRY(copy_made_file(folder.path() + "/picture.svg", path));
   return {};
 }
 

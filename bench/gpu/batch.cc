@@ -106,7 +106,7 @@ Result<std::uint64_t> expected_check(std::span<const std::byte> bucket) {
   const Batch batch = make_batch({.from = memory.get(), .bytes = bucket.size()});
   std::vector<device::PieceDigest> sums(batch.sums);  // outlives the stream
   auto work = WSYNC_TRY(TimedStream::create(**device, device::StreamRole::kReload));
-  WSYNC_TRY(
+  (void)WSYNC_TRY(
       work.run(1, [&](device::Stream& stream) { return stream.copy_pieces(batch.pieces, sums); }));
   return check_of(sums);
 }

@@ -33,7 +33,7 @@ double rate_of(const Contest& contest, nanoseconds taken) {
 Result<> choose_times(Contest& contest, double wanted) {
   double min = 1e9;
   for (const Sample* sample : {&contest.ceiling, &contest.ours}) {
-    WSYNC_TRY((*sample)(1));
+    (void)WSYNC_TRY((*sample)(1));
     const auto taken = WSYNC_TRY((*sample)(1));
     min = std::min(min, std::max(seconds(taken), 1e-6));
   }
@@ -151,7 +151,7 @@ Result<> Bench::make_reader(const Interrupt& interrupt) {
       {.gpu = options_.gpu, .device_index = 0, .bytes = options_.bytes}, interrupt));
   reader_ = std::make_unique<Reader>(std::move(reader));
   const auto handle = WSYNC_TRY(from_->export_handle());
-  WSYNC_TRY(reader_->import(handle));
+  (void)WSYNC_TRY(reader_->import(handle));
   return {};
 }
 
@@ -161,7 +161,7 @@ Result<> Bench::prepare(const device::CudaBackend& backend, const Interrupt& int
   ceilings_ = WSYNC_TRY(backend.make_ceilings(options_.gpu, options_.bytes));
   WSYNC_TRY(make_arena(notes));
   WSYNC_TRY(make_reader(interrupt));
-  WSYNC_TRY(copy_in(1));
+  (void)WSYNC_TRY(copy_in(1));
   return reload_->run(1, [&](device::Stream& stream) { return stream.publish(*from_); })
       .map([](nanoseconds) {});
 }

@@ -70,7 +70,7 @@ Result<SuiteResult> run_rows(std::string_view suite, const std::vector<Row>& row
   CpuLoad load;
   RowSamples samples;
   const auto contenders = contenders_of_rows(rows, samples);
-  WSYNC_TRY(measure_in_turns(contenders, options, interrupt, on_turn));
+  (void)WSYNC_TRY(measure_in_turns(contenders, options, interrupt, on_turn));
   SuiteResult result{.suite = std::string(suite)};
   for (std::size_t i = 0; i < rows.size(); ++i) {
     for (std::size_t f = 0; f < rows[i].figures.size(); ++f) {

@@ -81,7 +81,7 @@ class OverheadRun {
                                                  .watched = watched},
                                                 *children_));
     side = {.fleet = std::move(fleet)};
-    for (unsigned i = 0; i < kOverheadWarmUps; ++i) WSYNC_TRY(push(side));
+    for (unsigned i = 0; i < kOverheadWarmUps; ++i) (void)WSYNC_TRY(push(side));
     return {};
   }
 

@@ -338,9 +338,9 @@ Result<Taken> HostPipeline::together() {
   {
     const std::jthread first([&] { outcomes[0] = h2d(); });
     const std::jthread second([&] { outcomes[1] = broadcasts(); });
-    WSYNC_TRY(reloads());
+    (void)WSYNC_TRY(reloads());
   }
-  for (const auto& outcome : outcomes) WSYNC_TRY(outcome);
+  for (const auto& outcome : outcomes) (void)WSYNC_TRY(outcome);
   return watch.taken();
 }
 

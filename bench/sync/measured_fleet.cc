@@ -176,7 +176,7 @@ Result<Pushed> MeasuredFleet::push(const std::string& checkpoint, const std::str
   std::int64_t first = INT64_MAX;
   std::int64_t last = 0;
   for (std::size_t i = 0; i < engines_.size(); ++i) {
-    WSYNC_TRY(event(i, "resumed"));
+    (void)WSYNC_TRY(event(i, "resumed"));
     const Engine& engine = engines_[i];
     // An engine that had nothing to serve before the first version was never paused.
     first = std::min(first, engine.paused_ns == 0 ? engine.resumed_ns : engine.paused_ns);
@@ -201,7 +201,7 @@ Result<std::vector<FloorRun>> MeasuredFleet::floor(const std::vector<FloorWay>& 
   for (const FloorWay& way : ways) {
     // What precedes an update: the sidecar has read the version, and everybody waits for messages.
     WSYNC_TRY(ask_engine(0, "read"));
-    WSYNC_TRY(event(0, "read"));
+    (void)WSYNC_TRY(event(0, "read"));
     WSYNC_TRY(children_.pass_time(kSettle));
     WSYNC_TRY(ask_all(fmt::format("copy {} {} {}", static_cast<int>(way.kind), way.threads,
                                   way.verified ? 1 : 0)));
@@ -215,7 +215,7 @@ Result<std::vector<FloorRun>> MeasuredFleet::floor(const std::vector<FloorWay>& 
     runs.push_back({.ns = static_cast<std::uint64_t>(end - begin), .bytes = bytes});
   }
   WSYNC_TRY(ask_all("unmap"));
-  for (std::size_t i = 0; i < engines_.size(); ++i) WSYNC_TRY(event(i, "unmapped"));
+  for (std::size_t i = 0; i < engines_.size(); ++i) (void)WSYNC_TRY(event(i, "unmapped"));
   return runs;
 }
 
@@ -226,7 +226,7 @@ Result<> MeasuredFleet::verify() {
 }
 
 Result<> MeasuredFleet::trace(const std::string& path) {
-  WSYNC_TRY(run("trace", {"trace", "get", "--output", path}));
+  (void)WSYNC_TRY(run("trace", {"trace", "get", "--output", path}));
   return {};
 }
 

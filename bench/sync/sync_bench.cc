@@ -102,7 +102,7 @@ class Case {
     fleet_ = std::move(*fleet);
     on_step_("starting");
     for (unsigned i = 0; i < kWarmUps; ++i) {
-      WSYNC_TRY(push());
+      (void)WSYNC_TRY(push());
       on_step_("warming up");
     }
     if (result_.has_floor()) WSYNC_TRY(choose_floor(machine.cores));

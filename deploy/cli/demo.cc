@@ -175,8 +175,8 @@ Result<Outcome> run_demo(DemoCommand command, bool json) {
   WSYNC_TRY(settle_options(command));
   if (!command.trace.empty()) WSYNC_TRY(check_trace_file(command.trace));
   // What it starts later: without them, a child's end would be all that is seen.
-  WSYNC_TRY(find_wsync_program("wsync-engine"));
-  if (command.train || command.reinforce) WSYNC_TRY(find_wsync_program("wsync-train"));
+  (void)WSYNC_TRY(find_wsync_program("wsync-engine"));
+  if (command.train || command.reinforce) (void)WSYNC_TRY(find_wsync_program("wsync-train"));
   DemoFolders folders;
   WSYNC_TRY(folders.create(command));
   command.demo.run_dir = folders.run();

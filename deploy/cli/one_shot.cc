@@ -108,7 +108,7 @@ Result<control::PushReply> push_once(
     const OneShotOptions& options, const std::string& directory, std::uint64_t step,
     const std::function<void(const control::Progress&)>& on_progress) {
   // Before anything is claimed: a bad checkpoint changes nothing.
-  WSYNC_TRY(publish::open_checkpoint_source(directory));
+  (void)WSYNC_TRY(publish::open_checkpoint_source(directory));
   std::optional<Error> failure;
   auto pushed = run_once<control::PushReply>(options, [&](Loop& loop, publish::TrainerAgent& agent,
                                                           std::optional<control::PushReply>& done) {
