@@ -8,8 +8,7 @@
 
 namespace wsync::limits {
 
-inline constexpr std::uint64_t kEpochMax =
-    (1ULL << 32U) - 2;  // epoch of a fence, and therefore of a version
+inline constexpr std::uint64_t kEpochMax = (1ULL << 32U) - 2;  // of a fence and of a version
 inline constexpr std::uint64_t kMessageBytes = 512 * kMiB;  // one control message, layouts included
 inline constexpr std::uint64_t kStringBytes = 64 * kKiB;    // one string field
 inline constexpr std::uint64_t kReplicaNameBytes = 128;
@@ -32,12 +31,10 @@ inline constexpr std::uint64_t kIncidentCount = 16;          // reported in one 
 inline constexpr std::uint64_t kStagedCount = 64;            // versions that one sidecar holds
 inline constexpr std::uint64_t kCopyGroupCount = 1U << 24U;  // checksums of one load plan
 inline constexpr std::uint64_t kFdsPerFrame = 64;
-inline constexpr std::uint64_t kSendQueueBytes =
-    640 * kMiB;  // unsent bytes of one stream connection
+inline constexpr std::uint64_t kSendQueueBytes = 640 * kMiB;  // unsent, per stream connection
 inline constexpr std::uint64_t kRangesPerTensor = 8;
 inline constexpr std::uint64_t kRankReportCount = 8;  // steps of one rank that wait for rank 0
-inline constexpr std::uint64_t kPublishesRemembered =
-    1024;  // ended publishes that a trainer remembers
+inline constexpr std::uint64_t kPublishesRemembered = 1024;  // ended ones, per trainer
 
 static_assert(kCopyGroupCount * 8 <= kMessageBytes / 2, "the checksums of a plan fit in a message");
 static_assert(kSendQueueBytes > kMessageBytes + kMiB, "the largest message can be queued");
