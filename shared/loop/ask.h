@@ -47,8 +47,8 @@ class Asker {
             const std::lock_guard lock(state->mutex);
             if (state->closed) return;
           }
-          std::optional<Answer> found(
-              question());  // outside the lock; close() runs on this thread too
+          // Without the lock: close() runs on this thread, so it cannot come in between.
+          std::optional<Answer> found(question());
           const std::lock_guard lock(state->mutex);
           *answer = std::move(found);
           state->changed.notify_all();

@@ -89,7 +89,7 @@ struct ExecPlan {
 };
 [[noreturn]] void exec_child(const ExecPlan& plan) {
   constexpr int kCannotRun = 127;
-  // An own process group: Ctrl-C on the terminal reaches only the parent, which then ends its
+  // A process group of its own: Ctrl-C on the terminal reaches only the parent, which then ends its
   // children in order.
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -119,7 +119,7 @@ class ChildProcesses {
   ChildProcesses(const ChildProcesses&) = delete;
   ChildProcesses& operator=(const ChildProcesses&) = delete;
 
-  // Starts a child. This object owns it until its own destruction.
+  // Starts a child. The pointer is valid as long as this object lives.
   [[nodiscard]] Result<Child*> start(const ChildOptions& options);
   // Runs the loop until `holds` returns true; it is called after every event. kCancelled after a
   // signal; kDeadline naming `what`; kInternal with the end of the log if a child has ended without

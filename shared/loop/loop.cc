@@ -54,8 +54,8 @@ Loop::~Loop() {
     more = !dropped.empty();
   }
   uv_close(reinterpret_cast<uv_handle_t*>(&state_->wake), nullptr);
-  // Two iterations run every close callback. They do not block, because a handle that is still open
-  // would otherwise keep the loop running forever.
+  // Two iterations run every close callback. They must not wait: a handle that is still open would
+  // keep a waiting iteration from returning.
   for (int turn = 0; turn < 2; ++turn) uv_run(&state_->loop, UV_RUN_NOWAIT);
   WSYNC_CHECK(uv_loop_close(&state_->loop) == 0,
               "a timer, watcher, signal handler or connection outlived its loop");

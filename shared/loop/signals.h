@@ -10,7 +10,8 @@
 namespace wsync {
 
 // At most one exists in a process, because signal handlers belong to the process. While it exists,
-// SIGPIPE is ignored as well. Destruction restores the former handlers. Thread: the loop's.
+// SIGPIPE is ignored as well. Destruction restores the former handlers.
+// Thread: the loop's.
 class Signals {
  public:
   // `on_stop` runs on the loop after the first signal and gets its number. kBusy if another Signals

@@ -20,8 +20,7 @@ namespace wsync::cli {
 namespace {
 
 constexpr std::uint32_t kShardsMax = 1000;
-constexpr std::size_t kBlockWords = 1U
-                                    << 17U;  // 1 MiB: stays in the cache between fill() and write()
+constexpr std::size_t kBlockWords = 1U << 17U;  // 1 MiB: stays in the cache between fill and write
 
 struct Tensor {
   TensorInfo info;

@@ -86,10 +86,11 @@ inline constexpr std::uint64_t kScaledBytesMin = 4ULL << 20U;
 // Returns a smaller model with the same kinds of tensors and at most `bytes`. One more row of the
 // vocabulary would exceed `bytes`.
 //   1. One layer of each other kind (dense, predicting) is kept. Layers with experts are kept as
-//   far as they fit beside embeddings and head, which keep their published share of the bytes.
+//      far as they fit beside embeddings and head, which keep their published share of the bytes.
 //   2. While fewer than four layers with experts would fit, the number of experts (minimum 8) and
-//   the widths are halved in turn. The widths are the hidden size, the number of heads (the sizes
-//   of the heads once there are four), the ranks, and the sizes of dense layers and of experts.
+//      the widths are halved in turn. The widths are the hidden size, the number of heads (the
+//      sizes of the heads once there are four), the ranks, and the sizes of dense layers and of
+//      experts.
 //   3. The vocabulary uses the rest.
 // A model that is not larger than `bytes` is returned unchanged. kInvalidInput below
 // kScaledBytesMin.
