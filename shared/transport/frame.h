@@ -3,8 +3,7 @@
 //
 //   get       sink -> source   nothing. "Send this bucket of this version."
 //   bucket    source -> sink   `bytes` of payload, then the payload's XXH3-128 digest (16 bytes)
-//   arena     source -> sink   nothing; the packet carries the arena's descriptor (Unix socket
-//   only)
+//   arena     source -> sink   nothing; comes with the arena's descriptor (Unix socket only)
 //   waiting   source -> sink   nothing. "Alive; the requested bucket has not arrived here yet."
 //   failure   source -> sink   `bytes` of text, at most limits::kStreamTextBytes: the reason
 //

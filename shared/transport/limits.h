@@ -15,8 +15,7 @@ inline constexpr std::uint64_t kStreamConnectionCount = 512;  // per source
 inline constexpr std::uint64_t kStreamSliceBytes =
     1 * kMiB;  // digested, then written while in cache
 inline constexpr std::uint64_t kStreamTextBytes = 4 * kKiB;  // reason of a failure
-inline constexpr std::int64_t kStreamWaitingMs =
-    500;  // keep-alive interval while a bucket is missing
+inline constexpr std::int64_t kStreamWaitingMs = 500;        // keep-alive while a bucket is missing
 inline constexpr std::int64_t kStreamStallMs = 5'000;      // a peer that stalls for longer is lost
 inline constexpr std::int64_t kStreamOfferWaitMs = 5'000;  // for a version that is not offered yet
 

@@ -24,8 +24,8 @@ struct Offered {
 
   Offer offer;
   std::vector<bool> ready;
-  std::vector<std::optional<Digest>>
-      digests;  // of buckets that were received here, not created here
+  // Digests of the buckets that were received here. Buckets that were created here have none.
+  std::vector<std::optional<Digest>> digests;
 };
 
 // Returns the answer to a request that cannot be served.

@@ -148,8 +148,8 @@ void MemfdSink::Link::run(const std::stop_token& stop) {
   while (!stop.stop_requested()) {
     Socket socket;
     bool is_waiting = false;
-    std::vector<std::shared_ptr<Result<ArenaView>>>
-        release;  // destroyed here: unmapping takes long
+    // Destroyed on this thread, because unmapping takes long.
+    std::vector<std::shared_ptr<Result<ArenaView>>> release;
     {
       const std::lock_guard lock(mutex_);
       socket = socket_;

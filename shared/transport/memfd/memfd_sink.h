@@ -18,7 +18,7 @@ struct MemfdSinkOptions {
   unsigned populate_threads = 2;  // number of threads that map the pages of an arena
 };
 
-// Thread: see BucketSink. An own thread waits for the socket, verifies and maps.
+// Thread: see BucketSink. A separate thread waits for the socket, verifies and maps.
 class MemfdSink final : public BucketSink {
  public:
   [[nodiscard]] static Result<std::unique_ptr<MemfdSink>> create(Post post,

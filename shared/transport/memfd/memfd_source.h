@@ -21,7 +21,7 @@ struct MemfdSourceOptions {
   std::function<void(int pid)> on_peer_lost = [](int) {};
 };
 
-// Thread: see BucketSource. An own thread waits for the sockets.
+// Thread: see BucketSource. A separate thread waits for the sockets.
 class MemfdSource final : public BucketSource {
  public:
   // kBusy if another process serves the path; kIo if the socket cannot be created.

@@ -62,7 +62,8 @@ class TcpSource::Server : public std::enable_shared_from_this<TcpSource::Server>
   uv_tcp_t listener_{};
   UniqueFd listening_;  // duplicate by which a forked child finds libuv's (fork_guard.h)
   uv_timer_t timer_{};
-  std::shared_ptr<Server> listener_holds_;  // keeps this alive until the handle is closed
+  // Keep this object alive until the handles are closed.
+  std::shared_ptr<Server> listener_holds_;
   std::shared_ptr<Server> timer_holds_;
 };
 
