@@ -7,7 +7,8 @@
 namespace wsync {
 
 // Returns the kernel's id of this boot, or an empty string if it cannot be read. Two processes with
-// the same boot id should try the same-host hand-over; they may still be in different namespaces.
+// the same boot id should try the same-host transfer (memfd); they may still be in different
+// namespaces.
 [[nodiscard]] std::string boot_id();
 
 // Returns the host's name for display, or "localhost" if it has none.

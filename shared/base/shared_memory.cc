@@ -183,6 +183,8 @@ Result<> MappedRegion::populate(bool writable, unsigned threads,
 }
 
 void ReadLease::end() noexcept {
+  // Closing alone would leave the lock to a forked child, which shares the open file description.
+  // For the same reason the child must not unlock.
   if (fd_.valid() && home_.is_here() && !planted("lease_left_to_close"))
     (void)set_lock(fd_.get(), F_UNLCK);
   fd_.reset();
@@ -310,6 +312,7 @@ std::vector<int> SharedArena::holders() const {
 }
 
 Result<ArenaView> ArenaView::open(int fd, const ArenaExpectation& expected, unsigned threads) {
+  // Lock before anything is verified: from here on no writer can change the content.
   auto own = WSYNC_TRY(reopen_with_read_lock(fd));
   struct stat file{};
   if (::fstat(own.fd(), &file) != 0) return fail_errno("stat of an arena", errno);

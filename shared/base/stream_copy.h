@@ -11,9 +11,8 @@
 //   lanes    of each stream: product[i] += low32(w ^ k) * high32(w ^ k)   and   sum[i] += w   for
 //            each stripe; after each whole block a bijection scrambles the products of its stream,
 //            so that the order of blocks affects the value
-//   value    the 16 lanes of each stream, then the streams and the length in bytes, folded one
-//   after
-//            the other by a bijective mixer
+//   value    the 16 lanes of each stream, then the streams and the length in bytes, which a
+//            bijective mixer folds one after the other
 // The sum detects every change of a single word. The keyed product detects words that change
 // places. The checksum detects accidents, not attackers.
 #pragma once

@@ -1,4 +1,5 @@
-// ThreadPool: a few threads for work that blocks or takes long, so that no loop thread does either.
+// ThreadPool: a few threads for work that blocks or takes long, so that it does not run on a
+// loop thread.
 #pragma once
 
 #include <concepts>

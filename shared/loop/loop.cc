@@ -69,6 +69,7 @@ void Loop::run() {
 }
 
 void Loop::stop() {
+  // Posted, because libuv allows only uv_async_send() from other threads.
   post([this] { uv_stop(&state_->loop); });
 }
 

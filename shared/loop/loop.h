@@ -5,7 +5,6 @@
 // the loop's thread: the thread that created the loop, and later the thread that called run() last.
 // Outlives: every Timer, FdWatcher, Signals and Worker created with it. Destroying a loop while one
 // of them exists aborts the process. Each of them may be destroyed inside its own callback.
-//   them lives aborts. Each of them may be destroyed inside its own callback.
 #pragma once
 
 #include <memory>

@@ -45,6 +45,7 @@ void BucketPlan::cut(std::uint32_t tensor, std::uint64_t bytes) {
   for (std::uint64_t offset = 0; offset < bytes;) {
     const std::uint64_t at = begin + offset;
     const std::uint64_t used = buckets_.empty() ? bucket_bytes_ : at - buckets_.back().arena_offset;
+    // Alignment may put `at` past the end of the bucket.
     const std::uint64_t space = used < bucket_bytes_ ? bucket_bytes_ - used : 0;
     std::uint64_t take = bytes - offset;
     if (take > space) take = space / limits::kLeafBytes * limits::kLeafBytes;

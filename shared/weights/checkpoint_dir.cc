@@ -27,6 +27,7 @@ bool is_model_file(std::string_view name) {
 }
 
 Result<std::vector<std::byte>> read_small_file(const std::string& path, std::uint64_t max_bytes) {
+  // O_NONBLOCK, so that open() does not wait on a FIFO.
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) return fail_errno("cannot open " + path, errno);
   std::vector<std::byte> bytes;

@@ -4,12 +4,6 @@
 //   N bytes   UTF-8 JSON: one object of tensors, {"name": {"dtype", "shape", "data_offsets"}}, and
 //             optionally "__metadata__", string to string
 //   data      the bytes of the tensors, without holes, overlap or trailing bytes
-// Reading and writing safetensors files.
-//
-//   8 bytes   N, little-endian
-//   N bytes   UTF-8 JSON: one object of tensors, {"name": {"dtype", "shape", "data_offsets"}}, and
-//             optionally "__metadata__", string to string
-//   data      the tensors' bytes, without holes, overlap or trailing bytes
 #pragma once
 
 #include <cstdint>
@@ -55,7 +49,6 @@ struct SafetensorsHeader {
 enum class SafetensorsAccess : std::uint8_t {
   kRead,  // pread; for network file systems
   kMap,   // mmap and process_vm_readv; pread where the system forbids that call
-          // call, with pread
 };
 
 struct SafetensorsOptions {

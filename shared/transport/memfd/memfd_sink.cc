@@ -226,6 +226,7 @@ void MemfdSink::Link::finish(Pending pending, Result<ArenaView> view) {
       session->is_active = false;
       return session->callbacks.on_failure({.error = shared->error().with_context(context)});
     }
+    // A callback may cancel the transfer, so is_active is checked before each one.
     for (std::uint64_t bucket = 0; bucket < buckets && session->is_active; ++bucket)
       session->callbacks.on_bucket(bucket, {});
     if (std::exchange(session->is_active, false)) session->callbacks.on_done(std::move(**shared));

@@ -42,6 +42,7 @@ void Transfer::start(uv_loop_t* loop, std::uint64_t streams) {
       limits::kStreamWaitingMs, limits::kStreamWaitingMs);
   for (std::uint64_t i = 0; i < std::min(streams, missing_); ++i)
     streams_.push_back(std::make_shared<TransferStream>(shared_from_this()));
+  // A copy: a connect that fails at once ends the transfer, which clears streams_.
   for (const auto& stream : std::vector(streams_)) stream->connect(loop, source_);
 }
 
