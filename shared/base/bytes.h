@@ -34,7 +34,7 @@ class ByteWriter {
   void put(T value) {
     put(static_cast<std::underlying_type_t<T>>(value));
   }
-  // A u32 length, then the bytes.
+  // Writes a u32 length, then the bytes.
   void put_string(std::string_view text) {
     put(static_cast<std::uint32_t>(text.size()));
     put_raw(std::as_bytes(std::span(text.data(), text.size())));
@@ -50,8 +50,9 @@ class ByteWriter {
   Bytes buffer_;
 };
 
-// Reads encoded values from a borrowed span. The first violation is remembered: later reads return
-// zero values, and finish() reports it, so that a decoder reads straight through and checks once.
+// Reads encoded values from a borrowed span. The reader remembers the first violation: later reads
+// return zero values, and finish() reports it. A decoder can therefore read all fields and check
+// once at the end.
 class ByteReader {
  public:
   explicit ByteReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
@@ -64,7 +65,7 @@ class ByteReader {
     at_ += sizeof value;
     return value;
   }
-  // An enum stored as its underlying type; a value above `last` is a violation.
+  // Reads an enum stored as its underlying type. A value above `last` is a violation.
   template <class T>
     requires std::is_enum_v<T>
   [[nodiscard]] T get_enum(T last, std::string_view field) {
@@ -81,7 +82,7 @@ class ByteReader {
     if (value > 1) violate(field, "a flag must be 0 or 1, found " + std::to_string(value));
     return value == 1;
   }
-  // A u32 length of at most max_bytes, then that many bytes.
+  // Reads a u32 length of at most max_bytes, then that many bytes.
   [[nodiscard]] std::string get_string(std::uint64_t max_bytes, std::string_view field) {
     const auto n = get<std::uint32_t>(field);
     if (n > max_bytes) {
@@ -94,15 +95,16 @@ class ByteReader {
     at_ += n;
     return text;
   }
-  // Exactly n bytes, copied out.
+  // Reads exactly n bytes and returns a copy of them.
   [[nodiscard]] Bytes get_raw(std::size_t n, std::string_view field) {
     if (!want(n, field)) return {};
     const auto part = bytes_.subspan(at_, n);
     at_ += n;
     return {part.begin(), part.end()};
   }
-  // A u32 count of at most max_count whose elements take at least min_element_bytes each, so that a
-  // hostile count cannot make the caller allocate more than the message's own size.
+  // Reads a u32 count of at most max_count. The elements must also fit in the remaining bytes at
+  // min_element_bytes each, so that a hostile count cannot make the caller allocate more than the
+  // size of the message.
   [[nodiscard]] std::uint32_t get_count(std::uint64_t max_count, std::size_t min_element_bytes,
                                         std::string_view field) {
     const auto n = get<std::uint32_t>(field);
@@ -120,13 +122,13 @@ class ByteReader {
   }
   [[nodiscard]] std::size_t remaining() const noexcept { return bytes_.size() - at_; }
   [[nodiscard]] bool ok() const noexcept { return violation_.empty(); }
-  // "<field>: <what>" of the first violation, or empty.
+  // Returns "<field>: <what>" of the first violation, or an empty view.
   [[nodiscard]] std::string_view violation() const noexcept { return violation_; }
   // Records a violation found by the caller (a value out of its range).
   void violate(std::string_view field, std::string_view what) {
     if (violation_.empty()) violation_ = std::string(field) + ": " + std::string(what);
   }
-  // Success when nothing was violated and every byte was read.
+  // Returns success if there was no violation and every byte was read.
   [[nodiscard]] Result<> finish(std::string_view what) {
     if (ok() && remaining() != 0)
       violate("end", std::to_string(remaining()) + " bytes left over after the last field");

@@ -1,5 +1,5 @@
-// WSYNC_CHECK: an invariant of wsync itself. A broken one aborts the process with the sentence and
-// the source line.
+// WSYNC_CHECK tests an invariant of wsync itself. If the invariant does not hold, the process
+// aborts and prints the sentence and the source line.
 #pragma once
 
 #include <source_location>

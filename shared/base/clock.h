@@ -1,4 +1,5 @@
-// Time as every state machine sees it: nanoseconds of a monotonic clock, given in with each event.
+// Time for all state machines: nanoseconds of a monotonic clock. The caller passes it with each
+// event.
 #pragma once
 
 #include <chrono>
@@ -6,8 +7,8 @@
 
 namespace wsync {
 
-// Nanoseconds since an arbitrary start; only differences mean something. Same clock for all
-// processes of one host.
+// Nanoseconds since an arbitrary start; only differences are meaningful. All processes of one host
+// share this clock.
 enum class TimePoint : std::int64_t {};
 
 [[nodiscard]] inline TimePoint now() noexcept {
@@ -21,7 +22,7 @@ enum class TimePoint : std::int64_t {};
 [[nodiscard]] constexpr std::chrono::nanoseconds operator-(TimePoint a, TimePoint b) noexcept {
   return std::chrono::nanoseconds{static_cast<std::int64_t>(a) - static_cast<std::int64_t>(b)};
 }
-// As the standard library's waits take it: now() is of this clock.
+// Converts to the time type of the standard library's waits. now() reads the same clock.
 [[nodiscard]] constexpr std::chrono::steady_clock::time_point steady_time(TimePoint t) noexcept {
   return std::chrono::steady_clock::time_point(
       std::chrono::nanoseconds(static_cast<std::int64_t>(t)));

@@ -1,5 +1,5 @@
-// The values of liveness.h, round_deadlines.h and switch_deadlines.h, and what holds between them.
-// Units are in the names.
+// The values of liveness.h, round_deadlines.h and switch_deadlines.h, and the relations between
+// them. The names contain the units.
 #include "shared/base/liveness.h"
 #include "shared/base/round_deadlines.h"
 #include "shared/base/switch_deadlines.h"

@@ -13,8 +13,8 @@
 
 namespace wsync {
 
-// 128 bits; to_string is 32 lower-case hex digits, high half first (the canonical form of `xxhsum
-// -H2`).
+// 128-bit digest. to_string() returns 32 lower-case hex digits, high half first (the canonical form
+// of `xxhsum -H2`).
 struct Digest {
   std::uint64_t low = 0;
   std::uint64_t high = 0;
@@ -25,10 +25,10 @@ struct Digest {
   [[nodiscard]] static Result<Digest> parse(std::string_view text);
 };
 
-// XXH3-128 with seed 0 of one span.
+// Returns the XXH3-128 digest (seed 0) of one span.
 [[nodiscard]] Digest digest_of(std::span<const std::byte> bytes) noexcept;
 
-// XXH3-128 with seed 0 of a sequence of spans. Not thread-safe.
+// Computes the XXH3-128 digest (seed 0) of a sequence of spans. Not thread-safe.
 class Digester {
  public:
   Digester();

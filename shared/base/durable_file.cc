@@ -17,11 +17,12 @@
 namespace wsync {
 namespace {
 
-// Far longer than a write to a disc that works, so that only a writer that is stopped is given up.
+// Much longer than a write to a working disk takes, so that only a writer that hangs is given up.
 constexpr std::chrono::seconds kTurn{30};
 constexpr timespec kBetweenTries{.tv_sec = 0, .tv_nsec = 1'000'000};
 
-// One writer at a time: the names beside `path` are fixed, so two would rename each other's file.
+// Serialises the writers: the names of the temporary files are fixed, so two writers would rename
+// each other's file.
 Result<LockFile> take_turn(const std::string& path, Claim how) {
   if (how == Claim::kTakeOver) return LockFile::seize(path + ".lock");
   const TimePoint deadline = now() + kTurn;
@@ -57,10 +58,11 @@ Result<> write_temporary(const std::string& path, std::span<const std::byte> byt
   return write_all(fd.get(), path, bytes);
 }
 
-// Puts `fresh` in the place of `path`; `old` keeps what was there until the directory is on disc.
+// Replaces `path` by `fresh`. `old` keeps the previous content until the directory is flushed, so
+// that it can be restored if the flush fails.
 Result<> replace(int directory, const std::string& path, const std::string& fresh,
                  const std::string& old) {
-  ::unlink(old.c_str());  // of a process that was killed here
+  ::unlink(old.c_str());  // left by a process that was killed here
   const bool is_first = ::link(path.c_str(), old.c_str()) != 0 && errno == ENOENT;
   Result<> done = rename_file(fresh, path);
   if (done && ::fsync(directory) != 0) {
@@ -89,7 +91,7 @@ Result<> write_durably(const std::filesystem::path& path,
   if (!directory.valid()) return fail_errno("open " + parent, errno);
   const auto turn = WSYNC_TRY(take_turn(path.string(), how));
   const auto bytes = WSYNC_TRY(content());
-  // A writer that was left behind may still write to the file of the usual name.
+  // A writer whose lock was taken over may still write to `<path>.new`.
   const std::string fresh =
       path.string() + (how == Claim::kTakeOver ? fmt::format(".new.{}", ::getpid()) : ".new");
   Result<> written = write_temporary(fresh, bytes);

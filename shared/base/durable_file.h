@@ -1,6 +1,7 @@
-// Small files that survive a crash whole: the old content or the new one, never a mixture.
-// Thread: any. Writers of one path, in one process or several, take turns; the last one's content
-// stays.
+// Crash-safe writing of small files: after a crash a file has its old or its new content, never a
+// mixture.
+// Thread: any. A lock file serialises the writers of one path, in one process or several. The
+// content of the last writer remains.
 #pragma once
 
 #include <cstdint>
@@ -14,20 +15,23 @@
 
 namespace wsync {
 
-// Writes `<path>.new`, flushes it to the disc, renames it over `path` and flushes the directory;
-// `<path>.old` is the old content meanwhile, and `<path>.lock` is held. On an error `path` is as it
-// was (the sentence says so if it could not be put back) and nothing is left beside it. What a
-// killed process left beside it goes with the next write. kBusy: another writer has kept its turn
-// for 30 s, so it is stopped, or its disc is; or it took ours over. kTakeOver waits for nobody: the
-// writer before is left behind, and what it was about to write is not written.
+// Writes `<path>.new`, flushes it to disk, renames it over `path` and flushes the directory.
+// Meanwhile it holds `<path>.lock`, and `<path>.old` is the old content. On an error `path` keeps
+// its old content (the sentence says so if it could not be restored), and no temporary file
+// remains. The next write removes the temporary files of a killed process.
+// kBusy if another writer held the lock for 30 s, because that process or its disk hangs, or if
+// another writer took over our lock. kTakeOver does not wait: it takes over the lock, and the
+// previous holder fails with kBusy instead of replacing the file.
 [[nodiscard]] Result<> write_durably(const std::filesystem::path& path,
                                      std::span<const std::byte> bytes, Claim how = Claim::kIfFree);
-// The same with what `content` gives once the lock is held, so that it can read the file and decide
-// by what is there; its error ends the call, and nothing is written.
+// The same, with the content that `content` returns. `content` is called while the lock is held, so
+// it can read the current file and decide. If it fails, its error is returned and nothing is
+// written.
 [[nodiscard]] Result<> write_durably(const std::filesystem::path& path,
                                      const std::function<Result<Bytes>()>& content,
                                      Claim how = Claim::kIfFree);
-// The whole file. kNotFound when there is none; kInvalidInput when it has more than `max_bytes`.
+// Reads the whole file. kNotFound if it does not exist; kInvalidInput if it has more than
+// `max_bytes`.
 [[nodiscard]] Result<Bytes> read_small_file(const std::filesystem::path& path,
                                             std::uint64_t max_bytes);
 

@@ -11,7 +11,7 @@ struct ArmedPoint {
   std::string name;
   std::atomic<std::uint64_t> left = 0;
 };
-// Never freed: a thread may look at it while the process ends.
+// Never freed: a thread may read it while the process ends.
 std::atomic<ArmedPoint*> armed_point = nullptr;
 
 }  // namespace

@@ -1,6 +1,7 @@
-// Fail points: places in a process where tests let it be killed, by name. Unlike a
-// planted fault (planted.h) nothing that the product does is wrong: a process can be lost anywhere,
-// and a fail point only says where. Always compiled in; costs one load where none is armed.
+// Fail points: named places where tests can kill the process. In contrast to a planted fault
+// (planted.h), the product itself does nothing wrong: a process can be lost anywhere, and a fail
+// point only selects the place. Fail points are always compiled in and cost one load if none is
+// armed.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +10,13 @@
 
 namespace wsync {
 
-// This process kills itself (SIGKILL) when it comes to the fail point `name` for the `hits`-th time
-// from now, counted from 1. One at a time; before other threads come to fail points.
+// Arms the fail point `name`: this process kills itself (SIGKILL) when it reaches it for the
+// `hits`-th time from now, counted from 1. Only one fail point is armed at a time. Call this before
+// other threads reach fail points.
 void arm_fail_point(std::string name, std::uint64_t hits);
-// Whether the next thread that comes to this one is killed.
+// Returns whether the next thread that reaches this fail point is killed.
 [[nodiscard]] bool fail_point_is_next(std::string_view name) noexcept;
-// A place that has a name. Thread: any.
+// Marks a fail point. Thread: any.
 void fail_point(std::string_view name) noexcept;
 
 }  // namespace wsync

@@ -22,17 +22,20 @@
 namespace wsync {
 namespace {
 
-// What the system allows a process by default; a descriptor above is not closed in a child.
+// The kernel's default maximum of descriptors of one process. A descriptor above it is not closed
+// in a child.
 constexpr std::size_t kDescriptors = 1U << 20U;
 constexpr std::size_t kOwnedBits = 64;
 constexpr std::size_t kListeners = 256;  // of one process
 
 std::mutex fork_gate;
-std::array<std::atomic<std::uint64_t>, kDescriptors / kOwnedBits> owned_fds;  // a bit for each
-// Between the first process and this one; changed with one thread only.
+std::array<std::atomic<std::uint64_t>, kDescriptors / kOwnedBits>
+    owned_fds;  // one bit per descriptor
+// Number of forks between the first process and this one. It changes only in a forked child, which
+// has one thread.
 std::uint64_t fork_count = 0;
 
-// ---- In the child: one thread, and no memory is allocated. ----
+// ---- Runs in the child: one thread, and no memory is allocated. ----
 
 template <class Visit>
 void for_each_owned(Visit visit) {
@@ -41,7 +44,7 @@ void for_each_owned(Visit visit) {
       visit(static_cast<int>(word * kOwnedBits + static_cast<std::size_t>(std::countr_zero(bits))));
 }
 
-// The address that a socket has itself. False for other descriptors.
+// Local address of a socket. read() returns false for other descriptors.
 struct LocalAddress {
   sockaddr_storage address;
   socklen_t bytes;
@@ -58,7 +61,7 @@ Address as(const LocalAddress& from) {
   return address;
 }
 
-// Whether a socket with this address was accepted at that listener, or is the listener.
+// Returns whether a socket with this address was accepted by that listener, or is the listener.
 bool is_of(const LocalAddress& listener, const LocalAddress& local) {
   if (local.address.ss_family != listener.address.ss_family) return false;
   if (local.address.ss_family == AF_INET) {
@@ -102,14 +105,15 @@ void close_if_of(int fd, std::size_t listener_count) {
     }
 }
 
-// Looks at the descriptors themselves, because nobody tells of those that libraries accept.
+// Scans the open descriptors, because libraries do not report the connections that they accept.
+// Uses getdents64 directly, because opendir() allocates memory.
 void close_accepted(std::size_t listener_count) {
   const int list = ::open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   alignas(8) std::array<char, 4096> entries{};
   for (long bytes = 0;
        (bytes = ::syscall(SYS_getdents64, list, entries.data(), entries.size())) > 0;) {
     for (long at = 0; at < bytes;) {
-      // struct linux_dirent64: u64 inode, s64 offset, u16 size, u8 type, the name.
+      // struct linux_dirent64: u64 inode, s64 offset, u16 size, u8 type, name.
       const char* entry = entries.data() + at;
       std::uint16_t size = 0;
       std::memcpy(&size, entry + 16, sizeof size);
@@ -124,7 +128,8 @@ void close_accepted(std::size_t listener_count) {
 }
 
 void before_fork() {
-  log_mutex().lock();  // first: standard error may be slow, and others make descriptors meanwhile
+  log_mutex()
+      .lock();  // first: standard error may be slow, and others can create descriptors meanwhile
   fork_gate.lock();
 }
 
@@ -141,7 +146,7 @@ void in_forked_child() {
     for_each_owned([](int fd) { ::close(fd); });
   }
   for (auto& word : owned_fds)
-    if (word != 0) word = 0;  // no page is written for nothing
+    if (word != 0) word = 0;  // no needless write, which would copy the page
   after_fork();
 }
 
@@ -159,6 +164,8 @@ void note_owned(int fd) noexcept {
 
 void close_owned(int fd) noexcept {
   const auto at = static_cast<std::size_t>(fd);
+  // Clearing the bit and closing are one step for fork(). A child created in between would keep the
+  // descriptor open.
   const ForkGate both_or_none;
   if (at < kDescriptors) owned_fds[at / kOwnedBits] &= ~(std::uint64_t{1} << at % kOwnedBits);
   ::close(fd);

@@ -1,20 +1,20 @@
-// What becomes of this library in a child that fork() makes of the process. Both C libraries
-// promise in their headers that a child keeps nothing of what they have open, and that a handle of
-// the parent is refused there.
+// How this library behaves in a child process created by fork(). The headers of both C libraries
+// promise two things: a child keeps none of the library's descriptors open, and it rejects the
+// handles of its parent.
 //
-// A child has copies of all descriptors, and a description lives as long as one of its copies: a
-// peer would not see the parent end, a port and a lock file would stay taken, an arena would stay
-// in memory. So the child closes
-//   - whatever a UniqueFd owns;
-//   - each socket whose own address is that of a listening one among these. libzmq and libuv accept
-//     connections that no UniqueFd owns; whoever lets them listen keeps a duplicate of the
-//     listening socket as UniqueFd.
-// Descriptors that they use inside a process (epoll, eventfd) stay open in the child, where nobody
-// uses them. Arenas are not mapped in the child (MappedRegion::keep_from_children()).
+// A child has copies of all descriptors, and an open file description lives as long as one of its
+// copies. Without these handlers a peer would not notice the end of the parent, ports and lock
+// files would stay occupied, and arenas would stay in memory. The child therefore closes
+//   - every descriptor that a UniqueFd owns;
+//   - every socket whose local address is that of a listening socket among these. libzmq and libuv
+//     accept connections that no UniqueFd owns. Code that makes them listen keeps a duplicate of
+//     the listening socket as a UniqueFd.
+// Descriptors that these libraries use inside a process (epoll, eventfd) stay open in the child,
+// where nothing uses them. Arenas are not mapped in the child (MappedRegion::keep_from_children()).
 //
-// fork() runs these handlers. vfork(), posix_spawn(), _Fork() and clone() do not: there, all is
-// closed by exec (every descriptor is close-on-exec), and leases end when the parent says so
-// (ReadLease).
+// fork() runs these handlers. vfork(), posix_spawn(), _Fork() and clone() do not. In their children
+// exec() closes everything (every descriptor is close-on-exec), and a lease ends when the parent
+// ends it (ReadLease).
 #pragma once
 
 #include <cstdint>
@@ -25,12 +25,13 @@
 
 namespace wsync {
 
-// Registers the handlers, once. What the C APIs call when a handle is made: programs that make none
-// fork as they like. False when there was no memory for it.
+// Registers the handlers, once. The C APIs call this when they create a handle. Programs that
+// create no handle fork without them. Returns false if there is not enough memory.
 bool close_descriptors_in_children();
 
-// While one lives, fork() waits. Held from the call that makes a descriptor until a UniqueFd owns
-// it; meanwhile the thread waits for nothing and destroys no UniqueFd.
+// fork() waits while a ForkGate exists. Hold one from the call that creates a descriptor until a
+// UniqueFd owns it. Meanwhile the thread must not wait for anything and must not destroy a
+// UniqueFd, because that takes the same lock.
 class ForkGate {
  public:
   ForkGate() noexcept;
@@ -39,17 +40,20 @@ class ForkGate {
   ~ForkGate();
 };
 
-// The process that made a handle. Thread: any.
+// Remembers the process that created a handle. Thread: any.
 class HomeProcess {
  public:
   HomeProcess() noexcept;
+  // Returns whether the calling process is the one that created this object.
   [[nodiscard]] bool is_here() const noexcept;
   // kInvalidInput in a child of that process; `what` names the handle.
   [[nodiscard]] Result<> check(std::string_view what) const;
 
  private:
-  std::uint64_t forks_;  // process ids come again, and two name spaces have the same
-  pid_t pid_;            // not every way to fork counts
+  // Both are compared. Process ids are reused, and two PID namespaces may use the same id; the
+  // count misses children of calls that do not run the handlers.
+  std::uint64_t forks_;
+  pid_t pid_;
 };
 
 }  // namespace wsync

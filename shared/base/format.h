@@ -1,5 +1,5 @@
-// fmt::format for every folder, so that the library is named in one place until std::format can
-// take over.
+// fmt::format for all folders. Only this file names the library, so that std::format can replace it
+// later.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace wsync {
 
-// "1 replica", "3 replicas": a noun whose plural ends in s.
+// Returns the count with its noun: "1 replica", "3 replicas". The noun's plural must end in s.
 [[nodiscard]] inline std::string counted(std::uint64_t count, std::string_view noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }

@@ -1,4 +1,4 @@
-// What tells this machine from others.
+// Identity of this host and its processes.
 #pragma once
 
 #include <cstdint>
@@ -6,16 +6,18 @@
 
 namespace wsync {
 
-// The kernel's id of this boot; empty when it cannot be read. Two processes with one boot id are
-// worth a try of a same-host hand-over; they may still be in different namespaces.
+// Returns the kernel's id of this boot, or an empty string if it cannot be read. Two processes with
+// the same boot id should try the same-host transfer (memfd); they may still be in different
+// namespaces.
 [[nodiscard]] std::string boot_id();
 
-// The host's name for people to read; "localhost" when it has none.
+// Returns the host's name for display, or "localhost" if it has none.
 [[nodiscard]] std::string host_name();
 
-// Inode of this process's PID namespace; 0 when it cannot be known.
+// Returns the inode of this process's PID namespace, or 0 if it is unknown.
 [[nodiscard]] std::uint64_t pid_namespace();
-// True when no process of this PID namespace has that id. False says nothing: ids are used again.
+// Returns true if no process of this PID namespace has that id. False proves nothing, because ids
+// are reused.
 [[nodiscard]] bool process_is_gone(std::uint32_t pid);
 
 }  // namespace wsync

@@ -1,11 +1,11 @@
-// How many IPC buffers a device has.
+// Number of IPC buffers of a device.
 #pragma once
 
 #include <cstdint>
 
 namespace wsync::limits {
 
-// One is drained by the engines while the next is filled.
+// The engines drain one buffer while the next is filled.
 inline constexpr std::uint64_t kIpcBufferCount = 2;
 
 }  // namespace wsync::limits

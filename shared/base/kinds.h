@@ -1,5 +1,5 @@
-// Choices that configurations name, messages carry and state machines follow: each is defined here
-// and nowhere else. Their numbers travel in messages (shared/control), so none is ever changed.
+// Choices that configurations name, messages carry and state machines use. Each is defined only
+// here. Their numeric values are part of messages (shared/control), so they never change.
 #pragma once
 
 #include <cstdint>
@@ -7,36 +7,36 @@
 namespace wsync {
 
 enum class DeviceKind : std::uint8_t {
-  kUnified,   // host device without memory of its own: a staged bucket is its IPC buffer
-  kSeparate,  // host device with memory of its own and real copies; stands for a GPU
+  kUnified,   // host device without its own memory: a staged bucket is its IPC buffer
+  kSeparate,  // host device with its own memory and real copies; emulates a GPU
   kCuda,      // a GPU
 };
 
 // How the devices of a host broadcast to each other.
 enum class Collective : std::uint8_t { kAuto, kNccl, kLocal };
 
-// Into how many stages the weight pipeline parts a load; kAuto measures both.
+// Number of stages of the weight pipeline during a load. kAuto measures both.
 enum class Stages : std::uint8_t { kAuto, kTwo, kThree };
 
-// How weights come to a sidecar.
+// How weights reach a sidecar.
 enum class TransportPolicy : std::uint8_t {
-  kAuto,  // memfd to a sidecar of this host; TCP to the others, and where the hand-over has failed
+  kAuto,  // memfd to a sidecar of this host; TCP to others, and after a failed hand-over
   kMemfd,
   kTcp,
 };
 
-// What becomes of the requests that a switch meets: ended, awaited, or carried over.
+// What happens to running requests at a switch: they are aborted, awaited or kept.
 enum class PauseMode : std::uint8_t { kAbort, kWait, kKeep };
 
-// Who must have staged a version before it is decided.
+// Which sidecars must have staged a version before it is decided.
 enum class CommitRule : std::uint8_t {
   kAll,     // every live sidecar; one refusal fails the round
   kQuorum,  // sidecars with at least `quorum` whole replicas
-  kEach,    // each switches as soon as it has staged
+  kEach,    // each sidecar switches as soon as it has staged
 };
 struct CommitPolicy {
   CommitRule rule = CommitRule::kAll;
-  std::uint32_t quorum = 0;  // replicas; with kQuorum only
+  std::uint32_t quorum = 0;  // number of replicas; only with kQuorum
   friend bool operator==(const CommitPolicy&, const CommitPolicy&) = default;
 };
 

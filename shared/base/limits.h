@@ -1,5 +1,5 @@
-// Limits of messages between processes. Relations to the limits of other rooms are checked in
-// shared/control/codec.cc.
+// Limits of the messages between processes. shared/control/codec.cc checks how they relate to the
+// limits of other folders.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace wsync::limits {
 
-inline constexpr std::uint64_t kEpochMax = (1ULL << 32U) - 2;  // of a fence, and so of a version
+inline constexpr std::uint64_t kEpochMax = (1ULL << 32U) - 2;  // of a fence and of a version
 inline constexpr std::uint64_t kMessageBytes = 512 * kMiB;  // one control message, layouts included
 inline constexpr std::uint64_t kStringBytes = 64 * kKiB;    // one string field
 inline constexpr std::uint64_t kReplicaNameBytes = 128;
@@ -24,17 +24,17 @@ inline constexpr std::uint64_t kReplicaRankCount = 256;  // ranks of one replica
 inline constexpr std::uint64_t kTrainerRankCount = 4096;
 inline constexpr std::uint64_t kFleetRankCount = 1U << 16U;
 inline constexpr std::uint64_t kDeviceCount = 64;      // of one sidecar
-inline constexpr std::uint64_t kGpuUuidBytes = 64;     // "GPU-" and 36 characters, with room
+inline constexpr std::uint64_t kGpuUuidBytes = 64;     // "GPU-" and 36 characters, with spare room
 inline constexpr std::uint64_t kCopyThreadCount = 64;  // of one rank
 inline constexpr std::uint64_t kWithdrawnCount = 4096;
-inline constexpr std::uint64_t kIncidentCount = 16;          // that a status tells of
+inline constexpr std::uint64_t kIncidentCount = 16;          // reported in one status
 inline constexpr std::uint64_t kStagedCount = 64;            // versions that one sidecar holds
 inline constexpr std::uint64_t kCopyGroupCount = 1U << 24U;  // checksums of one load plan
 inline constexpr std::uint64_t kFdsPerFrame = 64;
-inline constexpr std::uint64_t kSendQueueBytes = 640 * kMiB;  // unsent, of one stream connection
+inline constexpr std::uint64_t kSendQueueBytes = 640 * kMiB;  // unsent, per stream connection
 inline constexpr std::uint64_t kRangesPerTensor = 8;
 inline constexpr std::uint64_t kRankReportCount = 8;  // steps of one rank that wait for rank 0
-inline constexpr std::uint64_t kPublishesRemembered = 1024;  // that have ended, by a trainer
+inline constexpr std::uint64_t kPublishesRemembered = 1024;  // ended ones, per trainer
 
 static_assert(kCopyGroupCount * 8 <= kMessageBytes / 2, "the checksums of a plan fit in a message");
 static_assert(kSendQueueBytes > kMessageBytes + kMiB, "the largest message can be queued");

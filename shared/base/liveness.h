@@ -1,5 +1,5 @@
-// Times by which a process notices that another one is gone, and comes back to it.
-// Their values are in deadlines.cc, so that a change of one compiles only that file again.
+// Times for detecting that a process is gone and for reconnecting. The values are in deadlines.cc,
+// so that a change of one recompiles only that file.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@ namespace wsync::limits {
 extern const std::int64_t kHeartbeatIntervalMs;
 extern const std::int64_t kHeartbeatDeadlineMs;
 extern const std::int64_t kHelloDeadlineMs;
-extern const std::int64_t kHelloRetryMs;  // of a sidecar that nobody has welcomed
+extern const std::int64_t kHelloRetryMs;  // of a sidecar that has no Welcome yet
 extern const std::int64_t kReconnectMinMs;
 extern const std::int64_t kReconnectMaxMs;
-extern const std::int64_t kRankReconnectMaxMs;  // of a trainer's rank to its rank 0
+extern const std::int64_t kRankReconnectMaxMs;  // of a trainer rank that reconnects to rank 0
 
 }  // namespace wsync::limits

@@ -89,7 +89,7 @@ std::shared_ptr<spdlog::logger>& current() {
 }  // namespace
 
 std::mutex& log_mutex() noexcept {
-  static auto* mutex = new std::mutex;  // leaked as the logger is
+  static auto* mutex = new std::mutex;  // leaked like the logger
   return *mutex;
 }
 

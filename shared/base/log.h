@@ -21,15 +21,16 @@ struct LogOptions {
   std::string role;  // printed with every line, e.g. "sidecar host0"
 };
 
-// Configures the sink; may be called again (tests do).
+// Configures the sink. It may be called again (tests do).
 void log_init(const LogOptions& options);
-// "debug", "info", "warning", "error" or "off"; anything else is kInvalidInput naming the choices.
+// Accepts "debug", "info", "warning", "error" and "off". Anything else is kInvalidInput, and the
+// sentence names the choices.
 [[nodiscard]] Result<LogLevel> parse_log_level(std::string_view text);
-// "human" or "json".
+// Accepts "human" and "json".
 [[nodiscard]] Result<LogFormat> parse_log_format(std::string_view text);
-// Whether a line of this level would be written.
+// Returns whether a line of this level would be written.
 [[nodiscard]] bool log_enabled(LogLevel level) noexcept;
-// Held while anything of the log is used, also by fork(): a child finds its sink unlocked.
+// Mutex of the logger. fork() holds it too, so that a child finds the sink unlocked.
 [[nodiscard]] std::mutex& log_mutex() noexcept;
 // Writes one line.
 void log_write(LogLevel level, std::string_view message);

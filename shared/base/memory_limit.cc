@@ -10,7 +10,8 @@
 namespace wsync {
 namespace {
 
-// The number a file begins with; nothing when there is no such file or it says "max".
+// Returns the number at the beginning of a file; std::nullopt if the file does not exist or says
+// "max".
 std::optional<std::uint64_t> read_number(const std::string& path) {
   std::ifstream file(path);
   std::string word;
@@ -21,7 +22,7 @@ std::optional<std::uint64_t> read_number(const std::string& path) {
   return value;
 }
 
-// The number behind `key` in a file of "key number" lines; 0 when it is not there.
+// Returns the number after `key` in a file of "key number" lines; 0 if the key is missing.
 std::uint64_t read_stat(const std::string& path, std::string_view key) {
   std::ifstream file(path);
   std::string word;
@@ -51,8 +52,8 @@ void apply_group(const std::string& directory, const GroupFiles& names, Availabl
   if (left < min.bytes) min = {left, limit_path};
 }
 
-// The group itself and all above it, up to the root of the mounted tree. Inside a container the
-// path may name a group outside of what is mounted; then only the root applies.
+// Applies the group itself and all groups above it, up to the root of the mounted tree. Inside a
+// container the path may name a group outside of the mounted tree; then only the root applies.
 void apply_groups(const std::string& root, std::string path, const GroupFiles& names,
                   AvailableMemory& min) {
   while (!path.empty() && path != "/") {

@@ -14,8 +14,8 @@
 namespace wsync {
 namespace {
 
-// As many as the kernel can be built for; it refuses a longer mask than its own only where a bit is
-// set there.
+// Maximum number of nodes that a kernel can be built for. A kernel with a smaller maximum accepts
+// this longer mask unless a bit beyond its own maximum is set.
 constexpr std::size_t kNodes = 1024;
 constexpr std::size_t kWordBits = sizeof(unsigned long) * CHAR_BIT;
 using NodeMask = std::array<unsigned long, kNodes / kWordBits>;
@@ -34,7 +34,7 @@ Result<> prefer_node(std::span<std::byte> range, std::uint32_t node) {
                 fmt::format("NUMA node {}: expected one below {}", node, kNodes));
   NodeMask mask{};
   mask.at(node / kWordBits) = 1UL << (node % kWordBits);
-  // The kernel counts one bit less than it is told.
+  // The kernel uses one bit less than the given length of the mask.
   if (::syscall(SYS_mbind, range.data(), range.size(), MPOL_PREFERRED, mask.data(), kNodes + 1,
                 0U) == 0)
     return {};

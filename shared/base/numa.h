@@ -1,5 +1,5 @@
-// NUMA placement of memory, by the system calls themselves (mbind and get_mempolicy): two numbers
-// of arguments are all that a library would add.
+// NUMA placement of memory with direct system calls (mbind and get_mempolicy). A library would add
+// no more than the values of two arguments.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,18 @@
 
 namespace wsync {
 
-// More than one node has memory or processors; false where the system does not say.
+// Returns true if more than one node has memory or processors; false also if the system does not
+// report it.
 [[nodiscard]] bool has_numa_nodes(const std::filesystem::path& root = "/");
 
-// Pages of the range that are touched from now on come from `node` while it has free ones, then
-// from others. The range begins at a page; shared memory keeps it for every process that touches it
-// first. kInvalidInput for a node that cannot be; kIo with the system's word (a container may
-// forbid the call).
+// Makes `node` the preferred node of the pages in the range that are touched from now on. Pages
+// come from other nodes when it has no free ones. The range must begin at a page. Shared memory
+// keeps this policy for every process that touches a page first. kInvalidInput if the node number
+// is too large; kIo with the system's error text (a container may forbid the call).
 [[nodiscard]] Result<> prefer_node(std::span<std::byte> range, std::uint32_t node);
 
-// The node that pages at the beginning of the range prefer; nothing: the process's own rule.
+// Returns the node that pages at the beginning of the range prefer; std::nullopt if the default
+// policy of the process applies.
 [[nodiscard]] Result<std::optional<std::uint32_t>> preferred_node(std::span<const std::byte> range);
 
 }  // namespace wsync

@@ -1,6 +1,7 @@
-// Planted faults: deliberate bugs that prove the tests can see. Only a build configured with
-// -DWSYNC_PLANTED=ON contains them; there, the environment variable WSYNC_PLANT names the one that
-// is active. In every other build planted() is the constant false and the branch is gone.
+// Planted faults: deliberate bugs that prove that the tests detect them. Only a build configured
+// with -DWSYNC_PLANTED=ON contains them. There, the environment variable WSYNC_PLANT names the
+// active fault. In every other build planted() is the constant false, and the compiler removes the
+// branch.
 #pragma once
 
 #include <string_view>
@@ -10,7 +11,7 @@
 
 namespace wsync {
 
-// True when the fault `name` is to happen here. Reads the environment at each call.
+// Returns true if the fault `name` is active. Reads the environment at each call.
 #ifdef WSYNC_PLANTED
 [[nodiscard]] inline bool planted(std::string_view name) noexcept {
   const char* chosen = std::getenv("WSYNC_PLANT");

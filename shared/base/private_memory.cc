@@ -17,13 +17,14 @@ Result<PrivateMemory> PrivateMemory::allocate(std::uint64_t bytes, std::string_v
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (address == MAP_FAILED) return fail_errno(fmt::format("memory for {}", use), errno);
   memory.bytes_ = {static_cast<std::byte*>(address), bytes};
-  // Huge pages make the first touch three times as fast; where there are none, nothing is lost.
+  // Huge pages make the first touch three times as fast. The call is a hint, so its failure is
+  // ignored.
   (void)::madvise(address, bytes, MADV_HUGEPAGE);
   int touched = 0;
   do {
     touched = ::madvise(address, bytes, MADV_POPULATE_WRITE);
   } while (touched != 0 && (errno == EINTR || errno == EAGAIN));
-  // Kernels before 5.14 do not know the request: pages then come at their first use.
+  // Kernels before 5.14 do not support this request. Pages are then allocated at their first use.
   if (touched != 0 && errno != EINVAL)
     return fail_errno(fmt::format("touch the memory for {}", use), errno);
   return memory;

@@ -1,4 +1,4 @@
-// Memory of this process alone.
+// Memory that belongs to this process alone.
 #pragma once
 
 #include <cstddef>
@@ -11,12 +11,12 @@
 
 namespace wsync {
 
-// Anonymous private memory, touched when it is made.
+// Anonymous private memory. All pages are touched when it is allocated.
 class PrivateMemory {
  public:
   PrivateMemory() noexcept = default;
-  // kResourceExhausted when there is not that much; `use` names it in the sentence ("the weights of
-  // a rank").
+  // kResourceExhausted if there is not enough memory. `use` names the purpose in the error sentence
+  // ("the weights of a rank").
   [[nodiscard]] static Result<PrivateMemory> allocate(std::uint64_t bytes, std::string_view use);
   PrivateMemory(PrivateMemory&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
   PrivateMemory& operator=(PrivateMemory&& other) noexcept {

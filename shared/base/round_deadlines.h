@@ -1,5 +1,5 @@
-// Times of one round: a version on its way to the fleet.
-// Their values are in deadlines.cc, so that a change of one compiles only that file again.
+// Deadlines of one round, which brings a version to the fleet. The values are in deadlines.cc, so
+// that a change of one recompiles only that file.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace wsync::limits {
 extern const std::int64_t kAnnounceDeadlineMs;
 extern const std::int64_t kStageDeadlineMs;
 extern const std::int64_t kPublishDeadlineMs;
-extern const std::int64_t kGatherDeadlineMs;  // all ranks of a trainer for one step
-extern const std::int64_t kReportMarginMs;    // of a sidecar, beyond its own deadlines
+extern const std::int64_t kGatherDeadlineMs;  // for all ranks of a trainer in one step
+extern const std::int64_t kReportMarginMs;    // added to a sidecar's own deadlines
 
 }  // namespace wsync::limits

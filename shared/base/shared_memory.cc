@@ -17,7 +17,7 @@
 #include "shared/base/numa.h"
 #include "shared/base/planted.h"
 
-// Older C library headers lack these; the values are the kernel's.
+// Older C library headers lack these constants. The values are the kernel's.
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #endif
@@ -35,9 +35,9 @@ constexpr std::uint64_t kArenaMagic = 0x414e455241435357;  // "WSCARENA"
 constexpr std::uint32_t kArenaFormat = 1;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
 constexpr std::uint64_t kPageBytes = 4096;
-constexpr std::uint64_t kPopulateSliceBytes = 8ULL << 20U;  // a multiple of a huge page
-// Of what is unmapped and reserved at a time: meanwhile no other thread of the process can map
-// anything, and nothing can stop it.
+constexpr std::uint64_t kPopulateSliceBytes = 8ULL << 20U;  // a multiple of the huge page size
+// Size of the slices that are unmapped or reserved in one call. During a call no other thread of
+// the process can map memory, and the call cannot be cancelled.
 constexpr std::uint64_t kSliceBytes = 64ULL << 20U;
 
 // The header page, exactly as in the file.
@@ -169,11 +169,13 @@ Result<> MappedRegion::populate(bool writable, unsigned threads,
     errors[0] = populate_slices(bytes_, 0, errors.size(), writable, stop);
   }
   for (const int error : errors) {
-    // Kernels before 5.14 do not know the request: pages then come at their first use.
+    // Kernels before 5.14 do not support this request. Pages are then allocated at their first use.
     if (error == 0 || error == EINVAL) continue;
     if (error == ECANCELED)
       return fail(ErrorCode::kCancelled,
                   fmt::format("stopped while {} bytes were touched", bytes_.size()));
+    // EFAULT means that an access would raise SIGBUS (madvise(2)), because no page can be
+    // allocated.
     return fail_errno(fmt::format("touch {} bytes of an arena", bytes_.size()),
                       error == EFAULT ? ENOMEM : error);
   }
@@ -181,6 +183,8 @@ Result<> MappedRegion::populate(bool writable, unsigned threads,
 }
 
 void ReadLease::end() noexcept {
+  // Closing alone would leave the lock to a forked child, which shares the open file description.
+  // For the same reason the child must not unlock.
   if (fd_.valid() && home_.is_here() && !planted("lease_left_to_close"))
     (void)set_lock(fd_.get(), F_UNLCK);
   fd_.reset();
@@ -220,7 +224,8 @@ Result<SharedArena> SharedArena::create(const ArenaOptions& options) {
   auto region = MappedRegion::map(fd.get(), file_bytes, true);
   if (!region) return fail(region.error().with_context(what));
   WSYNC_TRY(region->keep_from_children());
-  // Before the pages exist, or it has no effect. Only a hint: what the system says goes.
+  // This must precede the first touch of the pages, otherwise it has no effect. It is only a hint:
+  // the system's setting decides.
   if (options.huge_pages)
     (void)::madvise(region->bytes().data(), region->bytes().size(), MADV_HUGEPAGE);
   if (options.numa_node)
@@ -229,7 +234,7 @@ Result<SharedArena> SharedArena::create(const ArenaOptions& options) {
       options.on_unplaced(placed.error());
   if (auto touched = region->populate(true, options.threads, options.stop); !touched)
     return fail(touched.error().with_context(what));
-  // Reserves whatever the populating did not (all of it on old kernels): a later write cannot fail.
+  // Reserves what populate() did not (everything on old kernels), so that no later write can fail.
   for (std::uint64_t at = 0; at < file_bytes; at += kSliceBytes) {
     if (options.stop.stop_requested())
       return fail(ErrorCode::kCancelled, what + ": stopped while its memory was reserved");
@@ -242,6 +247,7 @@ Result<SharedArena> SharedArena::create(const ArenaOptions& options) {
                                  .state = ArenaState::kEmpty,
                                  .data_bytes = options.data_bytes,
                                  .identity = {}});
+  // After the mapping: FUTURE_WRITE forbids new writable mappings but keeps the existing one.
   if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0)
     return fail_errno(what + ": seal (Linux 5.1 or newer is needed)", errno);
   return SharedArena(std::move(fd), std::move(*region));
@@ -306,6 +312,7 @@ std::vector<int> SharedArena::holders() const {
 }
 
 Result<ArenaView> ArenaView::open(int fd, const ArenaExpectation& expected, unsigned threads) {
+  // Lock before anything is verified: from here on no writer can change the content.
   auto own = WSYNC_TRY(reopen_with_read_lock(fd));
   struct stat file{};
   if (::fstat(own.fd(), &file) != 0) return fail_errno("stat of an arena", errno);

@@ -1,21 +1,22 @@
-// Arenas: memfds that hold one whole version of the weights, shared between the processes of a host
-// without a copy.
+// Arenas: memfds that each hold one whole version of the weights. The processes of a host share
+// them without a copy.
 //
 // File layout: one header page (kArenaHeaderBytes), then the data. The file is sealed with SHRINK,
-// GROW and FUTURE_WRITE: its size never changes (no SIGBUS), and only the creator's mapping can
-// write.
+// GROW and FUTURE_WRITE. Its size therefore never changes (no SIGBUS), and only the creator's
+// mapping can write.
 //
-// Leases are open-file-description locks, so the kernel keeps them: no message and no timeout
-// releases one, and a killed holder's lock goes with it.
-//   - the creator writes only under a WriteLease;
-//   - every reader re-opens the descriptor read-only and takes a read lock *before* it verifies and
-//     maps (ArenaView), or, in the creating process, takes a ReadLease;
-//   - a forked child shares the descriptions of its parent, so whoever ends a lease unlocks it: the
-//     close alone would leave it to the child. Arenas are not mapped in the child.
-// All lease calls are non-blocking: kBusy says that the other side holds it; the caller tries again
-// on a timer until its deadline.
+// Leases are open-file-description locks, which the kernel keeps. No message and no timeout
+// releases a lease, and the kernel releases the lease of a killed process.
+//   - The creator writes only under a WriteLease.
+//   - Every reader reopens the descriptor read-only and takes a read lock *before* it verifies and
+//     maps the arena (ArenaView). A reader in the creating process takes a ReadLease instead.
+//   - A forked child shares the open file descriptions of its parent. If the parent only closed its
+//     descriptor, the child would keep the lock, so every lease is unlocked explicitly when it
+//     ends. Arenas are not mapped in the child.
+// All lease calls are non-blocking. kBusy means that the other side holds the lease; the caller
+// retries on a timer until its deadline.
 //
-// Thread: objects are not synchronised; spans may be used from any thread while their owner lives.
+// Thread: objects are not synchronised. Spans may be used from any thread while their owner lives.
 #pragma once
 
 #include <array>
@@ -38,7 +39,7 @@ namespace wsync {
 
 inline constexpr std::uint64_t kArenaHeaderBytes = 4096;  // data begins here in the file
 
-// What an arena says about its content.
+// What the header of an arena says about its content.
 struct ArenaIdentity {
   std::uint64_t fence_epoch = 0;
   std::array<std::uint64_t, 2> fence_run_id{};
@@ -68,11 +69,12 @@ class MappedRegion {
   }
   ~MappedRegion() { unmap(); }
   [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
-  // A child that fork() makes does not have this mapping: touching it there is a SIGSEGV. kIo.
+  // Removes this mapping from children created by fork(): an access there is a SIGSEGV. kIo if the
+  // system call fails.
   [[nodiscard]] Result<> keep_from_children() const;
-  // Makes all page-table entries now, with `threads` threads: writable pages are allocated as well.
-  // kResourceExhausted when there is not enough memory (never a SIGBUS); kCancelled, a few
-  // milliseconds later, when it is stopped.
+  // Creates all page-table entries now, with `threads` threads, and allocates the pages of a
+  // writable mapping. kResourceExhausted if there is not enough memory (never a SIGBUS); kCancelled
+  // a few milliseconds after `stop` is requested.
   [[nodiscard]] Result<> populate(bool writable, unsigned threads,
                                   const std::stop_token& stop = {}) const;
 
@@ -81,8 +83,8 @@ class MappedRegion {
   std::span<std::byte> bytes_;
 };
 
-// A read lock on an arena, held by a descriptor of its own. Released on destruction, also while a
-// forked child has that descriptor; never by such a child.
+// A read lock on an arena, held by its own descriptor. Destruction releases it even if a forked
+// child has a copy of that descriptor. Such a child never releases it.
 class ReadLease {
  public:
   explicit ReadLease(UniqueFd fd) noexcept : fd_(std::move(fd)) {}
@@ -104,8 +106,8 @@ class ReadLease {
   HomeProcess home_;
 };
 
-// The right to write an arena. Borrows it: the SharedArena outlives the lease. Destroyed without
-// complete(), it leaves the arena marked as unfinished, which no reader accepts.
+// The right to write an arena. It borrows the SharedArena, which must outlive it. If it is
+// destroyed without complete(), the arena stays marked as unfinished, and no reader accepts it.
 class WriteLease {
  public:
   WriteLease(WriteLease&& other) noexcept
@@ -114,7 +116,8 @@ class WriteLease {
   ~WriteLease();
   // The arena's data, writable.
   [[nodiscard]] std::span<std::byte> data() const noexcept;
-  // The bytes are all there: writes the content digest and the final state, and lets the lease go.
+  // Call this when all bytes are written. Writes the content digest and the final state, then
+  // releases the lease.
   void complete(const Digest& content) &&;
 
  private:
@@ -129,24 +132,24 @@ struct ArenaOptions {
   std::string name;              // shown in /proc/PID/maps
   std::uint64_t data_bytes = 0;  // without the header
   bool huge_pages = false;       // a hint; the system's shmem_enabled decides
-  unsigned threads = 2;          // that touch the memory
-  // NUMA node that the memory is taken from while it has some; where that cannot be said to the
-  // system, the arena is made all the same, and `on_unplaced` is told why.
+  unsigned threads = 2;          // number of threads that touch the memory
+  // NUMA node to allocate from while it has free memory. If the system rejects the placement, the
+  // arena is created anyway and `on_unplaced` gets the error.
   std::optional<std::uint32_t> numa_node = std::nullopt;
   std::function<void(const Error&)> on_unplaced = nullptr;
-  std::stop_token stop = {};  // ends the making early, and nothing is left of it
+  std::stop_token stop = {};  // cancels the creation; nothing of the arena remains
 };
 
 // The creator's side of an arena.
 class SharedArena {
  public:
-  // Checks the memory that is available, allocates, touches, maps and seals. kResourceExhausted
-  // names the bytes needed and available; kCancelled when it was stopped. Takes about a second for
-  // each GiB, as destroying does a tenth of it: never on a loop's thread.
+  // Checks the available memory, then allocates, touches, maps and seals. kResourceExhausted names
+  // the bytes needed and available; kCancelled if `stop` was requested. Creating takes about one
+  // second per GiB, and destroying about a tenth of that: do neither on a loop thread.
   [[nodiscard]] static Result<SharedArena> create(const ArenaOptions& options);
 
   [[nodiscard]] std::uint64_t data_bytes() const noexcept;
-  // The data, read only. Stable while a ReadLease or WriteLease of this process is held.
+  // The data, read-only. It is stable while this process holds a ReadLease or a WriteLease.
   [[nodiscard]] std::span<const std::byte> data() const noexcept;
   [[nodiscard]] ArenaState state() const noexcept;
   [[nodiscard]] ArenaIdentity identity() const noexcept;
@@ -154,21 +157,25 @@ class SharedArena {
   // Takes the write lock and marks the arena as being written with this identity (its content
   // digest is set by complete()). kBusy while any reader, in any process, holds a lease.
   [[nodiscard]] Result<WriteLease> try_write_lease(const ArenaIdentity& identity);
-  // Keeps the arena from being written while it is read in this process. kBusy while it is written.
+  // Takes a read lease, which prevents writing while this process reads. kBusy while the arena is
+  // being written.
   [[nodiscard]] Result<ReadLease> try_read_lease() const;
-  // A new read-only descriptor without any lock, to be handed to another process.
+  // Returns a new read-only descriptor without any lock, for another process.
   [[nodiscard]] Result<UniqueFd> share() const;
-  // Other processes of this user that have the arena open, for "busy" sentences. Slow: reads /proc.
+  // Returns the ids of other processes of this user that have the arena open, for error sentences.
+  // Slow: reads /proc.
   [[nodiscard]] std::vector<int> holders() const;
 
  private:
   SharedArena(UniqueFd fd, MappedRegion region) noexcept
       : region_(std::move(region)), fd_(std::move(fd)) {}
-  MappedRegion region_;  // gone last: fork() waits for a close, which must not free the memory
+  // Declared first, so that it is destroyed last. fork() waits for the close of fd_, which must not
+  // be the one that frees the memory.
+  MappedRegion region_;
   UniqueFd fd_;
 };
 
-// What a reader demands of an arena; members without a value are not compared.
+// What a reader expects of an arena. Members without a value are not compared.
 struct ArenaExpectation {
   std::optional<std::pair<std::uint64_t, std::array<std::uint64_t, 2>>> fence;  // epoch, run id
   std::optional<std::pair<std::uint64_t, std::uint64_t>> version;               // epoch, step
@@ -177,26 +184,27 @@ struct ArenaExpectation {
   std::optional<std::uint64_t> data_bytes;
 };
 
-// A reader's side of an arena: holds its own read-only descriptor, a read lock and a mapping.
+// A reader's side of an arena. It holds its own read-only descriptor, a read lock and a mapping.
 class ArenaView {
  public:
-  // `fd` is borrowed. kBusy while it is being written; kRefused when it is not an arena, is not
-  // sealed, is unfinished or differs from what is expected (the sentence names both values).
+  // Opens the arena of `fd`, which is borrowed. kBusy while it is being written; kRefused if it is
+  // not an arena, is not sealed, is unfinished or differs from `expected` (the sentence names both
+  // values).
   [[nodiscard]] static Result<ArenaView> open(int fd, const ArenaExpectation& expected = {},
                                               unsigned threads = 1);
 
   [[nodiscard]] std::span<const std::byte> data() const noexcept;
   [[nodiscard]] ArenaIdentity identity() const noexcept;
-  // A new read-only descriptor without any lock, to be handed on.
+  // Returns a new read-only descriptor without any lock, for another process.
   [[nodiscard]] Result<UniqueFd> share() const;
-  // Lets the lease go at once and hands out the mapping, which nobody may read any more. Unmapping
-  // takes milliseconds for each GiB: a loop thread leaves that to another one.
+  // Releases the lease at once and returns the mapping, which must not be read any more. Unmapping
+  // takes milliseconds per GiB, so a loop thread gives the mapping to another thread.
   [[nodiscard]] MappedRegion end() &&;
 
  private:
   ArenaView(ReadLease lease, MappedRegion region, std::uint64_t data_bytes) noexcept
       : region_(std::move(region)), lease_(std::move(lease)), data_bytes_(data_bytes) {}
-  MappedRegion region_;  // gone last, as in SharedArena
+  MappedRegion region_;  // destroyed last, as in SharedArena
   ReadLease lease_;
   std::uint64_t data_bytes_ = 0;
 };

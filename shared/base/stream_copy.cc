@@ -19,8 +19,8 @@ constexpr std::size_t kStripe = 64;
 constexpr std::size_t kLanes = kStripe / 8;
 constexpr std::size_t kBlockStripes = 64;
 constexpr std::size_t kBlock = kStripe * kBlockStripes;
-// Blocks that are read side by side. One stream of reads is bound by the latency of memory: the
-// processor's own prefetchers stop at the end of a page, and follow several pages at a time.
+// Blocks that are read side by side. A single stream of reads is bound by the latency of memory:
+// the hardware prefetchers stop at the end of a page, but can follow several pages at a time.
 constexpr std::size_t kStreams = 4;
 constexpr std::size_t kGroup = kStreams * kBlock;
 
@@ -30,7 +30,7 @@ struct alignas(64) Lanes {
 };
 using Streams = std::array<Lanes, kStreams>;
 
-// The numbers of the splitmix64 generator. Keys must have no arithmetic relation between them: with
+// Numbers of the splitmix64 generator. Keys must have no arithmetic relation to each other: with
 // keys in arithmetic progression, some pairs of flipped bits cancel.
 struct alignas(64) Keys {
   std::array<std::uint64_t, kLanes * kBlockStripes> words{};
@@ -47,9 +47,10 @@ struct alignas(64) Keys {
 };
 constexpr Keys kKeys;
 
-// After a block, so that what comes later counts otherwise. The sums stay as they are: they are
-// there to see every change of one word for certain.
-// A bijection: an odd factor, of 32 bits so that vectors without a 64-bit product have it too.
+// Applied after each block, so that the order of blocks affects the value. The sums are not
+// scrambled: they detect every change of a single word with certainty. The function is a bijection
+// because the factor is odd. The factor has 32 bits, so that vector instructions without a 64-bit
+// product can compute it.
 constexpr unsigned kScrambleShift = 37;
 constexpr std::uint64_t kScrambleKey = 0xe7037ed1a0b428db;
 constexpr std::uint64_t kScrambleFactor = 0x9e3779b1;
@@ -69,7 +70,7 @@ std::uint64_t mix(std::uint64_t x) noexcept {
 }
 
 std::uint64_t fold(const Streams& streams, std::uint64_t bytes) noexcept {
-  // One chain for each stream, side by side, then one through their ends.
+  // One chain per stream, computed side by side, then one chain through their results.
   std::array<std::uint64_t, kStreams> ends{};
   for (std::size_t i = 0; i < kLanes; ++i)
     for (std::size_t j = 0; j < kStreams; ++j)
@@ -82,15 +83,15 @@ std::uint64_t fold(const Streams& streams, std::uint64_t bytes) noexcept {
   return value;
 }
 
-// What a loop does with the bytes it takes.
+// What a loop does with the bytes that it reads.
 enum class Mode : std::uint8_t { kCopy, kCopyChecksum, kChecksum };
 
-// The loops of a way of copying. For the copying modes `to` is aligned to 64 bytes.
+// The loops of one kind of copy. In the copying modes `to` is aligned to 64 bytes.
 struct Loops {
-  // `count` groups of kStreams whole blocks, scrambled after each block.
+  // Processes `count` groups of kStreams whole blocks, and scrambles after each block.
   void (*groups)(std::byte* to, const std::byte* from, std::size_t count, Streams& streams);
-  // `count` whole stripes of one stream, at most a block of them unless they are only copied; keys
-  // are those of the first.
+  // Processes `count` whole stripes of one stream: at most one block, unless they are only copied.
+  // `keys` are the keys of the first stripe.
   void (*stripes)(std::byte* to, const std::byte* from, std::size_t count,
                   const std::uint64_t* keys, Lanes& lanes);
 };
@@ -127,12 +128,12 @@ void groups_portable(std::byte* to, const std::byte* from, std::size_t count, St
 }
 
 #if defined(__x86_64__)
-// Harmless past the end of the source: a prefetch never faults.
+// May point past the end of the source: a prefetch never faults.
 inline void prefetch(const std::byte* from, std::size_t ahead) noexcept {
   __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(from) + ahead));
 }
 
-// Half of a stripe.
+// Processes half of a stripe.
 template <Mode kMode>
 WSYNC_TARGET_AVX2 inline void half_avx2(std::byte* to, const std::byte* from,
                                         const std::uint64_t* keys, std::size_t half,
@@ -177,7 +178,8 @@ WSYNC_TARGET_AVX2 void stripes_avx2(std::byte* to, const std::byte* from, std::s
   }
 }
 
-// With a checksum two streams at a time: the lanes of more do not fit into sixteen registers.
+// With a checksum, processes two streams at a time: the lanes of more do not fit into sixteen
+// registers.
 template <Mode kMode>
 WSYNC_TARGET_AVX2 void groups_avx2(std::byte* to, const std::byte* from, std::size_t count,
                                    Streams& streams) {
@@ -212,7 +214,7 @@ WSYNC_TARGET_AVX2 void groups_avx2(std::byte* to, const std::byte* from, std::si
   }
 }
 
-// The masked forms with all lanes on: g++ 12 warns of its own unmasked ones.
+// The masked forms with all lanes enabled, because g++ 12 warns about its own unmasked forms.
 constexpr std::uint8_t kAll = 0xff;
 
 WSYNC_TARGET_AVX512 inline void sum_avx512(__m512i words, __m512i keys, __m512i& product,
@@ -263,14 +265,14 @@ WSYNC_TARGET_AVX512 void groups_avx512(std::byte* to, const std::byte* from, std
   }
   for (std::size_t group = 0; group < count; ++group) {
     for (std::size_t at = 0; at < kBlock; at += kStripe) {
-      // All loads before the stores: a load whose address equals that of a store under way modulo
-      // 4 KiB waits for it, and blocks lie 4 KiB apart.
+      // All loads precede the stores. A load waits for a pending store whose address is equal
+      // modulo 4 KiB, and the blocks are 4 KiB apart.
       __m512i words[kStreams];
 #pragma GCC unroll 4
       for (std::size_t j = 0; j < kStreams; ++j)
         words[j] = _mm512_loadu_si512(from + j * kBlock + at);
-      // The arithmetic fills the window in which the processor looks for loads to begin early; a
-      // plain copy has none, and is faster without.
+      // The arithmetic fills the window in which the processor looks for loads to start early, so a
+      // prefetch helps. A plain copy has no arithmetic and is faster without prefetches.
       if constexpr (kMode != Mode::kCopy) {
 #pragma GCC unroll 4
         for (std::size_t j = 0; j < kStreams; ++j) prefetch(from + j * kBlock + at, kGroup);
@@ -324,12 +326,12 @@ Loops loops_of(CopyKind kind) noexcept {
   check_failed("kind is available", "this copy kind does not exist on this processor");
 }
 
-// Bytes up to the next stripe boundary of the destination.
+// Returns the number of bytes up to the next stripe boundary of the destination.
 std::size_t bytes_to_alignment(const std::byte* to) noexcept {
   return (kStripe - reinterpret_cast<std::uintptr_t>(to) % kStripe) % kStripe;
 }
 
-// The stripes of `from` that are whole. Its first block is of stream 0.
+// Processes the whole stripes of `from`. Its first block belongs to stream 0.
 void run(const Loops& loops, std::byte* to, std::span<const std::byte> from,
          Streams& streams) noexcept {
   const auto place = [to](std::size_t at) { return to == nullptr ? nullptr : to + at; };
@@ -344,7 +346,7 @@ void run(const Loops& loops, std::byte* to, std::span<const std::byte> from,
   }
 }
 
-// Adds the last, incomplete stripe of `from`, and folds.
+// Adds the last, incomplete stripe of `from` and folds the lanes.
 std::uint64_t finish(std::span<const std::byte> from, Streams& streams) noexcept {
   const std::size_t stripes = from.size() / kStripe;
   const auto tail = from.subspan(stripes * kStripe);
@@ -372,9 +374,9 @@ void copy_part(std::byte* to, const std::byte* from, std::size_t bytes,
   if (done != bytes) std::memcpy(to + done, from + done, bytes - done);
 }
 
-// The stripes of the checksum start at the source's first byte, those of the stores at the
-// destination's alignment. When the two differ, each group is summed first and copied while it is
-// in the cache; the copy trails by less than a stripe so that it always ends on a whole line.
+// The stripes of the checksum start at the first byte of the source, those of the stores at the
+// alignment of the destination. If the two differ, each group is summed first and copied while it
+// is in the cache. The copy lags by less than a stripe, so that it always ends on a whole line.
 std::uint64_t copy_unaligned(std::span<std::byte> destination, std::span<const std::byte> source,
                              CopyKind kind) noexcept {
   const Loops sum = loops_of<Mode::kChecksum>(kind);

@@ -1,5 +1,5 @@
-// Times of the switch of one replica.
-// Their values are in deadlines.cc, so that a change of one compiles only that file again.
+// Deadlines of the switch of one replica. The values are in deadlines.cc, so that a change of one
+// recompiles only that file.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@ extern const std::int64_t kPauseDeadlineMs;
 extern const std::int64_t kLoadDeadlineMs;
 extern const std::int64_t kCommitDeadlineMs;
 extern const std::int64_t kSwitchDeadlineMs;
-extern const std::int64_t kRankReturnDeadlineMs;  // a rank lost inside a switch
-extern const std::int64_t kSwitchRetryMs;         // after a switch that failed
-extern const std::int64_t kSwitchRetryMaxMs;      // after loads that failed again and again
-extern const std::int64_t kMaxStalenessMs;        // behind longer: not ready
+extern const std::int64_t kRankReturnDeadlineMs;  // for a rank that was lost during a switch
+extern const std::int64_t kSwitchRetryMs;         // after a failed switch
+extern const std::int64_t kSwitchRetryMaxMs;      // after repeated failed loads
+extern const std::int64_t kMaxStalenessMs;  // a replica that is behind for longer is not ready
 extern const std::int64_t kBucketAckDeadlineMs;
 extern const std::int64_t kGroupJoinDeadlineMs;
 

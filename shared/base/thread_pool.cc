@@ -13,8 +13,8 @@ namespace wsync {
 ThreadPool::ThreadPool(unsigned threads, int nice) {
   for (unsigned i = 0; i < std::max(1U, threads); ++i)
     threads_.emplace_back([this, nice](const std::stop_token& stop) {
-      // On Linux the priority of a process id that is a thread's is that thread's own. Failing to
-      // be nicer is no reason not to work.
+      // On Linux, PRIO_PROCESS with the id of a thread changes the priority of that thread alone.
+      // The thread also works without the lower priority, so a failure is ignored.
       if (nice != 0) (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), nice);
       run(stop);
     });
@@ -48,7 +48,8 @@ void for_each_index(ThreadPool* helpers, std::size_t count,
     for (std::size_t i = next++; i < count; i = next++) work(i);
   };
   const std::size_t others = helpers == nullptr || count < 2 ? 0 : helpers->size();
-  // Shared, since the last one to count down may be the last to leave it.
+  // Shared, because the last thread to count down may still be inside count_down() when wait()
+  // returns.
   const auto done = std::make_shared<std::latch>(static_cast<std::ptrdiff_t>(others));
   for (std::size_t i = 0; i < others; ++i)
     helpers->post([&take, done] {

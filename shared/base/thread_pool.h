@@ -1,4 +1,5 @@
-// ThreadPool: a few threads for work that blocks or takes long, so that no loop thread does.
+// ThreadPool: a few threads for work that blocks or takes long, so that it does not run on a
+// loop thread.
 #pragma once
 
 #include <concepts>
@@ -15,8 +16,8 @@
 
 namespace wsync {
 
-// Runs a function on the owner's loop thread, soon; may be called from any thread. Made of a
-// function that takes the work, and where it was posted if it wants to know.
+// Runs a function soon on the owner's loop thread. May be called from any thread. Constructed from
+// a callable that takes the work and, if it needs it, the source location of the post.
 class Post {
  public:
   template <class F>
@@ -39,12 +40,13 @@ class Post {
   std::function<void(std::function<void()>, std::source_location)> post_;
 };
 
-// Thread: post() from any thread. Work must not outlive what it captures: the owner of that waits.
+// Thread: post() may be called from any thread. Work must not outlive what it captures: the owner
+// of the captured objects waits for the work.
 class ThreadPool {
  public:
   // `nice` (0 to 19) lowers the threads' priority, so that serving processes come first.
   explicit ThreadPool(unsigned threads, int nice = 0);
-  // Drops what has not begun; waits for what has.
+  // Drops work that has not begun and waits for work that has.
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -61,8 +63,9 @@ class ThreadPool {
   std::vector<std::jthread> threads_;
 };
 
-// Calls work(0) to work(count - 1), each once, on the pool's threads and this one; returns when all
-// have. `helpers` may be null. Not from one of its threads.
+// Calls work(0) to work(count - 1) once each, on the threads of the pool and on this one, and
+// returns when all calls have ended. `helpers` may be null. Must not be called from a thread of the
+// pool, which would wait for itself.
 void for_each_index(ThreadPool* helpers, std::size_t count,
                     const std::function<void(std::size_t)>& work);
 

@@ -1,6 +1,6 @@
-// The transition table of a state machine: every move that it may make, in one place. The machine
-// checks its moves against it, and tests/unit/control/transition_tables_test.cc writes it into
-// shared/control/protocol.md.
+// The transition table of a state machine: all its legal transitions in one place. The machine
+// checks each transition against the table, and tests/unit/control/transition_tables_test.cc writes
+// it into shared/control/protocol.md.
 #pragma once
 
 #include <algorithm>
@@ -11,16 +11,17 @@
 
 namespace wsync {
 
-// One legal move. A row with `from == to` is an event that is handled without a change of state.
+// One legal transition. A row with `from == to` is an event that is handled without a change of
+// state.
 template <class State>
 struct Transition {
   State from;
-  std::string_view event;  // what arrives, or what has come true
+  std::string_view event;  // what arrives, or the condition that became true
   State to;
   std::string_view action;  // what the machine sends or does
 };
 
-// Whether a table has a row that leads from one state to the other.
+// Returns whether a table has a row that leads from one state to the other.
 template <class State>
 [[nodiscard]] constexpr bool allows(std::span<const Transition<State>> table, State from,
                                     State to) noexcept {
@@ -28,7 +29,7 @@ template <class State>
       table, [&](const Transition<State>& row) { return row.from == from && row.to == to; });
 }
 
-// A table as text, for the page of the protocol.
+// A table as text, for protocol.md.
 struct TransitionTable {
   struct Row {
     std::string from;
@@ -37,11 +38,11 @@ struct TransitionTable {
     std::string action;
   };
   std::string machine;  // name of its class
-  std::string summary;  // one sentence: what the machine stands for
+  std::string summary;  // one sentence: what the machine represents
   std::vector<Row> rows;
 };
 
-// `name_of(state)`: the state's name, as it stands in logs.
+// Converts a table to text. `name_of(state)` returns the state's name, as in the logs.
 template <class State, class NameOf>
 [[nodiscard]] TransitionTable describe(std::string_view machine, std::string_view summary,
                                        std::span<const Transition<State>> table, NameOf name_of) {

@@ -1,4 +1,4 @@
-// UniqueFd: sole owner of a file descriptor. A child that fork() makes closes it (fork_guard.h).
+// UniqueFd: sole owner of a file descriptor. A child created by fork() closes it (fork_guard.h).
 #pragma once
 
 #include <unistd.h>
@@ -8,7 +8,7 @@
 
 namespace wsync {
 
-// For UniqueFd alone: what children of this process have to close.
+// Only for UniqueFd: they record which descriptors a forked child has to close.
 void note_owned(int fd) noexcept;
 void close_owned(int fd) noexcept;
 
@@ -18,7 +18,8 @@ class UniqueFd {
   explicit UniqueFd(int fd) noexcept : fd_(fd) {
     if (fd_ >= 0) note_owned(fd_);
   }
-  // Owns what `make` returns before a fork() can come in between.
+  // Owns the descriptor that `make` returns. The gate is held meanwhile, so that no fork() can
+  // happen before a UniqueFd owns it.
   template <class Make>
   [[nodiscard]] static UniqueFd made_by(Make make) {
     const ForkGate gate;

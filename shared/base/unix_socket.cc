@@ -48,7 +48,7 @@ bool is_gone(int errno_value) {
 
 Result<> wait_for(int socket, short events, TimePoint deadline) {
   for (;;) {
-    // Rounded up, so that the time is really over when poll says so.
+    // Rounded up, so that the deadline has really passed when poll() times out.
     const std::int64_t left_ms =
         std::clamp<std::int64_t>(((deadline - now()).count() + 999'999) / 1'000'000, 0, 1 << 30);
     pollfd entry{.fd = socket, .events = events, .revents = 0};
@@ -69,7 +69,7 @@ std::string holder_of(int lock_fd) {
   return fmt::format("process {}", std::string_view(text.data(), static_cast<std::size_t>(n)));
 }
 
-// Whether `path` still names the file that is open as fd.
+// Returns whether `path` still names the file that is open as fd.
 bool still_names(const std::string& path, int fd) {
   struct stat by_path{};
   struct stat by_fd{};
@@ -128,9 +128,10 @@ Result<LockFile> LockFile::acquire(const std::string& path) {
       return fail(ErrorCode::kBusy, fmt::format("{} is held by {}: stop it, or use another path",
                                                 path, holder_of(fd.get())));
     }
-    // The last holder may have removed the file between our open and our lock.
+    // The last holder may have removed the file between our open() and our flock().
     if (!still_names(path, fd.get())) continue;
-    LockFile lock(std::move(fd), path);  // from here on it removes the file if need be
+    LockFile lock(std::move(fd),
+                  path);  // from here on its destructor removes the file after an error
     const std::string pid = std::to_string(::getpid());
     if (::ftruncate(lock.fd_.get(), 0) != 0 ||
         ::pwrite(lock.fd_.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size()))
@@ -142,6 +143,8 @@ Result<LockFile> LockFile::acquire(const std::string& path) {
 Result<LockFile> LockFile::seize(const std::string& path) {
   auto lock = acquire(fmt::format("{}.{}", path, ::getpid()));
   if (!lock) return lock;
+  // The rename replaces the holder's file in one step. still_names() is false for the holder from
+  // then on.
   if (::rename(lock->path_.c_str(), path.c_str()) != 0)
     return fail_errno(fmt::format("seize {}", path), errno);
   lock->path_ = path;
@@ -153,7 +156,7 @@ bool LockFile::is_ours() const { return still_names(path_, fd_.get()); }
 std::optional<std::string> LockFile::taken_by() const {
   if (is_ours()) return std::nullopt;
   const UniqueFd other(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (!other.valid()) return std::nullopt;  // removed, by nobody who wants it
+  if (!other.valid()) return std::nullopt;  // removed, and nobody holds it
   return holder_of(other.get());
 }
 
@@ -240,7 +243,7 @@ Result<UniqueFd> connect_unix(const std::string& path, TimePoint deadline) {
   const std::int64_t left_us = (deadline - now()).count() / 1000;
   auto fd = WSYNC_TRY(new_socket(left_us <= 0));
   if (left_us > 0) {
-    // The kernel waits for room in the listener's queue as long as a send may wait.
+    // The kernel limits the wait for room in the listener's queue by the send timeout.
     const timeval timeout{.tv_sec = left_us / 1'000'000, .tv_usec = left_us % 1'000'000};
     if (::setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout) != 0)
       return fail_errno("set connect timeout", errno);
@@ -315,6 +318,7 @@ Result<std::size_t> receive_some(int socket, std::span<std::byte> buffer,
   message.msg_control = control.data();
   message.msg_controllen = control.size();
   std::vector<UniqueFd> received;  // owned before anything can fail
+  // Held until the UniqueFds own the descriptors (fork_guard.h).
   std::optional<ForkGate> gate(std::in_place);
   ssize_t n = 0;
   do {

@@ -1,10 +1,10 @@
-// Pathname Unix stream sockets: private directories, a lock file for each path, descriptors and
-// credentials.
+// Pathname Unix stream sockets: private directories, one lock file per path, descriptor passing and
+// peer credentials.
 //
-// Every socket made here is non-blocking and close-on-exec. The *_some functions never wait; the
-// functions with a deadline wait with poll(). Errors: kPeerLost when the other side is gone,
-// kDeadline when the time is up, kBusy when the path belongs to a running process, kInvalidInput
-// for paths and peers that break a rule.
+// Every socket created here is non-blocking and close-on-exec. The *_some functions never wait; the
+// functions with a deadline wait until it. Errors: kPeerLost if the other side is gone, kDeadline
+// if the deadline has passed, kBusy if the path belongs to a running process, kInvalidInput for
+// paths and peers that break a rule.
 // Thread: free functions may be called from any thread; objects are not synchronised.
 #pragma once
 
@@ -21,32 +21,34 @@
 
 namespace wsync {
 
-// Bytes a socket path may have; the kernel's sun_path holds one more for the final zero.
+// Maximum length of a socket path in bytes. The kernel's sun_path holds one more for the final
+// zero.
 inline constexpr std::size_t kSocketPathBytes = 107;
 
 // kInvalidInput unless `path` is absolute and short enough to be bound.
 [[nodiscard]] Result<> check_socket_path(const std::string& path);
 
-// Creates `path` and its missing parents with mode 0700. kRefused when the last directory exists
-// but belongs to another user or is open to others.
+// Creates `path` and its missing parents with mode 0700. kRefused if the last directory exists but
+// belongs to another user or is accessible to others.
 [[nodiscard]] Result<> make_private_directory(const std::string& path);
 
-// An exclusive lock on a file, held until destruction or the end of the process, however it ends.
-// The file is removed with the lock; one left behind by a killed process is taken over.
+// An exclusive lock on a file. It is held until destruction or until the process ends in any way.
+// The file is removed with the lock; a file that a killed process left is reused.
 class LockFile {
  public:
-  // kBusy, naming the holder's process id, while another holder lives. Never waits.
+  // kBusy while another holder lives; the sentence names its process id. Never waits.
   [[nodiscard]] static Result<LockFile> acquire(const std::string& path);
-  // The same, but a holder that lives is left behind: the file is replaced by one of ours, which it
-  // can see by taken_by().
+  // The same, but takes the lock over from a live holder: a new file of ours replaces its file. The
+  // old holder can detect this with taken_by().
   [[nodiscard]] static Result<LockFile> seize(const std::string& path);
   LockFile(LockFile&&) noexcept = default;
   LockFile& operator=(LockFile&&) = delete;
   ~LockFile();
-  [[nodiscard]] bool held() const noexcept { return fd_.valid(); }  // false once moved from
-  // False once it was seized, also by somebody who has let it go since, or its file removed.
+  [[nodiscard]] bool held() const noexcept { return fd_.valid(); }  // false after a move
+  // Returns false once somebody has seized the lock, even if it was released since, or once the
+  // file was removed.
   [[nodiscard]] bool is_ours() const;
-  // Who has seized the lock since, for people; nothing while it is ours.
+  // Returns who has seized the lock since, for display; std::nullopt while it is ours.
   [[nodiscard]] std::optional<std::string> taken_by() const;
 
  private:
@@ -55,26 +57,26 @@ class LockFile {
   std::string path_;
 };
 
-// What to do about a process that holds a path and lives.
+// What to do if a live process holds a path.
 enum class Claim : std::uint8_t {
-  kIfFree,    // kBusy
-  kTakeOver,  // leave it behind with its connections: new ones come to us
+  kIfFree,    // fail with kBusy
+  kTakeOver,  // take the path over: the holder keeps its connections, new ones come to us
 };
 
-// The right to bind a socket at a path: its directory is private, `<path>.lock` is held, and a
-// socket that a killed process left there is removed. Destruction removes the socket file, then
-// lets the lock go; neither when the path was taken over.
+// The right to bind a socket at a path. The directory is private, `<path>.lock` is held, and a
+// socket that a killed process left at the path has been removed. Destruction removes the socket
+// file, then releases the lock. It does neither if the path was taken over.
 class SocketPath {
  public:
-  // kBusy while another process holds the path and is not to be left behind; kRefused when
-  // something that is not a socket is there.
+  // kBusy while another process holds the path and `how` is kIfFree; kRefused if something other
+  // than a socket exists there.
   [[nodiscard]] static Result<SocketPath> claim(const std::string& path,
                                                 Claim how = Claim::kIfFree);
   SocketPath(SocketPath&&) noexcept = default;
   SocketPath& operator=(SocketPath&&) = delete;
   ~SocketPath();
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
-  // Who has taken the path over, for people; nothing while it is ours.
+  // Returns who has taken the path over, for display; std::nullopt while it is ours.
   [[nodiscard]] std::optional<std::string> taken_by() const { return lock_.taken_by(); }
 
  private:
@@ -83,7 +85,7 @@ class SocketPath {
   std::string path_;
 };
 
-// Who is at the other end, as the kernel says (SO_PEERCRED).
+// The process at the other end, as the kernel reports it (SO_PEERCRED).
 struct PeerCredentials {
   pid_t pid = 0;
   uid_t uid = 0;
@@ -100,10 +102,11 @@ class ListeningSocket {
  public:
   [[nodiscard]] static Result<ListeningSocket> bind(const std::string& path,
                                                     Claim how = Claim::kIfFree);
-  // The next connection; nothing when none waits. kRefused (the connection is closed) when the peer
-  // runs as another user; kResourceExhausted when descriptors have run out (it stays queued).
+  // Returns the next connection, or std::nullopt if none is pending. kRefused if the peer runs as
+  // another user (the connection is closed); kResourceExhausted if this process has no descriptors
+  // left (the connection stays queued).
   [[nodiscard]] Result<std::optional<AcceptedSocket>> accept();
-  // Waits for a connection of this user; others are closed and waited past.
+  // Waits for a connection of this user. Connections of other users are closed and skipped.
   [[nodiscard]] Result<AcceptedSocket> accept(TimePoint deadline);
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
   [[nodiscard]] const std::string& path() const noexcept { return path_.path(); }
@@ -114,21 +117,22 @@ class ListeningSocket {
   UniqueFd fd_;
 };
 
-// Connects to the listener at `path`, which must run as this user. A deadline in the past means
-// "now or not at all". kNotFound: no such path; kPeerLost: nobody listens there; kDeadline: its
-// queue stayed full; kRefused: another user listens.
+// Connects to the listener at `path`, which must run as this user. A deadline in the past means one
+// attempt without waiting. kNotFound if the path does not exist; kPeerLost if nobody listens there;
+// kDeadline if the listener's queue stayed full; kRefused if another user listens.
 [[nodiscard]] Result<UniqueFd> connect_unix(const std::string& path, TimePoint deadline);
 
-// Two connected sockets of this process.
+// Returns two connected sockets of this process.
 [[nodiscard]] Result<std::pair<UniqueFd, UniqueFd>> unix_socket_pair();
 
-// Sends what fits now and returns its size; 0: nothing fitted, and no descriptor was sent. The
-// descriptors (at most limits::kFdsPerFrame, borrowed) go with the first byte.
+// Sends the bytes that fit now and returns their number. 0 means that nothing fitted and no
+// descriptor was sent. The descriptors (at most limits::kFdsPerFrame, borrowed) are sent with the
+// first byte.
 [[nodiscard]] Result<std::size_t> send_some(int socket, std::span<const std::byte> bytes,
                                             std::span<const int> fds = {});
-// Receives what is there; 0: nothing yet. Descriptors are appended to `fds`, close-on-exec. The
-// end of the stream is kPeerLost. More descriptors than limits::kFdsPerFrame in one piece are
-// kInvalidInput, and all of that piece are closed.
+// Receives the available bytes and returns their number; 0 if there are none yet. Descriptors are
+// appended to `fds`, close-on-exec. kPeerLost at the end of the stream. kInvalidInput if more than
+// limits::kFdsPerFrame descriptors arrive in one piece; all descriptors of that piece are closed.
 [[nodiscard]] Result<std::size_t> receive_some(int socket, std::span<std::byte> buffer,
                                                std::vector<UniqueFd>& fds);
 

@@ -8,25 +8,25 @@
 namespace wsync::limits {
 
 inline constexpr std::uint64_t kSafetensorsHeaderBytes =
-    100'000'000;                                          // the reference reader's own limit
-inline constexpr std::uint64_t kJsonDepth = 32;           // of values that a lenient reader ignores
-inline constexpr std::uint64_t kTensorCount = 1U << 20U;  // Kimi-K2 has 138,240
+    100'000'000;                                 // the reference reader's own limit
+inline constexpr std::uint64_t kJsonDepth = 32;  // nesting of values that a lenient reader ignores
+inline constexpr std::uint64_t kTensorCount = 1U << 20U;          // Kimi-K2 has 138,240
 inline constexpr std::uint64_t kProblemCount = 2 * kTensorCount;  // all missing and all extra
 inline constexpr std::uint64_t kTensorNameBytes = 1024;
 inline constexpr std::uint64_t kTensorRank = 8;
 inline constexpr std::uint64_t kCheckpointFileCount = 100'000;
 inline constexpr std::uint64_t kIndexFileBytes = 256 * kMiB;
 inline constexpr std::uint64_t kLeafBytes = 1 * kMiB;   // unit of the content digest
-inline constexpr std::uint64_t kPieceAlignBytes = 256;  // of a tensor in an arena, and of a piece
-// A tensor of at least the second begins at a multiple of the first in an arena: engines copy out
-// of whole pages 8 % faster, and padding is a sixteenth at most.
+inline constexpr std::uint64_t kPieceAlignBytes = 256;  // of tensors in an arena, and of pieces
+// A tensor of at least kPageAlignedTensorBytes begins at a multiple of kPageAlignBytes in an arena.
+// Engines copy out of whole pages 8 % faster, and the padding is at most a sixteenth.
 inline constexpr std::uint64_t kPageAlignBytes = 4 * kKiB;
 inline constexpr std::uint64_t kPageAlignedTensorBytes = 64 * kKiB;
 inline constexpr std::uint64_t kBucketBytesMin = 1 * kMiB;
 inline constexpr std::uint64_t kBucketBytesMax = 8 * kGiB;
 inline constexpr std::uint64_t kModelBytesMax = 1ULL << 44U;  // 16 TiB
-inline constexpr std::uint64_t kStepMax = (1ULL << 63U) - 1;  // of a version: there is a next one
-inline constexpr std::uint64_t kModelDimension = 1U << 24U;   // vocabulary, sizes of layers, counts
+inline constexpr std::uint64_t kStepMax = (1ULL << 63U) - 1;  // of a version; a next step fits
+inline constexpr std::uint64_t kModelDimension = 1U << 24U;   // max of vocabulary, sizes, counts
 
 static_assert(kLeafBytes % kPieceAlignBytes == 0);
 static_assert(kBucketBytesMin >= kLeafBytes, "a bucket holds at least one leaf");

@@ -1,4 +1,4 @@
-// Asker: lets other threads ask what a loop's thread alone may look at, and wait for the answer.
+// Asker: lets other threads run a question on a loop's thread and wait for the answer.
 #pragma once
 
 #include <chrono>
@@ -16,8 +16,9 @@
 
 namespace wsync {
 
-// Thread: ask() any but the loop's, several at once; the rest the loop's.
-// Outlives: the loop, every ask().
+// Thread: ask() may be called from any thread but the loop's, by several at once. The rest belongs
+// to the loop's thread.
+// Outlives: the loop outlives this object, which outlives every ask().
 class Asker {
  public:
   explicit Asker(Loop& loop) : loop_(loop) {}
@@ -25,15 +26,16 @@ class Asker {
   Asker(const Asker&) = delete;
   Asker& operator=(const Asker&) = delete;
 
-  // No question runs from here on; those that wait end with kCancelled.
+  // No question runs after this call. Pending questions end with kCancelled.
   void close() {
     const std::lock_guard lock(state_->mutex);
     state_->closed = true;
     state_->changed.notify_all();
   }
 
-  // Runs `question` on the loop and returns its answer. kDeadline: the loop had no time for it (it
-  // may run it later, for nobody); kCancelled: close() came first.
+  // Runs `question` on the loop and returns its answer. kDeadline if the loop did not answer in
+  // time (it may still run the question later and drop the answer); kCancelled if close() came
+  // first.
   template <class Answer>
   [[nodiscard]] Result<Answer> ask(std::function<Answer()> question,
                                    std::chrono::milliseconds wait_limit,
@@ -45,7 +47,8 @@ class Asker {
             const std::lock_guard lock(state->mutex);
             if (state->closed) return;
           }
-          std::optional<Answer> found(question());  // close() is of this thread
+          // Without the lock: close() runs on this thread, so it cannot come in between.
+          std::optional<Answer> found(question());
           const std::lock_guard lock(state->mutex);
           *answer = std::move(found);
           state->changed.notify_all();

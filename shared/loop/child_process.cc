@@ -21,9 +21,10 @@ namespace wsync::cli {
 namespace {
 
 constexpr std::size_t kTailLines = 12;
+// Time that explained() allows for the end of a child to be reported.
 constexpr std::chrono::milliseconds kEndIsTold{500};
-constexpr int kInterrupted = 130;  // as a shell says of a process that SIGINT ended
-constexpr int kNarrowBytes = 1;    // the kernel makes it its own minimum: a handful of lines
+constexpr int kInterrupted = 130;  // the status that a shell reports after SIGINT
+constexpr int kNarrowBytes = 1;    // the kernel uses its own minimum: a few lines
 
 sigset_t watched_signals() {
   sigset_t set;
@@ -32,7 +33,7 @@ sigset_t watched_signals() {
   return set;
 }
 
-// The last lines of a file, indented.
+// Returns the last lines of a file, indented.
 std::string tail_of(const std::string& path) {
   std::ifstream file(path);
   std::deque<std::string> lines;
@@ -55,7 +56,7 @@ std::chrono::nanoseconds duration_of(const timeval& time) {
   return std::chrono::seconds(time.tv_sec) + std::chrono::microseconds(time.tv_usec);
 }
 
-// `given`, and those of `common` whose names are not among them.
+// Returns `given`, and the entries of `common` whose names are not in `given`.
 std::vector<std::string> merged(const std::vector<std::string>& given,
                                 const std::vector<std::string>& common) {
   std::vector<std::string> all = given;
@@ -75,7 +76,7 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   return out;
 }
 
-// What becomes of the copy of this process: only calls that are safe after fork().
+// What the forked child executes. Between fork() and exec it makes only calls that are safe there.
 struct ExecPlan {
   const char* executable;
   char** arguments;
@@ -88,9 +89,11 @@ struct ExecPlan {
 };
 [[noreturn]] void exec_child(const ExecPlan& plan) {
   constexpr int kCannotRun = 127;
-  // A Ctrl-C on the terminal reaches the parent alone, which then ends its children in order.
+  // A process group of its own: Ctrl-C on the terminal reaches only the parent, which then ends its
+  // children in order.
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // The parent may have ended before prctl() took effect; no signal would come then.
   if (::getppid() != plan.parent) ::_exit(kCannotRun);
   sigset_t none;
   sigemptyset(&none);
@@ -117,7 +120,7 @@ bool Child::killed() const noexcept { return !running_ && WIFSIGNALED(status_); 
 
 Result<> Child::write_line(const std::string& line) {
   const std::string text = line + "\n";
-  // Short, and the buffer is empty: it is taken as a whole.
+  // The line is short and the socket buffer is empty, so that one send() takes all of it.
   if (::send(input_.get(), text.data(), text.size(), MSG_NOSIGNAL) < 0 && errno != EPIPE)
     return fail_errno("write to a child", errno);
   return {};
@@ -241,7 +244,7 @@ Result<Child*> ChildProcesses::start(const ChildOptions& options) {
   }
   UniqueFd input;
   if (options.input == ChildInput::kLines) {
-    // Sockets, not pipes: a write to one whose reader is gone can be told to raise no SIGPIPE.
+    // Sockets instead of pipes: MSG_NOSIGNAL prevents a SIGPIPE if the reader is gone.
     std::array<int, 2> ends{};
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
       return fail_errno("socketpair", errno);
@@ -364,8 +367,9 @@ Result<> ChildProcesses::pass_time(std::chrono::milliseconds time) {
 void ChildProcesses::stop(Child& child, std::chrono::milliseconds wait_limit) {
   child.may_end();
   const auto ended = [&child] { return !child.running(); };
-  child.input_.reset();  // to one that reads its commands, their end is a reason to end as well
+  child.input_.reset();  // a child that reads commands also ends when they end
   child.send(SIGTERM);
+  // A stopped process handles SIGTERM only after it continues.
   child.send(SIGCONT);
   if (run_until("its end", wait_limit, ended, true)) return;
   child.send(SIGKILL);

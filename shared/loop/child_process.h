@@ -1,13 +1,14 @@
 // ChildProcesses: processes of this or another executable that a command (`wsync demo`, a training
-// run with several ranks, a benchmark) starts, watches and ends. Their one loop runs only inside
-// until(), so that the code around it reads from top to bottom.
+// run with several ranks, a benchmark) starts, watches and ends. They share one loop, which runs
+// only inside until(), so that the code around it reads from top to bottom.
 //
-// SIGINT, SIGTERM and SIGHUP: the first one makes until() fail with kCancelled, so that the caller
-// ends its processes in order; the second kills them, removes what `on_abandon` removes, and ends
-// this process with status 130. Without an `on_abandon` the second one changes nothing. The
-// processes die with this one, however it ends.
+// SIGINT, SIGTERM and SIGHUP: the first signal makes until() fail with kCancelled, so that the
+// caller ends its processes in order. The second one kills them, calls `on_abandon` and ends this
+// process with status 130. Without `on_abandon` the second signal changes nothing. The children are
+// killed when this process ends in any way.
 //
-// Thread: the one that called create(); it must live as long as the children.
+// Thread: the one that called create(). It must live as long as the children, because the kernel
+// kills them when the thread that started them ends.
 #pragma once
 
 #include <atomic>
@@ -27,35 +28,35 @@
 
 namespace wsync::cli {
 
-// Where the standard output of a process goes.
+// Where the standard output of a child goes.
 enum class ChildOutput : std::uint8_t {
-  kLog,    // where its standard error goes
-  kFile,   // to <logs>/<name>.out
-  kLines,  // to Child::on_line, line by line
+  kLog,    // same as its standard error
+  kFile,   // <logs>/<name>.out
+  kLines,  // Child::on_line, line by line
 };
 
-// What its standard input is.
+// Where the standard input of a child comes from.
 enum class ChildInput : std::uint8_t {
   kNone,   // /dev/null
-  kLines,  // what Child::write_line() writes
+  kLines,  // Child::write_line()
 };
 
-// Where its standard error goes.
+// Where the standard error of a child goes.
 enum class ChildErrors : std::uint8_t {
-  kLog,      // to <logs>/<name>.log
-  kInherit,  // where this process's goes
+  kLog,      // <logs>/<name>.log
+  kInherit,  // same as this process
 };
 
 struct ChildOptions {
-  std::string name;                    // without '/'; a second child of a name appends to its files
-  std::vector<std::string> arguments;  // without the executable's own name
-  std::string executable;              // its path; empty: this process's
-  // "NAME=value", in place of those of the same names that every child has.
+  std::string name;                    // without '/'; children of one name append to the same files
+  std::vector<std::string> arguments;  // without the name of the executable
+  std::string executable;              // path; empty: the executable of this process
+  // "NAME=value". These replace entries of the same names in the environment of all children.
   std::vector<std::string> environment;
   ChildInput input = ChildInput::kNone;
   ChildOutput output = ChildOutput::kLog;
   ChildErrors errors = ChildErrors::kLog;
-  std::vector<int> keep;  // descriptors that it has under the same numbers; borrowed
+  std::vector<int> keep;  // descriptors that the child inherits under the same numbers; borrowed
 };
 
 class Child {
@@ -64,27 +65,27 @@ class Child {
   [[nodiscard]] pid_t pid() const noexcept { return pid_; }
   [[nodiscard]] bool running() const noexcept { return running_; }
   [[nodiscard]] bool stopped() const noexcept { return stopped_; }  // by SIGSTOP
-  // "exited with 1", "was killed by signal 9"; only when it has ended.
+  // "exited with 1" or "was killed by signal 9". Valid only after the child has ended.
   [[nodiscard]] const std::string& ending() const noexcept { return ending_; }
   [[nodiscard]] bool succeeded() const noexcept { return !running_ && status_ == 0; }
   [[nodiscard]] bool killed() const noexcept;  // by a signal
-  // Its end is no failure from here on.
+  // From now on the end of this child is not a failure.
   void may_end() noexcept { may_end_ = true; }
   void send(int signal) const noexcept;
-  // Processor time of all its threads; known only when it has ended.
+  // Processor time of all its threads. Valid only after the child has ended.
   [[nodiscard]] std::chrono::nanoseconds ended_cpu() const noexcept { return ended_cpu_; }
-  // ChildInput::kLines: writes a short line to its standard input. A process that has ended is no
-  // error: until() tells of it.
+  // ChildInput::kLines: writes a short line to the standard input of the child. Returns success if
+  // the child has ended: until() reports that.
   [[nodiscard]] Result<> write_line(const std::string& line);
 
-  // kLines: called inside until() and drain_lines(), without the line end.
+  // kLines: called inside until() and drain_lines(), with the line without its line end.
   std::function<void(const std::string& line)> on_line;
-  // kLines: from here on the process can have written only a few lines more than were read: it
-  // waits inside its next one.
+  // kLines: limits how far the child can write ahead of what was read to a few lines. It then
+  // blocks in its next write.
   void narrow_output() noexcept;
-  // kLines: no line is read until drain_lines().
+  // kLines: reads no more lines until drain_lines().
   void hold_lines() noexcept;
-  // kLines: reads every line that is there.
+  // kLines: reads all available lines.
   void drain_lines();
 
  private:
@@ -99,52 +100,53 @@ class Child {
   std::chrono::nanoseconds ended_cpu_{0};
   UniqueFd input_;
   UniqueFd read_end_;
-  UniqueFd write_end_;  // of the same socket as the child's standard output
+  UniqueFd write_end_;  // ours, of the same socket as the standard output of the child
   std::string partial_;
   bool held_ = false;
-  std::unique_ptr<FdWatcher> watcher_;  // before read_end_ goes
+  std::unique_ptr<FdWatcher> watcher_;  // destroyed before read_end_ is closed
 };
 
 class ChildProcesses {
  public:
-  // `environment`: "NAME=value" of every child. Files go to `log_directory`, which may be empty
-  // when there are none. At most one at a time in a process. `on_abandon` runs on a second signal,
-  // before the end of this process.
+  // `environment`: "NAME=value" for every child. Log and output files go to `log_directory`, which
+  // may be empty if there are none. At most one object may exist in a process. `on_abandon` runs on
+  // a second signal, before this process ends.
   [[nodiscard]] static Result<std::unique_ptr<ChildProcesses>> create(
       std::string log_directory, std::vector<std::string> environment,
       std::function<void()> on_abandon);
-  // Kills what still runs.
+  // Kills all children that still run.
   ~ChildProcesses();
   ChildProcesses(const ChildProcesses&) = delete;
   ChildProcesses& operator=(const ChildProcesses&) = delete;
 
-  // The child lives in this object, until its end.
+  // Starts a child. The pointer is valid as long as this object lives.
   [[nodiscard]] Result<Child*> start(const ChildOptions& options);
-  // Runs the loop until `holds`, which is asked after every event. kCancelled after a signal;
-  // kDeadline naming `what`; kInternal with the end of its log when a child has ended that may not.
+  // Runs the loop until `holds` returns true; it is called after every event. kCancelled after a
+  // signal; kDeadline naming `what`; kInternal with the end of the log if a child has ended without
+  // may_end().
   [[nodiscard]] Result<> until(const std::string& what, std::chrono::milliseconds deadline,
                                const std::function<bool()>& holds);
-  // As until(), for the end of a command: goes on in spite of a first signal, and of children that
-  // have ended.
+  // Like until(), but for the end of a command: ignores a first signal and children that have
+  // ended.
   [[nodiscard]] Result<> shutdown(const std::string& what, std::chrono::milliseconds deadline,
                                   const std::function<bool()>& holds) {
     return run_until(what, deadline, holds, true);
   }
-  // Runs the loop for that long; errors as until().
+  // Runs the loop for that time. Errors as for until().
   [[nodiscard]] Result<> pass_time(std::chrono::milliseconds time);
-  // The error itself, or that a child has ended which may not: others may have seen its end first,
-  // so it is given half a second to be told of.
+  // Returns the error itself, or the error that a child has ended without may_end(). Other code may
+  // notice that end first, so this waits half a second for it to be reported.
   [[nodiscard]] Error explained(Error error);
-  // That a child has ended, how, and the end of its log.
+  // Returns an error with the name of the child, how it ended, and the end of its log.
   [[nodiscard]] Error failure_of(const Child& child) const;
-  // Asks a child to end (SIGTERM), and kills it when it has not after `patience`. Goes on in spite
-  // of a first signal.
+  // Sends SIGTERM to a child, and SIGKILL if it has not ended after `wait_limit`. Ignores a first
+  // signal.
   void stop(Child& child, std::chrono::milliseconds wait_limit);
-  // Runs a command of this executable to its end; its output is in the log. kInternal with the end
-  // of the log when it fails.
+  // Runs a child to its end. Its output goes to the log. kInternal with the end of the log if it
+  // fails.
   [[nodiscard]] Result<> run(const ChildOptions& options, std::chrono::milliseconds deadline);
 
-  // Runs `work` on a thread while the loop runs; `cancelled` asks it to return early.
+  // Runs `work` on a thread while the loop runs. `cancelled` asks `work` to return early.
   [[nodiscard]] Result<> in_thread(
       const std::string& what, std::chrono::milliseconds deadline,
       std::function<Result<>(const std::atomic<bool>& cancelled)> work);
@@ -170,7 +172,7 @@ class ChildProcesses {
   std::string executable_;
   sigset_t former_mask_{};
   bool masked_ = false;
-  void (*former_pipe_)(int) = nullptr;  // handler of SIGPIPE, which is ignored meanwhile
+  void (*former_pipe_)(int) = nullptr;  // former handler of SIGPIPE, which is ignored meanwhile
   int signals_ = 0;
   std::unique_ptr<Loop> loop_;
   UniqueFd signal_fd_;

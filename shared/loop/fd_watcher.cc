@@ -16,7 +16,8 @@ struct FdWatcher::State {
 
   static void event(uv_poll_t* handle, int status, int events) {
     auto& state = *static_cast<State*>(handle->data);
-    // An error is reported as what is waited for: the read or write that follows names it.
+    // An error is reported as the awaited events. The following read or write returns the error
+    // itself.
     const FdEvents found{
         .readable = status != 0 ? state.wanted.readable : (events & UV_READABLE) != 0,
         .writable = status != 0 ? state.wanted.writable : (events & UV_WRITABLE) != 0};

@@ -15,13 +15,13 @@ struct FdEvents {
   bool writable = false;
 };
 
-// Borrows the descriptor, which outlives the watcher. Level-triggered: calls back in every turn of
-// the loop as long as the condition holds. One watcher for each descriptor and loop.
+// Borrows the descriptor, which must outlive the watcher. Level-triggered: calls back in every
+// iteration of the loop while the condition holds. At most one watcher per descriptor and loop.
 // Thread: the loop's. May be destroyed or changed inside its callback.
 class FdWatcher {
  public:
-  // kIo when the descriptor cannot be polled (a regular file). `made` names it in the log when it
-  // keeps the loop too long (lag.h).
+  // kIo if the descriptor cannot be polled (a regular file). If the callback blocks the loop too
+  // long, the log names `made` (lag.h).
   [[nodiscard]] static Result<std::unique_ptr<FdWatcher>> create(
       Loop& loop, int fd, std::function<void(FdEvents)> on_event,
       std::source_location made = std::source_location::current());
@@ -29,7 +29,7 @@ class FdWatcher {
   FdWatcher& operator=(const FdWatcher&) = delete;
   ~FdWatcher();
 
-  // What to wait for from now on; nothing: the watcher rests. Begins at rest.
+  // Sets the events to wait for. With no event the watcher is inactive, which is its initial state.
   void watch(FdEvents wanted);
 
  private:

@@ -16,13 +16,13 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-// A reading costs a system call. One that is so old is good enough: it makes what is measured too
-// short by this much at most.
+// A reading costs a system call, so a reading of up to this age is reused. The measured time is
+// then too short by at most this age.
 constexpr std::chrono::milliseconds kReadingAge{5};
-// Shorter callbacks are not worth a second reading.
+// Callbacks shorter than this are not worth a second reading.
 constexpr std::chrono::milliseconds kWorthReading{10};
 
-// "agent::SidecarAgent::connect (sidecar_agent.cc:147)"
+// Returns text such as "agent::SidecarAgent::connect (sidecar_agent.cc:147)".
 std::string text_of(const std::source_location& place) {
   std::string_view function = place.function_name();
   function = function.substr(0, function.find('('));
@@ -36,8 +36,9 @@ double milliseconds_of(nanoseconds duration) { return seconds(duration) * 1e3; }
 
 }  // namespace
 
-// The kernel counts for each thread how long it was ready to run and had no processor: the second
-// number of its schedstat. Kernels without it give 0, so that everything counts as kept.
+// For each thread the kernel counts how long it was ready to run without a processor: the second
+// number of its schedstat file. Kernels without that file give 0, so that all time counts as
+// blocking.
 void RunQueue::open() {
   fd_.reset(::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC));
   read_at_ = TimePoint{};

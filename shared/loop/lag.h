@@ -1,10 +1,10 @@
-// What keeps a loop: while one callback runs, no other one of that loop does, so heartbeats and
-// deadlines are late. Every callback is measured. One that keeps its loop too long is named in the
-// log, by the place in the source where its timer, watcher or task was made.
+// How long callbacks block a loop. While one callback runs, no other callback of that loop does, so
+// heartbeats and deadlines are late. Every callback is measured. If one blocks its loop too long,
+// the log names the place in the source where its timer, watcher or task was created.
 //
-// Measured is the time that the callback spends on a processor or blocked. The time that it waits
-// for a processor is left out: that is the machine's load, and moving the work to another thread
-// would not help. A sleep, a lock or a disc that it waits for counts in full.
+// The measured time is the time that the callback runs on a processor or is blocked. Time that it
+// waits for a processor is excluded: this is load of the machine, and moving the work to another
+// thread would not help. Sleeps and waits for locks or disks count in full.
 #pragma once
 
 #include <chrono>
@@ -18,28 +18,29 @@ namespace wsync {
 
 class Loop;
 
-// A callback that takes this long is told in the log. Sanitizers make everything slower.
+// A callback that takes this long is reported in the log. Sanitizers make everything slower.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 inline constexpr std::chrono::milliseconds kSlowCallback{1'000};
 #else
 inline constexpr std::chrono::milliseconds kSlowCallback{100};
 #endif
 
-// Of one loop since it was made.
+// Measured for one loop since its creation.
 struct LoopLag {
-  std::chrono::nanoseconds longest{0};  // that one callback kept it
-  std::uint64_t slow_callbacks = 0;     // that kept it for kSlowCallback or longer
+  std::chrono::nanoseconds longest{0};  // longest time of one callback
+  std::uint64_t slow_callbacks = 0;     // callbacks of kSlowCallback or longer
 };
 
-// What a callback is called in the log.
+// Name of a callback in the log.
 struct CallbackName {
-  std::string_view kind;       // "timer", "message"; lives as long as the process
-  std::string_view what = {};  // "Announce"; likewise
-  std::source_location made;   // where it was made
+  std::string_view kind;       // "timer", "message"; static lifetime
+  std::string_view what = {};  // "Announce"; static lifetime
+  std::source_location made;   // where the callback was created
 };
 
-// Measures what runs during its life as one callback of the loop. May be nested: what an inner one
-// has told is not told again by the outer one. Takes no memory. Thread: the loop's.
+// Measures everything that runs during its lifetime as one callback of the loop. Objects may be
+// nested: the outer one does not report again what an inner one has reported. Allocates no memory.
+// Thread: the loop's.
 class CallbackTime {
  public:
   CallbackTime(Loop& loop, CallbackName name);
@@ -51,7 +52,7 @@ class CallbackTime {
   Loop& loop_;
   const CallbackName name_;
   const TimePoint begin_;
-  const std::chrono::nanoseconds waited_before_;  // for a processor, by this thread
+  const std::chrono::nanoseconds waited_before_;  // time that this thread waited for a processor
   const std::chrono::nanoseconds told_before_;
 };
 

@@ -20,7 +20,7 @@ void run_posted(uv_async_t* wake) {
   for (auto& [task, made] : tasks) {
     const CallbackTime time(loop, {.kind = "posted task", .made = made});
     task();
-    task = {};  // what it owns goes now, not after its successors
+    task = {};  // releases what it owns now, not after the following tasks
   }
 }
 
@@ -43,7 +43,8 @@ Result<std::unique_ptr<Loop>> Loop::create() {
 Loop::Loop(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
 Loop::~Loop() {
-  // Destroying a task may destroy objects of the loop, or post: until nothing is left.
+  // Destroying a task may destroy objects of the loop, or post new tasks. Repeat until none is
+  // left.
   for (bool more = true; more;) {
     std::vector<State::Posted> dropped;
     {
@@ -53,7 +54,8 @@ Loop::~Loop() {
     more = !dropped.empty();
   }
   uv_close(reinterpret_cast<uv_handle_t*>(&state_->wake), nullptr);
-  // Two turns run every close callback; a handle that is still open would never let this end.
+  // Two iterations run every close callback. They must not wait: a handle that is still open would
+  // keep a waiting iteration from returning.
   for (int turn = 0; turn < 2; ++turn) uv_run(&state_->loop, UV_RUN_NOWAIT);
   WSYNC_CHECK(uv_loop_close(&state_->loop) == 0,
               "a timer, watcher, signal handler or connection outlived its loop");
@@ -67,6 +69,7 @@ void Loop::run() {
 }
 
 void Loop::stop() {
+  // Posted, because libuv allows only uv_async_send() from other threads.
   post([this] { uv_stop(&state_->loop); });
 }
 

@@ -1,10 +1,10 @@
-// Loop: the event loop that owns an agent's state. One thread runs it; others talk to it by
-// posting.
+// Loop: the event loop that owns the state of an agent. One thread runs it; other threads post
+// tasks to it.
 //
-// Thread: everything but post(), stop() and in_loop() belongs to the loop's thread: the one that
-//   made the loop, and from then on the one that called run() last.
-// Outlives: every Timer, FdWatcher, Signals and Worker made with it. Destroying a loop while one of
-//   them lives aborts. Each of them may be destroyed inside its own callback.
+// Thread: post(), stop(), in_loop() and lag() may be called from any thread. The rest belongs to
+// the loop's thread: the thread that created the loop, and later the thread that called run() last.
+// Outlives: every Timer, FdWatcher, Signals and Worker created with it. Destroying a loop while one
+// of them exists aborts the process. Each of them may be destroyed inside its own callback.
 #pragma once
 
 #include <memory>
@@ -18,28 +18,28 @@ namespace wsync {
 
 class Loop {
  public:
-  // kResourceExhausted or kIo when the kernel refuses descriptors.
+  // kResourceExhausted or kIo if the kernel provides no descriptors.
   [[nodiscard]] static Result<std::unique_ptr<Loop>> create();
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
-  // Tasks that have not run are destroyed without running.
+  // Destroys the tasks that have not run, without running them.
   ~Loop();
 
-  // Runs until stop(). May be called again afterwards.
+  // Runs until stop() is called. May be called again afterwards.
   void run();
-  // Makes run() return after the callbacks of the current turn; before run(), makes the next run()
-  // return at once after the tasks posted so far. Any thread.
+  // Makes run() return after the callbacks of the current iteration. Before run(), it makes the
+  // next run() return after the tasks posted so far. Any thread.
   void stop();
-  // Runs `task` on the loop, in the order of posting, never inside this call. Any thread. `made`
-  // names the task in the log when it keeps the loop too long (lag.h).
+  // Runs `task` on the loop, in the order of posting, never inside this call. If the task blocks
+  // the loop too long, the log names `made` (lag.h). Any thread.
   void post(Task task, std::source_location made = std::source_location::current());
-  // Whether this thread may use the loop's objects. Any thread.
+  // Returns whether the calling thread may use the objects of the loop. Any thread.
   [[nodiscard]] bool in_loop() const noexcept;
-  // How long callbacks have kept it until now. Any thread.
+  // Returns how long callbacks have blocked the loop so far. Any thread.
   [[nodiscard]] LoopLag lag() const noexcept;
 
   struct State;
-  // For the files of this folder.
+  // Only for the files of this folder.
   [[nodiscard]] State& state() noexcept { return *state_; }
 
  private:

@@ -1,4 +1,4 @@
-// What the files of this folder share: the libuv loop behind a Loop. Not for other folders.
+// State that the files of this folder share: the libuv loop of a Loop. Not for other folders.
 #pragma once
 
 #include <atomic>
@@ -15,13 +15,13 @@
 
 namespace wsync {
 
-// How long one thread has waited for a processor since it began.
+// Measures how long one thread has waited for a processor since it started.
 class RunQueue {
  public:
-  // From here on of the calling thread.
+  // Selects the calling thread.
   void open();
   void close() { fd_.reset(); }
-  // As it was at most a few milliseconds ago.
+  // Returns a value that is at most a few milliseconds old.
   [[nodiscard]] std::chrono::nanoseconds waited(TimePoint at);
 
  private:
@@ -40,9 +40,9 @@ struct Loop::State {
     std::source_location made;
   };
   std::vector<Posted> posted;  // guarded by mutex
-  // ---- see lag.h; the loop's thread, but for the atomics ----
+  // ---- see lag.h; for the loop's thread, except for the atomics ----
   RunQueue run_queue;
-  std::chrono::nanoseconds told{0};  // of what callbacks kept
+  std::chrono::nanoseconds told{0};  // blocking time that was already reported
   std::atomic<std::int64_t> longest_ns = 0;
   std::atomic<std::uint64_t> slow_callbacks = 0;
 };

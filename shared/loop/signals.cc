@@ -15,7 +15,7 @@ namespace wsync {
 namespace {
 
 constexpr int kExitInterrupted = 130;
-// What the handler may touch. -1: no Signals lives.
+// The handler may touch only these two. -1 means that no Signals exists.
 std::atomic<int> g_wake_fd{-1};
 std::atomic<int> g_received{0};
 static_assert(std::atomic<int>::is_always_lock_free,
@@ -36,7 +36,7 @@ struct Signals::State {
   UniqueFd write_end;
   std::function<void(int)> on_stop;
   std::array<struct sigaction, 3> former{};
-  std::unique_ptr<FdWatcher> watcher;  // before read_end goes
+  std::unique_ptr<FdWatcher> watcher;  // destroyed before read_end is closed
   static constexpr std::array<int, 3> kNumbers = {SIGINT, SIGTERM, SIGPIPE};
 };
 
@@ -50,7 +50,7 @@ Result<std::unique_ptr<Signals>> Signals::create(Loop& loop, std::function<void(
   auto watcher = WSYNC_TRY(FdWatcher::create(loop, pipe[0], [s = state.get()](FdEvents) {
     unsigned char signal = 0;
     if (::read(s->read_end.get(), &signal, 1) != 1) return;
-    const auto call = s->on_stop;  // it may destroy the Signals
+    const auto call = s->on_stop;  // a copy: the call may destroy the Signals
     call(signal);
   }));
   state->watcher = std::move(watcher);

@@ -1,5 +1,5 @@
-// Signals: SIGINT and SIGTERM of the process. The first one asks the loop to stop in order; the
-// second ends the process at once with status 130, even if the loop hangs.
+// Signals: handles SIGINT and SIGTERM of the process. The first signal asks the loop to stop in
+// order. The second one ends the process at once with status 130, even if the loop hangs.
 #pragma once
 
 #include <functional>
@@ -9,13 +9,13 @@
 
 namespace wsync {
 
-// At most one in a process at a time (signal handlers belong to the process). While it lives,
-// SIGPIPE is ignored as well. Destruction puts the former handlers back.
+// At most one exists in a process, because signal handlers belong to the process. While it exists,
+// SIGPIPE is ignored as well. Destruction restores the former handlers.
 // Thread: the loop's.
 class Signals {
  public:
-  // `on_stop` runs on the loop after the first signal, with its number. kBusy when another Signals
-  // lives.
+  // `on_stop` runs on the loop after the first signal and gets its number. kBusy if another Signals
+  // exists.
   [[nodiscard]] static Result<std::unique_ptr<Signals>> create(Loop& loop,
                                                                std::function<void(int)> on_stop);
   Signals(const Signals&) = delete;

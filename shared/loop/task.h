@@ -17,7 +17,7 @@ class Task {
   Task(F&& function)  // NOLINT(google-explicit-constructor): used like std::function
       : body_(std::make_unique<Body<std::decay_t<F>>>(std::forward<F>(function))) {}
   [[nodiscard]] explicit operator bool() const noexcept { return body_ != nullptr; }
-  // Undefined when empty.
+  // Undefined if empty.
   void operator()() { body_->run(); }
 
  private:

@@ -21,7 +21,7 @@ struct Timer::State {
   }
   void start(std::uint64_t delay_ms, std::uint64_t repeat_ms) {
     WSYNC_CHECK(loop.in_loop(), "timers belong to the loop's thread");
-    uv_update_time(&loop.state().loop);  // a long callback leaves the loop's clock behind
+    uv_update_time(&loop.state().loop);  // the loop's clock is old after a long callback
     uv_timer_start(&handle, fire, delay_ms, repeat_ms);
   }
 };
@@ -41,7 +41,7 @@ Timer::~Timer() {
 
 void Timer::start(std::chrono::nanoseconds delay) {
   if (delay <= std::chrono::nanoseconds(0)) return state_->start(0, 0);
-  // libuv's clock is cut to whole milliseconds: one more than the ceiling is never early.
+  // libuv's clock is truncated to whole milliseconds. One more than the ceiling is never early.
   const auto ms = std::chrono::ceil<std::chrono::milliseconds>(delay).count() + 1;
   state_->start(static_cast<std::uint64_t>(ms), 0);
 }

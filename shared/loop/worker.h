@@ -1,4 +1,4 @@
-// Worker: one thread for whatever blocks, with a bounded queue; results come back to the loop.
+// Worker: one thread for blocking work, with a bounded queue. Results return to the loop.
 #pragma once
 
 #include <cstddef>
@@ -11,24 +11,24 @@
 namespace wsync {
 
 struct WorkerOptions {
-  std::string name;             // of the thread, 15 bytes are shown
-  std::size_t max_queued = 64;  // tasks that wait; the running one is not counted
+  std::string name;             // of the thread; 15 bytes are shown
+  std::size_t max_queued = 64;  // waiting tasks, without the running one
 };
 
-// Thread: submit() and stop() from any one thread at a time, usually the loop's.
+// Thread: submit() and stop() from one thread at a time, usually the loop's.
 class Worker {
  public:
   Worker(Loop& loop, WorkerOptions options);
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
-  ~Worker();  // as stop()
+  ~Worker();  // calls stop()
 
-  // Runs `work` on the thread, after what was submitted before; then posts `done` (may be empty)
-  // to the loop. kBusy when the queue is full, kCancelled after stop(): nothing runs then. `made`
-  // names `done` in the log when it keeps the loop too long (lag.h).
+  // Runs `work` on the thread after all earlier work, then posts `done` (may be empty) to the loop.
+  // kBusy if the queue is full, kCancelled after stop(): neither function runs then. If `done`
+  // blocks the loop too long, the log names `made` (lag.h).
   [[nodiscard]] Result<> submit(Task work, Task done = {},
                                 std::source_location made = std::source_location::current());
-  // Lets everything that was submitted finish, then joins the thread. Its `done` tasks are still
+  // Waits until all submitted work has ended, then joins the thread. The `done` tasks are still
   // posted.
   void stop();
 

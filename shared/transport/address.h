@@ -15,9 +15,9 @@ struct TcpAddress {
   [[nodiscard]] std::string to_string() const;  // tcp://HOST:PORT
 };
 
-// Reads tcp://127.0.0.1:PORT, tcp://[::1]:PORT or tcp://localhost:PORT (that is 127.0.0.1).
-// Malformed text is kInvalidInput; an address outside loopback is kRefused: bulk bytes carry no
-// keys in this release.
+// Parses tcp://127.0.0.1:PORT, tcp://[::1]:PORT or tcp://localhost:PORT (which means 127.0.0.1).
+// kInvalidInput for malformed text. kRefused for an address outside of loopback, because data
+// connections use no keys in this release.
 [[nodiscard]] Result<TcpAddress> parse_tcp_address(std::string_view text);
 
 }  // namespace wsync::transport

@@ -1,18 +1,18 @@
-// The frames of the TCP data transport. Every frame is a header of kFrameBytes; what follows
-// depends on its type:
+// The frames of the TCP data transport. Every frame has a header of kFrameBytes. Its type decides
+// what follows:
 //
 //   get       sink -> source   nothing. "Send this bucket of this version."
 //   bucket    source -> sink   `bytes` of payload, then the payload's XXH3-128 digest (16 bytes)
-//   arena     source -> sink   nothing; with it, as a descriptor, the arena (Unix socket only)
-//   waiting   source -> sink   nothing. "Alive; the bucket you asked for is not here yet."
-//   failure   source -> sink   `bytes` of text, at most limits::kStreamTextBytes. "No, because ..."
+//   arena     source -> sink   nothing; comes with the arena's descriptor (Unix socket only)
+//   waiting   source -> sink   nothing. "Alive; the requested bucket has not arrived here yet."
+//   failure   source -> sink   `bytes` of text, at most limits::kStreamTextBytes: the reason
 //
 //   offset  0  magic u32 | protocol version u16 | type u16
 //           8  fence epoch u64 | fence run id 2 x u64
 //          32  version epoch u32 | error code u32 (failure; else 0)
 //          40  version step u64
 //          48  bucket u64
-//          56  bytes u64 (get: size of the bucket as the sink knows it)
+//          56  bytes u64 (get: size of the bucket that the sink expects)
 //          64  layout digest, low u64, high u64
 #pragma once
 
@@ -42,7 +42,7 @@ struct Frame {
 };
 
 [[nodiscard]] std::array<std::byte, kFrameBytes> encode_frame(const Frame& frame);
-// kInvalidInput naming the field that is wrong: magic, protocol version, type, code or size.
+// kInvalidInput naming the wrong field: magic, protocol version, type, code or size.
 [[nodiscard]] Result<Frame> decode_frame(std::span<const std::byte, kFrameBytes> bytes);
 
 [[nodiscard]] std::array<std::byte, kTrailerBytes> encode_trailer(const Digest& digest);

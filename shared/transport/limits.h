@@ -9,14 +9,14 @@ namespace wsync::limits {
 
 inline constexpr std::uint64_t kStreamCountDefault = 4;  // TCP connections of one transfer
 inline constexpr std::uint64_t kStreamCountMax = 64;
-inline constexpr std::uint64_t kStreamRequestsAhead = 2;    // buckets asked for on one connection
-inline constexpr std::uint64_t kStreamRequestsPending = 8;  // a source closes a peer that asks more
-inline constexpr std::uint64_t kStreamConnectionCount = 512;  // of one source
+inline constexpr std::uint64_t kStreamRequestsAhead = 2;    // open requests per connection
+inline constexpr std::uint64_t kStreamRequestsPending = 8;  // a source closes a peer that has more
+inline constexpr std::uint64_t kStreamConnectionCount = 512;  // per source
 inline constexpr std::uint64_t kStreamSliceBytes =
     1 * kMiB;  // digested, then written while in cache
 inline constexpr std::uint64_t kStreamTextBytes = 4 * kKiB;  // reason of a failure
-inline constexpr std::int64_t kStreamWaitingMs = 500;  // sign of life while a bucket is missing
-inline constexpr std::int64_t kStreamStallMs = 5'000;  // silence or a full pipe for longer: lost
+inline constexpr std::int64_t kStreamWaitingMs = 500;        // keep-alive while a bucket is missing
+inline constexpr std::int64_t kStreamStallMs = 5'000;      // a peer that stalls for longer is lost
 inline constexpr std::int64_t kStreamOfferWaitMs = 5'000;  // for a version that is not offered yet
 
 static_assert(kStreamRequestsAhead <= kStreamRequestsPending);

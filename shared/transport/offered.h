@@ -1,4 +1,4 @@
-// What a source knows of one offered version. Not synchronised.
+// What a source knows about one offered version. Not synchronised.
 #pragma once
 
 #include <optional>
@@ -16,22 +16,23 @@ struct Offered {
         ready(offer.buckets.size(), offer.complete),
         digests(offer.buckets.size()) {}
 
-  // Whether the request means these bytes: kFenced when its fence is lower, kRefused when its
-  // layout is another.
+  // Checks that a request means these bytes. kFenced if its fence is lower; kRefused if its layout
+  // differs.
   [[nodiscard]] Result<> judge_key(const StreamKey& asked) const;
-  // The same, and that the bucket exists with this size: kRefused if not.
+  // Like judge_key(); also checks that the bucket exists with this size. kRefused if not.
   [[nodiscard]] Result<> judge_bucket(const Frame& get) const;
 
   Offer offer;
   std::vector<bool> ready;
-  std::vector<std::optional<Digest>> digests;  // of buckets that were received, not made, here
+  // Digests of the buckets that were received here. Buckets that were created here have none.
+  std::vector<std::optional<Digest>> digests;
 };
 
-// The answer to a request that cannot be served.
+// Returns the answer to a request that cannot be served.
 [[nodiscard]] Frame failure_frame(const Frame& request, const Error& error);
-// The failure's sentence, within its limit; failure_frame() counts its bytes.
+// Returns the failure's sentence, truncated to its limit. failure_frame() counts its bytes.
 [[nodiscard]] std::string_view failure_text(const Error& error);
-// kNotFound: the version is not offered.
+// Returns kNotFound: the version is not offered.
 [[nodiscard]] Error not_offered(Version version);
 
 }  // namespace wsync::transport

@@ -1,10 +1,11 @@
-// Moving the buckets of a version between processes. A BucketSource offers versions; a BucketSink
-// brings one version over and says how far it is. Backends: memfd/ (same host: the arena itself is
-// handed over, nothing is copied) and tcp/ (several streams, received straight into the caller's
-// arena; a source may offer a version that is still arriving, which makes relay chains).
+// Transfers the buckets of a version between processes. A BucketSource offers versions. A
+// BucketSink fetches one version and reports its progress. Backends: memfd/ (same host: the arena
+// itself is handed over, nothing is copied) and tcp/ (several streams, received directly into the
+// caller's arena). A tcp source may offer a version that is still arriving, which allows relay
+// chains.
 //
-// Thread: every method is called by the owner's loop thread; every callback comes back on it
-// through the Post given at creation. After cancel() or destruction no callback comes.
+// Thread: the owner's loop thread calls every method. Every callback runs on that thread, through
+// the Post given at creation. After cancel() or destruction no callback runs.
 #pragma once
 
 #include <array>
@@ -30,7 +31,7 @@ namespace wsync::transport {
 
 using wsync::Post;
 
-// Where a bucket lies in the arena's data.
+// Position of a bucket in the arena's data.
 struct BucketWindow {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
@@ -45,7 +46,7 @@ struct StreamFence {
   friend auto operator<=>(const StreamFence&, const StreamFence&) = default;
 };
 
-// Names the bytes that both ends mean.
+// Identifies the bytes that both ends mean.
 struct StreamKey {
   StreamFence fence;
   Version version;
@@ -53,78 +54,80 @@ struct StreamKey {
   friend bool operator==(const StreamKey&, const StreamKey&) = default;
 };
 
-// A version that others may take.
+// A version that others may fetch.
 struct Offer {
   StreamKey key;
   std::vector<BucketWindow> buckets;
   std::span<const std::byte> data;
-  bool complete = true;  // false: buckets are told one by one with bucket_ready()
-  // Keeps `data` mapped and unwritten by anyone else; dropped when the last byte has left.
+  bool complete = true;  // false: bucket_ready() reports the buckets one by one
+  // Keeps `data` mapped and prevents others from writing it. Released when the last byte is sent.
   std::shared_ptr<const void> hold;
-  // memfd: a fresh read-only descriptor of the arena. tcp does not use it.
+  // memfd: returns a new read-only descriptor of the arena. tcp does not use it.
   std::function<Result<UniqueFd>()> share;
 };
 
 struct SourceCounters {
-  std::uint64_t wire_bytes = 0;     // sent, framing included (memfd: bytes of messages, no data)
+  std::uint64_t wire_bytes = 0;     // sent, including framing (memfd: messages only, no data)
   std::uint64_t buckets = 0;        // sent completely
   std::uint64_t connections = 0;    // accepted
   std::uint64_t refused = 0;        // requests answered with a failure
-  std::uint64_t garbage_peers = 0;  // connections closed because what they sent made no sense
+  std::uint64_t garbage_peers = 0;  // connections closed because they sent malformed data
 };
 
 class BucketSource {
  public:
   virtual ~BucketSource() = default;
-  // What a sink is told as FetchRequest::source.
+  // Returns the value that a sink needs as FetchRequest::source.
   [[nodiscard]] virtual std::string address() const = 0;
-  // Offers a version, in place of an earlier offer of the same version.
+  // Offers a version. Replaces an earlier offer of the same version.
   virtual void offer(Offer offer) = 0;
-  // A bucket of an incomplete offer has arrived and was verified; its digest travels on with it.
+  // Reports that a bucket of an incomplete offer has arrived and was verified. Its digest is sent
+  // together with it.
   virtual void bucket_ready(Version version, std::uint64_t bucket, const Digest& digest) = 0;
-  // No longer offered: who still waits for it is told `reason`.
+  // Ends an offer. Sinks that still wait for it get `reason`.
   virtual void withdraw(Version version, const std::string& reason) = 0;
-  // A consistent copy.
+  // Returns a consistent copy.
   [[nodiscard]] virtual SourceCounters counters() const = 0;
 };
 
-// A version that a sink shall bring over.
+// A version that a sink fetches.
 struct FetchRequest {
   std::string source;  // BucketSource::address() of the peer
   StreamKey key;
-  Digest content;                     // memfd: what the arena's header must say; zero = any
-  std::uint64_t data_bytes = 0;       // of the arena
-  std::vector<BucketWindow> buckets;  // all of them
-  std::vector<bool> have;             // empty = none; true = already there and verified
-  // tcp: data of the staging arena, data_bytes long, written to until done, failure or cancel().
+  Digest content;                     // memfd: expected in the arena's header; zero: any
+  std::uint64_t data_bytes = 0;       // size of the arena's data
+  std::vector<BucketWindow> buckets;  // all buckets of the version
+  std::vector<bool> have;             // empty: none; true: already present and verified
+  // tcp: data of the staging arena, data_bytes long. It is written to until done, failure or
+  // cancel().
   std::span<std::byte> into;
   std::shared_ptr<const void> hold;  // keeps `into` alive
-  // Silence of the source longer than this is a loss.
+  // The source is lost if it is silent for longer than this.
   std::chrono::milliseconds stall_deadline{limits::kStreamStallMs};
 };
 
 struct StreamFailure {
   Error error;
-  std::uint64_t first_missing = 0;  // lowest bucket that is not there; where to attach again
+  std::uint64_t first_missing = 0;  // lowest missing bucket, where the next attempt resumes
 };
 
 struct SinkCallbacks {
-  // The bucket is there and its digest was checked (memfd: the mapped arena vouches, zero digest).
+  // The bucket has arrived and its digest was checked. memfd: the mapped arena guarantees this, and
+  // the digest is zero.
   std::function<void(std::uint64_t bucket, const Digest& digest)> on_bucket;
-  // Every bucket is there. memfd: with the mapped arena, whose read lease is held.
+  // All buckets have arrived. memfd: `view` is the mapped arena, with its read lease held.
   std::function<void(std::optional<ArenaView> view)> on_done;
-  // The transfer is over without success. Buckets reported before stay good.
+  // The transfer ended without success. Buckets that were reported before remain valid.
   std::function<void(StreamFailure failure)> on_failure;
 };
 
 class BucketSink {
  public:
   virtual ~BucketSink() = default;
-  // Begins; an error means that nothing was begun and no callback comes. One transfer at a time:
-  // kBusy while another is under way.
+  // Begins a transfer. An error means that nothing has begun and no callback will run. One transfer
+  // at a time: kBusy if another is active.
   [[nodiscard]] virtual Result<> receive(FetchRequest wanted, SinkCallbacks callbacks) = 0;
-  // Ends a transfer without a callback. When it returns, nothing writes to FetchRequest::into any
-  // more.
+  // Ends the transfer without a callback. After it returns, nothing writes to FetchRequest::into.
   virtual void cancel() = 0;
 };
 

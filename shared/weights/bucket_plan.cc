@@ -36,7 +36,7 @@ Result<BucketPlan> BucketPlan::create(const Manifest& manifest, std::uint64_t bu
   return plan;
 }
 
-// arena_bytes_ is the end of what has been laid out, and grows.
+// Appends one tensor to the layout. arena_bytes_ is the end of the part that has been laid out.
 void BucketPlan::cut(std::uint32_t tensor, std::uint64_t bytes) {
   if (bytes == 0) return;
   const std::uint64_t begin =
@@ -45,10 +45,11 @@ void BucketPlan::cut(std::uint32_t tensor, std::uint64_t bytes) {
   for (std::uint64_t offset = 0; offset < bytes;) {
     const std::uint64_t at = begin + offset;
     const std::uint64_t used = buckets_.empty() ? bucket_bytes_ : at - buckets_.back().arena_offset;
+    // Alignment may put `at` past the end of the bucket.
     const std::uint64_t space = used < bucket_bytes_ ? bucket_bytes_ - used : 0;
     std::uint64_t take = bytes - offset;
     if (take > space) take = space / limits::kLeafBytes * limits::kLeafBytes;
-    if (take == 0) {  // an empty bucket holds at least one leaf
+    if (take == 0) {  // a new bucket always has room for one leaf
       buckets_.push_back({.first_piece = pieces_.size(), .arena_offset = at});
       continue;
     }
@@ -76,7 +77,7 @@ std::span<const Piece> BucketPlan::tensor_pieces(std::uint32_t tensor) const {
 
 void Coverage::mark(std::uint32_t tensor, std::uint64_t offset, std::uint64_t bytes) {
   if (bytes == 0) return;
-  // A range past 2^64 can only be wrong; saturated, it is reported as past the tensor's end.
+  // A range past 2^64 is always wrong. The saturated end is reported as past the end of the tensor.
   std::uint64_t end = 0;
   if (__builtin_add_overflow(offset, bytes, &end)) end = std::numeric_limits<std::uint64_t>::max();
   if (!marks_.empty() && marks_.back().tensor == tensor && marks_.back().end == offset)

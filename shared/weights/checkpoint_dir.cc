@@ -20,12 +20,14 @@ namespace fs = std::filesystem;
 constexpr std::string_view kSingleFile = "model.safetensors";
 constexpr std::string_view kIndexFile = "model.safetensors.index.json";
 
-// "model.safetensors" or "model-....safetensors": what belongs to the checkpoint by its name.
+// Returns whether a file belongs to the checkpoint by its name: "model.safetensors" or
+// "model-....safetensors".
 bool is_model_file(std::string_view name) {
   return name == kSingleFile || (name.starts_with("model-") && name.ends_with(".safetensors"));
 }
 
 Result<std::vector<std::byte>> read_small_file(const std::string& path, std::uint64_t max_bytes) {
+  // O_NONBLOCK, so that open() does not wait on a FIFO.
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) return fail_errno("cannot open " + path, errno);
   std::vector<std::byte> bytes;
@@ -43,14 +45,14 @@ Result<std::vector<std::byte>> read_small_file(const std::string& path, std::uin
   }
 }
 
-// Gathers what a directory holds and everything that is wrong with it.
+// Collects the contents of a directory and everything that is wrong with it.
 class Inspection {
  public:
   Inspection(std::string path, SafetensorsOptions options, CheckpointReport& report)
       : path_(std::move(path)), options_(options), report_(report) {}
 
-  // Lists the directory, reads the index, opens the files and compares. False when there is
-  // nothing to go on with.
+  // Lists the directory, reads the index, opens the files and compares. Returns false if the
+  // directory or its index cannot be used.
   bool run() {
     if (!list()) return false;
     if (has_index_ && !read_index()) return false;
@@ -114,7 +116,7 @@ class Inspection {
     return true;
   }
 
-  // "; tensor 'a' is mapped to it", for a file that the index names.
+  // Returns "; tensor 'a' is mapped to it" for a file that the index names.
   [[nodiscard]] std::string mapped_to(const std::string& file) const {
     for (const auto& [tensor, name] : index_.weight_map)
       if (name == file) return fmt::format("; tensor {} is mapped to it", quote_text(tensor));
@@ -160,9 +162,9 @@ class Inspection {
   CheckpointReport& report_;
   bool has_index_ = false;
   std::set<std::string> model_files_;   // by their names in the directory
-  std::set<std::string> mapped_files_;  // by the index
+  std::set<std::string> mapped_files_;  // according to the index
   std::set<std::string> opened_;
-  std::set<std::string> found_;  // tensors that are where they are mapped
+  std::set<std::string> found_;  // tensors in the file that they are mapped to
   CheckpointIndex index_;
   std::uint64_t total_bytes_ = 0;
   std::vector<SafetensorsFile> files_;

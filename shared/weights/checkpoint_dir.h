@@ -20,21 +20,22 @@
 
 namespace wsync {
 
-// What is wrong with a directory, each as one line that names file, tensor and rule.
+// What is wrong with a directory. Each entry is one line that names file, tensor and rule.
 struct CheckpointReport {
-  std::vector<std::string> problems;  // any of these and it is refused
-  std::vector<std::string> warnings;  // odd, but every byte is accounted for
+  std::vector<std::string> problems;  // any problem makes the directory unusable
+  std::vector<std::string> warnings;  // unusual, but every byte is accounted for
 };
 
 // One open directory. Thread: read() may be called from several threads at once.
 class CheckpointDirectory {
  public:
-  // Opens every file and checks: each mapped file exists, each mapped name is in its file, and
-  // nothing extra is there. Fails with the first problem (and says how many more there are):
-  // kNotFound when there is no such directory or no checkpoint in it, else kInvalidInput.
+  // Opens every file and checks that each mapped file exists, that each mapped name is in its file,
+  // and that there is nothing extra. Fails with the first problem and says how many more there are:
+  // kNotFound if the directory does not exist, otherwise kInvalidInput.
   [[nodiscard]] static Result<CheckpointDirectory> open(const std::string& path,
                                                         SafetensorsOptions options = {});
-  // As open(), but collects everything into `report`. Nothing when report has problems.
+  // Like open(), but collects everything in `report`. Returns std::nullopt if the report has
+  // problems.
   [[nodiscard]] static std::optional<CheckpointDirectory> inspect(const std::string& path,
                                                                   SafetensorsOptions options,
                                                                   CheckpointReport& report);
@@ -43,11 +44,11 @@ class CheckpointDirectory {
   [[nodiscard]] const Manifest& manifest() const noexcept { return manifest_; }
   [[nodiscard]] std::size_t file_count() const noexcept { return files_.size(); }
   [[nodiscard]] const std::vector<std::string>& warnings() const noexcept { return warnings_; }
-  // The path of the file that holds a tensor of the manifest.
+  // Returns the path of the file that holds a tensor of the manifest.
   [[nodiscard]] const std::string& file_of(std::size_t tensor) const {
     return files_[locations_[tensor].file].path();
   }
-  // Copies bytes [offset, offset + out.size()) of a tensor of the manifest; errors as
+  // Copies bytes [offset, offset + out.size()) of a tensor of the manifest. Errors as for
   // SafetensorsFile::read.
   [[nodiscard]] Result<> read(std::size_t tensor, std::uint64_t offset,
                               std::span<std::byte> out) const {
@@ -71,16 +72,17 @@ class CheckpointDirectory {
 };
 
 struct CheckpointWriteOptions {
-  std::uint64_t shard_bytes = 5'000'000'000;  // tensor bytes of one file; a tensor is never split
+  std::uint64_t shard_bytes = 5'000'000'000;       // tensor bytes per file; a tensor is never split
   std::map<std::string, std::string> other_files;  // name to contents: "config.json"
-  // Writes what else belongs into the directory, given its temporary name, before it is renamed.
+  // Writes additional files into the directory before it is renamed. Gets its temporary name.
   std::function<Result<>(const std::string& directory)> write_more;
 };
 
-// Writes a directory: one file, or shards in manifest order with their index. `source` is asked
-// for tensors by manifest index. Everything goes to a temporary directory beside `path`, which is
-// synced and renamed when complete, so that nobody sees half a checkpoint; a failure removes it.
-// kInvalidInput when `path` exists and is not an empty directory.
+// Writes a directory: one file, or shards in manifest order with their index. `source` gets the
+// manifest index of each tensor. Everything is written to a temporary directory beside `path`,
+// which is synced and renamed when it is complete, so that nobody sees an incomplete checkpoint. A
+// failure removes the temporary directory. kInvalidInput if `path` exists and is not an empty
+// directory.
 [[nodiscard]] Result<> write_checkpoint_directory(const std::string& path, const Manifest& manifest,
                                                   const TensorSource& source,
                                                   const CheckpointWriteOptions& options = {});

@@ -15,14 +15,15 @@ bool is_plain_file_name(std::string_view name) {
          name.ends_with(".safetensors") && name.size() <= 255;
 }
 
-// Receives the index's JSON; keeps weight_map and metadata.total_size, skips what else is there.
+// SAX handler for the JSON of the index. It keeps weight_map and metadata.total_size and skips
+// everything else.
 class IndexHandler {
  public:
   [[nodiscard]] const std::string& violation() const { return violation_; }
   [[nodiscard]] bool has_map() const { return has_map_; }
   [[nodiscard]] CheckpointIndex take() && { return std::move(index_); }
 
-  // The names are those of the JSON library's SAX interface.
+  // The method names are those of the JSON library's SAX interface.
   bool start_object(std::size_t) {
     if (depth_ == 1 && key_ == "weight_map") {
       if (has_map_) return violate("weight_map is given twice");

@@ -13,15 +13,15 @@ namespace wsync {
 
 struct CheckpointIndex {
   std::map<std::string, std::string> weight_map;  // tensor to file name
-  std::optional<std::uint64_t> total_size;        // of metadata, when it is an unsigned integer
+  std::optional<std::uint64_t> total_size;        // from metadata, if it is an unsigned integer
 };
 
-// kInvalidInput with one line that names the tensor and the rule: not JSON, no weight_map, a name
-// given twice, a value that is no string, a file name that is not a plain "*.safetensors" (one that
-// leads out of the directory included), a limit. The caller adds the file.
+// kInvalidInput with one line that names the tensor and the rule: not JSON, no weight_map, a
+// duplicate name, a value that is not a string, a file name that is not a plain "*.safetensors"
+// (this includes names that lead out of the directory), or a limit. The caller adds the file name.
 [[nodiscard]] Result<CheckpointIndex> parse_checkpoint_index(std::span<const std::byte> json);
 
-// The index as text.
+// Returns the index as text.
 [[nodiscard]] Result<std::string> make_checkpoint_index(const CheckpointIndex& index);
 
 }  // namespace wsync

@@ -32,7 +32,7 @@ std::vector<Shard> cut_into_shards(const Manifest& manifest, std::uint64_t shard
   return shards;
 }
 
-// A directory that is removed again unless it was kept.
+// A directory that is removed on destruction unless keep() was called.
 class TemporaryDirectory {
  public:
   explicit TemporaryDirectory(std::string path) : path_(std::move(path)) {}

@@ -1,4 +1,4 @@
-// DType: every element type of safetensors, sub-byte ones included.
+// DType: every element type of safetensors, including the sub-byte types.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace wsync {
 
-// In the reference writer's alignment order: a writer puts later ones first. The values are on the
-// wire and in layout digests: append only.
+// In the alignment order of the reference writer, which writes later ones first. The values are
+// part of messages and of layout digests: only append.
 enum class DType : std::uint8_t {
   kBool,
   kF4,
@@ -40,16 +40,16 @@ enum class DType : std::uint8_t {
 inline constexpr DType kLastDType = DType::kU64;
 inline constexpr std::size_t kDTypeCount = static_cast<std::size_t>(kLastDType) + 1;
 
-// The name in safetensors headers: "BF16", "F8_E4M3", "F6_E2M3".
+// Returns the name in safetensors headers: "BF16", "F8_E4M3", "F6_E2M3".
 [[nodiscard]] std::string_view dtype_name(DType dtype) noexcept;
-// Bits of one element: 4, 6, 8, 16, 32 or 64.
+// Returns the bits of one element: 4, 6, 8, 16, 32 or 64.
 [[nodiscard]] std::uint32_t dtype_bits(DType dtype) noexcept;
-// Nothing when no dtype has that name (exact, upper case).
+// Returns std::nullopt if no dtype has exactly that name (upper case).
 [[nodiscard]] std::optional<DType> parse_dtype(std::string_view name) noexcept;
-// "[2, 3]"; "[]" for a scalar.
+// Returns "[2, 3]", or "[]" for a scalar.
 [[nodiscard]] std::string shape_text(std::span<const std::uint64_t> shape);
-// Bytes of a dense tensor; shape {} is a scalar. kInvalidInput when the product overflows 64 bits
-// or the bits do not make whole bytes.
+// Returns the size of a dense tensor in bytes. The shape {} is a scalar. kInvalidInput if the
+// product overflows 64 bits or the size is not a whole number of bytes.
 [[nodiscard]] Result<std::uint64_t> tensor_byte_size(DType dtype,
                                                      std::span<const std::uint64_t> shape);
 

@@ -1,4 +1,4 @@
-// Small helpers shared by the JSON readers and writers of this folder.
+// Small helpers that the JSON readers and writers of this folder share.
 #pragma once
 
 #include <span>
@@ -9,14 +9,15 @@
 
 namespace wsync {
 
-// Text from a file, made fit for a one-line sentence: quoted, control characters as \xNN, cut after
-// 200 bytes.
+// Converts text from a file for a one-line sentence: quoted, control characters as \xNN, truncated
+// after 200 bytes.
 [[nodiscard]] std::string quote_text(std::string_view text);
 
-// The text as a JSON string with its quotes. kInvalidInput when it is not UTF-8.
+// Returns the text as a JSON string with its quotes. kInvalidInput if it is not UTF-8.
 [[nodiscard]] Result<std::string> json_string(std::string_view text);
 
-// Refuses what the JSON library would let pass: a byte order mark, and NUL (taken for the end).
+// Rejects input that the JSON library would accept: a byte order mark, and NUL, which it treats as
+// the end.
 [[nodiscard]] Result<> check_json_text(std::span<const std::byte> text);
 
 }  // namespace wsync

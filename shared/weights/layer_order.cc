@@ -8,7 +8,7 @@ namespace {
 
 bool is_digit(char c) noexcept { return c >= '0' && c <= '9'; }
 
-// Takes the run of digits at the front of text, without its leading zeros.
+// Removes the digits at the front of `text` and returns them without leading zeros.
 std::string_view take_number(std::string_view& text) noexcept {
   std::size_t end = 0;
   while (end < text.size() && is_digit(text[end])) ++end;

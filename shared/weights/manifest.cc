@@ -25,7 +25,8 @@ Result<> check_name_and_rank(const TensorInfo& tensor) {
   return {};
 }
 
-// Sorts into layer order. The keys point into names, so indices are sorted and names moved after.
+// Sorts into layer order. The keys refer to the names, so the function sorts indices first and
+// moves the tensors afterwards.
 std::vector<TensorInfo> in_layer_order(std::vector<TensorInfo> tensors) {
   std::vector<LayerKey> keys(tensors.size());
   std::transform(tensors.begin(), tensors.end(), keys.begin(),
@@ -73,7 +74,7 @@ Result<Manifest> Manifest::create(std::vector<TensorInfo> tensors) {
   for (std::size_t i = 0; i < count; ++i) {
     const TensorInfo& tensor = manifest.tensors_[i];
     const auto bytes = WSYNC_TRY(tensor.byte_size());
-    // Neither term is above 2^61 + kModelBytesMax, so the sum cannot wrap.
+    // Neither term exceeds 2^61 + kModelBytesMax, so the sum cannot wrap.
     manifest.total_bytes_ += bytes;
     if (manifest.total_bytes_ > limits::kModelBytesMax)
       return fail(ErrorCode::kInvalidInput,

@@ -24,6 +24,7 @@ Result<> sync_directory(const std::string& directory) {
   const std::string name = directory.empty() ? "." : directory;
   const UniqueFd fd(::open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd.valid()) return fail_errno("cannot open directory " + name, errno);
+  // EINVAL: the file system cannot sync directories.
   if (::fsync(fd.get()) != 0 && errno != EINVAL) return fail_errno("cannot sync " + name, errno);
   return {};
 }
@@ -35,6 +36,7 @@ Result<OutputFile> OutputFile::create(const std::string& path, std::uint64_t byt
   file.fd_.reset(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
   if (!file.fd_.valid()) return fail_errno("cannot create " + temporary, errno);
   file.temporary_ = temporary;
+  // File systems without fallocate() report a full disk only when the bytes are written.
   if (bytes != 0 &&
       ::fallocate(file.fd_.get(), FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes)) != 0 &&
       errno != EOPNOTSUPP && errno != ENOSYS && errno != EINTR)
@@ -62,6 +64,7 @@ Result<> OutputFile::append(std::span<const std::byte> bytes) {
 }
 
 Result<> OutputFile::commit() {
+  // Synced before the rename, so that the name never stands for incomplete data after a crash.
   if (::fsync(fd_.get()) != 0) return fail_errno("cannot sync " + path_, errno);
   if (::rename(temporary_.c_str(), path_.c_str()) != 0)
     return fail_errno(fmt::format("cannot rename {} to {}", temporary_, path_), errno);

@@ -1,4 +1,4 @@
-// OutputFile: a file that appears complete or not at all.
+// OutputFile: a file that appears only when it is complete.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace wsync {
 
-// Writes to a temporary file beside `path`; commit() syncs it and renames it. Destroyed without
-// commit(), the temporary file is removed. Not thread-safe.
+// Writes to a temporary file beside `path`; commit() syncs and renames it. Destruction without
+// commit() removes the temporary file. Not thread-safe.
 class OutputFile {
  public:
-  // Reserves `bytes` on the disk at once, so that a full disk is found before anything is written
+  // Reserves `bytes` on the disk first, so that a full disk is detected before anything is written
   // (kResourceExhausted).
   [[nodiscard]] static Result<OutputFile> create(const std::string& path, std::uint64_t bytes);
   ~OutputFile();
@@ -22,20 +22,21 @@ class OutputFile {
   OutputFile& operator=(OutputFile&&) = delete;
 
   [[nodiscard]] Result<> append(std::span<const std::byte> bytes);
-  // Makes the file visible under its name; durable when this returns. Once only, at the end.
+  // Makes the file visible under its name. It is durable when this returns. Call it once, at the
+  // end.
   [[nodiscard]] Result<> commit();
 
  private:
   OutputFile() = default;
   std::string path_;
-  std::string temporary_;  // empty once renamed or moved from
+  std::string temporary_;  // empty after a rename or a move
   UniqueFd fd_;
 };
 
 // Makes a directory's entries durable.
 [[nodiscard]] Result<> sync_directory(const std::string& directory);
 
-// "dir/name" -> "dir/.name.<process>-<number>.tmp": a name beside it that nobody else uses.
+// "dir/name" -> "dir/.name.<process>-<number>.tmp": a unique name in the same directory.
 [[nodiscard]] std::string temporary_name(const std::string& path);
 
 }  // namespace wsync

@@ -3,7 +3,7 @@
 //   8 bytes   N, little-endian
 //   N bytes   UTF-8 JSON: one object of tensors, {"name": {"dtype", "shape", "data_offsets"}}, and
 //             optionally "__metadata__", string to string
-//   data      the tensors' bytes, without holes, overlap or trailing bytes
+//   data      the bytes of the tensors, without holes, overlap or trailing bytes
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,9 @@
 
 namespace wsync {
 
-// What a reader insists on. Strict refuses everything that the format's text forbids; lenient
-// accepts what the reference reader accepts: a header that starts with white space, a name given
-// twice (the last one counts), unknown keys inside a tensor's entry.
+// How strict a reader is. Strict rejects everything that the format's specification forbids.
+// Lenient accepts what the reference reader accepts: a header that starts with white space, a
+// duplicate name (the last one counts), and unknown keys in the entry of a tensor.
 enum class SafetensorsRules : std::uint8_t { kStrict, kLenient };
 
 struct SafetensorsEntry {
@@ -35,21 +35,20 @@ struct SafetensorsEntry {
 struct SafetensorsHeader {
   std::vector<SafetensorsEntry> tensors;  // in file order
   std::map<std::string, std::string> metadata;
-  std::uint64_t data_begin = 0;  // 8 + N: where data starts in the file
+  std::uint64_t data_begin = 0;  // 8 + N: where the data starts in the file
 };
 
-// Checks and parses a header: `json` is the N bytes after the length. kInvalidInput with one line
-// that names the tensor and the rule; the caller adds the file.
+// Checks and parses a header. `json` is the N bytes after the length. kInvalidInput with one line
+// that names the tensor and the rule; the caller adds the file name.
 [[nodiscard]] Result<SafetensorsHeader> parse_safetensors_header(
     std::span<const std::byte> json, std::uint64_t file_bytes,
     SafetensorsRules rules = SafetensorsRules::kStrict);
 
-// How a file's bytes are reached. Neither ever touches a mapped page from user code: a page that
-// vanished under a shrunk file is an error of a system call, never a SIGBUS.
+// How the bytes of a file are read. User code never touches a mapped page in either mode: if the
+// file shrinks and a page disappears, a system call fails instead of raising SIGBUS.
 enum class SafetensorsAccess : std::uint8_t {
-  kRead,  // pread; right for network file systems
-  kMap,   // the file is mapped and copied out with process_vm_readv; where the system forbids that
-          // call, with pread
+  kRead,  // pread; for network file systems
+  kMap,   // mmap and process_vm_readv; pread where the system forbids that call
 };
 
 struct SafetensorsOptions {
@@ -60,8 +59,8 @@ struct SafetensorsOptions {
 // One open file. Thread: read() may be called from several threads at once.
 class SafetensorsFile {
  public:
-  // Opens and checks the header. Errors name the file: kNotFound, kIo, or kInvalidInput naming the
-  // tensor and the rule.
+  // Opens the file and checks its header. Errors name the file: kNotFound, kIo, or kInvalidInput
+  // naming the tensor and the rule.
   [[nodiscard]] static Result<SafetensorsFile> open(const std::string& path,
                                                     SafetensorsOptions options = {});
   ~SafetensorsFile();
@@ -69,21 +68,22 @@ class SafetensorsFile {
   SafetensorsFile& operator=(SafetensorsFile&&) noexcept;
 
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
-  // In file order.
+  // The tensors in file order.
   [[nodiscard]] std::span<const SafetensorsEntry> tensors() const noexcept {
     return header_.tensors;
   }
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const noexcept {
     return header_.metadata;
   }
-  // Copies bytes [offset, offset + out.size()) of a tensor. kInvalidInput when the range is not
-  // inside it, or when the file was truncated or changed since it was opened; out's contents are
-  // then unspecified. (A file replaced by rename is not changed: this object keeps the old one.)
+  // Copies bytes [offset, offset + out.size()) of a tensor. kInvalidInput if the range is not
+  // inside the tensor, or if the file was truncated or changed since it was opened; the contents of
+  // `out` are then unspecified. Replacing the file by rename is not a change: this object keeps the
+  // old file open.
   [[nodiscard]] Result<> read(std::size_t tensor, std::uint64_t offset,
                               std::span<std::byte> out) const;
 
  private:
-  // What tells that a file is still the one that was opened.
+  // Identifies the state of the file when it was opened.
   struct Identity {
     std::uint64_t bytes = 0;
     std::int64_t modified_s = 0;
@@ -96,7 +96,8 @@ class SafetensorsFile {
   [[nodiscard]] Result<> check_unchanged() const;
   void map();
   void unmap() noexcept;
-  // Copies file bytes; false when the mapping cannot be used and pread must.
+  // Copies bytes of the file. Returns false if the mapping cannot be used; the caller then uses
+  // pread.
   [[nodiscard]] bool copy_from_map(std::uint64_t at, std::span<std::byte> out) const;
   [[nodiscard]] Result<> copy_with_pread(std::uint64_t at, std::span<std::byte> out) const;
 
@@ -104,18 +105,19 @@ class SafetensorsFile {
   UniqueFd fd_;
   Identity identity_;
   SafetensorsHeader header_;
-  const std::byte* mapping_ = nullptr;  // of identity_.bytes bytes
+  const std::byte* mapping_ = nullptr;  // identity_.bytes bytes long
 };
 
-// Fills `out` with bytes [offset, offset + out.size()) of tensor `index` of the list given along.
+// Fills `out` with bytes [offset, offset + out.size()) of tensor `index` in the list of the call.
 using TensorSource =
     std::function<Result<>(std::size_t index, std::uint64_t offset, std::span<std::byte> out)>;
 
-// Writes a file as the reference writer lays it out: wider dtypes first, then by name; header
-// padded to 8 bytes. Needs memory for one chunk only. The bytes go to a temporary file beside
-// `path`, which is synced and renamed when complete: a reader sees the old file or the new one, and
-// a failure (kResourceExhausted on a full disk) leaves neither changed nor the temporary file.
-// kInvalidInput for a name given twice, text that is not UTF-8, or a header over the limit.
+// Writes a file in the layout of the reference writer: wider dtypes first, then by name, and the
+// header padded to 8 bytes. Needs memory for one chunk only. The bytes go to a temporary file
+// beside `path`, which is synced and renamed when it is complete. A reader sees the old file or the
+// new one. A failure (kResourceExhausted on a full disk) keeps the old file and removes the
+// temporary one. kInvalidInput for a duplicate name, text that is not UTF-8, or a header over the
+// limit.
 [[nodiscard]] Result<> write_safetensors(const std::string& path,
                                          std::span<const TensorInfo> tensors,
                                          const std::map<std::string, std::string>& metadata,

@@ -1,4 +1,5 @@
-// The header of a safetensors file: a SAX handler that keeps no tree, then the rules about offsets.
+// The header of a safetensors file: a SAX handler that builds no tree, then the rules about
+// offsets.
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
@@ -15,9 +16,10 @@ namespace {
 
 constexpr std::string_view kMetadataKey = "__metadata__";
 
-// Receives the header's JSON. Every callback returns false after the first violation, which ends
-// the parse; the parser itself does not recurse.
-// It has more than 25 methods: the parser calls a method for each kind of JSON value, and each
+// SAX handler for the JSON of the header. Every callback returns false after the first violation,
+// which ends the parse. The parser itself does not recurse, so deep nesting cannot overflow the
+// stack.
+// It has more than 25 methods: the parser calls one method for each kind of JSON value, and each
 // state of the header has its own.
 class HeaderHandler {
  public:
@@ -30,7 +32,7 @@ class HeaderHandler {
     return std::move(header_);
   }
 
-  // The names are those of the JSON library's SAX interface.
+  // The method names are those of the JSON library's SAX interface.
   bool start_object(std::size_t) {
     switch (place_) {
       case Place::kOutside:
@@ -153,7 +155,7 @@ class HeaderHandler {
   bool parse_error(std::size_t position, const std::string&,
                    const nlohmann::json::exception& error) {
     if (!violation_.empty()) return false;
-    // The library's sentence, without its number in brackets; it may quote the text.
+    // The library's sentence, without its number in brackets. It may quote the text.
     const std::string_view what = error.what();
     const std::string_view sentence = what.substr(std::min(what.size(), what.find("] ") + 2));
     violation_ =
@@ -166,7 +168,7 @@ class HeaderHandler {
   enum class Field : std::uint8_t { kDType, kShape, kOffsets, kUnknown };
   struct Entry {
     SafetensorsEntry parsed;
-    std::uint8_t seen = 0;  // one bit for each Field
+    std::uint8_t seen = 0;  // one bit per Field
   };
 
   template <class... Args>
@@ -244,7 +246,7 @@ class HeaderHandler {
     if (field_ == Field::kUnknown)
       return strict_ ? violate("its entry has an unknown key {}", quote_text(name)) : true;
     const auto bit = static_cast<std::uint8_t>(1U << static_cast<unsigned>(field_));
-    // The reference reader refuses this in every mode.
+    // The reference reader rejects this in every mode.
     if ((entry().seen & bit) != 0)
       return violate("its entry has the key {} twice", quote_text(name));
     entry().seen |= bit;
@@ -295,7 +297,8 @@ tl::unexpected<Error> bad(std::string message,
   return fail(ErrorCode::kInvalidInput, std::move(message), where);
 }
 
-// Offsets: sorted, from 0, each beginning where the last ended, sizes as shapes say, nothing after.
+// Checks the offsets: they start at 0, each tensor begins where the previous one ended, the sizes
+// match the shapes, and nothing follows the last tensor.
 Result<> check_offsets(std::vector<SafetensorsEntry>& tensors, std::uint64_t data_bytes) {
   std::sort(tensors.begin(), tensors.end(),
             [](const SafetensorsEntry& a, const SafetensorsEntry& b) {

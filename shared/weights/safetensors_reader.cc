@@ -29,7 +29,7 @@ Result<SafetensorsFile::Identity> SafetensorsFile::identity_of(int fd, const std
 Result<SafetensorsFile> SafetensorsFile::open(const std::string& path, SafetensorsOptions options) {
   SafetensorsFile file;
   file.path_ = path;
-  // Not blocking: a FIFO in the place of a file is refused below instead of waited for.
+  // O_NONBLOCK, so that open() does not wait on a FIFO, which is refused below.
   file.fd_.reset(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file.fd_.valid()) return fail_errno("cannot open " + path, errno);
   auto identity = WSYNC_TRY(identity_of(file.fd_.get(), path));
@@ -77,7 +77,7 @@ Result<> SafetensorsFile::check_unchanged() const {
 void SafetensorsFile::map() {
   if (identity_.bytes == 0) return;
   void* const at = ::mmap(nullptr, identity_.bytes, PROT_READ, MAP_SHARED, fd_.get(), 0);
-  if (at == MAP_FAILED) return;  // some file systems have no mappings; pread serves them
+  if (at == MAP_FAILED) return;  // some file systems have no mappings; pread is used instead
   mapping_ = static_cast<const std::byte*>(at);
 }
 
@@ -112,7 +112,7 @@ bool SafetensorsFile::copy_from_map(std::uint64_t at, std::span<std::byte> out) 
     const iovec to{.iov_base = out.data(), .iov_len = out.size()};
     const iovec from{.iov_base = const_cast<std::byte*>(mapping_) + at, .iov_len = out.size()};
     const ssize_t n = ::process_vm_readv(::getpid(), &to, 1, &from, 1, 0);
-    // A vanished page (EFAULT) is left to pread, which then finds the end of the file.
+    // EFAULT means that a page has disappeared. pread then reports the end of the file.
     if (n <= 0) return false;
     at += static_cast<std::uint64_t>(n);
     out = out.subspan(static_cast<std::size_t>(n));

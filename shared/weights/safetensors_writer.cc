@@ -13,7 +13,8 @@ namespace {
 
 constexpr std::size_t kChunkBytes = 8 * limits::kMiB;
 
-// Wider dtypes first, then by name: the reference writer's order, which keeps tensors aligned.
+// Wider dtypes first, then by name. This is the order of the reference writer, which keeps tensors
+// aligned.
 std::vector<std::size_t> file_order(std::span<const TensorInfo> tensors) {
   std::vector<std::size_t> order(tensors.size());
   std::iota(order.begin(), order.end(), 0U);
@@ -30,7 +31,7 @@ Result<> append_string(std::string& json, std::string_view text) {
   return {};
 }
 
-// The header with its length, byte for byte as the reference writer makes it.
+// Returns the header with its length, identical to that of the reference writer.
 Result<std::string> make_header(std::span<const TensorInfo> tensors,
                                 std::span<const std::size_t> order,
                                 const std::map<std::string, std::string>& metadata) {

@@ -9,7 +9,8 @@
 
 namespace wsync {
 
-// The epoch grows when the trainer's rank 0 is a new process; the step within it. 0.0 means "none".
+// The epoch increases when the rank 0 of the trainer is a new process; the step increases within an
+// epoch. 0.0 means "none".
 struct Version {
   std::uint32_t epoch = 0;
   std::uint64_t step = 0;
@@ -17,7 +18,7 @@ struct Version {
   friend auto operator<=>(const Version&, const Version&) = default;
   [[nodiscard]] bool none() const noexcept { return epoch == 0 && step == 0; }
   [[nodiscard]] std::string to_string() const;  // "epoch.step"
-  // kInvalidInput unless text is two decimal numbers with a dot between.
+  // kInvalidInput unless the text is two decimal numbers with a dot between them.
   [[nodiscard]] static Result<Version> parse(std::string_view text);
 };
 

@@ -17,7 +17,7 @@
 namespace wsync::transport::memfd {
 namespace {
 
-// Owner's thread only: what a posted callback checks before it runs.
+// Only for the owner's thread. A posted callback checks it before it runs.
 struct Session {
   SinkCallbacks callbacks;
   bool is_active = true;
@@ -94,7 +94,8 @@ class MemfdSink::Link {
   std::string path_;
   Socket socket_;
   std::optional<Pending> pending_;
-  std::vector<std::shared_ptr<Result<ArenaView>>> released_;  // mapped for nobody
+  std::vector<std::shared_ptr<Result<ArenaView>>> released_;  // arenas of cancelled transfers
+  // Last, so that the thread ends before the members that it uses.
   std::jthread thread_;
 };
 
@@ -124,7 +125,7 @@ Result<> MemfdSink::Link::receive(FetchRequest wanted, SinkCallbacks callbacks) 
   const Frame request{.type = FrameType::kGet, .key = wanted.key};
   session_ = std::make_shared<Session>(Session{.callbacks = std::move(callbacks)});
   const std::lock_guard lock(mutex_);
-  // Before the request leaves: its answer may come at once.
+  // Set before the request is sent, because the answer may arrive at once.
   pending_ = Pending{.wanted = std::move(wanted), .session = session_, .heard_at = now()};
   if (auto sent = socket_ ? send_packet(socket_->get(), request, {}, -1)
                           : fail(ErrorCode::kPeerLost, "the host link has just ended");
@@ -147,7 +148,8 @@ void MemfdSink::Link::run(const std::stop_token& stop) {
   while (!stop.stop_requested()) {
     Socket socket;
     bool is_waiting = false;
-    std::vector<std::shared_ptr<Result<ArenaView>>> release;  // here, for unmapping takes a while
+    // Destroyed on this thread, because unmapping takes long.
+    std::vector<std::shared_ptr<Result<ArenaView>>> release;
     {
       const std::lock_guard lock(mutex_);
       socket = socket_;
@@ -189,7 +191,7 @@ void MemfdSink::Link::read(const Socket& socket) {
   }
 }
 
-// Answers to requests that were cancelled are dropped, and with them their descriptors.
+// Drops the answers to cancelled requests, together with their descriptors.
 void MemfdSink::Link::take(Packet packet) {
   Pending pending;
   {
@@ -224,13 +226,15 @@ void MemfdSink::Link::finish(Pending pending, Result<ArenaView> view) {
       session->is_active = false;
       return session->callbacks.on_failure({.error = shared->error().with_context(context)});
     }
+    // A callback may cancel the transfer, so is_active is checked before each one.
     for (std::uint64_t bucket = 0; bucket < buckets && session->is_active; ++bucket)
       session->callbacks.on_bucket(bucket, {});
     if (std::exchange(session->is_active, false)) session->callbacks.on_done(std::move(**shared));
   });
 }
 
-// Of a transfer that was cancelled while its arena was mapped.
+// Releases the arena of a transfer that was cancelled while the arena was mapped. The link's thread
+// unmaps it.
 void MemfdSink::Link::release(std::shared_ptr<Result<ArenaView>> view) {
   const std::lock_guard lock(mutex_);
   released_.push_back(std::move(view));
@@ -241,7 +245,7 @@ void MemfdSink::Link::lose(const Socket& socket, const Error& error) {
   std::optional<Pending> pending;
   {
     const std::lock_guard lock(mutex_);
-    if (socket_ != socket) return;  // left on purpose
+    if (socket_ != socket) return;  // replaced or closed by the owner
     socket_.reset();
     pending = std::exchange(pending_, std::nullopt);
   }

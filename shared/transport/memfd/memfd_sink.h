@@ -1,5 +1,5 @@
-// MemfdSink: takes over the arena of a version from a process of the same host. The connection
-// stays open between transfers: its hang-up says that the peer is lost.
+// MemfdSink: receives the arena of a version from a process of the same host. The connection stays
+// open between transfers; its hang-up means that the peer is lost.
 #pragma once
 
 #include <functional>
@@ -11,23 +11,24 @@
 namespace wsync::transport::memfd {
 
 struct MemfdSinkOptions {
-  // Told on the owner's thread when the other end has gone (not after disconnect(), and not when
-  // this end has closed because it could not take a packet: that fails the transfer alone).
+  // Called on the owner's thread when the other end is gone. It is not called after disconnect().
+  // It is not called either if this end closes the connection because it could not accept a packet:
+  // then only the transfer fails.
   std::function<void(const Error& why)> on_lost = [](const Error&) {};
-  unsigned populate_threads = 2;  // that map an arena's pages
+  unsigned populate_threads = 2;  // number of threads that map the pages of an arena
 };
 
-// Thread: see BucketSink; a thread of its own waits on the socket, verifies and maps.
+// Thread: see BucketSink. A separate thread waits for the socket, verifies and maps.
 class MemfdSink final : public BucketSink {
  public:
   [[nodiscard]] static Result<std::unique_ptr<MemfdSink>> create(Post post,
                                                                  MemfdSinkOptions options = {});
   ~MemfdSink() override;
 
-  // Connects to a MemfdSource and keeps the connection; drops the one to another path. kPeerLost
-  // when nobody serves there. receive() does it by itself when needed.
+  // Connects to a MemfdSource and keeps the connection. Closes a connection to another path.
+  // kPeerLost if nobody serves the path. receive() calls this if necessary.
   [[nodiscard]] Result<> connect(const std::string& path);
-  // Ends the connection, and the transfer under way, without a callback.
+  // Ends the connection and an active transfer, without a callback.
   void disconnect();
   [[nodiscard]] bool is_connected() const;
 

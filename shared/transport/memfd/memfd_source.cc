@@ -24,6 +24,7 @@ namespace wsync::transport::memfd {
 
 namespace {
 
+// Pause after a failed accept(). The listener stays readable, so an immediate retry would loop.
 constexpr std::chrono::milliseconds kAcceptPause{100};
 
 }  // namespace
@@ -75,7 +76,7 @@ class MemfdSource::Server {
     int pid = 0;
     std::optional<Frame> asked;  // a request that is not answered yet
     TimePoint asked_at{};
-    TimePoint told_at{};  // last sign of life
+    TimePoint told_at{};  // time of the last waiting frame
     bool is_lost = false;
   };
 
@@ -99,13 +100,14 @@ class MemfdSource::Server {
   const Listener listener_;
   const UniqueFd wake_;
   const std::shared_ptr<bool> alive_;  // owner's thread only
-  TimePoint accept_at_{};              // server's thread only, as the next
+  TimePoint accept_at_{};              // server's thread only, as is the next member
   bool accept_failed_ = false;
   mutable std::mutex mutex_;
   // Under mutex_:
   std::map<Version, Offered> offers_;
-  std::list<Peer> peers_;  // sockets are closed by the server's thread alone
+  std::list<Peer> peers_;  // only the server's thread closes the sockets
   SourceCounters counters_;
+  // Last, so that the thread ends before the members that it uses.
   std::jthread thread_;
 };
 
@@ -133,6 +135,7 @@ void MemfdSource::Server::run(const std::stop_token& stop) {
       (void)eventfd_read(wake_.get(), &value);
     }
     const std::lock_guard lock(mutex_);
+    // Only this thread adds and removes peers, so the list still matches `waiting`.
     auto peer = peers_.begin();
     for (std::size_t i = 2; i < waiting.size(); ++i, ++peer)
       if (waiting[i].revents != 0) read_peer(*peer);
@@ -149,7 +152,7 @@ void MemfdSource::Server::accept_peers() {
       return ::accept4(listener_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     });
     if (!socket.valid()) {
-      // Without descriptors the connection stays queued and the listener readable.
+      // Without free descriptors the connection stays queued and the listener stays readable.
       if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return;
       if (!std::exchange(accept_failed_, true))
         log_warning("{}; connections wait",
@@ -188,7 +191,7 @@ void MemfdSource::Server::read_peer(Peer& peer) {
       peer.is_lost = true;
       return;
     }
-    peer.asked = (*packet)->frame;  // a newer request replaces one that still waits
+    peer.asked = (*packet)->frame;  // a newer request replaces one that is still pending
     peer.asked_at = now();
   }
 }

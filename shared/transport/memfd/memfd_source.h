@@ -1,5 +1,5 @@
-// MemfdSource: hands the arenas of offered versions to processes of the same host and user, over a
-// pathname Unix socket whose hang-up says that a peer is lost.
+// MemfdSource: hands the arenas of offered versions to processes of the same host and user. It uses
+// a pathname Unix socket, whose hang-up means that a peer is lost.
 #pragma once
 
 #include <functional>
@@ -13,18 +13,18 @@
 namespace wsync::transport::memfd {
 
 struct MemfdSourceOptions {
-  std::string path;  // of the socket; its directory exists and belongs to this user alone
+  std::string path;  // of the socket; its directory belongs to this user alone
   Claim claim = Claim::kIfFree;
   std::chrono::milliseconds offer_wait{limits::kStreamOfferWaitMs};
-  // Told on the owner's thread when a process has connected, and when its connection has ended.
+  // Called on the owner's thread when a process has connected, and when its connection has ended.
   std::function<void(int pid)> on_peer = [](int) {};
   std::function<void(int pid)> on_peer_lost = [](int) {};
 };
 
-// Thread: see BucketSource; a thread of its own waits on the sockets.
+// Thread: see BucketSource. A separate thread waits for the sockets.
 class MemfdSource final : public BucketSource {
  public:
-  // kBusy when another process serves the path, kIo when it cannot be made.
+  // kBusy if another process serves the path; kIo if the socket cannot be created.
   [[nodiscard]] static Result<std::unique_ptr<MemfdSource>> listen(MemfdSourceOptions options,
                                                                    Post post);
   ~MemfdSource() override;

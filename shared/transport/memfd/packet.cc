@@ -29,7 +29,7 @@ Result<UniqueFd> new_socket() {
   return fd;
 }
 
-// Takes every descriptor out of a message; keeps the first, closes the others.
+// Takes every descriptor out of a message. Keeps the first and closes the others.
 UniqueFd take_descriptor(msghdr& message, bool& is_single) {
   UniqueFd first;
   is_single = true;
@@ -121,7 +121,7 @@ Result<Listener> listen_at(const std::string& path, Claim how) {
   auto claimed = WSYNC_TRY(SocketPath::claim(path, how));
   auto socket = WSYNC_TRY(new_socket());
   const auto* any = reinterpret_cast<const sockaddr*>(&*address);
-  // Before bind() the mode of the socket itself becomes that of the pathname.
+  // Before bind(), the mode of the socket itself becomes the mode of its path.
   if (::fchmod(socket.get(), 0600) != 0 || ::bind(socket.get(), any, sizeof *address) != 0 ||
       ::listen(socket.get(), kBacklog) != 0)
     return fail_errno("listen at " + path, errno);

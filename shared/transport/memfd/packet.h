@@ -1,5 +1,5 @@
-// Packets of the host link: a frame, the text of a failure, and at most one descriptor, over a Unix
-// socket that keeps packet boundaries (SOCK_SEQPACKET). No call blocks.
+// Packets of the host link: a frame, the text of a failure, and at most one descriptor. They use a
+// Unix socket that keeps packet boundaries (SOCK_SEQPACKET). No call blocks.
 #pragma once
 
 #include <optional>
@@ -19,25 +19,26 @@ struct Packet {
   UniqueFd fd;       // arena only
 };
 
-// `fd` is -1 for none; it is borrowed. kPeerLost when the peer has gone or does not read.
+// Sends one packet. `fd` is borrowed; -1 means none. kPeerLost if the peer is gone or does not
+// read.
 [[nodiscard]] Result<> send_packet(int socket, const Frame& frame, std::string_view text, int fd);
 
-// One packet; nothing when none is there. kPeerLost at the end of the stream; kResourceExhausted
-// when its descriptor could not be taken; kInvalidInput when the packet makes no sense (its
-// descriptors are closed).
+// Receives one packet; std::nullopt if none is available. kPeerLost at the end of the stream;
+// kResourceExhausted if the descriptor of the packet could not be received; kInvalidInput if the
+// packet is malformed (its descriptors are closed).
 [[nodiscard]] Result<std::optional<Packet>> receive_packet(int socket);
 
-// A socket that listens at `path`, for this user alone. Errors as SocketPath::claim().
+// A socket that listens at `path`, only for this user. Errors as for SocketPath::claim().
 struct Listener {
   SocketPath path;
   UniqueFd socket;
 };
 [[nodiscard]] Result<Listener> listen_at(const std::string& path, Claim how);
 
-// Connects to `path`. kPeerLost when nobody serves there.
+// Connects to `path`. kPeerLost if nobody serves it.
 [[nodiscard]] Result<UniqueFd> connect_to(const std::string& path);
 
-// The process at the other end: kRefused when it belongs to another user (root aside).
+// Returns the process at the other end. kRefused if it belongs to another user, except for root.
 [[nodiscard]] Result<PeerCredentials> same_user(int socket);
 
 }  // namespace wsync::transport::memfd

@@ -1,7 +1,8 @@
-// FrameReader: takes a byte stream apart into frames. Pure: no socket, no thread.
+// FrameReader: splits a byte stream into frames. Pure: no socket, no thread.
 //
-// The caller reads into next() and reports with advance(). A payload goes straight to where the
-// `Accept` function says (the staging arena) and is digested on the way, while it is in the cache.
+// The caller reads into next() and reports with advance(). A payload is received directly at the
+// place that the `Accept` function returns (in the staging arena). It is digested on the way, while
+// it is in the cache.
 #pragma once
 
 #include <array>
@@ -16,25 +17,25 @@
 
 namespace wsync::transport::tcp {
 
-// A frame of which everything has arrived.
+// A frame that has arrived completely.
 struct ArrivedFrame {
   Frame frame;
   std::string text;  // failure: the reason
-  Digest computed;   // bucket: of the payload as it arrived
-  Digest promised;   // bucket: what the source says
+  Digest computed;   // bucket: digest of the payload that arrived
+  Digest promised;   // bucket: digest that the source sent
 };
 
 class FrameReader {
  public:
-  // Judges a header. For a bucket it returns where its payload goes, frame.bytes long; for other
-  // types the span is ignored. An error ends the stream.
+  // Checks a header. For a bucket it returns the destination of the payload, frame.bytes long; for
+  // other types the span is ignored. An error ends the stream.
   using Accept = std::function<Result<std::span<std::byte>>(const Frame&)>;
   explicit FrameReader(Accept accept) : accept_(std::move(accept)) {}
 
-  // Where the next bytes of the stream go; never empty.
+  // Returns the place for the next bytes of the stream; never empty.
   [[nodiscard]] std::span<std::byte> next() noexcept;
-  // `n` bytes (at most next().size()) have been put there. Returns a frame when one is complete.
-  // After an error the reader must not be used again.
+  // Reports that `n` bytes (at most next().size()) have been stored there. Returns a frame if one
+  // is complete. After an error the reader must not be used again.
   [[nodiscard]] Result<std::optional<ArrivedFrame>> advance(std::size_t n);
 
  private:

@@ -67,7 +67,7 @@ void SourceConnection::close_as_garbage(const Error& error) {
 
 void SourceConnection::on_read(ssize_t n) {
   if (closing_ || n == 0) return;
-  if (n < 0) return close();  // the peer has gone, or is done
+  if (n < 0) return close();  // the peer is gone or has finished
   auto arrived = reader_.advance(static_cast<std::size_t>(n));
   if (!arrived) return close_as_garbage(arrived.error());
   if (!*arrived) return;
@@ -141,13 +141,12 @@ void SourceConnection::start_bucket(std::shared_ptr<Offered> offered, const Requ
   Frame frame = request.frame;
   frame.type = FrameType::kBucket;
   header_ = encode_frame(frame);
-  small_.swap(outbox_);  // failures that were waiting go first
+  small_.swap(outbox_);  // pending failures are sent first
   const std::array buffers{buffer_of(small_), buffer_of(header_)};
   write(buffers);
 }
 
-// Digests a slice and hands it to the socket right away, so that the kernel copies it from the
-// cache.
+// Digests a slice and passes it to the socket at once, so that the kernel copies it from the cache.
 void SourceConnection::write_next_slice() {
   const BucketWindow window = offered_->offer.buckets[bucket_];
   const std::uint64_t n = std::min(limits::kStreamSliceBytes, window.bytes - sent_);
@@ -190,6 +189,7 @@ void SourceConnection::on_written(int status) {
 
 void SourceConnection::tick(TimePoint at) {
   if (closing_) return;
+  // During a write, or without a request, it is the peer that must act: read, or ask.
   if (writing_ != Writing::kNothing || pending_.empty()) {
     if (at - last_progress_ > shared_->stall_deadline) close();
     return;
@@ -200,6 +200,7 @@ void SourceConnection::tick(TimePoint at) {
     if (is_late) answer(request, not_offered(request.frame.key.version));
     return is_late;
   });
+  // A keep-alive: the sink would treat a longer silence as a stall.
   if (!pending_.empty() && outbox_.empty()) {
     Frame waiting = pending_.front().frame;
     waiting.type = FrameType::kWaiting;

@@ -1,4 +1,4 @@
-// One connection of a TcpSource: reads requests, writes buckets. Bulk thread only.
+// One connection of a TcpSource: reads requests and writes buckets. Only for the bulk thread.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace wsync::transport::tcp {
 
-// What all connections of a source share; belongs to its Server.
+// State that all connections of a source share. It belongs to the source's Server.
 struct SourceShared {
   std::function<std::shared_ptr<Offered>(Version)> find;
   std::chrono::milliseconds stall_deadline;
@@ -26,16 +26,16 @@ struct SourceShared {
 class SourceConnection : public std::enable_shared_from_this<SourceConnection> {
  public:
   explicit SourceConnection(std::shared_ptr<SourceShared> shared);
-  // Called once, when the handle is closed.
+  // `closed` is called once, when the handle is closed.
   void on_closed(std::function<void()> closed) { on_closed_ = std::move(closed); }
 
-  // Takes the waiting connection of a listener; false: it was gone already.
+  // Accepts the pending connection of a listener. Returns false if it is already gone.
   [[nodiscard]] bool accept(uv_loop_t* loop, uv_stream_t* listener);
-  // Sends what can be sent now. Called when an offer or a bucket has come.
+  // Sends what can be sent now. Called when an offer or a bucket has arrived.
   void pump();
-  // Answers every waiting request for this version with a failure.
+  // Answers every pending request for this version with a failure.
   void withdraw(Version version, const std::string& reason);
-  // Deadlines and signs of life.
+  // Checks deadlines and sends keep-alives.
   void tick(TimePoint at);
   void close();
 
@@ -62,13 +62,13 @@ class SourceConnection : public std::enable_shared_from_this<SourceConnection> {
   FrameReader reader_;
   std::deque<Request> pending_;
   Writing writing_ = Writing::kNothing;
-  Bytes outbox_;                       // whole small frames that wait
-  Bytes small_;                        // whole small frames that the write under way borrows
+  Bytes outbox_;                       // complete small frames that wait
+  Bytes small_;                        // complete small frames that the current write borrows
   std::shared_ptr<Offered> offered_;   // kBucket
   std::uint64_t bucket_ = 0;           // kBucket
   std::uint64_t sent_ = 0;             // kBucket: payload bytes handed to the socket
   bool trailer_sent_ = false;          // kBucket
-  std::uint64_t in_flight_bytes_ = 0;  // of the write under way
+  std::uint64_t in_flight_bytes_ = 0;  // of the current write
   std::array<std::byte, kFrameBytes> header_{};
   std::array<std::byte, kTrailerBytes> trailer_{};
   Digester digester_;

@@ -1,6 +1,6 @@
-// TcpSink: receives the buckets of a version over several TCP connections, straight into the
-// staging arena. Each connection asks for a bucket, and for the next one before the first has come;
-// every bucket's digest is checked when its last byte has arrived.
+// TcpSink: receives the buckets of a version over several TCP connections, directly into the
+// staging arena. Each connection requests the next bucket before the current one has arrived. The
+// digest of a bucket is checked when its last byte has arrived.
 #pragma once
 
 #include <memory>
@@ -17,7 +17,7 @@ struct TcpSinkOptions {
   std::uint64_t streams = limits::kStreamCountDefault;
 };
 
-// Thread: see BucketSink. `thread` outlives the sink.
+// Thread: see BucketSink. `thread` must outlive the sink.
 class TcpSink final : public BucketSink {
  public:
   TcpSink(UvThread& thread, Post post, const TcpSinkOptions& options = {});
@@ -27,7 +27,7 @@ class TcpSink final : public BucketSink {
   void cancel() override;
 
  private:
-  // Owner's thread only: what a posted callback checks before it runs.
+  // Only for the owner's thread. A posted callback checks it before it runs.
   struct Session {
     SinkCallbacks callbacks;
     bool is_active = true;

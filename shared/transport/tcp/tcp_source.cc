@@ -14,7 +14,7 @@
 
 namespace wsync::transport::tcp {
 
-// The state of a source. Bulk thread only, except for its construction.
+// The state of a source. Only for the bulk thread, except for its construction.
 class TcpSource::Server : public std::enable_shared_from_this<TcpSource::Server> {
  public:
   Server(uv_loop_t* loop, const TcpSourceOptions& options)
@@ -27,7 +27,7 @@ class TcpSource::Server : public std::enable_shared_from_this<TcpSource::Server>
     };
   }
 
-  // Binds and listens; the port that was bound.
+  // Binds and listens. Returns the port.
   Result<std::uint16_t> start(const TcpAddress& address);
   void stop();
 
@@ -60,9 +60,10 @@ class TcpSource::Server : public std::enable_shared_from_this<TcpSource::Server>
   std::map<Version, std::shared_ptr<Offered>> offers_;
   std::set<std::shared_ptr<SourceConnection>> connections_;
   uv_tcp_t listener_{};
-  UniqueFd listening_;  // a duplicate, by which a forked child knows libuv's (fork_guard.h)
+  UniqueFd listening_;  // duplicate by which a forked child finds libuv's (fork_guard.h)
   uv_timer_t timer_{};
-  std::shared_ptr<Server> listener_holds_;  // until the handles are closed
+  // Keep this object alive until the handles are closed.
+  std::shared_ptr<Server> listener_holds_;
   std::shared_ptr<Server> timer_holds_;
 };
 
@@ -81,6 +82,7 @@ Result<std::uint16_t> TcpSource::Server::start(const TcpAddress& address) {
           ? uv_ip6_addr(address.host.c_str(), address.port, reinterpret_cast<sockaddr_in6*>(&where))
           : uv_ip4_addr(address.host.c_str(), address.port, reinterpret_cast<sockaddr_in*>(&where));
   if (rc == 0) {
+    // No fork() may happen before listening_ owns the duplicate (fork_guard.h).
     const ForkGate gate;
     rc = uv_tcp_bind(&listener_, any, 0);
     if (rc == 0)

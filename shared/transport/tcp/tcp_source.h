@@ -12,18 +12,18 @@
 namespace wsync::transport::tcp {
 
 struct TcpSourceOptions {
-  std::string listen = "tcp://127.0.0.1:0";  // port 0: the system chooses
+  std::string listen = "tcp://127.0.0.1:0";  // port 0: chosen by the system
   std::chrono::milliseconds stall_deadline{limits::kStreamStallMs};
   std::chrono::milliseconds offer_wait{limits::kStreamOfferWaitMs};
 };
 
-// A peer that sends what makes no sense, stays silent with nothing asked, or does not read for
-// stall_deadline is closed. A request for a version that is not offered within offer_wait is
-// refused; one for a bucket that has not arrived waits, with signs of life. Thread: see
-// BucketSource. `thread` outlives the source.
+// The source closes a peer that sends malformed data, that stays silent without an open request, or
+// that does not read for stall_deadline. It refuses a request for a version that is not offered
+// within offer_wait. A request for a bucket that has not arrived waits, and the sink gets
+// keep-alives. Thread: see BucketSource. `thread` must outlive the source.
 class TcpSource final : public BucketSource {
  public:
-  // kRefused outside loopback, kIo when the port cannot be bound.
+  // kRefused for an address outside of loopback; kIo if the port cannot be bound.
   [[nodiscard]] static Result<std::unique_ptr<TcpSource>> listen(
       UvThread& thread, const TcpSourceOptions& options = {});
   ~TcpSource() override;

@@ -14,7 +14,7 @@ namespace {
 
 TransferStream* stream_of(void* data) { return static_cast<TransferStream*>(data); }
 
-// A request in flight; frees itself.
+// A request that is being sent. The write callback frees it.
 struct GetWrite {
   uv_write_t request{};
   std::array<std::byte, kFrameBytes> bytes{};
@@ -42,6 +42,7 @@ void Transfer::start(uv_loop_t* loop, std::uint64_t streams) {
       limits::kStreamWaitingMs, limits::kStreamWaitingMs);
   for (std::uint64_t i = 0; i < std::min(streams, missing_); ++i)
     streams_.push_back(std::make_shared<TransferStream>(shared_from_this()));
+  // A copy: a connect that fails at once ends the transfer, which clears streams_.
   for (const auto& stream : std::vector(streams_)) stream->connect(loop, source_);
 }
 
@@ -49,7 +50,7 @@ void Transfer::stop() {
   if (!is_over_) finish();
 }
 
-// Closing a handle ends its reads at once: from here on nothing is written to the destination.
+// Closing a handle ends its reads at once. From here on nothing is written to the destination.
 void Transfer::finish() {
   is_over_ = true;
   wanted_.hold.reset();
@@ -82,7 +83,7 @@ std::optional<std::uint64_t> Transfer::next_to_ask() {
 
 std::span<std::byte> Transfer::destination(std::uint64_t bucket) const {
   BucketWindow window = wanted_.buckets[bucket];
-  // Planted: attached again, the buckets are counted from the first one asked for.
+  // Planted fault: after a resume, every bucket goes to the offset of the first bucket.
   if (planted("reattach_offset") && is_attached_again_) window.offset = wanted_.buckets[0].offset;
   return wanted_.into.subspan(window.offset, window.bytes);
 }
@@ -161,7 +162,7 @@ void TransferStream::on_connected(int status) {
       reinterpret_cast<uv_stream_t*>(&handle_),
       [](uv_handle_t* handle, std::size_t, uv_buf_t* buffer) {
         const auto next = stream_of(handle->data)->reader_.next();
-        // Slices that are still in the cache when they are digested.
+        // Small slices are still in the cache when they are digested.
         const std::size_t n = std::min<std::size_t>(next.size(), limits::kStreamSliceBytes);
         *buffer = uv_buf_init(reinterpret_cast<char*>(next.data()), static_cast<unsigned>(n));
       },
@@ -170,13 +171,13 @@ void TransferStream::on_connected(int status) {
   ask();
 }
 
-// Keeps kStreamRequestsAhead requests open; a stream with nothing more to ask is closed.
+// Keeps kStreamRequestsAhead requests open. A stream that has nothing more to request is closed.
 void TransferStream::ask() {
   while (!is_closing_ && asked_.size() < limits::kStreamRequestsAhead) {
     const auto bucket = transfer_->next_to_ask();
     if (!bucket) break;
     asked_.push_back(*bucket);
-    auto* get = new GetWrite;  // freed by the callback, which always comes
+    auto* get = new GetWrite;  // freed by the callback, which always runs
     get->bytes = encode_frame({.type = FrameType::kGet,
                                .key = transfer_->wanted().key,
                                .bucket = *bucket,

@@ -1,4 +1,4 @@
-// One transfer of a TcpSink. Bulk thread only, except for its construction.
+// One transfer of a TcpSink. Only for the bulk thread, except for its construction.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@ namespace wsync::transport::tcp {
 
 class TransferStream;
 
-// Called on the bulk thread; after on_done or on_failure nothing touches the destination any more.
+// Called on the bulk thread. After on_done or on_failure nothing accesses the destination any more.
 struct TransferEvents {
   std::function<void(std::uint64_t bucket, const Digest& digest)> on_bucket;
   std::function<void()> on_done;
@@ -28,14 +28,14 @@ struct TransferEvents {
 class Transfer : public std::enable_shared_from_this<Transfer> {
  public:
   Transfer(FetchRequest wanted, TcpAddress source, TransferEvents events);
-  // Opens the connections. Keeps itself alive until all its handles are closed.
+  // Opens the connections. The transfer keeps itself alive until all its handles are closed.
   void start(uv_loop_t* loop, std::uint64_t streams);
-  // Ends without an event.
+  // Ends the transfer without an event.
   void stop();
 
   // For the streams:
   [[nodiscard]] const FetchRequest& wanted() const noexcept { return wanted_; }
-  // The next bucket that nobody has asked for.
+  // Returns the next bucket that no stream has requested.
   [[nodiscard]] std::optional<std::uint64_t> next_to_ask();
   [[nodiscard]] std::span<std::byte> destination(std::uint64_t bucket) const;
   void bucket_arrived(const ArrivedFrame& arrived);
@@ -48,8 +48,8 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   FetchRequest wanted_;
   TcpAddress source_;
   TransferEvents events_;
-  std::uint64_t cursor_ = 0;   // buckets below it are there or asked for
-  std::uint64_t missing_ = 0;  // buckets that are not there
+  std::uint64_t cursor_ = 0;   // all buckets below it have arrived or were requested
+  std::uint64_t missing_ = 0;  // number of buckets that have not arrived
   std::vector<std::shared_ptr<TransferStream>> streams_;
   uv_timer_t timer_{};
   std::shared_ptr<Transfer> timer_holds_;
@@ -63,7 +63,7 @@ class TransferStream : public std::enable_shared_from_this<TransferStream> {
   explicit TransferStream(std::shared_ptr<Transfer> transfer);
   void connect(uv_loop_t* loop, const TcpAddress& source);
   void close();
-  // Silent for longer than the deadline while something is expected of it.
+  // Returns whether the stream was silent for longer than the deadline while data was expected.
   [[nodiscard]] bool is_stalled(TimePoint at) const;
 
  private:
@@ -78,7 +78,7 @@ class TransferStream : public std::enable_shared_from_this<TransferStream> {
   uv_tcp_t handle_{};
   uv_connect_t connect_{};
   FrameReader reader_;
-  std::deque<std::uint64_t> asked_;  // buckets this stream waits for
+  std::deque<std::uint64_t> asked_;  // buckets that this stream waits for
   TimePoint last_heard_;
   bool is_connected_ = false;
   bool is_closing_ = false;

@@ -23,7 +23,8 @@ Result<std::unique_ptr<UvThread>> UvThread::start() {
   });
   WSYNC_CHECK(rc == 0, "a fresh loop takes an async handle");
   self->thread_ = std::thread([raw = self.get()] {
-    // Signals belong to the owner's loop; SIGPIPE of a closed peer becomes EPIPE.
+    // Signals belong to the owner's loop. With SIGPIPE blocked, a write to a closed peer fails with
+    // EPIPE.
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, nullptr);
@@ -47,7 +48,7 @@ void UvThread::post(std::function<void()> work) {
 
 void UvThread::run(const std::function<void()>& work) {
   WSYNC_CHECK(!in_thread(), "the bulk thread does not wait for itself");
-  // Shared: the thread may still be inside set_value() when the waiter has gone on.
+  // Shared, because the thread may still be inside set_value() when the waiting thread continues.
   const auto done = std::make_shared<std::promise<void>>();
   post([&work, done] {
     work();

@@ -1,4 +1,4 @@
-// UvThread: a thread that runs a libuv loop for bulk bytes, so that moving gigabytes never delays
+// UvThread: a thread that runs a libuv loop for bulk data, so that moving gigabytes never delays
 // the owner's loop (heartbeats, deadlines).
 #pragma once
 
@@ -13,21 +13,21 @@
 
 namespace wsync::transport::tcp {
 
-// Owns the loop and the thread. Outlives everything that runs on it; whoever made a handle on the
-// loop closes it before the UvThread goes.
+// Owns the loop and the thread. It must outlive everything that runs on it: the owner of a handle
+// on the loop closes the handle before the UvThread is destroyed.
 class UvThread {
  public:
   [[nodiscard]] static Result<std::unique_ptr<UvThread>> start();
-  // Runs what was posted, closes its own handle, lets pending closes finish, joins.
+  // Runs the posted work, closes its own handle, waits for pending closes and joins the thread.
   ~UvThread();
   UvThread(const UvThread&) = delete;
   UvThread& operator=(const UvThread&) = delete;
 
   // Runs a function on the thread, in the order of the calls. Any thread.
   void post(std::function<void()> work);
-  // The same, and returns when it has run. Any thread but this one.
+  // The same, but returns after the function has run. Any thread but this one.
   void run(const std::function<void()>& work);
-  // For handles; this thread only.
+  // For handles; only on this thread.
   [[nodiscard]] uv_loop_t* loop() noexcept { return &loop_; }
   [[nodiscard]] bool in_thread() const noexcept {
     return std::this_thread::get_id() == thread_.get_id();
@@ -44,7 +44,7 @@ class UvThread {
   std::thread thread_;
 };
 
-// The sentence of a libuv error code.
+// Returns the sentence of a libuv error code.
 [[nodiscard]] std::string uv_sentence(std::string_view what, int code);
 
 }  // namespace wsync::transport::tcp

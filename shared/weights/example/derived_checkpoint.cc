@@ -25,7 +25,8 @@ bool transposable(const TensorInfo& tensor) {
          shape[shape.size() - 1] != 0 && shape[shape.size() - 2] != 0;
 }
 
-// The tensor to change: a projection if there is one, else any matrix, else anything.
+// Chooses the tensor to change: a projection if there is one, otherwise a matrix, otherwise any
+// tensor.
 std::optional<std::size_t> choose_tensor(const Manifest& manifest) {
   std::optional<std::size_t> any;
   std::optional<std::size_t> matrix;
@@ -41,8 +42,8 @@ std::optional<std::size_t> choose_tensor(const Manifest& manifest) {
   return matrix ? matrix : any;
 }
 
-// Writes `to`: the header of safetensors file `from` with another shape of one tensor, and as many
-// bytes behind it, all of them a hole.
+// Writes `to`: the header of the safetensors file `from` with another shape of one tensor. The data
+// has the same size, but is a hole in the file.
 Result<> write_hollow_file(const fs::path& from, const fs::path& to, const std::string& tensor,
                            const std::vector<std::uint64_t>& shape) {
   std::ifstream in(from, std::ios::binary);

@@ -1,4 +1,4 @@
-// Checkpoints that are made from a given one: for demonstrations, benchmarks and tests.
+// Checkpoints that are derived from a given one, for demonstrations, benchmarks and tests.
 #pragma once
 
 #include <atomic>
@@ -11,12 +11,12 @@ namespace wsync::cli {
 
 struct ChangedCopy {
   std::string from;
-  std::string to;            // made here
-  unsigned bit = 0;          // 0 to 7: this one of a byte is flipped
-  std::uint64_t stride = 1;  // in the first byte of every tensor, and in each `stride`-th after it
+  std::string to;            // created here
+  unsigned bit = 0;          // 0 to 7: the bit that is flipped in a byte
+  std::uint64_t stride = 1;  // flips the first byte of every tensor, then every `stride`-th
 };
-// Writes a copy of a checkpoint with other bytes in every tensor. Errors of reading and writing;
-// kCancelled soon after `cancelled` is set. Nothing is left at `to` then.
+// Writes a copy of a checkpoint with changed bytes in every tensor. Returns errors of reading and
+// writing, and kCancelled soon after `cancelled` is set. After an error nothing remains at `to`.
 [[nodiscard]] Result<> write_changed_copy(const ChangedCopy& copy,
                                           const std::atomic<bool>& cancelled);
 
@@ -25,10 +25,10 @@ struct WrongShape {
   std::string expected;  // "[128, 64]"
   std::string found;
 };
-// Makes a directory `to` that looks like checkpoint `from` but for the shape of one tensor (a
-// transposed matrix where there is one). It takes next to no disk: other files are links, and the
-// changed one has a header but no bytes behind it. kInvalidInput without a tensor to change; errors
-// of reading and writing.
+// Creates a directory `to` that equals checkpoint `from` except for the shape of one tensor (a
+// transposed matrix if there is one). It uses almost no disk space: the other files are links, and
+// the changed file is a hole after its header. kInvalidInput if there is no tensor to change; also
+// errors of reading and writing.
 [[nodiscard]] Result<WrongShape> write_wrong_shape(const std::string& from, const std::string& to);
 
 }  // namespace wsync::cli

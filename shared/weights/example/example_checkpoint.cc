@@ -52,21 +52,20 @@ class File {
   UniqueFd fd_;
 };
 
-// The first state of a tensor's generator: other for each name, seed and step.
+// Returns the first state of a tensor's generator. It differs for each name, seed and step.
 std::uint64_t first_state(const std::string& name, const DemoCheckpoint& wanted) {
   const std::string text = fmt::format("{}/{}/{}", name, wanted.seed, wanted.step);
   const std::string digest = digest_of(std::as_bytes(std::span(text))).to_string();
   return std::stoull(digest.substr(0, 16), nullptr, 16) | 1U;
 }
 
-// Which bits of a word are random, and which are set, so that there is no NaN, no infinity and no
-// pattern.
+// Which bits of a word are random and which are set. They exclude NaN, infinity and patterns.
 struct Bits {
   std::uint64_t random = 0;
   std::uint64_t set = 0;
 };
 constexpr Bits bits_of(DType dtype) {
-  // Magnitudes 2^-1 to 2, both signs. BF16, and the upper half of F32: 2^-7 to 2^-5.
+  // F8_E4M3: magnitudes 2^-1 to 2, both signs. BF16, and the upper half of F32: 2^-7 to 2^-5.
   if (dtype == DType::kF8E4M3) return {0x8f8f'8f8f'8f8f'8f8fULL, 0x3030'3030'3030'3030ULL};
   if (dtype == DType::kF32) return {0x80ff'ffff'80ff'ffffULL, 0x3c00'0000'3c00'0000ULL};
   return {0x80ff'80ff'80ff'80ffULL, 0x3c00'3c00'3c00'3c00ULL};
@@ -124,8 +123,8 @@ Result<> write_json(const std::string& path, const nlohmann::json& object) {
   return file.write(text.data(), text.size());
 }
 
-// Consecutive tensors in shards of about equal size, each shard then in the writers' order: wider
-// elements first, which aligns them, then by name.
+// Puts consecutive tensors into shards of about equal size. Each shard is then sorted in the order
+// of the reference writer: wider elements first, which aligns them, then by name.
 std::vector<std::vector<Tensor>> to_shards(const std::vector<Tensor>& tensors, std::uint64_t total,
                                            std::uint32_t count) {
   std::vector<std::vector<Tensor>> shards(1);
@@ -176,7 +175,7 @@ Result<std::vector<Tensor>> list_tensors(const CheckpointModel& model,
     const auto bytes = WSYNC_TRY(info.byte_size());
     if (info.name == wanted.wrong_shape) {
       found = true;
-      // The same bytes in another shape: [r, c] becomes [r, c/2, 2].
+      // The same number of bytes in another shape: [r, c] becomes [r, c/2, 2].
       info.shape.back() /= 2;
       info.shape.push_back(2);
     }
@@ -210,7 +209,7 @@ Result<DemoCheckpointInfo> make_demo_checkpoint(const DemoCheckpoint& wanted) {
   if (error) return fail_errno(partial, error.value());
 
   Result<> written = write_all(partial, model, tensors, total, wanted);
-  // rename() would replace an empty directory made meanwhile, which harms nobody.
+  // rename() would replace an empty directory that was created meanwhile, which does no harm.
   if (written && ::rename(partial.c_str(), directory.c_str()) != 0)
     written = fail_errno("rename to " + directory, errno);
   if (!written) {

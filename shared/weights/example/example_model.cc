@@ -13,7 +13,7 @@ constexpr std::uint64_t kElementBytes = 2;  // bf16
 constexpr std::uint32_t kHiddenMin = 64;
 constexpr std::uint32_t kExperts = 16;
 constexpr std::uint32_t kHeadDimMax = 128;
-constexpr std::uint64_t kLayersWanted = 8;  // at least, where the size allows it
+constexpr std::uint64_t kLayersWanted = 8;  // at least, if the size allows it
 
 TensorInfo bf16(std::string name, std::vector<std::uint64_t> shape) {
   return {.name = std::move(name), .dtype = DType::kBF16, .shape = std::move(shape)};
@@ -29,7 +29,8 @@ std::uint64_t elements(const std::vector<TensorInfo>& tensors) {
   return sum;
 }
 
-// Proportions of Qwen3-30B-A3B: queries 2x, keys and values 1/4x, experts 3/8x the hidden size.
+// Proportions of Qwen3-30B-A3B relative to the hidden size: queries 2x, keys and values 1/4x,
+// experts 3/8x.
 DemoModel of_hidden(std::uint32_t hidden) {
   DemoModel model;
   model.hidden = hidden;
@@ -76,7 +77,7 @@ Result<DemoModel> DemoModel::scaled_to(std::uint64_t bytes) {
         ErrorCode::kInvalidInput,
         fmt::format("a demo checkpoint of {}: expected {} to {}", config::format_size(bytes),
                     config::format_size(kDemoBytesMin), config::format_size(kDemoBytesMax)));
-  // Four fifths in the layers, the rest in embeddings and head, whose rows take up what is left.
+  // Four fifths go to the layers. The rows of the embeddings and the head use up the rest.
   const std::uint64_t for_layers = bytes / 5 * 4;
   DemoModel model = of_hidden(kHiddenMin);
   while (for_layers / layer_bytes(of_hidden(2 * model.hidden)) >= kLayersWanted)

@@ -1,4 +1,4 @@
-// A made-up model with the names and proportions of Qwen3-MoE (Hugging Face), scaled to a size.
+// A synthetic model with the names and proportions of Qwen3-MoE (Hugging Face), scaled to a size.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +20,10 @@ struct DemoModel {
   std::uint32_t key_value_heads = 0;
   std::uint64_t vocabulary = 0;
 
-  // The model whose bf16 weights come closest to `bytes` without passing them (within a few KiB).
-  // kInvalidInput below kDemoBytesMin or above kDemoBytesMax.
+  // Returns the model whose bf16 weights come closest to `bytes` without exceeding them (within a
+  // few KiB). kInvalidInput below kDemoBytesMin or above kDemoBytesMax.
   [[nodiscard]] static Result<DemoModel> scaled_to(std::uint64_t bytes);
-  // Every tensor, in the order of the model: embeddings, layers, final norm, head.
+  // All tensors, in the order of the model: embeddings, layers, final norm, head.
   [[nodiscard]] std::vector<TensorInfo> tensors() const;
   // The model's config.json.
   [[nodiscard]] nlohmann::json config() const;

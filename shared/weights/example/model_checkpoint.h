@@ -1,4 +1,4 @@
-// Checkpoints of published models by name, scaled to a size. With WSYNC_BUILD_BENCH.
+// Checkpoints of published models by name, scaled to a size. Only with WSYNC_BUILD_BENCH.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace wsync::cli {
 
-// The tensors and config.json of scaled_shape.h: of `bytes` at most. kInvalidInput for a
-// name that is not there and a size that is too small.
+// Returns the tensors and config.json of a model that model_shape.h scales to at most `bytes`.
+// kInvalidInput for an unknown name or a size that is too small.
 [[nodiscard]] Result<CheckpointModel> published_model(const std::string& name, std::uint64_t bytes);
 
 }  // namespace wsync::cli

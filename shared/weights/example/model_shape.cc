@@ -14,9 +14,10 @@ namespace {
 // Sources: config.json of each model on Hugging Face (Qwen/Qwen3-30B-A3B, Qwen/Qwen3-235B-A22B,
 // zai-org/GLM-4.5-Air, deepseek-ai/DeepSeek-V3.1, moonshotai/Kimi-K2-Instruct). Parameters: the
 // `safetensors` entry of the same models in Hugging Face's API. Tensors and bytes of
-// Qwen3-235B-A22B: `weight_map` and `total_size` of its model.safetensors.index.json; of Kimi-K2:
-// the headers of all 61 files, as somebody has added them up. Kimi-K2: the API's total of
-// Kimi-K2-Base, 1026470731056; for Kimi-K2-Instruct it leaves the scales out (1026408235864).
+// Qwen3-235B-A22B: `weight_map` and `total_size` of its model.safetensors.index.json. Tensors and
+// bytes of Kimi-K2: a third party's sum over the headers of all 61 files. Parameters of Kimi-K2:
+// the API's total of Kimi-K2-Base, 1026470731056, because the total of Kimi-K2-Instruct
+// (1026408235864) excludes the scales.
 constexpr std::array<ModelShape, 5> kShapes = {{
     {.name = "Qwen3-30B-A3B",
      .architecture = "Qwen3MoeForCausalLM",
@@ -131,7 +132,7 @@ constexpr std::uint64_t blocks_of(std::uint64_t size) {
   return (size + kScaleBlock - 1) / kScaleBlock;
 }
 
-// Puts the tensors of a model together, in its order.
+// Builds the list of a model's tensors, in the order of the model.
 class TensorList {
  public:
   explicit TensorList(const ModelShape& shape) : shape_(shape) {}
@@ -208,7 +209,7 @@ class TensorList {
     if (shape_.shared_experts > 0)
       gated(prefix + "shared_experts.", shape_.shared_experts * shape_.expert_intermediate);
   }
-  // A layer that predicts a further token has embeddings, head and norms of its own.
+  // A layer that predicts a further token has its own embeddings, head and norms.
   void add_prediction(const std::string& prefix) {
     const ModelShape& s = shape_;
     add(prefix + "embed_tokens.weight", {s.vocabulary, s.hidden});

@@ -1,4 +1,4 @@
-// How a published model is made smaller; the rule is in model_shape.h.
+// Scales a published model down. model_shape.h describes the rule.
 #include <algorithm>
 #include <array>
 
@@ -13,10 +13,11 @@ constexpr std::uint64_t kExpertsMin = 8;
 constexpr std::uint64_t kHeadsMin = 4;
 constexpr std::uint64_t kWidthMin = 8;
 
-// Bytes of one row of the vocabulary: embeddings and head, and those of layers that predict.
+// Bytes of one row of the vocabulary: embeddings and head of the model and of each predicting
+// layer.
 std::uint64_t row_bytes(const ModelShape& s) { return (1 + s.mtp_layers) * 2 * s.hidden * 2; }
 
-// All that is no row of the vocabulary.
+// Bytes of everything except the rows of the vocabulary.
 std::uint64_t fixed_bytes(ModelShape shape) {
   shape.vocabulary = 0;
   return totals_of(tensors_of(shape)).bytes;
@@ -41,7 +42,7 @@ void halve_widths(ModelShape& s) {
   }
 }
 
-// The same widths with as few layers as keep every kind.
+// The same widths with the given layers and at most one predicting layer.
 ModelShape with_layers(ModelShape s, std::uint64_t dense, std::uint64_t expert_layers) {
   s.dense_layers = dense;
   s.layers = dense + expert_layers;
