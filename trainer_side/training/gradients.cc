@@ -91,8 +91,8 @@ void route_gradient(const moe::Routing& routing, std::span<const float> dweights
         ConstMatrix(routing.probabilities, dlogits.rows(), dlogits.columns()).row(token);
     const std::span<float> gradient = dlogits.row(token);
     std::fill(gradient.begin(), gradient.end(), 0.0F);
-    float sum = 0;       // of the chosen probabilities
-    float weighted = 0;  // of the gradients of the weights
+    float sum = 0;       // sum of the chosen probabilities
+    float weighted = 0;  // weighted sum of the gradients of the weights
     for (std::size_t i = token * chosen; i < (token + 1) * chosen; ++i) {
       sum += probabilities[routing.experts[i]];
       weighted += dweights[i] * routing.weights[i];
