@@ -24,8 +24,8 @@ struct Agreement {
   double mismatch_max = 0;  // over `tokens`
   double mismatch_mean = 0;
   std::size_t all_tokens = 0;  // tokens compared with the newest weights
-  double drift_max =
-      0;  // over `all_tokens`: the change of the policy since then, plus any mismatch
+  // Over `all_tokens`: the change of the policy since then, plus any mismatch.
+  double drift_max = 0;
   double drift_mean = 0;
 };
 

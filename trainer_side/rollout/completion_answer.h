@@ -12,9 +12,9 @@
 
 namespace wsync::rollout {
 
-// maximum JSON size of one token
+// Maximum JSON size of one token.
 inline constexpr std::uint64_t kAnswerTokenBytes = 1 * limits::kKiB;
-// size of the fields around the tokens
+// Size of the fields around the tokens.
 inline constexpr std::uint64_t kAnswerFrameBytes = 64 * limits::kKiB;
 inline constexpr std::uint64_t kAnswerBytes = 256 * limits::kMiB;  // maximum size of one answer
 // Log-probabilities up to this value are accepted, because rounding can put them above 0.

@@ -26,7 +26,7 @@ struct Span {
 
 // One answer. A token is a byte.
 struct Rollout {
-  // generated tokens; the last one is the end of the answer, if it was generated
+  // Generated tokens; the last one is the end of the answer, if it was generated.
   std::vector<std::uint32_t> tokens;
   std::vector<float> log_probabilities;  // of each token, under the policy that generated it
   std::vector<Span> spans;               // cover all tokens, in order

@@ -171,7 +171,7 @@ std::string TrainReport::rollouts_columns(const json& step) const {
         compared ? fmt::format("{:.1e}", rollouts.at("mismatch_most").get<double>()) : "-",
         rollouts.at("drift_most").get<double>());
   }
-  // empty, because right answers were given
+  // Empty, because right answers were given.
   return fmt::format("{:>{}}", "", 2 + 6 + 2 + 4 + 2 + 8 + 2 + 8);
 }
 

@@ -402,7 +402,7 @@ class Launch {
   bool is_stopping_ = false;
   bool is_told_ = false;
   std::deque<Generation> generations_;
-  // destroyed first: the processes end before the segments
+  // Destroyed first: the processes end before the segments.
   std::unique_ptr<ChildProcesses> children_;
   std::vector<Seat> seats_;
 };

@@ -53,7 +53,7 @@ class Membership {
   collective::memory::MemoryGroup* memory_ = nullptr;  // owned by renewed_
   std::uint64_t word_ = 0;
   bool is_first_;
-  // uses memory_; must be destroyed first
+  // Uses memory_; must be destroyed first.
   std::unique_ptr<collective::memory::Heartbeat> heartbeat_;
 };
 

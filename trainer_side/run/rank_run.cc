@@ -182,7 +182,7 @@ class RankRun {
     fail_point("end");
     if (stopped_ && !config_.save.directory.empty() && saved_ != facts_.step) WSYNC_TRY(save());
     if (publisher_) publisher_->end_all();
-    // long deadline: rank 0 may have waited for the fleet
+    // Long deadline: rank 0 may have waited for the fleet.
     WSYNC_TRY(wait_for_all(group_, kSaveDeadline));
     WSYNC_TRY(traces_->write(&group_));
     if (!std::exchange(told_end_, true)) {
@@ -444,7 +444,7 @@ class RankRun {
   bool is_new_ = replaces();          // a replacement that has not received anything yet
   TimePoint began_ = now();           // start of the current step or of this process
   std::uint64_t published_ = 0;       // newest step that this rank has begun to publish
-  // steps up to this one are not published again: engines have them
+  // Steps up to this one are not published again: engines have them.
   std::uint64_t publishes_above_ = 0;
   bool stopped_ = false;
   bool told_end_ = false;

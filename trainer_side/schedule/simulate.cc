@@ -100,7 +100,7 @@ class Run {
  private:
   // In lockstep, an operation waits for all operations of the previous part, on both lanes.
   struct Parts {
-    // operations of each part that is not empty, in order
+    // Operations of each part that is not empty, in order.
     std::vector<std::vector<std::uint32_t>> members;
     std::vector<std::uint32_t> part_of;  // index into `members`; copies have one too
   };

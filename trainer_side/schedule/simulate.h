@@ -92,7 +92,7 @@ struct Simulation {
   // forwards and backwards.
   double ideal = 0;
   double bubble_ratio = 0;  // makespan / ideal - 1
-  // median duration of a pair with its waits; absent if there are no pairs
+  // Median duration of a pair with its waits. Absent if there are no pairs.
   std::optional<double> pair;
   std::vector<RankReport> ranks;
   std::vector<std::vector<Timing>> operations;  // indexed as in the program

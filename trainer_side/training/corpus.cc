@@ -68,7 +68,7 @@ Result<> append_file(const fs::path& path, Bytes& text) {
   if (error) return cannot_read(path, error);
   if (text.size() + size + 1 > kCorpusBytes) return too_long();
   const Result<Bytes> read = read_small_file(path, kCorpusBytes - text.size() - 1);
-  // the file has grown
+  // The file has grown.
   if (!read && read.error().code() == ErrorCode::kInvalidInput) return too_long();
   if (!read) return fail(read.error());
   text.insert(text.end(), read->begin(), read->end());

@@ -21,7 +21,7 @@ namespace wsync::training {
 inline constexpr std::uint64_t kRecoveryBucketBytes = std::uint64_t{4} << 20U;
 
 struct Recovered {
-  // the step that all ranks run next, each on the same micro-batches as ever
+  // The step that all ranks run next, each on the same micro-batches as ever.
   std::uint64_t step = 1;
   // The result of the previous step, if a remaining rank completed it. Rank 0 must report it if its
   // process is new.

@@ -163,8 +163,7 @@ Result<std::unique_ptr<TrainingRank>> TrainingRank::create(const TrainingOptions
     return std::unique_ptr<TrainingRank>(
         new TrainingRank(options, place_of(options.sizes, rank),
                          std::make_shared<const schedule::Program>(std::move(program)), group));
-    // thrown by the standard library: out of memory, or too long
-  } catch (const std::exception& error) {
+  } catch (const std::exception& error) {  // of the standard library: no memory, or too long
     return fail(ErrorCode::kResourceExhausted,
                 fmt::format("rank {}: no memory for its weights, gradients and activations ({}); "
                             "take a smaller model or micro-batch, more ranks, or offload",
