@@ -36,7 +36,7 @@ struct ScheduleOptions {
   std::optional<std::uint32_t> group = {};
   // Interleaved only: combines a forward and the backward of another micro-batch into one action.
   bool overlap = false;
-  // E: forwards in the warm-up of each rank beyond those of interleaved 1F1B. Absent: 1 with
+  // e: forwards in the warm-up of each rank beyond those of interleaved 1F1B. Absent: 1 with
   // overlap, 0 without. With overlap and e = 0, the last rank would pair a forward with its own
   // backward.
   std::optional<std::uint32_t> extra_warmup = {};
