@@ -85,6 +85,7 @@ void Trainer::run() {
 }
 
 Result<> Trainer::post(std::function<void(RankRole&)> work) {
+  // The lock keeps the loop alive: run() clears loop_ under it before it destroys the loop.
   const std::lock_guard lock(mutex_);
   if (loop_ == nullptr) return fail(ErrorCode::kInvalidInput, "the trainer has not been started");
   loop_->post([role = role_, work = std::move(work)] { work(*role); });

@@ -322,6 +322,7 @@ void RolloutPool::State::ask(Replica& replica, CompletionClient& client,
     scored = score(reward, group);
   }
   lock.lock();
+  // After another begin() the ticket belongs to the previous range of steps.
   if (cancelled || begun_by != beginnings) return;
   if (!rollouts) {
     waiting.insert(ticket);

@@ -325,6 +325,7 @@ class Launch {
     const training::Tag tag = training::tag_of_word(last_sign(rank).word);
     Seat& seat = seats_[rank];
     if (rank == 0) {
+      // Keep the events that the lost process has sent, and ignore later ones if it is not killed.
       if (seat.child->running()) seat.child->drain_lines();
       seat.child->on_line = {};
     }

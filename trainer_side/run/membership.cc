@@ -66,6 +66,7 @@ Result<> Membership::enter(int segment) {
   auto attached = WSYNC_TRY(collective::memory::attach(segment, start_.rank));
   auto* const entered = attached.get();
   entered->notify(word_);
+  // The heartbeat uses the former group, which regroup() releases.
   heartbeat_.reset();
   if (renewed_)
     WSYNC_TRY(renewed_->regroup(std::move(attached)));

@@ -57,6 +57,7 @@ class Run {
       failure_ = error;
       changed_.notify_all();
     }
+    // Called without the lock: the lanes whose waits it ends need the lock to stop.
     hooks_.on_failure(error);
   }
 

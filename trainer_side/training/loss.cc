@@ -11,7 +11,7 @@
 namespace wsync::training {
 namespace {
 
-// The softmax of one row of logits.
+// The softmax of one row of logits. Subtracts the highest logit, so that exp cannot overflow.
 class Softmax {
  public:
   explicit Softmax(std::span<const float> logits)
@@ -53,10 +53,12 @@ TargetLoss policy_loss_of(double log_probability, const PolicyTarget& target,
     const double ratio = std::exp(log_probability - static_cast<double>(target.behaviour));
     const std::optional<double> bound = clipped_to(ratio, advantage, loss);
     result.value = -bound.value_or(ratio) * advantage;
+    // The derivative of the ratio by the log-probability is the ratio.
     if (!bound) result.slope = result.value;
   }
   if (loss.kl != 0) {
     const auto kl = static_cast<double>(loss.kl);
+    // 1/q = exp(apart). expm1 is exact also if the two policies are almost equal.
     const double apart = static_cast<double>(target.reference) - log_probability;
     const double excess = std::expm1(apart);
     result.value += kl * (excess - apart);

@@ -17,7 +17,7 @@ class Random {
     z = (z ^ (z >> 27U)) * 0x94d049bb133111ebU;
     return z ^ (z >> 31U);
   }
-  // Uniform in (0, 1].
+  // Uniform in (0, 1], so that the logarithm is finite.
   double unit() { return (static_cast<double>(next() >> 11U) + 1) * 0x1.0p-53; }
   // Normal with mean 0 and standard deviation 1 (Box-Muller).
   double normal() {

@@ -205,6 +205,7 @@ Result<> Update::sum_gradients(RankGradients& gradients) {
   WSYNC_TRY(collective::reduce_scatter(shards_[1].team, sources, shards_[1].cuts,
                                        shards_[1].own.gradient, deadline()));
   if (options_.spec.tied_embeddings) WSYNC_TRY(sum_tied_head(gradients));
+  // Last: the gradient of a tied head was added to the owner's shard only.
   return give_to_second_holders();
 }
 
@@ -292,6 +293,7 @@ Result<StepResult> Update::agree(std::uint64_t step, double loss, std::uint64_t 
 
 Result<StepResult> Update::run(std::uint64_t step, double loss, std::uint64_t tokens,
                                RankGradients& gradients) {
+  // The held gradients change below. Until they are complete, recovery must not use them.
   progress_.reduced = 0;
   WSYNC_TRY(sum_gradients(gradients));
   progress_.reduced = step;

@@ -116,7 +116,7 @@ typedef struct {
 typedef struct {
   wsync_version from;
   wsync_version to;
-  int partial; /* 1: decided, but not every replica has acknowledged; the error names the others */
+  int partial; /* 1: decided, but not every replica has acknowledged; the error names the missing */
 } wsync_rollback;
 
 /* Reads and checks the configuration; `*trainer` is NULL on failure. `checkpoint` and `watch` of
