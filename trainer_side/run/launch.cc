@@ -293,7 +293,7 @@ class Launch {
     for (std::uint32_t rank = 0; rank < seats_.size(); ++rank) {
       Seat& seat = seats_[rank];
       if (!seat.child->running()) continue;
-      // This process replaces a rank that was lost in the last barrier. It has nothing to do.
+      // A process without a tag replaced a rank that was lost in the last barrier. It has no work.
       const bool is_new = training::tag_of_word(last_sign(rank).word) == training::Tag{};
       if (is_new) {
         seat.is_lost = true;
@@ -403,7 +403,7 @@ class Launch {
   bool is_stopping_ = false;
   bool is_told_ = false;
   std::deque<Generation> generations_;
-  // Destroyed first: the processes end before the segments.
+  // Destroyed before generations_: the processes must end before their segments.
   std::unique_ptr<ChildProcesses> children_;
   std::vector<Seat> seats_;
 };

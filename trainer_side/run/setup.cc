@@ -175,7 +175,7 @@ std::string rollout_text(const config::TrainConfig& config) {
                      c.warm_start_steps, c.answers);
 }
 
-// Digest in place of the text's, for a run whose engines generate its data.
+// Returns the digest of the task. It replaces that of the text if engines generate the data.
 Digest problems_of(const config::RolloutConfig& config) {
   const std::string name = fmt::format("{} {}", config.task, config.digits);
   return digest_of(std::as_bytes(std::span(name)));

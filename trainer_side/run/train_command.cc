@@ -61,7 +61,7 @@ std::vector<std::string> settings_of(const Context& context, const TrainOptions&
 // rank therefore reads the same configuration as the first ranks, even if the file has changed.
 Result<std::string> kept_as_it_is(const std::string& path) {
   const auto text = WSYNC_TRY(config::read_config_file(path));
-  const int fd = ::memfd_create("train.yaml", 0);  // exists as long as this process
+  const int fd = ::memfd_create("train.yaml", 0);  // exists until this process ends
   if (fd < 0 || ::write(fd, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
     return fail_errno(path + ": cannot be kept in memory", errno);
   return fmt::format("/proc/self/fd/{}", fd);

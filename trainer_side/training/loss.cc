@@ -58,7 +58,7 @@ TargetLoss policy_loss_of(double log_probability, const PolicyTarget& target,
   }
   if (loss.kl != 0) {
     const auto kl = static_cast<double>(loss.kl);
-    // 1/q = exp(apart). expm1 is exact also if the two policies are almost equal.
+    // 1/q = exp(apart). expm1 stays precise if the two policies are almost equal.
     const double apart = static_cast<double>(target.reference) - log_probability;
     const double excess = std::expm1(apart);
     result.value += kl * (excess - apart);
