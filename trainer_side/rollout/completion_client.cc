@@ -14,7 +14,7 @@ constexpr const char* kCompletionsPath = "/v1/completions";
 constexpr const char* kReadyPath = "/ready";
 constexpr const char* kVersionPath = "/weight_info";
 
-// The error for a response that does not answer the request.
+// Returns the error for a response whose status is not 200.
 tl::unexpected<Error> refusal(const std::string& path, const http::ClientResponse& answer) {
   const std::string said = read_refusal(answer.body);
   if (answer.status == 503)

@@ -44,7 +44,7 @@ struct PoolOptions {
   // Maximum age of a rollout in steps. With 0, a replica is asked for step s only after it serves
   // the weights of step s - 1.
   std::uint32_t max_staleness = 0;
-  // False: versions are reported but not checked, because nobody publishes.
+  // If false, versions are reported but not checked, because nobody publishes.
   bool versions_count = true;
   std::uint32_t requests = 4;                  // concurrent requests to each replica
   std::chrono::milliseconds deadline{30'000};  // limit of one request
@@ -54,7 +54,7 @@ struct PoolOptions {
 
 struct PoolStats {
   std::uint64_t dropped_stale = 0;  // groups that were too old, or of an older epoch
-  // requests that failed: replica lost, late, not ready, aborted, wrong answer
+  // Requests that failed: replica lost, late, not ready, aborted, wrong answer.
   std::uint64_t failed = 0;
   std::string last_failure;
 };
