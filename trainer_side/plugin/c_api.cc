@@ -34,7 +34,8 @@ thread_local std::string last_error;
 
 wsync_code code_of(ErrorCode code) { return static_cast<wsync_code>(static_cast<int>(code) + 1); }
 
-// Runs `body`, a function that returns a Result<>. No exception leaves it: the caller may be C.
+// Runs `body`, a function that returns a Result<>. Catches all exceptions, because the caller may
+// be C.
 template <class Body>
 wsync_code run(Body body) {
   try {
@@ -51,7 +52,7 @@ wsync_code run(Body body) {
   }
 }
 
-// None for -1: the caller sets no limit.
+// Returns std::nullopt for -1, which means no limit.
 Result<std::optional<std::chrono::milliseconds>> time_of(int timeout_ms) {
   if (timeout_ms >= 0) return std::chrono::milliseconds(timeout_ms);
   if (timeout_ms == -1) return std::nullopt;
@@ -123,7 +124,7 @@ void fill(wsync_publish_status& out, const wsync::plugin::PublishView& view) {
   std::memcpy(out.reason, status.reason.data(), n);
 }
 
-// The result of a wait that has ended with this status.
+// Returns the result of a wait that has ended with this status.
 Result<> judge(const wsync::control::PublishStatus& status) {
   if (status.state == PublishState::kFailed)
     return wsync::fail(static_cast<ErrorCode>(status.code), status.reason);
@@ -138,8 +139,9 @@ struct wsync_trainer {
   wsync::HomeProcess home;
   std::unique_ptr<wsync::plugin::Trainer> trainer;
   std::mutex mutex;
-  std::vector<RankTensor> tensors;     // under mutex
-  wsync::plugin::RankTensors current;  // under mutex: the same, as publishes hold it; or null
+  std::vector<RankTensor> tensors;  // protected by mutex
+  // Protected by mutex: the same tensors as passed to publishes; or null.
+  wsync::plugin::RankTensors current;
 
   wsync::plugin::RankTensors described() {
     const std::lock_guard lock(mutex);
@@ -150,8 +152,8 @@ struct wsync_trainer {
 
 namespace {
 
-// Called before anything else of the handle is used: in a forked child its locks may be held by
-// threads that do not exist there.
+// Must be called before anything else of the handle is used: in a forked child, locks may be held
+// by threads that do not exist there.
 Result<> check(const wsync_trainer* trainer) {
   if (trainer == nullptr) return wsync::fail(ErrorCode::kInvalidInput, "trainer is NULL");
   return trainer->home.check("wsync_trainer");
@@ -160,8 +162,8 @@ Result<> check(const wsync_trainer* trainer) {
 }  // namespace
 
 wsync_code wsync_trainer_create(const wsync_trainer_options* options, wsync_trainer** trainer) {
-  // Installed with the first handle only: a program without handles, for instance one that passes
-  // descriptors to processes of its own, forks as it likes.
+  // Installed with the first handle only, so that a program without handles may fork freely and
+  // pass descriptors to its child processes.
   wsync::close_descriptors_in_children();
   if (trainer != nullptr) *trainer = nullptr;
   return run([&]() -> Result<> {

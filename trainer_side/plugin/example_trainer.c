@@ -1,7 +1,7 @@
-/* The smallest trainer: one BF16 tensor, published after every step. Where the sidecars connect is
- * a matter of the configuration (WSYNC_RUN_DIR, or a YAML file).
+/* The smallest trainer: one BF16 tensor, published after every step. The configuration sets the
+ * address to which sidecars connect (WSYNC_RUN_DIR, or a YAML file).
  * Usage: wsync_example_trainer TENSOR ROWS COLUMNS [STEPS]
- * Ends with 0 after STEPS (default 2) versions that the engines serve. */
+ * Exits with 0 after the engines have served STEPS (default 2) versions. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 static int give_up(const char* what, wsync_trainer* trainer) {
   fprintf(stderr, "%s: %s\n", what, wsync_trainer_error());
-  wsync_trainer_destroy(trainer); /* takes its sockets with it; NULL is fine */
+  wsync_trainer_destroy(trainer); /* removes its sockets; NULL is allowed */
   return 1;
 }
 
@@ -39,7 +39,7 @@ int main(int argc, char** argv) {
   wsync_publish_status status;
   for (uint64_t step = 1; step <= steps; step++) {
     train(weights, shape[0] * shape[1], step);
-    /* Returns when the weights may change again; the version travels while the training goes on. */
+    /* Returns when the weights may change again. The version is transferred during training. */
     if (wsync_trainer_publish(trainer, step, &publish) != WSYNC_OK)
       return give_up("publish", trainer);
     if (wsync_trainer_wait(trainer, publish, WSYNC_PUBLISH_COMMITTED, 60000, &status) != WSYNC_OK)

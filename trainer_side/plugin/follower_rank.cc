@@ -1,4 +1,4 @@
-// FollowerRank: ranks 1 and up. Each copies its shards into arenas of its own, gives them to rank
+// FollowerRank: ranks 1 and above. Each copies its shards into its own arenas, sends them to rank
 // 0, and receives the status of the version from rank 0.
 #include <algorithm>
 #include <chrono>
@@ -25,7 +25,7 @@ namespace {
 
 using control::PublishState;
 
-// One arena is read by rank 0 while the next one is written.
+// Rank 0 reads one arena while the next one is written.
 constexpr std::uint32_t kArenas = 2;
 
 Result<publish::MemorySource> shard_source(const std::vector<publish::RankTensor>& tensors) {
@@ -38,8 +38,8 @@ Result<publish::MemorySource> shard_source(const std::vector<publish::RankTensor
   return publish::MemorySource::create(std::move(shards));
 }
 
-// The identity of the file at a path; none when there is no file. It tells a socket from the one
-// that has replaced it under the same path.
+// The identity of the file at a path; std::nullopt if there is no file. It distinguishes a socket
+// from its replacement at the same path.
 using FileIdentity = std::pair<dev_t, ino_t>;
 std::optional<FileIdentity> file_at(const std::string& path) {
   struct stat status{};
@@ -47,8 +47,8 @@ std::optional<FileIdentity> file_at(const std::string& path) {
   return FileIdentity(status.st_dev, status.st_ino);
 }
 
-// It has more than 25 methods: each command of a rank and each message of the leader has a method
-// of its own.
+// The class has more than 25 methods: each command of a rank and each message of the leader has its
+// own method.
 class FollowerRank final : public RankRole {
  public:
   FollowerRank(Loop& loop, const RankSettings& settings, PublishBoard& board)
@@ -74,7 +74,7 @@ class FollowerRank final : public RankRole {
   FollowerRank& operator=(const FollowerRank&) = delete;
 
   void publish(PublishOrder order) override;
-  void give_up(std::uint64_t /*step*/) override {}  // its snapshots do not wait
+  void give_up(std::uint64_t /*step*/) override {}  // its snapshots do not wait for anything
   void roll_back(const Version& /*to*/,
                  std::function<void(Result<control::RollbackReply>)> on_done) override {
     on_done(fail(ErrorCode::kInvalidInput,
@@ -86,19 +86,20 @@ class FollowerRank final : public RankRole {
   // One publish, from its snapshot until rank 0 reports its end.
   struct Pending {
     PublishOrder order;
-    // A second publish of the same weights while the end of `order` is not known. It ends as
-    // `order` does, or takes its place when `order` fails.
+    // A second publish of the same weights, received before the end of `order` is known. It gets
+    // the result of `order`, or replaces it if `order` fails.
     std::optional<PublishOrder> again;
     control::PublishStatus status;
     control::Snapshotted report;
-    std::shared_ptr<const publish::Snapshot> snapshot;  // until rank 0 has made a version of it
-    bool is_snapshotted = false;                        // or has failed to be
+    // Kept until rank 0 has made a version of it.
+    std::shared_ptr<const publish::Snapshot> snapshot;
+    bool is_snapshotted = false;  // the snapshot is complete or has failed
     bool is_sent = false;
     bool is_heard = false;  // rank 0 has made a version of this step
-    // It has failed because another rank was lost. Rank 0 keeps the report, and this rank the
-    // snapshot, for the case that the step is published again.
+    // The publish failed because another rank was lost. Rank 0 keeps the report and this rank keeps
+    // the snapshot, in case the step is published again.
     bool is_kept = false;
-    std::optional<TimePoint> deadline;  // none while the weights are read
+    std::optional<TimePoint> deadline;  // absent while the weights are read
   };
   using PendingList = std::list<Pending>;
 
@@ -131,8 +132,8 @@ class FollowerRank final : public RankRole {
   std::shared_ptr<publish::Snapshotter> snapshotter_;
   std::unique_ptr<control::UnixStream> stream_;
   std::optional<FileIdentity> leader_;  // the socket that stream_ is connected to
-  std::optional<Error> refusal_;        // why rank 0 closes this connection, as rank 0 says
-  std::optional<Error> stopped_;        // another process is this rank
+  std::optional<Error> refusal_;        // reason that rank 0 gave for closing this connection
+  std::optional<Error> stopped_;        // set if another process is now this rank
   std::string problem_;                 // of the last connection, for error sentences
   RankTensors described_;               // the description that was sent on this connection
   std::chrono::milliseconds pause_{limits::kReconnectMinMs};
@@ -205,7 +206,8 @@ void FollowerRank::handle_snapshot(std::uint64_t id, Taken taken) {
     pending.status.code = static_cast<std::uint8_t>(taken.error().code());
     pending.status.reason = taken.error().message();
   }
-  // Rank 0 waits this long for the report. A failure is reported too, so that it need not wait.
+  // Rank 0 waits this long for the report. A failure is reported too, so that rank 0 does not wait
+  // in vain.
   pending.deadline = now() + settings_.config.deadlines.gather;
   notify(pending);
   if (take_over_kept(pending) && is_final(pending.status.state)) pending_.erase(found);
@@ -213,8 +215,8 @@ void FollowerRank::handle_snapshot(std::uint64_t id, Taken taken) {
   arm_deadline();
 }
 
-// True when rank 0 already holds a report of this step with the same content, which then counts for
-// this publish too: nothing is left to be reported.
+// Returns true if rank 0 already holds a report of this step with the same content. That report
+// then also counts for this publish, and nothing needs to be sent.
 bool FollowerRank::take_over_kept(Pending& pending) {
   const auto kept = std::ranges::find_if(
       pending_, [&](const Pending& p) { return p.is_kept && p.order.step == pending.order.step; });
@@ -238,7 +240,7 @@ bool FollowerRank::take_over_kept(Pending& pending) {
   return same;
 }
 
-// ---- the link ----
+// ---- connection to rank 0 ----
 
 void FollowerRank::connect() {
   control::StreamCallbacks callbacks;
@@ -261,7 +263,7 @@ void FollowerRank::connect() {
                                  .world_size = settings_.world_size,
                                  .pid = static_cast<std::uint32_t>(::getpid()),
                                  .incarnation = settings_.incarnation};
-  if (const auto sent = stream_->send({}, hello); !sent) return;  // on_close follows
+  if (const auto sent = stream_->send({}, hello); !sent) return;  // on_close is called next
   send_reports();
 }
 
@@ -276,8 +278,8 @@ void FollowerRank::handle_frame(const control::Frame& frame) {
                 control::message_name(control::type_of(frame.message)));
 }
 
-// A rank 0 that hangs keeps its connections, so their end does not show that it was replaced. Its
-// successor has a new socket at the same path.
+// A rank 0 that hangs keeps its connections, so they do not show that it was replaced. The new rank
+// 0 has a new socket at the same path.
 void FollowerRank::leave_replaced_leader() {
   if (!stream_) return;
   const auto there = file_at(path_);
@@ -314,13 +316,14 @@ void FollowerRank::stop(const Error& why) {
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto next = std::next(it);
     if (it->is_snapshotted)
-      end(it, why.code(), why.message());  // one that is being copied ends in handle_snapshot()
+      // A publish that is being copied ends in handle_snapshot().
+      end(it, why.code(), why.message());
     it = next;
   }
   arm_deadline();
 }
 
-// In the order of the publishes, because rank 0 only accepts steps that grow.
+// In the order of the publishes, because rank 0 only accepts increasing steps.
 void FollowerRank::send_reports() {
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto next = std::next(it);
@@ -328,7 +331,7 @@ void FollowerRank::send_reports() {
     if (!it->is_sent) {
       if (!stream_) return;
       if (const auto sent = send_report(*it); !sent) {
-        if (sent.error().code() == ErrorCode::kPeerLost) return;  // on_close follows
+        if (sent.error().code() == ErrorCode::kPeerLost) return;  // on_close is called next
         end(it, sent.error().code(), sent.error().message());
       } else if (it->status.state == PublishState::kFailed) {
         pending_.erase(it);
@@ -390,12 +393,12 @@ void FollowerRank::apply_status(PendingList::iterator pending,
   const std::uint64_t own_copy_ns = pending->status.snapshot_ns;
   pending->status = status;
   pending->status.snapshot_ns = own_copy_ns;
-  if (pending->is_kept) return;  // kept for the publish that takes it over
+  if (pending->is_kept) return;  // kept for the next publish of the same weights
   notify(*pending);
   if (is_final(status.state)) pending_.erase(pending);
 }
 
-// ---- how a publish ends here ----
+// ---- end of a publish ----
 
 void FollowerRank::notify(const Pending& pending) {
   board_.update(pending.order.id, pending.status);
@@ -417,8 +420,8 @@ void FollowerRank::end(PendingList::iterator pending, ErrorCode code, const std:
   pending_.erase(pending);
 }
 
-// Rank 0 has made no version of its report. A second publish of the same weights takes its place
-// with the same snapshot.
+// Rank 0 has made no version of this rank's report. A second publish of the same weights continues
+// with the same snapshot, if there is one.
 void FollowerRank::fail_or_try_again(PendingList::iterator pending, ErrorCode code,
                                      const std::string& reason) {
   if (!pending->again || !pending->snapshot) return end(pending, code, reason);

@@ -1,4 +1,4 @@
-// LeaderRank: rank 0. Owns the TrainerAgent, and gathers the shards of the other ranks into its
+// LeaderRank: rank 0. Owns the TrainerAgent, and collects the shards of the other ranks for its
 // snapshot.
 #include <algorithm>
 #include <utility>
@@ -21,7 +21,7 @@ class LeaderRank final : public RankRole {
   LeaderRank(const RankSettings& settings, PublishBoard& board)
       : config_(settings.config), board_(board), gather_(settings.world_size) {}
   ~LeaderRank() override {
-    // First: the agent waits for the snapshot that is being taken, which may wait for reports.
+    // Must come first: the agent waits for the running snapshot, which may wait for reports.
     gather_.cancel();
     agent_.reset();
   }
@@ -78,7 +78,7 @@ class LeaderRank final : public RankRole {
   }
 
  private:
-  // On the agent's worker thread.
+  // Called on the agent's worker thread.
   [[nodiscard]] Result<std::unique_ptr<publish::WeightSource>> open_weights(
       const PublishOrder& order, TimePoint deadline) {
     if (gather_.world_size() > 1)
@@ -106,10 +106,10 @@ class LeaderRank final : public RankRole {
     }
   }
 
-  // The board last: a caller that sees a failure there may publish the step again at once, and that
-  // must find the gather and the other ranks informed.
+  // The board is notified last: a caller that sees a failure there may publish the step again at
+  // once. The gather and the other ranks must be notified before that.
   void notify(std::uint64_t id, const control::PublishStatus& status) {
-    // After the loss of a rank the reports of the others are kept for the next attempt.
+    // After the loss of a rank, the reports of the other ranks are kept for the next attempt.
     if (status.state == PublishState::kFailed && status.version.none() && !is_lost(status))
       gather_.give_up(status.step, status.reason);
     if (hub_) hub_->notify(status);

@@ -15,7 +15,7 @@
 
 namespace wsync::plugin {
 
-// `done_bytes` of `total_bytes` of the current phase; both 0 when the phase counts nothing.
+// `done_bytes` of `total_bytes` of the current phase. Both are 0 if the phase has no byte count.
 struct PublishView {
   control::PublishStatus status;
   control::ProgressPhase phase = control::ProgressPhase::kSnapshot;
@@ -30,32 +30,31 @@ struct PublishView {
 // How the weights of a publish compare to those of an earlier publish of the same step.
 enum class Weights : std::uint8_t {
   kNew,
-  kSame,  // the same bytes: after a rank was lost, all ranks publish the step again
+  kSame,  // the same bytes; used if all ranks publish a step again after a rank was lost
 };
 
-// Thread: any. Remembers limits::kPublishesRemembered publishes that have ended.
+// Thread: any. Keeps the last limits::kPublishesRemembered publishes that have ended.
 class PublishBoard {
  public:
-  // Adds a publish, which is pending, and returns its number. kInvalidInput while another publish
-  // of the same step has not ended, because a report about a step must have one meaning. That does
-  // not hold for step 0 and for the same weights.
+  // Adds a pending publish and returns its number. Returns kInvalidInput if another publish of the
+  // same step has not ended, because a report about a step must refer to one publish. Step 0 and
+  // Weights::kSame are exempt from this rule.
   [[nodiscard]] Result<std::uint64_t> open(std::uint64_t step, Weights weights = Weights::kNew);
-  // Sets the status. A publish never goes back to an earlier state, and never leaves a final one:
-  // such an update is dropped.
+  // Sets the status. An update to an earlier state, or after a final state, is dropped.
   void update(std::uint64_t id, const control::PublishStatus& status);
   void progress(std::uint64_t id, control::ProgressPhase phase, std::uint64_t done_bytes,
                 std::uint64_t total_bytes);
   // Ends every publish that has not ended.
   void fail_all(const Error& why);
-  // kNotFound: there is no such publish, or it has been forgotten.
+  // Returns kNotFound if there is no such publish, or if it is no longer kept.
   [[nodiscard]] Result<PublishView> look(std::uint64_t id) const;
-  // Waits until the publish is in `state` or a later one, or has ended. kDeadline when that does
-  // not come in time; without a deadline the end of the publish ends the wait.
+  // Waits until the publish is in `state` or a later one, or has ended. Returns kDeadline if this
+  // takes longer than the deadline. Without a deadline, waits until the publish ends.
   [[nodiscard]] Result<PublishView> wait(std::uint64_t id, control::PublishState state,
                                          std::optional<TimePoint> deadline) const;
 
  private:
-  // Under mutex_:
+  // Protected by mutex_:
   [[nodiscard]] Result<PublishView> find(std::uint64_t id) const;
   void ended(std::uint64_t id);
 

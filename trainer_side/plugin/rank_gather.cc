@@ -16,8 +16,8 @@ namespace {
 
 using publish::RankTensor;
 
-// All shards as one model. Holds the views of the arenas, and with them their read leases, for as
-// long as the snapshot reads the shards.
+// All shards as one model. Holds the views of the arenas, and with them their read leases, as long
+// as the snapshot reads the shards.
 class GatheredWeights final : public publish::WeightSource {
  public:
   GatheredWeights(std::vector<ArenaView> views, publish::GatheredSource source)
@@ -41,8 +41,8 @@ bool same_layout(const std::vector<RankTensor>& one, const std::vector<RankTenso
   });
 }
 
-// Maps the arena of a rank and sets where in it each of its tensors lies. The arena has to be of
-// the reported step and content: a rank cannot change it after its report.
+// Maps the arena of a rank and sets the position of each of its tensors. The arena must match the
+// reported step and content, because a rank cannot change it after its report.
 Result<ArenaView> map_shards(const control::Snapshotted& snapshotted, int arena,
                              std::vector<RankTensor>& tensors) {
   std::vector<TensorInfo> infos;
@@ -120,7 +120,7 @@ bool is_lost(const control::PublishStatus& status) noexcept {
          status.code == static_cast<std::uint8_t>(ErrorCode::kPeerLost);
 }
 
-// ---- what the ranks report ----
+// ---- reports of the ranks ----
 
 Result<> RankGather::join(const control::RankHello& hello) {
   if (hello.world_size != world_size_)
@@ -173,7 +173,7 @@ Result<> RankGather::report(const RankProcess& process, const control::Snapshott
                             UniqueFd arena) {
   const std::lock_guard lock(mutex_);
   WSYNC_TRY(check_process(process));
-  // The process that this one replaces had reported the same content, which is being published.
+  // The process that this one replaces reported the same content, which is already being published.
   if (const Rank& from = ranks_[process.rank];
       snapshotted.step == over_ && snapshotted.step == from.gathered_step &&
       from.pid != from.gathered_pid && snapshotted.failure.empty() &&
@@ -215,7 +215,8 @@ Result<> RankGather::report(const RankProcess& process, const control::Snapshott
   return {};
 }
 
-// A second report of a step that waits. The first one is committed, so the content has to be equal.
+// Handles a second report of a waiting step. The first report is committed, so the content must be
+// equal.
 Result<> RankGather::report_again(std::uint32_t rank, Report& waiting, Report again) {
   if (!again.snapshotted.failure.empty() && waiting.snapshotted.failure.empty()) return {};
   const bool same = again.snapshotted.content_digest == waiting.snapshotted.content_digest &&
@@ -254,13 +255,13 @@ void RankGather::lose(std::uint32_t rank, std::string_view how) {
   changed_.notify_all();
 }
 
-// ---- the wait for all of them ----
+// ---- waiting for all ranks ----
 
 bool RankGather::has_reported(const Rank& from, std::uint64_t step) {
   return !from.reports.empty() && from.reports.front().snapshotted.step == step;
 }
 
-// Whether every rank has reported the step; an error when one of them never will.
+// Returns whether every rank has reported the step; an error if one of them never will.
 Result<bool> RankGather::complete(std::uint64_t step) {
   if (is_cancelled_) return fail(ErrorCode::kCancelled, "the trainer is being destroyed");
   bool is_complete = true;

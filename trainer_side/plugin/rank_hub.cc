@@ -27,7 +27,8 @@ Result<std::unique_ptr<RankHub>> RankHub::listen(Loop& loop, const std::string& 
 }
 
 void RankHub::accept(UniqueFd socket, const PeerCredentials& peer) {
-  // A rank may come back before the end of its old connection is noticed: room for two of each.
+  // A rank may reconnect before the end of its old connection is noticed, so two are allowed for
+  // each.
   if (peers_.size() >= 2 * std::size_t{gather_.world_size()}) {
     log_warning("rank link: {} connections, process {} is turned away", peers_.size(), peer.pid);
     return;
@@ -90,7 +91,7 @@ Result<> RankHub::handle(std::uint64_t id, Peer& peer, control::Frame& frame) {
                             control::message_name(control::type_of(frame.message))));
   UniqueFd arena = frame.fds.empty() ? UniqueFd() : std::move(frame.fds.front());
   const Result<> reported = gather_.report(*peer.process, *snapshotted, std::move(arena));
-  // Rank 0 has sent the status of this step already, to the process that this one replaces.
+  // Rank 0 sent the status of this step earlier, to the process that this one replaces.
   if (reported && notified_.step == snapshotted->step && !notified_.version.none())
     return peer.stream->send({}, notified_);
   if (reported) return {};

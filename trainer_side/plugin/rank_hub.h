@@ -1,8 +1,7 @@
-// RankHub: the end of rank 0 of the links to the other ranks. It passes their reports to a
-// RankGather, and notifies them of the status of each publish.
+// RankHub: rank 0's side of the connections to the other ranks. It passes their reports to a
+// RankGather, and sends them the status of each publish.
 //
-// Thread: the loop's.
-// Outlives: the loop and the gather outlive the hub.
+// Thread: the loop's. The loop and the gather must outlive the hub.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +19,7 @@ namespace wsync::plugin {
 
 class RankHub {
  public:
-  // Listens at `path`; errors as control::UnixListener::create().
+  // Listens at `path`. Errors as control::UnixListener::create().
   [[nodiscard]] static Result<std::unique_ptr<RankHub>> listen(Loop& loop, const std::string& path,
                                                                RankGather& gather,
                                                                Claim how = Claim::kIfFree);
@@ -30,8 +29,8 @@ class RankHub {
  private:
   struct Peer {
     std::unique_ptr<control::UnixStream> stream;
-    std::optional<RankProcess> process;  // once it has said hello
-    std::unique_ptr<Timer> hello;        // its deadline
+    std::optional<RankProcess> process;  // set after its hello message
+    std::unique_ptr<Timer> hello;        // deadline of the hello message
   };
   RankHub(Loop& loop, RankGather& gather) : loop_(loop), gather_(gather) {}
   void accept(UniqueFd socket, const PeerCredentials& peer);
@@ -45,7 +44,7 @@ class RankHub {
   RankGather& gather_;
   std::map<std::uint64_t, Peer> peers_;
   std::uint64_t next_peer_ = 1;
-  control::PublishStatus notified_;  // of the newest step
+  control::PublishStatus notified_;  // status of the newest step
   std::unique_ptr<control::UnixListener> listener_;
 };
 

@@ -1,7 +1,7 @@
 // RankRole: the work of one rank of a trainer on its loop. Rank 0 publishes (LeaderRank); the other
-// ranks give their snapshots to rank 0 (FollowerRank).
+// ranks send their snapshots to rank 0 (FollowerRank).
 //
-// Thread: the loop's. The destructor waits for callbacks of tensors that are running.
+// Thread: the loop's. The destructor waits for running tensor callbacks.
 #pragma once
 
 #include <functional>
@@ -18,7 +18,7 @@ namespace wsync::plugin {
 using RankTensors = std::shared_ptr<const std::vector<publish::RankTensor>>;
 
 struct PublishOrder {
-  std::uint64_t id = 0;  // on the board
+  std::uint64_t id = 0;  // number on the board
   std::uint64_t step = 0;
   RankTensors tensors;
 };
@@ -27,9 +27,10 @@ struct RankSettings {
   config::TrainerConfig config;
   std::uint32_t rank = 0;
   std::uint32_t world_size = 1;
-  std::uint32_t incarnation = 0;  // how often the process of this rank was replaced
-  // This rank publishes nothing any more: a newer coordinator has the fleet (kFenced), another
-  // process is this rank now (kFenced), or the epoch could not be stored. Called on the loop.
+  std::uint32_t incarnation = 0;  // number of times the process of this rank was replaced
+  // Called if this rank can no longer publish: a newer coordinator controls the fleet (kFenced),
+  // another process is now this rank (kFenced), or the epoch could not be stored. Called on the
+  // loop.
   std::function<void(const Error& reason)> on_stopped;
 };
 
@@ -45,7 +46,7 @@ class RankRole {
                          std::function<void(Result<control::RollbackReply>)> on_done) = 0;
 };
 
-// The board outlives both. Errors: kBusy and kIo as TrainerAgent::create() and
+// The board must outlive both. Errors: kBusy and kIo as TrainerAgent::create() and
 // UnixListener::create().
 [[nodiscard]] Result<std::unique_ptr<RankRole>> make_leader_rank(Loop& loop,
                                                                  const RankSettings& settings,
@@ -53,7 +54,7 @@ class RankRole {
 [[nodiscard]] Result<std::unique_ptr<RankRole>> make_follower_rank(Loop& loop,
                                                                    const RankSettings& settings,
                                                                    PublishBoard& board);
-// The path of the socket at which rank 0 listens for the others.
+// Returns the path of the socket on which rank 0 listens for the other ranks.
 [[nodiscard]] std::string rank_socket(const config::TrainerConfig& config);
 
 }  // namespace wsync::plugin

@@ -35,8 +35,8 @@ Result<> Trainer::start() {
   if (thread_.joinable())
     return fail(ErrorCode::kInvalidInput, "the trainer has been started already");
   started_.reset();
-  // The new thread inherits the mask, so that signals go to the threads of the caller, and a peer
-  // that hangs up is an error code and no SIGPIPE.
+  // The new thread inherits this mask. Signals are therefore delivered to the threads of the
+  // caller, and a write to a closed connection gives an error code instead of SIGPIPE.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -85,6 +85,7 @@ void Trainer::run() {
 }
 
 Result<> Trainer::post(std::function<void(RankRole&)> work) {
+  // The lock keeps the loop alive: run() clears loop_ under it before it destroys the loop.
   const std::lock_guard lock(mutex_);
   if (loop_ == nullptr) return fail(ErrorCode::kInvalidInput, "the trainer has not been started");
   loop_->post([role = role_, work = std::move(work)] { work(*role); });
@@ -130,7 +131,8 @@ Result<> Trainer::no_more(std::uint64_t step) {
 
 Result<control::RollbackReply> Trainer::roll_back(const Version& to,
                                                   std::optional<std::chrono::milliseconds> time) {
-  // The coordinator answers within this time. The bound also holds when its loop ends meanwhile.
+  // The coordinator answers within this time. The limit also applies if its loop ends during the
+  // wait.
   const config::TrainerConfig& config = options_.config;
   const auto longest = config.deadlines.pause + config.deadlines.load + config.deadlines.commit +
                        2 * std::chrono::milliseconds(limits::kReportMarginMs);

@@ -1,7 +1,7 @@
 // Trainer: one rank of a trainer that publishes its weights. The C API (wsync/trainer.h) wraps it.
 //
-// Thread: every function may be called from any thread. A thread of its own runs the loop; it
-// blocks every signal, so that signals are delivered to the threads of the caller.
+// Thread: every function may be called from any thread. The loop runs on its own thread, which
+// blocks all signals, so that they are delivered to the threads of the caller.
 #pragma once
 
 #include <condition_variable>
@@ -22,67 +22,71 @@ struct TrainerOptions {
   config::TrainerConfig config;
   std::uint32_t rank = 0;
   std::uint32_t world_size = 1;
-  // Counts the processes of this rank, from 0. A process that replaces another one, which may hang
-  // and not have ended, has a higher number. Rank 0 ignores it: see `take_over` of its config.
+  // Number of the process of this rank, from 0. A process that replaces another one has a higher
+  // number; the other one may hang instead of having ended. Ignored on rank 0: see `take_over` of
+  // its config.
   std::uint32_t incarnation = 0;
 };
 
 class Trainer {
  public:
-  // kInvalidInput when the rank is not below the world size, or one of them is over its limit.
+  // Returns kInvalidInput if the rank is not below the world size, or if one of them exceeds its
+  // limit.
   [[nodiscard]] static Result<std::unique_ptr<Trainer>> create(TrainerOptions options);
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
-  // Waits for callbacks of tensors that are running. Publishes that have not ended fail
-  // (kCancelled).
+  // Waits for running tensor callbacks. Publishes that have not ended fail (kCancelled).
   ~Trainer();
 
-  // Rank 0 binds its addresses; errors as TrainerAgent::create(). The others begin to connect to
+  // Rank 0 binds its addresses; errors as TrainerAgent::create(). Other ranks begin to connect to
   // rank 0.
   [[nodiscard]] Result<> start();
   // Begins a publish of these tensors and returns its number. Memory and callbacks of the tensors
-  // are read until the publish is snapshotted or has ended. `step` 0: the next free one, with one
-  // rank only. kInvalidInput: several ranks and no step, or a publish of this step has not ended.
-  // The latter is no error for a rank above 0 that publishes the same weights again: this publish
-  // then ends as the one before, or takes its place when rank 0 has made no version of it.
+  // are read until the publish is snapshotted or has ended. `step` 0 selects the next free step; it
+  // is allowed with one rank only.
+  //
+  // Returns kInvalidInput if there are several ranks and no step, or if a publish of this step has
+  // not ended. The second case is allowed for a rank above 0 that publishes the same weights again:
+  // the new publish gets the result of the previous one, or replaces it if rank 0 has made no
+  // version of it.
   [[nodiscard]] Result<std::uint64_t> publish_async(RankTensors tensors, std::uint64_t step,
                                                     Weights weights = Weights::kNew);
   [[nodiscard]] Result<PublishView> look(std::uint64_t publish) const {
     return board_.look(publish);
   }
   // Rank 0: the publish of this step fails if none of its weights has been read yet, because it
-  // waits for sidecars or for a free arena. Otherwise it continues. The board shows which it was.
+  // waits for sidecars or for a free arena. Otherwise it continues. The board shows the result.
   [[nodiscard]] Result<> give_up(std::uint64_t step);
-  // Rank 0: all ranks will publish this step again. From now on reports of it are accepted, even if
+  // Rank 0: all ranks will publish this step again. From now on its reports are accepted, even if
   // the step was over.
   [[nodiscard]] Result<> expect(std::uint64_t step);
-  // Rank 0: a rank was lost. A publish of this step that lacks reports, now or when its turn comes,
-  // fails (kPeerLost) instead of waiting for them. Holds until expect().
+  // Rank 0: a rank was lost. A publish of this step with missing reports fails (kPeerLost) instead
+  // of waiting for them, now or when it becomes the current one. Applies until expect().
   [[nodiscard]] Result<> no_more(std::uint64_t step);
   // As PublishBoard::wait().
   [[nodiscard]] Result<PublishView> wait(std::uint64_t publish, control::PublishState state,
                                          std::optional<TimePoint> deadline) const {
     return board_.wait(publish, state, deadline);
   }
-  // Rank 0: brings the fleet back to `to` (0.0: the previous version). Waits `time`, but no longer
-  // than a switch may take. kDeadline: not done in time; the rollback continues.
+  // Rank 0: returns the fleet to version `to` (0.0: the previous version). Waits `time`, but no
+  // longer than a switch may take. kDeadline: not done in time; the rollback continues.
   [[nodiscard]] Result<control::RollbackReply> roll_back(
       const Version& to, std::optional<std::chrono::milliseconds> time);
-  // An error when nothing will be published any more: kFenced when a newer coordinator has the
-  // fleet, or when a newer process is this rank.
+  // Returns an error if this rank can no longer publish: kFenced if a newer coordinator controls
+  // the fleet, or if a newer process is this rank.
   [[nodiscard]] Result<> check() const;
 
  private:
   explicit Trainer(TrainerOptions options) : options_(std::move(options)) {}
-  void run();  // the thread
+  void run();  // runs on the thread
   [[nodiscard]] Result<> post(std::function<void(RankRole&)> work);
 
   const TrainerOptions options_;
   PublishBoard board_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  // Under mutex_:
-  Loop* loop_ = nullptr;      // while the thread runs it
+  // Protected by mutex_:
+  Loop* loop_ = nullptr;      // set while the thread runs it
   RankRole* role_ = nullptr;  // used on the loop only
   std::optional<Result<>> started_;
   std::optional<Error> stopped_;

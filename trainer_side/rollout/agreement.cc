@@ -12,7 +12,8 @@
 namespace wsync::rollout {
 namespace {
 
-// Of each generated token the step of the version that computed it, in the order of the batches.
+// Returns, for each generated token, the step of the version that computed it, in the order of the
+// batches.
 std::vector<std::uint64_t> steps_of(std::span<const Group> groups) {
   std::vector<std::uint64_t> steps;
   for (const Group& group : groups)

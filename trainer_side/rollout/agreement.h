@@ -1,5 +1,6 @@
-// Log-probabilities of generated tokens, computed anew: with the weights as they are published, in
-// bfloat16, to see whether trainer and engines compute the same; and with those to stay near.
+// Recomputes the log-probabilities of generated tokens. With the weights as published (bfloat16),
+// this shows whether trainer and engines compute the same values. With the reference weights, it
+// gives the reference of the divergence.
 //
 // Thread: one at a time.
 #pragma once
@@ -17,26 +18,27 @@
 
 namespace wsync::rollout {
 
-// Differences are absolute ones, of natural logarithms.
+// Absolute differences of natural logarithms.
 struct Agreement {
-  std::size_t tokens = 0;   // that were compared with the weights of the version that made them
-  double mismatch_max = 0;  // of these
+  std::size_t tokens = 0;   // tokens compared with the weights of the version that generated them
+  double mismatch_max = 0;  // over `tokens`
   double mismatch_mean = 0;
-  std::size_t all_tokens = 0;  // that were compared with the newest weights
-  double drift_max = 0;        // of these: what the policy has moved since, and any mismatch
+  std::size_t all_tokens = 0;  // tokens compared with the newest weights
+  // Over `all_tokens`: the change of the policy since then, plus any mismatch.
+  double drift_max = 0;
   double drift_mean = 0;
 };
 
 class PublishedWeights {
  public:
-  // Keeps the newest `versions` (1 at least), for sequences of up to `sequence` tokens.
+  // Keeps the newest `versions` (at least 1), for sequences of up to `sequence` tokens.
   PublishedWeights(const moe::ModelSpec& spec, std::size_t versions, std::size_t sequence);
-  // The weights after a step, rounded as they are published. Those of this step or later ones that
-  // are kept are forgotten: the run has gone back.
+  // Keeps the weights after a step, rounded as they are published. Weights of this step and of
+  // later ones are dropped: the run has resumed from an earlier step.
   void keep(std::uint64_t step, training::ParameterSet weights);
-  // `batches`: what policy_batches() has made of `groups`. A token whose version is not kept counts
-  // for the drift alone; versions of one step are of the same weights, whatever their epoch. After
-  // keep().
+  // Compares `batches`, the result of policy_batches() for `groups`. A token whose version is not
+  // kept counts for the drift only. Versions of one step have the same weights in all epochs. Call
+  // keep() first.
   [[nodiscard]] Agreement compare(std::span<const Group> groups,
                                   std::span<const training::MicroBatch> batches) const;
 
@@ -48,14 +50,14 @@ class PublishedWeights {
   const moe::ModelSpec spec_;
   const std::size_t versions_;
   const std::size_t sequence_;
-  std::deque<Kept> kept_;  // the newest last
+  std::deque<Kept> kept_;  // newest last
 };
 
-// Log-probabilities of the targets that count, batch by batch, in their order.
+// Returns the log-probabilities of all targets with a weight, batch by batch and in order.
 [[nodiscard]] std::vector<float> counted_log_probabilities(
     const moe::ModelSpec& spec, const training::ParameterSet& weights, std::size_t sequence,
     std::span<const training::MicroBatch> batches);
-// Sets the reference of each policy target that counts: its log-probability with these weights.
+// Sets the reference of each policy target with a weight to its log-probability with these weights.
 void refer_to(const moe::ModelSpec& spec, const training::ParameterSet& weights,
               std::size_t sequence, std::span<training::MicroBatch> batches);
 

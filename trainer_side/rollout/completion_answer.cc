@@ -17,13 +17,13 @@ namespace {
 using nlohmann::json;
 
 constexpr std::uint64_t kByteTokens = 256;
-constexpr std::size_t kFoundBytes = 120;  // of a body that is no JSON, in an error
+constexpr std::size_t kFoundBytes = 120;  // quoted part of a body that is not JSON
 
 std::uint32_t stop_token(const CompletionQuestion& question) {
   return static_cast<unsigned char>(question.stop);
 }
 
-// What was found, short enough for a sentence. null: nothing was.
+// Returns the JSON text of what was found, shortened for a sentence. null: nothing was found.
 std::string found_text(const json* value) {
   if (value == nullptr) return "nothing";
   if (value->is_array()) return "a list of " + std::to_string(value->size());
@@ -44,7 +44,7 @@ const json* member(const json& object, const char* key) {
   return found == object.end() ? nullptr : &*found;
 }
 
-// A whole number up to `most`.
+// Reads a whole number of at most `max`.
 std::optional<std::uint64_t> whole(const json* value, std::uint64_t max) {
   if (value == nullptr || !value->is_number_unsigned()) return std::nullopt;
   const auto number = value->get<std::uint64_t>();
@@ -102,7 +102,7 @@ class ChoiceReader {
     return {};
   }
 
-  // Engines may leave it out.
+  // Engines may omit the prompt's tokens.
   Result<> check_prompt() const {
     const json* prompt = member(choice_, "prompt_token_ids");
     if (prompt == nullptr || prompt->is_null()) return {};
@@ -185,7 +185,7 @@ class ChoiceReader {
     return {};
   }
 
-  // The next span, from token `start` on.
+  // Reads the next span, which must begin at token `start`.
   [[nodiscard]] Result<Span> read_span(const json& value, const std::string& place,
                                        std::uint32_t start) const {
     const std::size_t tokens = rollout_.tokens.size();
@@ -206,7 +206,7 @@ class ChoiceReader {
   const CompletionQuestion& question_;
   const json& choice_;
   std::string place_;
-  bool stopped_ = false;  // at the stop
+  bool stopped_ = false;  // has reached the stop token
   Rollout rollout_;
 };
 

@@ -1,5 +1,5 @@
-// What an engine is asked and what it answers, as JSON. Pure. Answers come from outside: each is
-// held to what was asked.
+// Requests to engines and their answers, as JSON. Pure. Answers are not trusted: each is checked
+// against its request.
 #pragma once
 
 #include <cstdint>
@@ -12,29 +12,33 @@
 
 namespace wsync::rollout {
 
-inline constexpr std::uint64_t kAnswerTokenBytes = 1 * limits::kKiB;   // JSON of one, at most
-inline constexpr std::uint64_t kAnswerFrameBytes = 64 * limits::kKiB;  // what stands around them
-inline constexpr std::uint64_t kAnswerBytes = 256 * limits::kMiB;      // of one answer
-// A log-probability that rounding has put above 0 is taken.
+// Maximum JSON size of one token.
+inline constexpr std::uint64_t kAnswerTokenBytes = 1 * limits::kKiB;
+// Size of the fields around the tokens.
+inline constexpr std::uint64_t kAnswerFrameBytes = 64 * limits::kKiB;
+inline constexpr std::uint64_t kAnswerBytes = 256 * limits::kMiB;  // maximum size of one answer
+// Log-probabilities up to this value are accepted, because rounding can put them above 0.
 inline constexpr double kLogProbabilitySlack = 1e-3;
 
-// The body of a request for completions. The token of `stop` ends an answer and is its last
-// (stop_token_ids); no other does (ignore_eos).
+// Returns the body of a request for completions. Only the token of `stop` ends an answer
+// (stop_token_ids, ignore_eos), and it is the last token of the answer.
 [[nodiscard]] std::string question_body(const CompletionQuestion& question);
-// What the body of an answer to it may have.
+// Maximum size of the body of an answer to the question.
 [[nodiscard]] std::uint64_t max_answer_bytes(const CompletionQuestion& question) noexcept;
 
-// The rollouts of an answer, by index; `replica` is written into each. kBusy: the engine has
-// aborted one of them. kInvalidInput, with the place in the answer: no JSON, not as many choices as
-// were asked for, tokens that are no bytes or too many, a stop anywhere but where the answer ends
-// with it, log-probabilities that are not finite or above 0, spans that do not cover the tokens.
+// Returns the rollouts of an answer, by index, with `replica` set in each. Returns kBusy if the
+// engine has aborted one of them. Returns kInvalidInput, with the position in the answer, if it is
+// not JSON, if the number of choices is wrong, if tokens are not bytes or too many, if a stop is
+// not at the end of its answer, if a log-probability is not finite or above 0, or if spans do not
+// cover the tokens.
 [[nodiscard]] Result<std::vector<Rollout>> read_answer(std::string_view body,
                                                        const CompletionQuestion& question,
                                                        const std::string& replica);
-// The version in an answer to /weight_info. kBusy: the engine has no weights yet; kInvalidInput.
+// Returns the version in an answer to /weight_info. Returns kBusy if the engine has no weights yet,
+// and kInvalidInput if the answer is malformed.
 [[nodiscard]] Result<Version> read_served(std::string_view body);
-// What an engine says when it refuses: the message of OpenAI's form, a reason, or how the body
-// begins; quoted.
+// Returns the quoted reason of an engine's refusal: the message in OpenAI's form, a reason, or the
+// beginning of the body.
 [[nodiscard]] std::string read_refusal(std::string_view body);
 
 }  // namespace wsync::rollout

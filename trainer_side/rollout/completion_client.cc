@@ -14,7 +14,7 @@ constexpr const char* kCompletionsPath = "/v1/completions";
 constexpr const char* kReadyPath = "/ready";
 constexpr const char* kVersionPath = "/weight_info";
 
-// An answer that is none to the question.
+// Returns the error for a response whose status is not 200.
 tl::unexpected<Error> refusal(const std::string& path, const http::ClientResponse& answer) {
   const std::string said = read_refusal(answer.body);
   if (answer.status == 503)
@@ -32,7 +32,7 @@ struct CompletionClient::State {
   std::chrono::milliseconds deadline;
   std::unique_ptr<http::HttpClient> client;
 
-  // The body of an answer with status 200. An empty `body` makes a GET.
+  // Returns the body of an answer with status 200. Sends GET if `body` is empty.
   [[nodiscard]] Result<std::string> ask(const std::string& path, std::string body,
                                         std::uint64_t max_bytes, TimePoint until) {
     auto answer = WSYNC_TRY(client->ask({.path = path,

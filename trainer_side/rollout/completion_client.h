@@ -1,4 +1,4 @@
-// A client of engines that speak OpenAI's completions over HTTP with vLLM's additions: token ids,
+// HTTP client for engines with OpenAI's completions and vLLM's additions: token ids,
 // log-probabilities, and the versions that generated each token.
 #pragma once
 
@@ -20,29 +20,31 @@ struct CompletionQuestion {
   std::uint32_t max_tokens = 16;
   double temperature = 1;
   std::uint64_t seed = 0;
-  char stop = kEndOfAnswer;  // its token ends an answer, and is part of it
+  char stop = kEndOfAnswer;  // the token that ends an answer, and is part of it
 };
 
-// Thread: one question at a time for each client; cancel() from any thread.
+// Thread: one request at a time for each client; cancel() from any thread.
 class CompletionClient {
  public:
-  // `url`: http://HOST:PORT, HOST a name, an IPv4 address or an IPv6 one in brackets. kInvalidInput
-  // says what is wrong with it. Connects with the first question, and keeps the connection.
-  // `deadline`: of one question, its connection included.
+  // `url`: http://HOST:PORT, where HOST is a name, an IPv4 address or an IPv6 address in brackets.
+  // `deadline` is the limit for one request, including the connection. Returns kInvalidInput with
+  // the reason if the URL is malformed. The client connects with the first request and keeps the
+  // connection.
   [[nodiscard]] static Result<std::unique_ptr<CompletionClient>> create(
       const std::string& url, std::chrono::milliseconds deadline);
   ~CompletionClient();
 
-  // One rollout for each answer, rewards and advantages 0. kPeerLost: it does not answer, or hangs
-  // up; kDeadline; kBusy: it is not ready (503), has too much to do (429) or has ended the request
-  // (a pause that aborts); kInvalidInput: the answer is not as it has to be (HTTP, JSON, lengths,
-  // spans that do not cover the tokens, values that are not finite; see completion_answer.h);
-  // kRefused: any other status, with its message; kCancelled.
+  // Returns one rollout for each answer, with rewards and advantages 0.
+  //
+  // Errors: kPeerLost: no answer, or the connection was closed. kDeadline. kBusy: not ready (503),
+  // too many requests (429), or the request was aborted (by a pause). kInvalidInput: malformed
+  // answer (HTTP, JSON, lengths, spans that do not cover the tokens, values that are not finite;
+  // see completion_answer.h). kRefused: any other status, with its message. kCancelled.
   [[nodiscard]] Result<std::vector<Rollout>> ask(const CompletionQuestion& question);
-  // What the engine serves (/ready, then /weight_info); kBusy when it is not ready. Errors as
-  // ask().
+  // Returns the version that the engine serves (/ready, then /weight_info). Returns kBusy if it is
+  // not ready. Other errors as ask().
   [[nodiscard]] Result<Version> served();
-  // Ends a question that runs, and every later one, with kCancelled.
+  // Ends the running request and all later ones with kCancelled.
   void cancel() noexcept;
   [[nodiscard]] const std::string& url() const noexcept;
 

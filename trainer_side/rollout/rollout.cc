@@ -20,7 +20,7 @@ using training::PolicyTarget;
 
 constexpr double kDeviationFloor = 1e-4;
 
-// What stands before the targets that count, and those.
+// The prompt, and the answer, whose tokens are the targets with a weight.
 struct Sequence {
   std::string_view prompt;
   std::vector<std::uint32_t> answer;
@@ -30,7 +30,7 @@ void append_bytes(std::string_view text, std::vector<std::uint32_t>& tokens) {
   for (const char byte : text) tokens.push_back(static_cast<unsigned char>(byte));
 }
 
-// The micro-batches of a step while sequences are put in one after the other.
+// The micro-batches of a step, filled with one sequence after the other.
 class StepBatches {
  public:
   StepBatches(const BatchShape& shape, const PolicyLoss* loss) : shape_(shape) {
@@ -45,7 +45,7 @@ class StepBatches {
     batches_.assign(shape.micro_batches, empty);
   }
 
-  // `policy`: of each token of the answer; none without a policy's loss.
+  // `policy` has one entry for each token of the answer; it is empty without a policy loss.
   [[nodiscard]] Result<> add(const Sequence& sequence, std::span<const PolicyTarget> policy) {
     if (sequence.prompt.empty())
       return fail(ErrorCode::kInvalidInput,
@@ -77,7 +77,7 @@ class StepBatches {
     return {};
   }
 
-  // Weights so that the mean over all tokens is the mean over those that count.
+  // Scales the weights: the mean over all tokens becomes the mean over the tokens with a weight.
   [[nodiscard]] Result<std::vector<MicroBatch>> take() && {
     if (counting_ == 0)
       return fail(ErrorCode::kInvalidInput,
@@ -94,7 +94,7 @@ class StepBatches {
   BatchShape shape_;
   std::vector<MicroBatch> batches_;
   std::size_t added_ = 0;
-  std::size_t counting_ = 0;  // targets
+  std::size_t counting_ = 0;  // targets with a weight
 };
 
 Result<> check_count(std::size_t found, const BatchShape& shape) {
@@ -110,7 +110,7 @@ Result<> check_count(std::size_t found, const BatchShape& shape) {
                   shape.micro_batches, shape.sequences, shape.micro_batches * shape.sequences));
 }
 
-// `number`: of the rollout in the step.
+// `number` is the index of the rollout in the step.
 Result<std::vector<PolicyTarget>> policy_targets(const Rollout& rollout, std::size_t number) {
   const std::size_t tokens = rollout.tokens.size();
   if (rollout.log_probabilities.size() != tokens)
@@ -135,7 +135,7 @@ Result<std::vector<PolicyTarget>> policy_targets(const Rollout& rollout, std::si
   return targets;
 }
 
-// Lists travel as a length and their elements' bytes.
+// A list is encoded as its length and the bytes of its elements.
 template <class T>
 void put_list(ByteWriter& writer, const std::vector<T>& list) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -144,7 +144,7 @@ void put_list(ByteWriter& writer, const std::vector<T>& list) {
 }
 static_assert(sizeof(PolicyTarget) == 3 * sizeof(float), "a list of them has no padding");
 
-// A list of `expected` elements, or of none where it may be left out.
+// Reads a list of `expected` elements, or an empty list if it is optional.
 template <class T>
 std::vector<T> get_list(ByteReader& reader, std::uint64_t expected, bool may_be_empty,
                         std::string_view field) {

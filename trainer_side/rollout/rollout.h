@@ -1,4 +1,5 @@
-// What a policy has generated, what it is worth, and what a step trains on of it. Pure.
+// Rollouts: what a policy generated, its rewards, and the micro-batches that a step trains on.
+// Pure.
 #pragma once
 
 #include <cstddef>
@@ -25,8 +26,9 @@ struct Span {
 
 // One answer. A token is a byte.
 struct Rollout {
-  std::vector<std::uint32_t> tokens;     // generated; the end of the answer is the last, if it came
-  std::vector<float> log_probabilities;  // of each, under the policy that generated it
+  // Generated tokens; the last one is the end of the answer, if it was generated.
+  std::vector<std::uint32_t> tokens;
+  std::vector<float> log_probabilities;  // of each token, under the policy that generated it
   std::vector<Span> spans;               // cover all tokens, in order
   std::string replica;
   double reward = 0;
@@ -39,37 +41,40 @@ struct Group {
   std::vector<Rollout> rollouts;
   double seconds = 0;  // from the question to the last answer
 };
-// The lowest step of a version that generated a token of the group; that of no version is 0.
+// Returns the lowest step of all versions that generated a token of the group; 0 without a version.
 [[nodiscard]] std::uint64_t oldest_step(const Group& group);
-// The lowest epoch of such a version, with which it need not go together.
+// Returns the lowest epoch of these versions. It may be the epoch of another version than the
+// lowest step.
 [[nodiscard]] std::uint32_t oldest_epoch(const Group& group);
 
-// Advantages of the rewards of one group: (r - mean) / (deviation + 1e-4), with the deviation of
-// the population; all 0 where all rewards are equal (GRPO, Shao et al. 2024, arXiv 2402.03300,
-// section 4.1.2).
+// Returns the advantages of the rewards of one group: (r - mean) / (deviation + 1e-4), with the
+// population's standard deviation. All are 0 if all rewards are equal (GRPO, Shao et al. 2024,
+// arXiv 2402.03300, section 4.1.2).
 [[nodiscard]] std::vector<double> group_advantages(std::span<const double> rewards);
 
 struct BatchShape {
   std::size_t micro_batches = 1;  // of all replicas
   std::size_t sequences = 1;      // of a micro-batch
-  std::size_t sequence = 1;       // tokens of each
+  std::size_t sequence = 1;       // tokens of each sequence
 };
-// The micro-batches of a step, one sequence for each rollout, in their order: prompt and answer but
-// its last token, with bytes of 0 up to the length. Only generated tokens count, and so that the
-// loss of the step is the mean over them all, long answers and short ones alike (DAPO, Yu et al.
-// 2025, arXiv 2503.14476, section 3.3). `loss` is taken over; where loss.kl is not 0, refer_to()
-// (agreement.h) is next. kInvalidInput: not as many rollouts as sequences; a sequence that is
-// longer than the shape's; no token at all; numbers that are not finite; a loss that is none
-// (training::is_valid()).
+// Returns the micro-batches of a step, with one sequence for each rollout in order: the prompt and
+// the answer without its last token, padded with bytes of 0. Only generated tokens have a weight.
+// The weights make the loss of the step the mean over all generated tokens, independent of the
+// lengths of the answers (DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.3). `loss` is copied.
+// If loss.kl is not 0, call refer_to() (agreement.h) next.
+//
+// Returns kInvalidInput if the number of rollouts differs from the number of sequences, if a
+// sequence is longer than the shape's, if there are no tokens, if a number is not finite, or if the
+// loss is not valid (training::is_valid()).
 [[nodiscard]] Result<std::vector<training::MicroBatch>> policy_batches(
     std::span<const Group> groups, const BatchShape& shape, const training::PolicyLoss& loss);
-// The same of right answers with their ends, to learn from by cross-entropy; one for each sequence.
+// The same for right answers with their ends, one for each sequence, to train with cross-entropy.
 [[nodiscard]] Result<std::vector<training::MicroBatch>> supervised_batches(
     std::span<const Problem> problems, const BatchShape& shape);
 
-// Micro-batches as bytes, from one rank to another. `decode_batches` refuses, by kInvalidInput,
-// what is cut, has something left over, is not of the shape (each list as long as it has to be), or
-// has a loss that is none.
+// Encodes micro-batches to send them from one rank to another. `decode_batches` returns
+// kInvalidInput if the bytes are truncated or have a remainder, if a list does not have the length
+// that the shape requires, or if a loss is not valid.
 [[nodiscard]] Bytes encode_batches(std::span<const training::MicroBatch> batches);
 [[nodiscard]] Result<std::vector<training::MicroBatch>> decode_batches(
     std::span<const std::byte> bytes, const BatchShape& shape);

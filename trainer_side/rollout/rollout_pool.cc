@@ -23,25 +23,25 @@
 namespace wsync::rollout {
 namespace {
 
-// A problem's place: step, then group of it.
+// The position of a problem: step, then group of the step.
 using Ticket = std::pair<std::uint64_t, std::uint32_t>;
 
 struct Replica {
-  TimePoint not_before{};             // after a failure
-  std::optional<std::uint64_t> step;  // of the newest weights that it is known to serve
-  bool looking = false;               // a thread asks what it serves
+  TimePoint not_before{};             // time of the next request after a failure
+  std::optional<std::uint64_t> step;  // newest step that it is known to serve
+  bool looking = false;               // a thread is requesting its version
   TimePoint look_again{};
-  std::string holds_up;  // why it is not asked, one sentence; empty: it may be
+  std::string holds_up;  // why it gets no requests, in one sentence; empty if it may
 };
 
-// What a thread does next for its replica.
+// The next action of a thread for its replica.
 struct Todo {
   enum class What : std::uint8_t { kWait, kLook, kAsk };
   What what = What::kWait;
-  std::optional<TimePoint> until = std::nullopt;  // of kWait; none: until something changes
+  std::optional<TimePoint> until = std::nullopt;  // end of kWait; absent: wait for a change
 };
 
-// Engines add the number of an answer to it; some take no more than 63 bits.
+// The result has 62 bits: engines add the index of an answer to it, and some accept only 63 bits.
 std::uint64_t sampling_seed(std::uint64_t seed, std::uint64_t number) {
   using training::Random;
   return Random(Random(~seed).next() ^ number).next() >> 2U;
@@ -100,7 +100,8 @@ std::string text_of(const Rollout& rollout) {
   return text;
 }
 
-// Rewards and advantages of a group. kInternal: `reward` has thrown, or is no number or too large.
+// Computes the rewards and advantages of a group. Returns kInternal if `reward` throws, or if its
+// result is NaN or too large.
 Result<> score(const Reward& reward, Group& group) {
   const auto wrong = [&group](const std::string& what) {
     return fail(ErrorCode::kInternal, fmt::format("the reward function of problem {}: {}",
@@ -141,7 +142,7 @@ struct RolloutPool::State {
   [[nodiscard]] Result<RolloutBatch> collect(std::uint64_t step,
                                              std::chrono::milliseconds wait_limit);
 
-  // Of the threads; with the lock.
+  // Called by the pool's threads, with the lock held.
   void work(Replica& replica, CompletionClient& client);
   [[nodiscard]] Todo next_for(const Replica& replica) const;
   void look(Replica& replica, CompletionClient& client, std::unique_lock<std::mutex>& lock);
@@ -149,7 +150,7 @@ struct RolloutPool::State {
   void saw(Replica& replica, const std::string& url, const Version& served);
   void take_in(Replica& replica, const Ticket& ticket, Group group);
   void lost(Replica& replica, const Error& error);
-  // With the lock.
+  // Called with the lock held.
   void open(std::uint64_t step);
   [[nodiscard]] std::size_t groups_of(std::uint64_t step) const;
   [[nodiscard]] Error not_in_time(std::uint64_t step, double seconds_waited) const;
@@ -157,7 +158,7 @@ struct RolloutPool::State {
   [[nodiscard]] std::uint64_t number_of(const Ticket& ticket) const {
     return ticket.first * options.groups + ticket.second;
   }
-  // The oldest step whose weights may generate for this one.
+  // Returns the oldest step whose weights may generate for `step`.
   [[nodiscard]] std::uint64_t needed_step(std::uint64_t step) const {
     const std::uint64_t age = 1 + std::uint64_t{options.max_staleness};
     return options.versions_count && step > age ? step - age : 0;
@@ -168,16 +169,16 @@ struct RolloutPool::State {
   const Reward reward;
   std::vector<std::unique_ptr<CompletionClient>> clients;  // one for each thread
 
-  std::mutex mutex;  // of what follows
+  std::mutex mutex;  // protects the members below
   std::condition_variable changed;
   std::vector<Replica> replicas;
   bool cancelled = false;
   std::uint64_t beginnings = 0;
-  std::uint64_t next = 0;  // step to be harvested
+  std::uint64_t next = 0;  // next step to be collected
   std::uint32_t min_epoch = 0;
   std::set<Ticket> waiting;
   std::map<Ticket, Group> complete;
-  std::optional<Error> broken;  // by the reward function
+  std::optional<Error> broken;  // set if the reward function failed
   PoolStats stats;
 
   std::vector<std::jthread> threads;
@@ -239,7 +240,7 @@ Todo RolloutPool::State::next_for(const Replica& replica) const {
   if (waiting.empty() || broken) return {};
   const TimePoint at = now();
   if (at < replica.not_before) return {.until = replica.not_before};
-  // Those after the first need newer weights, if anything.
+  // The first ticket decides: later steps need the same or newer weights.
   const std::uint64_t needed = needed_step(waiting.begin()->first);
   if ((needed == 0 && min_epoch == 0) || replica.step >= needed) return {.what = Todo::What::kAsk};
   if (replica.looking) return {};
@@ -280,7 +281,7 @@ void RolloutPool::State::look(Replica& replica, CompletionClient& client,
   if (served && begun_by == beginnings) {
     saw(replica, client.url(), *served);
   } else if (!served && served.error().code() == ErrorCode::kBusy) {
-    // It switches, or has nothing to serve yet: no question has failed.
+    // The replica is switching or has no weights yet. This does not count as a failed request.
     replica.holds_up = served.error().message();
   } else if (!served && !cancelled) {
     lost(replica, served.error());
@@ -321,6 +322,7 @@ void RolloutPool::State::ask(Replica& replica, CompletionClient& client,
     scored = score(reward, group);
   }
   lock.lock();
+  // After another begin() the ticket belongs to the previous range of steps.
   if (cancelled || begun_by != beginnings) return;
   if (!rollouts) {
     waiting.insert(ticket);
@@ -337,7 +339,7 @@ void RolloutPool::State::take_in(Replica& replica, const Ticket& ticket, Group g
   if (oldest_epoch(group) < min_epoch || oldest_step(group) < needed_step(ticket.first)) {
     ++stats.dropped_stale;
     waiting.insert(ticket);
-    replica.step.reset();  // it serves something else than it was known to
+    replica.step.reset();  // it now serves another version than the known one
     replica.look_again = now() + kVersionLook;
     return;
   }

@@ -1,15 +1,17 @@
-// RolloutPool: keeps replicas generating while the trainer trains, and gives each step what it may
-// train on.
+// RolloutPool: keeps replicas generating while the trainer trains, and gives each step its
+// rollouts.
 //
-// A rollout's age at step s is s - 1 - (the step of the oldest version that computed one of its
-// tokens): 0 is what the weights have generated that the step begins with. What is older than
-// max_staleness when it would be used is dropped and counted, and generated anew.
+// The age of a rollout at step s is s - 1 - (the step of the oldest version that computed one of
+// its tokens). Age 0 means that it was generated with the weights at the beginning of the step. A
+// rollout that is older than max_staleness when it would be used is dropped, counted, and generated
+// again.
 //
-// Problems are numbered through: step s trains on the numbers s * groups and following, whatever
-// was dropped, failed or answered by whom, and the sampling seed of a number is always the same. So
-// a run repeats when its versions do. At most the groups of max_staleness + 1 steps are there or
-// asked for, and one for step s only of a replica that serves step s - 1 - max_staleness at least:
-// the rule of AReaL (Fu et al. 2025, arXiv 2505.24298, section 5.1).
+// Problems have consecutive numbers: step s uses the numbers s * groups to (s + 1) * groups - 1,
+// whatever was dropped or failed and whichever replica answered. The sampling seed of a number is
+// always the same. A run can therefore be reproduced if its versions can. The pool holds or
+// requests at most the groups of max_staleness + 1 steps. It requests a group for step s only from
+// a replica that serves at least step s - 1 - max_staleness: the rule of AReaL (Fu et al. 2025,
+// arXiv 2505.24298, section 5.1).
 #pragma once
 
 #include <chrono>
@@ -24,69 +26,72 @@
 
 namespace wsync::rollout {
 
-inline constexpr std::size_t kPoolThreads = 1024;        // replicas times requests
-inline constexpr std::uint64_t kPoolGroups = 1U << 16U;  // of max_staleness + 1 steps
-inline constexpr std::uint32_t kPoolAnswers = 128;       // the most that an engine takes
-inline constexpr double kRewardMax = 1e9;  // up or down: deviations are far from any overflow
-inline constexpr std::uint64_t kPoolTokens = 1U << 20U;  // of all answers of a group
-// Between two looks at a replica that does not serve yet what is needed.
+inline constexpr std::size_t kPoolThreads = 1024;        // replicas * requests
+inline constexpr std::uint64_t kPoolGroups = 1U << 16U;  // groups of max_staleness + 1 steps
+inline constexpr std::uint32_t kPoolAnswers = 128;       // maximum that an engine accepts
+inline constexpr double kRewardMax = 1e9;  // absolute value; far below an overflow of the deviation
+inline constexpr std::uint64_t kPoolTokens = 1U << 20U;  // tokens of all answers of a group
+// Interval of version requests to a replica that does not yet serve the needed version.
 inline constexpr std::chrono::milliseconds kVersionLook{20};
 
 struct PoolOptions {
   std::vector<std::string> replicas;  // URLs
-  std::uint32_t groups = 1;           // of a step
-  std::uint32_t answers = 8;          // of a group
+  std::uint32_t groups = 1;           // groups of a step
+  std::uint32_t answers = 8;          // answers of a group
   std::uint32_t max_tokens = 16;
   double temperature = 1;
-  std::uint64_t seed = 1;  // of problems and of sampling
-  // Steps that a rollout may be older than the weights that a step begins with. 0: a replica is
-  // asked for step s only once it serves the weights of step s - 1.
+  std::uint64_t seed = 1;  // seed of problems and of sampling
+  // Maximum age of a rollout in steps. With 0, a replica is asked for step s only after it serves
+  // the weights of step s - 1.
   std::uint32_t max_staleness = 0;
-  // Off: versions are reported and decide nothing; nobody publishes.
+  // If false, versions are reported but not checked, because nobody publishes.
   bool versions_count = true;
-  std::uint32_t requests = 4;                  // at once at each replica
-  std::chrono::milliseconds deadline{30'000};  // of one question
-  // One that did not answer is asked again after this.
+  std::uint32_t requests = 4;                  // concurrent requests to each replica
+  std::chrono::milliseconds deadline{30'000};  // limit of one request
+  // Delay before a replica is asked again after a failure.
   std::chrono::milliseconds retry{500};
 };
 
 struct PoolStats {
-  std::uint64_t dropped_stale = 0;  // groups: too old, or of an older epoch
-  std::uint64_t failed = 0;         // questions: replica lost, late, not ready, aborted, wrong
+  std::uint64_t dropped_stale = 0;  // groups that were too old, or of an older epoch
+  // Requests that failed: replica lost, late, not ready, aborted, wrong answer.
+  std::uint64_t failed = 0;
   std::string last_failure;
 };
 
-// What a step trains on.
+// The rollouts that a step trains on.
 struct RolloutBatch {
-  // As many as PoolOptions::groups, each with all its answers, their rewards and advantages.
+  // PoolOptions::groups entries, each with all its answers, their rewards and advantages.
   std::vector<Group> groups;
   double waited_seconds = 0;
-  PoolStats stats;  // since the one before
+  PoolStats stats;  // since the previous batch
 };
 
-// Thread: one at a time; it has its own for each question at once.
+// Thread: one at a time. The pool has its own thread for each concurrent request.
 class RolloutPool {
  public:
-  // kInvalidInput: options that make no sense, each named; kResourceExhausted: no threads. Begins
-  // to generate with begin(). `reward` is called by several threads at once.
+  // Returns kInvalidInput for invalid options, which it names, and kResourceExhausted if threads
+  // cannot be created. Generation begins with begin(). `reward` is called by several threads at the
+  // same time.
   [[nodiscard]] static Result<std::unique_ptr<RolloutPool>> create(PoolOptions options, Task task,
                                                                    Reward reward = exact_match);
-  // Cancels what runs.
+  // Cancels running requests.
   ~RolloutPool();
 
-  // Steps from `step` on are to be harvested, and weights of step `step` - 1 are those to generate
-  // with. Versions of an epoch before `least_epoch` are another run's, whatever their step. Once
-  // more: what is there or asked for is forgotten.
+  // Begins with `step`, the next one to be collected; replicas generate with the weights of `step`
+  // - 1. Versions of epochs before `min_epoch` belong to another run, whatever their step. A second
+  // call drops all rollouts and requests.
   void begin(std::uint64_t step, std::uint32_t min_epoch = 0);
-  // The groups of a step, by their problems' numbers; steps are asked for one after the other. From
-  // then on the pool generates for the step after it, so far as max_staleness lets it: with 0 it
-  // waits until the trainer has published `step`. kDeadline: not all there by then, with the last
-  // failure of a replica; the step can be asked for again. kInternal: the reward function has
-  // thrown, with what it said, or given what is no number or beyond kRewardMost; begin() is next
-  // then. kCancelled.
+  // Returns the groups of a step, by problem number. Steps must be requested one after the other.
+  // Afterwards the pool generates for the next steps as max_staleness allows: with 0 it waits until
+  // the trainer has published `step`.
+  //
+  // kDeadline: incomplete at the deadline; the message has the last failure of a replica, and the
+  // step can be requested again. kInternal: the reward function has thrown (the message has its
+  // text), or its result is NaN or beyond kRewardMax; call begin() next. kCancelled.
   [[nodiscard]] Result<RolloutBatch> collect(std::uint64_t step,
                                              std::chrono::milliseconds wait_limit);
-  // Ends a harvest that waits, every later one, and what is asked; from any thread.
+  // Ends a running collect(), every later one, and all requests. Thread: any.
   void cancel() noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// Tasks whose answers can be checked: what a policy is asked, and what its answer is worth.
+// Tasks whose answers can be checked: problems for a policy, and rewards for its answers.
 //
 // Thread: any; all functions are pure.
 #pragma once
@@ -12,9 +12,9 @@
 
 namespace wsync::rollout {
 
-// What an answer ends with, and nothing else has in it.
+// Ends every answer and occurs nowhere else in it.
 inline constexpr char kEndOfAnswer = '\n';
-inline constexpr std::uint32_t kTaskDigits = 32;  // at most
+inline constexpr std::uint32_t kTaskDigits = 32;  // maximum
 
 struct Problem {
   std::string prompt;  // bytes; "reverse 4831="
@@ -22,21 +22,21 @@ struct Problem {
   friend bool operator==(const Problem&, const Problem&) = default;
 };
 
-// What a completion is worth, up to its kEndOfAnswer; may throw std::exception.
-// Any thread, several at once.
+// Returns the reward of a completion, which ends before its kEndOfAnswer. May throw std::exception.
+// Thread: any, several at the same time.
 using Reward = std::function<double(const Problem&, std::string_view completion)>;
-// 1 for the answer and nothing more, else 0.
+// Returns 1 for exactly the right answer, otherwise 0.
 [[nodiscard]] double exact_match(const Problem& problem, std::string_view completion);
 
 class Task {
  public:
-  // `name`: "reverse" or "sort", of `digits` (1 to kTaskDigits) decimal digits each. kInvalidInput
-  // names what it can be.
+  // `name`: "reverse" or "sort". `digits`: number of decimal digits, 1 to kTaskDigits. Returns
+  // kInvalidInput, which lists the allowed values.
   [[nodiscard]] static Result<Task> named(std::string_view name, std::uint32_t digits);
 
-  // Problem `number` of those of a seed: the same for the same arguments.
+  // Returns problem `number` of a seed. The result depends only on the arguments.
   [[nodiscard]] Problem problem(std::uint64_t seed, std::uint64_t number) const;
-  // Bytes of every prompt, and of every answer without its end.
+  // Number of bytes of every prompt, and of every answer without its end.
   [[nodiscard]] std::size_t prompt_bytes() const noexcept;
   [[nodiscard]] std::size_t answer_bytes() const noexcept;
 

@@ -14,7 +14,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kTableRows = 12;
-constexpr std::size_t kRewardSteps = 10;  // that a mean reward is taken of
+constexpr std::size_t kRewardSteps = 10;  // steps in a mean reward
 
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
@@ -39,7 +39,8 @@ bool is_committed(const json& publish) { return publish.at("state") == "committe
 
 void TrainReport::take(const json& event) {
   const std::string kind = event.at("event");
-  // A rank 0 that replaces another one does not know what that one has told.
+  // A replacement of rank 0 does not know which events its predecessor has sent, and may repeat
+  // them.
   if (kind == "begin" && !begin_.is_null()) return;
   if (kind == "saved" && std::any_of(saved_.begin(), saved_.end(), [&](const json& one) {
         return one.at("step") == event.at("step");
@@ -84,7 +85,7 @@ void TrainReport::take(const json& event) {
   }
 }
 
-// Newest last; a step that is run again is told again.
+// Newest last. A step that is run again is reported again.
 void TrainReport::take_step(const json& event) {
   forget_from(steps_, event.at("step"));
   forget_from(saved_, event.at("step"));
@@ -170,7 +171,8 @@ std::string TrainReport::rollouts_columns(const json& step) const {
         compared ? fmt::format("{:.1e}", rollouts.at("mismatch_most").get<double>()) : "-",
         rollouts.at("drift_most").get<double>());
   }
-  return fmt::format("{:>{}}", "", 2 + 6 + 2 + 4 + 2 + 8 + 2 + 8);  // right answers were given
+  // Empty, because right answers were given.
+  return fmt::format("{:>{}}", "", 2 + 6 + 2 + 4 + 2 + 8 + 2 + 8);
 }
 
 json TrainReport::generating() const {
@@ -199,7 +201,7 @@ json TrainReport::generating() const {
 }
 
 json TrainReport::publishing() const {
-  // With `publish.every` above 1 some steps are computed beside a publish, and some are not.
+  // With `publish.every` above 1, only some steps are computed during a publish.
   std::set<std::uint64_t> published;
   for (const json& publish : publishes_) published.insert(publish.at("step").get<std::uint64_t>());
   std::vector<double> beside, alone;
@@ -220,7 +222,7 @@ json TrainReport::publishing() const {
           {"step_ratio", compares ? json(median(beside) / median(alone)) : json(nullptr)},
           {"staged_seconds_median", median(each(committed, "staged_seconds"))},
           {"paused_seconds_most", max},
-          // Of the steps: what training waited for the snapshot of the step before.
+          // Time that a step waited for the snapshot of the previous step.
           {"snapshot_wait_seconds_median", median(each(steps_, "snapshot_wait_seconds"))}};
 }
 
@@ -228,7 +230,7 @@ json TrainReport::device_activations_max() const {
   return end_.is_null() ? json() : end_.value("device_activations_most", json());
 }
 
-// What is said below the table.
+// Returns the sentences below the table.
 std::string TrainReport::sentences() const {
   std::string text;
   if (!rollouts_.empty()) {

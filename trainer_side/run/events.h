@@ -1,4 +1,4 @@
-// What rank 0 of a training run and its launcher tell, and what is made of it: lines of the log, a
+// The events of rank 0 of a training run and of its launcher, and their output: lines of the log, a
 // table, JSON. An event is a JSON object with the member "event"; README.md of this folder lists
 // them.
 #pragma once
@@ -18,11 +18,11 @@ using TrainEvents = std::function<void(const nlohmann::json& event)>;
 // Thread: one at a time.
 class TrainReport {
  public:
-  // `prints_events`: on standard output too, one on each line.
+  // `prints_events`: also prints each event as a line on standard output.
   explicit TrainReport(bool prints_events) : prints_events_(prints_events) {}
   // Logs the event and keeps what the outcome needs.
   void take(const nlohmann::json& event);
-  // Of a run that has ended in order.
+  // Outcome of a run that ended normally.
   [[nodiscard]] Outcome outcome() const;
   [[nodiscard]] std::uint64_t last_step() const noexcept { return last_step_; }
 

@@ -31,32 +31,33 @@ using collective::memory::RankPhase;
 
 static_assert(config::kTrainRanks <= collective::memory::kHostRankCount);
 
-// A run has no end by the clock; its ranks have deadlines for each exchange.
+// A run has no time limit; its ranks have deadlines for each exchange.
 constexpr std::chrono::hours kNoDeadline{24 * 365};
-// Beside the heartbeat's deadline: for ranks that were told to end.
+// Time for ranks to end after they were asked to, in addition to the heartbeat's deadline.
 constexpr std::chrono::seconds kToldWaitLimit{5};
-// A rank that has broken the group for a reason of its own ends within it.
+// A rank that has broken the group because of its own error ends within this time.
 constexpr std::chrono::seconds kBrokenWaitLimit{1};
-// For a rank that lives and does not come to the newest group: rank 0 may be writing a state.
+// Limit for a running rank to join the newest group. It is long because rank 0 may be writing a
+// state.
 constexpr std::chrono::minutes kAwayWaitLimit{40};
-// Between two looks at the ranks, at most.
+// Maximum interval between two checks of the ranks.
 constexpr std::chrono::milliseconds kRanksLook{1000};
 
-// The process that is a rank now.
+// The process that currently is a rank.
 struct Seat {
   Child* child = nullptr;
-  UniqueFd control;              // the launcher's end
-  std::uint32_t generation = 0;  // it was started for
-  bool is_lost = false;          // and has no successor: the run had ended
-  std::uint32_t losses = 0;      // of the rank in a row, since a step has ended
+  UniqueFd control;              // the launcher's end of the socket pair
+  std::uint32_t generation = 0;  // the generation for which it was started
+  bool is_lost = false;          // lost without a replacement, because the run was over
+  std::uint32_t losses = 0;      // losses of the rank in a row since the end of a step
 };
 
-// What the ranks of a generation share.
+// The group of one generation of ranks.
 struct Generation {
   std::uint32_t number = 0;
   HostSegment segment;
   TimePoint begun = now();
-  bool is_broken_here = false;  // by the launcher
+  bool is_broken_here = false;  // the launcher itself broke the group
 };
 
 class Launch {
@@ -89,7 +90,7 @@ class Launch {
       WSYNC_TRY(children_->shutdown("the end", kNoDeadline, [this] { return is_over(); }));
     }
     if (!failure_) return report_.outcome();
-    // They have been told, and wake up.
+    // The group is broken, so the ranks notice the failure and end by themselves.
     const auto wait_limit = config_.heartbeat.deadline + kToldWaitLimit;
     (void)children_->shutdown("the end", wait_limit, [this] { return all_ended(); });
     for (const Seat& seat : seats_)
@@ -99,7 +100,7 @@ class Launch {
   }
 
  private:
-  // A group for all ranks, and a process for each of these.
+  // Makes a group for all ranks, and starts a process for each of `ranks`.
   [[nodiscard]] Result<> begin_generation(const std::vector<std::uint32_t>& ranks) {
     auto segment =
         WSYNC_TRY(HostSegment::create({.size = static_cast<std::uint32_t>(seats_.size())}));
@@ -107,7 +108,7 @@ class Launch {
     generations_.push_back({.number = number, .segment = std::move(segment)});
     broken_since_.reset();
     for (const std::uint32_t rank : ranks) WSYNC_TRY(start(rank));
-    // Those that are left find it when they have found that theirs is broken.
+    // The remaining ranks read the new segment after they have noticed that their group is broken.
     const std::array fds{newest().descriptor()};
     const std::array sign{kSegmentSign};
     for (const Seat& seat : seats_)
@@ -123,7 +124,7 @@ class Launch {
   static void send(const Seat& seat, std::span<const std::byte> sign, std::span<const int> fds) {
     if (!seat.control.valid()) return;
     const auto sent = send_some(seat.control.get(), sign, fds);
-    // One that has just ended is seen to be lost, too.
+    // If the process has just ended, it is detected as lost elsewhere.
     if (sent ? *sent > 0 : sent.error().code() == ErrorCode::kPeerLost) return;
     log_warning("process {} cannot be told how the run goes on: {}", seat.child->pid(),
                 sent ? "it reads nothing" : sent.error().message());
@@ -168,7 +169,8 @@ class Launch {
     return {};
   }
 
-  // To rank 0, which tells the others. Before it is there a signal would be the end of it.
+  // Sends the stop request to rank 0, which forwards it to the other ranks. Waits until rank 0 has
+  // joined: before it has installed its signal handler, the signal would kill it.
   void pass_stop_on() {
     if (!is_stopping_ || is_told_ || last_sign(0).phase == RankPhase::kAway) return;
     seats_.front().child->send(SIGTERM);
@@ -178,7 +180,7 @@ class Launch {
   void take(const std::string& line) {
     const nlohmann::json event = nlohmann::json::parse(line, nullptr, false);
     if (!event.is_object()) return;
-    // One that is run again is no progress.
+    // A step that is run again is not progress.
     const std::uint64_t step = event.value("event", "") == "step" ? event.value("step", 0ULL) : 0;
     if (step > highest_step_) {
       highest_step_ = step;
@@ -194,7 +196,8 @@ class Launch {
                         [&](const Seat& seat) { return runs(seat.child); });
   }
 
-  // The newest sign of the process that is this rank: it may not have come to the newest group yet.
+  // Returns the newest heartbeat of the current process of the rank. The process may not have
+  // joined the newest group yet.
   [[nodiscard]] collective::memory::RankSign last_sign(std::uint32_t rank) const {
     collective::memory::RankSign found;
     for (const Generation& generation : generations_) {
@@ -208,7 +211,7 @@ class Launch {
     return found;
   }
 
-  // Asked after every event.
+  // Called after every event.
   [[nodiscard]] bool is_over() {
     if (config_.recovery.enabled && !is_done_ && any_succeeded()) end_all_others();
     for (std::uint32_t rank = 0; rank < seats_.size() && !failure_; ++rank) {
@@ -225,7 +228,7 @@ class Launch {
     return failure_ || all_ended();
   }
 
-  // All have come to the newest.
+  // Removes old generations after all ranks have joined the newest one.
   void forget_old_generations() {
     const auto signs = newest().ranks();
     const bool all = std::none_of(signs.begin(), signs.end(),
@@ -235,7 +238,7 @@ class Launch {
 
   void look_for_silence() {
     forget_old_generations();
-    // Where this process had no time either, silence says nothing.
+    // If this process did not run either, missing heartbeats prove nothing.
     const bool was_away = now() - std::exchange(looked_, now()) > config_.heartbeat.deadline / 2;
     if (was_away) return;
     for (std::uint32_t rank = 0; rank < seats_.size() && !failure_; ++rank) {
@@ -258,12 +261,12 @@ class Launch {
     }
   }
 
-  // Not in the newest group yet.
+  // Returns whether the rank has not joined the newest group yet.
   [[nodiscard]] bool is_away(std::uint32_t rank) const {
     return newest().ranks()[rank].phase == RankPhase::kAway;
   }
 
-  // When the first group began that it has not come to.
+  // Returns the start of the oldest group that the rank has not joined.
   [[nodiscard]] TimePoint away_since(std::uint32_t rank) const {
     TimePoint since = generations_.back().begun;
     for (auto one = generations_.rbegin(); one != generations_.rend(); ++one) {
@@ -273,7 +276,7 @@ class Launch {
     return since;
   }
 
-  // Why a rank has broken a group by itself: the newest such reason.
+  // Returns the newest reason for which a rank itself broke a group.
   [[nodiscard]] std::optional<Error> own_reason() const {
     for (auto one = generations_.rbegin(); one != generations_.rend(); ++one)
       if (const Result<> health = one->segment.health(); !health && !one->is_broken_here)
@@ -281,7 +284,8 @@ class Launch {
     return {};
   }
 
-  // A rank has passed the last barrier, so all have done everything. Some may still be in it.
+  // One rank has passed the last barrier, so all work of all ranks is done. Other ranks may still
+  // be in that barrier.
   void end_all_others() {
     is_done_ = true;
     break_newest(Error(ErrorCode::kCancelled, "the run is over"));
@@ -289,7 +293,7 @@ class Launch {
     for (std::uint32_t rank = 0; rank < seats_.size(); ++rank) {
       Seat& seat = seats_[rank];
       if (!seat.child->running()) continue;
-      // It has the place of one that was lost in that barrier.
+      // A process without a tag replaced a rank that was lost in the last barrier. It has no work.
       const bool is_new = training::tag_of_word(last_sign(rank).word) == training::Tag{};
       if (is_new) {
         seat.is_lost = true;
@@ -300,7 +304,8 @@ class Launch {
     }
   }
 
-  // Broken by a rank that was not lost: it ends, or all go on in another group.
+  // Handles a group that was broken by a rank that is not lost: that rank ends, or all ranks
+  // continue in another group.
   void look_for_break() {
     if (failure_ || is_done_ || !config_.recovery.enabled) return;
     const Result<> health = newest().health();
@@ -320,6 +325,7 @@ class Launch {
     const training::Tag tag = training::tag_of_word(last_sign(rank).word);
     Seat& seat = seats_[rank];
     if (rank == 0) {
+      // Keep the events that the lost process has sent, and ignore later ones if it is not killed.
       if (seat.child->running()) seat.child->drain_lines();
       seat.child->on_line = {};
     }
@@ -356,7 +362,8 @@ class Launch {
       }
       return log_warning("{}; the run was over", why.message());
     }
-    // One that lives may have much to do before it comes, and the others wait for it in vain.
+    // A break does not count as an attempt while a rank is absent from the newest group: it may be
+    // busy for a long time, and the other ranks time out while they wait for it.
     bool waits = false;
     for (std::uint32_t rank = 0; rank < seats_.size(); ++rank) waits = waits || is_away(rank);
     std::uint32_t max = !lost.empty() ? 0 : waits ? breaks_ : ++breaks_;
@@ -388,15 +395,16 @@ class Launch {
   const std::vector<std::string>& arguments_;
   TrainReport report_;
   std::optional<Error> failure_;
-  std::optional<TimePoint> broken_since_;  // the newest group
-  std::uint32_t breaks_ = 0;               // without a loss, since a step has ended
-  std::uint64_t highest_step_ = 0;         // that has ended
-  TimePoint looked_ = now();               // at silence
-  bool is_done_ = false;                   // a rank has ended in order
+  std::optional<TimePoint> broken_since_;  // since when the newest group is broken
+  std::uint32_t breaks_ = 0;               // breaks without a loss since the end of a step
+  std::uint64_t highest_step_ = 0;         // highest step that has ended
+  TimePoint looked_ = now();               // time of the last heartbeat check
+  bool is_done_ = false;                   // a rank has ended normally
   bool is_stopping_ = false;
   bool is_told_ = false;
   std::deque<Generation> generations_;
-  std::unique_ptr<ChildProcesses> children_;  // its processes end before the segments
+  // Destroyed before generations_: the processes must end before their segments.
+  std::unique_ptr<ChildProcesses> children_;
   std::vector<Seat> seats_;
 };
 

@@ -1,6 +1,6 @@
-// Starts the ranks of a training run on this host, each a process of its own, and watches them: one
-// that is killed or gives no sign of life is replaced, and the others are given a new group; or it
-// ends them, where there is no recovery.
+// Starts the ranks of a training run on this host, each as its own process, and monitors them. With
+// recovery, a rank that is killed or stops its heartbeat is replaced, and the other ranks get a new
+// group. Without recovery, a loss ends all ranks.
 #pragma once
 
 #include <string>
@@ -11,10 +11,10 @@
 
 namespace wsync::cli {
 
-// `arguments`: of `wsync train`, as each rank gets them. `prints_events`: as TrainReport. Returns
-// when all ranks have ended. kPeerLost: a rank was lost and could not be replaced (no recovery,
-// attempts used up, nothing saved); each names it. Other errors are those of the rank that failed
-// first.
+// `arguments`: the arguments of `wsync train` for each rank. `prints_events`: as TrainReport.
+// Returns when all ranks have ended. Returns kPeerLost, with the rank, if a rank was lost and could
+// not be replaced (no recovery, no attempts left, nothing saved). Other errors are those of the
+// rank that failed first.
 [[nodiscard]] Result<Outcome> launch_training(const config::TrainConfig& config,
                                               const std::vector<std::string>& arguments,
                                               bool prints_events);

@@ -15,10 +15,11 @@ namespace {
 
 static_assert(config::kTrainRanks <= collective::gloo::kGlooRankCount);
 
-// The launcher answers as soon as it knows who is lost, or is gone and this process with it.
+// The launcher answers as soon as it knows which rank is lost. If the launcher ends, this process
+// ends too, so this limit is only a safeguard.
 constexpr std::chrono::hours kForTheLauncher{1};
 
-// The newest segment that the launcher has sent; none: the run is over.
+// Returns the newest segment that the launcher has sent; an invalid descriptor if the run is over.
 Result<UniqueFd> next_segment(int control, std::uint32_t rank) {
   std::vector<UniqueFd> segments;
   for (;;) {
@@ -41,7 +42,7 @@ Result<UniqueFd> next_segment(int control, std::uint32_t rank) {
 Result<std::unique_ptr<Membership>> Membership::join(const RankStart& start) {
   std::unique_ptr<Membership> membership(new Membership(start));
   if (start.segment >= 0) {
-    const UniqueFd segment(start.segment);  // inherited, and mapped from here on
+    const UniqueFd segment(start.segment);  // inherited; mapped from here on
     if (const auto entered = membership->enter(segment.get()); !entered) {
       if (!membership->is_renewed()) return fail(entered.error());
       const auto goes_on = WSYNC_TRY(membership->rejoin(entered.error()));
@@ -65,6 +66,7 @@ Result<> Membership::enter(int segment) {
   auto attached = WSYNC_TRY(collective::memory::attach(segment, start_.rank));
   auto* const entered = attached.get();
   entered->notify(word_);
+  // The heartbeat uses the former group, which regroup() releases.
   heartbeat_.reset();
   if (renewed_)
     WSYNC_TRY(renewed_->regroup(std::move(attached)));
@@ -85,7 +87,7 @@ Result<bool> Membership::rejoin(const Error& why) {
     const Result<> entered = enter(segment->get());
     is_first_ = false;
     if (entered) return true;
-    // One that is broken by now is followed by another, or by the end of the run.
+    // This group may already be broken. The launcher then sends another one, or the end of the run.
     if (entered.error().code() != ErrorCode::kPeerLost)
       log_warning("rank {} cannot join the others: {}", start_.rank, entered.error().message());
   }

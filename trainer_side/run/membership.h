@@ -1,5 +1,5 @@
-// What a rank of a training run belongs to: its group, which the launcher makes anew when a rank is
-// lost, and hands to those that are left.
+// The group of a rank of a training run. If a rank is lost, the launcher makes a new group and
+// sends it to the remaining ranks.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@
 
 namespace wsync::cli {
 
-// What the launcher sends to a rank: one byte, with the descriptor of the next group's segment; or
-// that the rank has been replaced, or that the run is over.
+// Messages of the launcher to a rank, one byte each: a new group with the descriptor of its
+// segment; the rank has been replaced; the run is over.
 inline constexpr std::byte kSegmentSign{1};
 inline constexpr std::byte kReplacedSign{2};
 inline constexpr std::byte kOverSign{3};
@@ -22,21 +22,23 @@ inline constexpr std::byte kOverSign{3};
 // Thread: one at a time.
 class Membership {
  public:
-  // Joins the group that `start` names; errors as memory::attach() and gloo::join(). `start`
-  // outlives it.
+  // Joins the group in `start`; errors as memory::attach() and gloo::join(). `start` must outlive
+  // the membership.
   [[nodiscard]] static Result<std::unique_ptr<Membership>> join(const RankStart& start);
 
-  // Stays the same object.
+  // The object stays the same when the rank joins another group.
   [[nodiscard]] collective::ProcessGroup& group() noexcept { return *group_; }
-  // Whether the launcher makes another group when this one breaks.
+  // Returns whether the launcher makes another group if this one breaks.
   [[nodiscard]] bool is_renewed() const noexcept { return start_.control >= 0; }
-  // Whether this is the group that the run began with.
+  // Returns whether this is the first group of the run.
   [[nodiscard]] bool is_first() const noexcept { return is_first_; }
-  // Waits until the launcher has made the next group, and joins it. False: the run is over, and
-  // another rank has ended in order. `why` is what broke this one, and the error when there is no
-  // next one because the run fails; kFenced: this rank was replaced.
+  // Waits until the launcher has made the next group, and joins it. Returns false if the run is
+  // over because another rank has ended normally. `why` is the error that broke this group; it is
+  // returned if the run fails and there is no next group. Returns kFenced if this rank was
+  // replaced.
   [[nodiscard]] Result<bool> rejoin(const Error& why);
-  // What the launcher and other ranks see of this rank, and what another one has told.
+  // notify() publishes a word of this rank to the launcher and to the other ranks; told() reads the
+  // word of another rank.
   void notify(std::uint64_t word) noexcept;
   [[nodiscard]] std::uint64_t told(std::uint32_t rank) const noexcept;
 
@@ -48,10 +50,11 @@ class Membership {
   std::unique_ptr<collective::ProcessGroup> gloo_;
   std::unique_ptr<collective::RegroupableGroup> renewed_;
   collective::ProcessGroup* group_ = nullptr;
-  collective::memory::MemoryGroup* memory_ = nullptr;  // inside of renewed_
+  collective::memory::MemoryGroup* memory_ = nullptr;  // owned by renewed_
   std::uint64_t word_ = 0;
   bool is_first_;
-  std::unique_ptr<collective::memory::Heartbeat> heartbeat_;  // of memory_; ends first
+  // Uses memory_; must be destroyed first.
+  std::unique_ptr<collective::memory::Heartbeat> heartbeat_;
 };
 
 }  // namespace wsync::cli

@@ -23,7 +23,7 @@ constexpr std::array<std::string_view, 8> kFailPoints{
     "forward",      "backward", "before_barrier", "after_barrier", "optimizer",
     "after_commit", "end",      "last_barrier"};
 
-// Any thread may get a signal, and the one that runs the steps asks.
+// Atomic: a signal can arrive on any thread, and the thread that runs the steps reads it.
 std::atomic<int> stop_signals = 0;
 static_assert(std::atomic<int>::is_always_lock_free, "what a signal handler may touch");
 
@@ -31,7 +31,7 @@ static_assert(std::atomic<int>::is_always_lock_free, "what a signal handler may 
 
 void stop_after_step() {
   struct sigaction action{};
-  action.sa_flags = SA_RESTART;  // no file is left half written for it
+  action.sa_flags = SA_RESTART;  // a signal must not interrupt a write to a file
   action.sa_handler = [](int) {
     if (stop_signals.fetch_add(1) > 0) ::_exit(kExitInterrupted);
   };

@@ -1,4 +1,4 @@
-// What every way to train has in common: how it is asked to stop, and what it tells.
+// Common to all ways to train: stop requests and step events.
 #pragma once
 
 #include <cstdint>
@@ -11,26 +11,26 @@
 
 namespace wsync::cli {
 
-// From now on SIGINT and SIGTERM ask this process to end its run after the step that runs; a second
-// one ends it at once, with status 130.
+// From now on, SIGINT or SIGTERM ends the run of this process after the current step. A second
+// signal ends the process immediately with status 130.
 void stop_after_step();
 // Thread: any.
 [[nodiscard]] bool asked_to_stop() noexcept;
 
-// Where WSYNC_FAIL_POINT lets a rank be killed (shared/base/fail_point.h).
+// The point at which WSYNC_FAIL_POINT kills a rank (shared/base/fail_point.h).
 struct RankFailPoint {
   std::uint32_t rank = 0;
   std::string name;
   std::uint64_t hits = 0;
 };
-// Of a run of so many ranks; nothing when none is set. kInvalidInput: "RANK:POINT:HITS" is
-// expected.
+// Reads WSYNC_FAIL_POINT for a run with `ranks` ranks; std::nullopt if it is not set. Returns
+// kInvalidInput if it is not "RANK:POINT:HITS".
 [[nodiscard]] Result<std::optional<RankFailPoint>> fail_point_of(std::uint32_t ranks);
 
-// In seconds.
+// Seconds since `begin`.
 [[nodiscard]] double since(TimePoint begin);
 
-// Of a step that took `taken` seconds.
+// Returns the event of a step that took `taken` seconds.
 [[nodiscard]] nlohmann::json step_event(std::uint64_t step, const training::StepResult& result,
                                         double taken);
 [[nodiscard]] nlohmann::json begin_event(const config::TrainConfig& config,

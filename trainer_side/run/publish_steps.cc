@@ -31,12 +31,13 @@ std::string_view state_name(PublishState state) {
   return "?";
 }
 
-// For a fleet that is expected: what starts beside this run has joined by then. The other ranks
-// wait for rank 0 at the end of the step, half of their deadline at most.
+// Wait limit for an expected fleet: programs that start at the same time as this run have joined by
+// then. The other ranks wait for rank 0 at the end of the step, so it is at most half of their
+// deadline.
 constexpr std::chrono::milliseconds kWaitLimit{10'000};
-// For one that was given up: each step asks again, and costs no more than this.
+// Wait limit after a publish was abandoned: every step tries again, and loses no more than this.
 constexpr std::chrono::milliseconds kWaitLimitOnceLost{50};
-// When a run is asked to end: for a snapshot to begin, and for publishes under way.
+// Wait limits when the run is asked to end: for a snapshot to begin, and for running publishes.
 constexpr std::chrono::milliseconds kWaitLimitAtEnd{1'000};
 constexpr std::chrono::milliseconds kEndWaitLimit{5'000};
 constexpr std::chrono::milliseconds kLook{50};
@@ -123,7 +124,7 @@ bool StepPublisher::must_publish_again(std::uint64_t step) {
   if (rank_.place().rank != 0 || (newest_ && step < newest_->step)) return false;
   if (!trainer_) {
     if (!std::exchange(is_lost_, false) || !start()) return false;
-    newest_.reset();  // of the one before
+    newest_.reset();  // `newest_` was of the previous trainer
   }
   if (newest_ && step == newest_->step) {
     const auto view = trainer_->look(newest_->id);
@@ -141,7 +142,7 @@ bool StepPublisher::wait_a_little(const Running& running, PublishState state) co
 
 void StepPublisher::do_without_the_lost(const Running& running) {
   if (rank_.group() == nullptr || rank_.group()->health()) return;
-  // Refused when its thread has ended, and every publish with it.
+  // Fails if the trainer's thread has ended, and every publish with it.
   if (const auto told = trainer_->no_more(running.step); !told)
     log_debug("step {}: {}", running.step, told.error().message());
 }
@@ -167,7 +168,7 @@ void StepPublisher::wait_snapshotted() {
     given_up = true;
     if (!trainer_->give_up(newest.step)) break;  // its thread has ended, and every publish with it
   } while (!wait_a_little(newest, PublishState::kSnapshotted));
-  // One that has failed or is superseded has let the weights go as well: notify_ended() tells it.
+  // A failed or superseded publish has released the weights too; notify_ended() reports it.
   const auto view = trainer_->look(newest.id);
   const bool read = !given_up || (view && view->status.state != PublishState::kFailed);
   wait_limit_ = std::min(read ? kWaitLimit : kWaitLimitOnceLost, rank_.options().deadline / 2);
@@ -240,13 +241,13 @@ void StepPublisher::end_all() {
     if (const auto view = trainer_->look(newest_->id))
       is_lost_ = view->status.state == PublishState::kFailed && view->status.version.none() &&
                  rank_.group() != nullptr && !rank_.group()->health();
-  trainer_.reset();  // rank 0's word, or its end, is what the others wait for
+  trainer_.reset();  // the other ranks wait for a message of rank 0, or for its end
 }
 
 void StepPublisher::notify(const Running& running, const plugin::PublishView& view) {
   const control::PublishStatus& status = view.status;
   if (status.state == PublishState::kCommitted) epoch_ = status.version.epoch;
-  if (rank_.place().rank != 0) return;  // rank 0 knows as much
+  if (rank_.place().rank != 0) return;  // rank 0 reports the same publish
   on_event_({{"event", "publish"},
              {"step", running.step},
              {"state", state_name(status.state)},

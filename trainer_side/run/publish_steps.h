@@ -1,6 +1,7 @@
-// Publishes the weights of a trainer's rank, in bfloat16, while the next step is computed: they are
-// read until the update of that step, which waits for it. Training does not wait for a fleet that
-// is not there: a publish that nobody has begun to read is given up, and told as failed.
+// Publishes the weights of a trainer's rank, in bfloat16, while the next step is computed. The
+// weights are read until the update of that step, which waits for the snapshot. Training does not
+// wait for an absent fleet: if nobody has begun to read a publish in time, it is abandoned and
+// reported as failed.
 #pragma once
 
 #include <chrono>
@@ -20,47 +21,47 @@ namespace wsync::cli {
 // Thread: one at a time.
 class StepPublisher {
  public:
-  // Whether a rank has weights to publish: one of the ranks that have the same ones does.
+  // Returns whether a rank has weights to publish. One of the ranks with the same weights does.
   [[nodiscard]] static bool publishes(const training::TrainingOptions& options,
                                       const training::Place& place);
-  // Opens rank 0's addresses; errors as plugin::Trainer::start(). `rank` and its weights outlive
-  // it. `is_stopping`: the run was asked to end. `incarnation`: how often this rank's process was
-  // replaced; a higher one takes the place of a lower one, which may still be there and stand
-  // still: rank 0 takes the fleet and its addresses over, another rank is taken by rank 0 in its
-  // stead.
+  // Opens rank 0's addresses; errors as plugin::Trainer::start(). `rank` and its weights must
+  // outlive the publisher. `is_stopping` returns whether the run was asked to end. `incarnation` is
+  // the number of times this rank's process was replaced. A process with a higher incarnation
+  // replaces one with a lower incarnation, which may hang instead of having ended: a new rank 0
+  // takes over the fleet and the addresses, and for any other rank, rank 0 accepts the new process
+  // in its place.
   [[nodiscard]] static Result<std::unique_ptr<StepPublisher>> create(
       const config::PublishConfig& config, training::TrainingRank& rank, TrainEvents on_event,
       std::function<bool()> is_stopping, std::uint32_t incarnation = 0);
 
-  // Begins to publish the weights as they are after this step. What fails is told as an event of
-  // rank 0, or as a warning; training goes on. A step may be published once more, by all ranks,
-  // when must_publish_again() says so: with the same weights, which is checked. Each of them is an
-  // event.
+  // Begins to publish the weights after this step. A failure is reported as an event of rank 0 or
+  // as a warning, and training continues. All ranks may publish a step again if
+  // must_publish_again() returns true. The weights must be the same, which is checked. Each publish
+  // is an event.
   void publish(std::uint64_t step);
-  // Rank 0, after wait_snapshotted(): whether all ranks should call publish(step) now, because no
-  // version has come of this step: its newest publish has failed before all shards were gathered,
-  // or this process has never published it. False for a version that exists, whatever its end, for
-  // a publish that goes on, for steps before one of them, and after end_all() unless the loss of a
-  // rank has ended the newest one. When it is true this
-  // rank takes reports of the step from now on, so the ranks may publish in any order. The other
-  // ranks: false.
+  // Rank 0, after wait_snapshotted(): returns whether all ranks should call publish(step) now,
+  // because there is no version of this step: its newest publish failed before all shards were
+  // gathered, or this process has never published it. Returns false if the version exists, whatever
+  // its end, if the publish is still running, for steps before the newest one, and after end_all(),
+  // unless the newest publish failed because a rank was lost. After true, this rank accepts reports
+  // of the step, so the ranks may publish in any order. On other ranks: false.
   [[nodiscard]] bool must_publish_again(std::uint64_t step);
   // Waits until the weights of the newest publish may change. Rank 0 waits for a snapshot to begin
-  // for as long as its patience lasts, or until the run is asked to end; and when the ranks' group
-  // is broken not for what they have not reported, which ends the publish (peer lost). What a lost
-  // rank has reported stays good.
+  // until its wait limit, or until the run is asked to end. If the ranks' group is broken, it does
+  // not wait for missing reports, which ends the publish (kPeerLost). Reports of a lost rank that
+  // have arrived stay valid.
   void wait_snapshotted();
-  // Tells how publishes have ended.
+  // Reports the publishes that have ended.
   void notify_ended();
-  // Rank 0: waits until the newest publish has ended, or the run is asked to end. The others do not
-  // wait. kRefused with the reason: engines do not serve it; kDeadline; what broke the ranks'
-  // group.
+  // Rank 0: waits until the newest publish has ended, or the run is asked to end. The other ranks
+  // do not wait. Returns kRefused with the reason if engines do not serve it, kDeadline, or the
+  // error that broke the ranks' group.
   [[nodiscard]] Result<> wait_served(std::chrono::milliseconds wait_limit);
-  // Of the newest version that was committed, as far as it has been told; 0 before one was.
+  // Epoch of the newest committed version that was reported; 0 if there is none.
   [[nodiscard]] std::uint32_t epoch() const noexcept { return epoch_; }
-  // Waits until every publish has ended, and tells it; a later publish() begins anew. A run that is
-  // asked to end waits for them a few seconds more; what has not ended by then is told as failed on
-  // rank 0.
+  // Waits until every publish has ended, and reports it. A later publish() starts a new trainer. If
+  // the run is asked to end, waits a few seconds more; rank 0 then reports the remaining publishes
+  // as failed.
   void end_all();
 
  private:
@@ -71,10 +72,10 @@ class StepPublisher {
   StepPublisher(const config::PublishConfig& config, training::TrainingRank& rank,
                 TrainEvents on_event, std::function<bool()> is_stopping);
   [[nodiscard]] Result<> start();
-  // Whether the publish has come that far, or has ended.
+  // Waits briefly. Returns whether the publish has reached the state or has ended.
   [[nodiscard]] bool wait_a_little(const Running& running, control::PublishState state) const;
   void notify(const Running& running, const plugin::PublishView& view);
-  // Rank 0: when the group is broken, the publish does not wait for what was not reported.
+  // Rank 0: if the group is broken, the publish no longer waits for missing reports.
   void do_without_the_lost(const Running& running);
   [[nodiscard]] plugin::RankTensors describe() const;
 
@@ -87,7 +88,7 @@ class StepPublisher {
   std::deque<Running> running_;
   std::optional<Running> newest_;
   bool snapshotted_ = true;
-  bool is_lost_ = false;  // end_all() has found that the newest publish failed with the group
+  bool is_lost_ = false;  // end_all() found that the newest publish failed with the group
   std::uint32_t epoch_ = 0;
   std::chrono::milliseconds wait_limit_;
   std::unique_ptr<plugin::Trainer> trainer_;

@@ -26,8 +26,8 @@ namespace {
 
 using nlohmann::json;
 
-// It has more than 25 methods: each stage of a run, and each thing that a step publishes or
-// saves, has a method of its own.
+// The class has more than 25 methods: each stage of a run, and each thing that a step publishes or
+// saves, has its own method.
 class RankRun {
  public:
   RankRun(const RankStart& start, Membership& membership)
@@ -43,7 +43,7 @@ class RankRun {
     while (stage != Stage::kOver) {
       auto next = resume(stage);
       if (!next) {
-        // Whoever broke the group: the others are there, or come anew.
+        // The group was broken by a rank. If ranks are replaced, wait for the new group.
         if (!membership_.is_renewed() || group_.health()) return fail(std::move(next).error());
         if (publisher_) publisher_->wait_snapshotted();
         const auto goes_on = WSYNC_TRY(membership_.rejoin(next.error()));
@@ -56,10 +56,10 @@ class RankRun {
 
  private:
   enum class Stage : std::uint8_t {
-    kBegin,    // nobody has any weights
-    kRecover,  // in a group that was made anew
+    kBegin,    // no rank has weights
+    kRecover,  // in a new group
     kStep,
-    kEnd,  // no step is left to take
+    kEnd,  // no steps are left
     kOver,
   };
 
@@ -67,7 +67,8 @@ class RankRun {
 
   [[nodiscard]] Result<> prepare() {
     const auto options = WSYNC_TRY(training_options(config_));
-    // Where ranks can be lost at any time, the first thing that they do together is a stage, too.
+    // If ranks can be lost at any time, the first exchange must be a stage too, because only a
+    // failed stage leads to a new group. kReplacement skips the exchange here; begin() does it.
     rank_ = WSYNC_TRY(training::TrainingRank::create(
         options, &group_,
         membership_.is_renewed() ? training::TrainingRank::Start::kReplacement
@@ -117,7 +118,8 @@ class RankRun {
     if (rank_->place().rank == 0) on_event_(event);
   }
 
-  // What recovery costs a rank in memory: gradient, mean and variance of what it holds for another.
+  // Memory that recovery costs this rank: gradient, mean and variance of the shards that it holds
+  // as second holder.
   [[nodiscard]] std::uint64_t second_holder_bytes() {
     std::uint64_t bytes = 0;
     for (const training::Shard& shard : rank_->update().shards())
@@ -180,7 +182,8 @@ class RankRun {
     fail_point("end");
     if (stopped_ && !config_.save.directory.empty() && saved_ != facts_.step) WSYNC_TRY(save());
     if (publisher_) publisher_->end_all();
-    WSYNC_TRY(wait_for_all(group_, kSaveDeadline));  // however long rank 0 has waited for the fleet
+    // Long deadline: rank 0 may have waited for the fleet.
+    WSYNC_TRY(wait_for_all(group_, kSaveDeadline));
     WSYNC_TRY(traces_->write(&group_));
     if (!std::exchange(told_end_, true)) {
       if (stopped_) notify({{"event", "stopped"}, {"step", facts_.step}});
@@ -188,7 +191,7 @@ class RankRun {
               {"device_activations_most", rank_->pipeline().device_pool().max_used()}});
     }
     fail_point("last_barrier");
-    // Together: a rank that leaves while another one still exchanges looks like one that was lost.
+    // All ranks leave together. A rank that leaves during an exchange of others would look lost.
     WSYNC_TRY(wait_for_all(group_, kSaveDeadline));
     return Stage::kOver;
   }
@@ -200,7 +203,7 @@ class RankRun {
     const training::Tag before = rank_->tag();
     const auto recovered = training::recover(*rank_, group_);
     if (!recovered) {
-      // All agree then on what is lost.
+      // All ranks get the same error then, so all of them fall back.
       const bool is_lost =
           recovered.error().code() == ErrorCode::kNotFound && group_.health().has_value();
       return is_lost ? fall_back(before, recovered.error(), from) : fail(recovered.error());
@@ -221,7 +224,7 @@ class RankRun {
                    recovered->bytes);
   }
 
-  // Nobody has all that was lost: all ranks begin where a state was saved.
+  // No rank has the lost data: all ranks resume from the newest saved state, or from the beginning.
   [[nodiscard]] Result<Stage> fall_back(const training::Tag& before, const Error& lost,
                                         TimePoint from) {
     const bool has_begun = told_ >= first_ || facts_.step >= first_ || before.step > first_;
@@ -229,7 +232,7 @@ class RankRun {
                                          .has_begun = has_begun,
                                          .saved = newest_saved(config_, first_),
                                          .published = published_}));
-    // What engines were given is not taken back.
+    // Steps that engines may have are not published again.
     for (const Flags& one : shared) publishes_above_ = std::max(publishes_above_, one.published);
     auto state = WSYNC_TRY(newest_state(shared.front().saved));
     const std::uint64_t step = state ? state->facts.step : 0;
@@ -266,8 +269,8 @@ class RankRun {
                    0);
   }
 
-  // The newest state of the run that all can read; `step` is the newest that there is, 0: none.
-  // What cannot be read is put aside, so that its step can be saved again.
+  // Returns the newest state of the run that all ranks can read. `step` is the newest one on disk,
+  // or 0. A state that cannot be read is renamed, so that its step can be saved again.
   [[nodiscard]] Result<std::optional<training::RunState>> newest_state(std::uint64_t step) {
     while (step > 0) {
       const std::string path = training::state_directory(config_.save.directory, step);
@@ -289,7 +292,8 @@ class RankRun {
     return std::optional<training::RunState>();
   }
 
-  // What follows a step may have been done by some ranks, or by a rank 0 that is gone.
+  // Completes what follows a step (publish, save, events): only some ranks may have done it, or a
+  // rank 0 that was lost.
   [[nodiscard]] Result<Stage> take_up(json recovered, std::uint64_t bytes) {
     traces_->clear();
     const std::uint64_t step = facts_.step;
@@ -325,13 +329,14 @@ class RankRun {
     return next_stage();
   }
 
-  // What is seen of this rank from outside; and where tests let it be killed.
+  // Makes the tag visible to other processes. Tests can kill the rank here.
   void come_to(const training::Tag& tag) {
     const training::Tag last = std::exchange(tag_, tag);
     membership_.notify(training::word_of(tag));
     if (tag.phase == training::Phase::kBackward) fail_point("backward");
     if (tag.phase == training::Phase::kUpdate) {
-      // Another rank has passed the barrier too, so that its step has to end.
+      // Wait until another rank has passed the barrier too, so that recovery must complete this
+      // step.
       if (group_.size() > 1 &&
           (fail_point_is_next("after_barrier") || fail_point_is_next("optimizer")))
         while (group_.health() && !another_has_passed(tag)) std::this_thread::yield();
@@ -346,16 +351,16 @@ class RankRun {
     return false;
   }
 
-  // ---- together ----
+  // ---- exchanges with all ranks ----
 
-  // What each rank tells, on all.
+  // Returns the values of every rank, on all ranks.
   [[nodiscard]] Result<std::vector<Flags>> share(
       Flags own, std::chrono::milliseconds deadline = std::chrono::milliseconds(0)) {
     own.stop = asked_to_stop() || stopped_ ? 1 : 0;
     own.text = facts_.text;
     return share_flags(group_, own, std::max(deadline, rank_->options().deadline));
   }
-  // One rank that was asked to stop stops all.
+  // If one rank was asked to stop, all ranks stop.
   void take_stop(const std::vector<Flags>& flags) {
     if (any(flags, &Flags::stop) && facts_.step < config_.steps) stopped_ = true;
   }
@@ -372,8 +377,8 @@ class RankRun {
     return rank_->update().share_tied_head();
   }
 
-  // Those of engines need the weights that a step begins with: of the first such step they are
-  // published here, of the others when the step before has ended.
+  // Engines need the weights that a step begins with. For the first generated step they are
+  // published here; for later steps they were published at the end of the previous step.
   [[nodiscard]] Result<std::optional<std::vector<training::MicroBatch>>> batches_of(
       std::uint64_t step) {
     if (!rollouts_)
@@ -395,13 +400,13 @@ class RankRun {
     published_ = step;
   }
 
-  // The last one of a run must succeed; without another the run goes on.
+  // The last save of a run must succeed. If another save fails, the run continues.
   [[nodiscard]] Result<> save() {
     const bool is_last = stopped_ || facts_.step == config_.steps;
     auto state = WSYNC_TRY(training::gather_state(*rank_, facts_, &group_));
     const std::string path = training::state_directory(config_.save.directory, facts_.step);
     const Result<> done = state ? training::save_state(path, *state) : Result<>();
-    // Rank 0 that fails breaks the group with its reason: it is what every rank fails with.
+    // If rank 0 fails, its reason breaks the group, and every rank fails with this reason.
     if (!done && is_last) return done;
     const auto flags = WSYNC_TRY(share({.save_failed = !done}, kSaveDeadline));
     if (flags.front().save_failed != 0) {
@@ -427,19 +432,20 @@ class RankRun {
   collective::ProcessGroup& group_;
   std::optional<RunBegin> begin_;  // until the weights are set
   std::optional<training::Corpus> text_;
-  training::RunFacts facts_;  // facts_.step has been taken
-  std::uint64_t first_ = 1;   // step of this run
+  training::RunFacts facts_;  // facts_.step is the last completed step
+  std::uint64_t first_ = 1;   // first step of this run
   std::unique_ptr<training::TrainingRank> rank_;
   training::Tag tag_;
   std::unique_ptr<StepPublisher> publisher_;  // reads the weights of rank_
   std::unique_ptr<StepRollouts> rollouts_;
-  bool generates_ = false;             // a step has trained on what was generated, or is about to
-  std::uint64_t saved_ = 0;            // the newest step whose state is
-  std::uint64_t told_ = start_.told;   // the newest step whose end rank 0 has told
-  bool is_new_ = replaces();           // and has not been given anything
-  TimePoint began_ = now();            // the step that runs, or this process
-  std::uint64_t published_ = 0;        // the newest step that this rank has begun to publish
-  std::uint64_t publishes_above_ = 0;  // steps up to it are run again: engines have them
+  bool generates_ = false;            // a step has trained on generated data, or is about to
+  std::uint64_t saved_ = 0;           // newest step whose state was saved
+  std::uint64_t told_ = start_.told;  // newest step whose end rank 0 has reported
+  bool is_new_ = replaces();          // a replacement that has not received anything yet
+  TimePoint began_ = now();           // start of the current step or of this process
+  std::uint64_t published_ = 0;       // newest step that this rank has begun to publish
+  // Steps up to this one are not published again: engines have them.
+  std::uint64_t publishes_above_ = 0;
   bool stopped_ = false;
   bool told_end_ = false;
   std::optional<StepTraces> traces_;

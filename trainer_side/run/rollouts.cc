@@ -14,10 +14,10 @@ namespace {
 
 using training::MicroBatch;
 
-// Between two looks at whether the run was asked to end.
+// Interval at which a stop request is checked.
 constexpr std::chrono::milliseconds kStopLook{200};
 constexpr std::chrono::milliseconds kTellAnswersWait{5'000};
-// Problems with given answers have numbers of their own.
+// Numbers of problems with given answers begin here, so that they differ from those of the pool.
 constexpr std::uint64_t kFirstGiven = std::uint64_t{1} << 48U;
 
 rollout::BatchShape shape_of(const config::TrainConfig& config) {
@@ -46,7 +46,7 @@ rollout::PoolOptions pool_options(const config::TrainConfig& config, const rollo
 Result<rollout::Task> task_of(const config::TrainConfig& config) {
   auto task = rollout::Task::named(config.rollout->task, config.rollout->digits);
   if (!task) return task;
-  // The last byte of an answer's end is a target only.
+  // The last byte of an answer is only a target, not an input.
   const std::size_t needed = task->prompt_bytes() + task->answer_bytes();
   if (needed > config.data.sequence)
     return fail(
@@ -92,7 +92,7 @@ Result<std::optional<std::vector<MicroBatch>>> StepRollouts::batches(std::uint64
     auto given = WSYNC_TRY(right_answers(step));
     return own(std::move(given));
   }
-  // Only rank 0 knows it, and each rank has to do the same next.
+  // Only rank 0 knows whether the batch is kept, and all ranks must take the same path.
   bool is_there = newest_ && newest_->step == step;
   const auto told = WSYNC_TRY(share({std::byte{is_there}}));
   if (told.front() == std::byte{0}) {
@@ -177,7 +177,7 @@ void StepRollouts::notify(std::uint64_t step, const rollout::RolloutBatch& batch
   double age_sum = 0;
   std::uint64_t age_max = 0;
   std::size_t answers = 0;
-  std::size_t useful = 0;  // groups
+  std::size_t useful = 0;  // groups with an advantage
   for (const rollout::Group& group : batch.groups) {
     const std::uint64_t age = step - 1 - std::min(step - 1, rollout::oldest_step(group));
     age_sum += static_cast<double>(age);
@@ -212,7 +212,7 @@ Result<Bytes> StepRollouts::share(Bytes bytes) const {
   std::vector<std::uint32_t> everyone(rank_.options().sizes.ranks());
   std::iota(everyone.begin(), everyone.end(), 0U);
   const collective::Team team(&group_, everyone);
-  // Rank 0 has waited for the engines before it comes here.
+  // Rank 0 may have waited for the engines before it arrives here.
   const auto deadline = now() + rollout_.wait_limit + rank_.options().deadline;
   std::uint64_t size = bytes.size();
   const auto gather = [&](std::span<std::byte> of_first) {

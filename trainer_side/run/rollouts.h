@@ -1,12 +1,12 @@
-// What a run of reinforcement learning trains on, in place of text: right answers first, then what
-// engines have generated with the weights of earlier steps. Rank 0 asks the engines; every rank
-// gets the same batch.
+// The training data of a reinforcement learning run, in place of text: first right answers, then
+// answers that engines generated with the weights of earlier steps. Rank 0 sends requests to the
+// engines; every rank gets the same batch.
 //
-// A step can be run again, and rank 0 can be a new process by then (recovery_run.h). The batch of a
-// step that has been generated is kept until the next one is, so a step that is run again trains on
-// the same bytes. A new rank 0 knows of no step before: it begins to generate with the step that it
-// is asked for, cannot compare tokens of weights that it has never had, and takes the weights that
-// it begins with as those to stay near (rollout.kl).
+// A step can be run again, with rank 0 in a new process (recovery_run.h). The batch of a generated
+// step is kept until the next one is generated, so a step that is run again trains on the same
+// bytes. A new rank 0 has no data of earlier steps: it begins to generate with the requested step,
+// it cannot compare tokens of weights that it never had, and its initial weights become the
+// reference policy (rollout.kl).
 #pragma once
 
 #include <cstdint>
@@ -25,33 +25,33 @@
 
 namespace wsync::cli {
 
-// kInvalidInput: an answer of the task does not fit into data.sequence.
+// Returns kInvalidInput if an answer of the task does not fit into data.sequence.
 [[nodiscard]] Result<rollout::Task> task_of(const config::TrainConfig& config);
 
 // Thread: one at a time.
 class StepRollouts {
  public:
-  // `group` and `rank` outlive it; a RegroupableGroup may be regrouped between two calls.
-  // `is_stopping`: the run was asked to end. kInvalidInput: an engine's address is none, and as
-  // task_of().
+  // `group` and `rank` must outlive the object; a RegroupableGroup may be regrouped between two
+  // calls. `is_stopping` returns whether the run was asked to end. Returns kInvalidInput if the
+  // address of an engine is malformed; other errors as task_of().
   [[nodiscard]] static Result<std::unique_ptr<StepRollouts>> create(
       const config::TrainConfig& config, training::TrainingRank& rank,
       collective::ProcessGroup& group, TrainEvents on_event, std::function<bool()> is_stopping);
 
-  // Whether a step trains on what was generated.
+  // Returns whether a step trains on generated answers.
   [[nodiscard]] bool generates(std::uint64_t step) const noexcept {
     return step > rollout_.warm_start_steps;
   }
-  // The micro-batches of this rank's replica, in all ranks together and between steps. `step`
-  // follows the one before, is the same once more, or any other: then the engines are asked anew.
-  // Nothing: the run was asked to end. Before the first that generates the engines serve the
-  // weights it begins with, or some that they keep; the other ranks wait for rank 0 meanwhile.
-  // `least_epoch`, of rank 0: of the versions that this run publishes; those of an older epoch are
-  // of another run.
+  // Returns the micro-batches of this rank's replica, or std::nullopt if the run was asked to end.
+  // All ranks must call it together, between steps. `step` is usually the next step or the same one
+  // again; for any other step the engines are asked again. Before the first generated step, the
+  // engines must serve the weights that it begins with, or weights of an allowed age. The other
+  // ranks wait for rank 0 meanwhile. `min_epoch` (used on rank 0): the lowest epoch that this run
+  // publishes; versions of older epochs belong to another run.
   //
-  // Errors as RolloutPool::harvest() and ProcessGroup::exchange(); a group that breaks ends rank
-  // 0's wait for answers too. After any error the call can be made again, in a group that is whole:
-  // answers that have come by then are not asked for a second time.
+  // Errors as RolloutPool::collect() and ProcessGroup::exchange(). If the group breaks, rank 0
+  // stops to wait for answers. After an error the call can be repeated with a group that is whole;
+  // answers that have arrived by then are not requested again.
   [[nodiscard]] Result<std::optional<std::vector<training::MicroBatch>>> batches(
       std::uint64_t step, std::uint32_t min_epoch = 0);
 
@@ -60,14 +60,15 @@ class StepRollouts {
                collective::ProcessGroup& group, TrainEvents on_event,
                std::function<bool()> is_stopping, rollout::Task task);
   [[nodiscard]] Result<std::vector<training::MicroBatch>> right_answers(std::uint64_t step) const;
-  // Of rank 0. Whether the step's batch is kept now: not when the run was asked to end.
+  // Rank 0. Returns whether the step's batch is now kept: false if the run was asked to end.
   [[nodiscard]] Result<bool> generate(std::uint64_t step, std::uint32_t min_epoch,
                                       training::ParameterSet weights);
   [[nodiscard]] Result<std::optional<rollout::RolloutBatch>> collect(std::uint64_t step,
                                                                      std::uint32_t min_epoch);
   void notify(std::uint64_t step, const rollout::RolloutBatch& batch,
               const rollout::Agreement& agreement, double waited) const;
-  // What rank 0 has, on every rank, however long it has waited for engines before it comes to this.
+  // Sends the bytes of rank 0 to every rank. The deadline includes the time that rank 0 may have
+  // waited for engines.
   [[nodiscard]] Result<Bytes> share(Bytes bytes) const;
   [[nodiscard]] std::vector<training::MicroBatch> own(std::vector<training::MicroBatch> all) const;
 
@@ -79,7 +80,7 @@ class StepRollouts {
   const TrainEvents on_event_;
   const std::function<bool()> is_stopping_;
   const rollout::Task task_;
-  // Of rank 0.
+  // Used on rank 0:
   std::unique_ptr<rollout::RolloutPool> pool_;
   rollout::PublishedWeights published_;
   std::optional<training::ParameterSet> reference_;
@@ -88,7 +89,7 @@ class StepRollouts {
     std::uint32_t min_epoch = 0;
     friend bool operator==(const Asked&, const Asked&) = default;
   };
-  std::optional<Asked> next_;  // what the pool generates for
+  std::optional<Asked> next_;  // the pool generates for this request
   struct Newest {
     std::uint64_t step = 0;
     Bytes batches;  // of all replicas

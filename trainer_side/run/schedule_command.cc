@@ -1,4 +1,4 @@
-// `wsync schedule`: the training schedule planned, checked, timed and drawn.
+// `wsync schedule`: plans, checks, simulates and draws the training schedule.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
@@ -28,7 +28,7 @@ using schedule::Simulation;
 
 // ---- show ----
 
-// The slot table: a row for each slot, a column for each rank.
+// Returns the slot table: a row for each slot, a column for each rank.
 std::vector<std::vector<std::string>> grid_of(
     const Schedule& planned, const std::vector<std::vector<std::uint32_t>>& slots) {
   std::uint32_t count = 0;
@@ -60,12 +60,12 @@ std::string grid_text(const std::vector<std::vector<std::string>>& grid) {
   return text;
 }
 
-// Each action takes one slot, as in the slot table; a W that follows its own I belongs to its slot.
+// Each action takes one slot, as in the slot table. A W that follows its own I shares its slot.
 Result<OperationCosts> slot_costs(const ScheduleOptions& options) {
   if (options.order == Order::kZeroBubbleH1) return schedule::costs_of_cells(1, 2, 1, {});
   return schedule::costs_of_cells(1, 1, 0, 1);
 }
-// Shares of a layer's time that show all lanes, where nobody has measured them.
+// Made-up costs for the picture, if none were measured. All lanes are visible with them.
 OperationCosts lane_costs_to_look_at() {
   return {.attention = 3,
           .mlp = 3,
@@ -228,7 +228,7 @@ nlohmann::json per_rank(const Simulation& simulation, Value schedule::RankReport
   return list;
 }
 
-// Time on the critical path by what it is spent on.
+// Returns the time on the critical path for each kind of operation.
 nlohmann::json critical_json(const Simulation& simulation) {
   nlohmann::json times = nlohmann::json::object();
   for (const schedule::CriticalStep& step : simulation.critical_path) {
@@ -329,15 +329,15 @@ void add_simulate(CLI::App& parent, Context& context) {
 
 struct ComparedOrder {
   std::string name;
-  std::string source;  // "simulated", or where the formula stands
+  std::string source;  // "simulated", or the source of the formula
   double bubble = 0;
   double ideal = 0;
-  std::uint32_t activations = 0;  // chunks, on the rank that holds most
-  std::uint32_t parameters = 1;   // copies
+  std::uint32_t activations = 0;  // chunks on the rank with the highest number
+  std::uint32_t parameters = 1;   // copies of the parameters
   std::optional<double> exposed;
 };
 
-// All of a rank's chunks as one stage.
+// Combines all chunks of a rank into one stage.
 OperationCosts as_one_stage(OperationCosts costs, std::uint32_t chunks) {
   for (double OperationCosts::* cost :
        {&OperationCosts::attention, &OperationCosts::mlp, &OperationCosts::attention_gradient,
@@ -365,8 +365,8 @@ Result<ComparedOrder> compare_one(std::string name, ScheduleOptions options,
   return row;
 }
 
-// DeepSeek-V3 report (arXiv 2412.19437), table 2: (PP/2 - 1)(F&B + B - 3W), two copies of the
-// parameters, activations of PP + 1 micro-batches.
+// DualPipe. Formulas: DeepSeek-V3 report (arXiv 2412.19437), table 2. Bubble: (PP/2 - 1)(F&B + B -
+// 3W); two copies of the parameters; activations of PP + 1 micro-batches.
 ComparedOrder dual_pipe(const schedule::Shape& shape, const OperationCosts& chunk_costs) {
   const OperationCosts costs = as_one_stage(chunk_costs, shape.vpp);
   return {.name = "dualpipe",

@@ -17,7 +17,7 @@ namespace {
 using schedule::OperationCosts;
 using schedule::Order;
 
-// One unit of cost in a Chrome trace.
+// Length of one unit of cost in a Chrome trace.
 constexpr double kTraceUnitNs = 1e6;
 
 struct CostOption {
@@ -63,12 +63,12 @@ Result<OperationCosts> lane_costs(const CostArguments& arguments) {
     return refused(
         "costs of lanes need --attn-forward or --mlp-forward, and --attn-backward or "
         "--mlp-backward, above 0");
-  // A copy that fits beside every turn.
+  // A copy that fits into the time of every turn.
   costs.offload = costs.onload = std::min(costs.forward(), costs.backward(true)) / 4;
   return costs;
 }
 
-// --NAME and --no-NAME; neither leaves the value empty.
+// Adds --NAME and --no-NAME. Without either, the value stays empty.
 void add_switch(CLI::App& command, const std::string& name, std::optional<bool>& value,
                 const std::string& text) {
   CLI::Option* on = command.add_flag_callback("--" + name, [&value] { value = true; }, text);

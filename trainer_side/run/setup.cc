@@ -19,7 +19,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The directory that says the sizes of the model; empty: the configuration does.
+// Returns the directory whose config.json has the sizes of the model; empty if the configuration
+// has them.
 const std::string& spec_directory(const config::TrainConfig& config) {
   return config.resume.empty() ? config.model.checkpoint : config.resume;
 }
@@ -28,7 +29,7 @@ std::string spec_file(const config::TrainConfig& config) {
   return spec_directory(config) + "/config.json";
 }
 
-// That a directory to go on from is one of those that a run saves.
+// Checks that a directory to resume from is one that a run has saved.
 Result<> check_resumed_directory(const std::string& directory) {
   std::error_code error;
   if (!fs::is_directory(directory, error))
@@ -97,8 +98,8 @@ Result<> check_resumed(const config::TrainConfig& config, const training::RunFac
   return {};
 }
 
-// A state's model rules over the configuration's. What was given there and differs is a mistake,
-// and what is as in an empty configuration was not given.
+// The model of a state has precedence over the configuration. A size that is set in the
+// configuration and differs is an error. A size that equals the default is treated as not set.
 Result<> check_resumed_model(const config::TrainConfig& config, const moe::ModelSpec& found) {
   using Config = config::ModelConfig;
   using Spec = moe::ModelSpec;
@@ -140,7 +141,8 @@ Result<> check_directory(const char* key, const fs::path& directory) {
   return fail_errno(fmt::format("{}: cannot write to {}", key, directory.string()), errno);
 }
 
-// That what the run will write can be written: before a long run, not at its end.
+// Checks before the run that all its outputs can be written, so that a long run does not fail at
+// its end.
 Result<> check_outputs(const config::TrainConfig& config, std::uint64_t done) {
   for (const auto& [key, path] :
        {std::pair{"trace_file", &config.trace_file}, std::pair{"picture", &config.picture}})
@@ -154,7 +156,7 @@ Result<> check_outputs(const config::TrainConfig& config, std::uint64_t done) {
   fs::directory_iterator entry(directory, error);
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
     const auto step = publish::step_of(entry->path());
-    // A run that is asked to stop saves whatever step it is at.
+    // A run that is asked to stop can save at any step.
     if (step && *step > done && *step <= config.steps)
       return fail(ErrorCode::kInvalidInput,
                   fmt::format("save.directory: {} exists already, and this run may save step {} "
@@ -165,7 +167,7 @@ Result<> check_outputs(const config::TrainConfig& config, std::uint64_t done) {
   return {};
 }
 
-// What decides the batches that ranks expect of rank 0.
+// Returns what determines the batches of rank 0, which all ranks must agree on.
 std::string rollout_text(const config::TrainConfig& config) {
   if (!config.rollout) return "none";
   const config::RolloutConfig& c = *config.rollout;
@@ -173,7 +175,7 @@ std::string rollout_text(const config::TrainConfig& config) {
                      c.warm_start_steps, c.answers);
 }
 
-// What stands for the text of a run whose engines generate it.
+// Returns the digest of the task. It replaces that of the text if engines generate the data.
 Digest problems_of(const config::RolloutConfig& config) {
   const std::string name = fmt::format("{} {}", config.task, config.digits);
   return digest_of(std::as_bytes(std::span(name)));

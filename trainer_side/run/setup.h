@@ -1,4 +1,4 @@
-// What a training configuration makes of a run: options, and what the run begins with.
+// Converts a training configuration to options and to the state in which the run begins.
 #pragma once
 
 #include <optional>
@@ -12,47 +12,47 @@
 
 namespace wsync::cli {
 
-// Reads config.json of the checkpoint or of the state to resume from, if there is one.
-// kInvalidInput names the sizes that do not go together.
+// Reads config.json of the checkpoint or of the state to resume from, if there is one. Returns
+// kInvalidInput with the incompatible sizes.
 [[nodiscard]] Result<training::TrainingOptions> training_options(const config::TrainConfig& config);
 
-// What is there already where a run is to write.
+// What may already exist at the output paths of a run.
 enum class Outputs : std::uint8_t {
-  kNew,        // nothing of what it may write
-  kOfThisRun,  // what it has written: a rank was replaced
+  kNew,        // nothing that the run may write
+  kOfThisRun,  // files of this run: a rank was replaced
 };
-// Where a run begins.
+// The state in which a run begins.
 struct RunBegin {
-  std::optional<training::Corpus> text;           // none where engines generate
-  training::RunFacts facts;                       // facts.step has been taken
-  std::optional<training::ParameterSet> weights;  // of a checkpoint; none: random ones by the seed
-  std::optional<training::RunState> state;        // of a run that goes on
+  std::optional<training::Corpus> text;           // absent if engines generate
+  training::RunFacts facts;                       // facts.step is the last completed step
+  std::optional<training::ParameterSet> weights;  // from a checkpoint; absent: random, by the seed
+  std::optional<training::RunState> state;        // of a run that is resumed
 };
-// kInvalidInput, too: a state of another model, text or seed, whose steps would not be those to
-// come; a state that has all its steps; a step_N directory that the run may have to write exists.
-// kNotFound and kIo: what the run is to write has no place.
+// Returns kInvalidInput also if the state is of another model, text or seed, because the following
+// steps would differ; if the state already has all steps; and if a step_N directory exists that the
+// run may have to write. Returns kNotFound or kIo if an output cannot be written.
 [[nodiscard]] Result<RunBegin> begin_run(const config::TrainConfig& config,
                                          const training::TrainingOptions& options,
                                          Outputs outputs = Outputs::kNew);
 
-// All parameters of the model as the run begins with them.
+// Returns all parameters of the model at the beginning of the run.
 [[nodiscard]] training::ParameterSet initial_weights(const config::TrainConfig& config,
                                                      const training::TrainingOptions& options,
                                                      RunBegin& begin);
 
-// The micro-batches of a replica in a step.
+// Returns the micro-batches of a replica in a step.
 [[nodiscard]] std::vector<training::MicroBatch> micro_batches(const config::TrainConfig& config,
                                                               const training::Corpus& text,
                                                               std::uint64_t step,
                                                               std::uint32_t replica);
-// Whether a run saves its state after this step.
+// Returns whether a run saves its state after this step.
 [[nodiscard]] bool saves_after(const config::TrainConfig& config, std::uint64_t step);
 
-// The newest step whose state is in save.directory, of those from `first` on; 0: none.
+// Returns the newest step, not below `first`, whose state is in save.directory; 0 if there is none.
 [[nodiscard]] std::uint64_t newest_saved(const config::TrainConfig& config, std::uint64_t first);
-// Renames a saved state that cannot be read, and tells it with this reason.
+// Renames a saved state that cannot be read, and reports it with this reason.
 void put_aside(const std::string& path, const std::string& why);
-// Removes what a rank 0 that was lost has begun to save. No other one of the run saves meanwhile.
+// Removes states that a lost rank 0 had begun to save. No other process of the run may be saving.
 void remove_unfinished(const config::TrainConfig& config);
 
 }  // namespace wsync::cli

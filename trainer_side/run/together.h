@@ -1,4 +1,4 @@
-// What the ranks of a run tell each other beside its steps.
+// Exchanges between the ranks of a run outside of its steps.
 #pragma once
 
 #include <chrono>
@@ -12,28 +12,29 @@
 
 namespace wsync::cli {
 
-// While rank 0 writes a state the others wait for it, however slow its disk.
+// Deadline while rank 0 writes a state: the other ranks wait for it, and its disk may be slow.
 inline constexpr std::chrono::minutes kSaveDeadline{30};
 
-// Each rank its own.
+// The values that each rank sends.
 struct Flags {
   std::uint8_t stop = 0;           // this rank was asked to end the run
-  std::uint8_t publish_again = 0;  // rank 0: the step before the next one
-  std::uint8_t save_again = 0;     // rank 0: as above
+  std::uint8_t publish_again = 0;  // rank 0: publish the last completed step again
+  std::uint8_t save_again = 0;     // rank 0: save the last completed step again
   std::uint8_t save_failed = 0;
   std::uint8_t is_new = 0;     // this process has not been at any step of the run
   std::uint8_t has_begun = 0;  // steps of the run have ended
   std::uint16_t padding = 0;
-  std::uint64_t saved = 0;      // rank 0: the newest step of the run that is on the disk
-  std::uint64_t published = 0;  // steps up to it engines may have
-  std::uint64_t given = 0;      // bytes, to other ranks in a recovery
-  Digest text;                  // that is trained on
+  std::uint64_t saved = 0;      // rank 0: newest step of the run that is on disk
+  std::uint64_t published = 0;  // engines may have the steps up to this one
+  std::uint64_t given = 0;      // bytes sent to other ranks in a recovery
+  Digest text;                  // digest of the training text
 };
 static_assert(std::is_trivially_copyable_v<Flags>);
 [[nodiscard]] bool any(const std::vector<Flags>& flags, std::uint8_t Flags::* flag);
 
-// Waits for all ranks; what each of them has told, on all alike. kRefused names a rank that
-// trains on another text than rank 0. Other errors as ProcessGroup::exchange().
+// Waits for all ranks and returns the values of each; the result is the same on all ranks. Returns
+// kRefused with the rank if one trains on another text than rank 0. Other errors as
+// ProcessGroup::exchange().
 [[nodiscard]] Result<std::vector<Flags>> share_flags(collective::ProcessGroup& group,
                                                      const Flags& own,
                                                      std::chrono::milliseconds deadline);

@@ -14,11 +14,12 @@ namespace wsync::cli {
 namespace {
 
 constexpr std::size_t kStepsKept = 8;
-constexpr double kMillisecond = 1e-6;  // of a nanosecond
+constexpr double kMillisecond = 1e-6;  // milliseconds of a nanosecond
 
 using Times = std::vector<std::vector<schedule::Timing>>;
 
-// The times of a replica's pipeline ranks, `scale` units for a nanosecond since `origin`.
+// Returns the times of a replica's pipeline ranks since `origin`, with `scale` units per
+// nanosecond.
 Times replica_times(const training::ParallelSizes& sizes, std::uint32_t replica,
                     const std::vector<std::vector<TimePoint>>& of_step, TimePoint origin,
                     double scale) {

@@ -1,5 +1,5 @@
-// The steps of a training run as they were measured: a Chrome trace of the latest ones, and a
-// picture of the last one, drawn by the code that draws planned schedules.
+// The measured steps of a training run: a Chrome trace of the latest steps, and a picture of the
+// last one, drawn with the same code as planned schedules.
 #pragma once
 
 #include <deque>
@@ -18,21 +18,22 @@ class StepTraces {
   StepTraces(const config::TrainConfig& config, const training::TrainingRank& rank)
       : config_(config), rank_(rank) {}
 
-  // Remembers a step; the latest few, if anything is to be written.
+  // Keeps the times of a step, if anything is to be written. Only the latest few steps are kept.
   void keep(std::uint64_t step, const training::TrainingRank::Step& measured);
-  // Forgets all steps: a rank that is new has none of them.
+  // Drops all steps, because a new rank has none of them.
   void clear() { steps_.clear(); }
-  // Gathers them on rank 0, which writes. Every rank calls it, after the same steps. Errors as
-  // ProcessGroup::exchange() and trace::write_text_file().
+  // Gathers the steps on rank 0, which writes them. Every rank must call it, after the same steps.
+  // Errors as ProcessGroup::exchange() and trace::write_text_file().
   [[nodiscard]] Result<> write(collective::ProcessGroup* group) const;
 
  private:
   struct Kept {
     std::uint64_t step = 0;
-    // Begin and end of each operation, then of the step itself and when its gradients were there.
+    // Begin and end of each operation; then those of the step, and when its gradients were
+    // complete.
     std::vector<TimePoint> times;
   };
-  // Of all ranks, the times of each kept step.
+  // For each rank, the times of each kept step.
   using AllTimes = std::vector<std::vector<std::vector<TimePoint>>>;
   [[nodiscard]] Result<AllTimes> gather(collective::ProcessGroup* group) const;
   [[nodiscard]] Result<> write_trace(const AllTimes& times) const;

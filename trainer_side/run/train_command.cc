@@ -1,4 +1,4 @@
-// `wsync train`: a training run on this host, or one rank of a run on several.
+// `wsync train`: a training run on this host, or one rank of a run on several hosts.
 #include "trainer_side/run/train_command.h"
 
 #include <CLI/CLI.hpp>
@@ -31,7 +31,7 @@ struct TrainOptions {
   std::vector<std::string> set;
   std::string checkpoint;
   bool take_over = false;
-  std::string trace;  // empty: as the config says
+  std::string trace;  // empty: as in the configuration
   std::vector<std::string> data;
   std::string resume;
   bool sequential = false;
@@ -57,17 +57,17 @@ std::vector<std::string> settings_of(const Context& context, const TrainOptions&
   return set;
 }
 
-// A file as it is now, under a name that processes started by this one have too: what a rank that
-// replaces another one reads is what the run began with.
+// Copies a file to memory, under a name that is also valid in child processes. A replacement of a
+// rank therefore reads the same configuration as the first ranks, even if the file has changed.
 Result<std::string> kept_as_it_is(const std::string& path) {
   const auto text = WSYNC_TRY(config::read_config_file(path));
-  const int fd = ::memfd_create("train.yaml", 0);  // for as long as this process lives
+  const int fd = ::memfd_create("train.yaml", 0);  // exists until this process ends
   if (fd < 0 || ::write(fd, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
     return fail_errno(path + ": cannot be kept in memory", errno);
   return fmt::format("/proc/self/fd/{}", fd);
 }
 
-// What a rank that this process starts is given; `file` may be empty.
+// Returns the arguments of a rank that this process starts; `file` may be empty.
 std::vector<std::string> rank_arguments(const std::string& file,
                                         const std::vector<std::string>& settings,
                                         const config::TrainConfig& config) {
@@ -77,13 +77,13 @@ std::vector<std::string> rank_arguments(const std::string& file,
     arguments.emplace_back("--set");
     arguments.push_back(setting);
   }
-  // What they do is told by this process.
+  // This process logs what the ranks do.
   if (config.log.level == LogLevel::kInfo)
     arguments.insert(arguments.end(), {"--set", "log.level=warning"});
   return arguments;
 }
 
-// A rank that was started by itself, or by launch_training().
+// Runs a rank that was started directly or by launch_training().
 Result<Outcome> run_as_rank(const TrainOptions& options, const config::TrainConfig& config) {
   const std::uint32_t ranks = config.parallel.pp * config.parallel.dp;
   if (*options.rank >= ranks)
@@ -119,7 +119,7 @@ Result<Outcome> run_as_rank(const TrainOptions& options, const config::TrainConf
   return report.outcome();
 }
 
-// What engines can load before the first step is published, or after the last one.
+// Writes a model that engines can load before the first publish or after the last one.
 Result<Outcome> export_model(const config::TrainConfig& config,
                              const training::TrainingOptions& planned, RunBegin& begin,
                              const std::string& directory) {
@@ -139,7 +139,7 @@ Result<Outcome> run_training(Context& context, TrainOptions options) {
                                 .set = settings_of(context, options)};
   auto config = config::load_train(sources);
   if (!config) return fail(config.error());
-  if (!options.export_to.empty()) {  // beside it nothing is written, and no step is taken
+  if (!options.export_to.empty()) {  // no training: only the model is written
     config->steps = config::kTrainSteps;
     config->save = {};
     config->trace_file = config->picture = "";
@@ -148,7 +148,7 @@ Result<Outcome> run_training(Context& context, TrainOptions options) {
       options.rank ? fmt::format("trainer rank {}", *options.rank) : std::string("trainer"),
       config->log);
   if (options.rank) return run_as_rank(options, *config);
-  // What is wrong is said before any rank is started, and once.
+  // Check before any rank is started, so that an error is reported only once.
   const auto planned = WSYNC_TRY(training_options(*config));
   {
     auto begin = WSYNC_TRY(begin_run(*config, planned));
@@ -208,7 +208,7 @@ void add_train(CLI::App& app, Context& context) {
                    "Be this rank of a run on several hosts (ranks.rendezvous)")
       ->excludes(sequential, exported);
   sequential->excludes(exported);
-  // What launch_training() gives its ranks.
+  // Options that launch_training() passes to its ranks.
   command->add_option("--segment", options->segment)->group("");
   command->add_option("--control", options->control)->group("");
   command->add_option("--generation", options->generation)->group("");

@@ -9,7 +9,7 @@
 namespace wsync::schedule {
 namespace {
 
-// Reads the list of one rank, from left to right.
+// Parses the action list of one rank from left to right.
 class ActionReader {
  public:
   ActionReader(std::string_view line, std::size_t number) : line_(line), number_(number) {}

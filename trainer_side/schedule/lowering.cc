@@ -13,26 +13,27 @@ namespace wsync::schedule {
 namespace {
 
 constexpr std::uint32_t kNone = ~std::uint32_t{0};
-// A backward so many turns after its forward finds its activations still on the device.
+// Activations stay on the device if the backward comes at most this many turns after the forward.
 constexpr std::uint32_t kTurnsNotOffloaded = 2;
 constexpr std::uint32_t kPartsOfLayer = 4;
 
-// One activation or gradient that goes from one rank to another.
+// One activation or gradient sent from one rank to another.
 struct Message {
-  std::uint32_t slot = 0;  // of the action that makes it
+  std::uint32_t slot = 0;  // slot of the action that produces it
   bool is_gradient = false;
   std::uint32_t sender = 0;
   std::uint32_t receiver = 0;
   Cell from;
   Cell to;
 };
-// The order of all messages of a schedule; every rank sends and receives by it. In one slot a rank
-// makes one activation and one gradient at most, so no two messages are equal in it.
+// The total order of all messages of a schedule. Every rank sends and receives in this order. In
+// one slot a rank produces at most one activation and one gradient, so no two messages compare
+// equal.
 bool comes_before(const Message& a, const Message& b) {
   return std::tie(a.slot, a.is_gradient, a.sender) < std::tie(b.slot, b.is_gradient, b.sender);
 }
 
-// The messages of each rank, in their order.
+// Returns the messages of each rank in the total order.
 std::vector<std::vector<Message>> messages_of(
     const Schedule& schedule, const std::vector<std::vector<std::uint32_t>>& slots) {
   const Shape& shape = schedule.shape;
@@ -80,7 +81,7 @@ class RankLowering {
   RankProgram lower(const std::vector<Message>& messages, const std::vector<std::uint32_t>& slots) {
     std::size_t next = 0;
     for (std::uint32_t step = 0; step < actions_.size(); ++step) {
-      // What arrives before this action's slot is over is received before the action.
+      // Receive the messages of earlier slots before this action.
       for (; next < messages.size() && messages[next].slot < slots[step]; ++next)
         transfer(messages[next]);
       run(actions_[step], turn_of_step_[step]);
@@ -91,14 +92,14 @@ class RankLowering {
   }
 
  private:
-  // What is known of a cell's micro-batch on its stage.
+  // State of one micro-batch on one stage.
   struct CellState {
     std::uint32_t forward_turn = 0;
     std::uint32_t backward_turn = 0;
-    std::uint32_t activation_in = kNone;  // receive, or the producer on this rank
+    std::uint32_t activation_in = kNone;  // the receive, or the producer on this rank
     std::uint32_t gradient_in = kNone;
     std::uint32_t forward_end = kNone;
-    std::uint32_t gradient_out = kNone;  // operation after which the gradient may leave
+    std::uint32_t gradient_out = kNone;  // the gradient may be sent after this operation
     std::uint32_t backward_end = kNone;
     std::uint32_t offload = kNone;
     std::uint32_t onload = kNone;
@@ -109,7 +110,7 @@ class RankLowering {
     return cells_[std::size_t{shape_.chunk_of(cell.stage)} * shape_.microbatches + cell.microbatch];
   }
 
-  // An action begins a turn, but for the W that follows its own I.
+  // Every action begins a new turn, except a W that directly follows its own I.
   void plan_turns() {
     const Action* before = nullptr;
     for (const Action& action : actions_) {
@@ -195,7 +196,7 @@ class RankLowering {
     end_forward(forward);
   }
 
-  // `layer` counts in order of execution here, so that of a backward is mirrored.
+  // `layer` counts in order of execution here. A backward therefore uses the mirrored index.
   [[nodiscard]] bool is_last(std::uint32_t layer) const { return layer + 1 == options_.layers; }
   [[nodiscard]] std::uint32_t mirrored(std::uint32_t layer) const {
     return options_.layers - 1 - layer;
@@ -207,7 +208,7 @@ class RankLowering {
 
   void attention(const Cell& cell, std::uint32_t layer) {
     CellState& known = state(cell);
-    // Room on the device: of the forwards before, only the last one may still be leaving.
+    // Wait for room on the device: only the newest of the earlier forwards may still be offloading.
     known.forward_end =
         layer == 0
             ? add(OperationKind::kAttention, cell, 0, part_of(0, 1),
@@ -276,7 +277,8 @@ class RankLowering {
     newest_backward_end_ = known.backward_end;
   }
 
-  // With one rank the next stage is here too: no message, but the same dependency.
+  // With one rank the next stage is on the same rank: there is no message, but the dependency
+  // remains.
   void give_to_next_chunk(const Cell& cell) {
     if (shape_.pp == 1 && cell.stage + 1 < shape_.stages())
       state({cell.stage + 1, cell.computation, cell.microbatch}).activation_in =
@@ -288,7 +290,7 @@ class RankLowering {
           state(cell).gradient_out;
   }
 
-  // The forward of the turn before leaves the device.
+  // Offloads the activations of the forward of the previous turn.
   void offload_before() {
     earlier_offload_ = newest_offload_;
     if (turn_ == 0 || !cells_of_turn_[turn_ - 1].forward) return;
@@ -298,8 +300,8 @@ class RankLowering {
     newest_offload_ = known.offload =
         add(OperationKind::kOffload, cell, 0, part_of(0, 1), {known.forward_end});
   }
-  // What the next turn's backward needs comes back. Its room is that of the backward of the turn
-  // before this one.
+  // Loads the activations that the backward of the next turn needs. They use the room that the
+  // backward of the previous turn released.
   void onload_next() {
     if (turn_ + 1 == turns_ || !cells_of_turn_[turn_ + 1].backward) return;
     const Cell& cell = *cells_of_turn_[turn_ + 1].backward;
@@ -377,11 +379,11 @@ class RankLowering {
   std::vector<std::uint32_t> before_mlp_gradient_;
   std::uint32_t last_of_backward_ = kNone;
   std::uint32_t newest_offload_ = kNone;
-  std::uint32_t earlier_offload_ = kNone;  // the newest one of the turns before this one
+  std::uint32_t earlier_offload_ = kNone;  // newest offload of the turns before the previous one
   std::uint32_t newest_backward_end_ = kNone;
 };
 
-// A W that does not follow its own I keeps activations that no copy has planned for.
+// Returns a W that does not follow its own I. Its activations live longer than the copies plan for.
 std::optional<Cell> far_weight_gradient(const Schedule& schedule) {
   for (const std::vector<Action>& actions : schedule.ranks)
     for (std::size_t step = 0; step < actions.size(); ++step) {

@@ -17,7 +17,7 @@ tl::unexpected<Error> refused(std::string why) {
 }
 
 // The virtual order: for each group of micro-batches, for each chunk, the micro-batches of the
-// group. Entry k of the forwards; that of the backwards has its chunk mirrored.
+// group. Backwards use the same order with the chunks mirrored.
 std::vector<Cell> virtual_order(const Shape& shape, std::uint32_t group, std::uint32_t rank,
                                 Computation computation) {
   std::vector<Cell> order;
@@ -104,8 +104,8 @@ std::uint32_t warmup_of(const ScheduleOptions& options, std::uint32_t rank) {
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(warmup, shape.cells()));
 }
 
-// Weight gradients fill what would be the bubble: a rank delays as many as there are ranks before
-// it, so that all ranks hold the activations of P micro-batches.
+// Weight gradients fill the slots that would otherwise be bubbles. Rank r delays r of them, so that
+// all ranks hold the activations of P micro-batches.
 std::vector<Action> zero_bubble(const ScheduleOptions& options, std::uint32_t rank) {
   const Shape& shape = options.shape;
   const std::uint32_t warmup = warmup_of(options, rank);

@@ -20,15 +20,15 @@ constexpr double kTop = 68;
 constexpr double kRow = 24;
 constexpr double kRowGap = 4;
 constexpr double kAxis = 40;
-constexpr double kPanelTop = 34;  // a panel's title
+constexpr double kPanelTop = 34;  // height of a panel title
 constexpr double kLaneRow = 34;
 constexpr double kPanelGap = 26;
 constexpr double kLegend = 52;
-constexpr double kTurnWidth = 22;  // of the shortest turn, so that its number can be read
+constexpr double kTurnWidth = 22;  // width of the shortest turn, which leaves room for its number
 constexpr double kWidthMin = 1240;
-constexpr double kTickWidth = 60;   // from tick to tick, at least
-constexpr double kCharWidth = 6.6;  // of 11 px text, on average
-constexpr double kNameWidth = 7.2;  // of 12 px text
+constexpr double kTickWidth = 60;   // minimum distance between ticks
+constexpr double kCharWidth = 6.6;  // average width in 11 px text
+constexpr double kNameWidth = 7.2;  // average width in 12 px text
 
 struct Colour {
   const char* fill;
@@ -85,7 +85,7 @@ OperationStyle style_of(OperationKind kind) {
   return {"?", kPipeline, Category::kOther};
 }
 
-// A turn of one rank, put together from its operations.
+// One turn of a rank, assembled from its operations.
 struct Turn {
   std::optional<Cell> forward, backward, weight;
   Timing work{std::numeric_limits<double>::max(), 0};   // without sends and copies
@@ -161,7 +161,7 @@ class Picture {
     std::string title;
     std::size_t rank = 0;
     Turn turn;
-    double begin = 0;  // with copies
+    double begin = 0;  // including copies
     double end = 0;
   };
 
@@ -195,7 +195,7 @@ class Picture {
     return panels_.empty() ? panels_top() : panels_top() + kPanelTop + kLaneCount * kLaneRow + 20;
   }
 
-  // Of each kind of turn one that shows most: with a copy beside it, of a rank in the middle.
+  // Chooses one example of each kind of turn. Prefers a turn with a copy and a rank in the middle.
   void choose_panels() {
     const std::size_t ranks = lanes_.program.ranks.size();
     const auto choose = [&](std::string_view name, bool forward, bool backward, bool last) {
@@ -350,7 +350,7 @@ class Picture {
   std::vector<std::vector<Turn>> turns_;
   std::vector<Panel> panels_;
   bool has_pairs_ = false;
-  double left_ = kLeftMin;  // where the time axis begins
+  double left_ = kLeftMin;  // left end of the time axis
   double makespan_ = 0;
   double scale_ = 1;
   std::string out_;

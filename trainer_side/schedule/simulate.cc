@@ -19,7 +19,7 @@ struct OperationRef {
   std::uint32_t index = 0;
 };
 
-// The send of each message, by the cell that needs it.
+// Maps the cell that needs a message to the send of that message.
 class SendIndex {
  public:
   explicit SendIndex(const Program& program) : shape_(program.shape) {
@@ -46,8 +46,8 @@ class SendIndex {
   std::array<std::vector<OperationRef>, 2> sends_;
 };
 
-// One run of all lanes of all ranks. A lane's next operation is timed as soon as all that it waits
-// for has been; since lanes are in order, the times do not depend on who is asked first.
+// Times all lanes of all ranks. The next operation of a lane is timed as soon as everything that it
+// waits for has been timed. Lanes run in order, so the times do not depend on the order of visits.
 class Run {
  public:
   Run(const Program& program, const OperationCosts& costs, const SimulationOptions& options)
@@ -98,14 +98,15 @@ class Run {
   }
 
  private:
-  // In lockstep an operation waits for all of the part before it, on both lanes.
+  // In lockstep, an operation waits for all operations of the previous part, on both lanes.
   struct Parts {
-    std::vector<std::vector<std::uint32_t>> members;  // of each part that is not empty, in order
-    std::vector<std::uint32_t> part_of;               // index into members; of copies: as above
+    // Operations of each part that is not empty, in order.
+    std::vector<std::vector<std::uint32_t>> members;
+    std::vector<std::uint32_t> part_of;  // index into `members`; copies have one too
   };
   struct RankState {
     std::vector<Timing> times;
-    std::vector<OperationRef> bound_by;  // what ended last of all that it waited for
+    std::vector<OperationRef> bound_by;  // the input of each operation that ended last
     std::array<std::size_t, kLaneCount> next{};
     Parts parts;
   };
@@ -165,8 +166,8 @@ class Run {
     return true;
   }
 
-  // The operation before it on its lane. A receive occupies no lane; the two sends of one turn
-  // share their time.
+  // Waits for the previous operation of the lane. A receive does not occupy the lane. The two sends
+  // of one turn run concurrently.
   bool wait_for_lane(Start& start, std::uint32_t rank, const std::vector<std::uint32_t>& queue,
                      std::size_t position, const Operation& operation) const {
     const RankProgram& program = program_.ranks[rank];
@@ -201,7 +202,8 @@ class Run {
   std::vector<RankState> ranks_;
 };
 
-// How many intervals hold one moment at most. One that ends when another begins does not meet it.
+// Returns the maximum number of intervals that overlap at one moment. Intervals that only touch at
+// their ends do not overlap.
 class Overlaps {
  public:
   void add(double begin, double end) {
@@ -230,7 +232,7 @@ struct ActivationLife {
   std::uint32_t onload_turn = 0;
 };
 
-// When the computation of each turn ran.
+// Returns the time range of the computation of each turn.
 std::vector<Timing> computation_of_turns(const RankProgram& rank,
                                          const std::vector<Timing>& times) {
   std::vector<Timing> turns(rank.turns, {std::numeric_limits<double>::max(), 0});
@@ -272,7 +274,7 @@ void count_activations(const Program& program, const RankProgram& rank,
       device.add(life.made, life.released);
       continue;
     }
-    // A buffer is a copy's for the whole turn.
+    // A copy occupies its buffer for the whole turn.
     device.add(life.made, std::max(life.offload.end, turns[life.offload_turn].end));
     device.add(std::min(life.onload.begin, turns[life.onload_turn].begin), life.released);
     host.add(life.offload.begin, life.onload.end);
@@ -288,7 +290,7 @@ double length(const std::vector<Timing>& intervals) {
   return sum;
 }
 
-// The intervals as a set of times: sorted, without overlap.
+// Returns the union of the intervals, sorted and without overlap.
 std::vector<Timing> unite(std::vector<Timing> intervals) {
   std::sort(intervals.begin(), intervals.end(),
             [](const Timing& a, const Timing& b) { return a.begin < b.begin; });
@@ -314,7 +316,7 @@ double time_in_both(const std::vector<Timing>& a, const std::vector<Timing>& b) 
   return sum;
 }
 
-// From the first operation of each pair's turn to the last.
+// Adds the duration of each pair: from the first operation of its turn to the last.
 void add_pairs(const RankProgram& rank, const std::vector<Timing>& times,
                std::vector<double>& pairs) {
   std::vector<Timing> turns(rank.turns, {std::numeric_limits<double>::max(), 0});

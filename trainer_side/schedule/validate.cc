@@ -19,8 +19,8 @@ void for_each_cell(const Action& action, const Use& use) {
   if (action.backward) use(*action.backward);
 }
 
-// What a cell waits for besides the action before it: at most two cells. A backward is named B
-// here whether it is B or I.
+// The cells that a cell waits for besides the action before it: at most two. The entry of a
+// backward is B, even if the schedule has I.
 struct Inputs {
   std::array<Cell, 2> cells;
   std::size_t count = 0;
@@ -46,7 +46,7 @@ Inputs inputs_of(const Shape& shape, const Cell& cell) {
   return inputs;
 }
 
-// Rules 1 to 3.
+// Checks rules 1 to 3.
 class CellRules {
  public:
   explicit CellRules(const Schedule& schedule) : schedule_(schedule) {
@@ -182,12 +182,12 @@ class CellRules {
   std::uint32_t rank_ = 0;
   std::uint32_t step_ = 0;
   std::vector<std::uint32_t> forward_, input_, weight_;  // step of each cell
-  std::vector<bool> is_whole_;                           // its backward is B
+  std::vector<bool> is_whole_;                           // true if the backward is B
   std::vector<Newest> newest_;                           // of each stage
   std::vector<Violation> violations_;
 };
 
-// Runs all lists together: an action begins when the one before it and its inputs are over.
+// Runs all lists together. An action begins when the action before it and its inputs have ended.
 class LockstepRun {
  public:
   explicit LockstepRun(const Schedule& schedule)
@@ -201,7 +201,7 @@ class LockstepRun {
     }
   }
 
-  // The cycle of ranks that wait for each other, if there is one.
+  // Returns the cycle of ranks that wait for each other; empty if there is none.
   [[nodiscard]] std::vector<Violation> cycle() const {
     std::uint32_t rank = 0;
     while (rank < slots_.size() && is_over(rank)) ++rank;
@@ -243,7 +243,7 @@ class LockstepRun {
     return ready;
   }
 
-  // An input that the rank's next action waits for.
+  // Returns an input that the next action of the rank waits for.
   [[nodiscard]] Cell missing(std::uint32_t rank) const {
     std::optional<Cell> found;
     for_each_input(rank, [&](const Cell& input) {
@@ -271,7 +271,7 @@ class LockstepRun {
 
   const Schedule& schedule_;
   CellPlaces places_;
-  std::vector<std::vector<std::uint32_t>> slots_;  // of the actions that have run
+  std::vector<std::vector<std::uint32_t>> slots_;  // slots of the actions that have run
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Memory for activations: a fixed number of slots on the device, each for what one micro-batch
-// keeps on one chunk from its forward until its weight gradient, and slots on the host where they
-// wait meanwhile. A slot that is not there is an error, not more memory.
+// Memory for activations: a fixed number of slots. A slot on the device holds what one micro-batch
+// keeps on one chunk, from its forward until its weight gradient. A slot on the host holds it while
+// it is offloaded. If no slot is free, the result is an error; no more memory is allocated.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +19,17 @@ namespace wsync::training {
 // Slots of one size. Thread: any.
 class SlotPool {
  public:
-  // `name` is what errors call it. The memory of a slot is made when it is first written.
+  // `name` is used in error sentences. The memory of a slot is allocated when it is first written.
   SlotPool(std::string name, std::size_t slots, std::size_t floats);
   SlotPool(const SlotPool&) = delete;
   SlotPool& operator=(const SlotPool&) = delete;
 
-  // kResourceExhausted when all are in use.
+  // Returns kResourceExhausted if all slots are in use.
   [[nodiscard]] Result<std::span<float>> take();
   void give_back(std::span<float> slot);
   [[nodiscard]] std::size_t slots() const noexcept { return slots_; }
   [[nodiscard]] std::size_t floats() const noexcept { return floats_; }
-  // Slots that were in use at one time, at most, so far.
+  // Maximum number of slots in use at one time so far.
   [[nodiscard]] std::size_t max_used() const;
 
  private:
@@ -45,24 +45,24 @@ class SlotPool {
 // What one micro-batch keeps on one chunk. Thread: one at a time.
 class Activations {
  public:
-  // Both are borrowed; without `host` they cannot be offloaded.
+  // Both are borrowed. Without `host`, activations cannot be offloaded.
   explicit Activations(SlotPool& device, SlotPool* host = nullptr)
       : device_pool_(device), host_pool_(host) {}
   Activations(const Activations&) = delete;
   Activations& operator=(const Activations&) = delete;
   ~Activations() { release(); }
 
-  // Takes a slot of the device; it is empty. Errors as SlotPool::take().
+  // Acquires an empty slot of the device. Errors as SlotPool::take().
   [[nodiscard]] Result<> begin();
-  // The next `count` floats, all zero: where they begin in the slot. Only while it is on the
-  // device.
+  // Reserves the next `count` floats, all zero, and returns their offset in the slot. Allowed only
+  // while the activations are on the device.
   [[nodiscard]] std::size_t reserve(std::size_t count);
   [[nodiscard]] std::span<float> values(std::size_t offset, std::size_t count);
-  // Copies what is in use to a slot of the host, and lets the device's go.
+  // Copies the used part to a slot of the host, and releases the slot of the device.
   [[nodiscard]] Result<> offload();
-  // And back. Places stay as reserve() gave them.
+  // Copies the used part back to a slot of the device. The offsets of reserve() stay valid.
   [[nodiscard]] Result<> onload();
-  // Lets its slots go.
+  // Releases its slots.
   void release();
   [[nodiscard]] std::size_t used_bytes() const noexcept { return used_ * sizeof(float); }
 
@@ -74,11 +74,11 @@ class Activations {
   std::size_t used_ = 0;
 };
 
-// A matrix that lies in activations, wherever these are at the time.
+// A matrix stored in activations, on the device or on the host.
 class Kept {
  public:
   Kept() = default;
-  // `home` is borrowed and stays where it is.
+  // `home` is borrowed and must not move.
   Kept(Activations& home, std::size_t rows, std::size_t columns)
       : home_(&home), offset_(home.reserve(rows * columns)), rows_(rows), columns_(columns) {}
   [[nodiscard]] moe::Matrix matrix() const {

@@ -32,7 +32,7 @@ Result<> read_values(const CheckpointDirectory& directory, std::size_t tensor,
   return {};
 }
 
-// That the directory has these parameters, each in its shape, and nothing else.
+// Checks that the directory contains exactly these parameters, in their shapes.
 Result<> check_tensors(const CheckpointDirectory& directory,
                        const std::vector<moe::Parameter>& parameters, const std::string& path) {
   std::map<std::string_view, const moe::Parameter*> missing;
@@ -92,7 +92,7 @@ Result<LoadedModel> load_model(const std::string& path) {
   const auto directory = WSYNC_TRY(CheckpointDirectory::open(path));
   const auto spec = WSYNC_TRY(moe::load_spec(path));
   const std::vector<moe::Parameter> all = moe::all_parameters(spec);
-  // Before there is memory for them: config.json may say anything.
+  // Check before memory is allocated: the sizes in config.json are not trusted.
   WSYNC_TRY(check_tensors(directory, all, path));
   LoadedModel model{.spec = spec, .parameters = ParameterSet(all)};
   for (std::size_t i = 0; i < directory.manifest().size(); ++i)

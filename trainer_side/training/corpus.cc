@@ -20,7 +20,8 @@ tl::unexpected<Error> cannot_read(const fs::path& path, const std::error_code& e
               fmt::format("cannot read training text {}: {}", path.string(), error.message()));
 }
 
-// The files of a directory, by name. What is no file, a link to nothing included, is not text.
+// Returns the files of a directory, by name. Ignores entries that are not files, including dangling
+// links.
 Result<std::vector<fs::path>> files_in(const fs::path& directory) {
   std::vector<fs::path> files;
   std::error_code error;
@@ -54,7 +55,7 @@ Result<std::vector<fs::path>> files_of(const fs::path& path) {
   return std::vector{path};
 }
 
-// Appends the file and its zero byte.
+// Appends the file and a zero byte.
 Result<> append_file(const fs::path& path, Bytes& text) {
   const auto too_long = [&path] {
     return fail(ErrorCode::kInvalidInput,
@@ -67,14 +68,15 @@ Result<> append_file(const fs::path& path, Bytes& text) {
   if (error) return cannot_read(path, error);
   if (text.size() + size + 1 > kCorpusBytes) return too_long();
   const Result<Bytes> read = read_small_file(path, kCorpusBytes - text.size() - 1);
-  if (!read && read.error().code() == ErrorCode::kInvalidInput) return too_long();  // it has grown
+  // The file has grown.
+  if (!read && read.error().code() == ErrorCode::kInvalidInput) return too_long();
   if (!read) return fail(read.error());
   text.insert(text.end(), read->begin(), read->end());
   text.push_back(std::byte{0});
   return {};
 }
 
-// Of a micro-batch: its own sequence of numbers.
+// Seed of a micro-batch. Each micro-batch has its own sequence of random numbers.
 std::uint64_t seed_of(std::uint64_t seed, std::uint64_t step, std::uint64_t number) {
   return Random(Random(Random(seed).next() ^ step).next() ^ number).next();
 }

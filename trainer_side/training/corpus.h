@@ -1,6 +1,6 @@
-// Text to train on, byte by byte: a token is a byte.
+// Text to train on. A token is a byte.
 //
-// Thread: any, once it is open.
+// Thread: any, after open().
 #pragma once
 
 #include <cstddef>
@@ -17,28 +17,30 @@
 namespace wsync::training {
 
 inline constexpr std::uint64_t kCorpusBytes = 1 * limits::kGiB;
-// Read when no files are given: Debian has them on every machine.
+// Used if no files are given: Debian installs them on every machine.
 inline constexpr const char* kLicenceTexts = "/usr/share/common-licenses";
 
-// The bytes of files, one after the other, each ended by a zero byte. Held in memory.
+// The bytes of files, one after the other, each followed by a zero byte. Held in memory.
 class Corpus {
  public:
-  // `files`: files, and directories whose files are read, by name and not those of directories in
-  // them; empty: kLicenceTexts. Symbolic links are followed, and a file that is reached twice is
-  // read once. `sequence`: the most bytes of a window that micro_batch() will be asked for.
+  // `files`: files, and directories, whose files are read in the order of their names;
+  // subdirectories are skipped. If empty, kLicenceTexts is read. Symbolic links are followed, and a
+  // file that occurs twice is read once. `sequence`: maximum length in bytes of a window of
+  // micro_batch().
   //
-  // kNotFound: one of them is not there. kInvalidInput: it is neither file nor directory, or all
-  // are together shorter than one window and the byte after it, or longer than kCorpusBytes. kIo:
-  // it cannot be read.
+  // Returns kNotFound if a path does not exist. Returns kInvalidInput if it is neither file nor
+  // directory, or if the text is shorter than one window plus one byte, or longer than
+  // kCorpusBytes. Returns kIo if a file cannot be read.
   [[nodiscard]] static Result<Corpus> open(const std::vector<std::string>& files,
                                            std::size_t sequence);
 
   [[nodiscard]] std::uint64_t bytes() const noexcept { return text_.size(); }
-  // Of all bytes: two runs with the same one and the same seed see the same micro-batches.
+  // Digest of all bytes. Two runs with the same digest and the same seed get the same
+  // micro-batches.
   [[nodiscard]] Digest digest() const noexcept { return digest_of(text_); }
 
-  // Micro-batch `number` of a step: `sequences` windows of `sequence` bytes anywhere in the text,
-  // and what follows each byte. The same for the same arguments, whatever was asked before.
+  // Returns micro-batch `number` of a step: `sequences` windows of `sequence` bytes at random
+  // positions, and the byte after each byte. The result depends only on the arguments.
   [[nodiscard]] MicroBatch micro_batch(std::uint64_t seed, std::uint64_t step, std::uint64_t number,
                                        std::size_t sequences, std::size_t sequence) const;
 

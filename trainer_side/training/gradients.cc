@@ -19,6 +19,8 @@ void rms_norm_input_gradient(ConstMatrix dy, ConstMatrix x, std::span<const floa
     for (std::size_t j = 0; j < from.size(); ++j)
       sum += static_cast<double>(gradient[j]) * static_cast<double>(weight[j]) *
              static_cast<double>(from[j]);
+    // With y_j = x_j r w_j and r = (mean(x^2) + epsilon)^(-1/2):
+    // dx_j = dy_j w_j r - x_j r^3 / n * sum_k(dy_k w_k x_k).
     const double r = inverse_rms[i];
     const auto along = static_cast<float>(sum * r * r * r / static_cast<double>(from.size()));
     const std::span<float> to = dx.row(i);
@@ -69,6 +71,7 @@ void attention_gradient(const moe::AttentionShape& shape, ConstMatrix dout, Cons
       const std::span<const float> query = q.row(token).subspan(h * dim, dim);
       const std::span<float> dquery = dq.row(token).subspan(h * dim, dim);
       for (std::size_t other = 0; other <= position; ++other) {
+        // Gradient of the softmax p by its scores: ds_i = p_i (dp_i - sum_j(p_j dp_j)).
         const float ds = row[other] * (dscore[other] - static_cast<float>(mean)) * scale;
         const std::span<const float> key = k.row(first + other).subspan(kv, dim);
         const std::span<float> dkey = dk.row(first + other).subspan(kv, dim);
@@ -91,8 +94,8 @@ void route_gradient(const moe::Routing& routing, std::span<const float> dweights
         ConstMatrix(routing.probabilities, dlogits.rows(), dlogits.columns()).row(token);
     const std::span<float> gradient = dlogits.row(token);
     std::fill(gradient.begin(), gradient.end(), 0.0F);
-    float sum = 0;       // of the chosen probabilities
-    float weighted = 0;  // of the gradients of the weights
+    float sum = 0;       // sum of the chosen probabilities
+    float weighted = 0;  // weighted sum of the gradients of the weights
     for (std::size_t i = token * chosen; i < (token + 1) * chosen; ++i) {
       sum += probabilities[routing.experts[i]];
       weighted += dweights[i] * routing.weights[i];
@@ -100,6 +103,7 @@ void route_gradient(const moe::Routing& routing, std::span<const float> dweights
     double mean = 0;
     for (std::size_t i = token * chosen; i < (token + 1) * chosen; ++i) {
       const std::uint32_t expert = routing.experts[i];
+      // With w_i = p_i / sum over the chosen: dp_i = (dw_i - sum_j(dw_j w_j)) / sum.
       gradient[expert] = normalise ? (dweights[i] - weighted) / sum : dweights[i];
       mean += static_cast<double>(gradient[expert]) * static_cast<double>(probabilities[expert]);
     }

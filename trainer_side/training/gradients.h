@@ -1,8 +1,8 @@
 // The backward operators of the reference model, in float32. Each is the derivative of the operator
-// of the same name in shared/moe/operators.h; input gradients and weight gradients are functions of
-// their own, so that the second can wait.
+// of the same name in shared/moe/operators.h. Input gradients and weight gradients are separate
+// functions, so that weight gradients can be delayed.
 //
-// `d` before a name: the gradient of the loss by it. Thread: any.
+// The prefix `d` means the gradient of the loss by that value. Thread: any.
 #pragma once
 
 #include <cstdint>
@@ -16,17 +16,17 @@ namespace wsync::training {
 // dx (=|+=) the gradient through y = x * inverse_rms * weight.
 void rms_norm_input_gradient(moe::ConstMatrix dy, moe::ConstMatrix x, std::span<const float> weight,
                              std::span<const float> inverse_rms, moe::Matrix dx, moe::Into into);
-// dweight += sum over rows, in their order.
+// dweight += the sum over rows, in row order.
 void rms_norm_weight_gradient(moe::ConstMatrix dy, moe::ConstMatrix x,
                               std::span<const float> inverse_rms, std::span<float> dweight);
 
-// All of dq, dk and dv are replaced.
+// Overwrites dq, dk and dv.
 void attention_gradient(const moe::AttentionShape& shape, moe::ConstMatrix dout, moe::ConstMatrix q,
                         moe::ConstMatrix k, moe::ConstMatrix v, moe::ConstMatrix probabilities,
                         moe::Matrix dq, moe::Matrix dk, moe::Matrix dv);
 
-// From the gradient of each chosen weight [tokens * experts_per_token] to that of the logits
-// [tokens, experts]. The choice itself has no gradient.
+// Computes the gradient of the logits [tokens, experts] from that of the chosen weights [tokens *
+// experts_per_token]. The choice itself has no gradient.
 void route_gradient(const moe::Routing& routing, std::span<const float> dweights, bool normalise,
                     moe::Matrix dlogits);
 

@@ -57,6 +57,7 @@ class Run {
       failure_ = error;
       changed_.notify_all();
     }
+    // Called without the lock: the lanes whose waits it ends need the lock to stop.
     hooks_.on_failure(error);
   }
 
@@ -64,10 +65,10 @@ class Run {
   const LaneHooks& hooks_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  // Under mutex_:
+  // Protected by mutex_:
   std::vector<bool> is_over_;
   std::optional<Error> failure_;
-  // Each entry by the lane of its operation:
+  // Each entry is written by the lane of its operation only, so that it needs no lock:
   std::vector<Measured> times_;
 };
 

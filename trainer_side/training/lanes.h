@@ -1,5 +1,5 @@
-// Runs the program of one rank: its three lanes as three threads, each doing its operations in
-// order, each operation as soon as those that it waits for are over.
+// Runs the program of one rank. Each of its three lanes is a thread, which runs its operations in
+// order. An operation begins as soon as the operations that it waits for have ended.
 #pragma once
 
 #include <functional>
@@ -11,23 +11,24 @@
 
 namespace wsync::training {
 
-// When an operation ran.
+// The time range in which an operation ran.
 struct Measured {
   TimePoint begin{};
   TimePoint end{};
 };
 
 struct LaneHooks {
-  // Does one operation. Called by three threads, for each lane by one; what an operation waits for
-  // has happened before it.
+  // Executes one operation. Each lane calls it from its own thread. The operations that this one
+  // waits for happen before the call.
   std::function<Result<>(const schedule::Operation&)> work;
-  // The first failure, once: to end what other lanes wait for. Called by the lane that failed.
+  // Called once, with the first failure, by the lane that failed. It must end the waits of the
+  // other lanes.
   std::function<void(const Error&)> on_failure;
 };
 
-// Returns when all operations are over, or when every lane has stopped after the first failure,
-// which is the result. The times are those of program.operations. The calling thread is the
-// computation lane.
+// Returns when all operations have ended, or when every lane has stopped after the first failure,
+// which is then the result. The times are indexed as program.operations. The calling thread runs
+// the computation lane.
 [[nodiscard]] Result<std::vector<Measured>> run_lanes(const schedule::RankProgram& program,
                                                       const LaneHooks& hooks);
 

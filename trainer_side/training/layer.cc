@@ -17,7 +17,7 @@ namespace {
 
 std::span<const float> vector_of(ConstMatrix row) { return row.values(); }
 
-// The same values with each head as a row.
+// Returns a view of the same values in which each head is a row.
 Matrix by_head(Matrix x, std::size_t head_dim) {
   return {x.values(), x.values().size() / head_dim, head_dim};
 }
@@ -51,7 +51,7 @@ std::size_t LayerRun::floats(const moe::ModelSpec& spec, std::size_t tokens, std
   const std::size_t queries = std::size_t{spec.heads} * spec.head_dim;
   const std::size_t keys = std::size_t{spec.key_value_heads} * spec.head_dim;
   const std::size_t choices = spec.experts_per_token;
-  // Every token of every member may choose experts of this rank.
+  // The worst case: all tokens of all members choose experts of this rank.
   const std::size_t rows =
       members * std::min<std::size_t>(choices, experts_of(spec, 0, members).count);
   const std::size_t of_token = 7 * spec.hidden + 5 * queries + 6 * keys + spec.heads * sequence +
@@ -132,7 +132,7 @@ Result<> LayerRun::exchange(ConstMatrix from, Rows which, Matrix to) const {
                                 now() + expert_parallel_.deadline);
 }
 
-// Members tell each other how many rows come for each expert.
+// The members exchange how many rows they send to each expert.
 Result<> LayerRun::exchange_counts() {
   const std::size_t members = expert_parallel_.team.size();
   const std::size_t experts = weights_.experts.size();

@@ -1,9 +1,9 @@
-// One decoder layer, forward and backward, cut into the operations that the training schedule runs
-// on its lanes: attention, dispatch, MLP, combine; and the same backwards, with the weight gradient
-// apart.
+// One decoder layer, forward and backward, divided into the operations that the training schedule
+// runs on its lanes: attention, dispatch, MLP, combine; the same for the backward, with separate
+// weight gradients.
 //
-// A micro-batch is whole sequences of one length, one row for each token. All in float32; sums in a
-// fixed order. Thread: one at a time for each LayerRun.
+// A micro-batch consists of whole sequences of one length, with one row for each token. All values
+// are float32, and sums have a fixed order. Thread: one at a time for each LayerRun.
 #pragma once
 
 #include <chrono>
@@ -38,65 +38,68 @@ class Buffer {
 
 // The ranks that share the experts of each layer: member i of n has experts [i/n, (i+1)/n) of all.
 struct ExpertParallel {
-  collective::Team team;                       // of one: this process has all experts
-  std::chrono::milliseconds deadline{60'000};  // of one exchange
+  collective::Team team;                       // a team of one: this process has all experts
+  std::chrono::milliseconds deadline{60'000};  // deadline of one exchange
 };
-// The experts that a member has; their number is divisible by the members'.
+// Returns the experts of a member. The number of experts is divisible by the number of members.
 [[nodiscard]] ExpertRange experts_of(const moe::ModelSpec& spec, std::uint32_t member,
                                      std::uint32_t members);
 
-// One forward and backward of one micro-batch through one layer: call the operations in the order
-// in which they stand here. What is given to the constructor is borrowed, and lives until the
-// weight gradient has been taken; `weights` has the experts of this rank.
+// One forward and backward of one micro-batch through one layer. Call the operations in the order
+// of their declarations. The constructor arguments are borrowed and must live until the weight
+// gradient has been computed. `weights` has the experts of this rank.
 //
-// A token's row goes to the rank that has its expert, and an expert computes the rows of each
-// source rank apart: what it does for a micro-batch is the same bits wherever the expert lies.
-// Routing tables are not activations: they stay with the host, which plans the exchange by them.
+// The row of a token is sent to the rank of its expert. An expert computes the rows of each source
+// rank separately, so its result for a micro-batch has the same bits on every rank. Routing tables
+// are not activations: they stay on the host, which uses them to plan the exchange.
 //
 // dispatch, combine and their gradients fail as ProcessGroup::exchange() does.
 class LayerRun {
  public:
   LayerRun(const moe::ModelSpec& spec, const LayerWeights& weights, const moe::RotaryTable& rotary,
            const ExpertParallel& experts, std::size_t sequence, Activations& activations);
-  // What a run keeps, at most, in floats: of `tokens` tokens in sequences of `sequence`, with
+  // Maximum number of floats that a run keeps, for `tokens` tokens in sequences of `sequence`, with
   // experts shared by `members` ranks.
   [[nodiscard]] static std::size_t floats(const moe::ModelSpec& spec, std::size_t tokens,
                                           std::size_t sequence, std::uint32_t members);
 
   // Norm, attention, residual, norm, router. x[tokens, hidden].
   void attention(moe::ConstMatrix x);
-  // Each token's row goes to its experts: rows by expert, in each by token.
+  // Sends the row of each token to its experts. Rows are ordered by expert, then by token.
   [[nodiscard]] Result<> dispatch();
-  // Each expert's SwiGLU.
+  // Computes the SwiGLU of each expert.
   void mlp();
-  // out[tokens, hidden] = residual + each token's experts by their weights, the highest first.
+  // out[tokens, hidden] = residual + the weighted results of each token's experts, highest weight
+  // first.
   [[nodiscard]] Result<> combine(moe::Matrix out);
 
-  // dout[tokens, hidden]: of what combine() gave.
+  // dout[tokens, hidden]: gradient of the output of combine().
   [[nodiscard]] Result<> combine_gradient(moe::ConstMatrix dout);
   void mlp_gradient();
   [[nodiscard]] Result<> dispatch_gradient();
-  // dx[tokens, hidden] is replaced.
+  // Overwrites dx[tokens, hidden].
   void attention_gradient(moe::Matrix dx);
-  // Adds to every gradient of the layer: to `layer` (its experts are not looked at), and to
-  // experts[i] what rows of member i have given, this rank's experts in their order.
+  // Adds to the gradients of the layer. `layer` gets all but the experts; its experts are ignored.
+  // experts[i] gets the contribution of the rows of member i to this rank's experts, in their
+  // order.
   void weight_gradient(const LayerGradients& layer, std::span<const ExpertGradients> experts);
 
  private:
-  // The rows that an expert of this rank has from one member.
+  // The rows that one member has sent to one expert of this rank.
   struct ExpertRows {
     std::size_t member = 0;
-    std::size_t expert = 0;  // of this rank's
+    std::size_t expert = 0;  // index among this rank's experts
     std::size_t first = 0;
     std::size_t count = 0;
   };
   [[nodiscard]] moe::AttentionShape attention_shape() const;
-  // Rows by member: those that this rank has sent, or has from each.
+  // Rows by member: kOwn are the rows that this rank has sent, kOfExperts those that it has
+  // received.
   enum class Rows : bool { kOwn, kOfExperts };
   template <class Float>
   [[nodiscard]] std::vector<std::span<Float>> by_member(moe::BasicMatrix<Float> rows,
                                                         Rows which) const;
-  // From this rank's choices to the experts, or back.
+  // Sends rows to the experts, or their results back.
   [[nodiscard]] Result<> exchange(moe::ConstMatrix from, Rows which, moe::Matrix to) const;
   [[nodiscard]] Result<> exchange_counts();
 
@@ -109,20 +112,20 @@ class LayerRun {
   std::size_t tokens_ = 0;
 
   moe::Routing routing_;
-  std::vector<std::uint32_t> counts_;     // of this rank's rows, for each expert of all
-  std::vector<std::size_t> row_of_;       // of each (token, choice), among this rank's rows
-  std::vector<std::size_t> own_rows_;     // of each member: sent to it
-  std::vector<std::size_t> expert_rows_;  // of each member: received from it
-  std::vector<ExpertRows> rows_;          // those with at least one row
+  std::vector<std::uint32_t> counts_;     // number of this rank's rows for each expert of the layer
+  std::vector<std::size_t> row_of_;       // row of each (token, choice) among this rank's rows
+  std::vector<std::size_t> own_rows_;     // number of rows sent to each member
+  std::vector<std::size_t> expert_rows_;  // number of rows received from each member
+  std::vector<ExpertRows> rows_;          // entries with at least one row
 
   // Kept from the forward.
-  Kept x_, normed_, query_, key_, value_;    // before the norms of heads
-  Kept query_turned_, key_turned_;           // after norm and rotation
+  Kept x_, normed_, query_, key_, value_;    // values before the norms of heads
+  Kept query_turned_, key_turned_;           // values after norm and rotation
   Kept probabilities_, context_, residual_;  // residual: x + attention
   Kept post_normed_;
   Kept input_rms_, query_rms_, key_rms_, post_rms_;
-  Kept expert_in_, gate_, up_, activated_, expert_out_;  // of this rank's experts
-  Kept chosen_out_;                                      // what experts gave for this rank's rows
+  Kept expert_in_, gate_, up_, activated_, expert_out_;  // rows of this rank's experts
+  Kept chosen_out_;  // results of the experts for this rank's rows
 
   // Kept from the input gradient for the weight gradient.
   std::vector<float> dweights_;

@@ -75,7 +75,7 @@ RankParameters parameters_of(const ParallelSizes& sizes, const Place& place,
     const std::uint32_t stage = chunk * sizes.pp + place.pipeline;
     for (std::uint32_t layer = stage * layers; layer < (stage + 1) * layers; ++layer) {
       const std::vector<moe::Parameter> all = moe::layer_parameters(spec, layer);
-      // Gate, up and down of each expert are the last ones.
+      // The last parameters are gate, up and down of each expert.
       const std::size_t dense = all.size() - std::size_t{3} * spec.experts;
       for (std::size_t i = 0; i < all.size(); ++i) {
         if (i < dense)

@@ -11,7 +11,7 @@
 namespace wsync::training {
 namespace {
 
-// Of one row of logits.
+// The softmax of one row of logits. Subtracts the highest logit, so that exp cannot overflow.
 class Softmax {
  public:
   explicit Softmax(std::span<const float> logits)
@@ -32,11 +32,11 @@ class Softmax {
 
 struct TargetLoss {
   double value = 0;
-  double slope = 0;  // its derivative by the log-probability
+  double slope = 0;  // derivative by the log-probability
 };
 
-// The bound that the min of the objective takes for a ratio beyond it, if it does: there is nothing
-// more to gain. On the other side the ratio counts as it is.
+// Returns the bound if the min of the objective selects the clipped ratio: a ratio beyond the bound
+// on the side that the advantage favours. On the other side the ratio is used unchanged.
 std::optional<double> clipped_to(double ratio, double advantage, const PolicyLoss& loss) {
   const bool above = advantage > 0 || planted("clip_wrong_side");
   const double bound =
@@ -49,14 +49,16 @@ TargetLoss policy_loss_of(double log_probability, const PolicyTarget& target,
                           const PolicyLoss& loss) {
   TargetLoss result;
   const auto advantage = static_cast<double>(target.advantage);
-  if (advantage != 0) {  // an infinite ratio times 0 would be no number
+  if (advantage != 0) {  // an infinite ratio times 0 would be NaN
     const double ratio = std::exp(log_probability - static_cast<double>(target.behaviour));
     const std::optional<double> bound = clipped_to(ratio, advantage, loss);
     result.value = -bound.value_or(ratio) * advantage;
+    // The derivative of the ratio by the log-probability is the ratio.
     if (!bound) result.slope = result.value;
   }
   if (loss.kl != 0) {
     const auto kl = static_cast<double>(loss.kl);
+    // 1/q = exp(apart). expm1 stays precise if the two policies are almost equal.
     const double apart = static_cast<double>(target.reference) - log_probability;
     const double excess = std::expm1(apart);
     result.value += kl * (excess - apart);
@@ -65,7 +67,7 @@ TargetLoss policy_loss_of(double log_probability, const PolicyTarget& target,
   return result;
 }
 
-// Of one target, times `weight`, which is not 0.
+// Loss of one target, multiplied by `weight`, which is not 0.
 double policy_row(const PolicyTarget& of, const PolicyLoss& policy, std::span<const float> logits,
                   std::uint32_t target, double weight, float scale, std::span<float> dlogits) {
   const Softmax softmax(logits);

@@ -12,7 +12,7 @@
 namespace wsync::training {
 namespace {
 
-// Added to the norm by torch.nn.utils.clip_grad_norm_.
+// Value that torch.nn.utils.clip_grad_norm_ adds to the norm.
 constexpr double kClipEpsilon = 1e-6;
 
 }  // namespace
@@ -22,7 +22,7 @@ Result<> check_optimizer(const OptimizerOptions& options) {
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("optimizer: {}: expected {}, found {}", field, expected, found));
   };
-  const auto finite = [](double value) {  // also as the float that it is used as
+  const auto finite = [](double value) {  // checks the float too, because that is what is used
     return std::abs(value) <= static_cast<double>(std::numeric_limits<float>::max());
   };
   if (!finite(options.learning_rate) || options.learning_rate <= 0)
@@ -90,8 +90,8 @@ void adamw_step(const OptimizerOptions& options, std::uint64_t step, bool decays
   const auto step_size = static_cast<float>(rate / (1 - std::pow(options.beta1, steps)));
   const auto correction = static_cast<float>(std::sqrt(1 - std::pow(options.beta2, steps)));
   const auto epsilon = static_cast<float>(options.epsilon);
-  // No product is fused with a sum (g++ does not under -std=c++20), so an element's bits do not
-  // depend on whether a vector or the rest of the loop computes it.
+  // No product is fused with a sum: g++ does not do this with -std=c++20. The bits of an element
+  // therefore do not depend on whether the vectorised loop or its scalar remainder computes it.
   for (std::size_t i = 0; i < elements; ++i) {
     const float g = gradient[i] * gradient_factor;
     state.mean[i] = state.mean[i] * beta1 + g * new1;

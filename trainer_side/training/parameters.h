@@ -1,5 +1,5 @@
-// The values of a model's parameters, or of their gradients, by layer: who owns them and where each
-// one lies.
+// The values of a model's parameters, or of their gradients, by layer: their owner and their
+// layout.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@
 
 namespace wsync::training {
 
-// Where the parameters of one expert lie.
+// Views of the parameters of one expert.
 template <class Matrix>
 struct ExpertViews {
   Matrix gate, up, down;
 };
-// Of one decoder layer. Vectors are matrices of one row.
+// Views of one decoder layer. Vectors are matrices of one row.
 template <class Matrix>
 struct LayerViews {
   Matrix input_norm, query, key, value, output, query_norm, key_norm, post_norm, router;
@@ -35,27 +35,27 @@ struct ExpertRange {
   std::uint32_t count = 0;
 };
 
-// Owns the float32 values of parameters, by the names that Hugging Face gives them: one array, in
-// which they follow each other in their order. Views stay valid as long as it lives, also when it
-// is moved.
+// Owns the float32 values of parameters, which have their Hugging Face names. The values are in one
+// array, in the order of the parameters. Views stay valid as long as the set lives, also after it
+// was moved.
 class ParameterSet {
  public:
-  // All zero.
+  // All values are zero.
   explicit ParameterSet(const std::vector<moe::Parameter>& parameters);
 
   [[nodiscard]] const std::vector<moe::Parameter>& parameters() const noexcept {
     return parameters_;
   }
   [[nodiscard]] bool contains(const std::string& name) const { return index_.contains(name); }
-  // Of all parameters.
+  // The values of all parameters.
   [[nodiscard]] std::span<float> all() noexcept { return values_; }
   [[nodiscard]] std::span<const float> all() const noexcept { return values_; }
-  // Where parameter i begins in all(); for i = their number, where the last one ends.
+  // Offset of parameter i in all(). If i is the number of parameters, the end of the last one.
   [[nodiscard]] std::size_t offset(std::size_t i) const { return offsets_[i]; }
-  // The parameter must be there.
+  // The parameter must exist.
   [[nodiscard]] std::span<float> values(const std::string& name);
   [[nodiscard]] std::span<const float> values(const std::string& name) const;
-  // As [shape[0], shape[1]], or [1, shape[0]] of a vector.
+  // A matrix [shape[0], shape[1]], or [1, shape[0]] for a vector.
   [[nodiscard]] moe::Matrix matrix(const std::string& name);
   [[nodiscard]] moe::ConstMatrix matrix(const std::string& name) const;
 
@@ -67,17 +67,17 @@ class ParameterSet {
   std::map<std::string, std::size_t> index_;
 };
 
-// Views of one layer. `dense` has its parameters but those of experts, and `experts` those of the
-// experts in `range`; both may be one set.
+// Returns the views of one layer. `dense` has all its parameters except the experts; `experts` has
+// the experts in `range`. Both may be the same set.
 [[nodiscard]] LayerWeights layer_weights(std::uint32_t layer, const ParameterSet& dense,
                                          const ParameterSet& experts, ExpertRange range);
-// Without experts.
+// Returns the views of one layer without its experts.
 [[nodiscard]] LayerGradients layer_gradients(std::uint32_t layer, ParameterSet& dense);
 [[nodiscard]] ExpertGradients expert_gradients(std::uint32_t layer, ParameterSet& experts,
                                                ExpertRange range);
 
-// Normal values of the given standard deviation for matrices, ones for norms; the same for the same
-// seed, whatever other parameters there are: each parameter's come from the seed and its name.
+// Sets matrices to normal values of the given standard deviation, and norms to 1. The values of a
+// parameter depend only on the seed and its name, not on which other parameters exist.
 void initialise(ParameterSet& parameters, std::uint64_t seed, double standard_deviation = 0.02);
 
 }  // namespace wsync::training

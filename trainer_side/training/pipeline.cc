@@ -20,7 +20,7 @@ bool has_last_stage(const ParallelSizes& sizes, const Place& place) {
   return place.pipeline + 1 == sizes.pp;
 }
 
-// What the last stage keeps beside its layers.
+// Number of floats that the last stage keeps besides its layers.
 std::size_t head_floats(const moe::ModelSpec& spec, std::size_t tokens) {
   return tokens * (3 * std::size_t{spec.hidden} + spec.vocabulary + 1);
 }
@@ -34,7 +34,8 @@ std::size_t slot_floats(const PipelineOptions& options) {
              : layers;
 }
 
-// The most of what `begin` makes and `end` takes away, by the order of a lane.
+// Maximum number of activations that exist when the lane runs in order: `begin` creates one, `end`
+// removes one.
 std::size_t max_between(const schedule::RankProgram& program, schedule::Lane lane,
                         OperationKind begin, OperationKind end) {
   std::size_t there = 0;
@@ -82,7 +83,7 @@ std::size_t max_offloaded(const schedule::RankProgram& program) {
                      OperationKind::kOnload);
 }
 
-// One step.
+// The execution of one step.
 class Pipeline::Work {
  public:
   Work(Pipeline& pipeline, const std::vector<MicroBatch>& batches, float scale,
@@ -143,7 +144,7 @@ class Pipeline::Work {
     return {};
   }
 
-  // Micro-batches in their order.
+  // Sums the losses in the order of micro-batches.
   [[nodiscard]] double loss() const {
     double sum = 0;
     for (const double loss : losses_) sum += loss;
@@ -151,14 +152,14 @@ class Pipeline::Work {
   }
 
  private:
-  // One micro-batch on one chunk.
+  // State of one micro-batch on one chunk.
   struct CellRun {
     CellRun(SlotPool& device, SlotPool& host) : activations(device, &host) {}
     Activations activations;
     std::vector<LayerRun> layers;
-    Buffer hidden;    // what goes into a layer, then what comes out
-    Buffer gradient;  // of the loss, by what comes out of a layer, then by what goes in
-    // Of the last stage.
+    Buffer hidden;    // input of a layer, then its output
+    Buffer gradient;  // gradient of the loss by a layer's output, then by its input
+    // Used on the last stage only.
     Kept last_hidden, normed, inverse_rms, dlogits, dnormed;
   };
   CellRun& cell_at(const schedule::Cell& cell) {
@@ -197,7 +198,7 @@ class Pipeline::Work {
 
   [[nodiscard]] Result<> combine(const Operation& operation, CellRun& cell) {
     WSYNC_TRY(cell.layers[operation.layer].combine(cell.hidden.matrix()));
-    // With one pipeline rank the next stage is here.
+    // With one pipeline rank the next stage is on this rank.
     if (shape_.pp == 1 && operation.layer + 1 == layers_ && !is_last(operation.cell.stage))
       next_stage(operation, 1).hidden = std::move(cell.hidden);
     return {};
@@ -236,7 +237,7 @@ class Pipeline::Work {
                             cell.inverse_rms.values(), cell.gradient.matrix(), moe::Into::kReplace);
   }
 
-  // The first operation of a backward on the computation lane.
+  // This is the first operation of a backward on the computation lane.
   [[nodiscard]] Result<> mlp_gradient(const Operation& operation, CellRun& cell) {
     if (!std::exchange(is_backward_, true) && on_backward_) on_backward_();
     LayerRun& layer = cell.layers[operation.layer];
@@ -305,8 +306,8 @@ class Pipeline::Work {
   RankGradients& gradients_;
   std::vector<std::unique_ptr<CellRun>> cells_;
   const std::function<void()>& on_backward_;
-  bool is_backward_ = false;    // by the computation lane
-  std::vector<double> losses_;  // of each micro-batch; the last stage's
+  bool is_backward_ = false;    // used by the computation lane only
+  std::vector<double> losses_;  // of each micro-batch, on the last stage
 };
 
 Pipeline::Pipeline(PipelineOptions options, const RankWeights& weights)

@@ -1,4 +1,4 @@
-// What the operations of a rank's program do: one step of training on the rank's stages, from
+// Executes the operations of a rank's program: one step of training on the rank's stages, from
 // micro-batches to gradients.
 #pragma once
 
@@ -25,12 +25,12 @@ struct RankWeights {
   RankWeights(const moe::ModelSpec& spec, const ParallelSizes& sizes, const Place& place);
   ParameterSet dense;
   ParameterSet experts;
-  // The last pipeline rank's copy of tied embeddings; none where the head has its own weights or
-  // where they are among `dense`.
+  // The last pipeline rank's copy of tied embeddings. Absent if the head has its own weights, or if
+  // the embeddings are in `dense`.
   std::optional<ParameterSet> tied_head;
 };
 
-// The sums of one step's gradients, one accumulator for each source (see README.md).
+// The sums of one step's gradients, with one accumulator for each source (see README.md).
 struct RankGradients {
   RankGradients(const moe::ModelSpec& spec, const ParallelSizes& sizes, const Place& place);
   void clear();
@@ -43,22 +43,26 @@ struct PipelineOptions {
   moe::ModelSpec spec;
   ParallelSizes sizes;
   Place place;
-  // Lowered with layers_of_stage() layers, a head, and expert parallelism where ep > 1; all ranks.
+  // The program of all ranks, lowered with layers_of_stage() layers, a head, and expert parallelism
+  // if ep > 1.
   std::shared_ptr<const schedule::Program> program;
-  std::size_t tokens = 0;    // of a micro-batch
+  std::size_t tokens = 0;    // tokens of a micro-batch
   std::size_t sequence = 0;  // tokens of one sequence
-  // Slots of the device and of the host for activations of one micro-batch on one chunk.
+  // Number of slots on the device and on the host. A slot holds the activations of one micro-batch
+  // on one chunk.
   std::size_t device_slots = 0;
   std::size_t host_slots = 0;
   collective::ProcessGroup* group = nullptr;   // borrowed; may be null for one rank
-  std::chrono::milliseconds deadline{60'000};  // of one exchange
+  std::chrono::milliseconds deadline{60'000};  // deadline of one exchange
 };
-// Chunk activations that a rank has at one time: alive by the order of its computation lane, which
-// are all on the device without offload; and on the host, by the order of its copy lane.
+// Maximum number of chunk activations that a rank holds at one time. max_activations() counts those
+// that exist, by the order of the computation lane; without offload all of them are on the device.
+// The second function counts those on the host, by the order of the copy lane.
 [[nodiscard]] std::size_t max_activations(const schedule::RankProgram& program);
 [[nodiscard]] std::size_t max_offloaded(const schedule::RankProgram& program);
 
-// Thread: run_step() from one at a time. `weights` is borrowed and stays as it is meanwhile.
+// Thread: one call of run_step() at a time. `weights` is borrowed and must not change during a
+// call.
 class Pipeline {
  public:
   Pipeline(PipelineOptions options, const RankWeights& weights);
@@ -67,13 +71,13 @@ class Pipeline {
   Pipeline& operator=(const Pipeline&) = delete;
 
   struct Step {
-    double loss = 0;  // summed over the tokens of this replica; 0 but on the last stage's rank
+    double loss = 0;  // sum over the tokens of this replica; 0 except on the rank of the last stage
     std::vector<Measured> times;  // of this rank's operations
   };
-  // `batches`: the micro-batches of this rank's replica, of the sizes of the options. Adds to
-  // `gradients` those of the loss (see loss.h) summed over tokens, times `scale`. `on_backward` is
-  // called by this thread before its first backward. A failure has broken the group, whose other
-  // ranks are told which one failed.
+  // Runs one step. `batches` are the micro-batches of this rank's replica, with the sizes of the
+  // options. Adds to `gradients` the gradients of the loss (see loss.h), summed over tokens and
+  // multiplied by `scale`. `on_backward` is called on this thread before its first backward. A
+  // failure breaks the group; the other ranks get the number of the rank that failed.
   [[nodiscard]] Result<Step> run_step(const std::vector<MicroBatch>& batches, float scale,
                                       RankGradients& gradients,
                                       const std::function<void()>& on_backward = {});
@@ -88,7 +92,7 @@ class Pipeline {
   const RankWeights& weights_;
   moe::RotaryTable rotary_;
   ExpertParallel expert_parallel_;
-  std::vector<LayerWeights> layers_;  // of all chunks, one after the other
+  std::vector<LayerWeights> layers_;  // layers of all chunks, one chunk after the other
   SlotPool device_;
   SlotPool host_;
 };

@@ -1,4 +1,4 @@
-// Random numbers that are the same on every machine and library.
+// Random numbers that are the same on every machine and with every library.
 #pragma once
 
 #include <cmath>
@@ -17,9 +17,9 @@ class Random {
     z = (z ^ (z >> 27U)) * 0x94d049bb133111ebU;
     return z ^ (z >> 31U);
   }
-  // In (0, 1].
+  // Uniform in (0, 1], so that the logarithm is finite.
   double unit() { return (static_cast<double>(next() >> 11U) + 1) * 0x1.0p-53; }
-  // Of mean 0 and deviation 1, by Box and Muller.
+  // Normal with mean 0 and standard deviation 1 (Box-Muller).
   double normal() {
     const double radius = std::sqrt(-2 * std::log(unit()));
     return radius * std::cos(2 * std::numbers::pi * unit());

@@ -10,18 +10,18 @@
 namespace wsync::training {
 namespace {
 
-constexpr unsigned kPhaseBits = 4;  // of a word
+constexpr unsigned kPhaseBits = 4;  // bits of the phase in a word
 
 bool is_empty(const RankState& rank) { return rank.tag.phase == Phase::kEmpty; }
 
-// The last step whose barrier a rank has passed.
+// Returns the last step whose barrier the rank has passed.
 std::uint64_t passed_by(const Tag& tag) {
   return tag.phase == Phase::kUpdate ? tag.step : tag.step - 1;
 }
 
-// Whether a rank can be there when the barrier of `passed` is the last one that any has passed: its
-// own part of that barrier it has given with all its reduced gradients, and that of the next step
-// it may have begun to give.
+// Returns whether a rank can be in this state if `passed` is the last barrier that any rank has
+// passed. The rank may have contributed to that barrier, with all its reduced gradients, without
+// having passed it. If it has passed it, it may be anywhere before the next barrier.
 bool can_be(const RankState& rank, std::uint64_t passed) {
   if (is_empty(rank)) return true;
   if (passed_by(rank.tag) == passed) return true;
@@ -51,7 +51,7 @@ Result<std::uint64_t> last_passed(const std::vector<RankState>& ranks) {
   return passed;
 }
 
-// Adds what one rank needs of one array.
+// Adds the transfers of one array that one rank needs.
 class Needs {
  public:
   Needs(const ParallelSizes& sizes, const std::vector<RankState>& ranks, Resume& resume)
@@ -156,7 +156,7 @@ Result<Resume> decide(const ParallelSizes& sizes, const std::vector<RankState>& 
     else if (passed_by(state.tag) != passed)
       resume.commits.push_back(rank);
     else if (state.tag.phase != Phase::kUpdate || planted("torn_weights_kept"))
-      continue;  // all it has is of that step
+      continue;  // all its data is of this step
     for (const Array array : {Array::kDense, Array::kExperts}) WSYNC_TRY(needs.add(rank, array));
   }
   return resume;

@@ -1,11 +1,12 @@
-// Which step the ranks of a trainer go on from when some of them are lost, and what each must do
-// and be given for it, so that no replica is ever at another step than the rest: the rule of
-// FlashRecovery (Zhang et al. 2025, arXiv 2509.03047), with shards that two ranks hold.
+// Decides which step the ranks of a trainer resume from after some of them were lost, and what each
+// rank must do and receive, so that all replicas are at the same step. The rule is that of
+// FlashRecovery (Zhang et al. 2025, arXiv 2509.03047), with shards that are held by two ranks.
 //
-// During forward and backward all weights are those that the step begins with. Then every rank has
-// the reduced gradients of the shards that it holds, all confirm that in a barrier, and each brings
-// its shards to the end of the step by itself. So a step whose barrier one rank has passed can be
-// ended by those that are left, and any other can be run again.
+// During forward and backward all weights are those of the beginning of the step. Afterwards every
+// rank has the reduced gradients of the shards that it holds, and all ranks confirm this in a
+// barrier. Then each rank completes its shards without communication. If one rank has passed the
+// barrier of a step, the remaining ranks can therefore complete this step. Any other step can be
+// run again.
 //
 // Pure.
 #pragma once
@@ -20,74 +21,80 @@
 namespace wsync::training {
 
 enum class Phase : std::uint32_t {
-  kEmpty,     // in a lost rank's place, or before the first step: nothing here is of any step
-  kForward,   // the weights and the optimizer's state are those that `step` begins with
-  kBackward,  // the same; its first gradient is, or all are
-  kUpdate,    // every rank has confirmed the barrier of `step`: the shards that this rank holds are
-              // those that it ends with, other weights may be anything
+  kEmpty,     // replaces a lost rank, or is before the first step: its data belongs to no step
+  kForward,   // weights and optimizer's state are those of the beginning of `step`
+  kBackward,  // the same; some or all gradients have been computed
+  // Every rank has confirmed the barrier of `step`. The shards that this rank holds are those of
+  // the end of the step; its other weights are undefined.
+  kUpdate,
 };
 [[nodiscard]] std::string_view phase_name(Phase phase) noexcept;
 
-// What the weights and the optimizer's state in a rank's memory are. Ordered as training goes.
+// The state of the weights and the optimizer's state in a rank's memory. The values are in the
+// order of training.
 struct Tag {
   std::uint64_t step = 0;  // counted from 1
   Phase phase = Phase::kEmpty;
   friend bool operator==(const Tag&, const Tag&) = default;
 };
-// "step 7, backward".
+// For example "step 7, backward".
 [[nodiscard]] std::string to_string(const Tag& tag);
-// A tag as a word that others read while it changes, and back; 0 is the empty one. Steps are below
-// 2^60, and a word that is of no phase is read as empty.
+// Converts a tag to a word, which others can read while it changes, and back. 0 is the empty tag.
+// Steps are below 2^60. A word with an unknown phase is read as empty.
 [[nodiscard]] std::uint64_t word_of(const Tag& tag) noexcept;
 [[nodiscard]] Tag tag_of_word(std::uint64_t word) noexcept;
 
 struct RankState {
-  Tag tag;  // empty: of a lost rank, or of what has its place
-  // It has the reduced gradients of tag.step, of every shard that it holds.
+  Tag tag;  // empty for a lost rank and for its replacement
+  // The rank has the reduced gradients of tag.step for every shard that it holds.
   bool has_gradients = false;
 };
 
-// Each rank has two arrays of parameters, each cut into a shard for each rank that has them too.
+// Each rank has two arrays of parameters. Each array is cut into one shard for each rank that has
+// it.
 enum class Array : std::uint32_t { kDense, kExperts };
 inline constexpr std::size_t kArrays = 2;
 [[nodiscard]] std::string_view array_name(Array array) noexcept;
-// The ranks that have the same array, by member.
+// Returns the ranks that have the same array, by member.
 [[nodiscard]] std::vector<std::uint32_t> team_of(const ParallelSizes& sizes, const Place& place,
                                                  Array array);
-// The member whose shard this one holds too: the one before it. Itself in a team of one.
+// Returns the member whose shard `member` holds as second holder: the previous one. In a team of
+// one, the member itself.
 [[nodiscard]] constexpr std::uint32_t second_held_by(std::uint32_t member,
                                                      std::uint32_t members) noexcept {
   return (member + members - 1) % members;
 }
-// The member that holds this one's shard too: the one after it. Itself in a team of one.
+// Returns the member that is second holder of the shard of `member`: the next one. In a team of
+// one, the member itself.
 [[nodiscard]] constexpr std::uint32_t second_holder_of(std::uint32_t member,
                                                        std::uint32_t members) noexcept {
   return (member + 1) % members;
 }
 
-// One shard that goes from one rank to another of its team.
+// One shard to be sent from one rank to another of its team.
 struct Transfer {
   std::uint32_t from = 0;
   std::uint32_t to = 0;
   Array array = Array::kDense;
-  std::uint32_t member = 0;  // whose shard it is
-  bool with_state = false;   // the optimizer's too, beside the weights
+  std::uint32_t member = 0;  // owner of the shard
+  bool with_state = false;   // with the optimizer's state
   friend bool operator==(const Transfer&, const Transfer&) = default;
 };
 
-// Everything the ranks must do, the same on all of them.
+// Everything that the ranks must do. It is the same on all of them.
 struct Resume {
-  std::uint64_t step = 1;  // that all run next
-  // Those that bring their shards to the end of the step before, which others have begun to take;
-  // then everything is of one step, and goes where it is missing.
+  std::uint64_t step = 1;  // the step that all ranks run next
+  // Ranks that must complete their shards of the previous step, because other ranks have already
+  // begun to. Afterwards all data is of one step, and the transfers can begin.
   std::vector<std::uint32_t> commits;
-  std::vector<Transfer> transfers;      // each shard from a rank that holds it
-  std::vector<std::uint32_t> replaced;  // the empty ones: they are given all
+  std::vector<Transfer> transfers;      // each shard comes from a rank that holds it
+  std::vector<std::uint32_t> replaced;  // the empty ranks, which receive everything
 };
 
-// `ranks`: one for each rank. The step before resume.step is the last one whose barrier any of them
-// has passed. kNotFound names a shard of which all holders are lost, or that nobody has anything:
-// the run can go on from a checkpoint only. kInternal: states that no run comes to.
+// `ranks` has one entry for each rank. The step before resume.step is the last one whose barrier
+// any of them has passed. Returns kNotFound if all holders of a shard are lost (it is named), or if
+// no rank has any data: the run can then resume only from a checkpoint. Returns kInternal for
+// states that cannot occur in a run.
 [[nodiscard]] Result<Resume> decide(const ParallelSizes& sizes,
                                     const std::vector<RankState>& ranks);
 

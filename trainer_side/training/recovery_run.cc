@@ -16,12 +16,12 @@
 namespace wsync::training {
 namespace {
 
-// What a rank tells all others.
+// What a rank sends to all others.
 struct Sign {
   std::uint64_t step = 0;
   std::uint32_t phase = 0;
   std::uint32_t has_gradients = 0;
-  std::uint64_t passed = 0;  // the step that `result` is of; 0: of none
+  std::uint64_t passed = 0;  // the step of `result`; 0 if none
   StepResult result;
 };
 static_assert(std::is_trivially_copyable_v<Sign>);
@@ -56,7 +56,7 @@ std::optional<StepResult> result_of(const std::vector<Sign>& signs, std::uint64_
   return {};
 }
 
-// What one rank gives another, on both sides of it.
+// The shards that one rank sends to another. Both ranks build the same description.
 struct Cargo {
   Manifest manifest;
   BucketPlan plan;
@@ -106,8 +106,8 @@ Result<Cargo> cargo_of(TrainingRank& rank, const std::vector<Transfer>& transfer
   return cargo;
 }
 
-// Gives `out` to one rank and takes `in` from another, side by side: buckets in their order, each
-// behind its digest. Either may have no bucket.
+// Sends `out` to one rank and receives `in` from another at the same time: buckets in order, each
+// preceded by its digest. Either side may have no bucket.
 class Swap {
  public:
   struct Ranks {
@@ -222,8 +222,8 @@ Result<std::vector<Sign>> gather_signs(TrainingRank& rank, collective::ProcessGr
   return signs;
 }
 
-// In rounds, in each of which a rank gives to one at most and takes from one at most. What this one
-// has given, in bytes.
+// Executes the transfers in rounds. In each round a rank sends to at most one rank and receives
+// from at most one. Returns the number of bytes that this rank has sent.
 Result<std::uint64_t> give(TrainingRank& rank, collective::ProcessGroup& group,
                            const std::vector<Transfer>& transfers, std::uint64_t bucket_bytes) {
   std::uint64_t given = 0;
@@ -246,7 +246,7 @@ Result<std::uint64_t> give(TrainingRank& rank, collective::ProcessGroup& group,
   return given;
 }
 
-// What follows the decision.
+// Executes the decision on this rank.
 Result<Recovered> execute(TrainingRank& rank, collective::ProcessGroup& group, Resume resume,
                           const std::optional<StepResult>& before, std::uint64_t bucket_bytes) {
   const std::uint32_t own = group.rank();
@@ -284,7 +284,7 @@ Result<Recovered> recover(TrainingRank& rank, collective::ProcessGroup& group,
   const auto states = states_of(*signs);
   if (!states) return break_group(states.error());
   auto resume = decide(rank.options().sizes, *states);
-  if (!resume) {  // on all ranks alike
+  if (!resume) {  // decide() gives the same error on all ranks
     rank.set_empty();
     return fail(std::move(resume).error());
   }

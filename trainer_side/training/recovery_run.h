@@ -1,11 +1,12 @@
-// Recovery of a trainer's ranks in a group that was made anew: they tell each other where they are,
-// decide (recovery.h), end a step that was confirmed, and give what is missing where it is missing,
-// weights and the optimizer's state, as buckets with digests (shared/weights).
+// Recovery of a trainer's ranks in a new group. The ranks exchange their states and decide
+// (recovery.h). They complete a step that was confirmed. Then they send missing weights and
+// optimizer's state to the ranks that need them, as buckets with digests (shared/weights).
 //
-// It can fail at any point by the loss of another rank. Then the ranks that are left, of which some
-// may be at the next step by now and some still empty, recover again in a group of their own: a
-// rank's tag changes only when what it says is true. Ending a step is done once, giving never
-// touches what the receiver holds itself, and a rank that is given all is empty until it has all.
+// Recovery can fail at any point, because another rank can be lost. The remaining ranks then
+// recover again in another new group; some of them may already be at the next step and some may
+// still be empty. This works because the tag of a rank changes only when it is true: a step is
+// completed once, a transfer never overwrites valid data of the receiver, and a rank that receives
+// everything is empty until it has received everything.
 #pragma once
 
 #include <cstdint>
@@ -16,32 +17,34 @@
 
 namespace wsync::training {
 
-// Small enough that two ranks who give and take at once need little memory beside the model.
+// Small enough that two ranks that exchange buckets need little memory besides the model.
 inline constexpr std::uint64_t kRecoveryBucketBytes = std::uint64_t{4} << 20U;
 
 struct Recovered {
-  std::uint64_t step = 1;  // that all run next, on the micro-batches that it has always had
-  // Of the step before it, where a rank that is left took it: rank 0 of a new process has not told
-  // it yet.
+  // The step that all ranks run next, each on the same micro-batches as ever.
+  std::uint64_t step = 1;
+  // The result of the previous step, if a remaining rank completed it. Rank 0 must report it if its
+  // process is new.
   std::optional<StepResult> before;
-  // The ranks that were empty, and have been given all.
+  // The ranks that were empty and received everything.
   std::vector<std::uint32_t> replaced;
-  std::uint64_t bytes = 0;  // that this rank has given to others
+  std::uint64_t bytes = 0;  // bytes that this rank has sent to others
 };
 
-// Every rank of `group` calls it, the same group that `rank` has: those that are left after their
-// step has failed, and the replacements (TrainingRank::Start::kReplacement) at once. All need the
-// same bucket_bytes (BucketPlan::create()). Afterwards all are at Recovered::step, forward.
+// Every rank of `group` must call it: the remaining ranks after their step has failed, and the
+// replacements (TrainingRank::Start::kReplacement) at once. `group` is the group that `rank` has.
+// All ranks need the same bucket_bytes (BucketPlan::create()). After success all ranks are at
+// Recovered::step, forward.
 //
-// What decide() refuses (kNotFound: what was lost is nowhere else), it refuses on all ranks alike
-// and the group stays whole: every rank is empty then, and can be set to a checkpoint's state as at
-// a start, and begin_at() the step after. kInvalidInput, with nothing changed, without
-// TrainingOptions::second_holders. Other errors break the group: as compare_options(), as
-// ProcessGroup::exchange(), and kDigestMismatch naming both ranks for bytes that are not those that
-// were sent; recover() again in another group.
+// kNotFound (no rank has the lost data): decide() returns it on all ranks, and the group stays
+// whole. Every rank is then empty. It can be set to the state of a checkpoint as at a start,
+// followed by begin_at() with the next step. kInvalidInput, with nothing changed:
+// TrainingOptions::second_holders is not set. Other errors break the group: those of
+// compare_options() and ProcessGroup::exchange(), and kDigestMismatch, with both ranks, if received
+// bytes differ from those sent. Call recover() again in another group.
 //
-// Thread: that of run_step(); nobody reads the rank's weights meanwhile. Needs memory for two
-// buckets beside what the rank has.
+// Thread: that of run_step(); no other thread may read the rank's weights meanwhile. Needs memory
+// for two buckets besides the rank's own.
 [[nodiscard]] Result<Recovered> recover(TrainingRank& rank, collective::ProcessGroup& group,
                                         std::uint64_t bucket_bytes = kRecoveryBucketBytes);
 

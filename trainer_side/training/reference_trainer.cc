@@ -47,7 +47,7 @@ Result<StepResult> ReferenceTrainer::run_step(
           batch, 1.0F / static_cast<float>(tokens), of_replica,
           spec_.tied_embeddings ? std::optional(head_of_replica.matrix(moe::kEmbedding))
                                 : std::nullopt);
-    if (&replica == &replicas.front()) {  // not added to zero, which would make -0 a +0
+    if (&replica == &replicas.front()) {  // copied, because adding to zero would change -0 to +0
       gradients = std::move(of_replica);
       head = std::move(head_of_replica);
     } else {

@@ -1,5 +1,5 @@
-// Training in one process with plain loops: what a run over many ranks is held to, bit for bit. It
-// shares the operators with them, and nothing of the executor.
+// Training in one process with plain loops. Runs over many ranks are compared with it bit for bit.
+// It shares the operators with them, but no part of the executor.
 //
 // Thread: one at a time.
 #pragma once
@@ -17,18 +17,18 @@ namespace wsync::training {
 
 class ReferenceTrainer {
  public:
-  // All parameters of the model; `optimizer` as checked.
+  // `weights` has all parameters of the model; `optimizer` has passed check_optimizer().
   ReferenceTrainer(const moe::ModelSpec& spec, const OptimizerOptions& optimizer,
                    ParameterSet weights);
   ReferenceTrainer(const ReferenceTrainer&) = delete;
   ReferenceTrainer& operator=(const ReferenceTrainer&) = delete;
 
-  // Step `step`, counted from 1: replica after replica, micro-batch after micro-batch, an
-  // accumulator for each replica, replicas added by number. Fails with not_finite() only.
+  // Runs step `step`, counted from 1: replica after replica, micro-batch after micro-batch, with an
+  // accumulator for each replica. Replicas are added by number. Fails with not_finite() only.
   [[nodiscard]] Result<StepResult> run_step(std::uint64_t step,
                                             const std::vector<std::vector<MicroBatch>>& replicas);
   [[nodiscard]] ParameterSet& weights() noexcept { return weights_; }
-  // The optimizer's state, as weights() are.
+  // The optimizer's state, with the same layout as weights().
   [[nodiscard]] ParameterSet& mean() noexcept { return mean_; }
   [[nodiscard]] ParameterSet& variance() noexcept { return variance_; }
 

@@ -29,7 +29,7 @@ std::string optimizer_path(const std::string& path) {
 
 using Metadata = std::map<std::string, std::string>;
 
-// What the facts are called in the metadata of the optimizer's file.
+// Visits the facts with their names in the metadata of the optimizer's file.
 template <class Facts, class Visit>
 void for_each_number(Facts& facts, const Visit& visit) {
   visit("step", facts.step);
@@ -117,13 +117,13 @@ Result<> read_optimizer(const SafetensorsFile& file, RunState& state) {
   return {};
 }
 
-// The arrays of a rank that make up its part of a state, each with the set they belong to and the
-// elements of it that are the rank's: the same list on the rank and on rank 0.
+// An array of a rank's part of a state: the set that it belongs to, and the elements of the set
+// that are the rank's. Rank 0 computes the same list for each rank.
 struct Part {
   enum class Kind : std::uint8_t { kWeights, kMean, kVariance };
   Kind kind = Kind::kWeights;
   std::vector<moe::Parameter> parameters;
-  std::size_t begin = 0;  // in the array of these
+  std::size_t begin = 0;  // index in the array of these parameters
   std::size_t end = 0;
 };
 
@@ -148,7 +148,7 @@ std::vector<Part> parts_of(const TrainingOptions& options, std::uint32_t rank) {
   return parts;
 }
 
-// This rank's arrays, as parts_of() lists them.
+// Returns this rank's arrays in the order of parts_of().
 std::vector<std::span<float>> arrays_of(TrainingRank& rank) {
   std::vector<std::span<float>> arrays;
   for (Shard& shard : rank.update().shards()) {
@@ -162,7 +162,8 @@ std::vector<std::span<float>> arrays_of(TrainingRank& rank) {
 using PartFilter = bool (*)(Part::Kind kind);
 using Put = std::function<void(const Part& part, std::span<const float> array)>;
 
-// Gives every rank's wanted arrays to `put` on rank 0, its own first; the others send theirs.
+// Calls `put` on rank 0 with the wanted arrays of every rank, its own first. The other ranks send
+// theirs.
 Result<> gather_parts(TrainingRank& rank, collective::ProcessGroup* group, PartFilter wanted,
                       const Put& put) {
   const TrainingOptions& options = rank.options();
@@ -191,7 +192,7 @@ Result<> gather_parts(TrainingRank& rank, collective::ProcessGroup* group, PartF
   return {};
 }
 
-// Copies between a part's array and the sets of a state.
+// Copies between the array of a part and a set of a state.
 template <class Copy>
 void for_each_piece(const Part& part, ParameterSet& set, const Copy& copy) {
   std::size_t first = 0;

@@ -1,7 +1,7 @@
-// All that a training run has come to at the end of a step, and its directory: a checkpoint in
-// Hugging Face form (float32), and optimizer/state.safetensors with the optimizer's state, the
-// facts of the run in its metadata. A run that goes on from it, with the same optimizer and the
-// same last step, takes the steps that it would have taken.
+// The state of a training run at the end of a step, and its directory. The directory is a
+// checkpoint in Hugging Face form (float32), with the optimizer's state and the facts of the run in
+// optimizer/state.safetensors (the facts are its metadata). A run that resumes from it, with the
+// same optimizer and the same last step, computes the same steps as a run that was not interrupted.
 #pragma once
 
 #include <chrono>
@@ -16,12 +16,13 @@
 
 namespace wsync::training {
 
-// What decides the steps to come, beside parameters and the optimizer's state.
+// The facts that determine the following steps, besides parameters and the optimizer's state.
 struct RunFacts {
-  std::uint64_t step = 0;  // that has been taken
+  std::uint64_t step = 0;  // the last completed step
   std::uint64_t data_seed = 0;
-  Digest text;  // that is trained on
-  // Of a step: replicas, micro-batches of each, sequences of each, tokens of each.
+  Digest text;  // digest of the training text
+  // Sizes of a step: replicas, micro-batches of each replica, sequences of each micro-batch, tokens
+  // of each sequence.
   std::uint32_t dp = 1;
   std::uint32_t microbatches = 1;
   std::uint32_t sequences = 1;
@@ -35,24 +36,25 @@ struct RunState {
   ParameterSet weights, mean, variance;  // of all parameters of the model
 };
 
-// "<directory>/step_<N>".
+// Returns "<directory>/step_<N>".
 [[nodiscard]] std::string state_directory(const std::string& directory, std::uint64_t step);
-// Errors as write_checkpoint_directory's: nothing is left then.
+// Errors as write_checkpoint_directory(); no directory remains after an error.
 [[nodiscard]] Result<> save_state(const std::string& path, const RunState& state);
-// kNotFound, or kInvalidInput naming the file and what does not fit.
+// Returns kNotFound, or kInvalidInput with the file and what does not match.
 [[nodiscard]] Result<RunState> load_state(const std::string& path);
 
-// Rank 0 gets the state of all ranks, the others nothing. Every rank calls it, between steps, with
-// the same deadline for each exchange. Errors as ProcessGroup::exchange().
+// Collects the state of all ranks on rank 0; the other ranks get std::nullopt. Every rank must call
+// it, between steps, with the same deadline for each exchange. Errors as ProcessGroup::exchange().
 [[nodiscard]] Result<std::optional<RunState>> gather_state(TrainingRank& rank,
                                                            const RunFacts& facts,
                                                            collective::ProcessGroup* group);
-// As gather_state(), of the parameters alone.
+// As gather_state(), but for the parameters only.
 [[nodiscard]] Result<std::optional<ParameterSet>> gather_weights(TrainingRank& rank,
                                                                  collective::ProcessGroup* group);
-// Gives a rank its part of a state. Then Update::share_tied_head().
+// Copies a rank's part of a state into the rank. Call Update::share_tied_head() afterwards.
 void adopt_state(TrainingRank& rank, const RunState& state);
-// Gives a rank its part of parameters that have no optimizer's state yet; `all` has every one.
+// Copies a rank's part of parameters that have no optimizer's state yet. `all` holds all
+// parameters.
 void adopt_weights(TrainingRank& rank, const ParameterSet& all);
 
 }  // namespace wsync::training

@@ -9,7 +9,7 @@
 namespace wsync::training {
 namespace {
 
-// A team of one has nobody to wait for, and memory for all it keeps.
+// A team with one member cannot wait for another, and memory is not limited here: no call can fail.
 void expect_alone(const Result<>& result) {
   WSYNC_CHECK(result.has_value(), "nothing fails in a process alone");
 }

@@ -1,5 +1,5 @@
-// The reference that every other way to train is held to: one process, no lanes, plain loops, all
-// layers one after the other, one micro-batch after the other.
+// The reference for all other ways to train: one process, no lanes, plain loops, one layer after
+// the other, one micro-batch after the other.
 //
 // Thread: one at a time.
 #pragma once
@@ -23,13 +23,13 @@ class SequentialModel {
   // `weights` is borrowed and may change between calls.
   SequentialModel(const moe::ModelSpec& spec, const ParameterSet& weights, std::size_t positions);
 
-  // Logits of every token, [tokens, vocabulary].
+  // Returns the logits of every token, [tokens, vocabulary].
   [[nodiscard]] Buffer logits(const MicroBatch& batch) const;
-  // Of each target, given the tokens up to its own.
+  // Returns the log-probability of each target, given the tokens before it.
   [[nodiscard]] std::vector<float> log_probabilities(const MicroBatch& batch) const;
-  // Adds to `gradients` those of the loss (see loss.h) summed over tokens, times `scale`; returns
-  // the loss summed over tokens, not scaled. `tied_head`: where a tied head's gradient is added;
-  // without, to that of the embedding.
+  // Adds to `gradients` the gradients of the loss (see loss.h), summed over tokens and multiplied
+  // by `scale`. Returns the loss summed over tokens, without `scale`. The gradient of a tied head
+  // is added to `tied_head`, or to that of the embedding if `tied_head` is absent.
   double loss_and_gradients(const MicroBatch& batch, float scale, ParameterSet& gradients,
                             std::optional<moe::Matrix> tied_head = std::nullopt) const;
 

@@ -14,7 +14,7 @@
 namespace wsync::training {
 namespace {
 
-// What ranks must have in common, to agree to the bit.
+// What ranks must have in common to compute the same bits.
 struct Identity {
   std::array<char, 96> arithmetic{};
   Digest options;
@@ -119,8 +119,9 @@ TrainingRank::TrainingRank(const TrainingOptions& options, const Place& place,
       weights_(options.spec, options.sizes, place),
       gradients_(options.spec, options.sizes, place) {
   const schedule::RankProgram& lowered = program_->ranks[place.pipeline];
-  // On the device of a rank that offloads: the forward that runs, the one before it that leaves,
-  // the backward that runs, and the next one's that arrives (Kimi K2 report, section 2.4.2).
+  // A rank that offloads has four activations on the device: that of the running forward, of the
+  // previous forward (being offloaded), of the running backward, and of the next backward (being
+  // loaded) (Kimi K2 report, section 2.4.2).
   constexpr std::size_t kDeviceActivations = 4;
   pipeline_ = std::make_unique<Pipeline>(
       PipelineOptions{
@@ -202,7 +203,7 @@ Result<TrainingRank::Step> TrainingRank::run_step(std::uint64_t step,
   if (before_update)
     if (auto ready = before_update(); !ready) {
       const Error why = ready.error().with_context(fmt::format("rank {}", place_.rank));
-      if (group_ != nullptr) group_->abort(why);  // the others wait for this rank's gradients
+      if (group_ != nullptr) group_->abort(why);  // the other ranks wait for this rank's gradients
       return fail(why);
     }
   const auto updated = WSYNC_TRY(update_->run(step, run.loss, tokens, gradients_));

@@ -15,7 +15,7 @@ namespace wsync::training {
 namespace {
 
 constexpr std::uint64_t kFinite = ~std::uint64_t{0};
-// What a rank tells all others.
+// Layout of what a rank sends to all others.
 constexpr std::size_t kStep = 0;
 constexpr std::size_t kLoss = 1;
 constexpr std::size_t kFirstBlock = 2;
@@ -30,7 +30,7 @@ bool is_finite(std::span<const float> values) {
   return std::all_of(values.begin(), values.end(), [](float one) { return std::isfinite(one); });
 }
 
-// The blocks of a part, as elements of the array.
+// Visits the blocks of a part, as elements of the array.
 template <class Visit>
 void for_each_block(const Shard& shard, const HeldPart& part, const Visit& visit) {
   for (const NormBlock& block : shard.blocks)
@@ -69,7 +69,8 @@ Shard make_shard(ParameterSet& weights, collective::Team team, bool second_holde
   return shard;
 }
 
-// Where the blocks that a rank owns stand in the model: of the dense parameters, then of experts.
+// Returns the positions in the model of the blocks that a rank owns: dense parameters, then
+// experts.
 std::vector<std::size_t> blocks_of(const ParallelSizes& sizes, std::uint32_t rank,
                                    const moe::ModelSpec& spec,
                                    const std::map<std::string, std::size_t>& model,
@@ -81,7 +82,7 @@ std::vector<std::size_t> blocks_of(const ParallelSizes& sizes, std::uint32_t ran
                        std::size_t members) {
     const std::vector<NormBlock> blocks = norm_blocks(list);
     const std::vector<std::size_t> cuts = shard_cuts(blocks.size(), members);
-    std::map<std::size_t, std::size_t> begin_of;  // of each parameter in the array
+    std::map<std::size_t, std::size_t> begin_of;  // offset of each parameter in the array
     for (const NormBlock& block : blocks) begin_of.try_emplace(block.parameter, block.first);
     for (std::size_t i = cuts[member]; i < cuts[member + 1]; ++i) {
       const std::size_t in_model = model.at(list[blocks[i].parameter].name);
@@ -137,7 +138,7 @@ Update::Update(UpdateOptions options, RankWeights& weights)
     blocks_of_rank_.push_back(blocks_of(options_.sizes, rank, options_.spec, model, first_block));
 }
 
-// The head's gradients, summed over replicas, go to the embedding's owners.
+// Sums the head's gradients over replicas, and adds them on the owners of the embedding.
 Result<> Update::sum_tied_head(RankGradients& gradients) {
   const ParallelSizes& sizes = options_.sizes;
   const Place& place = options_.place;
@@ -171,14 +172,15 @@ Result<> Update::sum_tied_head(RankGradients& gradients) {
 }
 
 Result<> Update::add_tied_head(const ParameterSet& head) {
-  HeldPart& own = shards_[0].own;  // the embedding is the first of its parameters
+  HeldPart& own = shards_[0].own;  // the embedding is the first dense parameter
   const std::span<const float> values = head.all();
   for (std::size_t i = own.begin; i < std::min(own.end, values.size()); ++i)
     own.gradient[i - own.begin] += values[i] * (planted("tied_head_twice") ? 2.0F : 1.0F);
   return {};
 }
 
-// What the next member needs to take the step in this one's place.
+// Sends the reduced gradient of each shard to its second holder, which then can take over the
+// update.
 Result<> Update::give_to_second_holders() {
   std::vector<collective::Send> sends;
   std::vector<collective::Receive> receives;
@@ -203,6 +205,7 @@ Result<> Update::sum_gradients(RankGradients& gradients) {
   WSYNC_TRY(collective::reduce_scatter(shards_[1].team, sources, shards_[1].cuts,
                                        shards_[1].own.gradient, deadline()));
   if (options_.spec.tied_embeddings) WSYNC_TRY(sum_tied_head(gradients));
+  // Last: the gradient of a tied head was added to the owner's shard only.
   return give_to_second_holders();
 }
 
@@ -233,7 +236,7 @@ Result<std::vector<std::vector<double>>> Update::gather_sums(std::uint64_t step,
 }
 
 Result<Error> Update::why_not_finite(std::uint64_t step, double loss) {
-  // Of this rank: the first weight and the first gradient, by their place in the model.
+  // This rank's first weight and first gradient that are not finite, by position in the model.
   std::vector<std::array<std::uint64_t, 2>> found(options_.sizes.ranks(), {kFinite, kFinite});
   std::array<std::uint64_t, 2>& own = found[options_.place.rank];
   for (const Shard& shard : shards_) {
@@ -270,7 +273,7 @@ Result<StepResult> Update::agree(std::uint64_t step, double loss, std::uint64_t 
                   fmt::format("rank {} is at step {}, rank 0 at step {}; begin all ranks from the "
                               "same checkpoint",
                               rank, sums[rank][kStep], sums.front()[kStep]));
-  double total = 0;  // replicas by number; only ranks of the last stage have a loss
+  double total = 0;  // in the order of replicas; only ranks of the last stage have a loss
   for (std::uint32_t replica = 0; replica < options_.sizes.dp; ++replica)
     total += sums[options_.sizes.rank_of(options_.sizes.pp - 1, replica)][kLoss];
   std::vector<double> blocks(block_count_);
@@ -290,6 +293,7 @@ Result<StepResult> Update::agree(std::uint64_t step, double loss, std::uint64_t 
 
 Result<StepResult> Update::run(std::uint64_t step, double loss, std::uint64_t tokens,
                                RankGradients& gradients) {
+  // The held gradients change below. Until they are complete, recovery must not use them.
   progress_.reduced = 0;
   WSYNC_TRY(sum_gradients(gradients));
   progress_.reduced = step;

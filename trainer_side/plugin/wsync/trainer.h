@@ -1,39 +1,39 @@
-/* libwsync_trainer: the C API for trainers. One wsync_trainer is one rank of a trainer; rank 0
- * coordinates the fleet, the other ranks of the same host hand it their shards.
+/* libwsync_trainer: the C API for trainers. One wsync_trainer is one rank of a trainer. Rank 0
+ * coordinates the fleet; the other ranks of the same host pass their shards to rank 0.
  *
- * Life: wsync_trainer_create, wsync_trainer_add_tensor for each tensor (or part of one) that this
- * rank has, wsync_trainer_start, then wsync_trainer_publish after each step of the training.
+ * Order of calls: wsync_trainer_create, wsync_trainer_add_tensor for each tensor (or part of one)
+ * that this rank has, wsync_trainer_start, then wsync_trainer_publish after each training step.
  *
  * A publish is `snapshotted` when the weights of this rank may be overwritten, `staged` when every
- * byte is verified on the inference side, `committed` when the replicas serve it. It may also be
- * superseded (a newer one took its place while it waited) or fail, with a reason. Nothing waits
- * without a deadline (`deadlines` of the configuration), a callback of yours aside.
+ * byte is verified on the inference side, and `committed` when the replicas serve it. It may also
+ * be superseded (a newer publish replaced it while it waited) or fail, with a reason. Every wait
+ * has a deadline (`deadlines` of the configuration), except for your own callbacks.
  *
- * Several ranks: every rank publishes every step, under the same number, which grows. The version
- * exists only when all have snapshotted that step; else the publish fails on every rank and names
- * the rank, and the tensor where it is about one. Ranks meet in `run_dir`, so they share it. What
- * it costs: rank 0 copies its part once; another rank copies its part into memory of its own (two
- * buffers of its part, in use from the first publish on), where its publish returns, and rank 0
- * copies from there into the version. So each rank owns its snapshot, no process writes memory of
- * another, and a rank that stops or dies at any point changes nothing.
+ * Several ranks: every rank publishes every step, under the same, increasing number. The version
+ * exists only if all ranks have snapshotted that step. Otherwise the publish fails on every rank,
+ * and the reason names the rank and, if one is the cause, the tensor. Ranks meet in `run_dir`, so
+ * all must use the same one. Cost: rank 0 copies its part once. Another rank copies its part into
+ * its own memory (two buffers of its part, in use from the first publish on); its publish then
+ * returns, and rank 0 copies from there into the version. Each rank therefore owns its snapshot, no
+ * process writes memory of another one, and a rank that stops or dies never changes a version.
  *
- * Threads: the library has threads of its own, with all signals blocked. Every function may be
- * called from any thread, but create and destroy; add_tensor and clear_tensors from one at a time.
- * Logs go to standard error as `log` of the configuration says.
+ * Threads: the library has its own threads, with all signals blocked. Every function may be called
+ * from any thread, except create and destroy; add_tensor and clear_tensors from one thread at a
+ * time. Logs go to standard error, as set in `log` of the configuration.
  *
- * fork: the parent goes on as if nothing had happened, and keeps all of its handles. Its child has
- * nothing of this library: sockets, ports, lock files and arenas are closed there before fork
- * returns, and the arenas are not mapped. A handle of the parent is of no use in the child: its
- * functions are refused (WSYNC_INVALID_INPUT, and a sentence), and wsync_trainer_clear_tensors and
- * _destroy do nothing, so that exit handlers and destructors may call them. What the handle takes
- * of the child's memory stays until the child ends. The child may fork again, exec, or make handles
- * of its own. One that is forked inside a `read` ends or execs there, and does not return from it.
- * Through vfork and posix_spawn nothing passes the exec. clone, _Fork and a fork by syscall() do
- * not call what pthread_atfork has registered: such a child keeps sockets, ports and lock files in
- * use until it ends or execs, and the parent's death is not seen until then.
+ * fork: the parent is not affected and keeps all of its handles. The child inherits nothing of this
+ * library: before fork returns there, sockets, ports, lock files and arenas are closed, and the
+ * arenas are not mapped. A handle of the parent cannot be used in the child: its functions return
+ * WSYNC_INVALID_INPUT with a sentence, and wsync_trainer_clear_tensors and _destroy do nothing, so
+ * that exit handlers and destructors may call them. The memory of the handle in the child is not
+ * freed until the child ends. The child may fork again, exec, or create its own handles. A child
+ * that is forked inside a `read` must end or exec there, and must not return from it. With vfork
+ * and posix_spawn, nothing is inherited across the exec. clone, _Fork and a fork by syscall() do
+ * not call the handlers of pthread_atfork: such a child keeps sockets, ports and lock files in use
+ * until it ends or execs, and until then the parent's death is not detected.
  *
- * Functions that return a wsync_code return WSYNC_OK or what kind of failure it was;
- * wsync_trainer_error then has one sentence. */
+ * Functions that return a wsync_code return WSYNC_OK or the kind of failure; wsync_trainer_error
+ * then returns one sentence. */
 #ifndef WSYNC_TRAINER_H
 #define WSYNC_TRAINER_H
 
@@ -49,11 +49,11 @@ typedef enum {
   WSYNC_OK = 0,
   WSYNC_INVALID_INPUT = 1, /* an argument, a configuration or a description breaks a rule */
   WSYNC_NOT_FOUND = 2,
-  WSYNC_REFUSED = 3, /* the inference side or another rank says no; nothing changed */
+  WSYNC_REFUSED = 3, /* refused by the inference side or another rank; nothing changed */
   WSYNC_BUSY = 4,    /* no free snapshot, or another process has the address */
   WSYNC_DEADLINE = 5,
   WSYNC_PEER_LOST = 6,
-  WSYNC_FENCED = 7, /* a newer trainer has the fleet */
+  WSYNC_FENCED = 7, /* a newer trainer controls the fleet */
   WSYNC_DIGEST_MISMATCH = 8,
   WSYNC_RESOURCE_EXHAUSTED = 9,
   WSYNC_CANCELLED = 10,
@@ -62,30 +62,31 @@ typedef enum {
 } wsync_code;
 
 typedef struct {
-  const char* config_file;     /* YAML, as for `wsync trainer -c`; NULL: the defaults */
-  const char* const* settings; /* "key=value", over WSYNC_KEY in the environment, over the file */
+  const char* config_file; /* YAML, as for `wsync trainer -c`; NULL: the defaults */
+  const char* const*
+      settings; /* "key=value"; overrides WSYNC_KEY in the environment and the file */
   size_t setting_count;
   uint32_t rank;
   uint32_t world_size; /* 0 counts as 1 */
 } wsync_trainer_options;
 
-/* Fills `out` with `bytes` bytes of this rank's part from `offset` on; 0 for success. Called by
- * several threads at a time. */
+/* Fills `out` with `bytes` bytes of this rank's part from `offset` on. Returns 0 on success. Called
+ * by several threads at the same time. */
 typedef int (*wsync_read_tensor)(void* user, uint64_t offset, void* out, uint64_t bytes);
 
 typedef struct {
-  const char* name;  /* as the engines name it */
+  const char* name;  /* the engines' name */
   const char* dtype; /* as in safetensors: "BF16", "F32", "F8_E4M3", ... */
   const uint64_t* shape;
   size_t shape_count;        /* full shape, not this rank's part */
-  const wsync_range* ranges; /* what this rank has: one range along one dimension */
+  const wsync_range* ranges; /* the rank's part: one range along one dimension */
   size_t range_count;        /* 0: the whole tensor */
-  const void* data;          /* this rank's part, dense and row-major, or NULL: `read` is called */
+  const void* data;          /* this rank's part, dense and row-major; NULL: calls `read` */
   wsync_read_tensor read;
-  void* user; /* given to `read` */
+  void* user; /* passed to `read` */
 } wsync_trainer_tensor;
 
-typedef uint64_t wsync_publish; /* names a publish; 0 names none */
+typedef uint64_t wsync_publish; /* identifies a publish; 0: none */
 
 typedef enum {
   WSYNC_PUBLISH_PENDING = 0, /* the weights are still being read */
@@ -98,76 +99,76 @@ typedef enum {
 
 typedef struct {
   wsync_publish_state state;
-  wsync_code code; /* failed: what kind of failure */
+  wsync_code code; /* if failed: the kind of failure */
   uint64_t step;
   wsync_version version;      /* 0.0 until the version exists */
-  uint64_t content_digest[2]; /* low, high; once it has ended */
-  uint64_t bytes;             /* of the whole model; once it has ended */
-  uint64_t snapshot_ns;       /* this rank's copy; rank 0: until all ranks' shards are copied */
+  uint64_t content_digest[2]; /* low, high; set when it has ended */
+  uint64_t bytes;             /* of the whole model; set when it has ended */
+  uint64_t snapshot_ns; /* this rank's copy; rank 0: until the shards of all ranks are copied */
   uint64_t staged_ns;
-  uint64_t paused_ns;   /* of the replica that was paused longest */
-  uint32_t replicas;    /* that have committed */
-  uint64_t done_bytes;  /* of the phase that runs, on rank 0 */
+  uint64_t paused_ns;   /* maximum of all replicas */
+  uint32_t replicas;    /* number that have committed */
+  uint64_t done_bytes;  /* of the current phase, on rank 0 */
   uint64_t total_bytes; /* 0: not known yet */
-  char reason[1024];    /* failed or superseded: one sentence, else "" */
+  char reason[1024];    /* if failed or superseded: one sentence; otherwise "" */
 } wsync_publish_status;
 
 typedef struct {
   wsync_version from;
   wsync_version to;
-  int partial; /* 1: decided, but not every replica has acknowledged; the error names them */
+  int partial; /* 1: decided, but not every replica has acknowledged; the error names the missing */
 } wsync_rollback;
 
 /* Reads and checks the configuration; `*trainer` is NULL on failure. `checkpoint` and `watch` of
- * the configuration mean nothing here. WSYNC_INVALID_INPUT names an unknown key and the nearest. */
+ * the configuration are ignored. WSYNC_INVALID_INPUT: for an unknown key the sentence also has the
+ * most similar known key. */
 WSYNC_API wsync_code wsync_trainer_create(const wsync_trainer_options* options,
                                           wsync_trainer** trainer);
-/* Copies the description, not the bytes: `data` and `user` stay valid until the last publish with
- * them is snapshotted or has ended. A tensor that is added later is part of later publishes only.
- */
+/* Copies the description, not the bytes: `data` and `user` must stay valid until the last publish
+ * with them is snapshotted or has ended. A tensor is part of later publishes only. */
 WSYNC_API wsync_code wsync_trainer_add_tensor(wsync_trainer* trainer,
                                               const wsync_trainer_tensor* tensor);
-/* Forgets every tensor, for the publishes to come. */
+/* Removes all tensors from later publishes. */
 WSYNC_API void wsync_trainer_clear_tensors(wsync_trainer* trainer);
-/* Rank 0: opens its addresses; WSYNC_BUSY when another trainer has them. Other ranks: begins to
- * look for rank 0, which need not be there yet. */
+/* Rank 0: opens its addresses; WSYNC_BUSY if another trainer uses them. Other ranks: begins to
+ * connect to rank 0, which need not be running yet. */
 WSYNC_API wsync_code wsync_trainer_start(wsync_trainer* trainer);
 
-/* Publishes the weights as they are now and returns when they may be overwritten (state
- * SNAPSHOTTED or later), or with the code of the failure, within `deadlines.publish`. `step` 0 is
- * the next free one, with one rank only. `*publish` (may be NULL) names it from then on. */
+/* Publishes the current weights. Returns when they may be overwritten (state SNAPSHOTTED or later),
+ * or with the code of the failure, within `deadlines.publish`. `step` 0 selects the next free step;
+ * it is allowed with one rank only. `*publish` (may be NULL) is set to the publish. */
 WSYNC_API wsync_code wsync_trainer_publish(wsync_trainer* trainer, uint64_t step,
                                            wsync_publish* publish);
-/* Returns at once; the weights stay as they are until the publish is SNAPSHOTTED or has ended. */
+/* Returns at once. The weights must not change until the publish is SNAPSHOTTED or has ended. */
 WSYNC_API wsync_code wsync_trainer_publish_async(wsync_trainer* trainer, uint64_t step,
                                                  wsync_publish* publish);
-/* Where it stands. The last 1024 publishes that have ended are remembered. */
+/* Returns the status. The last 1024 publishes that have ended are kept. */
 WSYNC_API wsync_code wsync_trainer_poll(wsync_trainer* trainer, wsync_publish publish,
                                         wsync_publish_status* status);
-/* Waits timeout_ms (-1: without end; the publish itself has one, `deadlines.publish` after it
- * began; less than -1 is WSYNC_INVALID_INPUT) until it is in `state` or a later one, or has ended;
- * `status` may be NULL. WSYNC_OK: it is SNAPSHOTTED, STAGED or COMMITTED as asked for; superseded:
- * WSYNC_CANCELLED; failed: the code of the failure (WSYNC_CANCELLED: by `wsync
- * cancel`); WSYNC_DEADLINE: not yet. `status` is filled in
- * each of these cases. */
+/* Waits up to timeout_ms until the publish is in `state` or a later one, or has ended. -1: no
+ * limit, but the publish itself ends within `deadlines.publish`; less than -1:
+ * WSYNC_INVALID_INPUT. Returns WSYNC_OK if it is SNAPSHOTTED, STAGED or COMMITTED as requested;
+ * WSYNC_CANCELLED if it was superseded; the code of the failure if it failed (WSYNC_CANCELLED: by
+ * `wsync cancel`); WSYNC_DEADLINE if the time is over. `status` (may be NULL) is set in each of
+ * these cases. */
 WSYNC_API wsync_code wsync_trainer_wait(wsync_trainer* trainer, wsync_publish publish,
                                         wsync_publish_state state, int timeout_ms,
                                         wsync_publish_status* status);
-/* Rank 0: brings the fleet back to `to` (0.0: the previous version) and withdraws what is newer.
- * Waits timeout_ms, but no longer than a switch may take (`deadlines`: pause, load and commit, and
- * 10 s); -1 is that long; WSYNC_DEADLINE: not done by then, and it goes on. WSYNC_REFUSED with the
- * reason, when it cannot or is only partial; `result` may be NULL. */
+/* Rank 0: returns the fleet to version `to` (0.0: the previous one) and withdraws newer versions.
+ * Waits timeout_ms, but no longer than a switch may take (`deadlines`: pause, load and commit, plus
+ * 10 s); -1: waits that long. WSYNC_DEADLINE: not done in time; the rollback continues.
+ * WSYNC_REFUSED, with the reason: not possible, or only partial. `result` may be NULL. */
 WSYNC_API wsync_code wsync_trainer_roll_back(wsync_trainer* trainer, wsync_version to,
                                              int timeout_ms, wsync_rollback* result);
-/* Why this trainer publishes nothing any more: WSYNC_FENCED when a newer one has the fleet, or when
- * another process has taken the place of this rank; WSYNC_IO when its `state_dir` cannot be
- * written. */
+/* Returns why this trainer can no longer publish: WSYNC_FENCED if a newer trainer controls the
+ * fleet or another process has replaced this rank; WSYNC_IO if its `state_dir` cannot be written.
+ */
 WSYNC_API wsync_code wsync_trainer_check(wsync_trainer* trainer);
-/* The last failure of a call from this thread as one sentence, "" when there was none. Valid until
- * the next call from this thread. */
+/* Returns the last failure of a call from this thread as one sentence; "" if there was none. Valid
+ * until the next call from this thread. */
 WSYNC_API const char* wsync_trainer_error(void);
-/* Stops and frees; waits for a `read` that runs. Publishes that have not ended are dropped: wait
- * for them before. NULL is allowed. Nothing in a forked child. */
+/* Stops the trainer and frees it. Waits for a running `read`. Publishes that have not ended are
+ * dropped, so wait for them first. NULL is allowed. Does nothing in a forked child. */
 WSYNC_API void wsync_trainer_destroy(wsync_trainer* trainer);
 
 #ifdef __cplusplus
