@@ -1,4 +1,4 @@
-// `wsync bench`: measurements with a baseline.
+// `wsync bench` runs measurements with a baseline.
 #include <CLI/CLI.hpp>
 #include <memory>
 

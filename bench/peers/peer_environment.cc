@@ -127,7 +127,7 @@ std::string missing_of(const Peer& peer, const PeerEnvironment& environment,
 
 struct DebianNeed {
   std::string_view package;
-  std::string_view program;  // or
+  std::string_view program;  // either the program or the file is checked
   std::string_view file;
 };
 constexpr std::array kDebianNeeds{

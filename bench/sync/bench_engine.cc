@@ -18,7 +18,7 @@ using engine::reference::EngineEvent;
 using engine::reference::ReferenceEngine;
 using nlohmann::json;
 
-// Steps are rare, so that none falls into a floor: a pause does not wait for the next one.
+// Steps are rare, so that no step runs during a floor. A pause does not wait for the next step.
 constexpr std::chrono::milliseconds kStepInterval{1'000};
 
 // Writes lines of the engine's threads and of the command reader to standard output.
