@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Draws and compares the result files of `wsync bench`.
 
-`wsync bench report`, `wsync bench compare` and the option --svg of suites start this program. They have checked the
-result files before (bench/harness/read_result.h), and they write what it makes to where the user wants it.
+`wsync bench report`, `wsync bench compare` and the option --svg of suites start this program. They have already
+checked the result files (bench/harness/read_result.h), and they copy its output to the location that the user chose.
 
-    plot.py check                                    are the packages for drawing there?
+    plot.py check                                    reports whether the packages for drawing are installed
     plot.py report --into DIR -- RESULT...           page.html, and each plot as ID.svg and ID.png
-    plot.py suite --into DIR -- RESULT               picture.svg: the picture of the only suite of the file
-    plot.py compare [--factor FACTOR] -- A B         what has changed from A to B
+    plot.py suite --into DIR -- RESULT               picture.svg: the picture of the single suite in the file
+    plot.py compare [--factor FACTOR] -- A B         reports what has changed from A to B
 
 Every command prints one JSON object on standard output. Exit codes: 0 done; 1 failed; 2 the files cannot be compared;
 3 a Python package is missing. On failure the last line on standard error is a sentence for the user.
@@ -46,7 +46,7 @@ class MissingPackage(Exception):
 
 
 def require(modules: dict[str, str], purpose: str) -> None:
-    """Imports `modules` (module -> Debian's package), or raises MissingPackage with all that cannot be imported."""
+    """Imports `modules` (module -> Debian's package), or raises MissingPackage with all modules that are missing."""
     missing = []
     for module in modules:
         try:
@@ -72,7 +72,7 @@ class Case:
     higher_is_better: bool
     samples: list[float]
     bytes: int = 0
-    baseline: str = ""  # name of what it is measured against
+    baseline: str = ""  # name of the baseline
     baseline_samples: list[float] = dataclasses.field(default_factory=list)
     ratios: list[float] = dataclasses.field(default_factory=list)
     target: Optional[tuple[str, float]] = None  # "ratio", "median" or "most", and the value
@@ -101,7 +101,7 @@ class Suite:
 
 @dataclasses.dataclass
 class Run:
-    """One result file, and the name that it was given by."""
+    """One result file, and the name that the user gave for it."""
     name: str
     date: str
     version: str
@@ -124,7 +124,7 @@ def read_case(data: dict[str, Any]) -> Case:
 
 
 def read_run(path: str) -> Run:
-    """Reads a result file that is known to be a good one."""
+    """Reads a result file that has already been checked."""
     with open(path, encoding="utf-8-sig") as file:
         data = json.load(file)
     suites = [Suite(one["suite"], one["parameters"], [read_case(case) for case in one["cases"]], one["notes"],
@@ -136,7 +136,7 @@ def read_run(path: str) -> Run:
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle value, or the mean of the two in the middle; 0 of none."""
+    """The middle value, or the mean of the two middle values. 0 if there are none."""
     ordered = sorted(values)
     if not ordered:
         return 0.0
@@ -144,7 +144,7 @@ def median(values: Sequence[float]) -> float:
     return low + (high - low) / 2
 
 
-EXACT_SAMPLES_MAX = 30  # of each side; above it the rank sum is taken as normally distributed
+EXACT_SAMPLES_MAX = 30  # per side; with more samples the rank sum is treated as normally distributed
 
 
 @functools.lru_cache(maxsize=64)
@@ -160,14 +160,14 @@ def rank_sum_ways(doubled_ranks: tuple[int, ...], count: int) -> Any:
     ways[0, 0] = 1
     for rank in doubled_ranks:
         if rank < ways.shape[1]:
-            # NumPy reads the right-hand side before it writes, so that each rank is dealt at most once.
+            # NumPy reads the right-hand side before it writes, so each rank is used at most once.
             ways[1:, rank:] += ways[:-1, :ways.shape[1] - rank]
     return ways[count]
 
 
 def rank_sum_chance(a: Sequence[float], b: Sequence[float]) -> float:
-    """The two-sided p-value of the test of Mann and Whitney: how probable are ranks that differ as much, or more, if
-    both samples come from one distribution? 1 if a sample is empty."""
+    """The two-sided p-value of the test of Mann and Whitney: the probability of ranks that differ at least as much
+    if both samples come from the same distribution. 1 if a sample is empty."""
     import scipy.stats
     if not a or not b:
         return 1.0
@@ -177,7 +177,7 @@ def rank_sum_chance(a: Sequence[float], b: Sequence[float]) -> float:
     ordered = sorted(pool)
     ranks = [bisect.bisect_left(ordered, value) + bisect.bisect_right(ordered, value) + 1 for value in pool]  # doubled
     if max(len(a), len(b)) > EXACT_SAMPLES_MAX:
-        # Of the ranks, which say the same as the values and whose sums never overflow.
+        # Uses the ranks instead of the values: the result is the same, and their sums never overflow.
         return float(scipy.stats.mannwhitneyu(ranks[:len(a)], ranks[len(a):], alternative="two-sided",
                                               method="asymptotic").pvalue)
     ways = rank_sum_ways(tuple(sorted(ranks)), len(a))
@@ -186,8 +186,8 @@ def rank_sum_chance(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def least_chance(a: Sequence[float], b: Sequence[float]) -> float:
-    """The least p-value that samples of these sizes, with these ties, can have: all values of one side are below those of
-    the other. Two small samples cannot say much, however far they lie apart."""
+    """The minimum p-value of samples with these sizes and ties: all values of one side are below those of the other. Small
+    samples prove little, however different they are."""
     pool = sorted([*a, *b])
     return min(rank_sum_chance(pool[:len(a)], pool[len(a):]), rank_sum_chance(pool[len(b):], pool[:len(b)]))
 
@@ -202,7 +202,7 @@ def adjust_by_holm(chances: Sequence[float], least: Sequence[float]) -> tuple[li
     adjusted = [1.0] * len(chances)
     steps: list[float] = []  # adjusted p-values in ascending order
     for rank, index in enumerate(ordered):
-        # A test counts only if all that are less probable do.
+        # A test counts only if all tests with smaller p-values count.
         steps.append(max([*steps[-1:], (len(ordered) - rank) * chances[index]]))
         adjusted[index] = min(1.0, steps[-1])
     lowest = []
@@ -215,14 +215,14 @@ def adjust_by_holm(chances: Sequence[float], least: Sequence[float]) -> tuple[li
 
 # ---- Comparison of two result files
 
-CHANCE_MAX = 0.05  # of any false alarm in a comparison
-JUDGED_SAMPLES_MIN = 5  # of each side
-MACHINE_SUITE = "baseline"  # its cases are about the machine itself: shares of one of them judge none of the others
+CHANCE_MAX = 0.05  # probability of any false alarm in a comparison
+JUDGED_SAMPLES_MIN = 5  # per side
+MACHINE_SUITE = "baseline"  # its cases measure the machine itself, so their ratios to one of them are not used
 SAME, BETTER, WORSE, TOO_FEW = "no change shown", "better", "worse", "too few rounds to tell"
 
 
 def speed_of(a: float, b: float, higher_is_better: bool) -> Optional[float]:
-    """Speed of B by that of A; None where a median is not above 0 and they differ."""
+    """Speed of B divided by that of A. None if a median is not above 0 and they differ."""
     if a == b:
         return 1.0
     if not (a > 0 and b > 0):
@@ -232,7 +232,7 @@ def speed_of(a: float, b: float, higher_is_better: bool) -> Optional[float]:
 
 @dataclasses.dataclass
 class Judged:
-    """A case that is in both files: what is compared, and what the test says of it alone and among all cases."""
+    """A case that is in both files: the compared values, and the test's result for it alone and among all cases."""
     suite: str
     a: Case
     b: Case
@@ -242,7 +242,7 @@ class Judged:
     least_among_all: float = 1.0
 
     def __post_init__(self) -> None:
-        # A case with a baseline is judged by its ratios, so that a slower machine alone is no change.
+        # A case with a baseline is judged by its ratios, so that a slower machine alone is not reported as a change.
         self.by_ratio = (self.suite != MACHINE_SUITE and bool(self.a.ratios) and bool(self.b.ratios)
                          and self.a.baseline == self.b.baseline)
         self.of_a = self.a.ratios if self.by_ratio else self.a.samples
@@ -255,7 +255,7 @@ class Judged:
         return min(len(self.of_a), len(self.of_b)) >= JUDGED_SAMPLES_MIN
 
     def verdict(self, factor: float) -> str:
-        """A change is beyond `factor`, and beyond what chance explains among all cases of the comparison."""
+        """A change exceeds `factor` and what chance explains among all cases of the comparison."""
         if not self.has_samples():
             return TOO_FEW
         if len({*self.of_a, *self.of_b}) == 1:
@@ -289,7 +289,8 @@ def same_case(suite: Optional[Suite], name: str) -> Optional[Case]:
 
 
 def pairs_of(a: Run, b: Run) -> list[Judged]:
-    """Suites are matched by name and parameters, cases by name. BadInput if a case has another unit or direction in B."""
+    """Suites are matched by name and parameters, cases by name. BadInput if a case has another unit or
+    direction in B."""
     pairs = []
     for suite in a.suites:
         other = same_suite(b, suite)
@@ -306,7 +307,7 @@ def pairs_of(a: Run, b: Run) -> list[Judged]:
 
 
 def judge_together(pairs: list[Judged]) -> None:
-    """Sets the p-values of all pairs. Pairs with too few samples are no part of the family of tests."""
+    """Sets the p-values of all pairs. Pairs with too few samples are not part of the family of tests."""
     family = [pair for pair in pairs if pair.has_samples()]
     for pair in pairs:
         pair.chance, pair.least = rank_sum_chance(pair.of_a, pair.of_b), least_chance(pair.of_a, pair.of_b)
@@ -333,7 +334,7 @@ def parameter_differences(a: Run, b: Run) -> list[str]:
 
 
 def cases_left(run: Run, other: Run) -> list[str]:
-    """What `run` has and `other` has not."""
+    """Suites and cases that are in `run` but not in `other`."""
     return [f"{suite.name}: {one.name}" for suite in run.suites for one in suite.cases
             if same_case(same_suite(other, suite), one.name) is None]
 
@@ -359,7 +360,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def comparison_text(result: dict[str, Any]) -> str:
-    """The same for people."""
+    """The same as text."""
     def speed(value: Optional[float]) -> str:
         return "-" if value is None else f"{value:.3f}"
 
@@ -390,7 +391,7 @@ def comparison_text(result: dict[str, Any]) -> str:
 
 
 def plain(text: str) -> str:
-    """Without what neither XML nor a picture can hold."""
+    """The text without characters that XML or a picture cannot contain."""
     return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", " ", text)
 
 
@@ -421,7 +422,7 @@ def bytes_text(count: float) -> str:
 
 
 def run_letter(index: int) -> str:
-    """What a report calls its files: A, B, ... Z, AA ..."""
+    """The labels of a report's files: A, B, ... Z, AA ..."""
     letter = chr(ord("A") + index % 26)
     return letter if index < 26 else run_letter(index // 26 - 1) + letter
 
@@ -432,7 +433,7 @@ def of_run(runs: Sequence[Run], index: int) -> str:
 
 
 def counted_by(text: str, noun: str) -> Optional[tuple[int, str]]:
-    """(2, "that map") of "2 engines that map". None if it does not begin with a number above 0 and the noun."""
+    """(2, "that map") of "2 engines that map". None unless it begins with a number above 0 and the noun."""
     match = re.fullmatch(rf"([0-9]{{1,19}}) {noun}s?(?:[ ,]+(.*))?", text)
     if match is None or int(match[1]) == 0:
         return None
@@ -440,7 +441,7 @@ def counted_by(text: str, noun: str) -> Optional[tuple[int, str]]:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """What was measured, and with what: ("paused", "2 engines that map")."""
+    """The measurement and its variant: ("paused", "2 engines that map")."""
     what, _, rest = name.partition(", ")
     return what, rest
 
@@ -452,17 +453,17 @@ def id_text(text: str) -> str:
 
 # ---- Drawing
 
-# Readers who confuse red and green can tell them apart (after Okabe and Ito, 2008); used in this order.
+# Distinguishable for readers with red-green colour blindness (after Okabe and Ito, 2008). Used in this order.
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#b5629a", "#8a7a00", "#808080"]
 MARKERS = "osD^vP"
 FLOOR_COLOUR = "#808080"
 INK, DIM, GRID = "#1b1f24", "#57606a", "#dfe3e8"
-WIDTH = 5.6  # inches of a plot; two fit beside each other on a page
-CHARACTER = 0.073  # inches of a character of the small font, about
-LINES_MAX = 12  # of one plot; the tables have the others
-ROWS_MAX = 40  # of bars of one plot, likewise
+WIDTH = 5.6  # inches per plot; two fit side by side on a page
+CHARACTER = 0.073  # approximate inches per character of the small font
+LINES_MAX = 12  # per plot; the tables contain the others
+ROWS_MAX = 40  # rows of bars per plot; the tables contain the others
 PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # behind text, so that no line crosses it
-DRAWN_MAX = 1e60  # numbers above it are drawn as this one, far from where Matplotlib overflows
+DRAWN_MAX = 1e60  # greater numbers are drawn as this one; Matplotlib overflows only far above it
 
 STYLE = {"font.family": "DejaVu Sans", "font.size": 9, "axes.edgecolor": "#a8b0b8", "axes.labelcolor": INK,
          "axes.linewidth": 0.8, "axes.axisbelow": True, "axes.grid": True, "axes.unicode_minus": False, "grid.color": GRID,
@@ -484,7 +485,7 @@ class Plot:
 
 @dataclasses.dataclass
 class Line:
-    """Points that a line joins, by ascending x, and a whisker from the least to the greatest sample of each."""
+    """Points of a line by ascending x, each with a whisker from the minimum to the maximum sample."""
     name: str  # empty: not in the legend
     colour: str
     points: list[tuple[float, float]]
@@ -516,7 +517,7 @@ def drawable(value: float) -> float:
 def new_figure(title: str, height: float, width: float = WIDTH) -> Figure:
     import matplotlib
     from matplotlib.figure import Figure
-    matplotlib.rcdefaults()  # a user's own style has no say
+    matplotlib.rcdefaults()  # ignore the user's own style
     matplotlib.rcParams.update(STYLE)
     lines = textwrap.wrap(plain(title), int(width / 0.115)) or [""]
     figure = Figure(figsize=(width, height + 0.2 * len(lines)), layout="constrained")
@@ -526,7 +527,7 @@ def new_figure(title: str, height: float, width: float = WIDTH) -> Figure:
 
 
 def number_axis(axis: Any, low: float, high: float, logarithmic: bool) -> None:
-    """Numbers beside an axis from `low` to `high`. A logarithmic axis has powers of ten, and 2 and 5 times those if it is
+    """Tick values of an axis from `low` to `high`. A logarithmic axis has powers of ten, and 2 and 5 times those if it is
     short."""
     from matplotlib import ticker
     if not logarithmic:
@@ -551,7 +552,7 @@ def round_out(low: float, high: float) -> tuple[float, float]:
 
 
 def named_ticks(axes: Axes, ticks: Iterable[tuple[float, str]]) -> None:
-    """Ticks of the horizontal axis, without those whose text would overlap the one before."""
+    """Ticks of the horizontal axis, without those whose text would overlap the previous one."""
     from matplotlib import ticker
     logarithmic = axes.get_xscale() == "log"
 
@@ -570,7 +571,7 @@ def named_ticks(axes: Axes, ticks: Iterable[tuple[float, str]]) -> None:
 
 
 def draw_line(axes: Axes, line: Line, place: float, marker: str) -> None:
-    """`place`: points to the right, so that whiskers of lines at one x stand beside each other."""
+    """`place`: points to the right, so that whiskers of lines at the same x do not overlap."""
     from matplotlib.transforms import ScaledTranslation
     moved = axes.transData + ScaledTranslation(place / 72, 0, axes.figure.dpi_scale_trans)
     x, y = [drawable(p[0]) for p in line.points], [drawable(p[1]) for p in line.points]
@@ -615,7 +616,7 @@ def draw_lines(axes: Axes, lines: list[Line], x_label: str, y_label: str, *, x_l
 
 
 def legend_entries(axes: Axes) -> tuple[list[Any], list[str]]:
-    """Handles and names; what is drawn without markers comes last."""
+    """Handles and names. Lines without markers come last."""
     handles, names = axes.get_legend_handles_labels()
     order = sorted(range(len(names)), key=lambda at: isinstance(handles[at], tuple), reverse=True)
     return [handles[at] for at in order], [names[at] for at in order]
@@ -651,9 +652,9 @@ def bar_end(bar: Bar) -> float:
 
 
 def draw_bars(axes: Axes, rows: Sequence[Row], x_label: str, levels: Sequence[tuple[float, str]], inches: float) -> None:
-    """Rows of bars from the top. The vertical axis is in inches; `inches` is about the width of the axes."""
+    """Rows of bars from the top. The vertical axis is in inches; `inches` is the approximate width of the axes."""
     bars = [bar for row in rows for bar in row.bars]
-    # As much room to the right of each bar as its text needs.
+    # Leaves space to the right of each bar for its text.
     ends = [bar_end(bar) / (1 - min(0.7, (len(bar.text) * CHARACTER + 0.15) / inches)) for bar in bars]
     most = max([*ends, *(value * 1.06 for value, _ in levels)]) or 1.0
     axes.set_xlim(0, most)
@@ -691,7 +692,7 @@ def draw_bars(axes: Axes, rows: Sequence[Row], x_label: str, levels: Sequence[tu
 
 def bar_plot(title: str, rows: Sequence[Row], x_label: str, levels: Sequence[tuple[float, str]] = (), width: float = WIDTH,
              subtitle: str = "") -> Optional[Figure]:
-    """None without rows."""
+    """Returns None if there are no rows."""
     rows = rows[:ROWS_MAX]
     if not rows:
         return None
@@ -707,8 +708,8 @@ def bar_of(samples: Sequence[float], unit: str, colour: str, name: str = "") -> 
 
 
 def svg_of(figure: Figure, plot_id: str, title: str) -> str:
-    """The picture as an <svg> element that refers to nothing outside of itself and whose ids begin with the plot's id, so
-    that several can stand in one page. The same figure gives the same text."""
+    """The picture as an <svg> element without external references. Its ids begin with the plot's id, so that one page can
+    contain several pictures. The same figure gives the same text."""
     import matplotlib
     stream = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": plot_id}):
@@ -732,9 +733,9 @@ class Paused:
     """One case "paused" of the suite sync."""
     run: int
     engines: int
-    model_bytes: int  # 0: the parameters do not say
+    model_bytes: int  # 0: not in the parameters
     how: str  # "that map on 2 devices"; empty: they copy
-    model: str  # by name; empty: a demo model
+    model: str  # name; empty: a demo model
     case: Case
 
     def size(self) -> str:
@@ -756,14 +757,14 @@ def all_paused(runs: Sequence[Run]) -> list[Paused]:
 
 def group_lines(points: Sequence[Paused], key: Callable[[Paused], Any], x: Callable[[Paused], int],
                 rank: Callable[[Paused], int], name: Callable[[Paused], str]) -> list[tuple[str, list[Paused]]]:
-    """Named lines of the points with one key, ordered by rank. Points at a single x are no line."""
+    """Named lines of the points with one key, ordered by rank. Points at a single x do not form a line."""
     groups: dict[Any, list[Paused]] = {}
     for point in points:
         groups.setdefault(key(point), []).append(point)
     lines = [sorted(group, key=x) for group in groups.values() if len({x(point) for point in group}) > 1]
     lines = sorted(lines, key=lambda line: rank(line[0]))[:LINES_MAX]
     names = [name(line[0]) for line in lines]
-    # Lines with one name are told apart by their files.
+    # Lines with the same name get the labels of their files.
     return [(text if names.count(text) == 1 else f"{text} ({run_letter(line[0].run)})", line)
             for text, line in zip(names, lines)]
 
@@ -825,7 +826,7 @@ def size_plot(runs: Sequence[Run], points: list[Paused]) -> Plot:
                 note="From PAUSED of the last rank to RESUME.",
                 command="wsync bench sync --size SIZE --output SIZE.json, once for each size, and all of those files in one report")
     machines = [next(i for i, run in enumerate(runs) if run.machine == other.machine) for other in runs]
-    # A line between two machines would say nothing.
+    # A line between two machines would have no meaning.
     groups = group_lines([p for p in points if p.model_bytes], key=lambda p: (machines[p.run], p.engines, p.how),
                          x=lambda p: p.model_bytes, rank=lambda p: p.engines,
                          name=lambda p: counted(p.engines, "engine") + (", " + p.how if p.how else ""))
@@ -835,7 +836,7 @@ def size_plot(runs: Sequence[Run], points: list[Paused]) -> Plot:
                   [(min(p.case.samples), max(p.case.samples)) for p in group]) for index, (name, group) in enumerate(groups)]
     sizes = [p.model_bytes for _, group in groups for p in group]
     times = [t for line in lines for pair in line.whiskers for t in pair if t > 0]
-    # Both axes or none, so that what grows like its bytes is a straight line.
+    # Both axes are logarithmic or neither is, so that time proportional to bytes is a straight line.
     logarithmic = max(sizes) >= 10 * min(sizes) or bool(times) and max(times) >= 10 * min(times)
     plot.figure = line_plot(plot.title, lines, "Bytes of the model", "Paused, ms", x_log=logarithmic, y_log=logarithmic,
                             ticks=[(size, bytes_text(size)) for size in sizes])
@@ -848,7 +849,7 @@ def sync_plots(runs: Sequence[Run]) -> list[Plot]:
 
 
 def contenders_of(suite: Suite) -> list[tuple[str, Case, list[Case]]]:
-    """(name, its whole time, parts of that time) of each peer, the fastest first."""
+    """(name, total time, parts of that time) of each peer, the fastest first."""
     found: dict[str, tuple[Case, list[Case]]] = {}
     for case in suite.cases:
         if case.unit == "s":
@@ -861,7 +862,8 @@ def contenders_of(suite: Suite) -> list[tuple[str, Case, list[Case]]]:
 
 
 def ratios_of(ours: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Round by round if there are as many, else to the median of the others. Samples of 0 have no ratio."""
+    """Ratios round by round if both have as many samples, otherwise to the median of the others. Samples of 0 have no
+    ratio."""
     paired = others if len(others) == len(ours) else [median(others)] * len(ours)
     return [one / other for one, other in zip(ours, paired) if one > 0 and other > 0]
 
@@ -999,13 +1001,13 @@ def baseline_plot(suite: Suite, of: str) -> Plot:
 
 
 def one_of_each(runs: Sequence[Run], name: str, make: Callable[[Suite, str], Plot]) -> list[Plot]:
-    """A plot of each suite of that name; without any, the plot that says how to make its data."""
+    """A plot of each suite with that name. If there is none, the plot that says how to produce its data."""
     plots = [make(suite, of_run(runs, index)) for index, suite in suites_named(runs, name)]
     return [plot for plot in plots if plot.figure] or [make(Suite(name, {}, [], []), "")]
 
 
 def make_plots(runs: Sequence[Run]) -> list[Plot]:
-    """All plots of a page in their order, those without data as well. Ids are unique."""
+    """All plots of a page in order, including those without data. Ids are unique."""
     plots = [*sync_plots(runs), *peer_plots(runs), *scale_plots(runs), *one_of_each(runs, "pipeline", pipeline_plot),
              *one_of_each(runs, "baseline", baseline_plot)]
     used: set[str] = set()
@@ -1020,7 +1022,7 @@ def make_plots(runs: Sequence[Run]) -> list[Plot]:
 
 
 def peers_picture(suite: Suite) -> Optional[Figure]:
-    """Bars of all peers, with the reason in the place of a bar where a peer was skipped or failed."""
+    """Bars of all peers, with the reason instead of a bar if a peer was skipped or failed."""
     details = suite.details
     sides = [("floor of the copies", details["floor"]["rounds"], "", FLOOR_COLOUR), ("wsync", details["wsync"]["rounds"], "", COLOURS[0])]
     sides += [(peer["title"], peer["rounds"], "skipped: " + peer["skipped"] if peer["skipped"] else
@@ -1046,7 +1048,7 @@ def peers_picture(suite: Suite) -> Optional[Figure]:
 
 
 def scale_picture(suite: Suite) -> Optional[Figure]:
-    """A panel for each model."""
+    """One panel per model."""
     cases = scaled_cases(suite)
     models = scaled_models(cases)
     if not models:
@@ -1122,7 +1124,7 @@ def value_text(key: str, value: Any) -> str:
 
 
 def facts(object_: dict[str, Any]) -> str:
-    """A list of names and values. What is in an inner object stands beside what that one is in."""
+    """A list of names and values. Values of nested objects are listed with the values of the outer object."""
     text = ""
     for key, value in sorted(object_.items()):
         inner = value if isinstance(value, dict) else None
@@ -1133,7 +1135,7 @@ def facts(object_: dict[str, Any]) -> str:
 
 
 def head(runs: Sequence[Run]) -> str:
-    """The policy keeps a browser from loading anything: the page needs nothing else."""
+    """The policy prevents a browser from loading anything, because the page is complete."""
     return ('<!DOCTYPE html>\n<html xmlns="http://www.w3.org/1999/xhtml" lang="en">\n<head>\n<meta charset="utf-8"/>\n'
             '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src \'unsafe-inline\'"/>\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
@@ -1142,7 +1144,7 @@ def head(runs: Sequence[Run]) -> str:
 
 
 def summary(runs: Sequence[Run]) -> str:
-    """How many cases there are, and which targets were missed."""
+    """The number of cases, and the missed targets."""
     cases = [(index, suite, case) for index, run in enumerate(runs) for suite in run.suites for case in suite.cases]
     suites = sum(len(run.suites) for run in runs)
     text = element("h1", "wsync bench")
@@ -1188,7 +1190,7 @@ def plots_part(plots: Sequence[Plot]) -> str:
 
 
 def origins(runs: Sequence[Run]) -> str:
-    """The files, and each machine once."""
+    """The files, and each machine only once."""
     machines: list[dict[str, Any]] = []
     rows = ""
     for index, run in enumerate(runs):
@@ -1243,7 +1245,7 @@ def suite_part(suite: Suite, title: str, identifier: str, known: dict[str, dict[
              '<th class="n">Share of its baseline</th><th>Baseline</th><th>Target</th><th></th></tr></thead>\n<tbody>\n')
     said: set[str] = set()
     for case in suite.cases:
-        text += case_row(case, case.what not in said)  # cases that measure the same say so once
+        text += case_row(case, case.what not in said)  # a description that several cases share appears once
         said.add(case.what)
     return text + "</tbody>\n</table>\n</section>\n"
 
@@ -1276,7 +1278,7 @@ def command_check(_: argparse.Namespace) -> dict[str, Any]:
 
 
 def command_report(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Prints the plots that are on the page, and those that are left out."""
+    """Prints the plots on the page, and the omitted ones."""
     require(DRAWING, "`wsync bench report`")
     runs = [read_run(path) for path in arguments.results]
     plots = make_plots(runs)
@@ -1300,7 +1302,7 @@ def command_suite(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def command_compare(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Prints {"result": what --json prints, "text": the same for people}."""
+    """Prints {"result": what --json prints, "text": the same as text}."""
     require(STATISTICS, "`wsync bench compare`")
     result = compare(read_run(arguments.a), read_run(arguments.b), arguments.factor)
     return {"result": result, "text": comparison_text(result)}

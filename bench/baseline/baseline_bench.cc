@@ -16,7 +16,8 @@
 namespace wsync::bench {
 namespace {
 
-constexpr std::uint64_t kCopiesHeld = 5;  // source, target, two files in memory, one just touched
+// source, target, two files in memory, and one new mapping
+constexpr std::uint64_t kCopiesHeld = 5;
 constexpr std::uint64_t kQuickBytes = 32 * limits::kMiB;
 constexpr std::uint64_t kQuickBytesMax = 512 * limits::kMiB;
 constexpr std::uint64_t kRoundUpBytes = 4096;
@@ -25,7 +26,7 @@ Result<> check_size(std::uint64_t bytes, unsigned cores) {
   if (bytes < kBaselineBytesMin || bytes > kBaselineBytesMax)
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("--size is {} bytes, expected 1MiB to 64GiB", bytes));
-  // Source and target for each other number of threads.
+  // Every other number of threads has its own source and target.
   const std::uint64_t copies = kCopiesHeld + 2 * (copy_threads(cores).size() - 1);
   return require_copies(copies, bytes, "by its threads");
 }

@@ -15,12 +15,12 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-constexpr std::size_t kReadBytes = 4 * limits::kMiB;  // of one call
+constexpr std::size_t kReadBytes = 4 * limits::kMiB;  // bytes per call
 
 struct ReadFile {
   UniqueFd fd;
   Digest digest;
-  bool forget = false;  // what is cached, before each reading
+  bool forget = false;  // drop the page cache of the file before each reading
 };
 
 Result<> write_all(int fd, std::span<const std::byte> bytes, const std::string& path) {

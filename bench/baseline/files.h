@@ -1,4 +1,4 @@
-// Files that are read: from a disk, past the page cache, and from memory.
+// Files that are read: from a disk without the page cache, and from memory.
 #pragma once
 
 #include <string>
@@ -7,10 +7,10 @@
 
 namespace wsync::bench {
 
-// Adds the rows of files. The file of the disk is made in `directory`; where that lies in memory,
-// the row is left out, with a note. The parameter `disk_read` says how the cache is passed:
-// "O_DIRECT", or "fadvise", by which the kernel is asked to forget the file before each reading.
-// `bench` outlives the rows. Each measurement checks what was read.
+// Adds the rows of files. The file on disk is created in `directory`. If that directory is in
+// memory, the row is left out with a note. The parameter `disk_read` says how the page cache is
+// avoided: "O_DIRECT", or "fadvise", which asks the kernel to drop the file from the cache before
+// each reading. `bench` outlives the rows. Each measurement checks what was read.
 [[nodiscard]] Result<> add_file_rows(Workbench& bench, const std::string& directory,
                                      BaselineRows& rows);
 

@@ -8,7 +8,7 @@
 namespace wsync::bench {
 namespace {
 
-constexpr std::uint64_t kBroadcastBytes = 64 * limits::kMiB;  // of one bucket, at most
+constexpr std::uint64_t kBroadcastBytes = 64 * limits::kMiB;  // maximum bytes per bucket
 
 Result<> add_broadcast(Workbench& bench, const std::vector<std::uint32_t>& gpus,
                        BaselineRows& rows) {
@@ -16,7 +16,7 @@ Result<> add_broadcast(Workbench& bench, const std::vector<std::uint32_t>& gpus,
                         .bucket_bytes = std::min<std::uint64_t>(kBroadcastBytes, bench.bytes())};
   auto made = WSYNC_TRY(LoneStages::create(gpus, buckets.bucket_bytes));
   const std::shared_ptr<LoneStages> stages = std::move(made);
-  // What is broadcast has come from the host once.
+  // Copies the bytes to the devices once, because the broadcasts need them there.
   (void)WSYNC_TRY(stages->copies_in(buckets));
   rows.rows.push_back({.name = "broadcast",
                        .variant = counted(gpus.size(), "GPU"),

@@ -21,7 +21,7 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-constexpr std::size_t kChunkBytes = limits::kMiB;  // of one call, and of one message
+constexpr std::size_t kChunkBytes = limits::kMiB;  // bytes per call and per message
 constexpr int kMessagesQueued = 8;
 
 class SocketLink : public OneWay {
@@ -64,7 +64,7 @@ Result<std::shared_ptr<OneWay>> make_unix_link() {
   return std::make_shared<SocketLink>(std::move(from), std::move(to));
 }
 
-// The sender's bytes are not copied into messages: ZeroMQ is given them where they lie.
+// ZeroMQ sends the sender's bytes in place, without a copy into a message.
 class ZmqLink : public OneWay {
  public:
   explicit ZmqLink(const std::string& address)

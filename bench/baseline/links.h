@@ -1,4 +1,4 @@
-// From one thread's memory to another's over loopback TCP, a Unix socket and ZeroMQ.
+// Copies from one thread's memory to another's over loopback TCP, a Unix socket and ZeroMQ.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace wsync::bench {
 
-// Moves bytes one way; send() and receive() run at the same time, each in its thread.
+// Moves bytes in one direction. send() and receive() run at the same time, each in its own thread.
 class OneWay {
  public:
   OneWay() = default;
@@ -20,14 +20,14 @@ class OneWay {
   virtual Result<> send(std::span<const std::byte> bytes) = 0;
   virtual Result<> receive(std::span<std::byte> bytes) = 0;
 };
-// One TCP connection of this process with itself, on loopback.
+// Connects this process with itself by one TCP connection on loopback.
 [[nodiscard]] Result<std::shared_ptr<OneWay>> make_tcp_link();
-// The ground's source to its target, from before the first byte is sent until the last one has been
-// received; then checks what arrived.
+// Moves the ground's source to its target. The time runs from before the first byte is sent until
+// the last one has been received. Then checks what arrived.
 [[nodiscard]] Result<Spent> pass_all(Ground& ground, OneWay& link);
 
 // Adds the rows of links. `directory` is for a socket. `bench` outlives the rows. Each measurement
-// checks what arrived; one that stands still for half a minute is kDeadline.
+// checks what arrived, and returns kDeadline if it makes no progress for half a minute.
 [[nodiscard]] Result<> add_link_rows(Workbench& bench, const std::string& directory,
                                      BaselineRows& rows);
 

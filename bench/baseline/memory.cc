@@ -34,7 +34,8 @@ Result<Spent> copy_all(Ground& ground, CopyBytes copy) {
   return spent;
 }
 
-// Huge pages that were asked for and hardly came would be another figure under their name.
+// Refuses a measurement with too few huge pages, because its figure would be that of small pages
+// under the name of huge pages.
 Result<> check_huge(const Pages& pages, PageKind kind) {
   if (kind == PageKind::kSmall || pages.huge_bytes() >= pages.bytes().size() / 2) return {};
   return fail(ErrorCode::kResourceExhausted, fmt::format("of {} bytes only {} came in huge pages",
@@ -60,7 +61,7 @@ Result<nanoseconds> touch_shared(std::size_t bytes, PageKind kind) {
   return taken;
 }
 
-// A file in memory that holds the source as it was once, and its digest.
+// A file in memory with a copy of the source at one point in time, and its digest.
 struct FilledFile {
   UniqueFd fd;
   Digest digest;
@@ -83,7 +84,7 @@ Result<nanoseconds> map_filled(const FilledFile& file, std::size_t bytes) {
   return taken;
 }
 
-constexpr int kTries = 3;  // of getting huge pages: those that are free may lie scattered
+constexpr int kTries = 3;  // attempts to get huge pages, because free memory may be fragmented
 
 Result<nanoseconds> touch_new(std::size_t bytes, PageKind kind, bool shared) {
   for (int attempt = 1;; ++attempt) {
@@ -93,11 +94,11 @@ Result<nanoseconds> touch_new(std::size_t bytes, PageKind kind, bool shared) {
   }
 }
 
-// The first touch of one kind of memory, in pages of one kind.
+// Adds the first touch of one kind of memory in pages of one kind.
 void add_touch(BaselineRows& rows, const char* name, std::function<Result<nanoseconds>()> touch,
                std::string_view setting, bool huge) {
   if (huge) {
-    // Asked once: where none come, the row is left out and said to be.
+    // Try once before the rounds. If the system gives no huge pages, leave the row out with a note.
     if (const auto first = touch(); !first) {
       rows.notes.push_back(fmt::format("{} is not measured: {} (the system's setting is '{}')",
                                        name, first.error().message(), setting));

@@ -19,7 +19,7 @@ constexpr std::size_t kPageBytes = 4096;
 Result<Pages> Pages::map(int fd, int flags, std::size_t bytes, PageKind kind) {
   void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
   if (at == MAP_FAILED) return fail_errno(fmt::format("map {} bytes", bytes), errno);
-  // Refused where the system has no huge pages at all; then all are small.
+  // madvise() fails if the system has no huge pages at all. Then all pages are small.
   (void)::madvise(at, bytes, kind == PageKind::kHuge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
   return Pages({static_cast<std::byte*>(at), bytes});
 }
@@ -37,7 +37,7 @@ Pages::~Pages() {
 }
 
 void Pages::touch() const noexcept {
-  // Volatile, or the compiler could leave out what nobody reads.
+  // volatile keeps the compiler from removing writes that are never read.
   volatile std::byte* const at = bytes_.data();
   for (std::size_t i = 0; i < bytes_.size(); i += kPageBytes) at[i] = std::byte{1};
 }
@@ -48,7 +48,8 @@ std::size_t Pages::huge_bytes() const {
   std::size_t found = 0;
   bool inside = false;
   for (std::string line; std::getline(file, line);) {
-    // A mapping begins with "begin-end", in hexadecimal; neighbours of one kind may be one mapping.
+    // The line of a mapping begins with "begin-end" in hexadecimal. The kernel may merge adjacent
+    // mappings of one kind.
     const std::size_t dash = line.find('-');
     const std::size_t space = line.find(' ');
     if (dash != std::string::npos && dash < space &&

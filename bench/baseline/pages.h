@@ -1,4 +1,4 @@
-// Memory by whole pages, for measurements.
+// Memory in whole pages, for measurements.
 #pragma once
 
 #include <cstddef>
@@ -12,12 +12,12 @@ namespace wsync::bench {
 
 enum class PageKind : std::uint8_t { kSmall, kHuge };
 
-// A writable mapping that no byte of has been touched, unmapped on destruction.
+// A writable mapping of untouched pages. The destructor unmaps it.
 class Pages {
  public:
-  // Private memory. `kind` is asked for; the system's setting decides.
+  // Private memory. `kind` is a request; the system's setting decides.
   [[nodiscard]] static Result<Pages> make_private(std::size_t bytes, PageKind kind);
-  // All of a memfd.
+  // Maps a whole memfd.
   [[nodiscard]] static Result<Pages> map_shared(int fd, std::size_t bytes, PageKind kind);
   Pages(Pages&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
   Pages& operator=(Pages&&) = delete;
@@ -25,7 +25,7 @@ class Pages {
   [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
   // Writes one byte of each page of 4 KiB.
   void touch() const noexcept;
-  // Bytes that lie in huge pages now, as the kernel says; 0 when it does not.
+  // Bytes in huge pages now, as reported by the kernel. 0 if the kernel does not report it.
   [[nodiscard]] std::size_t huge_bytes() const;
 
  private:
@@ -34,7 +34,7 @@ class Pages {
   std::span<std::byte> bytes_;
 };
 
-// A new file in memory of so many bytes, none of them allocated.
+// Creates a file in memory of `bytes` bytes, none of them allocated.
 [[nodiscard]] Result<UniqueFd> make_memory_file(std::size_t bytes);
 
 }  // namespace wsync::bench

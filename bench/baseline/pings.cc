@@ -32,7 +32,7 @@ Result<> check_same(std::span<const std::byte> expected, std::span<const std::by
                           found.size(), expected.size()));
 }
 
-// One end of a link; it belongs to one thread at a time.
+// One end of a link. One thread uses it at a time.
 class PingEnd {
  public:
   PingEnd() = default;
@@ -43,7 +43,7 @@ class PingEnd {
   virtual Result<> hear(std::span<const std::byte> expected) = 0;
 };
 
-// Two ends, and a thread for the one that answers, in each call a new one.
+// Two ends. Each call starts a new thread for the end that answers.
 class BarePings : public Pings {
  public:
   BarePings(std::unique_ptr<PingEnd> asks, std::unique_ptr<PingEnd> answers, PingBytes bytes)
@@ -105,7 +105,7 @@ class BarePings : public Pings {
   PingBytes bytes_;
 };
 
-// Reads ahead, as whoever wants many small messages from a stream.
+// Reads ahead, as programs do that receive many small messages from a stream.
 class UnixPingEnd final : public PingEnd {
  public:
   explicit UnixPingEnd(UniqueFd fd) : fd_(std::move(fd)), buffer_(kPingBufferBytes) {}
@@ -138,11 +138,11 @@ class UnixPingEnd final : public PingEnd {
  private:
   UniqueFd fd_;
   Bytes buffer_;
-  std::size_t begin_ = 0;  // of what has not been taken
+  std::size_t begin_ = 0;  // start of the unread bytes
   std::size_t end_ = 0;
 };
 
-// A socket with a context of its own, as every port of the product has.
+// A socket with its own context, as every port of the product has.
 class ZmqPingEnd final : public PingEnd {
  public:
   explicit ZmqPingEnd(zmq::socket_type type) : socket_(context_, type) {
@@ -184,7 +184,7 @@ class ZmqPingEnd final : public PingEnd {
   zmq::context_t context_;
   zmq::socket_t socket_;
   bool routes_ = false;
-  std::string peer_;  // who asked last
+  std::string peer_;  // sender of the last question
 };
 
 }  // namespace

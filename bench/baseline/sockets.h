@@ -1,4 +1,4 @@
-// What the bare sockets of measurements have in common.
+// Common functions for the bare sockets of measurements.
 #pragma once
 
 #include <string_view>
@@ -8,11 +8,11 @@
 
 namespace wsync::bench {
 
-inline constexpr int kStallSeconds = 30;  // that a call on a bare link waits, at most
+inline constexpr int kStallSeconds = 30;  // maximum wait of a call on a bare link
 
-// Calls on this socket wait kStallSeconds at most.
+// Sets the time limit of all calls on this socket to kStallSeconds.
 [[nodiscard]] Result<> limit_stalls(int fd);
-// What a call that returned `result` and `error` (an errno) on such a socket means.
+// Returns the error of a call on such a socket that returned `result` with `error` (an errno).
 [[nodiscard]] tl::unexpected<Error> stream_error(std::string_view what, ssize_t result, int error);
 
 }  // namespace wsync::bench

@@ -42,7 +42,7 @@ Result<std::unique_ptr<Ground>> Ground::create(std::size_t bytes, unsigned threa
   std::unique_ptr<Ground> ground(new Ground(std::move(source), std::move(target), threads));
   ground->parallel([&](unsigned index, Part part) {
     fill_with_noise(ground->source_.bytes().subspan(part.at, part.bytes), kNoiseSeed + index);
-    // Written once, as every page of it will be: what it holds is no matter.
+    // Writes the target once, so that every page of it exists. The value does not matter.
     std::ranges::fill(ground->target_.bytes().subspan(part.at, part.bytes), std::byte{0});
   });
   return ground;

@@ -1,5 +1,5 @@
-// What the measurements of `wsync bench baseline` have in common: bytes to be moved, a place where
-// they arrive, and the proof that they did.
+// Common parts of the measurements of `wsync bench baseline`: the bytes to move, their destination,
+// and the check that they arrived.
 #pragma once
 
 #include <chrono>
@@ -21,13 +21,13 @@
 
 namespace wsync::bench {
 
-// What a measurement took.
+// Time that a measurement took.
 struct Spent {
   std::chrono::nanoseconds wall{};
-  std::chrono::nanoseconds cpu{};  // of all threads of this process
+  std::chrono::nanoseconds cpu{};  // processor time of all threads of this process
 };
 
-// Begins with its construction. Thread: stop() in any one.
+// Starts when it is constructed. Thread: any for stop().
 class Stopwatch {
  public:
   Stopwatch() noexcept;
@@ -38,27 +38,27 @@ class Stopwatch {
   TimePoint begin_;
 };
 
-// Two places of memory that so many threads copy between, in equal parts. Each part was first
-// touched by the thread that copies it, so that on a host with several nodes it lies beside it.
+// Source and target memory between which a fixed number of threads copy in equal parts. The thread
+// that copies a part touches it first, so that the part is in the memory of its own NUMA node.
 //
-// Thread: the one that made it; the others only inside parallel().
+// Thread: the one that created it. Other threads only inside parallel().
 class Ground {
  public:
   [[nodiscard]] static Result<std::unique_ptr<Ground>> create(std::size_t bytes, unsigned threads);
   Ground(const Ground&) = delete;
   Ground& operator=(const Ground&) = delete;
 
-  // The source, with a number in each page that no earlier call has left there.
+  // Returns the source after writing a new number into each page, which no earlier call used.
   [[nodiscard]] std::span<const std::byte> stamped();
   [[nodiscard]] std::span<const std::byte> source() const noexcept { return source_.bytes(); }
   [[nodiscard]] std::span<std::byte> target() noexcept { return target_.bytes(); }
   [[nodiscard]] std::size_t bytes() const noexcept { return source_.bytes().size(); }
-  // kDigestMismatch, with the first byte that differs, unless the target holds the source.
+  // kDigestMismatch, with the first different byte, unless the target equals the source.
   [[nodiscard]] Result<> check_arrived() const;
-  // Changes a byte of each page of the target, so that what was there does not pass for what comes.
+  // Changes a byte in each page of the target, so that old bytes are not mistaken for new ones.
   void spoil_target() noexcept;
-  // Runs work(i, part i) for every thread at the same time, and waits. Part i is always of the same
-  // thread; 0 is the caller.
+  // Runs work(i, part i) in all threads at the same time and waits for them. Part i always has the
+  // same thread. Part 0 is the caller's.
   struct Part {
     std::size_t at = 0;
     std::size_t bytes = 0;
@@ -70,15 +70,15 @@ class Ground {
   Pages source_;
   Pages target_;
   std::uint64_t stamp_ = 0;
-  std::vector<std::unique_ptr<ThreadPool>> helpers_;  // of one thread each
+  std::vector<std::unique_ptr<ThreadPool>> helpers_;  // one thread each
 };
 
 // Thread: one.
 class Workbench {
  public:
-  // Both places of `bytes`, a multiple of 4096, touched and filled.
+  // Both areas have `bytes` bytes, a multiple of 4096, and are touched and filled.
   [[nodiscard]] static Result<std::unique_ptr<Workbench>> create(std::size_t bytes);
-  // What one thread copies on, and the other measurements use.
+  // The ground for copies by one thread, which other measurements use as well.
   [[nodiscard]] std::span<const std::byte> stamped() { return ground().stamped(); }
   [[nodiscard]] std::span<const std::byte> source() const noexcept {
     return grounds_.front()->source();
@@ -87,7 +87,7 @@ class Workbench {
   [[nodiscard]] std::size_t bytes() const noexcept { return grounds_.front()->bytes(); }
   [[nodiscard]] Result<> check_arrived() const { return grounds_.front()->check_arrived(); }
   [[nodiscard]] Ground& ground() noexcept { return *grounds_.front(); }
-  // Another one for so many threads, which lives as long as this.
+  // Adds a ground for `threads` threads, which lives as long as the workbench.
   [[nodiscard]] Result<Ground*> add_ground(unsigned threads);
 
  private:
@@ -95,16 +95,18 @@ class Workbench {
   std::vector<std::unique_ptr<Ground>> grounds_;
 };
 
-// One row of the suite: what `measure` takes for the workbench's bytes, as a rate.
+// One row of the suite: the rate at which `measure` handles the workbench's bytes.
 struct BaselineRow {
-  std::string name;     // of the catalogue
+  std::string name;     // name in the catalogue
   std::string variant;  // "2 threads"; may be empty
   std::function<Result<std::chrono::nanoseconds>()> measure;
-  // The machine may refuse it at any time (kResourceExhausted): it is left out then, with a note.
+  // The machine may refuse the measurement at any time (kResourceExhausted). The row is then left
+  // out with a note.
   bool may_run_out = false;
 };
 
-// Rows, and what they need while they are measured; what could not be measured is a note.
+// Rows and the data that they need during measurements. Each measurement that is not possible is a
+// note.
 struct BaselineRows {
   std::vector<BaselineRow> rows;
   std::vector<std::string> notes;

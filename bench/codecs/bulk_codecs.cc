@@ -25,8 +25,9 @@ namespace {
 using std::chrono::nanoseconds;
 
 constexpr std::uint64_t kCodecTensorBytes = 16ULL << 20U;
-constexpr std::size_t kReadBytes = 256ULL << 10U;  // that a socket gives at once
-constexpr float kBf16RoundsBy = 1.0F / 256;        // of a value, at most
+constexpr std::size_t kReadBytes = 256ULL << 10U;  // bytes per read from the socket
+// maximum relative error of rounding to bfloat16
+constexpr float kBf16RoundsBy = 1.0F / 256;
 
 Result<> check_equal(bool equal, const char* what) {
   if (equal) return {};
@@ -113,7 +114,7 @@ transport::Frame bucket_frame(std::uint64_t bucket, std::uint64_t bytes) {
           .bytes = bytes};
 }
 
-// Gives the reader these bytes as a socket does.
+// Passes these bytes to the reader in pieces, as a socket does.
 template <class OnFrame>
 Result<> feed_reader(transport::tcp::FrameReader& reader, std::span<const std::byte> bytes,
                      OnFrame&& on_frame) {
@@ -165,7 +166,7 @@ Result<nanoseconds> measure_frames(Ground& bench) {
 
 // ---- dtypes ----
 
-// Weights as a trainer has them, as many bytes as the bench, and the same in bfloat16.
+// Random float32 weights of as many bytes as the bench, and the same weights in bfloat16.
 class Weights {
  public:
   static Result<std::shared_ptr<Weights>> create(std::size_t bytes) {

@@ -1,4 +1,4 @@
-// What reads, checks or converts every byte of a model on its way, by one thread.
+// Codecs that read, check or convert every byte of a model, each by one thread.
 #pragma once
 
 #include <vector>
@@ -9,12 +9,12 @@
 
 namespace wsync::bench {
 
-// Bytes of a bucket in the row of frames; of the last one what is left.
+// Bytes per bucket in the row of frames. The last bucket may be smaller.
 inline constexpr std::uint64_t kFramedBucketBytes = 4ULL << 20U;
 
-// Adds memcpy and the streaming copy, and all that is a share of them. `bench` outlives the rows.
-// Each measurement checks its result: bytes with bytes, digests with digests that were computed in
-// another way.
+// Adds memcpy, the streaming copy, and all rows that are compared with them. `bench` outlives the
+// rows. Each measurement checks its result: bytes are compared with bytes, and digests with digests
+// that were computed in another way.
 [[nodiscard]] Result<> add_bulk_codec_rows(Ground& bench, std::vector<Row>& rows);
 
 }  // namespace wsync::bench

@@ -16,9 +16,10 @@
 namespace wsync::bench {
 namespace {
 
-constexpr unsigned kTensorsInFile = 1000;  // of a checkpoint in several
+// number of tensors per file of a checkpoint in several files
+constexpr unsigned kTensorsInFile = 1000;
 
-// What all rows of a model read.
+// Texts that the rows of one model read.
 struct Texts {
   HeaderText header;
   CheckpointIndex index;

@@ -1,4 +1,4 @@
-// What describes a model on its way: headers, indices, layouts; small, and read once an update.
+// Descriptions of a model: headers, indices and layouts. They are small and read once per update.
 #pragma once
 
 #include <string>
@@ -12,16 +12,16 @@
 
 namespace wsync::bench {
 
-// The JSON of a safetensors file that holds all of these tensors one after the other.
+// The JSON header of a safetensors file that holds these tensors one after the other.
 struct HeaderText {
   std::string json;
   std::uint64_t file_bytes = 0;
 };
 [[nodiscard]] Result<HeaderText> safetensors_header_text(std::span<const TensorInfo> tensors);
 
-// Rows of the model's safetensors header, its checkpoint index and its layout, and of the header of
-// a frame; each beside memcpy of the same bytes. `model` is a name of find_model(). Errors of that;
-// kInternal when what was read is not what was written.
+// Adds rows for the model's safetensors header, its checkpoint index, its layout, and the header of
+// a frame, each with memcpy as its baseline. `model` is a name for find_model(). Errors as
+// find_model(). kInternal if a text is read differently from what was written.
 [[nodiscard]] Result<> add_text_codec_rows(std::string_view model, std::vector<Row>& rows);
 
 }  // namespace wsync::bench

@@ -1,4 +1,4 @@
-// `wsync bench baseline`: what this machine can do at all.
+// `wsync bench baseline` measures what this machine can do.
 #include <CLI/CLI.hpp>
 #include <memory>
 
@@ -65,7 +65,7 @@ void add_bench_baseline(CLI::App& parent, Context& context, BenchRun& run) {
   add_bench_options(*command, run);
   command->callback([&run, arguments, command] {
     run.add_suite("baseline", [&run, arguments, command](const bench::Interrupt& interrupt) {
-      // --repeats is its only option for rounds.
+      // This suite has no option --rounds, so --repeats sets its rounds.
       arguments->options.rounds =
           run.options.repeats.value_or(run.options.quick ? kQuickRounds : 15);
       if (run.options.quick && command->count("--size") == 0)

@@ -1,4 +1,4 @@
-// `wsync bench`: measurements with a baseline.
+// `wsync bench` runs measurements with a baseline.
 #include <CLI/CLI.hpp>
 #include <memory>
 
@@ -11,7 +11,7 @@
 namespace wsync::cli {
 namespace {
 
-// What `bench sync` starts: hidden, for it is of no use to anybody else.
+// The engine process of `bench sync`. It is hidden because it has no other use.
 void add_bench_engine(CLI::App& parent, Context& context) {
   CLI::App* command = add_command(
       parent, context,
@@ -71,7 +71,8 @@ void add_bench(CLI::App& app, Context& context) {
   add_bench_report(*command, context, *run);
   add_bench_engine(*command, context);
   add_bench_copier(*command, context);
-  // After the callbacks of what stands in the line, which have only added to the run.
+  // Runs after the callbacks of the suites in the command line, which only add their suites to the
+  // run.
   command->callback([&context, run] { run->run(context); });
 }
 

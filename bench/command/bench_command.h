@@ -1,4 +1,4 @@
-// The commands of `wsync-bench`: one function for each suite, in a file of its own.
+// The commands of `wsync-bench`: one function per suite, each in its own file.
 #pragma once
 
 #include "shared/command/context.h"
@@ -10,7 +10,8 @@ class BenchRun;  // bench_run.h
 
 [[nodiscard]] ProgramSpec bench_program();
 void add_bench(CLI::App& app, Context& context);
-// Below `bench`; their callbacks add to the run, which `bench` then runs.
+// Adds the commands below `bench`. Their callbacks add suites to the run, and `bench` executes the
+// run.
 void add_bench_baseline(CLI::App& bench, Context& context, BenchRun& run);
 void add_bench_compare(CLI::App& bench, Context& context, BenchRun& run);
 void add_bench_gpu(CLI::App& bench, Context& context, BenchRun& run);

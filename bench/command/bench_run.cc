@@ -54,7 +54,7 @@ Result<Outcome> BenchRun::run_suites() {
     if (parts_.size() == 1) all.result = std::move(done->outcome.result);
     suites.push_back(std::move(done->suite));
   }
-  // What was measured is shown, whether or not it could be kept.
+  // Shows the measured results even if they could not be written.
   const auto complain = [&all](const std::string& sentence) {
     all.complaint += (all.complaint.empty() ? "" : "\n") + sentence;
   };

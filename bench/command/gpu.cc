@@ -1,4 +1,4 @@
-// `wsync bench gpu`: GPUs against what they can do.
+// `wsync bench gpu` compares GPUs with their hardware limits.
 #include <CLI/CLI.hpp>
 #include <memory>
 
@@ -57,7 +57,7 @@ Result<> read_sizes(GpuArguments& arguments) {
   return {};
 }
 
-// Two models of equal layouts, to be published in turn.
+// Makes two models of equal layouts, which are published in turn.
 Result<> make_checkpoints(const GpuArguments& arguments, bench::GpuBenchOptions& options,
                           trace::ProgressLine& line) {
   for (std::uint64_t seed = 1; arguments.pause_bytes > 0 && seed <= 2; ++seed) {
@@ -92,7 +92,7 @@ Result<SuiteOutcome> bench_gpu(GpuArguments arguments, const bench::Interrupt& i
   return suite_outcome(result);
 }
 
-// What the line's common options say of this suite.
+// Applies the common options of the command line to this suite.
 void heed_gpu_common(const BenchOptions& common, const CLI::App& command, GpuArguments& arguments) {
   arguments.options.rounds =
       rounds_of(common, command, "--rounds", arguments.options.rounds, kQuickRounds);
@@ -106,7 +106,7 @@ void heed_gpu_common(const BenchOptions& common, const CLI::App& command, GpuArg
   set("--updates", arguments.options.updates, 2U);
 }
 
-// What `bench gpu` starts: hidden, for it is of no use to anybody else.
+// The reader process of `bench gpu`. It is hidden because it has no other use.
 void add_gpu_reader(CLI::App& parent, Context& context) {
   CLI::App* command = add_command(
       parent, context,

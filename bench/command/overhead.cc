@@ -1,4 +1,4 @@
-// `wsync bench overhead`: what watching an update costs.
+// `wsync bench overhead` measures the cost of observing an update.
 #include <CLI/CLI.hpp>
 #include <memory>
 

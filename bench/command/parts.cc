@@ -1,4 +1,4 @@
-// `wsync bench control`, `transport` and `codecs`: parts of the product by themselves.
+// `wsync bench control`, `transport` and `codecs` measure parts of the product separately.
 #include <CLI/CLI.hpp>
 #include <memory>
 
@@ -19,8 +19,7 @@ namespace {
 
 constexpr unsigned kPartRounds = 15;
 
-// Shows what is measured now.
-// `measured`: "256 MiB in each measurement".
+// Makes the outcome of a suite. `measured`: "256 MiB in each measurement".
 SuiteOutcome part_outcome(bench::SuiteResult suite, const std::string& measured, unsigned rounds) {
   const bench::Machine machine = bench::this_machine();
   std::string text =
@@ -108,7 +107,7 @@ Result<SuiteOutcome> bench_codecs(CodecsArguments arguments, const bench::Interr
       arguments.options.rounds);
 }
 
-// --repeats is the only option for rounds of these suites.
+// These suites have no option --rounds, so --repeats sets their rounds.
 unsigned part_rounds(const BenchRun& run) {
   return run.options.repeats.value_or(run.options.quick ? kQuickRounds : kPartRounds);
 }

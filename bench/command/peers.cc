@@ -1,4 +1,4 @@
-// `wsync bench peers`: the same job by wsync and by what else is used for it.
+// `wsync bench peers` compares wsync with other tools for the same job.
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
@@ -34,14 +34,14 @@ struct PeersArguments {
   bool install = false;
 };
 
-// Everything that can be refused before minutes are spent.
+// Checks everything that can be refused before the run, which takes minutes.
 Result<> check_peer_arguments(const PeersArguments& arguments) {
   if (auto picked = bench::pick_peers(arguments.peers); !picked)
     return fail(picked.error().with_context("--peers"));
   if (!arguments.directory.empty() && !std::filesystem::is_directory(arguments.directory))
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("--directory: {} is no folder", arguments.directory));
-  // Peers that need the default are skipped where it is not there.
+  // Peers that need the default directory are skipped if it does not exist.
   if (arguments.options.tmpfs != bench::kPeersTmpfs &&
       !std::filesystem::is_directory(arguments.options.tmpfs))
     return fail(ErrorCode::kInvalidInput,
@@ -164,7 +164,7 @@ void add_bench_peers(CLI::App& parent, Context& context, BenchRun& run) {
   add_peers_options(*command, *arguments);
   add_bench_options(*command, run);
   command->callback([&context, &run, arguments, command] {
-    // This process is the trainer, whose log nobody wants to read beside the progress.
+    // This process is the trainer, and its log would disturb the progress line.
     if (!context.options.log_level_given) context.options.log_level = "error";
     run.add_suite("peers", [&run, arguments, command](const bench::Interrupt& interrupt) {
       arguments->options.rounds =
@@ -181,7 +181,7 @@ void add_bench_copier(CLI::App& parent, Context& context) {
                                   {.name = "copier",
                                    .description = "The floor of `bench peers`, told so by it",
                                    .examples = {"wsync bench copier"}});
-  command->group("");  // of no use to anybody else
+  command->group("");  // hidden, because it has no other use
   command->callback([&context] {
     context.run("bench copier", []() -> Result<Outcome> {
       WSYNC_TRY(bench::run_copier());

@@ -1,4 +1,5 @@
-// `wsync bench pipeline`: whole updates on host devices, against what their stages alone predict.
+// `wsync bench pipeline` compares whole updates on host devices with the prediction from their
+// stages.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
@@ -19,7 +20,7 @@ namespace {
 
 constexpr unsigned kPipelineRoundsMax = 10'000;
 constexpr std::uint64_t kPipelineBufferMin = 4096;
-// Copies of a few milliseconds, so that a thread which wakes up late adds a few percent to them.
+// Copies then take a few milliseconds, so that a thread that wakes up late adds only a few percent.
 constexpr std::uint64_t kLinkBytesMax = 16 * limits::kMiB;
 constexpr std::uint64_t kLinkBufferMax = limits::kMiB / 2;
 constexpr double kLinkRateMin = 8 * static_cast<double>(limits::kMiB);  // two seconds for a model
@@ -27,7 +28,7 @@ constexpr std::string_view kNoLinks = "none";
 
 struct PipelineArguments {
   std::vector<unsigned> devices = {1, 2, 4};
-  // Each stage is the slowest once.
+  // Each stage is the slowest one in one of the settings.
   std::vector<std::string> links = {"128MiB/256MiB/256MiB", "256MiB/128MiB/256MiB",
                                     "256MiB/256MiB/128MiB"};
   std::string size = "256MiB";
@@ -43,7 +44,7 @@ void heed_pipeline_options(const BenchOptions& common, const CLI::App& command,
   if (command.count("--devices") == 0) arguments.devices = {2};
 }
 
-// "H2D/BROADCAST/RELOAD", each a size per second.
+// Parses "H2D/BROADCAST/RELOAD", each a size per second.
 Result<bench::LinkRates> parse_links(const std::string& text) {
   std::vector<double> rates;
   for (std::size_t at = 0; at <= text.size();) {

@@ -24,7 +24,7 @@ constexpr std::chrono::minutes kPlotLimit{10};
 constexpr int kPlotBadInput = 2;
 constexpr int kPlotMissingPackage = 3;
 
-// The build tree and an installation have it at the same place relative to wsync-bench.
+// The script is at the same place relative to wsync-bench in the build tree and in an installation.
 Result<std::string> find_script() {
   std::error_code error;
   const std::filesystem::path own = std::filesystem::read_symlink("/proc/self/exe", error);
@@ -37,7 +37,8 @@ Result<std::string> find_script() {
                   script));
 }
 
-// All of PATH: a Python of the user's own often stands before the system's, which has the packages.
+// Returns every python3 in PATH. A Python that the user installed often comes before the system's
+// Python, which has the packages.
 std::vector<std::string> python_programs() {
   const char* path = std::getenv("PATH");
   std::istringstream folders(path == nullptr ? "/usr/bin:/bin" : path);
@@ -60,7 +61,7 @@ std::string last_line(const std::string& path) {
 struct PlotEnd {
   int exit_code = 0;
   std::string output;
-  std::string last_words;  // the last line on standard error
+  std::string last_words;  // last line on standard error
 };
 
 Result<PlotEnd> run_once(const std::string& python, const std::string& script,

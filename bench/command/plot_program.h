@@ -1,5 +1,5 @@
-// plot.py: the Python program that draws result files and compares them. It is installed with
-// wsync-bench (share/wsync/plot.py) and needs Matplotlib and SciPy. Nothing else of wsync needs
+// plot.py is the Python program that draws and compares result files. It is installed with
+// wsync-bench (share/wsync/plot.py) and needs Matplotlib and SciPy. Nothing else in wsync needs
 // Python.
 #pragma once
 
@@ -13,16 +13,16 @@
 
 namespace wsync::cli {
 
-// Runs plot.py with these words (its documentation says which) and returns the object that it
-// prints. Of the python3 programs in PATH, the first one that has the packages runs it. kNotFound
-// with one sentence if there is none: what is missing, for what, and how to install it;
-// kInvalidInput if the result files cannot be used; kIo with the last words of plot.py if it
-// fails; kCancelled. Thread: one.
+// Runs plot.py with these arguments (see its documentation) and returns the object that it prints.
+// The first python3 in PATH that has the packages runs it. kNotFound if there is none, with one
+// sentence that says what is missing, for what, and how to install it. kInvalidInput if the result
+// files cannot be used. kIo, with the last output line of plot.py, if it fails. kCancelled. Thread:
+// one.
 [[nodiscard]] Result<nlohmann::json> run_plot_program(const std::vector<std::string>& words,
                                                       const bench::Interrupt& interrupt);
 
-// Whether write_picture() can write to `path` later. For a suite to call before it measures:
-// errors as write_picture(), and those of trace::check_text_file(); all name --svg. Ok if `path` is
+// Checks whether write_picture() can write to `path` later. Suites call it before they measure.
+// Errors as write_picture() and trace::check_text_file(), all of which name --svg. Ok if `path` is
 // empty.
 [[nodiscard]] Result<> check_picture(const std::string& path, const bench::Interrupt& interrupt);
 

@@ -1,4 +1,4 @@
-// `wsync bench report`: result files as a page.
+// `wsync bench report` turns result files into a page.
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
@@ -31,7 +31,8 @@ bool same_file(const std::string& a, const std::string& b) {
   return std::filesystem::equivalent(a, b, error) && !error;
 }
 
-// A file that is there twice would be told twice, and one that is written over is lost.
+// Refuses a file that is given twice, which would be reported twice, and an output that would
+// overwrite an input.
 Result<> check_files(const ReportArguments& arguments) {
   const auto& results = arguments.results;
   for (std::size_t i = 0; i < results.size(); ++i) {
@@ -49,7 +50,7 @@ Result<> check_files(const ReportArguments& arguments) {
   return {};
 }
 
-// Reads every file, so that a bad one is refused here with its place.
+// Reads every file, so that an invalid file is refused here with the place of the error.
 Result<std::size_t> count_cases(const std::vector<std::string>& paths) {
   std::size_t cases = 0;
   for (const std::string& path : paths) {
@@ -64,7 +65,7 @@ Result<std::size_t> count_cases(const std::vector<std::string>& paths) {
   return cases;
 }
 
-// What each suite asks, for the page.
+// Returns the question of each suite for the page.
 std::string questions() {
   nlohmann::json suites = nlohmann::json::object();
   for (const bench::SuiteText& suite : bench::catalogue())
@@ -72,7 +73,7 @@ std::string questions() {
   return to_line(suites);
 }
 
-// Writes ID.svg and ID.png of each plot to the user's folder, and adds them to the outcome.
+// Writes ID.svg and ID.png of each plot to the user's directory, and adds them to the outcome.
 Result<> write_plots(const std::string& made, const std::string& directory, Outcome& outcome) {
   for (const char* kind : {"svg", "png"}) {
     auto& files = outcome.result[kind] = nlohmann::json::array();
@@ -109,7 +110,7 @@ Outcome outcome_of(const ReportArguments& arguments, std::size_t cases, std::siz
   return outcome;
 }
 
-// What can be refused before anything is drawn.
+// Checks everything that can be refused before anything is drawn.
 Result<std::size_t> check_report(const ReportArguments& arguments) {
   WSYNC_TRY(check_files(arguments));
   const auto cases = WSYNC_TRY(count_cases(arguments.results));

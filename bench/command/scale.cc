@@ -1,4 +1,4 @@
-// `wsync bench scale`: updates on clusters, on paper.
+// `wsync bench scale` simulates updates on clusters.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
@@ -29,14 +29,15 @@ struct ScaleArguments {
   unsigned gpus_per_replica = 0;
   unsigned gpus_per_switch = 0;
   double oversubscription = 1;
-  std::string pcie, nvlink, network;  // bytes a second; empty: the host's
+  std::string pcie, nvlink, network;  // bytes per second; empty: as the host type
   std::string buffer = "512MiB";
   std::string peer_buffer = "8GiB";
   std::string stages = "auto";
   std::string svg;
 };
 
-// A speed given as bytes a second, or the one that is there. 0 only where it means "none".
+// Reads a speed in bytes per second. An empty text keeps the current speed. 0 is allowed only if it
+// means "none".
 Result<> read_speed(const char* option, const std::string& text, bool none, double& speed) {
   if (text.empty()) return {};
   const auto bytes = config::parse_size(text);
@@ -63,7 +64,7 @@ Result<> read_host(const ScaleArguments& arguments, bench::HostType& host) {
   if (!found) return fail(found.error().with_context("--host"));
   host = *found;
   if (arguments.gpus_per_host != 0) {
-    // NICs come with the GPUs.
+    // The number of NICs is proportional to the number of GPUs.
     host.nics = std::max(1U, host.nics * arguments.gpus_per_host / host.gpus);
     host.gpus = arguments.gpus_per_host;
   }
@@ -94,7 +95,7 @@ Result<bench::ScaleOptions> read_options(const ScaleArguments& arguments) {
   return options;
 }
 
-// A simulation has one answer, however often it is asked.
+// Repetitions are refused because a simulation always gives the same result.
 void refuse_repeats(CLI::App& command) {
   command.get_option("--repeats")->check([](const std::string& given) {
     return fmt::format(
@@ -104,7 +105,7 @@ void refuse_repeats(CLI::App& command) {
   });
 }
 
-// With --quick less is simulated.
+// Simulates less with --quick.
 void heed_quick(const BenchOptions& common, const CLI::App& command, ScaleArguments& arguments) {
   if (common.quick && command.count("--gpus") == 0) arguments.gpus = {16, 256, 2048};
   if (common.quick && command.count("--model") == 0) arguments.models = {"Kimi-K2"};

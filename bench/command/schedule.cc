@@ -1,4 +1,4 @@
-// `wsync bench schedule`: a training step with overlap and without, against the simulator.
+// `wsync bench schedule` compares a training step with and without overlap, and with the simulator.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>

@@ -1,4 +1,4 @@
-// `wsync bench sync`: how long engines stand still for an update.
+// `wsync bench sync` measures how long engines pause for an update.
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
@@ -33,7 +33,7 @@ struct SyncOptions {
   std::string trace;
 };
 
-// What the line's common options say of this suite.
+// Applies the common options of the command line to this suite.
 void heed_common(const BenchOptions& common, const CLI::App& command, SyncOptions& options) {
   options.rounds = rounds_of(common, command, "--rounds", options.rounds, kQuickRounds);
   if (!common.quick) return;

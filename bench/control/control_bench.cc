@@ -40,7 +40,7 @@ Result<Bytes> bytes_of(const control::Decoded& decoded, std::size_t prefix) {
   return bytes;
 }
 
-// What a bare link passes in place of these messages: as many bytes.
+// Returns messages of the same sizes, which a bare link sends in place of these messages.
 Result<PingBytes> ping_bytes(const control::Decoded& question, const control::Decoded& answer,
                              std::size_t prefix) {
   auto asked = WSYNC_TRY(bytes_of(question, prefix));
@@ -48,7 +48,7 @@ Result<PingBytes> ping_bytes(const control::Decoded& question, const control::De
   return PingBytes{.question = std::move(asked), .answer = std::move(answered)};
 }
 
-// A link under its name, and the one that it is a share of.
+// A link, its name, and the link with which it is compared.
 struct NamedPings {
   std::string name;     // "port"
   std::string variant;  // "ipc"; may be empty
@@ -83,7 +83,7 @@ Result<std::vector<NamedPings>> make_links(const std::string& directory) {
   return links;
 }
 
-// "round trip, port" is a case, "ipc" its variant.
+// "round trip, port" is a case and "ipc" its variant.
 void add_ping_row(const NamedPings& link, std::string_view kind, std::vector<Row>& rows,
                   std::function<Result<double>()> measure) {
   Figure figure{.name = case_name(kind, link.name), .variant = link.variant, .against = {}};

@@ -1,4 +1,4 @@
-// A loop on a thread of its own: the other end of a link that is measured.
+// A loop in its own thread: the other end of a measured link.
 #pragma once
 
 #include <functional>
@@ -10,10 +10,11 @@
 
 namespace wsync::bench {
 
-// Thread: one, other than its own.
+// Thread: one, other than the loop's thread.
 class LoopThread {
  public:
-  // What lives on the loop; made by `set_up` on the thread and destroyed there when it ends.
+  // An object that lives on the loop. `set_up` creates it in the loop's thread, where it is
+  // destroyed when the thread ends.
   using Guest = std::shared_ptr<void>;
   // Errors of Loop::create() and of `set_up`.
   [[nodiscard]] static Result<std::unique_ptr<LoopThread>> start(
@@ -21,12 +22,12 @@ class LoopThread {
   LoopThread(const LoopThread&) = delete;
   LoopThread& operator=(const LoopThread&) = delete;
   ~LoopThread();
-  // Runs `work` on the loop and returns when it has run.
+  // Runs `work` on the loop and returns when `work` has returned.
   void run(const std::function<void()>& work);
 
  private:
   LoopThread() = default;
-  Loop* loop_ = nullptr;  // of the thread, while that runs
+  Loop* loop_ = nullptr;  // the thread's loop, while it runs
   std::jthread thread_;
 };
 

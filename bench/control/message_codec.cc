@@ -79,7 +79,7 @@ std::vector<double> time_and_rate(double ns, std::size_t bytes) {
   return {ns, static_cast<double>(bytes) / static_cast<double>(limits::kMiB) / (ns * 1e-9)};
 }
 
-// One message and its bytes, shared by its rows.
+// One message and its bytes, which its rows share.
 struct Measured {
   control::Decoded decoded;
   Bytes bytes;

@@ -1,4 +1,4 @@
-// What encoding and decoding of control messages takes.
+// The time to encode and decode control messages.
 #pragma once
 
 #include <string>
@@ -10,17 +10,17 @@
 
 namespace wsync::bench {
 
-// A message as it is seen where many sidecars are, and a name for it.
+// A message of a large deployment, and its name.
 struct TypicalMessage {
   std::string name;  // "Stage"
   control::Decoded decoded;
 };
-// Stage; the Hello of a sidecar with 64 replicas; the Announce of Qwen3-30B-A3B with its layout;
-// the StatusReply about 1000 sidecars. Errors of Manifest::create().
+// Returns Stage, the Hello of a sidecar with 64 replicas, the Announce of Qwen3-30B-A3B with its
+// layout, and the StatusReply about 1000 sidecars. Errors of Manifest::create().
 [[nodiscard]] Result<std::vector<TypicalMessage>> typical_messages();
 
-// For each message rows of encode(), decode() and memcpy of its bytes: nanoseconds, and MiB/s.
-// kInternal when a message is not the same after both.
+// Adds rows of encode(), decode() and memcpy for each message, in nanoseconds and MiB/s. kInternal
+// if encoding and decoding changes a message.
 [[nodiscard]] Result<> add_message_rows(const std::vector<TypicalMessage>& messages,
                                         std::vector<Row>& rows);
 

@@ -20,19 +20,19 @@ using control::Message;
 using std::chrono::nanoseconds;
 
 constexpr std::chrono::seconds kWaitLimit{kStallSeconds};
-constexpr std::uint64_t kFirst = 1;  // question of a call
+constexpr std::uint64_t kFirst = 1;  // first question of a call
 
 Decoded numbered(std::uint64_t i, Message message) {
   return {.envelope = {.fence = {.epoch = 1, .run_id = {2, 3}}, .round = 4, .request = i},
           .message = std::move(message)};
 }
 
-// What the answering end knows of a call. Its loop's thread only.
+// State of the answering end for one call. Used only in the thread of its loop.
 struct Answering {
-  unsigned answer_every = 1;    // questions
-  std::uint64_t next = kFirst;  // question
-  // Whether the question of this number is to be answered; a number out of turn never is, and so
-  // ends the call with a deadline.
+  unsigned answer_every = 1;    // number of questions per answer
+  std::uint64_t next = kFirst;  // number of the next question
+  // Returns whether this question is to be answered. A question out of order is never answered, so
+  // that the call ends with kDeadline.
   bool takes(std::uint64_t number) {
     if (number != next) return false;
     return next++ % answer_every == 0;
@@ -55,7 +55,7 @@ Result<LoopThread::Guest> answer_port(Loop& loop, const std::string& address,
            [self](const std::string& peer, const Envelope& envelope, const Message& message) {
              const auto* question = std::get_if<control::Cancel>(&message);
              if (question == nullptr || !self->state.takes(question->version.step)) return;
-             // Where the answer cannot be sent, its reader says that none came.
+             // An error needs no handling here: the end that asks then reports a missing answer.
              std::ignore =
                  self->router->send(peer, envelope, port_answer(question->version.step).message);
            },
@@ -75,7 +75,7 @@ class PortPings final : public Pings {
         LoopThread::start([&](Loop& loop) { return answer_port(loop, address, made->answers_); }));
     std::string reached;
     made->thread_->run([&] { reached = made->answers_->router->address(); });
-    // The thread alone holds it from now on, and so destroys it.
+    // Only the thread owns the object from now on, so that it is destroyed on its own loop.
     made->answering_ = &made->answers_->state;
     made->answers_.reset();
     WSYNC_TRY(made->connect(reached));
@@ -124,7 +124,7 @@ class PortPings final : public Pings {
     WSYNC_TRY(outcome_);
     return end_ - begin;
   }
-  // Asks until an answer is to be waited for or the queue is full.
+  // Asks until it must wait for an answer or the queue is full.
   void ask() {
     do {
       const Decoded question = port_question(asked_ + 1);
@@ -150,8 +150,10 @@ class PortPings final : public Pings {
     loop_->stop();
   }
 
-  std::shared_ptr<PortAnswers> answers_ = std::make_shared<PortAnswers>();  // until it is handed on
-  Answering* answering_ = nullptr;                                          // on the thread's loop
+  // until the thread owns it
+  std::shared_ptr<PortAnswers> answers_ = std::make_shared<PortAnswers>();
+  // used on the thread's loop only
+  Answering* answering_ = nullptr;
   std::unique_ptr<LoopThread> thread_;
   std::unique_ptr<Loop> loop_;
   std::unique_ptr<Timer> guard_;
@@ -182,7 +184,7 @@ void answer_engine(EngineAnswers& answers, Loop& loop, UniqueFd socket) {
                  answers.stream->send(frame.envelope, engine_answer(question->bucket).message);
            },
        .on_close = [](const Error&) {}});
-  // Without a stream the engine sees that its connection has ended.
+  // If there is no stream, the engine sees a closed connection.
   if (stream) answers.stream = std::move(*stream);
 }
 
@@ -230,7 +232,7 @@ class EnginePings final : public Pings {
   }
 
   std::unique_ptr<LoopThread> thread_;
-  Answering* answering_;  // on the thread's loop
+  Answering* answering_;  // used on the thread's loop only
   control::Link link_;
 };
 

@@ -14,7 +14,8 @@ namespace {
 using coordinator::CoordinatorEvent;
 using coordinator::PeerMessage;
 
-constexpr TimePoint kRoundTime{1'000'000'000};  // it stands still: no deadline comes
+// the time never advances, so that no deadline expires
+constexpr TimePoint kRoundTime{1'000'000'000};
 constexpr std::uint64_t kRoundModelBytes = 1ULL << 30U;
 constexpr unsigned kOrderSeed = 7;
 
@@ -67,7 +68,7 @@ void RoundDriver::give(const std::vector<CoordinatorEvent>& events) {
   told.reserve(events.size());
   const TimePoint begin = now();
   for (const CoordinatorEvent& event : events) told.push_back(coordinator_.step(event));
-  // The store answers at once: what it costs is no time of the coordinator's.
+  // The store answers at once, because the time of a real store is not the coordinator's.
   for (std::size_t i = 0; i < told.size(); ++i)
     for (std::size_t k = 0; k < told[i].size(); ++k)
       if (const auto* write = std::get_if<coordinator::Store>(&told[i][k]))

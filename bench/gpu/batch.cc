@@ -11,11 +11,11 @@ constexpr std::uint64_t kElementBytes = 2;
 constexpr std::uint64_t kHiddenMax = 4096;
 constexpr std::uint64_t kHiddenMin = 16;
 
-// Matrices of a layer as rows and columns in units of half the hidden size, in their order.
+// Matrices of a layer in their order. Rows and columns are in units of half the hidden size.
 struct MatrixShape {
   std::uint64_t rows = 0;
   std::uint64_t columns = 0;
-  bool halves = false;  // columns in two halves
+  bool halves = false;  // the columns are copied in two halves
 };
 constexpr MatrixShape kMatrices[] = {{3, 2, false}, {2, 2, true}, {14, 2, false}, {2, 7, true}};
 constexpr std::size_t kNormsBefore[] = {1, 0, 1, 0};
@@ -35,7 +35,8 @@ class Builder {
     add(0, bytes, 1, bytes, 0);
     end(bytes);
   }
-  // Left columns first, then right ones; in the destination one behind the other.
+  // Copies the left columns, then the right ones. In the destination, all left columns precede the
+  // right ones.
   void halves(std::uint64_t rows, std::uint64_t row_bytes) {
     const std::uint64_t half = row_bytes / 2;
     add(0, half, rows, row_bytes, 0);
@@ -90,7 +91,7 @@ Batch make_batch(const BatchPlace& place) {
 }
 
 std::uint64_t check_of(std::span<const device::PieceDigest> sums) {
-  // The place of a sum counts, so that two that are swapped are found.
+  // The position of each sum matters, so that two exchanged sums are detected.
   std::uint64_t check = 0;
   for (const device::PieceDigest& sum : sums) check = check * 31 + device::fold(sum);
   return check;
@@ -100,7 +101,7 @@ Result<std::uint64_t> expected_check(std::span<const std::byte> bucket) {
   auto device =
       device::make_device({.kind = DeviceKind::kSeparate, .index = device::DeviceIndex{0}});
   if (!device) return fail(std::move(device).error());
-  // Only read: no piece has a destination.
+  // Read only, because no piece has a destination.
   auto memory =
       WSYNC_TRY((*device)->borrow({const_cast<std::byte*>(bucket.data()), bucket.size()}));
   const Batch batch = make_batch({.from = memory.get(), .bytes = bucket.size()});

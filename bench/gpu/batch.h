@@ -1,5 +1,5 @@
-// What an engine copies out of a bucket, with the shapes of a transformer: large matrices, columns
-// of others, and norms of some KiB.
+// The pieces that an engine copies out of a bucket, with the shapes of a transformer: large
+// matrices, columns of others, and norms of a few KiB.
 #pragma once
 
 #include <cstdint>
@@ -14,25 +14,25 @@ namespace wsync::bench {
 struct BatchPlace {
   const device::Memory* from = nullptr;
   std::uint64_t from_offset = 0;
-  device::Memory* to = nullptr;  // null: digests only
+  device::Memory* to = nullptr;  // destination; null: digests only
   std::uint64_t to_offset = 0;
-  std::uint64_t bytes = 0;  // of the bucket, all of which are copied
+  std::uint64_t bytes = 0;  // bytes of the bucket, all of which are copied
 };
 
 struct Batch {
   std::vector<device::Piece> pieces;
-  std::uint32_t sums = 0;  // one for each tensor
+  std::uint32_t sums = 0;  // number of digests, one per tensor
 };
 
-// Layers of bf16 weights of the largest hidden size (4096 at most) of which two fit: norms, q, k
-// and v, o, gate and up, down. Of o and down the left and the right columns are copied by
-// themselves, as two tensor-parallel ranks do. What is left is one tensor more.
+// Makes layers of bf16 weights: norms, q, k and v, o, gate and up, down. The hidden size is the
+// largest one, up to 4096, of which two layers fit. The left and the right columns of o and down
+// are copied separately, as two tensor-parallel ranks do. The remaining bytes are one more tensor.
 [[nodiscard]] Batch make_batch(const BatchPlace& place);
 
-// One number for the sums of a batch of `bytes` bytes.
+// Combines the digests of a batch of `bytes` bytes into one number.
 [[nodiscard]] std::uint64_t check_of(std::span<const device::PieceDigest> sums);
 
-// The same batch over host bytes, computed by the host.
+// The expected check of the same batch, which the host computes from host bytes.
 [[nodiscard]] Result<std::uint64_t> expected_check(std::span<const std::byte> bucket);
 
 }  // namespace wsync::bench

@@ -17,7 +17,7 @@ using Sample = std::function<Result<nanoseconds>(unsigned times)>;
 
 constexpr unsigned kTimesMax = 10'000;
 
-// What is measured beside its ceiling.
+// A product operation and the driver call that is its upper limit.
 struct Contest {
   CopyCase result;
   Sample ceiling;
@@ -29,7 +29,8 @@ double rate_of(const Contest& contest, nanoseconds taken) {
          std::max(seconds(taken), 1e-9);
 }
 
-// So many copies that the faster of the two takes about the wanted time; both are warm then.
+// Chooses the number of copies so that the faster side takes about the wanted time. Warms up both
+// sides.
 Result<> choose_times(Contest& contest, double wanted) {
   double min = 1e9;
   for (const Sample* sample : {&contest.ceiling, &contest.ours}) {
@@ -68,7 +69,7 @@ Result<> same(std::uint64_t check, std::uint64_t expected, std::string_view what
                           check, expected));
 }
 
-// A GPU's buffers, and everything that works on them.
+// The buffers of a GPU and all operations on them.
 class Bench {
  public:
   explicit Bench(const CopyOptions& options) : options_(options) {}

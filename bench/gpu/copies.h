@@ -1,4 +1,4 @@
-// What one GPU does against what it can do: copies from pinned host memory, copies and digests on
+// Compares one GPU with its hardware limits: copies from pinned host memory, copies and digests on
 // the GPU, and copies out of another process's buffers.
 #pragma once
 
@@ -19,16 +19,16 @@ inline constexpr double kH2DTarget = 0.95;
 inline constexpr double kReloadTarget = 0.90;
 inline constexpr double kDigestTarget = 0.80;
 
-// Pairs of the ceiling and of ours, each with the same bytes; which comes first changes with each
-// round.
+// Pairs of samples of the upper limit and of the product, with the same bytes. Their order changes
+// with each round.
 struct CopyCase {
   std::string name;     // "H2D", "reload", "digest", "reload in another process"
-  std::string ceiling;  // what it is compared with
+  std::string ceiling;  // the upper limit with which it is compared
   std::uint32_t gpu = 0;
-  std::uint64_t bytes = 0;            // of one copy
-  unsigned times = 1;                 // copies of a sample, one behind the other
-  double target = 0;                  // of the ratio
-  std::vector<double> ceiling_rates;  // bytes a second, of each round
+  std::uint64_t bytes = 0;            // bytes per copy
+  unsigned times = 1;                 // copies per sample, one after the other
+  double target = 0;                  // minimum ratio
+  std::vector<double> ceiling_rates;  // bytes per second in each round
   std::vector<double> rates;
   Spread ceiling_rate, rate, ratio;
   [[nodiscard]] bool met() const noexcept { return ratio.median >= target; }
@@ -38,24 +38,24 @@ struct CopyOptions {
   std::string executable;  // wsync
   std::string directory;   // for logs
   std::uint32_t gpu = 0;
-  std::uint64_t bytes = 0;  // of one copy; a multiple of 16
+  std::uint64_t bytes = 0;  // bytes per copy; a multiple of 16
   unsigned rounds = 15;
-  double sample_seconds = 0.05;  // a sample repeats its copy for about so long
+  double sample_seconds = 0.05;  // approximate duration of a sample, which repeats its copy
 };
 
-// Told what goes on: a label, and how many of how many steps are done.
+// Called with a label and the numbers of finished and of all steps.
 using OnGpuProgress = std::function<void(std::string_view label, unsigned done, unsigned total)>;
 
-// Every copy is also checked: a check that differs from the host's is kDigestMismatch. Takes
-// pinned and pageable host memory of 2 * bytes, and 5 * bytes on the GPU. `notes` gets a line when
-// the host memory could not be registered.
+// Every copy is also checked: kDigestMismatch if a check differs from the host's. Needs 2 * bytes
+// of pinned and pageable host memory and 5 * bytes on the GPU. Adds a line to `notes` if the host
+// memory could not be registered.
 [[nodiscard]] Result<std::vector<CopyCase>> run_copies(const CopyOptions& options,
                                                        const device::CudaBackend& backend,
                                                        const Interrupt& interrupt,
                                                        const OnGpuProgress& on_progress,
                                                        std::vector<std::string>& notes);
 
-// Bytes that differ from place to place and from seed to seed.
+// Fills `bytes` with values that depend on the position and the seed.
 void fill_with_noise(std::span<std::byte> bytes, std::uint64_t seed);
 
 }  // namespace wsync::bench

@@ -9,7 +9,7 @@
 namespace wsync::bench {
 namespace {
 
-// The emulated driver of the tests names its GPUs so.
+// Names of the GPUs of the tests' emulated driver contain this text.
 constexpr std::string_view kEmulatedName = "Emulated";
 
 Result<std::vector<std::uint32_t>> choose_gpus(const GpuBenchOptions& options,
@@ -25,7 +25,7 @@ Result<std::vector<std::uint32_t>> choose_gpus(const GpuBenchOptions& options,
   return options.gpus;
 }
 
-// Several devices on the first GPU, then real ones.
+// Several devices on the first GPU, then devices on different GPUs.
 std::vector<std::vector<std::uint32_t>> groups_of(const std::vector<std::uint32_t>& devices,
                                                   const std::vector<std::uint32_t>& gpus) {
   std::vector<std::vector<std::uint32_t>> groups;
@@ -37,7 +37,7 @@ std::vector<std::vector<std::uint32_t>> groups_of(const std::vector<std::uint32_
   return groups;
 }
 
-// An engine on the first GPU, and one on each.
+// One engine on the first GPU, then one engine on each GPU.
 std::vector<std::vector<std::uint32_t>> pause_groups(const std::vector<std::uint32_t>& gpus) {
   std::vector<std::vector<std::uint32_t>> groups = {{gpus.front()}};
   if (gpus.size() > 1) groups.push_back(gpus);
@@ -54,7 +54,7 @@ std::string missing_gpu() {
   if (facts->gpus.empty())
     return fmt::format("the driver is there and sees no GPU ({}); see what nvidia-smi lists",
                        device::visible_gpus_text());
-  // One that is too old for the kernels, or whose driver is, can be listed and not used.
+  // A GPU or driver that is too old for the kernels can be listed but not used.
   const auto device = (*backend)->make_device(
       {.kind = DeviceKind::kCuda, .index = device::DeviceIndex{0}, .gpu = facts->gpus.front().gpu});
   if (!device && device.error().code() == ErrorCode::kRefused) return device.error().message();

@@ -18,7 +18,8 @@ Result<PauseCase> run_pause_case(const PauseCaseOptions& options,
   PauseCase result;
   result.gpus = options.gpus;
   result.bytes = checkpoint.manifest().total_bytes();
-  // Of its own: two fleets of one run must not meet.
+  // Each fleet needs its own directory, so that two fleets of one run do not share sockets and
+  // state.
   const std::string directory = fmt::format("{}/pause{}", options.directory, options.gpus.size());
   if (::mkdir(directory.c_str(), 0700) != 0) return fail_errno(directory, errno);
   const auto children = WSYNC_TRY(bench_children(directory));

@@ -1,4 +1,4 @@
-// How long engines on GPUs stand still for an update: a real trainer, sidecar and engines.
+// Measures how long engines on GPUs pause for an update, with a real trainer, sidecar and engines.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 namespace wsync::bench {
 
 struct PauseCase {
-  std::vector<std::uint32_t> gpus;  // of each engine
-  std::uint64_t bytes = 0;          // of the model
+  std::vector<std::uint32_t> gpus;  // GPU of each engine
+  std::uint64_t bytes = 0;          // bytes of the model
   std::vector<Pushed> rounds;
   Spread paused_ns, load_ns;
 };
@@ -27,8 +27,8 @@ struct PauseCaseOptions {
   unsigned updates = 5;
 };
 
-// The first update of each checkpoint warms everything and is not counted. At the end `wsync
-// verify` reads back what the engines hold. kDigestMismatch unless every byte was loaded and is
+// The first update with each checkpoint warms up everything and is not counted. At the end `wsync
+// verify` reads back the engines' weights. kDigestMismatch unless every byte was loaded and is
 // right.
 [[nodiscard]] Result<PauseCase> run_pause_case(const PauseCaseOptions& options,
                                                const OnGpuProgress& on_progress);

@@ -22,13 +22,14 @@ namespace {
 
 constexpr std::uint64_t kGranule = 2 * limits::kMiB;
 constexpr std::chrono::minutes kUpdateDeadline{5};
-// The lone stages, two stages and three stages: three buffers each.
+// Three buffers each for the separate stages, for two stages and for three stages.
 constexpr std::uint64_t kBuffersOfDevice = 9;
-// Of a GPU's free memory: for buffers, and for the engines' weights. The rest is for contexts.
+// Percent of a GPU's free memory for buffers and for the engines' weights. The rest is for
+// contexts.
 constexpr std::uint64_t kBufferShare = 50;
 constexpr std::uint64_t kWeightsShare = 25;
 
-// One engine: waits for buckets and has its process copy them.
+// One engine, which waits for buckets and lets its process copy them.
 class BenchEngine {
  public:
   BenchEngine(reload::PipelineRunner& runner, Reader& reader, std::size_t first_mapping,
@@ -101,7 +102,7 @@ class Listener final : public reload::PipelineListener {
   std::deque<BenchEngine>& engines_;
 };
 
-// Everything of one case.
+// All parts of one case.
 class Case {
  public:
   explicit Case(const PipelineCaseOptions& options) : options_(options) {}
@@ -248,7 +249,7 @@ Result<double> Case::update(reload::PipelineRunner& runner, std::size_t first_ma
   return seconds(report.end - report.begin);
 }
 
-// Every part once; which comes first changes with each round.
+// Measures every part once. Their order changes with each round.
 Result<PipelineCase::Round> Case::round(unsigned number) {
   PipelineCase::Round round;
   const auto in_seconds = [](std::chrono::nanoseconds t) { return seconds(t); };
@@ -308,7 +309,7 @@ Result<PipelineCase> run_pipeline_case(const PipelineCaseOptions& options,
   Case made(options);
   if (auto ready = made.prepare(interrupt); !ready) return fail(ready.error().with_context(label));
   PipelineCase result = made.result();
-  // The first one warms everything and is not counted.
+  // The first round warms up everything and is not counted.
   for (unsigned number = 0; number <= options.rounds; ++number) {
     WSYNC_TRY(resume(interrupt));
     on_progress(label, number, options.rounds + 1);

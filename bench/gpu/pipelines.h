@@ -1,4 +1,4 @@
-// Whole updates of a group of devices, in the two- and the three-stage form, against the longest of
+// Compares whole updates of a group of devices, with two and with three stages, with the longest of
 // their stages alone.
 #pragma once
 
@@ -15,9 +15,9 @@ namespace wsync::bench {
 inline constexpr double kThreeStageTarget = 1.10;
 
 struct PipelineCase {
-  std::vector<std::uint32_t> gpus;  // of each device; one may repeat
+  std::vector<std::uint32_t> gpus;  // GPU of each device; several devices may use the same GPU
   std::uint64_t buffer_bytes = 0;
-  std::uint64_t bytes = 0;  // of the model
+  std::uint64_t bytes = 0;  // bytes of the model
   // Seconds for the whole model.
   struct Round {
     double h2d = 0;
@@ -37,18 +37,20 @@ struct PipelineCaseOptions {
   std::string executable;  // wsync
   std::string directory;   // for logs
   std::vector<std::uint32_t> gpus;
-  std::uint64_t bytes = 0;         // of the model, if the host's memory allows it
-  std::uint64_t buffer_bytes = 0;  // at most
+  // requested bytes of the model; smaller if the host's memory is too small
+  std::uint64_t bytes = 0;
+  std::uint64_t buffer_bytes = 0;  // maximum bytes per buffer
   unsigned rounds = 5;
 };
 
-// One engine process for each device reads every bucket; what it read is checked each time:
-// kDigestMismatch. kResourceExhausted where not even buffers of 2 MiB fit.
+// One engine process per device reads every bucket. Its result is checked each time:
+// kDigestMismatch. kResourceExhausted if not even buffers of 2 MiB fit.
 [[nodiscard]] Result<PipelineCase> run_pipeline_case(const PipelineCaseOptions& options,
                                                      const Interrupt& interrupt,
                                                      const OnGpuProgress& on_progress);
 
-// Bytes of the model, `wanted` at most: half of the host's free memory, in whole granules of 2 MiB.
+// Returns the bytes of the model: at most `wanted` and at most half of the host's free memory, in
+// whole granules of 2 MiB.
 [[nodiscard]] Result<std::uint64_t> model_bytes(std::uint64_t wanted);
 
 }  // namespace wsync::bench

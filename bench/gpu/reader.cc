@@ -104,7 +104,7 @@ class ReaderProcess {
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<device::Memory> own_;
   std::vector<std::unique_ptr<device::Memory>> imported_;
-  std::vector<device::PieceDigest> sums_;  // of the last copy; outlives the stream
+  std::vector<device::PieceDigest> sums_;  // digests of the last copy; outlives the stream
   std::unique_ptr<TimedStream> work_;
 };
 
@@ -112,7 +112,8 @@ class ReaderProcess {
 
 Result<> run_reader(const ReaderOptions& options) {
   auto process = WSYNC_TRY(ReaderProcess::create(options));
-  // It ends with its input, and in order, so that nothing stays mapped when the owner frees it.
+  // SIGTERM is ignored. The process ends in order when its input ends, so that nothing is mapped
+  // when the owner frees the memory.
   std::signal(SIGTERM, SIG_IGN);
   answer_with("ready");
   for (std::string line; std::getline(std::cin, line);) {

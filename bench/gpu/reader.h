@@ -1,12 +1,12 @@
-// A process that reads a GPU's buffers of another one, as an engine does.
+// A process that reads GPU buffers of another process, as an engine does.
 //
-// The process speaks by lines. On its standard input, from who started it alone:
-//   import <bytes> <hex>            maps the memory of an IPC handle; the first one is number 0
-//   copy <number> <bytes> <offset> <times>
-//                                   acquires and copies that many bytes, as make_batch() does, to
-//                                   `offset` of its own memory, so often, one after the other
-// On its standard output: "ready", "imported <number>", "copied <ns> <check>" (check_of() of the
-// last copy), or "failed <why>".
+// The process exchanges lines with the process that started it. Its standard input:
+//   import <bytes> <hex>: maps the memory of an IPC handle. Mappings are numbered from 0.
+//   copy <number> <bytes> <offset> <times>: acquires and copies that many bytes, as make_batch()
+//     does, to `offset` of its own memory, `times` times, one after the other.
+//
+// Its standard output: "ready", "imported <number>", "copied <ns> <check>" (check_of() of the last
+// copy), or "failed <why>".
 #pragma once
 
 #include <chrono>
@@ -24,28 +24,28 @@ namespace wsync::bench {
 struct ReaderOptions {
   std::uint32_t gpu = 0;
   std::uint32_t device_index = 0;
-  std::uint64_t bytes = 0;  // of its own memory
+  std::uint64_t bytes = 0;  // bytes of its own memory
 };
 
-// The process's side: until its input ends. Errors: what it could not begin with.
+// Runs the process until the end of its input. Returns an error if it could not start.
 [[nodiscard]] Result<> run_reader(const ReaderOptions& options);
 
-// The other side. Destroyed, it lets the process unmap everything and end. Thread: one at a time;
-// the process dies with the thread that started it.
+// The side that starts the process. The destructor lets the process unmap everything and end.
+// Thread: one at a time. The process dies with the thread that started it.
 class Reader {
  public:
   Reader(Reader&&) noexcept = default;
   Reader& operator=(Reader&&) = delete;
   ~Reader();
-  // `executable`: wsync. kPeerLost or kRefused when it cannot begin.
+  // `executable`: wsync. kPeerLost or kRefused if the process could not start.
   [[nodiscard]] static Result<Reader> start(const std::string& executable,
                                             const std::string& log_file,
                                             const ReaderOptions& options,
                                             const Interrupt& interrupt);
-  // The number of the mapping.
+  // Returns the number of the mapping.
   [[nodiscard]] Result<std::size_t> import(const device::MemoryHandle& handle);
   struct Copied {
-    std::chrono::nanoseconds taken{};  // in that process
+    std::chrono::nanoseconds taken{};  // measured in that process
     std::uint64_t check = 0;
   };
   struct Copy {
@@ -62,7 +62,7 @@ class Reader {
       : child_(std::make_unique<Child>(std::move(child))),
         options_(options),
         interrupt_(&interrupt) {}
-  // What follows `verb` in the next line.
+  // Returns the text after `verb` in the next line.
   [[nodiscard]] Result<std::string> answer(const std::string& verb);
 
   std::unique_ptr<Child> child_;

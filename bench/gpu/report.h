@@ -13,7 +13,7 @@ namespace wsync::bench {
 [[nodiscard]] nlohmann::json to_json(const GpuBenchResult& result);
 [[nodiscard]] std::string to_text(const GpuBenchResult& result);
 
-// In the form of all suites.
+// Converts the result to the common form of all suites.
 [[nodiscard]] SuiteResult to_suite(const GpuBenchResult& result);
 
 }  // namespace wsync::bench

@@ -1,4 +1,4 @@
-// The stages of the weight pipeline, each alone: what the whole is compared with.
+// The stages of the weight pipeline, each alone, as the baseline of whole updates.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,7 @@
 
 namespace wsync::bench {
 
-// A version in host memory, cut into buckets.
+// A version in host memory, split into buckets.
 struct Buckets {
   std::span<const std::byte> bytes;
   std::uint64_t bucket_bytes = 0;
@@ -27,11 +27,11 @@ struct Buckets {
   }
 };
 
-// Devices of one group with an H2D buffer and two IPC buffers each. Every function brings all
-// buckets through one stage and returns how long that took. Thread: one.
+// Devices of one group with an H2D buffer and two IPC buffers each. Every function moves all
+// buckets through one stage and returns the time. Thread: one.
 class LoneStages {
  public:
-  // One device for each entry of `gpus`. kResourceExhausted when the buffers do not fit.
+  // Creates one device per entry of `gpus`. kResourceExhausted if the buffers do not fit.
   [[nodiscard]] static Result<std::unique_ptr<LoneStages>> create(
       const std::vector<std::uint32_t>& gpus, std::uint64_t buffer_bytes);
   LoneStages(const LoneStages&) = delete;
@@ -39,14 +39,14 @@ class LoneStages {
   ~LoneStages();
 
   [[nodiscard]] device::Device& device(std::size_t index) { return *members_[index].device; }
-  // Bucket b into device b % N; all devices at the same time.
+  // Copies bucket b into device b % N, with all devices at the same time.
   [[nodiscard]] Result<std::chrono::nanoseconds> copies_in(const Buckets& buckets);
-  // One broadcast after the other, the source walking over the devices; each device then digests
-  // what it got and publishes it, as in an update.
+  // Runs one broadcast after the other, with the devices as sources in turn. Each device then
+  // computes the digest of what it received and publishes it, as in an update.
   [[nodiscard]] Result<std::chrono::nanoseconds> broadcasts(const Buckets& buckets);
 
  private:
-  // Streams are destroyed before what their work uses.
+  // Destroys the streams before the objects that their work uses.
   struct Member {
     std::unique_ptr<device::Device> device;
     std::unique_ptr<device::Memory> h2d;
@@ -64,11 +64,11 @@ class LoneStages {
   std::vector<Member> members_;
 };
 
-// All buckets out of mappings 0 and 1, in every reader at once; each reader goes round in its own
-// memory.
+// Reloads all buckets from mappings 0 and 1, in every reader at once. Each reader wraps around in
+// its own memory.
 [[nodiscard]] Result<std::chrono::nanoseconds> reloads(std::span<Reader> readers,
                                                        const Buckets& buckets);
-// Where a reader puts a bucket.
+// Returns where a reader puts a bucket.
 [[nodiscard]] std::uint64_t reload_offset(std::uint64_t bucket, std::uint64_t bucket_bytes,
                                           std::uint64_t reader_bytes);
 

@@ -1,4 +1,4 @@
-// A stream whose work is timed.
+// A stream with timed work.
 #pragma once
 
 #include <chrono>
@@ -19,8 +19,8 @@ class TimedStream {
  public:
   // `device` outlives it.
   [[nodiscard]] static Result<TimedStream> create(device::Device& device, device::StreamRole role);
-  // Enqueues `times` times, waits, and returns the time from before the first until the last is
-  // known to be complete. kDeadline after kGpuWorkDeadline.
+  // Calls the enqueue function `times` times, waits for the work, and returns the time from before
+  // the first call until the last work is known to be complete. kDeadline after kGpuWorkDeadline.
   [[nodiscard]] Result<std::chrono::nanoseconds> run(
       unsigned times, const std::function<Result<>(device::Stream&)>& enqueue);
 

@@ -40,7 +40,8 @@ sigset_t blocked_signals() {
   return set;
 }
 
-// Sockets, not pipes: writing to one whose reader is gone can be told not to raise SIGPIPE.
+// Sockets instead of pipes, because send() with MSG_NOSIGNAL raises no SIGPIPE if the reader is
+// gone.
 Result<Pair> make_pair() {
   std::array<int, 2> fds{};
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds.data()) != 0)
@@ -48,7 +49,7 @@ Result<Pair> make_pair() {
   return Pair{.ours = UniqueFd(fds[0]), .childs = UniqueFd(fds[1])};
 }
 
-// Between fork and exec: only what is safe there.
+// Runs between fork and exec: only async-signal-safe calls are allowed.
 [[noreturn]] void become(const char* log_file, char* const* argv, char* const* environment, int in,
                          int out, pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -64,7 +65,7 @@ Result<Pair> make_pair() {
   ::_exit(127);
 }
 
-// NAME=VALUE of this process, but for those that are given another value.
+// The environment of this process, except for the names in `given`, which get their new values.
 std::vector<std::string> environment_with(const decltype(ChildOptions::environment)& given) {
   std::vector<std::string> all;
   for (char** at = environ; *at != nullptr; ++at) {
@@ -77,7 +78,7 @@ std::vector<std::string> environment_with(const decltype(ChildOptions::environme
   return all;
 }
 
-// As exec wants them: pointers into `words`, and a null.
+// An argument for exec: pointers into `words`, with a null at the end.
 std::vector<char*> pointers_to(std::vector<std::string>& words) {
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
@@ -99,7 +100,7 @@ Result<Interrupt> Interrupt::create() {
 
 Interrupt::~Interrupt() {
   if (!fd_.valid()) return;
-  // A signal that came is taken here: unblocking it would end the process without its report.
+  // Consumes pending signals. Otherwise unblocking them would end the process without its report.
   signalfd_siginfo info{};
   while (::read(fd_.get(), &info, sizeof info) > 0) {
   }
@@ -116,7 +117,8 @@ Result<> resume(const Interrupt& interrupt) {
 Result<Child> Child::start(ChildOptions options) {
   auto in = WSYNC_TRY(make_pair());
   auto out = WSYNC_TRY(make_pair());
-  // Made before the fork: another thread may hold the allocator's lock then.
+  // Allocated before the fork, because another thread may hold the allocator's lock during the
+  // fork.
   const std::vector<char*> argv = pointers_to(options.command);
   std::vector<std::string> variables = environment_with(options.environment);
   const std::vector<char*> environment = pointers_to(variables);
@@ -172,14 +174,14 @@ std::string Child::last_words() const {
 
 Result<> Child::say(const std::string& line) {
   const std::string text = line + "\n";
-  // Short, and the buffer is empty: it is taken as a whole. A child that is gone shows itself by
-  // the end of its output.
+  // The line is short and the buffer is empty, so it is sent in one call. EPIPE is ignored, because
+  // the end of the output shows that the child has ended.
   if (::send(input_.get(), text.data(), text.size(), MSG_NOSIGNAL) < 0 && errno != EPIPE)
     return fail_errno("write to a child", errno);
   return {};
 }
 
-// True when there is more, false at the end of its output.
+// Returns true if there is more, false at the end of the output.
 Result<bool> Child::read_more(const Interrupt& interrupt, TimePoint deadline) {
   for (;;) {
     std::array<pollfd, 2> fds{pollfd{.fd = output_.get(), .events = POLLIN, .revents = 0},
@@ -231,7 +233,7 @@ void Child::stop(std::chrono::milliseconds wait_limit) {
   input_.reset();
   ::kill(pid_, SIGTERM);
   const TimePoint deadline = now() + wait_limit;
-  // Its output ends when it does; what it still says is thrown away.
+  // The output ends when the child ends. Its remaining lines are discarded.
   for (;;) {
     pollfd fd{.fd = output_.get(), .events = POLLIN, .revents = 0};
     const auto left =

@@ -1,4 +1,4 @@
-// A process that a benchmark starts, speaks to by lines, and never leaves behind.
+// A process that a benchmark starts and exchanges lines with. It never outlives the benchmark.
 #pragma once
 
 #include <chrono>
@@ -13,10 +13,9 @@
 
 namespace wsync::bench {
 
-// SIGINT and SIGTERM as a descriptor, from construction to destruction, so that a wait ends with
-// them. SIGCHLD is blocked as well: ChildProcesses reads it from a descriptor of its own, and a
-// thread that does not block it could take it away. Thread: make it before any other thread is
-// started.
+// SIGINT and SIGTERM as a descriptor while the object exists, so that waits can end on a signal.
+// SIGCHLD is blocked as well. ChildProcesses reads it from its own descriptor, and a thread that
+// does not block it could receive it instead. Thread: create it before any other thread starts.
 class Interrupt {
  public:
   [[nodiscard]] static Result<Interrupt> create();
@@ -29,45 +28,48 @@ class Interrupt {
   explicit Interrupt(UniqueFd fd) noexcept : fd_(std::move(fd)) {}
   UniqueFd fd_;
 };
-// kCancelled when a signal has come.
+// kCancelled if a signal has arrived.
 [[nodiscard]] Result<> resume(const Interrupt& interrupt);
 
 struct ChildOptions {
-  std::vector<std::string> command;  // argv; the executable's path first
-  std::vector<std::pair<std::string, std::string>> environment;  // set over this process's own
-  std::string log_file;                                          // what it says on standard error
+  std::vector<std::string> command;  // argv, with the path of the executable first
+  // added to this process's environment
+  std::vector<std::pair<std::string, std::string>> environment;
+  std::string log_file;  // gets its standard error
 };
 
-// Thread: one. The process is in a group of its own and dies with the thread that started it.
+// Thread: one. The process has its own process group and dies with the thread that started it.
 class Child {
  public:
   [[nodiscard]] static Result<Child> start(ChildOptions options);
   Child(Child&& other) noexcept;
   Child& operator=(Child&&) = delete;
-  ~Child();  // kills what still runs
+  ~Child();  // kills the process if it still runs
 
   [[nodiscard]] pid_t pid() const noexcept { return pid_; }
-  // Readable when it has said something, or has ended. Until wait() or stop().
+  // Readable if the process has written output or has ended. Valid until wait() or stop().
   [[nodiscard]] int output_fd() const noexcept { return output_.get(); }
   // Writes a line to its standard input.
   [[nodiscard]] Result<> say(const std::string& line);
-  // The next line of its standard output. kPeerLost, with the last line of its log, when it ends
-  // first; kDeadline; kCancelled on a signal.
+  // Returns the next line of its standard output. kPeerLost, with the last line of its log, if the
+  // process ends first. kDeadline. kCancelled on a signal.
   [[nodiscard]] Result<std::string> line(const Interrupt& interrupt, TimePoint deadline);
-  // Its remaining output, and its exit code (128 + signal when it was killed). Errors as line().
+  // Returns its remaining output and its exit code (128 + signal if it was killed). Errors as
+  // line().
   struct End {
     std::string output;
     int exit_code = 0;
-    std::chrono::nanoseconds cpu{0};  // processor time, user and system, of all its threads
+    std::chrono::nanoseconds cpu{0};  // user and system time of all its threads
   };
   [[nodiscard]] Result<End> wait(const Interrupt& interrupt, TimePoint deadline);
-  // Closes its input and asks it to stop; kills it at the deadline. Does not heed signals.
+  // Closes its input and asks it to stop. Kills it at the deadline. Ignores signals to this
+  // process.
   void stop(std::chrono::milliseconds wait_limit);
 
  private:
   Child() = default;
   [[nodiscard]] Result<bool> read_more(const Interrupt& interrupt, TimePoint deadline);
-  End reap();  // without its output
+  End reap();  // without reading its output
   [[nodiscard]] std::string last_words() const;
 
   ChildOptions options_;

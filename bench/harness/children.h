@@ -1,4 +1,4 @@
-// Processes of a benchmark that are watched by one loop (shared/loop/child_process.h).
+// Processes of a benchmark that one loop watches (shared/loop/child_process.h).
 #pragma once
 
 #include <memory>
@@ -8,9 +8,9 @@
 
 namespace wsync::bench {
 
-// Their environment is this process's, and their logs are in `directory`. The first signal ends
-// what waits for them with kCancelled; later signals change nothing. At most one at a time in a
-// process; the Interrupt is older.
+// The processes have this process's environment and write their logs to `directory`. The first
+// signal ends their waits with kCancelled, and later signals have no effect. At most one object at
+// a time per process. Create the Interrupt before it.
 [[nodiscard]] Result<std::unique_ptr<cli::ChildProcesses>> bench_children(
     const std::string& directory);
 

@@ -1,4 +1,4 @@
-// A directory for what a benchmark makes.
+// A directory for the files of a benchmark.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace wsync::bench {
 
-// A new directory of mode 0700, removed with what is in it.
+// A new directory of mode 0700. The destructor removes it with its contents.
 class TemporaryDirectory {
  public:
-  // Below `parent`, which is there; empty: the system's directory for temporary files. kIo when
-  // none can be made.
+  // Creates it below `parent`, which exists. Empty: the system's directory for temporary files. kIo
+  // if it cannot be created.
   [[nodiscard]] static Result<TemporaryDirectory> create(const std::string& parent);
   TemporaryDirectory(TemporaryDirectory&& other) noexcept
       : path_(std::exchange(other.path_, std::string())) {}
@@ -25,7 +25,7 @@ class TemporaryDirectory {
   std::string path_;
 };
 
-// Whether what lies in it lies in memory (tmpfs, ramfs) and on no disk.
+// Returns whether the directory is in memory (tmpfs, ramfs) and not on a disk.
 [[nodiscard]] bool is_in_memory(const std::string& directory);
 
 }  // namespace wsync::bench

@@ -29,7 +29,7 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-// The value after "key : " in /proc/cpuinfo.
+// Returns the value after "key : " in /proc/cpuinfo.
 std::string cpu_info(const std::string& key) {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
@@ -49,7 +49,7 @@ std::string chosen(const std::string& line) {
              : line.substr(begin + 1, end - begin - 1);
 }
 
-// "32768K" as the kernel writes it; 0 for anything else.
+// Parses "32768K" as the kernel writes it. Returns 0 for anything else.
 std::uint64_t kib_of(const std::string& text) {
   std::uint64_t kib = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), kib);
@@ -58,10 +58,10 @@ std::uint64_t kib_of(const std::string& text) {
              : 0;
 }
 
-// What the caches of the highest level have together, each counted once.
+// Total size of the caches of the highest level. A shared cache counts once.
 std::uint64_t last_level_cache(const cpu_set_t& set) {
   std::string highest;
-  std::map<std::string, std::uint64_t> caches;  // by the cores that share one
+  std::map<std::string, std::uint64_t> caches;  // by the list of cores that share the cache
   for (std::size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
     if (!CPU_ISSET(cpu, &set)) continue;
     for (int index = 0; index < kCacheIndices; ++index) {
@@ -141,7 +141,8 @@ CpuLoad::Ticks CpuLoad::read() {
   line >> name;
   Ticks ticks;
   std::uint64_t value = 0;
-  // user nice system idle iowait irq softirq steal; guest times are counted in user already.
+  // Fields: user nice system idle iowait irq softirq steal. The user time already includes guest
+  // times.
   for (int field = 0; field < 8 && line >> value; ++field) {
     ticks.all += value;
     if (field != 3 && field != 4) ticks.busy += value;

@@ -1,4 +1,4 @@
-// The machine that a figure was measured on, for the record that stands beside it.
+// The machine on which a figure was measured, for the record next to it.
 #pragma once
 
 #include <cstdint>
@@ -11,23 +11,23 @@ namespace wsync::bench {
 class Interrupt;
 
 struct Machine {
-  std::string cpu;                // model name, as the kernel gives it
-  std::uint32_t cores = 0;        // that this process may run on
+  std::string cpu;                // model name as the kernel reports it
+  std::uint32_t cores = 0;        // cores on which this process may run
   std::string layout;             // "2 cores, 1 thread each, 1 package, one L3 of 480 MiB for all"
-  std::uint64_t cache_bytes = 0;  // of all last-level caches that those cores have; 0: not known
-  bool virtual_machine = false;   // then the host's layout may differ from what is seen here
+  std::uint64_t cache_bytes = 0;  // of all last-level caches of those cores; 0: unknown
+  bool virtual_machine = false;   // the host's layout may then differ from the visible one
   std::uint64_t memory_bytes = 0;
   std::string kernel;
-  std::string huge_pages;         // of private memory: always, madvise or never
-  std::string shared_huge_pages;  // of shared memory: always, within_size, advise, never, ...
-  std::string copy_kind;          // of the streaming copy: avx512, avx2 or portable
+  std::string huge_pages;         // for private memory: always, madvise or never
+  std::string shared_huge_pages;  // for shared memory: always, within_size, advise, never, ...
+  std::string copy_kind;          // kind of the streaming copy: avx512, avx2 or portable
 };
 
-// What cannot be read stays empty.
+// Fields that cannot be read stay empty.
 [[nodiscard]] Machine this_machine();
 
-// The share of all cores' time that was used since the last call, by anybody (0 to 1), and the
-// share that the host of a virtual machine withheld. The first call counts from construction.
+// The share of all cores' time that all processes used since the last call (0 to 1), and the share
+// that the host of a virtual machine withheld. The first call counts from construction.
 class CpuLoad {
  public:
   CpuLoad();
@@ -47,8 +47,8 @@ class CpuLoad {
   Ticks last_;
 };
 
-// The share of the cores' time that is used now, before a benchmark begins: what is busy belongs to
-// others. Takes 0.3 s; kCancelled on a signal.
+// The share of the cores' time that is in use before a benchmark begins and thus belongs to other
+// processes. Takes 0.3 s. kCancelled on a signal.
 [[nodiscard]] Result<double> busy_with_others(const Interrupt& interrupt);
 
 }  // namespace wsync::bench

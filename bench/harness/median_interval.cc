@@ -7,8 +7,8 @@
 namespace wsync::bench {
 namespace {
 
-// P(X = k), X the number of n values that lie below the median: binomial, one half. By logarithms,
-// so that many values neither overflow nor vanish.
+// P(X = k), where X is the number of n values below the median. X is binomial with probability one
+// half. Computed with logarithms, so that large n neither overflows nor underflows.
 double chance_below(std::size_t n, std::size_t k) {
   const auto all = static_cast<double>(n);
   const auto below = static_cast<double>(k);
@@ -22,7 +22,9 @@ std::optional<MedianInterval> median_interval(std::span<const double> sample, do
   std::vector<double> sorted(sample.begin(), sample.end());
   std::ranges::sort(sorted);
   std::optional<MedianInterval> found;
-  double outside = 0;  // of the interval from the k-th smallest to the k-th largest, both sides
+  // probability outside of the interval from the k-th smallest to the k-th largest value, both
+  // sides
+  double outside = 0;
   for (std::size_t k = 1; 2 * k <= sorted.size(); ++k) {
     outside += 2 * chance_below(sorted.size(), k - 1);
     if (1 - outside < confidence) break;

@@ -1,4 +1,4 @@
-// Whether what a benchmark makes fits into memory.
+// Checks that the data of a benchmark fits in memory.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace wsync::bench {
 
-// kResourceExhausted unless so many copies of `bytes` bytes fit into the memory that is available:
+// kResourceExhausted unless `copies` copies of `bytes` bytes fit in the available memory. The error
 // says how much is needed, how much there is, and the largest size that fits. `whom`: whose copies
 // they are, such as "for 4 engines". `copies` is not 0.
 [[nodiscard]] Result<> require_copies(std::uint64_t copies, std::uint64_t bytes,

@@ -1,4 +1,5 @@
-// Measurements that take turns, so that a machine that becomes slower or faster harms all alike.
+// Measurements in turns, so that a machine that becomes slower or faster affects all of them
+// equally.
 #pragma once
 
 #include <functional>
@@ -12,23 +13,24 @@
 
 namespace wsync::bench {
 
-// One of those that are measured beside each other.
+// One of the alternatives that are compared.
 struct Contender {
   std::string name;
-  std::function<Result<double>()> sample;  // measures once; in any unit
+  std::function<Result<double>()> sample;  // measures once, in any unit
 };
 
 struct TurnOptions {
-  unsigned warm_ups = 1;  // rounds before, whose figures are thrown away
+  unsigned warm_ups = 1;  // rounds before the measured ones, whose figures are discarded
   unsigned rounds = 15;
 };
 
-// Told before each measurement: who is measured, and how many of how many measurements are done.
+// Called before each measurement with the name of the contender and the numbers of finished and of
+// all measurements.
 using OnTurn = std::function<void(std::string_view name, unsigned done, unsigned total)>;
 
-// In each round every contender measures once; the order is turned round with each round. Returns
-// samples[contender][round]. kCancelled on a signal; else the first error, with the contender's
-// name. Thread: the caller's.
+// In each round every contender measures once, and the order is reversed with each round. Returns
+// samples[contender][round]. kCancelled on a signal; otherwise the first error, with the
+// contender's name. Thread: the caller's.
 [[nodiscard]] Result<std::vector<std::vector<double>>> measure_in_turns(
     std::span<const Contender> contenders, const TurnOptions& options, const Interrupt& interrupt,
     const OnTurn& on_turn);

@@ -1,4 +1,4 @@
-// What a process has used so far, as the kernel counts it.
+// Resources that a process has used so far, as counted by the kernel.
 #pragma once
 
 #include <chrono>
@@ -9,10 +9,10 @@
 
 namespace wsync::bench {
 
-// Processor time of all its threads, those that have ended included. kIo when it has ended.
+// Processor time of all its threads, including ended ones. kIo if the process has ended.
 [[nodiscard]] Result<std::chrono::nanoseconds> cpu_time_of(pid_t pid);
-// The most memory that it ever had mapped and resident at once, shared pages included, bytes; 0
-// where the kernel does not say.
+// Maximum resident memory of the process in bytes, including shared pages. 0 if the kernel does not
+// report it.
 [[nodiscard]] std::uint64_t peak_bytes_of(pid_t pid);
 
 }  // namespace wsync::bench

@@ -19,13 +19,14 @@ tl::unexpected<Error> bad(std::string_view place, std::string_view expected,
               fmt::format("{}: expected {}, found {}", place, expected, found));
 }
 
-// What would be printed as it is could steer a terminal.
+// Only printable text is accepted, because escape sequences could control the user's terminal.
 bool is_printable(const std::string& text) {
   return std::ranges::none_of(
       text, [](char c) { return static_cast<unsigned char>(c) < 0x20U || c == 0x7f; });
 }
 
-// Before anything is parsed: nesting costs the parser memory that the size alone does not show.
+// Checked before parsing, because deep nesting needs parser memory that the size of the text does
+// not bound.
 Result<> check_depth(std::string_view text) {
   std::size_t depth = 0;
   bool in_string = false;
@@ -47,7 +48,7 @@ Result<> check_depth(std::string_view text) {
   return {};
 }
 
-// A part of the file, and where it stands in it.
+// A part of the file and its position.
 class Place {
  public:
   Place(const json& value, std::string path) : value_(value), path_(std::move(path)) {}
@@ -77,7 +78,7 @@ class Place {
     const auto found = WSYNC_TRY(at(key, json::value_t::boolean));
     return found.value_.get<bool>();
   }
-  // Numbers of both kinds of JSON's are one here.
+  // Accepts integers and floating-point numbers.
   [[nodiscard]] Result<double> number(const char* key) const {
     const std::string path = fmt::format("{}.{}", path_, key);
     const auto found = value_.find(key);
@@ -85,7 +86,7 @@ class Place {
       return bad(path, "a number", found == value_.end() ? "nothing" : found->type_name());
     return found->get<double>();
   }
-  // The parts of a list of objects.
+  // Returns the elements of a list of objects.
   [[nodiscard]] Result<std::vector<Place>> list(const char* key, std::size_t max) const {
     const auto found = WSYNC_TRY(at(key, json::value_t::array));
     if (found.value_.size() > max)
@@ -116,7 +117,7 @@ class Place {
   std::string path_;
 };
 
-// The samples of "value", "ratio" or a baseline's "value".
+// Reads the samples of "value", "ratio" or a baseline's "value".
 Result<std::vector<double>> read_samples(const Place& parent, const char* key) {
   const auto holder = WSYNC_TRY(parent.at(key, json::value_t::object));
   const auto list = WSYNC_TRY(holder.list("samples", kResultSamplesMax));

@@ -1,4 +1,4 @@
-// Calls that take too little to be timed one by one.
+// Repeats calls that are too short to be timed one by one.
 #pragma once
 
 #include <algorithm>
@@ -9,16 +9,17 @@
 
 namespace wsync::bench {
 
-inline constexpr std::chrono::milliseconds kRepeatFill{5};  // that the calls of one sample take
+inline constexpr std::chrono::milliseconds kRepeatFill{5};  // duration of the calls of one sample
 
-// Makes the compiler believe that `value` and all memory are read here.
+// Makes the compiler assume that `value` and all memory are read here.
 template <class T>
 void keep(const T& value) {
   asm volatile("" : : "g"(&value) : "memory");
 }
 
-// Nanoseconds of one call of `work`, the mean of as many as take about kRepeatFill, one at least.
-// `times` is that number, found by the first call (0) and kept by the caller.
+// Returns the nanoseconds per call of `work`: the mean of as many calls as take about kRepeatFill,
+// but at least one. `times` is that number. The first call, with 0, determines it, and the caller
+// keeps it.
 template <class Work>
 [[nodiscard]] double ns_per_call(Work&& work, std::uint64_t& times) {
   const auto run = [&work](std::uint64_t count) {

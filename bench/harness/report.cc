@@ -5,7 +5,7 @@
 namespace wsync::bench {
 namespace {
 
-constexpr double kQuiet = 0.1;  // less than this of the cores' time is nobody's load
+constexpr double kQuiet = 0.1;  // a smaller share of the cores' time is not reported as load
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// What the reports of all benchmarks have in common.
+// Common parts of the reports of all benchmarks.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -14,7 +14,8 @@ namespace wsync::bench {
 [[nodiscard]] nlohmann::json machine_json(const Machine& machine);
 // "Intel(R) Xeon(R) Processor (virtual machine)"
 [[nodiscard]] std::string processor_text(const Machine& machine);
-// What disturbed a measurement, a sentence each; empty when nothing did. Both as of CpuLoad.
+// Describes what disturbed a measurement, one sentence each. Empty if nothing did. Both values as
+// of CpuLoad.
 [[nodiscard]] std::vector<std::string> load_sentences(double others_busy, double stolen);
 // The same as lines of text.
 [[nodiscard]] std::string load_notes(double others_busy, double stolen);

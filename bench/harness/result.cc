@@ -38,7 +38,7 @@ json result_case_json(const CaseResult& result) {
   return object;
 }
 
-// Four digits of any size of number.
+// Prints a number of any size with four significant digits.
 std::string short_number(double value) {
   return fmt::format("{:.{}f}", value,
                      std::abs(value) >= 1000  ? 0

@@ -13,7 +13,7 @@
 namespace wsync::bench {
 namespace {
 
-// samples[row][figure][turn], warm-ups included.
+// samples[row][figure][turn], including warm-ups.
 using RowSamples = std::vector<std::vector<std::vector<double>>>;
 
 std::vector<Contender> contenders_of_rows(const std::vector<Row>& rows, RowSamples& samples) {

@@ -1,4 +1,4 @@
-// What repeated measurements say: the middle, and how far they lie apart.
+// Summary of repeated measurements: the median and the variation.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 
 namespace wsync::bench {
 
-// Of a sample; all 0 for an empty one. Quartiles and the 99th percentile are interpolated between
-// neighbours.
+// Spread of a sample. All values are 0 if it is empty. Quartiles and the 99th percentile are
+// interpolated between neighbours.
 struct Spread {
   std::size_t count = 0;
   double min = 0;

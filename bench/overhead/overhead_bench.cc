@@ -17,10 +17,11 @@
 namespace wsync::bench {
 namespace {
 
-constexpr unsigned kOverheadWarmUps = 3;  // pushes: every arena and every buffer has been used
+// pushes until every arena and every buffer has been used
+constexpr unsigned kOverheadWarmUps = 3;
 constexpr std::chrono::milliseconds kScrapeInterval{1'000};
 constexpr std::uint64_t kFleets = 2;
-constexpr unsigned kMakings = 20;        // of an update's spans, in one sample
+constexpr unsigned kMakings = 20;        // repetitions of an update's spans in one sample
 constexpr unsigned kUpdatesOfRound = 2;  // of each kind
 
 Result<std::vector<trace::Span>> spans_in(const std::string& path) {
@@ -31,7 +32,7 @@ Result<std::vector<trace::Span>> spans_in(const std::string& path) {
   return spans;
 }
 
-// Of the calling thread.
+// Processor time of the calling thread.
 std::chrono::nanoseconds own_cpu_time() {
   timespec time{};
   WSYNC_CHECK(::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time) == 0, "a thread has a clock");
@@ -87,7 +88,7 @@ class OverheadRun {
 
   Result<> start_fleets() {
     if (started_ > 0) WSYNC_TRY(end_fleets());
-    // Which one is started first has its say in where memory lies.
+    // The order changes, because the fleet that starts first affects where memory is placed.
     const bool turned = started_ % 2 == 1;
     for (const bool watched : {turned, !turned})
       WSYNC_TRY(watched ? start(watched_, "w", Watched::kAlways)
@@ -97,7 +98,8 @@ class OverheadRun {
     return {};
   }
 
-  // What it has been, it was: one fleet has spans, the other none, and both hold what they say.
+  // Checks before the fleets end that one fleet has spans and the other has none, and that the
+  // engines of both hold the right bytes.
   Result<> end_fleets() {
     const std::string path = trace_path();
     for (Side* side : {&watched_, &other_}) {
@@ -141,7 +143,7 @@ class OverheadRun {
     return done;
   }
 
-  // As agents do it: texts are made, and an older span gives way.
+  // Does what agents do: strings are copied, and the ring drops an older span.
   Result<> make_spans(OverheadRound& round) {
     const auto spans = WSYNC_TRY(spans_in(trace_path()));
     if (spans.empty()) return fail(ErrorCode::kInternal, "a trace of an update without a span");
@@ -175,9 +177,9 @@ class OverheadRun {
   const OverheadBenchOptions& options_;
   const Interrupt& interrupt_;
   const std::function<void(std::string_view)> on_step_;
-  std::unique_ptr<cli::ChildProcesses> children_;  // the fleets' processes end first
+  std::unique_ptr<cli::ChildProcesses> children_;  // outlives the fleets' processes
   Side watched_, other_;
-  unsigned started_ = 0;  // pairs of fleets
+  unsigned started_ = 0;  // number of pairs of fleets started so far
   trace::Recorder ring_{config::kTraceSpansDefault, trace::WhenFull::kDropOldest};
 };
 
@@ -229,7 +231,7 @@ Overhead OverheadBenchResult::overhead(Watching watching, Watching beside) const
 }
 
 Result<> check_overhead_memory(std::uint64_t model_bytes, unsigned engines) {
-  // Of each fleet: its snapshots, which the sidecar maps, and what each engine holds.
+  // Per fleet: its snapshots, which the sidecar maps, and the weights of each engine.
   const std::uint64_t copies = kFleets * (3 + std::uint64_t{engines}) + 1;
   return require_copies(copies, model_bytes,
                         fmt::format("for two fleets with {} each", counted(engines, "engine")));

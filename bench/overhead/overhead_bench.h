@@ -1,18 +1,17 @@
-// `wsync bench overhead`: what watching an update costs in processor time: spans that are kept,
-// pages that are served and scraped, traces that are written. How to read the table, and limits:
+// `wsync bench overhead` measures the processor time that observing an update costs: recording
+// spans, serving pages to a scraper, and writing traces. How to read the table, and limits:
 // deploy/guides/benchmark.md.
 //
-// Two fleets are alive at the same time, one as it is by default, one that makes no spans and
-// serves no pages (trace_spans: 0, http.address: none); that it has none is checked. The figure is
-// the processor time of one kind beside another of the same round, in percent: user and system time
-// of trainer, sidecar and engines, from before the update until all serve. What `wsync push
-// --trace` takes itself stands beside it. The interval is of the median, of at least 95 %
-// (harness/median_interval.h). The target is met when the whole interval is at most 1 %, missed
-// when it is above, open otherwise.
+// Two fleets run at the same time. One has the default settings. The other records no spans and
+// serves no pages (trace_spans: 0, http.address: none), which is checked. The figure is the
+// difference in processor time between two kinds of updates of the same round, in percent. It
+// includes user and system time of trainer, sidecar and engines, from before the update until all
+// engines serve. The time of `wsync push --trace` itself is shown separately. The interval is for
+// the median, with a confidence of at least 95 % (harness/median_interval.h). The target is met if
+// the whole interval is at most 1 %, missed if it is above, and open otherwise.
 //
-// Making spans: the spans of an update are made and kept once more in a ring that is full. That is
-// an estimate from below: their texts are copied, not composed, and counters (an addition each) are
-// not in it.
+// Making spans: the spans of an update are recorded again in a full ring. This is a lower bound:
+// strings are copied instead of composed, and counters (one addition each) are not included.
 #pragma once
 
 #include <array>
@@ -36,52 +35,55 @@ inline constexpr double kOverheadTargetPercent = 1;
 inline constexpr std::size_t kOverheadPairsWanted = 30;
 inline constexpr double kOverheadConfidence = 0.95;
 
-// How an update is watched. A round has two of each, the second half in the reverse order of the
-// first.
+// How an update is observed. A round has two updates of each kind, the second half in the reverse
+// order of the first half.
 enum class Watching : std::uint8_t {
-  kNot,    // a fleet that makes no spans and serves no pages
-  kKept,   // a fleet as it is by default, in which nobody asks
-  kAsked,  // the same fleet: scraped when the update begins and then once a second, and `wsync push
-           // --trace` writes what it has traced
+  kNot,   // a fleet that records no spans and serves no pages
+  kKept,  // a fleet with default settings that nobody queries
+  // the same fleet: scraped at the start and then every second, and traced by `wsync push --trace`
+  kAsked,
 };
 inline constexpr std::array kWatchings = {Watching::kNot, Watching::kKept, Watching::kAsked};
 [[nodiscard]] std::string_view watching_name(Watching watching) noexcept;  // "not", "kept", "asked"
 
-// Means of a round's two updates of one kind.
+// Means of the two updates of one kind in a round.
 struct WatchedUpdate {
-  std::chrono::nanoseconds cpu{0};          // of trainer, sidecar and engines, user and system
-  std::chrono::nanoseconds command_cpu{0};  // of `wsync push`
+  // user and system time of trainer, sidecar and engines
+  std::chrono::nanoseconds cpu{0};
+  std::chrono::nanoseconds command_cpu{0};  // processor time of `wsync push`
   std::uint64_t paused_ns = 0;
-  double pages = 0;  // that were scraped
+  double pages = 0;  // number of scraped pages
 };
 
 struct OverheadRound {
-  unsigned fleets = 0;      // which pair of fleets, from 0: they are started anew now and then
-  std::uint64_t spans = 0;  // of trainer and sidecar in the trace that was written last
-  // Processor time of making those spans once more, and keeping them in a ring that is full.
+  unsigned fleets = 0;      // index of the pair of fleets, which is restarted regularly
+  std::uint64_t spans = 0;  // spans of trainer and sidecar in the newest trace
+  // Processor time to record those spans again in a full ring.
   std::chrono::nanoseconds making{0};
   std::array<WatchedUpdate, kWatchings.size()> updates;  // by Watching
   [[nodiscard]] const WatchedUpdate& of(Watching watching) const {
     return updates[static_cast<std::size_t>(watching)];
   }
-  // By how much more processor time the update took, in percent of the other one's.
+  // Additional processor time of the update, in percent of that of `beside`.
   [[nodiscard]] double percent(Watching watching, Watching beside) const;
 };
 
 enum class OverheadVerdict : std::uint8_t {
   kMet,     // the whole interval is at most the target
   kMissed,  // the whole interval is above it
-  kOpen,    // the interval has the target in it, or there are too few pairs for one
+  kOpen,    // the interval contains the target, or there are too few pairs
 };
 [[nodiscard]] std::string_view verdict_name(OverheadVerdict verdict) noexcept;
 
-// Paired differences of all rounds. The target is of kAsked beside kKept: one fleet, whose memory
-// is the same for both. Two fleets differ by more than that, by where their memory came to lie.
+// Paired differences of all rounds. The target applies to kAsked compared with kKept, which are the
+// same fleet with the same memory. Two fleets differ by more than that because their memory is
+// placed differently.
 struct Overhead {
   Watching watching = Watching::kAsked;
   Watching beside = Watching::kKept;
   Spread percent;
-  std::optional<MedianInterval> interval;  // of the median, kOverheadConfidence at least
+  // for the median; confidence of at least kOverheadConfidence
+  std::optional<MedianInterval> interval;
   [[nodiscard]] bool has_target() const noexcept {
     return watching == Watching::kAsked && beside == Watching::kKept;
   }
@@ -90,13 +92,13 @@ struct Overhead {
 
 struct OverheadBenchOptions {
   std::string executable;                // wsync
-  std::string directory;                 // for everything that is made; the owner removes it
-  std::vector<std::string> checkpoints;  // two, of equal layouts and different bytes
-  std::uint64_t bytes = 0;               // of one of them
+  std::string directory;                 // for all created files; the owner removes it
+  std::vector<std::string> checkpoints;  // two, with equal layouts and different bytes
+  std::uint64_t bytes = 0;               // bytes of one checkpoint
   unsigned engines = 1;
   unsigned rounds = 30;
-  // Rounds after which both fleets are started anew: where their memory came to lie stays for a
-  // fleet's life, and would be taken for a cost of watching.
+  // Rounds after which both fleets are restarted. The placement of memory is constant during a
+  // fleet's life and would otherwise be mistaken for a cost of observing.
   unsigned rounds_of_fleets = 6;
 };
 
@@ -110,13 +112,13 @@ struct OverheadBenchResult {
   [[nodiscard]] Overhead overhead(Watching watching, Watching beside) const;
 };
 
-// Bytes that two fleets take at most. kResourceExhausted, with how much is needed, where they are
-// not there.
+// Checks the maximum memory of two fleets. kResourceExhausted, with the needed amount, if it is not
+// available.
 [[nodiscard]] Result<> check_overhead_memory(std::uint64_t model_bytes, unsigned engines);
 
-// Two fleets are alive at the same time; the order of the updates is turned round with each round.
-// kInvalidInput without two checkpoints; kInternal when the fleet that is not watched has
-// spans, or the other has none; else as run_sync_bench().
+// Runs two fleets at the same time. The order of the updates is reversed with each round.
+// kInvalidInput without two checkpoints. kInternal if the unobserved fleet has spans or the other
+// one has none. Otherwise as run_sync_bench().
 [[nodiscard]] Result<OverheadBenchResult> run_overhead_bench(
     const OverheadBenchOptions& options, const Interrupt& interrupt,
     const std::function<void(std::string_view label, unsigned done, unsigned total)>& on_progress);

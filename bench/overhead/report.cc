@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double kMillisecond = 1e6;  // nanoseconds
+constexpr double kMillisecond = 1e6;  // in nanoseconds
 
 struct WatchedPair {
   Watching watching;
@@ -182,7 +182,7 @@ SuiteResult to_suite(const OverheadBenchResult& result) {
   };
   CaseResult& asked =
       add("scraped and traced", cpu_ms(result, Watching::kAsked), cpu_ms(result, Watching::kKept));
-  // A median that is below the target says nothing while the interval is on both sides of it.
+  // The median alone proves nothing while the interval contains the target.
   if (result.overhead(Watching::kAsked, Watching::kKept).verdict() != OverheadVerdict::kOpen)
     asked.target = Target{.of = Target::Of::kRatio, .value = 100 / (100 + kOverheadTargetPercent)};
   else

@@ -1,4 +1,4 @@
-// What `wsync bench overhead` prints: the documented schema of --json, and tables for people.
+// Output of `wsync bench overhead`: the documented schema of --json, and tables.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -11,7 +11,7 @@ namespace wsync::bench {
 
 [[nodiscard]] nlohmann::json to_json(const OverheadBenchResult& result);
 [[nodiscard]] std::string to_text(const OverheadBenchResult& result);
-// In the form of all suites.
+// Converts the result to the common form of all suites.
 [[nodiscard]] SuiteResult to_suite(const OverheadBenchResult& result);
 
 }  // namespace wsync::bench

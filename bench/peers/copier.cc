@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::chrono::seconds kCopierConnect{10};
 
-// A file of the page cache, mapped to be read.
+// A file in the page cache, mapped for reading.
 class MappedFile {
  public:
   static Result<MappedFile> map(const std::string& path, std::uint64_t bytes) {
@@ -37,7 +37,8 @@ class MappedFile {
   MappedFile& operator=(MappedFile&&) = delete;
   ~MappedFile() {
     if (!bytes_.empty())
-      ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());  // NOLINT: as mmap gave it
+      // NOLINT: the type that mmap returned
+      ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
   }
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
 
@@ -127,7 +128,7 @@ class Copier {
     return {};
   }
 
-  // Without its end; empty when the benchmark has closed the connection.
+  // Returns the line without its end. Empty if the benchmark has closed the connection.
   Result<std::string> next_line() {
     for (;;) {
       const std::size_t end = buffer_.find('\n');

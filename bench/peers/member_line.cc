@@ -11,7 +11,7 @@ namespace {
 
 using MemberJson = nlohmann::json;
 
-// As much of a line as a sentence can have.
+// The part of a line that fits in an error message.
 std::string shown(std::string_view line) {
   std::string text(line.substr(0, 200));
   for (char& c : text)
@@ -24,7 +24,7 @@ auto refused(std::string_view line, std::string_view expected) {
               fmt::format("a process said '{}', expected {}", shown(line), expected));
 }
 
-// The field if it is a finite number that is not negative.
+// Returns the field if it is a finite number and not negative.
 std::optional<double> number_in(const MemberJson& object, const char* field) {
   const auto found = object.find(field);
   if (found == object.end() || !found->is_number()) return std::nullopt;

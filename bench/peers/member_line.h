@@ -1,5 +1,5 @@
-// What the processes of a peer say to the benchmark: one JSON object a line. They are programs of
-// others' libraries, so nothing of it is trusted.
+// Messages from the processes of a peer to the benchmark: one JSON object per line. The programs
+// use other projects' libraries, so their output is not trusted.
 //
 //   {"event": "ready", "rank": 1}
 //   {"event": "done", "rank": 1, "digest": "32 hex digits"}
@@ -22,19 +22,20 @@ enum class MemberEvent : std::uint8_t { kReady, kDone, kFailed };
 
 struct MemberLine {
   MemberEvent event = MemberEvent::kReady;
-  unsigned rank = 0;          // 0: the trainer
-  Digest digest;              // done: of the model in its memory, see ModelSource
-  std::int64_t begin_ns = 0;  // done, of a copier: its copy alone, by the monotonic clock; else 0
+  unsigned rank = 0;  // 0: the trainer
+  Digest digest;      // for done: digest of the model in its memory, see ModelSource
+  // for done of a copier: times of its copy on the monotonic clock; otherwise 0
+  std::int64_t begin_ns = 0;
   std::int64_t end_ns = 0;
-  std::string why;  // failed
+  std::string why;  // for failed
 };
 
-// `ranks`: how many there are. kInvalidInput, naming the field, what was expected and what was
-// found: no object, an unknown event, a rank that does not exist, a number that is not finite or
-// negative, a digest that is missing or is none.
+// `ranks`: number of ranks. kInvalidInput, naming the field, what was expected and what was found,
+// in these cases: no object, an unknown event, a rank that does not exist, a number that is
+// negative or not finite, or a missing or invalid digest.
 [[nodiscard]] Result<MemberLine> parse_member_line(std::string_view line, unsigned ranks);
 
-// Of a copier's answer; as parse_member_line() reads it.
+// The line of a copier's answer, in the form that parse_member_line() reads.
 [[nodiscard]] std::string member_text(const MemberLine& line);
 
 }  // namespace wsync::bench

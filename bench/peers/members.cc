@@ -49,7 +49,7 @@ Result<std::unique_ptr<Members>> Members::start(MembersOptions options, const Mo
 }
 
 Members::~Members() {
-  connections_.clear();  // which is what tells them
+  connections_.clear();  // the processes end when their connections close
   for (Child& child : children_) child.stop(kMemberWaitLimit);
 }
 
@@ -61,7 +61,7 @@ Result<> Members::write_job(const std::string& socket) const {
                               {"models", source_.models},
                               {"socket", socket}};
   WSYNC_TRY(trace::write_text_file(options_.directory + "/job.json", job.dump()));
-  // For programs that read no JSON.
+  // The same data for programs without a JSON parser.
   std::string text =
       fmt::format("engines {}\nsocket {}\nsize {}\n", options_.engines, socket, source_.size);
   for (const std::string& model : source_.models) text += fmt::format("model {}\n", model);
@@ -84,7 +84,7 @@ Result<> Members::start_children() {
   return {};
 }
 
-// What they print is not of interest; that one has ended is.
+// Ignores the children's output and detects whether one has ended.
 Result<> Members::look_at_children() {
   for (Child& child : children_) {
     const auto line = child.line(interrupt_, now() + kOneWord);
@@ -93,8 +93,8 @@ Result<> Members::look_at_children() {
   return {};
 }
 
-// Until there is something to read: of a connection, or of a child, which then has most likely
-// ended.
+// Waits until there is something to read from a connection, or from a child. A child with output
+// has most likely ended.
 Result<> Members::wait_for_words(TimePoint deadline) {
   std::vector<pollfd> fds{{.fd = interrupt_.fd(), .events = POLLIN, .revents = 0},
                           {.fd = listener_->fd(), .events = POLLIN, .revents = 0}};
@@ -106,7 +106,7 @@ Result<> Members::wait_for_words(TimePoint deadline) {
   const int found = ::poll(fds.data(), fds.size(), static_cast<int>(kLookAtMembers.count()));
   if (found < 0 && errno != EINTR) return fail_errno("poll", errno);
   if (fds[0].revents != 0) return fail(ErrorCode::kCancelled, "interrupted");
-  // What connections say goes first: a child may have ended after its last words.
+  // Connections have priority, because a child may have ended after its last message.
   const auto said = [](const pollfd& fd) { return fd.revents != 0; };
   const auto first_child = fds.begin() + static_cast<std::ptrdiff_t>(children);
   if (std::none_of(fds.begin(), first_child, said) && std::any_of(first_child, fds.end(), said))
@@ -129,7 +129,7 @@ Result<MemberLine> Members::take_line(Connection& connection, std::size_t end) c
   return said;
 }
 
-// The next line of any of them.
+// Returns the next line of any connection.
 Result<MemberLine> Members::next(TimePoint deadline) {
   for (;;) {
     for (Connection& connection : connections_) {
@@ -139,7 +139,8 @@ Result<MemberLine> Members::next(TimePoint deadline) {
       std::vector<UniqueFd> fds;
       const auto got = receive_some(connection.socket.get(), piece, fds);
       if (!got) {
-        // It ends, and its last words say more.
+        // The process is ending. Its exit or its log gives a better error than the closed
+        // connection.
         for (const TimePoint until = now() + kLastWords; now() < until;)
           WSYNC_TRY(look_at_children());
         return fail(got.error().with_context("a process closed its connection"));

@@ -1,4 +1,5 @@
-// The processes of one contender of `wsync bench peers`, and how they are told to begin.
+// The processes of one contender of `wsync bench peers`, and the messages that start their
+// transfers.
 #pragma once
 
 #include <chrono>
@@ -18,12 +19,12 @@
 namespace wsync::bench {
 
 struct MembersOptions {
-  std::string directory;       // of mode 0700 and short; gets job.json, job.txt, a socket and logs
-  std::string data_directory;  // where a peer's files lie on their way
-  std::string variant;         // that the script is told
+  std::string directory;       // mode 0700, short name; gets job.json, job.txt, a socket and logs
+  std::string data_directory;  // location of the peer's temporary data files
+  std::string variant;         // passed to the script
   unsigned engines = 1;
-  bool has_trainer = true;  // rank 0; else ranks 1 to `engines` only
-  // Of each process in the order of ranks, or one that starts all of them.
+  bool has_trainer = true;  // includes rank 0; otherwise ranks 1 to `engines` only
+  // One command per process in the order of ranks, or a single command that starts all of them.
   std::vector<std::vector<std::string>> commands;
   std::chrono::seconds start_deadline{120};
   std::chrono::seconds transfer_deadline{120};
@@ -32,23 +33,24 @@ struct MembersOptions {
 // Thread: one.
 class Members {
  public:
-  // Starts them and waits until each has said that it is ready. kPeerLost with the last words of a
-  // process that ended, kDeadline, kInvalidInput for what is no line of members, kCancelled.
+  // Starts the processes and waits until each has reported that it is ready. kPeerLost with the
+  // last output of a process that ended, kDeadline, kInvalidInput for an invalid line, kCancelled.
   // `source` and `interrupt` are borrowed.
   [[nodiscard]] static Result<std::unique_ptr<Members>> start(MembersOptions options,
                                                               const ModelSource& source,
                                                               const Interrupt& interrupt);
   Members(const Members&) = delete;
   Members& operator=(const Members&) = delete;
-  ~Members();  // ends them, and kills what does not end
+  ~Members();  // ends them, and kills those that do not end
 
   struct Transfer {
-    double seconds = 0;       // from just before the first was told to the last one's answer
-    double copy_seconds = 0;  // of copiers: from the first one's begin to the last one's end
+    double seconds = 0;       // from just before the first start message to the last answer
+    double copy_seconds = 0;  // copiers only: from the first start of a copy to the last end
   };
-  // One transfer of a model of the source: tells everybody, waits for everybody, and compares every
-  // digest with the model's. `more` goes into the line. kDigestMismatch names who holds other
-  // bytes; kPeerLost who failed, and why; else as start().
+  // Transfers one model of the source: starts all processes, waits for all, and compares every
+  // digest with the model's. `more` is added to the start message. kDigestMismatch names the
+  // process with wrong bytes. kPeerLost names the process that failed, with the reason. Otherwise
+  // as start().
   [[nodiscard]] Result<Transfer> transfer(std::size_t model,
                                           const nlohmann::json& more = nlohmann::json::object());
 

@@ -39,7 +39,7 @@ Result<Digest> write_model(const std::string& path, const ModelSource& source,
   if (!file)
     return fail(ErrorCode::kIo, fmt::format("{}: {} bytes could not be written; is the disk full?",
                                             path, source.size));
-  // Or it would be written to disk beside the first rounds.
+  // Sync now, or the kernel would write the file to disk during the first rounds.
   const UniqueFd written(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!written.valid() || ::fsync(written.get()) != 0) return fail_errno(path, errno);
   return digester.finish();

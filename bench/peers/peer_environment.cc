@@ -21,7 +21,8 @@ constexpr std::chrono::seconds kProbeDeadline{60};
 constexpr std::chrono::minutes kInstallStop{2};
 constexpr std::string_view kUcxSource = "ucx_tags.cc";
 
-// Where the program of this source is, or will be: one that was compiled of another is not it.
+// Returns the path of the program compiled from this version of the source, whether or not it
+// exists. A program from another version has another path.
 std::string ucx_program(const PeerEnvironment& environment) {
   const auto scripts = peer_scripts();
   const auto source = std::ranges::find(scripts, kUcxSource, &PeerScript::name);
@@ -35,7 +36,7 @@ std::string python_of(const PeerEnvironment& environment) {
   return cli::find_program("python3").value_or(std::string());
 }
 
-// Runs it to its end; its output. kRefused with its last words when it fails.
+// Runs the command to its end and returns its output. kRefused, with its last output, if it fails.
 Result<std::string> run_command(const std::string& name, std::vector<std::string> command,
                                 const PeerEnvironment& environment, std::chrono::nanoseconds time,
                                 const Interrupt& interrupt) {
@@ -47,7 +48,7 @@ Result<std::string> run_command(const std::string& name, std::vector<std::string
        .log_file = log}));
   auto end = child.wait(interrupt, now() + time);
   if (!end) {
-    child.stop(kInstallStop);  // not in the middle of a package
+    child.stop(kInstallStop);  // long enough to finish a package
     return fail(std::move(end).error());
   }
   if (end->exit_code == 0) return std::move(end->output);
@@ -62,7 +63,7 @@ Result<std::string> run_command(const std::string& name, std::vector<std::string
                                                log_text.empty() ? "it said nothing" : log_text));
 }
 
-// Versions of the modules that are there.
+// Returns the versions of the available modules.
 Result<nlohmann::json> probe(const std::vector<const Peer*>& peers,
                              const PeerEnvironment& environment, const std::string& python,
                              const Interrupt& interrupt) {
@@ -126,7 +127,7 @@ std::string missing_of(const Peer& peer, const PeerEnvironment& environment,
 
 struct DebianNeed {
   std::string_view package;
-  std::string_view program;  // or
+  std::string_view program;  // either the program or the file is checked
   std::string_view file;
 };
 constexpr std::array kDebianNeeds{
@@ -163,7 +164,7 @@ Result<> install_debian(const PeerEnvironment& environment, const Interrupt& int
   command.insert(command.end(), missing.begin(), missing.end());
   auto done = run_command("apt-get", command, environment, kInstallDeadline, interrupt);
   if (!done && done.error().code() != ErrorCode::kCancelled) {
-    // Lists of packages may be missing or old.
+    // The lists of packages may be missing or old.
     (void)run_command("apt-update", {*apt, "update", "-qq"}, environment, kInstallDeadline,
                       interrupt);
     done = run_command("apt-get", command, environment, kInstallDeadline, interrupt);

@@ -16,11 +16,12 @@ namespace wsync::bench {
 namespace {
 
 constexpr std::size_t kModels = 2;
-// Of the model, at the most in a turn: two of the trainer, an engine's own, and three of what lies
-// between them (arenas of wsync; a file on tmpfs and what a loader makes of it; queues).
+// A turn has at most these copies of the model in memory: two of the trainer, one per engine, and
+// three in transit (arenas of wsync; a file on tmpfs and a loader's copy of it; queues).
 constexpr unsigned kModelsBetween = 3;
 
-// Where a turn's processes have their sockets; its name is short, because theirs are limited.
+// Directory for the sockets of a turn's processes. Its name is short because the length of socket
+// paths is limited.
 class TurnDirectory {
  public:
   explicit TurnDirectory(const std::string& parent) : path_(parent + "/t") {}
@@ -81,7 +82,7 @@ class PeersRun {
     return {};
   }
 
-  // A peer writes the new file while the old one is there.
+  // A peer writes the new file while the old one still exists.
   std::string lack_of_space(PeerFiles files) const {
     const std::string& where = files == PeerFiles::kTmpfs ? options_.tmpfs : options_.directory;
     if (files == PeerFiles::kDisk && is_in_memory(where))
@@ -119,7 +120,7 @@ class PeersRun {
     return {};
   }
 
-  // The fastest of the copies that this processor has.
+  // Measures the fastest kind of copy on this processor.
   Result<> floor_turn(const std::string& directory) {
     MembersOptions wanted{.directory = directory,
                           .data_directory = directory,

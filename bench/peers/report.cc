@@ -13,7 +13,7 @@ namespace {
 
 using PeersJson = nlohmann::json;
 
-// a[i] / b[i], of the rounds that both have.
+// a[i] / b[i] for the rounds that both have.
 std::vector<double> ratios_of(const std::vector<double>& a, const std::vector<double>& b) {
   std::vector<double> ratios;
   for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i)
@@ -32,7 +32,7 @@ std::string_view wsync_how() {
 struct ContenderRow {
   std::string title;
   std::string how;
-  std::string why_not;  // skipped or failed
+  std::string why_not;  // reason if skipped or failed
   const std::vector<double>* seconds = nullptr;
 };
 
@@ -158,7 +158,7 @@ SuiteResult to_suite(const PeersBenchResult& result) {
   if (auto ours = peer_case(result, "wsync", result.wsync_seconds))
     suite.cases.push_back(std::move(*ours));
   for (const PeerRow& row : result.rows)
-    // One that failed has a note and no figure.
+    // A failed contender has a note and no figure.
     if (auto peer = row.failed.empty() ? peer_case(result, row.peer->name, row.seconds)
                                        : std::optional<CaseResult>())
       suite.cases.push_back(std::move(*peer));

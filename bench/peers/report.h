@@ -1,5 +1,5 @@
-// What `wsync bench peers` prints: the documented schema of --json, a table for people, and the
-// form of all suites.
+// Output of `wsync bench peers`: the documented schema of --json, a table, and the common form of
+// all suites.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -13,7 +13,7 @@ namespace wsync::bench {
 [[nodiscard]] nlohmann::json to_json(const PeersBenchResult& result);
 [[nodiscard]] std::string to_text(const PeersBenchResult& result);
 [[nodiscard]] SuiteResult to_suite(const PeersBenchResult& result);
-// A sentence for each peer that was skipped or failed, and for what disturbed the measurement.
+// One sentence per skipped or failed peer and per disturbance of the measurement.
 [[nodiscard]] std::vector<std::string> notes_of(const PeersBenchResult& result);
 
 }  // namespace wsync::bench

@@ -1,5 +1,5 @@
-// The files of scripts/ and requirements.txt, which CMake puts into the program, so that it finds
-// them wherever it is installed.
+// The files of scripts/ and requirements.txt. CMake embeds them in the program, so that an
+// installed program does not need to find them.
 #pragma once
 
 #include <span>
@@ -16,7 +16,7 @@ struct PeerScript {
 };
 
 [[nodiscard]] std::span<const PeerScript> peer_scripts();
-// Writes all of them into a directory that exists. Errors as trace::write_text_file().
+// Writes all of them into an existing directory. Errors as trace::write_text_file().
 [[nodiscard]] Result<> write_peer_scripts(const std::string& directory);
 
 }  // namespace wsync::bench

@@ -21,7 +21,7 @@ Result<> WsyncSide::load() {
     auto tensors = std::make_shared<std::vector<publish::RankTensor>>();
     std::vector<Digest> digests;
     for (const SourceTensor& tensor : source_.tensors) {
-      // Its bytes stay where they are when the list grows.
+      // The tensor points to these bytes, which do not move when the list grows.
       const auto bytes = std::span<const std::byte>(model).subspan(tensor.offset, tensor.bytes);
       digests.push_back(tensor_digest(bytes));
       tensors->push_back({.info = tensor.info, .range = {}, .bytes = bytes});
@@ -38,7 +38,7 @@ Result<std::unique_ptr<WsyncSide>> WsyncSide::start(const WsyncSideOptions& opti
   std::unique_ptr<WsyncSide> side(new WsyncSide(source, interrupt));
   side->engines_ = options.engines;
   WSYNC_TRY(side->load());
-  // First, because it refuses a directory whose name is too long for sockets.
+  // Comes first because it refuses a directory whose name is too long for sockets.
   auto config =
       WSYNC_TRY(config::load_trainer({.file = {},
                                       .environment = {},

@@ -1,5 +1,5 @@
-// The same job by wsync, as its users run it: the trainer library in the trainer's process, a
-// sidecar, and engines with weights of their own.
+// The same job by wsync in its usual form: the trainer library in the trainer's process, a sidecar,
+// and engines with their own weights.
 #pragma once
 
 #include <cstddef>
@@ -18,12 +18,12 @@ namespace wsync::bench {
 
 struct WsyncSideOptions {
   std::string executable;  // wsync
-  std::string directory;   // of mode 0700, empty; the owner removes it
+  std::string directory;   // mode 0700, empty; the owner removes it
   std::string checkpoint;  // names and shapes for the engines
   unsigned engines = 1;
 };
 
-// Thread: one; the trainer has its own.
+// Thread: one. The trainer library has its own.
 class WsyncSide {
  public:
   // The calling process becomes the trainer: it reads every model of the source into its memory.
@@ -33,15 +33,15 @@ class WsyncSide {
                                                                 const ModelSource& source,
                                                                 const Interrupt& interrupt);
   struct Published {
-    double seconds = 0;  // from just before the publish began until every engine had committed
-    double staged_seconds = 0;  // of it, while engines served
-    double paused_seconds = 0;  // of it, longest of the engines
+    double seconds = 0;         // from just before the publish until every engine had committed
+    double staged_seconds = 0;  // part of it during which engines served
+    double paused_seconds = 0;  // part of it during which they paused; longest of the engines
   };
-  // Publishes a model and waits until every engine has committed it. The version's content digest
-  // is the model's own, or kDigestMismatch. kRefused with the reason when it did not come to all.
+  // Publishes a model and waits until every engine has committed it. kDigestMismatch unless the
+  // version's content digest equals the model's. kRefused, with the reason, if it did not reach all
+  // engines.
   [[nodiscard]] Result<Published> transfer(std::size_t model);
-  // Reads back what engines hold (as `wsync verify` does): kDigestMismatch unless all of it
-  // matches.
+  // Reads back the engines' weights as `wsync verify` does. kDigestMismatch unless all bytes match.
   [[nodiscard]] Result<> verify() { return fleet_->verify(); }
 
  private:
@@ -51,12 +51,12 @@ class WsyncSide {
 
   const ModelSource& source_;
   const Interrupt& interrupt_;
-  std::unique_ptr<cli::ChildProcesses> children_;  // the fleet's processes end first
+  std::unique_ptr<cli::ChildProcesses> children_;  // outlives the fleet's processes
   unsigned engines_ = 0;
   std::vector<Bytes> models_;
-  std::vector<plugin::RankTensors> tensors_;  // of each model; they point into it
-  std::vector<Digest> contents_;              // of each model, as versions have it
-  std::unique_ptr<plugin::Trainer> trainer_;  // before what it reads
+  std::vector<plugin::RankTensors> tensors_;  // one per model; they point into it
+  std::vector<Digest> contents_;              // one per model, as in versions
+  std::unique_ptr<plugin::Trainer> trainer_;  // destroyed before the data that it reads
   std::unique_ptr<MeasuredFleet> fleet_;
   std::uint64_t step_ = 0;
 };

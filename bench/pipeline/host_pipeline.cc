@@ -25,7 +25,8 @@ namespace {
 
 constexpr std::chrono::minutes kStageDeadline{5};
 constexpr std::uint64_t kBuffersOfOneDevice = 3;
-constexpr std::uint64_t kGroups = 5;  // one for each lone stage, two stages, three stages
+// one for each separate stage, for two stages and for three stages
+constexpr std::uint64_t kGroups = 5;
 
 double cpu_now_s() {
   timespec time{};
@@ -44,7 +45,7 @@ class Stopwatch {
   double cpu_ = cpu_now_s();
 };
 
-// Counts ends that are told on other threads, and keeps the first error.
+// Counts events that other threads report, and keeps the first error.
 class Countdown {
  public:
   explicit Countdown(std::uint64_t left) : left_(left) {}
@@ -75,17 +76,17 @@ struct FreeDeleter {
 };
 constexpr std::size_t kEngineAlignment = 4096;
 
-// An engine of one device: a thread that copies buckets out of an IPC buffer when it is told.
+// An engine of one device: a thread that copies buckets out of an IPC buffer on request.
 class ThreadEngine {
  public:
-  // What to copy, and whom to tell.
+  // A bucket to copy, and the callback for its end.
   struct Task {
     std::span<const std::byte> from;
     std::uint64_t offset = 0;
     std::function<void(std::uint64_t checksum)> done;
   };
 
-  // `rate`: LinkRates::reload.
+  // `rate`: see LinkRates::reload.
   ThreadEngine(std::uint64_t bytes, double rate)
       : bytes_(bytes),
         rate_(rate),
@@ -146,7 +147,7 @@ Result<std::vector<std::unique_ptr<device::Device>>> make_devices(
 
 using Mappings = std::vector<std::array<std::unique_ptr<device::Memory>, reload::kIpcSlots>>;
 
-// The IPC buffers of a group as its engines see them.
+// Maps the IPC buffers of a group as its engines see them.
 Result<Mappings> map_buffers(const reload::DeviceGroup& group) {
   Mappings made(group.size());
   for (std::uint32_t d = 0; d < group.size(); ++d)
@@ -164,15 +165,15 @@ Result<Mappings> map_buffers(const reload::DeviceGroup& group) {
 struct HostPipeline::Parts {
   HostPipelineOptions options;
   std::unique_ptr<SharedArena> arena;
-  std::vector<std::uint64_t> checks;  // of each bucket
-  // Of the lone stages: these can run at once, and then share nothing but the machine.
+  std::vector<std::uint64_t> checks;  // one per bucket
+  // Groups of the separate stages. The stages can run at the same time and share only the machine.
   std::unique_ptr<reload::DeviceGroup> h2d_group, broadcast_group, reload_group;
   struct Runner {
     std::unique_ptr<reload::PipelineRunner> runner;
     Mappings buffers;
   };
   Runner two, three;
-  Mappings buffers;  // of reload_group
+  Mappings buffers;  // mappings of reload_group
   std::deque<ThreadEngine> engines;
   std::uint64_t checked_bytes = 0;
 
@@ -238,7 +239,8 @@ Result<> HostPipeline::Parts::make_groups() {
   return make_runner(three, Stages::kThree);
 }
 
-// Every engine's memory, byte by byte; then it is wiped, so that the next update has to fill it.
+// Compares every engine's memory byte by byte, then clears it, so that the next update has to fill
+// it.
 Result<> HostPipeline::Parts::compare() {
   std::uint32_t number = 0;
   for (ThreadEngine& engine : engines) {
@@ -254,7 +256,8 @@ Result<> HostPipeline::Parts::compare() {
 }
 
 HostPipeline::HostPipeline(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
-// Engines end first: what they read, and whom they tell, is still there.
+// The engines must end first, while the memory that they read and the objects that they notify
+// still exist.
 HostPipeline::~HostPipeline() { parts_->engines.clear(); }
 
 Result<std::unique_ptr<HostPipeline>> HostPipeline::create(const HostPipelineOptions& options) {
@@ -346,7 +349,7 @@ Result<Taken> HostPipeline::together() {
 
 namespace {
 
-// Gives engines their buckets and takes their answers, for one update.
+// Passes buckets to engines and receives their answers during one update.
 class EngineListener final : public reload::PipelineListener {
  public:
   using Give = std::function<void(const reload::BucketReady&)>;
@@ -361,7 +364,7 @@ class EngineListener final : public reload::PipelineListener {
 
 }  // namespace
 
-// One run of a runner; `most` bytes of each bucket.
+// One run of a runner, with at most `max` bytes of each bucket.
 Result<Taken> HostPipeline::run(Stages stages, std::uint64_t max) {
   Parts& p = *parts_;
   Parts::Runner& use = stages == Stages::kThree ? p.three : p.two;

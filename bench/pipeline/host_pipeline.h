@@ -1,5 +1,5 @@
 // The sidecar's weight pipeline on separate host devices, with engines that are threads of this
-// process: whole updates, and each stage alone.
+// process. Measures whole updates and each stage alone.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace wsync::bench {
 
-// How long something took, and how much of the cores' time this process used for it.
+// Duration of an operation, and the processor time that this process used for it.
 struct Taken {
   double wall_s = 0;
   double cpu_s = 0;
@@ -19,20 +19,21 @@ struct Taken {
 
 struct HostPipelineOptions {
   std::uint32_t devices = 2;
-  std::uint64_t bytes = 256ULL << 20U;       // of the model
-  std::uint64_t buffer_bytes = 4ULL << 20U;  // of each of the three buffers of a device
+  std::uint64_t bytes = 256ULL << 20U;       // bytes of the model
+  std::uint64_t buffer_bytes = 4ULL << 20U;  // bytes of each of the three buffers of a device
   LinkRates rates;
 };
 
 inline constexpr std::uint64_t kHandOverBytes = 64;
 
-// A model of noise in shared memory, devices with their buffers, and an engine for each that copies
-// every bucket into memory of its own, with the checksum that engines take. Thread: one.
+// A model of random bytes in shared memory, devices with their buffers, and one engine per device.
+// Each engine copies every bucket into its own memory and computes the checksum that engines use.
+// Thread: one.
 class HostPipeline {
  public:
-  // kInvalidInput for no device, too many, or a buffer of less than
-  // kHandOverBytes or larger than the model;
-  // kResourceExhausted, saying how much is needed, where the memory is not there.
+  // kInvalidInput if there is no device or there are too many, or if a buffer is smaller than
+  // kHandOverBytes or larger than the model. kResourceExhausted, with the needed amount, if there
+  // is too little memory.
   [[nodiscard]] static Result<std::unique_ptr<HostPipeline>> create(
       const HostPipelineOptions& options);
   HostPipeline(const HostPipeline&) = delete;
@@ -41,22 +42,23 @@ class HostPipeline {
 
   [[nodiscard]] std::uint64_t buckets() const noexcept;
 
-  // All buckets through one stage, the others at rest. H2D: all devices at once. Broadcasts: one
-  // after the other, each awaited on all devices. Reload: all engines at once. What engines copy in
-  // reload() is what broadcasts left in the buffers, so it is not checked.
+  // Each function moves all buckets through one stage while the other stages are idle. H2D: all
+  // devices at the same time. Broadcasts: one after the other, each until all devices have
+  // finished. Reload: all engines at the same time. Reload copies what broadcasts left in the
+  // buffers, so its bytes are not checked.
   [[nodiscard]] Result<Taken> h2d();
   [[nodiscard]] Result<Taken> broadcasts();
   [[nodiscard]] Result<Taken> reloads();
-  // The three at once, each on buffers of its own and none waiting for another: what they take from
-  // each other. The time ends with the last of them.
+  // Runs the three stages at the same time, each on its own buffers and without waiting for the
+  // others. Measures how much they slow each other down. The time ends with the last stage.
   [[nodiscard]] Result<Taken> together();
-  // A whole update in this form (two or three stages), by PipelineRunner. kDigestMismatch when an
-  // engine's checksum of a bucket, or in the end a byte of its memory, is not the model's.
+  // Runs a whole update with two or three stages by PipelineRunner. kDigestMismatch if an engine's
+  // checksum of a bucket, or at the end a byte of its memory, differs from the model's.
   [[nodiscard]] Result<Taken> update(Stages stages);
-  // The same in two stages with buckets of kHandOverBytes, as many: what is left is the time in
-  // which a bucket goes from thread to thread. Nothing is compared but the checksums.
+  // Runs an update with two stages and as many buckets of only kHandOverBytes each. Almost all of
+  // its time is the time to pass buckets from thread to thread. Only the checksums are compared.
   [[nodiscard]] Result<Taken> hand_overs();
-  // Bytes that engines held and were compared in all updates so far.
+  // Bytes in engines' memory that were compared in all updates so far.
   [[nodiscard]] std::uint64_t checked_bytes() const noexcept;
 
  private:

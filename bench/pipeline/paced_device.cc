@@ -50,7 +50,7 @@ class PacedStream final : public device::Stream {
       return work(paced);
     });
   }
-  // What the pipeline's H2D and broadcast streams do not do goes through as it is.
+  // All other operations of the H2D and broadcast streams are forwarded unchanged.
   [[nodiscard]] Result<> copy_to_host(std::span<std::byte> to, const Region& from) override {
     return inner_->copy_to_host(to, from);
   }
@@ -133,7 +133,8 @@ void wait_for_link(TimePoint begin, std::uint64_t bytes, double bytes_per_second
   if (bytes_per_second <= 0) return;
   const std::chrono::duration<double> takes(static_cast<double>(bytes) / bytes_per_second);
   if (takes < kWorthSleeping) return;
-  // Or the kernel lets it sleep up to 50 us longer.
+  // Set the minimum timer slack. With the default the kernel may let the thread sleep up to 50 us
+  // longer.
   thread_local const int slack = ::prctl(PR_SET_TIMERSLACK, 1);
   (void)slack;
   std::this_thread::sleep_until(

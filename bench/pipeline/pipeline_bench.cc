@@ -17,13 +17,13 @@ Result<> not_interrupted(const Interrupt& interrupt) {
   return {};
 }
 
-// One bucket of the full size on a lane of its stage.
+// Cost of one bucket of full size on a lane of its stage.
 struct LaneCost {
-  double seconds = 0;  // alone on the machine
+  double seconds = 0;  // without other stages
   double cpu_s = 0;
 };
 
-// `lanes` ran side by side and brought `buckets` through in `taken`, each lane as many.
+// `lanes` lanes ran in parallel and moved `buckets` buckets in `taken`, the same number per lane.
 LaneCost lane_cost(const Taken& taken, double buckets, std::uint32_t lanes, double cores) {
   const double cpu = taken.cpu_s / buckets;
   const double beside = taken.wall_s * lanes / buckets;
@@ -65,7 +65,7 @@ Result<HostPipelineRound> measure_round(HostPipeline& pipeline, const HostPipeli
       [&] { return into(round.h2d, pipeline.h2d()); },
       [&] { return into(round.broadcast, pipeline.broadcasts()); },
       [&] { return into(round.reload, pipeline.reloads()); },
-      // Over links they take nothing from each other.
+      // Over links the stages do not slow each other down, so this part is skipped.
       [&] {
         return options.rates.given() ? Result<>() : into(round.together, pipeline.together());
       },
@@ -116,7 +116,7 @@ Result<double> predict_update(const HostPipelineRound& alone, const HostPipeline
   const std::uint32_t n = options.devices;
   const auto bytes = static_cast<double>(options.bytes);
   const auto buffer = static_cast<double>(options.buffer_bytes);
-  const double buckets = bytes / buffer;  // the last one counts as what it is
+  const double buckets = bytes / buffer;  // the last bucket counts with its actual size
   const bool paced = options.rates.given();
   double here = paced ? std::max(cores, n) : cores;
   if (!paced && n >= cores) {
@@ -175,7 +175,7 @@ Result<PipelineBenchResult> run_pipeline_bench(const PipelineBenchOptions& optio
     const auto pipeline = HostPipeline::create(wanted);
     if (!pipeline) return fail(pipeline.error().with_context(label));
     HostPipelineCase one{.options = wanted, .buckets = (*pipeline)->buckets()};
-    // The first one warms everything and is not counted.
+    // The first round warms up everything and is not counted.
     for (unsigned number = 0; number <= options.rounds; ++number) {
       WSYNC_TRY(not_interrupted(interrupt));
       on_progress(label, number, options.rounds + 1);

@@ -1,12 +1,12 @@
-// `wsync bench pipeline`: the weight pipeline on separate host devices, against what the simulation
-// of `wsync bench scale` says, given each stage alone. How to read the table, and limits:
-// deploy/guides/benchmark.md.
+// `wsync bench pipeline` compares the weight pipeline on separate host devices with the prediction
+// of the simulation of `wsync bench scale`, given the time of each stage alone. How to read the
+// table, and limits: deploy/guides/benchmark.md.
 //
-// Over links of given rates (paced_device.h) transfers take their time and no core, as in the
-// clusters that `scale` is about; models are of 16 MiB at most in buffers of 512 KiB, so a bucket
-// takes 2 to 4 ms. Where cores copy, the cores are the link that all share, and what stages take
-// from each other is measured and put in (contention()). Stages alone of the same round are what
-// the prediction is made of, so the rates themselves are not tested.
+// Over links of given rates (paced_device.h), transfers take time but no core, as in the clusters
+// of `scale`. Models then have at most 16 MiB in buffers of 512 KiB, so that a bucket takes 2 to 4
+// ms. If cores copy, the cores are the link that all stages share. The mutual slowdown of the
+// stages is then measured and included in the prediction (contention()). The prediction uses the
+// stages alone of the same round, so it does not test the rates themselves.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +22,12 @@
 
 namespace wsync::bench {
 
-inline constexpr double kPredictionTarget = 0.10;  // predicted / measured differs from 1 by at most
+inline constexpr double kPredictionTarget = 0.10;  // |predicted / measured - 1|, at most
 
 struct HostPipelineRound {
   Taken h2d, broadcast, reload;
-  Taken together;    // the three at once, on buffers of their own; not over links
-  Taken hand_overs;  // a whole update of next to no bytes
+  Taken together;    // the three stages at the same time on separate buffers; not over links
+  Taken hand_overs;  // a whole update of almost no bytes
   double two_s = 0;
   double three_s = 0;
   double predicted_two_s = 0;  // from this round's stages alone
@@ -39,16 +39,16 @@ struct HostPipelineCase {
   std::uint64_t buckets = 0;
   std::vector<HostPipelineRound> rounds;
   Spread h2d_s, broadcast_s, reload_s, hand_over_s, two_s, three_s;
-  Spread contention;              // of contention()
-  Spread two_ratio, three_ratio;  // predicted / measured, of each round
+  Spread contention;              // spread of contention()
+  Spread two_ratio, three_ratio;  // predicted / measured in each round
   std::uint64_t checked_bytes = 0;
   [[nodiscard]] bool met() const noexcept;
 };
 
 struct PipelineBenchOptions {
   std::vector<HostPipelineOptions> cases;
-  std::uint64_t bytes = 256ULL << 20U;       // of the model where cores copy
-  std::uint64_t buffer_bytes = 4ULL << 20U;  // there
+  std::uint64_t bytes = 256ULL << 20U;       // bytes of the model if cores copy
+  std::uint64_t buffer_bytes = 4ULL << 20U;  // buffer size if cores copy
   unsigned rounds = 15;
 };
 
@@ -60,36 +60,39 @@ struct PipelineBenchResult {
   double stolen = 0;
 };
 
-// Seconds of one hand-over: an update of no bytes in two stages is a chain of them, of one H2D, as
-// many broadcasts as devices in each round, and the last reload.
+// Seconds per hand-over. An update of almost no bytes in two stages is a chain of hand-overs: one
+// H2D, as many broadcasts as devices in each round, and the last reload.
 [[nodiscard]] double hand_over_s(const Taken& hand_overs, std::uint64_t buckets,
                                  std::uint32_t devices);
 
-// How much more of the cores' time the three stages need when they run at once than one after the
-// other: what they take from each other of caches and memory. At least 1.
+// Ratio of the processor time of the three stages at the same time to their processor time one
+// after the other. It shows how much they slow each other down in caches and memory. At least 1.
 [[nodiscard]] double contention(const HostPipelineRound& alone);
 
-// What the stages alone say of a whole update, in one form. Each device's copies, each engine's
-// copies and the broadcasts are lanes; all share the cores. A lane is as fast as it was alone, with
-// the time that lanes of its stage took from each other for want of cores taken out; a bucket takes
-// of the cores what it took alone, times contention(). Copies begin one hand-over late (in the
-// measurement of broadcasts alone theirs are contained). Cores: as many as are there, or, where
-// there are as many lanes as cores, what the busiest stage got of them. Errors as
-// simulate_pipeline(). Links of given rates (options.rates) do not wait for cores, nor slow each
-// other down.
+// Predicts a whole update in one form from the stages alone. Each device's copies, each engine's
+// copies and the broadcasts are lanes, and all lanes share the cores.
+//
+// A lane has its speed from the measurement of its stage alone, without the time in which lanes of
+// the same stage waited for cores. A bucket needs its processor time of the stage alone, multiplied
+// by contention(). Copies begin one hand-over late. (For broadcasts, the measurement of the stage
+// alone already includes it.) The number of cores is the real one, or, if there are at least as
+// many lanes as cores, the number that the busiest stage obtained. Over links of given rates
+// (options.rates), lanes neither wait for cores nor slow each other down.
+//
+// Errors as simulate_pipeline().
 [[nodiscard]] Result<double> predict_update(const HostPipelineRound& alone,
                                             const HostPipelineOptions& options, std::uint32_t cores,
                                             Stages stages);
 
-// "2 devices, copies by cores"; "2 devices, links 128MiB/256MiB/256MiB": bytes per second of H2D,
+// "2 devices, copies by cores" or "2 devices, links 128MiB/256MiB/256MiB": bytes per second of H2D,
 // broadcast and reload.
 [[nodiscard]] std::string case_label(const HostPipelineOptions& options);
 
 using OnPipelineProgress =
     std::function<void(std::string_view label, unsigned done, unsigned total)>;
 
-// In each round all seven are measured, and which comes first changes. kCancelled on a signal;
-// errors of HostPipeline.
+// Measures all seven parts in each round, in an order that changes with each round. kCancelled on a
+// signal. Errors of HostPipeline.
 [[nodiscard]] Result<PipelineBenchResult> run_pipeline_bench(const PipelineBenchOptions& options,
                                                              const Interrupt& interrupt,
                                                              const OnPipelineProgress& on_progress);

@@ -104,7 +104,7 @@ nlohmann::json to_json(const PipelineBenchResult& result) {
 
 SuiteResult to_suite(const PipelineBenchResult& result) {
   SuiteResult suite{.suite = "pipeline", .cases = {}, .details = to_json(result)};
-  // Sizes over links follow from these.
+  // Sizes over links are derived from these.
   suite.parameters = {{"bytes", result.options.bytes},
                       {"buffer_bytes", result.options.buffer_bytes}};
   for (const HostPipelineCase& one : result.cases) {

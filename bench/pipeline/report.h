@@ -1,4 +1,4 @@
-// `wsync bench pipeline` as a table and as JSON.
+// Output of `wsync bench pipeline` as a table and as JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -12,7 +12,7 @@ namespace wsync::bench {
 [[nodiscard]] std::string to_text(const PipelineBenchResult& result);
 [[nodiscard]] nlohmann::json to_json(const PipelineBenchResult& result);
 
-// In the form of all suites.
+// Converts the result to the common form of all suites.
 [[nodiscard]] SuiteResult to_suite(const PipelineBenchResult& result);
 
 }  // namespace wsync::bench

@@ -13,7 +13,7 @@ constexpr double kRingBase = 8.4e-6;
 constexpr double kRingStepNvlink = 3.4e-6;
 constexpr double kRingStepPcie = 5.7e-6;
 constexpr double kRingStepNetwork = 14e-6;
-constexpr std::uint64_t kTensorAlignment = 256;  // of tensors in a buffer
+constexpr std::uint64_t kTensorAlignment = 256;  // alignment of tensors in a buffer
 
 struct PeerBucket {
   std::uint64_t bytes = 0;
@@ -40,7 +40,7 @@ std::vector<BucketsOfRank> cut(const ModelBytes& model, std::uint32_t ranks,
   return made;
 }
 
-// One host of the cluster, and what its eight ranks and engines do; all hosts do the same.
+// One host of the cluster with its ranks and engines. All hosts do the same.
 class PeerHost {
  public:
   PeerHost(const Cluster& cluster, const CheckpointEngineOptions& options)
@@ -57,7 +57,7 @@ class PeerHost {
     if (options.gpu_takes_turns) turns_ = links_.add("turns on the GPU", 1);
   }
 
-  // All GPUs of a host copy at the same time; a round goes on when the slowest rank is there.
+  // All GPUs of a host copy at the same time. A round continues when the slowest rank has finished.
   void copy_in(std::uint64_t bytes) {
     std::vector<FlowId> mine;
     for (std::size_t g = 0; g < pcie_.size(); ++g)
@@ -69,7 +69,7 @@ class PeerHost {
     wait_for(std::move(mine));
   }
 
-  // The owner's copy on its GPU, the broadcast, and the end of the reload before.
+  // The owner's copy on its GPU, the broadcast, and the wait for the previous reload.
   void broadcast(const PeerBucket& bucket) {
     const auto bytes = static_cast<double>(bucket.bytes);
     Flow flow{
@@ -103,7 +103,8 @@ class PeerHost {
   Prediction end(std::uint64_t buckets) {
     if (reload_) wait_for({*reload_});
     Prediction made{.seconds = links_.now_s(), .buckets = buckets, .use = links_.use()};
-    if (turns_) made.use.pop_back();  // no link: what takes turns there is counted on its own
+    // not a link: the work in turns on the GPU is counted separately
+    if (turns_) made.use.pop_back();
     made.use.push_back({.name = "steps of the broadcast ring",
                         .seconds = latency_s_ * static_cast<double>(buckets)});
     return made;

@@ -13,15 +13,15 @@ Result<> require_positive(const char* what, double value) {
               fmt::format("{} is {} bytes a second, expected more than 0", what, value));
 }
 
-// What both hosts have.
-//   pcie          55.6 GB/s host to device on PCIe 5.0 x16, as NVIDIA's nvbandwidth prints it
-//                 (64 in the standard).
-//   nics, nic     8 x 400 Gbit/s in each H800 host (Kimi K2 technical report, section on the
-//                 training cluster); 50 GB/s, of which about 40 are reached ("Insights into
-//                 DeepSeek-V3", arXiv 2505.09343, "Node-Limited Routing").
-//                 Assumed for H20 hosts too: nobody says which network the published rows had.
-//   host_memory   two sockets of eight channels DDR5-4800.
-//   gpus_per_switch  1: hosts of this kind have a NIC and a GPU on each PCIe switch.
+// Values that both host types share.
+//   pcie: 55.6 GB/s from host to device on PCIe 5.0 x16, as NVIDIA's nvbandwidth prints it (64 in
+//     the standard).
+//   nics, nic: 8 x 400 Gbit/s in each H800 host (Kimi K2 technical report, section on the training
+//     cluster). Of 50 GB/s, about 40 are reached ("Insights into DeepSeek-V3", arXiv 2505.09343,
+//     "Node-Limited Routing"). Assumed for H20 hosts too, because the network of the published rows
+//     is not documented.
+//   host_memory: two sockets with eight channels of DDR5-4800.
+//   gpus_per_switch: 1, because hosts of this kind have one NIC and one GPU on each PCIe switch.
 HostType common_host() {
   return {.name = "",
           .gpus = 8,
@@ -37,8 +37,8 @@ HostType common_host() {
 
 }  // namespace
 
-// NVLink: 200 GB/s a direction, of which about 160 are reached (arXiv 2505.09343). Memory: 80 GB of
-// HBM3 with 3.35 TB/s (as H100 SXM).
+// NVLink: 200 GB/s per direction, of which about 160 are reached (arXiv 2505.09343). Memory: 80 GB
+// of HBM3 with 3.35 TB/s (as H100 SXM).
 HostType h800_host() {
   HostType made = common_host();
   made.name = "h800";
@@ -48,8 +48,8 @@ HostType h800_host() {
   return made;
 }
 
-// NVLink: 450 GB/s a direction, of which 380 were reached on H100, which has the same (issue 1264
-// of NVIDIA/nccl). Memory: 96 GB of HBM3 with 4.0 TB/s.
+// NVLink: 450 GB/s per direction, of which 380 were reached on H100, which has the same links
+// (issue 1264 of NVIDIA/nccl). Memory: 96 GB of HBM3 with 4.0 TB/s.
 HostType h20_host() {
   HostType made = common_host();
   made.name = "h20";

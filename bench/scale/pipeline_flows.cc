@@ -83,18 +83,18 @@ class PipelineDriver {
   const PipelineFlows& flows_;
   SharedLinks links_;
   std::map<FlowId, Operation> running_;
-  std::map<EngineId, std::deque<StartReload>> engines_;  // the first one runs
+  std::map<EngineId, std::deque<StartReload>> engines_;  // the first reload of each is active
 };
 
-// The links of one host, and what a bucket asks of them.
+// The links of one host, and the load of a bucket on them.
 struct HostLinks {
   SharedLinks links;
   std::vector<LinkId> pcie;
   std::vector<LinkId> switches;
   LinkId memory{};
   LinkId turns{};
-  std::vector<Demand> broadcast;  // the path of one
-  double broadcast_speed = 0;     // along it, alone
+  std::vector<Demand> broadcast;  // links of one broadcast
+  double broadcast_speed = 0;     // speed of a broadcast alone
 };
 
 HostLinks make_links(const HostType& host) {
@@ -108,7 +108,7 @@ HostLinks make_links(const HostType& host) {
     made.broadcast = {{.link = made.links.add("NVLink", host.nvlink)}};
     made.broadcast_speed = host.nvlink;
   } else {
-    // A ring over PCIe: every byte comes into every GPU, and once through each switch.
+    // A ring over PCIe: every byte enters every GPU once and passes each switch once.
     for (const LinkId link : made.pcie) made.broadcast.push_back({.link = link});
     for (const LinkId link : made.switches) made.broadcast.push_back({.link = link});
     made.broadcast_speed = host.pcie;
@@ -152,7 +152,7 @@ Result<PipelinePrediction> simulate_switch(std::uint64_t model_bytes, const Clus
           },
       .broadcast =
           [&](std::uint64_t bucket) {
-            return Flow{.fixed_s = bytes_of(bucket) / host.gpu_memory,  // the digest
+            return Flow{.fixed_s = bytes_of(bucket) / host.gpu_memory,  // computing the digest
                         .work = bytes_of(bucket),
                         .demands = links.broadcast};
           },
@@ -162,14 +162,14 @@ Result<PipelinePrediction> simulate_switch(std::uint64_t model_bytes, const Clus
                         .work = 2 * part * bytes_of(bucket) / host.gpu_memory,
                         .demands = {{.link = links.turns}}};
           }};
-  // All engines do the same at the same time: one stands for them.
+  // All engines do the same at the same time, so one engine represents all.
   const reload::PipelineShape shape{
       .devices = host.gpus,
       .buckets = (here + options.buffer_bytes - 1) / options.buffer_bytes,
       .ipc_slots = 2,
       .engines = {{.engine = EngineId{0}, .device = DeviceIndex{0}}}};
   auto made = simulate_pipeline(shape, options.stages, flows, std::move(links.links));
-  if (made)  // no link: what takes turns there is counted on its own
+  if (made)  // not a link: the work in turns on the GPU is counted separately
     std::erase_if(made->prediction.use,
                   [](const LinkUse& use) { return use.name.starts_with("turns"); });
   return made;

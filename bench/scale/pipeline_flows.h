@@ -1,5 +1,5 @@
-// wsync's weight pipeline (inference_side/reload, the state machine that drives real devices) under
-// a virtual clock whose operations share links.
+// wsync's weight pipeline under a virtual clock, with operations that share links. The state
+// machine is the one that drives real devices (inference_side/reload).
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace wsync::bench {
 
-// What each operation asks of the links. A device copies one bucket at a time, and so does an
-// engine; broadcasts run one after the other.
+// The load of each operation on the links. A device copies one bucket at a time, and so does an
+// engine. Broadcasts run one after the other.
 struct PipelineFlows {
   std::function<Flow(std::uint32_t device, std::uint64_t bucket)> h2d;
   std::function<Flow(std::uint64_t bucket)> broadcast;  // to all devices
@@ -21,10 +21,10 @@ struct PipelineFlows {
 
 struct PipelinePrediction {
   Prediction prediction;
-  Stages stages = Stages::kTwo;  // the form that was kept
+  Stages stages = Stages::kTwo;  // the form that was selected
 };
 
-// `links` has the links that the flows name, and nothing runs on it. Errors as
+// `links` has the links that the flows name, and nothing uses it yet. Errors as
 // WeightPipeline::create().
 [[nodiscard]] Result<PipelinePrediction> simulate_pipeline(const reload::PipelineShape& shape,
                                                            Stages stages,
@@ -36,16 +36,17 @@ struct SwitchOptions {
   Stages stages = Stages::kAuto;
 };
 
-// The switch of one host (all do the same at the same time): its share of the model is in its own
-// memory; each GPU copies its buckets in, broadcasts them to the others, takes a digest of what
-// came, and the engine copies its part out with one launch for a bucket. Engine and sidecar take
-// turns on the GPU. Errors as check_cluster(); kInvalidInput for a buffer of 0 bytes.
+// The switch of one host. All hosts do the same at the same time. The host has its share of the
+// model in its own memory. Each GPU copies its buckets in, broadcasts them to the other GPUs and
+// computes a digest of what it received. The engine copies its part out with one kernel launch per
+// bucket. Engine and sidecar take turns on the GPU. Errors as check_cluster(). kInvalidInput for a
+// buffer of 0 bytes.
 [[nodiscard]] Result<PipelinePrediction> simulate_switch(std::uint64_t model_bytes,
                                                          const Cluster& cluster,
                                                          const SwitchOptions& options);
 
-// Assumed, not fitted: an engine is told of a bucket and answers (a Unix socket each way), and
-// launches one kernel.
+// Assumed and not fitted: the time to notify an engine of a bucket and receive its answer (a Unix
+// socket in each direction), and to launch one kernel.
 inline constexpr double kBucketAnswerSeconds = 60e-6;
 
 }  // namespace wsync::bench

@@ -1,4 +1,4 @@
-// What the simulations of this folder say of one update.
+// Result of the simulations in this directory for one update.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace wsync::bench {
 
-// Bytes of a model, as the algorithms cut it: tensors in the order of the model.
+// Sizes of a model's tensors, in the order of the model, as the algorithms split it.
 struct ModelBytes {
   std::vector<std::uint64_t> tensors;
   [[nodiscard]] std::uint64_t total() const noexcept {
@@ -22,8 +22,8 @@ struct ModelBytes {
 struct Prediction {
   double seconds = 0;
   std::uint64_t buckets = 0;
-  std::vector<LinkUse> use;  // of each link; on one host, for all are alike
-  // The link that is busiest; the others wait for it.
+  std::vector<LinkUse> use;  // use of each link of one host; all hosts are equal
+  // Returns the busiest link, which limits the others.
   [[nodiscard]] LinkUse bottleneck() const {
     LinkUse max;
     for (const LinkUse& link : use)

@@ -1,4 +1,4 @@
-// `wsync bench scale` in tables and as JSON.
+// Output of `wsync bench scale` as tables and as JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -11,7 +11,8 @@ namespace wsync::bench {
 
 [[nodiscard]] std::string to_text(const ScaleResult& result);
 [[nodiscard]] nlohmann::json to_json(const ScaleResult& result);
-// In the form of all suites: one sample for each case, for nothing is measured.
+// Converts the result to the common form of all suites. Each case has one sample, because nothing
+// is measured.
 [[nodiscard]] SuiteResult to_suite(const ScaleResult& result);
 
 }  // namespace wsync::bench

@@ -14,8 +14,8 @@ namespace {
 
 constexpr double kGiB = 1073741824.0;
 
-// README.md of MoonshotAI/checkpoint-engine, commit 59a3c4f: Update (Broadcast), with the size of
-// the IPC bucket in brackets; vLLM v0.10.2rc1.
+// From README.md of MoonshotAI/checkpoint-engine, commit 59a3c4f: Update (Broadcast), with the size
+// of the IPC bucket in brackets; vLLM v0.10.2rc1.
 constexpr std::array<PublishedRow, 6> kRows = {{
     {.model = "GLM-4.5-Air",
      .host = "h800",
@@ -56,7 +56,7 @@ constexpr std::array<PublishedRow, 6> kRows = {{
 }};
 constexpr std::size_t kFittedRow = 2;
 constexpr double kTensorSecondsMax = 1e-3;
-constexpr int kFitSteps = 40;  // halvings: 1e-3 s to a femtosecond
+constexpr int kFitSteps = 40;  // halvings: from 1e-3 s to a femtosecond
 constexpr std::array<std::uint64_t, 6> kBuffersMiB = {64, 128, 256, 512, 1024, 2048};
 
 ModelBytes bytes_of(const std::vector<TensorInfo>& tensors) {
@@ -74,7 +74,7 @@ Result<Cluster> cluster_of(const PublishedRow& row) {
   return Cluster{.host = host, .gpus = row.gpus, .gpus_per_replica = row.gpus_per_replica};
 }
 
-// A row's model and cluster are made once for all steps of a fit.
+// A row's model and cluster, which all steps of a fit share.
 struct RowModel {
   ModelBytes model;
   Cluster cluster;
@@ -93,7 +93,7 @@ Result<Prediction> predict(RowModel& row, double tensor_s) {
   return simulate_checkpoint_engine(row.model, row.cluster, row.options);
 }
 
-// Switches are the same on every host, so one for each kind of cluster is enough.
+// The switch is the same on every host, so it is simulated once per kind of cluster.
 class OurSide {
  public:
   explicit OurSide(std::uint64_t model_bytes) : model_bytes_(model_bytes) {}
@@ -157,7 +157,7 @@ std::uint32_t replica_of(const ScaleOptions& options, std::uint64_t model_bytes)
                                        : gpus_for_model(options.host, model_bytes);
 }
 
-// A model that none of the clusters holds has no curve: told before anything is computed.
+// Refuses a model that fits in none of the clusters before anything is computed.
 Result<> require_points(const ScaleOptions& options) {
   for (const ModelShape& shape : options.models) {
     const std::uint32_t replica = replica_of(options, totals_of(tensors_of(shape)).bytes);
@@ -247,7 +247,8 @@ Result<Prediction> predict_row(const PublishedRow& row, double tensor_s, bool gp
   return predict(model, tensor_s);
 }
 
-// More seconds for a tensor never make an update shorter, so halving finds the constant.
+// The time of an update never decreases when the seconds per tensor increase, so bisection finds
+// the constant.
 Result<double> fit_tensor_seconds(bool gpu_takes_turns) {
   auto model = WSYNC_TRY(model_of(fitted_row(), gpu_takes_turns));
   double min = 0;

@@ -1,5 +1,5 @@
-// `wsync bench scale`: how long updates take on clusters that nobody has at hand. Everything is
-// simulated. What is modelled, and how far the model is off: deploy/guides/benchmark.md.
+// `wsync bench scale` shows how long updates take on clusters that are not available for
+// measurements. Everything is simulated. The model and its error: deploy/guides/benchmark.md.
 #pragma once
 
 #include <cstdint>
@@ -28,19 +28,21 @@ struct PublishedRow {
   double seconds = 0;
 };
 [[nodiscard]] std::span<const PublishedRow> published_rows() noexcept;
-// The row that the constant is fitted on: DeepSeek-V3.1 on 16 H20. No other row is used.
+// The row on which the constant is fitted: DeepSeek-V3.1 on 16 H20. No other row is used for the
+// fit.
 [[nodiscard]] const PublishedRow& fitted_row() noexcept;
 
-// Seconds of a tensor in checkpoint-engine's reload with which the fitted row is met.
+// Returns the seconds per tensor in checkpoint-engine's reload for which the simulation matches the
+// fitted row.
 [[nodiscard]] Result<double> fit_tensor_seconds(bool gpu_takes_turns);
-// The row's set-up, as checkpoint-engine brings it about.
+// Predicts the row's update by checkpoint-engine.
 [[nodiscard]] Result<Prediction> predict_row(const PublishedRow& row, double tensor_s,
                                              bool gpu_takes_turns);
 
-// What wsync does on a cluster: stage while engines serve, then switch.
+// An update by wsync on a cluster: staging while engines serve, then the switch.
 struct OurPrediction {
   StagingPrediction chain;
-  StagingPrediction tree;  // fan-out 2
+  StagingPrediction tree;  // with a fan-out of 2
   PipelinePrediction chosen, two, three;
   Floor switch_floor, staging_floor;
 };
@@ -48,8 +50,8 @@ struct OurPrediction {
 struct RowResult {
   PublishedRow row;
   Prediction peer;
-  double side_by_side_s = 0;  // with engines that take no turns, and the constant fitted for that
-  Floor floor;                // of what checkpoint-engine does
+  double side_by_side_s = 0;  // without turns on the GPU, and with the constant fitted for that
+  Floor floor;                // floor of checkpoint-engine's update
   OurPrediction ours;
   [[nodiscard]] double error() const noexcept { return peer.seconds / row.seconds - 1; }
   [[nodiscard]] double side_by_side_error() const noexcept {
@@ -81,7 +83,7 @@ struct ScaleOptions {
   std::vector<std::uint32_t> gpus;
   HostType host;
   double oversubscription = 1;
-  std::uint32_t gpus_per_replica = 0;  // 0: gpus_for_model()
+  std::uint32_t gpus_per_replica = 0;  // 0: as gpus_for_model()
   std::uint64_t buffer_bytes = 512ULL << 20U;
   std::uint64_t peer_buffer_bytes = 8ULL << 30U;
   Stages stages = Stages::kAuto;
@@ -93,11 +95,11 @@ struct ScaleResult {
   double side_by_side_tensor_s = 0;
   std::vector<RowResult> rows;
   std::vector<ScaleCurve> curves;
-  std::vector<std::string> notes;  // what was left out, and why
+  std::vector<std::string> notes;  // omissions and their reasons
 };
 
-// Seconds of computing at most. kInvalidInput as the simulations; for a model that fits none of the
-// clusters.
+// Computes for a few seconds at most. kInvalidInput as the simulations, and if the model fits in
+// none of the clusters.
 [[nodiscard]] Result<ScaleResult> run_scale_bench(const ScaleOptions& options);
 
 }  // namespace wsync::bench

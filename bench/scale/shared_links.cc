@@ -9,7 +9,7 @@
 namespace wsync::bench {
 namespace {
 
-// Ends that lie this much (relative) apart are one: rounding, not time.
+// Ends whose relative difference is smaller are simultaneous, because it comes from rounding.
 constexpr double kSameTime = 1e-9;
 
 std::size_t at(LinkId link) { return static_cast<std::size_t>(link); }
@@ -36,7 +36,8 @@ FlowId SharedLinks::start(Flow flow) {
   return running_.back().id;
 }
 
-// Progressive filling: the tightest link sets the factor of its flows, which are then taken out.
+// Progressive filling: the tightest link determines the factor of its flows, which are then
+// removed.
 void SharedLinks::set_speeds() {
   std::vector<double> left(links_.size());
   for (std::size_t l = 0; l < links_.size(); ++l) left[l] = links_[l].capacity;
@@ -95,7 +96,7 @@ std::vector<FlowId> SharedLinks::advance() {
       r.work_left = done ? 0 : r.work_left - step * r.speed;
       if (done) ended.push_back(r.id);
     }
-    if (ended.empty()) continue;  // only latencies were over
+    if (ended.empty()) continue;  // only fixed times have ended
     std::erase_if(running_,
                   [&](const Running& r) { return std::ranges::find(ended, r.id) != ended.end(); });
     return ended;

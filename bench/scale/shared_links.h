@@ -1,14 +1,15 @@
 // Work that shares links, under a virtual clock: a discrete-event simulation of flows.
 //
-// A flow first takes a fixed time (latencies), then does its work over all its links at once. Alone
-// it runs as fast as the tightest of them allows. Where a link is asked for more than it has, all
-// flows on it are slowed down by one factor, and what that leaves free on other links goes to the
-// flows there (weighted max-min fairness; the weights are the speeds alone). Between two ends of
-// flows speeds are constant, so the simulation jumps from end to end and is exact.
+// A flow first takes a fixed time (latencies), then does its work over all its links at the same
+// time. Alone, it is as fast as its tightest link allows. If the demand on a link exceeds its
+// capacity, one factor slows down all flows on it. The capacity that this leaves free on other
+// links goes to the flows there (weighted max-min fairness, weighted by the speeds that flows have
+// alone). Speeds are constant between two ends of flows, so the simulation jumps from end to end
+// and is exact.
 //
-// Why events and not recurrences: a max-plus recurrence needs each operation's time beforehand, and
-// here it depends on what else runs. Where nothing is shared the two agree; the tests hold the
-// simulation to the closed forms.
+// It uses events because a max-plus recurrence needs the duration of each operation in advance, and
+// here the duration depends on the other active operations. If nothing is shared the two methods
+// agree. The tests compare the simulation with the closed formulas.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +24,7 @@ enum class FlowId : std::uint64_t {};
 
 struct Demand {
   LinkId link{};
-  double share = 1;  // units of the link that one unit of work takes
+  double share = 1;  // units of the link per unit of work
 };
 
 struct Flow {
@@ -32,7 +33,7 @@ struct Flow {
   std::vector<Demand> demands;
 };
 
-// What a link was used for, over a whole simulation.
+// Use of a link over a whole simulation.
 struct LinkUse {
   std::string name;
   double seconds = 0;  // of the link at full speed
@@ -41,12 +42,12 @@ struct LinkUse {
 // Thread: one.
 class SharedLinks {
  public:
-  // `capacity`: units a second, above 0.
+  // `capacity`: units per second, above 0.
   [[nodiscard]] LinkId add(std::string name, double capacity);
-  // Begins now. Work needs one demand at least, each of a share above 0.
+  // Starts a flow now. Work needs at least one demand, each with a share above 0.
   FlowId start(Flow flow);
-  // Goes to the next end and returns the flows that end there, in the order of their starts; empty
-  // when nothing runs.
+  // Advances the clock to the next end and returns the flows that end there, in the order of their
+  // starts. Empty if no flow is active.
   [[nodiscard]] std::vector<FlowId> advance();
   [[nodiscard]] double now_s() const noexcept { return now_s_; }
   [[nodiscard]] std::vector<LinkUse> use() const;
@@ -62,7 +63,7 @@ class SharedLinks {
     Flow flow;
     double fixed_left_s = 0;
     double work_left = 0;
-    double alone = 0;  // units of work a second
+    double alone = 0;  // units of work per second
     double speed = 0;
   };
   void set_speeds();

@@ -8,13 +8,13 @@
 namespace wsync::bench {
 namespace {
 
-constexpr double kMemoryPasses = 3;  // written, read for the digest, read to be passed on
+constexpr double kMemoryPasses = 3;  // one write, one read for the digest, one read to send it on
 
 Floor longest(const std::vector<Floor>& floors) {
   return *std::ranges::max_element(floors, {}, &Floor::seconds);
 }
 
-// What one GPU takes in over PCIe, and what GPUs that share a switch do.
+// The floors of one GPU over PCIe, and of the GPUs that share a switch.
 std::vector<Floor> into_gpus(double model, const Cluster& c) {
   const double each = model / c.gpus_per_replica;
   return {{.seconds = each / c.host.pcie, .link = "PCIe"},
@@ -49,7 +49,7 @@ Result<StagingPrediction> simulate_staging(std::uint64_t model_bytes, const Clus
   }
   const double trainer = std::min(speeds[0].seconds, speeds[2].seconds);
   const double host = std::min(speeds[1].seconds, speeds[2].seconds);
-  std::vector<double> came(made.levels, 0);  // when the newest bucket was at each level
+  std::vector<double> came(made.levels, 0);  // arrival of the newest bucket at each level
   for (std::uint64_t at = 0; at < each; at += options.bucket_bytes) {
     const auto bytes = static_cast<double>(std::min(options.bucket_bytes, each - at));
     for (std::uint32_t level = 0; level < made.levels; ++level) {

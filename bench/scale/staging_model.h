@@ -1,4 +1,4 @@
-// Staging: the trainer streams each bucket once, and hosts pass it on.
+// Staging: the trainer sends each bucket once, and hosts forward it.
 #pragma once
 
 #include <cstdint>
@@ -11,38 +11,42 @@ namespace wsync::bench {
 
 struct StagingOptions {
   std::uint64_t bucket_bytes = 512ULL << 20U;
-  // Hosts that each host passes a bucket on to: 1 is a chain, 2 a binary tree.
+  // Number of hosts to which each host forwards a bucket: 1 is a chain, 2 a binary tree.
   std::uint32_t fan_out = 1;
-  double hop_s = 50e-6;  // from the last byte of a bucket to the first one passed on
+  double hop_s = 50e-6;  // from the last byte of a bucket to the first forwarded byte
 };
 
 struct StagingPrediction {
   double seconds = 0;
-  std::uint32_t levels = 0;  // hosts on the longest way from the trainer
-  std::string bottleneck;    // what sets the speed: network, trainer's network or host memory
+  std::uint32_t levels = 0;  // number of hosts on the longest path from the trainer
+  std::string bottleneck;    // limit of the speed: network, trainer's network or host memory
 };
 
-// Hosts that hold the same share of the model make one chain (or tree); there are as many as hosts
-// in a replica, side by side, and the trainer, a host with the same NICs, feeds them all. A host
-// passes a bucket on when it has all of it. Host memory is written once and read twice (digest,
-// passing on). The recurrence: a bucket comes to a level one transfer after it came to the level
-// before, or after the bucket before it, whichever is later. Errors as check_cluster();
+// The hosts with the same share of the model form one chain (or tree). There are as many chains as
+// hosts in a replica. The trainer, a host with the same NICs, sends to all of them. A host forwards
+// a bucket when it has received all of it. Host memory is written once and read twice (for the
+// digest and for forwarding).
+//
+// The recurrence: a bucket arrives at a level one transfer after it arrived at the previous level,
+// or one transfer after the previous bucket, whichever is later. Errors as check_cluster().
 // kInvalidInput for a bucket of 0 bytes or a fan-out of 0.
 [[nodiscard]] Result<StagingPrediction> simulate_staging(std::uint64_t model_bytes,
                                                          const Cluster& cluster,
                                                          const StagingOptions& options);
 
-// The least time that the links allow, whatever the algorithm: bytes by bandwidth of the tightest.
+// The minimum time that the links allow for any algorithm: bytes divided by the bandwidth of the
+// tightest link.
 struct Floor {
   double seconds = 0;
   std::string link;
 };
-// The model is spread evenly over the memory of all hosts and must be in every replica's GPUs:
-// what checkpoint-engine does.
+// The model is spread evenly over the memory of all hosts and must reach every replica's GPUs, as
+// in checkpoint-engine.
 [[nodiscard]] Result<Floor> update_floor(std::uint64_t model_bytes, const Cluster& cluster);
-// Each host has its share of the model in memory already: what an engine stands still for.
+// Each host already has its share of the model in memory. This is the time for which an engine
+// pauses.
 [[nodiscard]] Result<Floor> switch_floor(std::uint64_t model_bytes, const Cluster& cluster);
-// The model comes from one trainer host and must be in the memory of all others.
+// The model comes from one trainer host and must reach the memory of all other hosts.
 [[nodiscard]] Result<Floor> staging_floor(std::uint64_t model_bytes, const Cluster& cluster);
 
 }  // namespace wsync::bench

@@ -1,5 +1,4 @@
-// A process group that writes down each exchange: when, how many bytes, and what it cost the
-// processor.
+// A process group that records each exchange: its times, its bytes, and its processor time.
 #pragma once
 
 #include <memory>
@@ -11,7 +10,8 @@
 
 namespace wsync::bench {
 
-// All else as the group itself. take() from the thread that calls exchange(), or when it has ended.
+// Forwards all other operations to the group. Call take() in the thread that calls exchange(), or
+// after that thread has ended.
 class MeteredGroup final : public collective::ProcessGroup {
  public:
   explicit MeteredGroup(std::unique_ptr<collective::ProcessGroup> group)
@@ -24,7 +24,7 @@ class MeteredGroup final : public collective::ProcessGroup {
   void abort(const Error& reason) override { group_->abort(reason); }
   [[nodiscard]] Result<> health() const override { return group_->health(); }
 
-  // The exchanges since the last call.
+  // Returns the exchanges since the last call.
   [[nodiscard]] std::vector<Exchange> take() { return std::exchange(exchanges_, {}); }
 
  private:

@@ -22,9 +22,9 @@ double length(const training::Measured& time) { return milliseconds(time.end - t
 // One operation of one rank in one step.
 struct Run {
   double whole = 0;
-  double exchanges = 0;  // of it, in exchanges
-  double processor = 0;  // worked on it
-  double on_link = 0;    // what its exchanges take on the link
+  double exchanges = 0;  // part of it in exchanges
+  double processor = 0;  // processor time
+  double on_link = 0;    // time of its exchanges on the link
 };
 
 class Calibration {
@@ -33,7 +33,7 @@ class Calibration {
               const std::optional<collective::LinkSpeed>& link)
       : program_(program), sizes_(sizes), samples_(samples), link_(link) {}
 
-  // The mean over all operations of these kinds of `of` each; 0 where there are none.
+  // The mean of `of` over all operations of these kinds. 0 if there are none.
   [[nodiscard]] double mean(std::initializer_list<OperationKind> kinds,
                             double (Calibration::*of)(std::uint32_t, std::uint32_t) const) const {
     double sum = 0;
@@ -73,7 +73,7 @@ class Calibration {
   }
 
  private:
-  // Of the replica that has most of it: the others wait for that one.
+  // The maximum over replicas, because the other replicas wait for the slowest one.
   [[nodiscard]] double max(std::uint32_t pipeline, std::uint32_t operation,
                            double Run::* of) const {
     return over_steps([&](std::size_t step) {

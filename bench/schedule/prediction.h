@@ -1,5 +1,5 @@
-// What the simulator says of a schedule whose operations were measured, and what the ranks really
-// did.
+// The simulator's prediction for a schedule with measured operations, and the measured behaviour of
+// the ranks.
 //
 // Times are milliseconds. Pure.
 #pragma once
@@ -15,41 +15,41 @@
 
 namespace wsync::bench {
 
-// samples[rank][step]: of one case, as many steps of every rank.
+// samples[rank][step] of one case. Every rank has the same number of steps.
 using CaseSamples = std::vector<std::vector<StepSample>>;
 
-// What operations cost, from `alone`: samples of `program` without overlap and without a link, in
-// which a rank does one operation at a time. Each cost is the mean over a kind's operations of the
-// median over steps.
+// Returns the costs of operations from `alone`: samples of `program` without overlap and without a
+// link, in which a rank executes one operation at a time. Each cost is the median over steps,
+// averaged over all operations of its kind.
 //
-// Replicas wait for each other at every dispatch and combine, so a computation costs what the
-// slowest replica needs. A communication costs the work around its exchanges (packing, weighting),
-// and of each exchange the link's latency + bytes / bandwidth; without a link, what the replica
-// that came last needed for it. With `cores` fewer than the two lanes of every rank need, the
-// communication lane's own work takes its time from computations: pair_factor.
+// Replicas wait for each other at every dispatch and combine, so a computation costs the time of
+// the slowest replica. A communication costs the work around its exchanges (packing, weighting),
+// plus latency + bytes / bandwidth of the link for each exchange. Without a link, the exchange
+// costs what the last replica to arrive needed for it. If there are fewer `cores` than the two
+// lanes of every rank need, the communication lane's own work slows down computations: pair_factor.
 [[nodiscard]] schedule::OperationCosts measured_costs(
     const schedule::Program& program, const training::ParallelSizes& sizes,
     const CaseSamples& alone, const std::optional<collective::LinkSpeed>& link,
     std::uint32_t cores);
 
-// The emulated link's bandwidth on which a forward dispatch takes `share` of an attention,
-// `attention` being that time. kInvalidInput when the latency alone is as long.
+// Returns the bandwidth of the emulated link on which a forward dispatch takes `share` of
+// `attention`, the time of an attention. kInvalidInput if the latency alone takes that long.
 struct DispatchSize {
-  double exchanges = 0;  // one after the other
-  double bytes = 0;      // in all of them
+  double exchanges = 0;  // number of sequential exchanges
+  double bytes = 0;      // total bytes
 };
 [[nodiscard]] Result<double> bandwidth_for(const DispatchSize& dispatch,
                                            std::chrono::nanoseconds latency, double attention,
                                            double share);
 
-// When one replica's operations ran in step `step`, by pipeline rank, from the moment when the
-// first of all ranks began.
+// Returns when one replica's operations ran in step `step`, by pipeline rank, relative to the start
+// of the first rank.
 [[nodiscard]] std::vector<std::vector<schedule::Timing>> timings_of(
     const training::ParallelSizes& sizes, const CaseSamples& samples, std::size_t step,
     std::uint32_t replica);
-// From the first rank's begin to the last rank's end.
+// From the start of the first rank to the end of the last rank.
 [[nodiscard]] double step_time(const CaseSamples& samples, std::size_t step);
-// Time in which a rank communicated and did not compute, of the rank that has most.
+// Time in which a rank communicated without computing: the maximum over all ranks.
 [[nodiscard]] double exposed_time(const schedule::Program& program,
                                   const training::ParallelSizes& sizes, const CaseSamples& samples,
                                   std::size_t step);

@@ -20,9 +20,9 @@
 namespace wsync::bench {
 namespace {
 
-// The first byte of what a process writes as one line.
+// First byte of a message that contains a line.
 constexpr char kLine = 'L';
-constexpr char kFailure = 'E';  // then the code's number, a space and the sentence
+constexpr char kFailure = 'E';  // followed by the code's number, a space and the sentence
 
 Result<> write_all(int fd, std::string_view text) {
   while (!text.empty()) {
@@ -47,7 +47,7 @@ Error failure_of(std::string_view text) {
                               const ProcessHooks& hooks) noexcept {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(127);
-  // Ctrl-C is for the launcher.
+  // Own process group, so that Ctrl-C reaches the launcher only.
   ::setpgid(0, 0);
   sigset_t none;
   ::sigemptyset(&none);
@@ -91,7 +91,8 @@ class Processes {
       std::vector<pollfd> waits{{.fd = interrupt.fd(), .events = POLLIN, .revents = 0}};
       bool pending = false;
       for (const Process& one : all_) {
-        waits.push_back({.fd = one.in.get(), .events = POLLIN, .revents = 0});  // -1: left out
+        // poll() ignores -1
+        waits.push_back({.fd = one.in.get(), .events = POLLIN, .revents = 0});
         pending |= one.in.valid();
       }
       if (!pending) break;
@@ -133,7 +134,7 @@ class Processes {
     one.in.reset();
     const int status = reap(one);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
-    // One that exits with 1 has said why.
+    // A process that exits with 1 has already reported its error.
     failed({ErrorCode::kPeerLost,
             WIFSIGNALED(status)
                 ? fmt::format("rank {} was ended by signal {}", rank, WTERMSIG(status))

@@ -1,5 +1,5 @@
-// Processes that are forked, not started anew: ranks of a benchmark that share what was made before
-// and nothing that is made later.
+// Forked processes: ranks of a benchmark that share everything created before the fork and nothing
+// created later.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace wsync::bench {
 
-// What a forked process tells its launcher. Thread: one.
+// Sends messages of a forked process to its launcher. Thread: one.
 class LineWriter {
  public:
   explicit LineWriter(int fd) noexcept : fd_(fd) {}  // borrowed
@@ -23,17 +23,17 @@ class LineWriter {
 };
 
 struct ProcessHooks {
-  // In the process of `rank`, which ends when it returns, without destructors of what was made
-  // before and without handlers of exit.
+  // Runs in the process of `rank`, which exits when it returns. Destructors of objects from before
+  // the fork and exit handlers do not run.
   std::function<Result<>(std::uint32_t rank, const LineWriter& out)> body;
   std::function<void(std::uint32_t rank, std::string line)> on_line;
-  // The first failure, once: to end what other processes wait for.
+  // Called once with the first failure, so that the caller can end the waits of other processes.
   std::function<void(const Error&)> on_failure;
 };
 
-// Forks `count` processes and returns when all have ended: success, or the first failure, of which
-// kPeerLost says which rank ended how. kCancelled on a signal, when all have been killed. They die
-// with the thread that calls. Thread: the process has no other one.
+// Forks `count` processes and returns when all have ended: success or the first failure. kPeerLost
+// says which rank ended and how. kCancelled on a signal, after all processes have been killed. The
+// processes die with the calling thread. Thread: this must be the only thread of the process.
 [[nodiscard]] Result<> run_processes(std::uint32_t count, const ProcessHooks& hooks,
                                      const Interrupt& interrupt);
 

@@ -22,7 +22,7 @@ using training::TrainingOptions;
 
 constexpr std::uint64_t kSeed = 1;
 
-// Tokens that spread over the vocabulary, others for each replica and micro-batch.
+// Tokens that are spread over the vocabulary, different for each replica and micro-batch.
 std::vector<training::MicroBatch> batches_of(const TrainingOptions& options,
                                              std::uint32_t replica) {
   const std::uint32_t count = options.schedule.shape.microbatches;
@@ -58,7 +58,7 @@ class Rank {
       everyone_.push_back(other);
   }
 
-  // The other ranks fail with the same reason.
+  // The other ranks then fail with the same reason.
   Result<> run() {
     Result<> done = compare();
     if (!done && memory_ != nullptr) memory_->abort(done.error());
@@ -76,11 +76,11 @@ class Rank {
     linked_ = std::make_unique<MeteredGroup>(std::move(link));
     WSYNC_TRY(prepare(CaseKind::kOverlap, task_.overlap, *linked_));
     WSYNC_TRY(prepare(CaseKind::kNoOverlap, options_, *linked_));
-    // The first step of a pipeline writes its memory for the first time.
+    // A pipeline writes to its memory for the first time in its first step.
     WSYNC_TRY(step(CaseKind::kOverlap));
     WSYNC_TRY(step(CaseKind::kNoOverlap));
     for (Case& one : cases_) one.samples.clear();
-    // Which case comes first changes, so that a machine that slows down harms all alike.
+    // The order of the cases changes, so that a machine that slows down affects all cases equally.
     for (std::size_t i = 0; i < task_.steps; ++i)
       for (std::size_t j = 0; j < kCaseCount; ++j)
         WSYNC_TRY(step(static_cast<CaseKind>((i + j) % kCaseCount)));
@@ -144,7 +144,7 @@ class Rank {
     return out_.write(nlohmann::json{{"step", steps_}}.dump());
   }
 
-  // Whatever the schedule, the same bits.
+  // Gradients must be equal to the last bit for every schedule.
   Result<> check_gradients() {
     std::vector<Digest> digests;
     const auto add = [&](const training::ParameterSet& set) {
@@ -161,10 +161,10 @@ class Rank {
   }
 
   struct WarmUp {
-    double attention = 0;  // median
+    double attention = 0;  // median time
     DispatchSize dispatch;
   };
-  // Of this rank, over all steps so far.
+  // Medians of this rank over all steps so far.
   [[nodiscard]] WarmUp warm_up() {
     const Case& one = at(CaseKind::kNoLink);
     const auto& operations = one.program->ranks[place_.pipeline].operations;
@@ -190,7 +190,7 @@ class Rank {
     return sizes;
   }
 
-  // The same on every rank: of the one that has most.
+  // Chooses the same speed on every rank, from the maximum over all ranks.
   Result<collective::LinkSpeed> choose_speed() {
     collective::LinkSpeed speed{.latency = task_.link.latency,
                                 .bytes_per_second = task_.link.bytes_per_second.value_or(0)};
@@ -235,7 +235,7 @@ class Rank {
   const std::vector<training::MicroBatch> batches_;
   std::vector<std::uint32_t> everyone_;
   std::unique_ptr<MeteredGroup> memory_;
-  std::unique_ptr<collective::ProcessGroup> unlinked_;  // until it becomes linked_
+  std::unique_ptr<collective::ProcessGroup> unlinked_;  // moved into linked_ later
   std::unique_ptr<MeteredGroup> linked_;
   std::array<Case, kCaseCount> cases_;
   std::vector<Digest> expected_;
@@ -245,7 +245,8 @@ class Rank {
 }  // namespace
 
 Result<> run_rank(const RankTask& task, std::uint32_t rank, const LineWriter& out) {
-  // A link that sleeps is to wake up in time; threads started from here on inherit it.
+  // A minimum timer slack, so that a link that sleeps wakes up in time. Threads that start later
+  // inherit it.
   ::prctl(PR_SET_TIMERSLACK, 1UL);
   Rank one(task, rank, out);
   return one.run();

@@ -1,5 +1,5 @@
-// What one rank process of `wsync bench schedule` does: it trains the same micro-batches again and
-// again, by each of the schedules that are compared, and tells what it measured.
+// One rank process of `wsync bench schedule`. It trains the same micro-batches repeatedly with each
+// of the compared schedules and reports its measurements.
 #pragma once
 
 #include <chrono>
@@ -15,25 +15,25 @@ namespace wsync::bench {
 // The link of each rank.
 struct LinkOptions {
   std::chrono::nanoseconds latency{100'000};
-  std::optional<double> bytes_per_second;  // absent: such that a dispatch takes
-  double dispatch_share = 0.6;             // of an attention
+  std::optional<double> bytes_per_second;  // std::nullopt: derived from dispatch_share
+  double dispatch_share = 0.6;             // time of a dispatch as a share of an attention
 };
 
 struct RankTask {
   training::TrainingOptions overlap;
-  training::TrainingOptions no_overlap;  // all else is equal
+  training::TrainingOptions no_overlap;  // all other options are equal
   LinkOptions link;
   unsigned warmup = 3;
   unsigned steps = 15;
-  int memory_fd = -1;  // the segment of ranks without a link
-  int linked_fd = -1;  // the one that gets it
+  int memory_fd = -1;  // segment of the ranks without a link
+  int linked_fd = -1;  // segment of the group with the link
 };
 
-// Lines to the launcher, objects each: {"step"} from rank 0 as steps end, and at the end
-// {"link": {"latency_ns", "bytes_per_second"}, "samples": [[step] of each case]}.
+// Sends lines to the launcher, each a JSON object: {"step"} from rank 0 at the end of each step,
+// and finally {"link": {"latency_ns", "bytes_per_second"}, "samples": [[step] of each case]}.
 //
-// kDigestMismatch when two steps came to different gradients. Errors of the group and of options
-// else.
+// kDigestMismatch if two steps computed different gradients. Otherwise errors of the group and of
+// options.
 [[nodiscard]] Result<> run_rank(const RankTask& task, std::uint32_t rank, const LineWriter& out);
 
 }  // namespace wsync::bench

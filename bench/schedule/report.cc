@@ -74,7 +74,7 @@ std::string schedule_notes(const ScheduleBenchResult& result) {
   return text + load_notes(result.others_busy, result.stolen);
 }
 
-// Measured and simulated, with and without overlap, as if each were ranks of their own.
+// Measured and simulated steps, with and without overlap, drawn as if each were a set of ranks.
 struct Drawing {
   schedule::Program program;
   std::vector<std::vector<schedule::Timing>> times;

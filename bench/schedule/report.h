@@ -1,4 +1,4 @@
-// What `wsync bench schedule` prints and draws.
+// Output of `wsync bench schedule`: tables, pictures and traces.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -15,14 +15,14 @@ namespace wsync::bench {
 [[nodiscard]] std::string_view case_name(CaseKind kind) noexcept;
 [[nodiscard]] nlohmann::json to_json(const ScheduleBenchResult& result);
 [[nodiscard]] std::string to_text(const ScheduleBenchResult& result);
-// Both cases over the link on one time axis, each measured and simulated, and below them the
-// lanes of three turns, measured with overlap. An SVG.
+// An SVG with both cases over the link on one time axis, each measured and simulated. Below them
+// are the lanes of three turns, measured with overlap.
 [[nodiscard]] std::string to_svg(const ScheduleBenchResult& result);
 // The same four as processes of a Chrome trace.
 [[nodiscard]] std::vector<trace::ProcessTrace> to_trace(const ScheduleBenchResult& result);
 
-// In the form of all suites. The link is a parameter only where it was given: one that the machine
-// chose is in the details.
+// Converts the result to the common form of all suites. The link is a parameter only if the user
+// specified it. A link that the benchmark chose is in the details.
 [[nodiscard]] SuiteResult to_suite(const ScheduleBenchResult& result);
 
 }  // namespace wsync::bench

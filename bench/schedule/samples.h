@@ -1,4 +1,4 @@
-// What a rank process has measured, and how it tells the launcher.
+// Measurements of a rank process, and their format for the launcher.
 #pragma once
 
 #include <chrono>
@@ -14,30 +14,30 @@ namespace wsync::bench {
 // One exchange with other ranks.
 struct Exchange {
   training::Measured time;
-  std::chrono::nanoseconds processor{};  // of the calling thread meanwhile
-  std::uint64_t bytes = 0;               // sent or received, whichever is more
+  std::chrono::nanoseconds processor{};  // processor time of the calling thread
+  std::uint64_t bytes = 0;               // maximum of sent and received bytes
 };
 
 // One step of one rank, to its last gradient.
 struct StepSample {
   TimePoint begin{};
   TimePoint end{};
-  std::vector<training::Measured> operations;  // as in the rank's program
-  std::vector<Exchange> exchanges;             // of the communication lane, in order
+  std::vector<training::Measured> operations;  // in the order of the rank's program
+  std::vector<Exchange> exchanges;             // exchanges of the communication lane, in order
 };
 
-// What is compared. All run the same micro-batches, and come to the same gradients.
+// The compared cases. All train the same micro-batches and compute the same gradients.
 enum class CaseKind : std::uint8_t {
   kOverlap,    // over the emulated link
-  kNoOverlap,  // the same
-  kNoLink,     // no overlap, and messages as fast as memory is
+  kNoOverlap,  // over the emulated link as well
+  kNoLink,     // without overlap, with messages at the speed of memory
 };
 inline constexpr std::size_t kCaseCount = 3;
 
-// One number after the other: of operations begin and end, of exchanges also the processor's
-// nanoseconds and bytes.
+// Lists of numbers: begin and end of each operation; for exchanges also the processor time in
+// nanoseconds and the bytes.
 [[nodiscard]] nlohmann::json to_json(const StepSample& sample);
-// Throws nlohmann::json::exception for another form.
+// Throws nlohmann::json::exception if the format is wrong.
 [[nodiscard]] StepSample step_sample_of(const nlohmann::json& object);
 
 }  // namespace wsync::bench

@@ -17,7 +17,7 @@ using training::TrainingOptions;
 
 constexpr std::uint32_t kHeadDim = 32;
 constexpr std::uint32_t kExpertsPerToken = 2;
-constexpr std::size_t kSequence = 64;  // tokens, at most
+constexpr std::size_t kSequence = 64;  // maximum tokens
 
 bool overlaps(CaseKind kind) { return kind == CaseKind::kOverlap; }
 bool has_link(CaseKind kind) { return kind != CaseKind::kNoLink; }
@@ -61,7 +61,7 @@ Result<> check(const ScheduleBenchOptions& options) {
   return {};
 }
 
-// Of activations, which are most of it.
+// Checks the memory for activations, which are the largest part.
 Result<> check_memory(const ScheduleBenchOptions& options) {
   const std::uint64_t layer =
       4 * training::LayerRun::floats(model_of(options), options.tokens,
@@ -76,10 +76,10 @@ Result<> check_memory(const ScheduleBenchOptions& options) {
   return require_memory(bytes, fmt::format("activations of {} processes", options.sizes.ranks()));
 }
 
-// What a rank's last line says.
+// Content of a rank's last line.
 struct RankResult {
   collective::LinkSpeed link;
-  std::vector<std::vector<StepSample>> samples;  // of each case
+  std::vector<std::vector<StepSample>> samples;  // one list per case
 };
 RankResult result_of(const nlohmann::json& object) {
   RankResult result;
@@ -130,7 +130,7 @@ Result<std::vector<RankResult>> run_ranks(const ScheduleBenchOptions& options,
   return results;
 }
 
-// The step whose time is nearest to the median.
+// Returns the step whose time is nearest to the median.
 std::size_t middle_of(const std::vector<double>& steps) {
   const double median = spread_of(steps).median;
   const auto nearest = std::min_element(steps.begin(), steps.end(), [&](double a, double b) {

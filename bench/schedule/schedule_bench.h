@@ -1,15 +1,17 @@
-// `wsync bench schedule`: what overlapping expert-parallel communication with computation is worth
-// on an emulated link, and how close the simulator comes to it. How to read the table, and limits:
-// deploy/guides/benchmark.md.
+// `wsync bench schedule` measures how much a step gains from overlapping expert-parallel
+// communication with computation on an emulated link, and how close the simulator comes to it. How
+// to read the table, and limits: deploy/guides/benchmark.md.
 //
-// Each rank is a forked process that runs the training core as it is (trainer_side/training), with
-// messages through shared memory that take as long as on a link of the given latency and bandwidth
-// (shared/process_group/emulated_link.h). Who waits for the link sleeps, so it costs no core. The
-// cases take turns, step by step, and which comes first changes. All train the same micro-batches
-// on the same weights; a gradient that differs in a bit fails the benchmark. A step is from the
-// first rank's begin to the last rank's last gradient; summing gradients over replicas and the
-// optimizer are left out. What the prediction is made of: prediction.h. Ranks are no threads
-// because products of matrices in one process are computed one after the other.
+// Each rank is a forked process that runs the unmodified training core (trainer_side/training). Its
+// messages through shared memory take as long as on a link of the given latency and bandwidth
+// (shared/process_group/emulated_link.h). A thread that waits for the link sleeps and uses no core.
+// The cases take turns step by step in a changing order. All train the same micro-batches on the
+// same weights, and a gradient that differs in one bit fails the benchmark. A step lasts from the
+// start of the first rank to the last gradient of the last rank. It excludes the sum of gradients
+// over replicas and the optimizer. For the inputs of the prediction see prediction.h.
+//
+// Ranks are processes instead of threads because matrix products in one process are computed one
+// after the other.
 #pragma once
 
 #include <array>
@@ -31,20 +33,20 @@ namespace wsync::bench {
 struct ScheduleBenchOptions {
   training::ParallelSizes sizes{.pp = 1, .vpp = 2, .ep = 2, .dp = 2};
   std::uint32_t microbatches = 8;
-  std::uint32_t hidden = 256;  // a multiple of 64
-  std::uint32_t experts = 8;   // of each layer; two for a token
-  std::size_t tokens = 256;    // of a micro-batch
+  std::uint32_t hidden = 256;  // multiple of 64
+  std::uint32_t experts = 8;   // per layer; two for each token
+  std::size_t tokens = 256;    // tokens per micro-batch
   LinkOptions link;
-  unsigned warmup = 3;  // steps, whose attention sets the link's bandwidth
-  unsigned steps = 15;  // of each case
+  unsigned warmup = 3;  // number of steps, whose attention time determines the link's bandwidth
+  unsigned steps = 15;  // per case
 };
 
 struct ScheduleCase {
   CaseKind kind = CaseKind::kOverlap;
   schedule::Program program;
-  schedule::OperationCosts costs;  // ms; what the prediction was made of
-  schedule::Simulation predicted;  // ms
-  std::vector<double> steps_ms;    // in the order in which they ran
+  schedule::OperationCosts costs;  // in ms; input of the prediction
+  schedule::Simulation predicted;  // in ms
+  std::vector<double> steps_ms;    // in order of execution
   Spread step_ms, exposed_ms;
   Spread ratio;  // step / predicted
   // When the operations of replica 0 ran, by pipeline rank, in the step nearest to the median.
@@ -57,30 +59,32 @@ struct ScheduleBenchResult {
   moe::ModelSpec model;
   collective::LinkSpeed link;
   std::vector<ScheduleCase> cases;  // by CaseKind
-  // Time of a step without overlap, by that of the step with it next to it; both over the link.
+  // Time of a step without overlap divided by the time of the adjacent step with overlap, both over
+  // the link.
   Spread speed_up;
   double predicted_speed_up = 0;
-  double others_busy = 0;  // share of the cores' time that was used before the ranks began
-  double stolen = 0;       // share that the host withheld meanwhile
+  // share of the cores' time that other processes used before the ranks started
+  double others_busy = 0;
+  double stolen = 0;  // share that the host withheld during the run
   [[nodiscard]] const ScheduleCase& of(CaseKind kind) const {
     return cases[static_cast<std::size_t>(kind)];
   }
 };
 
-// The model that is trained: one layer for each stage.
+// The trained model, with one layer per stage.
 [[nodiscard]] moe::ModelSpec model_of(const ScheduleBenchOptions& options);
-// Compares what ranks have sampled: samples[case][rank][step]. Pure.
+// Compares the ranks' samples: samples[case][rank][step]. Pure.
 [[nodiscard]] Result<std::vector<ScheduleCase>> compare_cases(
     const ScheduleBenchOptions& options, const std::array<CaseSamples, kCaseCount>& samples,
     const collective::LinkSpeed& link, std::uint32_t cores);
 [[nodiscard]] Spread speed_up_of(const ScheduleCase& overlap, const ScheduleCase& no_overlap);
 
-// Told how many of how many steps are done.
+// Called with the numbers of finished and of all steps.
 using OnSteps = std::function<void(unsigned done, unsigned total)>;
 
-// Ends early, leaving no process, with kCancelled on a signal, or with the first error of a rank.
-// kInvalidInput for sizes that do not go together. Thread: the process has no other one, for the
-// ranks are forked.
+// Ends early, leaving no process, with kCancelled on a signal or with the first error of a rank.
+// kInvalidInput if the sizes are inconsistent. Thread: this must be the only thread of the process,
+// because ranks are forked.
 [[nodiscard]] Result<ScheduleBenchResult> run_schedule_bench(const ScheduleBenchOptions& options,
                                                              const Interrupt& interrupt,
                                                              const OnSteps& on_steps);

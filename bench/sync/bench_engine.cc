@@ -18,10 +18,10 @@ using engine::reference::EngineEvent;
 using engine::reference::ReferenceEngine;
 using nlohmann::json;
 
-// Steps are rare, so that none falls into a floor: a pause does not wait for the next one.
+// Steps are rare, so that no step runs during a floor. A pause does not wait for the next step.
 constexpr std::chrono::milliseconds kStepInterval{1'000};
 
-// What the engine's threads and the command reader say.
+// Writes lines of the engine's threads and of the command reader to standard output.
 class Mouth {
  public:
   void say(const json& line) {
@@ -103,7 +103,7 @@ class Commands {
   Mouth& mouth_;
   std::unique_ptr<FloorCopy> floor_;
   std::mutex mutex_;
-  Version committed_;  // under mutex_
+  Version committed_;  // guarded by mutex_
 };
 
 }  // namespace

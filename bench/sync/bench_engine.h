@@ -1,19 +1,19 @@
-// The engine process of `wsync bench sync`: the reference engine, which takes versions from a real
-// sidecar as any engine does, and beside it a reader of commands from the benchmark on standard
-// input. Nobody but the process that started it can give them.
+// The engine process of `wsync bench sync`: the reference engine, which receives versions from a
+// real sidecar as any engine does, and a reader of the benchmark's commands on standard input. Only
+// the process that started it can send commands.
 //
-// Commands, one a line, and the line that answers each (JSON, on standard output):
+// Commands, one per line, and the answer to each (a JSON line on standard output):
 //
-//   map            {"event": "mapped", "version", "bytes"}   the arena of the version it serves
-//   read           {"event": "read"}                         that arena, once through
-//   copy K T V     {"event": "copied", "begin_ns", "end_ns"} floor of CopyKind K on T threads; V is
-//   1
-//                                                            with checksums, else 0
-//   unmap          {"event": "unmapped"}
-//   stats          {"event": "stats", "torn", "copied_bytes"}   since it was started
+//   map: {"event": "mapped", "version", "bytes"}. Maps the arena of the version that it serves.
+//   read: {"event": "read"}. Reads the arena once.
+//   copy K T V: {"event": "copied", "begin_ns", "end_ns"}. Copies the floor with CopyKind K on T
+//     threads. V is 1 with checksums, otherwise 0.
+//   unmap: {"event": "unmapped"}.
+//   stats: {"event": "stats", "torn", "copied_bytes"}. Totals since the process started.
 //
-// "failed" with "why" answers a command that could not be done. Unasked: "attached", "paused" and
-// "resumed" with "at_ns" (monotonic clock), as they happen. It ends when its input does.
+// If a command fails, the answer is "failed" with "why". Without a command it sends "attached",
+// "paused" and "resumed" with "at_ns" (monotonic clock) as they happen. The process ends when its
+// input ends.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +31,9 @@ struct BenchEngineOptions {
   std::string checkpoint;
   std::string replica;
   bool adopt = false;
-  std::optional<std::uint32_t> gpu;  // its weights are on this GPU; no floor can be measured then
+  std::optional<std::uint32_t> gpu;  // GPU of its weights; no floor can be measured then
   std::uint32_t device = 0;          // index of the sidecar's device
-  // Told of every event of the engine, as the sink of `wsync engine --trace` is; may be empty.
+  // Called for every event of the engine, like the sink of `wsync engine --trace`. May be empty.
   engine::reference::EventSink on_event = {};
 };
 

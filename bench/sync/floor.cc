@@ -14,7 +14,7 @@
 namespace wsync::bench {
 namespace {
 
-constexpr std::uint64_t kPieceBytes = limits::kMiB;  // what a thread takes at a time
+constexpr std::uint64_t kPieceBytes = limits::kMiB;  // bytes that a thread copies at a time
 
 Result<ArenaView> find_arena(const Version& version) {
   std::error_code error;

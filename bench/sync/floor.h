@@ -1,6 +1,6 @@
-// The floor of an update, in an engine's process: the bytes that it serves, copied once more from
-// the mapped arena they came in to the same memory, by the best streaming copy and nothing else: no
-// checksum, no message, no state.
+// The floor of an update, in an engine's process: it copies the served bytes once more from the
+// mapped arena of their version to the same memory. It uses the best streaming copy, and no
+// checksums, messages or state.
 #pragma once
 
 #include <atomic>
@@ -19,34 +19,34 @@
 
 namespace wsync::bench {
 
-// How the floor is copied.
+// A way to copy the floor.
 struct FloorWay {
   CopyKind kind = CopyKind::kPortable;
   unsigned threads = 1;
-  bool verified = false;  // with the checksum of what is copied in the same pass, as engines copy
+  bool verified = false;  // computes the checksum in the same pass, as engines do
   friend bool operator==(const FloorWay&, const FloorWay&) = default;
 };
 
-// Those that are worth timing on this machine: every vector copy on one thread, and on each core.
+// The ways to time on this machine: every vector copy, on one thread and on all cores.
 [[nodiscard]] std::vector<FloorWay> floor_ways(unsigned cores);
 
 // Thread: one.
 class FloorCopy {
  public:
-  // Finds the arena of `version` among this process's own descriptors, where the engine link holds
-  // it, and maps and touches it once more. The engine keeps `model`, and neither the link nor the
-  // sidecar knows of it. kNotFound when no arena of that version is held.
+  // Finds the arena of `version` among the descriptors of this process, which the engine link
+  // holds, and maps and touches it again. The engine keeps `model`, and neither the link nor the
+  // sidecar is involved. kNotFound if no arena of that version is held.
   [[nodiscard]] static Result<std::unique_ptr<FloorCopy>> map(
       const Manifest& manifest, const engine::reference::HeldModel& model, const Version& version);
 
-  // Reads the arena through once, as staging does before an update: so that both copies find the
-  // caches alike.
+  // Reads the arena once, as staging does before an update, so that the caches are in the same
+  // state for both copies.
   void read() const;
   struct Times {
     TimePoint begin{};
     TimePoint end{};
   };
-  // Copies every byte of the model. The memory holds the same bytes afterwards.
+  // Copies every byte of the model. The content of the memory does not change.
   [[nodiscard]] Times copy(const FloorWay& way);
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
 
@@ -58,10 +58,11 @@ class FloorCopy {
   explicit FloorCopy(ArenaView arena) : arena_(std::move(arena)) {}
 
   ArenaView arena_;
-  std::vector<Piece> pieces_;  // in the arena's order
+  std::vector<Piece> pieces_;  // in the order of the arena
   std::uint64_t bytes_ = 0;
   std::unique_ptr<ThreadPool> helpers_;
-  mutable std::atomic<std::uint64_t> seen_ = 0;  // keeps what was read from being optimised away
+  // result of read(), which keeps the compiler from removing the reads
+  mutable std::atomic<std::uint64_t> seen_ = 0;
 };
 
 }  // namespace wsync::bench

@@ -16,9 +16,9 @@ using nlohmann::json;
 constexpr std::chrono::minutes kCommandDeadline{10};
 constexpr std::chrono::minutes kFloorDeadline{2};
 constexpr std::chrono::milliseconds kSettle{10};
-constexpr const char* kSidecar = "bench";  // its name
+constexpr const char* kSidecar = "bench";  // name of the sidecar
 
-// The answer of a command of wsync that was run with --json.
+// Parses the output of a wsync command that ran with --json.
 Result<json> answer_of(const std::string& name, const std::string& output) {
   json answer = json::parse(output, nullptr, false);
   if (!answer.is_object())
@@ -29,7 +29,7 @@ Result<json> answer_of(const std::string& name, const std::string& output) {
   return answer["result"];
 }
 
-// Settings and engines of the fleet, as `wsync` takes them.
+// Settings and engines of the fleet, as `wsync` accepts them.
 unsigned versions_held(const MeasuredFleetOptions& options) { return options.adopt ? 3 : 2; }
 
 std::vector<std::string> sidecar_settings(const MeasuredFleetOptions& options) {
@@ -78,7 +78,8 @@ fleet::FleetOptions fleet_options(const MeasuredFleetOptions& options) {
                             .output = cli::ChildOutput::kLines,
                             .input = cli::ChildInput::kLines});
   if (options.has_trainer) {
-    // One more than a sidecar holds: the next version is snapshotted while all of those are held.
+    // One more than a sidecar holds, because the next snapshot is taken while all of those are
+    // held.
     made.trainer = {fmt::format("arenas={}", versions_held(options) + 1)};
     if (options.tcp) made.trainer->emplace_back("transport=tcp");
   }
@@ -117,7 +118,7 @@ Result<std::unique_ptr<MeasuredFleet>> MeasuredFleet::start(MeasuredFleetOptions
   return made;
 }
 
-// The next event of that name. Of those before it, the times of a pause are kept.
+// Returns the next event with that name. Stores the times of pauses from earlier events.
 Result<json> MeasuredFleet::event(std::size_t engine, std::string_view name) {
   Engine& said = engines_[engine];
   for (;;) {
@@ -178,7 +179,7 @@ Result<Pushed> MeasuredFleet::push(const std::string& checkpoint, const std::str
   for (std::size_t i = 0; i < engines_.size(); ++i) {
     (void)WSYNC_TRY(event(i, "resumed"));
     const Engine& engine = engines_[i];
-    // An engine that had nothing to serve before the first version was never paused.
+    // Before the first version an engine has nothing to serve, so it was not paused.
     first = std::min(first, engine.paused_ns == 0 ? engine.resumed_ns : engine.paused_ns);
     last = std::max(last, engine.resumed_ns);
   }
@@ -199,7 +200,8 @@ Result<std::vector<FloorRun>> MeasuredFleet::floor(const std::vector<FloorWay>& 
     bytes += mapped.at("bytes").get<std::uint64_t>();
   }
   for (const FloorWay& way : ways) {
-    // What precedes an update: the sidecar has read the version, and everybody waits for messages.
+    // The state before an update: the sidecar has read the version, and all processes wait for
+    // messages.
     WSYNC_TRY(ask_engine(0, "read"));
     (void)WSYNC_TRY(event(0, "read"));
     WSYNC_TRY(children_.pass_time(kSettle));

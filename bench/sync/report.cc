@@ -41,7 +41,7 @@ json round_json(const Round& round, bool has_floor) {
   return line;
 }
 
-// Bytes that all engines together loaded, by the time that they stood still.
+// Bytes that all engines together loaded, divided by the duration of the pause.
 double paused_rate(const SyncCase& done) {
   return done.paused_ns.median > 0
              ? 1e9 * static_cast<double>(done.expected_bytes) / done.paused_ns.median
@@ -126,7 +126,7 @@ std::string case_text(const SyncCase& done) {
   return text;
 }
 
-// What an update costs beside the pause.
+// Costs of an update other than the pause.
 std::string costs_text(const SyncBenchResult& result) {
   std::string text = fmt::format("{:<16} {:>10} {:>12} {:>12} {:>10} {:>8} {:>10} {:>10} {:>10}\n",
                                  "engines", "staged", "GB/s paused", "checked copy", "CPU s/GB",
@@ -195,7 +195,8 @@ void add_sync_cases(const SyncCase& done, double copy_rate, std::vector<CaseResu
     set_baseline_of("sync", "load", load, floor);
     paused.target = Target{.of = Target::Of::kRatio, .value = kRatioTarget};
   } else {
-    // Nobody copies straight from the arena there: what one process can do with as many bytes.
+    // Engines on separate devices do not copy directly from the arena. The baseline is one process
+    // that copies the same number of bytes.
     const double alone = static_cast<double>(done.expected_bytes) / copy_rate * 1e3;
     for (CaseResult* result : {&paused, &load})
       set_baseline(*result, "streaming copy of as many bytes on all cores, measured before",

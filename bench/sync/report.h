@@ -1,4 +1,4 @@
-// What `wsync bench sync` prints: the documented schema of --json, and a table for people.
+// Output of `wsync bench sync`: the documented schema of --json, and a table.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -13,7 +13,7 @@ namespace wsync::bench {
 [[nodiscard]] std::string to_text(const SyncBenchResult& result);
 [[nodiscard]] bool targets_met(const SyncBenchResult& result);
 
-// In the form of all suites: "paused, 2 engines" and the like.
+// Converts the result to the common form of all suites: "paused, 2 engines" etc.
 [[nodiscard]] SuiteResult to_suite(const SyncBenchResult& result);
 
 }  // namespace wsync::bench

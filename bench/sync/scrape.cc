@@ -16,7 +16,7 @@ constexpr std::string_view kOwnSeries = "\nwsync_build_info{";
 }  // namespace
 
 Result<std::string> scrape(const std::string& socket) {
-  // A connection of its own, as each scrape of Prometheus may have.
+  // A new connection for each scrape, as Prometheus may use.
   const auto client = WSYNC_TRY(http::HttpClient::create({.socket_path = socket}));
   auto page = client->ask(
       {.path = "/metrics", .max_bytes = kMaxPageBytes, .deadline = now() + kScrapeDeadline});

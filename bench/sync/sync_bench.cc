@@ -12,13 +12,14 @@
 namespace wsync::bench {
 namespace {
 
-constexpr unsigned kWarmUps = 3;       // pushes: every arena and every buffer has been used
-constexpr unsigned kCalibrations = 5;  // of each way to copy the floor
+constexpr unsigned kWarmUps = 3;       // pushes until every arena and every buffer has been used
+constexpr unsigned kCalibrations = 5;  // repetitions of each way to copy the floor
 constexpr std::uint64_t kProbeBytes = 256 * limits::kMiB;
 constexpr unsigned kProbes = 5;
-constexpr std::uint64_t kHandOversNs = 500'000;  // pause, load, commit, resume: a few messages each
+// pause, load, commit, resume: a few messages each
+constexpr std::uint64_t kHandOversNs = 500'000;
 
-// Bytes a second of a streaming copy on every core: the best of a few.
+// Bytes per second of a streaming copy on every core: the maximum of several copies.
 double measure_copy_rate(std::uint64_t bytes, unsigned cores) {
   std::vector<std::byte> from(bytes, std::byte{1});
   std::vector<std::byte> to(bytes, std::byte{2});
@@ -233,8 +234,8 @@ Result<> check_sync_bench(const SyncBenchOptions& options, std::uint64_t bytes) 
       return fail(ErrorCode::kInvalidInput,
                   fmt::format("--buffer is {} bytes, expected 1MiB to 8GiB", buffer));
   const unsigned max = *std::max_element(options.engines.begin(), options.engines.end());
-  // Snapshots, and the engines' own memory; what else there is fits into the last one.
-  // Over TCP the sidecar has arenas of its own besides.
+  // Snapshots and the engines' own memory. One more copy leaves room for everything else. Over TCP
+  // the sidecar also has its own arenas.
   const std::uint64_t versions = (options.adopt ? 4 : 3) + (options.adopt ? 0 : max) + 1 +
                                  (options.tcp ? (options.adopt ? 3 : 2) : 0);
   return require_copies(versions, bytes, fmt::format("for {}", counted(max, "engine")));
@@ -255,7 +256,7 @@ Result<SyncBenchResult> run_sync_bench(const SyncBenchOptions& options, const In
   result.copy_rate =
       measure_copy_rate(std::min(options.bytes, kProbeBytes), std::max(1U, result.machine.cores));
   unsigned done = 0;
-  std::vector<std::pair<unsigned, std::uint64_t>> cases;  // engines, bytes of a buffer
+  std::vector<std::pair<unsigned, std::uint64_t>> cases;  // number of engines, bytes per buffer
   for (const unsigned engines : options.engines) {
     if (options.buffers.empty()) cases.emplace_back(engines, 0);
     for (const std::uint64_t bytes : options.buffers) cases.emplace_back(engines, bytes);

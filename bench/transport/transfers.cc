@@ -17,7 +17,7 @@ using transport::StreamKey;
 
 constexpr std::chrono::seconds kTransferWaitLimit{kStallSeconds};
 
-// The right to write an arena of this key goes with it.
+// The identity for the write lease of an arena with this key.
 ArenaIdentity identity_of_key(const StreamKey& key, std::uint64_t bucket_bytes) {
   return {.fence_epoch = key.fence.epoch,
           .fence_run_id = key.fence.run_id,
@@ -95,7 +95,7 @@ Result<std::unique_ptr<TcpTransfers>> TcpTransfers::create(Ground& bench, Transf
   return made;
 }
 
-// Sources before the threads that they run on.
+// Destroy the sources before the threads on which they run.
 TcpTransfers::~TcpTransfers() {
   source_.reset();
   relay_source_.reset();
@@ -127,7 +127,7 @@ StreamKey TcpTransfers::offer(const Shape& shape) {
 Result<> TcpTransfers::release(Version version) {
   for (auto* source : {source_.get(), relay_source_.get()})
     source->withdraw(version, "the measurement is over");
-  // Nobody reads the bytes any more when these have run.
+  // After these calls no thread reads the bytes any more.
   trainer_thread_->run([] {});
   relay_thread_->run([] {});
   return bench_.check_arrived();

@@ -1,5 +1,5 @@
-// Whole versions through the product's data transports, from the memory of one thread to that of
-// another.
+// Transfers of whole versions by the product's data transports, from one thread's memory to
+// another's.
 #pragma once
 
 #include <chrono>
@@ -21,20 +21,19 @@
 
 namespace wsync::bench {
 
-// The owner's loop of both ends, which waits for a transfer. Thread: one.
+// The loop that both ends share, which waits for a transfer. Thread: one.
 class TransferLoop {
  public:
   [[nodiscard]] static Result<std::unique_ptr<TransferLoop>> create();
   [[nodiscard]] Post post();
   [[nodiscard]] Loop& loop() noexcept { return *loop_; }
 
-  // What a sink has to say of a transfer; `on_bucket` may be empty. Only for the one that is
-  // waited for.
+  // Callbacks of a sink for the transfer that wait() waits for. `on_bucket` may be empty.
   [[nodiscard]] transport::SinkCallbacks callbacks();
-  // Runs the loop until the sink of callbacks() is done or has failed, half a minute at most.
-  // The view is memfd's.
+  // Runs the loop until the sink of callbacks() has finished or failed, for at most half a minute.
+  // Only memfd returns a view.
   [[nodiscard]] Result<std::optional<ArenaView>> wait();
-  // Ends wait() with this error, for whoever else takes part in the transfer.
+  // Ends wait() with this error, for other participants of the transfer.
   void fail_with(const Error& error);
 
  private:
@@ -45,7 +44,7 @@ class TransferLoop {
   std::optional<Result<std::optional<ArenaView>>> outcome_;
 };
 
-// The bench's bytes as a version in buckets, the next version with each call.
+// Describes the bench's bytes as a version in buckets. Each call returns the next version.
 class VersionCounter {
  public:
   [[nodiscard]] transport::StreamKey next();
@@ -56,8 +55,8 @@ class VersionCounter {
 [[nodiscard]] std::vector<transport::BucketWindow> buckets_of(std::uint64_t bytes,
                                                               std::uint64_t bucket_bytes);
 
-// TCP: a source and sinks on bulk threads of their own, as in two processes. Outlives nothing: the
-// bench and the loop outlive it. Thread: the loop's.
+// TCP: a source and sinks on their own bulk threads, as in two processes. The bench and the loop
+// outlive it. Thread: the loop's.
 class TcpTransfers {
  public:
   [[nodiscard]] static Result<std::unique_ptr<TcpTransfers>> create(Ground& bench,
@@ -68,10 +67,10 @@ class TcpTransfers {
     std::uint64_t bucket_bytes = 0;
     std::uint64_t connections = 0;
   };
-  // The bench's source to its target: from the sink's request until all is there and its digests
-  // were checked. Then checks what arrived.
+  // Transfers the bench's source to its target. The time runs from the sink's request until all
+  // bytes have arrived and their digests are checked. Then compares the bytes.
   [[nodiscard]] Result<Spent> pass(const Shape& shape);
-  // The same through a sidecar that hands each bucket on as soon as it has it.
+  // The same transfer through a sidecar that forwards each bucket as soon as it has received it.
   [[nodiscard]] Result<Spent> relay(const Shape& shape);
 
  private:
@@ -87,23 +86,24 @@ class TcpTransfers {
   VersionCounter versions_;
   std::unique_ptr<transport::tcp::UvThread> trainer_thread_, relay_thread_, last_thread_;
   std::unique_ptr<transport::tcp::TcpSource> source_, relay_source_;
-  std::optional<Pages> relayed_;  // made when it is needed first
+  std::optional<Pages> relayed_;  // created on first use
 };
 
 // memfd: a source and a sink on the loop, with the threads that they have in two processes. Thread:
 // the loop's.
 class MemfdTransfers {
  public:
-  // `path` is free, in a directory of this user. The bench and the loop outlive it.
+  // `path` does not exist and is in a directory of this user. The bench and the loop outlive the
+  // object.
   [[nodiscard]] static Result<std::unique_ptr<MemfdTransfers>> create(Ground& bench,
                                                                       TransferLoop& loop,
                                                                       const std::string& path);
   struct Times {
     std::chrono::nanoseconds hand_over{};  // from the sink's request until it has the mapping
-    Spent all;  // and until its bytes were copied into the target by one thread, past the caches
+    Spent all;  // plus the copy into the target by one thread with a streaming copy
   };
-  // A new arena with the bench's bytes, made before the time begins, is handed over and copied.
-  // Then checks what arrived.
+  // Creates an arena with the bench's bytes before the time begins. Then hands it over, copies it
+  // and checks what arrived.
   [[nodiscard]] Result<Times> pass(std::uint64_t bucket_bytes);
 
  private:

@@ -18,7 +18,7 @@ namespace wsync::bench {
 namespace {
 
 constexpr std::uint64_t kPageBytes = 4096;
-constexpr std::uint64_t kTransportCopies = 5;  // source, target, relayed, an arena, a file
+constexpr std::uint64_t kTransportCopies = 5;  // source, target, relayed bytes, an arena, a file
 
 template <class T>
 Result<> check_all_differ(const std::vector<T>& values, const char* option) {
@@ -63,12 +63,13 @@ std::string size_text(std::uint64_t bytes) {
                                    : fmt::format("{} KiB", bytes / limits::kKiB);
 }
 
-// Seconds of processor time by 10^9 bytes.
+// Seconds of processor time per 10^9 bytes.
 double cpu_s_per_gb(const Spent& spent, std::uint64_t bytes) {
   return seconds(spent.cpu) / (static_cast<double>(bytes) * 1e-9);
 }
 
-// A rate, and under "CPU of NAME" what it costs; `against` is of the rate, and so of the cost.
+// A row of a rate and of its cost, "CPU of NAME". `against` is the baseline of the rate, and its
+// cost that of the cost.
 Row costed_row(const std::string& name, const std::string& variant, const std::string& against,
                std::uint64_t bytes, std::function<Result<Spent>()> measure) {
   const std::string cost = "CPU of ";

@@ -55,7 +55,7 @@ void EngineGroup::sidecar_lost() {
   pause_requested_ = false;
 }
 
-// The copy's source is gone; what was written stays as it is.
+// The staged copy is gone, so the load fails. Ranks keep the bytes that they have copied so far.
 void EngineGroup::lose_sidecar(std::uint32_t index) {
   Rank& rank = ranks_[index];
   ++rank.load;
@@ -96,7 +96,8 @@ void EngineGroup::attach(std::uint32_t index) {
       index, {.rank = index, .leader = index == 0, .state = rank.state(), .active = rank.active()});
 }
 
-// Both directions of a link keep their order; what is on the way when it breaks is lost.
+// Messages keep their order in both directions of a link. If the link breaks, messages in transit
+// are lost.
 void EngineGroup::deliver(std::uint32_t index, std::function<void()> action) {
   Rank& rank = ranks_[index];
   if (!rank.attached) return;
@@ -134,7 +135,7 @@ void EngineGroup::break_group() {
   leading_ = false;
 }
 
-// ---- led steps ----
+// ---- steps of the leader ----
 
 void EngineGroup::lead() {
   if (leading_ || ranks_[0].state() != RankState::kServing) return;
@@ -155,7 +156,7 @@ void EngineGroup::open_step() {
     return;
   }
   if (leader.state() != RankState::kServing) return;
-  if (!formed_) {  // its header reaches nobody
+  if (!formed_) {  // no rank receives this header
     report(0, RankReport::What::kStopped);
     return;
   }
@@ -177,7 +178,7 @@ void EngineGroup::open_step() {
   });
 }
 
-// PAUSE at the leader: one header `stop` to all, between two steps.
+// PAUSE at the leader: it sends one header `stop` to all ranks between two steps.
 void EngineGroup::pause_leader() {
   if (std::exchange(pause_requested_, false)) report(0, RankReport::What::kPaused);
   if (!formed_) return;
@@ -213,7 +214,7 @@ void EngineGroup::follow(std::uint32_t index) {
   });
 }
 
-// A rank whose version differs from the header's: the leader aborts the step and stops.
+// A rank's version differs from the version in the header: the leader aborts the step and stops.
 void EngineGroup::refuse_step() {
   if (!ranks_[0].in_step) return;
   leave(0);
@@ -240,7 +241,7 @@ void EngineGroup::check(std::uint32_t index, const char* when) {
                                  index, name_, rank.step_version.to_string(), when));
 }
 
-// ---- what the sidecar asks ----
+// ---- requests of the sidecar ----
 
 void EngineGroup::handle(std::uint32_t index, const control::Message& message,
                          std::uint64_t request) {
@@ -252,7 +253,7 @@ void EngineGroup::report(std::uint32_t index, RankReport::What what) {
   execute(index, ranks_[index].machine.handle_report({.what = what, .step = steps_}));
 }
 
-// What EngineLink does with an engine and mapped memory. Versions are always prepared.
+// Does what EngineLink does with an engine and mapped memory. Versions are always prepared.
 void EngineGroup::execute(std::uint32_t index, const engine::RankActions& actions) {
   Rank& rank = ranks_[index];
   engine::RankMachine& machine = rank.machine;
@@ -301,7 +302,7 @@ void EngineGroup::copy(std::uint32_t index) {
   });
 }
 
-// A bucket lies in the device's buffer: it is copied out, and then acknowledged.
+// The bucket lies in the device buffer. The rank copies it out and then acknowledges it.
 void EngineGroup::take_bucket(std::uint32_t index, const engine::TakeBucket& take) {
   if (!ranks_[index].taking) return;
   schedule_.after(schedule_.micros(200, 4'000), [this, index, take, life = ranks_[index].life,
@@ -313,7 +314,8 @@ void EngineGroup::take_bucket(std::uint32_t index, const engine::TakeBucket& tak
   });
 }
 
-// Every byte is here, or the load is given up. The rank unmaps before it answers.
+// The load ends here: either every byte has arrived or the load has failed. The rank unmaps before
+// it answers.
 void EngineGroup::end_load(std::uint32_t index, const std::string& failure) {
   Rank& rank = ranks_[index];
   const LoadOrder order = *std::exchange(rank.taking, std::nullopt);
@@ -332,8 +334,8 @@ void EngineGroup::pause(std::uint32_t index, std::uint64_t request) {
   deliver(index, [this, index, request] {
     const bool serving = ranks_[index].state() == RankState::kServing;
     handle(index, control::Pause{}, request);
-    // What replica_switch.h expects: the header `stop` is opened also by a leader that has stopped.
-    // (EngineLink answers for such a leader, and does not ask the engine.)
+    // replica_switch.h expects a leader that has already stopped to send the header `stop` as well.
+    // (EngineLink answers for such a leader and does not ask the engine.)
     if (!serving) pause_leader();
   });
 }

@@ -1,6 +1,6 @@
-// The engine processes of one replica, as far as the protocol can tell: ranks with memory, a leader
-// that opens steps by headers, a link of each rank to its sidecar, crashes. Every step checks the
-// bytes that it reads.
+// Simulates the engine processes of one replica as the protocol sees them: ranks with memory, a
+// leader that opens steps with headers, a link from each rank to its sidecar, and crashes. Every
+// step checks the bytes that it reads.
 #pragma once
 
 #include <cstdint>
@@ -19,23 +19,25 @@
 namespace wsync::simulation {
 
 struct GroupHooks {
-  // From a rank to its sidecar, in the order of its link. Returns false when the sidecar is down.
+  // Callbacks from a rank to its sidecar, in the order of the rank's link. They return false if the
+  // sidecar is down.
   std::function<void(std::uint32_t rank, reload::RankAttached)> attached;
   std::function<void(std::uint32_t rank)> detached;
   std::function<void(std::uint32_t rank, control::Message, std::uint64_t request)> say;
   std::function<bool()> sidecar_up;
-  std::function<Digest(const Version&)> content_of;  // what the version's name stands for
+  std::function<Digest(const Version&)> content_of;  // content that the version name stands for
   std::function<void(const std::string&)> violation;
 };
 
-// A Load as it comes to one rank.
+// A Load command as one rank receives it.
 struct LoadOrder {
   std::uint64_t request = 0;
   Version version;
-  Digest bytes;                 // of the staged copy
-  bool spoiled = false;         // the rank finds a wrong checksum
-  std::uint64_t buckets = 0;    // that come by bucket_ready(); 0: the rank copies all by itself
-  bool brings_buffers = false;  // with handles of device buffers, which the rank maps
+  Digest bytes;          // digest of the staged copy
+  bool spoiled = false;  // the rank finds a wrong checksum
+  // number of buckets that arrive by bucket_ready(); 0: the rank copies everything itself
+  std::uint64_t buckets = 0;
+  bool brings_buffers = false;  // carries handles of device buffers, which the rank maps
 };
 
 class EngineGroup {
@@ -46,24 +48,25 @@ class EngineGroup {
     bool up = false;
     bool attached = false;
     engine::RankMachine machine{
-        engine::RankIdentity{}};  // the product's; this file is its engine and its memory
-    Digest memory;                // what its bytes are; zero = no version's
+        // the product's rank machine; this file simulates its engine and its memory
+        engine::RankIdentity{}};
+    Digest memory;  // digest of the rank's memory; zero: no version
     bool in_step = false;
     Version step_version;
-    std::deque<Version> headers;      // of a follower, not yet followed; 0.0 = stop
-    std::uint64_t life = 0;           // of the process
-    std::uint64_t link = 0;           // of its connection
-    std::uint64_t load = 0;           // of the copy that is going on
-    LoadOrder ordered;                // the newest one that has come
-    std::optional<LoadOrder> taking;  // a load whose buckets are coming
-    std::uint64_t taken = 0;          // of its buckets
-    std::uint64_t mapped_link = 0;    // link whose device buffers it has mapped; 0: none
-    TimePoint link_free{};            // messages keep their order
+    std::deque<Version> headers;      // headers that a follower has not executed yet; 0.0: stop
+    std::uint64_t life = 0;           // number of the process
+    std::uint64_t link = 0;           // number of its connection
+    std::uint64_t load = 0;           // number of the active copy
+    LoadOrder ordered;                // newest load that has arrived
+    std::optional<LoadOrder> taking;  // load whose buckets are arriving
+    std::uint64_t taken = 0;          // number of buckets received
+    std::uint64_t mapped_link = 0;    // link whose device buffers this rank has mapped; 0: none
+    TimePoint link_free{};            // earliest delivery time, which keeps messages in order
     [[nodiscard]] control::RankState state() const noexcept { return machine.state(); }
     [[nodiscard]] const Version& active() const noexcept { return machine.active(); }
   };
 
-  // What the sidecar sends; it arrives after a while, in order, unless the link breaks.
+  // Messages from the sidecar. They arrive after a delay and in order, unless the link breaks.
   void pause(std::uint32_t rank, std::uint64_t request);
   void load(std::uint32_t rank, const LoadOrder& order);
   void bucket_ready(std::uint32_t rank, std::uint64_t request, std::uint64_t bucket);
@@ -71,15 +74,16 @@ class EngineGroup {
   void commit(std::uint32_t rank, std::uint64_t request, Version version);
   void resume(std::uint32_t rank, std::uint64_t request);
 
-  void start(std::uint32_t rank);  // a fresh process
+  void start(std::uint32_t rank);  // starts a new process
   void crash(std::uint32_t rank);
   void sidecar_lost();
   void attach_all();
-  // The sidecar has ended the rank's connection. The rank finds out later, and attaches again.
+  // The sidecar has closed the rank's connection. The rank notices later and attaches again.
   void drop_link(std::uint32_t rank);
-  // The rank's welcome has brought device buffers: it has them mapped while its link lasts.
+  // The rank's Welcome contained device buffers. The rank keeps them mapped as long as its link
+  // exists.
   void map_buffers(std::uint32_t rank) { ranks_[rank].mapped_link = ranks_[rank].link; }
-  // The leader's running step takes this much longer (an engine that hangs).
+  // Extends the leader's current step by `time`, to simulate an engine that hangs.
   void stall(std::chrono::nanoseconds time) { stalled_until_ = schedule_.now() + time; }
 
   [[nodiscard]] const std::vector<Rank>& ranks() const noexcept { return ranks_; }
@@ -113,8 +117,9 @@ class EngineGroup {
   std::vector<Rank> ranks_;
   GroupHooks hooks_;
   bool formed_ = false;
-  std::uint64_t group_ = 0;       // generation; headers of another one are void
-  bool pause_requested_ = false;  // of the leader; it has not stopped for it yet
+  // generation of the group; headers of other generations are ignored
+  std::uint64_t group_ = 0;
+  bool pause_requested_ = false;  // the leader must stop and has not stopped yet
   bool leading_ = false;          // a step is scheduled or open
   std::uint64_t steps_ = 0;
   TimePoint stalled_until_{};

@@ -1,4 +1,4 @@
-// Virtual time and chance of one simulated run: the same seed gives the same run.
+// Virtual time and random numbers of one simulated run. The same seed gives the same run.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class Schedule {
   void after(std::chrono::nanoseconds delay, std::function<void()> action) {
     at(now_ + delay, std::move(action));
   }
-  // Runs the next action; false when none is due before `end`.
+  // Runs the next action. Returns false if no action is due before `end`.
   bool run_one(TimePoint end) {
     if (queue_.empty() || queue_.begin()->first.first > end) {
       now_ = end;
@@ -34,7 +34,7 @@ class Schedule {
     return true;
   }
 
-  // Uniform in [low, high].
+  // Returns a number that is uniform in [low, high].
   [[nodiscard]] std::uint64_t pick(std::uint64_t low, std::uint64_t high) {
     return low + random_() % (high - low + 1);
   }

@@ -113,7 +113,7 @@ std::optional<EngineId> SimulatedHub::id_of(const EngineGroup& group, std::uint3
   return std::nullopt;
 }
 
-// What every end of a connection has in common.
+// Common part of every way in which a connection can end.
 void SimulatedHub::forget(EngineId id) {
   const auto connection = connections_.extract(id);
   (void)registry_->detach(id);
@@ -159,8 +159,7 @@ void SimulatedHub::handle(EngineGroup& group, std::uint32_t rank, const control:
   }
 }
 
-// An engine that was given up: its process finds out a while later, and has the buffers mapped
-// until then.
+// The run gives up an engine. Its process notices later and keeps the buffers mapped until then.
 void SimulatedHub::drop(EngineId id) {
   const auto found = connections_.find(id);
   if (found == connections_.end()) return;
@@ -277,7 +276,8 @@ void SimulatedHub::advance_all() {
   for (const std::string& replica : queue_->waiting()) advance(replica);
 }
 
-// Later, as the hub does: the state machine may be inside the step that has sent the command.
+// Notifies later, as the hub does: the state machine may still be inside the step that sent the
+// command.
 void SimulatedHub::notify_later(const std::string& replica, staging::RankEvent event) {
   later(std::chrono::nanoseconds(0),
         [this, replica, event = std::move(event)] { hooks_.notify(replica, event); });
@@ -379,7 +379,7 @@ void SimulatedHub::begin_bucket() {
       const auto seat = queue_->seat_of(id);
       if (!seat)
         leave_run(id, Error(ErrorCode::kPeerLost, "it is gone"));
-      else if (!hooks_.fault(0.003))  // otherwise the engine never hears of it
+      else if (!hooks_.fault(0.003))  // otherwise the message is lost
         connections_.at(id).group->bucket_ready(seat->rank.rank, seat->request, bucket);
     }
     if (run_ && run_->number == number)
@@ -411,13 +411,13 @@ void SimulatedHub::drop_silent(std::uint64_t bucket) {
   for (const EngineId id : silent) drop(id);
 }
 
-// Reported a while later, as the runner's thread does; the run is over at once.
+// The run ends now. Its end is reported later, as from the runner's thread.
 void SimulatedHub::finish_run(const std::optional<Error>& failure) {
   Run run = *std::exchange(run_, std::nullopt);
   if (failure) ++statistics_.runs_failed;
   const Result<LoadQueue::LostEngines> outcome =
       failure ? Result<LoadQueue::LostEngines>(fail(*failure)) : std::move(run.lost);
-  // A failed run takes streams and communicators down.
+  // A failed run destroys streams and communicators.
   check(buffers_->run_finished(!failure));
   later(schedule_.micros(0, 300), [this, outcome] {
     execute(queue_->run_finished(outcome));
@@ -455,7 +455,7 @@ void SimulatedHub::free_unused() {
   });
 }
 
-// Asked of the engines themselves, not of what was noted of them.
+// Asks the engines themselves instead of the hub's records, which could be wrong.
 void SimulatedHub::check_unmapped(const char* when) {
   const auto check_one = [&](const Connection& connection) {
     if (connection.group->ranks()[connection.rank].mapped_link == connection.link)

@@ -1,9 +1,9 @@
-// The engine side of one simulated sidecar: the real EngineRegistry, LoadQueue and DeviceBuffers,
-// and in the place of EngineHub and EngineDevices a device group, a pipeline and preparations that
-// take virtual time and fail now and then.
+// The engine side of one simulated sidecar. EngineRegistry, LoadQueue and DeviceBuffers are the
+// real ones. A device group, a pipeline and preparations that take virtual time and sometimes fail
+// replace EngineHub and EngineDevices.
 //
-// What must never happen is checked here as well: a bucket that is read while there are no buffers,
-// buffers that are freed while an engine has them mapped, and every invariant after every call.
+// This class also checks the safety rules: no bucket is read while there are no buffers, no buffer
+// is freed while an engine has it mapped, and every invariant holds after every call.
 #pragma once
 
 #include <cstdint>
@@ -45,12 +45,12 @@ using agent::StartRun;
 enum class HubDevices : std::uint8_t {
   kUnified,       // ranks read the staged version themselves
   kKeptBuffers,   // GPUs whose buffers always exist
-  kFreedBuffers,  // GPUs whose buffers exist while loads run
+  kFreedBuffers,  // GPUs whose buffers exist only while loads run
 };
 
 struct HubHooks {
   std::function<void(const std::string& replica, staging::RankEvent)> notify;
-  std::function<bool(double probability)> fault;  // false while no fault may happen
+  std::function<bool(double probability)> fault;  // returns false while no fault may occur
   std::function<void(const std::string&)> violation;
 };
 
@@ -61,7 +61,7 @@ struct HubStatistics {
   std::uint64_t frees = 0;
   std::uint64_t connects = 0;
   std::uint64_t drops = 0;      // engines that a run gave up
-  std::uint64_t not_begun = 0;  // loads
+  std::uint64_t not_begun = 0;  // loads that did not begin
   void add(const HubStatistics& other);
 };
 
@@ -70,21 +70,21 @@ class SimulatedHub {
   SimulatedHub(Schedule& schedule, HubDevices devices, std::uint32_t ranks_of_sidecar,
                HubHooks hooks);
 
-  // The engines' links. `device`: of the rank, unique in the sidecar.
+  // Events of the engines' links. `device`: device of the rank, unique in the sidecar.
   void attached(EngineGroup& group, std::uint32_t device, const reload::RankAttached& what);
   void detached(EngineGroup& group, std::uint32_t rank);
   void handle(EngineGroup& group, std::uint32_t rank, const control::Message& message,
               std::uint64_t request);
 
-  // What the sidecar's state machine asks. `bytes`: what the staged copy is; `spoiled`: the first
-  // rank finds a wrong checksum in it.
+  // Commands of the sidecar's state machine. `bytes`: digest of the staged copy. `spoiled`: the
+  // first rank finds a wrong checksum in it.
   void begin(const std::string& replica, const reload::BeginLoad& load, Digest bytes, bool spoiled);
   void cancel(const std::string& replica, std::uint64_t request);
   void expect_more(bool expected);
   void add_version(const Version& version);
   void remove_version(const Version& version);
 
-  // The sidecar's process has ended; the next one begins with nothing.
+  // The sidecar's process has ended. The next process begins with an empty state.
   void restart();
   [[nodiscard]] const HubStatistics& statistics() const noexcept { return statistics_; }
 
@@ -92,20 +92,21 @@ class SimulatedHub {
   struct Connection {
     EngineGroup* group = nullptr;
     std::uint32_t rank = 0;
-    std::uint64_t link = 0;  // of the group's rank
+    std::uint64_t link = 0;  // link of the group's rank
     std::map<Version, Result<>> prepared;
   };
   struct Copy {
     Digest bytes;
     bool spoiled = false;
   };
-  // A run of the pipeline: one bucket after the other, each to every engine in it.
+  // A run of the pipeline. It hands out one bucket after the other, each to every engine of the
+  // run.
   struct Run {
     std::uint64_t number = 0;
     StartRun job;
     std::uint64_t bucket = 0;
     std::set<reload::EngineId> engines;
-    std::set<reload::EngineId> owing;  // the acknowledgement of the bucket
+    std::set<reload::EngineId> owing;  // engines that have not acknowledged the bucket yet
     LoadQueue::LostEngines lost;
   };
 
@@ -148,15 +149,16 @@ class SimulatedHub {
   const HubDevices devices_;
   const std::uint32_t ranks_;
   HubHooks hooks_;
-  std::uint64_t life_ = 0;  // of the sidecar's process
+  std::uint64_t life_ = 0;  // number of the sidecar's process
   std::unique_ptr<EngineRegistry> registry_;
   std::unique_ptr<LoadQueue> queue_;
   std::unique_ptr<DeviceBuffers> buffers_;
   std::map<reload::EngineId, Connection> connections_;
   std::map<reload::EngineId, Connection> departing_;
   bool watching_ = false;
-  std::map<Version, std::optional<Result<>>> versions_;  // and whether the devices can read them
-  std::map<std::string, Copy> copies_;                   // of the replicas' latest loads
+  // known versions, and whether the devices can read them
+  std::map<Version, std::optional<Result<>>> versions_;
+  std::map<std::string, Copy> copies_;  // newest load of each replica
   std::optional<Run> run_;
   std::uint64_t runs_ = 0;
   std::uint32_t next_engine_ = 1;

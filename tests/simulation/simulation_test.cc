@@ -1,6 +1,6 @@
-// Many seeds of the simulated fleet.
+// Runs the simulated fleet with many seeds.
 //   WSYNC_SIM_SEED=N   the first seed (default 1)
-//   WSYNC_SIM_RUNS=N   how many; default 1000
+//   WSYNC_SIM_RUNS=N   the number of seeds (default 1000)
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -20,14 +20,14 @@ std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
 
 volatile std::sig_atomic_t current_seed = 0;
 
-// A machine that aborts on its own invariant: say which seed it was.
+// A machine aborts if its own invariant fails. Prints the seed before the process ends.
 void on_abort(int /*signal*/) {
   char text[64];
   const int n =
       std::snprintf(text, sizeof text, "WSYNC_SIM_SEED=%ld\n", static_cast<long>(current_seed));
   if (n > 0) [[maybe_unused]]
     const auto written = std::fwrite(text, 1, static_cast<std::size_t>(n), stderr);
-  std::signal(SIGABRT, SIG_DFL);  // also when the signal came from outside
+  std::signal(SIGABRT, SIG_DFL);  // ends the process even if the signal came from outside
   std::raise(SIGABRT);
 }
 
@@ -53,7 +53,7 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
   std::uint64_t seed = first;
   for (;; ++seed) {
     if (runs != 0 && seed == first + runs) break;
-    // The budget only says how many seeds are tried; at least 20 are.
+    // The time budget limits only how many seeds run. At least 20 run in any case.
     if (runs == 0 && seed >= first + 20 &&
         std::chrono::steady_clock::now() - begin > std::chrono::seconds(20))
       break;
@@ -96,7 +96,7 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
       static_cast<unsigned long long>(total.hubs.frees),
       static_cast<unsigned long long>(total.hubs.connects),
       static_cast<unsigned long long>(total.hubs.not_begun));
-  // Enough seeds to reach every decision about loads and buffers.
+  // This many seeds reach every decision about loads and buffers.
   if (runs >= 500 && !HasFailure()) {
     EXPECT_GT(total.hubs.runs_failed, 0U);
     EXPECT_GT(total.hubs.drops, 0U);
@@ -117,7 +117,7 @@ TEST(Simulation, NothingIsViolatedAndTheFleetComesToItsTarget) {
 TEST(Simulation, WithoutFaultsEveryRoundIsGood) {
   for (const HubDevices devices :
        {HubDevices::kUnified, HubDevices::kKeptBuffers, HubDevices::kFreedBuffers}) {
-    WorldOptions options{.seed = 4};  // commit: all
+    WorldOptions options{.seed = 4};  // commit rule: all
     options.devices = devices;
     options.faults = false;
     options.coordinators = 1;

@@ -1,4 +1,4 @@
-// The world's processes, its network, and what the machines ask of it.
+// The processes and the network of the world, and its execution of the machines' commands.
 #include "tests/simulation/world.h"
 
 #include <algorithm>
@@ -114,8 +114,8 @@ void World::start_coordinator(std::size_t c) {
   ++process.life;
   process.snapshots.clear();
   process.store_free_at = {};
-  // Now and then a trainer starts on another host, where its own record is old or missing. That is
-  // safe once the sidecars know which fleet they belong to.
+  // A trainer sometimes starts on another host, where its own record is old or missing. This is
+  // safe as soon as the sidecars know to which fleet they belong.
   const bool settled = std::ranges::all_of(
       sidecars_, [](const SidecarProcess& sidecar) { return !sidecar.disc.fence.fleet.none(); });
   process.store = settled && schedule_.chance(0.25) ? 1 : 0;
@@ -217,7 +217,7 @@ void World::break_link(std::size_t s) {
   connect(s);
 }
 
-// A port takes a peer that is silent for lost, sooner or later.
+// A port eventually declares a silent peer lost.
 void World::lose_late(std::size_t s, std::size_t c, const std::string& peer) {
   schedule_.after(milliseconds(900), [this, s, c, peer, life = coordinators_[c].life] {
     const bool speaks = sidecars_[s].home == c && peer_of(s) == peer;
@@ -230,7 +230,7 @@ void World::to_sidecar(std::size_t c, const std::string& peer, control::Envelope
                        control::Message message) {
   for (std::size_t s = 0; s < sidecars_.size(); ++s) {
     if (peer_of(s) != peer || !sidecars_[s].machine) continue;
-    // What is lost takes its connection with it; copies of it may still wander about.
+    // A lost message also breaks its connection. Duplicates of it may still arrive later.
     const bool lost = faults_on_ && schedule_.chance(0.004 * intensity_);
     const std::uint64_t copies = faults_on_ && schedule_.chance(0.05 * intensity_) ? 2 : 1;
     for (std::uint64_t copy = 0; copy < copies; ++copy) {
@@ -261,14 +261,14 @@ void World::to_coordinator(std::size_t s, control::Envelope envelope, control::M
                             connection = sidecars_[s].connection] {
       if (coordinators_[c].life != life && !wanders) return;
       if (!wanders && sidecars_[s].connection != connection) return;
-      // On one host the coordinator sees that a process has ended.
+      // On the same host the coordinator sees that a process has ended.
       const bool gone = s == 0 && peer == peer_of(s);
-      if (wanders) lose_late(s, c, peer);  // nothing may follow from there
+      if (wanders) lose_late(s, c, peer);  // no later event may depend on a duplicate
       coordinator_step(c, {.now = schedule_.now(),
                            .what = coordinator::PeerMessage{peer, envelope, message, gone}});
     });
   }
-  // Not at once: the machine that sends is inside its step.
+  // Delayed, because the machine that sends is still inside its step.
   if (lost)
     schedule_.after(std::chrono::nanoseconds(1), [this, s, life = sidecars_[s].life] {
       if (sidecars_[s].life == life) break_link(s);
@@ -429,8 +429,8 @@ void World::persist(std::size_t s, const staging::Persist& command) {
   });
 }
 
-// The rule of decision_store.h. Writes of one process go one after the other; a crash between a
-// write and its answer leaves the new record.
+// Applies the rule of decision_store.h. Writes of one process run one after the other. A crash
+// between a write and its answer leaves the new record.
 void World::store(std::size_t c, const coordinator::Store& command) {
   const coordinator::CoordinatorRecord& record = command.record;
   const control::Decision own{.fence = record.fence, .number = record.number};
@@ -462,8 +462,8 @@ void World::store(std::size_t c, const coordinator::Store& command) {
   });
 }
 
-// The bytes behind a source: a coordinator's snapshot, or another sidecar that has them or gets
-// them.
+// Returns the bytes behind a source: the snapshot of a coordinator, or another sidecar that has the
+// bytes or is receiving them.
 std::optional<Digest> World::fetch(const control::Stage& stage) {
   for (std::size_t c = 0; c < coordinators_.size(); ++c) {
     const CoordinatorProcess& process = coordinators_[c];
@@ -486,7 +486,7 @@ void World::stage(std::size_t s, const staging::StartStaging& command) {
     SidecarProcess& process = sidecars_[s];
     if (process.life != life) return;
     std::optional<Digest> bytes = fetch(command.stage);
-    if (faults_on_ && schedule_.chance(0.01 * intensity_)) bytes = Digest{.low = 3};  // spoiled
+    if (faults_on_ && schedule_.chance(0.01 * intensity_)) bytes = Digest{.low = 3};  // corrupted
     if (!bytes || (faults_on_ && schedule_.chance(0.01 * intensity_))) {
       sidecar_step(s, {.now = schedule_.now(),
                        .what = staging::StagingFailed{.attempt = command.attempt,
@@ -518,8 +518,8 @@ void World::for_replica(std::size_t s, const staging::ForReplica& command) {
     if (process.machine->held().find(load->version) == nullptr)
       violate(
           fmt::format("{} loads {}, which is not held", group.name(), load->version.to_string()));
-    // A bit of the copy flips, or an engine cannot load for reasons of its own. A copy that is
-    // loaded in the step that has staged it is not in the store yet.
+    // A bit of the copy flips, or an engine fails to load for an unrelated reason. A copy that is
+    // loaded in the same step that staged it is not in the store yet.
     const bool stored = copy != process.store.end();
     if (stored && faults_on_ && schedule_.chance(0.005 * intensity_))
       copy->second = Digest{.low = 4};

@@ -1,6 +1,6 @@
-// A fleet in virtual time: the real PublishQueue, Coordinator, Sidecar and ReplicaSwitch machines,
-// joined by a network that loses, repeats, delays and reorders, discs that fail, and processes that
-// crash. What must never happen is checked after every step.
+// A fleet in virtual time. The real PublishQueue, Coordinator, Sidecar and ReplicaSwitch machines
+// are connected by a network that loses, duplicates, delays and reorders messages. Disks fail and
+// processes crash. The safety rules are checked after every step.
 #pragma once
 
 #include <array>
@@ -24,11 +24,12 @@ namespace wsync::simulation {
 
 struct WorldOptions {
   std::uint64_t seed = 1;
-  std::uint32_t coordinators = 2;  // slots; the second one starts now and then beside the first
+  // slots; the second coordinator sometimes starts while the first one runs
+  std::uint32_t coordinators = 2;
   std::uint32_t sidecars = 3;
-  std::uint32_t replicas = 2;                 // of each sidecar
-  std::uint32_t ranks = 2;                    // of each replica
-  HubDevices devices = HubDevices::kUnified;  // of each sidecar
+  std::uint32_t replicas = 2;                 // per sidecar
+  std::uint32_t ranks = 2;                    // per replica
+  HubDevices devices = HubDevices::kUnified;  // devices of each sidecar
   bool faults = true;
   std::chrono::milliseconds faulty{6'000};
   std::chrono::milliseconds calm{40'000};
@@ -40,12 +41,13 @@ struct WorldStatistics {
   std::uint64_t rounds_ok = 0;
   std::uint64_t rounds_failed = 0;
   std::uint64_t rollbacks_ok = 0;
-  std::uint64_t superseded = 0;                  // publishes
-  std::uint64_t cancelled = 0;                   // publishes
-  std::uint64_t cancels_refused = 0;             // decided already, or nothing was running
+  std::uint64_t superseded = 0;  // superseded publishes
+  std::uint64_t cancelled = 0;   // cancelled publishes
+  // the decision was already made, or no update was running
+  std::uint64_t cancels_refused = 0;
   std::uint64_t steps = 0;                       // serving steps of the engines
   std::uint64_t dropped = 0;                     // messages that the machines dropped
-  std::map<std::string, std::uint64_t> reasons;  // why rounds and rollbacks failed
+  std::map<std::string, std::uint64_t> reasons;  // reasons of failed rounds and rollbacks
   HubStatistics hubs;
 };
 
@@ -54,15 +56,15 @@ class World {
   explicit World(WorldOptions options);
   ~World();
 
-  // Runs the faulty part, then the calm one; true when nothing was violated and all replicas have
-  // come to the target.
+  // Runs the part with faults, then the calm part. Returns true if no rule was violated and all
+  // replicas have reached the target.
   bool run();
   [[nodiscard]] const std::vector<std::string>& violations() const noexcept { return violations_; }
   [[nodiscard]] const WorldStatistics& statistics() const noexcept { return statistics_; }
 
  private:
-  class Facts;  // what a PublishQueue asks of its coordinator
-  // One snapshot that is being taken.
+  class Facts;  // what a PublishQueue asks its coordinator
+  // One active snapshot.
   struct SnapshotRun {
     publish::BeginSnapshot what;
     bool stopped = false;
@@ -75,13 +77,15 @@ class World {
     std::chrono::milliseconds publish_deadline{};
     std::size_t arenas = 0;
     std::optional<SnapshotRun> snapshot;
-    std::set<std::uint64_t> stopping;  // told as cancelled while their snapshots were taken
+    // publishes reported as cancelled while their snapshots were running
+    std::set<std::uint64_t> stopping;
     std::uint64_t life = 0;
     std::uint64_t timer = 0;
-    std::size_t store = 0;                         // that its record is in
-    TimePoint store_free_at{};                     // its writes go one after the other
-    std::map<Version, Digest> snapshots;           // offered; each has an arena
-    std::map<std::uint64_t, TimePoint> publishes;  // not answered yet
+    std::size_t store = 0;  // index of the store that holds its record
+    // when the last write ends; writes run one after the other
+    TimePoint store_free_at{};
+    std::map<Version, Digest> snapshots;           // offered snapshots; each occupies an arena
+    std::map<std::uint64_t, TimePoint> publishes;  // publishes without an answer yet
     std::map<std::uint64_t, TimePoint> rollbacks;
   };
   struct SidecarProcess {
@@ -90,7 +94,7 @@ class World {
     std::uint64_t timer = 0;
     staging::SidecarRecord disc;
     std::map<Version, Digest> store;
-    std::optional<std::size_t> home;  // the coordinator it is connected to
+    std::optional<std::size_t> home;  // the coordinator to which it is connected
     std::uint64_t connection = 0;
     std::vector<std::unique_ptr<EngineGroup>> groups;
     std::unique_ptr<SimulatedHub> hub;
@@ -159,20 +163,22 @@ class World {
   double intensity_ = 1.0;
   std::vector<CoordinatorProcess> coordinators_;
   std::vector<SidecarProcess> sidecars_;
-  std::map<Version, Digest> contents_;       // what each name stands for
+  std::map<Version, Digest> contents_;       // content of each version name
   std::map<Version, std::size_t> named_by_;  // store of the coordinator that first used a name
-  // Of the host that the coordinators share, and of another one, where nothing is stored at first.
+  // Record of the host that the coordinators share, and record of another host, which is empty at
+  // first.
   std::array<std::optional<coordinator::CoordinatorRecord>, 2> stores_;
-  // What was really decided anew to go back: every other decision goes forward, or repeats one.
+  // New decisions that go back to an older version. Every other decision goes forward or repeats an
+  // earlier one.
   std::set<control::Decision> rollbacks_decided_;
-  Version given_;  // the version of the newest snapshot that has ended
+  Version given_;  // version of the newest finished snapshot
   std::uint64_t published_ = 0;
   std::uint64_t requests_ = 0;
-  std::uint64_t last_ok_ = 0;  // the newest publish that was good
-  // Withdrawn by a rollback that was reported as done, and the sidecars that had come to the
-  // coordinator by then: the others cannot know.
+  std::uint64_t last_ok_ = 0;  // newest successful publish
+  // Versions that a completed rollback has withdrawn, each with the sidecars that had joined the
+  // coordinator by then. The other sidecars cannot know of the rollback.
   std::map<Version, std::set<std::string>> gone_for_good_;
-  std::set<Version> cancelled_;  // told as stopped before they were decided
+  std::set<Version> cancelled_;  // reported as stopped before a decision
   std::vector<std::string> violations_;
   WorldStatistics statistics_;
 };

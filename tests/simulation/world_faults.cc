@@ -1,4 +1,4 @@
-// The world's client, its faults, and what is checked.
+// The client and the faults of the world, and the checks.
 #include <algorithm>
 
 #include "shared/base/format.h"
@@ -10,7 +10,8 @@ using std::chrono::milliseconds;
 
 namespace {
 
-constexpr std::chrono::seconds kBound{25};  // for a publish or rollback, waiting included
+// for a publish or rollback, including the time in the queue
+constexpr std::chrono::seconds kBound{25};
 
 }  // namespace
 
@@ -59,7 +60,7 @@ void World::inject() {
       });
       return;
     case 1:
-      start_coordinator(c);  // beside the one that runs
+      start_coordinator(c);  // in addition to the coordinator that runs
       return;
     case 2:
       crash_sidecar(s);
@@ -76,7 +77,7 @@ void World::inject() {
     case 7:
       break_link(s);
       return;
-    case 8:  // the coordinator takes it for lost; it does not notice
+    case 8:  // the coordinator declares it lost; the sidecar does not notice
       if (sidecars_[s].home)
         coordinator_step(*sidecars_[s].home, {.now = schedule_.now(),
                                               .what = coordinator::PeerLost{peer_of(s), "silent"}});
@@ -86,14 +87,14 @@ void World::inject() {
   }
 }
 
-// A sidecar and a coordinator of another fleet, whose epoch is far above this one's, come to the
-// wrong address. Neither may change anything here.
+// A sidecar and a coordinator of another fleet connect to the wrong address. Their epoch is far
+// above the epoch of this fleet. Neither may change anything here.
 void World::inject_stranger(std::size_t s, std::size_t c) {
   const control::FleetId other{.high = 99, .low = 99};
   control::Envelope envelope;
   envelope.fence = {.epoch = 1'000'000, .run_id = {5, 5}, .fleet = other};
   const control::Decision decision{.fence = envelope.fence, .number = 3};
-  // Before the first decision an id binds nobody.
+  // Before the first decision, a fleet id does not bind anyone.
   if (coordinators_[c].machine && !coordinators_[c].machine->record().origin.none()) {
     const control::Fence before = coordinators_[c].machine->fence();
     const bool had_stopped = coordinators_[c].machine->stopped().has_value();
@@ -121,7 +122,7 @@ void World::inject_stranger(std::size_t s, std::size_t c) {
     violate(fmt::format("s{} obeys a coordinator of another fleet", s));
 }
 
-// Faults stop: one coordinator, every sidecar and every rank are up, and stay so.
+// The faults end: one coordinator, every sidecar and every rank are up and stay up.
 void World::heal() {
   faults_on_ = client_on_ = false;
   for (std::size_t c = 1; c < coordinators_.size(); ++c) crash_coordinator(c);
@@ -151,19 +152,19 @@ bool World::run() {
   while (violations_.empty() && schedule_.run_one(calm)) {
   }
   heal();
-  // The last version: what the fleet must come to.
+  // The last version, which the fleet must reach.
   const TimePoint end = schedule_.now() + options_.calm;
   TimePoint try_at = schedule_.now() + milliseconds(3'000);
   const std::uint64_t requests_before = requests_;
   bool done = false;
-  std::string unmet;  // why the last version is not published yet
+  std::string unmet;  // reason why the last version is not published yet
   while (violations_.empty() && !done && schedule_.now() < end) {
     const TimePoint until = std::min(end, try_at);
     while (violations_.empty() && schedule_.run_one(until)) {
     }
     if (!coordinators_[0].machine ||
         coordinators_[0].machine->phase() == coordinator::CoordinatorPhase::kStopped) {
-      crash_coordinator(0);  // a wandering message stopped it: it is started again
+      crash_coordinator(0);  // a delayed message stopped it: restart it
       start_coordinator(0);
     } else if (last_ok_ <= requests_before) {
       unmet = unmet_obligation();
@@ -190,7 +191,7 @@ bool World::run() {
   return violations_.empty();
 }
 
-// ---- what is checked ----
+// ---- checks ----
 
 void World::violate(const std::string& what) {
   if (violations_.size() < 10)
@@ -208,12 +209,12 @@ void World::check_sidecar(std::size_t s, const staging::SidecarEvent& event,
     violate(fmt::format("s{} goes back to a lower fence", s));
   if (after.decision < before.decision)
     violate(fmt::format("s{} goes back to an older decision", s));
-  // The disc may be ahead of what is acted on, never behind.
+  // The disk may be ahead of the state in memory, but never behind it.
   if (after.fence > disc.fence || after.decision > disc.decision)
     violate(fmt::format("s{} acts on what it has not stored", s));
   const auto* message = std::get_if<staging::CoordinatorMessage>(&event.what);
-  // It stores the other fence first. Until then its record is the old one, and only the message is
-  // of the other fleet.
+  // The sidecar stores the new fence first. Until then its record is the old one, and only the
+  // message belongs to the other fleet.
   const bool moves = message != nullptr && before.decision.none() &&
                      message->envelope.fence.fleet != before.fence.fleet;
   if (message != nullptr && message->envelope.fence < before.fence && !moved && !moves &&
@@ -225,15 +226,15 @@ void World::check_sidecar(std::size_t s, const staging::SidecarEvent& event,
       violate(fmt::format("s{} forgets that {} was withdrawn", s, version.to_string()));
 }
 
-// Invariant 4: decisions only grow, and a version goes back by a rollback alone.
+// Invariant 4: decisions only increase, and only a rollback returns to an older version.
 void World::check_origin(std::size_t s, const staging::SidecarRecord& before) {
   const staging::SidecarRecord& after = sidecars_[s].machine->record();
   const bool withdrawn = std::ranges::find(after.withdrawn, before.target) != after.withdrawn.end();
   if (after.origin < before.origin && !withdrawn)
     violate(fmt::format("s{} goes back from the decision for {} to the older one for {}", s,
                         before.target.to_string(), after.target.to_string()));
-  // Two coordinators without a common record may both have claimed one epoch, and count its steps
-  // each by itself. Which of their decisions is newer the run id says.
+  // Two coordinators without a common record may both claim the same epoch and count its steps
+  // independently. The run id then decides which of their decisions is newer.
   const control::Fence& was = before.origin.fence;
   const control::Fence& is = after.origin.fence;
   if (was.epoch == is.epoch && was.run_id != is.run_id) return;
@@ -242,8 +243,8 @@ void World::check_origin(std::size_t s, const staging::SidecarRecord& before) {
                         before.target.to_string(), after.target.to_string()));
 }
 
-// Before anything new is published: every joined sidecar has the coordinator's newest decision, and
-// no sidecar's target differs from the coordinator's.
+// Must hold before a new version is published: every joined sidecar has the coordinator's newest
+// decision, and no sidecar's target differs from the coordinator's.
 std::string World::unmet_obligation() const {
   const coordinator::Coordinator& coordinator = *coordinators_[0].machine;
   if (coordinator.phase() != coordinator::CoordinatorPhase::kReady)
@@ -268,7 +269,7 @@ std::string World::unmet_obligation() const {
   return {};
 }
 
-// A version that is reported is held by every rank, byte for byte.
+// If a version is reported as active, every rank holds it byte for byte.
 void World::check_reports(std::size_t s) {
   for (const control::ReplicaReport& report :
        sidecars_[s].machine->heartbeat(schedule_.now()).replicas) {

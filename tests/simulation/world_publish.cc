@@ -1,5 +1,5 @@
-// What the trainer around each coordinator does: the real PublishQueue, snapshots that take time
-// and an arena each, and the client's requests to publish, give up and cancel.
+// Simulates the trainer around each coordinator: the real PublishQueue, snapshots that take time
+// and occupy an arena, and the client's requests to publish, to give up and to cancel.
 #include <algorithm>
 #include <utility>
 
@@ -12,9 +12,10 @@ using std::chrono::milliseconds;
 
 namespace {
 
-constexpr milliseconds kPoll{100};        // as the agent does
-constexpr milliseconds kArenaRetry{2};    // as the snapshotter does
-constexpr milliseconds kLateness{1'000};  // of an answer, after the deadline of its publish
+constexpr milliseconds kPoll{100};      // the agent's value
+constexpr milliseconds kArenaRetry{2};  // the snapshotter's value
+// allowed delay of an answer after the deadline of its publish
+constexpr milliseconds kLateness{1'000};
 
 }  // namespace
 
@@ -30,8 +31,8 @@ class World::Facts final : public publish::CoordinatorFacts {
     if (machine().phase() >= coordinator::CoordinatorPhase::kReady) return std::nullopt;
     return std::string("no sidecar has joined");
   }
-  // Coordinators that share no record can claim one epoch unknown to each other. Their digests keep
-  // the bytes apart, which is tested elsewhere: here a name stands for one content.
+  // Coordinators that share no record can both claim one epoch. Their digests then distinguish the
+  // bytes, which other tests cover. Here one name stands for one content.
   [[nodiscard]] Result<Version> next_version(std::uint64_t step) const override {
     const std::size_t store = world_.coordinators_[c_].store;
     Result<Version> version = machine().next_version(step);
@@ -99,8 +100,8 @@ void World::execute(std::size_t c, const publish::QueueCommand& command) {
   }
 }
 
-// Waits for an arena, then copies. Arenas are those of the versions that are still offered: the
-// leases of a sidecar that reads a version which is not offered any more are not modelled.
+// Waits for an arena, then copies. Each version that is still offered occupies one arena. The model
+// ignores the lease of a sidecar that still reads a version after its offer has ended.
 void World::take_snapshot(std::size_t c) {
   CoordinatorProcess& process = coordinators_[c];
   SnapshotRun& run = *process.snapshot;
@@ -115,7 +116,8 @@ void World::take_snapshot(std::size_t c) {
     run.weights_read = true;
     later(schedule_.micros(100, 40'000), [this, c] {
       const SnapshotRun& copied = *coordinators_[c].snapshot;
-      if (copied.stopped && schedule_.chance(0.5))  // else it was complete before it could see it
+      // otherwise the copy was complete before it could see the stop
+      if (copied.stopped && schedule_.chance(0.5))
         end_snapshot(c, Error(ErrorCode::kCancelled, "the snapshot was stopped"));
       else if (faults_on_ && schedule_.chance(0.02))
         end_snapshot(c, Error(ErrorCode::kIo, "the source cannot be read"));
@@ -135,7 +137,7 @@ void World::end_snapshot(std::size_t c, const std::optional<Error>& failure) {
   const Version version = process.snapshot->what.version;
   process.snapshot.reset();
   auto commands = process.queue->snapshot_ended(request, failure);
-  // A version comes into being when it is given to the coordinator.
+  // A version comes into existence when the coordinator receives it.
   const bool is_given =
       commands && std::ranges::any_of(*commands, [](const publish::QueueCommand& command) {
         return std::holds_alternative<publish::RequestRound>(command);
@@ -185,7 +187,7 @@ void World::end_publish(std::size_t c, const publish::EndPublish& end) {
     violate("a publish was cancelled twice");
 }
 
-// ---- what a client asks ----
+// ---- requests of a client ----
 
 bool World::publish(std::size_t c) {
   CoordinatorProcess& process = coordinators_[c];
@@ -204,7 +206,7 @@ void World::give_up(std::size_t c) {
   execute(c, process.queue->give_up(0, weights_read));
 }
 
-// Of the update that runs, or of one that may wait, have ended or have been of another coordinator.
+// Cancels the active update, or one that may be queued, finished or unknown to this coordinator.
 void World::cancel(std::size_t c) {
   CoordinatorProcess& process = coordinators_[c];
   if (!process.machine) return;

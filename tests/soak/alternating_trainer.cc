@@ -12,7 +12,7 @@ namespace {
 
 using control::PublishState;
 
-// Every matrix differs; norms begin as ones in both.
+// The two seeds give different matrices. Norms start as ones in both sets.
 constexpr std::array<std::uint64_t, 2> kSeeds{1, 2};
 constexpr double kDeviation = 0.3;
 
@@ -45,7 +45,7 @@ Result<std::unique_ptr<AlternatingTrainer>> AlternatingTrainer::create(
       Bytes& values =
           weights.values.emplace_back(parameter.elements() * dtype_bits(DType::kBF16) / 8);
       training::export_bfloat16(std::as_const(parameters).values(parameter.name), 0, values);
-      // Its bytes stay where they are when the list grows.
+      // The tensor points to these bytes. They do not move when the list grows.
       tensors->push_back(
           {.info = {.name = parameter.name, .dtype = DType::kBF16, .shape = parameter.shape},
            .range = {},

@@ -1,4 +1,4 @@
-// AlternatingTrainer: a trainer that publishes two sets of random weights of a tiny model in turn.
+// AlternatingTrainer publishes two sets of random weights of a tiny model in turn.
 #pragma once
 
 #include <array>
@@ -20,39 +20,40 @@ namespace wsync::soak {
 
 struct Published {
   Version version;
-  std::uint64_t paused_ns = 0;  // the replica's last rank's PAUSED to RESUME; 0: it did not serve
+  // last PAUSED of a rank to RESUME of the replica; 0: it did not serve
+  std::uint64_t paused_ns = 0;
 };
 
-// Thread: the owner's; the trainer has its own.
+// Thread: the owner's. The trainer library has its own thread.
 class AlternatingTrainer {
  public:
-  // Writes a checkpoint of the model to `checkpoint`, for the engines' names and shapes, and opens
-  // the coordinator's address in `run_directory`. `spec` as checked by check_spec(). Errors as
+  // Writes a checkpoint of the model to `checkpoint`, from which engines read names and shapes, and
+  // opens the coordinator's address in `run_directory`. `spec` has passed check_spec(). Errors as
   // plugin::Trainer::start() and save_model().
   [[nodiscard]] static Result<std::unique_ptr<AlternatingTrainer>> create(
       const moe::ModelSpec& spec, const std::string& checkpoint, const std::string& run_directory,
       const std::string& state_directory);
 
-  // Begins to publish the other set; the publish before has ended.
+  // Starts to publish the other set. The previous publish has ended.
   [[nodiscard]] Result<> begin();
-  // What has become of it: nothing yet after `wait`, or that the replica serves it. kRefused
-  // otherwise, with the reason.
+  // Waits for at most `wait`. Returns std::nullopt if the publish is still active, or the result if
+  // the replica serves the version. kRefused, with the reason, if the publish failed.
   [[nodiscard]] Result<std::optional<Published>> ended(std::chrono::milliseconds wait) const;
-  // What a version that it has published holds, or would hold: rounded to bfloat16. Any thread.
+  // Returns the weights of a version, published or not, rounded to bfloat16. Any thread.
   [[nodiscard]] const training::ParameterSet& weights_of(const Version& version) const noexcept;
 
  private:
   struct Weights {
     training::ParameterSet rounded;
-    std::vector<Bytes> values;  // bfloat16
+    std::vector<Bytes> values;  // bfloat16 values
     plugin::RankTensors tensors;
   };
   AlternatingTrainer() = default;
 
-  std::vector<Weights> weights_;              // two; that of a step is its number by their count
-  std::uint64_t step_ = 0;                    // of the last publish
-  std::uint64_t publish_ = 0;                 // its number
-  std::unique_ptr<plugin::Trainer> trainer_;  // before the weights, which it reads
+  std::vector<Weights> weights_;              // two sets; the step modulo their count selects one
+  std::uint64_t step_ = 0;                    // step of the last publish
+  std::uint64_t publish_ = 0;                 // number of the last publish
+  std::unique_ptr<plugin::Trainer> trainer_;  // destroyed before the weights that it reads
 };
 
 }  // namespace wsync::soak

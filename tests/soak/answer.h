@@ -1,4 +1,4 @@
-// What an engine has to say about the versions that computed an answer. Pure.
+// Reads what an engine reports about the versions that computed an answer. Pure.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace wsync::soak {
 
-// Tokens [begin, end) of an answer, and the version that is said to have computed them.
+// Tokens [begin, end) of an answer, and the version that is reported to have computed them.
 struct AnsweredSpan {
   std::uint32_t begin = 0;
   std::uint32_t end = 0;
@@ -18,19 +18,20 @@ struct AnsweredSpan {
 };
 struct Answer {
   std::vector<std::uint32_t> tokens;
-  std::vector<double> log_probabilities;  // of each, as natural logarithms
-  std::vector<AnsweredSpan> spans;        // cover all tokens, in their order
+  std::vector<double> log_probabilities;  // of each token, as natural logarithms
+  std::vector<AnsweredSpan> spans;        // ordered; together they cover all tokens
 };
 
 struct Asked {
-  std::uint32_t tokens = 0;  // max_tokens; nothing else ends the answer
-  Version oldest;            // what was served when it was asked
+  std::uint32_t tokens = 0;  // max_tokens; nothing else may end the answer
+  Version oldest;            // version that was served when the request was sent
 };
 
-// The one choice of a completion (OpenAI's form with token_ids, logprobs and weight_versions).
-// kInvalidInput says what is wrong: it is no such completion, it has ended otherwise than by its
-// length, a token has no log-probability, its spans are not contiguous from 0 to its tokens, or
-// their versions do not ascend from `oldest` or a newer one.
+// Reads the single choice of a completion (OpenAI's format with token_ids, logprobs and
+// weight_versions). kInvalidInput, with the reason, in these cases: the text is not such a
+// completion; it ended for another reason than its length; a token has no log-probability; the
+// spans are not contiguous from 0 to the number of tokens; or the versions do not ascend from
+// `oldest` or a newer version.
 [[nodiscard]] Result<Answer> read_answer(std::string_view body, const Asked& asked);
 
 }  // namespace wsync::soak

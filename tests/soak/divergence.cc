@@ -31,7 +31,7 @@ std::string step_text(const StepEvent& step) {
   return fmt::format("loss {}, gradient norm {}", step.loss, step.gradient_norm);
 }
 
-// Relative paths of the files below a directory.
+// Returns the relative paths of all files below a directory.
 Result<std::set<std::string>> files_below(const std::string& directory) {
   std::set<std::string> found;
   std::error_code error;
@@ -42,7 +42,7 @@ Result<std::set<std::string>> files_below(const std::string& directory) {
   return found;
 }
 
-// What differs; nothing when they are equal.
+// Returns the first difference, or std::nullopt if the files are equal.
 Result<std::optional<std::string>> difference_of(const std::string& run,
                                                  const std::string& reference) {
   std::ifstream left(run, std::ios::binary), right(reference, std::ios::binary);
@@ -85,7 +85,7 @@ Divergence compare_steps(const std::vector<StepEvent>& run, const std::vector<St
   for (const StepEvent& step : run) {
     told.insert(step.step);
     const auto other = expected.find(step.step);
-    if (other == expected.end()) continue;  // told below, if it should be there
+    if (other == expected.end()) continue;  // the loop below reports it if it is required
     ++found.compared;
     if (!same_step(step, other->second))
       found.add(fmt::format("step {}: {}; without kills {}", step.step, step_text(step),

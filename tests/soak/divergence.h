@@ -1,4 +1,4 @@
-// What two training runs that must be equal to the last bit differ in.
+// Compares two training runs that must agree to the last bit.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,20 @@
 namespace wsync::soak {
 
 struct Divergence {
-  std::uint64_t compared = 0;     // steps that were told, or files
-  std::uint64_t count = 0;        // of what differs
-  std::vector<std::string> told;  // the first few, one sentence each
+  std::uint64_t compared = 0;     // compared steps or files
+  std::uint64_t count = 0;        // number of differences
+  std::vector<std::string> told;  // first few differences, one sentence each
   void add(std::string sentence);
 };
 
-// Loss and gradient norm of every step that `run` told, however often, with those that `reference`
-// told; each must have told every step from 1 to `last`. Pure.
+// Compares loss and gradient norm of every step of `run` with those of `reference`. A step that was
+// reported several times is compared each time. Each run must have reported every step from 1 to
+// `last`. Pure.
 [[nodiscard]] Divergence compare_steps(const std::vector<StepEvent>& run,
                                        const std::vector<StepEvent>& reference, std::uint64_t last);
 
-// All files below two directories, byte by byte. kNotFound: one of kStateFiles is not in
-// `reference`; kIo.
+// Compares all files below two directories byte by byte. kNotFound if `reference` lacks one of
+// kStateFiles. kIo.
 inline constexpr std::string_view kStateFiles[] = {"model.safetensors",
                                                    "optimizer/state.safetensors"};
 [[nodiscard]] Result<Divergence> compare_states(const std::string& run,

@@ -1,4 +1,4 @@
-// What the soak runs use of the benchmarks' harness.
+// The parts of the benchmark harness that the soak runs use.
 #pragma once
 
 #include "bench/harness/child.h"

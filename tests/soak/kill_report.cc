@@ -17,7 +17,7 @@ using nlohmann::json;
 constexpr std::size_t kWrongKillsTold = 8;
 constexpr double kKibibyte = 1024;
 
-// Of one figure of every kill.
+// Spread of one figure over all kills.
 template <class Figure>
 Spread kills_spread(std::span<const Kill> kills, const Figure& figure) {
   std::vector<double> values;
@@ -45,7 +45,7 @@ Spread milliseconds_of(std::vector<double> sample) {
   return spread_of(sample);
 }
 
-// 0 where there is nothing to divide by.
+// Returns 0 if `whole` is 0.
 double ratio_of(double part, double whole) { return whole > 0 ? part / whole : 0; }
 
 template <class Key>

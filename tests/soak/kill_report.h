@@ -1,4 +1,4 @@
-// What `wsync_soak kills` reports of ranks that were killed.
+// Report of `wsync_soak kills`.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,9 +9,9 @@
 namespace wsync::soak {
 
 [[nodiscard]] nlohmann::json to_json(const KillResult& result);
-// Tables.
+// Formats the tables.
 [[nodiscard]] std::string to_text(const KillResult& result);
-// What was wrong, one line each; empty when nothing was.
+// Describes what failed, one line each. Empty if nothing failed.
 [[nodiscard]] std::string complaint_of(const KillResult& result);
 
 }  // namespace wsync::soak

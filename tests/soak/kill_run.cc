@@ -16,11 +16,12 @@
 namespace wsync::soak {
 namespace {
 
-// From one kill to where the next one can be, a start of all ranks included: many times what it
-// takes.
+// Time limit from one kill to the next possible kill, including the start of all ranks. It is many
+// times the usual duration.
 constexpr std::chrono::seconds kKillDeadline{120};
 constexpr std::chrono::minutes kReferenceDeadline{30};  // from one step to the next, at most
-constexpr std::size_t kStepsBefore = 10;                // the first kill: what a step takes
+// before the first kill, to measure the time of a step
+constexpr std::size_t kStepsBefore = 10;
 constexpr unsigned kRestarts = 5;
 constexpr std::size_t kTextBytes = 65'536;
 
@@ -73,7 +74,7 @@ class KillRun {
     return fmt::format("{}/{}", options_.directory, name);
   }
 
-  // Every run has the same steps to take, and none comes to the last.
+  // All runs have the same number of steps in their configuration, and none reaches the last one.
   Result<std::unique_ptr<TrainerProcess>> start(const std::string& name,
                                                 std::vector<std::string> more) const {
     const training::ParallelSizes& sizes = options_.sizes;
@@ -92,7 +93,8 @@ class KillRun {
         fmt::format("parallel.ep={}", sizes.ep), fmt::format("parallel.dp={}", sizes.dp),
         fmt::format("schedule.microbatches={}", 2 * sizes.pp),
         fmt::format("steps={}", config::kTrainSteps),
-        // A busy machine is no loss: those here are killed.
+        // A long deadline, so that a slow heartbeat on a busy machine does not count as a loss. The
+        // ranks that are lost here are killed.
         "heartbeat.deadline=1m", "recovery.enabled=true"};
     settings.insert(settings.end(), more.begin(), more.end());
     for (std::string& setting : settings) {
@@ -134,7 +136,7 @@ class KillRun {
         return fail(ErrorCode::kDeadline,
                     fmt::format("the training run has not gone on within {} s: {}",
                                 kKillDeadline.count(), log.state()));
-      // A wait for events ends within a millisecond.
+      // take_event() is accurate to the millisecond only. Sleep for the rest.
       std::this_thread::sleep_for(*next - now());
       WSYNC_TRY(trainer.kill_rank(static_cast<std::uint32_t>(random_() % options_.sizes.ranks())));
       next.reset();
@@ -144,7 +146,7 @@ class KillRun {
     }
   }
 
-  // Uniform over the time of some steps, so that a kill meets any moment of one.
+  // Uniform over the time of `between` steps, so that kills hit every phase of a step.
   std::chrono::nanoseconds delay(const KillLog& log) {
     constexpr double kRandomRange = 0x1p53;
     const double step = spread_of(log.step_seconds()).median;
@@ -153,8 +155,8 @@ class KillRun {
         static_cast<std::int64_t>(1e9 * share * step * options_.between));
   }
 
-  // The same steps once more, by ranks that live: what is saved is the only difference, and it goes
-  // some steps further before it is stopped.
+  // Runs the same steps again without kills. The only difference in the configuration is when the
+  // state is saved. The run executes a few more steps before it is stopped.
   Result<> run_without() {
     auto trainer =
         WSYNC_TRY(start("run-without-kills", {"save.directory=" + at("reference"),
@@ -177,7 +179,7 @@ class KillRun {
     return {};
   }
 
-  // What one would do without recovery.
+  // Measures the alternative to recovery: a start from a checkpoint.
   Result<> restart() {
     const TimePoint begin = now();
     auto trainer = WSYNC_TRY(start("restart", {"resume=" + saved_.directory}));
@@ -197,8 +199,8 @@ class KillRun {
   const OnKillProgress& on_progress_;
   std::mt19937_64 random_;
   KillResult result_;
-  SavedEvent saved_;              // by the run with kills
-  std::vector<StepEvent> steps_;  // told by it
+  SavedEvent saved_;              // from the run with kills
+  std::vector<StepEvent> steps_;  // reported by the run with kills
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What a training run whose ranks are killed is judged by: its events, what each kill came to, what
-// differs from a run without kills, the report.
+// Tests the parts that judge a training run whose ranks are killed: its events, the result of each
+// kill, the differences from a run without kills, and the report.
 #include <filesystem>
 #include <fstream>
 #include <gmock/gmock.h>
@@ -95,14 +95,14 @@ TEST(TrainerEvent, WhatIsNoneSaysWhichMember) {
   refused(R"({"event":"saved","step":1})", "its 'directory'");
 }
 
-// A log, and a clock that is set by hand.
+// A log with a clock that the test sets.
 class ScriptedLog {
  public:
   Result<> notify(const std::string& line, int after_ms = 0) {
     at_ = at_ + std::chrono::milliseconds(after_ms);
     return log.take(line, at_);
   }
-  // Lines that go together.
+  // Handles a line that must be accepted.
   void told(const std::string& line, int after_ms = 0) {
     const Result<> taken = notify(line, after_ms);
     ASSERT_TRUE(taken.has_value()) << taken.error().message();
@@ -133,13 +133,13 @@ TEST(KillLog, WhatAKillCameTo) {
   script.told(step_line(2), 10);
   script.kill(3, 4);
   EXPECT_FALSE(script.log.is_ready());
-  script.told(step_line(3), 1);  // it was on its way
+  script.told(step_line(3), 1);  // the report was already in transit
   script.told(lost_line(3, 4, "backward"), 2);
   script.told(ranks_line(1), 1);
   script.told(recovered_line(4), 40);
   EXPECT_FALSE(script.log.is_ready());
   EXPECT_THAT(script.log.kills(), IsEmpty());
-  script.told(step_line(3), 1);  // a new rank 0 tells the step before once more
+  script.told(step_line(3), 1);  // a new rank 0 reports the previous step again
   EXPECT_THAT(script.log.kills(), IsEmpty());
   script.told(step_line(4), 15);
   EXPECT_TRUE(script.log.is_ready());
@@ -158,7 +158,8 @@ TEST(KillLog, WhatAKillCameTo) {
   EXPECT_DOUBLE_EQ(kill.resumed_seconds, 0.060);
   EXPECT_DOUBLE_EQ(kill.recovery_seconds, 0.25);
   EXPECT_EQ(kill.steps_run_again(), 1U);
-  EXPECT_THAT(script.log.step_seconds(), ElementsAre(0.010, 0.020));  // none with the kill in it
+  // no interval contains the kill
+  EXPECT_THAT(script.log.step_seconds(), ElementsAre(0.010, 0.020));
   EXPECT_THAT(script.log.steps(), SizeIs(6));
   EXPECT_EQ(script.log.steps_told_again(), 1U);
   EXPECT_EQ(script.log.last_step(), 5U);
@@ -183,10 +184,10 @@ TEST(KillLog, StepsThatWereBegunAndAreRunAgain) {
   const auto again = [](std::uint64_t step, std::uint64_t resumed) {
     return Kill{.step = step, .resumed_step = resumed, .from = "peers"}.steps_run_again();
   };
-  EXPECT_EQ(again(7, 8), 0U);  // the others ended it
+  EXPECT_EQ(again(7, 8), 0U);  // the other ranks completed it
   EXPECT_EQ(again(7, 7), 1U);
   EXPECT_EQ(again(7, 1), 7U);
-  EXPECT_EQ(again(0, 8), 0U);  // the rank had not come to a step
+  EXPECT_EQ(again(0, 8), 0U);  // the rank had not begun a step
   EXPECT_TRUE((Kill{.step = 7, .resumed_step = 7, .from = "peers"}.recovered_within_a_step()));
   EXPECT_FALSE((Kill{.step = 7, .resumed_step = 6, .from = "peers"}.recovered_within_a_step()));
   EXPECT_FALSE((Kill{.step = 7, .resumed_step = 7, .from = "start"}.recovered_within_a_step()));
@@ -401,7 +402,7 @@ TEST(KillRun, RefusesWhatItCannotRun) {
   EXPECT_TRUE(check_kill_options({.sizes = {.pp = 1, .vpp = 2, .ep = 2, .dp = 4}}).has_value());
 }
 
-// A child that says these lines, and then waits.
+// Starts a child process that prints these lines and then waits.
 Result<std::unique_ptr<TrainerProcess>> saying(const TemporaryDirectory& directory,
                                                const std::string& lines) {
   return TrainerProcess::start({.command = {"/bin/sh", "-c", "echo '" + lines + "'; read line"},

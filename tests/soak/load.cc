@@ -18,7 +18,7 @@ namespace {
 
 using http::HttpClient;
 
-constexpr std::uint64_t kRecomputeEvery = 16;  // of the answers that no switch has met
+constexpr std::uint64_t kRecomputeEvery = 16;  // one of this many answers that no switch affected
 constexpr std::chrono::minutes kAnswerDeadline{2};
 constexpr std::uint64_t kMaxAnswerBytes = 16 * limits::kMiB;
 
@@ -34,14 +34,14 @@ struct Load::State {
   const LoadOptions options;
   std::atomic<bool> stopping = false;
   std::atomic<unsigned> running = 0;
-  mutable std::mutex mutex;  // guards what follows
+  mutable std::mutex mutex;  // guards the fields below
   Version oldest;
   LoadFigures figures;
   std::optional<Error> failure;
   std::vector<HttpClient*> clients;
   bool cancelled = false;
 
-  std::vector<std::thread> threads;  // the owner's
+  std::vector<std::thread> threads;  // used by the owner only
 };
 
 void Load::State::failed(const Error& error) {

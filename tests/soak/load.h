@@ -1,4 +1,4 @@
-// Load: clients that keep an engine generating, and look at what each answer says of its versions.
+// Load keeps an engine generating with concurrent clients, and checks the versions in each answer.
 #pragma once
 
 #include <cstdint>
@@ -13,48 +13,48 @@
 namespace wsync::soak {
 
 struct LoadOptions {
-  std::uint16_t port = 0;  // of the engine, at 127.0.0.1
-  unsigned requests = 1;   // at once, each with a connection and a thread of its own
+  std::uint16_t port = 0;  // port of the engine at 127.0.0.1
+  unsigned requests = 1;   // concurrent requests, each with its own connection and thread
   std::uint32_t vocabulary = 1;
-  std::uint32_t prompt = 4;     // tokens
-  std::uint32_t shortest = 64;  // of an answer, in tokens
+  std::uint32_t prompt = 4;     // tokens of a prompt
+  std::uint32_t shortest = 64;  // minimum tokens of an answer
   std::uint32_t longest = 256;
-  Version oldest;  // that is served now
-  // Borrowed. Answers of several versions are held to it, and one of 16 others;
-  // null: none.
+  Version oldest;  // version that is served now
+  // Borrowed. Checks all answers with several versions and one of 16 others. Null: no answer is
+  // recomputed.
   Recomputed* recomputed = nullptr;
 };
 
 struct LoadFigures {
-  std::uint64_t answers = 0;  // that have come, right or wrong
-  std::uint64_t tokens = 0;   // of those that are right
-  std::uint64_t met = 0;      // with tokens of several versions, in spans that are right
+  std::uint64_t answers = 0;  // received answers, right or wrong
+  std::uint64_t tokens = 0;   // tokens of right answers
+  std::uint64_t met = 0;      // right answers with tokens of several versions
   std::uint64_t wrong = 0;
-  std::uint64_t recomputed = 0;         // answers, right or wrong
-  std::uint64_t recomputed_tokens = 0;  // of those that are right
-  double difference_max = 0;            // of these: Recomputed::difference()
-  Version newest;                       // that a right answer names
-  std::vector<std::string> faults;      // of the first kFaultsTold wrong ones, one sentence each
+  std::uint64_t recomputed = 0;         // recomputed answers, right or wrong
+  std::uint64_t recomputed_tokens = 0;  // tokens of recomputed answers that are right
+  double difference_max = 0;            // maximum of Recomputed::difference() over these answers
+  Version newest;                       // newest version in a right answer
+  std::vector<std::string> faults;      // first kFaultsTold wrong answers, one sentence each
 };
 inline constexpr std::size_t kFaultsTold = 8;
 
 // Thread: the owner's.
 class Load {
  public:
-  // Begins to ask.
+  // Starts the clients.
   explicit Load(const LoadOptions& options);
   Load(const Load&) = delete;
   Load& operator=(const Load&) = delete;
-  ~Load();  // ends what runs
+  ~Load();  // aborts active requests
 
-  // Answers to what is asked from now on are of this version or newer.
+  // Requests from now on must be answered by this version or a newer one.
   void served(const Version& version);
-  // Asks nothing more; what runs goes on.
+  // Sends no new requests. Active requests continue.
   void stop_asking() noexcept;
-  // Every client has ended: after stop_asking(), or by an error.
+  // True if every client has ended, after stop_asking() or because of an error.
   [[nodiscard]] bool ended() const;
-  // The first error of a client: a connection that was lost, an answer that did not come or is none
-  // (its status is not 200). Clients ask no more after one.
+  // Returns the first error of a client: a lost connection, a missing answer, or a status other
+  // than 200. Clients send no request after an error.
   [[nodiscard]] Result<> check() const;
   [[nodiscard]] LoadFigures figures() const;
 

@@ -1,6 +1,6 @@
-// `wsync_soak`: what must hold while ranks of a trainer are killed (`kills`), and while weights
-// change under load (`torn`). The tests of this folder run it; by hand it runs for as long as one
-// likes.
+// `wsync_soak` checks a trainer whose ranks are killed (`kills`) and a replica whose weights change
+// under load (`torn`). The tests of this folder run it for seconds. By hand it can run for any
+// time.
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <memory>
@@ -51,7 +51,7 @@ Result<Outcome> run_of(const TornOptions& options, const Interrupt& interrupt) {
 Result<> check_options(const KillOptions& options) { return check_kill_options(options); }
 Result<> check_options(const TornOptions&) { return {}; }
 
-// Options that both commands have, and what runs.
+// Options and action of both commands.
 template <class Options>
 void add_run(CLI::App& command, Context& context, std::shared_ptr<Options> options) {
   const auto directory = std::make_shared<std::string>();
@@ -63,7 +63,7 @@ void add_run(CLI::App& command, Context& context, std::shared_ptr<Options> optio
                   "Where checkpoints and sockets are made, and removed (default: $TMPDIR or /tmp)")
       ->type_name("DIR");
   command.callback([&context, &command, options, directory] {
-    // A trainer in this process would tell of every publish.
+    // The trainer runs in this process and would log every publish.
     if (!context.options.log_level_given) context.options.log_level = "warning";
     context.run(command.get_name(), [&]() -> Result<Outcome> {
       WSYNC_TRY(check_options(*options));
@@ -130,7 +130,8 @@ void add_torn(CLI::App& app, Context& context) {
 }  // namespace wsync::soak
 
 int main(int argc, char** argv) {
-  // A file over the process's limit is a failed write with a sentence, not the end of a process.
+  // Ignored, so that a file over the process's limit is a failed write with an error instead of the
+  // end of the process.
   std::signal(SIGXFSZ, SIG_IGN);
   return wsync::cli::run_program({.description = "wsync_soak tests wsync for as long as one likes",
                                   .add_commands =

@@ -1,6 +1,7 @@
-// Recomputed: what the tokens of an answer come to with the weights of the versions that it names,
-// by the plain loops of the trainer. No word of an engine goes into it: a layer that was of another
-// version, bytes that came late, and keys and values of older weights all change its numbers.
+// Recomputed computes the tokens of an answer again from the weights of the versions that the
+// answer names, with the plain loops of the trainer. It uses no data of an engine. Any of these
+// faults changes its numbers: a layer of another version, bytes that arrived late, or keys and
+// values of older weights.
 #pragma once
 
 #include <cstdint>
@@ -16,24 +17,26 @@
 
 namespace wsync::soak {
 
-// By which the log-probability of a token may differ. The same arithmetic in another order differs
-// by less than a hundredth of it, another set of weights by a thousand times as much.
+// Maximum difference of a token's log-probability. The same arithmetic in another order differs by
+// less than a hundredth of this limit, other weights by about a thousand times the limit.
 inline constexpr double kLogProbabilityLimit = 1e-3;
 
-// Thread: any; one answer at a time.
+// Thread: any, but only one answer at a time.
 class Recomputed {
  public:
-  // The weights of a version, as engines have them; borrowed, and of the model. Any thread.
+  // Returns the weights of a version as engines have them. They are borrowed and match the model.
+  // Any thread.
   using WeightsOf = std::function<const training::ParameterSet&(const Version&)>;
 
-  // `spec`: every token is computed by every expert, or two that are about as likely could change
-  // places by a rounding. Checked by check_spec().
+  // `spec` has passed check_spec(). Every expert must compute every token. Otherwise rounding could
+  // exchange two experts that are almost equally likely.
   Recomputed(const moe::ModelSpec& spec, WeightsOf weights_of);
 
-  // The largest difference of a token's log-probability from what the engine told, when each span
-  // and all that stands before it is computed with the span's version. kInvalidInput, with the
-  // token, its version and both numbers, when it is above the limit or no number; and when a token
-  // is not of the vocabulary. `answer` as of read_answer(), with the prompt inside max_positions.
+  // Returns the maximum difference between the engine's log-probabilities and the recomputed ones.
+  // Each span and everything before it is computed with the span's version. kInvalidInput, with the
+  // token, its version and both numbers, if a difference exceeds the limit or is not a number, and
+  // if a token is not in the vocabulary. `answer` comes from read_answer(), and its prompt fits in
+  // max_positions.
   [[nodiscard]] Result<double> difference(std::span<const std::uint32_t> prompt,
                                           const Answer& answer);
 

@@ -1,4 +1,4 @@
-// What `wsync_soak torn` reports.
+// Report of `wsync_soak torn`.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,9 +9,9 @@
 namespace wsync::soak {
 
 [[nodiscard]] nlohmann::json to_json(const TornResult& result);
-// A table.
+// Formats the table.
 [[nodiscard]] std::string to_text(const TornResult& result);
-// What was wrong and where, one line each; empty when nothing was.
+// Describes what failed and where, one line each. Empty if nothing failed.
 [[nodiscard]] std::string complaint_of(const TornResult& result);
 
 }  // namespace wsync::soak

@@ -19,17 +19,18 @@ namespace {
 
 constexpr std::chrono::seconds kTornStartDeadline{60};
 constexpr std::chrono::seconds kSwitchDeadline{120};
-// Without a single step: many times the longest switch.
+// Time limit without a single step. It is many times the longest switch.
 constexpr std::chrono::seconds kStandstillDeadline{120};
 constexpr std::chrono::seconds kEndDeadline{120};
 constexpr std::chrono::milliseconds kLook{20};
 constexpr unsigned kStatsMs = 100;
-constexpr std::uint64_t kFreshStats = 2;  // one may have been on its way
+constexpr std::uint64_t kFreshStats = 2;  // the first report may already have been in transit
 constexpr std::size_t kTornTold = 8;
-// What a rank says of a torn step that it has only been told of; the one that saw it says more.
+// A rank that did not see the torn step itself reports this. The rank that saw it reports the
+// details.
 constexpr std::string_view kElsewhere = "in another rank";
 
-// Of "http://127.0.0.1:8000".
+// Extracts the port of "http://127.0.0.1:8000".
 std::uint16_t port_of(const std::string& url) {
   std::uint16_t port = 0;
   const char* const end = url.data() + url.size();
@@ -37,15 +38,15 @@ std::uint16_t port_of(const std::string& url) {
   return port;
 }
 
-// What a rank of the replica has told so far.
+// What one rank of the replica has reported so far.
 struct RankView {
   std::string name;
-  std::optional<std::uint16_t> port;  // that it listens on
-  std::uint64_t steps = 0;            // as it told last
-  std::uint64_t stats_told = 0;       // how often
-  std::vector<std::string> torn;      // the first few sentences about torn steps
+  std::optional<std::uint16_t> port;  // port on which it listens
+  std::uint64_t steps = 0;            // latest reported number of steps
+  std::uint64_t stats_told = 0;       // number of reports
+  std::vector<std::string> torn;      // first few reported torn steps, one sentence each
   nlohmann::json outcome;             // its last line; null before
-  std::optional<Error> failure;       // a line was not understood, or it could not go on
+  std::optional<Error> failure;       // a line was not understood, or the rank could not continue
 
   void handle(const std::string& line) {
     try {
@@ -84,7 +85,8 @@ class TornRun {
   }
   TornRun(const TornRun&) = delete;
   TornRun& operator=(const TornRun&) = delete;
-  // Clients first, which ask the ranks; then the ranks and the sidecar, before the trainer.
+  // The clients use the ranks, and the ranks and the sidecar use the trainer. Destroy them in this
+  // order.
   ~TornRun() {
     load_.reset();
     fleet_.reset();
@@ -92,12 +94,13 @@ class TornRun {
   }
 
   Result<TornResult> run() {
-    // Before any thread, as its contract asks.
+    // bench_children() must run before any other thread starts, because threads inherit the signal
+    // mask.
     children_ = WSYNC_TRY(bench::bench_children(options_.directory));
     const Result<> done = run_all();
     if (done) return std::move(result_);
     Error error = children_->explained(done.error());
-    // That a process has ended is more than an internal error here: the replica lost a rank.
+    // An ended process is reported as kPeerLost instead of kInternal: the replica has lost a rank.
     if (error.code() == ErrorCode::kInternal && fleet_ && !is_ending_ && !fleet_->all_running())
       error = Error(ErrorCode::kPeerLost, error.message());
     return fail(std::move(error));
@@ -119,7 +122,7 @@ class TornRun {
     return fmt::format("{}/{}", options_.directory, name);
   }
 
-  // Lets some time pass. kCancelled on a signal, and the first error of a process or client.
+  // Waits a short time. Returns kCancelled on a signal, or the first error of a process or client.
   Result<> pass_time() {
     WSYNC_TRY(children_->pass_time(kLook));
     for (const RankView& view : views_)
@@ -172,7 +175,7 @@ class TornRun {
                  [&] { return views_.front().port.has_value(); });
   }
 
-  // Waits for the publish that runs.
+  // Waits for the active publish.
   Result<Published> published() {
     const TimePoint deadline = now() + kSwitchDeadline;
     for (;;) {
@@ -192,7 +195,7 @@ class TornRun {
     return {};
   }
 
-  // Requests all the time, and a switch in every interval, until there were steps enough.
+  // Sends requests all the time and switches in every interval, until enough steps have run.
   Result<> run_load() {
     const RankView& leader = views_.front();
     load_.emplace(LoadOptions{.port = *leader.port,
@@ -241,7 +244,8 @@ class TornRun {
     return {};
   }
 
-  // What runs goes on to its end; then no step is left that only some ranks have counted.
+  // Active requests run to their end. After that, no step is left that only some ranks have
+  // counted.
   Result<> end_load() {
     load_->stop_asking();
     WSYNC_TRY(until("the last answer", kEndDeadline, [&] { return load_->ended(); }));
@@ -322,7 +326,7 @@ class TornRun {
   std::unique_ptr<fleet::Fleet> fleet_;
   bool is_ending_ = false;  // the ranks have been asked to end
   std::unique_ptr<AlternatingTrainer> trainer_;
-  Recomputed recomputed_;  // of what the trainer has
+  Recomputed recomputed_;  // reads the trainer's weights
   std::optional<Load> load_;
 };
 
@@ -348,7 +352,7 @@ moe::ModelSpec torn_model(unsigned ranks) {
           .key_value_heads = ranks,
           .head_dim = 8,
           .experts = 2,
-          .experts_per_token = 2,  // all: see recomputed.h
+          .experts_per_token = 2,  // all experts: see recomputed.h
           .expert_hidden = 8 * ranks,
           .max_positions = 512};
 }

@@ -1,4 +1,5 @@
-// What a run under load is judged by: the spans of an answer, what an engine may send, the report.
+// Tests the parts that judge a run under load: the spans of an answer, the validation of an
+// engine's output, and the report.
 #include <array>
 #include <atomic>
 #include <cmath>
@@ -92,7 +93,8 @@ TEST(Answer, WhatIsNone) {
   expect_wrong("{", "no completion");
 }
 
-// An answer of two spans, as an engine gives it that has computed each with its version's weights.
+// An answer of two spans from a correct engine, which computed each span with its version's
+// weights.
 class RecomputedAnswer : public ::testing::Test {
  protected:
   RecomputedAnswer() {
@@ -156,15 +158,16 @@ TEST_F(RecomputedAnswer, WhoseTokensOrNumbersAreOthers) {
   expect_wrong("token 32 is none of the 32 of the vocabulary");
 }
 
-// Keys and values that were kept: the second span follows from what the first one's weights have
-// made of the tokens before it. A single weight of a single matrix is enough.
+// Simulates keys and values that were kept: the second span is computed after tokens whose keys and
+// values come from the first span's weights. A single changed weight of one matrix is enough to be
+// detected.
 TEST_F(RecomputedAnswer, OfWeightsOfWhichOneIsAnother) {
   weights_[1].values("model.layers.0.self_attn.k_proj.weight")[5] += 0.5F;
   expect_wrong("token 5 was given");
 }
 
-// Takes one connection after the other, reads a question and sends the same text to each. Then it
-// hangs up, or waits for the other side to do so.
+// Accepts one connection after the other, reads a request and sends the same text to each. Then it
+// closes the connection or waits until the other side does.
 class CannedServer {
  public:
   explicit CannedServer(std::string text, bool hangs_up = true)
@@ -194,7 +197,7 @@ class CannedServer {
       const UniqueFd client(::accept(listener_.get(), nullptr, nullptr));
       if (!client.valid()) return;
       std::array<char, 1> byte{};
-      // The end of the JSON that is asked.
+      // The end of the JSON request.
       while (::recv(client.get(), byte.data(), 1, 0) > 0 && byte[0] != '}') {
       }
       if (byte[0] != '}') continue;
@@ -225,7 +228,7 @@ TEST(Load, NobodyThereEndsIt) {
   EXPECT_THAT(load.check().error().message(), HasSubstr("cannot connect"));
 }
 
-// A question whose answer never comes to its end.
+// The answer to this request never ends.
 TEST(Load, EndsWhatRuns) {
   const CannedServer silent("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhell", false);
   const Load load({.port = silent.port(), .requests = 1});

@@ -13,8 +13,8 @@ namespace {
 
 using nlohmann::json;
 
-// Members of one event. The first one that is not as expected is kept; what is read then means
-// nothing.
+// Reads the members of one event and keeps the first error. Values that are read after an error
+// have no meaning.
 class EventMembers {
  public:
   explicit EventMembers(const json& event) : event_(event) {}
@@ -51,7 +51,7 @@ class EventMembers {
     return "";
   }
 
-  // The event, unless something in it was not as expected.
+  // Returns the event unless one of its members was invalid.
   template <class Event>
   Result<TrainerEvent> done(Event event) const {
     if (fault_) return fail(ErrorCode::kInvalidInput, *fault_);

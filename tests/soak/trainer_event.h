@@ -1,4 +1,4 @@
-// What `wsync train --events --json` tells on its standard output, one JSON object on each line.
+// The output of `wsync train --events --json`: one JSON object per line on standard output.
 //
 // Pure.
 #pragma once
@@ -20,7 +20,7 @@ struct StepEvent {
   double gradient_norm = 0;
   friend bool operator==(const StepEvent&, const StepEvent&) = default;
 };
-// Of all ranks, at the start and after each replacement.
+// Processes of all ranks, sent at the start and after each replacement.
 struct RanksEvent {
   std::vector<pid_t> pids;  // by rank
   std::uint64_t generation = 0;
@@ -28,17 +28,17 @@ struct RanksEvent {
 };
 struct LostEvent {
   std::uint32_t rank = 0;
-  std::uint64_t step = 0;  // in which it was, or that it was about to begin
+  std::uint64_t step = 0;  // step that was active, or that the rank was about to begin
   std::string phase;       // one of kPhases
   std::string why;
   friend bool operator==(const LostEvent&, const LostEvent&) = default;
 };
 struct RecoveredEvent {
-  std::uint64_t step = 0;               // that all ranks run next
-  std::vector<std::uint32_t> replaced;  // ranks
+  std::uint64_t step = 0;               // next step of all ranks
+  std::vector<std::uint32_t> replaced;  // replaced ranks
   std::string from;                     // one of kSources
-  double seconds = 0;                   // of rank 0, from its new group to there
-  std::uint64_t bytes = 0;              // given to ranks, sum of all
+  double seconds = 0;                   // measured by rank 0 from its new group on
+  std::uint64_t bytes = 0;              // total bytes sent to ranks
   friend bool operator==(const RecoveredEvent&, const RecoveredEvent&) = default;
 };
 struct SavedEvent {
@@ -46,12 +46,12 @@ struct SavedEvent {
   std::string directory;
   friend bool operator==(const SavedEvent&, const SavedEvent&) = default;
 };
-// The last line of a run that has failed.
+// Last line of a failed run.
 struct FailedEvent {
   std::string message;
   friend bool operator==(const FailedEvent&, const FailedEvent&) = default;
 };
-struct OtherEvent {  // of no interest here
+struct OtherEvent {  // an event that the soak runs do not use
   friend bool operator==(const OtherEvent&, const OtherEvent&) = default;
 };
 using TrainerEvent = std::variant<OtherEvent, StepEvent, RanksEvent, LostEvent, RecoveredEvent,
@@ -61,7 +61,7 @@ using TrainerEvent = std::variant<OtherEvent, StepEvent, RanksEvent, LostEvent, 
 inline constexpr std::string_view kPhases[] = {"forward", "backward", "update", "empty"};
 inline constexpr std::string_view kSources[] = {"peers", "checkpoint", "start"};
 
-// `ranks`: of the run. kInvalidInput says what is wrong with the line.
+// `ranks`: number of ranks of the run. kInvalidInput describes what is wrong with the line.
 [[nodiscard]] Result<TrainerEvent> parse_trainer_event(std::string_view line, std::uint32_t ranks);
 
 }  // namespace wsync::soak

@@ -16,7 +16,7 @@ constexpr std::chrono::seconds kTrainerWaitLimit{20};
 constexpr std::chrono::seconds kTrainerEndDeadline{120};
 constexpr int kStoppedExitCode = 130;
 
-// The process that started it, of /proc/PID/stat: "77 (wsync) S 76 ...".
+// Returns the parent from /proc/PID/stat: "77 (wsync) S 76 ...".
 std::optional<pid_t> parent_of(pid_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string text;
@@ -46,7 +46,7 @@ Result<bool> TrainerProcess::take_event(const Interrupt& interrupt, TimePoint de
 
 Result<> TrainerProcess::kill_rank(std::uint32_t rank) {
   const pid_t pid = log_.pids()[rank];
-  // Its number may be somebody else's by now.
+  // Another process may have the same PID by now.
   const bool is_ours = parent_of(pid) == child_.pid();
   const TimePoint at = now();
   if (!is_ours || ::kill(pid, SIGKILL) != 0)
@@ -69,7 +69,7 @@ Result<> TrainerProcess::end(const Interrupt& interrupt) {
                                                     "it was asked to: {}",
                                                     kTrainerEndDeadline.count(), log_.state()));
     if (more.error().code() != ErrorCode::kPeerLost) return fail(more.error());
-    // The end of what it says; its exit code is left.
+    // Its output has ended; the exit code remains.
     const auto ended = WSYNC_TRY(child_.wait(interrupt, deadline));
     if (ended.exit_code == kStoppedExitCode) return {};
     return fail(ErrorCode::kRefused,

@@ -1,4 +1,5 @@
-// TrainerProcess: a run of `wsync train --events` as a child, whose events are read as they come.
+// TrainerProcess runs `wsync train --events` as a child process and reads its events as they
+// arrive.
 #pragma once
 
 #include <cstdint>
@@ -15,22 +16,22 @@ namespace wsync::soak {
 // Thread: one.
 class TrainerProcess {
  public:
-  // `ranks`: of the run.
+  // `ranks`: number of ranks of the run.
   [[nodiscard]] static Result<std::unique_ptr<TrainerProcess>> start(ChildOptions options,
                                                                      std::uint32_t ranks);
   TrainerProcess(const TrainerProcess&) = delete;
   TrainerProcess& operator=(const TrainerProcess&) = delete;
-  ~TrainerProcess();  // asks it to stop; kills it when it does not
+  ~TrainerProcess();  // asks it to stop, and kills it if it does not
 
   [[nodiscard]] const KillLog& log() const noexcept { return log_; }
-  // Takes one event; false when there was none until `deadline`, which is met to the millisecond.
-  // Errors as KillLog::take() and Child::line().
+  // Handles one event. Returns false if none arrived until `deadline`, which is accurate to the
+  // millisecond. Errors as KillLog::take() and Child::line().
   [[nodiscard]] Result<bool> take_event(const Interrupt& interrupt, TimePoint deadline);
-  // Sends SIGKILL to a rank. Precondition: log().is_ready(). kPeerLost when it is none of the
-  // trainer's processes any more.
+  // Sends SIGKILL to a rank. Precondition: log().is_ready(). kPeerLost if the rank is no longer a
+  // process of the trainer.
   [[nodiscard]] Result<> kill_rank(std::uint32_t rank);
-  // Asks it to stop, as a user does who interrupts it, and takes its events to the end. kRefused
-  // unless it ends as one that was stopped; kDeadline.
+  // Stops the run as a user's interrupt does, and handles its remaining events. kRefused unless it
+  // ends as a stopped run. kDeadline.
   [[nodiscard]] Result<> end(const Interrupt& interrupt);
 
  private:

@@ -1,5 +1,6 @@
-// What the emulated driver and the emulated NCCL have to say against a whole run: they write down
-// what NVIDIA's would answer with undefined behaviour. One environment of a test program.
+// The emulated driver and the emulated NCCL record every call that NVIDIA's libraries would answer
+// with undefined behaviour. MisuseReport fails the test program if there is such a record. Use one
+// environment per test program.
 #pragma once
 
 #include <cstdlib>
@@ -11,11 +12,12 @@
 
 namespace wsync {
 
-// The report's file is WSYNC_EMULATED_CUDA_REPORT. Empty: a process whose GPU fails by intention.
-// Not set: on a real GPU.
+// WSYNC_EMULATED_CUDA_REPORT names the report file. Empty: the process makes its GPU fail on
+// purpose. Not set: the test runs on a real GPU.
 class MisuseReport final : public testing::Environment {
  public:
-  // Of a run that crashed. Children add to their parent's.
+  // Removes the report of an earlier run that crashed. Child processes append to the report of
+  // their parent.
   void SetUp() override {
     if (!GTEST_FLAG_GET(also_run_disabled_tests)) std::filesystem::remove(path());
   }

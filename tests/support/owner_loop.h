@@ -1,4 +1,4 @@
-// OwnerLoop: stands for an agent's loop thread; runs posted functions on the test's own thread.
+// OwnerLoop replaces an agent's loop thread and runs posted functions on the test's own thread.
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,7 @@
 
 namespace wsync {
 
-// Runs what is posted, on the thread that calls run_until().
+// Runs posted functions on the thread that calls run_until().
 class OwnerLoop {
  public:
   [[nodiscard]] Post post() {
@@ -21,7 +21,8 @@ class OwnerLoop {
       wake_.notify_one();
     };
   }
-  // Runs posted functions until `done` holds; false after a minute, which no healthy run needs.
+  // Runs posted functions until `done` holds. Returns false after one minute, which is far longer
+  // than a correct run needs.
   [[nodiscard]] bool run_until(const std::function<bool()>& done) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
     while (!done()) {
@@ -34,7 +35,7 @@ class OwnerLoop {
     }
     return true;
   }
-  // Runs what has been posted so far.
+  // Runs all functions posted so far.
   void run_posted() {
     std::deque<std::function<void()>> work;
     {

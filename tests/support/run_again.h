@@ -1,4 +1,5 @@
-// A test that needs a process of its own: this program again, with other variables.
+// Runs this test program again with other environment variables, for a test that needs its own
+// process.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +12,9 @@
 
 namespace wsync {
 
-// Runs the test of that name, a disabled one too, with `variables` ("NAME=value") in the place of
-// those that it has. Its exit status as waitpid() gives it; -1 when it cannot be started.
+// Runs the test `test`, even if it is disabled, with `variables` ("NAME=value") in place of
+// variables of the same names. Returns the exit status as waitpid() reports it, or -1 if the
+// process cannot be started.
 inline int run_again(const std::string& test, std::vector<std::string> variables) {
   const auto name_of = [](std::string_view variable) {
     return variable.substr(0, variable.find('='));

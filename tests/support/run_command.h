@@ -1,4 +1,4 @@
-// Runs a command of a program of wsync in this process and keeps what it printed.
+// Runs a command of a wsync program in this process and captures its output.
 #pragma once
 
 #include <cstdlib>
@@ -30,7 +30,7 @@ inline CommandRun run_command(const ProgramSpec& program,
   return run;
 }
 
-// A new directory of mode 0700, removed with what is in it.
+// A new directory of mode 0700. The destructor removes it with its contents.
 class TemporaryDirectory {
  public:
   TemporaryDirectory() : path_(testing::TempDir() + "wsync-XXXXXX") {

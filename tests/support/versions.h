@@ -1,4 +1,4 @@
-// Versions that tests name.
+// Versions that tests use.
 #pragma once
 
 #include "shared/weights/version.h"

@@ -1,6 +1,6 @@
-// UCX between processes of one host: each piece is a tagged message straight from the trainer's
-// memory to an engine's, with a few on their way. A program of its own, which
-// `wsync bench peers --install` compiles; it speaks as member.py says, and reads `job.txt`.
+// UCX between processes of one host: each piece is a tagged message directly from the trainer's
+// memory to an engine's, with several messages in flight. This is a separate program, which `wsync
+// bench peers --install` compiles. It uses the messages of member.py and reads `job.txt`.
 #include <algorithm>
 #include <condition_variable>
 #include <cstdint>
@@ -31,9 +31,10 @@
 
 namespace {
 
-constexpr std::size_t kPieceBytes = 64U << 20U;  // of a tensor in one message, at most
-constexpr std::size_t kWindow = 32;              // messages to or at an engine at once
-constexpr unsigned kSpins = 100;                 // without progress, before the core is given away
+constexpr std::size_t kPieceBytes = 64U << 20U;  // maximum bytes of a tensor per message
+constexpr std::size_t kWindow = 32;              // concurrent messages per engine
+// polls without progress before the core is yielded
+constexpr unsigned kSpins = 100;
 
 [[noreturn]] void refuse(const std::string& what) { throw std::runtime_error(what); }
 
@@ -82,7 +83,7 @@ Job read_job() {
   return job;
 }
 
-// A private mapping, every page touched, kept until the process ends.
+// A private mapping with every page touched, which exists until the process ends.
 char* make_memory(std::size_t size) {
   void* at = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (at == MAP_FAILED) refuse("mmap: no memory");
@@ -96,7 +97,7 @@ void load(char* memory, std::size_t size, const std::string& path) {
   if (!file.read(memory, static_cast<std::streamsize>(size))) refuse(path + " is too short");
 }
 
-// XXH3-128 of pieces in the order given, by a thread beside the caller's work.
+// Computes XXH3-128 of pieces in the given order, in a thread that runs in parallel to the caller.
 class Digester {
  public:
   Digester() : state_(XXH3_createState()), thread_([this] { run(); }) { thread_.detach(); }
@@ -159,8 +160,9 @@ class Driver {
     const std::string line = "{\"rank\": " + std::to_string(rank_) + ", " + fields + "}\n";
     if (::send(fd_, line.data(), line.size(), MSG_NOSIGNAL) < 0) ::_exit(1);
   }
-  // Which model goes next; ends the process when the benchmark has ended. `progress` is called all
-  // the while: the other side may need this one to go on for what is done here.
+  // Returns the index of the next model. Ends the process if the benchmark has ended. Calls
+  // `progress` while it waits, because the other side may need this worker's progress to complete
+  // its own operations.
   template <class Progress>
   std::size_t next(const Progress& progress) {
     pollfd said{fd_, POLLIN, 0};
@@ -196,7 +198,7 @@ class Ucx {
       for (int engine = 1; engine <= job.engines; ++engine) endpoints_.push_back(meet(engine));
   }
 
-  // Whether there was something to do.
+  // Returns whether there was something to do.
   bool progress() { return ucp_worker_progress(worker_) > 0; }
 
   void send(const char* memory) {
@@ -253,11 +255,11 @@ class Ucx {
     if (UCS_PTR_IS_ERR(request)) check(UCS_PTR_STATUS(request), "a message");
     requests_.emplace_back(request, piece);
   }
-  // Waits for the oldest; the number of its piece.
+  // Waits for the oldest request and returns the number of its piece.
   std::size_t finish_first() {
     const auto [request, piece] = requests_.front();
     requests_.pop_front();
-    if (request == nullptr) return piece;  // it ended at once
+    if (request == nullptr) return piece;  // completed immediately
     unsigned idle = 0;
     while (ucp_request_check_status(request) == UCS_INPROGRESS) {
       idle = ucp_worker_progress(worker_) > 0 ? 0 : idle + 1;
@@ -273,7 +275,7 @@ class Ucx {
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   std::vector<ucp_ep_h> endpoints_;
-  std::deque<std::pair<ucs_status_ptr_t, std::size_t>> requests_;  // null: it ended at once
+  std::deque<std::pair<ucs_status_ptr_t, std::size_t>> requests_;  // null: completed immediately
 };
 
 void serve(const Job& job, Driver& driver) {
