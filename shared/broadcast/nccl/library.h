@@ -14,12 +14,12 @@
 
 namespace wsync::collective::nccl {
 
-// Exactly the functions in use. To use another function, add an entry. clang-format off
-#define WSYNC_NCCL_CALLS(CALL)                                                     \
-  CALL(ncclGetVersion)                                                             \
-  CALL(ncclGetErrorString) CALL(ncclGetLastError) CALL(ncclGetUniqueId)            \
-      CALL(ncclCommInitRankConfig) CALL(ncclCommGetAsyncError) CALL(ncclBroadcast) \
-          CALL(ncclCommFinalize) CALL(ncclCommDestroy) CALL(ncclCommAbort)
+// Exactly the functions in use. To use another function, add an entry.
+// clang-format off
+#define WSYNC_NCCL_CALLS(CALL)                                                            \
+  CALL(ncclGetVersion) CALL(ncclGetErrorString) CALL(ncclGetLastError)                    \
+  CALL(ncclGetUniqueId) CALL(ncclCommInitRankConfig) CALL(ncclCommGetAsyncError)          \
+  CALL(ncclBroadcast) CALL(ncclCommFinalize) CALL(ncclCommDestroy) CALL(ncclCommAbort)
 // clang-format on
 
 // Tests inject failures with a copy that contains other functions.
