@@ -1,11 +1,10 @@
-// Communicators: how the devices of a group pass a bucket on. A group has `size` ranks, one for
-// each device, all in one process: a sidecar drives all devices of its host itself, so nothing of a
-// group travels. One interface for every backend; a backend is a folder, and one line in
-// make_group().
+// Communicators broadcast a bucket among the devices of a group. A group has `size` ranks, one per
+// device, all in one process: a sidecar drives all devices of its host, so a group never spans
+// processes. All backends share one interface. A backend is a folder and one line in make_group().
 //
-// No wait is without a deadline. Whatever breaks, the deadline or abort() ends every pending
-// operation on every rank. A broken group is not repaired: its streams and communicators are
-// destroyed, and only then may its buffers be used again, by a new group.
+// Every wait has a deadline. After any failure, the deadline or abort() ends every pending
+// operation on every rank. A broken group cannot be repaired: its streams and communicators must be
+// destroyed before a new group may use its buffers.
 #pragma once
 
 #include <cstdint>
@@ -22,20 +21,20 @@ namespace wsync::collective {
 
 enum class Rank : std::uint32_t {};
 
-// One broadcast, as one rank sees it. Every rank of the group names the same bytes and root.
+// One broadcast, as seen by one rank. Every rank of the group must give the same size and root.
 struct Broadcast {
-  device::Region source;       // read on the root only; may be the destination itself
+  device::Region source;       // read on the root only; may equal the destination
   device::Region destination;  // written on every rank, the root included
   Rank root{};
   TimePoint deadline{};
 };
-// kInvalidInput for one that cannot be: a root out of range, a region outside its memory or
-// read-only, a source of another size than the destination. For backends.
+// Returns kInvalidInput for an invalid broadcast: a root out of range, a region outside its memory
+// or read-only, or a source and a destination of different sizes. For backends.
 [[nodiscard]] Result<> check_broadcast(const Broadcast& broadcast, Rank rank, std::uint32_t size);
 
-// One rank's membership of a group. Every function may be called from any thread, but all ranks
-// enqueue their broadcasts in the same order. Destroying it leaves the group, which breaks it for
-// operations that are still pending.
+// One rank's membership in a group. Every function may be called from any thread, but all ranks
+// must enqueue their broadcasts in the same order. The destructor leaves the group, which breaks it
+// for pending operations.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -44,24 +43,25 @@ class Communicator {
 
   [[nodiscard]] virtual Rank rank() const noexcept = 0;
   [[nodiscard]] virtual std::uint32_t size() const noexcept = 0;
-  // Waits until every rank has joined; kDeadline names how many have not.
+  // Waits until every rank has joined. kDeadline states how many have not.
   [[nodiscard]] virtual Result<> wait_joined(TimePoint deadline) const = 0;
-  // Enqueues on a stream of this rank's device and returns at once; order it with the stream's
-  // events and callbacks. The root's part is complete after every rank has its bytes. When ranks
-  // disagree about bytes or root, when the group breaks, or at the deadline, the work fails, and
-  // with it the stream.
+  // Enqueues the broadcast on a stream of this rank's device and returns at once. Use the stream's
+  // events and callbacks for ordering. The root's part completes after every rank has its bytes.
+  // The work and its stream fail if ranks disagree about size or root, if the group breaks, or at
+  // the deadline.
   [[nodiscard]] virtual Result<> broadcast(const Broadcast& broadcast, device::Stream& stream) = 0;
-  // Breaks the group: pending and later broadcasts of every rank fail with this error. The first
-  // one counts.
+  // Breaks the group: pending and later broadcasts of every rank fail with this error. Only the
+  // first reason counts.
   virtual void abort(const Error& reason) = 0;
-  // Success, or what broke the group; to be polled where an error may have no callback.
+  // Returns success, or the error that broke the group. Poll it where an error may have no
+  // callback.
   [[nodiscard]] virtual Result<> health() const = 0;
 
  protected:
   Communicator() = default;
 };
 
-// A group before its ranks have joined. May be destroyed once they have.
+// A group whose ranks are still joining. It may be destroyed once they have joined.
 class Group {
  public:
   virtual ~Group() = default;
@@ -69,8 +69,9 @@ class Group {
   Group& operator=(const Group&) = delete;
 
   [[nodiscard]] virtual std::uint32_t size() const noexcept = 0;
-  // Adds one rank, without waiting for the others (Communicator::wait_joined does). `device`
-  // outlives the communicator. kInvalidInput for a rank out of range, kRefused for one taken.
+  // Adds one rank without waiting for the others (see Communicator::wait_joined). `device` must
+  // outlive the communicator. kInvalidInput for a rank out of range; kRefused for a rank that is
+  // already taken.
   [[nodiscard]] virtual Result<std::unique_ptr<Communicator>> join(Rank rank,
                                                                    device::Device& device) = 0;
 
@@ -78,25 +79,25 @@ class Group {
   Group() = default;
 };
 
-// Which backend.
+// The backend of a group.
 enum class GroupKind : std::uint8_t {
   kLocal,  // each rank copies from the root's memory on its own stream
-  kNccl,   // GPUs, one for each rank
+  kNccl,   // GPUs, one per rank
 };
 [[nodiscard]] std::string_view group_kind_name(GroupKind kind) noexcept;
 
-// A new group. kInvalidInput for a size out of 1 to limits::kDeviceCount, kRefused for a backend
-// that is not there (nccl_library.h).
+// Makes a new group. kInvalidInput for a size outside 1 to limits::kDeviceCount; kRefused for a
+// backend that is not available (nccl_library.h).
 [[nodiscard]] Result<std::unique_ptr<Group>> make_group(GroupKind kind, std::uint32_t size);
 
 struct FittingGroup {
   GroupKind kind = GroupKind::kLocal;
   std::string why_not_nccl;  // for people; empty with kNccl
 };
-// What fits devices that one process drives: kNccl for several GPUs, no two of them the same, when
-// NCCL can be loaded, otherwise kLocal.
+// Selects the backend for devices that one process drives: kNccl for several distinct GPUs if NCCL
+// can be loaded, otherwise kLocal.
 [[nodiscard]] FittingGroup fitting_group(const std::vector<device::Device*>& devices);
-// All ranks of a new group: one for each device, in their order, joined.
+// Makes a new group and returns all its ranks, joined: one per device, in their order.
 [[nodiscard]] Result<std::vector<std::unique_ptr<Communicator>>> join_all(
     GroupKind kind, const std::vector<device::Device*>& devices, TimePoint deadline);
 

@@ -1,5 +1,5 @@
-// One question of a command to a coordinator or a sidecar, and the options that all such commands
-// have.
+// Sends one request of a command to a coordinator or a sidecar, and defines the options of such
+// commands.
 #pragma once
 
 #include <functional>
@@ -14,17 +14,17 @@ namespace wsync::cli {
 
 struct AskOptions {
   std::string address;
-  double timeout_s = 0;  // for the reply
+  double timeout_s = 0;  // seconds to wait for the reply
 };
 
-// Adds a command with --coordinator and --timeout, whose defaults go to `options`; `options`
-// outlives the app.
+// Adds a command with --coordinator and --timeout, whose values are written to `options`. `options`
+// must outlive the app.
 CLI::App* add_asking_command(CLI::App& app, Context& context, AskOptions& options, double timeout_s,
                              const CommandText& text);
 
-// Asks and waits; Ctrl-C ends the wait with kCancelled. `on_progress` may be empty. `asked`, if
-// given, becomes true when somebody was there and has been asked. kInternal: a reply of another
-// type; other errors are those of control::request().
+// Sends the request and waits for the reply. Ctrl-C ends the wait with kCancelled. `on_progress`
+// may be empty. `asked`, if given, is set to true once the peer is connected and the request was
+// sent. Errors: kInternal for a reply of another type; otherwise those of control::request().
 template <class Reply>
 Result<Reply> ask(const AskOptions& options, const control::Message& message,
                   const std::function<void(const control::Progress&)>& on_progress = {},

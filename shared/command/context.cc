@@ -47,13 +47,13 @@ void print_line(std::FILE* stream, std::string_view text) {
   if (text.empty()) return;
   std::string line(text);
   if (line.back() != '\n') line += '\n';
-  // At once: other threads print lines as well.
+  // One call for the whole line, because other threads print lines as well.
   std::fwrite(line.data(), 1, line.size(), stream);
   std::fflush(stream);
 }
 
 std::string to_line(const nlohmann::json& object) {
-  // Bytes that are no UTF-8 (file names) must not make the dump throw.
+  // Replaces bytes that are not UTF-8 (in file names), because dump() would throw on them.
   return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -114,7 +114,7 @@ void Context::run(std::string_view command, const std::function<Result<Outcome>(
 
 void Context::configure_log(std::string_view role, const config::LogConfig& config) {
   Result<LogOptions> log = log_options(options, role);
-  if (!log) return;  // run() has refused it already
+  if (!log) return;  // run() has already refused it
   if (!options.log_level_given) log->level = config.level;
   if (!options.log_format_given) log->format = config.format;
   log_init(*log);

@@ -1,4 +1,4 @@
-// What every command shares: common options, how an outcome is printed, exit codes.
+// Shared by all commands: common options, the output of outcomes, and exit codes.
 #pragma once
 
 #include <cstdio>
@@ -30,21 +30,21 @@ struct CommonOptions {
   bool json = false;
   std::string log_level = "info";
   std::string log_format = "human";
-  bool log_level_given = false;  // on the command line, so that it rules over a config file's
+  bool log_level_given = false;  // set on the command line, so it overrides a config file
   bool log_format_given = false;
 };
 
 class Context {
  public:
   CommonOptions options;
-  std::vector<std::string> arguments;  // of this process, its command first
+  std::vector<std::string> arguments;  // of this process, including the program name
 
-  // Sets up logging for `role` ("sidecar host0"), runs a command's body and prints what came of it:
-  // the outcome on standard output, an error as one sentence on standard error; with --json one
-  // object on standard output in both cases. Sets the exit code.
+  // Sets up logging for `role` ("sidecar host0"), runs the body of a command, prints its result and
+  // sets the exit code. The outcome goes to standard output; an error goes to standard error as one
+  // sentence. With --json, one object goes to standard output in both cases.
   void run(std::string_view command, const std::function<Result<Outcome>()>& body);
-  // Logging of an agent: what its config says, unless the command line says otherwise. `role` is
-  // printed with every line.
+  // Sets up the logging of an agent from its config; options on the command line take precedence.
+  // `role` is printed with every line.
   void configure_log(std::string_view role, const config::LogConfig& config);
   [[nodiscard]] int exit_code() const noexcept { return exit_code_; }
 
@@ -52,7 +52,7 @@ class Context {
   int exit_code_ = kExitOk;
 };
 
-// The object that --json prints for an error.
+// Returns the object that --json prints for an error.
 [[nodiscard]] nlohmann::json error_json(std::string_view command, const Error& error);
 
 struct CommandText {
@@ -60,15 +60,15 @@ struct CommandText {
   std::string description;                           // one line
   std::initializer_list<std::string_view> examples;  // shown by --help
 };
-// Adds a command below `parent` with the common options; the caller adds its own options and a
-// callback that calls context.run(). `context` outlives the app.
+// Adds a command with the common options below `parent`. The caller adds its own options and a
+// callback that calls context.run(). `context` must outlive the app.
 CLI::App* add_command(CLI::App& parent, Context& context, const CommandText& text);
 
-// Writes the text, with a line end if it has none, and flushes. Nothing for an empty text.
+// Writes the text, adds a newline if there is none, and flushes. Does nothing for an empty text.
 void print_line(std::FILE* stream, std::string_view text);
-// The object on one line.
+// Returns the object as one line of JSON.
 [[nodiscard]] std::string to_line(const nlohmann::json& object);
-// Bytes for people: "256.0 MiB".
+// Formats bytes for people: "256.0 MiB".
 [[nodiscard]] std::string human_bytes(std::uint64_t bytes);
 
 }  // namespace wsync::cli

@@ -22,7 +22,7 @@ constexpr std::chrono::milliseconds kAskDeadline{15'000};
 constexpr std::string_view kJson = ".json";
 
 trace::ClockReading clock_of(const control::TraceProcess& process) {
-  // So that nothing overflows, whatever has come.
+  // Offsets beyond this bound are rejected, so that later sums cannot overflow.
   constexpr auto kMax = std::uint64_t{1} << 60U;
   if (process.offset_ns > static_cast<std::int64_t>(kMax) ||
       process.offset_ns < -static_cast<std::int64_t>(kMax))
@@ -48,7 +48,7 @@ trace::Trace trace_of(const control::TraceAnswer& answer) {
       trace.notes.push_back(fmt::format("{} {}", process.name, process.failure));
       continue;
     }
-    // Without an exchange that made sense nothing is moved.
+    // Without a plausible clock exchange, times are not shifted.
     const trace::ClockReading clock = clock_of(process);
     const auto offset =
         clock.kind == trace::ClockKind::kMeasured ? clock.offset : std::chrono::nanoseconds(0);

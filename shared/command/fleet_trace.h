@@ -1,4 +1,4 @@
-// Traces of a running fleet: asked for, put on one clock, cut to what is wanted, written.
+// Collects the traces of a running fleet, aligns them to one clock, filters them and writes them.
 #pragma once
 
 #include <chrono>
@@ -13,38 +13,40 @@
 
 namespace wsync::cli {
 
-// The whole of an answer on the coordinator's clock, with the flows of its updates. Who could not
-// be asked, or gave what cannot be read, is a note.
+// Converts an answer to one trace on the coordinator's clock, including the flows of its updates.
+// Adds a note for each process that could not be asked or that returned unreadable data.
 [[nodiscard]] trace::Trace trace_of(const control::TraceAnswer& answer);
 
-// Asks the coordinator at `address`, or one sidecar. `age`: only of what ended no longer ago; 0:
-// everything that is kept. Errors as control::request().
+// Requests traces from the coordinator at `address`, or from one sidecar. `age` limits the answer
+// to spans that ended at most this long ago; 0 requests all retained spans. Errors as
+// control::request().
 [[nodiscard]] Result<trace::Trace> ask_trace(const std::string& address,
                                              std::chrono::nanoseconds age,
                                              std::chrono::milliseconds deadline);
 
-// The versions that spans tell of, those last heard of first.
+// Returns the versions that occur in spans, most recent first.
 [[nodiscard]] std::vector<std::string> traced_versions(const trace::Trace& trace);
-// Keeps the spans of these versions, and those of none that lie in the time of these; flows are
-// made anew.
+// Keeps the spans of these versions, and spans without a version that fall within their time range.
+// Rebuilds the flows.
 void keep_versions(trace::Trace& trace, const std::vector<std::string>& versions);
 
-// The complaint about a file that a trace is to be written to, before anything is done: kNotFound
-// or kInvalidInput unless its directory is there and it is none itself.
+// Checks the path of a trace file before any work is done. Returns kNotFound or kInvalidInput
+// unless the parent directory exists and the path itself is not a directory.
 [[nodiscard]] Result<> check_trace_file(const std::string& path);
 
-// "4 processes, 310 spans, 24 flows" and the notes, for people.
+// Returns a summary for people, such as "4 processes, 310 spans, 24 flows", followed by the notes.
 [[nodiscard]] std::string trace_text(const trace::Trace& trace);
 
-// What a command with --trace does beside its work. Nothing without a path.
+// Implements --trace for a command. Does nothing if the path is empty.
 class CommandTrace {
  public:
-  // Time begins now. Errors as check_trace_file().
+  // Starts the time range of the trace. Errors as check_trace_file().
   [[nodiscard]] static Result<CommandTrace> begin(const std::string& path);
   [[nodiscard]] bool wanted() const noexcept { return !path_.empty(); }
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   [[nodiscard]] std::chrono::nanoseconds age() const { return now() - begin_; }
-  // Asks what the fleet has done since, and writes it: what is said of it, a sentence for people.
+  // Requests the spans of the fleet since begin() and writes them. Returns a sentence for people
+  // about the result.
   [[nodiscard]] Result<std::string> write(const std::string& address) const;
   [[nodiscard]] Result<std::string> write(const control::TraceAnswer& answer) const;
 
@@ -55,8 +57,8 @@ class CommandTrace {
   TimePoint begin_;
 };
 
-// The value of trace_file for `--trace FILE`: FILE without its ending .json, which is put back when
-// it is written. Errors as check_trace_file(); kInvalidInput for another ending.
+// Returns the value of trace_file for `--trace FILE`: FILE without its suffix .json, which is added
+// again when the file is written. Errors as check_trace_file(); kInvalidInput for another suffix.
 [[nodiscard]] Result<std::string> trace_file_setting(const std::string& path);
 
 }  // namespace wsync::cli

@@ -1,4 +1,4 @@
-// What a command has found.
+// The result of a command.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -8,12 +8,12 @@
 
 namespace wsync::cli {
 
-// What a command found: `text` is printed for people, `result` with --json. A command that did its
-// work and found something wrong (a mismatch) has an exit code of its own beside its result.
+// The result of a command. `text` is printed for people, `result` with --json. A command that
+// completed its work but found a problem (such as a mismatch) sets an exit code beside its result.
 struct Outcome {
   nlohmann::json result = nlohmann::json::object();
   std::string text;
-  std::string complaint;  // for standard error, not with --json
+  std::string complaint;  // for standard error; not printed with --json
   ExitCode exit_code = kExitOk;
 };
 

@@ -13,7 +13,8 @@
 namespace wsync::cli {
 namespace {
 
-// Names that could have stood where `found` stands: options of the chosen command, or commands.
+// Returns the known names that could replace the word `found`: options of the chosen command, or
+// commands.
 std::vector<std::string> names_of(const CLI::App& app, bool options) {
   std::vector<std::string> names;
   if (options) {
@@ -28,13 +29,14 @@ std::vector<std::string> names_of(const CLI::App& app, bool options) {
 
 const CLI::App* chosen_command(const CLI::App& app) {
   const CLI::App* chosen = &app;
-  // The last one: where several stand in one line, what follows belongs to it.
+  // Selects the last command: if several occur on the line, the words that follow belong to the
+  // last one.
   while (!chosen->get_subcommands().empty()) chosen = chosen->get_subcommands().back();
   return chosen;
 }
 
-// Where a word that is no option could be a command's name: in a command that has some, and beside
-// one of which several may stand in one line.
+// Returns the command below which a word that is not an option could be a command name: the chosen
+// command if it has subcommands, or its parent if that accepts several commands on one line.
 const CLI::App* place_of_commands(const CLI::App& app) {
   const CLI::App* chosen = chosen_command(app);
   if (!chosen->get_subcommands({}).empty()) return chosen;
@@ -42,7 +44,7 @@ const CLI::App* place_of_commands(const CLI::App& app) {
   return parent != nullptr && parent->get_require_subcommand_max() != 1 ? parent : nullptr;
 }
 
-// The first word at that place that is no command there, or nothing.
+// Returns the first word at that place that is not a command there, or an empty string.
 std::string unknown_command(const CLI::App& place, const std::vector<std::string>& arguments) {
   const std::vector<std::string> names = names_of(place, false);
   const auto is_known = [&](const std::string& word) {
@@ -53,7 +55,8 @@ std::string unknown_command(const CLI::App& place, const std::vector<std::string
   return found == arguments.end() ? std::string() : *found;
 }
 
-// " Did you mean --set?" for the first argument that is no known name, or nothing.
+// Returns "; did you mean --set?" for the first argument that is not a known name, or an empty
+// string.
 std::string suggestion(const CLI::App& app, const std::vector<std::string>& arguments) {
   const CLI::App* chosen = chosen_command(app);
   for (const std::string& argument : arguments) {
@@ -70,7 +73,7 @@ std::string suggestion(const CLI::App& app, const std::vector<std::string>& argu
   return {};
 }
 
-// "wsync bench sync" for the command that was chosen.
+// Returns the full name of the chosen command, such as "wsync bench sync".
 std::string path_of(const CLI::App& app) {
   const CLI::App* parent = app.get_parent();
   return parent == nullptr ? app.get_name() : path_of(*parent) + " " + app.get_name();
@@ -88,7 +91,7 @@ int report_bad_arguments(const CLI::App& app, const CLI::ParseError& error,
       place == nullptr || place == &app ? std::string() : unknown_command(*place, arguments);
   const bool unknown_here = place == chosen && !unknown.empty();
   if (unknown_here) message = fmt::format("no command '{}' below {}", unknown, place->get_name());
-  // What is missing is no misspelt word.
+  // A missing argument is not a misspelt word, so it gets no suggestion.
   if (unknown_here || error.get_name() != "RequiredError" || chosen == &app)
     message += suggestion(app, arguments);
   if (std::find(arguments.begin(), arguments.end(), "--json") != arguments.end()) {
@@ -100,7 +103,7 @@ int report_bad_arguments(const CLI::App& app, const CLI::ParseError& error,
   return kExitBadInput;
 }
 
-// One line without what the shells would read: quotes and backslashes.
+// Returns one line without characters that shells interpret: quotes and backslashes.
 std::string plain(const std::string& text) {
   std::string result;
   for (const char c : text.substr(0, text.find('\n')))
@@ -112,7 +115,7 @@ void collect(const CLI::App& app, const std::string& path, std::vector<Completio
   const std::size_t index = places.size();
   places.push_back({.path = path, .words = {}});
   for (const CLI::App* command : app.get_subcommands({})) {
-    if (command->get_group().empty()) continue;  // hidden
+    if (command->get_group().empty()) continue;  // hidden command
     places[index].words.push_back({command->get_name(), plain(command->get_description())});
     collect(*command, path + " " + command->get_name(), places);
   }
@@ -123,7 +126,7 @@ void collect(const CLI::App& app, const std::string& path, std::vector<Completio
   }
 }
 
-// The words of a line as this program takes them: its only command may be left out.
+// Returns the arguments as this program expects them: the name of its only command may be omitted.
 std::vector<std::string> full_line(const ProgramSpec& program, const CLI::App& app,
                                    std::vector<std::string> words) {
   if (program.only_command.empty()) return words;
@@ -182,7 +185,7 @@ int run_program(const ProgramSpec& program, int argc, const char* const* argv) {
   }
   context.arguments = arguments;
   try {
-    // CLI11 takes the words from the back.
+    // CLI11 reads the arguments from the back of the vector.
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::CallForHelp&) {
     const CLI::App* chosen = chosen_command(app);

@@ -1,5 +1,5 @@
-// A program of wsync as its commands make it: the line is parsed, a wrong one gets one sentence
-// with what could have been meant, and one command runs.
+// The command-line front end of each wsync program. It parses the arguments, answers a wrong one
+// with one sentence and a suggestion, and runs one command.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,8 @@
 
 namespace wsync::cli {
 
-// A command that another program has: listed with the own ones, and run by that program.
+// A command of another program. It is listed with the program's own commands and executed by that
+// program.
 struct OtherProgram {
   std::string command;      // "bench"
   std::string program;      // "wsync-bench"
@@ -19,34 +20,35 @@ struct OtherProgram {
 
 struct ProgramSpec {
   std::string description;  // one line
-  // Adds the commands that this program has.
+  // Adds the commands of this program.
   std::function<void(CLI::App& app, Context& context)> add_commands;
-  // The command of a line that begins with none of them: "engine" makes `wsync-engine --sidecar S`
-  // what `wsync engine --sidecar S` is. Empty: the line must name one.
+  // The command that is assumed if the arguments begin with no command name: with "engine",
+  // `wsync-engine --sidecar S` means `wsync engine --sidecar S`. Empty: a command name is required.
   std::string only_command;
   std::vector<OtherProgram> others;
 };
 
-// The commands of a program below an app of the name `wsync`. `context` outlives the app.
+// Adds the commands of a program to an app named `wsync`. `context` must outlive the app.
 void build_app(const ProgramSpec& program, CLI::App& app, Context& context);
 
-// Runs the command of a line and returns the exit code. A command of another program takes this
-// process's place.
+// Runs the command given by the arguments and returns the exit code. A command of another program
+// replaces this process (exec).
 [[nodiscard]] int run_program(const ProgramSpec& program, int argc, const char* const* argv);
 
-// What may follow the commands typed so far, for a shell's completion: "" at the top, " bench sync"
-// below.
+// The words that may follow the commands typed so far, for shell completion: "" at the top level, "
+// bench sync" below it.
 struct CompletionPlace {
   struct Word {
     std::string name;
-    std::string description;  // one line without quotes, backslashes and what else shells read
+    std::string description;  // one line, without quotes, backslashes and other shell characters
   };
   std::string path;
   std::vector<Word> words;
 };
 [[nodiscard]] std::vector<CompletionPlace> completion_places(const CLI::App& app);
 
-// A hidden command of every program but `wsync`, by which `wsync completion` learns its words.
+// A hidden command of every program except `wsync`. `wsync completion` calls it to collect its
+// words.
 inline constexpr const char* kCompletionCommand = "completion-places";
 
 }  // namespace wsync::cli

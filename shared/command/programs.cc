@@ -56,7 +56,7 @@ Error become_wsync_program(std::string_view name, const std::vector<std::string>
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
-  std::fflush(nullptr);  // what is buffered here would be lost
+  std::fflush(nullptr);  // exec would discard buffered output
   ::execv(path->c_str(), argv.data());
   return Error(ErrorCode::kIo, fmt::format("{} could not be started: {}", *path,
                                            std::generic_category().message(errno)));

@@ -1,4 +1,4 @@
-// Other programs: where they are, and how one of wsync's own takes this one's place.
+// Finds other programs of wsync and replaces this process with one of them.
 #pragma once
 
 #include <optional>
@@ -10,20 +10,20 @@
 
 namespace wsync::cli {
 
-// The first executable file of that name in the folders of `path` (as PATH: separated by colons;
-// those that are not absolute are passed by).
+// Returns the first executable file of that name in the folders of `path` (colon-separated, like
+// PATH). Relative folders are skipped.
 [[nodiscard]] std::optional<std::string> find_program(std::string_view name,
                                                       const std::string& path);
-// The same in this process's PATH.
+// Searches the PATH of this process.
 [[nodiscard]] std::optional<std::string> find_program(std::string_view name);
 
-// A program of wsync: beside this executable, else in PATH. kNotFound says where it was looked for
-// and which package has it.
+// Finds a program of wsync beside this executable, then in PATH. The kNotFound error lists the
+// searched places and the package that provides the program.
 [[nodiscard]] Result<std::string> find_wsync_program(std::string_view name);
 
-// Runs a program of wsync in place of this one: same process, descriptors and environment.
-// `arguments` without the program's name. Returns only when that was not possible: the errors of
-// find_wsync_program(), or kIo. Thread: the only one of the process.
+// Replaces this process with a program of wsync; process id, descriptors and environment are kept.
+// `arguments` does not include the program name. Returns only on failure: the errors of
+// find_wsync_program(), or kIo. Thread: must be the only thread of the process.
 [[nodiscard]] Error become_wsync_program(std::string_view name,
                                          const std::vector<std::string>& arguments);
 

@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::string_view kTcp = "tcp://";
 constexpr std::string_view kIpc = "ipc://";
-// A pathname socket's address holds 107 bytes; a few stay for the lock file beside it.
+// The path in a Unix socket address holds at most 107 bytes. The rest is reserved for the suffix of
+// the lock file beside the socket.
 constexpr std::size_t kSocketPathBytes = 100;
 
 bool is_loopback(std::string_view host) {

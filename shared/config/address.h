@@ -1,4 +1,4 @@
-// Addresses of the control channel and of bulk data, as far as this release allows them.
+// Checks addresses of the control channel and of bulk data against what this release allows.
 #pragma once
 
 #include <string_view>
@@ -7,11 +7,12 @@
 
 namespace wsync::config {
 
-// Ok for "ipc://<absolute path of at most 100 bytes>" and "tcp://<loopback>:<port>"; anything else
-// is kRefused (an address beyond this host: needs keys, which this release does not have) or
-// kInvalidInput. Loopback: 127.0.0.0/8, localhost, [::1]. Port 0 asks for a free one.
+// Accepts "ipc://<absolute path of at most 100 bytes>" and "tcp://<loopback>:<port>". Loopback is
+// 127.0.0.0/8, localhost or [::1]. Port 0 requests a free port. Errors: kRefused for an address
+// beyond this host (it would need keys, which this release does not have); kInvalidInput for
+// anything else.
 [[nodiscard]] Result<> check_control_address(std::string_view address);
-// The tcp:// half of it.
+// Accepts only the tcp:// form of check_control_address(), with the same errors.
 [[nodiscard]] Result<> check_data_address(std::string_view address);
 
 }  // namespace wsync::config

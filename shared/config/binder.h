@@ -1,5 +1,5 @@
-// Binds keys to fields of a config struct. Each key is declared once, with its type and range; what
-// was given and never declared is an unknown key.
+// Binds keys to the fields of a config struct. Each key is declared once, with its type and range.
+// A key that was given but never declared is an unknown key.
 #pragma once
 
 #include <chrono>
@@ -25,18 +25,19 @@ struct Range {
   T max;
 };
 
-// "WSYNC_A_B" of the key a.b.
+// Returns the environment variable of a key: "WSYNC_A_B" for the key a.b.
 [[nodiscard]] std::string environment_name(std::string_view key);
 
 class Binder {
  public:
-  // `file`: entries of the YAML text; `set`: "a.b=c" texts of --set, which rule over `environment`
-  // ("WSYNC_A_B" to its value), which rules over the file.
+  // Values come from three sources. `set` holds the "a.b=c" texts of --set and overrides
+  // `environment`. `environment` maps "WSYNC_A_B" to its value and overrides `file`. `file` holds
+  // the entries of the YAML text.
   Binder(std::vector<Entry> file, const std::vector<std::string>& set,
          const std::map<std::string, std::string>& environment);
 
-  // Puts "name." before every key while it lives. Of a section that is off, wrong values are no
-  // error.
+  // Adds the prefix "name." to every key during its lifetime. Wrong values in a disabled section
+  // are not errors.
   class Section {
    public:
     Section(Binder& binder, std::string_view name, bool on);
@@ -46,26 +47,26 @@ class Binder {
 
    private:
     Binder& binder_;
-    std::size_t outer_prefix_;  // its length
+    std::size_t outer_prefix_;  // length of the outer prefix
     bool outer_on_;
   };
 
-  // Each leaves `out` as it is (the default) when the key is not given. The first error is kept.
+  // Each function leaves `out` at its default if the key is not given. The first error is kept.
   void text(std::string_view key, std::string& out);
   void flag(std::string_view key, bool& out);
   void size(std::string_view key, std::uint64_t& out, Range<std::uint64_t> range);
-  // As size(), and "auto" is 0.
+  // Like size(), but "auto" yields 0.
   void size_or_auto(std::string_view key, std::uint64_t& out, Range<std::uint64_t> range);
   void duration(std::string_view key, std::chrono::milliseconds& out,
                 Range<std::chrono::milliseconds> range);
   void count(std::string_view key, std::uint32_t& out, Range<std::uint32_t> range);
-  // As count(), and "auto" is nothing.
+  // Like count(), but "auto" yields std::nullopt.
   void count_or_auto(std::string_view key, std::optional<std::uint32_t>& out,
                      Range<std::uint32_t> range);
   void number(std::string_view key, double& out, Range<double> range);
-  // Paths with a ':' between them.
+  // Reads paths that are separated by ':'.
   void paths(std::string_view key, std::vector<std::string>& out);
-  // Words with commas or blanks between them.
+  // Reads words that are separated by commas or blanks.
   void words(std::string_view key, std::vector<std::string>& out);
   template <class E>
   void choice(std::string_view key, E& out,
@@ -82,30 +83,32 @@ class Binder {
     }
     refuse(*entry, fmt::format("expected one of {}, found '{}'", names, entry->value));
   }
-  // The given value of `key`, if any; the caller reads it and calls refuse() if it is wrong.
+  // Returns the given value of `key`, if any. The caller parses it and calls refuse() if it is
+  // wrong.
   [[nodiscard]] std::optional<Entry> take(std::string_view key);
-  // Whether the section itself ("name: {}") or any key of it is given.
+  // Returns true if the section itself ("name: {}") or any of its keys is given.
   [[nodiscard]] bool has_section(std::string_view name) const;
   void refuse(const Entry& entry, std::string_view sentence);
-  // An error about the value of an already bound key, wherever it came from.
+  // Records an error about the value of a key that is already bound, whatever its source.
   void refuse(std::string_view key, std::string_view sentence);
 
-  // The first error: unknown keys (with the nearest known one) before wrong values.
+  // Returns the first error. Unknown keys (reported with the nearest known key) come before wrong
+  // values.
   [[nodiscard]] Result<> finish() const;
-  // Every key declared so far, in order.
+  // Returns every key declared so far, in order of declaration.
   [[nodiscard]] const std::vector<std::string>& keys() const noexcept { return keys_; }
 
  private:
   void split(std::string_view key, std::string_view separators, std::vector<std::string>& out);
   [[nodiscard]] bool known(const Entry& entry) const;
 
-  std::map<std::string, Entry, std::less<>> given_;  // file and --set; the latter wins
-  std::vector<Entry> order_;                         // what was given, for unknown keys
+  std::map<std::string, Entry, std::less<>> given_;  // --set overrides the file
+  std::vector<Entry> order_;                         // all given entries, to find unknown keys
   std::map<std::string, std::string> environment_;
   std::vector<std::string> keys_;
   std::vector<std::string> from_set_;
   std::string prefix_;
-  bool on_ = true;  // the section that is being bound
+  bool on_ = true;  // whether the current section is enabled
   std::optional<Error> error_;
 };
 

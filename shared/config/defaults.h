@@ -1,5 +1,5 @@
-// Defaults that several places share: configurations, options of commands, the parts that a
-// configuration drives.
+// Defaults that are shared by configurations, command options and the components that they
+// configure.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,6 @@ namespace wsync::config {
 
 inline constexpr std::uint64_t kBucketBytesDefault = 64ULL << 20U;
 inline constexpr std::uint32_t kVersionsHeldDefault = 2;  // serving (or previous) and incoming
-inline constexpr std::uint32_t kTraceSpansDefault = 1U << 15U;  // kept by an agent, always
+inline constexpr std::uint32_t kTraceSpansDefault = 1U << 15U;  // retained by an agent by default
 
 }  // namespace wsync::config

@@ -11,11 +11,12 @@ namespace wsync::config {
 struct DevicesConfig {
   DeviceKind kind = DeviceKind::kUnified;
   std::uint32_t count = 1;
-  // cuda: the GPU of each device, `count` of them; one may be there several times. Empty on others.
+  // GPU of each device (`count` entries) if the devices are of kind cuda; a GPU may occur several
+  // times. Empty for other kinds.
   std::vector<std::uint32_t> gpus;
-  bool gpus_named = false;         // by devices.gpus
-  std::uint64_t buffer_bytes = 0;  // of each buffer of a separate device or GPU; 0: auto
-  bool keep_buffers = true;        // cuda: between updates
+  bool gpus_named = false;         // true if set by devices.gpus
+  std::uint64_t buffer_bytes = 0;  // size of each buffer of a separate device or GPU; 0 = auto
+  bool keep_buffers = true;        // cuda: keep the buffers between updates
   Collective collective = Collective::kAuto;
   friend bool operator==(const DevicesConfig&, const DevicesConfig&) = default;
 };

@@ -1,13 +1,15 @@
-// The directories of a role whose configuration names none.
+// Default directories of a role.
 #pragma once
 
 #include <string>
 
 namespace wsync::config {
 
-// $XDG_RUNTIME_DIR/wsync, or /tmp/wsync-<uid>. Not created here.
+// Returns $XDG_RUNTIME_DIR/wsync, or /tmp/wsync-<uid> if the variable is not set. Does not create
+// the directory.
 [[nodiscard]] std::string default_run_dir();
-// $XDG_STATE_HOME/wsync, or ~/.local/state/wsync, or /var/lib/wsync without a home.
+// Returns $XDG_STATE_HOME/wsync, else ~/.local/state/wsync, else (without a home directory)
+// /var/lib/wsync.
 [[nodiscard]] std::string default_state_dir();
 
 }  // namespace wsync::config

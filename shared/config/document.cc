@@ -14,11 +14,12 @@
 namespace wsync::config {
 namespace {
 
-// A comment put behind the text. yaml-cpp takes a quote that is never closed as closed at the end;
-// then this is found inside the value.
+// A comment that is appended to the text to detect an unclosed quote. yaml-cpp ends an unclosed
+// quote at the end of the text, so this mark is then part of the value.
 constexpr std::string_view kEndMark = "#end-of-config#";
 
-// Thrown by the handler and caught in parse_document: yaml-cpp's events have no other way to stop.
+// Thrown by the event handler and caught in parse_document(). An exception is the only way to stop
+// yaml-cpp's event parser.
 struct Refusal : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -34,7 +35,7 @@ class Flattener final : public YAML::EventHandler {
   void OnDocumentEnd() override {}
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
     no_anchor(mark, anchor);
-    if (levels_.empty()) return;  // an empty document
+    if (levels_.empty()) return;  // the document is empty
     refuse(levels_.back().mark,
            fmt::format("'{}' has no value; write one, or leave the key out", path()));
   }
@@ -103,12 +104,13 @@ class Flattener final : public YAML::EventHandler {
  private:
   struct Level {
     std::string key;
-    YAML::Mark mark;  // of the key
+    YAML::Mark mark;  // position of the key
     bool expects_key = true;
   };
 
   void take_key(const YAML::Mark& mark, const std::string& key) {
-    // yaml-cpp hands over invalid UTF-8 and control characters as they are.
+    // yaml-cpp passes invalid UTF-8 and control characters through unchanged, so they are rejected
+    // here.
     if (key.empty() || !std::all_of(key.begin(), key.end(), [](char c) {
           return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
         }))
@@ -136,7 +138,7 @@ class Flattener final : public YAML::EventHandler {
 
   std::string name_;
   const std::set<std::string>& lists_;
-  std::optional<std::string> list_;  // the one that is being read
+  std::optional<std::string> list_;  // key of the list that is being read
   std::vector<Level> levels_;
   std::set<std::string> seen_;
   std::vector<Entry> entries_;

@@ -1,6 +1,6 @@
-// A YAML text as a flat list of "a.b" keys with their values and lines. Only what a config needs of
-// YAML: one document, nested maps, scalars, and a list of scalars where a key takes several. The
-// only user of yaml-cpp.
+// Parses a YAML text into a flat list of "a.b" keys with values and line numbers. Supports only
+// what a configuration needs: one document, nested maps, scalars, and lists of scalars for keys
+// that accept them. This is the only user of yaml-cpp.
 #pragma once
 
 #include <set>
@@ -14,17 +14,18 @@ namespace wsync::config {
 
 struct Entry {
   std::string key;       // "devices.count"
-  std::string value;     // as written, without quotes; a list with ", " between its values
+  std::string value;     // without quotes; the values of a list are joined with ", "
   std::string where;     // "sidecar.yaml:12", for error sentences
-  bool section = false;  // "key: {}": a map with nothing in it, and so no value
+  bool section = false;  // "key: {}": an empty map, which has no value
   friend bool operator==(const Entry&, const Entry&) = default;
 };
 
-// Entries in the order of the text. `name` is the file's name in error sentences, `lists` the keys
-// that may have a list. kInvalidInput, with file and line: no YAML, more than one document, any
-// other list, a list with anything but single values in it, an anchor, alias or tag, a key twice,
-// deeper than kConfigDepthMax, longer than kConfigBytesMax. A key with no value
-// ("a:") has none here: it is refused too. An empty text gives no entries.
+// Returns the entries in the order of the text. `name` is the file name in error messages. `lists`
+// names the keys that accept a list. An empty text yields no entries.
+// Returns kInvalidInput, with file and line, for: invalid YAML; more than one document; a list of
+// any other key; a list that contains anything but scalars; an anchor, alias or tag; a duplicate
+// key; a key without a value ("a:"); nesting deeper than kConfigDepthMax; a text longer than
+// kConfigBytesMax.
 [[nodiscard]] Result<std::vector<Entry>> parse_document(std::string_view text,
                                                         std::string_view name,
                                                         const std::set<std::string>& lists = {});

@@ -1,4 +1,4 @@
-// Signs of life between two processes: the keys heartbeat.*.
+// Heartbeats between two processes: the keys heartbeat.*.
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,7 @@ using Milliseconds = std::chrono::milliseconds;
 
 struct HeartbeatConfig {
   Milliseconds interval{limits::kHeartbeatIntervalMs};
-  Milliseconds deadline{limits::kHeartbeatDeadlineMs};  // silence longer than this is a loss
+  Milliseconds deadline{limits::kHeartbeatDeadlineMs};  // the peer is lost after this much silence
   friend bool operator==(const HeartbeatConfig&, const HeartbeatConfig&) = default;
 };
 

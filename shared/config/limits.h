@@ -1,4 +1,4 @@
-// Bounds of keys, and of a configuration file itself.
+// Bounds of configuration values, and of a configuration file itself.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ inline constexpr std::uint64_t kConfigPathBytesMax = 1024;
 inline constexpr std::int64_t kDurationMsMax = 24LL * 3600 * 1000;
 inline constexpr std::uint32_t kVersionsHeldMin = 2;  // one is served while the next arrives
 inline constexpr std::uint32_t kVersionsHeldMax = 16;
-inline constexpr std::uint32_t kArenasMin = 2;               // the target's, and the next one's
-inline constexpr std::uint32_t kArenasOfSharingHostMin = 3;  // ... and that of the version before
+inline constexpr std::uint32_t kArenasMin = 2;               // the target and the next version
+inline constexpr std::uint32_t kArenasOfSharingHostMin = 3;  // plus the previous version
 inline constexpr std::uint32_t kArenasMax = 16;
 inline constexpr std::uint32_t kTraceSpansMax = 1U << 20U;
 

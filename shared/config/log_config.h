@@ -1,4 +1,4 @@
-// What a program logs: the keys log.*.
+// Logging of a program: the keys log.*.
 #pragma once
 
 #include "shared/base/log.h"

@@ -21,7 +21,7 @@ constexpr std::size_t kFleetNameBytes = 64;
 
 Result<std::string> read_config_file(const std::string& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  // Not there or not to be read: bad input, not a failure of the system.
+  // A missing or unreadable file is bad input, not a system failure.
   const auto cannot_read = [&path](int error) {
     const Error found = fail_errno("cannot read config file " + path, error).value();
     const bool missing = found.code() == ErrorCode::kNotFound;

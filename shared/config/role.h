@@ -1,4 +1,4 @@
-// What the configurations of all roles share: how they are read, and groups of keys.
+// Code shared by the configurations of all roles: how they are read, and common groups of keys.
 #pragma once
 
 #include <string>
@@ -20,42 +20,44 @@ struct TrainerConfig;
 
 inline constexpr Range<Milliseconds> kDeadline{Milliseconds(1), Milliseconds(kDurationMsMax)};
 
-// Names of sockets in a run_dir are at most this much shorter than the 107 bytes of a socket's
-// path.
+// A Unix socket path holds at most 107 bytes. This bound leaves room for the socket names in
+// run_dir.
 inline constexpr std::size_t kRunDirBytesMax = 72;
 
-// The value that means the same as a key that is left out.
+// This value means the same as an omitted key.
 inline constexpr std::string_view kAutoText = "auto";
 
-// The one key that takes a YAML list.
+// The only key that accepts a YAML list.
 inline constexpr std::string_view kListKey = "devices.gpus";
 
-// kNotFound, or kInvalidInput for what cannot be read or is no file.
+// Returns the text of the file. Errors: kNotFound; kInvalidInput for an unreadable file or for
+// anything but a regular file.
 [[nodiscard]] Result<std::string> read_config_file(const std::string& path);
 
-// "auto" means the same as a key that is left out.
+// Binds a text. "auto" yields an empty text, like an omitted key.
 void text_or_auto(Binder& binder, std::string_view key, std::string& out);
-// An address that `check` accepts.
+// Binds an address that must pass `check`.
 void bind_address(Binder& binder, std::string_view key, std::string& out,
                   Result<> (*check)(std::string_view));
-// An absolute path of at most `most_bytes`; `otherwise` where the key is left out.
+// Binds an absolute path of at most `max_bytes`. An omitted key yields `otherwise`.
 void bind_directory(Binder& binder, std::string_view key, std::string& out,
                     const std::string& otherwise, std::size_t max_bytes);
 void bind_pause_mode(Binder& binder, std::string_view key, PauseMode& out);
-// The keys transport and data_address.
+// Binds the keys transport and data_address.
 void bind_transport(Binder& binder, TransportPolicy& transport, std::string& data_address);
-// The key http.address. "none" becomes empty, "auto" a socket called `name`.http in `run_dir`.
+// Binds the key http.address. "none" yields an empty address; "auto" yields the socket `name`.http
+// in `run_dir`.
 void bind_http(Binder& binder, std::string& out, const std::string& run_dir,
                const std::string& name);
 void bind_trace(Binder& binder, std::string& file, std::uint32_t& spans);
-// The key fleet, which names a folder.
+// Binds the key fleet, which is a folder name.
 void bind_fleet(Binder& binder, std::string& out);
 void bind_heartbeat(Binder& binder, HeartbeatConfig& heartbeat);
 void bind_log(Binder& binder, LogConfig& log);
-// Every key of a trainer that publishes, but checkpoint, watch, log and trace_file.
+// Binds every key of a publishing trainer except checkpoint, watch, log and trace_file.
 void bind_publisher(Binder& binder, TrainerConfig& trainer);
 
-// Declares the keys of a role and checks what they say together.
+// Declares the keys of a role and checks the constraints between them.
 template <class Config>
 using Bind = void (*)(Binder& binder, Config& config);
 

@@ -23,15 +23,15 @@ void bind_name(Binder& binder, std::string& name) {
   text_or_auto(binder, "name", name);
   if (name.empty()) {
     name = host_name();
-    return;  // no choice of the user: taken as it is
+    return;  // The user did not choose the default, so it is not checked.
   }
-  // The name is part of file names and log lines.
+  // The name becomes part of file names and log lines.
   if (name.size() > limits::kReplicaNameBytes || name.find('/') != std::string::npos)
     binder.refuse("name", fmt::format("expected at most {} characters and no '/', found '{}'",
                                       limits::kReplicaNameBytes, name));
 }
 
-// The GPU of each device: "auto", or indices with commas between them, in brackets or not.
+// Binds the GPU of each device: "auto", or indices separated by commas, optionally in brackets.
 void bind_gpus(Binder& binder, DevicesConfig& devices) {
   constexpr std::string_view kKey = "devices.gpus";
   std::vector<std::string> words;

@@ -1,5 +1,5 @@
-// The configuration of a sidecar. Every key, its unit and its default are documented in
-// deploy/config/sidecar.yaml; a test keeps that file equal to the defaults here.
+// The configuration of a sidecar. deploy/config/sidecar.yaml documents every key with its unit and
+// default; a test checks that the defaults in that file equal those here.
 #pragma once
 
 #include <chrono>
@@ -19,7 +19,7 @@
 
 namespace wsync::config {
 
-// Of the switch of one replica.
+// Deadlines of the switch of one replica.
 struct SwitchDeadlines {
   Milliseconds pause{limits::kPauseDeadlineMs};
   Milliseconds load{limits::kLoadDeadlineMs};
@@ -28,15 +28,15 @@ struct SwitchDeadlines {
 };
 
 struct SidecarConfig {
-  std::string name;               // never empty once loaded: default is the host's name
+  std::string name;               // defaults to the host name; never empty after loading
   std::string coordinator;        // default ipc://<run_dir>/control
   std::string run_dir;            // sockets and lock files; 0700
-  std::string state_dir;          // persisted fence and decision; survives a reboot
+  std::string state_dir;          // persisted fence and decision; must survive a reboot
   std::string fleet = "default";  // folder in state_dir
   DevicesConfig devices;
   Stages stages = Stages::kAuto;
   std::uint64_t host_memory =
-      0;  // bytes for staged versions; 0 = no limit but what the host and its control group have
+      0;  // bytes for staged versions; 0 = limited only by the host and its control group
   std::uint32_t versions_held = kVersionsHeldDefault;
   TransportPolicy transport = TransportPolicy::kAuto;
   std::string data_address = "tcp://127.0.0.1:0";
@@ -45,20 +45,20 @@ struct SidecarConfig {
   PauseMode fallback_pause_mode = PauseMode::kAbort;
   Milliseconds max_staleness{300'000};  // 0 = a replica that is behind stays ready
   std::string
-      http_address;  // of metrics and health; default ipc://<run_dir>/<name>.http; empty = none
+      http_address;  // metrics and health; default ipc://<run_dir>/<name>.http; empty = none
   LogConfig log;
   std::string trace_file;                          // empty = none
-  std::uint32_t trace_spans = kTraceSpansDefault;  // that are kept; 0 = none is made
+  std::uint32_t trace_spans = kTraceSpansDefault;  // spans retained; 0 = tracing is disabled
   friend bool operator==(const SidecarConfig&, const SidecarConfig&) = default;
 };
 
-// Reads and checks a configuration; empty names and paths get their defaults. An error is
-// kInvalidInput (kNotFound: no such file) and says file, line, key, expected, found.
+// Loads and checks a configuration. Empty names and paths get their defaults. Returns kInvalidInput
+// (kNotFound if the file does not exist) with file, line, key, expected and found value.
 [[nodiscard]] Result<SidecarConfig> load_sidecar(const Sources& sources);
-// The same from a text; `name` stands for the file in errors.
+// Parses and checks a text. `name` stands for the file name in error messages.
 [[nodiscard]] Result<SidecarConfig> parse_sidecar(std::string_view text, std::string_view name,
                                                   const Sources& sources = {});
-// Every key, in the order of the example file.
+// Returns every key, in the order of the example file.
 [[nodiscard]] std::vector<std::string> sidecar_keys();
 
 }  // namespace wsync::config

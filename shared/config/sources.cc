@@ -17,7 +17,8 @@ std::map<std::string, std::string> process_environment() {
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text(*variable);
     const std::size_t equals = text.find('=');
-    // Of the tests (fail_point.h), and of what finds libraries (cuda_library.h): no keys.
+    // These variables are not configuration keys: they belong to the tests (fail_point.h) and to
+    // the library lookup (cuda_library.h).
     if (text.starts_with("WSYNC_FAIL_POINT=") || text.starts_with("WSYNC_CUDA_LIBRARY=") ||
         text.starts_with("WSYNC_NCCL_LIBRARY="))
       continue;

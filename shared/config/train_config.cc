@@ -14,7 +14,8 @@ namespace {
 
 constexpr Range<std::uint32_t> kSize{1, static_cast<std::uint32_t>(limits::kModelDimension)};
 constexpr Range<std::uint32_t> kSeed{0, std::numeric_limits<std::uint32_t>::max()};
-// Of the optimizer's numbers: wider than any use, and none overflows a float32.
+// Range of the optimizer's numbers. It is wider than any practical use, and no value overflows a
+// float32.
 constexpr Range<double> kRate{1e-12, 1e3};
 constexpr Range<double> kFinalRate{0, 1e3};
 constexpr Range<double> kBeta{0, 0.999999};
@@ -27,7 +28,7 @@ constexpr Range<double> kTemperature{1e-3, 1e3};
 void bind_model(Binder& binder, ModelConfig& c) {
   binder.text("model.checkpoint", c.checkpoint);
   const std::size_t sizes = binder.keys().size();
-  // A token is a byte.
+  // Each token is one byte.
   binder.count("model.vocabulary", c.vocabulary, {kByteValues, kSize.max});
   binder.count("model.hidden", c.hidden, kSize);
   binder.count("model.layers", c.layers, kSize);
@@ -71,8 +72,9 @@ void bind_parallel(Binder& binder, ParallelConfig& c) {
                                              kTrainRanks, c.pp, c.dp, std::uint64_t{c.pp} * c.dp));
 }
 
-// What the sizes of a model must be to be cut into these parts; those of a checkpoint, or of a
-// state to go on from, are not known here.
+// Checks that the model can be divided into the configured pipeline stages and expert groups. The
+// sizes of a checkpoint, or of a training state to resume from, are not known here, so they are not
+// checked.
 void check_cut(Binder& binder, const TrainConfig& c) {
   const ModelConfig& model = c.model;
   const ParallelConfig& parallel = c.parallel;

@@ -1,7 +1,8 @@
-// The configuration of a training run. Every key, its unit and its default are documented in
-// deploy/config/train.yaml; a test keeps them equal to the defaults here.
+// The configuration of a training run. deploy/config/train.yaml documents every key with its unit
+// and default; a test checks that the defaults in that file equal those here.
 //
-// Plain numbers and names: what they make of a model or of a schedule is checked by who builds it.
+// The fields are plain numbers and names. The code that builds a model or a schedule from them
+// checks their meaning.
 #pragma once
 
 #include <cstdint>
@@ -21,20 +22,20 @@ namespace wsync::config {
 inline constexpr std::uint32_t kTrainSteps = 1'000'000'000;
 inline constexpr std::uint32_t kTrainSequence = 65'536;    // bytes
 inline constexpr std::uint32_t kTrainMicroBatch = 65'536;  // sequences
-// Of a run: what a process group may have, inside a host and between hosts.
+// Limit of a run, equal to what a process group supports within a host and between hosts.
 inline constexpr std::uint32_t kTrainRanks = 256;
 inline constexpr std::uint32_t kTaskDigits = 32;
-inline constexpr std::uint32_t kTaskAnswers = 128;  // what an engine gives to one question
+inline constexpr std::uint32_t kTaskAnswers = 128;  // answers of an engine to one question
 inline constexpr std::uint32_t kTrainStaleness = 1'000;
 inline constexpr std::uint32_t kTrainRequests = 256;
 inline constexpr std::uint32_t kTrainAttempts = 1'000;
-inline constexpr std::uint32_t kTrainVirtualChunks = 64;     // of one rank
-inline constexpr std::uint32_t kTrainMicrobatches = 65'536;  // of one step
-inline constexpr std::uint32_t kByteValues = 256;            // the tokens of byte-level text
+inline constexpr std::uint32_t kTrainVirtualChunks = 64;     // per rank
+inline constexpr std::uint32_t kTrainMicrobatches = 65'536;  // per step
+inline constexpr std::uint32_t kByteValues = 256;            // token values of byte-level text
 
 struct ModelConfig {
-  // Hugging Face directory to begin from; its config.json has the sizes, and those here mean
-  // nothing. Empty: random weights of these sizes.
+  // Hugging Face directory to start from. Its config.json provides the sizes, and the sizes here
+  // are ignored. Empty: random weights of the sizes here.
   std::string checkpoint;
   std::uint32_t vocabulary = kByteValues;
   std::uint32_t hidden = 64;
@@ -58,18 +59,18 @@ struct DataConfig {
   friend bool operator==(const DataConfig&, const DataConfig&) = default;
 };
 
-// pp * dp ranks. Expert-parallel ranks lie inside data parallelism: ep divides dp.
+// A run has pp * dp ranks. Expert-parallel groups lie inside data parallelism: ep divides dp.
 struct ParallelConfig {
   std::uint32_t pp = 2;
-  std::uint32_t vpp = 2;  // chunks of layers on each pipeline rank
+  std::uint32_t vpp = 2;  // chunks of layers per pipeline rank
   std::uint32_t ep = 1;
   std::uint32_t dp = 1;
   friend bool operator==(const ParallelConfig&, const ParallelConfig&) = default;
 };
 
 struct ScheduleConfig {
-  std::string order = "interleaved";          // a name that schedule::order_of knows
-  std::uint32_t microbatches = 4;             // of each data-parallel replica in a step
+  std::string order = "interleaved";          // a name known to schedule::order_of
+  std::uint32_t microbatches = 4;             // per data-parallel replica and step
   std::optional<std::uint32_t> group;         // absent = parallel.pp
   bool overlap = false;                       // of expert-parallel communication; needs ep > 1
   std::optional<std::uint32_t> extra_warmup;  // absent = 1 with overlap, 0 without
@@ -78,7 +79,7 @@ struct ScheduleConfig {
   friend bool operator==(const ScheduleConfig&, const ScheduleConfig&) = default;
 };
 
-// The schedule of the learning rate ends at TrainConfig::steps.
+// The learning-rate schedule ends at TrainConfig::steps.
 struct OptimizerConfig {
   double learning_rate = 3e-3;
   double final_learning_rate = 3e-4;
@@ -92,49 +93,49 @@ struct OptimizerConfig {
 };
 
 struct SaveConfig {
-  std::string directory;    // step_N directories are made in it; empty = nothing is saved
-  std::uint32_t every = 0;  // steps; 0 = at the end only
+  std::string directory;    // parent of the step_N directories; empty = nothing is saved
+  std::uint32_t every = 0;  // steps; 0 = only at the end
   friend bool operator==(const SaveConfig&, const SaveConfig&) = default;
 };
 
-// From the loss of a rank, where all are on this host.
+// Recovery from the loss of a rank if all ranks are on this host.
 struct RecoveryConfig {
   bool enabled = true;
-  std::uint32_t attempts = 3;  // losses of a rank in a row, without a step that ends between them
-  bool keep_silent = false;    // a rank that gives no sign of life is cut off, and not killed
+  std::uint32_t attempts = 3;  // consecutive losses of a rank without a completed step in between
+  bool keep_silent = false;    // disconnect a silent rank instead of killing it
   friend bool operator==(const RecoveryConfig&, const RecoveryConfig&) = default;
 };
 
 struct RanksConfig {
-  // Directory that all hosts of the run share; empty = all ranks on this host.
+  // Directory shared by all hosts of the run. Empty: all ranks are on this host.
   std::string rendezvous;
-  std::string address = "127.0.0.1";  // of this host, where ranks of other hosts reach its ranks
+  std::string address = "127.0.0.1";  // address of this host for ranks on other hosts
   friend bool operator==(const RanksConfig&, const RanksConfig&) = default;
 };
 
 struct PublishConfig {
   std::uint32_t every = 1;  // steps
-  // Its checkpoint, watch and trace_file have no keys here and are off (the run's trace_file names
-  // what is traced of rounds); its log is the run's.
+  // Its checkpoint, watch and trace_file have no keys here and are disabled. The run's trace_file
+  // also covers the publishing rounds, and the run's log settings apply.
   TrainerConfig trainer = {.watch = false};
   friend bool operator==(const PublishConfig&, const PublishConfig&) = default;
 };
 
-// Reinforcement learning: what is trained on, in place of text.
+// Reinforcement learning: training data comes from rollouts instead of text.
 struct RolloutConfig {
   std::vector<std::string> engines;  // http://HOST:PORT
-  std::string task = "reverse";      // a name that rollout::Task knows
+  std::string task = "reverse";      // a name known to rollout::Task
   std::uint32_t digits = 4;
   std::uint32_t seed = 1;
-  std::uint32_t answers = 8;           // to each problem
-  std::uint32_t warm_start_steps = 1;  // on right answers, before the first that is generated
+  std::uint32_t answers = 8;           // per problem
+  std::uint32_t warm_start_steps = 1;  // steps on correct answers before the first generated batch
   std::uint32_t max_staleness = 0;     // steps
-  std::uint32_t requests = 4;          // at once at each engine
+  std::uint32_t requests = 4;          // concurrent requests per engine
   double temperature = 1;
   double clip_low = 0.2;
   double clip_high = 0.2;
   double kl = 0;
-  Milliseconds deadline{30'000};     // of one question to an engine
+  Milliseconds deadline{30'000};     // for one request to an engine
   Milliseconds wait_limit{300'000};  // for all answers of a step
   friend bool operator==(const RolloutConfig&, const RolloutConfig&) = default;
 };
@@ -145,14 +146,14 @@ struct TrainConfig {
   ParallelConfig parallel;
   ScheduleConfig schedule;
   OptimizerConfig optimizer;
-  std::uint32_t steps = 100;  // in all, those before `resume` included
+  std::uint32_t steps = 100;  // total, including those before `resume`
   SaveConfig save;
-  std::string resume;  // a step_N directory that `save` made; it rules over model.checkpoint
+  std::string resume;  // a step_N directory made by `save`; overrides model.checkpoint
   HeartbeatConfig heartbeat;
   RecoveryConfig recovery;
-  Milliseconds deadline{60'000};  // of one exchange between ranks
+  Milliseconds deadline{60'000};  // for one exchange between ranks
   RanksConfig ranks;
-  std::optional<RolloutConfig> rollout;  // absent = `data` is trained on
+  std::optional<RolloutConfig> rollout;  // absent = train on `data`
   std::optional<PublishConfig> publish;  // absent = nothing is published
   std::string trace_file;                // empty = none
   std::string picture;                   // empty = none
@@ -160,16 +161,16 @@ struct TrainConfig {
   friend bool operator==(const TrainConfig&, const TrainConfig&) = default;
 };
 
-// As load_sidecar() and parse_sidecar().
+// Like load_sidecar() and parse_sidecar().
 [[nodiscard]] Result<TrainConfig> load_train(const Sources& sources);
 [[nodiscard]] Result<TrainConfig> parse_train(std::string_view text, std::string_view name,
                                               const Sources& sources = {});
-// Every key, in the order of the example file.
+// Returns every key, in the order of the example file.
 [[nodiscard]] std::vector<std::string> train_keys();
 
-// Whether the file or a --set has a top-level key that a training run has and a publisher of
-// directories has not ("model", "parallel", ...): what `wsync trainer` is to do with it. Errors as
-// load_train(); what is no YAML is one.
+// Returns true if the file or a --set has a top-level key ("model", "parallel", ...) that exists
+// only for training runs, not for a publisher of directories. `wsync trainer` uses this to select
+// its mode. Errors as load_train(), including invalid YAML.
 [[nodiscard]] Result<bool> is_train_config(const Sources& sources);
 
 }  // namespace wsync::config

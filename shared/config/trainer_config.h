@@ -1,5 +1,5 @@
-// The configuration of a trainer that publishes. Every key, its unit and its default are documented
-// in deploy/config/trainer.yaml; a test keeps that file equal to the defaults here.
+// The configuration of a publishing trainer. deploy/config/trainer.yaml documents every key with
+// its unit and default; a test checks that the defaults in that file equal those here.
 #pragma once
 
 #include <chrono>
@@ -19,27 +19,28 @@
 
 namespace wsync::config {
 
-// Of one round.
+// Deadlines of one round.
 struct RoundDeadlines {
-  // Every rank of the trainer has its snapshot; at its start, every sidecar of the record has come.
+  // By this deadline every rank of the trainer has its snapshot. At startup, it also bounds the
+  // wait for the sidecars named in the record.
   Milliseconds gather{limits::kGatherDeadlineMs};
   Milliseconds announce{limits::kAnnounceDeadlineMs};
   Milliseconds stage{limits::kStageDeadlineMs};
   Milliseconds pause{limits::kPauseDeadlineMs};
   Milliseconds load{limits::kLoadDeadlineMs};
   Milliseconds commit{limits::kCommitDeadlineMs};
-  Milliseconds publish{limits::kPublishDeadlineMs};  // the whole of it
+  Milliseconds publish{limits::kPublishDeadlineMs};  // for the whole publish
   friend bool operator==(const RoundDeadlines&, const RoundDeadlines&) = default;
 };
 
 struct TrainerConfig {
-  std::string checkpoint;  // directory to publish at start; empty = wait for `wsync push`
-  bool watch = true;       // publish new step_N directories beside it
+  std::string checkpoint;  // directory to publish at startup; empty = wait for `wsync push`
+  bool watch = true;       // publish new step_N directories in the parent directory
   std::string listen;      // default ipc://<run_dir>/control
   std::string run_dir;
   std::string state_dir;
   std::string fleet = "default";  // folder in state_dir
-  std::string fleet_id;           // 32 hex digits; empty: the stored one, or the sidecars'
+  std::string fleet_id;           // 32 hex digits; empty = the stored id, or the id of the sidecars
   CommitPolicy commit;
   std::uint32_t min_replicas = 1;
   std::uint32_t min_sidecars = 1;
@@ -52,23 +53,23 @@ struct TrainerConfig {
   RoundDeadlines deadlines;
   bool take_over = false;
   std::string
-      http_address;  // of metrics and health; default ipc://<run_dir>/control.http; empty = none
+      http_address;  // metrics and health; default ipc://<run_dir>/control.http; empty = none
   LogConfig log;
   std::string trace_file;
   std::uint32_t trace_spans = kTraceSpansDefault;
   friend bool operator==(const TrainerConfig&, const TrainerConfig&) = default;
 };
 
-// Reads and checks a configuration; empty names and paths get their defaults. An error is
-// kInvalidInput (kNotFound: no such file) and says file, line, key, expected, found.
+// Loads and checks a configuration. Empty names and paths get their defaults. Returns kInvalidInput
+// (kNotFound if the file does not exist) with file, line, key, expected and found value.
 [[nodiscard]] Result<TrainerConfig> load_trainer(const Sources& sources);
-// The same from a text; `name` stands for the file in errors.
+// Parses and checks a text. `name` stands for the file name in error messages.
 [[nodiscard]] Result<TrainerConfig> parse_trainer(std::string_view text, std::string_view name,
                                                   const Sources& sources = {});
-// Every key, in the order of the example file.
+// Returns every key, in the order of the example file.
 [[nodiscard]] std::vector<std::string> trainer_keys();
 
-// "all", "quorum:N" or "each"; kInvalidInput otherwise.
+// Parses "all", "quorum:N" or "each". Returns kInvalidInput for anything else.
 [[nodiscard]] Result<CommitPolicy> parse_commit_policy(std::string_view text);
 
 }  // namespace wsync::config

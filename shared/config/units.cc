@@ -15,7 +15,7 @@ struct Unit {
   std::string_view name;
   std::uint64_t factor;
 };
-// Within each table: largest first among those that format_* may print.
+// Each table lists first, from largest to smallest, the units that format_* may print.
 constexpr std::array<Unit, 9> kSizeUnits{{{"TiB", 1ULL << 40U},
                                           {"GiB", 1ULL << 30U},
                                           {"MiB", 1ULL << 20U},
@@ -42,7 +42,7 @@ Result<std::uint64_t> parse(std::string_view text, const std::array<Unit, N>& un
   const auto unit =
       std::find_if(units.begin(), units.end(), [&](const Unit& u) { return u.name == name; });
   if (unit == units.end()) return refuse();
-  // Milliseconds are signed further on, so both kinds keep to 63 bits.
+  // Callers hold durations as signed milliseconds, so both kinds of value are limited to 63 bits.
   constexpr auto kMax = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
   if (number > kMax / unit->factor) return refuse();
   return number * unit->factor;
@@ -77,7 +77,8 @@ std::string format_duration(std::chrono::milliseconds duration) {
 }
 
 std::size_t edit_distance(std::string_view a, std::string_view b) {
-  // Three rows of the table are enough: the one before the last is for swaps.
+  // Damerau-Levenshtein distance (optimal string alignment). Three rows of the table are enough;
+  // the row before the previous one is needed for swaps.
   std::vector<std::size_t> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) last[j] = j;
   for (std::size_t i = 1; i <= a.size(); ++i) {

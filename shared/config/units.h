@@ -1,4 +1,4 @@
-// Sizes and durations as people write them.
+// Sizes and durations in the form that people write.
 #pragma once
 
 #include <chrono>
@@ -10,22 +10,23 @@
 
 namespace wsync::config {
 
-// "64MiB" -> bytes. A whole number and one of B, KiB, MiB, GiB, TiB, KB, MB, GB, TB; a bare number
-// is refused except 0, so that nobody has to guess the unit. kInvalidInput names the forms.
+// "64MiB" -> bytes. Accepts a whole number with the unit B, KiB, MiB, GiB, TiB, KB, MB, GB or TB. A
+// number without a unit is refused, except 0, so that the unit is always explicit. The
+// kInvalidInput error lists the accepted forms.
 [[nodiscard]] Result<std::uint64_t> parse_size(std::string_view text);
-// "500ms" -> 500 ms. A whole number and one of ms, s, m, h; a bare number is refused except 0.
+// "500ms" -> 500 ms. Accepts a whole number with the unit ms, s, m or h. A number without a unit is
+// refused, except 0.
 [[nodiscard]] Result<std::chrono::milliseconds> parse_duration(std::string_view text);
-// The shortest exact form: 67108864 -> "64MiB".
+// Returns the shortest exact form: 67108864 -> "64MiB".
 [[nodiscard]] std::string format_size(std::uint64_t bytes);
-// The shortest exact form: 120000 ms -> "2m".
+// Returns the shortest exact form: 120000 ms -> "2m".
 [[nodiscard]] std::string format_duration(std::chrono::milliseconds duration);
 
-// Of `candidates`, the one fewest edits (insert, delete, replace, swap of neighbours) away from
-// `text`; empty when every one is further than a third of the longer length. Cost: product of the
-// lengths.
+// Returns the candidate with the smallest edit distance from `text`. Returns an empty value if each
+// distance exceeds a third of the longer length. Cost: the product of the lengths.
 template <class Range>
 [[nodiscard]] std::string nearest_name(std::string_view text, const Range& candidates);
-// The number of those edits.
+// Returns the number of edits: inserts, deletes, replacements and swaps of neighbours.
 [[nodiscard]] std::size_t edit_distance(std::string_view a, std::string_view b);
 
 template <class Range>

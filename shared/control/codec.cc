@@ -19,7 +19,8 @@ static_assert(wsync::limits::kTensorCount * (wsync::limits::kTensorNameBytes / 4
 namespace wsync::control {
 namespace {
 
-// What a value of T takes at least: the sum over its fields with empty strings and lists.
+// Computes the smallest encoded size of a T: the sum over its fields, with empty strings and lists.
+// It bounds the number of list elements that the remaining bytes can hold.
 class MinimumBytes {
  public:
   template <class T>
@@ -68,7 +69,7 @@ std::size_t minimum_bytes() {
   }
 }
 
-// The longest prefix of at most max_bytes that does not cut a UTF-8 character.
+// Returns the longest prefix of at most max_bytes that does not cut a UTF-8 character.
 std::string_view shorten(std::string_view text, std::size_t max_bytes) {
   if (text.size() <= max_bytes) return text;
   std::size_t n = max_bytes;
@@ -220,7 +221,7 @@ struct Header {
   Envelope envelope;
 };
 
-// Reads the header and the replica's name and leaves the reader at the payload.
+// Reads the header and the replica's name. The reader then stands at the payload.
 Result<Header> read_header(ByteReader& reader) {
   const auto magic = reader.get<std::uint32_t>("magic");
   const auto protocol = reader.get<std::uint16_t>("protocol version");
@@ -258,7 +259,7 @@ Result<Header> read_header(ByteReader& reader) {
   return fail(reader.finish("message header").error());
 }
 
-// One entry for each alternative of Message, in order; type t is entry t - 1.
+// Entries in the order of the alternatives of Message: message type t is entry t - 1.
 template <std::size_t I>
 Message decode_alternative(ByteReader& reader) {
   std::variant_alternative_t<I, Message> message;

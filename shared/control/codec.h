@@ -29,7 +29,7 @@
 namespace wsync::control {
 
 inline constexpr std::size_t kEnvelopeBytes = 80;
-// The largest size of one encoded message, in bytes.
+// Returns the largest size of one encoded message, in bytes.
 [[nodiscard]] std::uint64_t encoded_bytes_max() noexcept;
 
 struct Decoded {
@@ -37,23 +37,24 @@ struct Decoded {
   Message message;
 };
 
-// The type of the struct that a Message holds.
+// Returns the message type of the struct that a Message holds.
 [[nodiscard]] MessageType type_of(const Message& message) noexcept;
-// The struct's name ("EngineHello"); "unknown" for a value that is no message type.
+// Returns the struct's name ("EngineHello"), or "unknown" for an invalid message type.
 [[nodiscard]] std::string_view message_name(MessageType type) noexcept;
 
-// The bytes of one message. Sentences for people (reasons, failures) are shortened to
-// limits::kSentenceBytes; any other value over its limit is kInvalidInput naming message and field.
+// Encodes one message. Sentences for people (reasons, failures) are shortened to
+// limits::kSentenceBytes. Any other value over its limit is kInvalidInput, naming message and
+// field.
 [[nodiscard]] Result<Bytes> encode(const Envelope& envelope, const Message& message);
 
-// Reads exactly one message: every byte is used, every length and enum is checked before anything
-// is allocated for it. kRefused when the protocol version or the message type is unknown (the peer
-// is well-formed but newer or older: answer it with an ErrorReply, see decode_envelope);
-// kInvalidInput for anything else.
+// Decodes exactly one message. Every byte must be used, and every length and enum is checked before
+// memory is allocated for it. kRefused: the protocol version or the message type is unknown, so the
+// peer is well-formed but newer or older; answer with an ErrorReply (see decode_envelope).
+// kInvalidInput: anything else.
 [[nodiscard]] Result<Decoded> decode(std::span<const std::byte> bytes);
 
-// Only the envelope, of a message of any type of this protocol version, so that a refusal can echo
-// its round and request. kInvalidInput or kRefused as decode().
+// Decodes only the envelope of a message, whose type may be unknown, so that a refusal can echo its
+// round and request. kInvalidInput or kRefused as decode().
 [[nodiscard]] Result<Envelope> decode_envelope(std::span<const std::byte> bytes);
 
 }  // namespace wsync::control

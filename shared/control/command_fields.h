@@ -1,4 +1,4 @@
-// Fields (fields.h) of commands and their answers.
+// Field lists (fields.h) of commands and their replies.
 #pragma once
 
 #include "shared/base/limits.h"

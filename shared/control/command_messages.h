@@ -1,4 +1,4 @@
-// Between commands and the coordinator, or a sidecar (messages.h).
+// Messages between commands and the coordinator or a sidecar (messages.h).
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace wsync::control {
 
 struct Push {
   static constexpr MessageType kType = MessageType::kPush;
-  std::string directory;   // absolute; read by the coordinator
-  std::uint64_t step = 0;  // 0 = next free
+  std::string directory;   // absolute path, read by the coordinator
+  std::uint64_t step = 0;  // 0 = next free step
 };
 enum class ProgressPhase : std::uint8_t { kSnapshot, kAnnounce, kStage, kSwitch };
 struct Progress {
@@ -39,12 +39,12 @@ struct PushReply {
 };
 struct Rollback {
   static constexpr MessageType kType = MessageType::kRollback;
-  Version to;  // 0.0 = the previous one
+  Version to;  // 0.0 = the previous version
 };
 struct RollbackReply {
   static constexpr MessageType kType = MessageType::kRollbackReply;
   bool ok = false;
-  bool partial = false;  // decided, but the named replicas have not acknowledged
+  bool partial = false;  // decided, but the named replicas have not acknowledged it
   std::string reason;
   Version from;
   Version to;
@@ -64,41 +64,42 @@ struct VerifyRank {
   Version version;
   std::uint64_t tensors = 0;  // checked
   std::uint64_t bytes = 0;    // checked
-  std::string failure;        // not empty: it could not be read
+  std::string failure;        // not empty: the rank could not be read
   std::vector<TensorMismatch> mismatches;
 };
 struct VerifyReply {
   static constexpr MessageType kType = MessageType::kVerifyReply;
   std::vector<VerifyRank> ranks;
 };
-// Would this layout be taken? Changes nothing.
+// Asks whether the sidecars would accept this layout. Changes nothing.
 struct Plan {
   static constexpr MessageType kType = MessageType::kPlan;
   Bytes layout;  // encoded Manifest
   std::uint64_t arena_bytes = 0;
 };
-// A GPU of a sidecar, and what the sidecar's buffers take of its memory.
+// One GPU of a sidecar, and the memory that the sidecar's buffers use on it.
 struct GpuPlan {
   std::string name;           // "GPU 0 (NVIDIA H200)"
   std::string uuid;           // "GPU-..."
-  std::uint32_t devices = 0;  // of the sidecar, on it
+  std::uint32_t devices = 0;  // devices of the sidecar on this GPU
   std::uint64_t total_bytes = 0;
-  std::uint64_t free_bytes = 0;  // now, with what is held
-  std::uint64_t held_bytes = 0;  // by buffers now
-  std::uint64_t peak_bytes = 0;  // by buffers while an update runs
-  // Beside buffers: tables of streams and communicators, and CUDA's context of the sidecar.
+  std::uint64_t free_bytes = 0;  // currently free, with the held buffers allocated
+  std::uint64_t held_bytes = 0;  // currently allocated for buffers
+  std::uint64_t peak_bytes = 0;  // for buffers during an update
+  // Memory besides the buffers: tables of streams and communicators, and the sidecar's CUDA
+  // context.
   std::uint64_t streams_bytes = 0;
-  bool streams_measured = false;    // else an estimate
-  std::uint64_t context_bytes = 0;  // at most
+  bool streams_measured = false;    // false: an estimate
+  std::uint64_t context_bytes = 0;  // upper bound
 };
 struct SidecarPlan {
   std::string name;
-  std::string failure;             // not empty: it could not be asked, the rest is void
-  std::uint32_t replicas = 0;      // with a rank attached
-  std::uint32_t devices = 0;       // separate devices or GPUs; 0 = unified
+  std::string failure;         // not empty: the sidecar could not be asked, and the rest is void
+  std::uint32_t replicas = 0;  // with at least one attached rank
+  std::uint32_t devices = 0;   // separate devices or GPUs; 0 = unified
   std::uint64_t buffer_bytes = 0;  // of each buffer of such a device
   std::uint32_t versions_held = 0;
-  std::vector<Problem> problems;  // why it would refuse; empty = it would accept
+  std::vector<Problem> problems;  // reasons to refuse the layout; empty = accepted
   std::vector<GpuPlan> gpus;      // cuda
 };
 struct PlanReply {
@@ -117,26 +118,27 @@ struct SidecarReport {
   Version target;
   std::vector<Version> staged;
   std::vector<ReplicaReport> replicas;
-  std::uint64_t staged_bytes = 0;  // here and verified, of the version that is arriving; else 0
+  std::uint64_t staged_bytes = 0;  // of the incoming version, received and verified; else 0
 };
-// The update that runs. Its bytes are those of its phase: of the model while the snapshot is taken,
-// of all sidecars' copies while it is staged, of all replicas while they switch.
+// The update that is running. Its byte counts depend on its phase: snapshot: bytes of the model;
+// stage: of the copies of all sidecars; switch: of all replicas.
 struct UpdateProgress {
-  Version version;  // 0.0 = none runs, and the rest is void
+  Version version;  // 0.0 = no update is running, and the rest is void
   ProgressPhase phase = ProgressPhase::kSnapshot;
   bool rollback = false;
   std::uint64_t done_bytes = 0;
-  std::uint64_t total_bytes = 0;  // 0 = not known yet
-  std::uint64_t elapsed_ns = 0;   // since it began
-  std::uint64_t phase_ns = 0;     // since its phase began
-  std::uint64_t bytes_per_s = 0;  // of this phase so far; 0 = nothing has moved
-  bool remaining_known = false;   // false: nothing has been measured to tell it from
+  std::uint64_t total_bytes = 0;  // 0 = not yet known
+  std::uint64_t elapsed_ns = 0;   // since the update started
+  std::uint64_t phase_ns = 0;     // since the phase started
+  std::uint64_t bytes_per_s = 0;  // average of this phase; 0 = no bytes yet
+  bool remaining_known = false;   // false: no measurement to estimate it from
   std::uint64_t remaining_ns = 0;
-  std::uint32_t waiting = 0;  // updates behind it
+  std::uint32_t waiting = 0;  // updates in the queue
 };
-// How the update before ended.
+// The result of the previous update.
 struct UpdateOutcome {
-  Version version;  // 0.0 = it had none; without a reason as well: none has ended here
+  Version version;  // 0.0 = it got no version, or (without a reason) no update has ended in this
+                    // process
   bool ok = false;
   bool cancelled = false;
   std::string reason;  // empty when ok
@@ -144,16 +146,16 @@ struct UpdateOutcome {
   std::uint64_t snapshot_ns = 0;
   std::uint64_t staged_ns = 0;
   std::uint64_t switch_ns = 0;
-  std::uint64_t paused_ns = 0;  // of the replica that was paused longest
+  std::uint64_t paused_ns = 0;  // longest pause of any replica
   std::uint64_t ended_ago_ns = 0;
 };
-// Of this coordinator process. Superseded updates are in none of them.
+// Counters of this coordinator process. Superseded updates are not counted.
 struct UpdateCounters {
   std::uint64_t committed = 0;
   std::uint64_t failed = 0;
   std::uint64_t cancelled = 0;
 };
-// Something that went wrong: a sidecar was lost, an update failed.
+// An event that needs attention, such as a lost sidecar or a failed update.
 struct Incident {
   std::uint64_t ago_ns = 0;
   std::string text;  // one sentence
@@ -169,22 +171,22 @@ struct StatusReply {
   std::vector<Version> withdrawn;
   std::string activity;  // "idle", "staging 0.3", ...
   std::vector<SidecarReport> sidecars;
-  UpdateProgress running;  // coordinators only, as what follows
+  UpdateProgress running;  // this and the following: only of coordinators
   UpdateOutcome last;
   UpdateCounters updates;
-  std::vector<Incident> incidents;  // the newest first
+  std::vector<Incident> incidents;  // newest first
 };
-// Stop the update that runs, or the one of this version, while it has not been decided.
+// Stops the running update, or the update of this version, unless it is already decided.
 struct Cancel {
   static constexpr MessageType kType = MessageType::kCancel;
-  Version version;  // 0.0 = the one that runs
+  Version version;  // 0.0 = the running one
 };
 struct CancelReply {
   static constexpr MessageType kType = MessageType::kCancelReply;
   bool ok = false;
-  std::string reason;  // why not; empty when ok
-  Version version;     // that was stopped; 0.0 when not ok, or when it had no name yet
-  ProgressPhase phase = ProgressPhase::kSnapshot;  // that it was in
+  std::string reason;  // reason of the refusal; empty when ok
+  Version version;     // the stopped version; 0.0 if not ok or if it had no version yet
+  ProgressPhase phase = ProgressPhase::kSnapshot;  // its phase when it was stopped
 };
 
 }  // namespace wsync::control

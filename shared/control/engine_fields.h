@@ -1,4 +1,4 @@
-// Fields (fields.h) of messages of the engine link.
+// Field lists (fields.h) of messages of the engine link.
 #pragma once
 
 #include "shared/base/ipc_buffers.h"

@@ -1,5 +1,5 @@
-// The engine link: a Unix socket between a sidecar and its engine ranks (messages.h). Descriptors
-// travel by SCM_RIGHTS in the order named.
+// Messages of the engine link, a Unix socket between a sidecar and its engine ranks (messages.h).
+// Descriptors travel by SCM_RIGHTS in the order stated with each message.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,8 @@
 
 namespace wsync::control {
 
-// A range of one dimension of a tensor that a rank takes; a tensor without ranges is taken whole.
+// A range of one dimension of a tensor that a rank holds. A rank holds a tensor without ranges as a
+// whole.
 struct DimRange {
   std::uint32_t dim = 0;
   std::uint64_t begin = 0;
@@ -22,62 +23,62 @@ struct DimRange {
 };
 struct EngineTensor {
   std::string name;                  // as in the checkpoint
-  std::uint8_t dtype = 0;            // weights DType
-  std::vector<std::uint64_t> shape;  // full, not this rank's
+  std::uint8_t dtype = 0;            // a weights DType
+  std::vector<std::uint64_t> shape;  // of the full tensor, not of this rank's part
   std::vector<DimRange> ranges;
 };
 enum class TakeMode : std::uint8_t {
   kPieces,  // copies pieces into its own memory
-  kWhole,   // wants whole tensors, a layer at a time
+  kWhole,   // requests whole tensors, one layer at a time
   kAdopt,   // maps the staged version and uses it in place
 };
-// Sent once after connecting; the replica and rank are in the envelope.
+// Sent once after connecting. The envelope names the replica and the rank.
 struct EngineHello {
   static constexpr MessageType kType = MessageType::kEngineHello;
   std::uint32_t world_size = 1;
   bool leader = true;
-  std::uint32_t device = 0;  // index of the sidecar's device it runs on
+  std::uint32_t device = 0;  // index of the sidecar's device that it runs on
   std::uint32_t pid = 0;
   TakeMode take = TakeMode::kPieces;
   RankState state = RankState::kLoading;
-  Version active;  // 0.0 = none
+  Version active;  // 0.0 = no version
   std::uint64_t step = 0;
   std::vector<EngineTensor> tensors;
-  std::string gpu;  // UUID of the GPU that holds its weights; empty: in host memory
+  std::string gpu;  // UUID of the GPU that holds its weights; empty = host memory
 };
-// One IPC buffer on a GPU, as device::MemoryHandle::opaque has it.
+// One IPC buffer on a GPU, in the form of device::MemoryHandle::opaque.
 struct BufferHandle {
   Bytes opaque;
-  std::uint64_t generation = 0;  // of the sidecar process that made it: that of its welcome
+  std::uint64_t generation = 0;  // of the sidecar process that made it, as in EngineWelcome
 };
-// Descriptors with it: separate devices: the two IPC buffers (memfd); unified and cuda: none.
+// Descriptors: the two IPC buffers (memfd) for separate devices; none for unified devices and cuda.
 struct EngineWelcome {
   static constexpr MessageType kType = MessageType::kEngineWelcome;
   std::uint64_t generation = 0;  // of the sidecar process
   DeviceKind device_kind = DeviceKind::kUnified;
   std::uint64_t buffer_bytes = 0;  // of each IPC buffer
-  // cuda: the two IPC buffers, when they are kept between loads; else each Load brings them.
+  // cuda: the two IPC buffers if they are kept between loads. Otherwise each Load carries them.
   std::vector<BufferHandle> buffers;
 };
-// A version is staged, or about to be loaded: map it and get ready, while serving goes on.
-// Descriptors: unified: the arena.
+// A version is staged or about to be loaded. The engine maps it and prepares the load while it
+// continues to serve. Descriptors: the arena for unified devices; otherwise none.
 struct Prepare {
   static constexpr MessageType kType = MessageType::kPrepare;
   Version version;
   Digest layout_digest;
-  Bytes layout;  // encoded Manifest; empty when the last one sent to this engine is meant
+  Bytes layout;  // encoded Manifest; empty = the last one sent to this engine
   std::uint64_t bucket_bytes = 0;
   std::uint64_t arena_bytes = 0;
   std::vector<std::uint64_t>
-      checksums;  // of each copy group of this rank's load plan, in its order: as LoadPlan::execute
-                  // returns it; cuda: the folded PieceDigest of the group's bytes
+      checksums;  // of each copy group of this rank's load plan, in plan order, as returned by
+                  // LoadPlan::execute; cuda: the folded PieceDigest of the group's bytes
 };
 struct Prepared {
   static constexpr MessageType kType = MessageType::kPrepared;
   Version version;
-  std::string failure;  // not empty: it cannot take this version
+  std::string failure;  // not empty: it cannot load this version
 };
-// The version is no longer held by the sidecar: unmap it unless it is the one in use.
+// The sidecar no longer holds the version. The engine unmaps it unless it is in use.
 struct Release {
   static constexpr MessageType kType = MessageType::kRelease;
   Version version;
@@ -95,25 +96,25 @@ struct Load {
   static constexpr MessageType kType = MessageType::kLoad;
   Version version;
   std::uint32_t deadline_ms = 0;
-  // How many threads a rank may copy with (unified devices), so that the ranks of a host that load
-  // at the same time use each core once. 0 or 1: the link's own.
+  // Copy threads per rank (unified devices), chosen so that the ranks of a host that load at the
+  // same time use each core once. 0 or 1: no extra threads; the link's own thread copies.
   std::uint32_t copy_threads = 1;
-  // cuda, where buffers are not kept: the two IPC buffers of this load. The rank has unmapped them
-  // when it sends Loaded.
+  // cuda without kept buffers: the two IPC buffers of this load. The rank unmaps them before it
+  // sends Loaded.
   std::vector<BufferHandle> buffers;
 };
-// Separate devices and GPUs: a bucket lies in an IPC buffer.
+// Separate devices and GPUs: a bucket is ready in an IPC buffer.
 struct BucketReady {
   static constexpr MessageType kType = MessageType::kBucketReady;
   std::uint64_t bucket = 0;
-  std::uint32_t slot = 0;  // which IPC buffer
+  std::uint32_t slot = 0;  // index of the IPC buffer
 };
-// Bucket acknowledgement. Sent after the copy out of the bucket is complete: the buffer may be
+// Acknowledges a bucket. Sent after the copy out of the bucket is complete, so the buffer may be
 // overwritten.
 struct BucketAck {
   static constexpr MessageType kType = MessageType::kBucketAck;
   std::uint64_t bucket = 0;
-  std::string failure;  // not empty: a checksum differed, or the callback failed
+  std::string failure;  // not empty: a checksum did not match, or the callback failed
 };
 struct Loaded {
   static constexpr MessageType kType = MessageType::kLoaded;
@@ -142,7 +143,8 @@ struct ReadDigests {
 };
 struct HeldTensor {
   std::string name;
-  // XXH3-128 over this rank's bytes of the tensor, row-major; cuda: their piece digest.
+  // XXH3-128 over this rank's bytes of the tensor, row-major; cuda: the piece digest of these
+  // bytes.
   Digest digest;
   std::uint64_t bytes = 0;
 };

@@ -1,4 +1,4 @@
-// What precedes every message, and what messages of several groups hold.
+// The envelope of every message, and the parts that several groups of messages share.
 #pragma once
 
 #include <array>
@@ -14,18 +14,19 @@ namespace wsync::control {
 inline constexpr std::uint32_t kMagic = 0x434e5357;  // "WSNC"
 inline constexpr std::uint16_t kProtocolVersion = 3;
 
-// What keeps an old coordinator from changing anything. Within one fleet it is compared as the pair
-// (epoch, run id), epoch first. Fences of different fleets are never compared: a receiver refuses
-// the fence of another fleet before it looks at the epoch.
+// Prevents a stale coordinator from changing anything. Within one fleet, fences are compared as the
+// pair (epoch, run id), epoch first. Fences of different fleets are never compared: a receiver
+// refuses the fence of another fleet before it looks at the epoch.
 struct Fence {
   std::uint64_t epoch = 0;
   std::array<std::uint64_t, 2> run_id{};  // 128 random bits of one coordinator process
-  FleetId fleet;                          // none: the sender belongs to no fleet yet
+  FleetId fleet;                          // zero: the sender belongs to no fleet yet
   friend bool operator==(const Fence&, const Fence&) = default;
   friend auto operator<=>(const Fence&, const Fence&) = default;
 };
 
-// Grows with every decision under one fence; 0 = no decision yet. Ordered as (fence, number).
+// Identifies a decision. The number grows with every decision under one fence; 0 = no decision yet.
+// Ordered as (fence, number).
 struct Decision {
   Fence fence;
   std::uint64_t number = 0;
@@ -88,11 +89,12 @@ enum class MessageType : std::uint16_t {
 };
 inline constexpr MessageType kLastMessageType = MessageType::kTraceAnswer;
 
-// What precedes every message; fixed size on the wire (kEnvelopeBytes in codec.h).
+// Precedes every message, with a fixed size on the wire (kEnvelopeBytes in codec.h) plus the
+// replica's name.
 struct Envelope {
-  Fence fence;                // the sender's view; a lower one than the receiver's changes nothing
-  std::uint64_t round = 0;    // of the coordinator; a reply echoes it
-  std::uint64_t request = 0;  // chosen by the asker; a reply echoes it
+  Fence fence;                // the sender's view; ignored for changes if lower than the receiver's
+  std::uint64_t round = 0;    // chosen by the coordinator; a reply echoes it
+  std::uint64_t request = 0;  // chosen by the requester; a reply echoes it
   std::string replica;        // empty: not about one replica. At most limits::kReplicaNameBytes
   std::uint32_t rank = 0;     // of that replica
 };
@@ -100,11 +102,11 @@ struct Envelope {
 // ---- shared parts ----
 
 enum class ReplicaState : std::uint8_t {
-  kAbsent,   // some rank is not attached
+  kAbsent,   // at least one rank is not attached
   kServing,  // serves `version` on every rank
-  kBehind,   // serves an older version than the target, untouched
-  kPaused,   // whole, not serving
-  kLoading,  // inside its switch
+  kBehind,   // serves a version older than the target; its weights are intact
+  kPaused,   // weights are intact, not serving
+  kLoading,  // during its switch
   kTainted,  // its memory matches no version; never routed to
 };
 enum class RankState : std::uint8_t { kLoading, kServing, kPaused, kLoaded, kTainted };
@@ -114,21 +116,21 @@ struct ReplicaReport {
   std::uint32_t world_size = 1;
   std::uint32_t ranks_attached = 0;
   ReplicaState state = ReplicaState::kAbsent;
-  bool ready = false;  // may be routed to
+  bool ready = false;  // requests may be routed to it
   Version version;     // active on every rank; 0.0 = none
-  std::string reason;  // why it is not ready, one sentence
-  // While it switches: bytes of the new version that its ranks have said to hold, else 0.
+  std::string reason;  // why it is not ready, in one sentence
+  // During a switch: bytes of the new version that its ranks report as loaded. Otherwise 0.
   std::uint64_t loaded_bytes = 0;
-  std::uint64_t paused_ns = 0;  // in its last switch; 0 = it has not been paused
+  std::uint64_t paused_ns = 0;  // duration of its last pause; 0 = never paused
 };
 
 enum class SwitchOutcome : std::uint8_t { kCommitted, kBehind, kRolledBack, kTainted, kFailed };
 
-// How the switch of one replica ended. Times in nanoseconds.
+// The result of the switch of one replica. Times in nanoseconds.
 struct ReplicaOutcome {
   std::string replica;
   SwitchOutcome outcome = SwitchOutcome::kFailed;
-  Version version;              // what the replica runs now
+  Version version;              // active version after the switch
   std::string reason;           // empty when committed
   std::uint64_t wait_ns = 0;    // PAUSE sent to the last rank's PAUSED
   std::uint64_t paused_ns = 0;  // last rank's PAUSED to RESUME sent
@@ -136,13 +138,13 @@ struct ReplicaOutcome {
   std::uint64_t bytes = 0;      // loaded, summed over the ranks
 };
 
-// One thing that does not fit between the trainer's layout and an engine's.
+// One mismatch between the trainer's layout and an engine's.
 enum class ProblemKind : std::uint8_t { kMissing, kExtra, kDtype, kShape, kRange, kMemory, kOther };
 struct Problem {
   ProblemKind kind = ProblemKind::kOther;
   std::string tensor;
-  std::string detail;   // one sentence: expected, found
-  std::string nearest;  // nearest name on the other side; empty = none is near
+  std::string detail;   // expected and found, in one sentence
+  std::string nearest;  // nearest name on the other side; empty if none is near
 };
 
 }  // namespace wsync::control

@@ -1,4 +1,4 @@
-// Fields (fields.h) of what messages of several groups hold.
+// Field lists (fields.h) of the parts that several groups of messages share.
 #pragma once
 
 #include <concepts>
@@ -10,7 +10,7 @@
 
 namespace wsync::control {
 
-// M is T, const or not.
+// True if M is T or const T.
 template <class M, class T>
 concept Is = std::same_as<std::remove_const_t<M>, T>;
 

@@ -1,8 +1,8 @@
-// The wire layout of every message: one list of its fields, in order, used by the encoder, the
-// decoder and the tests, so that they cannot disagree. A new field goes to the end of its list and
-// raises kProtocolVersion.
+// The wire layout of every message: one list of its fields, in order. The encoder, the decoder and
+// the tests use the same list, so they cannot disagree. Add a new field at the end of its list and
+// raise kProtocolVersion.
 //
-// What a visitor is called with (the type on the wire in brackets):
+// Calls to a visitor (the type on the wire is in brackets):
 //   number(name, value)             any integer [its own width]
 //   bounded(name, value, greatest)  an integer that may not exceed `greatest`
 //   flag(name, value)               bool [u8: 0 or 1]
@@ -12,9 +12,9 @@
 //   blob(name, value)               nested encoded data [u32 length, bytes]
 //   digest(name, value)             [low u64, high u64]
 //   version(name, value)            [epoch u32, step u64]
-//   part(name, value)               a struct that has a list here itself
+//   part(name, value)               a struct with its own list of fields here
 //   list(name, value, max_count)    [u32 count, elements]; elements are u64, versions or structs
-//   with a list here
+//                                   with their own list of fields here
 #pragma once
 
 #include "shared/control/command_fields.h"

@@ -1,5 +1,5 @@
-// FleetId: 128 random bits that name one fleet for its whole life. A coordinator and its sidecars
-// keep it on disc; whoever names another one is refused. Zero names no fleet.
+// FleetId: 128 random bits that name one fleet for its whole lifetime. A coordinator and its
+// sidecars store it on disk and refuse a peer that names another fleet. Zero names no fleet.
 #pragma once
 
 #include <compare>
@@ -17,9 +17,9 @@ struct FleetId {
   friend bool operator==(const FleetId&, const FleetId&) = default;
   friend auto operator<=>(const FleetId&, const FleetId&) = default;
   [[nodiscard]] bool none() const noexcept { return high == 0 && low == 0; }
-  // 32 lower-case hex digits, the high half first.
+  // Returns 32 lower-case hex digits, the high half first.
   [[nodiscard]] std::string to_string() const;
-  // kInvalidInput unless text is 32 hex digits that are not all zero.
+  // Returns kInvalidInput unless the text is 32 hex digits that are not all zero.
   [[nodiscard]] static Result<FleetId> parse(std::string_view text);
 };
 

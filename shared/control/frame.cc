@@ -46,7 +46,7 @@ Result<std::optional<Frame>> FrameReader::next() {
 
 Result<std::optional<Frame>> FrameReader::read_next() {
   if (buffered() < kFramePrefixBytes) {
-    // Descriptors come with the first byte of a frame that announces them.
+    // Descriptors must arrive together with the first byte of the frame that announces them.
     if (buffered() == 0 && !fds_.empty())
       return fail(ErrorCode::kInvalidInput,
                   fmt::format("frame: {} descriptors that no frame announced", fds_.size()));
@@ -129,6 +129,8 @@ Result<bool> FrameWriter::flush(int socket) {
 }
 
 void FrameWriter::clear_unsent() noexcept {
+  // A partly sent frame must stay: without its remaining bytes the peer would lose the frame
+  // boundary.
   const std::size_t keep = in_the_middle() ? 1 : 0;
   while (frames_.size() > keep) {
     queued_bytes_ -= frames_.back().bytes.size();

@@ -30,24 +30,24 @@ struct Frame {
   std::vector<UniqueFd> fds;
 };
 
-// Cuts a byte stream into frames. After any error the stream is of no use: every later call returns
-// the same error, and the connection is to be closed.
+// Splits a byte stream into frames. After an error the stream cannot be used: every later call
+// returns the same error, and the caller must close the connection.
 class FrameReader {
  public:
-  // `max_message_bytes` bounds one encoded message, and with it the memory taken: memory grows with
-  // the bytes that have arrived, never with the length that a peer announces.
+  // `max_message_bytes` bounds one encoded message and therefore the memory. Memory grows with the
+  // bytes that have arrived, never with the length that a peer announces.
   explicit FrameReader(std::uint64_t max_message_bytes = encoded_bytes_max())
       : max_message_bytes_(max_message_bytes) {}
 
-  // Takes what one receive call returned. kInvalidInput when more descriptors wait than a frame may
-  // have.
+  // Adds the bytes and descriptors that one receive call returned. kInvalidInput if more
+  // descriptors are pending than a frame may have.
   [[nodiscard]] Result<> feed(std::span<const std::byte> bytes, std::vector<UniqueFd> fds = {});
-  // The next complete frame; nothing until more is fed. kInvalidInput for anything malformed;
-  // kRefused for a message of an unknown version or type.
+  // Returns the next complete frame, or std::nullopt if more bytes are needed. kInvalidInput for
+  // malformed data; kRefused for a message of an unknown version or type.
   [[nodiscard]] Result<std::optional<Frame>> next();
-  // The envelope of the message that next() has refused, to be echoed in an ErrorReply.
+  // The envelope of the message that next() refused, to be echoed in an ErrorReply.
   [[nodiscard]] const std::optional<Envelope>& refused() const noexcept { return refused_; }
-  // Bytes that belong to a frame that is not complete.
+  // Number of buffered bytes that belong to an incomplete frame.
   [[nodiscard]] std::size_t buffered() const noexcept { return buffer_.size() - at_; }
 
  private:
@@ -60,25 +60,27 @@ class FrameReader {
   std::optional<Envelope> refused_;
 };
 
-// Queues frames and sends them as the socket takes them.
+// Queues frames and sends them as fast as the socket accepts them.
 class FrameWriter {
  public:
-  // Queues at most limits::kSendQueueBytes.
+  // Limits the queue to limits::kSendQueueBytes.
   FrameWriter();
   explicit FrameWriter(std::uint64_t max_queued_bytes) : max_queued_bytes_(max_queued_bytes) {}
 
-  // Queues one frame; the descriptors are closed once sent. kBusy when the queue would exceed its
-  // limit; kInvalidInput as encode(), and for more than limits::kFdsPerFrame descriptors.
+  // Queues one frame and takes the descriptors, which are closed after they are sent. kBusy if the
+  // queue would exceed its limit; kInvalidInput as encode(), or for more than limits::kFdsPerFrame
+  // descriptors.
   [[nodiscard]] Result<> push(const Envelope& envelope, const Message& message,
                               std::vector<UniqueFd> fds = {});
-  // Sends what the socket takes now; true when nothing is left. Errors as send_some(): the
-  // connection is of no use afterwards.
+  // Sends what the socket accepts now. Returns true if the queue is empty. Errors as send_some();
+  // the connection cannot be used after an error.
   [[nodiscard]] Result<bool> flush(int socket);
   [[nodiscard]] bool empty() const noexcept { return frames_.empty(); }
   [[nodiscard]] std::uint64_t queued_bytes() const noexcept { return queued_bytes_; }
-  // A frame has been sent in part: the stream can only go on with its rest.
+  // Returns true if a frame has been sent in part. The stream must then continue with the rest of
+  // that frame.
   [[nodiscard]] bool in_the_middle() const noexcept { return sent_ != 0; }
-  // Forgets every queued frame of which nothing has been sent.
+  // Removes every queued frame of which no byte has been sent.
   void clear_unsent() noexcept;
 
  private:
@@ -88,7 +90,7 @@ class FrameWriter {
   };
   std::uint64_t max_queued_bytes_;
   std::uint64_t queued_bytes_ = 0;
-  std::size_t sent_ = 0;  // bytes of the first frame
+  std::size_t sent_ = 0;  // bytes of the first frame already sent
   std::deque<Queued> frames_;
 };
 

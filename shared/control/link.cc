@@ -24,6 +24,7 @@ Result<> Link::send(const Envelope& envelope, const Message& message, std::vecto
     const auto done = WSYNC_TRY(writer_.flush(socket_.get()));
     if (done) return {};
     if (const auto ready = wait_writable(socket_.get(), deadline); !ready) {
+      // The peer cannot find the next frame after a partial one, so the connection cannot be used.
       if (writer_.in_the_middle()) shut_down();
       writer_.clear_unsent();
       return fail(ready.error().with_context(message_name(type_of(message))));

@@ -1,7 +1,8 @@
 // Link: a framed connection over a Unix socket for code without an event loop (the engine library,
-// tools). Every call waits until its deadline at most.
+// tools). Every call blocks at most until its deadline.
 //
-// Thread: one thread may receive while one other sends; two threads may not do the same at once.
+// Thread: one thread may receive while another sends. Two threads must not perform the same
+// operation at the same time.
 #pragma once
 
 #include <string>
@@ -17,22 +18,21 @@ class Link {
  public:
   // Connects to the listener at `path`; errors as connect_unix().
   [[nodiscard]] static Result<Link> connect(const std::string& path, TimePoint deadline);
-  // Takes over a connected, non-blocking Unix socket.
+  // Takes ownership of a connected, non-blocking Unix socket.
   explicit Link(UniqueFd socket);
 
-  // Sends one frame whole; the descriptors are closed here. kDeadline when the peer did not read in
-  // time: if a part of the frame had gone out, the connection is shut down. kPeerLost when the peer
-  // is gone; what it sent before (a Refuse, an ErrorReply) can still be received.
+  // Sends one complete frame and closes the descriptors. kDeadline: the peer did not read in time;
+  // if part of the frame was already sent, the connection is shut down. kPeerLost: the peer is
+  // gone; what it sent before (a Refuse, an ErrorReply) can still be received.
   [[nodiscard]] Result<> send(const Envelope& envelope, const Message& message,
                               std::vector<UniqueFd> fds, TimePoint deadline);
-  // The next frame. kDeadline: none came in time, the connection is good; kPeerLost, kInvalidInput
-  // or kRefused: it is of no use any more.
+  // Returns the next frame. kDeadline: none arrived in time, and the connection is still usable.
+  // kPeerLost, kInvalidInput or kRefused: the connection cannot be used any more.
   [[nodiscard]] Result<Frame> receive(TimePoint deadline);
-  // Ends the connection for both sides: a thread that waits in receive() gets kPeerLost. May be
-  // called from any thread.
+  // Ends the connection for both sides. A thread blocked in receive() gets kPeerLost. Thread: any.
   void shut_down() noexcept;
-  // For poll(): readable when receive() may have something. A frame that was read ahead is not
-  // seen by poll(); call receive() with a deadline in the past until it says kDeadline.
+  // For poll(): readable if receive() may return a frame. poll() does not see a frame that is
+  // already buffered, so call receive() with a deadline in the past until it returns kDeadline.
   [[nodiscard]] int fd() const noexcept { return socket_.get(); }
 
  private:

@@ -1,4 +1,4 @@
-// Every message of wsync as a struct: the contract of its processes. Who sends what to whom:
+// Every message of wsync as a struct: the contract between its processes. Senders and receivers:
 //
 //  * sidecar to coordinator: Hello, Accept, Refuse, Staged, Decided, Switched, VerifyReply,
 //    PlanReply, TraceAnswer, Heartbeat, Leave, Error

@@ -30,49 +30,49 @@ struct PortTimes {
 };
 
 struct PortCounters {
-  std::uint64_t sent = 0;      // heartbeats included, as in `received`
+  std::uint64_t sent = 0;      // includes heartbeats, like `received`
   std::uint64_t received = 0;  // well-formed messages
   std::uint64_t bad = 0;       // messages that were refused
 };
 
-// The heartbeat to send now. An empty function: a Heartbeat{} under a zero fence.
+// Returns the heartbeat to send now. An empty function sends a Heartbeat{} with a zero fence.
 using MakeHeartbeat = std::function<std::pair<Envelope, Heartbeat>()>;
 
 struct RouterCallbacks {
-  // `peer` is the dealer's identity. Heartbeats are delivered as well.
+  // `peer` is the identity of the dealer. Heartbeats are delivered as well.
   std::function<void(const std::string& peer, Envelope, Message)> on_message;
-  // A peer from which a message came is silent (kDeadline) or has hung up (kPeerLost). It is
-  // forgotten; a later message makes it known again. May be empty.
+  // A peer that had sent a message is silent (kDeadline) or has hung up (kPeerLost). The port
+  // removes it; a later message adds it again. May be empty.
   std::function<void(const std::string& peer, const Error&)> on_lost;
-  // A message was refused and counted. One of an unknown version or type has been answered with an
+  // A message was refused and counted. If its version or type was unknown, it was answered with an
   // ErrorReply that echoes its round and request. May be empty.
   std::function<void(const std::string& peer, const Error&)> on_bad_message;
   MakeHeartbeat heartbeat;
-  // Another process has taken the address over: it gets all new connections, and this port keeps
-  // those it has. Once; within a heartbeat interval. May be empty.
+  // Another process has taken over the address: it gets all new connections, and this port keeps
+  // its existing ones. Called once, within a heartbeat interval. May be empty.
   std::function<void(const std::string& by)> on_address_taken = {};
 };
 
 class RouterPort {
  public:
   virtual ~RouterPort() = default;
-  // kPeerLost: no such peer is connected; kBusy: it does not read and its queue is full;
+  // kPeerLost: no such peer is connected; kBusy: the peer does not read and its queue is full;
   // kInvalidInput as encode().
   [[nodiscard]] virtual Result<> send(const std::string& peer, const Envelope& envelope,
                                       const Message& message) = 0;
-  // Sends no more heartbeats to this peer and does not report its loss, until it speaks again.
+  // Sends no more heartbeats to this peer and does not report its loss until the peer sends again.
   virtual void forget(const std::string& peer) = 0;
-  // Where it listens, with the port that was chosen.
+  // The address where the port listens, including the chosen TCP port.
   [[nodiscard]] virtual const std::string& address() const noexcept = 0;
   [[nodiscard]] virtual PortCounters counters() const noexcept = 0;
 };
 
 struct DealerCallbacks {
   std::function<void(Envelope, Message)> on_message;
-  // The router can be reached, for the first time or again. Alternates with on_lost.
+  // The router is reachable, for the first time or again. Alternates with on_lost.
   std::function<void()> on_connected;
-  // The router has hung up (kPeerLost) or is silent (kDeadline). The port goes on trying, in both
-  // cases with a new connection: at the address there may be another router by now.
+  // The router has hung up (kPeerLost) or is silent (kDeadline). The port keeps trying, with a new
+  // connection in both cases, because another router may listen at the address by now.
   std::function<void(const Error&)> on_lost;
   std::function<void(const Error&)> on_bad_message;  // may be empty
   MakeHeartbeat heartbeat;
@@ -84,7 +84,7 @@ class DealerPort {
   // kPeerLost: not connected now; kBusy: the router does not read and the queue is full;
   // kInvalidInput as encode().
   [[nodiscard]] virtual Result<> send(const Envelope& envelope, const Message& message) = 0;
-  // What the router knows this port by: "<name>-<16 random hex digits>".
+  // The identity of this port at the router: "<name>-<16 random hex digits>".
   [[nodiscard]] virtual const std::string& identity() const noexcept = 0;
   [[nodiscard]] virtual PortCounters counters() const noexcept = 0;
 };

@@ -1,4 +1,4 @@
-// The words for the phases of an update, as --json, metrics and traces have them.
+// Names of the phases of an update, as used in --json, metrics and traces.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@ namespace wsync::control {
 
 inline constexpr std::array kProgressPhases = {ProgressPhase::kSnapshot, ProgressPhase::kAnnounce,
                                                ProgressPhase::kStage, ProgressPhase::kSwitch};
-// "snapshot", "announce", "stage", "switch".
+// Returns "snapshot", "announce", "stage" or "switch".
 [[nodiscard]] std::string_view phase_name(ProgressPhase phase) noexcept;
 
 }  // namespace wsync::control

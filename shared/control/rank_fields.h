@@ -1,4 +1,4 @@
-// Fields (fields.h) of messages of the rank link.
+// Field lists (fields.h) of messages of the rank link.
 #pragma once
 
 #include "shared/base/error.h"

@@ -1,5 +1,5 @@
-// The parts that the records on disc of both sides have in common: fences, decisions, versions, and
-// the digest at the end. Pure functions; a reader's violation is remembered by the ByteReader.
+// Encoding of the parts that the records of both sides on disk share: fences, decisions, versions,
+// and the final digest. Pure functions. The ByteReader keeps the first error of a reader.
 #pragma once
 
 #include <cstddef>
@@ -24,12 +24,13 @@ void put(ByteWriter& out, std::span<const Version> versions);
 [[nodiscard]] Decision get_decision(ByteReader& in);
 [[nodiscard]] Version get_version(ByteReader& in);
 [[nodiscard]] Digest get_digest(ByteReader& in);
-// At most limits::kWithdrawnCount.
+// Reads at most limits::kWithdrawnCount versions.
 [[nodiscard]] std::vector<Version> get_versions(ByteReader& in);
 
-// Appends the digest of everything before it.
+// Appends the digest of all preceding bytes.
 [[nodiscard]] Bytes seal_record(ByteWriter&& body);
-// What precedes the digest. kInvalidInput, naming `what`, when it is too short or differs.
+// Returns the bytes before the digest. kInvalidInput, naming `what`, if the record is too short or
+// the digest does not match.
 [[nodiscard]] Result<std::span<const std::byte>> open_record(std::span<const std::byte> bytes,
                                                              std::string_view what);
 

@@ -1,4 +1,4 @@
-// Fields (fields.h) of messages between coordinator and sidecars.
+// Field lists (fields.h) of messages between the coordinator and its sidecars.
 #pragma once
 
 #include "shared/base/limits.h"

@@ -1,4 +1,4 @@
-// Between the coordinator and its sidecars (messages.h).
+// Messages between the coordinator and its sidecars (messages.h).
 #pragma once
 
 #include <cstdint>
@@ -12,38 +12,39 @@
 
 namespace wsync::control {
 
-// First message of a sidecar on every connection, again after each Welcome that asks for it, and
-// until one comes.
+// First message of a sidecar on every connection. The sidecar repeats it until a Welcome arrives,
+// and sends it again after each Welcome that requests it.
 struct Hello {
   static constexpr MessageType kType = MessageType::kHello;
-  std::string name;  // of the sidecar, unique in the fleet
+  std::string name;  // unique in the fleet
   std::string host;  // host name, for people
   std::uint32_t pid = 0;
-  std::string boot_id;       // kernel boot id: says only that a same-host hand-over is worth trying
-  std::string data_address;  // tcp://host:port of its relay, empty when it has none
-  Decision decision;         // newest persisted
-  Version target;            // of that decision
+  std::string
+      boot_id;  // kernel boot id; equal ids only mean that a same-host hand-over is worth trying
+  std::string data_address;  // tcp://host:port of its relay; empty = no relay
+  Decision decision;         // newest stored decision
+  Version target;            // target of that decision
   std::vector<Version> withdrawn;
   std::vector<Version> staged;  // complete and verified copies it holds
   std::vector<ReplicaReport> replicas;
-  Digest layout;          // of the layout it knows; zero = none
-  Digest target_content;  // of the target: a version never names two different byte strings
-  Decision origin;        // of the target (see Decide); none before the first decision
-  // Inode of its PID namespace, so that `pid` can be looked up where it is the reader's own; 0: not
-  // known.
+  Digest layout;          // digest of the layout it knows; zero = none
+  Digest target_content;  // of the target; bytes of a version never differ
+  Decision origin;        // origin of the target (see Decide); none before the first decision
+  // Inode of its PID namespace. The reader may look up `pid` only if it is in the same namespace.
+  // 0: unknown.
   std::uint64_t pid_namespace = 0;
 };
 
-// Its envelope echoes the request of the Hello that it answers. It asks for a Hello when that was
-// said under another fence than its own, which the sidecar stores first, and when it answers none
-// (request 0).
+// Its envelope echoes the request of the Hello that it answers. The Welcome requests a new Hello in
+// two cases: if the Hello was sent under another fence (the sidecar stores the new fence first), or
+// if the Welcome answers no Hello (request 0).
 struct Welcome {
   static constexpr MessageType kType = MessageType::kWelcome;
-  std::string host_socket;   // pathname of the Unix socket that hands over descriptors
-  std::string data_address;  // tcp://host:port that serves buckets; empty = none
+  std::string host_socket;   // path of the Unix socket that hands over descriptors
+  std::string data_address;  // tcp://host:port that serves buckets; empty = no data server
 };
 
-// A version is offered. The layout travels when the receiver does not know its digest.
+// Offers a version. The layout is included if the receiver does not know its digest.
 struct Announce {
   static constexpr MessageType kType = MessageType::kAnnounce;
   Version version;
@@ -61,7 +62,7 @@ struct Refuse {
   static constexpr MessageType kType = MessageType::kRefuse;
   Version version;
   std::string reason;
-  bool layout_unknown = false;  // send the Announce again with its layout
+  bool layout_unknown = false;  // requests the Announce again, with its layout
   std::vector<Problem> problems;
 };
 
@@ -72,16 +73,16 @@ struct Stage {
   Version version;
   TransportKind transport = TransportKind::kMemfd;
   std::string source;  // memfd: the host socket; tcp: data address of the predecessor in the chain
-  std::uint64_t first_bucket = 0;  // tcp: the first one wanted when attached again
+  std::uint64_t first_bucket = 0;  // tcp: first bucket requested after a reattachment
 };
 struct Staged {
   static constexpr MessageType kType = MessageType::kStaged;
   Version version;
-  Digest content_digest;  // computed by the sidecar over the bytes it holds
+  Digest content_digest;  // computed by the sidecar over its own bytes
   std::uint64_t bytes = 0;
   std::uint64_t staging_ns = 0;
-  std::string failure;  // not empty: staging failed, the rest is void
-  // With a failure: only its source went away; a new Stage lets it go on where it stands.
+  std::string failure;  // not empty: staging failed, and the rest is void
+  // With a failure: only the source was lost. A new Stage resumes the transfer where it stopped.
   bool source_lost = false;
 };
 
@@ -91,25 +92,26 @@ struct Decide {
   static constexpr MessageType kType = MessageType::kDecide;
   std::uint64_t number = 0;  // under the envelope's fence
   DecisionKind kind = DecisionKind::kSwitch;
-  Version target;  // 0.0: none is left; the receiver keeps its own and learns what is withdrawn
-  std::vector<Version> withdrawn;  // all known ones
+  Version target;  // 0.0: no target is left; the receiver keeps its own and records the withdrawn
+                   // versions
+  std::vector<Version> withdrawn;  // all known withdrawn versions
   PauseMode mode = PauseMode::kAbort;
   std::uint32_t pause_deadline_ms = 0;
   std::uint32_t load_deadline_ms = 0;
-  Digest content_digest;  // of the target; another one under the same name is refused
-  // The decision that first chose this target: a publish that was committed, or a rollback. A
-  // coordinator that starts anew repeats the target of an older one under its own fence and number;
-  // the origin stays. The fleet belongs on the target with the greatest origin.
+  Digest content_digest;  // of the target; a receiver refuses the same version with another digest
+  // The decision that first chose this target: a committed publish or a rollback. A restarted
+  // coordinator repeats the target of an older one under its own fence and number; the origin
+  // stays. The fleet belongs on the target with the greatest origin.
   Decision origin;
 };
-// The decision is on the sidecar's disc.
+// The sidecar has stored the decision on disk.
 struct Decided {
   static constexpr MessageType kType = MessageType::kDecided;
   std::uint64_t number = 0;
   bool refused = false;
   std::string reason;
 };
-// Every replica of the sidecar has finished its switch, well or not.
+// Every replica of the sidecar has finished its switch, successfully or not.
 struct Switched {
   static constexpr MessageType kType = MessageType::kSwitched;
   std::uint64_t number = 0;
@@ -125,7 +127,7 @@ struct Abort {
 struct Heartbeat {
   static constexpr MessageType kType = MessageType::kHeartbeat;
   std::uint64_t sequence = 0;
-  std::uint64_t staged_bytes = 0;  // sidecar: progress of the version being staged
+  std::uint64_t staged_bytes = 0;  // sidecar: progress of the version that it stages
   Version target;
   std::vector<Version> staged;
   std::vector<ReplicaReport> replicas;  // sidecar: current state; coordinator: empty

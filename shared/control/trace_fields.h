@@ -1,4 +1,4 @@
-// Fields (fields.h) of questions for traces.
+// Field lists (fields.h) of trace messages.
 #pragma once
 
 #include "shared/base/limits.h"

@@ -13,14 +13,14 @@ namespace wsync::control {
 namespace {
 
 constexpr std::size_t kReceiveBytes = 64 * limits::kKiB;
-constexpr int kReceivesPerTurn = 32;  // then others get their turn
+constexpr int kReceivesPerTurn = 32;  // bounds one loop iteration
 constexpr int kAcceptsPerTurn = 32;
 constexpr std::chrono::milliseconds kRefusalDeadline{1000};
-constexpr std::chrono::milliseconds kAcceptPause{100};  // when descriptors have run out
+constexpr std::chrono::milliseconds kAcceptPause{100};  // when the process is out of descriptors
 
 }  // namespace
 
-// Shared with the callbacks in progress, so that the stream may be destroyed inside them.
+// Shared with running callbacks, so that a callback may destroy the stream.
 struct UnixStream::State : std::enable_shared_from_this<State> {
   State(Loop& l, UniqueFd s, StreamCallbacks c)
       : loop(l),
@@ -42,7 +42,7 @@ struct UnixStream::State : std::enable_shared_from_this<State> {
       const auto n = receive_some(socket.get(), buffer, fds);
       if (!n) return end(n.error());
       if (*n == 0) return;
-      if (finishing) continue;  // read, so that the peer's hang-up is seen, and dropped
+      if (finishing) continue;  // read and dropped, to detect the peer's hang-up
       if (auto fed = reader.feed(std::span(buffer).first(*n), std::move(fds)); !fed)
         return end(std::move(fed).error());
       deliver();
@@ -61,7 +61,8 @@ struct UnixStream::State : std::enable_shared_from_this<State> {
     }
   }
 
-  // What cannot be read ends the connection; a peer of another release is told why before.
+  // Ends the connection after unreadable input. If the version or type was unknown, an ErrorReply
+  // is sent first, so that a peer of another release learns the reason.
   void refuse(const Error& error) {
     if (error.code() != ErrorCode::kRefused) return end(error);
     const Envelope echo = reader.refused().value_or(Envelope{});
@@ -75,7 +76,7 @@ struct UnixStream::State : std::enable_shared_from_this<State> {
     if (!open() || finishing) return;
     finishing = std::move(reason);
     deadline.start(time);
-    // In a turn of its own, so that on_close never runs inside finish().
+    // Posted to the loop, so that on_close never runs inside finish().
     loop.post([self = shared_from_this()] { self->flush(); });
   }
 
@@ -83,7 +84,7 @@ struct UnixStream::State : std::enable_shared_from_this<State> {
     if (!open()) return;
     const auto done = writer.flush(socket.get());
     if (!done) {
-      // The peer may have said why before it hung up: read that first.
+      // The peer may have sent a reason before it hung up, so read that first.
       if (!finishing) receive();
       return end(done.error());
     }
@@ -111,8 +112,8 @@ struct UnixStream::State : std::enable_shared_from_this<State> {
   FrameReader reader;
   FrameWriter writer;
   Timer deadline;
-  std::optional<Error> finishing;      // what on_close will be told
-  std::unique_ptr<FdWatcher> watcher;  // null: closed
+  std::optional<Error> finishing;      // error to pass to on_close
+  std::unique_ptr<FdWatcher> watcher;  // null = closed
 };
 
 Result<std::unique_ptr<UnixStream>> UnixStream::adopt(Loop& loop, UniqueFd socket,
@@ -145,10 +146,10 @@ Result<> UnixStream::send(const Envelope& envelope, const Message& message,
     return fail(ErrorCode::kPeerLost, "the connection has ended");
   const bool idle = state_->writer.empty();
   WSYNC_TRY(state_->writer.push(envelope, message, std::move(fds)));
-  if (!idle) return {};  // the watcher goes on when the socket takes more
+  if (!idle) return {};  // the watcher continues when the socket is writable
   const auto done = state_->writer.flush(state_->socket.get());
   if (!done) {
-    state_->loop.post([state = state_] { state->flush(); });  // says so through on_close
+    state_->loop.post([state = state_] { state->flush(); });  // reports through on_close
     return fail(done.error());
   }
   if (!*done) state_->watcher->watch({.readable = true, .writable = true});

@@ -19,31 +19,31 @@ namespace wsync::control {
 
 struct StreamCallbacks {
   std::function<void(Frame)> on_frame;
-  // The connection has ended; called once, nothing follows. kPeerLost: the peer hung up or died;
-  // kInvalidInput, kRefused: it sent what cannot be read (and, for kRefused, was told so);
-  // kCancelled: finish() is done; kDeadline: finish() was not done in time.
+  // The connection has ended. Called once, as the last callback. kPeerLost: the peer hung up or
+  // died; kInvalidInput, kRefused: it sent unreadable data (and, for kRefused, got an ErrorReply);
+  // kCancelled: finish() is complete; kDeadline: finish() did not complete in time.
   std::function<void(Error)> on_close;
 };
 
 class UnixStream {
  public:
-  // Takes over a connected, non-blocking socket.
+  // Takes ownership of a connected, non-blocking socket.
   [[nodiscard]] static Result<std::unique_ptr<UnixStream>> adopt(Loop& loop, UniqueFd socket,
                                                                  StreamCallbacks callbacks);
-  // Connects now or not at all; errors as connect_unix().
+  // Connects without waiting; errors as connect_unix().
   [[nodiscard]] static Result<std::unique_ptr<UnixStream>> connect(Loop& loop,
                                                                    const std::string& path,
                                                                    StreamCallbacks callbacks);
   UnixStream(const UnixStream&) = delete;
   UnixStream& operator=(const UnixStream&) = delete;
-  ~UnixStream();  // closes without further callbacks; what is unsent is lost
+  ~UnixStream();  // closes without further callbacks; unsent data is lost
 
-  // Queues a frame and sends what fits now; the descriptors are closed once sent. kBusy: the peer
-  // does not read and the queue is full; kPeerLost: the connection has ended (on_close follows or
-  // has been called); kInvalidInput as encode().
+  // Queues a frame and sends what the socket accepts now. The descriptors are closed after they are
+  // sent. kBusy: the peer does not read and the queue is full; kPeerLost: the connection has ended
+  // (on_close follows or was called); kInvalidInput as encode().
   [[nodiscard]] Result<> send(const Envelope& envelope, const Message& message,
                               std::vector<UniqueFd> fds = {});
-  // Takes no further frames in either direction, sends what is queued, then closes.
+  // Accepts no further frames in either direction, sends what is queued, then closes.
   void finish(std::chrono::milliseconds deadline);
   [[nodiscard]] std::uint64_t queued_bytes() const noexcept;
 

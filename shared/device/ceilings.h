@@ -1,5 +1,5 @@
-// What a GPU can do with the driver's plain calls and nothing around them: measured beside what the
-// streams of device.h do, for `wsync bench gpu`.
+// Measures the plain calls of the GPU driver without any overhead. `wsync bench gpu` compares these
+// results with the streams of device.h.
 #pragma once
 
 #include <chrono>
@@ -8,21 +8,21 @@
 
 namespace wsync::device {
 
-// One GPU and memory for it: pinned on the host, and two allocations on the GPU, of equal sizes.
-// Each function does its work `times` times (1 at least), one behind the other on one stream,
-// waits, and returns the time from before the first call until the last is known to be complete.
-// Errors are the driver's; kDeadline after a minute. Thread: one at a time.
+// One GPU with three memories of equal size: pinned host memory and two allocations on the GPU.
+// Each function performs its operation `times` times (at least 1) in sequence on one stream and
+// waits. It returns the time from before the first call until the last operation is known to be
+// complete. Errors are the driver's; kDeadline after one minute. Thread: one at a time.
 class Ceilings {
  public:
   virtual ~Ceilings() = default;
   Ceilings(const Ceilings&) = delete;
   Ceilings& operator=(const Ceilings&) = delete;
 
-  // From pinned memory of the driver's own to the GPU.
+  // Copies from pinned memory of the driver to the GPU.
   [[nodiscard]] virtual Result<std::chrono::nanoseconds> host_to_device(unsigned times) = 0;
-  // Within the GPU.
+  // Copies within the GPU.
   [[nodiscard]] virtual Result<std::chrono::nanoseconds> device_copy(unsigned times) = 0;
-  // By a kernel that only reads.
+  // Reads with a kernel that writes nothing back.
   [[nodiscard]] virtual Result<std::chrono::nanoseconds> device_read(unsigned times) = 0;
 
  protected:

@@ -22,21 +22,23 @@ struct Loaded {
   const CudaBackend* backend = nullptr;
 };
 
-// Where the program or the library that this function is linked into lies; empty: nobody knows,
-// such as after a library was loaded by a relative path from a folder that the process has left.
+// Returns the folder of the program or library that contains this function. Returns an empty path
+// if it is unknown, for example if a library was loaded by a relative path and the process then
+// changed its folder.
 std::filesystem::path own_folder() {
   Dl_info info{};
   link_map* map = nullptr;
   std::error_code code;
   const bool found = ::dladdr1(reinterpret_cast<const void*>(&own_folder), &info,
                                reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) != 0;
-  // The program itself has no name there, and its argv[0] may be anything.
+  // The link map has no name for the program itself, and argv[0] may be anything.
   if (!found || map == nullptr || map->l_name == nullptr || *map->l_name == '\0')
     return std::filesystem::read_symlink("/proc/self/exe", code).parent_path();
   return std::filesystem::canonical(map->l_name, code).parent_path();
 }
 
-// In order; the last one has no folder: where the system looks.
+// Returns the candidates in search order. The last one has no folder, so the system's search
+// applies.
 std::vector<std::filesystem::path> places() {
   std::vector<std::filesystem::path> all;
   if (const auto folder = own_folder(); !folder.empty()) {
@@ -63,7 +65,7 @@ Result<Loaded> check_entry(void* handle, const std::string& place) {
                             "expected {}); install both from one package",
                             place, what, found, expected));
   };
-  // What lies behind the size is looked at only when that is right.
+  // The fields after `size` are read only if the size is right.
   if (backend == nullptr) return other("backend", "none", "one");
   if (backend->size != sizeof(CudaBackend))
     return other("size", backend->size, sizeof(CudaBackend));
@@ -73,7 +75,7 @@ Result<Loaded> check_entry(void* handle, const std::string& place) {
   return Loaded{.handle = handle, .backend = backend};
 }
 
-// Nothing: there is none at `place`.
+// Returns std::nullopt if there is no library at `place`.
 Result<std::optional<Loaded>> load_from(const std::filesystem::path& place) {
   std::error_code code;
   const bool named = place.has_parent_path();
@@ -85,7 +87,8 @@ Result<std::optional<Loaded>> load_from(const std::filesystem::path& place) {
   }
   const char* said = ::dlerror();
   const std::string_view why = said == nullptr ? "no reason given" : said;
-  // The system found none in its folders; a library that it cannot load names something else.
+  // The system found no such file. The error for a library that exists but cannot be loaded names
+  // something else.
   if (!named &&
       why.starts_with(fmt::format("{}: cannot open shared object file: No such", kLibrary)))
     return std::optional<Loaded>{};

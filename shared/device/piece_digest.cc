@@ -19,8 +19,8 @@ PieceDigest add(const PieceDigest& sum, const PieceDigest& part) noexcept {
 
 PieceDigest digest_sum(std::span<const std::byte> bytes, std::uint64_t position) noexcept {
   WSYNC_CHECK(position % kDigestGranule == 0, "what is digested is cut into granules");
-  // Sums of their own for granules that follow each other, so that none waits for the carry of the
-  // one before.
+  // Consecutive granules go to separate sums, so that no addition waits for the carry of the
+  // previous one.
   constexpr std::size_t kChains = 4;
   PieceDigest sums[kChains];
   std::uint64_t i = position / kDigestGranule;
@@ -47,8 +47,8 @@ PieceDigest digest_sum(std::span<const std::byte> bytes, std::uint64_t position)
 }
 
 PieceDigest finish_digest(const PieceDigest& sum, std::uint64_t bytes) noexcept {
-  // Granules of zeros at the end and none there differ by their keys; the length of the last
-  // granule only here.
+  // The keys distinguish trailing zero granules from missing ones. Only the length distinguishes
+  // the number of valid bytes in the last granule.
   PieceDigest result = sum;
   granule::add(~bytes, bytes, ~bytes, result.low, result.high);
   return result;

@@ -25,7 +25,7 @@ std::uint64_t EventState::newest() const {
 void EventState::complete(std::uint64_t ticket, const Result<>& outcome) {
   {
     const std::lock_guard lock(mutex_);
-    if (ticket <= completed_) return;  // a newer record, on another stream, came first
+    if (ticket <= completed_) return;  // a newer record on another stream completed first
     completed_ = ticket;
     error_ = outcome ? std::nullopt : std::optional<Error>(outcome.error());
   }
@@ -58,7 +58,7 @@ Result<> EventState::wait(std::uint64_t ticket, const std::stop_token& stop) con
   return outcome();
 }
 
-// A communicator's work, in its turn.
+// Access to the stream for work of a communicator.
 class WorkerStream::Turn final : public StreamTurn {
  public:
   Turn(WorkerStream& stream, const std::stop_token& stop) : stream_(stream), stop_(stop) {}
@@ -105,7 +105,7 @@ Result<> WorkerStream::so_far(const std::stop_token& stop) {
   return {};
 }
 
-// After a stop the rest of the queue is still walked: work is skipped, callbacks and events hear.
+// After a stop the loop still drains the queue: it skips work, but completes callbacks and events.
 void WorkerStream::serve(const std::stop_token& stop) {
   if (auto attached = attach(); !attached) failed(attached.error());
   while (true) {
@@ -212,7 +212,7 @@ Result<> check_pieces(std::span<const Piece> pieces, std::size_t sums) {
       return fail(ErrorCode::kInvalidInput,
                   fmt::format("a piece of {} rows of {} bytes, {} bytes apart, leaves its memory",
                               piece.rows, piece.row_bytes, piece.from_stride));
-    // Read only: the const is the piece's, a region has none.
+    // Used only for reading. The piece's memory is const, but a Region has no const form.
     WSYNC_TRY(check_region({.memory = const_cast<Memory*>(piece.from),
                             .offset = piece.from_offset,
                             .bytes = steps * piece.from_stride + piece.row_bytes},

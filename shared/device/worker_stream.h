@@ -1,12 +1,12 @@
-// WorkerStream: what the streams of every backend have in common. Each has one worker thread,
-// started by its first work, which carries out the queue in order; so streams truly run beside each
-// other, an idle one costs nothing, a wait can be cancelled, and an error reaches every callback
-// behind it.
+// WorkerStream: the common part of the streams of every backend. Each stream has one worker thread,
+// started by its first work, which executes the queue in order. As a result, streams run
+// concurrently, an idle stream costs nothing, a wait can be cancelled, and every callback after a
+// failure gets its error.
 //
-// A backend's work may be complete when it returns (host), or only submitted to hardware (CUDA).
-// The worker settles what was submitted before it calls back, completes an event or runs work of a
-// communicator. Order between streams is therefore kept by the workers, and hardware that hangs
-// holds up one stream, whose destruction ends at settle()'s own deadline.
+// A backend's work may be complete when it returns (host) or only submitted to hardware (CUDA). The
+// worker settles submitted work before it calls back, completes an event or executes work of a
+// communicator. The workers therefore keep the order between streams. Hardware that hangs blocks
+// only one stream, and destroying that stream ends at settle()'s own deadline.
 #pragma once
 
 #include <condition_variable>
@@ -23,17 +23,17 @@
 
 namespace wsync::device {
 
-// What record() and wait() share; outlives the Event and the streams that use it.
+// State shared by record() and wait(). It outlives the Event and the streams that use it.
 class EventState {
  public:
-  // The ticket of a new record.
+  // Returns the ticket of a new record.
   [[nodiscard]] std::uint64_t record();
-  // The ticket of the newest record; 0 when there is none.
+  // Returns the ticket of the newest record; 0 if there is none.
   [[nodiscard]] std::uint64_t newest() const;
   void complete(std::uint64_t ticket, const Result<>& outcome);
   [[nodiscard]] Result<bool> query(std::uint64_t ticket) const;
   [[nodiscard]] Result<> wait(std::uint64_t ticket, TimePoint deadline) const;
-  // Without a deadline, for a stream's worker: ends with kCancelled when its stream is destroyed.
+  // Waits without a deadline, for a stream's worker. kCancelled when its stream is destroyed.
   [[nodiscard]] Result<> wait(std::uint64_t ticket, const std::stop_token& stop) const;
 
  private:
@@ -74,30 +74,30 @@ class WorkerStream : public Stream {
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
 
  protected:
-  // One piece of work, run on the worker; it returns soon after `stop` is requested.
+  // One unit of work, executed on the worker. It must return soon after `stop` is requested.
   using Work = std::function<Result<>(const std::stop_token& stop)>;
 
-  // `name` for error messages.
+  // `name` is used in error messages.
   WorkerStream(DeviceKind kind, std::string name) : kind_(kind), name_(std::move(name)) {}
-  // Cancels what has not begun, tells its callbacks and joins the worker. A backend's destructor
-  // calls it first, while its own members are there.
+  // Cancels work that has not started, notifies its callbacks and joins the worker. A backend's
+  // destructor must call it first, while the backend's own members still exist.
   void close();
   void enqueue(Work work);
 
-  // ---- of a backend, on the worker ----
+  // ---- implemented by a backend, called on the worker ----
 
-  // Before the first work.
+  // Called before the first work.
   [[nodiscard]] virtual Result<> attach() { return {}; }
-  // Waits until everything that was submitted is complete, also after a stop: what has been
-  // submitted cannot be recalled. Its error. Never without a deadline of its own.
+  // Waits until all submitted work is complete, also after a stop, because submitted work cannot be
+  // recalled. Returns the error of that work. Must have its own deadline.
   [[nodiscard]] virtual Result<> settle() { return {}; }
-  // Submits a copy between addresses of the device, or does it.
+  // Submits or performs a copy between addresses of the device.
   [[nodiscard]] virtual Result<> copy(std::byte* to, const std::byte* from, std::uint64_t bytes,
                                       const std::stop_token& stop) = 0;
 
  private:
   class Turn;
-  // `always` work runs after a failure too, and is told of it: callbacks and event records.
+  // `always` work (callbacks and event records) also runs after a failure and gets the error.
   struct Item {
     Work work;
     StreamCallback always;
@@ -117,9 +117,9 @@ class WorkerStream : public Stream {
   std::jthread worker_;
 };
 
-// kInvalidInput unless the region lies inside its memory (and may be written to, when asked).
+// kInvalidInput unless the region lies inside its memory and, if `to_be_written`, is writable.
 [[nodiscard]] Result<> check_region(const Region& region, bool to_be_written);
-// The same for what a batch reads and writes, and for its sums.
+// Checks the same for the reads and writes of a batch, and its sums.
 [[nodiscard]] Result<> check_pieces(std::span<const Piece> pieces, std::size_t sums);
 
 }  // namespace wsync::device

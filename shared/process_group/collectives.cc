@@ -12,21 +12,22 @@
 namespace wsync::collective {
 namespace {
 
-// An argument that does not fit. The other members must not wait for this one.
+// Reports an invalid argument and breaks the group, so that the other members do not wait for this
+// one.
 tl::unexpected<Error> refuse(const Team& team, const std::string& why) {
   Error error(ErrorCode::kInvalidInput, why);
   if (team.group() != nullptr) team.group()->abort(error);
   return fail(std::move(error));
 }
 
-// Of the members beside this one.
+// Exchanges messages with the other members.
 Result<> exchange(const Team& team, std::span<const Send> sends, std::span<const Receive> receives,
                   TimePoint deadline) {
   if (team.size() == 1) return {};
   return team.group()->exchange(sends, receives, deadline);
 }
 
-// What a member cannot see by itself: that all have as many arrays.
+// A member cannot see the array counts of the others, so the members compare them.
 using ArrayCount = std::array<std::byte, sizeof(std::uint64_t)>;
 ArrayCount array_count(std::size_t count) {
   ArrayCount bytes;
@@ -54,7 +55,7 @@ Result<> check_parts(const Team& team, std::span<const std::span<const float>> a
   return {};
 }
 
-// Each member sends all it has to every other one, and adds all up.
+// Each member sends all its values to every other member and computes the whole sum.
 Result<> sum_whole(const Team& team, std::span<float> values, TimePoint deadline) {
   std::vector<float> others((team.size() - 1) * values.size());
   std::vector<std::span<const float>> summands;  // in the order of the sum
@@ -83,7 +84,7 @@ Result<> sum_whole(const Team& team, std::span<float> values, TimePoint deadline
   return {};
 }
 
-// Each member adds up a part, and sends it to the others.
+// Each member sums one part and sends the result to the others.
 Result<> sum_in_parts(const Team& team, std::span<float> values, TimePoint deadline) {
   std::vector<std::size_t> cuts;
   for (std::size_t member = 0; member <= team.size(); ++member)
@@ -125,7 +126,8 @@ std::uint32_t Team::rank_of(std::uint32_t member) const { return members_.at(mem
 ProcessGroup* Team::group() const noexcept { return group_; }
 
 Result<> barrier(const Team& team, TimePoint deadline) {
-  // From each to each, and not in rounds: whoever waits in vain can then say for whom.
+  // Each member exchanges with every other one, not in rounds. A member that waits in vain can then
+  // name the missing rank.
   const std::vector<std::span<const std::byte>> send(team.size());
   const std::vector<std::span<std::byte>> receive(team.size());
   return all_to_all(team, send, receive, deadline);
@@ -215,7 +217,7 @@ Result<> reduce_scatter(const Team& team, std::span<const std::span<const float>
 
 Result<> all_reduce(const Team& team, std::span<float> values, TimePoint deadline) {
   if (team.size() == 1) return {};
-  // Between two the bytes are the same either way.
+  // With two members both algorithms transfer the same number of bytes.
   if (team.size() == 2 || values.size_bytes() <= kAllReduceWholeBytes)
     return sum_whole(team, values, deadline);
   return sum_in_parts(team, values, deadline);

@@ -1,9 +1,9 @@
-// What some of a process group's ranks do together. Every member calls the same functions in the
-// same order. Sums are taken in the order of the members, so the result is the same bits whoever is
-// late and whatever the backend.
+// Collective operations on some of a process group's ranks. Every member must call the same
+// functions in the same order. Sums are computed in the order of the members, so the result is
+// bitwise identical for every timing and backend.
 //
-// Errors as ProcessGroup::exchange(), and kInvalidInput for arguments that do not fit together;
-// each breaks the group. Thread: as exchange().
+// Errors as ProcessGroup::exchange(); kInvalidInput for inconsistent arguments. Each error breaks
+// the group. Thread: as exchange().
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,14 @@
 
 namespace wsync::collective {
 
-// Members of a group, in the order that sums keep. A team of one needs no process group.
+// Members of a group, in the order used for sums. A team of one needs no process group.
 class Team {
  public:
-  // Of this process alone.
+  // A team of this process alone.
   Team() = default;
-  // `group` is borrowed, and may be null for one member. `members`: ranks of the group, each once,
-  // this rank among them; anything else is a defect of the caller, and aborts the process.
+  // `group` is borrowed and may be null if there is one member. `members` lists distinct ranks of
+  // the group, including this rank. Any other list is a defect of the caller and aborts the
+  // process.
   Team(ProcessGroup* group, std::vector<std::uint32_t> members);
   [[nodiscard]] std::uint32_t size() const noexcept;
   [[nodiscard]] std::uint32_t index() const noexcept;  // of this rank among the members
@@ -33,40 +34,40 @@ class Team {
   std::uint32_t index_ = 0;
 };
 
-// Returns when every member has called it.
+// Returns after every member has called it.
 [[nodiscard]] Result<> barrier(const Team& team, TimePoint deadline);
 
-// Part i of `send` goes to member i, part i of `receive` comes from member i; this rank's own part
-// is copied. Both hold size() spans.
+// Sends part i of `send` to member i and receives part i of `receive` from member i. This rank's
+// own part is copied. Both hold size() spans.
 [[nodiscard]] Result<> all_to_all(const Team& team,
                                   std::span<const std::span<const std::byte>> send,
                                   std::span<const std::span<std::byte>> receive,
                                   TimePoint deadline);
 
-// Each member has filled parts[index()]; afterwards all parts are filled. Parts may differ in size.
+// Each member provides parts[index()]; on return all parts are filled. Parts may differ in size.
 [[nodiscard]] Result<> all_gather(const Team& team, std::span<const std::span<std::byte>> parts,
                                   TimePoint deadline);
 
-// out = the sum of this rank's part of what all members have: (((a0 + a1) + ...) + b0) + b1 with
-// a0, a1, ... the arrays of member 0 and b0, b1, ... those of member 1. Every member gives the same
-// number of arrays, one at least, each of all elements; member i's part are elements
-// [cuts[i], cuts[i + 1]). `cuts` has size() + 1 entries, ascending from 0 to the number of
-// elements. `out` is no part of an array. Needs memory for one part of every other member's arrays.
+// Computes this rank's part of the sum over all members: (((a0 + a1) + ...) + b0) + b1, where a0,
+// a1, ... are the arrays of member 0 and b0, b1, ... those of member 1. Every member provides the
+// same number of arrays (at least one) with all elements. Member i's part is elements [cuts[i],
+// cuts[i + 1]). `cuts` has size() + 1 entries, ascending from 0 to the number of elements. `out`
+// must not overlap an array. Needs memory for one part of every other member's arrays.
 [[nodiscard]] Result<> reduce_scatter(const Team& team,
                                       std::span<const std::span<const float>> arrays,
                                       std::span<const std::size_t> cuts, std::span<float> out,
                                       TimePoint deadline);
 
-// values = the sum of all members' values, of which each gives as many: ((a + b) + c), with a those
-// of member 0. Every member gets the same bits. Needs memory for what the others have where that is
-// little, and for this rank's part of it otherwise.
+// Replaces `values` with the sum over all members: ((a + b) + c), where a are those of member 0.
+// All members provide the same number of values and get bitwise identical results. Needs memory for
+// the values of the other members if they are small, otherwise for this rank's part of them.
 [[nodiscard]] Result<> all_reduce(const Team& team, std::span<float> values, TimePoint deadline);
-// What all_reduce() sends to every other member whole: the number of messages then counts for more
-// than their bytes.
+// all_reduce() sends up to this many bytes whole to every other member, because for small messages
+// their number costs more than their size.
 inline constexpr std::size_t kAllReduceWholeBytes = std::size_t{64} << 10U;
 
-// Member 0 gets what every member has: parts[i] becomes member i's `own`, its own is copied.
-// `parts` is empty on the others.
+// Collects on member 0: parts[i] becomes the `own` of member i; its own part is copied. `parts` is
+// empty on the other members.
 [[nodiscard]] Result<> gather(const Team& team, std::span<const std::byte> own,
                               std::span<const std::span<std::byte>> parts, TimePoint deadline);
 

@@ -11,7 +11,7 @@
 namespace wsync::collective {
 namespace {
 
-// Nothing on a link lasts longer, and no sum of this and now() overflows.
+// Upper bound of a transfer time. The sum of it and now() cannot overflow.
 constexpr double kLongestSeconds = 1e9;
 
 class EmulatedLink final : public ProcessGroup {

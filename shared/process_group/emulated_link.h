@@ -1,5 +1,5 @@
-// A process group on a slower link than it has: for benchmarks that show on one host what a
-// schedule is worth on a network.
+// A process group that emulates a slower link. Benchmarks use it to show on one host the value of a
+// schedule on a network.
 #pragma once
 
 #include <chrono>
@@ -9,16 +9,16 @@
 
 namespace wsync::collective {
 
-// A rank's own link, full duplex: what it sends to and receives from all peers shares it.
+// A rank's link, full duplex. Its traffic with all peers shares the link.
 struct LinkSpeed {
-  std::chrono::nanoseconds latency{};  // of each exchange(), however many messages it has
-  double bytes_per_second = 0;         // above 0; each way
+  std::chrono::nanoseconds latency{};  // per exchange(), for any number of messages
+  double bytes_per_second = 0;         // above 0; in each direction
 };
 
-// exchange() takes latency + max(bytes sent, bytes received) / bytes_per_second at least, and
-// sleeps for what the group itself did not need of that. When this would go beyond the deadline,
-// the group is broken with kDeadline. All else as the group itself. kInvalidInput for a speed that
-// is none.
+// exchange() takes at least latency + max(bytes sent, bytes received) / bytes_per_second. It sleeps
+// for the part of this time that the inner group did not need. If this would exceed the deadline,
+// the group breaks with kDeadline. Everything else behaves as the inner group. kInvalidInput for an
+// invalid speed.
 [[nodiscard]] Result<std::unique_ptr<ProcessGroup>> emulate_link(
     std::unique_ptr<ProcessGroup> group, const LinkSpeed& speed);
 

@@ -1,4 +1,4 @@
-// How sentences name ranks.
+// Names of ranks in error messages.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace wsync::collective {
 
-// "rank 3", "ranks 1, 2 and 3".
+// Returns "rank 3" or "ranks 1, 2 and 3".
 [[nodiscard]] inline std::string ranks_in_words(const std::vector<std::uint32_t>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (std::size_t i = 0; i < ranks.size(); ++i) {
@@ -17,8 +17,8 @@ namespace wsync::collective {
   return text;
 }
 
-// Of a rank that has waited in vain: for messages from these ranks, and for these ranks to take
-// messages.
+// Describes a wait that timed out on `rank`: it waited for messages from some ranks, and for others
+// to receive its messages.
 [[nodiscard]] inline std::string late_in_words(std::uint32_t rank,
                                                const std::vector<std::uint32_t>& silent,
                                                const std::vector<std::uint32_t>& full) {

@@ -37,7 +37,7 @@ Result<> RegroupableGroup::regroup(std::unique_ptr<ProcessGroup> inner) {
     const std::lock_guard lock(mutex_);
     inner_.swap(former);
   }
-  return {};  // the former one is left here, outside the lock
+  return {};  // the former group is destroyed here, outside the lock
 }
 
 Result<> RegroupableGroup::exchange(std::span<const Send> sends, std::span<const Receive> receives,

@@ -1,6 +1,6 @@
-// A process group that outlives the loss of a rank: it passes everything on to an inner group,
-// which can be replaced by one of the same ranks where the lost one's place is taken anew. What
-// borrows it keeps its pointer.
+// A process group that survives the loss of a rank. It forwards all calls to an inner group, which
+// can be replaced by a group of the same ranks after the lost rank was restarted. Borrowed pointers
+// to this group stay valid.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,16 @@
 
 namespace wsync::collective {
 
-// Thread: exchange() and regroup() from one at a time; the others from any thread, also meanwhile.
+// Thread: exchange() and regroup() from one thread at a time; the others from any thread, also
+// concurrently.
 class RegroupableGroup final : public ProcessGroup {
  public:
-  // `inner` is not null.
+  // `inner` must not be null.
   explicit RegroupableGroup(std::unique_ptr<ProcessGroup> inner);
 
-  // Passes everything on to `inner` from now on, and leaves the group before it, whose messages are
-  // lost. Whatever used the former one by itself (a heartbeat) has ended. kInvalidInput for none,
-  // and for another rank or another number of ranks: nothing has changed then.
+  // Forwards all calls to `inner` from now on and leaves the former group, whose messages are lost.
+  // Direct users of the former group (a heartbeat) must have ended. kInvalidInput for a null group,
+  // or for another rank or number of ranks; nothing changes then.
   [[nodiscard]] Result<> regroup(std::unique_ptr<ProcessGroup> inner);
 
   [[nodiscard]] std::uint32_t rank() const noexcept override { return rank_; }
@@ -30,13 +31,14 @@ class RegroupableGroup final : public ProcessGroup {
   [[nodiscard]] Result<> health() const override;
 
  private:
-  // Keeps it alive for a call beside which it is replaced.
+  // Returns a shared pointer that keeps the group alive during a call, even if it is replaced
+  // meanwhile.
   [[nodiscard]] std::shared_ptr<ProcessGroup> inner() const;
 
   const std::uint32_t rank_;
   const std::uint32_t size_;
   mutable std::mutex mutex_;
-  std::shared_ptr<ProcessGroup> inner_;  // under mutex_
+  std::shared_ptr<ProcessGroup> inner_;  // guarded by mutex_
 };
 
 }  // namespace wsync::collective

@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::uint32_t number(Rank rank) { return static_cast<std::uint32_t>(rank); }
 
-// What the ranks of a group share. Broadcasts are numbered by each rank in its own order; equal
-// numbers are one broadcast.
+// State shared by the ranks of a group. Each rank numbers its broadcasts in its own order; equal
+// numbers mean the same broadcast.
 class Meeting {
  public:
   explicit Meeting(std::uint32_t size) : size_(size), joined_(size, false) {}
@@ -54,7 +54,7 @@ class Meeting {
     return broken();
   }
 
-  // One rank's part of broadcast number `sequence`, on its stream's worker.
+  // Executes one rank's part of broadcast number `sequence`, on its stream's worker.
   Result<> take_part(Rank rank, std::uint64_t sequence, const Broadcast& b,
                      device::StreamTurn& turn) {
     const std::stop_token& stop = turn.stop();
@@ -75,7 +75,7 @@ class Meeting {
     Rank root{};
     std::uint32_t copied = 0;
     std::uint32_t left = 0;
-    const std::byte* source = nullptr;  // null until the root has come
+    const std::byte* source = nullptr;  // null until the root has arrived
   };
 
   [[nodiscard]] Result<> broken() const {
@@ -88,7 +88,7 @@ class Meeting {
     changed_.notify_all();
   }
 
-  // Waits for `ready`; breaks the group at the deadline, or when the stream is closed.
+  // Waits for `ready`. Breaks the group at the deadline or when the stream is closed.
   template <class Ready>
   Result<> wait(std::unique_lock<std::mutex>& lock, const std::stop_token& stop, const Broadcast& b,
                 const std::string& what, Ready ready) {
@@ -102,7 +102,7 @@ class Meeting {
     return broken();
   }
 
-  // Brings the rank to the broadcast; returns where the root's bytes are.
+  // Registers the rank at the broadcast. Returns the address of the root's bytes.
   Result<const std::byte*> meet(Rank rank, std::uint64_t sequence, const Broadcast& b,
                                 const std::stop_token& stop) {
     std::unique_lock lock(mutex_);
@@ -129,7 +129,8 @@ class Meeting {
     return op.source;
   }
 
-  // The root stays until every rank has read its bytes. The last to leave forgets the operation.
+  // The root waits until every rank has read its bytes. The last rank to leave removes the
+  // operation.
   Result<> leave(Rank rank, std::uint64_t sequence, const Broadcast& b,
                  const std::stop_token& stop) {
     std::unique_lock lock(mutex_);

@@ -1,6 +1,6 @@
-// The local backend: ranks of one process, on any devices. Each destination's stream copies from
-// the root's bytes, so N destinations are N copies that truly run beside each other. GPUs must be
-// the same one, or peers.
+// The local backend: ranks of one process, on any devices. The stream of each destination copies
+// from the root's memory, so N destinations make N concurrent copies. GPUs must be identical or
+// peers.
 #pragma once
 
 #include "shared/broadcast/communicator.h"

@@ -46,7 +46,8 @@ Gpu gpu_behind(device::Stream& stream) {
         .enter = [] {}, .abandoned = [] { return false; }, .abandon = [](const std::string&) {}};
   return {.enter =
               [context = cuda->gpu().context()] {
-                // NCCL sets its device itself too: what fails here fails there, and is told there.
+                // An error here can be ignored: NCCL also sets the device, fails in the same way,
+                // and reports it.
                 (void)context->cuda().cuCtxSetCurrent(context->handle());
               },
           .abandoned = [context = cuda->gpu().context()] { return context->abandoned(); },
@@ -65,7 +66,8 @@ Hardware cuda_hardware() {
   return {.native = native_stream, .idle = stream_is_idle, .gpu = gpu_of, .of = gpu_behind};
 }
 
-// NCCL puts it above what a communicator is made with, and no deadline would hold any more.
+// This NCCL environment variable overrides the configuration of a communicator, so no deadline
+// would hold any more.
 Result<> check_environment() {
   const char* blocking = std::getenv("NCCL_COMM_BLOCKING");
   if (blocking == nullptr || std::string_view(blocking) != "1") return {};

@@ -19,7 +19,7 @@ constexpr std::uint32_t kSpins = 200;
 constexpr auto kShortestRest = std::chrono::microseconds(10);
 constexpr auto kLongestRest = std::chrono::microseconds(20);
 
-// Between two looks at what cannot be waited for: a short spin, then growing sleeps.
+// The interval between polls: a short spin, then growing sleeps.
 class Pace {
  public:
   void rest() {
@@ -33,12 +33,12 @@ class Pace {
   std::chrono::microseconds rest_ = kShortestRest;
 };
 
-// What a group and its communicators share.
+// State shared by a group and its communicators.
 struct Shared {
   Shared(Site s, std::uint32_t size) : site(std::move(s)), members{site.process}, roster(size) {}
 
-  // Success, or what broke the group. Asks NCCL about every rank: it may report an error to one of
-  // them while another is waited for.
+  // Returns success, or the error that broke the group. Asks NCCL about every rank, because it may
+  // report an error to one rank while another one is waited for.
   Result<> health() {
     WSYNC_TRY(roster.health());
     const std::lock_guard lock(mutex);
@@ -48,7 +48,7 @@ struct Shared {
     return roster.health();
   }
 
-  // What is to be done when a handle has ended, in time or not.
+  // Handles the end of a handle, in time or not.
   void ended(bool in_time, const Gpu& gpu) const {
     if (in_time) return;
     gpu.abandon(fmt::format(
@@ -58,21 +58,21 @@ struct Shared {
   }
 
   const Site site;
-  ncclUniqueId unique{};  // of this group alone, in this process alone
+  ncclUniqueId unique{};  // unique to this group, never leaves this process
   std::mutex mutex;
   std::vector<Member> members;                 // under the mutex
   std::vector<std::weak_ptr<Handle>> handles;  // under the mutex
   Roster roster;
 };
 
-// A broadcast of one rank, on its stream's worker.
+// One rank's broadcast, executed on its stream's worker.
 class Turn {
  public:
   Turn(Shared& shared, Handle& handle, const Gpu& gpu, const Roster::Visit& visit,
        const std::stop_token& stop)
       : shared_(shared), handle_(handle), gpu_(gpu), visit_(visit), stop_(stop) {}
 
-  // Ends what was begun, and the group, when it fails.
+  // On failure, ends the started operation and breaks the group.
   Result<> run(const Handle::Transfer& transfer) {
     auto done = execute(transfer);
     if (done) return done;
@@ -87,7 +87,7 @@ class Turn {
     WSYNC_TRY(shared_.roster.arrive(visit_, stop_));
     if (transfer.bytes > 0) {
       WSYNC_TRY(handle_.broadcast(transfer));
-      // Until NCCL has enqueued it nobody may look at the stream.
+      // The stream must not be queried until NCCL has enqueued the broadcast.
       WSYNC_TRY(until("NCCL to enqueue a broadcast", [&] { return handle_.settled(); }));
       WSYNC_TRY(until("the other ranks of a broadcast, or for their GPUs",
                       [&] { return complete(transfer.stream); }));
@@ -149,7 +149,7 @@ class NcclCommunicator final : public Communicator {
                     [this] { return over_; });
   }
 
-  // The rendezvous begins on the stream's thread, where the device is current.
+  // The rendezvous starts on the stream's thread, where the device is current.
   std::weak_ptr<Handle> begin(const ncclUniqueId& id) {
     on_home([shared = shared_, handle = handle_, id] {
       if (auto begun = handle->begin(id); !begun) shared->roster.break_with(begun.error());
@@ -179,7 +179,7 @@ class NcclCommunicator final : public Communicator {
     const auto native = WSYNC_TRY(shared_->site.hardware.native(stream));
     const bool root = broadcast.root == rank_;
     std::byte* to = broadcast.destination.memory->address() + broadcast.destination.offset;
-    // NCCL reads from it on the root only.
+    // NCCL reads this address only on the root.
     const std::byte* from =
         root ? broadcast.source.memory->address() + broadcast.source.offset : to;
     const Handle::Transfer transfer{.from = from,
@@ -206,8 +206,8 @@ class NcclCommunicator final : public Communicator {
   [[nodiscard]] Result<> health() const override { return shared_->health(); }
 
  private:
-  // `work` on the stream of this communicator; a stream that cannot work breaks the group. The
-  // last call of it is the one that the destructor waits for.
+  // Executes `work` on the stream of this communicator. A stream that has failed breaks the group.
+  // The destructor waits for the last call.
   template <class Work>
   void on_home(Work work) {
     const std::uint32_t number = ++asked_;
@@ -226,7 +226,7 @@ class NcclCommunicator final : public Communicator {
     if (over_) ended_.notify_all();
   }
 
-  static constexpr std::uint32_t kCallsOfALife = 2;  // begin, and the destructor's
+  static constexpr std::uint32_t kCallsOfALife = 2;  // begin, and the destructor's call
 
   const std::shared_ptr<Shared> shared_;
   const Rank rank_;
@@ -236,7 +236,7 @@ class NcclCommunicator final : public Communicator {
   bool over_ = false;
   std::mutex order_;
   std::uint64_t next_ = 0;
-  std::unique_ptr<device::Stream> home_;  // destroyed before what its callbacks use
+  std::unique_ptr<device::Stream> home_;  // destroyed before the members that its callbacks use
   const Gpu gpu_;
   const std::shared_ptr<Handle> handle_;
 };

@@ -17,7 +17,7 @@ bool ends_in_time(std::function<void()> call, TimePoint deadline) {
   const auto end = std::make_shared<End>();
   std::thread thread([end, call = std::move(call)]() mutable {
     call();
-    call = nullptr;  // what it owns goes before the end is told
+    call = nullptr;  // destroy the captured objects before the end is signalled
     const std::lock_guard lock(end->mutex);
     end->come = true;
     end->changed.notify_all();

@@ -1,5 +1,5 @@
-// A call that may never come back, with a deadline: ncclCommDestroy and ncclCommAbort wait for the
-// GPU and for threads of NCCL, and nothing ends them.
+// Runs a call that may never return with a deadline. ncclCommDestroy and ncclCommAbort wait for the
+// GPU and for threads of NCCL, and nothing can interrupt them.
 #pragma once
 
 #include <functional>
@@ -8,9 +8,8 @@
 
 namespace wsync::collective::nccl {
 
-// Runs `call` on a thread of its own and waits for it, but not past the deadline. False when it has
-// not ended by then: its thread goes on by itself and nobody waits for it any more, so `call` owns
-// all that it uses.
+// Runs `call` on a separate thread and waits for it until the deadline. Returns false if it has not
+// ended by then. Its thread then continues detached, so `call` must own everything that it uses.
 [[nodiscard]] bool ends_in_time(std::function<void()> call, TimePoint deadline);
 
 }  // namespace wsync::collective::nccl

@@ -12,7 +12,7 @@ namespace {
 
 constexpr auto kLeavePoll = std::chrono::microseconds(200);
 
-// Whether NCCL has finalized it before the deadline.
+// Returns true if NCCL has finalized the communicator before the deadline.
 bool finalized(const Nccl& nccl, ncclComm_t communicator, TimePoint deadline) {
   const auto goes_on = [](ncclResult_t code) {
     return code == ncclSuccess || code == ncclInProgress;
@@ -135,7 +135,7 @@ ncclComm_t Handle::take() {
   return std::exchange(communicator_, nullptr);
 }
 
-// Results of the last two calls say nothing that could be acted upon: it is not used any more.
+// The results of the last two calls are ignored, because the communicator is not used any more.
 bool Handle::end(ncclComm_t communicator, bool orderly) const {
   if (communicator == nullptr) return true;
   const TimePoint leave_until = now() + place_.leave_time;

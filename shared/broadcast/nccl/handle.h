@@ -1,11 +1,12 @@
-// Handle: one rank's ncclComm_t, and what may be asked of it when. Communicators do not block
-// (ncclConfig_t.blocking = 0): a call returns at once, settled() tells when it has been carried
-// out, and abort() ends it at any point. The two calls that end a communicator do block, so they
-// run on a thread of their own with a deadline (ending.h).
+// Handle: one rank's ncclComm_t, and its state machine. Communicators are non-blocking
+// (ncclConfig_t.blocking = 0): a call returns at once, settled() reports when it has been executed,
+// and abort() ends it at any point. The two calls that end a communicator do block, so they run on
+// a separate thread with a deadline (ending.h).
 //
-// NCCL allows one call at a time on a communicator, of whichever thread; the mutex sees to that,
-// and what ends one takes it out of the handle first. begin() and broadcast() are called where the
-// rank's device is current, on a thread of one of its streams; the thread of the end makes it so.
+// NCCL allows one call at a time on a communicator, from any thread. The mutex enforces this, and a
+// call that ends the communicator first takes it out of the handle. begin() and broadcast() must be
+// called on a thread of one of the rank's streams, where its device is current. The thread that
+// ends the communicator makes the device current itself.
 #pragma once
 
 #include <chrono>
@@ -24,11 +25,11 @@
 namespace wsync::collective::nccl {
 
 enum class HandleState : std::uint8_t {
-  kNew,      // NCCL does not know of it
-  kJoining,  // the ranks meet
-  kReady,    // nothing is under way
-  kBusy,     // a broadcast is being enqueued, or runs
-  kBroken,   // NCCL has reported an error: only abort() is left
+  kNew,      // unknown to NCCL
+  kJoining,  // rendezvous of the ranks
+  kReady,    // no operation is running
+  kBusy,     // a broadcast is being enqueued or is running
+  kBroken,   // NCCL has reported an error; only abort() is allowed
   kGone,     // destroyed, aborted or forsaken, or about to be
 };
 [[nodiscard]] const char* handle_state_name(HandleState state) noexcept;
@@ -67,27 +68,29 @@ class Handle {
   struct Place {
     std::uint32_t rank = 0;
     std::uint32_t size = 0;
-    // Makes the rank's device current on the thread that calls it; owns what it uses.
+    // Makes the rank's device current on the calling thread. Owns everything that it uses.
     std::function<void()> enter = [] {};
-    // For ncclCommDestroy or ncclCommAbort; before that, leaving in good order has leave_time.
+    // end_time bounds ncclCommDestroy or ncclCommAbort. leave_time bounds the orderly leave before
+    // it.
     std::chrono::nanoseconds leave_time{};
     std::chrono::nanoseconds end_time{};
   };
-  // `nccl` outlives it, and everything that does not end in time.
+  // `nccl` must outlive the handle and every call that does not end in time.
   Handle(const Nccl& nccl, Place place) : nccl_(nccl), place_(std::move(place)) {}
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
-  ~Handle();  // aborts what is left, in the same time
+  ~Handle();  // aborts an active communicator, with the same limits
 
-  // Begins the rendezvous, on the device that is current; returns without waiting for the others.
+  // Starts the rendezvous on the current device. Returns without waiting for the others.
   [[nodiscard]] Result<> begin(const ncclUniqueId& id);
-  // True when what was asked for last has been carried out: the rank is in, the broadcast is on its
-  // stream, the leaving is over. False before begin() too. NCCL's error breaks the handle and is
-  // returned from then on; a handle that is gone is kCancelled.
+  // Returns true if the last requested operation is complete: the rank has joined, the broadcast is
+  // on its stream, or the leave is over. Returns false before begin(). An NCCL error breaks the
+  // handle and is returned from then on. kCancelled if the handle is gone.
   [[nodiscard]] Result<bool> settled();
-  // Only the error that NCCL reports now, if any; nothing before begin() and after the end.
+  // Returns only the error that NCCL reports now, if any. Succeeds before begin() and after the
+  // end.
   [[nodiscard]] Result<> look();
-  // One ncclBroadcast of `bytes` bytes, whatever they mean. `stream` is a CUstream of the device.
+  // One ncclBroadcast of `bytes` untyped bytes. `stream` is a CUstream of the device.
   struct Transfer {
     const void* from = nullptr;
     void* to = nullptr;
@@ -96,30 +99,32 @@ class Handle {
     void* stream = nullptr;
   };
   [[nodiscard]] Result<> broadcast(const Transfer& transfer);
-  // The stream has carried the broadcast out.
+  // Records that the stream has completed the broadcast.
   void finished();
-  // Ends the communicator; from any state, once, from then on it is gone. True when NCCL has freed
-  // it. False when it has not come back in time: the call goes on by itself on a thread that nobody
-  // waits for, what runs on the GPU may go on too, and so neither the GPU nor what the broadcasts
-  // wrote to may be used again by this process.
+  // Ends the communicator from any state; it is gone from then on. Returns true if NCCL has freed
+  // it. Returns false if the call has not returned in time. The call then continues on a detached
+  // thread and work may still run on the GPU, so this process must not use the GPU or the broadcast
+  // destinations again.
   [[nodiscard]] bool abort();
-  // The same in good order, where it is ready: finalized, then destroyed. Aborted where it is not,
-  // or NCCL does not finish within the leave time.
+  // Ends a ready communicator in an orderly way: finalizes it, then destroys it. Aborts it if it is
+  // not ready or if NCCL does not finish within the leave time.
   [[nodiscard]] bool leave();
-  // Neither: NCCL keeps what it has until the process ends. For a GPU that hangs.
+  // Neither aborts nor leaves: NCCL keeps its resources until the process ends. For a GPU that
+  // hangs.
   void forsake();
 
-  // The ranks have met, and nothing has ended since.
+  // Returns true if the ranks have met and the communicator has not ended.
   [[nodiscard]] bool ready() const;
 
  private:
-  // Under the mutex.
+  // Call with the mutex held.
   void become(HandleState state);
   [[nodiscard]] Result<bool> poll();
   [[nodiscard]] Result<> asked(ncclResult_t code, const char* what);
   [[nodiscard]] std::string sentence(const char* what) const;
   [[nodiscard]] Result<> needs(HandleState state, const char* what) const;
-  // Takes the communicator out of it; null when there is none. What follows is not under the mutex.
+  // Takes the communicator out of the handle; null if there is none. Later calls on it need no
+  // mutex.
   [[nodiscard]] ncclComm_t take();
   [[nodiscard]] bool end(ncclComm_t communicator, bool orderly) const;
 
@@ -128,7 +133,7 @@ class Handle {
   mutable std::mutex mutex_;
   HandleState state_ = HandleState::kNew;
   ncclComm_t communicator_ = nullptr;
-  std::optional<Error> error_;  // what broke it
+  std::optional<Error> error_;  // the error that broke it
 };
 
 }  // namespace wsync::collective::nccl

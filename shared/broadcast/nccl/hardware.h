@@ -1,6 +1,6 @@
-// What a communicator asks of the GPU beside NCCL: the stream behind a device::Stream, whether its
-// work is done, which GPU it is, and that it is not used again. One table, so that tests can put
-// another in its place.
+// The operations on a GPU that a communicator needs besides NCCL: get the CUstream of a
+// device::Stream, query its completion, identify the GPU, and abandon it. They are in one table, so
+// that tests can replace it.
 #pragma once
 
 #include <chrono>
@@ -14,41 +14,42 @@
 
 namespace wsync::collective::nccl {
 
-// The GPU behind a stream; usable when the stream is gone. Any thread.
+// The GPU of a stream. It stays usable after the stream is destroyed. Thread: any.
 struct Gpu {
-  // Makes it current on the thread that calls.
+  // Makes the GPU current on the calling thread.
   std::function<void()> enter;
-  // True when it does not end what it was given. NCCL would wait for it for ever in whatever frees
-  // something, so nothing is freed there any more.
+  // Returns true if the GPU does not complete its work. Any NCCL call that frees something would
+  // wait for that work without end, so nothing is freed there any more.
   std::function<bool()> abandoned;
-  // So it is from now on, and why: this process does not use it again, nor free anything on it.
+  // Abandons the GPU, with the reason. This process no longer uses it or frees anything on it.
   std::function<void(const std::string& why)> abandon;
 };
 
 struct Hardware {
-  // The CUstream; kInvalidInput for a stream of another backend. Valid while the stream is.
+  // Returns the CUstream; kInvalidInput for a stream of another backend. Valid while the stream
+  // exists.
   std::function<Result<void*>(device::Stream&)> native;
-  // True when all that was submitted to the CUstream is complete; its error otherwise. On a thread
-  // of that stream.
+  // Returns true if all work submitted to the CUstream is complete, or the error of that work.
+  // Thread: a thread of that stream.
   std::function<Result<bool>(void*)> idle;
-  // UUID of the device's GPU; kInvalidInput for a device that is none.
+  // Returns the UUID of the device's GPU; kInvalidInput for a device that is not a GPU.
   std::function<Result<std::string>(const device::Device&)> gpu;
-  // The stream's GPU.
+  // Returns the stream's GPU.
   std::function<Gpu(device::Stream&)> of;
 };
 [[nodiscard]] Hardware cuda_hardware();
 
-// All that a group is made of. `nccl` outlives the group and its communicators.
+// The dependencies of a group. `nccl` must outlive the group and its communicators.
 struct Site {
   const Nccl* nccl = nullptr;
   Hardware hardware;
-  Member process;  // of this process, without rank and GPU
-  // How long a rank waits for NCCL when it leaves in good order; it aborts then.
+  Member process;  // describes this process; rank and GPU are not set
+  // Time limit for an orderly leave. After it, the rank aborts.
   std::chrono::nanoseconds leave_time = std::chrono::seconds(2);
-  // How long for the call that frees the communicator; its GPU is abandoned then.
+  // Time limit for the call that frees the communicator. After it, the GPU is abandoned.
   std::chrono::nanoseconds end_time = std::chrono::seconds(5);
 };
-// kRefused without NCCL or a driver, in words.
+// Returns the site of this process. kRefused, with the reason, without NCCL or a driver.
 [[nodiscard]] Result<Site> this_site();
 
 }  // namespace wsync::collective::nccl

@@ -18,7 +18,7 @@ constexpr const char* kNamedBy = "WSYNC_NCCL_LIBRARY";
 #define WSYNC_NCCL_LIBRARY ""
 #endif
 
-// The folders of NCCL's Python package below an installation's prefix.
+// Adds the folders of NCCL's Python package below the prefix of an installation.
 void add_python_places(const std::filesystem::path& prefix,
                        std::vector<std::filesystem::path>& places) {
   std::error_code code;
@@ -35,7 +35,7 @@ void add_python_places(const std::filesystem::path& prefix,
     if (std::ranges::find(places, library) == places.end()) places.push_back(std::move(library));
 }
 
-// The prefix of the first python3 on PATH; empty when there is none.
+// Returns the prefix of the first python3 on PATH, or an empty path if there is none.
 std::filesystem::path python_prefix() {
   const char* path = std::getenv("PATH");
   std::istringstream folders(path == nullptr ? "" : path);
@@ -57,7 +57,7 @@ Result<> find(void* handle, const std::string& path, const char* name, Function&
                           path, name, nccl_version_text(kOldestNccl), kNamedBy));
 }
 
-// The path that the loader took for a bare name.
+// Returns the path that the loader found for a bare name.
 std::string path_of(void* symbol, const std::filesystem::path& asked) {
   Dl_info info{};
   if (::dladdr(symbol, &info) != 0 && info.dli_fname != nullptr) return info.dli_fname;

@@ -9,7 +9,7 @@ std::string cuda_text(std::uint32_t version) {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
-// Kernels run under every driver of their CUDA major version, and under later ones.
+// Kernels run on every driver of their CUDA major version, and on newer drivers.
 Result<> check_driver(const Member& member) {
   if (member.driver_cuda / 1000 >= member.build_cuda / 1000) return {};
   return fail(ErrorCode::kRefused,

@@ -1,5 +1,5 @@
-// Who takes part in a group, and what keeps them from meeting. NCCL finds out about duplicate GPUs
-// only in the middle of its rendezvous; these refusals come before, and name host and rank. Pure.
+// Checks the members of a group before NCCL's rendezvous. NCCL detects duplicate GPUs only during
+// the rendezvous; these checks run earlier and name host and rank. Pure.
 #pragma once
 
 #include <cstdint>
@@ -12,22 +12,22 @@
 
 namespace wsync::collective::nccl {
 
-// One rank, or the process before any rank of it has joined.
+// One rank, or a process before any of its ranks has joined.
 struct Member {
   std::string host;
   std::optional<Rank> rank;
   std::string gpu;                // UUID; empty without a rank
-  std::uint32_t driver_cuda = 0;  // newest CUDA version that the driver can do: 13000 is 13.0
+  std::uint32_t driver_cuda = 0;  // newest CUDA version of the driver: 13000 is 13.0
   std::uint32_t build_cuda = 0;   // CUDA version that this wsync was built with
 
   friend bool operator==(const Member&, const Member&) = default;
 };
 
-// "rank 3 on host A", or "a process on host A".
+// Returns "rank 3 on host A", or "a process on host A".
 [[nodiscard]] std::string who(const Member& member);
 
-// kRefused when one of them cannot take part in a group at all (a driver older than the build), or
-// two of them not in the same one (one GPU twice).
+// Returns kRefused if a member cannot take part in any group (its driver is older than the build),
+// or if two members cannot be in the same group (one GPU twice).
 [[nodiscard]] Result<> check_members(std::span<const Member> members);
 
 }  // namespace wsync::collective::nccl

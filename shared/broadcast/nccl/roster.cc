@@ -120,7 +120,7 @@ Result<> Roster::depart(const Visit& visit, const std::stop_token& stop) {
   Meeting& meeting = at->second;
   ++meeting.done;
   changed_.notify_all();
-  // The others need not wait; the last to leave forgets the broadcast.
+  // The other ranks need not wait. The last rank to leave removes the broadcast.
   if (visit.rank == visit.root)
     WSYNC_TRY(wait(
         lock, visit, stop, [&] { return meeting.done == count(); },

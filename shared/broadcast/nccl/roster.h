@@ -1,9 +1,10 @@
-// Roster: what the ranks of one group share. They meet before each broadcast, so that NCCL is
-// entered only when every one of them has come with the same bytes and root (NCCL hangs otherwise,
-// on the GPU), and after it, so that the root is done only when all have its bytes.
+// Roster: the state shared by the ranks of one group. The ranks meet before each broadcast, so that
+// they enter NCCL only after every rank has arrived with the same size and root; otherwise NCCL
+// would hang on the GPU. They meet again after it, so that the root finishes only when all ranks
+// have its bytes.
 //
-// Broadcasts are numbered by each rank in its own order; equal numbers are one broadcast. The first
-// error breaks the group for every rank. Any thread.
+// Each rank numbers its broadcasts in its own order; equal numbers mean the same broadcast. The
+// first error breaks the group for every rank. Thread: any.
 #pragma once
 
 #include <condition_variable>
@@ -26,22 +27,23 @@ class Roster {
   explicit Roster(std::uint32_t size) : size_(size), joined_(size, false) {}
 
   [[nodiscard]] std::uint32_t size() const noexcept { return size_; }
-  // kInvalidInput for a rank out of range, kRefused for one that has joined.
+  // kInvalidInput for a rank out of range; kRefused for a rank that has already joined.
   [[nodiscard]] Result<> join(Rank rank);
-  // Takes a join() back that came to nothing.
+  // Reverts a join() after a later step of joining failed.
   void forget(Rank rank);
-  // Ranks that have joined.
+  // Returns the number of ranks that have joined.
   [[nodiscard]] std::uint32_t here() const;
 
-  // The first error counts.
+  // Breaks the group. Only the first error counts.
   void break_with(const Error& reason);
-  // Success, what broke the group, or kPeerLost when a rank has left it.
+  // Returns success, the error that broke the group, or kPeerLost if a rank has left it.
   [[nodiscard]] Result<> health() const;
-  // Breaks the group when a broadcast is under way; otherwise the others hear at their next one.
-  // True when the group is whole, so that the rank can leave NCCL in good order.
+  // Removes the rank. Breaks the group if a broadcast is running; otherwise the other ranks notice
+  // at their next broadcast. Returns true if the group is intact, so that the rank can leave NCCL
+  // in an orderly way.
   [[nodiscard]] bool leave(Rank rank);
 
-  // One rank's share of broadcast number `sequence`.
+  // One rank's part of broadcast number `sequence`.
   struct Visit {
     Rank rank{};
     std::uint64_t sequence = 0;
@@ -49,10 +51,10 @@ class Roster {
     Rank root{};
     TimePoint deadline{};
   };
-  // Waits for all ranks. Ranks that disagree, the deadline (kDeadline) and `stop`
-  // (kCancelled: the rank's stream is being destroyed) break the group.
+  // Waits for all ranks. The group breaks if ranks disagree, at the deadline (kDeadline), or on
+  // `stop` (kCancelled: the rank's stream is being destroyed).
   [[nodiscard]] Result<> arrive(const Visit& visit, const std::stop_token& stop);
-  // The rank has its bytes; waits until all have theirs. Ends as arrive().
+  // Reports that the rank has its bytes and waits until all ranks have theirs. Errors as arrive().
   [[nodiscard]] Result<> depart(const Visit& visit, const std::stop_token& stop);
 
  private:
@@ -65,7 +67,7 @@ class Roster {
     std::uint32_t gone = 0;
   };
 
-  // Under the mutex.
+  // Call with the mutex held.
   [[nodiscard]] Result<> broken() const;
   void break_now(const Error& reason);
   [[nodiscard]] std::uint32_t count() const;
@@ -77,7 +79,7 @@ class Roster {
   mutable std::mutex mutex_;
   std::condition_variable_any changed_;
   std::vector<bool> joined_;
-  std::optional<Rank> left_;  // the first one
+  std::optional<Rank> left_;  // the first rank that left
   std::optional<Error> broken_;
   std::map<std::uint64_t, Meeting> meetings_;
 };

@@ -1,4 +1,5 @@
-// Where ports may be: on this host, because beyond it a control channel needs keys.
+// Addresses that a port may use. Only addresses on this host are allowed, because a control channel
+// beyond it needs keys.
 #pragma once
 
 #include <string>
@@ -8,14 +9,14 @@
 namespace wsync::control {
 
 struct PortAddress {
-  std::string endpoint;  // as ZeroMQ takes it
+  std::string endpoint;  // in ZeroMQ's syntax
   std::string path;      // of an ipc:// address; empty for tcp://
   bool ipv6 = false;
 };
 
-// Reads "ipc:///absolute/path" or "tcp://HOST:PORT", where HOST is 127.x.x.x, [::1] or localhost
-// (taken as 127.0.0.1, never looked up) and PORT 0 means any free one. Every other host is
-// kRefused; anything malformed, and a path that is too long for a socket, kInvalidInput.
+// Parses "ipc:///absolute/path" or "tcp://HOST:PORT". HOST is 127.x.x.x, [::1] or localhost, which
+// means 127.0.0.1 without a lookup. PORT 0 requests any free port. kRefused for every other host;
+// kInvalidInput for malformed text or a path that is too long for a socket.
 [[nodiscard]] Result<PortAddress> parse_port_address(const std::string& text);
 
 }  // namespace wsync::control

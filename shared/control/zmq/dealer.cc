@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kLastMessage{100};
 
-// Shared with the callbacks in progress, so that the port may be destroyed inside them.
+// Shared with running callbacks, so that a callback may destroy the port.
 struct DealerState : std::enable_shared_from_this<DealerState> {
   DealerState(Loop& l, DealerOptions o, DealerCallbacks c)
       : loop(l), options(std::move(o)), callbacks(std::move(c)), beat(l, [this] { tick(); }) {}
@@ -35,7 +35,7 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
         connected = true;
         hear();
       } else {
-        drain_all();  // what it said before it hung up
+        drain_all();  // messages sent before the hang-up
         if (closed) return;
         connected = false;
         lose(Error(ErrorCode::kPeerLost, fmt::format("{} hung up", options.address)));
@@ -43,7 +43,7 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
     }
   }
 
-  // Something shows that the router lives.
+  // Records a sign of life from the router.
   void hear() {
     heard = now();
     if (std::exchange(alive, true)) return;
@@ -72,7 +72,7 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
     });
   }
 
-  // False when nothing is left, or the port was closed.
+  // Receives one message. Returns false if nothing is left or if the port was closed.
   bool take_one() {
     if (closed) return false;
     std::array<Part, 1> parts;
@@ -109,7 +109,7 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
                   fmt::format("{}: not connected to {}", name, options.address));
     const auto bytes = WSYNC_TRY(encode(envelope, message));
     auto sent = socket->send("", bytes);
-    drain_later();  // sending may have swallowed the wake-up for what has arrived
+    drain_later();  // sending may have consumed the edge-triggered wake-up for received messages
     if (!sent)
       return fail(sent.error().with_context(fmt::format("{} to {}", name, options.address)));
     ++counters.sent;
@@ -121,11 +121,12 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
     if (connected) {
       const auto [envelope, heartbeat] =
           callbacks.heartbeat ? callbacks.heartbeat() : std::pair<Envelope, Heartbeat>{};
-      std::ignore = send(envelope, heartbeat);  // a full queue ends as silence
+      std::ignore = send(envelope, heartbeat);  // a full queue shows later as silence
     }
     const auto silent = [this] { return now() - heard > options.times.silence_deadline; };
-    // It may be this loop that stood still: the peer is not silent before what has come is read. If
-    // the whole process did, ZeroMQ has not read either, and the peer's silence begins now.
+    // A late tick has two possible causes. If only this loop was blocked, messages may be waiting
+    // in the queue, so they are read before the peer counts as silent. If the whole process was
+    // suspended, ZeroMQ has received nothing either, so the silence is measured from now on.
     if (now() - std::exchange(ticked, now()) > late_tick(options.times)) heard = now();
     if (!silent()) return;
     drain_all();
@@ -134,7 +135,8 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
                                                  options.times.silence_deadline.count())));
     if (!closed && now() - begun > options.times.silence_deadline) connect_again();
   }
-  // The process at the other end may stand still and its address be served by another.
+  // The process at the other end may be suspended while another process serves its address. A new
+  // connection reaches the current one.
   void connect_again() {
     begun = now();
     connected = false;
@@ -146,7 +148,7 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
     beat.stop();
     watcher.reset();
     monitor.reset();
-    // The last message may be a goodbye, which the peer acts on.
+    // The last message may be a Leave that the peer acts on, so the socket lingers to send it.
     if (socket && connected) socket->wait_at_close(kLastMessage);
     socket.reset();
   }
@@ -160,12 +162,12 @@ struct DealerState : std::enable_shared_from_this<DealerState> {
   std::string identity;
   TimePoint heard{};
   TimePoint ticked = now();
-  TimePoint begun = now();  // the newest attempt to connect
+  TimePoint begun = now();  // time of the latest connection attempt
   std::unique_ptr<Socket> socket;
   std::unique_ptr<FdWatcher> watcher;
   std::unique_ptr<FdWatcher> monitor;
-  bool connected = false;  // as ZeroMQ says
-  bool alive = false;      // as the callbacks have been told
+  bool connected = false;  // as reported by ZeroMQ
+  bool alive = false;      // as last reported to the callbacks
   bool draining = false;
   bool closed = false;
 };
@@ -187,12 +189,13 @@ class ZmqDealer final : public DealerPort {
   std::shared_ptr<DealerState> state_;
 };
 
-// A path in another user's directory may lead to that user's process.
+// Refuses a path in another user's directory, because it may lead to that user's process.
 Result<> check_owner(const PortAddress& address) {
   if (address.path.empty()) return {};
   const std::string directory = address.path.substr(0, address.path.find_last_of('/'));
   struct stat status{};
-  if (::lstat(directory.empty() ? "/" : directory.c_str(), &status) != 0) return {};  // not yet
+  if (::lstat(directory.empty() ? "/" : directory.c_str(), &status) != 0)
+    return {};  // does not exist yet
   if (status.st_uid == ::geteuid()) return {};
   return fail(ErrorCode::kRefused,
               fmt::format("address {}: its directory belongs to user {}, this process runs as user "
@@ -233,7 +236,7 @@ Result<std::unique_ptr<DealerPort>> connect_zmq(Loop& loop, const DealerOptions&
   state->monitor->watch({.readable = true});
   state->beat.start_repeating(options.times.heartbeat_interval);
   loop.post([state] {
-    if (!state->closed) state->connection_events();  // those that came before the watcher
+    if (!state->closed) state->connection_events();  // events from before the watcher
   });
   return std::unique_ptr<DealerPort>(std::make_unique<ZmqDealer>(std::move(state)));
 }

@@ -12,24 +12,24 @@ namespace wsync::control {
 struct RouterOptions {
   std::string address;
   PortTimes times;
-  // ipc:// only: an address that another process holds is taken over from it (Claim::kTakeOver).
+  // ipc:// only: take over an address that another process holds (Claim::kTakeOver)
   bool take_over = false;
 };
-// Listens. kRefused for an address beyond this host; kInvalidInput for a malformed one; kBusy when
-// another process listens there. The directory of an ipc:// path is created with mode 0700; the
-// path is held by a lock file, and a socket left there by a killed process is replaced.
+// Starts to listen. kRefused for an address beyond this host; kInvalidInput for a malformed one;
+// kBusy if another process listens there. Creates the directory of an ipc:// path with mode 0700. A
+// lock file protects the path, and a socket that a killed process left there is replaced.
 [[nodiscard]] Result<std::unique_ptr<RouterPort>> listen_zmq(Loop& loop,
                                                              const RouterOptions& options,
                                                              RouterCallbacks callbacks);
 
 struct DealerOptions {
   std::string address;
-  std::string name;  // begins the identity
+  std::string name;  // prefix of the identity
   PortTimes times;
 };
-// Connects in the background, again and again with growing pauses; on_connected tells when.
+// Connects in the background and retries with growing pauses. on_connected reports success.
 // kRefused for an address beyond this host and for an ipc:// path in another user's directory;
-// kInvalidInput for a malformed address or a name over limits::kReplicaNameBytes.
+// kInvalidInput for a malformed address or for a name over limits::kReplicaNameBytes.
 [[nodiscard]] Result<std::unique_ptr<DealerPort>> connect_zmq(Loop& loop,
                                                               const DealerOptions& options,
                                                               DealerCallbacks callbacks);

@@ -60,7 +60,7 @@ Result<Decoded> request(const RequestOptions& options, Envelope envelope, const 
   callbacks.on_lost = [&](const Error& error) { end(fail(error)); };
   callbacks.on_bad_message = [&](const Error& error) { end(fail(error)); };
   callbacks.on_message = [&](Envelope reply, Message body) {
-    // An answer to something that could not be read echoes nothing.
+    // A peer that cannot read a request cannot echo its number.
     const bool unread = reply.request == 0 && std::holds_alternative<ErrorReply>(body);
     if (outcome || (reply.request != envelope.request && !unread)) return;
     if (const auto* progress = std::get_if<Progress>(&body)) {

@@ -1,4 +1,4 @@
-// One request of a command to a coordinator or a sidecar, on a loop of its own.
+// Sends one request of a command to a coordinator or a sidecar, on a private loop.
 #pragma once
 
 #include <chrono>
@@ -19,19 +19,20 @@ struct RequestOptions {
   std::chrono::milliseconds connect_deadline{limits::kHelloDeadlineMs};
   std::chrono::milliseconds deadline{limits::kPublishDeadlineMs};  // for the reply
   PortTimes times;
-  // SIGINT and SIGTERM end the wait with kCancelled; no other Signals may live meanwhile.
+  // SIGINT and SIGTERM end the wait with kCancelled. No other Signals object may exist meanwhile.
   bool stop_on_signal = false;
-  std::function<void()> on_sent = {};  // the peer was there and has been asked; may be empty
+  std::function<void()> on_sent =
+      {};  // called after the request was sent to a connected peer; may be empty
 };
 
-// Connects, sends `message` and waits for the reply that echoes its request number (chosen here
-// when it is 0). Progress messages of the request go to `on_progress` (may be empty); heartbeats
-// and anything else are passed over.
+// Connects, sends `message` and waits for the reply that echoes its request number (chosen here if
+// it is 0). Progress messages of the request go to `on_progress` (may be empty). Heartbeats and all
+// other messages are ignored.
 //
-// Errors: kPeerLost: nobody answers at the address, or the peer went away; kDeadline: no reply in
-// time, or the peer fell silent; an ErrorReply becomes an Error with its code and sentence; those
+// Errors: kPeerLost: nobody answers at the address, or the connection was lost; kDeadline: no reply
+// in time, or the peer is silent; an ErrorReply becomes an Error with its code and sentence; those
 // of connect_zmq().
-// Thread: any; blocks it. The loop is private.
+// Thread: any; blocks the caller. The loop is private.
 [[nodiscard]] Result<Decoded> request(const RequestOptions& options, Envelope envelope,
                                       const Message& message,
                                       std::function<void(const Progress&)> on_progress = {});

@@ -23,7 +23,7 @@ struct Peer {
   TimePoint heard{};
 };
 
-// Shared with the callbacks in progress, so that the port may be destroyed inside them.
+// Shared with running callbacks, so that a callback may destroy the port.
 struct RouterState : std::enable_shared_from_this<RouterState> {
   RouterState(Loop& l, RouterOptions o, RouterCallbacks c)
       : loop(l), options(std::move(o)), callbacks(std::move(c)), beat(l, [this] { tick(); }) {}
@@ -47,7 +47,7 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
     });
   }
 
-  // False when nothing is left, or the port was closed.
+  // Receives one message. Returns false if nothing is left or if the port was closed.
   bool take_one() {
     if (closed) return false;
     std::array<Part, 2> parts;
@@ -63,7 +63,7 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
                              fmt::format("message: {} parts, expected 1", parts - 1)));
     auto decoded = decode(bytes);
     if (!decoded) {
-      // A peer of another release is told why; garbage is not answered.
+      // A well-formed message of another release gets an answer; malformed data does not.
       if (decoded.error().code() == ErrorCode::kRefused)
         answer(peer, decode_envelope(bytes).value_or(Envelope{}), decoded.error());
       return bad(peer, decoded.error());
@@ -87,7 +87,7 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
   }
   void answer(const std::string& peer, Envelope echo, const Error& error) {
     echo.fence = {};
-    // Best effort: a peer that cannot take it learns nothing.
+    // Best effort: the error cannot be reported to a peer whose queue is full.
     std::ignore = send(
         peer, echo,
         ErrorReply{.code = static_cast<std::uint8_t>(error.code()), .message = error.message()});
@@ -98,7 +98,7 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
     if (peer.empty()) return fail(ErrorCode::kPeerLost, "a peer without a name is not connected");
     const auto bytes = WSYNC_TRY(encode(envelope, message));
     auto sent = socket->send(peer, bytes);
-    drain_later();  // sending may have swallowed the wake-up for what has arrived
+    drain_later();  // sending may have consumed the edge-triggered wake-up for received messages
     if (!sent)
       return fail(
           sent.error().with_context(fmt::format("{} to {}", message_name(type_of(message)), peer)));
@@ -118,8 +118,9 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
     const auto silent = [&](const auto& entry) {
       return now() - entry.second.heard > options.times.silence_deadline;
     };
-    // It may be this loop that stood still: nobody is silent before what has come is read. If the
-    // whole process did, ZeroMQ has not read either, and everybody's silence begins now.
+    // A late tick has two possible causes. If only this loop was blocked, messages may be waiting
+    // in the queue, so they are read before any peer counts as silent. If the whole process was
+    // suspended, ZeroMQ has received nothing either, so all silences are measured from now on.
     if (now() - std::exchange(ticked, now()) > late_tick(options.times))
       for (auto& entry : peers) entry.second.heard = now();
     if (std::ranges::any_of(peers, silent)) drain_all();
@@ -138,7 +139,7 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
     }
     for (const auto& [name, error] : lost) {
       if (closed) return;
-      // One that was forgotten inside a callback before is not reported.
+      // A peer that an earlier callback has removed with forget() is not reported.
       if (peers.erase(name) != 0 && callbacks.on_lost) callbacks.on_lost(name, error);
     }
   }
@@ -159,11 +160,11 @@ struct RouterState : std::enable_shared_from_this<RouterState> {
   std::string address;
   std::map<std::string, Peer> peers;
   TimePoint ticked = now();
-  std::optional<SocketPath> path;  // let go after the socket
+  std::optional<SocketPath> path;  // released after the socket
   std::unique_ptr<Socket> socket;
   std::unique_ptr<FdWatcher> watcher;
   bool draining = false;
-  bool taken = false;  // the address, by another process
+  bool taken = false;  // another process holds the address
   bool closed = false;
 };
 

@@ -71,10 +71,12 @@ Result<std::unique_ptr<Socket>> Socket::create(int type, const std::string& iden
             set(raw, ZMQ_RECONNECT_IVL_MAX, static_cast<int>(limits::kReconnectMaxMs)) &&
             set(raw, ZMQ_HANDSHAKE_IVL, static_cast<int>(limits::kHelloDeadlineMs));
   if (type == ZMQ_ROUTER) {
-    // A peer that connects again replaces the connection that it has lost but we have not.
+    // If a peer reconnects before this side notices the loss, the new connection replaces the old
+    // one.
     ok = ok && set(raw, ZMQ_ROUTER_MANDATORY, 1) && set(raw, ZMQ_ROUTER_HANDOVER, 1);
   } else {
-    // Only what a live connection can take is queued: nothing stale reaches a later coordinator.
+    // Queue messages only for established connections, so that no stale message reaches a later
+    // coordinator.
     ok = ok && set(raw, ZMQ_IMMEDIATE, 1) &&
          zmq_setsockopt(raw, ZMQ_ROUTING_ID, identity.data(), identity.size()) == 0;
   }
@@ -86,7 +88,7 @@ Socket::~Socket() {
   if (socket_ && monitor_) zmq_socket_monitor(socket_.get(), nullptr, 0);
   monitor_.reset();
   socket_.reset();
-  context_.reset();  // waits for both
+  context_.reset();  // blocks until both sockets are closed
 }
 
 Result<> Socket::bind(const PortAddress& address) {
@@ -95,7 +97,8 @@ Result<> Socket::bind(const PortAddress& address) {
   const bool bound = [&] {
     const ForkGate gate;
     if (zmq_bind(socket_.get(), address.endpoint.c_str()) != 0) return false;
-    // The event has come when bind returns; its value is the descriptor.
+    // The event is available when bind returns. Its value is the descriptor of the listening
+    // socket.
     if (const auto event = next_event(monitor_.get()); event && event->kind == ZMQ_EVENT_LISTENING)
       listening_ = UniqueFd(::fcntl(static_cast<int>(event->value), F_DUPFD_CLOEXEC, 0));
     return true;
@@ -132,7 +135,7 @@ std::string Socket::last_endpoint() const {
   std::array<char, 512> text{};
   std::size_t size = text.size();
   if (zmq_getsockopt(socket_.get(), ZMQ_LAST_ENDPOINT, text.data(), &size) != 0) return {};
-  return {text.data(), size - 1};  // without the final zero
+  return {text.data(), size - 1};  // without the terminating zero
 }
 
 Result<> Socket::watch_connections() {

@@ -1,5 +1,5 @@
-// A ZeroMQ socket with its own context: closing one waits until its files are gone. Only this
-// folder uses it.
+// A ZeroMQ socket with its own context. With a context per socket, closing the socket waits until
+// its files are removed. Only this folder uses it.
 //
 // Thread: the loop's.
 #pragma once
@@ -19,10 +19,11 @@
 
 namespace wsync::control {
 
-// What a port takes in one turn of its loop; then others get theirs.
+// Messages that a port receives per loop iteration, so that other work of the loop is not delayed.
 inline constexpr int kMessagesPerTurn = 128;
 
-// Between two ticks of a port: more than this, and its process has stood still.
+// If the time between two ticks of a port exceeds this value, its process was suspended or its loop
+// was blocked.
 [[nodiscard]] inline std::chrono::milliseconds late_tick(const PortTimes& times) {
   return times.heartbeat_interval + times.silence_deadline / 2;
 }
@@ -46,42 +47,43 @@ class Part {
   zmq_msg_t message_{};
 };
 
-// A DEALER's connection came up or went down.
+// The connection of a DEALER was established or lost.
 enum class ConnectionEvent : std::uint8_t { kUp, kDown };
 
 class Socket {
  public:
-  // `type` is ZMQ_ROUTER or ZMQ_DEALER; `identity` is a dealer's, empty for a router.
+  // `type` is ZMQ_ROUTER or ZMQ_DEALER. `identity` is the dealer's; empty for a router.
   [[nodiscard]] static Result<std::unique_ptr<Socket>> create(int type,
                                                               const std::string& identity);
   Socket(const Socket&) = delete;
   Socket& operator=(const Socket&) = delete;
   ~Socket();
 
-  // kBusy when the address is in use.
+  // kBusy if the address is in use.
   [[nodiscard]] Result<> bind(const PortAddress& address);
   [[nodiscard]] Result<> connect(const PortAddress& address);
-  // Gives up what connect() has made, with all that is queued in it, and begins anew.
+  // Drops the connection that connect() made, including everything queued in it, and connects anew.
   [[nodiscard]] Result<> connect_again(const PortAddress& address);
-  // The endpoint that bind() has chosen.
+  // Returns the endpoint that bind() chose.
   [[nodiscard]] std::string last_endpoint() const;
 
-  // Reports connections through monitor_fd() and next_connection_event(). Before connect().
+  // Enables connection events, which monitor_fd() and next_connection_event() report. Call before
+  // connect().
   [[nodiscard]] Result<> watch_connections();
   [[nodiscard]] int monitor_fd() const;
   [[nodiscard]] std::optional<ConnectionEvent> next_connection_event();
 
-  // How long the destructor may wait for what was sent last to leave this process; 0 at first. It
-  // waits only while the peer's end takes nothing.
+  // Sets how long the destructor may wait until the last messages have left this process; initially
+  // 0. The destructor waits only if the peer does not accept them.
   void wait_at_close(std::chrono::milliseconds time);
 
-  // `route`: the peer's identity for a router, empty for a dealer. kBusy, kPeerLost.
+  // `route` is the peer's identity for a router, and empty for a dealer. Errors: kBusy, kPeerLost.
   [[nodiscard]] Result<> send(const std::string& route, std::span<const std::byte> bytes);
-  // One message: all its parts, of which at most `parts.size()` are kept. The number of parts; 0:
-  // nothing has arrived.
+  // Receives one message with all its parts and keeps at most `parts.size()` of them. Returns the
+  // number of parts, or 0 if nothing has arrived.
   [[nodiscard]] std::size_t receive(std::span<Part> parts);
-  // Readable after something has happened, but only once: receive until 0, and again after each
-  // send (ZMQ_FD is edge-triggered).
+  // Edge-triggered (ZMQ_FD): it becomes readable once after an event. Call receive() until it
+  // returns 0, and again after each send.
   [[nodiscard]] int fd() const;
 
  private:
@@ -96,7 +98,8 @@ class Socket {
   std::unique_ptr<void, CloseContext> context_;
   std::unique_ptr<void, CloseSocket> socket_;
   std::unique_ptr<void, CloseSocket> monitor_;
-  UniqueFd listening_;  // a duplicate, by which a forked child knows ZeroMQ's (fork_guard.h)
+  UniqueFd listening_;  // a duplicate of ZeroMQ's descriptor, so that a forked child can identify
+                        // it (fork_guard.h)
 };
 
 }  // namespace wsync::control

@@ -20,7 +20,7 @@ class PlainCalls final : public Ceilings {
  public:
   PlainCalls(std::shared_ptr<const Gpu> gpu, std::uint64_t bytes)
       : gpu_(std::move(gpu)), bytes_(bytes) {}
-  // After an error work may still run on the memory.
+  // After an error, work may still be running on the memory, so wait before it is freed.
   ~PlainCalls() override {
     const ContextGuard guard(*gpu_->context());
     if (stream_) (void)wait("the end");
@@ -95,14 +95,14 @@ Result<> PlainCalls::prepare() {
   WSYNC_TRY(load_kernel());
   WSYNC_TRY(check(cuda(), cuda().cuMemsetD8Async(folded_.get(), 0, kFoldedBytes, stream_.get()),
                   "cuMemsetD8Async"));
-  // Bytes that are not all equal would be no other to a copy engine; they must only be there.
+  // The contents do not matter to a copy engine; the bytes only have to be initialised.
   WSYNC_TRY(check(cuda(),
                   cuda().cuMemcpyHtoDAsync(from_.get(), pinned_.get(), bytes_, stream_.get()),
                   "cuMemcpyHtoDAsync"));
   return wait("cuMemcpyHtoDAsync");
 }
 
-// Spins: a sleep would be counted as time of the GPU.
+// Spins, because a sleep would be counted as time of the GPU.
 Result<> PlainCalls::wait(const char* what) {
   const TimePoint deadline = now() + kCeilingDeadline;
   for (;;) {

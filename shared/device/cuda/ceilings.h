@@ -10,8 +10,9 @@
 
 namespace wsync::device::cuda {
 
-// `bytes` (a multiple of 16, not 0; kInvalidInput otherwise) for each of the three memories.
-// kResourceExhausted when they do not fit; kRefused without that GPU. Any thread.
+// Allocates each of the three memories with `bytes` bytes. kInvalidInput unless `bytes` is a
+// positive multiple of 16; kResourceExhausted if the memories do not fit; kRefused without that
+// GPU. Thread: any.
 [[nodiscard]] Result<std::unique_ptr<Ceilings>> make_ceilings(const Driver& cuda, std::uint32_t gpu,
                                                               std::uint64_t bytes);
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kNameBytes = 256;
 
-// The open GPUs of this process. A driver's table is part of the key: tests have several.
+// The open GPUs of this process. The driver's table is part of the key, because tests use several.
 struct OpenGpus {
   std::mutex mutex;
   std::map<std::pair<const Driver*, std::uint32_t>, std::weak_ptr<const Gpu>> all;
@@ -24,15 +24,17 @@ OpenGpus& open_gpus() {
   return gpus;
 }
 
-// Lets `from` reach the memory of `to` directly. Where it cannot (no such link, too many peers),
-// the driver copies through host memory: slower, not wrong, and `wsync doctor` shows it.
+// Enables direct access from GPU `from` to the memory of GPU `to`. If this is not possible (no such
+// link, too many peers), the driver copies through host memory. That is slower but correct, and
+// `wsync doctor` shows it.
 void enable_peer(const Context& from, const Context& to) {
   const Driver& cuda = from.cuda();
   int can = 0;
   if (cuda.cuDeviceCanAccessPeer(&can, from.device(), to.device()) != CUDA_SUCCESS || can == 0)
     return;
   const ContextGuard guard(from);
-  // Already enabled by a framework that shares the context, or refused: either way as said above.
+  // The result is ignored: access is either already enabled by a framework that shares the context,
+  // or refused, and then the driver's fallback applies.
   static_cast<void>(cuda.cuCtxEnablePeerAccess(to.handle(), 0));
 }
 
@@ -177,7 +179,7 @@ Result<> Gpu::read_properties() {
   const auto processors =
       WSYNC_TRY(attribute(cuda(), CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device));
   multiprocessors_ = static_cast<std::uint32_t>(processors);
-  // An older driver does not know the attribute: then it cannot.
+  // An older driver does not know the attribute and therefore does not support it.
   registers_read_only_ =
       attribute(cuda(), CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, device)
           .value_or(0) != 0;

@@ -1,13 +1,13 @@
-// A GPU as this process uses it: its primary context, its kernels, and the owners of what the
-// driver hands out.
+// A GPU as used by this process: its primary context, its kernels, and owners of the driver's
+// objects.
 //
-// The primary context is the one that the CUDA runtime, frameworks and NCCL use too: memory that
-// one of them made can be used by all, and it is never reset here, only retained and released. All
-// logical devices on one GPU share one Gpu.
+// The primary context is also used by the CUDA runtime, frameworks and NCCL, so memory made by one
+// of them is usable by all. This code only retains and releases the context and never resets it.
+// All logical devices on one GPU share one Gpu.
 //
-// The driver keeps a stack of contexts for each thread. A stream's worker, a thread of ours, sets
-// the context once; every other call comes on a thread of somebody else, and finds the stack as it
-// was when it returns (ContextGuard).
+// The driver keeps a stack of contexts per thread. A stream's worker is a thread of wsync and sets
+// the context once. All other calls come on threads of other code, and their stack must be
+// unchanged when the call returns (ContextGuard).
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@
 
 namespace wsync::device::cuda {
 
-// A reference to a GPU's primary context. Any thread.
+// A reference to a GPU's primary context. Thread: any.
 class Context {
  public:
   [[nodiscard]] static Result<std::shared_ptr<const Context>> retain(const Driver& cuda,
@@ -35,12 +35,12 @@ class Context {
   [[nodiscard]] CUcontext handle() const noexcept { return handle_; }
   [[nodiscard]] CUdevice device() const noexcept { return device_; }
 
-  // Its GPU does not end work that it was given. The driver would wait for that work for ever in
-  // whatever releases something of this context, so from now on nothing is released: what is owned
-  // stays with the process until it ends. `why` for sentences; the first one counts.
+  // Abandons a GPU that does not complete its work. Any driver call that releases an object of this
+  // context would wait for that work without end, so from now on nothing is released: owned objects
+  // stay until the process ends. `why` is used in error messages; only the first one counts.
   void abandon(std::string why) const;
   [[nodiscard]] bool abandoned() const noexcept { return abandoned_.load(); }
-  // Empty when it is not.
+  // Returns the reason, or an empty string if the context is not abandoned.
   [[nodiscard]] std::string why_abandoned() const;
 
  private:
@@ -51,10 +51,10 @@ class Context {
   CUcontext handle_;
   mutable std::atomic<bool> abandoned_ = false;
   mutable std::mutex mutex_;
-  mutable std::string why_abandoned_;  // under the mutex
+  mutable std::string why_abandoned_;  // guarded by the mutex
 };
 
-// Makes a context current for a scope. On one thread.
+// Makes a context current for a scope, on one thread.
 class ContextGuard {
  public:
   explicit ContextGuard(const Context& context) noexcept
@@ -62,7 +62,7 @@ class ContextGuard {
   ContextGuard(const ContextGuard&) = delete;
   ContextGuard& operator=(const ContextGuard&) = delete;
   ~ContextGuard();
-  // Whether it is current.
+  // Returns success if the context is current.
   [[nodiscard]] Result<> entered() const {
     return check(context_.cuda(), code_, "the GPU's context cannot be made current");
   }
@@ -72,7 +72,7 @@ class ContextGuard {
   CUresult code_;
 };
 
-// Sole owner of one object of the driver. `Release` names the call that gives it back. Any thread.
+// Sole owner of one driver object. `Release` names the call that frees it. Thread: any.
 template <class Handle, class Release>
 class Owned {
  public:
@@ -140,42 +140,44 @@ struct ReleaseMapping {
 using OwnedStream = Owned<CUstream, ReleaseStream>;
 using OwnedEvent = Owned<CUevent, ReleaseEvent>;
 using OwnedModule = Owned<CUmodule, ReleaseModule>;
-using OwnedMemory = Owned<CUdeviceptr, ReleaseMemory>;    // an own allocation
+using OwnedMemory = Owned<CUdeviceptr, ReleaseMemory>;    // own allocation
 using OwnedPinned = Owned<void*, ReleasePinned>;          // page-locked host memory
-using OwnedRegistered = Owned<void*, ReleaseRegistered>;  // host memory of somebody else, pinned
+using OwnedRegistered = Owned<void*, ReleaseRegistered>;  // pinned host memory of another owner
 using OwnedMapping = Owned<CUdeviceptr, ReleaseMapping>;  // another process's allocation
 
-// Device memory of `bytes` bytes / pinned host memory. kResourceExhausted when there is not enough.
+// Allocates `bytes` bytes of device memory or of pinned host memory. kResourceExhausted if there is
+// not enough.
 [[nodiscard]] Result<OwnedMemory> allocate_memory(const std::shared_ptr<const Context>& context,
                                                   std::uint64_t bytes);
 [[nodiscard]] Result<OwnedPinned> allocate_pinned(const std::shared_ptr<const Context>& context,
                                                   std::uint64_t bytes);
 
-// "GPU-" or, for a part of a GPU (MIG), "MIG-", and 36 characters, as the driver's tools print it.
-// `name` tells which: the driver puts MIG and the part's size into it.
+// Returns the UUID as printed by the driver's tools: "GPU-", or "MIG-" for a part of a GPU, and 36
+// characters. `name` distinguishes the two: for a MIG device the driver puts "MIG" and the size of
+// the part into it.
 [[nodiscard]] std::string uuid_text(const CUuuid& uuid, const std::string& name);
 
-// Any thread.
+// Thread: any.
 class Gpu {
  public:
-  // The one of this process; opened by the first who asks, closed by the last who lets go. kRefused
-  // when this process does not see it, has abandoned it, or the kernels are not built for it.
+  // Returns this process's object of the GPU. The first caller opens it; it is closed when the last
+  // reference is released. kRefused if this process does not see the GPU, has abandoned it, or has
+  // no kernels for it.
   [[nodiscard]] static Result<std::shared_ptr<const Gpu>> open(const Driver& cuda,
                                                                std::uint32_t number);
 
   [[nodiscard]] const Driver& cuda() const noexcept { return context_->cuda(); }
   [[nodiscard]] const std::shared_ptr<const Context>& context() const noexcept { return context_; }
-  // As the driver numbers those that this process sees.
+  // Number of the GPU among those that this process sees, as counted by the driver.
   [[nodiscard]] std::uint32_t number() const noexcept { return number_; }
   [[nodiscard]] const std::string& uuid() const noexcept { return uuid_; }
-  // "GPU 0 (NVIDIA H200)".
+  // Returns "GPU 0 (NVIDIA H200)".
   [[nodiscard]] std::string name() const;
-  // kRefused when this process has abandoned it.
+  // kRefused if this process has abandoned the GPU.
   [[nodiscard]] Result<> usable() const;
   [[nodiscard]] CUfunction copy_pieces() const noexcept { return copy_pieces_; }
   [[nodiscard]] std::uint32_t multiprocessors() const noexcept { return multiprocessors_; }
-  // Whether it can read host memory that this process has mapped read-only, once that is
-  // registered.
+  // Returns true if the GPU can read registered host memory that this process has mapped read-only.
   [[nodiscard]] bool registers_read_only() const noexcept { return registers_read_only_; }
 
  private:
@@ -195,11 +197,11 @@ class Gpu {
   CUfunction copy_pieces_ = nullptr;
 };
 
-// The number of GPUs that this process sees.
+// Returns the number of GPUs that this process sees.
 [[nodiscard]] Result<std::uint32_t> gpu_count(const Driver& cuda);
-// An attribute; kIo with its number when the driver does not know it.
+// Returns an attribute; kIo with its number if the driver does not know it.
 [[nodiscard]] Result<int> attribute(const Driver& cuda, CUdevice_attribute which, CUdevice device);
-// "NVIDIA H200".
+// Returns "NVIDIA H200".
 [[nodiscard]] Result<std::string> model_name(const Driver& cuda, CUdevice device);
 [[nodiscard]] Result<std::string> read_uuid(const Driver& cuda, CUdevice device);
 

@@ -51,7 +51,7 @@ class CudaDevice final : public Device {
                                    .name = fmt::format("{} {}", name(), stream_role_name(role)),
                                    .settle_limit = settle_limit_});
   }
-  // Order between streams is kept by their workers (worker_stream.h): no CUevent is needed.
+  // The workers keep the order between streams (worker_stream.h), so no CUevent is needed.
   [[nodiscard]] Result<std::unique_ptr<Event>> create_event() override {
     return std::unique_ptr<Event>(std::make_unique<WorkerEvent>());
   }

@@ -10,8 +10,8 @@
 
 namespace wsync::device::cuda {
 
-// `cuda` outlives the device. kRefused when this process does not see options.gpu. `settle_limit`
-// is that of its streams.
+// `cuda` must outlive the device. `settle_limit` applies to its streams. kRefused if this process
+// does not see options.gpu.
 [[nodiscard]] Result<std::unique_ptr<Device>> make_cuda_device(
     const Driver& cuda, const DeviceOptions& options,
     std::chrono::nanoseconds settle_limit = kSettleLimit);

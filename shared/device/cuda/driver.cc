@@ -10,14 +10,14 @@ namespace {
 
 constexpr const char* kDriverLibrary = "libcuda.so.1";
 
-// A driver is never unloaded: it has threads of its own and handlers at exit.
+// The driver is never unloaded, because it has its own threads and exit handlers.
 constexpr int kLoadFlags = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
 
 std::string version_text(std::uint32_t version) {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
-// What the loaded driver says of itself, for a sentence; empty when it cannot.
+// Returns the loaded driver's version for error messages, or an empty string if the query fails.
 std::string said_version(const Driver& cuda) {
   int version = 0;
   if (cuda.cuDriverGetVersion == nullptr || cuda.cuDriverGetVersion(&version) != CUDA_SUCCESS)
@@ -43,8 +43,8 @@ std::string start_hint(CUresult code) {
   }
 }
 
-// After one of these every call of the context returns it, as the driver documents; the stream
-// whose work it was has told of it.
+// After one of these faults, every call of the context returns the same code, as the driver
+// documents. The stream whose work failed has already reported it.
 bool repeats_a_fault(CUresult code) noexcept {
   switch (code) {
     case CUDA_ERROR_ILLEGAL_ADDRESS:

@@ -1,9 +1,10 @@
-// The CUDA driver, as far as it is used here: a table of its functions, found at run time, and what
-// its error codes become. No program links the driver; this folder alone knows it.
+// A table of the CUDA driver functions in use, resolved at run time, and the conversion of the
+// driver's error codes. No program links the driver; only this folder uses it.
 //
-// A call goes through the table: `check(cuda, cuda.cuMemFree(address), "...")`. The names of cuda.h
-// are macros that carry the version of a function's signature (cuMemAlloc is cuMemAlloc_v2), so the
-// members and the symbols looked for are those of the header that this was compiled with.
+// A call goes through the table: `check(cuda, cuda.cuMemFree(address), "...")`. The names in cuda.h
+// are macros that contain the version of a function's signature (cuMemAlloc is cuMemAlloc_v2). The
+// members and the resolved symbols are therefore those of the header that this code was compiled
+// with.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,8 @@
 
 namespace wsync::device::cuda {
 
-// Exactly what is used. A name more is an entry here, a name less a line gone.
+// Exactly the functions in use. To use another function, add an entry; remove entries that are no
+// longer used.
 // clang-format off
 #define WSYNC_CUDA_DRIVER_CALLS(CALL)                                                       \
   CALL(cuInit) CALL(cuDriverGetVersion) CALL(cuGetErrorName) CALL(cuGetErrorString)         \
@@ -35,38 +37,41 @@ namespace wsync::device::cuda {
   CALL(cuIpcCloseMemHandle) CALL(cuIpcGetEventHandle) CALL(cuIpcOpenEventHandle)
 // clang-format on
 
-// A copy with other functions in it injects failures in tests.
+// Tests inject failures with a copy that contains other functions.
 struct Driver {
 #define WSYNC_CUDA_DRIVER_MEMBER(name) decltype(&::name) name = nullptr;
   WSYNC_CUDA_DRIVER_CALLS(WSYNC_CUDA_DRIVER_MEMBER)  // NOLINT(readability-identifier-naming)
 #undef WSYNC_CUDA_DRIVER_MEMBER
-  bool has_gpus = true;  // false: it started and said that this process sees none
+  bool has_gpus = true;  // false: the driver started, but this process sees no GPU
 };
 
-// The driver of this machine, loaded and initialised once. kRefused, in words: there is none, it
-// lacks a function, does not start, or is of an older major release than the kernels (they run on
-// drivers of their own release's and later ones). A machine without GPUs is no error. Any thread.
+// Returns the driver of this machine, loaded and initialised once. kRefused, with the reason: there
+// is no driver, it lacks a function, it does not start, or its major release is older than that of
+// the kernels (kernels run on drivers of their own and later releases). A machine without GPUs is
+// not an error. Thread: any.
 [[nodiscard]] Result<const Driver*> driver();
 
-// The functions of the shared library `name`, initialised: driver() without memory.
+// Loads and initialises the functions of the shared library `name`. Like driver(), but without a
+// cached result.
 [[nodiscard]] Result<Driver> load_driver(const char* name);
 
-// The newest CUDA version that the driver can do: 13000 is 13.0.
+// Returns the newest CUDA version that the driver supports: 13000 is 13.0.
 [[nodiscard]] Result<std::uint32_t> driver_version(const Driver& cuda);
 
-// "CUDA_ERROR_OUT_OF_MEMORY (out of memory)"; a code that the driver does not know: its number.
+// Returns "CUDA_ERROR_OUT_OF_MEMORY (out of memory)", or the number of a code that the driver does
+// not know.
 [[nodiscard]] std::string describe(const Driver& cuda, CUresult code);
 
-// Success, or an Error "<what>: <describe(code)>". No memory is kResourceExhausted; no such device,
-// function, permission or support is kRefused; a value or handle that the driver refuses is
-// kInvalidInput; the rest, faults of the hardware and of kernels among them, is kIo.
+// Returns success, or an Error "<what>: <describe(code)>". kResourceExhausted: no memory; kRefused:
+// missing device, function, permission or support; kInvalidInput: a value or handle that the driver
+// rejects; kIo: everything else, including faults of hardware and kernels.
 [[nodiscard]] Result<> check(const Driver& cuda, CUresult code, std::string_view what,
                              std::source_location where = std::source_location::current());
 
-// What a destructor cannot report. Codes that only say that the driver is going down with the
-// process, or repeat a fault that the stream has reported (after one, every call of the context
-// returns it), are no failures. The rest is a defect of ours, leaves at most something unreleased,
-// and is counted, so that tests see it.
+// Records errors that a destructor cannot return. Two kinds of codes are ignored: the driver is
+// shutting down with the process, or the code repeats a fault that a stream has already reported
+// (after a fault, every call of the context returns it). Any other code is a defect of wsync that
+// at most leaves an object unreleased. It is counted, so that tests can detect it.
 void released(const Driver& cuda, CUresult code, const char* what) noexcept;
 struct ReleaseFailures {
   std::uint64_t count = 0;

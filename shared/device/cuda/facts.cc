@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The first line of a file, without blanks around it; empty when there is none.
+// Returns the trimmed first line of a file, or an empty string if there is none.
 std::string first_line(const fs::path& path) {
   std::ifstream file(path);
   std::string line;
@@ -23,8 +23,9 @@ std::string first_line(const fs::path& path) {
   return line.substr(begin, line.find_last_not_of(" \t\r") + 1 - begin);
 }
 
-// The first word made of digits and dots that begins with a digit and has a dot: the release in
-// "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build ...".
+// Returns the first word of digits and dots that begins with a digit and contains a dot: the
+// release in "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build
+// ...".
 std::string release_in(const std::string& line) {
   for (std::size_t at = 0; at < line.size();) {
     const auto begin = line.find_first_not_of(' ', at);
@@ -44,7 +45,7 @@ std::string driver_release(const fs::path& root) {
   return release.empty() ? release_in(first_line(root / "sys/module/nvidia/version")) : release;
 }
 
-// "32.0 GT/s PCIe" and "16" become "32.0 GT/s PCIe x16".
+// Combines "32.0 GT/s PCIe" and "16" to "32.0 GT/s PCIe x16".
 std::string link(const fs::path& folder, const char* which) {
   const auto speed = first_line(folder / fmt::format("{}_link_speed", which));
   const auto width = first_line(folder / fmt::format("{}_link_width", which));
@@ -57,12 +58,12 @@ std::optional<std::uint32_t> numa_node(const fs::path& folder) {
   const auto text = first_line(folder / "numa_node");
   std::uint32_t node = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), node);
-  // -1: the firmware does not say.
+  // -1 means that the firmware does not report the node.
   if (code != std::errc{} || end != text.data() + text.size()) return std::nullopt;
   return node;
 }
 
-// Folder of this library, or of the program that holds this code.
+// Returns the path of this library, or of the program that contains this code.
 std::string own_path() {
   Dl_info info{};
   if (::dladdr(reinterpret_cast<const void*>(&own_path), &info) == 0 || info.dli_fname == nullptr)
@@ -72,7 +73,7 @@ std::string own_path() {
   return code ? std::string(info.dli_fname) : path.string();
 }
 
-// Reads attributes of one GPU one after the other; keeps the first error.
+// Reads attributes of one GPU in sequence and keeps the first error.
 class Attributes {
  public:
   Attributes(const Driver& cuda, CUdevice device) : cuda_(cuda), device_(device) {}
@@ -128,7 +129,7 @@ Result<GpuFacts> facts_of(const Driver& cuda, std::uint32_t gpu, std::uint32_t c
   const auto bus = read.get(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID);
   const auto slot = read.get(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID);
   WSYNC_TRY(read.state());
-  // A driver that does not know this attribute cannot do it.
+  // A driver that does not know this attribute does not support the feature.
   facts.reads_registered_read_only =
       attribute(cuda, CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, device).value_or(0) !=
       0;

@@ -1,5 +1,5 @@
-// What is known of the GPUs and their driver without using them (CudaFacts), for `wsync doctor` and
-// the choice of devices.
+// Reads properties of the GPUs and their driver without using the GPUs (CudaFacts), for `wsync
+// doctor` and the selection of devices.
 #pragma once
 
 #include <filesystem>
@@ -10,10 +10,11 @@
 
 namespace wsync::device::cuda {
 
-// Facts of the driver's GPUs. What the system says of their place comes from files below `root`:
+// Reads the facts of the driver's GPUs. Their location is read from files below `root`:
 //   proc/driver/nvidia/version or sys/module/nvidia/version        release of the kernel module
 //   sys/bus/pci/devices/<pci>/{numa_node,current_link_*,max_link_*}
-// A file that is not there or says nothing leaves its fact empty. Errors: the driver's. Any thread.
+// The fact stays empty if its file is missing or has no usable content. Errors: the driver's.
+// Thread: any.
 [[nodiscard]] Result<CudaFacts> read_facts(const Driver& cuda,
                                            const std::filesystem::path& root = "/");
 

@@ -1,6 +1,6 @@
 #include "shared/device/cuda/fatbin.h"
 
-// The assembler puts the file of the build in; the driver wants it aligned to 8 bytes.
+// The assembler embeds the file made by the build. The driver requires an alignment of 8 bytes.
 asm(".pushsection .rodata.wsync_fatbin, \"a\"\n"
     ".balign 64\n"
     ".hidden wsync_fatbin_begin\n"

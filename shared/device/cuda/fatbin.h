@@ -1,4 +1,4 @@
-// The compiled kernels (kernels.cu), for every architecture that the build has them for.
+// The compiled kernels (kernels.cu) for every architecture of the build.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace wsync::device {
 
-// The fat binary, in the form that cuModuleLoadData takes. Constant, for the life of the library.
+// The fat binary, in the form that cuModuleLoadData accepts. Constant for the life of the library.
 [[nodiscard]] std::span<const std::byte> fatbin() noexcept;
 
 }  // namespace wsync::device

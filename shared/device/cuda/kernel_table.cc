@@ -20,7 +20,7 @@ Result<KernelTable> kernel_table(std::span<const Piece> pieces, std::uint32_t mu
   table.pieces.reserve(pieces.size());
   for (const Piece& piece : pieces) {
     if (piece.bytes() == 0 || (piece.to == nullptr && piece.sum == Piece::kNoSum)) continue;
-    // Rows without gaps are one row, which the kernel reads without a division.
+    // Contiguous rows count as one row, which the kernel reads without a division.
     const bool dense = piece.rows == 1 || piece.from_stride == piece.row_bytes;
     table.pieces.push_back({.to = address_of(piece.to, piece.to_offset),
                             .from = address_of(piece.from, piece.from_offset),

@@ -1,4 +1,4 @@
-// From the pieces of a batch to the table that the kernels read. Pure; any thread.
+// Converts the pieces of a batch to the table that the kernels read. Pure; any thread.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,18 @@
 namespace wsync::device::cuda {
 
 struct KernelTable {
-  std::vector<KernelPiece> pieces;  // empty: there is nothing to launch
+  std::vector<KernelPiece> pieces;  // empty = nothing to launch
   Launch launch;
   std::uint64_t bytes = 0;  // of all pieces
 };
 
-// The table of pieces that check_pieces() has seen, for a GPU with so many multiprocessors (1 at
-// least). Left out: pieces without bytes, and those that are neither copied nor counted.
-// kInvalidInput for more than kUnitsMax units.
+// Returns the table of pieces that have passed check_pieces(), for a GPU with this number of
+// multiprocessors (at least 1). Leaves out empty pieces and pieces that are neither copied nor
+// added to a sum. kInvalidInput for more than kUnitsMax units.
 [[nodiscard]] Result<KernelTable> kernel_table(std::span<const Piece> pieces,
                                                std::uint32_t multiprocessors);
 
-// What a launch has left in one KernelSum, carried.
+// Returns the sum in one KernelSum after a launch, with the carries propagated.
 [[nodiscard]] PieceDigest sum_of(const KernelSum& sum) noexcept;
 
 }  // namespace wsync::device::cuda

@@ -1,9 +1,9 @@
-// The kernels. kernels.h says what they are given, kernels_body.h what a thread does.
+// The kernels. kernels.h defines their arguments, kernels_body.h the work of a thread.
 //
-// A plain grid, a warp for each unit, and no grid that stays and walks over the units: blocks are
-// handed out as multiprocessors become free, which evens out what is slow, and end after some
-// microseconds, so that blocks of a stream of higher priority (a broadcast) get their turn between
-// them.
+// The grid has one warp per unit. A persistent grid that loops over the units is not used, for two
+// reasons. Blocks are assigned as multiprocessors become free, which balances slow units. And
+// blocks end after some microseconds, so that blocks of a stream of higher priority (a broadcast)
+// can run in between.
 #include "shared/device/cuda/kernels_body.h"
 
 namespace wsync::device::cuda {
@@ -14,7 +14,7 @@ __device__ void add_wide(LaneSum& sum, std::uint64_t low, std::uint64_t high) {
   sum.high += high + (sum.low < low ? 1U : 0U);
 }
 
-// The sum of all lanes, in every lane.
+// Returns the sum over all lanes, in every lane.
 __device__ LaneSum warp_sum(LaneSum sum) {
 #pragma unroll
   for (std::uint32_t distance = kWarpLanes / 2; distance > 0; distance /= 2) {
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(kThreadsPerBlock)
   const std::uint32_t lane = threadIdx.x % kWarpLanes;
   const std::uint64_t unit =
       static_cast<std::uint64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / kWarpLanes;
-  if (unit >= units) return;  // the whole warp: `unit` is one for all its lanes
+  if (unit >= units) return;  // uniform in a warp: all lanes have the same `unit`
   const KernelPiece piece = pieces[piece_of(pieces, count, unit)];
   const LaneSum own = run_lane(piece, unit - piece.first_unit, unit_bytes, lane);
   if (piece.sum == KernelPiece::kNoSum) return;

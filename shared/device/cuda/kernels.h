@@ -1,13 +1,13 @@
-// What the host and the kernels of kernels.cu agree on: names, arguments and the shape of a launch.
-// nvcc and g++ both compile it. Pure; any thread.
+// The interface between the host and the kernels of kernels.cu: names, arguments and launch
+// dimensions. nvcc and g++ both compile it. Pure; any thread.
 //
-// One launch does a whole batch (Stream::copy_pieces). Its pieces are cut into units of equal
-// bytes, numbered through all pieces; a warp carries out one unit. So a batch of a few huge tensors
-// and thousands of tiny ones is spread evenly, and a warp finds its piece by a binary search for
+// One launch executes a whole batch (Stream::copy_pieces). Its pieces are divided into units of
+// equal size, numbered across all pieces, and one warp executes one unit. This spreads a batch of a
+// few huge tensors and thousands of tiny ones evenly. A warp finds its piece by a binary search for
 // its unit in `first_unit`.
 //
-// Before the launch, in the same stream: the table is copied to device memory, and the sums are set
-// to zeros (a memset of count * sizeof(KernelSum) bytes). After it: the sums are copied back, and
+// Before the launch, in the same stream, the table is copied to device memory and the sums are set
+// to zero (a memset of count * sizeof(KernelSum) bytes). After it, the sums are copied back, and
 // sum_of() of each is the PieceDigest.
 #pragma once
 
@@ -34,61 +34,62 @@ inline constexpr const char* kCopyPiecesKernel = "wsync_copy_pieces";
 // dynamic shared memory as above, in blocks_of(units_of(bytes, kUnitBytesMax)) blocks.
 inline constexpr const char* kReadBytesKernel = "wsync_read_bytes";
 
-// A Piece (device.h) with the addresses that the device sees. kernel_table.h makes the table; in it
-// are only pieces that have bytes and are copied or counted, in ascending order of first_unit.
-// Whoever runs the kernel's body on the host instead of a GPU translates `to` and `from` of a copy
-// of the table, and nothing else (run_pieces_on_host() in kernels_body.h).
+// A Piece (device.h) with device addresses. kernel_table.h makes the table, which contains only
+// nonempty pieces that are copied or added to a sum, in ascending order of first_unit. To execute
+// the kernel's body on the host (run_pieces_on_host() in kernels_body.h), translate `to` and `from`
+// in a copy of the table and nothing else.
 struct KernelPiece {
   static constexpr std::uint32_t kNoSum = ~std::uint32_t{0};
-  std::uint64_t to = 0;           // 0: nothing is copied
+  std::uint64_t to = 0;           // 0: no copy
   std::uint64_t from = 0;         // of the first row
-  std::uint64_t row_bytes = 0;    // 1 at least
-  std::uint64_t rows = 0;         // 1 at least
-  std::uint64_t from_stride = 0;  // from row to row, in bytes; of no meaning with one row
-  std::uint64_t position = 0;     // of its first byte in what is digested; a multiple of 16
-  std::uint64_t first_unit = 0;   // units of the pieces before it
-  std::uint32_t sum = kNoSum;     // index of a KernelSum
+  std::uint64_t row_bytes = 0;    // at least 1
+  std::uint64_t rows = 0;         // at least 1
+  std::uint64_t from_stride = 0;  // bytes from row to row; ignored if there is one row
+  std::uint64_t position = 0;    // offset of its first byte in the digested bytes; a multiple of 16
+  std::uint64_t first_unit = 0;  // number of units in the preceding pieces
+  std::uint32_t sum = kNoSum;    // index of a KernelSum
   std::uint32_t unused = 0;
 };
 static_assert(sizeof(KernelPiece) == 64);
 
-// A sum mod 2^128 that any number of warps add to at once. An atomic addition of 128 bits needs a
-// carry between two words, which no pair of 64-bit atomics gives. So each counter takes one 32-bit
-// limb of what is added: it cannot overflow before 2^32 additions, of which a launch has fewer
-// (kUnitsMax), and the order of the additions is of no account. The host carries (sum_of). Four
-// lanes of a warp add to the four counters of one 32-byte sector in one instruction.
+// A sum mod 2^128 to which any number of warps add concurrently. A 128-bit atomic addition needs a
+// carry between two words, which two 64-bit atomics cannot provide. Therefore each counter
+// accumulates one 32-bit limb of the summands. A counter cannot overflow before 2^32 additions, a
+// launch has fewer (kUnitsMax), and the order of the additions does not matter. The host propagates
+// the carries (sum_of). Four lanes of a warp add to the four counters of one 32-byte sector in one
+// instruction.
 struct alignas(32) KernelSum {
-  unsigned long long limbs[4] = {};  // counts 2^0, 2^32, 2^64, 2^96
+  unsigned long long limbs[4] = {};  // in units of 2^0, 2^32, 2^64, 2^96
 };
 static_assert(sizeof(KernelSum) == 32);
 
 inline constexpr std::uint32_t kWarpLanes = 32;
 inline constexpr std::uint32_t kWarpsPerBlock = 8;
 inline constexpr std::uint32_t kThreadsPerBlock = kWarpLanes * kWarpsPerBlock;
-// Accesses of a thread that are under way together: 4 of 16 bytes.
+// Outstanding accesses per thread: 4 of 16 bytes.
 inline constexpr std::uint32_t kAccesses = 4;
 inline constexpr std::uint64_t kGranuleBytes = 16;
-// A warp's unit: one to sixteen turns of kAccesses. Larger ones pay the search and the reduction of
-// the sums less often, smaller ones spread a small batch over more multiprocessors.
+// Size of a warp's unit: 1 to 16 iterations of kAccesses. Larger units amortise the search and the
+// reduction of the sums; smaller units spread a small batch over more multiprocessors.
 inline constexpr std::uint64_t kUnitBytesMin = kGranuleBytes * kWarpLanes * kAccesses;
 inline constexpr std::uint64_t kUnitBytesMax = 16 * kUnitBytesMin;
-// 32 additions for each unit, where every lane adds for itself, still cannot overflow a KernelSum.
-// With kUnitBytesMax it is 4 TiB in one batch.
+// Even with 32 additions per unit, where every lane adds separately, a KernelSum cannot overflow:
+// 32 * 2^27 = 2^32. With kUnitBytesMax this allows 4 TiB in one batch.
 inline constexpr std::uint64_t kUnitsMax = std::uint64_t{1} << 27U;
 
 struct Launch {
   std::uint64_t unit_bytes = kUnitBytesMax;
   std::uint64_t units = 0;
-  std::uint32_t blocks = 0;  // of kThreadsPerBlock threads, in x; 0: there is nothing to launch
+  std::uint32_t blocks = 0;  // of kThreadsPerBlock threads, in x; 0 = nothing to launch
 };
 
-// Units of a piece of `bytes` bytes.
+// Returns the number of units of a piece of `bytes` bytes.
 WSYNC_HOST_DEVICE constexpr std::uint64_t units_of(std::uint64_t bytes, std::uint64_t unit_bytes) {
   return bytes / unit_bytes + (bytes % unit_bytes == 0 ? 0 : 1);
 }
 
-// The largest unit with which `bytes` bytes still fill every multiprocessor of the GPU with two
-// times the warps that it holds at once.
+// Returns the largest unit with which `bytes` bytes still give every multiprocessor twice the
+// number of warps that it can hold at once.
 constexpr std::uint64_t choose_unit_bytes(std::uint64_t bytes, std::uint32_t multiprocessors) {
   constexpr std::uint64_t kWarpsHeld = 64;
   std::uint64_t unit = kUnitBytesMax;
@@ -96,7 +97,7 @@ constexpr std::uint64_t choose_unit_bytes(std::uint64_t bytes, std::uint32_t mul
   return unit;
 }
 
-// Blocks that carry out `units` units, a warp each.
+// Returns the number of blocks for `units` units, with one warp per unit.
 constexpr std::uint32_t blocks_of(std::uint64_t units) {
   return static_cast<std::uint32_t>(units_of(units, kWarpsPerBlock));
 }

@@ -1,6 +1,6 @@
-// What one thread of the kernels does, in a form that a C++ compiler takes too: the kernels' tests
-// and hosts without a GPU run every thread in a loop. Only the addition of a warp's sums is the
-// GPU's own (kernels.cu).
+// The work of one kernel thread, in a form that a C++ compiler also accepts. Kernel tests, and
+// hosts without a GPU, run every thread in a loop. Only the reduction of a warp's sums is specific
+// to the GPU (kernels.cu).
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct alignas(16) Words {
   std::uint64_t b = 0;
 };
 
-// Each byte is read once and written once: loads and stores that leave the caches to others.
+// Each byte is read once and written once, so these loads and stores bypass the caches.
 template <class T>
 WSYNC_HOST_DEVICE inline T load(std::uint64_t address) {
 #ifdef __CUDA_ARCH__
@@ -76,8 +76,8 @@ WSYNC_HOST_DEVICE inline void store<Words>(std::uint64_t address, Words words) {
 #endif
 }
 
-// Where the byte at `offset` of a piece lies in `from`, and how to go on from there without another
-// division: `ahead` bytes further, always the same number.
+// Position in `from` of the byte at `offset` of a piece. step() moves it forward by the constant
+// distance `ahead` without another division.
 class Cursor {
  public:
   WSYNC_HOST_DEVICE Cursor(const KernelPiece& piece, std::uint64_t offset, std::uint64_t ahead)
@@ -94,7 +94,7 @@ class Cursor {
     row_at_ += jump_;
     step(columns_ahead_);
   }
-  // `bytes` is at most a row.
+  // `bytes` must be at most one row.
   WSYNC_HOST_DEVICE void step(std::uint64_t bytes) {
     column_ += bytes;
     if (column_ >= row_bytes_) {
@@ -112,8 +112,8 @@ class Cursor {
   std::uint64_t jump_ = 0;
 };
 
-// Whole granules of a unit, `granules` of them from byte `offset` of the piece on. Lane l does
-// granules l, l + 32, and so on.
+// The whole granules of a unit: `granules` of them, starting at byte `offset` of the piece. Lane l
+// processes granules l, l + 32, and so on.
 struct UnitRange {
   std::uint64_t offset = 0;
   std::uint32_t granules = 0;
@@ -124,7 +124,7 @@ WSYNC_HOST_DEVICE inline void count_granule(std::uint64_t i, const Words& words,
   granule::add(i, words.a, words.b, sum.low, sum.high);
 }
 
-// One row, everything aligned to 16 bytes: kAccesses loads are under way before the first is used.
+// One row, aligned to 16 bytes. kAccesses loads are issued before the first result is used.
 WSYNC_HOST_DEVICE inline void run_whole(const KernelPiece& piece, const UnitRange& range,
                                         LaneSum& sum) {
   const std::uint64_t from = piece.from + range.offset;
@@ -156,7 +156,7 @@ WSYNC_HOST_DEVICE inline void run_whole(const KernelPiece& piece, const UnitRang
   }
 }
 
-// Rows whose bytes, addresses and stride are multiples of 16.
+// Rows whose size, addresses and stride are multiples of 16.
 WSYNC_HOST_DEVICE inline void run_rows(const KernelPiece& piece, const UnitRange& range,
                                        LaneSum& sum) {
   if (range.lane >= range.granules) return;
@@ -192,8 +192,8 @@ WSYNC_HOST_DEVICE inline void run_rows(const KernelPiece& piece, const UnitRange
   }
 }
 
-// Everything is a multiple of the word's size and of nothing larger: a granule is gathered word by
-// word, over the ends of rows.
+// For alignments smaller than 16: all values are multiples of the word's size. A granule is
+// gathered word by word, across the ends of rows.
 template <class Word>
 WSYNC_HOST_DEVICE inline void run_words(const KernelPiece& piece, const UnitRange& range,
                                         LaneSum& sum) {
@@ -227,7 +227,7 @@ WSYNC_HOST_DEVICE inline void run_words(const KernelPiece& piece, const UnitRang
   }
 }
 
-// The last bytes of a piece that are no whole granule, filled up with zeros.
+// The last bytes of a piece that do not fill a granule, padded with zeros.
 WSYNC_HOST_DEVICE inline void run_end(const KernelPiece& piece, std::uint64_t offset,
                                       std::uint32_t bytes, LaneSum& sum) {
   Words granule;
@@ -243,7 +243,8 @@ WSYNC_HOST_DEVICE inline void run_end(const KernelPiece& piece, std::uint64_t of
     count_granule((piece.position + offset) / kGranuleBytes, granule, sum);
 }
 
-// What lane `lane` does of unit `unit` of `piece`, counted from its first; what that counts.
+// Executes lane `lane` of unit `unit` of `piece`, counted from the piece's first unit. Returns the
+// lane's contribution to the sum.
 WSYNC_HOST_DEVICE inline LaneSum run_lane(const KernelPiece& piece, std::uint64_t unit,
                                           std::uint64_t unit_bytes, std::uint32_t lane) {
   LaneSum sum;
@@ -252,7 +253,7 @@ WSYNC_HOST_DEVICE inline LaneSum run_lane(const KernelPiece& piece, std::uint64_
   const std::uint64_t bytes = all - offset < unit_bytes ? all - offset : unit_bytes;
   const UnitRange range{offset, static_cast<std::uint32_t>(bytes / kGranuleBytes), lane};
   const bool rows = piece.rows > 1;
-  // The lowest bit that is set in any of them is the largest alignment of all.
+  // The lowest bit set in any of the values is their largest common alignment.
   const std::uint64_t bits =
       piece.to | piece.from | (rows ? piece.row_bytes | piece.from_stride : 0U);
   if (bits % 16 == 0 && !rows)
@@ -267,14 +268,14 @@ WSYNC_HOST_DEVICE inline LaneSum run_lane(const KernelPiece& piece, std::uint64_
     run_words<std::uint16_t>(piece, range, sum);
   else
     run_words<std::uint8_t>(piece, range, sum);
-  // By the lane that has had least to do.
+  // Executed by the lane with the least work.
   if (const auto end = static_cast<std::uint32_t>(bytes % kGranuleBytes);
       end != 0 && lane == kWarpLanes - 1)
     run_end(piece, offset + bytes - end, end, sum);
   return sum;
 }
 
-// Index of the piece that unit `unit` is of; count is 1 at least.
+// Returns the index of the piece that contains unit `unit`. `count` must be at least 1.
 WSYNC_HOST_DEVICE inline std::uint32_t piece_of(const KernelPiece* pieces, std::uint32_t count,
                                                 std::uint64_t unit) {
   std::uint32_t low = 0;
@@ -289,13 +290,13 @@ WSYNC_HOST_DEVICE inline std::uint32_t piece_of(const KernelPiece* pieces, std::
   return low;
 }
 
-// What `limb` (0 to 3) of a KernelSum gets of a sum.
+// Returns the summand for limb `limb` (0 to 3) of a KernelSum.
 WSYNC_HOST_DEVICE inline std::uint64_t limb_of(const LaneSum& sum, std::uint32_t limb) {
   const std::uint64_t word = limb < 2 ? sum.low : sum.high;
   return (limb % 2 == 0 ? word : word >> 32U) & 0xffffffffU;
 }
 
-// What lane `lane` of warp `warp` reads of `granules` granules.
+// Executes the reads of lane `lane` of warp `warp` over `granules` granules.
 WSYNC_HOST_DEVICE inline std::uint64_t read_lane(std::uint64_t from, std::uint64_t granules,
                                                  std::uint64_t warp, std::uint32_t lane) {
   constexpr std::uint64_t kUnit = kUnitBytesMax / kGranuleBytes;
@@ -322,7 +323,7 @@ WSYNC_HOST_DEVICE inline std::uint64_t read_lane(std::uint64_t from, std::uint64
 }
 
 #ifndef __CUDACC__
-// wsync_read_bytes, with its arguments as the host's addresses.
+// Executes wsync_read_bytes on the host. The arguments are host addresses.
 inline void read_bytes_on_host(const void* from, std::uint64_t granules,
                                unsigned long long* folded) {
   const std::uint64_t warps = units_of(granules * kGranuleBytes, kUnitBytesMax);
@@ -331,8 +332,8 @@ inline void read_bytes_on_host(const void* from, std::uint64_t granules,
       *folded ^= read_lane(reinterpret_cast<std::uintptr_t>(from), granules, warp, lane);
 }
 
-// The whole launch, thread by thread, with the kernel's arguments in its order. Addresses are the
-// host's: of `pieces`, of `sums`, and `to` and `from` of every piece.
+// Executes a whole launch on the host, thread by thread, with the kernel's arguments in the same
+// order. All addresses are host addresses: `pieces`, `sums`, and `to` and `from` of every piece.
 inline void run_pieces_on_host(const KernelPiece* pieces, std::uint32_t count,
                                std::uint64_t unit_bytes, std::uint64_t units, KernelSum* sums) {
   for (std::uint64_t unit = 0; unit < units; ++unit) {

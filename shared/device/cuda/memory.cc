@@ -9,8 +9,8 @@
 namespace wsync::device::cuda {
 namespace {
 
-// A range of the address space that is mapped piece by piece is walked at most so far; the smallest
-// piece is 2 MiB, so it is a bound for a driver that answers nonsense, not for real memory.
+// Limit for the walk over an address range that is mapped piece by piece. The smallest piece is 2
+// MiB, so the limit only stops the walk if a driver returns inconsistent answers.
 constexpr std::uint32_t kPiecesOfOneRange = 1U << 20U;
 
 struct Allocations {
@@ -44,7 +44,7 @@ Result<T> pointer_fact(const Driver& cuda, CUpointer_attribute which, CUdevicept
   return value;
 }
 
-// Whether `at` is memory of this GPU; its context is current.
+// Succeeds if `at` is memory of this GPU, whose context must be current.
 Result<> on_this_gpu(const Gpu& gpu, CUdeviceptr at) {
   const Driver& cuda = gpu.cuda();
   const auto type = pointer_fact<unsigned int>(cuda, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at);
@@ -58,7 +58,8 @@ Result<> on_this_gpu(const Gpu& gpu, CUdeviceptr at) {
   return {};
 }
 
-// The end of what is mapped from `at` on, at least up to `end` where it is one allocation.
+// Returns the end of the memory that is mapped from `at` on, at least up to `end` if it is one
+// allocation.
 Result<> covered(const Gpu& gpu, CUdeviceptr at, CUdeviceptr end) {
   const Driver& cuda = gpu.cuda();
   for (std::uint32_t pieces = 0; pieces < kPiecesOfOneRange; ++pieces) {
@@ -68,7 +69,7 @@ Result<> covered(const Gpu& gpu, CUdeviceptr at, CUdeviceptr end) {
     WSYNC_TRY(check(cuda, cuda.cuMemGetAddressRange(&base, &size, at),
                     fmt::format("address {:#x} is in no allocation", at)));
     if (end <= base + size) return {};
-    // Plain allocations that happen to touch are not one; pieces of a reserved range are.
+    // Adjacent plain allocations do not count as one range; pieces of one reserved range do.
     const auto plain =
         WSYNC_TRY(pointer_fact<int>(cuda, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at));
     if (plain != 0 || base + size <= at) break;
@@ -183,7 +184,7 @@ Result<std::unique_ptr<CudaMemory>> CudaMemory::open(const std::shared_ptr<const
                             handle.pid, error.message()));
   };
   CUdeviceptr address = 0;
-  // The flag is the only one that there is; it is of no account on the exporter's own GPU.
+  // This is the only flag that exists. It has no effect on the exporter's own GPU.
   if (auto done = check(
           cuda,
           cuda.cuIpcOpenMemHandle(&address, handle.memory, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),

@@ -1,10 +1,10 @@
-// Memory of a GPU: an own allocation that other processes can import, an imported one, or a range
-// that somebody else of this process allocated.
+// GPU memory of three kinds: an own allocation that other processes can import, an imported one, or
+// a range that other code of this process allocated.
 //
-// Importing needs another process: CUDA cannot open a handle in the process that made it. A handle
-// of this process therefore gives the allocation itself, which lives until its importers are gone
-// too. Over processes CUDA gives no such life: the exporter frees only after the importers have
-// closed (README.md, "IPC").
+// Only another process can import memory, because CUDA cannot open a handle in the process that
+// made it. Within the same process, a handle therefore resolves to the allocation itself, which
+// lives until its importers are gone. Across processes CUDA gives no such guarantee: the exporter
+// may free memory only after the importers have closed it (README.md, "IPC").
 #pragma once
 
 #include <cstdint>
@@ -18,26 +18,27 @@
 
 namespace wsync::device::cuda {
 
-// The driver may cut small allocations out of a larger block, and IPC then shares the whole block
-// (CUDA programming guide, "Interprocess Communication"): memory of whole multiples of this is
-// shared alone, and its handle means its first byte.
+// The driver may place small allocations in a larger block, and IPC then shares the whole block
+// (CUDA programming guide, "Interprocess Communication"). Memory in whole multiples of this size is
+// shared alone, and its handle refers to its first byte.
 inline constexpr std::uint64_t kSharedGranuleBytes = std::uint64_t{2} << 20U;
 
-// An own allocation and the event that tells its importers of new bytes. Any thread.
+// An own allocation, and the event that orders importers after new bytes. Thread: any.
 class Allocation {
  public:
-  // 1 to limits::kBucketBytesMax bytes, else kInvalidInput; kResourceExhausted naming what is free.
+  // kInvalidInput unless `bytes` is 1 to limits::kBucketBytesMax; kResourceExhausted, with the free
+  // memory, if it does not fit.
   [[nodiscard]] static Result<std::shared_ptr<Allocation>> make(std::shared_ptr<const Gpu> gpu,
                                                                 std::uint64_t bytes);
-  // The one of this process with this number; null when it is gone.
+  // Returns this process's allocation with this number, or null if it was freed.
   [[nodiscard]] static std::shared_ptr<Allocation> find(std::uint64_t id);
 
   [[nodiscard]] const Gpu& gpu() const noexcept { return *gpu_; }
   [[nodiscard]] CUdeviceptr address() const noexcept { return memory_.get(); }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
-  // Made by the first call and used again: one interprocess event, without timing. kRefused on a
-  // GPU that cannot share memory between processes.
+  // Returns the interprocess event (without timing), which the first call makes. kRefused on a GPU
+  // that cannot share memory between processes.
   [[nodiscard]] Result<CUevent> published();
 
  private:
@@ -56,12 +57,13 @@ class CudaMemory final : public Memory {
  public:
   [[nodiscard]] static Result<std::unique_ptr<CudaMemory>> allocate(
       const std::shared_ptr<const Gpu>& gpu, std::uint64_t bytes);
-  // kInvalidInput for a handle of another kind, size or GPU, or that is none; kPeerLost when the
-  // memory is gone; the driver's error otherwise.
+  // kInvalidInput for bytes that are not a handle, or for a handle of another kind, size or GPU;
+  // kPeerLost if the memory no longer exists; otherwise the driver's error.
   [[nodiscard]] static Result<std::unique_ptr<CudaMemory>> import(
       const std::shared_ptr<const Gpu>& gpu, const MemoryHandle& handle);
-  // kInvalidInput unless the range is whole inside one allocation of this GPU. Memory that was
-  // mapped piece by piece (cuMemMap: "expandable segments" of frameworks) counts as one.
+  // kInvalidInput unless the whole range lies inside one allocation of this GPU. Memory that was
+  // mapped piece by piece (cuMemMap, the "expandable segments" of frameworks) counts as one
+  // allocation.
   [[nodiscard]] static Result<std::unique_ptr<CudaMemory>> borrow(
       const std::shared_ptr<const Gpu>& gpu, std::span<std::byte> range);
 
@@ -75,8 +77,8 @@ class CudaMemory final : public Memory {
 
   [[nodiscard]] const Gpu& gpu() const noexcept { return *gpu_; }
   [[nodiscard]] bool own() const noexcept { return origin_ == Origin::kOwn; }
-  // What publish() records and acquire() waits for; lives as long as this memory. kInvalidInput for
-  // a borrowed range, which has none.
+  // Returns the event that publish() records and acquire() waits for. It lives as long as this
+  // memory. kInvalidInput for a borrowed range, which has no event.
   [[nodiscard]] Result<CUevent> published() const;
 
  private:
@@ -91,9 +93,9 @@ class CudaMemory final : public Memory {
   Origin origin_;
   CUdeviceptr address_;
   std::uint64_t bytes_;
-  std::shared_ptr<Allocation> allocation_;  // own, or of this process
-  OwnedMapping mapping_;                    // another process's
-  OwnedEvent event_;                        // the other process's, opened here
+  std::shared_ptr<Allocation> allocation_;  // allocated by this process
+  OwnedMapping mapping_;                    // of another process
+  OwnedEvent event_;                        // of the other process, opened here
 };
 
 }  // namespace wsync::device::cuda

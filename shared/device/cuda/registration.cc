@@ -21,11 +21,12 @@ struct PinnedChunk {
   OwnedRegistered owner;
 };
 
-// Pinning takes long, looking up must not: two locks, `pinning` first.
+// Pinning is slow, but look-ups must be fast. Therefore there are two locks; acquire `pinning`
+// first.
 struct PinnedChunks {
   std::mutex pinning;
   std::mutex looking;
-  std::map<std::uintptr_t, PinnedChunk> all;  // by where they begin; they do not overlap
+  std::map<std::uintptr_t, PinnedChunk> all;  // keyed by first address; no overlaps
 };
 PinnedChunks& pinned_chunks() {
   static PinnedChunks chunks;
@@ -37,8 +38,8 @@ std::string all_of(const char* path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Pins [begin, end), or finds it pinned, for one more user. `pinning` is held. Where the chunk
-// begins that has it.
+// Adds one user to the chunk [begin, end) and pins it if it is not pinned yet. Call with `pinning`
+// held. Returns the first address of the chunk.
 Result<std::uintptr_t> pin(const Gpu& gpu, std::uintptr_t begin, std::uintptr_t end,
                            unsigned int flags) {
   auto& chunks = pinned_chunks();
@@ -59,8 +60,8 @@ Result<std::uintptr_t> pin(const Gpu& gpu, std::uintptr_t begin, std::uintptr_t 
   return begin;
 }
 
-// One user less of each chunk. `pinning` is held: a chunk that goes is unpinned before anybody pins
-// its pages anew.
+// Removes one user from each chunk. Call with `pinning` held, so that a removed chunk is unpinned
+// before its pages can be pinned again.
 void unpin(const std::vector<std::uintptr_t>& begins) {
   auto& chunks = pinned_chunks();
   for (const auto begin : begins) {
@@ -155,7 +156,7 @@ std::uint64_t whole_part(const std::byte* at, std::uint64_t bytes) {
     if (const auto holder = std::prev(next)->second.end; begin < holder)
       return std::min(end, holder) - begin;
   }
-  // In none: up to the next one.
+  // Not in a chunk: up to the next one.
   return (next == chunks.all.end() ? end : std::min(end, next->first)) - begin;
 }
 

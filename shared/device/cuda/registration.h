@@ -1,11 +1,12 @@
-// Host memory pinned in place, so that copies go straight from it. Pinned in chunks: a failure half
-// way is undone in steps, and no call of the driver holds the process up for a whole arena.
+// Host memory that is pinned in place, so that copies read it directly. It is pinned in chunks: a
+// failure is undone chunk by chunk, and no driver call blocks the process for a whole arena.
 //
-// What is pinned is known to the whole process: a range that several devices register is pinned
-// once, by all contexts (CU_MEMHOSTREGISTER_PORTABLE), until the last of them lets go. A copy must
-// lie in one registration or in none, or the driver refuses it: streams cut theirs (whole_part()).
+// Pinned chunks are recorded for the whole process. A range that several devices register is pinned
+// once, for all contexts (CU_MEMHOSTREGISTER_PORTABLE), until the last device releases it. A copy
+// must lie in one registration or in none, or the driver refuses it. Streams split their copies
+// accordingly (whole_part()).
 //
-// Any thread.
+// Thread: any.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,8 @@ inline constexpr std::uint64_t kRegistrationChunkBytes = std::uint64_t{1} << 30U
 
 class Registration final : public HostRegistration {
  public:
-  // A range that cannot be pinned gives a registration that says so. `chunk_bytes`: a multiple of
-  // the page.
+  // If the range cannot be pinned, the registration is made nevertheless and states the reason.
+  // `chunk_bytes` must be a multiple of the page size.
   [[nodiscard]] static std::unique_ptr<Registration> make(
       const Gpu& gpu, std::span<const std::byte> range,
       std::uint64_t chunk_bytes = kRegistrationChunkBytes);
@@ -36,15 +37,15 @@ class Registration final : public HostRegistration {
 
  private:
   Registration() = default;
-  std::vector<std::uintptr_t> chunks_;  // where they begin
+  std::vector<std::uintptr_t> chunks_;  // first addresses
   std::string fallback_;
 };
 
-// How many of the `bytes` bytes (1 at least) from `at` on lie in one chunk, or in none.
+// Returns how many of the `bytes` bytes (at least 1) starting at `at` lie in one chunk, or in none.
 [[nodiscard]] std::uint64_t whole_part(const std::byte* at, std::uint64_t bytes);
 
-// Whether every page of the range may be written by this process; `maps` is the text of
-// /proc/self/maps. True where it does not say.
+// Returns true if this process may write every page of the range, or if `maps`, the text of
+// /proc/self/maps, does not list it.
 [[nodiscard]] bool writable_in(std::string_view maps, std::span<const std::byte> range);
 
 }  // namespace wsync::device::cuda

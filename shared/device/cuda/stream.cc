@@ -13,22 +13,24 @@
 namespace wsync::device::cuda {
 namespace {
 
-// The GPU is asked without a pause for as long as a batch takes, then every so often: a worker that
-// spins would take a core from the engine for as long as a bucket's copy from the host.
+// The worker first polls the GPU without a pause for the duration of a typical batch, then at
+// intervals. A worker that spins for the duration of a bucket's copy from the host would take a
+// core from the engine.
 constexpr std::chrono::microseconds kSpin{300};
 constexpr std::chrono::microseconds kPollPause{30};
-// Of the kernel's timers, in ns: 50 us by default, which would be added to each pause.
+// Timer slack in ns. The kernel's default of 50 us would be added to each pause.
 constexpr unsigned long kTimerSlack = 1'000;
-// Room for the table of a bucket of some thousand pieces. It is there before anything runs: making
-// GPU memory beside kernels may wait for them.
+// Room for the table of a bucket with some thousand pieces. It is allocated before any work runs,
+// because a GPU allocation may wait for running kernels.
 constexpr std::uint64_t kScratchBytesMin = std::uint64_t{1} << 20U;
 
 CUdeviceptr device_address(const std::byte* address) {
   return static_cast<CUdeviceptr>(reinterpret_cast<std::uintptr_t>(address));
 }
 
-// Broadcasts hold up all devices of a group, a reload one engine, a copy to the device the next
-// round; only kernels heed it (copies have engines of their own). Lower numbers go first.
+// A broadcast holds up all devices of a group, a reload one engine, and a copy to the device the
+// next round. Only kernels respect priorities, because copies use engines of their own. Lower
+// numbers have higher priority.
 int priority_of(StreamRole role, int min, int greatest) {
   switch (role) {
     case StreamRole::kBroadcast:
@@ -46,7 +48,8 @@ Result<> is_gpu_memory(const Memory* memory, std::string_view stream) {
   return fail(ErrorCode::kInvalidInput, fmt::format("{}: the memory is no GPU's", stream));
 }
 
-// A kernel reaches the memory of its own GPU; that of others only where they are peers.
+// A kernel can access the memory of its own GPU. It can access memory of other GPUs only if they
+// are peers.
 Result<> is_own_memory(const Memory* memory, const Gpu& gpu, std::string_view stream) {
   WSYNC_TRY(is_gpu_memory(memory, stream));
   if (memory == nullptr) return {};
@@ -85,7 +88,8 @@ Result<std::unique_ptr<CudaStream>> CudaStream::make(std::shared_ptr<const Gpu> 
   return made;
 }
 
-// The driver loads a kernel when it is first launched; that is not to be in a pause.
+// The driver loads a kernel at its first launch. Launch it now, so that this delay does not occur
+// in a pause.
 Result<> CudaStream::warm_up() {
   WSYNC_TRY(make_room(kScratchBytesMin));
   return launch({}, scratch_.device.get(), scratch_.device.get());
@@ -115,7 +119,7 @@ Result<> CudaStream::wait_for_gpu() {
     if (code != CUDA_ERROR_NOT_READY) return check(cuda, code, "work of the GPU failed");
     const auto waited = now() - begin;
     if (waited >= settle_limit_) break;
-    // Another one has waited in vain already.
+    // Another stream has already waited for this GPU in vain.
     if (const auto usable = gpu_->usable(); !usable)
       return fail(ErrorCode::kDeadline, usable.error().message());
     if (waited >= kSpin) std::this_thread::sleep_for(kPollPause);
@@ -127,7 +131,7 @@ Result<> CudaStream::wait_for_gpu() {
                           gpu_->name(), seconds(settle_limit_)));
 }
 
-// Always asks the GPU: a communicator may have submitted something by itself.
+// Always queries the GPU, because a communicator may have submitted work directly.
 Result<> CudaStream::settle() {
   if (fault_) return fail(*fault_);
   const auto sums = std::exchange(wanted_, {});
@@ -143,14 +147,14 @@ Result<> CudaStream::copy(std::byte* to, const std::byte* from, std::uint64_t by
                           const std::stop_token& stop) {
   if (stop.stop_requested()) return fail(stopped(0, bytes));
   if (bytes == 0) return {};
-  // By addresses, which are unique over all GPUs: another GPU's memory too, directly where they are
-  // peers and through host memory where not.
+  // Addresses are unique over all GPUs, so this also copies from another GPU: directly between
+  // peers, otherwise through host memory.
   return submit(
       gpu_->cuda().cuMemcpyAsync(device_address(to), device_address(from), bytes, stream_.get()),
       "a copy on the GPU");
 }
 
-// A copy lies in one registration of host memory or in none, as the driver demands.
+// The driver requires that a copy lies in one registration of host memory or in none.
 Result<> CudaStream::copy_in(CUdeviceptr to, std::span<const std::byte> source,
                              const std::stop_token& stop) {
   for (std::uint64_t at = 0; at < source.size();) {
@@ -226,7 +230,7 @@ Result<> CudaStream::make_room(std::uint64_t bytes) {
 }
 
 Result<> CudaStream::run_batch(const KernelTable& table, std::span<PieceDigest> sums) {
-  // The batch before may still read its table and write its sums.
+  // The previous batch may still read its table and write its sums.
   if (counted_ != nullptr) WSYNC_TRY(settle());
   counted_ = nullptr;
   if (table.pieces.empty()) {
@@ -256,7 +260,7 @@ Result<> CudaStream::run_batch(const KernelTable& table, std::span<PieceDigest> 
 }
 
 Result<> CudaStream::launch(const KernelTable& table, CUdeviceptr pieces, CUdeviceptr sums) {
-  // As kernels.h lists them.
+  // In the order of kernels.h.
   auto count = static_cast<std::uint32_t>(table.pieces.size());
   std::uint64_t unit_bytes = table.launch.unit_bytes;
   std::uint64_t units = table.launch.units;
@@ -289,9 +293,9 @@ Result<> CudaStream::acquire(const Memory& memory) {
   return {};
 }
 
-// A stream that waits on the GPU for the event of a process that is gone waits for ever. So it
-// comes to that only when the event has come: then it orders reads behind the owner's writes, and
-// costs nothing.
+// A stream that waits on the GPU for the event of a dead process would wait without end. Therefore
+// the event is given to the stream only after it has occurred. The wait then costs nothing and
+// orders the reads after the owner's writes.
 Result<> CudaStream::wait_for(CUevent event, const std::stop_token& stop) {
   const Driver& cuda = gpu_->cuda();
   for (const TimePoint begin = now();;) {

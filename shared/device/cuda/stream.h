@@ -1,5 +1,5 @@
-// Streams of a GPU: work is submitted to a CUstream by the stream's worker, which settles it (waits
-// until the GPU has done it) before anybody is told that it is done.
+// Streams of a GPU. The worker of a stream submits work to a CUstream and settles it (waits until
+// the GPU has completed it) before it reports completion.
 #pragma once
 
 #include <chrono>
@@ -16,8 +16,8 @@
 
 namespace wsync::device::cuda {
 
-// Work that the GPU has not ended by then is given up: no copy or batch of one call takes more than
-// some seconds, so it hangs, or waits for an event of a process that is gone.
+// Work that the GPU has not completed by then is given up. A copy or batch of one call takes at
+// most some seconds, so longer work hangs or waits for an event of a dead process.
 inline constexpr std::chrono::seconds kSettleLimit{60};
 
 struct StreamOptions {
@@ -32,8 +32,8 @@ class CudaStream final : public WorkerStream {
                                                                 StreamOptions options);
   ~CudaStream() override { close(); }
 
-  // Straight from registered host memory. From other memory the driver copies through a buffer of
-  // its own, and the submitting call, on the worker, takes as long as that does.
+  // Copies directly from registered host memory. Other memory is copied by the driver through its
+  // own buffer, and the submitting call blocks the worker for that time.
   [[nodiscard]] Result<> copy_to_device(const Region& to,
                                         std::span<const std::byte> source) override;
   [[nodiscard]] Result<> copy_to_host(std::span<std::byte> to, const Region& from) override;
@@ -42,13 +42,13 @@ class CudaStream final : public WorkerStream {
   [[nodiscard]] Result<> publish(Memory& memory) override;
   [[nodiscard]] Result<> acquire(const Memory& memory) override;
 
-  // For communicators, in a turn of theirs (run()), on whose thread the GPU's context is current:
-  // work submitted to it is settled after the turn.
+  // For communicators, while their work runs (run()) on a thread where the GPU's context is
+  // current. Work submitted to this CUstream is settled afterwards.
   [[nodiscard]] CUstream native() const noexcept { return stream_.get(); }
   [[nodiscard]] const Gpu& gpu() const noexcept { return *gpu_; }
 
  private:
-  // Host and device memory that a batch's table and sums go through; one batch at a time uses it.
+  // Host and device memory for the table and the sums of a batch. One batch at a time uses it.
   struct Scratch {
     OwnedPinned host;
     OwnedMemory device;
@@ -75,10 +75,10 @@ class CudaStream final : public WorkerStream {
   const std::shared_ptr<const Gpu> gpu_;
   const std::chrono::nanoseconds settle_limit_;
   OwnedStream stream_;
-  // ---- of the worker ----
+  // ---- used by the worker only ----
   std::optional<Error> fault_;
   Scratch scratch_;
-  std::span<PieceDigest> wanted_;  // sums of the batch that is under way
+  std::span<PieceDigest> wanted_;  // sums of the running batch
   const KernelSum* counted_ = nullptr;
 };
 

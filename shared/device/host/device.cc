@@ -13,7 +13,7 @@
 namespace wsync::device::host {
 namespace {
 
-// Page-table entries made now, so that no copy faults.
+// Creates the page-table entries in advance, so that copies cause no page faults.
 class PopulatedRange final : public HostRegistration {
  public:
   explicit PopulatedRange(std::span<const std::byte> range) {

@@ -1,4 +1,4 @@
-// Host devices: `separate` has memory and streams of its own, `unified` uses staged host memory in
+// Host devices. `separate` has its own memory and streams; `unified` uses staged host memory in
 // place.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace wsync::device::host {
 
-// options.kind is kUnified or kSeparate.
+// options.kind must be kUnified or kSeparate.
 [[nodiscard]] Result<std::unique_ptr<Device>> make_host_device(const DeviceOptions& options);
 
 }  // namespace wsync::device::host

@@ -12,7 +12,7 @@
 namespace wsync::device::host {
 namespace {
 
-// Its size never changes (no SIGBUS in an importer), and only the creator's mapping can write.
+// The size is fixed, so an importer gets no SIGBUS. Only the creator's existing mapping can write.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 
 }  // namespace
@@ -59,7 +59,7 @@ Result<std::unique_ptr<HostMemory>> HostMemory::import(DeviceKind kind, MemoryHa
 }
 
 std::unique_ptr<HostMemory> HostMemory::alias(DeviceKind kind, std::span<const std::byte> range) {
-  // Never written through: an alias is not writable(), which every copy checks.
+  // The cast is safe: an alias is not writable(), which every copy checks.
   return std::unique_ptr<HostMemory>(
       new HostMemory(kind, Origin::kAliased, const_cast<std::byte*>(range.data()), range.size()));
 }

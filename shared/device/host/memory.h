@@ -13,8 +13,8 @@ namespace wsync::device::host {
 
 class HostMemory final : public Memory {
  public:
-  // A fresh allocation; every page is touched. Sealed: it keeps its size, and nobody else can map
-  // it for writing.
+  // Allocates new memory and touches every page. The memory is sealed: its size is fixed, and no
+  // other process can map it for writing.
   [[nodiscard]] static Result<std::unique_ptr<HostMemory>> allocate(DeviceKind kind,
                                                                     std::uint64_t bytes);
   // Maps an exported handle read-only, after checking kind, size and seals.
@@ -23,7 +23,7 @@ class HostMemory final : public Memory {
   // Borrows a host range.
   [[nodiscard]] static std::unique_ptr<HostMemory> alias(DeviceKind kind,
                                                          std::span<const std::byte> range);
-  // The same, to be written to.
+  // Like alias(), but writable.
   [[nodiscard]] static std::unique_ptr<HostMemory> borrow(DeviceKind kind,
                                                           std::span<std::byte> range);
   [[nodiscard]] std::byte* address() const noexcept override { return address_; }
@@ -52,7 +52,7 @@ class HostMemory final : public Memory {
   Origin origin_;
   std::byte* address_;
   std::uint64_t bytes_;
-  MappedRegion region_;  // empty for an alias and a borrowed range
+  MappedRegion region_;  // empty for alias() and borrow()
   UniqueFd fd_;
 };
 

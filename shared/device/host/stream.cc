@@ -12,7 +12,8 @@ namespace {
 
 constexpr std::uint64_t kCopyWindowBytes = 4 * limits::kMiB;
 
-// A granule may span rows, so what is digested is gathered first where rows are no whole granules.
+// A granule may span rows. If rows are not whole granules, the bytes are gathered before they are
+// digested.
 void sum_rows(const Piece& piece, const std::byte* from, PieceDigest& sum) {
   if (piece.rows == 1 || piece.row_bytes % kDigestGranule == 0) {
     for (std::uint64_t row = 0; row < piece.rows; ++row)
@@ -81,7 +82,7 @@ Result<> HostStream::copy_pieces(std::span<const Piece> pieces, std::span<PieceD
   return {};
 }
 
-// The message that tells another process of the bytes orders its reads behind them.
+// Nothing to do: the message that announces the bytes to another process orders its reads.
 Result<> HostStream::publish(Memory& memory) {
   return check_region({.memory = &memory, .offset = 0, .bytes = memory.bytes()}, true);
 }

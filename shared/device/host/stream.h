@@ -1,4 +1,4 @@
-// Streams of host devices: the worker copies by itself.
+// Streams of host devices. The worker thread performs the copies.
 #pragma once
 
 #include <span>
@@ -23,8 +23,8 @@ class HostStream final : public WorkerStream {
   [[nodiscard]] Result<> acquire(const Memory& memory) override;
 
  private:
-  // memcpy in windows of a few MiB, so that a destroyed stream ends its copy early: kCancelled
-  // then.
+  // Copies in windows of a few MiB, so that a stream that is being destroyed ends its copy early
+  // with kCancelled.
   [[nodiscard]] Result<> copy(std::byte* to, const std::byte* from, std::uint64_t bytes,
                               const std::stop_token& stop) override;
 };

@@ -21,21 +21,21 @@ namespace {
 
 using Buffer = ::gloo::transport::UnboundBuffer;
 
-// Longer than any run. A wait that ends at a timeout of Gloo's closes all its connections, and
-// nobody could be told why: clock_ ends waits.
+// Longer than any run. When a timeout of Gloo expires, Gloo closes all connections, and the reason
+// could not be sent to the peers. Therefore clock_ ends the waits.
 constexpr std::chrono::milliseconds kForEver = std::chrono::hours(24 * 365 * 10);
-constexpr std::chrono::milliseconds kFarewell{500};   // to tell all peers why the group breaks
-constexpr std::chrono::milliseconds kHearWhy{1'000};  // for the watcher of a peer that is gone
-constexpr std::chrono::milliseconds kLastLook{300};   // at what a peer that is gone has done before
-constexpr std::chrono::milliseconds kLateLook{20};  // at one message, once the deadline has passed
+constexpr std::chrono::milliseconds kFarewell{500};   // to send all peers the reason of the break
+constexpr std::chrono::milliseconds kHearWhy{1'000};  // for the watcher of a lost peer
+constexpr std::chrono::milliseconds kLastLook{300};   // for completed operations of a lost peer
+constexpr std::chrono::milliseconds kLateLook{20};    // for one message after the deadline
 
-// One message on its way.
+// One message in transfer.
 struct Operation {
   std::uint32_t peer = 0;
   std::uint64_t bytes = 0;
   std::uint64_t length = 0;         // as sent, or as received
-  std::unique_ptr<Buffer> head;     // both null once they are through
-  std::unique_ptr<Buffer> payload;  // of an empty message always
+  std::unique_ptr<Buffer> head;     // both null when complete
+  std::unique_ptr<Buffer> payload;  // always null for an empty message
 };
 
 class GlooGroup final : public ProcessGroup {
@@ -44,7 +44,7 @@ class GlooGroup final : public ProcessGroup {
       : rank_(options.rank), context_(std::move(context)), peers_(options.size) {}
   ~GlooGroup() override;
 
-  // Starts the threads; before the first exchange().
+  // Starts the threads. Call before the first exchange().
   Result<> start();
 
   [[nodiscard]] std::uint32_t rank() const noexcept override { return rank_; }
@@ -63,13 +63,13 @@ class GlooGroup final : public ProcessGroup {
     std::uint64_t received = 0;  // messages
     Farewell farewell;           // written by Gloo, read by the watcher
     std::unique_ptr<Buffer> farewell_buffer;
-    std::optional<std::string> lost;  // what Gloo said; under the mutex
+    std::optional<std::string> lost;  // Gloo's message; guarded by the mutex
     std::thread watcher;
   };
 
   Result<> check_message(std::uint32_t peer, std::uint64_t bytes, std::string_view what) const;
   Result<> post(std::span<const Send> sends, std::span<const Receive> receives);
-  // Throws what Gloo throws.
+  // Throws the exceptions of Gloo.
   void begin(Operation& operation, Direction direction, std::uint64_t number,
              std::span<std::byte> memory);
   Result<> finish(TimePoint deadline);
@@ -92,19 +92,19 @@ class GlooGroup final : public ProcessGroup {
 
   const std::uint32_t rank_;
   std::shared_ptr<::gloo::Context> context_;
-  std::vector<Peer> peers_;  // of each rank; this one's is not used
+  std::vector<Peer> peers_;  // one per rank; this rank's own entry is unused
   std::vector<Operation> sends_;
   std::vector<Operation> receives_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::optional<Error> broken_;
-  // What exchange() waits for, of whom and how long; null while it does not.
+  // The operation that exchange() waits for, its peer and its deadline; null if it does not wait.
   Buffer* waited_for_ = nullptr;
   std::uint32_t waited_peer_ = 0;
   TimePoint waited_until_{};
   TimePoint clock_wakes_{};
-  std::condition_variable_any earlier_;  // for the clock
+  std::condition_variable_any earlier_;  // wakes the clock
   std::jthread clock_;                   // ends waits at their deadline
 };
 
@@ -147,11 +147,11 @@ Result<> GlooGroup::exchange(std::span<const Send> sends, std::span<const Receiv
   const SignalsBlocked blocked(SignalsBlocked::Which::kPipe);
   auto done = post(sends, receives);
   if (done) done = finish(deadline);
-  // The connections are closed before the memory may be used for something else.
+  // On failure, closes the connections before the caller may reuse the memory.
   if (!done) break_with(done.error());
   sends_.clear();
   receives_.clear();
-  if (!done) WSYNC_TRY(health());  // the first reason, which may be another one
+  if (!done) WSYNC_TRY(health());  // the first reason, which may differ
   return done;
 }
 
@@ -183,7 +183,7 @@ Result<> GlooGroup::post(std::span<const Send> sends, std::span<const Receive> r
     for (std::size_t i = 0; i < sends.size(); ++i) {
       peer = sends_[i].peer = sends[i].to;
       sends_[i].length = sends[i].bytes.size();
-      // Gloo has one kind of buffer, and does not write to what it sends.
+      // Gloo has only one buffer type. It does not write to a buffer that it sends.
       auto* memory = const_cast<std::byte*>(sends[i].bytes.data());
       begin(sends_[i], Direction::kSend, peers_[peer].sent++, {memory, sends[i].bytes.size()});
     }
@@ -227,8 +227,9 @@ Result<> GlooGroup::finish(Operation& operation, Direction direction, TimePoint 
   return {};
 }
 
-// Whether the buffer's operation is through; it is let go then. Gloo does not wake who waits for an
-// operation that is in the middle of its bytes when the connection breaks: the peer's watcher does.
+// Waits for the buffer's operation and releases the buffer if it is complete. If a connection
+// breaks in the middle of a message, Gloo does not wake the waiting thread; the peer's watcher
+// does.
 bool GlooGroup::wait(std::unique_ptr<Buffer>& buffer, std::uint32_t peer, Direction direction,
                      TimePoint deadline) {
   for (bool last_look = false;; last_look = true) {
@@ -258,7 +259,8 @@ bool GlooGroup::wait(std::unique_ptr<Buffer>& buffer, std::uint32_t peer, Direct
 void GlooGroup::keep_time(const std::stop_token& stop) {
   std::unique_lock lock(mutex_);
   while (!stop.stop_requested()) {
-    // Deadlines mostly move on: it wakes at an old one, and looks what has become of it.
+    // Deadlines usually only grow, so the clock may wake at an old deadline and then checks the new
+    // one.
     clock_wakes_ = waited_for_ != nullptr ? waited_until_ : now() + std::chrono::seconds(1);
     const TimePoint wakes = clock_wakes_;
     earlier_.wait_for(lock, stop, wakes - now(),
@@ -269,7 +271,7 @@ void GlooGroup::keep_time(const std::stop_token& stop) {
   }
 }
 
-// Why an operation with this peer did not end well.
+// Returns the reason why an operation with this peer failed.
 Error GlooGroup::why(std::uint32_t peer, TimePoint deadline) {
   bool gone = false;
   {
@@ -282,7 +284,7 @@ Error GlooGroup::why(std::uint32_t peer, TimePoint deadline) {
 
 Error GlooGroup::lost(std::uint32_t peer) {
   std::unique_lock lock(mutex_);
-  // It may have said why before it was gone.
+  // The peer may have sent a reason before it was lost.
   changed_.wait_for(lock, kHearWhy, [&] { return broken_ || peers_[peer].lost; });
   if (broken_) return *broken_;
   return {ErrorCode::kPeerLost,
@@ -313,7 +315,7 @@ std::vector<std::uint32_t> GlooGroup::unfinished(std::vector<Operation>& operati
 void GlooGroup::watch(std::uint32_t peer) {
   Peer& other = peers_[peer];
   try {
-    if (!other.farewell_buffer->waitRecv(nullptr, kForEver)) return;  // the group ends
+    if (!other.farewell_buffer->waitRecv(nullptr, kForEver)) return;  // the group is ending
     const Farewell& farewell = other.farewell;
     const std::size_t bytes = std::min<std::size_t>(farewell.bytes, farewell.text.size());
     break_with(
@@ -339,12 +341,12 @@ void GlooGroup::break_with(const Error& reason) {
   try {
     context_->closeConnections();
   } catch (const std::exception&) {
-    return;  // they are closed, then
+    return;  // the connections are closed in that case
   }
 }
 
-// Passes the reason on, to whom another rank may not have told it yet as well: they must not see a
-// closed connection before they have heard why.
+// Sends the reason to the peers, even if another rank may have sent it already: they must not see a
+// closed connection before they know the reason.
 void GlooGroup::notify_peers(const Error& reason) {
   Farewell farewell;
   farewell.code = reason.code();
@@ -359,7 +361,7 @@ void GlooGroup::notify_peers(const Error& reason) {
       buffer->send(static_cast<int>(peer), kReasonSlot);
       told.push_back(std::move(buffer));
     } catch (const std::exception&) {
-      continue;  // it is gone
+      continue;  // the peer is lost
     }
   }
   const TimePoint until = now() + kFarewell;
@@ -367,7 +369,7 @@ void GlooGroup::notify_peers(const Error& reason) {
     try {
       buffer->waitSend(time_left(until));
     } catch (const std::exception&) {
-      return;  // this closes the connections
+      return;  // an exception here closes the connections
     }
   }
 }
@@ -381,7 +383,7 @@ Result<std::unique_ptr<ProcessGroup>> join(const GlooOptions& options, TimePoint
   WSYNC_TRY(group->start());
   std::vector<std::uint32_t> all(options.size);
   for (std::uint32_t rank = 0; rank < options.size; ++rank) all[rank] = rank;
-  // Afterwards every rank has read this one's files.
+  // After the barrier, every rank has read this rank's files.
   WSYNC_TRY(barrier(Team(group.get(), std::move(all)), deadline));
   return std::unique_ptr<ProcessGroup>(std::move(group));
 }

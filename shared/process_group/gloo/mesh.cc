@@ -24,13 +24,14 @@ namespace {
 
 constexpr std::chrono::milliseconds kPollInterval{10};
 
-// A file that this rank is to make is there: the rank is, or one that was killed while it joined.
+// Thrown if a file of this rank already exists: the rank has joined already, or a process was
+// killed while it joined.
 struct Taken final : std::runtime_error {
   Taken() : std::runtime_error("the rank is taken") {}
 };
 
-// Gloo's store of small files, with our deadline: its own get() waits for half a minute whatever
-// the caller wants.
+// Gloo's store of small files, with the caller's deadline. The store's own get() always waits for
+// half a minute.
 class RunStore final : public ::gloo::rendezvous::FileStore {
  public:
   RunStore(const GlooOptions& options, TimePoint deadline)
@@ -51,8 +52,8 @@ class RunStore final : public ::gloo::rendezvous::FileStore {
       std::this_thread::sleep_for(kPollInterval);
     }
   }
-  // Whether a rank has begun to join: connectFullMesh() writes its host's name under this key
-  // first.
+  // Returns true if a rank has begun to join. connectFullMesh() first writes its host name under
+  // this key.
   [[nodiscard]] bool has(std::uint32_t rank) {
     return check({fmt::format("{}/rank_{}", options_.run, rank)});
   }
@@ -72,12 +73,14 @@ sigset_t of_pipe() noexcept {
 }
 
 std::shared_ptr<::gloo::transport::Device> make_device(const std::string& address) {
-  const SignalsBlocked blocked(SignalsBlocked::Which::kAll);  // in the thread that it starts
+  const SignalsBlocked blocked(
+      SignalsBlocked::Which::kAll);  // inherited by the thread that Gloo starts
   const ::gloo::transport::tcp::attr attr(address.c_str());
   return ::gloo::transport::tcp::CreateDevice(attr);
 }
 
-// That it is one of this host's, before Gloo asks: it reads what a look-up that failed left behind.
+// Checks that the address belongs to this host before Gloo does, because Gloo reads the result of a
+// failed look-up.
 Result<> check_address(const std::string& address) {
   sockaddr_in6 v6{};
   sockaddr_in v4{};

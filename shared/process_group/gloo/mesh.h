@@ -1,4 +1,4 @@
-// How the ranks of a group over Gloo find each other and connect. Used by gloo_group.cc only.
+// Rendezvous and connections of the ranks of a Gloo group. Used only by gloo_group.cc.
 #pragma once
 
 #include <chrono>
@@ -14,8 +14,8 @@
 
 namespace wsync::collective::gloo {
 
-// Blocks signals for this thread, and for those that it starts meanwhile. Of Gloo's writes to
-// connections whose other side is gone each raises a SIGPIPE: one is taken back.
+// Blocks signals for this thread and for the threads that it starts meanwhile. Each write of Gloo
+// to a connection whose other side is closed raises SIGPIPE; the destructor discards a pending one.
 class SignalsBlocked {
  public:
   enum class Which : std::uint8_t { kPipe, kAll };
@@ -28,10 +28,10 @@ class SignalsBlocked {
   sigset_t former_{};
 };
 
-// Time until the deadline as Gloo wants it, not less than nothing.
+// Returns the time until the deadline in Gloo's type, at least zero.
 [[nodiscard]] std::chrono::milliseconds time_left(TimePoint deadline);
 
-// A rank's files in the directory of a run, removed on destruction.
+// A rank's files in the directory of a run. The destructor removes them.
 class Files {
  public:
   Files() = default;
@@ -45,12 +45,12 @@ class Files {
 };
 
 struct Mesh {
-  // Not to be removed before every rank is connected.
+  // must not be removed before every rank is connected
   Files files;
   std::shared_ptr<::gloo::Context> context;
 };
 
-// Connects with every other rank.
+// Connects to every other rank.
 [[nodiscard]] Result<Mesh> connect(const GlooOptions& options, TimePoint deadline);
 
 }  // namespace wsync::collective::gloo

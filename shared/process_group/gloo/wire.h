@@ -1,8 +1,8 @@
-// What ranks send each other over Gloo, which matches what is sent and received by slot.
+// The messages between ranks over Gloo, which matches sends and receives by slot.
 //
-// A message has two slots: of its length, 8 bytes, and of its payload, when it is not empty. The
-// size is a part of the latter: Gloo would write past the end of memory that is too small, and ends
-// the process when it sees that.
+// A message has two slots: one for its length (8 bytes) and, if it is not empty, one for its
+// payload. The number of the payload slot includes the size: Gloo would write past the end of a
+// buffer that is too small, and ends the process when it detects that.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace wsync::collective::gloo {
 
-inline constexpr unsigned kNumberBits = 24;  // of a pair's messages, which keeps them in order
+inline constexpr unsigned kNumberBits = 24;  // message number of a pair; keeps them in order
 inline constexpr std::uint64_t kReasonSlot = ~0ULL;
 
 [[nodiscard]] constexpr std::uint64_t length_slot(std::uint64_t number) {
@@ -24,7 +24,7 @@ inline constexpr std::uint64_t kReasonSlot = ~0ULL;
 }
 static_assert(kGlooMessageBytes < 1ULL << (63U - kNumberBits));
 
-// What a rank that breaks the group sends to every other one.
+// Sent by a rank that breaks the group to every other rank.
 struct Farewell {
   ErrorCode code = ErrorCode::kInternal;
   std::uint32_t bytes = 0;

@@ -1,5 +1,5 @@
-// The launcher's side of a process group inside a host: makes the segment, sees who is alive, and
-// can break the group. It is no rank of it.
+// The launcher's side of a process group inside a host. It makes the segment, observes which ranks
+// are alive, and can break the group. The launcher is not a rank.
 //
 // Thread: any.
 #pragma once
@@ -20,41 +20,41 @@ inline constexpr std::uint64_t kChannelBytesMin = 64;
 inline constexpr std::uint64_t kChannelBytesMax = 64ULL << 20U;
 
 struct HostSegmentOptions {
-  std::uint32_t size = 0;  // ranks, 1 to kHostRankCount
-  // On the way from one rank to another at most; a power of two. The segment has a channel for
-  // each ordered pair of ranks.
+  std::uint32_t size = 0;  // number of ranks, 1 to kHostRankCount
+  // Capacity of the channel from one rank to another; a power of two. The segment has one channel
+  // for each ordered pair of ranks.
   std::uint64_t channel_bytes = 256ULL << 10U;
 };
 
-// kInvalidInput when an option is out of its range.
+// Returns kInvalidInput if an option is out of its range.
 [[nodiscard]] Result<> check_options(const HostSegmentOptions& options);
 
 class Segment;
 
-// What a launcher sees of a rank; it judges by itself who is lost.
+// The launcher's view of a rank. The launcher itself decides which rank is lost.
 struct RankSign {
   RankPhase phase = RankPhase::kAway;
-  int pid = 0;             // once attached
-  TimePoint last_beat{};   // of this host's clock; attaching is the first beat
-  std::uint64_t word = 0;  // as MemoryGroup::tell()
+  int pid = 0;             // set once attached
+  TimePoint last_beat{};   // this host's clock; attaching counts as the first beat
+  std::uint64_t word = 0;  // set by MemoryGroup::notify()
 };
 
 class HostSegment {
  public:
-  // kResourceExhausted when the memory is not there; all of it is reserved.
+  // Reserves all memory. kResourceExhausted if it is not available.
   [[nodiscard]] static Result<HostSegment> create(const HostSegmentOptions& options);
 
   [[nodiscard]] std::uint32_t size() const noexcept;
-  // What rank processes attach to. Borrowed, and closed on exec: duplicate it for a child.
+  // The descriptor for rank processes. It is borrowed and close-on-exec; duplicate it for a child.
   [[nodiscard]] int descriptor() const noexcept { return fd_.get(); }
-  // A rank that is a thread of this process; as memory::attach().
+  // Attaches a rank that is a thread of this process, as memory::attach().
   [[nodiscard]] Result<std::unique_ptr<MemoryGroup>> attach(std::uint32_t rank) const;
-  // One sign for each rank, in their order.
+  // Returns one entry per rank, in rank order.
   [[nodiscard]] std::vector<RankSign> ranks() const;
-  // Breaks the group for all ranks, which wake up. The first reason counts; its sentence is cut to
+  // Breaks the group for all ranks and wakes them. Only the first reason counts; its text is cut to
   // 512 bytes.
   void abort(const Error& reason) const;
-  // Success, or what broke the group.
+  // Returns success, or the error that broke the group.
   [[nodiscard]] Result<> health() const;
 
  private:

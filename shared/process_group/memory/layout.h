@@ -24,25 +24,25 @@ inline constexpr std::uint64_t kLineBytes = 64;
 struct alignas(kLineBytes) SegmentHeader {
   std::uint64_t magic;
   std::uint32_t format;
-  std::uint32_t size;  // ranks
+  std::uint32_t size;  // number of ranks
   std::uint64_t channel_bytes;
   std::uint64_t segment_bytes;
-  std::atomic<std::uint32_t> first_reason;  // 1 + index of the ReasonSlot that counts; 0: unbroken
+  std::atomic<std::uint32_t> first_reason;  // 1 + index of the valid ReasonSlot; 0 = not broken
 };
 
 struct alignas(kLineBytes) RankSlot {
-  // Bumped by whoever changed something that this rank may wait for. The rank sleeps on it
-  // (futex); a bump is followed by a wake-up only when it says that it sleeps.
+  // Incremented after every change that this rank may wait for. The rank sleeps on it (futex). The
+  // writer wakes the rank only if `sleeping` is set.
   std::atomic<std::uint32_t> doorbell;
   std::atomic<std::uint32_t> sleeping;
   std::atomic<RankPhase> phase;
   std::atomic<std::int32_t> pid;
   std::atomic<std::int64_t> last_beat;  // TimePoint
-  std::atomic<std::uint64_t> word;      // what the rank tells of itself
+  std::atomic<std::uint64_t> word;      // status word of the rank
 };
 
-// Why one of the ranks, or the launcher, broke the group. Filled once by its owner, and read only
-// after first_reason names it: an owner that is killed in the middle has said nothing.
+// The reason why one rank or the launcher broke the group. Its owner fills it once. It is read only
+// after first_reason names it, so a slot whose owner was killed while writing is never read.
 struct alignas(kLineBytes) ReasonSlot {
   std::atomic<std::uint32_t> taken;
   ErrorCode code;
@@ -50,7 +50,7 @@ struct alignas(kLineBytes) ReasonSlot {
   std::array<char, 512> message;
 };
 
-// Bytes since the beginning. Each is written by one rank only.
+// Bytes transferred since the start. Each counter is written by one rank only.
 struct ChannelState {
   alignas(kLineBytes) std::atomic<std::uint64_t> written;
   alignas(kLineBytes) std::atomic<std::uint64_t> read;
@@ -68,7 +68,7 @@ struct Layout {
   [[nodiscard]] constexpr std::uint64_t rank_slot(std::uint32_t rank) const {
     return sizeof(SegmentHeader) + rank * sizeof(RankSlot);
   }
-  // `reporter`: a rank, or `size` for the launcher.
+  // `reporter` is a rank, or `size` for the launcher.
   [[nodiscard]] constexpr std::uint64_t reason_slot(std::uint32_t reporter) const {
     return rank_slot(size) + reporter * sizeof(ReasonSlot);
   }

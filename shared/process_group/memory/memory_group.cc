@@ -14,8 +14,8 @@
 namespace wsync::collective::memory {
 namespace {
 
-constexpr std::uint64_t kLengthBytes = sizeof(std::uint64_t);  // before each message
-constexpr int kSpinPauses = 100;                               // before a rank sleeps
+constexpr std::uint64_t kLengthBytes = sizeof(std::uint64_t);  // precedes each message
+constexpr int kSpinPauses = 100;                               // pauses before a rank sleeps
 
 void pause_briefly() noexcept {
 #if defined(__x86_64__)
@@ -29,9 +29,9 @@ void pause_briefly() noexcept {
 template <class Byte>
 struct Lane {
   std::vector<std::span<Byte>> messages;
-  std::size_t current = 0;   // the first one that is not through
-  std::uint64_t done = 0;    // bytes of it that are, its length included
-  std::uint64_t length = 0;  // receiving: what the sender says
+  std::size_t current = 0;   // first incomplete message
+  std::uint64_t done = 0;    // transferred bytes of it, including its length
+  std::uint64_t length = 0;  // receiving: as sent by the sender
 
   [[nodiscard]] bool pending() const noexcept { return current < messages.size(); }
   void clear() noexcept {
@@ -39,7 +39,7 @@ struct Lane {
     current = 0;
     done = 0;
   }
-  // Goes on to the next message when this one is through.
+  // Advances to the next message if this one is complete.
   void advance(std::uint64_t bytes) noexcept {
     done += bytes;
     if (done < kLengthBytes + messages[current].size()) return;
@@ -48,7 +48,8 @@ struct Lane {
   }
 };
 
-// Copies between a ring, from `position` on, and plain memory. The ring's size is a power of two.
+// Copies between a ring, starting at `position`, and plain memory. The ring's size is a power of
+// two.
 void put(std::span<std::byte> ring, std::uint64_t position, const std::byte* from,
          std::uint64_t bytes) {
   const std::uint64_t begin = position & (ring.size() - 1);
@@ -81,7 +82,7 @@ class SegmentGroup final : public MemoryGroup {
     auto done = transfer(sends, receives, deadline);
     if (done) return done;
     segment_->break_with(rank_, done.error());
-    WSYNC_TRY(segment_->health());  // the first reason, which may be another one
+    WSYNC_TRY(segment_->health());  // the first reason, which may differ
     return done;
   }
   void abort(const Error& reason) override { segment_->break_with(rank_, reason); }
@@ -98,8 +99,8 @@ class SegmentGroup final : public MemoryGroup {
   }
 
  private:
-  // Both sides work side by side: pieces of a channel that one has written are read by the other
-  // while it writes the next.
+  // Limits one step, so that both sides work concurrently: the reader copies one piece of a channel
+  // while the writer writes the next.
   [[nodiscard]] std::uint64_t piece_bytes(const Channel& channel) const noexcept {
     return channel.ring.size() / 4;
   }
@@ -158,7 +159,7 @@ class SegmentGroup final : public MemoryGroup {
     segment_->sleep(rank_, heard, deadline);
   }
 
-  // Writes what there is room for, a piece at most; whether that was anything.
+  // Writes as much as fits, at most one piece. Returns true if it wrote anything.
   bool push(std::uint32_t to) {
     Lane<const std::byte>& lane = sends_[to];
     const Channel channel = segment_->channel(rank_, to);
@@ -184,7 +185,7 @@ class SegmentGroup final : public MemoryGroup {
     return true;
   }
 
-  // Reads what is there, a piece at most; whether that was anything.
+  // Reads what is available, at most one piece. Returns true if it read anything.
   Result<bool> pull(std::uint32_t from) {
     Lane<std::byte>& lane = receives_[from];
     const Channel channel = segment_->channel(from, rank_);
@@ -214,7 +215,7 @@ class SegmentGroup final : public MemoryGroup {
     return true;
   }
 
-  // Nobody waits for a rank that has left, once what it sent has been read.
+  // Fails if a rank has left whose messages are all read, because nothing more will arrive from it.
   [[nodiscard]] Result<> check_left() const {
     for (std::uint32_t peer = 0; peer < size(); ++peer) {
       const bool sends = sends_[peer].pending();
@@ -244,7 +245,7 @@ class SegmentGroup final : public MemoryGroup {
 
   std::shared_ptr<Segment> segment_;
   const std::uint32_t rank_;
-  std::vector<Lane<const std::byte>> sends_;  // for each rank
+  std::vector<Lane<const std::byte>> sends_;  // one per rank
   std::vector<Lane<std::byte>> receives_;
 };
 

@@ -1,6 +1,7 @@
-// Process groups inside a host: ranks pass messages through rings in one memfd, which the launcher
-// creates (host_segment.h) and every rank process inherits or is sent. A message is copied twice,
-// through no system call unless its receiver sleeps. Nothing is left behind when the processes end.
+// Process groups inside a host. Ranks pass messages through rings in one memfd. The launcher
+// creates it (host_segment.h), and every rank process inherits or receives it. A message is copied
+// twice and needs no system call unless its receiver sleeps. Nothing remains when the processes
+// end.
 #pragma once
 
 #include <chrono>
@@ -14,29 +15,29 @@
 
 namespace wsync::collective::memory {
 
-// Where a rank is: not attached yet, attached, or gone in order.
+// The phase of a rank: not attached yet, attached, or left in an orderly way.
 enum class RankPhase : std::uint32_t { kAway, kThere, kLeft };
 
-// The membership of one rank. It may send before the others are there. Destroyed, it leaves the
-// group: what it has sent can still be received, and a rank that waits for more of it fails with
+// The membership of one rank. It may send before the others attach. The destructor leaves the
+// group: messages already sent can still be received, and a rank that waits for more fails with
 // kPeerLost.
 class MemoryGroup : public ProcessGroup {
  public:
-  // Tells the launcher that this rank lives. Any thread.
+  // Signals the launcher that this rank is alive. Thread: any.
   virtual void beat() noexcept = 0;
-  // What the launcher and the other ranks see of this rank beside its beat: a word that means what
-  // their user wants; 0 at first. Any thread.
+  // Publishes a status word to the launcher and the other ranks, besides the beat. The user defines
+  // its meaning; initially 0. Thread: any.
   virtual void notify(std::uint64_t word) noexcept = 0;
-  // What a rank of this group has told last.
+  // Returns the last status word of a rank of this group.
   [[nodiscard]] virtual std::uint64_t told(std::uint32_t rank) const noexcept = 0;
 };
 
-// Joins as `rank` the group whose segment the launcher has made. `fd` is borrowed, and not needed
-// any more afterwards. kInvalidInput when it is no segment, or has no such rank; kRefused when the
-// rank is or was taken; the reason of a group that is broken.
+// Joins as `rank` the group whose segment the launcher has made. `fd` is borrowed and not needed
+// after the call. kInvalidInput if it is not a segment or has no such rank; kRefused if the rank is
+// or was taken; if the group is broken, the reason.
 [[nodiscard]] Result<std::unique_ptr<MemoryGroup>> attach(int fd, std::uint32_t rank);
 
-// Beats for a rank, from a thread of its own, until destroyed. The group outlives it.
+// Sends beats for a rank from its own thread until destroyed. The group must outlive it.
 class Heartbeat {
  public:
   Heartbeat(MemoryGroup& group, std::chrono::nanoseconds interval);
@@ -44,7 +45,7 @@ class Heartbeat {
  private:
   std::mutex mutex_;
   std::condition_variable_any stopped_;
-  std::jthread thread_;  // ends first
+  std::jthread thread_;  // joined before the other members are destroyed
 };
 
 }  // namespace wsync::collective::memory

@@ -26,7 +26,8 @@ tl::unexpected<Error> no_segment(int fd, const std::string& why) {
                           fd, why));
 }
 
-// The file's size, once nobody can change it: a mapping never ends in a SIGBUS.
+// Returns the file's size after its seals are checked. With a fixed size, a mapping never raises
+// SIGBUS.
 Result<std::uint64_t> sealed_size(int fd) {
   struct stat info{};
   if (::fstat(fd, &info) != 0) return no_segment(fd, std::strerror(errno));
@@ -40,7 +41,7 @@ void wake(std::atomic<std::uint32_t>& word) noexcept {
   ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// At most `max_bytes`, and no half character at the end.
+// Returns the length of a prefix of at most `max_bytes` that does not cut a character.
 std::size_t cut_at(const std::string& text, std::size_t max_bytes) {
   if (text.size() <= max_bytes) return text.size();
   while (max_bytes > 0 && (static_cast<unsigned char>(text[max_bytes]) & 0xc0U) == 0x80U)
@@ -111,8 +112,9 @@ Channel Segment::channel(std::uint32_t from, std::uint32_t to) const noexcept {
           .ring = region_.bytes().subspan(offset + sizeof(ChannelState), layout_.channel_bytes)};
 }
 
-// The bump and the look at `sleeping` here, and the same the other way round in sleep(), are in
-// one order for all (seq_cst): a rank that is about to sleep hears the bump, or is woken.
+// seq_cst is required. This function increments the doorbell and then reads `sleeping`; sleep()
+// writes `sleeping` and then reads the doorbell. A single total order guarantees that a rank that
+// is about to sleep sees the increment, or that this function sees it sleeping and wakes it.
 void Segment::ring(std::uint32_t rank) const noexcept {
   RankSlot& slot = this->rank(rank);
   slot.doorbell.fetch_add(1);
@@ -127,7 +129,7 @@ void Segment::sleep(std::uint32_t rank, std::uint32_t heard, TimePoint deadline)
   RankSlot& slot = this->rank(rank);
   slot.sleeping.store(1);
   if (slot.doorbell.load() == heard) {
-    // FUTEX_WAIT_BITSET: an absolute time of the monotonic clock, which now() reads as well.
+    // FUTEX_WAIT_BITSET takes an absolute time of the monotonic clock, which now() also reads.
     const auto until = std::max<std::int64_t>(static_cast<std::int64_t>(deadline), 0);
     const timespec time{.tv_sec = until / 1'000'000'000, .tv_nsec = until % 1'000'000'000};
     ::syscall(SYS_futex, &slot.doorbell, FUTEX_WAIT_BITSET, heard, &time, nullptr,
