@@ -31,7 +31,7 @@ Claim claim_of(const StatusPagesOptions& options) {
 http::HttpServerOptions server_options(const std::string& address) {
   return {.threads = kThreads,
           .limits = kPageLimits,
-          .loopback_only = address.starts_with("tcp://"),  // no browser comes to a socket file
+          .loopback_only = address.starts_with("tcp://"),  // browsers cannot open a Unix socket
           .headers = {{"X-Content-Type-Options", "nosniff"},
                       {"Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"},
                       {"Cross-Origin-Resource-Policy", "same-origin"},
