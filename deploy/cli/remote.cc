@@ -72,8 +72,8 @@ Outcome outcome_of(const control::VerifyReply& reply) {
           .exit_code = all_match(reply) ? kExitOk : kExitFailed};
 }
 
-// After a timeout the coordinator still executes a request that it has received. Adds this to the
-// error.
+// After a timeout the coordinator may still execute a request that it has received. Adds this to
+// the error.
 Error may_resume(const Error& error, bool asked) {
   if (!asked || error.code() != ErrorCode::kDeadline) return error;
   return Error(

@@ -26,6 +26,7 @@ constexpr std::size_t kSequenceMax = 16;  // longest incomplete sequence to keep
 std::atomic<int> g_resize_fd{-1};
 
 void on_window_change(int /*signal*/) {
+  // The handler can interrupt code that is about to read errno. write() is async-signal-safe.
   const int saved = errno;
   const char byte = 'w';
   [[maybe_unused]] const ssize_t written = ::write(g_resize_fd.load(), &byte, 1);

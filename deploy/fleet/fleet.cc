@@ -162,6 +162,8 @@ Result<> Fleet::restart_engine(std::size_t index) {
 // ---- requests ----
 
 Fleet::Question::~Question() {
+  // The request's thread is joined after this. It waits for the reply of the coordinator, and only
+  // the end of the trainer ends this wait early.
   if (!state_->done) fleet_.end_trainer();
 }
 

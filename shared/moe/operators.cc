@@ -18,6 +18,7 @@ double dot(std::span<const float> a, std::span<const float> b) {
 
 // Computes the softmax in place. The row must not be empty.
 void softmax(std::span<float> row) {
+  // Subtracting the maximum keeps exp() from overflowing. The factor cancels out in the quotient.
   const float highest = *std::max_element(row.begin(), row.end());
   double sum = 0;
   for (float& value : row) {

@@ -90,6 +90,8 @@ void Acceptor::wait_once(Idle& idle, bool accepting) {
       {.fd = accepting ? listener_.socket.get() : -1, .events = POLLIN, .revents = 0});
   for (const auto& connection : idle)
     entries.push_back({.fd = connection->fd(), .events = POLLIN, .revents = 0});
+  // poll() ignores the descriptor -1. While connections are not accepted, a short wait lets the
+  // caller soon check again whether they can be.
   const std::int64_t longest = accepting ? limits_.idle_ms / 10 : kAcceptAgainMs;
   if (::poll(entries.data(), entries.size(), static_cast<int>(longest)) < 0) return;
   std::uint64_t count = 0;

@@ -64,6 +64,7 @@ int look_up(const Endpoint& endpoint, int flags, std::vector<Address>& found) {
 }
 
 Result<std::vector<Address>> addresses_of(const Endpoint& endpoint, const WaitLimit& limit) {
+  // A numeric address needs no resolver, so the call does not block and needs no thread.
   std::vector<Address> numeric;
   if (look_up(endpoint, AI_NUMERICHOST, numeric) == 0) return numeric;
   const auto lookup = std::make_shared<Lookup>();

@@ -73,6 +73,9 @@ StatusPages::StatusPages(Loop& loop, StatusPagesOptions options, const Registry&
       retry_(loop, [this] { listen_again(); }) {}
 
 StatusPages::~StatusPages() {
+  // The last line joins the server's threads, and this thread blocks the loop meanwhile. A handler
+  // that waits for the loop would delay it by up to kLoopWaitLimit, so close() ends such waits
+  // first.
   *alive_ = false;
   looker_.reset();
   asker_.close();
