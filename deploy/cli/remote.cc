@@ -83,7 +83,7 @@ Error may_resume(const Error& error, bool asked) {
       error.where());
 }
 
-// Writes the trace of the fleet to a file. The command itself has already succeeded, so a failure
+// Writes the trace of the fleet to a file. The command itself has already completed, so a failure
 // is reported but is not an error.
 void add_trace_to(Outcome& outcome, const CommandTrace& trace,
                   const std::function<Result<std::string>()>& write) {
