@@ -27,17 +27,17 @@ struct CloseGzip {
   void operator()(gzFile_s* file) const noexcept { gzclose(file); }
 };
 
-// One header of POSIX.1-1988's `ustar` format (IEEE Std 1003.1, `pax`, "ustar Interchange Format"):
-// a block of text fields, numbers in octal, and the sum of its bytes with the field of the sum as
-// blanks.
+// A header in POSIX.1-1988's `ustar` format (IEEE Std 1003.1, `pax`, "ustar Interchange Format"): a
+// block of text fields with numbers in octal. The checksum is the sum of all bytes, with the
+// checksum field itself counted as blanks.
 using Header = std::array<char, kBlock>;
 
 void put(Header& header, std::size_t offset, std::string_view text) {
   std::copy(text.begin(), text.end(), header.begin() + static_cast<std::ptrdiff_t>(offset));
 }
 
-// The `/` at which a long name is parted into the fields `prefix` and `name`; 0: it fits whole.
-// Nothing for a name that fits in no way.
+// Returns the position of the `/` that splits a long name into the fields `prefix` and `name`, or 0
+// if the whole name fits into `name`. Returns std::nullopt if the name does not fit at all.
 std::optional<std::size_t> parting(const std::string& name) {
   if (name.empty()) return std::nullopt;
   if (name.size() <= kNameBytes) return 0;
@@ -53,12 +53,12 @@ Header header_of(const std::string& name, std::size_t parted, std::uint64_t byte
   put(header, 0, std::string_view(name).substr(parted == 0 ? 0 : parted + 1));
   put(header, 345, std::string_view(name).substr(0, parted));
   put(header, 100, fmt::format("{:07o}", kOwnerOnly));
-  put(header, 108, "0000000");  // user and group: nobody's business
+  put(header, 108, "0000000");  // user and group: not recorded
   put(header, 116, "0000000");
   put(header, 124, fmt::format("{:011o}", bytes));
   put(header, 136, fmt::format("{:011o}", std::max<std::time_t>(modified, 0)));
   put(header, 148, "        ");
-  put(header, 156, "0");  // a regular file
+  put(header, 156, "0");  // regular file
   put(header, 257,
       std::string_view("ustar\0"
                        "00",
@@ -74,7 +74,7 @@ Header header_of(const std::string& name, std::size_t parted, std::uint64_t byte
 
 struct ArchiveFile::State {
   std::string path;
-  UniqueFd fd;  // beside the one that zlib has, to see the size of what it has written
+  UniqueFd fd;  // second descriptor besides zlib's, to read the size of the file
   std::unique_ptr<gzFile_s, CloseGzip> writer;
   bool finished = false;
 

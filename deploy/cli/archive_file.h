@@ -1,4 +1,4 @@
-// ArchiveFile: a compressed tar archive that is written entry by entry. The only user of zlib.
+// ArchiveFile: writes a compressed tar archive entry by entry. Only this class uses zlib.
 #pragma once
 
 #include <cstddef>
@@ -14,21 +14,21 @@ namespace wsync::cli {
 // Thread: one.
 class ArchiveFile {
  public:
-  // Begins `path`, which must not be there yet, for its owner alone (mode 0600). Its name ends in
-  // .tar.gz or .tgz; kInvalidInput for another and for a file that is there; the error of the
-  // system when it cannot be made.
+  // Creates `path` with mode 0600. The file must not exist, and its name must end in .tar.gz or
+  // .tgz. Errors: kInvalidInput for another name or an existing file; the system's error if it
+  // cannot be created.
   [[nodiscard]] static Result<std::unique_ptr<ArchiveFile>> create(const std::string& path);
   ArchiveFile(const ArchiveFile&) = delete;
   ArchiveFile& operator=(const ArchiveFile&) = delete;
-  // Without finish() the file is removed.
+  // Removes the file unless finish() has succeeded.
   ~ArchiveFile();
 
-  // A regular file of mode 0600. `name`: relative, of ASCII; at most 100 bytes after a folder of at
-  // most 155. kInvalidInput for a longer name and for 8 GiB or more; the error of the system when
-  // the disk refuses it.
+  // Adds a regular file with mode 0600. `name`: relative and ASCII; at most 100 bytes, after a
+  // folder of at most 155 bytes. Errors: kInvalidInput for a longer name or for 8 GiB or more; the
+  // system's error if writing fails.
   [[nodiscard]] Result<> add(const std::string& name, std::span<const std::byte> bytes,
                              std::time_t modified);
-  // Writes the end; the file's bytes. No add() after it.
+  // Completes the archive and returns its size in bytes. No add() may follow.
   [[nodiscard]] Result<std::uint64_t> finish();
 
  private:

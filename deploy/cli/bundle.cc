@@ -1,4 +1,5 @@
-// `wsync bundle`: one archive with what is needed to understand what happened on this host.
+// `wsync bundle`: writes one archive with the data that is needed to diagnose a failure on this
+// host.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <ctime>
@@ -55,7 +56,8 @@ std::string utc_text(const char* form) {
   return std::string(text, std::strftime(text, sizeof text, form, &utc));
 }
 
-// Where things are: what the options say, else the configs, else the environment, else defaults.
+// Locations of files and sockets. Options take precedence over configs, configs over the
+// environment, and the environment over defaults.
 struct Places {
   std::string run_dir;
   std::string state_dir;
@@ -103,7 +105,7 @@ class Bundle {
                        file_name_of(std::filesystem::path(path).filename().string()));
   }
 
-  // The value of a key: of the first config that has it, or of the environment.
+  // Returns the value of a key from the first config that has it, otherwise from the environment.
   [[nodiscard]] std::string value_of(const std::string& key, const char* variable) const {
     if (const auto found = given_.find(key); found != given_.end()) return found->second.front();
     const auto environment = config::process_environment();
@@ -193,12 +195,12 @@ class Bundle {
     return files_.add_json(name, to_json(*reply), address);
   }
 
-  // Only files that wsync writes there: the directory may be shared.
+  // Adds only files that wsync writes. Others may use the directory as well.
   Result<> state() {
     WSYNC_TRY(files_.add_listing("state_dir.txt", places_.state_dir));
     std::error_code error;
     std::vector<std::string> paths;
-    using Files = std::filesystem::recursive_directory_iterator;  // a folder for each fleet
+    using Files = std::filesystem::recursive_directory_iterator;  // one folder per fleet
     for (Files it(places_.state_dir, error), end; !error && it != end; it.increment(error)) {
       if (it.depth() > 0) it.disable_recursion_pending();
       if (it->path().extension() == ".record" || it->path().extension() == ".decisions")

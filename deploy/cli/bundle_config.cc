@@ -16,7 +16,7 @@ namespace wsync::cli {
 namespace {
 
 constexpr std::string_view kWithheld = "(withheld)";
-// A part of a key's last word that says what its value is.
+// Words that mark a value as secret if they occur in the last component of a key.
 constexpr std::array<std::string_view, 8> kSecretWords = {
     "secret", "password", "passwd", "passphrase", "credential", "credentials", "private", "auth"};
 
@@ -27,7 +27,8 @@ std::set<std::string> known_keys() {
   return keys;
 }
 
-// Of a key that wsync will have one day: today none is secret.
+// Returns true if the key's name marks its value as secret. No key of wsync is secret today; this
+// protects keys of future versions.
 bool names_a_secret(std::string_view key) {
   std::string_view rest = key.substr(key.find_last_of('.') + 1);
   std::string_view word;

@@ -1,5 +1,5 @@
-// A configuration as it may leave the host: the values of keys that wsync knows and that are no
-// secret; of everything else only that it is there.
+// Prepares a configuration for sharing outside of the host. It shows the values of keys that wsync
+// knows and that are not secret. For all other keys it shows only that they exist.
 #pragma once
 
 #include <map>
@@ -11,17 +11,18 @@
 namespace wsync::cli {
 
 struct ShownConfig {
-  std::string text;                           // "a.b: value" lines; no comments of the file
-  std::map<std::string, std::string> values;  // as given, for this process alone: not to be shown
+  std::string text;  // "a.b: value" lines, without the file's comments
+  // Unmodified values, for use in this process. Do not show them.
+  std::map<std::string, std::string> values;
 };
 
-// Of a YAML text. Names of keys that wsync does not know are shown and their values are not, nor is
-// the value of a key whose name says that it is secret; of a URL the user, the password and the
-// query are left out. kInvalidInput without the reason, which could tell a value.
+// Reads a YAML text. Withholds the values of keys that wsync does not know or whose name marks them
+// as secret. Removes user, password and query from URLs. kInvalidInput does not include the reason,
+// because it could reveal a value.
 [[nodiscard]] Result<ShownConfig> shown_config(std::string_view text, std::string_view name);
-// The same of variables (WSYNC_A_B).
+// As shown_config(), for environment variables (WSYNC_A_B).
 [[nodiscard]] std::string shown_environment(const std::map<std::string, std::string>& variables);
-// A value without the user, password and query of each URL in it.
+// Removes user, password and query from each URL in a value.
 [[nodiscard]] std::string without_credentials(std::string_view value);
 
 }  // namespace wsync::cli

@@ -15,17 +15,17 @@
 namespace wsync::cli {
 namespace {
 
-constexpr std::size_t kNameMax = 80;  // ustar takes 100 after its last '/'
+constexpr std::size_t kNameMax = 80;  // ustar allows 100 after the last '/'
 constexpr std::size_t kListedMax = 1000;
 
 struct FileEnd {
   std::string bytes;
-  std::uint64_t left_out = 0;  // before them
+  std::uint64_t left_out = 0;  // bytes before them
 };
 
 std::string errno_text(int number) { return std::strerror(number); }
 
-// The last `most` bytes of a regular file; or the reason why not.
+// Returns the last `max` bytes of a regular file, or the reason why it cannot be read.
 Result<FileEnd> read_end(const std::string& path, std::uint64_t max) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) return fail(ErrorCode::kIo, errno_text(errno));
@@ -41,7 +41,7 @@ Result<FileEnd> read_end(const std::string& path, std::uint64_t max) {
                               static_cast<off_t>(end.left_out + got));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return fail(ErrorCode::kIo, errno_text(errno));
-    if (n == 0) break;  // it has become shorter
+    if (n == 0) break;  // the file was truncated meanwhile
     got += static_cast<std::size_t>(n);
   }
   end.bytes.resize(got);
@@ -122,7 +122,7 @@ Result<> BundleFiles::add_listing(const std::string& name, const std::string& di
   std::string text;
   for (const std::string& entry : names) {
     struct stat status{};
-    if (::lstat((directory + "/" + entry).c_str(), &status) != 0) continue;  // gone meanwhile
+    if (::lstat((directory + "/" + entry).c_str(), &status) != 0) continue;  // removed meanwhile
     text += fmt::format("{:<9} {:04o} {:>12} bytes  {:>8} s old  {}\n", kind_of(status),
                         status.st_mode & 07777U, status.st_size,
                         std::time(nullptr) - status.st_mtime, entry);

@@ -1,4 +1,4 @@
-// What goes into a bundle, piece by piece, and the list of it.
+// Adds the parts of a bundle to its archive and records them.
 #pragma once
 
 #include <cstdint>
@@ -10,27 +10,28 @@
 
 namespace wsync::cli {
 
-// Adds to an archive below one folder and keeps the list: what is there, from where, and what could
-// not be had and why.
+// Adds files to one folder of an archive. It records each file with its source, and each missing
+// item with the reason.
 class BundleFiles {
  public:
-  // `folder`: the name in front of everything; `archive` outlives this.
+  // `folder`: prefix of all names. `archive` must outlive this object.
   BundleFiles(ArchiveFile& archive, std::string folder);
 
-  // Each is kIo when the archive cannot be written; what cannot be read is put on the list instead.
+  // The add functions return kIo if the archive cannot be written. A source that cannot be read is
+  // recorded as missing instead.
   [[nodiscard]] Result<> add_text(const std::string& name, std::string_view text,
                                   const std::string& from);
   [[nodiscard]] Result<> add_json(const std::string& name, const nlohmann::json& object,
                                   const std::string& from);
   enum class TooLong : std::uint8_t { kEndOnly, kLeaveOut };
-  // A regular file on this host, at most `most` bytes of it.
+  // Adds at most `max` bytes of a regular file of this host.
   [[nodiscard]] Result<> add_file(const std::string& name, const std::string& path,
                                   std::uint64_t max, TooLong rule);
-  // Names, kinds, sizes, modes and ages of what is in a directory.
+  // Adds names, types, sizes, modes and ages of the entries of a directory.
   [[nodiscard]] Result<> add_listing(const std::string& name, const std::string& directory);
   void missing(const std::string& what, const std::string& why);
 
-  // Adds manifest.json: `facts`, then "files" (all but itself) and "missing".
+  // Adds manifest.json: `facts`, then "files" (all except manifest.json) and "missing".
   [[nodiscard]] Result<> finish(nlohmann::json facts);
   [[nodiscard]] const nlohmann::json& files() const noexcept { return files_; }
   [[nodiscard]] const nlohmann::json& missing() const noexcept { return missing_; }
@@ -45,8 +46,8 @@ class BundleFiles {
   nlohmann::json missing_ = nlohmann::json::array();
 };
 
-// A name for the archive: everything but letters, digits, '.', '-' and '_' becomes '_'; never
-// empty, "." or "..", at most 80 characters.
+// Converts text to a file name for the archive. All characters except letters, digits, '.', '-' and
+// '_' become '_'. The name is never empty, "." or "..", and has at most 80 characters.
 [[nodiscard]] std::string file_name_of(std::string_view text);
 
 }  // namespace wsync::cli

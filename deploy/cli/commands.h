@@ -1,6 +1,6 @@
-// One function for each command, in a file of its own: adds the command to the app. To add one:
-// write deploy/cli/<name>.cc with add_<name>(), declare it here, call it in commands.cc, and list
-// the file in CMakeLists.txt.
+// Each command has one function, in its own file, that adds the command to the app. To add a
+// command: write deploy/cli/<name>.cc with add_<name>(), declare the function here, call it in
+// commands.cc, and list the file in CMakeLists.txt.
 #pragma once
 
 #include "shared/command/context.h"
@@ -8,7 +8,8 @@
 
 namespace wsync::cli {
 
-// The commands of `wsync`: the service's own, and the names of those that other programs have.
+// The commands of `wsync`: those of the service, and the names of commands that other programs
+// implement.
 [[nodiscard]] ProgramSpec service_program();
 
 void add_bundle(CLI::App& app, Context& context);

@@ -25,7 +25,7 @@ std::string joined(const Place& place) {
   return text;
 }
 
-// The part that bash and zsh have in common: find the commands among `typed`, then the words.
+// Generates the common part of bash and zsh: find the command in `typed`, then list its words.
 std::string shell_cases(const std::vector<Place>& places) {
   std::string patterns;
   for (const Place& place : places)
@@ -89,7 +89,7 @@ std::string fish(const std::vector<Place>& places) {
   return text;
 }
 
-// What another program of wsync says of its commands; nothing where it is not installed.
+// Asks another program of wsync for its commands. Returns an empty list if it is not installed.
 std::vector<Place> places_of(const std::string& program) {
   std::vector<Place> places;
   const auto path = find_wsync_program(program);
@@ -108,7 +108,7 @@ std::vector<Place> places_of(const std::string& program) {
   for (std::string row; std::getline(lines, row);) {
     const std::size_t first = row.find('\t');
     const std::size_t second = first == std::string::npos ? first : row.find('\t', first + 1);
-    if (second == std::string::npos || first == 0) continue;  // its commands are known here
+    if (second == std::string::npos || first == 0) continue;  // its commands are already known
     const std::string place = row.substr(0, first);
     if (places.empty() || places.back().path != place)
       places.push_back({.path = place, .words = {}});
@@ -118,7 +118,7 @@ std::vector<Place> places_of(const std::string& program) {
   return places;
 }
 
-// Of this program and of those beside it that are installed.
+// Returns the commands of this program and of the other programs that are installed.
 std::vector<Place> all_places(const CLI::App& app) {
   std::vector<Place> places = completion_places(app);
   std::set<std::string> programs;

@@ -1,4 +1,4 @@
-// Shell completion, generated from the tree of commands, so that it never lags behind.
+// Shell completion. The scripts are generated from the command tree and therefore always complete.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ class App;
 
 namespace wsync::cli {
 
-// A script for bash, zsh or fish; kInvalidInput for another shell.
+// Returns the script for bash, zsh or fish; kInvalidInput for another shell.
 [[nodiscard]] Result<std::string> completion_script(const CLI::App& app, std::string_view shell);
 
 }  // namespace wsync::cli

@@ -1,4 +1,4 @@
-// `wsync demo`: a whole fleet on this machine, for a minute.
+// `wsync demo`: runs a whole fleet on this machine for about a minute.
 #include "deploy/demo/demo.h"
 
 #include <CLI/CLI.hpp>
@@ -23,10 +23,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t kSizeMin = 16 * limits::kMiB;  // enough buckets to be killed between
-constexpr std::uint32_t kRlSteps = 300;                // that train on generated answers
-constexpr std::uint32_t kTrainEngines = 2;             // with --train and --rl
-constexpr std::size_t kTemporaryPathMax = 40;          // sockets' paths have room for 108 bytes
+// Smallest size with enough buckets for a kill between two of them.
+constexpr std::uint64_t kSizeMin = 16 * limits::kMiB;
+constexpr std::uint32_t kRlSteps = 300;        // steps that train on generated answers
+constexpr std::uint32_t kTrainEngines = 2;     // with --train and --rl
+constexpr std::size_t kTemporaryPathMax = 40;  // paths of sockets are limited to 108 bytes
 
 struct DemoCommand {
   DemoOptions demo;
@@ -39,7 +40,7 @@ struct DemoCommand {
   std::string size = "256MiB";
   std::string work;
   std::string output;
-  std::string trace;  // a copy of trace.json; empty: none
+  std::string trace;  // extra copy of trace.json; empty: none
   bool keep = false;
 };
 
@@ -55,7 +56,7 @@ std::string temporary_directory() {
   return error || path.string().size() > kTemporaryPathMax ? "/tmp" : path.string();
 }
 
-// Every directory of a run, and what is removed at its end.
+// The directories of a run. The destructor removes those that are temporary.
 class DemoFolders {
  public:
   DemoFolders() = default;
@@ -82,8 +83,8 @@ class DemoFolders {
       fs::permissions(path, fs::perms::owner_all, error);
     return open_output(command.output);
   }
-  // Where the results go; made here when nothing was named, so that nothing is left of a run that
-  // failed.
+  // Returns the directory for results. If none was given, it is created by this call and not
+  // earlier, so that a failed run leaves nothing behind.
   Result<std::string> output() {
     if (!output_.empty()) return output_;
     auto made = make_unique_directory(temporary_directory() + "/wsync-demo-results-");
@@ -92,7 +93,7 @@ class DemoFolders {
   }
   void remove() noexcept {
     std::error_code ignored;
-    if (made_output_) fs::remove(output_, ignored);  // does nothing unless it is empty
+    if (made_output_) fs::remove(output_, ignored);  // only removes an empty directory
     if (keep_) return;
     if (!work_.empty()) fs::remove_all(work_, ignored);
     if (!base_.empty()) fs::remove_all(base_, ignored);
@@ -123,7 +124,8 @@ class DemoFolders {
   bool keep_ = false;
 };
 
-// This process's, without what would configure the fleet otherwise.
+// Returns the environment of this process without WSYNC_ variables, which would change the
+// configuration of the fleet.
 std::vector<std::string> fleet_environment() {
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry)
@@ -155,7 +157,7 @@ Result<> check_checkpoint(DemoCommand& command) {
   return {};
 }
 
-// Options that hold for one scenario only have their values here.
+// Sets options whose defaults depend on the scenario.
 Result<> settle_options(DemoCommand& command) {
   DemoOptions& demo = command.demo;
   const bool trains = command.train || command.reinforce;
@@ -174,7 +176,8 @@ Result<Outcome> run_demo(DemoCommand command, bool json) {
   const TimePoint begin = now();
   WSYNC_TRY(settle_options(command));
   if (!command.trace.empty()) WSYNC_TRY(check_trace_file(command.trace));
-  // What it starts later: without them, a child's end would be all that is seen.
+  // Checks the programs that are started later. Otherwise a missing program would only appear as a
+  // child process that ends early.
   (void)WSYNC_TRY(find_wsync_program("wsync-engine"));
   if (command.train || command.reinforce) (void)WSYNC_TRY(find_wsync_program("wsync-train"));
   DemoFolders folders;

@@ -1,4 +1,4 @@
-// `wsync doctor`: is this host ready for a configuration?
+// `wsync doctor`: checks whether this host is ready for a configuration.
 #include <CLI/CLI.hpp>
 
 #include "deploy/cli/commands.h"
@@ -20,7 +20,7 @@ struct DoctorOptions {
   std::vector<std::string> set;
 };
 
-// What of either role's config a host is checked against.
+// Values of a sidecar's or trainer's configuration that are checked on this host.
 struct HostConfig {
   std::string run_dir;
   std::string state_dir;

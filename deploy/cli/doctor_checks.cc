@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::uint64_t kLittleMemory = 1ULL << 30U;
 constexpr rlim_t kFewDescriptors = 1024;
-// F_SEAL_FUTURE_WRITE came with 5.1.
+// Linux 5.1 introduced F_SEAL_FUTURE_WRITE.
 constexpr int kKernelMajor = 5;
 constexpr int kKernelMinor = 1;
 
@@ -33,7 +33,7 @@ std::string parent_of(const std::string& path) {
   return slash == std::string::npos || slash == 0 ? "/" : path.substr(0, slash);
 }
 
-// The nearest directory above `path` that exists.
+// Returns the nearest existing directory above `path`.
 std::string existing_parent(std::string path) {
   struct stat info{};
   do path = parent_of(path);

@@ -1,4 +1,4 @@
-// What `wsync doctor` says of GPUs, the driver and NCCL.
+// The checks of `wsync doctor` for GPUs, the driver and NCCL.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <sys/resource.h>
@@ -10,7 +10,7 @@
 namespace wsync::cli {
 namespace {
 
-// The kernels are compiled for it and for what came later.
+// The kernels are compiled for this compute capability and later ones.
 constexpr std::uint32_t kComputeMajorMin = 8;
 constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
 
@@ -77,10 +77,10 @@ Check gpu_check(const device::GpuFacts& gpu, const CudaWanted& wanted) {
   return check;
 }
 
-// GPUs that the config names and the driver does not have.
+// Adds a check for GPUs that the config names but the driver does not have.
 void add_absent_gpus(const device::CudaFacts& cuda, const CudaWanted& wanted,
                      std::vector<Check>& checks) {
-  if (cuda.gpus.empty()) return;  // which has been said
+  if (cuda.gpus.empty()) return;  // already reported
   std::vector<std::uint32_t> named = wanted.gpus;
   std::ranges::sort(named);
   named.erase(std::unique(named.begin(), named.end()), named.end());
@@ -132,8 +132,8 @@ Check nccl_check(const Result<collective::NcclFacts>& nccl, const CudaWanted& wa
   return check;
 }
 
-// NVIDIA's kernel module takes the pages itself and asks no RLIMIT_MEMLOCK (os_lock_user_pages() of
-// its open sources); mlock and RDMA libraries do.
+// NVIDIA's kernel module pins pages itself and does not check RLIMIT_MEMLOCK (os_lock_user_pages()
+// in its open-source code). mlock and RDMA libraries do check it.
 Check pinned_check(std::uint64_t lock_limit) {
   const bool none = lock_limit == kNoLimit;
   nlohmann::json facts = {{"lock_limit_bytes", nullptr}};

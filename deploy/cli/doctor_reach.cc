@@ -1,4 +1,4 @@
-// The checks of `wsync doctor` that go to another process.
+// The checks of `wsync doctor` that connect to another process.
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -15,7 +15,7 @@
 namespace wsync::cli {
 namespace {
 
-// 0 when the connection is made before the deadline, an errno otherwise.
+// Returns 0 if the connection is made before the deadline, otherwise an errno.
 int connect_within(const UniqueFd& fd, const sockaddr* address, socklen_t length,
                    std::chrono::milliseconds deadline) {
   if (!fd.valid()) return errno;
@@ -57,7 +57,7 @@ int connect_tcp(std::string host, const std::string& port, std::chrono::millisec
   return error;
 }
 
-// An ipc:// or tcp:// address. 0 and a socket, or an errno.
+// Connects to an ipc:// or tcp:// address. Returns 0 and sets the socket, or returns an errno.
 int connect_to(const std::string& address, std::chrono::milliseconds deadline, UniqueFd& fd) {
   constexpr std::string_view kIpc = "ipc://";
   constexpr std::string_view kTcp = "tcp://";
@@ -68,7 +68,7 @@ int connect_to(const std::string& address, std::chrono::milliseconds deadline, U
                      deadline, fd);
 }
 
-// The beginning of what a server says to a request for its metrics; what came until the deadline.
+// Requests the metrics of a server. Returns what has arrived by the deadline, up to kMaxBytes.
 std::string metrics_answer(const UniqueFd& fd, std::chrono::milliseconds deadline) {
   constexpr std::string_view kRequest =
       "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
@@ -90,7 +90,7 @@ std::string metrics_answer(const UniqueFd& fd, std::chrono::milliseconds deadlin
   return answer;
 }
 
-// The value of a label of wsync_build_info; empty without it.
+// Returns the value of a label of wsync_build_info; empty if there is none.
 std::string build_label(const std::string& metrics, const std::string& label) {
   const std::size_t line = metrics.find("\nwsync_build_info{");
   if (line == std::string::npos) return {};

@@ -61,7 +61,8 @@ void FleetWatch::on_message(const control::Envelope& envelope, control::Message 
     return trouble(error->message);
   }
   auto* reply = std::get_if<control::StatusReply>(&message);
-  // One that takes longer than the interval still counts, but none that is older than another.
+  // A late reply to an earlier request still counts, but a reply older than the newest one received
+  // is ignored.
   if (reply == nullptr || envelope.request <= answered_ || envelope.request > request_) return;
   answered_ = envelope.request;
   nobody_.stop();

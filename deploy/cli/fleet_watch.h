@@ -1,7 +1,7 @@
-// FleetWatch: asks a coordinator (or a sidecar) for its status again and again, on one connection
-// that is made anew when it breaks.
+// FleetWatch: polls the status of a coordinator or a sidecar on one connection and reconnects if it
+// breaks.
 //
-// Thread: the loop's; callbacks come on the loop.
+// Thread: the loop's; callbacks run on the loop.
 // Outlives: the loop outlives it.
 #pragma once
 
@@ -19,21 +19,22 @@
 
 namespace wsync::cli {
 
-// What is known of a fleet. `trouble`: why it may not be so any more, one sentence; empty while the
-// newest question has been answered.
+// The known state of a fleet. `trouble`: one sentence about why this state may be outdated; empty
+// while requests are answered.
 struct FleetView {
   std::string address;
-  std::optional<control::StatusReply> status;  // the newest; none = nobody has answered yet
-  TimePoint answered{};                        // when it came
+  std::optional<control::StatusReply> status;  // newest; none: no reply yet
+  TimePoint answered{};                        // arrival time of `status`
   std::string trouble;
 };
 
 class FleetWatch {
  public:
-  // A change of the view: an answer has come, or none has.
+  // Called when the view changes: a reply has arrived, or an expected one is missing.
   using OnChange = std::function<void(const FleetView& view)>;
-  // Asks at once and then every `interval`. `on_change` is called for each answer, and once when
-  // somebody who has answered, or was to answer for a second, does not. Errors of connect_zmq().
+  // Sends a request when connected and then every `interval`. `on_change` is called for each reply.
+  // It is called once when the peer is lost, or when nothing has replied within the first second.
+  // Errors of connect_zmq().
   [[nodiscard]] static Result<std::unique_ptr<FleetWatch>> create(
       Loop& loop, const std::string& address, std::chrono::milliseconds interval,
       OnChange on_change);
@@ -50,8 +51,8 @@ class FleetWatch {
 
   FleetView view_;
   OnChange on_change_;
-  std::uint64_t request_ = 0;   // the newest
-  std::uint64_t answered_ = 0;  // the newest that was answered
+  std::uint64_t request_ = 0;   // id of the newest request
+  std::uint64_t answered_ = 0;  // id of the newest answered request
   bool connected_ = false;
   Timer again_;
   Timer nobody_;

@@ -1,4 +1,4 @@
-// `wsync inspect`: what is in a checkpoint directory, and what is wrong with it.
+// `wsync inspect`: shows the contents of a checkpoint directory and any problems in it.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
@@ -55,7 +55,7 @@ void list_tensors(const CheckpointDirectory& directory, Outcome& outcome) {
   outcome.result["tensor_list"] = std::move(list);
 }
 
-// What a version of these bytes is known by.
+// Computes the content digest, which identifies a version with these bytes.
 Result<Digest> content_digest(const CheckpointDirectory& directory) {
   const Manifest& manifest = directory.manifest();
   ContentDigester digester(manifest);

@@ -4,7 +4,8 @@
 #include "deploy/cli/commands.h"
 
 int main(int argc, char** argv) {
-  // A file over the process's limit is a failed write with a sentence, not the end of an agent.
+  // A write over the file size limit (RLIMIT_FSIZE) then fails with an error. By default SIGXFSZ
+  // would end the process.
   std::signal(SIGXFSZ, SIG_IGN);
   return wsync::cli::run_program(wsync::cli::service_program(), argc, argv);
 }

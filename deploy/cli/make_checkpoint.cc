@@ -1,4 +1,4 @@
-// `wsync make-checkpoint`: a made-up checkpoint for trying things out.
+// `wsync make-checkpoint`: generates a synthetic checkpoint for experiments.
 #include <CLI/CLI.hpp>
 #include <utility>
 

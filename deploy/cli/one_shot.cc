@@ -17,7 +17,8 @@
 namespace wsync::cli {
 namespace {
 
-// Sidecars that look for a coordinator find a new one within their reconnection pause.
+// A sidecar that looks for a coordinator finds a new one within its reconnection pause, which is at
+// most kReconnectMaxMs.
 const std::chrono::milliseconds kSidecarWait{3 * limits::kReconnectMaxMs};
 
 Result<config::TrainerConfig> one_shot_config(const OneShotOptions& options) {
@@ -28,16 +29,17 @@ Result<config::TrainerConfig> one_shot_config(const OneShotOptions& options) {
   config->deadlines.publish =
       std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1000));
   config->watch = false;
-  // The command waits only so long for a sidecar that is down.
+  // Limits how long this command waits for a sidecar that is down.
   config->deadlines.gather = kSidecarWait / 3;
-  // What the default folder says is of the fleet at the default address.
+  // The default state directory describes the fleet at the default address. Another address
+  // therefore gets its own fleet name.
   if (config->fleet == config::TrainerConfig{}.fleet &&
       options.address != "ipc://" + config->run_dir + "/control")
     config->fleet = "at-" + digest_of(std::as_bytes(std::span(options.address))).to_string();
   return config;
 }
 
-// Everything is done: ends the loop, when the fleet has been asked what it has traced.
+// Ends the loop after the result is known. Collects the fleet's trace first, if requested.
 void end_of(const OneShotOptions& options, Loop& loop, publish::TrainerAgent& agent) {
   if (!options.on_trace) return loop.stop();
   agent.collect_trace({.age_ns = static_cast<std::uint64_t>(options.trace_age().count()),
@@ -48,7 +50,7 @@ void end_of(const OneShotOptions& options, Loop& loop, publish::TrainerAgent& ag
                       });
 }
 
-// Runs a loop with an agent until `done` has a value, a signal, or the deadline.
+// Runs a loop with an agent until `done` has a value, a signal arrives, or the deadline passes.
 template <class T>
 Result<T> run_once(
     const OneShotOptions& options,
@@ -79,7 +81,8 @@ Result<T> run_once(
   });
   publish::TrainerAgentCallbacks callbacks;
   callbacks.on_stopped = stop_with;
-  // The first sidecar made the claim; the others find this coordinator within their own pauses.
+  // The first sidecar completed the claim. The other sidecars need up to one reconnection pause to
+  // find this coordinator, so the operation begins after that pause.
   Timer settled(*loop, [&] { begin(*loop, *agent, done); });
   callbacks.on_ready = [&](const Version&) {
     no_sidecar.stop();
@@ -107,7 +110,7 @@ Result<T> run_once(
 Result<control::PushReply> push_once(
     const OneShotOptions& options, const std::string& directory, std::uint64_t step,
     const std::function<void(const control::Progress&)>& on_progress) {
-  // Before anything is claimed: a bad checkpoint changes nothing.
+  // Opens the checkpoint before the claim, so that an invalid checkpoint changes nothing.
   (void)WSYNC_TRY(publish::open_checkpoint_source(directory));
   std::optional<Error> failure;
   auto pushed = run_once<control::PushReply>(options, [&](Loop& loop, publish::TrainerAgent& agent,

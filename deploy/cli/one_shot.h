@@ -1,5 +1,5 @@
-// A coordinator for one push or one rollback, when none is running: it claims the fleet, does the
-// one thing and leaves; the sidecars keep what was staged.
+// A temporary coordinator for one push or one rollback when no coordinator is running. It claims
+// the fleet, performs the operation and exits. The sidecars keep the staged versions.
 #pragma once
 
 #include <chrono>
@@ -12,15 +12,16 @@
 namespace wsync::cli {
 
 struct OneShotOptions {
-  std::string address;  // where the sidecars look for their coordinator
+  std::string address;  // address at which sidecars look for their coordinator
   double timeout_s = 0;
-  // What the fleet has traced in the last `trace_age`, asked when the one thing is done; empty: it
-  // is not asked.
+  // Receives the fleet's trace of the last `trace_age` after the operation. Empty: no trace is
+  // collected.
   std::function<void(control::TraceAnswer)> on_trace = {};
   std::function<std::chrono::nanoseconds()> trace_age = {};
 };
 
-// Blocks until done, the deadline, or Ctrl-C (kCancelled). kBusy: a coordinator came up meanwhile.
+// Block until the operation is done, the deadline passes, or Ctrl-C (kCancelled). kBusy if another
+// coordinator has started meanwhile.
 [[nodiscard]] Result<control::PushReply> push_once(
     const OneShotOptions& options, const std::string& directory, std::uint64_t step,
     const std::function<void(const control::Progress&)>& on_progress);

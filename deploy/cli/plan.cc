@@ -1,4 +1,4 @@
-// `wsync plan`: what a publish of a checkpoint would do and need. Changes nothing.
+// `wsync plan`: shows what publishing a checkpoint would do and need. Changes nothing.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -31,23 +31,23 @@ constexpr std::string_view kAuto = "auto";
 struct PlanOptions {
   std::string directory;
   std::string bucket = config::format_size(config::kBucketBytesDefault);
-  // The fleet that runs, or the one that the rest describes.
+  // The running fleet, or the fleet that the other options describe.
   std::string coordinator;
   bool ask_fleet = true;
   std::string against;
   std::string buffer = std::string(kAuto);
-  std::uint32_t devices = 0;  // 0: unified, nothing is copied to devices
+  std::uint32_t devices = 0;  // 0: unified devices, no copies to devices
   std::string device_kind = "separate";
-  std::string gpu_memory;                // free, of each; empty: not known
-  std::optional<std::uint32_t> engines;  // host devices; nothing: one
+  std::string gpu_memory;                // free memory per GPU; empty: unknown
+  std::optional<std::uint32_t> engines;  // for host devices; none: one engine
   std::uint32_t versions_held = config::kVersionsHeldDefault;
 };
 
-// Bytes that one host needs at the highest, trainer, sidecars and engines all on it.
+// Peak memory in bytes of one host that runs the trainer, the sidecars and all engines.
 struct PeakMemory {
-  std::uint64_t staged = 0;   // pages of the versions held, shared by trainer and sidecars
-  std::uint64_t buffers = 0;  // H2D and IPC buffers of separate devices; GPUs have their own memory
-  std::uint64_t engines = 0;  // private copies
+  std::uint64_t staged = 0;   // pages of held versions, shared by trainer and sidecars
+  std::uint64_t buffers = 0;  // H2D and IPC buffers of separate devices, not of GPUs
+  std::uint64_t engines = 0;  // private copies of the engines
   [[nodiscard]] std::uint64_t sum() const { return staged + buffers + engines; }
 };
 
@@ -56,7 +56,7 @@ Result<Manifest> manifest_of(const std::string& directory) {
   return opened.manifest();
 }
 
-// What an engine that holds `engine` whole would refuse of `offered`.
+// Returns the problems for which an engine that holds all of `engine` would refuse `offered`.
 std::vector<control::Problem> compare(const Manifest& offered, const Manifest& engine) {
   std::vector<control::EngineTensor> tensors;
   for (const TensorInfo& tensor : engine.tensors())
@@ -67,7 +67,7 @@ std::vector<control::Problem> compare(const Manifest& offered, const Manifest& e
   std::vector<control::Problem> problems = reload::check_layout(offered, tensors);
   const std::span<const control::EngineTensor> rank(tensors);
   for (control::Problem& problem : reload::check_replica_coverage(offered, {&rank, 1})) {
-    // A tensor of another dtype or shape covers nothing; it is named once.
+    // A tensor with another dtype or shape covers nothing. check_layout() has already reported it.
     const bool named = engine.find(problem.tensor).has_value();
     if (!named) problems.push_back(std::move(problem));
   }
@@ -100,20 +100,21 @@ struct Offer {
   const BucketPlan& buckets;
 };
 
-// Rounds of a weight pipeline of that many devices: its buckets are cut anew, to fill their
-// buffers.
+// Returns the number of rounds of a weight pipeline with this many devices. The arena is divided
+// again into buckets that fill the device buffers.
 Result<std::uint64_t> rounds_of(const Offer& offer, std::uint32_t devices,
                                 std::uint64_t buffer_bytes) {
   const auto cut = WSYNC_TRY(BucketPlan::create(offer.manifest, buffer_bytes));
   return (cut.bucket_count() + devices - 1) / devices;
 }
 
-// Each device on a GPU of its own, so that several broadcast by NCCL.
+// Returns the GPU memory for streams. Each device has its own GPU, so several devices broadcast
+// with NCCL.
 std::uint64_t described_streams(const PlanOptions& options) {
   return reload::streams_take(DeviceKind::kCuda, 1, options.devices > 1);
 }
 
-// The buffer of each device of the described fleet.
+// Returns the buffer size of each device of the described fleet.
 Result<std::uint64_t> described_buffer(const PlanOptions& options) {
   std::uint64_t wanted = 0;
   if (options.buffer != kAuto) {
@@ -137,7 +138,7 @@ Result<std::uint64_t> described_buffer(const PlanOptions& options) {
   return reload::choose_buffer_bytes(DeviceKind::kCuda, {&room, 1}, wanted, "--buffer");
 }
 
-// What the buffers take of a GPU, and leave to engines.
+// Reports how much memory the buffers use on a GPU and how much they leave to engines.
 void report_gpu(const control::GpuPlan& gpu, Outcome& outcome) {
   nlohmann::json report = {{"name", gpu.name},
                            {"uuid", gpu.uuid},
@@ -181,7 +182,7 @@ Result<> describe_devices(const PlanOptions& options, const Offer& offer, PeakMe
     peak.buffers = reload::buffers_take(DeviceKind::kSeparate, options.devices, buffer_bytes);
     return {};
   }
-  peak.engines = 0;  // on the GPUs
+  peak.engines = 0;  // engine weights are on the GPUs
   std::uint64_t memory = 0;
   if (!options.gpu_memory.empty()) {
     const auto named = WSYNC_TRY(size_option("--gpu-memory", options.gpu_memory));
@@ -367,7 +368,7 @@ void add_plan(CLI::App& app, Context& context) {
                        "Control address of the coordinator, or of one sidecar, that is asked")
           ->capture_default_str()
           ->check(check_address);
-  // Each describes a fleet instead of asking the one that runs.
+  // Each of these options describes a fleet instead of querying the running one.
   const std::vector<CLI::Option*> described = {
       command
           ->add_option("--against", options->against,

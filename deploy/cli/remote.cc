@@ -1,4 +1,4 @@
-// Commands that ask a running fleet: push, cancel, verify, rollback.
+// Commands that send requests to a running fleet: push, cancel, verify, rollback.
 #include "deploy/cli/remote.h"
 
 #include <CLI/CLI.hpp>
@@ -23,7 +23,8 @@
 namespace wsync::cli {
 namespace {
 
-// Where standard error is no terminal: a push that takes long still tells how far it is.
+// Interval of plain progress lines when standard error is not a terminal, so that a long push still
+// reports its progress.
 constexpr std::chrono::nanoseconds kPlainLinesEvery = std::chrono::seconds(5);
 constexpr std::chrono::nanoseconds kNoPlainLines{0};
 constexpr double kTimeoutMaxS = config::kDurationMsMax / 1000.0;
@@ -38,7 +39,7 @@ struct RemoteOptions : AskOptions {
   std::string trace;  // empty: none
 };
 
-// CLI11's check: the complaint, or nothing.
+// Validator for CLI11: returns the error text, or an empty string if the value is valid.
 std::string check_seconds(const std::string& text) {
   double seconds = 0;
   if (CLI::detail::lexical_cast(text, seconds) && seconds > 0 && seconds <= kTimeoutMaxS) return {};
@@ -71,7 +72,8 @@ Outcome outcome_of(const control::VerifyReply& reply) {
           .exit_code = all_match(reply) ? kExitOk : kExitFailed};
 }
 
-// What has been asked of a coordinator is not taken back when nobody waits for the answer any more.
+// After a timeout the coordinator may still execute a request that it has received. Adds this to
+// the error.
 Error may_resume(const Error& error, bool asked) {
   if (!asked || error.code() != ErrorCode::kDeadline) return error;
   return Error(
@@ -81,7 +83,8 @@ Error may_resume(const Error& error, bool asked) {
       error.where());
 }
 
-// What the fleet did meanwhile goes into a file. A command has done its work, with or without it.
+// Writes the trace of the fleet to a file. The command itself has already completed, so a failure
+// is reported but is not an error.
 void add_trace_to(Outcome& outcome, const CommandTrace& trace,
                   const std::function<Result<std::string>()>& write) {
   if (!trace.wanted()) return;
@@ -95,7 +98,8 @@ void add_trace_to(Outcome& outcome, const CommandTrace& trace,
   }
 }
 
-// Of a fleet without a coordinator, whose trace is asked by the one that this process was.
+// Collects the trace of a fleet without a coordinator. This process was its temporary coordinator
+// and requests the trace itself.
 void trace_once(OneShotOptions& once, std::optional<control::TraceAnswer>& answer,
                 const CommandTrace& trace) {
   if (!trace.wanted()) return;
@@ -232,8 +236,9 @@ std::string check_address(const std::string& text) {
   return checked ? std::string() : checked.error().message();
 }
 
-// Without a coordinator that answers, a push or a rollback may be one, for once. Not when one was
-// lost that took the request: it may come back, and finds its address taken.
+// If no coordinator answers, push and rollback act as a temporary coordinator. They must not do so
+// if a coordinator received the request and was lost: it may come back and would find its address
+// in use.
 bool nobody_there(const Error& error, bool asked) {
   return error.code() == ErrorCode::kPeerLost && !asked;
 }

@@ -1,4 +1,4 @@
-// What the commands that ask a running fleet share.
+// Shared parts of the commands that send requests to a running fleet.
 #pragma once
 
 #include <string>
@@ -7,12 +7,13 @@
 
 namespace wsync::cli {
 
-// Where a trainer listens whose run_dir is the default, or that of the environment.
+// Returns the control address of a trainer with the default run_dir, or with that of the
+// environment.
 [[nodiscard]] std::string default_address();
-// CLI11's check of a control address: the complaint, or nothing.
+// CLI11 validator of a control address: returns the error text, or an empty string if it is valid.
 [[nodiscard]] std::string check_address(const std::string& text);
-// Nobody answered at the address. `asked`: somebody was there and took the request (and was lost
-// then: it may come back, and is not nobody).
+// Returns true if nothing answered at the address. `asked`: a coordinator received the request. If
+// it was lost after that, it may come back, so the result is false.
 [[nodiscard]] bool nobody_there(const Error& error, bool asked);
 
 }  // namespace wsync::cli

@@ -74,7 +74,7 @@ std::string problems_text(const std::vector<control::Problem>& problems) {
   return text;
 }
 
-// Of a push that failed: some replica serves its version nevertheless.
+// Returns true if at least one replica serves the version although the push failed.
 bool reached_somebody(const control::PushReply& reply) {
   return std::any_of(reply.outcomes.begin(), reply.outcomes.end(),
                      [&](const control::ReplicaOutcome& outcome) {

@@ -1,4 +1,4 @@
-// What the fleet answers, as JSON (the documented schema of --json) and as text for people.
+// Formats replies of the fleet as JSON (the documented schema of --json) and as text for people.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -30,11 +30,12 @@ using status::to_json;
 using status::to_text;
 using status::version_text;
 
-// What does not fit: one object each; one line each, the first ones only.
+// Formats layout problems: JSON with one object each; text with one line each, limited to the first
+// ones.
 [[nodiscard]] nlohmann::json problems_json(const std::vector<control::Problem>& problems);
 [[nodiscard]] std::string problems_text(const std::vector<control::Problem>& problems);
 
-// Whether there is a rank, every one was read and every tensor matched.
+// Returns true if there is at least one rank, all ranks were read, and all tensors matched.
 [[nodiscard]] bool all_match(const control::VerifyReply& reply) noexcept;
 
 }  // namespace wsync::cli

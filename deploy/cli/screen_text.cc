@@ -11,7 +11,8 @@ struct Range32 {
   char32_t last;
 };
 
-// Unicode's East Asian Width W and F, and emoji; blocks where most characters are wide.
+// Unicode's East Asian Width classes W and F, and emoji. Blocks in which most characters are wide
+// are included as a whole.
 constexpr std::array<Range32, 15> kWide = {{{0x1100, 0x115f},
                                             {0x231a, 0x231b},
                                             {0x23e9, 0x23ec},
@@ -27,7 +28,7 @@ constexpr std::array<Range32, 15> kWide = {{{0x1100, 0x115f},
                                             {0x1f680, 0x1f6ff},
                                             {0x1f900, 0x1f9ff},
                                             {0x20000, 0x3fffd}}};
-// Marks that combine with the character before them.
+// Combining marks, which have no width of their own.
 constexpr std::array<Range32, 8> kZero = {{{0x0300, 0x036f},
                                            {0x0483, 0x0489},
                                            {0x0591, 0x05bd},
@@ -36,7 +37,7 @@ constexpr std::array<Range32, 8> kZero = {{{0x0300, 0x036f},
                                            {0x1dc0, 0x1dff},
                                            {0x20d0, 0x20ff},
                                            {0xfe00, 0xfe0f}}};
-// Controls, marks of direction, and what has no shape of its own.
+// Control characters, marks of text direction, and characters without a visible shape.
 constexpr std::array<Range32, 8> kUnprintable = {{{0x0000, 0x001f},
                                                   {0x007f, 0x009f},
                                                   {0x00ad, 0x00ad},
@@ -58,7 +59,7 @@ struct Character {
   bool valid = false;
 };
 
-// The character that begins the text, which is not empty.
+// Returns the first character of a text that is not empty.
 Character first_character(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char lead = byte(0);

@@ -1,4 +1,4 @@
-// Text in the cells of a terminal: how wide it is, and what of it fits. Pure.
+// Text in terminal cells: its width, and clipping it to a width. Pure.
 #pragma once
 
 #include <cstddef>
@@ -21,20 +21,20 @@ struct ScreenSpan {
 };
 using ScreenLine = std::vector<ScreenSpan>;
 
-// The text with every byte that is no UTF-8, and every character that controls a terminal or the
-// direction of text, replaced by '?': names come from other processes.
+// Replaces bytes that are not UTF-8, and characters that control the terminal or the text
+// direction, with '?'. Names come from other processes and are not trusted.
 [[nodiscard]] std::string printable(std::string_view text);
-// Cells that a printable text takes: East Asian wide characters and emoji take two, marks that
-// combine none.
+// Returns the number of cells of a printable text. East Asian wide characters and emoji take two
+// cells, combining marks none.
 [[nodiscard]] std::size_t text_width(std::string_view text);
-// The printable text in at most so many cells; a text that is cut ends in "~".
+// Cuts a printable text to at most this many cells. A text that was cut ends in "~".
 [[nodiscard]] std::string clipped(std::string_view text, std::size_t cells);
-// The same, filled with spaces to exactly so many cells.
+// Cuts the text and fills it with spaces to exactly this many cells.
 [[nodiscard]] std::string padded(std::string_view text, std::size_t cells);
 [[nodiscard]] std::size_t line_width(const ScreenLine& line);
-// What of the line fits.
+// Cuts a line to this many cells.
 [[nodiscard]] ScreenLine clipped(const ScreenLine& line, std::size_t cells);
-// The text without styles.
+// Returns the text without styles.
 [[nodiscard]] std::string plain_text(const ScreenLine& line);
 
 }  // namespace wsync::cli

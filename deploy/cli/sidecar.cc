@@ -17,7 +17,7 @@ namespace {
 struct SidecarOptions {
   std::string file;
   std::vector<std::string> set;
-  std::string trace;  // empty: as the config says
+  std::string trace;  // empty: as in the config
 };
 
 Result<Outcome> run_sidecar(Context& context, const SidecarOptions& options) {

@@ -1,4 +1,4 @@
-// `wsync status`: what a coordinator or a sidecar says of itself, once or again and again.
+// `wsync status`: shows the status of a coordinator or a sidecar, once or repeatedly.
 #include <CLI/CLI.hpp>
 #include <ctime>
 #include <unistd.h>
@@ -40,7 +40,7 @@ std::string block_text(const FleetView& view) {
   return text;
 }
 
-// On a terminal each block takes the place of the one before it, cut to the screen.
+// On a terminal, each block replaces the previous one and is cut to the size of the screen.
 class BlockPrinter {
  public:
   void print(const std::string& block) {
@@ -61,7 +61,7 @@ class BlockPrinter {
 
  private:
   const bool terminal_ = ::isatty(STDOUT_FILENO) == 1;
-  unsigned drawn_ = 0;  // lines of the block before
+  unsigned drawn_ = 0;  // lines of the previous block
 };
 
 Result<Outcome> watch_status(const StatusOptions& options, std::chrono::milliseconds interval) {

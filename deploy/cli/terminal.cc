@@ -17,21 +17,23 @@
 namespace wsync::cli {
 namespace {
 
-constexpr std::string_view kEnter = "\x1b[?1049h\x1b[?25l\x1b[2J";  // own screen, no cursor
+constexpr std::string_view kEnter = "\x1b[?1049h\x1b[?25l\x1b[2J";  // alternate screen, no cursor
 constexpr std::string_view kLeave = "\x1b[0m\x1b[?25h\x1b[?1049l";
-constexpr std::size_t kSequenceMax = 16;  // bytes of an unfinished one that are kept
+constexpr std::size_t kSequenceMax = 16;  // longest incomplete sequence to keep
 
-// What the handler of SIGWINCH may touch. -1: no Terminal lives.
+// Pipe of the SIGWINCH handler. It is atomic because a signal handler reads it. -1: no Terminal
+// exists.
 std::atomic<int> g_resize_fd{-1};
 
 void on_window_change(int /*signal*/) {
+  // The handler can interrupt code that is about to read errno. write() is async-signal-safe.
   const int saved = errno;
   const char byte = 'w';
   [[maybe_unused]] const ssize_t written = ::write(g_resize_fd.load(), &byte, 1);
   errno = saved;
 }
 
-// All of it, unless the terminal is gone.
+// Writes all of the text. Gives up if the terminal has closed.
 void write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t n = ::write(fd, text.data(), text.size());
@@ -65,7 +67,7 @@ struct KeySequence {
   std::string_view bytes;
   Key key;
 };
-// Both forms of the cursor keys: a terminal may be in either mode.
+// Cursor keys have two forms because a terminal can be in normal or application mode.
 constexpr std::array<KeySequence, 12> kSequences = {{{"\x1b[A", Key::kUp},
                                                      {"\x1bOA", Key::kUp},
                                                      {"\x1b[B", Key::kDown},
@@ -79,7 +81,7 @@ constexpr std::array<KeySequence, 12> kSequences = {{{"\x1b[A", Key::kUp},
                                                      {"\x1bOF", Key::kEnd},
                                                      {"\x1b[4~", Key::kEnd}}};
 
-// Bytes of the control sequence that the text begins with; 0 = it is not complete.
+// Returns the length of the control sequence at the start of the text, or 0 if it is incomplete.
 std::size_t sequence_length(std::string_view text) {
   if (text.size() < 2) return 0;
   if (text[1] != '[' && text[1] != 'O') return 1;
@@ -159,7 +161,7 @@ struct Terminal::State {
   UniqueFd write_end;
   std::unique_ptr<FdWatcher> keys;
   std::unique_ptr<FdWatcher> resizes;
-  std::string rest;  // of a key's bytes
+  std::string rest;  // incomplete key sequence
   bool taken = false;
 
   ~State() {
@@ -177,7 +179,7 @@ struct Terminal::State {
     const ssize_t n = ::read(in_fd, bytes.data(), bytes.size());
     if (n < 0 && (errno == EINTR || errno == EAGAIN)) return;
     if (n <= 0) {
-      keys->watch({});  // it would call again and again
+      keys->watch({});  // at end of file the descriptor stays readable and would fire without end
       callbacks.on_closed();
       return;
     }
@@ -241,7 +243,7 @@ Result<std::unique_ptr<Terminal>> Terminal::open(Loop& loop, int in_fd, int out_
 Terminal::Terminal(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Terminal::~Terminal() = default;
 
-// The last line has no line end: the screen would scroll.
+// The last line has no line feed because it would scroll the screen.
 void Terminal::draw(const std::vector<ScreenLine>& lines, bool colour) {
   std::string text = "\x1b[H";
   for (std::size_t i = 0; i < lines.size(); ++i)

@@ -1,5 +1,5 @@
-// The terminal of a command that draws: its size, its keys, and lines drawn in place. Plain ANSI
-// control sequences, which every terminal of the last decades reads.
+// The terminal of a command that draws: its size, its keys, and lines drawn in place. Uses only
+// plain ANSI control sequences, which all common terminals support.
 #pragma once
 
 #include <cstdint>
@@ -18,35 +18,37 @@ namespace wsync::cli {
 
 enum class Key : std::uint8_t { kUp, kDown, kPageUp, kPageDown, kHome, kEnd, kQuit };
 
-// Of a terminal's bytes: the keys among them, in order; anything else is passed over. `rest` keeps
-// a sequence that is not complete for the next call.
+// Returns the keys in the bytes of a terminal, in order. Ignores other input. `rest` keeps an
+// incomplete sequence for the next call.
 [[nodiscard]] std::vector<Key> read_keys(std::string_view bytes, std::string& rest);
 
-// Whether both ends of a conversation are a terminal.
+// Returns true if both descriptors are terminals.
 [[nodiscard]] bool is_terminal(int in_fd, int out_fd) noexcept;
-// Colours are welcome: a terminal, and NO_COLOR is not set (or empty), and TERM is not "dumb".
+// Returns true if colours can be used: the output is a terminal, NO_COLOR is unset or empty, and
+// TERM is not "dumb".
 [[nodiscard]] bool wants_colour(int out_fd);
-// 80 x 24 where nobody says.
+// Returns 80 x 24 if the size is unknown.
 [[nodiscard]] ScreenSize terminal_size(int fd) noexcept;
 
-// Takes a terminal over: its alternate screen, no echo, no line buffering, Ctrl-C as a key. The
-// destructor gives everything back as it was. One at a time in a process.
-// Thread: the loop's; callbacks come on the loop.
+// Controls a terminal: alternate screen, no echo, no line buffering, and Ctrl-C as a key. The
+// destructor restores its former state. Only one may exist per process. Thread: the loop's;
+// callbacks run on the loop.
 class Terminal {
  public:
   struct Callbacks {
     std::function<void(Key)> on_key;
     std::function<void()> on_resize;
-    std::function<void()> on_closed;  // it hung up
+    std::function<void()> on_closed;  // the terminal has closed
   };
-  // kIo when it is no terminal; kBusy when another one lives.
+  // kIo if it is not a terminal; kBusy if another Terminal exists.
   [[nodiscard]] static Result<std::unique_ptr<Terminal>> open(Loop& loop, int in_fd, int out_fd,
                                                               Callbacks callbacks);
   Terminal(const Terminal&) = delete;
   Terminal& operator=(const Terminal&) = delete;
   ~Terminal();
 
-  // From the top left; what was there before is replaced. At most as many lines as there are rows.
+  // Draws from the top left and replaces the previous contents. `lines` must not exceed the rows of
+  // the screen.
   void draw(const std::vector<ScreenLine>& lines, bool colour);
 
  private:
@@ -55,7 +57,7 @@ class Terminal {
   std::unique_ptr<State> state_;
 };
 
-// The lines as they are written: with colours as control sequences, or bare.
+// Returns the line as it is written: with control sequences for colours, or as plain text.
 [[nodiscard]] std::string line_text(const ScreenLine& line, bool colour);
 
 }  // namespace wsync::cli

@@ -15,7 +15,7 @@ namespace wsync::cli {
 namespace {
 
 constexpr std::chrono::seconds kRedrawAges{1};
-constexpr ScreenSize kOneFrame{.columns = 120, .rows = 1000};  // where there is no terminal
+constexpr ScreenSize kOneFrame{.columns = 120, .rows = 1000};  // size without a terminal
 
 struct TopOptions : AskOptions {
   std::string interval = "1s";
@@ -23,7 +23,7 @@ struct TopOptions : AskOptions {
   bool json = false;
 };
 
-// A frame without colour or any control sequence.
+// Prints one frame without colours and control sequences.
 Result<Outcome> top_once(const TopOptions& options) {
   const auto status = WSYNC_TRY(ask<control::StatusReply>(options, control::Status{}));
   const FleetView view{
@@ -37,7 +37,7 @@ Result<Outcome> top_once(const TopOptions& options) {
   return outcome;
 }
 
-// The live view: what is shown, and how it answers to keys.
+// The live view: its contents and its reaction to keys.
 class TopScreen {
  public:
   explicit TopScreen(Loop& loop) : loop_(loop), ages_(loop, [this] { draw(); }) {}

@@ -34,7 +34,7 @@ enum class Column : std::uint8_t {
 constexpr std::size_t kColumnCount = 8;
 constexpr std::array<std::string_view, kColumnCount> kHeadings = {
     "REPLICA", "SIDECAR", "VERSION", "STATE", "READY", "PAUSED LAST", "BEHIND", "NOTE"};
-// The ones that are needed most come first; the note takes what is left.
+// In order of importance. The note gets the remaining width.
 constexpr std::array<Column, kColumnCount - 1> kNeeded = {
     Column::kReplica, Column::kVersion, Column::kState, Column::kReady,
     Column::kSidecar, Column::kBehind,  Column::kPaused};
@@ -84,14 +84,14 @@ std::vector<TableRow> table_of(const StatusReply& status) {
   return rows;
 }
 
-// ---- the heading ----
+// ---- heading ----
 
 std::string bar_text(double share, unsigned cells) {
   const auto full = static_cast<unsigned>(share * cells);
   return "[" + std::string(full, '#') + std::string(cells - full, '.') + "]";
 }
 
-// The bar takes what the words leave; without room for one it goes.
+// The bar uses the width that the text leaves. It is left out if there is no room.
 ScreenLine running_line(const control::UpdateProgress& running, std::size_t columns) {
   ScreenLine line = {{.text = fmt::format("{}{} {}", running.rollback ? "rollback: " : "",
                                           phase_text(running.phase), running.version.to_string()),
@@ -118,7 +118,7 @@ ScreenLine running_line(const control::UpdateProgress& running, std::size_t colu
   return line;
 }
 
-// Of each sidecar, how much it has of the version that is staged.
+// Shows for each sidecar how many bytes of the next version are staged.
 ScreenLine staged_line(const StatusReply& status) {
   std::string text = "staged:";
   for (const SidecarReport& sidecar : status.sidecars)
@@ -178,10 +178,10 @@ std::vector<ScreenLine> heading_of(const FleetView& view, std::size_t columns, T
   return lines;
 }
 
-// ---- the table ----
+// ---- table ----
 
 struct Layout {
-  std::array<std::size_t, kColumnCount> cells{};  // 0 = the column is not shown
+  std::array<std::size_t, kColumnCount> cells{};  // 0: column is hidden
 };
 
 Layout layout_of(const std::vector<TableRow>& rows, std::size_t columns) {
@@ -248,7 +248,8 @@ TopFrame top_frame(const FleetView& view, ScreenSize size, std::size_t scroll, T
     problems = problems_of(*view.status);
   }
   frame.rows = rows.size();
-  // What each part may have: the table a heading and three rows, then the heading, then problems.
+  // Distributes the height: first to the table with its headings and three rows, then to the
+  // heading, then to the problems.
   const std::size_t height = size.rows - std::min<std::size_t>(size.rows, keys ? 1 : 0);
   const std::size_t min = std::min(rows.size(), kTableRowsMin) + (rows.empty() ? 0 : 1);
   heading.resize(std::min(heading.size(), height > min ? height - min : 0));

@@ -1,4 +1,4 @@
-// One frame of `wsync top`: a pure function of what is known of the fleet and of the size of the
+// One frame of `wsync top`. A pure function of the known state of the fleet and the size of the
 // screen.
 #pragma once
 
@@ -11,18 +11,19 @@
 namespace wsync::cli {
 
 struct TopFrame {
-  std::vector<ScreenLine> lines;  // at most as many as the screen has rows, none wider than it
-  std::size_t first_row = 0;      // of the table, that is shown first: `scroll` inside its bounds
+  std::vector<ScreenLine> lines;  // fits the screen in rows and columns
+  std::size_t first_row = 0;      // first visible table row: `scroll`, limited to its range
   std::size_t rows_shown = 0;
-  std::size_t rows = 0;  // of the table, in all
+  std::size_t rows = 0;  // all rows of the table
 };
 
-// From the top: what the coordinator does, the update that runs or the last one, counts, a table
-// with a row for each replica (and for each sidecar without one), what went wrong, the keys. What
-// does not fit goes: problems first, then columns of the table from the least needed, then the
-// heading's lines; the table keeps three rows where there are six.
+// Layout from the top: activity of the coordinator, the current or last update, counts, a table
+// with a row for each replica (and for each sidecar without replicas), problems, keys. If space is
+// short, problems are left out first, then the least important columns of the table, then lines of
+// the heading. The table keeps three rows on screens with at least six.
 //
-// `scroll`: the table's row to begin with. `at`: now, for ages. `keys`: a last line tells them.
+// `scroll`: first table row to show. `at`: current time, for ages. `keys`: show the key help in the
+// last line.
 [[nodiscard]] TopFrame top_frame(const FleetView& view, ScreenSize size, std::size_t scroll,
                                  TimePoint at, bool keys);
 

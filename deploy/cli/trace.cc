@@ -1,4 +1,4 @@
-// `wsync trace`: writes what a running fleet has traced to a file.
+// `wsync trace`: writes the trace of a running fleet to a file.
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <nlohmann/json.hpp>

@@ -1,5 +1,5 @@
-// `wsync trainer`: a trainer as a process of its own, publishing checkpoint directories through the
-// C API that trainers use. With a training configuration it becomes `wsync-train`.
+// `wsync trainer`: a separate trainer process that publishes checkpoint directories through the
+// public C API. With a training configuration, it executes `wsync-train` instead.
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <list>
@@ -35,7 +35,7 @@ struct TrainerOptions {
   std::vector<std::string> set;
   std::string checkpoint;
   bool take_over = false;
-  std::string trace;  // empty: as the config says
+  std::string trace;  // empty: as in the config
 };
 
 std::vector<std::string> settings_of(const Context& context, const TrainerOptions& options) {
@@ -75,7 +75,8 @@ class OpenDirectory {
   OpenDirectory(const OpenDirectory&) = delete;
   OpenDirectory& operator=(const OpenDirectory&) = delete;
 
-  // Describes its tensors; this object outlives the publish's snapshot.
+  // Describes its tensors to the trainer. This object must exist until the publish has its
+  // snapshot.
   [[nodiscard]] Result<> describe(wsync_trainer* trainer) {
     wsync_trainer_clear_tensors(trainer);
     for (Tensor& tensor : tensors_) {
@@ -117,7 +118,7 @@ struct DestroyTrainer {
   void operator()(wsync_trainer* trainer) const { wsync_trainer_destroy(trainer); }
 };
 
-// Publishes directories one after the other, as they come.
+// Publishes directories in the order in which they appear.
 class Publisher {
  public:
   Publisher(Loop& loop, const config::TrainerConfig& config)
@@ -158,10 +159,11 @@ class Publisher {
  private:
   struct Running {
     wsync_publish id = 0;
-    std::unique_ptr<OpenDirectory> directory;  // until it is snapshotted
+    std::unique_ptr<OpenDirectory> directory;  // null after the snapshot
   };
 
-  // Opening reads the headers of all its files. `this` outlives the loop's turns.
+  // Opens the directory on the worker because this reads the headers of all its files. The
+  // completion runs on the loop while `this` exists.
   void publish_found(const std::string& path, std::uint64_t step) {
     auto opened = std::make_shared<std::optional<Result<CheckpointDirectory>>>();
     const auto submitted =
@@ -192,7 +194,7 @@ class Publisher {
     std::erase_if(running_, [this](Running& running) {
       wsync_publish_status status;
       if (wsync_trainer_poll(trainer_.get(), running.id, &status) != WSYNC_OK) return true;
-      // Unmapping takes a while.
+      // Unmapping can take long, so the worker destroys the directory.
       if (status.state >= WSYNC_PUBLISH_SNAPSHOTTED && running.directory)
         (void)files_.submit([directory = std::move(running.directory)] {});
       line_.update("publishing", status.done_bytes, status.total_bytes, now());
@@ -213,7 +215,7 @@ class Publisher {
   std::unique_ptr<publish::DirectoryWatch> watch_;
 };
 
-// Of a line that does not train.
+// Arguments of training without a training configuration.
 class UnexpectedArguments : public CLI::ParseError {
  public:
   explicit UnexpectedArguments(const std::vector<std::string>& words)
@@ -288,7 +290,7 @@ void add_trainer(CLI::App& app, Context& context) {
                    "As trace_file: write the latest snapshots and rounds, or steps, as a Chrome "
                    "trace at the end")
       ->type_name("FILE.json");
-  command->allow_extras();  // options of training, which `wsync train` reads
+  command->allow_extras();  // training options, parsed by `wsync train`
   command->callback([&context, command, options] {
     const auto trains = config::is_train_config(sources_of(*options));
     if (const auto extras = command->remaining(); !extras.empty() && !trains.value_or(false))

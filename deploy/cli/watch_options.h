@@ -1,4 +1,4 @@
-// What the commands share that look again and again (`top`, `status --watch`).
+// Options of the commands that poll (`top`, `status --watch`).
 #pragma once
 
 #include <chrono>
@@ -8,9 +8,10 @@
 
 namespace wsync::cli {
 
-// Adds --interval, whose text goes to `interval`, which outlives the command and holds the default.
+// Adds --interval, which is stored in `interval`. `interval` holds the default and must outlive the
+// command.
 void add_watch_interval(CLI::App& command, std::string& interval);
-// "1s" and the like, 100 ms to an hour; kInvalidInput otherwise.
+// Parses a duration such as "1s", from 100 ms to one hour; kInvalidInput otherwise.
 [[nodiscard]] Result<std::chrono::milliseconds> parse_watch_interval(const std::string& text);
 
 }  // namespace wsync::cli

@@ -20,7 +20,7 @@ namespace wsync::cli {
 namespace {
 
 constexpr std::uint64_t kBytesMin = 1 * limits::kMiB;
-constexpr std::uint64_t kChunkBytes = 8 * limits::kMiB;  // between two looks at `cancelled`
+constexpr std::uint64_t kChunkBytes = 8 * limits::kMiB;  // interval of checking `cancelled`
 
 Result<MappedRegion> make_source(std::uint64_t bytes) {
   const UniqueFd fd(::memfd_create("wsync-floor", MFD_CLOEXEC));
@@ -60,7 +60,8 @@ Result<FloorRounds> measure_copy_floor(std::uint64_t bytes, unsigned copiers, un
   }
   FloorRounds measured{.bytes = bytes, .copiers = copiers, .rounds = {}};
   TimePoint begin{};
-  // Every copier and the clock: they begin together, and the clock sees the last one's end.
+  // Synchronizes all copiers and the measuring thread, so that a round starts for all at once and
+  // ends when the last copier has finished.
   std::barrier barrier(static_cast<std::ptrdiff_t>(copiers) + 1);
   std::vector<std::jthread> threads;
   for (unsigned i = 0; i < copiers; ++i)

@@ -1,4 +1,4 @@
-// What the scenarios of `wsync demo` share: options, surroundings, their fleet, parts of a report.
+// Shared parts of the `wsync demo` scenarios: options, context, fleet and parts of the report.
 #pragma once
 
 #include <cstdint>
@@ -18,52 +18,54 @@
 
 namespace wsync::cli {
 
-inline constexpr std::uint32_t kDemoSidecars = 2;   // of the main scenario
-inline constexpr std::uint32_t kTrainStepsMin = 4;  // the picture shows two of them
+inline constexpr std::uint32_t kDemoSidecars = 2;   // in the main scenario
+inline constexpr std::uint32_t kTrainStepsMin = 4;  // the picture shows two steps
 inline constexpr std::uint32_t kTrainStepsMax = 10'000;
 inline constexpr std::uint32_t kRlStepsMax = 100'000;
 
 struct DemoOptions {
   std::uint32_t engines = 4;
-  // Of the main scenario.
-  std::string checkpoint;  // empty: one is made
-  std::uint64_t size = 0;  // of the one that is made, bytes
+  // Options of the main scenario:
+  std::string checkpoint;  // empty: generate one
+  std::uint64_t size = 0;  // bytes of a generated checkpoint
   std::uint32_t devices = 4;
-  // Of the scenarios that train.
-  std::uint32_t steps = 150;  // with --rl, those that train on generated answers
+  // Options of the training scenarios:
+  std::uint32_t steps = 150;  // with --rl: steps that train on generated answers
   std::uint32_t warm_start_steps = 90;
   std::uint32_t max_staleness = 0;
   std::uint32_t seed = 1;
-  bool sync = true;  // without, the engines keep the first weights that they are given
+  bool sync = true;  // false: engines keep the first weights
 
-  std::string run_dir;    // sockets; its path is short
+  std::string run_dir;    // for sockets; must be a short path
   std::string state_dir;  // of the coordinator
-  std::string work_dir;   // checkpoints
-  std::string trace_dir;  // what the processes trace
+  std::string work_dir;   // for checkpoints
+  std::string trace_dir;  // for the traces of the processes
 };
 
-// Where a scenario runs. Borrowed: all of it outlives the scenario.
+// Environment of a scenario. All references are borrowed and outlive the scenario.
 struct DemoContext {
   ChildProcesses& children;
   const DemoOptions& options;
-  std::function<Result<std::string>()> output;  // the directory of pictures and traces
+  std::function<Result<std::string>()> output;  // directory of pictures and traces
   std::function<void(const std::string&)> on_line;
 
-  // One line for each thing that happened.
+  // Reports one event as a line of text.
   template <class... Args>
   void say(fmt::format_string<Args...> format, Args&&... args) const {
     on_line(fmt::format(format, std::forward<Args>(args)...));
   }
 };
 
-// The scenarios. Every process has ended when they return. Errors: as ChildProcesses::until();
-// kDigestMismatch: an engine holds other bytes than it should; kInternal: another step did not
-// hold. The outcome's exit code is 1 when a step of an engine was torn.
+// Run a scenario. All of its processes have ended on return. Errors: those of
+// ChildProcesses::until(); kDigestMismatch if an engine holds other bytes than it should; kInternal
+// if another check of the scenario failed. The exit code of the outcome is 1 if a generation step
+// of an engine was torn.
 [[nodiscard]] Result<Outcome> run_demo_scenario(const DemoContext& context);
 [[nodiscard]] Result<Outcome> run_train_demo(const DemoContext& context);
 [[nodiscard]] Result<Outcome> run_rl_demo(const DemoContext& context);
 
-// What those do: runs a scenario while its processes can still explain an error.
+// Runs a scenario class. An error is explained from the output of the processes, so this happens
+// before the scenario is destroyed.
 template <class Scenario>
 [[nodiscard]] Result<Outcome> run_scenario(const DemoContext& context) {
   Scenario scenario(context);
@@ -72,10 +74,10 @@ template <class Scenario>
   return outcome;
 }
 
-// "host0"
+// Returns the name of a sidecar, such as "host0".
 [[nodiscard]] std::string demo_sidecar(std::uint32_t index);
-// A fleet in these directories. Each sidecar has `devices` separate devices; engines are shared out
-// between the sidecars. `model`: options of an engine that say what it holds.
+// Shape of a demo fleet. Each sidecar has `devices` separate devices. Engines are distributed over
+// the sidecars. `model`: options of an engine that define its weights.
 struct DemoFleetShape {
   std::uint32_t sidecars = 1;
   std::uint32_t devices = 2;
@@ -87,27 +89,27 @@ struct DemoFleetShape {
 
 // ---- parts of reports ----
 
-// For --json: a list, in this order.
+// Returns a JSON list for --json, in the given order.
 [[nodiscard]] nlohmann::json engines_json(const std::vector<fleet::EngineResult>& engines);
 struct StepCounts {
   std::uint64_t steps = 0;
   std::uint64_t torn = 0;
 };
 [[nodiscard]] StepCounts steps_of(const std::vector<fleet::EngineResult>& engines);
-// At most `rows` indexes below `count`, evenly spaced from the first to the last.
+// Returns at most `rows` indexes below `count`, evenly spaced from the first to the last.
 [[nodiscard]] std::vector<std::size_t> sampled_rows(std::size_t count, std::size_t rows);
-// Bytes that were read back.
+// Returns the number of bytes that were read back.
 [[nodiscard]] std::uint64_t bytes_of(const std::vector<control::VerifyRank>& ranks);
 
-// Processes of the traces <name>.json of a directory. Errors as trace::read_chrome_trace().
+// Reads the traces <name>.json of a directory. Errors as trace::read_chrome_trace().
 [[nodiscard]] Result<std::vector<trace::ProcessTrace>> read_traces(
     const std::string& directory, const std::vector<std::string>& names);
-// One Chrome trace of all of them, with the flows of updates.
+// Writes one Chrome trace of all processes, with the flows of updates.
 [[nodiscard]] Result<> write_traces(const std::string& path,
                                     std::vector<trace::ProcessTrace> processes);
-// "2 cores of AMD EPYC 7B13"
+// Describes this machine, such as "2 cores of AMD EPYC 7B13".
 [[nodiscard]] std::string machine_text();
-// The last lines of a report. `trace`: empty without one.
+// Returns the last lines of a report. `trace` is empty if there is no trace file.
 [[nodiscard]] std::string ending_text(const std::string& picture, const std::string& trace,
                                       double elapsed_s);
 

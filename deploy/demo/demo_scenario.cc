@@ -1,6 +1,6 @@
-// The main scenario of `wsync demo`: publish three versions, kill an engine in the middle of the
-// last switch, repair it, refuse a wrong checkpoint, roll back, and verify every engine after each
-// of these.
+// Main scenario of `wsync demo`: publish three versions, kill an engine in the middle of the last
+// switch, repair it, refuse an invalid checkpoint, and roll back. Every engine is verified after
+// each of these steps.
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -28,23 +28,23 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kFloorDeadline{900'000};
 constexpr unsigned kFloorRounds = 3;            // before the updates, and again after them
-constexpr std::uint64_t kVersionsInMemory = 3;  // serving, previous, incoming: shared by all
+constexpr std::uint64_t kVersionsInMemory = 3;  // serving, previous and incoming; shared by all
 constexpr std::uint64_t kSmallModelBytes = 96 * limits::kMiB;
-constexpr std::size_t kPictured = 1;  // the second update: the engines were serving before it
+constexpr std::size_t kPictured = 1;  // second update: engines were serving when it began
 
 std::string duration(std::uint64_t ns) {
   return trace::format_duration(std::chrono::nanoseconds(ns));
 }
 
-// A version that came to the engines.
+// A version that the engines loaded.
 struct Update {
   Version version;
   TimePoint begin{};
   TimePoint end{};
-  std::uint64_t loaded_bytes = 0;  // into all engines
-  std::uint64_t paused_ns = 0;     // of the replica that was paused longest
+  std::uint64_t loaded_bytes = 0;  // sum over all engines
+  std::uint64_t paused_ns = 0;     // longest pause of a replica
   json report;
-  // Bytes into the engines for each second of the longest pause.
+  // Bytes loaded per second of the longest pause, over all engines.
   [[nodiscard]] double bytes_per_s() const {
     return paused_ns == 0
                ? 0
@@ -87,17 +87,18 @@ class DemoScenario {
   const DemoOptions& options_;
   VersionMaker versions_;
   const TimePoint begin_ = now();
-  json report_;  // as --json prints it
+  json report_;  // output of --json
   std::uint64_t model_bytes_ = 0;
   std::uint64_t buffer_bytes_ = 0;
   std::vector<Update> updates_;
   std::vector<fleet::EngineResult> engines_;
   StepCounts counts_;
   CopyFloor floor_;
-  std::string first_directory_;  // where the engines read names and shapes
+  std::string first_directory_;  // checkpoint from which engines read names and shapes
   std::unique_ptr<fleet::Fleet> fleet_;
   trace::Recorder recorder_;
-  std::optional<KilledEngine> killed_engine_;  // before the fleet goes
+  // Declared after fleet_ and so destroyed before it: its destructor uses a process of the fleet.
+  std::optional<KilledEngine> killed_engine_;
 };
 
 Result<Outcome> DemoScenario::run() {
@@ -138,7 +139,8 @@ Result<> DemoScenario::read_model() {
   const auto checkpoint = WSYNC_TRY(CheckpointDirectory::open(first_directory_));
   const Manifest& manifest = checkpoint.manifest();
   for (const TensorInfo& tensor : manifest.tensors()) model_bytes_ += WSYNC_TRY(tensor.byte_size());
-  // Buckets of a size that caches like, and enough of them to stand between the first and the last.
+  // Buckets must be large enough to be efficient for caches, and so numerous that the kill can
+  // happen between the first and the last.
   buffer_bytes_ = model_bytes_ < kSmallModelBytes ? limits::kMiB : 4 * limits::kMiB;
   report_["bytes"] = model_bytes_;
   report_["tensors"] = manifest.size();
@@ -173,7 +175,7 @@ Result<> DemoScenario::start_fleet() {
   wanted.trainer = {fmt::format("min_sidecars={}", kDemoSidecars),
                     fmt::format("min_replicas={}", options_.engines), "arenas=4",
                     fmt::format("trace_file={}/trainer", options_.trace_dir)};
-  wanted.engines.back().output = ChildOutput::kLines;  // of the one that is killed
+  wanted.engines.back().output = ChildOutput::kLines;  // the engine that will be killed
   fleet_ = std::make_unique<fleet::Fleet>(context_.children, std::move(wanted));
   WSYNC_TRY(fleet_->start());
   record("start", begin);
@@ -206,7 +208,7 @@ void DemoScenario::add_update(const control::PushReply& reply, TimePoint begin,
     update.paused_ns = std::max(update.paused_ns, outcome.paused_ns);
   }
   update.report = {{"version", reply.version.to_string()},
-                   {"bytes", model_bytes_},  // the reply counts the alignment of tensors as well
+                   {"bytes", model_bytes_},  // the reply also counts alignment padding
                    {"loaded_bytes", update.loaded_bytes},
                    {"snapshot_ns", reply.snapshot_ns},
                    {"staged_ns", reply.staged_ns},
@@ -331,7 +333,7 @@ Result<> DemoScenario::repair(const Version& version) {
   return verify(updates_.back(), options_.engines);
 }
 
-// ---- the end ----
+// ---- shutdown and report ----
 
 Result<> DemoScenario::roll_back() {
   const TimePoint begin = now();

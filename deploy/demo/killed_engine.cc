@@ -9,7 +9,7 @@ namespace wsync::cli {
 namespace {
 
 constexpr std::chrono::milliseconds kDeadline{60'000};
-constexpr std::uint64_t kTakenMin = 2;  // the first of them is acknowledged then
+constexpr std::uint64_t kTakenMin = 2;  // with two, the first is acknowledged
 
 }  // namespace
 
@@ -43,7 +43,7 @@ Result<KilledEngineReport> KilledEngine::kill(const std::function<bool()>& too_l
   if (!child_.stopped())
     return fail(ErrorCode::kInternal,
                 fmt::format("the switch ended before {} could be killed in it", child_.name()));
-  child_.drain_lines();  // it does not run any more: this is all that it has said
+  child_.drain_lines();  // the process is stopped, so these lines are all of its output
   if (seen_.taken < kTakenMin || seen_.taken >= seen_.buckets)
     return fail(ErrorCode::kInternal,
                 fmt::format("{} had taken {} of {} buckets when it was stopped, which is not the "

@@ -1,9 +1,9 @@
 // The engine that `wsync demo` kills in the middle of a switch.
 //
-// An engine writes a line for a bucket after it has taken the bucket and before it acknowledges it,
-// and it waits while nobody reads its lines. So it can be stopped (SIGSTOP) between two buckets,
-// its lines can be read to the end, and then it is killed (SIGKILL) without having run again: what
-// is reported is exactly what had happened.
+// An engine writes a line for each bucket, after it has copied the bucket out and before it
+// acknowledges the bucket. It blocks while nobody reads its output. It can therefore be stopped
+// (SIGSTOP) between two buckets. All its lines are then read, and it is killed (SIGKILL) without
+// having run again. The report therefore describes exactly what happened.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@
 namespace wsync::cli {
 
 struct KilledEngineReport {
-  std::string version;      // of the switch
-  std::uint64_t taken = 0;  // buckets 0 to taken - 1; all but the newest certainly acknowledged
+  std::string version;      // version of the switch
+  std::uint64_t taken = 0;  // buckets 0 to taken - 1; all except the last are acknowledged
   std::uint64_t buckets = 0;
 };
 
-// Outlives: `child`, which writes lines, and `children` outlive it; no line of the child comes
-// after its destruction.
+// Outlives: `child`, which writes lines, and `children` outlive it. After its destruction, lines of
+// the child are no longer handled.
 class KilledEngine {
  public:
   KilledEngine(ChildProcesses& children, Child& child);
@@ -29,12 +29,12 @@ class KilledEngine {
   KilledEngine(const KilledEngine&) = delete;
   KilledEngine& operator=(const KilledEngine&) = delete;
 
-  // From here on it is stopped when it has taken a third of a version's buckets.
+  // From now on, the engine is stopped when it has copied a third of a version's buckets.
   void arm();
-  // Waits until it is stopped, and kills it. kInternal when `too_late` holds before that, or when
-  // it had not taken two buckets, or all of them.
+  // Waits until the engine is stopped, and kills it. kInternal if `too_late` becomes true first, or
+  // if the engine had copied fewer than two buckets or all of them.
   [[nodiscard]] Result<KilledEngineReport> kill(const std::function<bool()>& too_late);
-  // Torn steps that it told of.
+  // Number of torn steps that the engine reported.
   [[nodiscard]] std::uint64_t torn() const noexcept { return torn_; }
 
  private:

@@ -1,6 +1,6 @@
-// `wsync demo --rl`: a policy learns a task from its own answers. Two engines answer over HTTP,
-// trainer processes learn from what the answers are worth, and each step's weights generate the
-// next answers.
+// `wsync demo --rl`: a policy learns a task from its own answers. Two engines generate answers over
+// HTTP, and trainer processes train on their rewards. The weights of each step generate the next
+// answers.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -15,7 +15,7 @@ using nlohmann::json;
 
 constexpr std::uint64_t kLinesWhileTraining = 16;
 constexpr std::size_t kRlRows = 14;
-constexpr std::size_t kSmoothedSteps = 10;  // of the curve before the faint one
+constexpr std::size_t kSmoothedSteps = 10;  // smoothing window of the main curve
 
 class RlScenario final : public TrainingScenario {
  public:
@@ -92,7 +92,7 @@ Result<> RlScenario::check_steps() {
   std::erase_if(steps_, [](const TrainedStep& step) { return !step.on_answers; });
   for (TrainedStep& step : steps_)
     if (step.state != "committed") {
-      step.version.clear();  // no engine served it
+      step.version.clear();  // no engine served this version
       step.staged_seconds = step.paused_seconds = 0;
     }
   if (steps_.size() != options_.steps)
@@ -107,7 +107,7 @@ Result<> RlScenario::check_steps() {
 
 // ---- the report ----
 
-// Of the time of all steps: training that waited for snapshots, and engines that stood still.
+// Share of the total step time during which training waited for snapshots or engines were paused.
 double RlScenario::sync_share() const {
   double still = 0;
   double taken = 0;

@@ -1,6 +1,6 @@
-// `wsync demo --train`: four processes train a model by the overlapped schedule, engines take every
-// step's weights while the next one is computed, and what they hold at the end is what the trainer
-// has saved.
+// `wsync demo --train`: four processes train a model with the overlapped schedule. The engines load
+// the weights of every step while the next step is computed. At the end their weights must equal
+// the state that the trainer has saved.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -16,7 +16,7 @@ using nlohmann::json;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kCommandDeadline{60'000};
-constexpr std::uint64_t kVerifications = 10;  // while training runs
+constexpr std::uint64_t kVerifications = 10;  // during training
 
 class TrainScenario final : public TrainingScenario {
  public:
@@ -54,7 +54,7 @@ class TrainScenario final : public TrainingScenario {
   [[nodiscard]] Result<Outcome> report() override;
 
   TrainReport report_;
-  json step_, publish_;  // the trainer's last event of each kind
+  json step_, publish_;  // latest event of each kind from the trainer
   std::uint64_t verifications_ = 0;
 };
 
@@ -72,7 +72,7 @@ void TrainScenario::handle_event(const std::string& kind, const json& event) {
 
 Result<> TrainScenario::verify_meanwhile() {
   verifications_ = published_step() / every();
-  const json step = step_;  // events go on while the engines are asked
+  const json step = step_;  // copied because step_ changes with new events during the verification
   const json publish = publish_;
   const auto ranks = fleet_->verify(Version{}, options_.engines);
   if (!ranks) return fail(ranks.error().with_context("verify"));
@@ -117,7 +117,8 @@ Result<> TrainScenario::check_steps() {
   return compare_saved();
 }
 
-// The trainer's state goes another way: to the disk in float32, from there to bfloat16.
+// Compares the last version with the saved state of the trainer. That state has taken another path:
+// saved to disk as float32, then converted to bfloat16.
 Result<> TrainScenario::compare_saved() {
   const TrainedStep& last = steps_.back();
   const std::string saved = fmt::format("{}/step_{}", options_.work_dir, last.step);

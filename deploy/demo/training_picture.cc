@@ -31,14 +31,14 @@ std::vector<Span> steps_of(const ProcessTrace& rank) {
   return steps;
 }
 
-// What follows the last space: "1.40" of "staging of 1.40".
+// Returns the text after the last space: "1.40" of "staging of 1.40".
 std::string last_word(const std::string& text) { return text.substr(text.rfind(' ') + 1); }
 
 std::string milliseconds_text(const Span& span) {
   return fmt::format("{:.1f} ms", static_cast<double>((span.end - span.begin).count()) * 1e-6);
 }
 
-// The run as a whole: steps with their updates, and the snapshots of their weights.
+// Rows for the whole run: the steps with their updates, and the snapshots of their weights.
 TimelineGroup run_group(const ProcessTrace& rank, const ProcessTrace* coordinator) {
   TimelineGroup group{.title = "training", .lanes = {"steps"}, .spans = steps_of(rank)};
   for (Span& step : group.spans) step.label = step.name;
@@ -57,7 +57,7 @@ TimelineGroup run_group(const ProcessTrace& rank, const ProcessTrace* coordinato
   return group;
 }
 
-// Lanes of engines: the time that each is paused, and in it what it reloads.
+// Rows for the engines: the pause of each, and what it reloads during the pause.
 TimelineGroup sidecar_group(const ProcessTrace& sidecar) {
   TimelineGroup group{.title = sidecar.name, .lanes = {"staging"}, .spans = {}};
   std::vector<std::string> engines;
@@ -74,7 +74,7 @@ TimelineGroup sidecar_group(const ProcessTrace& sidecar) {
   }
   std::sort(engines.begin(), engines.end());
   group.lanes.insert(group.lanes.end(), engines.begin(), engines.end());
-  // What is drawn later lies above.
+  // Spans that are drawn later cover earlier ones, so pauses come first.
   std::stable_partition(group.spans.begin(), group.spans.end(),
                         [](const Span& span) { return span.category == Category::kPause; });
   return group;

@@ -1,5 +1,5 @@
-// The picture of `wsync demo --train`: what trainer ranks and a sidecar did in two training steps,
-// on one time axis.
+// The picture of `wsync demo --train`: activities of trainer ranks and of a sidecar during two
+// training steps, on one time axis.
 #pragma once
 
 #include <cstdint>
@@ -15,21 +15,23 @@ namespace wsync::cli {
 struct TrainingPicture {
   double loss_before = 0;
   double loss_after = 0;
-  std::uint64_t bytes = 0;  // of a version
+  std::uint64_t bytes = 0;  // bytes of one version
   std::uint32_t engines = 1;
 };
 
-// Two whole steps, the last ones but one: while those are computed, the weights of the step before
-// travel. kNotFound when the trace of this rank shows fewer than three steps.
+// Returns the time range of the two steps before the last one. While such a step is computed, the
+// weights of the step before it are transferred. kNotFound if the trace of this rank has fewer than
+// three steps.
 [[nodiscard]] Result<trace::TimeRange> pictured_steps(const trace::ProcessTrace& rank);
 
-// The rows, from the top: steps and snapshots, then the lanes of each trainer rank, then a
-// sidecar's staging and its engines, with pause and reload of each in one row. Processes are told
-// apart by their names: "trainer rank 0 (...)", "coordinator", "sidecar host0".
+// Returns the rows from the top: steps and snapshots, then the lanes of each trainer rank, then the
+// staging of a sidecar and its engines. Pause and reload of an engine share one row. Processes are
+// recognized by their names: "trainer rank 0 (...)", "coordinator", "sidecar host0".
 [[nodiscard]] std::vector<trace::TimelineGroup> training_groups(
     const std::vector<trace::ProcessTrace>& processes);
 
-// Draws these processes' spans. kNotFound without a trainer rank or its steps; errors of writing.
+// Draws the spans of these processes. Errors: kNotFound if there is no trainer rank or it has too
+// few steps; those of writing a file.
 [[nodiscard]] Result<> write_training_picture(const std::string& path,
                                               const std::vector<trace::ProcessTrace>& processes,
                                               const TrainingPicture& picture);

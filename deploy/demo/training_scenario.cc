@@ -14,7 +14,8 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kTrainingDeadline{7'200'000};
 constexpr milliseconds kExportDeadline{60'000};
-constexpr milliseconds kTrainerWaitLimit{20'000};  // a step, its publish and its state on the disk
+// Time for one step, its publish and saving its state.
+constexpr milliseconds kTrainerWaitLimit{20'000};
 
 void read_step(const json& step, TrainedStep& read) {
   read.step = step.at("step");
@@ -65,7 +66,7 @@ Result<std::vector<TrainedStep>> trained_steps(const json& result) {
 
 TrainingScenario::~TrainingScenario() {
   if (trainer_ == nullptr) return;
-  trainer_->on_line = {};  // its handlers are those of a derived class, which is no more
+  trainer_->on_line = {};  // the handlers belong to a derived class that is already destroyed
   if (trainer_->running()) context_.children.stop(*trainer_, kTrainerWaitLimit);
 }
 

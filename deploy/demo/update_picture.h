@@ -1,4 +1,4 @@
-// The picture of one update in one sidecar, drawn from what it traced.
+// Draws the picture of one update in one sidecar from its trace.
 #pragma once
 
 #include <string>
@@ -14,14 +14,14 @@ struct UpdatePicture {
   Version version;
   std::uint64_t model_bytes = 0;
   std::uint64_t buffer_bytes = 0;
-  std::uint32_t engines = 1;   // of the pictured sidecar
-  std::uint32_t devices = 1;   // the same
-  std::uint32_t sidecars = 1;  // that switch at the same time
-  TimePoint begin{};           // the update lies between these
+  std::uint32_t engines = 1;   // engines of this sidecar
+  std::uint32_t devices = 1;   // devices of this sidecar
+  std::uint32_t sidecars = 1;  // sidecars that switch at the same time
+  TimePoint begin{};           // time range of the update
   TimePoint end{};
 };
 // Draws the pipeline's lanes of one sidecar while its engines were paused between `begin` and
-// `end`. kNotFound when they were not; errors of writing.
+// `end`. Errors: kNotFound if they were not paused then; those of writing a file.
 [[nodiscard]] Result<> write_update_picture(const std::string& path,
                                             const trace::ProcessTrace& sidecar,
                                             const UpdatePicture& picture);

@@ -17,10 +17,11 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::chrono::milliseconds kMakeDeadline{900'000};
-constexpr std::uint64_t kRoomLeft = 64 * limits::kMiB;  // of the disk, beside a copy
+constexpr std::uint64_t kRoomLeft = 64 * limits::kMiB;  // disk space to keep free beside a copy
 constexpr std::uint64_t kFlipEvery = 4096;
 
-// Bytes of all tensors; 0 when it cannot be read, which the publish then says.
+// Returns the bytes of all tensors. Returns 0 if the checkpoint cannot be read; the publish then
+// reports the error.
 std::uint64_t bytes_of(const std::string& directory) {
   std::uint64_t sum = 0;
   const auto checkpoint = CheckpointDirectory::open(directory);

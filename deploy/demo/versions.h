@@ -1,5 +1,4 @@
-// What `wsync demo` publishes: made-up checkpoints, or a given one and copies of it with other
-// bytes.
+// Checkpoints for `wsync demo`: generated ones, or a given one and copies of it with other bytes.
 #pragma once
 
 #include <cstdint>
@@ -12,24 +11,26 @@
 namespace wsync::cli {
 
 struct VersionMakerOptions {
-  std::string checkpoint;  // the given one; empty: made-up ones
-  std::uint64_t size = 0;  // of made-up ones
-  std::string work_dir;    // where they are made
+  std::string checkpoint;  // given checkpoint; empty: generate
+  std::uint64_t size = 0;  // bytes of a generated checkpoint
+  std::string work_dir;    // directory of new checkpoints
 };
 
-// Makes the directories of the versions, one after the other.
+// Creates the checkpoint directories of the versions, one after the other.
 // Thread: that of `children`. Outlives: `children` and `say` outlive it.
 class VersionMaker {
  public:
   VersionMaker(ChildProcesses& children, VersionMakerOptions options,
                const std::function<void(const std::string&)>& say)
       : children_(children), options_(std::move(options)), say_(say) {}
-  // The directory of version 1, 2, ... (at most 9), each with other bytes in every tensor. A given
-  // checkpoint is version 1 itself; it is only read. Errors as ChildProcesses::run and in_thread.
+  // Returns the directory of version 1, 2, ... (at most 9). Every version differs in the bytes of
+  // every tensor, except as same_bytes() describes. A given checkpoint is used as version 1 and
+  // only read. Errors: those of ChildProcesses::run and in_thread.
   [[nodiscard]] Result<std::string> make(unsigned number);
-  // Removes a directory that was made here, unless it is the first one.
+  // Removes a directory that this object created, unless it is the first one.
   void done_with(const std::string& directory) const;
-  // Whether the given checkpoint stood for a later version, for want of room for a copy.
+  // Returns true if the given checkpoint was also used as a later version because there was no room
+  // for a copy.
   [[nodiscard]] bool same_bytes() const noexcept { return same_bytes_; }
 
  private:

@@ -18,10 +18,11 @@ using std::chrono::milliseconds;
 constexpr milliseconds kStartDeadline{60'000};
 constexpr milliseconds kReadyDeadline{120'000};
 constexpr milliseconds kEndWaitLimit{10'000};
-constexpr milliseconds kSocketInterval{5};   // between two looks for a socket
-constexpr milliseconds kStatusInterval{30};  // between two questions for the status
+constexpr milliseconds kSocketInterval{5};   // poll interval for a socket file
+constexpr milliseconds kStatusInterval{30};  // poll interval for the status
 
-// Why a reply to Verify is not what was expected. `version`: that every engine holds; none: any.
+// Returns why a Verify reply is not as expected; std::nullopt if it is. `version`: what every
+// engine must hold; none: any version.
 std::optional<std::string> difference_of(const control::VerifyReply& reply, const Version& version,
                                          std::size_t engines) {
   if (reply.ranks.size() != engines)
@@ -39,7 +40,7 @@ std::optional<std::string> difference_of(const control::VerifyReply& reply, cons
   return std::nullopt;
 }
 
-// The first event of this name among lines of JSON.
+// Returns the first event with this name from a file of JSON lines.
 std::optional<nlohmann::json> event_in(const std::string& path, const std::string& name) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -100,7 +101,8 @@ Result<> Fleet::start(const OnLine& on_line) {
     sidecars_.push_back(WSYNC_TRY(children_.start(
         command(options_.prefix + "sidecar-" + sidecar.name, std::move(arguments)))));
   }
-  // An engine that finds no socket would try again only after a while.
+  // An engine that finds no socket waits before it retries. Starting engines after the sockets
+  // exist avoids this delay.
   for (const SidecarSpec& sidecar : options_.sidecars)
     WSYNC_TRY(until_socket(fmt::format("{}/{}.engines", options_.run_dir, sidecar.name)));
   for (const EngineSpec& engine : options_.engines) {
@@ -157,9 +159,11 @@ Result<> Fleet::restart_engine(std::size_t index) {
   return {};
 }
 
-// ---- questions ----
+// ---- requests ----
 
 Fleet::Question::~Question() {
+  // The request's thread is joined after this. It waits for the reply of the coordinator, and only
+  // the end of the trainer ends this wait early.
   if (!state_->done) fleet_.end_trainer();
 }
 
@@ -188,7 +192,7 @@ Result<> Fleet::until_status(const std::string& what,
   const TimePoint end = now() + kReadyDeadline;
   while (now() < end) {
     const auto reply = ask<control::StatusReply>(control::Status{});
-    // Nobody answers while the process that is asked starts.
+    // kPeerLost is expected while the process that is asked is still starting.
     if (!reply && reply.error().code() != ErrorCode::kPeerLost) return fail(reply.error());
     if (reply && holds(*reply)) return {};
     WSYNC_TRY(children_.pass_time(kStatusInterval));
@@ -246,7 +250,7 @@ Result<std::vector<std::string>> Fleet::addresses() {
   return urls;
 }
 
-// ---- the end ----
+// ---- shutdown ----
 
 void Fleet::end_trainer() {
   if (trainer_ != nullptr && trainer_->running()) children_.stop(*trainer_, kEndWaitLimit);
@@ -266,7 +270,7 @@ Result<std::vector<EngineResult>> Fleet::stop() {
   return results;
 }
 
-// The last line of an engine is its result.
+// Reads the result of an engine from the last line of its output.
 Result<EngineResult> Fleet::result_of(std::size_t index) const {
   const std::string& replica = options_.engines[index].replica;
   const auto result =

@@ -1,8 +1,8 @@
-// Fleet: sidecars, engines and, if asked for, a trainer as processes of this machine, and the
-// questions that a user would ask them. `wsync demo`, the benchmarks and the soak tests start their
-// processes with it; each says by SidecarSpec and EngineSpec what it wants of them.
+// Fleet: starts sidecars, engines and, on request, a trainer as processes of this machine, and
+// sends them the requests that a user would send. `wsync demo`, the benchmarks and the soak tests
+// use it. SidecarSpec and EngineSpec describe the processes that they need.
 //
-// Thread: the one of the ChildProcesses, which outlive the fleet.
+// Thread: that of the ChildProcesses, which outlive the fleet.
 #pragma once
 
 #include <functional>
@@ -32,27 +32,27 @@ struct SidecarSpec {
 };
 
 struct EngineSpec {
-  std::string name;     // of the process, and of its log
-  std::string sidecar;  // one of the fleet's
+  std::string name;     // name of the process and of its log
+  std::string sidecar;  // one of FleetOptions::sidecars
   std::string replica;
-  std::vector<std::string> command;  // "engine" and its options, but for --sidecar and --replica
+  std::vector<std::string> command;  // "engine" and its options, without --sidecar and --replica
   ChildOutput output = ChildOutput::kFile;
   ChildInput input = ChildInput::kNone;
 };
 
 struct FleetOptions {
-  std::string executable;  // wsync; empty: this process's
-  std::string prefix;      // of the names of sidecar and trainer processes; fleets must differ
-  std::string run_dir;     // for sockets; its path is short
+  std::string executable;  // path of wsync; empty: the executable of this process
+  std::string prefix;      // prefix of sidecar and trainer process names; unique per fleet
+  std::string run_dir;     // directory of sockets; must be a short path
   std::string state_dir;
   std::vector<SidecarSpec> sidecars;
   std::vector<EngineSpec> engines;
-  // Settings of `wsync trainer`. Without, the caller publishes by other means, and the first
-  // sidecar answers the questions below.
+  // Settings of `wsync trainer`. Without them no trainer is started: the caller publishes by other
+  // means, and the first sidecar handles the requests below.
   std::optional<std::vector<std::string>> trainer;
 };
 
-// What an engine counted until its end.
+// Counters of an engine at its end.
 struct EngineResult {
   std::string replica;
   std::uint64_t steps = 0;
@@ -60,34 +60,37 @@ struct EngineResult {
   std::map<std::string, std::uint64_t> steps_by_version;
 };
 
-// The `result` of one object that a command has printed with --json. kInternal: `line` is none.
+// Returns the `result` of the JSON object that a command printed with --json. kInternal if `line`
+// is not such an object.
 [[nodiscard]] Result<nlohmann::json> result_in(const std::string& line, const std::string& command);
-// The last line of a file; empty when it has none.
+// Returns the last line of a file; empty if it has none.
 [[nodiscard]] std::string last_line_of(const std::string& path);
 
-// It has more than 25 methods: it starts, asks, awaits and stops each kind of process.
+// This class has more than 25 methods because it starts, queries, awaits and stops each kind of
+// process.
 class Fleet {
  public:
   Fleet(ChildProcesses& children, FleetOptions options);
-  // Ends what still runs, as shutdown() does.
+  // Calls shutdown().
   ~Fleet();
   Fleet(const Fleet&) = delete;
   Fleet& operator=(const Fleet&) = delete;
 
-  // Starts every process, and returns when every engine has attached. `on_line` (may be empty) gets
-  // each line of an engine whose output is lines, inside ChildProcesses::until(). kDeadline; errors
-  // of until().
+  // Starts every process and returns when every engine has attached. `on_line` may be empty. It
+  // receives each line of engines with ChildOutput::kLines, inside ChildProcesses::until(). Errors:
+  // kDeadline; those of until().
   using OnLine = std::function<void(std::size_t engine, const std::string& line)>;
   [[nodiscard]] Result<> start(const OnLine& on_line = {});
 
-  // One question to the coordinator, or to the first sidecar. At most one ask() beside one begin().
+  // Sends one request to the coordinator, or to the first sidecar, and returns the reply. At most
+  // one ask() may run while one begin() is pending.
   template <class Reply>
   [[nodiscard]] Result<Reply> ask(const control::Message& message) {
     const std::unique_ptr<Question> question = begin(message);
     return answer<Reply>(*question);
   }
-  // A question that is answered while the caller does other things. Destroyed before its answer, it
-  // ends the trainer, because nothing else ends a wait for the answer.
+  // A pending request. The caller can do other work until the reply arrives. Destroying it before
+  // that ends the trainer, because nothing else can end the wait of the request's thread.
   class Question {
    public:
     explicit Question(Fleet& fleet) : fleet_(fleet) {}
@@ -115,14 +118,14 @@ class Fleet {
     return fail(ErrorCode::kInternal, "the coordinator gave another answer than asked for");
   }
 
-  // Returns when every engine but those of `except` serves `version` and is ready.
+  // Returns when every engine except `except` is ready and serves `version`.
   [[nodiscard]] Result<> until_ready(const Version& version, const std::string& except = {});
-  // Returns the report of a replica as soon as `wanted` holds for it.
+  // Returns the report of a replica as soon as `wanted` accepts it.
   [[nodiscard]] Result<control::ReplicaReport> until_replica(
       const std::string& replica, const std::string& what,
       const std::function<bool(const control::ReplicaReport&)>& wanted);
-  // Reads back what the engines hold: `engines` of them answer, all of `version` (of any version,
-  // if it is none), without a difference. kDigestMismatch otherwise.
+  // Reads back the weights of the engines. Checks that `engines` engines reply, that all hold
+  // `version` (any version if it is none), and that no tensor differs. kDigestMismatch otherwise.
   [[nodiscard]] Result<std::vector<control::VerifyRank>> verify(const Version& version,
                                                                 std::size_t engines);
 
@@ -130,24 +133,26 @@ class Fleet {
   [[nodiscard]] Child& engine(std::size_t index) noexcept { return *engines_[index]; }
   [[nodiscard]] const Child& engine(std::size_t index) const noexcept { return *engines_[index]; }
   [[nodiscard]] const Child& sidecar(std::size_t index) const noexcept { return *sidecars_[index]; }
-  [[nodiscard]] const Child* trainer() const noexcept { return trainer_; }  // null without one
-  // Whether every process that was started still runs.
+  // Null if the fleet has no trainer.
+  [[nodiscard]] const Child* trainer() const noexcept { return trainer_; }
+  // Returns true if every process that was started is still running.
   [[nodiscard]] bool all_running() const noexcept;
-  // Starts a new process in place of an engine that has ended; its output goes to a file.
+  // Starts a new process in place of an engine that has ended. Its output goes to a file.
   [[nodiscard]] Result<> restart_engine(std::size_t index);
-  // The URLs of engines that serve HTTP and whose output goes to files. kDeadline: one does not
-  // listen.
+  // Returns the URLs of engines that serve HTTP and whose output goes to files. kDeadline if an
+  // engine does not listen.
   [[nodiscard]] Result<std::vector<std::string>> addresses();
-  // A command of the fleet: its program, and its variables beside the given ones.
+  // Returns the options of a child process of this fleet: its program, and the fleet's environment
+  // variables with the given arguments.
   [[nodiscard]] ChildOptions command(std::string name, std::vector<std::string> arguments) const;
-  // Where the coordinator answers, or the first sidecar.
+  // Returns the control address of the coordinator, or of the first sidecar.
   [[nodiscard]] std::string address() const;
 
-  // Ends trainer, engines and sidecars, in this order. Processes that do not end by themselves are
-  // killed.
+  // Ends trainer, engines and sidecars, in this order. Kills processes that do not end by
+  // themselves.
   void shutdown();
-  // The same, and what the engines have counted; their output goes to files. kInternal: one has not
-  // told it.
+  // Calls shutdown() and returns the counters of the engines, whose output must go to files.
+  // kInternal if an engine did not print its result.
   [[nodiscard]] Result<std::vector<EngineResult>> stop();
 
  private:

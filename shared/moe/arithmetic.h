@@ -1,15 +1,19 @@
-// What this process computes with beside the loops of this folder, which are the same everywhere.
+// Identifies the floating-point functions of this process. The loops of this folder give the same
+// bits everywhere, but they depend on these functions of the C library.
 #pragma once
 
 #include <string>
 
 namespace wsync::moe {
 
-// The C library and what its exp, expm1, log, sin, cos and pow give, as one short line ("x86-64,
-// glibc 2.36, functions 5b0c7d3f21e8a964"): a C library has other code for these from version to
-// version and for processors with and without fused multiply-add, and the last bit differs.
-// Processes of one program that say the same have given the same for thousands of arguments, and so
-// agree to the bit; those that say something else may not. Thread: any; takes about a millisecond.
+// Returns one short line that names the processor architecture, the C library and a digest of the
+// results of exp, expm1, log, sin, cos and pow ("x86-64, glibc 2.36, functions 5b0c7d3f21e8a964").
+// The code of these functions differs between versions of the C library, and between processors
+// with and without fused multiply-add, and so does the last bit of their results. Two processes of
+// one program with the same line gave equal results for thousands of arguments, and so their
+// computations agree bit by bit. Processes with different lines may differ.
+//
+// Thread: any. Takes about one millisecond.
 [[nodiscard]] std::string arithmetic();
 
 }  // namespace wsync::moe

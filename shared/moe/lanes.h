@@ -1,9 +1,9 @@
-// Eight float32 side by side, for loops that compilers leave scalar. Nothing is contracted to a
-// fused operation (CMakeLists.txt): the same inputs give the same bits whether a processor adds
-// four at once or eight.
+// Vectors of eight float32, for loops that compilers do not vectorize. Multiplication and addition
+// are never fused (CMakeLists.txt), so that the same inputs give the same bits whether a processor
+// adds four elements at once or eight.
 //
-// The functions have no code of their own: they become part of their callers, which are compiled
-// for the smallest processor and once more for one with AVX2 (WSYNC_FOR_AVX2) where there is such.
+// The functions are always inlined into their callers. Callers are compiled twice where AVX2
+// exists: for the baseline processor and for AVX2 (WSYNC_FOR_AVX2).
 #pragma once
 
 #include <bit>
@@ -22,7 +22,7 @@ namespace wsync::moe {
 using Lanes [[gnu::vector_size(32)]] = float;
 inline constexpr std::size_t kLanes = sizeof(Lanes) / sizeof(float);
 
-// Whether functions that are compiled for AVX2 can run here.
+// Returns true if this processor can run functions that are compiled for AVX2.
 [[nodiscard]] inline bool has_avx2() noexcept {
 #if defined(__x86_64__)
   static const bool there = __builtin_cpu_supports("avx2") != 0;
@@ -32,15 +32,15 @@ inline constexpr std::size_t kLanes = sizeof(Lanes) / sizeof(float);
 #endif
 }
 
-// Vectors are passed by reference: by value, each kind of processor would do it in a way of its
-// own.
+// Vectors are passed by reference because the calling convention for vectors by value depends on
+// the processor options.
 [[gnu::always_inline]] inline void load_lanes(const float* from, Lanes& lanes) noexcept {
   std::memcpy(&lanes, from, sizeof lanes);
 }
 [[gnu::always_inline]] inline void store_lanes(const Lanes& lanes, float* to) noexcept {
   std::memcpy(to, &lanes, sizeof lanes);
 }
-// Eight bfloat16, from any address.
+// Widens eight bfloat16; `from` needs no alignment.
 [[gnu::always_inline]] inline void widen_lanes(const std::byte* from, Lanes& lanes) noexcept {
   using Halves [[gnu::vector_size(16)]] = std::uint16_t;
   using Words [[gnu::vector_size(32)]] = std::uint32_t;
@@ -53,7 +53,7 @@ inline constexpr std::size_t kLanes = sizeof(Lanes) / sizeof(float);
   return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
          ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
 }
-// One bfloat16 as it lies in memory, at any address.
+// One bfloat16 in memory; needs no alignment.
 struct Bf16 {
   std::byte bytes[2];
 };

@@ -1,11 +1,11 @@
-// A row-major matrix of float32 in memory that somebody else owns, and products of such.
+// Row-major float32 matrices that do not own their memory, and their products.
 //
-// A row of a product has the same bits whatever other rows there are, in any thread and on any
-// processor (product.h says how): linear() and linear_input_gradient() of some rows are those rows
-// of the whole. A weight gradient is a sum over rows, and so depends on which rows are in it and on
-// their order.
+// The bits of a row of a product do not depend on the other rows, the thread or the processor
+// (product.h describes how). linear() and linear_input_gradient() of some rows therefore equal
+// these rows of the whole product. A weight gradient is a sum over rows, and so it depends on which
+// rows it includes and on their order.
 //
-// Thread: any, side by side; each keeps room of its own for what it orders anew (product.h).
+// Thread: any, concurrently. Each thread keeps its own buffers for reordered data (product.h).
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ class BasicMatrix {
       : values_(values), rows_(rows), columns_(columns) {
     WSYNC_CHECK(values.size() == rows * columns, "a matrix has its elements and no more");
   }
-  // A matrix that may be read where one that may be written is.
+  // Converts a writable matrix to a read-only one.
   template <class Other>
     requires std::is_same_v<const Other, Float>
   BasicMatrix(const BasicMatrix<Other>& other)  // NOLINT(google-explicit-constructor)
@@ -37,7 +37,7 @@ class BasicMatrix {
   [[nodiscard]] std::span<Float> row(std::size_t i) const noexcept {
     return values_.subspan(i * columns_, columns_);
   }
-  // Rows [first, first + count).
+  // Returns rows [first, first + count).
   [[nodiscard]] BasicMatrix part(std::size_t first, std::size_t count) const {
     return BasicMatrix(values_.subspan(first * columns_, count * columns_), count, columns_);
   }
@@ -50,17 +50,17 @@ class BasicMatrix {
 using Matrix = BasicMatrix<float>;
 using ConstMatrix = BasicMatrix<const float>;
 
-// Whether a product replaces what its output holds, or is added to it.
+// Whether a product replaces its output or is added to it.
 enum class Into : bool { kReplace, kAdd };
 
-// y[m,n] (=|+=) x[m,k] w[n,k]^T: a linear layer, weights as Hugging Face keeps them.
+// y[m,n] (=|+=) x[m,k] w[n,k]^T: a linear layer with weights in the layout of Hugging Face.
 void linear(ConstMatrix x, ConstMatrix w, Matrix y, Into into = Into::kReplace);
-// Columns [first, first + w.rows()) of such a y, whose other ones are left as they are.
+// Computes columns [first, first + w.rows()) of such a y and leaves the others unchanged.
 void linear_columns(ConstMatrix x, ConstMatrix w, Matrix y, std::size_t first,
                     Into into = Into::kReplace);
-// dx[m,k] (=|+=) dy[m,n] w[n,k]: its input gradient.
+// dx[m,k] (=|+=) dy[m,n] w[n,k]: the input gradient of a linear layer.
 void linear_input_gradient(ConstMatrix dy, ConstMatrix w, Matrix dx, Into into = Into::kReplace);
-// dw[n,k] (=|+=) dy[m,n]^T x[m,k]: its weight gradient.
+// dw[n,k] (=|+=) dy[m,n]^T x[m,k]: the weight gradient of a linear layer.
 void linear_weight_gradient(ConstMatrix dy, ConstMatrix x, Matrix dw, Into into = Into::kAdd);
 
 }  // namespace wsync::moe

@@ -17,7 +17,7 @@ tl::unexpected<Error> wrong(std::string_view where, const std::string& why) {
   return fail(ErrorCode::kInvalidInput, fmt::format("{}: {}", where, why));
 }
 
-// Reads keys of config.json, the first wrong one as an error.
+// Reads keys of config.json and keeps the first error.
 class ConfigReader {
  public:
   ConfigReader(const json& config, std::string_view where) : config_(config), where_(where) {}
@@ -45,7 +45,7 @@ class ConfigReader {
           fmt::format("'{}' is {}; expected true or false", key, config_.at(key).dump()));
     value = config_.at(key).get<bool>();
   }
-  // A key that may be absent or null, and else must have this value.
+  // Checks a key that may be absent or null, and otherwise must have this value.
   void only(const char* key, const json& expected) {
     if (!config_.contains(key) || config_.at(key).is_null() || config_.at(key) == expected) return;
     complain(
@@ -63,7 +63,8 @@ class ConfigReader {
       number(rope, "rope_theta", theta_);
     }
   }
-  // A number; anything else, or one that is no token, ends no text. It does not touch the logits.
+  // Reads the end token. Any other value than a token number is ignored: the text then has no end
+  // token. This key does not affect the logits.
   void end_token(std::uint32_t vocabulary, std::optional<std::uint32_t>& out) const {
     const auto found = config_.find("eos_token_id");
     if (found != config_.end() && found->is_number_unsigned() &&
@@ -84,8 +85,8 @@ class ConfigReader {
   double theta_ = 10'000;
 };
 
-// What the parameters are together, before there is memory even for their names: each size may be
-// possible by itself.
+// Checks the total size of the parameters. Each size can be valid alone while the total is not.
+// This runs before memory is allocated, even for the names.
 Result<> check_whole(const ModelSpec& spec) {
   constexpr std::uint64_t kElements = limits::kModelBytesMax / sizeof(float);
   const auto too_many = [&](const char* what, std::uint64_t max) {
@@ -169,7 +170,7 @@ Result<ModelSpec> read_config(std::string_view text, std::string_view where) {
   reader.number("rms_norm_eps", spec.rms_norm_epsilon);
   reader.rope();
   spec.rope_theta = reader.theta();
-  // As transformers has it where the key is absent.
+  // Default of transformers if the key is absent.
   spec.normalise_top_k = false;
   reader.flag("norm_topk_prob", spec.normalise_top_k);
   reader.flag("tie_word_embeddings", spec.tied_embeddings);

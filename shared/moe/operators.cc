@@ -7,7 +7,8 @@
 namespace wsync::moe {
 namespace {
 
-// Sums of rows are kept in double: one row is short, and the sum is of the same bits everywhere.
+// Sums of one row are computed in double. Rows are short, and the order of the terms is fixed, so
+// the bits are the same everywhere.
 double dot(std::span<const float> a, std::span<const float> b) {
   double sum = 0;
   for (std::size_t i = 0; i < a.size(); ++i)
@@ -15,8 +16,9 @@ double dot(std::span<const float> a, std::span<const float> b) {
   return sum;
 }
 
-// In place; returns nothing of use for an empty row.
+// Computes the softmax in place. The row must not be empty.
 void softmax(std::span<float> row) {
+  // Subtracting the maximum keeps exp() from overflowing. The factor cancels out in the quotient.
   const float highest = *std::max_element(row.begin(), row.end());
   double sum = 0;
   for (float& value : row) {
@@ -127,8 +129,8 @@ Routing route(ConstMatrix logits, std::size_t experts_per_token, bool normalise)
                   .weights = {},
                   .probabilities = {logits.values().begin(), logits.values().end()}};
   std::vector<std::uint32_t> order(logits.columns());
-  // Chosen by logits: exp() may differ in the last bit between C libraries, and ranks that each
-  // choose for themselves must not.
+  // Experts are selected by logits and not by probabilities. exp() may differ in the last bit
+  // between C libraries, and ranks that select independently must agree.
   for (std::size_t token = 0; token < logits.rows(); ++token) {
     const std::span<float> row =
         Matrix(routing.probabilities, logits.rows(), logits.columns()).row(token);

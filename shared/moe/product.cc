@@ -9,18 +9,18 @@
 namespace wsync::moe {
 namespace {
 
-// Rows and vectors of columns whose sums stay in registers (12 of 16).
+// Tile size: 6 rows by 2 vectors of columns. Its 12 sums stay in registers (of 16).
 constexpr std::size_t kRowsAtOnce = 6;
 constexpr std::size_t kVectors = 2;
-// Of a panel, for a few rows: it stays in the first-level cache.
+// Elements of a panel piece for products of few rows. The piece stays in the first-level cache.
 constexpr std::size_t kPieceElements = 4096;
-// Of a row that is turned: two cache lines of bfloat16.
+// Elements of a row that are transposed at once: two cache lines of bfloat16.
 constexpr std::size_t kRunElements = 64;
-// Rows of a that are ordered anew at a time: they stay in the second-level cache.
+// Rows of a that are packed at once. They stay in the second-level cache.
 constexpr std::size_t kBlockRows = 16 * kRowsAtOnce;
 
-// What a thread orders anew, so that the loop reads it in one direction: rows of a by sixes,
-// columns of b by panels.
+// Packing buffers of a thread. Data is reordered so that the loop reads it sequentially: rows of a
+// in groups of six, columns of b in panels.
 struct Rooms {
   std::vector<float> a;
   std::vector<float> panel;
@@ -47,7 +47,7 @@ float* at_least(std::vector<float>& room, std::size_t size) {
   low = __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13);
   high = __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
 }
-// Eight rows of eight become eight columns.
+// Transposes an 8x8 block.
 [[gnu::always_inline]] inline void turn_eight(std::array<Lanes, kLanes>& x) {
   std::array<Lanes, kLanes> p;
   std::array<Lanes, kLanes> f;
@@ -65,7 +65,7 @@ float* at_least(std::vector<float>& room, std::size_t size) {
   }
 }
 
-// `count` elements, by eights, of each of eight rows of w become rows of a panel.
+// Transposes `count` elements (a multiple of eight) of eight rows of w into rows of a panel.
 template <std::size_t kWidth>
 [[gnu::always_inline]] inline void turn_rows(const float* w, std::size_t step, std::size_t count,
                                              float* panel) {
@@ -78,8 +78,9 @@ template <std::size_t kWidth>
     for (std::size_t i = 0; i < kLanes; ++i) store_lanes(eight[i], panel + (p + i) * kWidth);
   }
 }
-// bfloat16 is widened first, one row after the other: rows that lie a power of two apart would
-// drive each other out of the cache before all of a line is used.
+// Widens bfloat16 row by row into a local buffer before the transposition. Rows whose distance is a
+// power of two map to the same cache sets and would evict each other before a cache line is used
+// completely.
 template <std::size_t kWidth>
 [[gnu::always_inline]] inline void turn_rows(const Bf16* w, std::size_t step, std::size_t count,
                                              float* panel) {
@@ -97,7 +98,8 @@ template <std::size_t kWidth>
   }
 }
 
-// Rows [0, count) of w, which are columns of b, become panel[inner][kWidth]; the rest of it is 0.
+// Transposes rows [0, count) of w, which are columns of b, into panel[inner][kWidth]. The other
+// columns of the panel are set to 0.
 template <std::size_t kWidth, class Weight>
 [[gnu::always_inline]] inline void pack_turned(const Weight* w, std::size_t step, std::size_t count,
                                                std::size_t inner, float* panel) {
@@ -114,7 +116,7 @@ template <std::size_t kWidth, class Weight>
       panel[p * kWidth + j] = j < count ? load_one(w + j * step + p) : 0.0F;
 }
 
-// Columns [0, count) of b become panel[inner][kWidth]; the rest of it is 0.
+// Copies columns [0, count) of b into panel[inner][kWidth]. The other columns are set to 0.
 template <std::size_t kWidth>
 [[gnu::always_inline]] inline void pack_rows(const float* b, std::size_t step, std::size_t count,
                                              std::size_t inner, float* panel) {
@@ -129,7 +131,7 @@ template <std::size_t kWidth>
   }
 }
 
-// Columns [first, first + count) and inner elements [begin, begin + inner) of b.
+// Packs columns [first, first + count) and inner elements [begin, begin + inner) of b.
 template <std::size_t kWidth>
 [[gnu::always_inline]] inline void pack_panel(const RightFactor& b, std::size_t first,
                                               std::size_t count, std::size_t begin,
@@ -146,8 +148,8 @@ template <std::size_t kWidth>
   }
 }
 
-// Rows [first, first + count) of a, kRows at a time and the rest: of each of these groups all inner
-// elements, its rows side by side.
+// Packs rows [first, first + count) of a in groups of kRows; the last group may be smaller. Within
+// a group the elements of its rows are interleaved, in the order of the inner index.
 template <std::size_t kRows>
 [[gnu::always_inline]] inline void pack_left(const LeftFactor& a, std::size_t first,
                                              std::size_t count, std::size_t inner, float* to) {
@@ -159,7 +161,7 @@ template <std::size_t kRows>
   }
 }
 
-// The sums of some rows go to their places; `columns` of them are wanted.
+// Writes the sums of some rows to the output. Only the first `columns` of them are valid.
 template <std::size_t kRows, std::size_t kCount>
 [[gnu::always_inline]] inline void finish(std::array<std::array<Lanes, kCount>, kRows>& sums,
                                           std::size_t columns, const ProductOutput& out,
@@ -196,12 +198,12 @@ template <std::size_t kRows, std::size_t kCount>
 template <std::size_t kRows, std::size_t kCount>
 using Sums = std::array<std::array<Lanes, kCount>, kRows>;
 
-// Goes on with the sums of kRows rows of packed a times a panel of kCount vectors, `step` elements
-// from row to row.
+// Adds terms to the sums: kRows packed rows of a times a panel of kCount vectors. `step` is the
+// distance of the panel's rows in elements.
 template <std::size_t kRows, std::size_t kCount>
 [[gnu::always_inline]] inline void add_terms(const float* a, const float* panel, std::size_t step,
                                              std::size_t inner, Sums<kRows, kCount>& sums) {
-  Sums<kRows, kCount> going_on = sums;  // in registers
+  Sums<kRows, kCount> going_on = sums;  // local copy that stays in registers
   for (std::size_t p = 0; p < inner; ++p) {
     std::array<Lanes, kCount> b;
 #pragma GCC unroll 8
@@ -216,8 +218,9 @@ template <std::size_t kRows, std::size_t kCount>
   sums = going_on;
 }
 
-// A few rows: each element of b is used so rarely that it pays to keep a short piece of a panel in
-// the first-level cache, and to read b where it lies if it lies as the loop wants it.
+// Products of few rows. Each element of b is used so few times that packing whole panels would not
+// pay. A short piece of a panel stays in the first-level cache, and b is read in place if its
+// layout permits it.
 template <std::size_t kRows, std::size_t kCount>
 [[gnu::always_inline]] inline void multiply_few(const ProductShape& shape, const LeftFactor& a,
                                                 const RightFactor& b, const ProductOutput& out) {
@@ -252,7 +255,7 @@ template <std::size_t kRows>
   finish(sums, columns, out, to);
 }
 
-// Packed rows of a, by sixes and the rest, times one panel.
+// Multiplies packed rows of a, in groups of six and a rest, with one panel.
 [[gnu::always_inline]] inline void multiply_rows(const float* a, std::size_t rows,
                                                  const float* panel, std::size_t inner,
                                                  std::size_t columns, const ProductOutput& out,
@@ -327,7 +330,9 @@ void multiply_smallest(const ProductShape& shape, const LeftFactor& a, const Rig
 
 void multiply(const ProductShape& shape, const LeftFactor& a, const RightFactor& b,
               const ProductOutput& out, Loops loops) {
-  if (shape.inner == 0) {  // there is nothing to point to
+  // Without inner elements the factors may be null pointers, so the loops must not run. Empty sums
+  // are 0.
+  if (shape.inner == 0) {
     for (std::size_t i = 0; i < shape.rows && !out.add; ++i)
       std::fill_n(out.values + i * out.step, shape.columns, 0.0F);
     return;

@@ -1,14 +1,18 @@
-// The one loop behind all products of matrices of this folder.
+// The single loop behind all matrix products of this folder.
 //
-// Each element of a product is one sum, its terms added in the order of the inner index, each term
-// rounded before it is added, and nothing fused: float sum = 0; for (p...) sum += a[i][p] *
-// b[p][j]. So an element has the same bits in a product of one row and of a thousand, at any place
-// in it, in any thread and on any processor. A BLAS library promises none of that: OpenBLAS 0.3.21
-// rounds an element of the same row differently as the number of rows changes, on nearly every kind
-// of processor, and each kind in a way of its own.
+// Each element of a product is one sum. Its terms are added in the order of the inner index, each
+// term is rounded before it is added, and no operations are fused:
 //
-// Thread: any, side by side. Each thread keeps room for the blocks that it orders anew: as many
-// floats as 112 times the largest inner size that it has met.
+//     float sum = 0;
+//     for (p...) sum += a[i][p] * b[p][j];
+//
+// An element therefore has the same bits in a product of one row or of a thousand rows, at any
+// position, in any thread and on any processor. BLAS libraries do not guarantee this. OpenBLAS
+// 0.3.21 changes the rounding of an element with the number of rows on nearly every kind of
+// processor, and differently on each.
+//
+// Thread: any, concurrently. Each thread keeps buffers for reordered blocks: up to 112 floats times
+// the largest inner size that it has used.
 #pragma once
 
 #include <cstddef>
@@ -23,12 +27,12 @@ struct LeftFactor {
 };
 
 enum class RightOrder : char {
-  kRows,        // b[inner, columns] as it is
-  kTurned,      // w[columns, inner], of which b is the transpose
-  kTurnedBf16,  // the same in bfloat16, little-endian, at any address
+  kRows,        // b[inner, columns]
+  kTurned,      // w[columns, inner]; b is its transpose
+  kTurnedBf16,  // as kTurned, in little-endian bfloat16 without alignment
 };
 
-// b[inner, columns]; `step`: elements from one row in memory to the next.
+// b[inner, columns]. `step`: distance of two rows in memory, in elements.
 struct RightFactor {
   const void* values = nullptr;
   RightOrder order = RightOrder::kRows;
@@ -41,18 +45,17 @@ struct ProductShape {
   std::size_t inner = 0;
 };
 
-// out[rows, columns], `step` elements from row to row.
+// out[rows, columns]. `step`: distance of two rows in elements.
 struct ProductOutput {
   float* values = nullptr;
   std::size_t step = 0;
-  bool add = false;  // the finished sum is added to what is there, in one more addition
+  bool add = false;  // add the finished sum to the output, with one more rounding
 };
 
-// Which of the compiled loops to run: the fastest that the processor has, or the smallest, for
-// tests.
+// Which compiled loops to use: the fastest for this processor, or the baseline, for tests.
 enum class Loops : char { kFastest, kSmallest };
 
-// out (=|+=) a b. Sums of nothing are 0.
+// out (=|+=) a b. Empty sums are 0.
 void multiply(const ProductShape& shape, const LeftFactor& a, const RightFactor& b,
               const ProductOutput& out, Loops loops = Loops::kFastest);
 

@@ -16,7 +16,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr std::int64_t kAcceptAgainMs = 100;  // after descriptors or memory ran out
+constexpr std::int64_t kAcceptAgainMs = 100;  // after running out of descriptors or memory
 
 }  // namespace
 
@@ -45,14 +45,15 @@ void Acceptor::start() {
 void Acceptor::stop() {
   const std::lock_guard stop_lock(stop_mutex_);
   {
-    // Under the lock, or a thread that is about to wait would not see it.
+    // `stopping_` is set under the lock. Otherwise a thread between its check and its wait would
+    // miss the notification.
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
   wake();
   ready_filled_.notify_all();
   if (accepting_.joinable()) accepting_.join();
-  // Nobody makes threads any more.
+  // The accepting thread has ended, so no new thread can start.
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
   ready_.clear();
@@ -63,7 +64,7 @@ void Acceptor::stop() {
 
 void Acceptor::wake() {
   const std::uint64_t one = 1;
-  // A full counter wakes as well.
+  // The write fails only if the counter is full, and then the descriptor is readable as well.
   (void)!::write(wake_.get(), &one, sizeof one);
 }
 
@@ -79,8 +80,8 @@ void Acceptor::accept_loop() {
   }
 }
 
-// Waits until something is to be done; connections that can be read, or that have ended, go to the
-// threads, which find out. Those that were idle for too long go.
+// Waits until a connection or the wake descriptor is ready, or a timeout. Connections that are
+// readable or closed are handed to the threads. Closes connections that exceeded the idle limit.
 void Acceptor::wait_once(Idle& idle, bool accepting) {
   std::vector<pollfd> entries;
   entries.reserve(idle.size() + 2);
@@ -89,6 +90,8 @@ void Acceptor::wait_once(Idle& idle, bool accepting) {
       {.fd = accepting ? listener_.socket.get() : -1, .events = POLLIN, .revents = 0});
   for (const auto& connection : idle)
     entries.push_back({.fd = connection->fd(), .events = POLLIN, .revents = 0});
+  // poll() ignores the descriptor -1. While connections are not accepted, a short wait lets the
+  // caller soon check again whether they can be.
   const std::int64_t longest = accepting ? limits_.idle_ms / 10 : kAcceptAgainMs;
   if (::poll(entries.data(), entries.size(), static_cast<int>(longest)) < 0) return;
   std::uint64_t count = 0;
@@ -105,7 +108,7 @@ void Acceptor::wait_once(Idle& idle, bool accepting) {
   idle.swap(left);
 }
 
-// False: this process cannot have more connections now.
+// Accepts all pending connections. Returns false if this process cannot open more connections now.
 bool Acceptor::accept_all(Idle& idle) {
   while (open_ < limits_.connections) {
     UniqueFd socket = UniqueFd::made_by([&] {
@@ -113,7 +116,7 @@ bool Acceptor::accept_all(Idle& idle) {
     });
     if (!socket.valid()) {
       if (errno == EAGAIN || errno == EWOULDBLOCK) return true;
-      if (errno == ECONNABORTED || errno == EINTR) continue;  // it ended before it was taken
+      if (errno == ECONNABORTED || errno == EINTR) continue;  // aborted before it was accepted
       log_warning("{} takes no connection now: {}", listener_.address,
                   std::generic_category().message(errno));
       return false;
@@ -140,7 +143,7 @@ void Acceptor::hand_over(std::unique_ptr<Connection> connection) {
       try {
         threads_.emplace_back([this] { serve_loop(); });
       } catch (const std::system_error& error) {
-        // Those that are there go on; without any the next connection tries again.
+        // The existing threads continue to serve. If there are none, the next connection retries.
         log_warning("an HTTP server with {} threads gets no more: {}", threads_.size(),
                     error.what());
       }

@@ -1,5 +1,5 @@
-// Acceptor: takes connections in, waits on the idle ones in one place, and gives a thread to those
-// that have something to say.
+// Acceptor: accepts connections, polls all idle ones on one thread, and hands each connection with
+// data to read to a worker thread.
 #pragma once
 
 #include <atomic>
@@ -16,14 +16,15 @@
 
 namespace wsync::http {
 
-// Thread: start() its owner's, stop() any but those that it makes.
+// Thread: the owner calls start(). Any thread may call stop(), except the threads of this object.
 class Acceptor {
  public:
-  // Answers the requests that are there. False: the connection has ended.
+  // Serves all requests that have arrived on the connection. Returns false if the connection has
+  // ended.
   using Serve = std::function<bool(Connection&)>;
 
-  // `threads`: connections that are served at once; the others wait for one. Threads are made when
-  // they are needed.
+  // `threads`: maximum number of connections served at once; others wait. Threads are created on
+  // demand.
   [[nodiscard]] static Result<std::unique_ptr<Acceptor>> create(Listener listener,
                                                                 std::size_t threads, Serve serve,
                                                                 const ServerLimits& limits = {});
@@ -34,8 +35,8 @@ class Acceptor {
   [[nodiscard]] std::uint16_t port() const noexcept { return listener_.port; }
   [[nodiscard]] const std::string& address() const noexcept { return listener_.address; }
   void start();
-  // Takes in no more, drops what is idle or has not been begun, and returns when all that is served
-  // has ended: `serve` sees Connection::stopping().
+  // Stops accepting, closes connections that are idle or queued, and returns when all active calls
+  // of `serve` have returned. They can check Connection::stopping().
   void stop();
 
  private:
@@ -56,14 +57,14 @@ class Acceptor {
   std::size_t max_threads_;
   Serve serve_;
   const ServerLimits limits_;
-  std::atomic<std::size_t> open_{0};  // connections: idle ones, and those that threads have
+  std::atomic<std::size_t> open_{0};  // idle connections and those in use by threads
   std::atomic<bool> stopping_{false};
-  std::mutex stop_mutex_;  // one stop() at a time
+  std::mutex stop_mutex_;  // serializes calls of stop()
   std::thread accepting_;
 
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // protects the fields below
   std::condition_variable ready_filled_;
-  std::deque<std::unique_ptr<Connection>> ready_;  // with something to read
+  std::deque<std::unique_ptr<Connection>> ready_;  // connections with data to read
   Idle returned_;
   std::size_t waiting_threads_ = 0;
   std::vector<std::thread> threads_;

@@ -1,4 +1,4 @@
-// ChunkedBody: a body in chunks (RFC 9112, 7.1) as it comes off the wire. Pure.
+// ChunkedBody: decodes a body in chunked transfer coding (RFC 9112, section 7.1). Pure.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace wsync::http {
 
-inline constexpr std::size_t kMaxChunkLineBytes = 256;             // a size with its extensions
-inline constexpr std::size_t kMaxChunkOverheadBytes = 16'777'216;  // of all lines of a body
+inline constexpr std::size_t kMaxChunkLineBytes = 256;             // chunk size and its extensions
+inline constexpr std::size_t kMaxChunkOverheadBytes = 16'777'216;  // all chunk lines of one body
 
 class ChunkedBody {
  public:
@@ -16,10 +16,11 @@ class ChunkedBody {
 
   explicit ChunkedBody(std::uint64_t limit) : limit_(limit) {}
 
-  // Adds what is on the wire. Returns how many bytes of it belong to the body: all, until state()
-  // is another than kMore.
+  // Decodes received bytes and appends the content to `body`. Returns how many bytes of `wire`
+  // belong to this body: all of them while state() is kMore.
   std::size_t take(std::string_view wire, std::string& body);
-  // kTooLarge: more than the limit is announced, or lines of kMaxChunkOverheadBytes.
+  // kTooLarge: the announced content exceeds the limit, or the chunk lines exceed
+  // kMaxChunkOverheadBytes.
   [[nodiscard]] State state() const noexcept { return state_; }
 
  private:
@@ -30,9 +31,9 @@ class ChunkedBody {
   std::uint64_t limit_;
   State state_ = State::kMore;
   Part part_ = Part::kSize;
-  std::string line_;         // the beginning of one
-  std::uint64_t left_ = 0;   // bytes of the chunk
-  std::uint64_t total_ = 0;  // of all chunks that were announced
+  std::string line_;         // incomplete chunk line
+  std::uint64_t left_ = 0;   // bytes left in the chunk
+  std::uint64_t total_ = 0;  // sum of all announced chunk sizes
   std::uint64_t overhead_ = 0;
 };
 

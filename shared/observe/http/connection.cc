@@ -27,7 +27,7 @@ Connection::Connection(UniqueFd socket, const std::atomic<bool>& stopping,
                        const ServerLimits& limits)
     : socket_(std::move(socket)), stopping_(stopping), head_deadline_(limits.head_deadline_ms) {}
 
-// True when something has happened; false: the time is over or the server stops.
+// Returns true if an event occurred, false if the deadline passed or the server is stopping.
 bool Connection::wait_for(short events, TimePoint deadline) const {
   for (TimePoint at = now(); at < deadline && !stopping(); at = now()) {
     const auto left = std::chrono::ceil<milliseconds>(deadline - at).count();
@@ -115,7 +115,7 @@ bool Connection::hung_up() const noexcept {
 
 bool Connection::send_all(std::string_view bytes) {
   std::optional<TimePoint> grace;
-  // The time begins anew with each byte that the client takes: a slow reader is not cut off.
+  // Every byte that the client accepts restarts the timeout, so that a slow reader is not cut off.
   TimePoint stall = now() + milliseconds(kWriteStallMs);
   while (!bytes.empty()) {
     const ssize_t n =

@@ -36,12 +36,12 @@ struct Address {
   socklen_t size = 0;
 };
 
-// A name while it is looked up. The resolver waits for its servers as long as it likes and cannot
-// be stopped, so it runs on a thread of its own, which may outlive the caller.
+// State of a name lookup. getaddrinfo() can block for a long time and cannot be cancelled, so it
+// runs on its own thread. That thread may outlive the caller and shares ownership of this state.
 struct Lookup {
   Endpoint endpoint;
-  UniqueFd done;  // readable at the end
-  int error = 0;  // getaddrinfo()'s
+  UniqueFd done;  // readable when the lookup has ended
+  int error = 0;  // return value of getaddrinfo()
   std::vector<Address> found;
 };
 
@@ -64,6 +64,7 @@ int look_up(const Endpoint& endpoint, int flags, std::vector<Address>& found) {
 }
 
 Result<std::vector<Address>> addresses_of(const Endpoint& endpoint, const WaitLimit& limit) {
+  // A numeric address needs no resolver, so the call does not block and needs no thread.
   std::vector<Address> numeric;
   if (look_up(endpoint, AI_NUMERICHOST, numeric) == 0) return numeric;
   const auto lookup = std::make_shared<Lookup>();
@@ -175,7 +176,8 @@ Result<UniqueFd> dial(const Endpoint& endpoint, const WaitLimit& limit) {
   const auto addresses = WSYNC_TRY(addresses_of(endpoint, limit));
   Result<UniqueFd> socket = not_connected(EADDRNOTAVAIL);
   for (std::size_t i = 0; i < addresses.size(); ++i) {
-    // A share of the time for each, so that one that swallows packets does not hide the next.
+    // Each remaining address gets an equal share of the remaining time. Otherwise one address that
+    // drops packets would use all of the time and the next one would never be tried.
     const auto share = (limit.deadline - now()) / static_cast<std::int64_t>(addresses.size() - i);
     socket = connect_to(addresses[i], {.deadline = now() + share, .cancelled = limit.cancelled});
     if (socket || socket.error().code() == ErrorCode::kCancelled) break;

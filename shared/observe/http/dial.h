@@ -1,5 +1,5 @@
-// Connections to http://HOST:PORT or to a Unix socket that end at a deadline, whatever the other
-// side does.
+// Connects to http://HOST:PORT or to a Unix socket. Every call ends at its deadline, whatever the
+// peer does.
 //
 // Thread: any.
 #pragma once
@@ -13,34 +13,34 @@
 
 namespace wsync::http {
 
-inline constexpr std::size_t kMaxHostBytes = 255;  // of a name
+inline constexpr std::size_t kMaxHostBytes = 255;  // of a host name
 
 struct Endpoint {
-  std::string host;  // a name or an address; one of IPv6 without brackets
+  std::string host;  // name or address; IPv6 without brackets
   std::uint16_t port = 0;
-  std::string socket_path = {};  // of a Unix socket instead of both; empty: none
+  std::string socket_path = {};  // Unix socket to use instead; empty: none
   friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
-// `url`: http://HOST:PORT, HOST a name, an IPv4 address or an IPv6 one in brackets. kInvalidInput
-// says what is wrong with it.
+// `url`: http://HOST:PORT, where HOST is a name, an IPv4 address or an IPv6 address in brackets.
+// kInvalidInput: the sentence describes the problem.
 [[nodiscard]] Result<Endpoint> parse_url(const std::string& url);
 
-// "localhost:8000", "[::1]:80": the value of the Host header of requests to it.
+// Returns the value of the Host header for this endpoint, such as "localhost:8000" or "[::1]:80".
 [[nodiscard]] std::string host_header(const Endpoint& endpoint);
 
-// What ends a wait early. The descriptor is borrowed.
+// Conditions that end a wait early. The descriptor is borrowed.
 struct WaitLimit {
   TimePoint deadline{};
-  int cancelled = -1;  // readable from then on
+  int cancelled = -1;  // readable once cancelled; -1: none
 };
-// Waits until poll() has one of `events` for the descriptor, or its end. kDeadline, kCancelled: the
-// sentence says that it happened while `doing` ("connecting").
+// Waits until poll() reports one of `events`, an error or a hang-up for the descriptor. Errors:
+// kDeadline, kCancelled. Their sentence includes `doing`, such as "connecting".
 [[nodiscard]] Result<> wait_for(int fd, short events, const WaitLimit& limit,
                                 std::string_view doing);
 
-// A connected socket. Addresses of a name are tried in the order of the resolver. kPeerLost: there
-// is no such name, or nobody listens; kDeadline; kCancelled. A Unix socket has the errors of
-// connect_unix(), and cannot be cancelled while it waits for a full queue.
+// Returns a connected socket. Tries the addresses of a name in the order of the resolver. Errors:
+// kPeerLost if the name does not exist or nothing listens; kDeadline; kCancelled. A Unix socket
+// returns the errors of connect_unix() and cannot be cancelled while it waits for a full backlog.
 [[nodiscard]] Result<UniqueFd> dial(const Endpoint& endpoint, const WaitLimit& limit);
 
 }  // namespace wsync::http

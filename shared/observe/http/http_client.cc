@@ -24,7 +24,7 @@ constexpr std::string_view kDoingSend = "sending a question";
 constexpr std::string_view kDoingReceive = "waiting for its answer";
 constexpr std::size_t kVersionBytes = 9;  // "HTTP/1.1 "
 
-// Nothing can be read, and the peer has not hung up.
+// Returns true if nothing can be read and the peer has not closed the connection.
 bool is_quiet(int socket) {
   pollfd entry{.fd = socket, .events = POLLIN, .revents = 0};
   return ::poll(&entry, 1, 0) == 0;
@@ -52,15 +52,16 @@ Result<> send_all(int socket, std::string_view text, const WaitLimit& limit) {
   return {};
 }
 
-// A response while it is read from a socket.
+// Reads one response from a socket.
 class ResponseReader {
  public:
   ResponseReader(int socket, const WaitLimit& limit, std::uint64_t max_bytes)
       : socket_(socket), limit_(limit), max_bytes_(max_bytes) {}
 
-  // Some of it has come.
+  // Returns true if any byte of the response has arrived.
   [[nodiscard]] bool answered() const noexcept { return received_bytes_ > 0; }
-  // Another request can follow: the end of the response is known, and nothing came after it.
+  // Returns true if another request can follow: the response has a known end, and no bytes follow
+  // it.
   [[nodiscard]] bool can_be_kept() const noexcept {
     return keeps_open_ && (chunked_ || length_) && used_ == received_.size();
   }
@@ -82,7 +83,7 @@ class ResponseReader {
                 fmt::format("its answer is longer than {}", counted(max_bytes_, "byte")));
   }
 
-  // How many bytes have come; 0: the peer has closed.
+  // Returns the number of bytes received; 0 if the peer closed the connection.
   Result<std::size_t> receive() {
     received_.erase(0, used_);
     used_ = 0;
@@ -100,13 +101,13 @@ class ResponseReader {
       WSYNC_TRY(wait_for(socket_, POLLIN, limit_, kDoingReceive));
     }
   }
-  // The same where the response is not over yet.
+  // As receive(), but the end of the connection is an error.
   Result<> receive_more() {
     if (WSYNC_TRY(receive()) == 0) return lost(kDoingReceive);
     return {};
   }
 
-  // Its status.
+  // Returns the status code.
   Result<int> read_head() {
     std::size_t end = std::string::npos;
     while (end == std::string::npos && received_.size() <= kMaxResponseHeadBytes) {
@@ -118,7 +119,8 @@ class ResponseReader {
                                                         counted(kMaxResponseHeadBytes, "byte")));
     std::string_view head = std::string_view(received_).substr(0, end + kLineEnd.size());
     const std::string_view line = next_line(head);
-    // "HTTP/1.1 200 OK". What is not final, 1xx, was not asked for.
+    // Expects "HTTP/1.1 200 OK". Interim responses (1xx) are an error: the request did not ask for
+    // one.
     const bool http = line.starts_with("HTTP/1.1 ") || line.starts_with("HTTP/1.0 ");
     if (!http || line.size() > kMaxStatusLineBytes || line.substr(kVersionBytes).starts_with('1'))
       return fail(ErrorCode::kInvalidInput,
@@ -141,7 +143,7 @@ class ResponseReader {
     head.remove_prefix(end + kLineEnd.size());
     return line;
   }
-  // False: it is no header, or the end of the body is not certain.
+  // Returns false if the line is not a header or makes the length of the body ambiguous.
   bool add_header(std::string_view line) {
     const std::size_t colon = line.find(':');
     if (colon == std::string_view::npos) return false;
@@ -167,7 +169,7 @@ class ResponseReader {
       body += piece;
       used_ += piece.size();
       if (length_ && body.size() == *length_) return {};
-      // Without a length the body ends with the connection.
+      // Without Content-Length the body ends when the connection closes.
       if (WSYNC_TRY(receive()) == 0) {
         if (length_) return lost(kDoingReceive);
         return {};
@@ -197,7 +199,7 @@ class ResponseReader {
   std::uint64_t max_bytes_;
   std::uint64_t received_bytes_ = 0;
   std::string received_;
-  std::size_t used_ = 0;  // bytes of it
+  std::size_t used_ = 0;  // consumed bytes of received_
   bool keeps_open_ = false;
   bool chunked_ = false;
   std::optional<std::uint64_t> length_;
@@ -229,12 +231,14 @@ std::string HttpClient::text_of(const ClientRequest& request) const {
 Result<ClientResponse> HttpClient::ask(const ClientRequest& request) {
   if (!is_quiet(cancelled_.get()))
     return fail(ErrorCode::kCancelled, "cancelled before it was asked");
-  // A server says nothing between requests: what can be read is the end, or not an answer.
+  // A server sends nothing between requests. Readable data is the end of the connection or
+  // unexpected bytes, so the connection cannot be used again.
   if (socket_.valid() && !is_quiet(socket_.get())) socket_.reset();
   const bool kept = socket_.valid();
   bool answered = false;
   auto response = ask_once(request, answered);
-  // The server may have closed it at the moment when it was used.
+  // The server may have closed the idle connection just as the request was sent. Retry once on a
+  // new connection.
   if (!response && kept && !answered && response.error().code() == ErrorCode::kPeerLost)
     response = ask_once(request, answered);
   return response;

@@ -1,5 +1,5 @@
-// HttpClient: requests to one server over a connection that is kept, each with a deadline, a limit
-// on its response and a way to end it from another thread.
+// HttpClient: sends requests to one server over a persistent connection. Each request has a
+// deadline and a response limit, and another thread can cancel it.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@ inline constexpr std::size_t kMaxResponseHeadBytes = 16 * limits::kKiB;
 inline constexpr std::size_t kMaxStatusLineBytes = 256;
 
 struct ClientRequest {
-  std::string path;             // with its query
-  std::string body;             // JSON; empty: a GET, otherwise a POST
-  std::uint64_t max_bytes = 0;  // of the response, its head included
-  TimePoint deadline{};         // for all of it, the connection included
+  std::string path;             // with the query
+  std::string body;             // JSON; empty: GET, otherwise POST
+  std::uint64_t max_bytes = 0;  // limit for the response with its head
+  TimePoint deadline{};         // for the whole request with connecting
 };
 
 struct ClientResponse {
@@ -28,19 +28,20 @@ struct ClientResponse {
   std::string body;
 };
 
-// Thread: one at a time; cancel() from any.
+// Thread: one at a time. Any thread may call cancel().
 class HttpClient {
  public:
-  // kResourceExhausted: there is no descriptor for cancel().
+  // kResourceExhausted: no descriptor is available for cancel().
   [[nodiscard]] static Result<std::unique_ptr<HttpClient>> create(Endpoint endpoint);
   HttpClient(const HttpClient&) = delete;
   HttpClient& operator=(const HttpClient&) = delete;
 
-  // Any status is a response. A connection that was kept and turns out to be closed is made anew
-  // once. kPeerLost: nobody listens, or hangs up; kDeadline; kCancelled; kInvalidInput: it is not
-  // HTTP, or longer than the limit. After an error the connection is closed.
+  // Sends a request and returns the response, whatever its status is. If a persistent connection
+  // turns out to be closed, reconnects once. Errors: kPeerLost if nothing listens or the peer
+  // disconnects; kDeadline; kCancelled; kInvalidInput if the response is not HTTP or exceeds the
+  // limit. Closes the connection after an error.
   [[nodiscard]] Result<ClientResponse> ask(const ClientRequest& request);
-  // Ends a request that runs, and every later one, with kCancelled.
+  // Ends the current request and every later one with kCancelled.
   void cancel() noexcept;
 
  private:
@@ -50,7 +51,7 @@ class HttpClient {
 
   Endpoint endpoint_;
   UniqueFd cancelled_;  // eventfd
-  UniqueFd socket_;     // of the last request, if it can be used again
+  UniqueFd socket_;     // reusable connection of the last request
 };
 
 }  // namespace wsync::http

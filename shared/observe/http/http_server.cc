@@ -17,7 +17,8 @@ std::string too_large_sentence() {
   return fmt::format("the body is larger than {} bytes; send less in one request", kMaxBodyBytes);
 }
 
-// By the one Host header, with or without a port.
+// Returns true if the request has exactly one Host header and it names this host, with or without a
+// port.
 bool names_this_host(const Request& request) {
   if (request.count_headers("Host") != 1) return false;
   std::string host = *request.header("Host");
@@ -57,7 +58,8 @@ void HttpServer::set_error(Response& response, int status, std::string_view mess
   response.set_content(std::move(page.body), page.type);
 }
 
-// Answers the requests that the connection has. False: it has ended.
+// Serves all requests that have arrived on the connection. Returns false if the connection has
+// ended.
 bool HttpServer::serve(Connection& connection) {
   do {
     switch (connection.read_head()) {
@@ -81,7 +83,7 @@ void HttpServer::refuse(Connection& connection) const {
     connection.linger();
 }
 
-// False: no request follows on this connection.
+// Returns false if no further request can be read from this connection.
 bool HttpServer::answer(Connection& connection) {
   Exchange exchange{
       .request = connection.head().request, .response = {}, .connection = connection, .body = {}};
@@ -116,10 +118,11 @@ void HttpServer::handle(Exchange& exchange) const {
             "internal_error");
 }
 
-// Null: the response says why.
+// Returns nullptr if the request has no route; the response then holds the error.
 const Route* HttpServer::find_route(Exchange& exchange) const {
   const Request& request = exchange.request;
-  // A browser names the page that a request comes from. No page has business here.
+  // An Origin header shows that a web page makes the request. Web pages have no reason to use this
+  // server, so such requests are refused.
   if (request.header("Origin")) {
     set_error(exchange.response, 403, "this server answers no requests of web pages (Origin)");
     return nullptr;
@@ -151,7 +154,7 @@ const Route* HttpServer::find_route(Exchange& exchange) const {
   return nullptr;
 }
 
-// False: the response says why.
+// Returns false on an error; the response then holds it.
 bool HttpServer::read_body(Exchange& exchange) const {
   switch (exchange.connection.read_body(exchange.body)) {
     case Connection::BodyEnd::kWhole:
@@ -180,13 +183,13 @@ std::string HttpServer::head_of(const Response& response, bool chunked, bool siz
   return head + "\r\n";
 }
 
-// False: the client did not get all of it.
+// Returns false if the response was not sent completely.
 bool HttpServer::send(Exchange& exchange) const {
   const Response& response = exchange.response;
   Connection& connection = exchange.connection;
   const bool streams = response.stream != nullptr;
   const bool chunked = streams && !exchange.request.http_1_0;
-  // An old client recognizes the end of a stream by the end of the connection.
+  // An HTTP/1.0 client detects the end of a streamed body by the end of the connection.
   if (streams && !chunked) connection.close_after();
   const bool closes = !connection.reusable() || !connection.head().keeps_open;
   std::string head = head_of(response, chunked, !streams, closes);
@@ -194,7 +197,7 @@ bool HttpServer::send(Exchange& exchange) const {
   if (!streams) return connection.send_all(head + response.body);
   if (!connection.send_all(head)) return false;
   const bool complete = response.stream([&](std::string_view piece) {
-    // An empty chunk would end the body.
+    // An empty chunk would end the body (RFC 9112, section 7.1).
     if (piece.empty() || !chunked) return connection.send_all(piece);
     return connection.send_all(fmt::format("{:x}\r\n{}\r\n", piece.size(), piece));
   });

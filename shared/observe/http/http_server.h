@@ -1,5 +1,5 @@
-// HttpServer: answers HTTP/1.1 requests on a listening socket by routes, with bounds on the heads,
-// bodies, times and connections of its clients (connection.h).
+// HttpServer: serves HTTP/1.1 requests on a listening socket by routes. Heads, bodies, waits and
+// connections of clients are limited (connection.h).
 #pragma once
 
 #include <functional>
@@ -20,11 +20,11 @@ struct Exchange {
   const Request& request;
   Response response;
   Connection& connection;
-  std::string body;  // of a POST
+  std::string body;  // body of a POST
 };
 
 struct Route {
-  std::string method;  // "GET" (and with it HEAD) or "POST"
+  std::string method;  // "GET" (also serves HEAD) or "POST"
   std::string path;
   std::function<void(Exchange&)> handle;
 };
@@ -33,24 +33,24 @@ struct Page {
   std::string body;
   std::string type;  // Content-Type
 };
-// How errors are written. `code`: a word for programs, may be empty.
+// Formats an error response. `code`: an identifier for programs; may be empty.
 using ErrorPage = std::function<Page(int status, std::string_view message, std::string_view code)>;
 
 struct HttpServerOptions {
-  // Connections that are served at once; others wait. Threads are made when they are needed.
+  // Maximum number of connections served at once; others wait. Threads are created on demand.
   std::size_t threads = 8;
   ServerLimits limits;
-  // Requests for another host than this one (Host) are refused: a web page of another site could
-  // reach this server by a name of its own that resolves to this address.
+  // Refuses requests whose Host header names another host. Otherwise a web page could reach this
+  // server through its own domain name that resolves to this address (DNS rebinding).
   bool loopback_only = false;
-  NamedValues headers;  // of every response that does not set them itself
+  NamedValues headers;  // added to every response that does not set them
 };
 
-// Thread: its owner's, but for stop(), which any thread may call; handlers run on its own threads,
-// several at once.
+// Thread: its owner's. Any thread may call stop(). Handlers run on the server's threads, several at
+// once.
 class HttpServer {
  public:
-  // Answers nobody before start(). Errors: no descriptor.
+  // Serves no requests before start(). Fails if no descriptor is available.
   [[nodiscard]] static Result<std::unique_ptr<HttpServer>> create(Listener listener,
                                                                   std::vector<Route> routes,
                                                                   ErrorPage error_page,
@@ -62,8 +62,8 @@ class HttpServer {
   [[nodiscard]] std::uint16_t port() const noexcept { return acceptor_->port(); }
   [[nodiscard]] const std::string& address() const noexcept { return acceptor_->address(); }
   void start() { acceptor_->start(); }
-  // Accepts no more connections, drops those without a request, and returns when all requests that
-  // are served have ended: handlers see Connection::stopping().
+  // Stops accepting, closes connections without an active request, and returns when all active
+  // requests have ended. Handlers can check Connection::stopping().
   void stop() { acceptor_->stop(); }
 
  private:
@@ -84,7 +84,7 @@ class HttpServer {
   const std::vector<Route> routes_;
   const ErrorPage error_page_;
   const HttpServerOptions options_;
-  std::unique_ptr<Acceptor> acceptor_;  // its threads end before what they use
+  std::unique_ptr<Acceptor> acceptor_;  // declared last: its threads end first
 };
 
 }  // namespace wsync::http

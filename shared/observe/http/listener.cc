@@ -45,15 +45,15 @@ Result<Addresses> resolve(const std::string& host, std::uint16_t port) {
                           host, ::gai_strerror(code)));
 }
 
-// errno of what failed; 0 when the socket listens.
+// Returns 0 if the socket listens, otherwise the errno of the failed call.
 int try_to_listen(const addrinfo& address, UniqueFd& socket) {
   socket = UniqueFd::made_by([&] {
     return ::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK,
                     address.ai_protocol);
   });
   if (!socket.valid()) return errno;
-  // A server that is started again does not wait for the connections of the one before. Two at once
-  // still get an error.
+  // SO_REUSEADDR lets a restarted server bind while connections of its predecessor are in
+  // TIME_WAIT. A second server that listens on the same port still gets an error.
   const int yes = 1;
   if (::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0) return errno;
   if (::bind(socket.get(), address.ai_addr, address.ai_addrlen) != 0) return errno;
@@ -108,7 +108,8 @@ Result<Listener> listen_on(const std::string& host, std::uint16_t port) {
   int problem = 0;
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     problem = try_to_listen(*address, socket);
-    // The next one only for want of this one: a name whose first address is taken is taken.
+    // Tries the next address only if this host does not have this one. If the address is in use,
+    // the name counts as in use.
     if (problem != EADDRNOTAVAIL && problem != EAFNOSUPPORT) break;
   }
   if (problem != 0) return cannot_listen(name, port, problem);
@@ -123,7 +124,7 @@ Result<Listener> listen_at(const std::string& path, Claim how) {
   if (!socket.valid()) return fail_errno("socket of an HTTP server", errno);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);  // its length has been checked
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);  // claim() checked the length
   if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
     return fail_errno("binding " + path, errno);
   if (::listen(socket.get(), kListenBacklog) != 0) return fail_errno("listening at " + path, errno);

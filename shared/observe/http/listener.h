@@ -12,29 +12,29 @@
 namespace wsync::http {
 
 struct Listener {
-  UniqueFd socket;                      // accepts without waiting
-  std::uint16_t port = 0;               // 0: a socket file
+  UniqueFd socket;                      // non-blocking
+  std::uint16_t port = 0;               // 0 for a Unix socket
   std::string address;                  // "127.0.0.1:8000", "[::1]:8000", "/run/wsync/control.http"
-  std::optional<SocketPath> path = {};  // of a socket file, which goes with it
+  std::optional<SocketPath> path = {};  // Unix socket file; the destructor removes it
 };
 
-// `host`: a name or an address of this host, with or without the brackets of IPv6; `port` 0: the
-// kernel chooses. A name of several addresses means the first that this host has. kInvalidInput: no
-// address of this host; kBusy: somebody listens there; the sentence says where, who as far as that
-// is known, and what to do.
+// Listens on `host`, a name or an address of this host; IPv6 with or without brackets. `port` 0:
+// the kernel chooses one. If a name has several addresses, uses the first that this host has.
+// Errors: kInvalidInput if the host is not an address of this host; kBusy if the port is in use.
+// The sentence names the address, the process that uses it if known, and a remedy.
 [[nodiscard]] Result<Listener> listen_on(const std::string& host, std::uint16_t port);
 
-// A name or an address that means this host alone: localhost, 127.0.0.0/8, ::1 (in brackets or
-// not).
+// Returns true if the name or address means only this host: localhost, 127.0.0.0/8 or ::1, with or
+// without brackets.
 [[nodiscard]] bool is_loopback(const std::string& host);
 
-// A socket file at an absolute path, in a directory of mode 0700, which is made when it is missing.
-// Errors as SocketPath::claim().
+// Listens on a Unix socket at an absolute path. Its directory has mode 0700 and is created if it is
+// missing. Errors as SocketPath::claim().
 [[nodiscard]] Result<Listener> listen_at(const std::string& path, Claim how = Claim::kIfFree);
 
-// One of both: "tcp://127.0.0.1:8000" or "ipc:///run/wsync/control.http"; `how` is for the second.
-// kRefused: an address that others than this host's users reach; kInvalidInput: it is no such
-// address.
+// Listens on "tcp://127.0.0.1:8000" or "ipc:///run/wsync/control.http". `how` applies to ipc only.
+// Errors: kRefused for an address that is reachable from other hosts; kInvalidInput for any other
+// text.
 [[nodiscard]] Result<Listener> listen_to(const std::string& address, Claim how = Claim::kIfFree);
 
 }  // namespace wsync::http

@@ -13,9 +13,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kListening = "0A";  // TCP_LISTEN, as /proc/net/tcp writes it
+constexpr std::string_view kListening = "0A";  // TCP_LISTEN in /proc/net/tcp
 
-// "0100007F:1F90": the port is what follows the last colon, in base 16.
+// Parses "0100007F:1F90". The port is the hexadecimal number after the last colon.
 bool is_at_port(std::string_view address, std::uint16_t port) {
   const std::string_view digits = address.substr(address.rfind(':') + 1);
   std::uint32_t found = 0;
@@ -24,13 +24,13 @@ bool is_at_port(std::string_view address, std::uint16_t port) {
   return error == std::errc{} && end == digits.data() + digits.size() && found == port;
 }
 
-// "socket:[INODE]" of each socket that listens on the port.
+// Returns "socket:[INODE]" of each socket that listens on the port.
 std::set<std::string> listening_sockets(std::uint16_t port) {
   std::set<std::string> sockets;
   for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
     std::ifstream file(table);
     std::string line;
-    std::getline(file, line);  // headings
+    std::getline(file, line);  // column headings
     while (std::getline(file, line)) {
       std::istringstream words(line);
       std::string slot, local, remote, state, skipped, inode;

@@ -24,7 +24,7 @@ RequestHead refused(int status, std::string sentence) {
   return head;
 }
 
-// A method is capital letters; the first bytes of anything else, such as TLS, show it.
+// Methods are upper-case letters. This rejects other protocols, such as TLS, at their first bytes.
 bool may_be_method(std::string_view text) {
   for (std::size_t i = 0; i < std::min(text.size(), kMaxMethodBytes + 1); ++i) {
     if (i > 0 && text[i] == ' ') return true;
@@ -41,7 +41,7 @@ bool is_name(std::string_view text) {
   });
 }
 
-// A percent sign without two digits of base 16 behind it stands for itself.
+// A percent sign that two hexadecimal digits do not follow is kept as it is.
 std::string decoded(std::string_view text, bool plus_is_blank) {
   std::string out;
   out.reserve(text.size());
@@ -72,7 +72,7 @@ void read_query(std::string_view query, Request& request) {
   }
 }
 
-// "GET /path?query HTTP/1.1". False: it is something else.
+// Parses "GET /path?query HTTP/1.1". Returns false for any other line.
 bool read_request_line(std::string_view line, Request& request) {
   const std::size_t method_end = line.find(' ');
   const std::size_t target_end = line.rfind(' ');
@@ -97,10 +97,10 @@ bool read_request_line(std::string_view line, Request& request) {
   return true;
 }
 
-// Takes the headers one by one.
+// Applies the headers one by one.
 class HeaderReader {
  public:
-  // False: `head` is refused.
+  // Returns false if `head` is refused.
   bool add(std::string_view line, RequestHead& head) {
     if (line.size() > kMaxHeadLineBytes)
       return refuse(head, 431,
@@ -159,7 +159,7 @@ class HeaderReader {
     return true;
   }
 
-  bool framed_ = false;  // the end of the body is known
+  bool framed_ = false;  // the length of the body is known
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Every metric of wsync's processes: the contract with dashboards and alert rules. Labels have few
-// values: replicas of this host, stages, results, error codes.
+// Every metric of wsync's processes. This is the contract with dashboards and alert rules. Labels
+// have few values: replicas of this host, stages, results and error codes.
 #pragma once
 
 #include "shared/observe/metrics/definition.h"
@@ -177,7 +177,7 @@ inline constexpr Definition kWireBytes{
     .kind = Kind::kCounter,
     .help = "Bytes of weights that this process has sent over TCP"};
 
-// ---- as every Prometheus client library has them ----
+// ---- standard process metrics of Prometheus client libraries ----
 
 inline constexpr Definition kResidentMemory{.name = "process_resident_memory_bytes",
                                             .kind = Kind::kGauge,
@@ -198,7 +198,7 @@ inline constexpr Definition kStartTime{
     .kind = Kind::kGauge,
     .help = "Start time of the process since unix epoch in seconds"};
 
-// All of the above.
+// All metrics above.
 inline constexpr std::array kCatalog = {&kBuildInfo,
                                         &kUpdateStageSeconds,
                                         &kUpdateBytes,

@@ -8,7 +8,7 @@
 
 namespace wsync::metrics {
 
-// wsync_failures_total of every code, as 0.
+// Creates the series of wsync_failures_total for every error code, with value 0.
 [[nodiscard]] std::map<ErrorCode, Counter> failure_counters(Registry& registry);
 
 }  // namespace wsync::metrics

@@ -12,7 +12,7 @@
 namespace wsync::metrics {
 namespace {
 
-// Of /proc/self/stat: what follows the name in brackets, from field 3 (proc(5)).
+// Returns the fields of /proc/self/stat that follow the process name, from field 3 on (proc(5)).
 std::vector<std::string> stat_fields() {
   std::ifstream file("/proc/self/stat");
   std::string line;
@@ -31,7 +31,7 @@ double number(const std::string& text) {
   return value;
 }
 
-// Seconds since 1970 at which the machine was started.
+// Returns the boot time of the machine in seconds since 1970.
 double boot_time() {
   std::ifstream file("/proc/stat");
   for (std::string line; std::getline(file, line);)
@@ -61,7 +61,7 @@ std::vector<Reading> process_readings() {
   for (std::filesystem::directory_iterator entry("/proc/self/fd", error), end;
        !error && entry != end; entry.increment(error))
     ++open;
-  if (!error) add(kOpenFds, open - 1);  // without the one that reads the directory
+  if (!error) add(kOpenFds, open - 1);  // without the directory itself
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) add(kMaxFds, static_cast<double>(limit.rlim_cur));
   return readings;

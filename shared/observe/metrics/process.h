@@ -1,4 +1,4 @@
-// What this process uses, as every Prometheus client library tells it.
+// Resource usage of this process, under the names that every Prometheus client library uses.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace wsync::metrics {
 
-// From /proc/self; what cannot be read is left out.
+// Reads /proc/self. Leaves out values that cannot be read.
 [[nodiscard]] std::vector<Reading> process_readings();
 
 }  // namespace wsync::metrics

@@ -14,7 +14,7 @@
 namespace wsync::metrics {
 namespace {
 
-// Bytes of the character that `text` begins with; 0: it is not UTF-8 (RFC 3629).
+// Returns the size of the character at the start of `text`, or 0 if it is not UTF-8 (RFC 3629).
 std::size_t character_bytes(std::string_view text) {
   const auto at = [text](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = at(0);
@@ -23,7 +23,7 @@ std::size_t character_bytes(std::string_view text) {
   if (first < 0xc2 || first > 0xf4 || text.size() < bytes) return 0;
   for (std::size_t i = 1; i < bytes; ++i)
     if ((at(i) & 0xc0U) != 0x80) return 0;
-  // Too long a form, a surrogate, or beyond the last character.
+  // Refuses overlong encodings, surrogates, and values above the last code point.
   if ((first == 0xe0 && at(1) < 0xa0) || (first == 0xed && at(1) > 0x9f) ||
       (first == 0xf0 && at(1) < 0x90) || (first == 0xf4 && at(1) > 0x8f))
     return 0;

@@ -1,5 +1,6 @@
-// Registry: the counters and histograms of a process, and the text that Prometheus reads. What can
-// be looked up when somebody asks is not kept here: it is given to text() as readings.
+// Registry: the counters and histograms of a process, and their text in Prometheus' format. Values
+// that can be looked up on request are not stored here; the caller passes them to text() as
+// readings.
 #pragma once
 
 #include <chrono>
@@ -17,18 +18,19 @@ class Histogram;
 
 namespace wsync::metrics {
 
-// Series of one metric that a page shows; the rest of a larger fleet is left out.
+// Maximum number of series per metric on a page. The series of a larger fleet are cut off.
 inline constexpr std::size_t kMaxSeries = 32'768;
-inline constexpr std::size_t kMaxLabelBytes = 128;  // of a value; more is cut off
+inline constexpr std::size_t kMaxLabelBytes = 128;  // per label value; the rest is cut off
 
-// A gauge, or a counter that somebody else keeps, as it is now.
+// Current value of a gauge, or of a counter that is kept elsewhere.
 struct Reading {
-  const Definition* what = nullptr;  // of static life
+  const Definition* what = nullptr;  // static lifetime
   double value = 0;
-  std::vector<std::string> labels;  // as many as `what` has names
+  std::vector<std::string> labels;  // one value per label name of `what`
 };
 
-// Both: a few nanoseconds. Thread: any. Outlived by the registry.
+// Counter and Histogram: an update takes a few nanoseconds. Thread: any. The registry outlives
+// them.
 class Counter {
  public:
   explicit Counter(prometheus::Counter& counter) : counter_(&counter) {}
@@ -54,15 +56,16 @@ class Registry {
   Registry(const Registry&) = delete;
   Registry& operator=(const Registry&) = delete;
 
-  // The series of these label values, made when it is new. Those whose labels have few values are
-  // made at the start, so that they are there as 0 before anything happens.
+  // Returns the series with these label values, and creates it if it does not exist. Series whose
+  // label values are known are created at startup, so that they are exported as 0 before the first
+  // event.
   [[nodiscard]] Counter counter(const Definition& what,
                                 const std::vector<std::string>& labels = {});
   [[nodiscard]] Histogram histogram(const Definition& what,
                                     const std::vector<std::string>& labels = {});
 
-  // Everything, in Prometheus' text format 0.0.4, by name. Bytes of label values that are not UTF-8
-  // become \xNN.
+  // Returns all metrics in Prometheus' text format 0.0.4, sorted by name. Bytes of label values
+  // that are not UTF-8 become \xNN.
   [[nodiscard]] std::string text(const std::vector<Reading>& readings) const;
 
  private:
@@ -70,7 +73,7 @@ class Registry {
   std::unique_ptr<Impl> impl_;
 };
 
-// The label value as it is shown: UTF-8, at most kMaxLabelBytes.
+// Returns the label value as it is exported: valid UTF-8, at most kMaxLabelBytes.
 [[nodiscard]] std::string label_value(std::string_view text);
 
 }  // namespace wsync::metrics

@@ -31,7 +31,7 @@ Claim claim_of(const StatusPagesOptions& options) {
 http::HttpServerOptions server_options(const std::string& address) {
   return {.threads = kThreads,
           .limits = kPageLimits,
-          .loopback_only = address.starts_with("tcp://"),  // no browser comes to a socket file
+          .loopback_only = address.starts_with("tcp://"),  // browsers cannot open a Unix socket
           .headers = {{"X-Content-Type-Options", "nosniff"},
                       {"Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"},
                       {"Cross-Origin-Resource-Policy", "same-origin"},
@@ -73,6 +73,9 @@ StatusPages::StatusPages(Loop& loop, StatusPagesOptions options, const Registry&
       retry_(loop, [this] { listen_again(); }) {}
 
 StatusPages::~StatusPages() {
+  // The last line joins the server's threads, and this thread blocks the loop meanwhile. A handler
+  // that waits for the loop would delay it by up to kLoopWaitLimit, so close() ends such waits
+  // first.
   *alive_ = false;
   looker_.reset();
   asker_.close();

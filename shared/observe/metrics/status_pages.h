@@ -1,17 +1,16 @@
-// StatusPages: what a process answers about itself over HTTP, on loopback or a Unix socket.
+// StatusPages: serves the state of a process over HTTP, on loopback or on a Unix socket.
 //
 //   GET /metrics   Prometheus' text format 0.0.4
-//   GET /healthz   200 while the loop of the process answers; 503 with the reason otherwise
-//   GET /readyz    200 when it is ready, 503 with the reason as text otherwise
+//   GET /healthz   200 while the loop of the process responds, otherwise 503 with the reason
+//   GET /readyz    200 when the process is ready, otherwise 503 with the reason as text
 //
-// More routes can be given. Everything else is 404 or 405, as text. On a port, a request for
-// another host than this one (Host) and one of another page (Origin) are 403. Every answer forbids
-// what it need not do (Content-Security-Policy; a route may allow more), to be read as another type
-// and to be kept. Requests are read and answered by threads of their own; facts are asked of the
-// loop, one question for each request.
+// The owner can add routes. Any other path gets 404 and any other method 405, as text. On a TCP
+// port, a request that names another host (Host) or comes from a web page (Origin) gets 403.
+// Response headers forbid loading other resources (Content-Security-Policy; a route may allow
+// more), content sniffing and caching. The threads of the server read and answer the requests. They
+// obtain facts from the loop, with one call per request.
 //
-// Thread: the loop's.
-// Outlives: loop and registry outlive it.
+// Thread: the loop's. Outlives: loop and registry outlive it.
 #pragma once
 
 #include <chrono>
@@ -29,23 +28,23 @@
 namespace wsync::metrics {
 
 inline constexpr std::chrono::milliseconds kLoopWaitLimit{5'000};
-inline constexpr std::size_t kPageConnections = 64;  // at once; more of them wait
+inline constexpr std::size_t kPageConnections = 64;  // at once; others wait
 
 struct Readiness {
   bool ready = false;
-  std::string reason;  // why not, one sentence
+  std::string reason;  // why not ready, one sentence
 };
 
 struct StatusPagesOptions {
   // tcp://127.0.0.1:PORT or ipc:///path (http::listen_to).
   std::string address;
-  // A process that holds the address and lives is replaced by this one: a socket file is taken
-  // over; a port is asked for again until it is free, and the log says so.
+  // Replaces a running process that uses the address. A Unix socket file is taken over. A TCP port
+  // is retried until it is free, and a warning is logged.
   bool take_over = false;
-  std::string role;  // of wsync_build_info
+  std::string role;  // label of wsync_build_info
 };
 
-// What the pages show; both are called on the loop.
+// Data of the pages. Both functions are called on the loop.
 struct StatusFacts {
   std::function<std::vector<Reading>()> readings;
   std::function<Readiness()> readiness;
@@ -53,18 +52,18 @@ struct StatusFacts {
 
 class StatusPages {
  public:
-  // Listens and answers from then on; questions wait until the loop runs. `more`: routes beside
-  // those above; they run on the server's threads and may ask by asker(). kBusy: somebody listens
-  // there; other errors as http::listen_to().
+  // Starts to listen and serve. Requests wait until the loop runs. `more` returns additional
+  // routes. They run on the server's threads and use the Asker to call the loop. Errors: kBusy if
+  // the address is in use; others as http::listen_to().
   [[nodiscard]] static Result<std::unique_ptr<StatusPages>> create(
       Loop& loop, const StatusPagesOptions& options, const Registry& registry, StatusFacts facts,
       const std::function<std::vector<http::Route>(Asker& asker)>& more = {});
-  // No fact is asked for from here on.
+  // Calls no function of StatusFacts after it has returned.
   ~StatusPages();
   StatusPages(const StatusPages&) = delete;
   StatusPages& operator=(const StatusPages&) = delete;
 
-  // Where it listens, "127.0.0.1:9108" or a path; empty while the port is not free yet.
+  // Listening address, such as "127.0.0.1:9108" or a path. Empty while the port is still in use.
   [[nodiscard]] std::string address() const { return server_ ? server_->address() : ""; }
 
  private:
@@ -85,10 +84,10 @@ class StatusPages {
   Asker asker_;
   const std::vector<http::Route> routes_;
   Timer retry_;
-  bool looking_ = false;            // whether the port is free
-  std::unique_ptr<Worker> looker_;  // resolves names and reads /proc; null: never needed
+  bool looking_ = false;            // an attempt to listen is running
+  std::unique_ptr<Worker> looker_;  // resolves names, reads /proc; null if not needed
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
-  std::unique_ptr<http::HttpServer> server_;  // its threads end before what they use
+  std::unique_ptr<http::HttpServer> server_;  // declared last: its threads end first
 };
 
 }  // namespace wsync::metrics

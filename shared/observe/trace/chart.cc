@@ -13,7 +13,7 @@
 namespace wsync::trace {
 namespace {
 
-// Pixels.
+// All lengths are in pixels.
 constexpr double kWidth = 960;
 constexpr double kPanelHeight = 140;
 constexpr double kLeftMargin = 76;
@@ -21,16 +21,16 @@ constexpr double kRightMargin = 24;
 constexpr double kTopMargin = 58;
 constexpr double kPanelGap = 52;
 constexpr double kBottomMargin = 50;
-constexpr double kLetterWidth = 7.2;  // of the small text; an estimate, for the font is not known
+constexpr double kLetterWidth = 7.2;  // estimated width; the font of the viewer is unknown
 
 constexpr double kTicksAcross = 10;
 constexpr double kTicksUp = 4;
 constexpr int kTicksMax = 64;
-constexpr int kPlainDigits = 4;      // 0.0001 is written 1e-4, 10000 as it is
-constexpr double kShortDecades = 2;  // up to so many have ticks between the powers of ten
+constexpr int kPlainDigits = 4;      // 0.0001 is written as 1e-4, 10000 in full
+constexpr double kShortDecades = 2;  // axes up to this length have ticks at 1, 2 and 5
 constexpr std::string_view kDashes = " stroke-dasharray=\"4 3\"";
 
-// From the smallest to the largest of what was added.
+// Range of the added values.
 struct Extent {
   double min = std::numeric_limits<double>::infinity();
   double max = -std::numeric_limits<double>::infinity();
@@ -49,7 +49,7 @@ std::string power_text(int exponent, int factor) {
   return fmt::format("{:.{}f}", factor * std::pow(10, exponent), std::max(0, -exponent));
 }
 
-// Maps values to pixels. A logarithmic axis goes from one power of ten to another.
+// Maps values to pixels. A logarithmic axis begins and ends at powers of ten.
 class AxisScale {
  public:
   AxisScale(Extent extent, double from, double to, bool logarithmic)
@@ -63,8 +63,8 @@ class AxisScale {
     }
   }
 
-  // The pixel; nothing for what is not finite, or not above 0 on a logarithmic axis. Values
-  // outside lie on the edge.
+  // Returns the pixel of a value. Values outside of the axis are placed at its ends. Returns
+  // std::nullopt if the value is not finite, or not positive on a logarithmic axis.
   [[nodiscard]] std::optional<double> place(double value) const {
     if (logarithmic_ && value <= 0) return std::nullopt;
     const double at = logarithmic_ ? std::log10(value) : value;
@@ -73,13 +73,13 @@ class AxisScale {
     return from_ + std::clamp(share, 0.0, 1.0) * (to_ - from_);
   }
 
-  // About `count` round values.
+  // Returns about `count` ticks at round values.
   [[nodiscard]] std::vector<Tick> ticks(double count) const {
     return logarithmic_ ? powers(count) : multiples(count);
   }
 
  private:
-  // Powers of ten; on a short axis twice and five times those as well.
+  // Returns ticks at powers of ten; on a short axis also at 2 and 5 times these powers.
   [[nodiscard]] std::vector<Tick> powers(double count) const {
     const double span = extent_.max - extent_.min;
     const double step = std::max(1.0, std::ceil(span / count));
@@ -95,7 +95,8 @@ class AxisScale {
     std::vector<Tick> ticks;
     const double step = tick_step((extent_.max - extent_.min) / count);
     const double first = std::ceil(extent_.min / step);
-    // Counted: numbers can be so large that adding a step changes nothing.
+    // The loop counts its steps. A value can be so large that adding a step does not change it, and
+    // the loop would not end.
     for (int i = 0; i <= kTicksMax; ++i) {
       const double value = (first + i) * step;
       if (!(value <= extent_.max + step / 1e6)) break;
@@ -104,7 +105,7 @@ class AxisScale {
     return ticks;
   }
 
-  Extent extent_;  // of logarithms to the base 10 if it is logarithmic
+  Extent extent_;  // log10 of the values if logarithmic
   double from_;
   double to_;
   bool logarithmic_;
@@ -138,7 +139,7 @@ std::string text_at(double x, double y, const char* anchor, int size, std::strin
       x, y, anchor, size, colour, svg_escaped(text));
 }
 
-// `more`: attributes with a space before them.
+// `more`: additional attributes, with a leading space.
 std::string line_at(double x1, double y1, double x2, double y2, std::string_view colour,
                     std::string_view more = "") {
   return fmt::format(
@@ -167,7 +168,7 @@ std::string draw_series(const Series& series, const AxisScale& horizontal,
       path, svg_escaped(series.colour), series.faint ? 1 : 2, series.faint ? 0.35 : 1);
 }
 
-// Names of the series beside the title of their panel, the last one at the right.
+// Draws the legend in line with the title of its panel, right-aligned.
 std::string draw_legend(const Panel& panel, double right, double top) {
   std::string text;
   for (std::size_t i = panel.series.size(); i-- > 0;) {

@@ -17,7 +17,7 @@ std::string quoted(std::string_view text) { return json_quoted(text); }
 
 double microseconds(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e3; }
 
-// The label is one of them, for the format has no place for it.
+// The label is written as an argument because the format has no field for it.
 std::string args_json(const Span& span) {
   std::string out = "{";
   for (const Arg& arg : span.args) {
@@ -53,7 +53,7 @@ class Writer {
          microseconds(static_cast<std::int64_t>(s.begin)), microseconds((s.end - s.begin).count()),
          args_json(s));
   }
-  // `bp` binds the last event to the span that it lies in, as the others are by themselves.
+  // `bp` binds the last event to the enclosing span; the other events bind to it by default.
   void flow(char phase, std::string_view name, std::size_t id, std::uint32_t pid, std::size_t tid,
             TimePoint at) {
     line(R"({{"ph":"{}","name":{},"cat":{},"id":{},"pid":{},"tid":{},"ts":{:.3f}{}}})", phase,
@@ -95,7 +95,7 @@ std::string other_data_json(const Trace& trace, const std::vector<std::uint32_t>
   return out + "]}";
 }
 
-// Of each process, the one in the file.
+// Returns a unique process id for each process of the file.
 std::vector<std::uint32_t> unique_pids(const std::vector<ProcessTrace>& processes) {
   std::set<std::uint32_t> taken;
   for (const ProcessTrace& process : processes) taken.insert(process.pid);
@@ -110,18 +110,18 @@ std::vector<std::uint32_t> unique_pids(const std::vector<ProcessTrace>& processe
   return pids;
 }
 
-// Whether a span may begin now on a thread whose open ones end at these times, the innermost last.
+// Returns true if the span can start on a thread whose open spans end at these times (the innermost
+// last).
 bool fits(std::vector<TimePoint>& open, const Span& span) {
   while (!open.empty() && open.back() <= span.begin) open.pop_back();
   return open.empty() || span.end <= open.back();
 }
 
-// The spans of a process by their begin. Spans of one lane that overlap, other than one inside the
-// other, cannot stand on one thread (a viewer would drop them): they get lanes "<lane> (2)" and so
-// on.
+// Spans of a process, sorted by begin. A viewer drops spans of one thread that overlap without
+// being nested. Such spans therefore move to additional lanes "<lane> (2)" and so on.
 struct Placed {
   std::vector<Span> spans;
-  std::vector<std::size_t> order;  // of each, its index in the process
+  std::vector<std::size_t> order;  // original index of each span
 };
 
 Placed placed(const std::vector<Span>& spans) {
@@ -132,7 +132,7 @@ Placed placed(const std::vector<Span>& spans) {
     return spans[a].begin != spans[b].begin ? spans[a].begin < spans[b].begin
                                             : spans[a].end > spans[b].end;
   });
-  // Of each lane, the open ends of each of its threads.
+  // End times of open spans, per lane and thread.
   std::map<std::string_view, std::vector<std::vector<TimePoint>>> lanes;
   for (const std::size_t index : result.order) {
     const Span& span = spans[index];
@@ -152,8 +152,8 @@ Placed placed(const std::vector<Span>& spans) {
 std::string chrome_trace_json(const Trace& trace) {
   Writer writer;
   const std::vector<std::uint32_t> pids = unique_pids(trace.processes);
-  std::vector<std::vector<std::size_t>> tids(trace.processes.size());  // of each span
-  std::size_t next_tid = 1;  // unique in the file: viewers name threads by them alone
+  std::vector<std::vector<std::size_t>> tids(trace.processes.size());  // thread of each span
+  std::size_t next_tid = 1;  // unique in the file: viewers match names by thread id alone
   for (std::size_t p = 0; p < trace.processes.size(); ++p) {
     const ProcessTrace& process = trace.processes[p];
     writer.name("process_name", pids[p], 0, process.name);
@@ -180,7 +180,8 @@ std::string chrome_trace_json(const Trace& trace) {
       const auto& [p, span] = flow.steps[i];
       const char phase = i == 0 ? 's' : i + 1 == flow.steps.size() ? 'f' : 't';
       const Span& s = trace.processes[p].spans[span];
-      // Not before the event before it, which clocks that are not quite known may have put later.
+      // The time of an event must not precede that of the event before it. With inexact clock
+      // offsets the begin of the span may be too early; a later time within the span is used then.
       at = at > s.begin && at <= s.end ? at : s.begin;
       writer.flow(phase, flow.name, id + 1, pids[p], tids[p][span], at);
     }

@@ -15,13 +15,13 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double kMicrosecondsMax = 1e15;  // some 31 years
+constexpr double kMicrosecondsMax = 1e15;  // about 31 years
 
 TimePoint time_of(double microseconds) {
   return TimePoint{static_cast<std::int64_t>(std::llround(microseconds * 1e3))};
 }
 
-// A string field; empty where there is none.
+// Returns a string field, or an empty string if it is missing.
 std::string text_of(const json& object, const char* field) {
   const auto found = object.find(field);
   return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
@@ -40,7 +40,7 @@ Result<double> microseconds_of(const json& event, const char* field) {
   const auto found = event.find(field);
   const double value =
       found != event.end() && found->is_number() ? found->get<double>() : std::nan("");
-  // A comparison with NaN is false, so it is refused as well.
+  // Written so that NaN is refused: every comparison with NaN is false.
   if (!(value >= 0 && value <= kMicrosecondsMax))
     return fail(ErrorCode::kInvalidInput,
                 fmt::format("\"{}\": expected 0 to {:.0e} microseconds, found {}", field,
@@ -48,7 +48,7 @@ Result<double> microseconds_of(const json& event, const char* field) {
   return value;
 }
 
-// What has been read of a text.
+// State of reading one trace.
 class Reading {
  public:
   Result<> add(const json& event) {
@@ -59,7 +59,7 @@ class Reading {
     if (phase == "M") return add_name(event);
     return {};
   }
-  // Thread names may follow the spans of the thread, so lanes are named at the end.
+  // A thread's name may follow its spans in the file, so lanes get their names at the end.
   std::vector<ProcessTrace> finish() && {
     for (ProcessTrace& process : processes_)
       for (Span& span : process.spans) {
@@ -124,17 +124,17 @@ class Reading {
   }
 
   std::vector<ProcessTrace> processes_;
-  std::map<std::uint32_t, std::size_t> index_;  // of a pid in processes_
+  std::map<std::uint32_t, std::size_t> index_;  // index in processes_ by pid
   std::map<std::pair<std::uint32_t, std::string>, std::string> lanes_;
 };
 
-// The callback of the JSON library. Each event is dropped as soon as it has been read, so that no
-// tree of the whole file is ever held.
+// Callback of the JSON parser. It discards each event as soon as the event has been read, so that
+// the document tree of the whole file is never in memory.
 class Splitter {
  public:
   Splitter(Reading& reading, const ReadLimits& limits) : reading_(reading), limits_(limits) {}
 
-  // False drops what has just been parsed.
+  // Returns false to discard the value that was just parsed.
   bool operator()(int depth, json::parse_event_t event, json& parsed) {
     using Event = json::parse_event_t;
     if (problem_) return false;

@@ -15,7 +15,7 @@ std::string_view clock_kind_name(ClockKind kind) noexcept {
 }
 
 ClockReading clock_offset(const ClockExchange& exchange) noexcept {
-  // Readings come from other processes: no sum of them may overflow.
+  // Readings come from other processes. This limit keeps every sum below from overflowing.
   constexpr std::int64_t kMax = std::int64_t{1} << 61U;
   for (const TimePoint at : {exchange.asked, exchange.received, exchange.answered, exchange.heard})
     if (at < TimePoint{0} || at > TimePoint{kMax}) return {};
@@ -24,7 +24,8 @@ ClockReading clock_offset(const ClockExchange& exchange) noexcept {
   if (ours.count() < 0 || theirs.count() < 0 || theirs > ours) return {};
   const std::chrono::nanoseconds there = exchange.received - exchange.asked;
   const std::chrono::nanoseconds back = exchange.answered - exchange.heard;
-  // Half of each, so that their sum cannot overflow; rounding costs a nanosecond at most.
+  // Each term is halved first so that the sum cannot overflow. Rounding costs at most one
+  // nanosecond.
   const std::chrono::nanoseconds sum = there / 2 + back / 2 + (there % 2 + back % 2) / 2;
   return {.kind = ClockKind::kMeasured,
           .offset = sum,

@@ -1,5 +1,5 @@
-// How far the clock of another process is from ours, from one exchange of messages: four readings,
-// as the Network Time Protocol takes them (RFC 5905, section 8).
+// Offset between the clock of another process and ours, measured with one message exchange. It uses
+// four timestamps, as the Network Time Protocol does (RFC 5905, section 8).
 #pragma once
 
 #include <chrono>
@@ -12,37 +12,40 @@
 namespace wsync::trace {
 
 struct ClockExchange {
-  TimePoint asked{};     // ours
-  TimePoint received{};  // theirs: the question was there
-  TimePoint answered{};  // theirs: the answer was sent
-  TimePoint heard{};     // ours
+  TimePoint asked{};     // our clock: request sent
+  TimePoint received{};  // their clock: request received
+  TimePoint answered{};  // their clock: response sent
+  TimePoint heard{};     // our clock: response received
 };
 
 enum class ClockKind : std::uint8_t {
-  kSame,      // one clock: nothing was moved
-  kMeasured,  // by an exchange
-  kUnknown,   // no exchange made sense: nothing was moved
+  kSame,      // same clock: nothing was corrected
+  kMeasured,  // measured by an exchange
+  kUnknown,   // no valid exchange: nothing was corrected
 };
 inline constexpr ClockKind kLastClockKind = ClockKind::kUnknown;
 [[nodiscard]] std::string_view clock_kind_name(ClockKind kind) noexcept;
 
 struct ClockReading {
   ClockKind kind = ClockKind::kUnknown;
-  std::chrono::nanoseconds offset{0};  // theirs minus ours
-  // The true offset lies within offset +- this, however the time on the way was shared.
+  std::chrono::nanoseconds offset{0};  // their clock minus ours
+  // The true offset lies within offset +- uncertainty, however the travel time is divided between
+  // the two directions.
   std::chrono::nanoseconds uncertainty{0};
 };
 
-// offset = ((received - asked) + (answered - heard)) / 2, uncertainty = half of the time that was
-// spent on the way. Exact where both ways took equally long. kUnknown for readings that no two
-// clocks of one speed give: an end before its begin, or an answer that took them longer than us.
+// offset = ((received - asked) + (answered - heard)) / 2. uncertainty = half of the total travel
+// time. The offset is exact if both directions take equally long. kUnknown if the timestamps are
+// inconsistent: an end before its begin, or a response that took them longer than the whole
+// exchange took us.
 [[nodiscard]] ClockReading clock_offset(const ClockExchange& exchange) noexcept;
 
-// Of two readings of one clock, the one that is known better.
+// Returns the more precise of two readings of one clock.
 [[nodiscard]] ClockReading better_of(const ClockReading& a, const ClockReading& b) noexcept;
 
-// Both processes say that they run on one boot of one kernel, whose monotonic clock is the same for
-// all: offset 0 and no uncertainty, unless the measured one rules that out (a time namespace).
+// Reading for two processes that report the same boot of the same kernel and therefore share a
+// monotonic clock: offset 0, uncertainty 0. If the measured offset contradicts this (a time
+// namespace), returns `measured`.
 [[nodiscard]] ClockReading on_one_host(const ClockReading& measured) noexcept;
 
 }  // namespace wsync::trace

@@ -1,4 +1,4 @@
-// A JSON string literal of any bytes.
+// Quotes arbitrary bytes as a JSON string literal.
 #pragma once
 
 #include <string>
@@ -6,7 +6,8 @@
 
 namespace wsync::trace {
 
-// With its quotes. Bytes that are no UTF-8 become U+FFFD, so that the text around them stays JSON.
+// Returns the literal with its quotes. Bytes that are not UTF-8 become U+FFFD, so that the
+// surrounding text remains valid JSON.
 [[nodiscard]] std::string json_quoted(std::string_view text);
 
 }  // namespace wsync::trace

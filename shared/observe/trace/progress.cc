@@ -14,7 +14,7 @@ constexpr std::chrono::milliseconds kRedraw{100};
 constexpr unsigned kColumnsUnknown = 80;
 constexpr unsigned kColumnsOfPlainLines = 120;
 
-// Three digits: "1.50", "15.0", "150".
+// Formats three significant digits: "1.50", "15.0", "150".
 std::string three_digits(double value) {
   return fmt::format("{:.{}f}", value, value < 9.995 ? 2 : value < 99.95 ? 1 : 0);
 }
@@ -26,7 +26,7 @@ unsigned terminal_columns(int fd) {
 }
 
 void write_terminal(int fd, std::string_view text) {
-  // A terminal that went away loses its progress line, nothing else.
+  // Errors are ignored: a terminal that has closed only loses the progress line.
   [[maybe_unused]] const auto written = ::write(fd, text.data(), text.size());
 }
 
@@ -123,7 +123,7 @@ void ProgressLine::finish(TimePoint at) {
   state_ = {};
 }
 
-// One column is left free: a full line would wrap.
+// One column stays free because a full line would wrap.
 void ProgressLine::draw(TimePoint at) {
   write_terminal(fd_, "\r\x1b[K" + progress_text(state_, terminal_columns(fd_) - 1));
   last_ = at;

@@ -87,6 +87,7 @@ std::vector<Span> Recorder::spans(TimePoint since) const {
 }
 
 std::vector<Span> Recorder::take() {
+  // The lock is held only for the swap, so that sorting does not delay threads that record.
   std::deque<Span> taken;
   {
     const std::lock_guard lock(mutex_);

@@ -1,5 +1,5 @@
-// Spans: what ran when, on which lane. Recorded while an update runs, written afterwards as a
-// Chrome trace (chrome_trace.h) or a picture (timeline.h).
+// Spans: timed activities on named lanes. They are recorded while an update runs, and written later
+// as a Chrome trace (chrome_trace.h) or as a picture (timeline.h).
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace wsync::trace {
 
-// Decides the colour in the picture; kPause is drawn as a band over all lanes.
+// Selects the colour in pictures. kPause is drawn as a band over all lanes.
 enum class Category : std::uint8_t {
   kH2D,
   kBroadcast,
@@ -25,7 +25,7 @@ enum class Category : std::uint8_t {
   kPause,
   kStage,
   kOther,
-  // Of a training step.
+  // Categories of a training step:
   kForward,
   kBackward,
   kExpertParallel,
@@ -48,20 +48,20 @@ struct Span {
   Category category = Category::kOther;
   TimePoint begin{};
   TimePoint end{};
-  std::string label;  // short text inside its cell, e.g. the source device's number; may be empty
+  std::string label;  // short text inside the cell, e.g. device number; may be empty
   std::vector<Arg> args;
 };
 
-// The argument of that name, or nothing where there is none of this kind.
+// Returns the argument of this name; std::nullopt (empty text) if there is none of this type.
 [[nodiscard]] std::optional<std::int64_t> number_arg(const Span& span, std::string_view name);
 [[nodiscard]] std::string_view text_arg(const Span& span, std::string_view name);
 
-// What a recorder does at its limit.
+// Behaviour of a recorder at its limit.
 enum class WhenFull : std::uint8_t { kDropNewest, kDropOldest };
 
-// Collects spans, up to a limit; what is dropped is counted. Any thread.
+// Collects spans up to a limit and counts dropped spans. Thread: any.
 //
-// A limit of 0 is a recorder that nobody wants spans of: who would make one asks wanted() first.
+// A limit of 0 disables the recorder. Callers check wanted() before they build a span.
 class Recorder {
  public:
   explicit Recorder(std::uint64_t max_spans = limits::kTraceSpans,
@@ -69,9 +69,10 @@ class Recorder {
       : max_spans_(max_spans), when_full_(when_full) {}
   [[nodiscard]] bool wanted() const noexcept { return max_spans_ > 0; }
   void record(Span span);
-  // A copy of what has been recorded, by begin; of those only that ended at `since` or later.
+  // Returns a copy of the recorded spans, sorted by begin. Only spans that ended at or after
+  // `since` are included.
   [[nodiscard]] std::vector<Span> spans(TimePoint since = kEver) const;
-  // The same, and forgets it.
+  // Returns all recorded spans, sorted by begin, and clears the recorder.
   [[nodiscard]] std::vector<Span> take();
   [[nodiscard]] std::uint64_t dropped() const;
 

@@ -12,7 +12,7 @@ static_assert(2 * wsync::limits::kTraceAnswerBytes <= wsync::limits::kMessageByt
 namespace wsync::trace {
 namespace {
 
-// Lengths of name, lane and label, category, two times, count of arguments.
+// Lengths of name, lane and label; category; two times; number of arguments.
 constexpr std::size_t kSpanBytesMin = 3 * 4 + 1 + 2 * 8 + 4;
 constexpr std::size_t kArgBytesMin = 4 + 1 + 4;
 
@@ -45,7 +45,7 @@ Span decode(ByteReader& reader) {
   span.category = reader.get_enum(kLastCategory, "category");
   span.begin = TimePoint{reader.get<std::int64_t>("begin")};
   span.end = TimePoint{reader.get<std::int64_t>("end")};
-  // So that no difference of two times overflows.
+  // Limits the times, so that their differences cannot overflow.
   constexpr std::int64_t kMax = std::int64_t{1} << 61U;
   if (span.begin < TimePoint{0} || span.end < span.begin || span.end > TimePoint{kMax})
     reader.violate("end", "a span lasts from a time on the clock to a later one");
@@ -65,7 +65,7 @@ Span decode(ByteReader& reader) {
 }  // namespace
 
 EncodedSpans encode_spans(const std::vector<Span>& spans, std::uint64_t max_bytes) {
-  std::vector<Bytes> encoded;  // the newest first
+  std::vector<Bytes> encoded;  // newest first
   std::uint64_t total = sizeof(std::uint32_t);
   for (auto span = spans.rbegin(); span != spans.rend(); ++span) {
     ByteWriter writer;
@@ -84,7 +84,8 @@ EncodedSpans encode_spans(const std::vector<Span>& spans, std::uint64_t max_byte
 EncodedSpans answer_spans(const Recorder& recorder, std::chrono::nanoseconds age,
                           std::uint64_t max_bytes, TimePoint at) {
   if (max_bytes == 0) return encode_spans({}, 0);
-  // Of a full ring most spans are older than what is asked for: those are not even copied.
+  // Most spans of a full ring buffer are older than requested, so they are filtered before they are
+  // copied.
   EncodedSpans encoded =
       encode_spans(age.count() > 0 ? recorder.spans(at + -age) : recorder.spans(), max_bytes);
   encoded.left_out += recorder.dropped();

@@ -1,4 +1,4 @@
-// Spans as bytes, for messages between processes.
+// Encodes spans as bytes for messages between processes.
 #pragma once
 
 #include <chrono>
@@ -14,18 +14,19 @@ namespace wsync::trace {
 
 struct EncodedSpans {
   Bytes bytes;
-  std::uint64_t left_out = 0;  // there was no room for them
+  std::uint64_t left_out = 0;  // spans that did not fit
 };
-// The last ones of `spans` that fit into `max_bytes`, in their order. Texts longer
-// than limits::kTraceTextBytes are cut, arguments over limits::kTraceArgs left out.
+// Encodes the last spans that fit into `max_bytes`, in their original order. Texts are cut to
+// limits::kTraceTextBytes and arguments beyond limits::kTraceArgs are dropped.
 [[nodiscard]] EncodedSpans encode_spans(const std::vector<Span>& spans, std::uint64_t max_bytes);
 
-// What a process answers that is asked for its trace at `at`: the spans that ended no longer than
-// `age` ago (0: all). `left_out` counts those that the recorder has dropped as well.
+// Builds the response to a trace request that arrived at time `at`: the spans that ended at most
+// `age` ago (0: all). `left_out` also counts the spans that the recorder has dropped.
 [[nodiscard]] EncodedSpans answer_spans(const Recorder& recorder, std::chrono::nanoseconds age,
                                         std::uint64_t max_bytes, TimePoint at);
 
-// kInvalidInput, naming the field: anything else than such bytes, or more than limits::kTraceSpans.
+// kInvalidInput names the field if the bytes are not a valid encoding or hold more than
+// limits::kTraceSpans spans.
 [[nodiscard]] Result<std::vector<Span>> decode_spans(std::span<const std::byte> bytes);
 
 }  // namespace wsync::trace

@@ -1,4 +1,4 @@
-// What the pictures of this project have in common.
+// Helpers shared by all SVG pictures.
 #pragma once
 
 #include <string>
@@ -6,12 +6,12 @@
 
 namespace wsync::trace {
 
-// Text as it may stand in an SVG element or attribute; control characters become spaces.
+// Escapes text for an SVG element or attribute. Control characters become spaces.
 [[nodiscard]] std::string svg_escaped(std::string_view text);
-// The smallest 1, 2 or 5 times a power of ten that is not below `rough` (above 0): the distance of
-// an axis' ticks.
+// Returns the spacing of axis ticks: the smallest value of 1, 2 or 5 times a power of ten that is
+// not below `rough`, which must be positive.
 [[nodiscard]] double tick_step(double rough);
-// Digits after the point that multiples of such a step need.
+// Returns the number of decimals that multiples of this step need.
 [[nodiscard]] int tick_digits(double step);
 
 }  // namespace wsync::trace

@@ -34,6 +34,7 @@ Result<> write_text_file(const std::string& path, std::string_view text) {
   if (fs::exists(there) && !fs::is_regular_file(there)) return write_all(path, text, 0);
   const std::string target =
       fs::exists(there) ? fs::canonical(path, ignored).string() : std::string(path);
+  // rename() is atomic only within one file system, so the temporary file is in the same directory.
   const std::string beside = fmt::format("{}.{}.part", target, ::getpid());
   if (auto written = write_all(beside, text, O_CREAT | O_TRUNC); !written) {
     ::unlink(beside.c_str());

@@ -1,4 +1,4 @@
-// Writes a whole text file, so that no reader sees half of it.
+// Writes a whole text file atomically: readers never see a partial file.
 #pragma once
 
 #include <string>
@@ -8,13 +8,14 @@
 
 namespace wsync::trace {
 
-// Writes beside `path` and renames; an existing file is replaced, a symbolic link's target in its
-// place. What is no regular file (a device, a pipe) is written to. kIo, kNotFound (no such
-// directory) or kResourceExhausted (disk full); nothing is left behind then.
+// Writes a temporary file next to `path` and renames it. Replaces an existing file; if `path` is a
+// symbolic link, replaces its target. A device or pipe is written to directly. Errors: kIo,
+// kNotFound (no such directory) or kResourceExhausted (disk full). Leaves no temporary file after
+// an error.
 [[nodiscard]] Result<> write_text_file(const std::string& path, std::string_view text);
 
-// What of it can be known before there is anything to write: kNotFound without the directory;
-// kInvalidInput for a directory in its place, or one where no file can be made.
+// Checks in advance whether write_text_file() can succeed. Errors: kNotFound if the directory is
+// missing; kInvalidInput if `path` is a directory or if no file can be created there.
 [[nodiscard]] Result<> check_text_file(const std::string& path);
 
 }  // namespace wsync::trace

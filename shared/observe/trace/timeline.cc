@@ -11,17 +11,17 @@
 namespace wsync::trace {
 namespace {
 
-constexpr double kLeftMin = 96;  // lane names
+constexpr double kLeftMin = 96;  // for lane names
 constexpr double kRight = 28;
-constexpr double kTop = 64;          // title and subtitle
-constexpr double kPauseHeight = 22;  // labels of pauses
+constexpr double kTop = 64;          // for title and subtitle
+constexpr double kPauseHeight = 22;  // for the labels of pauses
 constexpr unsigned kRowMin = 12;
 constexpr double kGap = 6;
 constexpr double kGroupTitle = 24;
 constexpr double kAxis = 44;
 constexpr double kLegend = 34;
-constexpr double kNameGap = 10;     // beside a lane's name
-constexpr double kCharWidth = 6.8;  // of 12 px text, on average
+constexpr double kNameGap = 10;     // gap next to a lane name
+constexpr double kCharWidth = 6.8;  // average for 12 px text
 
 struct Style {
   Category category;
@@ -53,7 +53,7 @@ double milliseconds(std::chrono::nanoseconds t) { return static_cast<double>(t.c
 
 double text_width(std::string_view text) { return static_cast<double>(text.size()) * kCharWidth; }
 
-// About ten ticks.
+// Returns a step that gives about ten ticks.
 double tick_step_of(double total_ms) { return tick_step(std::max(total_ms, 1e-6) / 10); }
 
 class Picture {
@@ -216,7 +216,8 @@ class Picture {
     put("</g>");
   }
 
-  // Whether nothing else is drawn in the row of `s` for `width` from `x` on; nothing will be then.
+  // Reserves `width` pixels from `x` on in the row of `s` for a label. Returns false if a span or
+  // another label needs this room.
   bool take_room(const Row& row, std::size_t group, const Span& s, double x, double width) {
     const std::vector<Span>& spans = groups_[group].spans;
     double& labels_end = labels_end_[static_cast<std::size_t>(&row - rows_.data())];
@@ -237,7 +238,7 @@ class Picture {
             x_of(mark), rows_begin(), rows_end_);
   }
 
-  // Above the lines that they cross.
+  // Drawn last, so that they are above the lines that they cross.
   void titles() {
     for (std::size_t group = 0; group < groups_.size(); ++group)
       if (!groups_[group].title.empty())
@@ -279,8 +280,8 @@ class Picture {
   unsigned width_;
   double left_ = kLeftMin;
   std::vector<Row> rows_;
-  std::vector<double> labels_end_;  // of each row, of those beside cells
-  std::vector<double> titles_;      // top of each group's title
+  std::vector<double> labels_end_;  // per row: end of the last label beside a cell
+  std::vector<double> titles_;      // per group: top of its title
   double rows_end_ = kTop + kPauseHeight;
   std::vector<Span> bands_;
   TimePoint first_{};

@@ -14,7 +14,7 @@ namespace {
 constexpr std::array<std::string_view, static_cast<std::size_t>(kLastStage) + 1> kStageNames = {
     "snapshot", "receive", "digest", "h2d", "broadcast", "reload", "load"};
 
-// Part of an update, as a span tells it.
+// A part of an update, read from the arguments of a span.
 struct Part {
   FlowStep place;
   std::int64_t offset = 0;
@@ -22,14 +22,15 @@ struct Part {
   TimePoint begin{};
 };
 
-// The parts of one stage of one version in one process.
+// All parts of one stage of one version in one process.
 class Parts {
  public:
   void add(const Part& part) {
     parts_.emplace(part.offset, part);
     longest_ = std::max(longest_, part.end - part.offset);
   }
-  // Those with bytes of [offset, end), of each offset the last that begins no later than `until`.
+  // Returns the parts that overlap [offset, end). For each offset, returns the last part that
+  // begins at or before `until`.
   [[nodiscard]] std::vector<Part> of(std::int64_t offset, std::int64_t end, TimePoint until) const {
     std::vector<Part> found;
     for (auto it = parts_.lower_bound(offset - longest_); it != parts_.end() && it->first < end;
@@ -49,12 +50,12 @@ class Parts {
   std::int64_t longest_ = 0;
 };
 
-// A flow that is traced back from its end.
+// A flow under construction, followed backwards from its last span.
 struct Chain {
   std::int64_t offset = 0;
   std::int64_t end = 0;
   TimePoint begin{};
-  std::vector<FlowStep> steps;  // the last one first
+  std::vector<FlowStep> steps;  // last step first
 };
 
 class Linker {
@@ -80,7 +81,7 @@ class Linker {
   }
 
  private:
-  // Snapshots are looked for in every process.
+  // Snapshots are made by the trainer, so they are searched in all processes.
   static constexpr std::size_t kAnyProcess = ~std::size_t{0};
   using Key = std::tuple<std::size_t, Stage, std::string_view>;  // process, stage, version
 
@@ -167,7 +168,7 @@ std::string_view stage_name(Stage stage) noexcept {
 
 std::vector<Arg> stage_args(Stage stage, const PartOfVersion& part) {
   std::vector<Arg> args;
-  args.reserve(6);  // and one that the caller adds
+  args.reserve(6);  // one more for an argument that the caller adds
   args.push_back({.name = "stage", .value = std::string(stage_name(stage))});
   args.push_back({.name = "version", .value = part.version});
   if (part.bucket)
