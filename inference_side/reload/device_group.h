@@ -33,7 +33,7 @@ struct DeviceGroupOptions {
   std::vector<std::unique_ptr<device::Device>> devices;
   std::uint64_t buffer_bytes = 0;  // 0: chosen by choose_buffer_bytes()
   bool keep_buffers = true;        // false: no buffers until hold_buffers()
-  // Std::nullopt: chosen automatically.
+  // Chosen automatically if std::nullopt.
   std::optional<collective::GroupKind> collective = std::nullopt;
 };
 
